@@ -92,11 +92,10 @@ struct Params {
     u64 shard_slot_bytes;       // distance of places in a gather buffer
     u64 y_address;         // the caller's y, for sums that are folded
     u64 y_row_bytes;       // distance of its rows
-    u64 split_k_offset;      // of the part slots in a half
-    u64 global_staging;             // memory of this GPU for the parts of tiles that CTAs lay aside
+    u64 split_k_offset;    // of the part slots in a half
+    u64 global_staging;    // memory of this GPU for the parts of tiles that CTAs lay aside
     u64 bias;              // [n_local], added to every row of the result; 0 for none
-    u64 peer_op_hashes;              // by rank, which call each is in and of which op, where messages bring it and all else before what reads it is launched; 0 where pads say it
-    u64 scatter_buffer;         // where other ranks' scattered rows come: the own data region, or memory of the host
+    u64 scatter_buffer;    // where other ranks' scattered rows come: the own data region, or memory of the host
 
     u32 rank, world;
     u32 item_count, transfer_count;
@@ -108,12 +107,11 @@ struct Params {
     u32 source_row_bytes;  // distance of rows that are scattered, at their owner
     u32 activation;        // after the bias; AllGather-GEMM only
     u32 push_together;     // the first transfers are what every tile waits for
-    u32 in_mainloop;             // partial tiles that are added along k, of an item that adds any
-    u32 in_mainloop_first;       // the step along k before which the first of them is added
-    u32 in_mainloop_gap;         // steps from one to the next
-    u32 op_hash;                // which op the call is of, or the ops of all calls up to it, as ranks tell each other; 0 where kernels are not told
-    u32 begins;            // whether the launch is the first of its call
-    u32 closes;            // CTAs of the launches that end it, this one among them, the last of which closes it; 0 where others come after this one
+    u32 in_mainloop;       // partial tiles that are added along k, of an item that adds any
+    u32 in_mainloop_first; // the step along k before which the first of them is added
+    u32 in_mainloop_gap;   // steps from one to the next
+    u32 op_hash;           // the op's number or op-sequence hash, compared on pads; 0 where the transport compares
+    u32 after_collective;  // whether a collective brought the operands, which the host may have aborted
 
     ItemStamps* item_stamps;      // by item, where the kernel traces
     WorkerStamps* worker_stamps;  // by CTA, where the kernel traces

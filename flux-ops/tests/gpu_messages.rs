@@ -36,6 +36,30 @@ fn calls_in_different_orders_fail_on_every_rank() {
     on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
 }
 
+tests_of_sequential_calls!(on_gpus);
+
+#[test]
+fn a_rank_that_never_makes_a_sequential_call_is_named() {
+    on_gpus(suite::a_rank_that_never_makes_a_sequential_call_is_named);
+}
+
+/// Few rows and many, by the op's own plan.
+#[test]
+fn ops_stay_within_the_bound_by_their_own_choice() {
+    on_gpus(|machine| {
+        for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
+            for shape in [suite::ragged(machine, op, world), suite::few_rows(machine, op, world)] {
+                let case = Case::<bf16>::new(op, shape, world, Values::Reals, 79);
+                let expected = case.expected_on(machine);
+                machine.run(world, suite::defaults, |node| {
+                    let op = AnyOp::of(&case, OpOptions::default(), node);
+                    case.assert_close(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                });
+            }
+        }
+    });
+}
+
 /// The sum is in one order whoever brings its parts.
 #[test]
 fn messages_give_the_bits_of_peer_memory() {

@@ -12,7 +12,8 @@ use common::launched::places;
 use common::suite::{self, call};
 use common::{AnyOp, Case, Machine, OPS, OpOptions, Values, skipped};
 use flux_core::OpKind;
-use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
+use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
+use flux_ops::BuildError;
 use flux_transport::internal::nccl;
 use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World};
 use half::bf16;
@@ -68,6 +69,19 @@ fn plans(machine: Machine) -> Vec<Option<Plan>> {
     let small = Plan { chunk: Chunk::Tiles(1), ..small };
     let grouped = Plan { chunk: Chunk::Tiles(2), rows: RowMapping::PerShard { group: 2 }, ..large };
     vec![None, Some(small), Some(grouped), Some(Plan { k: KSplit::SplitK(2), ..small })]
+}
+
+/// The sum of a node has no library collective.
+#[test]
+fn sequential_calls_are_refused() {
+    on_worlds(|machine, world| {
+        let shape = suite::ragged(machine, OPS[0], world);
+        let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
+        machine.run(world, suite::defaults, |node| {
+            let refused = AnyOp::<bf16>::build(OPS[0], shape, OpOptions::of(plan), &node.comm).unwrap_err();
+            assert!(matches!(refused, BuildError::Schedule(_) | BuildError::NotSequential { .. }), "{refused}");
+        });
+    });
 }
 
 #[test]

@@ -18,33 +18,21 @@ struct WaitTarget {
 // whose last tiles leave by turns. Many times what reading gigabytes takes, and what a GPU that
 // several processes share gives to each at a time.
 constexpr u64 kGraceNs = 50000000;
-// That something was said, beside the op, which may be 0 where messages bring it.
-constexpr u64 kKnown = u64{1} << 32;
 
-// Which call a rank is in: its number in the lower half, and in the upper its op. On this rank's
-// pad, written by `peer`, or where messages have brought it.
-__device__ __forceinline__ const u64* calling_of(const Params& p, u32 epoch, u32 peer) {
-    return p.peer_op_hashes != 0 ? reinterpret_cast<const u64*>(p.peer_op_hashes) + peer : calling_words(p.pad[p.rank], peer, epoch);
+// The op, or op-sequence hash, that the peer announced for this call on this rank's pad; 0 before.
+// It is never 0 itself, unlike the words of a fresh pad.
+__device__ __forceinline__ u32 op_hash_of(const Params& p, u32 epoch, u32 peer) {
+    if (p.op_hash == 0) return 0;
+    const u64 says = ptx::load_relaxed_sys_64(calling_words(p.pad[p.rank], peer, epoch));
+    return static_cast<u32>(says) == epoch ? static_cast<u32>(says >> 32) : 0;
 }
-
-// What the peer says of this call, once it is in it; 0 before, and where kernels are not told.
-__device__ __forceinline__ u64 op_hash_of(const Params& p, u32 epoch, u32 peer) {
-    if (p.op_hash == 0 && p.peer_op_hashes == 0) return 0;
-    const u64 says = ptx::load_relaxed_sys_64(calling_of(p, epoch, peer));
-    // Of a pad that nobody has written to both halves are 0, which may be the call's number; but no
-    // op's is, of those that pads tell.
-    return static_cast<u32>(says) == epoch && (says >> 32 != 0 || p.peer_op_hashes != 0) ? says >> 32 | kKnown : 0;
-}
-
-// The same of this rank.
-__device__ __forceinline__ u64 own_op_hash(const Params& p) { return p.op_hash == 0 && p.peer_op_hashes == 0 ? 0 : p.op_hash | kKnown; }
 
 // Says on the pads of all peers which call this rank is in. By one warp of the launch, and not
 // after a failure: the epoch stands still then, so what is queued behind the call that failed would
 // say what it is in that call's place.
 __device__ __forceinline__ void announce_call(const Params& p, u32 epoch) {
     const u32 peer = threadIdx.x % 32;
-    if (p.op_hash == 0 || p.peer_op_hashes != 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
+    if (p.op_hash == 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
     ptx::store_relaxed_sys_64(calling_words(p.pad[peer], p.rank, epoch), static_cast<u64>(p.op_hash) << 32 | epoch);
 }
 
@@ -108,15 +96,15 @@ struct Deadline {
         if (++looks % 64 != 0) return true;
         if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
         // What does not come may be another op's.
-        const u64 other = t.peer == p.rank ? 0 : op_hash_of(p, epoch, t.peer);
-        const bool disagrees = other != 0 && other != own_op_hash(p);
+        const u32 other = t.peer == p.rank ? 0 : op_hash_of(p, epoch, t.peer);
+        const bool disagrees = other != 0 && other != p.op_hash;
         // Nor does it where the peer has found that before it said its own. Other reasons are no
         // business of this wait's: it lasts as long as its deadline says.
-        const u32 reason = other == own_op_hash(p) || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
+        const u32 reason = other == p.op_hash || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
         const u32 abort = reason == kInAnotherOp ? reason : looks % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
         if (!disagrees && abort == 0 && ptx::global_timer_ns() - start <= p.deadline_ns) return true;
         record_fault(p, epoch, t, disagrees ? FaultCode::kDisagreed : abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, reason == kInAnotherOp ? t.peer : p.rank,
-                     disagrees ? static_cast<u32>(other) : seen, abort);
+                     disagrees ? other : seen, abort);
         return false;
     }
 };
@@ -135,7 +123,7 @@ __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const Wait
 // from it, or very soon.
 __device__ __forceinline__ bool same_op(const Params& p, u32 epoch, u32 peer) {
     for (Deadline deadline;;) {
-        if (op_hash_of(p, epoch, peer) == own_op_hash(p)) return true;
+        if (op_hash_of(p, epoch, peer) == p.op_hash) return true;
         if (!deadline.again(p, epoch, {nullptr, FaultWait::kCall, peer, 0}, 0)) return false;
     }
 }

@@ -30,7 +30,6 @@ pub(super) struct Params {
     pub(super) split_k_offset: u64,
     pub(super) global_staging: u64,
     pub(super) bias: u64,
-    pub(super) peer_op_hashes: u64,
     pub(super) scatter_buffer: u64,
     pub(super) rank: u32,
     pub(super) world: u32,
@@ -48,8 +47,7 @@ pub(super) struct Params {
     pub(super) in_mainloop_first: u32,
     pub(super) in_mainloop_gap: u32,
     pub(super) op_hash: u32,
-    pub(super) begins: u32,
-    pub(super) closes: u32,
+    pub(super) after_collective: u32,
     pub(super) item_stamps: u64,
     pub(super) worker_stamps: u64,
 }

@@ -19,6 +19,7 @@ pub mod suite;
 pub mod where_found;
 
 pub use case::{Case, Values};
+pub(crate) use device::Memory;
 pub use machine::{Machine, Node};
 pub use meeting::Meeting;
 

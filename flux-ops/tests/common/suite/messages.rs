@@ -116,7 +116,7 @@ pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
 
 /// Has the calls of a group fail, which `fail` sees to, and then a new group make one: the devices
 /// and NCCL still work.
-fn before_a_new_group(
+pub(super) fn before_a_new_group(
     machine: Machine,
     worlds: &[u32],
     shape: fn(Machine, OpKind, u32) -> [usize; 3],
@@ -167,7 +167,7 @@ fn without_rank_1<T: Send>(
     });
 }
 
-fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, options: OpOptions) {
+pub(super) fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, options: OpOptions) {
     let one = |op: &AnyOp<bf16>, node: &Node| {
         let (began, returned) = (Instant::now(), call(op, case, node).is_ok());
         (returned, began.elapsed(), call(op, case, node).err())
