@@ -11,7 +11,7 @@ mod plan;
 mod sequential;
 
 use crate::error::{BuildError, CallError};
-use crate::fused::Operands;
+use crate::op::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
@@ -41,8 +41,7 @@ pub(crate) struct LaunchOptions {
 /// other's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Push {
-    /// Shards of 5 MiB and more by copy engines, unless slices of `k` make too many copies or tiles
-    /// span shards ([`TileProgram::is_for_copy_engines`]); all else by the kernel.
+    /// The mover of the plan.
     #[default]
     Auto,
     /// The kernel: a warp of every CTA, three for what all tiles wait for. No launch, stream or
@@ -187,6 +186,8 @@ impl<T: Element> Executor<T> {
 mod tests {
     use super::*;
     use crate::tensor::{TensorMut, TensorRef};
+    use flux_core::plan::{CommMode, Mover};
+    use flux_core::program::Schedule;
     use flux_core::{DType, TileShape};
     use flux_transport::{Fault, Select, TransportError, World};
     use half::bf16;
@@ -214,7 +215,7 @@ mod tests {
     fn the_peers_of_a_rank_whose_push_was_refused_need_not_wait_for_the_deadline() {
         let ranks = connected();
         let problem = Problem::new(OpKind::AllGatherGemm, 16, 16, 8, DType::Bf16, ranks[0].world_size()).unwrap();
-        let how = (&Schedule::of(TileShape::new(8, 8, 8)), Sending::ALL);
+        let how = (&Schedule::of(TileShape::new(8, 8, 8)), CommMode::Fused { mover: Mover::Kernel });
         // Nobody has taken the workspace that it needs.
         let plan = ExecutionPlan::resolve(&ranks[0], &problem, how, LaunchOptions::default(), 1).unwrap();
         let executor = HostExecutor::<bf16>::prepare(plan).unwrap();

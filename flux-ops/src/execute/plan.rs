@@ -5,12 +5,13 @@
 
 use super::pace::{SPREAD_PERCENT, in_flight_limit, pace, with_a_tile};
 use super::sequential::Sequential;
-use super::{LaunchOptions, Push, location};
+use super::{LaunchOptions, location};
 use crate::error::BuildError;
 use crate::tensor::Location;
 use flux_core::layout::WorkspaceSize;
+use flux_core::plan::{CommMode, Mover as PlanMover};
 use flux_core::program::route::Route;
-use flux_core::program::{Round, Schedule, Sending, TileProgram};
+use flux_core::program::{Round, Schedule, TileProgram, in_batches_of};
 use flux_core::{OpKind, Problem};
 use flux_kernels::cuda::Pace;
 use flux_transport::{Communicator, Device, Mover, PeerStores, TransportKind};
@@ -59,14 +60,14 @@ impl ExecutionPlan {
     pub(crate) fn resolve(
         comm: &Communicator,
         problem: &Problem,
-        (schedule, sending): (&Schedule, Sending),
+        (schedule, comm_mode): (&Schedule, CommMode),
         options: LaunchOptions,
         number: u32,
     ) -> Result<(Self, TileProgram), BuildError> {
         if let Some(percent) = options.spread.filter(|&percent| percent > 100) {
             return Err(BuildError::Spread { percent });
         }
-        let (traffic, mut program) = traffic(comm, problem, schedule, sending)?;
+        let (traffic, mut program) = traffic(comm, problem, schedule, comm_mode)?;
         let size = match &traffic {
             Traffic::Collective(sequential) => sequential.workspace(&program),
             _ => program.workspace(),
@@ -87,12 +88,7 @@ impl ExecutionPlan {
         let kernel_pushes = match &traffic {
             Traffic::Messages { .. } if mixed => false,
             Traffic::ScatteredToHost => false,
-            Traffic::PeerMemory if program.flattened => true,
-            Traffic::PeerMemory => match options.push {
-                Push::Auto => !program.is_for_copy_engines(),
-                Push::Kernel => true,
-                Push::CopyEngine => false,
-            },
+            Traffic::PeerMemory => program.flattened || comm_mode != (CommMode::Fused { mover: PlanMover::CopyEngine }),
             Traffic::Staged(_) | Traffic::Messages { .. } | Traffic::Collective(_) => !program.transfers.is_empty(),
         };
         let workers = workers(comm, &traffic, &program, options.workers)?;
@@ -120,17 +116,12 @@ impl ExecutionPlan {
 }
 
 /// What moves the data of `problem`, and the program that goes with it.
-fn traffic(
-    comm: &Communicator,
-    problem: &Problem,
-    schedule: &Schedule,
-    sending: Sending,
-) -> Result<(Traffic, TileProgram), BuildError> {
+fn traffic(comm: &Communicator, problem: &Problem, schedule: &Schedule, comm_mode: CommMode) -> Result<(Traffic, TileProgram), BuildError> {
     let capabilities = comm.capabilities();
     let build = |rank| TileProgram::build_across(problem, rank, schedule, comm.nodes());
     let has_peers = problem.world().peers() > 0;
     if matches!(capabilities.mover, Mover::Messages { .. }) {
-        if sending == Sending::Before && has_peers {
+        if comm_mode == CommMode::Sequential && has_peers {
             if comm.transport() == TransportKind::Mixed {
                 return Err(BuildError::NotSequential { transport: comm.transport() });
             }
@@ -140,10 +131,12 @@ fn traffic(
         let program = build(comm.rank())?;
         let no_messages = || BuildError::NoMessages { transport: comm.transport(), schedule: *schedule };
         let rounds = program.rounds().ok_or_else(no_messages)?;
-        let rows = problem.op() == OpKind::AllGatherGemm;
-        // Rows that are passed on to intra-node peers go in the order in which they come.
-        let rounds = if program.nodes.are_mixed() { rounds } else { sending.ordered(rounds, rows) };
-        return Ok((Traffic::Messages { rounds, peers: sending.peers() }, program));
+        let peers = if let CommMode::Overlapped { peers } = comm_mode { peers } else { u32::MAX };
+        // Rows that are passed on to intra-node peers go in the order in which they come, as does
+        // what the kernel stores.
+        let in_batches = problem.op() == OpKind::AllGatherGemm && !program.nodes.are_mixed();
+        let rounds = if in_batches { in_batches_of(rounds, peers) } else { rounds };
+        return Ok((Traffic::Messages { rounds, peers }, program));
     }
     if capabilities.peer_stores == PeerStores::All || !has_peers {
         return Ok((Traffic::PeerMemory, build(comm.rank())?));

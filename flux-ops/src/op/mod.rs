@@ -306,7 +306,8 @@ mod tests {
         let comm = Communicator::connect_blocking(&World::single(), Select::Host).unwrap();
         let plan = |plan: Option<Plan>| {
             let builder = AllGatherGemm::<bf16>::builder(16, 16, 128);
-            let op = plan.into_iter().fold(builder, Builder::plan).build(&comm).unwrap();
+            let builder = if let Some(plan) = plan { builder.plan(plan) } else { builder };
+            let op = builder.build(&comm).unwrap();
             op.explain().lines().find_map(|line| line.strip_prefix("  plan: ")).unwrap().to_owned()
         };
         let fine = Plan::of(TileShape::new(16, 16, 64));

@@ -55,8 +55,11 @@ impl Request {
 
     /// This rank's choice of a plan, and where it comes from.
     pub(super) fn own_choice(&self, comm: &Communicator) -> Result<(Choice, PlanOrigin), BuildError> {
-        let (choice, origin) = planning::own_choice(comm, &self.problem(comm)?)?;
-        Ok((choice, if self.plan.is_some() { PlanOrigin::Caller } else { origin }))
+        let problem = self.problem(comm)?;
+        match self.plan {
+            Some(plan) => Ok((Choice { plan, sms: planning::target(comm).machine.multiprocessors }, PlanOrigin::Caller)),
+            None => planning::own_choice(comm, &problem),
+        }
     }
 
     /// How this rank executes the op by the caller's plan, or else by `choice`.

@@ -34,7 +34,7 @@ pub struct Exchange<'a> {
     /// Bytes of a place at a reader.
     pub place_bytes: u64,
     /// The program's [rounds](flux_core::program::TileProgram::rounds), as
-    /// [ordered](flux_core::program::Sending::ordered).
+    /// put [in batches](flux_core::program::in_batches_of).
     pub rounds: &'a [Round],
     /// Peers that messages go to at once.
     pub peers: u32,

@@ -90,7 +90,7 @@ pub fn the_workspace_is_known_before_it_is_taken(machine: Machine) {
             let w = world as usize;
             let plan = Plan { chunk: Chunk::Tiles(1), ..Plan::of(TileShape::new(128, 128, 64)) };
             let builder = GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w).plan(plan);
-            let before = builder.workspace(node.comm.world_size()).unwrap();
+            let before = builder.workspace(&node.comm).unwrap();
             let op = builder.build(&node.comm).unwrap();
             assert_eq!(op.workspace(), before);
             let held = node.comm.workspace_size();
