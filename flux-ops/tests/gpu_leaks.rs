@@ -72,7 +72,7 @@ fn several() -> Result<u32, String> {
 /// Makes so many cycles, after which there is no more than before, or as many as a launch has time
 /// for. Returns how many, and how long they took.
 fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
-    let cases = OPS.map(|op| Case::<bf16>::new(op, suite::ragged(machine, op, ranks), ranks, Values::Integers, 61));
+    let cases = OPS.map(|op| Case::<bf16>::new(op, suite::unaligned(machine, op, ranks), ranks, Values::Integers, 61));
     let expected = cases.each_ref().map(|case| case.expected_on(machine));
     let until = launched().map(|_| Instant::now() + SHARE);
     // By turns with either op. Returns the ranks' devices, and whether time is up for one of them,

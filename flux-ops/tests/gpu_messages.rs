@@ -48,7 +48,7 @@ fn a_rank_that_never_makes_a_sequential_call_is_named() {
 fn ops_stay_within_the_bound_by_their_own_choice() {
     on_gpus(|machine| {
         for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-            for shape in [suite::ragged(machine, op, world), suite::few_rows(machine, op, world)] {
+            for shape in [suite::unaligned(machine, op, world), suite::few_rows(machine, op, world)] {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 79);
                 let expected = case.expected_on(machine);
                 machine.run(world, suite::defaults, |node| {
@@ -66,7 +66,7 @@ fn messages_give_the_bits_of_peer_memory() {
     on_gpus(|machine| {
         let Machine::Messages(count) = machine else { unreachable!("as found above") };
         for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-            for shape in [suite::ragged(machine, op, world), suite::few_rows(machine, op, world)] {
+            for shape in [suite::unaligned(machine, op, world), suite::few_rows(machine, op, world)] {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 51);
                 let expected = case.expected_on(machine);
                 for plan in plans(machine) {

@@ -60,7 +60,7 @@ fn on_worlds(test: impl Fn(Machine, u32)) {
 }
 
 fn case(machine: Machine, op: OpKind, world: u32, values: Values, seed: u64) -> Case<bf16> {
-    Case::new(op, suite::ragged(machine, op, world), world, values, seed)
+    Case::new(op, suite::unaligned(machine, op, world), world, values, seed)
 }
 
 /// The op's own, and some of every kind that ranks of several nodes have.
@@ -75,7 +75,7 @@ fn plans(machine: Machine) -> Vec<Option<Plan>> {
 #[test]
 fn sequential_calls_are_refused() {
     on_worlds(|machine, world| {
-        let shape = suite::ragged(machine, OPS[0], world);
+        let shape = suite::unaligned(machine, OPS[0], world);
         let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
         machine.run(world, suite::defaults, |node| {
             let refused = AnyOp::<bf16>::build(OPS[0], shape, OpOptions::of(plan), &node.comm).unwrap_err();

@@ -75,7 +75,7 @@ fn a_traced_call_gives_the_same_bits_and_times_in_order() {
         }
         for world in machine.worlds(&[1, 2, 4]) {
             for op in OPS {
-                let case = Case::<bf16>::new(op, suite::ragged(machine, op, world), world, Values::Reals, 41);
+                let case = Case::<bf16>::new(op, suite::unaligned(machine, op, world), world, Values::Reals, 41);
                 machine.run(world, suite::defaults, |node| {
                     let plain = suite::call(&AnyOp::of(&case, OpOptions::default(), node), &case, node).unwrap();
                     let op = AnyOp::of(&case, OpOptions { trace: true, ..OpOptions::default() }, node);

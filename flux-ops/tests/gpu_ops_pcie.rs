@@ -44,7 +44,7 @@ fn the_way_through_the_host_changes_no_bit() {
         let plan = Plan::of(staged.tiles()[0]);
         let by_tile = Plan { chunk: Chunk::Tiles(1), ..plan };
         for (world, op) in staged.worlds(&[2, 3, 4, 6, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-            let [_, n, k] = suite::ragged(staged, op, world);
+            let [_, n, k] = suite::unaligned(staged, op, world);
             let (many, few) = ([257 * world as usize, n, k], suite::few_rows(staged, op, world));
             // Few rows go by the kernels themselves, tile by tile, or by copy engines at once.
             let flattened = [plan, by_tile].map(|plan| (few, Plan { rows: RowMapping::Flattened, ..plan }));
@@ -106,7 +106,7 @@ fn in_mainloop_accumulation_has_the_same_bits() {
 fn a_capture_is_refused_and_the_communicator_works_on() {
     on_gpus(|machine| {
         for op in OPS {
-            let case = Case::<bf16>::new(op, suite::ragged(machine, op, 2), 2, Values::Integers, 43);
+            let case = Case::<bf16>::new(op, suite::unaligned(machine, op, 2), 2, Values::Integers, 43);
             let expected = case.expected_on(machine);
             machine.run(2, suite::defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::default(), node);

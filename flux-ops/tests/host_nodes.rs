@@ -6,7 +6,7 @@
 mod common;
 
 use common::plans::{per_shard, plans, side_by_side};
-use common::suite::{call, ragged};
+use common::suite::{call, unaligned};
 use common::{AnyOp, Case, Machine, Meeting, Node, OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::program::ScheduleError;
@@ -36,7 +36,7 @@ fn plan() -> Plan {
 fn integers_give_the_exact_result_on_every_group() {
     for (count, world) in [(2, 4), (2, 8), (3, 6), (4, 4), (1, 3)] {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(MACHINE, op, world), world, Values::Integers, u64::from(world));
+            let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, u64::from(world));
             let expected = case.expected_across(nodes(count, world));
             let cut = Plan { rows: RowMapping::PerShard { group: 3 }, k: KSplit::SplitK(2), k_slices: 2, ..plan() };
             MACHINE.run(world, in_nodes(count), |node| {
@@ -73,7 +73,7 @@ fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
 fn sums_of_nodes_are_rounded_in_a_fixed_order() {
     let (count, world) = (2, 6);
     for op in OPS {
-        let case = Case::<bf16>::new(op, ragged(MACHINE, op, world), world, Values::Reals, 3);
+        let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Reals, 3);
         let expected = case.expected_across(nodes(count, world));
         let run = |count, workers| {
             let options = OpOptions { workers: Some(workers), ..OpOptions::of(plan()) };
@@ -119,7 +119,7 @@ fn ranks_may_be_late_call_after_call() {
 fn a_rank_that_never_calls_is_the_one_that_is_late() {
     for op in OPS {
         let world = 4;
-        let case = Case::<bf16>::new(op, ragged(MACHINE, op, world), world, Values::Integers, 31);
+        let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 31);
         let together = Meeting::new(world as usize);
         let short = |options: &mut Options| (options.nodes, options.deadline) = (Some(2), Duration::from_millis(1500));
         MACHINE.run(world, short, |node: &Node| {

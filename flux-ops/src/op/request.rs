@@ -5,8 +5,8 @@ use crate::error::BuildError;
 use crate::execute::{ExecutionPlan, LaunchOptions};
 use crate::planning::{self, Choice};
 use flux_core::layout::WorkspaceSize;
-use flux_core::plan::{Plan, PlanOrigin};
-use flux_core::program::TileProgram;
+use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping};
+use flux_core::program::{ScheduleError, TileProgram};
 use flux_core::{DType, OpKind, Problem};
 use flux_transport::Communicator;
 use std::fmt;
@@ -65,9 +65,11 @@ impl Request {
     /// How this rank executes the op by the caller's plan, or else by `choice`.
     pub(super) fn resolve(&self, comm: &Communicator, choice: Choice) -> Result<Resolved, BuildError> {
         let problem = self.problem(comm)?;
+        let named = self.plan.unwrap_or(choice.plan);
+        check(&named)?;
         let mut target = planning::target(comm);
         target.machine.multiprocessors = choice.sms;
-        let plan = self.plan.unwrap_or(choice.plan).canonical(&problem, &target);
+        let plan = named.canonical(&problem, &target);
         let schedule = plan.schedule(&problem, &target);
         let execution = ExecutionPlan::resolve(comm, &problem, (&schedule, plan.comm), self.launch, self.number())?;
         Ok(Resolved { problem, plan, execution })
@@ -77,6 +79,22 @@ impl Request {
     fn number(&self) -> u32 {
         super::agreement::number(&self.to_string())
     }
+}
+
+/// Refuses what no text of a plan says: extents and counts of zero.
+fn check(plan: &Plan) -> Result<(), ScheduleError> {
+    let Plan { tile, rows, k, chunk, k_slices, comm } = *plan;
+    let counts = [
+        ("tile.m", tile.m),
+        ("tile.n", tile.n),
+        ("tile.k", tile.k),
+        ("rows=per-shard", if let RowMapping::PerShard { group } = rows { group } else { 1 }),
+        ("k=split-k", if let KSplit::SplitK(workers) = k { workers } else { 1 }),
+        ("chunk", if let Chunk::Tiles(tiles) = chunk { tiles } else { 1 }),
+        ("k-slices", k_slices),
+        ("comm=overlapped", if let CommMode::Overlapped { peers } = comm { peers } else { 1 }),
+    ];
+    counts.into_iter().find(|&(_, count)| count == 0).map_or(Ok(()), |(name, _)| Err(ScheduleError::Zero { name }))
 }
 
 /// The text that the ranks compare: all that must be the same on every rank.

@@ -1,6 +1,6 @@
 //! Building is collective: all ranks get the op, or all get an error.
 
-use super::{AnyOp, Case, Machine, call, defaults, ragged};
+use super::{AnyOp, Case, Machine, call, defaults, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, Plan};
 use flux_core::{Rank, TileShape};
@@ -11,7 +11,7 @@ use half::bf16;
 /// right op.
 pub fn ranks_that_disagree_are_told_so(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
-        let case = Case::<bf16>::new(OPS[0], ragged(machine, OPS[0], world), world, Values::Integers, 29);
+        let case = Case::<bf16>::new(OPS[0], unaligned(machine, OPS[0], world), world, Values::Integers, 29);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let odd = node.rank.get() == 1;
@@ -59,6 +59,8 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
             }
             let bad = Plan { chunk: Chunk::Tiles(0), ..Plan::of(machine.tiles()[0]) };
             assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions::of(bad)).starts_with("chunk = 0"));
+            let bad = Plan::of(TileShape::new(16, 16, 0));
+            assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions::of(bad)).starts_with("tile.k = 0"));
             assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions { workers: Some(0), ..OpOptions::default() }).starts_with("workers = 0"));
             assert!(AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], OpOptions::default(), &node.comm).is_ok());
         });

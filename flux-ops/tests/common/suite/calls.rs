@@ -1,7 +1,7 @@
 //! Calls after one another: several ops, changing data, late ranks, operands inside larger
 //! matrices, a rank that never comes.
 
-use super::{AnyOp, Case, Machine, call, defaults, ragged};
+use super::{AnyOp, Case, Machine, call, defaults, unaligned};
 use crate::common::{Meeting, OPS, OpOptions, Values};
 use flux_core::problem::Shape;
 use flux_core::{OpKind, Rank};
@@ -64,7 +64,7 @@ pub fn many_calls_in_a_row(machine: Machine, calls: usize) {
 pub fn a_late_rank_is_waited_for(machine: Machine) {
     for world in machine.worlds(&[3, 4]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 17);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 17);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::default(), node);
@@ -83,7 +83,7 @@ pub fn a_late_rank_is_waited_for(machine: Machine) {
 pub fn row_strides_are_honoured(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 19);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 19);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let strided = |s: Shape, gap| Layout::strided(s.rows as usize, s.cols as usize, s.cols as usize + gap);
@@ -112,7 +112,7 @@ pub fn row_strides_are_honoured(machine: Machine) {
 pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 31);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 31);
             // Ranks stay until all have seen their fault: one that leaves is a fault of another
             // kind.
             let together = Meeting::new(world as usize);

@@ -1,6 +1,6 @@
 //! Bias and activation: in every element once, and refused where they do not fit.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, ragged};
+use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, Plan};
 use flux_core::{DType, OpKind};
@@ -23,7 +23,7 @@ fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], OpOptions) {
     match (op, machine) {
         (OpKind::AllGatherGemm, Machine::Host) => ([17 * w, 56 * w, 24], on_host(machine)),
         (OpKind::GemmReduceScatter, Machine::Host) => ([17 * w, 56, 24 * w], on_host(machine)),
-        _ => (ragged(machine, op, world), OpOptions::default()),
+        _ => (unaligned(machine, op, world), OpOptions::default()),
     }
 }
 
@@ -104,7 +104,7 @@ pub fn ranks_agree_on_bias_and_activation(machine: Machine) {
 pub fn a_bias_that_does_not_fit_is_refused(machine: Machine) {
     for world in machine.worlds(&[1, 2]) {
         for op in OPS {
-            let plain = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 47);
+            let plain = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 47);
             let case = plain.clone().finished(true, Values::Integers, Activation::None);
             let (expected, expected_plain) = (case.expected_on(machine), plain.expected_on(machine));
             machine.run(world, defaults, |node| {

@@ -1,7 +1,7 @@
 //! Ranks that leave while others make calls.
 
 use super::super::{AnyOp, Case, Machine, OPS, OpOptions, Values};
-use super::{call, defaults, ragged};
+use super::{call, defaults, unaligned};
 use flux_core::Rank;
 use flux_ops::CallError;
 use flux_transport::{Fault, Options};
@@ -14,7 +14,7 @@ pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
     let deadline = Duration::from_secs(20);
     for world in machine.worlds(&[2, 3, 4]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 67);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 67);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.
             machine.run(world, defaults, |node| drop(AnyOp::of(&case, OpOptions::default(), node)));

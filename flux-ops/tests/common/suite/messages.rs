@@ -1,7 +1,7 @@
 //! Where messages carry what crosses nodes: the workspace's words over many calls, rows with gaps,
 //! what cannot be carried, a rank that never comes.
 
-use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, ragged};
+use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, unaligned};
 use crate::common::{Meeting, Node, OPS, OpOptions, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::plan::{Chunk, Plan, RowMapping};
@@ -22,7 +22,7 @@ pub fn plain(machine: Machine) -> Plan {
 
 pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
-        let cases = OPS.map(|op| Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 53));
+        let cases = OPS.map(|op| Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 53));
         let expected = cases.each_ref().map(|case| case.expected_on(machine));
         let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
         machine.run(world, wrap, |node| {
@@ -42,7 +42,7 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
 pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
         let op = OpKind::AllGatherGemm;
-        let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 57);
+        let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 57);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let op = AnyOp::of(&case, OpOptions::default(), node);
@@ -64,7 +64,7 @@ pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
 
 pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
-        let case = Case::<bf16>::new(OPS[0], ragged(machine, OPS[0], world), world, Values::Integers, 59);
+        let case = Case::<bf16>::new(OPS[0], unaligned(machine, OPS[0], world), world, Values::Integers, 59);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             // A message has all rows for one owner, not a tile of several.
@@ -105,7 +105,7 @@ fn captured(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> CallError {
 }
 
 pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: Machine) {
-    before_a_new_group(machine, &[2, 3, 4], ragged, OpOptions::default(), rank_1_never_calls);
+    before_a_new_group(machine, &[2, 3, 4], unaligned, OpOptions::default(), rank_1_never_calls);
 }
 
 /// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is

@@ -1,7 +1,7 @@
 //! The numbers: exact where they can be, within the derived bound elsewhere, and always the same
 //! bits.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, ragged};
+use super::{AnyOp, Case, Machine, Number, call, defaults, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping, Target};
 use half::{bf16, f16};
@@ -11,7 +11,7 @@ const WORLDS: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 fn equals_the_exact_result<T: Number>(machine: Machine) {
     for world in machine.worlds(&WORLDS) {
         for op in OPS {
-            let case = Case::<T>::new(op, ragged(machine, op, world), world, Values::Integers, u64::from(world));
+            let case = Case::<T>::new(op, unaligned(machine, op, world), world, Values::Integers, u64::from(world));
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::default(), node);
@@ -34,7 +34,7 @@ pub fn f16_integers_give_the_exact_result(machine: Machine) {
 fn stays_within_the_bound<T: Number>(machine: Machine) {
     for world in machine.worlds(&[1, 3, 4]) {
         for op in OPS {
-            let case = Case::<T>::new(op, ragged(machine, op, world), world, Values::Reals, 7);
+            let case = Case::<T>::new(op, unaligned(machine, op, world), world, Values::Reals, 7);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::default(), node);
@@ -134,7 +134,7 @@ pub fn small_shards_give_the_right_result_however_they_are_cut(machine: Machine)
 pub fn runs_give_the_same_bits(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Reals, 13);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Reals, 13);
             let run = |workers| {
                 let options = OpOptions { workers: Some(workers), ..OpOptions::default() };
                 machine.run(world, defaults, |node| call(&AnyOp::of(&case, options, node), &case, node).unwrap())
