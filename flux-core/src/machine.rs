@@ -55,8 +55,15 @@ pub struct Machine {
     pub copy_begins_ns: u64,
     /// Nanoseconds that each copy of a copy engine takes besides its bytes.
     pub copy_ns: u64,
-    /// Nanoseconds that a group of messages of a collective library takes besides its bytes.
+    /// Nanoseconds that a collective, or a group of messages, of a library takes besides its bytes.
     pub message_ns: u64,
+    /// Bytes that an SM carries in a microsecond for a message of a library.
+    pub message_bytes_per_us: u64,
+    /// Bytes that a rank's way through host memory carries in a microsecond in each direction, while
+    /// as many go the other way.
+    pub staged_bytes_per_us: u64,
+    /// The same of all ranks of a host together.
+    pub staged_total_bytes_per_us: u64,
 }
 
 /// Bytes of a row that a warp pushes at a time: `kPieceBytes` of
@@ -96,7 +103,10 @@ impl Machine {
         push_round_ns: 400,
         copy_begins_ns: 15_000,
         copy_ns: 4400,
-        message_ns: 20_000,
+        message_ns: 30_000,
+        message_bytes_per_us: 17_000,
+        staged_bytes_per_us: 34_000,
+        staged_total_bytes_per_us: 104_000,
     };
 
     /// H800, **which was not measured**: an H200 with the links and the memory that its data sheet
@@ -130,6 +140,13 @@ impl Machine {
 
     /// The machines that are known.
     pub const ALL: [Self; 4] = [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST, Self::H800];
+
+    /// The same machine where `ranks` ranks reach each other through host memory alone.
+    #[must_use]
+    pub fn staged(self, ranks: u32) -> Self {
+        let rate = self.staged_bytes_per_us.min(self.staged_total_bytes_per_us / u64::from(ranks.max(1)));
+        Self { link_bytes_per_us: rate, both_ways_bytes_per_us: rate, ..self }
+    }
 
     /// The profile of a GPU by the driver's name for it, with the SM count that the driver reports;
     /// an unknown GPU has an H100's rates for each SM.
