@@ -3,8 +3,9 @@
 //! Invariant: an error that is not a fault leaves the communicator and the op usable.
 
 use crate::tensor::{Layout, Location};
+use flux_core::plan::Plan;
 use flux_core::problem::Shape;
-use flux_core::program::{Schedule, ScheduleError};
+use flux_core::program::ScheduleError;
 use flux_core::{OpKind, Problem, ProblemError, Rank, WorldSize};
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
@@ -39,25 +40,18 @@ pub enum BuildError {
         /// The device.
         place: Location,
     },
-    /// More than all of the time between tiles.
-    #[error("spread = {percent} percent of the time that there is: at most 100")]
-    Spread {
-        /// The value asked for.
-        percent: u32,
-    },
     /// The transport carries messages, each a whole range of one owner's memory.
     #[error(
-        "the {transport} transport carries whole rows, tiles of one owner, or all rows for one: `{schedule}` has slices of k, or tiles that span shards and have a \
-         signal each; use k_slices = 1, and chunk = shard where tiles span shards"
+        "the {transport} transport sends whole rows, or tiles of one owner, which `{plan}` has not: use rows=per-shard:1, or chunk=shard"
     )]
     NoMessages {
         /// The transport.
         transport: TransportKind,
-        /// The value asked for.
-        schedule: Schedule,
+        /// The plan, in its canonical form.
+        plan: Plan,
     },
     /// The transport has no collective of all ranks.
-    #[error("the {transport} transport has no sequential calls: let traffic overlap the kernel")]
+    #[error("the {transport} transport has no collective for comm=sequential: use comm=overlapped:1")]
     NotSequential {
         /// The transport.
         transport: TransportKind,

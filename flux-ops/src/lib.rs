@@ -36,6 +36,8 @@ pub mod tensor;
 mod timeline;
 
 pub use error::{BuildError, CallError, Requests};
+#[doc(hidden)]
+pub use execute::own_launch;
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping};
 pub use flux_core::problem::Shape;

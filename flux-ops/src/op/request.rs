@@ -71,7 +71,7 @@ impl Request {
         target.machine.multiprocessors = choice.sms;
         let plan = named.canonical(&problem, &target);
         let schedule = plan.schedule(&problem, &target);
-        let execution = ExecutionPlan::resolve(comm, &problem, (&schedule, plan.comm), self.launch, self.number())?;
+        let execution = ExecutionPlan::resolve(comm, &problem, (&plan, &schedule), self.launch, self.number())?;
         Ok(Resolved { problem, plan, execution })
     }
 
