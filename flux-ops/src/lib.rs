@@ -21,7 +21,8 @@
 //!
 //! let x = vec![bf16::ONE; 512 * 256];
 //! let address = x.as_ptr().expose_provenance() as u64;
-//! let raw = RawTensor { address, dtype: DType::Bf16, location: Location::Host, layout: (512, 256).into(), available: x.len() };
+//! let (dtype, location, layout) = (DType::Bf16, Location::Host, (512, 256).into());
+//! let raw = RawTensor { address, dtype, location, layout, available: x.len() };
 //! // SAFETY: the elements are those of `x`, which outlives the view and is not written.
 //! let x = unsafe { TensorRef::<bf16>::from_raw(raw) }?;
 //! # let _ = x;
@@ -32,7 +33,7 @@ mod error;
 mod execute;
 mod op;
 mod planning;
-pub mod tensor;
+mod tensor;
 mod timeline;
 
 pub use error::{BuildError, CallError, Requests};

@@ -1,5 +1,5 @@
-//! `forward` on the host allocates nothing once it has run, neither on the caller's thread nor on
-//! the mover's, but for what the GEMM crate takes to pack the operands of a tile.
+//! `forward` on the host allocates nothing once it has run, on the caller's thread or the mover's.
+//! The GEMM crate packs the operands of a tile in a buffer of its own.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 

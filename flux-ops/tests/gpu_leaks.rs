@@ -1,9 +1,8 @@
 //! Communicators that come and go, each with an op and a call, leave nothing behind, on GPUs and on
 //! the host. A binary of its own with one test: others would change what is counted.
 //!
-//! Ranks are threads with a GPU each, or share the only one over nvlink; or processes of a launch
-//! (`common/launched.rs`), of which each counts what it holds itself, and all together the memory
-//! of the devices that they share.
+//! Ranks are threads with a GPU each, or share the only one over nvlink. As processes of a launch
+//! (`common/launched.rs`) each counts what it holds, and all count their devices' memory together.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
@@ -31,10 +30,8 @@ const LEAST: u32 = 16;
 const SETTLES: Duration = Duration::from_secs(20);
 /// For how long a device's free memory stays as it is once nobody gives any back.
 const QUIET: Duration = Duration::from_millis(200);
-/// What the driver may keep of a device's memory, which it takes in blocks of 2 MiB: eight of them,
-/// for what it makes at need, such as a pool's room for small allocations. What is freed in a
-/// stream's order, in blocks of 32 MiB, it gives back whole when the device is waited for, as no
-/// such allocation lives between cycles. A leak of one block a cycle is 32 MiB and more.
+/// Device memory that the driver may keep: eight of its blocks of 2 MiB, for pools of small
+/// allocations. A leak of one block a cycle is 32 MiB and more.
 const SLACK: u64 = 16 << 20;
 
 #[test]

@@ -1,9 +1,8 @@
 //! Both ops on ranks of two nodes: peer memory within, NCCL between.
 //!
-//! Ranks are threads, and this machine is taken for two. Two nodes of one rank need two GPUs, two
-//! of two need four: threads that share a GPU hold up each other's NCCL kernels, so that is soaked
-//! on small problems only (`flux-bench lab soak --nodes 2 --ranks-per-gpu 2`). Processes of a launch
-//! (`common/launched.rs`) take turns on what GPUs there are. One line says what is skipped.
+//! Ranks are threads with a GPU each, and this machine is taken for two nodes: threads that share a
+//! GPU hold up each other's NCCL kernels. Processes of a launch (`common/launched.rs`) take turns on
+//! the GPUs. One line says what is skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;

@@ -99,18 +99,18 @@ fn assert_in_order(timeline: &Timeline) {
     for (w, worker) in timeline.workers.iter().enumerate() {
         let (mut opened_after, mut sent_after) = (worker.entered, worker.entered);
         for (i, TimedItem { item, times: t }) in timeline.items.iter().enumerate().skip(w).step_by(workers) {
-            // A fold, which the producer passes by, has no tile to multiply and send.
-            let fold = item.sink == sink::REDUCE_ROWS;
-            let adds = item.partials > 0 && !fold;
+            // The producer passes by a reduction, which has no tile to multiply and send.
+            let reduces = item.sink == sink::REDUCE_ROWS;
+            let adds = item.partials > 0 && !reduces;
             let producer = [opened_after, t.opened, t.rows_there, t.loaded, if adds { t.partials_there } else { t.loaded }];
             let tile = [t.multiplied, t.summed, t.written, t.sent];
-            let sent = if fold { sent_after } else { t.sent };
+            let sent = if reduces { sent_after } else { t.sent };
             let in_turn = [sent_after, sent, worker.left];
             for order in [&producer[..], &tile, &in_turn] {
                 assert!(order.is_sorted(), "rank {}, item {i} of CTA {w}: {order:?} in {t:?}, {worker:?}", timeline.rank);
             }
-            assert_eq!(fold, tile == [0; 4], "item {i}: {t:?}");
-            assert!(fold || t.loaded <= t.multiplied, "item {i}: {t:?}");
+            assert_eq!(reduces, tile == [0; 4], "item {i}: {t:?}");
+            assert!(reduces || t.loaded <= t.multiplied, "item {i}: {t:?}");
             assert!(adds || t.partials_there == 0, "item {i} adds nothing: {t:?}");
             (opened_after, sent_after) = (producer[4], sent);
         }

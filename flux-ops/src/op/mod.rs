@@ -40,6 +40,7 @@ use std::marker::PhantomData;
 /// let (m, n, k) = (4, 16, 8);
 /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
 /// let op = AllGatherGemm::<bf16>::builder(m, n, k).build(&comm)?;
+///
 /// let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
 /// op.forward(
 ///     &TensorRef::host(&x, (m, k))?,
@@ -68,18 +69,24 @@ pub type AllGatherGemm<T> = FusedLinear<kind::AllGather, T>;
 /// let rank = |world: World| {
 ///     let comm = Communicator::connect_blocking(&world, Select::Host)?;
 ///     let op = GemmReduceScatter::<bf16>::builder(m, n, 2 * k).build(&comm)?;
-///     let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m / 2 * n]);
+///
+///     let (x, w) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k]);
+///     let mut y = vec![bf16::NAN; m / 2 * n];
 ///     op.forward(
 ///         &TensorRef::host(&x, (m, k))?,
 ///         &TensorRef::host(&w, (n, k))?,
 ///         &mut TensorMut::host(&mut y, (m / 2, n))?,
 ///         Stream::Host,
 ///     )?;
-///     assert!(y.iter().all(|&y| y == bf16::from_f32(16.0)), "8 from each of 2 ranks");
+///
+///     // 8 from each of 2 ranks.
+///     assert!(y.iter().all(|&y| y == bf16::from_f32(16.0)));
 ///     Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
 /// };
+///
 /// std::thread::scope(|scope| {
-///     let ranks: Vec<_> = World::local(2)?.into_iter().map(|world| scope.spawn(move || rank(world))).collect();
+///     let spawn = |world| scope.spawn(move || rank(world));
+///     let ranks: Vec<_> = World::local(2)?.into_iter().map(spawn).collect();
 ///     ranks.into_iter().try_for_each(|rank| rank.join().expect("no assertion fails"))
 /// })?;
 /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
@@ -153,7 +160,9 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     ///
     /// let (m, n, k) = (4, 16, 8);
     /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
-    /// let op = AllGatherGemm::<bf16>::builder(m, n, k).bias(true).activation(Activation::Relu).build(&comm)?;
+    /// let builder = AllGatherGemm::<bf16>::builder(m, n, k).bias(true);
+    /// let op = builder.activation(Activation::Relu).build(&comm)?;
+    ///
     /// let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
     /// let bias: Vec<_> = (0..n).map(|column| bf16::from_f32(-(column as f32))).collect();
     /// op.forward_with_bias(

@@ -1,7 +1,7 @@
 //! Extents of a row-major view.
 //!
-//! Invariant: a layout that passed [`Layout::check`] has every row on a 16-byte border of its first
-//! element and spans less than 2^40 bytes, which is what a bulk tensor load can address.
+//! Invariant: a layout that passed [`Layout::check`] has its rows on 16-byte borders and spans less
+//! than 2^40 bytes, the most that a bulk tensor load can address.
 
 use super::TensorError;
 use flux_core::problem::Shape;

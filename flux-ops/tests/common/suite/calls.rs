@@ -159,9 +159,8 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
     }
 }
 
-/// Two ops, built in the same order everywhere, and called in another order by one rank: every
-/// rank's first call fails, long before the deadline, though as many signals come as each op
-/// awaits.
+/// One rank calls two ops in another order: every rank's first call fails, long before the deadline,
+/// though as many signals come as each op awaits.
 pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
     for world in machine.worlds(&[2, 3, 4]) {
         let (w, k) = (world as usize, if machine == Machine::Host { 24 } else { 64 });
@@ -181,7 +180,7 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
                     let first = usize::from(node.rank.get() == 1);
                     let found = match call(&ops[first], cases[first], node) {
                         Err(CallError::Fault(failure)) => Ok(failure.fault),
-                        // It has heard of another's before it began.
+                        // Another's fault came first.
                         Err(CallError::Transport(TransportError::Broken { fault })) => Ok(fault),
                         // On CUDA the call returns before the device gives up.
                         Ok(_) => ops[first].status().err().ok_or("no fault".to_owned()),
