@@ -7,11 +7,11 @@ use super::TensorError;
 use flux_core::problem::Shape;
 
 /// Elements by which a row stride must be divisible: 16 bytes.
-pub const ROW_MULTIPLE: usize = 8;
+pub(super) const ROW_MULTIPLE: usize = 8;
 /// Bytes by which the first element's address must be divisible.
-pub const ALIGNMENT: u64 = 16;
+pub(super) const ALIGNMENT: u64 = 16;
 /// Elements that `rows * row_stride` stays below: 2^40 bytes.
-pub const MAX_SPAN: usize = 1 << 39;
+pub(super) const MAX_SPAN: usize = 1 << 39;
 
 /// Rows, columns and row stride of a row-major matrix, in elements.
 ///

@@ -1,6 +1,6 @@
 //! Operands: borrowed views of row-major matrices in host or device memory.
 //!
-//! Invariant: the layout of a view fits the memory that it borrows, and its first element and rows lie
+//! Invariant: the layout of a view fits the memory that it borrows; its first element and rows lie
 //! on 16-byte borders. Each call checks how views fit the op: shape, location, stream, overlap.
 
 mod error;
@@ -9,7 +9,8 @@ mod layout;
 mod tests;
 
 pub use error::TensorError;
-pub use layout::{ALIGNMENT, Layout, MAX_SPAN, ROW_MULTIPLE};
+pub use layout::Layout;
+use layout::{ALIGNMENT, MAX_SPAN, ROW_MULTIPLE};
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use flux_core::DType;

@@ -8,8 +8,8 @@ use flux_transport::{Fault, Options};
 use half::bf16;
 use std::time::{Duration, Instant};
 
-/// A rank drops its communicator after a call of all. In the next call every other rank gets an error
-/// that names it, long before the deadline.
+/// A rank drops its communicator after a call of all. In the next call every other rank gets an
+/// error that names it, long before the deadline.
 pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
     let deadline = Duration::from_secs(20);
     for world in machine.worlds(&[2, 3, 4]) {
