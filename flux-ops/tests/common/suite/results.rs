@@ -83,7 +83,7 @@ pub fn in_mainloop_accumulation_has_the_same_bits(mapped: Machine, carried: Mach
         let case = Case::<bf16>::new(OPS[1], [m * w, n, (40 + 16 * tile.k as usize) * w], world, Values::Reals, 61);
         let plan = Plan { chunk: Chunk::Tiles(2), ..Plan::of(tile) };
         let schedule = plan.schedule(&case.problem, &Target::peer_memory(flux_core::machine::Machine::H100, &case.problem));
-        assert!(schedule.early > 0, "{schedule}");
+        assert!(schedule.in_mainloop > 0, "{schedule}");
         let results = |machine: Machine| {
             machine.run(world, defaults, |node| call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node).unwrap())
         };
