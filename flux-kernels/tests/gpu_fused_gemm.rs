@@ -8,9 +8,8 @@ mod common;
 use common::{World, cubin, device, programs};
 use cudarc::driver::{CudaContext, sys};
 use flux_core::layout::fault;
-use flux_core::program::{Chunk, Lent, Schedule, TileProgram};
+use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
-use flux_core::tile::Raster;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cuda::{LaunchError, Pace, loaded};
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
@@ -32,7 +31,7 @@ fn problem(op: OpKind, m_shard: usize, n: usize, k: usize, dtype: DType, world: 
 }
 
 fn schedule(tile: TileShape, chunk: Chunk) -> Schedule {
-    Schedule { chunk, raster: Raster::RowGroups(8), ..Schedule::of(tile) }
+    Schedule { chunk, raster_group: 8, ..Schedule::of(tile) }
 }
 
 type Case = (usize, usize, usize, u32, Chunk);
@@ -101,9 +100,9 @@ fn relays_add_what_their_mates_send_and_send_the_sum() {
     let Some(context) = device("relays_add_what_their_mates_send_and_send_the_sum") else { return };
     for dtype in [DType::Bf16, DType::F16] {
         for tile in TileShape::all() {
-            for (count, world, chunk, splits) in [(2, 4, Chunk::Tiles(1), 1), (2, 4, Chunk::Shard, 2), (3, 6, Chunk::Tiles(2), 1)] {
+            for (count, world, chunk, split_k) in [(2, 4, Chunk::Tiles(1), 1), (2, 4, Chunk::Shard, 2), (3, 6, Chunk::Tiles(2), 1)] {
                 let p = problem(OpKind::GemmReduceScatter, 129, 584, 392, dtype, world);
-                let schedule = Schedule { splits, ..schedule(tile, chunk) };
+                let schedule = Schedule { split_k, ..schedule(tile, chunk) };
                 check_across(&context, p, &schedule, Nodes::new(p.world(), count).expect("equal nodes"));
             }
         }
@@ -137,8 +136,8 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
         for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| TileShape::all().map(move |tile| (dtype, tile))) {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
-                let stack = op == OPS[1] && is_not_sent(tile);
-                let mut w = World::new(context, p, &Schedule { stack, ..schedule(tile, chunk) }, Epoch::FIRST);
+                let flattened = op == OPS[1] && is_not_sent(tile);
+                let mut w = World::new(context, p, &Schedule { flattened, ..schedule(tile, chunk) }, Epoch::FIRST);
                 for (call, &activation) in (1..).zip(activations) {
                     for (bias, fill) in [(Some(50 + call), Fill::SmallInts), (Some(60 + call), Fill::Uniform), (None, Fill::Uniform)] {
                         let seeds = Seeds { x: 11 * call, w: 2000 + call };
@@ -171,29 +170,6 @@ fn together_every_epilogue_is_right_on_whole_and_ragged_tiles() {
     check_all_epilogues(&context, &cases);
 }
 
-/// The first items and the last are launches of their own, with nothing to do where there are none:
-/// the call is over when all are.
-#[test]
-fn launches_among_others_are_one_call() {
-    let Some(context) = device("launches_among_others_are_one_call") else { return };
-    for (op, tile) in OPS.into_iter().flat_map(|op| [(128, 256), (256, 192), (64, 128)].map(|(m, n)| (op, TileShape::new(m, n, 64)))) {
-        let p = problem(op, 264, 1032, 520, DType::Bf16, 3);
-        let programs = programs(p, &schedule(tile, Chunk::Tiles(2)), Nodes::apart(p.world()));
-        let variant = Variant::of(&programs[0]).expect("a variant");
-        let mut w = World::with(&context, programs.clone(), variant, Epoch::FIRST.before(2));
-        w.workers = 20;
-        for (call, (first, last)) in (1..).zip([(0, 0), (2, 0), (0, 3), (3, 2), (u32::MAX, u32::MAX)]) {
-            w.lent = Some((6, Lent { first, last }.within(&programs[0])));
-            let seeds = Seeds { x: 7 * call, w: 1000 + call };
-            w.prepare(seeds, Fill::SmallInts);
-            w.call();
-            for (rank, report) in w.verify(seeds, Fill::SmallInts).iter().enumerate() {
-                assert!(report.passed(), "{p}, {tile}, {:?}, rank {rank}: {report:?} {:?}", w.lent, w.fault(rank));
-            }
-        }
-    }
-}
-
 #[test]
 fn tiles_that_span_shards_and_split_k_are_right() {
     let Some(context) = device("tiles_that_span_shards_and_split_k_are_right") else { return };
@@ -202,40 +178,40 @@ fn tiles_that_span_shards_and_split_k_are_right() {
         for tile in TileShape::all() {
             for (m, n, k, world) in cases {
                 let p = problem(op, m, n, k, DType::Bf16, world);
-                for (stack, splits, k_slices) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
-                    let schedule = Schedule { stack, splits, k_slices, band: 2, ..Schedule::of(tile) };
+                for (flattened, split_k, k_slices) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
+                    let schedule = Schedule { flattened, split_k, k_slices, group: 2, ..Schedule::of(tile) };
                     check(&context, p, &schedule);
                 }
             }
-            for (m, splits) in [(8, 2), (136, 5)] {
-                check(&context, problem(op, m, 328, 1048, DType::F16, 1), &Schedule { splits, ..Schedule::of(tile) });
+            for (m, split_k) in [(8, 2), (136, 5)] {
+                check(&context, problem(op, m, 328, 1048, DType::F16, 1), &Schedule { split_k, ..Schedule::of(tile) });
             }
         }
     }
 }
 
 /// Rows of a shard, `n` and `k` of a rank, ranks, least number of workers that share first tiles,
-/// early partial tiles.
+/// in_mainloop partial tiles.
 const SHARED: [(usize, usize, usize, u32, u32, u32); 4] =
     [(136, 840, 2000, 2, 2, 0), (256, 1032, 1344, 3, 7, 2), (72, 776, 1600, 8, 9, 4), (1024, 2560, 2048, 2, 33, 1)];
 
 /// With the least number of workers for which first tiles are shared, at least `from`.
 fn shared_from(from: u32, p: Problem, schedule: Schedule) -> Schedule {
-    let ways = (from..from + 64).map(|shares| Schedule { shares, ..schedule });
-    let shares = |way: &Schedule| TileProgram::build(&p, Rank::new(0), way).expect("a valid schedule").split_k_slots > 0;
-    ways.into_iter().find(shares).unwrap_or_else(|| panic!("{p}, {schedule}: no tiles are left over of any waves"))
+    let ways = (from..from + 64).map(|stream_k_workers| Schedule { stream_k_workers, ..schedule });
+    let stream_k = |way: &Schedule| TileProgram::build(&p, Rank::new(0), way).expect("a valid schedule").split_k_slots > 0;
+    ways.into_iter().find(stream_k).unwrap_or_else(|| panic!("{p}, {schedule}: no tiles are left over of any waves"))
 }
 
 /// Every variant: the first tiles shared by groups of workers, of few and of many, with whole tiles
-/// behind them and early partial tiles.
+/// behind them and in_mainloop partial tiles.
 #[test]
 fn first_tiles_that_groups_of_workers_share_are_right() {
     let Some(context) = device("first_tiles_that_groups_of_workers_share_are_right") else { return };
     for op in OPS {
         for tile in TileShape::all() {
-            for (m_shard, n, k, world, from, early) in SHARED {
+            for (m_shard, n, k, world, from, in_mainloop) in SHARED {
                 let p = problem(op, m_shard, n, k, DType::Bf16, world);
-                let schedule = Schedule { early, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
+                let schedule = Schedule { in_mainloop, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
                 check(&context, p, &shared_from(from, p, schedule));
             }
         }
@@ -249,15 +225,15 @@ fn partial_tiles_that_are_early_are_right() {
     let Some(context) = device("partial_tiles_that_are_early_are_right") else { return };
     for dtype in [DType::Bf16, DType::F16] {
         for tile in TileShape::all() {
-            for (m, n, k, world, chunk, early) in [
+            for (m, n, k, world, chunk, in_mainloop) in [
                 (256, 512, 704, 2, Chunk::Tiles(1), 1),
                 (1160, 1800, 1176, 3, Chunk::Tiles(2), 2),
                 (264, 520, 2056, 4, Chunk::Tiles(1), 2),
                 (129, 328, 3720, 8, Chunk::Shard, 7),
             ] {
                 let p = problem(OpKind::GemmReduceScatter, m, n, k, dtype, world);
-                let schedule = Schedule { early, ..schedule(tile, chunk) };
-                assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].early, early, "{p}");
+                let schedule = Schedule { in_mainloop, ..schedule(tile, chunk) };
+                assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].in_mainloop, in_mainloop, "{p}");
                 check(&context, p, &schedule);
             }
         }
@@ -267,12 +243,12 @@ fn partial_tiles_that_are_early_are_right() {
 #[test]
 fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
     let Some(context) = device("results_are_the_same_bits_in_every_run_whatever_rank_is_late") else { return };
-    for (op, k, early, stack) in
+    for (op, k, in_mainloop, flattened) in
         [(OPS[0], 512, 0, false), (OPS[1], 512, 0, false), (OPS[1], 1728, 2, false), (OPS[1], 1728, 3, false), (OPS[1], 512, 0, true)]
     {
         let p = problem(op, 384, 768, k, DType::Bf16, 4);
-        let schedule = Schedule { early, stack, ..schedule(TILE, Chunk::Tiles(1)) };
-        assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].early, early, "{p}");
+        let schedule = Schedule { in_mainloop, flattened, ..schedule(TILE, Chunk::Tiles(1)) };
+        assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].in_mainloop, in_mainloop, "{p}");
         let mut w = World::new(&context, p, &schedule, Epoch::new(u32::MAX - 5));
         let seeds = Seeds { x: 3, w: 4 };
         w.prepare(seeds, Fill::Uniform);
@@ -286,7 +262,7 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
             for (rank, bits) in first.iter().enumerate() {
                 assert!(
                     w.result(rank) == *bits,
-                    "{op}, {early} early, flattened: {stack}, rank {rank} differs with rank {} late",
+                    "{op}, {in_mainloop} in_mainloop, flattened: {flattened}, rank {rank} differs with rank {} late",
                     late % 4
                 );
             }
@@ -299,9 +275,9 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
 #[test]
 fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
     let Some(context) = device("missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable") else { return };
-    for (op, k, early) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
+    for (op, k, in_mainloop) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
         let p = problem(op, 256, 512, k, DType::Bf16, 2);
-        let schedule = Schedule { early, ..schedule(TILE, Chunk::Shard) };
+        let schedule = Schedule { in_mainloop, ..schedule(TILE, Chunk::Shard) };
         let mut w = World::new(&context, p, &schedule, Epoch::FIRST);
         w.deadline_ns = 50_000_000;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
@@ -329,11 +305,13 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
 #[test]
 fn calls_after_a_failed_one_announce_nothing() {
     let Some(context) = device("calls_after_a_failed_one_announce_nothing") else { return };
-    for (op, stack, in_flight_limit) in [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)] {
+    for (op, flattened, in_flight_limit) in
+        [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)]
+    {
         // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave
         // nothing out.
         let p = problem(op, 8, 256, 256, DType::Bf16, 2);
-        let mut w = World::new(&context, p, &Schedule { stack, ..schedule(TILE, Chunk::Shard) }, Epoch::FIRST);
+        let mut w = World::new(&context, p, &Schedule { flattened, ..schedule(TILE, Chunk::Shard) }, Epoch::FIRST);
         w.pace.in_flight_limit = in_flight_limit;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
         w.poison(0);
@@ -341,19 +319,19 @@ fn calls_after_a_failed_one_announce_nothing() {
         w.synchronize();
         assert!(
             w.signals(1).iter().all(|&word| word == 0),
-            "{op}, flattened: {stack}, in-flight limit {in_flight_limit}: {:?}",
+            "{op}, flattened: {flattened}, in-flight limit {in_flight_limit}: {:?}",
             w.signals(1)
         );
-        assert_eq!(w.epoch(0), 1, "{op}, flattened: {stack}, in-flight limit {in_flight_limit}");
+        assert_eq!(w.epoch(0), 1, "{op}, flattened: {flattened}, in-flight limit {in_flight_limit}");
     }
 }
 
 #[test]
 fn calls_of_different_ops_fail_on_all_ranks() {
     let Some(context) = device("calls_of_different_ops_fail_on_all_ranks") else { return };
-    for (op, k, early) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
+    for (op, k, in_mainloop) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
         let p = problem(op, 256, 512, k, DType::Bf16, 3);
-        let schedule = Schedule { early, ..schedule(TILE, Chunk::Shard) };
+        let schedule = Schedule { in_mainloop, ..schedule(TILE, Chunk::Shard) };
         // The call before the wrap, and that whose number is what a pad's words begin as.
         for first in [u32::MAX, 0] {
             let mut w = World::new(&context, p, &schedule, Epoch::new(first));
@@ -405,15 +383,15 @@ fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
     for (op, n, k) in [(OpKind::AllGatherGemm, 6144, 12288), (OpKind::GemmReduceScatter, 12288, 6144)] {
         let p = problem(op, 8192, n, k, DType::Bf16, 1);
         for tile in TileShape::all() {
-            for raster in [Raster::RowGroups(8), Raster::RowGroups(16)] {
-                let mut w = World::new(&context, p, &Schedule { raster, ..Schedule::of(tile) }, Epoch::FIRST);
+            for raster_group in [8, 16] {
+                let mut w = World::new(&context, p, &Schedule { raster_group, ..Schedule::of(tile) }, Epoch::FIRST);
                 let seeds = Seeds { x: 1, w: 2 };
                 w.prepare(seeds, Fill::Uniform);
                 w.time(5);
                 let mut ms = w.time(15);
                 ms.sort_by(f32::total_cmp);
                 let rate = p.flop_per_rank() as f64 / f64::from(ms[7]) / 1e9;
-                println!("{p} tile {tile} {raster:?}: {:.4} ms, {rate:.0} TFLOP/s", ms[7]);
+                println!("{p} tile {tile} groups of {raster_group} row blocks: {:.4} ms, {rate:.0} TFLOP/s", ms[7]);
                 let report = w.verify(seeds, Fill::Uniform)[0];
                 assert!(report.passed(), "{report:?}");
             }
@@ -424,7 +402,7 @@ fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
 #[test]
 fn few_rows_against_the_reference_weights_print_their_bandwidth() {
     let Some(context) = device("few_rows_against_the_reference_weights_print_their_bandwidth") else { return };
-    // rows, weights [n, k], tile, splits: what a rank of 4 does for GPT-3 and Llama-2 70B
+    // rows, weights [n, k], tile, split_k: what a rank of 4 does for GPT-3 and Llama-2 70B
     let cases = [
         (64, (12288, 12288), (64, 128), 1),
         (64, (12288, 12288), (64, 256), 2),
@@ -438,11 +416,11 @@ fn few_rows_against_the_reference_weights_print_their_bandwidth() {
         (64, (8192, 7168), (64, 128), 2),
         (64, (8192, 7168), (64, 256), 3),
     ];
-    for (m, (n, k), (tile_m, tile_n), splits) in cases {
+    for (m, (n, k), (tile_m, tile_n), split_k) in cases {
         let p = problem(OpKind::AllGatherGemm, m, n, k, DType::Bf16, 1);
-        let schedule = Schedule { splits, ..Schedule::of(TileShape::new(tile_m, tile_n, 64)) };
+        let schedule = Schedule { split_k, ..Schedule::of(TileShape::new(tile_m, tile_n, 64)) };
         let mut w = World::new(&context, p, &schedule, Epoch::FIRST);
-        w.workers = w.workers.min((m as u32).div_ceil(tile_m) * (n as u32).div_ceil(tile_n) * splits);
+        w.workers = w.workers.min((m as u32).div_ceil(tile_m) * (n as u32).div_ceil(tile_n) * split_k);
         let seeds = Seeds { x: 1, w: 2 };
         w.prepare(seeds, Fill::Uniform);
         // the clocks rise

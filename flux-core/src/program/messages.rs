@@ -50,13 +50,12 @@ impl Channels {
     }
 }
 
-/// Rounds of rows in the order in which they are gone through, to `peers` peers at once: rows are
-/// all there from the start, so those of peers that go together come before those of the next.
-pub fn ordered(rounds: Vec<Round>, peers: u32) -> Vec<Round> {
-    let together = peers.max(1) as usize;
+/// The rounds of rows that are all there from the start, so that those of the peers that go together
+/// come before those of the next.
+pub fn in_batches_of(rounds: Vec<Round>, peers: u32) -> Vec<Round> {
     let mut numbered = Vec::with_capacity(rounds.len());
     for run in rounds.chunk_by(|a, b| a.offset == b.offset) {
-        numbered.extend(run.iter().enumerate().map(|(peer, &round)| (peer / together, round)));
+        numbered.extend(run.iter().enumerate().map(|(peer, &round)| (peer / peers.max(1) as usize, round)));
     }
     numbered.sort_by_key(|&(batch, round)| (batch, round.offset));
     numbered.into_iter().map(|(_, round)| round).collect()
@@ -92,7 +91,7 @@ mod tests {
         let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(16, 16, 16)) };
         let rounds = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().rounds().unwrap();
         let sent = |peers: u32| -> Vec<(u32, u64)> {
-            ordered(rounds.clone(), peers).iter().map(|round| (round.sent.peer.get(), round.offset / (16 * 64 * 2))).collect()
+            in_batches_of(rounds.clone(), peers).iter().map(|round| (round.sent.peer.get(), round.offset / (16 * 64 * 2))).collect()
         };
         let chunks = |groups: &[&[u32]]| -> Vec<(u32, u64)> {
             groups.iter().flat_map(|group| (0..4).flat_map(move |chunk| group.iter().map(move |&peer| (peer, chunk)))).collect()

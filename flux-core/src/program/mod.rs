@@ -20,7 +20,7 @@ mod tile_program;
 
 pub use error::ScheduleError;
 pub(crate) use mainloop::most_partials;
-pub use messages::{Channels, groups, ordered};
+pub use messages::{Channels, groups, in_batches_of};
 pub use places::Places;
 pub(crate) use places::widest_group;
 pub use record::{Await, Forward, MAX_ITEMS, NONE, Transfer, WorkItem, sink, source};

@@ -36,7 +36,7 @@ macro_rules! tests_of_any_machine {
             bf16_integers_give_the_exact_result,
             f16_integers_give_the_exact_result,
             random_numbers_stay_within_the_derived_bound,
-            no_schedule_changes_a_bit,
+            no_chunk_and_no_group_changes_a_bit,
             runs_give_the_same_bits,
             ops_share_a_communicator_and_its_workspace,
             a_late_rank_is_waited_for,
@@ -53,6 +53,21 @@ macro_rules! tests_of_any_machine {
             ranks_agree_on_bias_and_activation,
             a_bias_that_does_not_fit_is_refused,
             small_shards_give_the_right_result_however_they_are_cut,
+        );
+    };
+}
+
+/// Tests of sequential calls, run by `$on`.
+#[macro_export]
+macro_rules! tests_of_sequential_calls {
+    ($on:ident) => {
+        suite_tests!(
+            $on:
+            sequential_calls_share_the_workspace_with_others,
+            sequential_integers_of_two_ranks_are_exact,
+            sequential_calls_finish_bf16,
+            sequential_calls_finish_f16,
+            sequential_calls_honour_row_strides,
         );
     };
 }

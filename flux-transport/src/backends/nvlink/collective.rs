@@ -125,7 +125,7 @@ impl Members {
 
     fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
         let own = identities[rank as usize];
-        let mates: Vec<(u32, Identity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
+        let mates: Vec<(u32, Identity)> = nodes.node_peers(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
         if reach != Reach::Host {
             reach_peers(rank, (&info, own), &mates)?;
         }
@@ -169,7 +169,8 @@ fn other_host(meeting: Meeting<'_>, rank: Rank, peer: Rank) -> NvLinkError {
 
 /// Whether ranks of any node are in several processes, which all ranks answer alike.
 fn pass(identities: &[Identity], nodes: Nodes) -> bool {
-    let apart = |(rank, own): (u32, &Identity)| nodes.mates(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
+    let apart =
+        |(rank, own): (u32, &Identity)| nodes.node_peers(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
     (0..).zip(identities).any(apart)
 }
 
