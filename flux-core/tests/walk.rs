@@ -257,7 +257,7 @@ fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
 }
 
 #[test]
-fn calls_that_split_slice_and_stack_read_what_the_same_call_left() {
+fn calls_with_split_k_slices_and_flattened_rows_read_what_the_same_call_left() {
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         for (world, k_slices, split_k, flattened, group) in
             [(1, 2, 3, true, 1), (2, 3, 1, true, 1), (3, 2, 2, false, 2), (3, 2, 2, true, 1), (5, 3, 3, true, 1)]

@@ -1,24 +1,24 @@
-//! The plan of a caller who names none.
+//! The choice of a plan.
 //!
-//! Invariant: a measured row for the problem comes first; without one, the model decides, and a
-//! neighbour's plan decides where the model sees no difference.
+//! Invariant: a measured row for the problem comes first. Otherwise the model decides, or a
+//! neighbour's plan where the model sees no difference.
 
 use super::{Plan, PlanKey, PlanTable, Target};
 use crate::Problem;
 use std::fmt;
 
-/// A neighbour's plan may be slower by the model by this much and is taken all the same: the model
-/// is off by as much in the mean, and the neighbour was measured.
+/// Largest ratio of modelled times at which a neighbour's measured plan is taken: the model's own
+/// mean error.
 const INDIFFERENT: f64 = 1.02;
 
-/// Where a plan came from.
+/// Origin of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanOrigin {
     /// The caller named it.
     Caller,
-    /// A row of a table, for exactly these rows.
+    /// A table row for the same `m`.
     Table,
-    /// A row of a table for other rows of the same layer.
+    /// A table row for another `m` of the same layer.
     Neighbour {
         /// The row's `m`.
         m: u32,
@@ -38,8 +38,8 @@ impl fmt::Display for PlanOrigin {
     }
 }
 
-/// The plan for `problem` on `target`: from the first of `tables` that has it, or by the model.
-/// `None` where no candidate is legal.
+/// The plan for `problem` on `target`: from the first of `tables` with a row, or by the model.
+/// `None` without a legal candidate.
 pub fn choose(problem: &Problem, target: &Target, key: &PlanKey, tables: &[&PlanTable]) -> Option<(Plan, PlanOrigin)> {
     if let Some(row) = tables.iter().find_map(|table| table.exact(key, problem.m())) {
         return Some((row.plan.canonical(problem, target), PlanOrigin::Table));

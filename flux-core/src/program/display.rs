@@ -1,10 +1,10 @@
-//! A tile program as text, for the message of a failed property and for people.
+//! A tile program as text, for failed properties and for people.
 
 use super::{Await, Forward, NONE, TileProgram, Transfer, WorkItem, sink, source};
 use std::fmt;
 
 impl fmt::Display for TileProgram {
-    /// A header line, then a line for each item, each transfer and each forward, numbered.
+    /// A header line, then a numbered line for each item, transfer and forward.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -35,7 +35,7 @@ impl fmt::Display for TileProgram {
 }
 
 impl TileProgram {
-    /// Written to be printed for broken programs too: nothing here may panic.
+    /// Broken programs are printed too: nothing here may panic.
     fn fmt_item(&self, f: &mut fmt::Formatter<'_>, item: &WorkItem) -> fmt::Result {
         let (row_end, col_end) = (item.row.saturating_add(item.rows), item.col.saturating_add(item.cols));
         let from = match item.a_source {

@@ -1,35 +1,35 @@
-//! Where partial tiles of a GEMM-ReduceScatter lie, and which shards may share a group.
+//! Places of partial tiles of a GEMM-ReduceScatter, and which shards may share a group.
 //!
 //! Invariant: all ranks derive the same places, from the nodes alone.
 //!
 //! ```text
-//! places at a rank   [ intra-node peers, for the own shard ][ other nodes' sums, for the own shard ][ intra-node peers, for the rail's rank in each other node, in turn ]
+//! places at a rank   [ intra-node peers, own shard ][ other nodes' sums, own shard ]
+//!                    [ intra-node peers, shard of the rail's rank in each other node ]
 //! ```
 
 use crate::{Nodes, Rank};
 use std::ops::Range;
 
-/// Where sources' slots lie at a rank of a GEMM-ReduceScatter whose tiles do not span shards, and
-/// who fills them.
+/// The places of slots at a rank, and the sources that fill them; rows are per shard.
 #[derive(Clone, Copy, Debug)]
 pub struct Places {
     nodes: Nodes,
 }
 
 impl Places {
-    /// Of ranks that are grouped so.
+    /// The places of ranks in these nodes.
     pub const fn new(nodes: Nodes) -> Self {
         Self { nodes }
     }
 
-    /// Number of a node among those other than `seen_from`'s.
+    /// Number of a rank's node among those other than `seen_from`'s.
     const fn other(self, node: Rank, seen_from: Rank) -> u32 {
         let (node, own) = (self.nodes.node_of(node), self.nodes.node_of(seen_from));
         if node < own { node } else { node - 1 }
     }
 
-    /// The places at `rank` of what is added to a tile of `owner`'s shard, which is its own or that
-    /// of its rail's rank in another node.
+    /// The places at `rank` of the partial tiles for `owner`'s shard, which is its own or of its
+    /// rail.
     pub(super) const fn added(self, rank: Rank, owner: Rank) -> Range<u32> {
         let node_peers = self.nodes.per_node() - 1;
         let own = node_peers + self.nodes.others();
@@ -40,15 +40,15 @@ impl Places {
         first..first + node_peers
     }
 
-    /// Who fills those places, in order: as they work for the owner.
+    /// The sources that fill those places, in order.
     pub(super) fn sources(self, rank: Rank, owner: Rank) -> impl Iterator<Item = Rank> {
         let nodes = self.nodes;
         let others = if rank == owner { nodes.others() } else { 0 };
         (1..nodes.per_node()).chain((1..=others).map(move |distance| distance * nodes.per_node())).map(move |step| nodes.before(rank, step))
     }
 
-    /// To whom `rank` sends what it has of a tile of `owner`'s shard, and its place there; `None`
-    /// for the own shard.
+    /// The rank to which `rank` sends a tile of `owner`'s shard, and its place there; `None` for
+    /// the own shard.
     pub fn destination(self, rank: Rank, owner: Rank) -> Option<(Rank, u32)> {
         let nodes = self.nodes;
         let dest = match (nodes.together(rank, owner), nodes.on_one_rail(rank, owner)) {
@@ -65,8 +65,8 @@ impl Places {
     }
 }
 
-/// Steps whose shards may share a group: what a relay adds, and the own shard, wait for the intra-node peers
-/// and are not begun before what they wait for was sent.
+/// Steps whose shards may share a group. A relay's shard and the own shard are groups of their own:
+/// they add partial tiles of intra-node peers, which must have been sent before.
 pub(super) fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     let (per_node, last) = (nodes.per_node(), nodes.world().get());
     if per_node == 1 {
@@ -75,7 +75,7 @@ pub(super) fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     (0..nodes.count()).map(|node| node * per_node + per_node).flat_map(|relay| [relay + 1 - per_node..relay, relay..relay + 1]).collect()
 }
 
-/// Most shards that share a group.
+/// Most shards of a group.
 pub(crate) fn widest_group(nodes: Nodes) -> u32 {
     runs(nodes).into_iter().map(|run| run.len() as u32).max().unwrap_or(1)
 }

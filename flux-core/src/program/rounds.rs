@@ -1,34 +1,32 @@
-//! The order in which messages carry what the ranks of a rail give each other, where no rank can
-//! store into memory of another node.
+//! Rounds: the order of messages along a rail, whose ranks cannot store into each other's memory.
 //!
-//! Invariant: at round `i` of a program every rank sends to one rank and receives from one, what a
-//! rank sends at round `i` is what its reader receives at round `i`, and the rounds are in the
-//! order that the program's kernel finishes its chunks in; rows, which are all there from the
-//! start, chunk by chunk, each to all readers. So ranks that take the rounds in order, each when
-//! its own chunk is finished, wait for nobody who waits for them, nor do they where they take them
-//! [group](super::groups) by group.
+//! Invariant: at round `i` every rank sends to one rank and receives from one, and what it sends is
+//! what its reader receives at round `i`. Rounds of partial tiles follow the order in which the
+//! kernel finishes its chunks. Rounds of rows, all there from the start, go chunk by chunk to all
+//! readers. So ranks that take the rounds in order, or [group](super::groups) by group, never wait
+//! in a circle.
 
 use super::{Places, TileProgram, sink};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::{OpKind, Rank};
 use std::collections::BTreeMap;
 
-/// One exchange of a rank: a chunk to one peer, and the same chunk of another's from there.
+/// One exchange of a rank: a chunk sent to one peer, and the same chunk received from another.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Round {
-    /// Step of the schedule: the peers' distance from this rank, in ranks.
+    /// Step of the schedule: the distance to the peer, in ranks.
     pub step: u32,
-    /// Where the bytes lie in the place of their source, and in the source.
+    /// Offset in the source's data and in its place at the reader.
     pub offset: u64,
     /// Bytes.
     pub bytes: u64,
-    /// What this rank sends, as its reader knows it.
+    /// The sent message, as its reader sees it.
     pub sent: End,
-    /// What this rank receives.
+    /// The received message.
     pub received: End,
 }
 
-/// One message's ends beside this rank: who, and which place and signal of the reader's it is for.
+/// The other end of a message, with the reader's place and signal for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct End {
     /// The other rank.
@@ -40,7 +38,7 @@ pub struct End {
 }
 
 impl TileProgram {
-    /// Bytes of a place: what one rank gives to another in a call.
+    /// Bytes of a place: what one rank gives another in a call.
     pub const fn place_bytes(&self) -> u64 {
         match self.problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(&self.problem),
@@ -49,9 +47,10 @@ impl TileProgram {
         }
     }
 
-    /// The rounds of this rank, along its rail; none where all ranks are of one node. `None` where
-    /// chunks are no whole ranges of a place: rows that are announced in slices, or tiles that go
-    /// to several owners and have a signal each.
+    /// The rounds of this rank along its rail; none within one node.
+    ///
+    /// `None` if chunks are not contiguous in a place: rows in slices, or scattered tiles with
+    /// signals of their own.
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram};
@@ -73,13 +72,12 @@ impl TileProgram {
         }
     }
 
-    /// Whether what goes to `dest` goes to another node.
+    /// Whether `dest` is in another node.
     fn crosses(&self, dest: u32) -> bool {
         !self.nodes.together(self.rank, Rank::new(dest))
     }
 
-    /// The first chunk to all, then the next, each as the transfers are ordered: what goes to
-    /// several readers can go at once.
+    /// Chunk by chunk, each to all readers in the order of transfers.
     fn gather_rounds(&self) -> Option<Vec<Round>> {
         let row_bytes = u64::from(self.problem.k_local()) * self.problem.dtype().bytes() as u64;
         let sent = || self.transfers.iter().filter(|t| self.crosses(t.dest));
@@ -99,7 +97,7 @@ impl TileProgram {
         Some(rounds)
     }
 
-    /// As the chunks' last tiles are ordered.
+    /// In the order of the chunks' last tiles.
     fn partial_tile_rounds(&self) -> Option<Vec<Round>> {
         let (nodes, places) = (self.nodes, Places::new(self.nodes));
         let slot = slot_bytes(&self.problem, self.tile);
@@ -130,7 +128,7 @@ impl TileProgram {
         Some(rounds)
     }
 
-    /// All that a rank has for an owner, which one signal announces.
+    /// One message to each owner, which one signal announces.
     fn scattered_row_rounds(&self) -> Option<Vec<Round>> {
         let mut tiles = self.items.iter().filter(|item| item.sink == sink::SCATTER);
         let signal = tiles.next()?.raise;
@@ -145,7 +143,7 @@ impl TileProgram {
         })
     }
 
-    /// Signals of one place, of `all` that this rank raises along its rail.
+    /// Signals of one place, given all that this rank raises along its rail.
     const fn per_place(&self, all: usize) -> u32 {
         all as u32 / self.nodes.others()
     }

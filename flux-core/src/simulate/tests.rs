@@ -103,7 +103,7 @@ fn a_chunk_is_announced_when_its_last_tile_is_there() {
 }
 
 #[test]
-fn through_the_host_a_chunk_leaves_when_it_is_whole_and_goes_on_when_it_is_there() {
+fn through_the_host_a_chunk_leaves_whole_and_goes_on_whole() {
     let of = |chunk| rs(2, (16, 16, 16), Schedule { chunk, ..schedule() });
     let host = Machine { through_host: true, ..ROUND };
     // The chunk of both leaves at 4, two tiles in 2 us, and is there 2 us later; one by one the
@@ -113,7 +113,7 @@ fn through_the_host_a_chunk_leaves_when_it_is_whole_and_goes_on_when_it_is_there
 }
 
 #[test]
-fn an_early_partial_tile_takes_half_and_is_added_on_the_way() {
+fn a_mainloop_partial_tile_takes_half_the_time() {
     let of = |in_mainloop| rs(2, (16, 8, 12 * 16), Schedule { in_mainloop, ..schedule() });
     assert_eq!(nanoseconds(&of(0), ROUND), 1000 + 12_500 + 12_000 + 1000 + 500 + 2000);
     assert_eq!(nanoseconds(&of(1), ROUND), 1000 + 12_500 + 6000 + 500 + 6000 + 500 + 2000);
@@ -142,14 +142,14 @@ fn a_tile_waits_for_its_rows() {
 }
 
 #[test]
-fn the_lead_of_a_split_tile_adds_what_was_lent() {
+fn the_fix_up_item_of_a_split_tile_adds_its_parts() {
     let two = Machine { multiprocessors: 2, ..ROUND };
     // Both halves are multiplied at 2, the partial item is done at 2.5, and its part has 256 bytes.
     assert_eq!(nanoseconds(&ag(1, (8, 8, 16), Schedule { split_k: 2, ..schedule() }), two), 2500 + 2000 + 500 + 2000);
 }
 
 #[test]
-fn a_fold_awaits_the_rows_that_all_ranks_have_scattered() {
+fn a_reduction_awaits_the_rows_that_all_ranks_have_scattered() {
     let flattened = simulate(&rs(2, (8, 8, 16), Schedule { flattened: true, ..schedule() }), &ROUND, Mover::Kernel).unwrap();
     // 4 rows of 16 bytes go to the peer, there at 3.1; those of both are added.
     assert_eq!((flattened.time, flattened.ranks[1].sent), (NS(2500 + 500 + 100 + 1000 + 500 + 2000), 64));

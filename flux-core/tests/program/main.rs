@@ -11,7 +11,5 @@ mod mutations_in_mainloop;
 mod nodes;
 mod properties;
 mod rounds;
-#[path = "../schedules/mod.rs"]
-mod schedules;
 mod simulated;
 mod strategies;

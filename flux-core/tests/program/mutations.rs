@@ -1,8 +1,7 @@
 //! Each rule, broken on purpose in a valid set of programs: what is reported is the rule that was
 //! broken.
 
-use crate::schedules::chunks;
-use crate::strategies::{Call, any_calls, calls, calls_in_groups, plain_calls};
+use crate::strategies::{Call, any_calls, calls, calls_in_groups, chunks, plain_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Chunk, NONE, TileProgram, WorkItem, sink, source};
@@ -233,8 +232,8 @@ proptest! {
             }
             _ => {
                 p.items.iter_mut().filter(|item| item.await_first as usize == which).for_each(|item| (item.await_count, item.await_group) = (0, 0));
-                let (owner_rank, unheard) = (p.rank, p.awaits[which].signal);
-                assert_violates!(call, Violation::NeverAwaited { owner, signal, .. } if (owner, signal) == (owner_rank, unheard));
+                let (owner_rank, unawaited) = (p.rank, p.awaits[which].signal);
+                assert_violates!(call, Violation::NeverAwaited { owner, signal, .. } if (owner, signal) == (owner_rank, unawaited));
             }
         }
     }

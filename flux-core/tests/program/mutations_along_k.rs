@@ -39,15 +39,15 @@ fn sliced_calls(flattened: bool) -> impl Strategy<Value = Call> {
     )
 }
 
-fn lends(item: &WorkItem) -> bool {
+fn is_partial(item: &WorkItem) -> bool {
     item.sink == sink::PARTIAL
 }
 
-fn fix_ups(item: &WorkItem) -> bool {
+fn is_fix_up(item: &WorkItem) -> bool {
     item.parts > 0
 }
 
-fn gathers(item: &WorkItem) -> bool {
+fn is_gather(item: &WorkItem) -> bool {
     item.a_source == source::GATHER
 }
 
@@ -57,7 +57,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (k_steps, split_k_slots) = (p.k_steps(), p.split_k_slots);
-        let index = pick_item(&p.items, item, |item| if kind < 3 { item.k_steps > 0 } else { lends(item) == (kind == 3) && item.part != NONE });
+        let index = pick_item(&p.items, item, |item| if kind < 3 { item.k_steps > 0 } else { is_partial(item) == (kind == 3) && item.part != NONE });
         let item = &mut p.items[index];
         let expected = match kind {
             0 => { item.k_steps = 0; "k_steps" }
@@ -89,8 +89,8 @@ proptest! {
         let p = pick(&mut call, rank);
         let rank = p.rank.get();
         let world = p.problem.world().get();
-        let partial = pick_item(&p.items, item, lends);
-        let fix_up = pick_item(&p.items, item, fix_ups);
+        let partial = pick_item(&p.items, item, is_partial);
+        let fix_up = pick_item(&p.items, item, is_fix_up);
         match kind {
             0 => p.items[partial].raise = NONE,
             1 => p.items[partial].parts = 1,
@@ -116,7 +116,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let transfer = pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
-        let index = pick_item(&p.items, which, |item| gathers(item) && item.await_count > 0);
+        let index = pick_item(&p.items, which, |item| is_gather(item) && item.await_count > 0);
         let item = p.items[index];
         let (first, last) = (item.await_first as usize, (item.await_first + item.await_count - 1) as usize);
         match kind {
@@ -145,15 +145,15 @@ proptest! {
         match kind {
             // a step too few at the end of k, or one twice
             0 => {
-                let index = pick_item(&p.items, item, |item| lends(item) && item.k_first + item.k_steps == k_steps);
+                let index = pick_item(&p.items, item, |item| is_partial(item) && item.k_first + item.k_steps == k_steps);
                 if p.items[index].k_steps > 1 { p.items[index].k_steps -= 1 } else { p.items[index].k_first -= 1 }
             }
             1 => {
-                let index = pick_item(&p.items, item, lends);
+                let index = pick_item(&p.items, item, is_partial);
                 p.items[index].k_first -= 1;
             }
             _ => {
-                let index = pick_item(&p.items, item, fix_ups);
+                let index = pick_item(&p.items, item, is_fix_up);
                 p.items[index].k_steps += 1;
             }
         }
@@ -164,14 +164,14 @@ proptest! {
     fn parts_that_are_taken_twice_or_not_at_all(call in split_calls(), rank: Index, item: Index, kind in 0..4) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let partial = pick_item(&p.items, item, lends);
-        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| fix_ups(&p.items[index])).collect();
+        let partial = pick_item(&p.items, item, is_partial);
+        let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
         match kind {
             0 => {
-                prop_assume!(leading.len() > 1);
-                let one = item.index(leading.len() - 1);
-                p.items[leading[one + 1]].part = p.items[leading[one]].part;
-                assert_violates!(call, Violation::PartReadTwice { first, second, .. } if (first, second) == (leading[one], leading[one + 1]));
+                prop_assume!(fix_ups.len() > 1);
+                let one = item.index(fix_ups.len() - 1);
+                p.items[fix_ups[one + 1]].part = p.items[fix_ups[one]].part;
+                assert_violates!(call, Violation::PartReadTwice { first, second, .. } if (first, second) == (fix_ups[one], fix_ups[one + 1]));
             }
             1 => {
                 // one slot more on every rank, where nobody looks for it
@@ -184,7 +184,7 @@ proptest! {
             }
             2 => {
                 // the tile's last steps are multiplied twice, and added once
-                let fix_up = *item.get(&leading);
+                let fix_up = *item.get(&fix_ups);
                 prop_assume!(p.items[fix_up].parts > 1);
                 p.items[fix_up - 2].k_steps += p.items[fix_up - 1].k_steps;
                 let WorkItem { await_group, k_first, parts, .. } = p.items[fix_up];
@@ -194,10 +194,10 @@ proptest! {
                 let k_step = rows.last().map_or(k_first, |row| row.k_step);
                 let unread = Await { k_step, ..p.late_awaits_of(&p.items[fix_up])[parts as usize - 1] };
                 rows.resize(rows.len() + await_group.max(1) as usize, unread);
-                let lead_item = &mut p.items[fix_up];
-                (lead_item.parts, lead_item.late_count) = (parts - 1, lead_item.late_count - 1);
-                (lead_item.await_first, lead_item.await_count) = (p.awaits.len() as u32, rows.len() as u32);
-                lead_item.await_group = await_group.max(1);
+                let fix_up_item = &mut p.items[fix_up];
+                (fix_up_item.parts, fix_up_item.late_count) = (parts - 1, fix_up_item.late_count - 1);
+                (fix_up_item.await_first, fix_up_item.await_count) = (p.awaits.len() as u32, rows.len() as u32);
+                fix_up_item.await_group = await_group.max(1);
                 p.awaits.extend(rows);
                 match p.problem.op() {
                     AllGatherGemm => assert_violates!(call, Violation::PartNotRead { item, .. } if item == fix_up - 1),
@@ -205,9 +205,9 @@ proptest! {
                 }
             }
             _ => {
-                let partials_of: Vec<usize> = (0..p.items.len()).filter(|&index| lends(&p.items[index])).collect();
-                prop_assume!(partials_of.len() > 1);
-                let other = partials_of[(partials_of.iter().position(|&index| index == partial).unwrap() + 1) % partials_of.len()];
+                let partials: Vec<usize> = (0..p.items.len()).filter(|&index| is_partial(&p.items[index])).collect();
+                prop_assume!(partials.len() > 1);
+                let other = partials[(partials.iter().position(|&index| index == partial).unwrap() + 1) % partials.len()];
                 p.items[partial].part = p.items[other].part;
                 let (rank, slot) = (p.rank, p.items[other].part);
                 assert_violates!(call, Violation::WrittenTwice { owner, what: "split-K slot", index, .. } if (owner, index) == (rank, slot));
@@ -219,10 +219,10 @@ proptest! {
     fn parts_of_other_tiles(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| fix_ups(&p.items[index])).collect();
-        prop_assume!(leading.len() > 1);
-        let one = item.index(leading.len());
-        let (first, second) = (leading[one], leading[(one + 1) % leading.len()]);
+        let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
+        prop_assume!(fix_ups.len() > 1);
+        let one = item.index(fix_ups.len());
+        let (first, second) = (fix_ups[one], fix_ups[(one + 1) % fix_ups.len()]);
         prop_assume!(p.items[first].parts == p.items[second].parts);
         let part = p.items[first].part;
         p.items[first].part = p.items[second].part;
@@ -234,11 +234,11 @@ proptest! {
     fn parts_that_are_not_awaited(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| fix_ups(&p.items[index])).collect();
-        prop_assume!(leading.len() > 1);
-        let one = item.index(leading.len());
+        let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
+        prop_assume!(fix_ups.len() > 1);
+        let one = item.index(fix_ups.len());
         // two tiles await each other's first part
-        let [first, second] = [leading[one], leading[(one + 1) % leading.len()]].map(|index| p.items[index].late_first as usize);
+        let [first, second] = [fix_ups[one], fix_ups[(one + 1) % fix_ups.len()]].map(|index| p.items[index].late_first as usize);
         p.awaits.swap(first, second);
         let rank = p.rank;
         assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "split-K slot", peer, .. } if (unguarded, peer) == (rank, rank));
@@ -248,7 +248,7 @@ proptest! {
     fn parts_that_are_awaited_in_another_order_than_they_are_added(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let fix_up = p.items[pick_item(&p.items, item, fix_ups)];
+        let fix_up = p.items[pick_item(&p.items, item, is_fix_up)];
         prop_assume!(fix_up.parts > 1);
         let first = fix_up.late_first as usize;
         p.awaits.swap(first, first + 1);
@@ -260,13 +260,13 @@ proptest! {
     fn more_that_is_awaited_than_there_are_parts(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let index = pick_item(&p.items, item, fix_ups);
+        let index = pick_item(&p.items, item, is_fix_up);
         let mut late = p.late_awaits_of(&p.items[index]).to_vec();
         late.push(late[0]);
         let (first, count) = (p.awaits.len() as u32, late.len() as u32);
         p.awaits.extend(late);
         (p.items[index].late_first, p.items[index].late_count) = (first, count);
-        let more = "more is awaited after the multiplication than is added";
+        let more = "more awaits after the multiplication than additions";
         assert_violates!(call, Violation::Form { record: Record::Item(wrong), what, .. } if (wrong, what) == (index, more));
     }
 
@@ -277,18 +277,18 @@ proptest! {
         // A partial item, or a fix-up item that stores or scatters: of a GEMM-ReduceScatter of one rank too.
         let index = pick_item(&p.items, item, |item| matches!(item.sink, sink::PARTIAL | sink::STORE | sink::SCATTER));
         (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
-        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only what adds partial results counts them", .. } if wrong == index);
+        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item that adds partial results counts them", .. } if wrong == index);
     }
 
     #[test]
-    fn a_lead_before_its_lenders(call in split_calls(), rank: Index, item: Index) {
+    fn a_fix_up_item_before_its_partial_items(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let fix_up = pick_item(&p.items, item, fix_ups);
-        let partials_of = p.items[fix_up].parts as usize;
-        p.items[fix_up - partials_of..=fix_up].rotate_right(1);
+        let fix_up = pick_item(&p.items, item, is_fix_up);
+        let partials = p.items[fix_up].parts as usize;
+        p.items[fix_up - partials..=fix_up].rotate_right(1);
         let rank = p.rank;
-        assert_violates!(call, Violation::Deadlock { rank: stuck, item, peer, .. } if (stuck, item, peer) == (rank, fix_up - partials_of, rank));
+        assert_violates!(call, Violation::Deadlock { rank: stuck, item, peer, .. } if (stuck, item, peer) == (rank, fix_up - partials, rank));
     }
 
     #[test]

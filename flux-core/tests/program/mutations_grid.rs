@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn a_fold_in_two_by_columns(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
+    fn a_reduction_in_two_by_columns(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, |item| item.sink == sink::REDUCE_ROWS);
@@ -77,7 +77,7 @@ proptest! {
 
     /// What a reduction's threads share is rows.
     #[test]
-    fn a_fold_in_two_by_rows(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
+    fn a_reduction_in_two_by_rows(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         prop_assume!(p.items.iter().any(|item| item.sink == sink::REDUCE_ROWS && item.rows > 1));

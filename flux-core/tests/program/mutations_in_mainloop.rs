@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 /// Calls with room along `k` for two early partial tiles and more.
-fn early_calls() -> impl Strategy<Value = Call> {
+fn mainloop_calls() -> impl Strategy<Value = Call> {
     let knobs = (2..=7_u32).prop_map(|in_mainloop| Knobs { in_mainloop, ..Knobs::PLAIN });
     knob_calls(GemmReduceScatter, 3..=8, 19..=40, knobs)
 }
@@ -21,7 +21,7 @@ fn reduces(item: &WorkItem) -> bool {
 
 proptest! {
     #[test]
-    fn partial_tiles_are_added_as_they_are_sent(call in early_calls()) {
+    fn partial_tiles_are_added_as_they_are_sent(call in mainloop_calls()) {
         prop_assert_eq!(verify(&call.0), Ok(()));
         for p in &call.0 {
             let world = p.problem.world();
@@ -40,7 +40,7 @@ proptest! {
     }
 
     #[test]
-    fn form_of_early_partial_tiles(call in early_calls(), rank: Index, item: Index, kind in 0..5) {
+    fn form_of_mainloop_partial_tiles(call in mainloop_calls(), rank: Index, item: Index, kind in 0..5) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, reduces);
@@ -56,7 +56,7 @@ proptest! {
     }
 
     #[test]
-    fn early_partial_tiles_that_are_not_awaited(call in early_calls(), rank: Index, item: Index) {
+    fn mainloop_partial_tiles_that_are_not_awaited(call in mainloop_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, reduces);
@@ -69,7 +69,7 @@ proptest! {
     }
     /// A tile with all that two items of it need but the steps at which the first one adds.
     #[test]
-    fn early_partial_tiles_of_an_item_that_lends_out_a_step(call in early_calls(), rank: Index, item: Index) {
+    fn mainloop_partial_tiles_of_an_item_without_its_last_step(call in mainloop_calls(), rank: Index, item: Index) {
         let mut call = call;
         for p in &mut call.0 {
             (p.signals, p.split_k_slots) = (p.signals + 1, 1);
@@ -91,7 +91,7 @@ proptest! {
 
     /// One more than each item adds, which awaits what it adds at the steps that follow.
     #[test]
-    fn more_early_partial_tiles_than_there_are(call in knob_calls(GemmReduceScatter, 2..=3, 30..=40, Just(Knobs::PLAIN)), rank: Index) {
+    fn more_mainloop_partial_tiles_than_there_are(call in knob_calls(GemmReduceScatter, 2..=3, 30..=40, Just(Knobs::PLAIN)), rank: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let peers = p.problem.world().peers();

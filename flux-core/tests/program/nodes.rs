@@ -2,8 +2,7 @@
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::properties::assert_hears_from_all_that_it_writes_to;
-use crate::schedules::chunks;
-use crate::strategies::Call;
+use crate::strategies::{Call, chunks};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Schedule, ScheduleError, TileProgram, sink};
@@ -172,7 +171,7 @@ proptest! {
     /// The sums for each owner are begun in the order in which rails take them, so no link waits
     /// for a later node's.
     #[test]
-    fn each_node_is_worked_for_in_turn(call in across(GemmReduceScatter, 2..=4, 1..=4)) {
+    fn nodes_are_worked_for_one_after_another(call in across(GemmReduceScatter, 2..=4, 1..=4)) {
         for p in &call.0 {
             let mut steps = BTreeMap::new();
             for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::PARTIAL) {
@@ -187,7 +186,7 @@ proptest! {
 }
 
 #[test]
-fn nodes_of_another_world_and_stacked_tiles_are_refused() {
+fn nodes_of_another_world_and_flattened_rows_are_refused() {
     let world = WorldSize::new(4).unwrap();
     let problem = Problem::new(AllGatherGemm, 64, 64, 64, DType::Bf16, world).unwrap();
     let schedule = Schedule::of(TileShape::new(16, 16, 16));
@@ -203,7 +202,7 @@ fn nodes_of_another_world_and_stacked_tiles_are_refused() {
 /// What a relay or an owner adds comes from intra-node peers and other nodes: it awaits all of it when the
 /// tile is multiplied, whatever the schedule says.
 #[test]
-fn no_partial_tile_is_early_across_nodes() {
+fn no_partial_tile_is_added_in_the_mainloop_across_nodes() {
     let problem = Problem::new(GemmReduceScatter, 64, 64, 4 * 1024, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
     let schedule = Schedule { in_mainloop: 2, ..Schedule::of(TileShape::new(16, 16, 8)) };
     let in_mainloop = |count| build(&problem, &schedule, count).0.iter().map(|p| p.in_mainloop).collect::<Vec<_>>();

@@ -1,7 +1,6 @@
 //! What holds for every program that is built.
 
-use crate::schedules::chunks;
-use crate::strategies::{Call, any_calls, build, calls, plain_calls};
+use crate::strategies::{Call, any_calls, build, calls, chunks, plain_calls};
 use flux_core::machine::Machine;
 use flux_core::plan::{Plan, Target};
 use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check, sink};

@@ -1,6 +1,5 @@
 //! Problems and schedules that are valid by construction.
 
-use crate::schedules::chunks;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
@@ -27,6 +26,11 @@ pub(crate) fn build(problem: &Problem, schedule: &Schedule) -> Call {
 /// element to a whole one.
 fn extent(blocks: RangeInclusive<u32>, block: RangeInclusive<u32>) -> impl Strategy<Value = (u32, u32)> {
     (blocks, block).prop_flat_map(|(blocks, block)| (1..=block).prop_map(move |tail| ((blocks - 1) * block + tail, block)))
+}
+
+/// Chunks from one tile to a whole shard, and beyond.
+pub(crate) fn chunks() -> impl Strategy<Value = Chunk> {
+    prop_oneof![Just(Chunk::Shard), (1..=14_u32).prop_map(Chunk::Tiles)]
 }
 
 /// Calls of `op`: `worlds` ranks, shards of `row_blocks` by `col_blocks` tiles.

@@ -1,6 +1,6 @@
 //! Stream-K: which workers multiply which steps of the tiles of a partial last wave.
 //!
-//! The shared tiles are the first of the program, so that whole waves follow. They are the last
+//! The shared tiles are the first of the program, so that full waves follow. They are the last
 //! where first tiles would await late rows: with slices of `k`, or several shards side by side.
 //!
 //! Each group of `b` workers shares `a` tiles: their steps, laid end to end, are cut into `b` equal
@@ -8,7 +8,7 @@
 //! run through the same steps of neighbouring tiles at the same time, and share operands in L2.
 //!
 //! Invariant: all partial items of a program precede all its fix-up items. With
-//! `stream_k_workers` workers, none has a whole tile more than the whole waves give it.
+//! `stream_k_workers` workers, none has a whole tile more than the full waves give it.
 
 use super::k_extent::KExtent;
 use crate::program::Schedule;
@@ -202,7 +202,7 @@ mod tests {
         let partials = [(0, 20, 10, true), (1, 20, 10, true), (2, 10, 20, true), (3, 10, 20, true)];
         let fix_ups = [(0, 0, 20, false), (1, 0, 20, false), (2, 0, 10, false), (3, 0, 10, false)];
         assert_eq!((&items[..4], &items[4..8]), (&partials[..], &fix_ups[..]), "the longer ranges first");
-        assert_eq!(items[8..], [4, 5, 6, 7, 8, 9].map(|tile| (tile, 0, 30, false)), "a whole wave");
+        assert_eq!(items[8..], [4, 5, 6, 7, 8, 9].map(|tile| (tile, 0, 30, false)), "a full wave");
         assert_eq!(p.split_k_slots, 4, "one for each partial item");
     }
 

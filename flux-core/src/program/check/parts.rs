@@ -1,6 +1,6 @@
-//! Rule: the items of a tile multiply each step along `k` once, in the order in which their parts
-//! are added; each split-K slot has one partial item and one reader, of the same tile, and the reader awaits
-//! the partial items in the order in which it adds their parts.
+//! Rule: the items of a tile multiply each step along `k` once, in the order in which parts are
+//! added. Each split-K slot has one partial item and one reader of the same tile, which awaits the
+//! partial items in that order.
 
 use super::Violation;
 use crate::program::{TileProgram, WorkItem, sink};
@@ -32,7 +32,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
                 return split(step);
             }
             step += partial.k_steps;
-            // A kernel takes the entry of a part's number for that part's.
+            // The kernel awaits parts by their number.
             if p.late_awaits_of(fix_up).get(number).is_none_or(|entry| entry.signal != partial.raise) {
                 return Err(Violation::Unguarded { rank, item: index, what: "split-K slot", index: part, peer: rank });
             }
@@ -47,7 +47,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     }
 }
 
-/// What the items of one tile have in common.
+/// Fields that the items of one tile share.
 fn tile(item: &WorkItem) -> [u32; 7] {
     [item.a_source, item.a_outer, item.row, item.rows, item.col, item.cols, item.out_outer]
 }
