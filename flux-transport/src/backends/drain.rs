@@ -64,12 +64,12 @@ const fn working(deadline: Duration) -> Duration {
 
 /// What is waited for as long as it takes steps, however many it has before it.
 #[derive(Debug)]
-pub(crate) struct Steps<P> {
+pub(crate) struct HostSteps<P> {
     allowed: Duration,
     at: Option<P>,
 }
 
-impl<P: PartialEq> Steps<P> {
+impl<P: PartialEq> HostSteps<P> {
     /// Of calls with this deadline.
     pub(crate) const fn new(deadline: Duration) -> Self {
         Self { allowed: working(deadline), at: None }
@@ -203,7 +203,7 @@ mod tests {
     #[test]
     fn who_takes_steps_is_waited_for_and_who_stands_is_given_up_though_nothing_has_failed() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let (mut steps, mut limits) = (Steps::new(second), Limits::default());
+        let (mut steps, mut limits) = (HostSteps::new(second), Limits::default());
         let mut over = |place: u32, after: u32| limits.are_over(None, steps.allowed(place), start + after * second);
         assert!((0..1000).all(|step| !over(step, 20 * step)), "a long queue");
         assert!(!over(999, 20_000));

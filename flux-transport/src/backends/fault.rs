@@ -26,7 +26,7 @@ pub enum Wait {
 #[non_exhaustive]
 pub enum Fault {
     /// A wait of a call passed its deadline.
-    #[error("rank {rank}: {} in call {epoch}: the deadline (Options::deadline) passed (expected {expected}, saw {seen}){}", Awaited(*wait, *peer, *signal), Late(*peer, late))]
+    #[error("rank {rank}: {} in call {epoch}: the deadline (Options::deadline) passed (expected {expected}, saw {seen}){}", AwaitedClause(*wait, *peer, *signal), StragglerClause(*peer, late))]
     #[non_exhaustive]
     Timeout {
         /// The rank that waited.
@@ -190,9 +190,9 @@ impl Fault {
     }
 }
 
-struct Awaited(Wait, Rank, u32);
+struct AwaitedClause(Wait, Rank, u32);
 
-impl fmt::Display for Awaited {
+impl fmt::Display for AwaitedClause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(wait, peer, signal) = self;
         match wait {
@@ -204,9 +204,9 @@ impl fmt::Display for Awaited {
 }
 
 /// Who is late, where that is not who was waited for.
-struct Late<'a>(Rank, &'a [Rank]);
+struct StragglerClause<'a>(Rank, &'a [Rank]);
 
-impl fmt::Display for Late<'_> {
+impl fmt::Display for StragglerClause<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(peer, late) = self;
         if matches!(late, [] | [_] if late.iter().all(|rank| rank == peer)) { Ok(()) } else { write!(f, "; late: {}", ranks(late)) }

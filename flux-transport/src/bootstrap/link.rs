@@ -26,12 +26,12 @@ pub(super) enum Link {
     /// To a process of this host: descriptors can be passed.
     Unix(OwnedFd),
     /// To a process anywhere.
-    Tcp(Stream),
+    Tcp(FrameStream),
 }
 
 /// A TCP connection that keeps messages apart.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct FrameStream {
     socket: OwnedFd,
     /// Held for the whole of a message, as several threads send. True after a message was cut.
     torn: Mutex<bool>,
@@ -48,7 +48,7 @@ struct Coming {
 
 impl Link {
     pub(super) fn tcp(socket: OwnedFd) -> Self {
-        Self::Tcp(Stream { socket, torn: Mutex::default(), coming: Mutex::default() })
+        Self::Tcp(FrameStream { socket, torn: Mutex::default(), coming: Mutex::default() })
     }
 
     /// Sends one message: `TIMEDOUT` where the other end took too little until the deadline,
@@ -97,7 +97,7 @@ impl AsFd for Link {
     }
 }
 
-impl Stream {
+impl FrameStream {
     fn send(&self, parts: &[&[u8]], deadline: Instant) -> Result<(), Errno> {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         let length = u32::try_from(length).map_err(|_| Errno::MSGSIZE)?;

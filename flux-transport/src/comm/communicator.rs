@@ -6,7 +6,7 @@
 use super::failure::Failure;
 use super::flight::Flight;
 use super::health::Health;
-use super::listener::Listener;
+use super::listener::NoticeListener;
 use super::turn::{Turn, Turns};
 use crate::backends::{Transport, reason};
 use crate::bootstrap::control::{Step, agree, agree_at};
@@ -40,7 +40,7 @@ pub struct Communicator {
 // Dropped in this order: the transport when no notice uses it any more, and before the rank leaves
 // the world.
 pub(super) struct Inner {
-    _listener: Listener,
+    _listener: NoticeListener,
     pub(super) health: Arc<Health>,
     pub(super) flight: Arc<Flight>,
     pub(super) failure: OnceLock<Failure>,
@@ -62,7 +62,7 @@ impl Communicator {
         let number = world.communicator();
         let health = Arc::new(Health::new(world.rank(), number, transport));
         let flight = Arc::new(Flight::new());
-        let listener = Listener::new(number, &health, &flight, world.control());
+        let listener = NoticeListener::new(number, &health, &flight, world.control());
         let world = world.share();
         let options = *options;
         let (turns, failure) = (Turns::default(), OnceLock::new());

@@ -8,7 +8,7 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Calls that are kept.
+/// Ring that are kept.
 pub(super) const KEPT: usize = 64;
 const NAME: usize = 16;
 
@@ -92,11 +92,11 @@ impl fmt::Display for CallRecord {
 #[derive(Debug)]
 pub(super) struct Flight {
     start: Instant,
-    calls: Mutex<Calls>,
+    calls: Mutex<Ring>,
 }
 
 #[derive(Debug)]
-struct Calls {
+struct Ring {
     ring: [Option<CallRecord>; KEPT],
     made: usize,
 }
@@ -107,10 +107,10 @@ pub(super) struct Noted(usize);
 
 impl Flight {
     pub(super) fn new() -> Self {
-        Self { start: Instant::now(), calls: Mutex::new(Calls { ring: [None; KEPT], made: 0 }) }
+        Self { start: Instant::now(), calls: Mutex::new(Ring { ring: [None; KEPT], made: 0 }) }
     }
 
-    fn calls(&self) -> MutexGuard<'_, Calls> {
+    fn calls(&self) -> MutexGuard<'_, Ring> {
         // what it guards is whole after every line below
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -148,7 +148,7 @@ impl Flight {
 const STATES: [CallState; 5] = [CallState::Begun, CallState::Launched, CallState::Done, CallState::Failed, CallState::GivenUp];
 const RECORD: usize = 3 + 4 + NAME + 12 + 16;
 
-/// Calls as a message.
+/// Ring as a message.
 pub(super) fn encode(calls: &[CallRecord]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(calls.len() * RECORD);
     for call in calls {

@@ -12,13 +12,13 @@ use crate::bootstrap::control::{Answerer, ControlPlane, Notice, Watcher};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Tells a communicator's health of every notice, and says what the rank does in it.
-pub(super) struct Listener {
+pub(super) struct NoticeListener {
     health: Arc<RwLock<Option<Arc<Health>>>>,
     _answerer: Arc<Answerer>,
     _watcher: Arc<Watcher>,
 }
 
-impl Listener {
+impl NoticeListener {
     /// Of the communicator with this number.
     pub(super) fn new(number: u32, health: &Arc<Health>, flight: &Arc<Flight>, control: &dyn ControlPlane) -> Self {
         let listening = Arc::new(RwLock::new(Some(Arc::clone(health))));
@@ -44,7 +44,7 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for NoticeListener {
     fn drop(&mut self) {
         // Waits for notices that are being heard, which do not block.
         *self.health.write().unwrap_or_else(PoisonError::into_inner) = None;
@@ -88,7 +88,7 @@ mod tests {
         };
         let transport = MockTransport { set_abort: Box::new(set_abort), ..MockTransport::default() };
         let health = Arc::new(Health::new(Rank::new(0), 0, Box::new(transport)));
-        let ear = Listener::new(0, &health, &Arc::new(Flight::new()), &own);
+        let ear = NoticeListener::new(0, &health, &Arc::new(Flight::new()), &own);
         std::thread::scope(|scope| {
             scope.spawn(|| peer.abort_peers(0, 7));
             hears.recv_timeout(Duration::from_secs(20)).unwrap();

@@ -18,13 +18,15 @@ mod staging;
 mod stream;
 mod vmm;
 
-pub use context::{CudaDevice, Current};
+pub use context::CudaDevice;
+pub(crate) use context::Current;
 pub use device::{Device, Stream};
 pub use error::{CudaError, Unavailable};
 pub use info::{DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info, driver_version, peer_matrix};
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use near::near;
-pub use stream::{Capture, Event, SideStream, capture};
+pub(crate) use stream::{Capture, capture};
+pub use stream::{Event, SideStream};
 
 pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async};
 pub(crate) use patience::{done_by, look, usable};

@@ -125,7 +125,7 @@ impl Drop for Event {
 
 /// Whether what is put on a stream runs, or becomes part of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capture {
+pub(crate) enum Capture {
     /// It runs.
     Off,
     /// It is captured, in the sequence with this number, unique in the process.
@@ -138,7 +138,7 @@ pub enum Capture {
 ///
 /// # Errors
 /// Among others, the default stream while another stream of the context is being captured.
-pub fn capture(stream: usize) -> Result<Capture, CudaError> {
+pub(crate) fn capture(stream: usize) -> Result<Capture, CudaError> {
     use std::ptr::null_mut;
     let driver = driver()?;
     let (mut status, mut id) = (0, 0);

@@ -14,9 +14,10 @@ pub(crate) mod probe;
 mod sysfs;
 mod words;
 
-pub use machine::{Gpu, Topology, look};
+pub(crate) use machine::{Gpu, Topology, look};
 pub(crate) use mig::is_instance;
 pub use mig::{instances, unseen};
 pub(crate) use nccl_settings::Settings;
-pub use nvml::Fabric;
-pub use sysfs::{Near, Place, nvidia_gpus};
+pub(crate) use nvml::Fabric;
+pub(crate) use sysfs::Near;
+pub use sysfs::nvidia_gpus;

@@ -65,7 +65,7 @@ table! {
 
 /// State of the fabric that an NVSwitch machine's GPUs are joined to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fabric {
+pub(crate) enum Fabric {
     /// The fabric manager has not begun, or is not there.
     NotStarted,
     /// It has not ended.
@@ -76,7 +76,7 @@ pub enum Fabric {
 
 /// What is said of one GPU.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct GpuFacts {
     pub(super) mig: bool,
     pub(super) links: Option<u32>,
     pub(super) fabric: Option<Fabric>,
@@ -123,8 +123,8 @@ impl Nvml {
         unsafe { mig_mode(device, &raw mut current, &raw mut pending) == OK && current == MIG }
     }
 
-    pub(super) fn gpu(&self, info: &DeviceInfo) -> Said {
-        let Some(device) = self.device(info) else { return Said::default() };
+    pub(super) fn gpu(&self, info: &DeviceInfo) -> GpuFacts {
+        let Some(device) = self.device(info) else { return GpuFacts::default() };
         let mig = self.mig(device);
         let state = |link| {
             let mut up = 0;
@@ -138,7 +138,7 @@ impl Nvml {
         // version takes.
         let said = self.fabric_info.is_some_and(|ask| unsafe { ask(device, &raw mut info) } == OK);
         let fabric = if said { fabric(info.state) } else { None };
-        Said { mig, links, fabric }
+        GpuFacts { mig, links, fabric }
     }
 
     pub(super) fn joined(&self, a: &DeviceInfo, b: &DeviceInfo) -> bool {

@@ -8,7 +8,7 @@ use std::path::Path;
 
 /// Where a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
+pub(crate) struct BusPlace {
     /// `domain:bus:device.function`, lower case.
     pub address: String,
     /// The root bus, such as `pci0000:00`.
@@ -23,7 +23,7 @@ pub struct Place {
 
 /// How near two devices are, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Near {
+pub(crate) enum Near {
     /// Below one bridge.
     Bridge,
     /// Below one root bus.
@@ -34,9 +34,9 @@ pub enum Near {
     Apart,
 }
 
-impl Place {
+impl BusPlace {
     /// How near another device is.
-    pub fn near(&self, other: &Self) -> Near {
+    pub(crate) fn near(&self, other: &Self) -> Near {
         match () {
             () if self.root == other.root && self.bridges.first().is_some_and(|first| other.bridges.first() == Some(first)) => Near::Bridge,
             () if self.root == other.root => Near::Root,
@@ -59,7 +59,7 @@ fn is_address(name: &str) -> bool {
 }
 
 /// The device at an address, as drivers write it.
-pub(super) fn place(root: &Path, address: &str) -> Option<Place> {
+pub(super) fn place(root: &Path, address: &str) -> Option<BusPlace> {
     let address = address.to_lowercase();
     let address = if is_address(&address) { address } else { return None };
     let device = root.join("sys/bus/pci/devices").join(&address);
@@ -72,7 +72,7 @@ pub(super) fn place(root: &Path, address: &str) -> Option<Place> {
     // -1 where there is one node, or none is known.
     let node = word(device.join("numa_node")).and_then(|node| node.parse().ok());
     let translated = word(device.join("iommu_group/type")).is_some_and(|kind| kind.starts_with("DMA"));
-    Some(Place { address, root: bus, bridges, node, translated })
+    Some(BusPlace { address, root: bus, bridges, node, translated })
 }
 
 /// NVIDIA's GPUs on the bus, whether or not there is a driver.
@@ -160,7 +160,10 @@ mod tests {
         let at = |address| place(root, address).unwrap();
         let first = at("0000:17:00.0");
         let bridges = vec!["0000:16:01.0".to_owned()];
-        assert_eq!(first, Place { address: "0000:17:00.0".into(), root: "pci0000:16".into(), bridges, node: Some(0), translated: false });
+        assert_eq!(
+            first,
+            BusPlace { address: "0000:17:00.0".into(), root: "pci0000:16".into(), bridges, node: Some(0), translated: false }
+        );
         assert!(at("0000:18:00.0").translated);
         let near = ["0000:18:00.0", "0000:19:00.0", "0000:41:00.0", "0000:81:00.0"].map(|other| first.near(&at(other)));
         assert_eq!(near, [Near::Bridge, Near::Root, Near::Node, Near::Apart]);

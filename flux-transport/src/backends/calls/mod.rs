@@ -11,8 +11,8 @@ mod history;
 mod order;
 
 pub(crate) use self::age::{AHEAD, Refreshed};
-pub(crate) use self::history::{Said, Saying};
-use self::order::{Order, Turn};
+pub(crate) use self::history::{OpHash, OpHashes};
+use self::order::{Order, StreamTurn};
 use crate::cuda::{CudaDevice, CudaError};
 use crate::{Device, Stream, TransportError, TransportKind};
 use flux_core::signal::Epoch;
@@ -39,7 +39,7 @@ pub(crate) enum Captures {
 /// The call in progress.
 #[derive(Clone, Copy, Debug)]
 struct InCall {
-    turn: Turn,
+    turn: StreamTurn,
     /// Whether side streams have a part in it.
     carried: bool,
     /// Whether the caller's stream is ordered after all of their part.
@@ -57,7 +57,7 @@ impl InCall {
 
 impl Captures {
     /// Takes note of a call that begins.
-    fn note(&mut self, turn: Turn) -> Result<(), TransportError> {
+    fn note(&mut self, turn: StreamTurn) -> Result<(), TransportError> {
         match self {
             Self::Refused(transport, why) if turn.is_captured() => Err(TransportError::NotCapturable { transport: *transport, why }),
             Self::Refused(..) => Ok(()),
@@ -213,7 +213,7 @@ mod tests {
 
     #[test]
     fn a_capture_is_refused_or_never_forgotten() {
-        let (eager, captured) = (Turn::Eager { stream: 1 }, Turn::Captured { capture: 1, stream: 1 });
+        let (eager, captured) = (StreamTurn::Eager { stream: 1 }, StreamTurn::Captured { capture: 1, stream: 1 });
         let mut refused = Captures::Refused(TransportKind::Pcie, "why");
         refused.note(eager).unwrap();
         assert!(matches!(refused.note(captured), Err(TransportError::NotCapturable { transport: TransportKind::Pcie, why: "why" })));

@@ -8,7 +8,7 @@ use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
 
 /// Where a call's work goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
+pub(super) enum StreamTurn {
     /// To the device, on the stream with this number: a handle is used again after its stream is
     /// gone.
     Eager { stream: u64 },
@@ -18,7 +18,7 @@ pub(super) enum Turn {
     Captured { capture: u64, stream: usize },
 }
 
-impl Turn {
+impl StreamTurn {
     /// Whether it is a capture's.
     pub(super) const fn is_captured(self) -> bool {
         matches!(self, Self::Captured { .. })
@@ -39,7 +39,7 @@ impl Turn {
 /// The last call of a kind, and the event that follows it.
 #[derive(Debug)]
 struct Last {
-    turn: Option<Turn>,
+    turn: Option<StreamTurn>,
     done: Event,
 }
 
@@ -60,10 +60,10 @@ impl Order {
     }
 
     /// Orders `stream` after the last call. The device's context is current.
-    pub(super) fn begin(&self, stream: usize) -> Result<Turn, CudaError> {
+    pub(super) fn begin(&self, stream: usize) -> Result<StreamTurn, CudaError> {
         let turn = match capture(stream)? {
-            Capture::Off => Turn::Eager { stream: stream_id(stream)? },
-            Capture::On(capture) => Turn::Captured { capture, stream },
+            Capture::Off => StreamTurn::Eager { stream: stream_id(stream)? },
+            Capture::On(capture) => StreamTurn::Captured { capture, stream },
             Capture::Broken => {
                 return Err(CudaError::Call {
                     call: "cuStreamGetCaptureInfo",
@@ -73,8 +73,8 @@ impl Order {
             }
         };
         let last = match turn {
-            Turn::Eager { .. } => &self.eager,
-            Turn::Captured { .. } => &self.captured,
+            StreamTurn::Eager { .. } => &self.eager,
+            StreamTurn::Captured { .. } => &self.captured,
         };
         if last.turn.is_some_and(|last| turn.waits_for(last)) {
             last.done.make_wait(stream)?;
@@ -89,10 +89,10 @@ impl Order {
 
     /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no
     /// node of the graph.
-    pub(super) fn finish(&mut self, turn: Turn, stream: usize) -> Result<(), CudaError> {
+    pub(super) fn finish(&mut self, turn: StreamTurn, stream: usize) -> Result<(), CudaError> {
         let last = match turn {
-            Turn::Eager { .. } => &mut self.eager,
-            Turn::Captured { .. } => &mut self.captured,
+            StreamTurn::Eager { .. } => &mut self.eager,
+            StreamTurn::Captured { .. } => &mut self.captured,
         };
         last.done.record(stream)?;
         last.turn = Some(turn);
@@ -102,12 +102,12 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
-    use super::Turn;
+    use super::StreamTurn;
 
     #[test]
     fn a_call_waits_for_the_last_of_its_kind_on_another_stream() {
-        let eager = |stream| Turn::Eager { stream };
-        let captured = |capture, stream| Turn::Captured { capture, stream };
+        let eager = |stream| StreamTurn::Eager { stream };
+        let captured = |capture, stream| StreamTurn::Captured { capture, stream };
         assert!(eager(2).waits_for(eager(1)) && !eager(1).waits_for(eager(1)));
         assert!(captured(9, 2).waits_for(captured(9, 1)) && !captured(9, 1).waits_for(captured(9, 1)));
         assert!(!captured(9, 2).waits_for(captured(8, 1)), "events do not cross captures");

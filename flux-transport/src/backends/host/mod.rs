@@ -22,7 +22,7 @@ use flux_core::Nodes;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::{Epoch, Word, Words, read_fault};
 use mapping::Mapping;
-use mover::Mover;
+use mover::MoverThread;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -34,7 +34,7 @@ pub(crate) struct Host {
     deadline: Duration,
     mapping: RwLock<Arc<Mapping>>,
     /// `None` in a world of one, where there is nobody to move to.
-    mover: Option<Mover>,
+    mover: Option<MoverThread>,
     /// What the programs of calls take for nodes.
     nodes: Option<Nodes>,
     pushed: AtomicBool,
@@ -54,7 +54,7 @@ impl Host {
         let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
         // Before memory is taken, after which no step is left in which the others would hear why
         // there is no thread.
-        let mover = if world.size().get() > 1 { Mover::spawn(world.rank()).map(Some) } else { Ok(None) };
+        let mover = if world.size().get() > 1 { MoverThread::spawn(world.rank()).map(Some) } else { Ok(None) };
         let mover = together(world.steps(), deadline, mover.map_err(ConnectError::from))?;
         let mapping = Mapping::new(world.steps(), options.reserve, options.first_epoch, options.deadline, deadline)?;
         let launch = world.launch();

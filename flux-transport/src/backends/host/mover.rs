@@ -1,6 +1,6 @@
 //! The thread that moves a rank's shard to its peers.
 //!
-//! Invariant: it has at most one job. From [`Mover::start`] until [`Mover::wait`] returns it reads
+//! Invariant: it has at most one job. From [`MoverThread::start`] until [`MoverThread::wait`] returns it reads
 //! the caller's `x` and writes its place in gather buffers; at no other time does it touch either.
 //! In a job it waits only for what other movers bring it to pass on, which they send before they
 //! wait themselves, and for no longer than the deadline; so every job ends, one that panics too,
@@ -28,7 +28,7 @@ const NAP: Duration = Duration::from_micros(50);
 
 /// A rank's mover.
 #[derive(Debug)]
-pub(super) struct Mover {
+pub(super) struct MoverThread {
     desk: Arc<Desk>,
     thread: Option<JoinHandle<()>>,
 }
@@ -71,7 +71,7 @@ impl Desk {
     }
 }
 
-impl Mover {
+impl MoverThread {
     /// Starts the thread.
     pub(super) fn spawn(rank: Rank) -> Result<Self, TransportError> {
         let (x, row_stride, row_bytes, element_bytes, place_bytes) = (0, 0, 0, 0, 0);
@@ -110,7 +110,7 @@ impl Mover {
     }
 }
 
-impl Drop for Mover {
+impl Drop for MoverThread {
     fn drop(&mut self) {
         self.wait();
         self.desk.lock().state = State::Stop;
@@ -211,7 +211,7 @@ mod tests {
         let size = WorkspaceSize { half_bytes: 16, signals: 1, counters: 0 };
         let plane = LocalControl::world_of(WorldSize::new(1).unwrap()).remove(0);
         let mapping = || Arc::new(Mapping::new(Collective::new(&plane, 0), size, Epoch::FIRST, ample, Instant::now() + ample).unwrap());
-        let mover = Arc::new(Mover::spawn(Rank::new(0)).unwrap());
+        let mover = Arc::new(MoverThread::spawn(Rank::new(0)).unwrap());
         let x = [7_u8; 16];
         let carry = |mapping: &Arc<Mapping>, dest| {
             let transfers = [Transfer { dest, rows: 1, cols: 16, ..Transfer::default() }];

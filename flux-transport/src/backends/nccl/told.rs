@@ -5,7 +5,7 @@
 //! been told. Where messages go [alone](super::alone) the call's number in it is the device's, and
 //! whoever ends the call has been told.
 
-use crate::backends::calls::{Said, Saying};
+use crate::backends::calls::{OpHash, OpHashes};
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
 use flux_core::layout::FaultRecord;
 use flux_core::signal::Epoch;
@@ -35,9 +35,9 @@ pub(crate) struct Told {
 impl Told {
     /// For calls from `epoch` on.
     pub(super) fn new(device: &CudaDevice, (rank, nodes): (Rank, Nodes), epoch: Epoch) -> Result<Self, CudaError> {
-        let before = Said::before(epoch).word();
+        let before = OpHash::before(epoch).word();
         let block = |words: usize| PinnedBlock::new(device, SAID * words);
-        let this = Self { words: block(nodes.count() as usize)?, own: block(Saying::WORDS)?, number: block(1)?, rank, nodes };
+        let this = Self { words: block(nodes.count() as usize)?, own: block(OpHashes::WORDS)?, number: block(1)?, rank, nodes };
         this.own().iter().for_each(|word| word.store(before, Ordering::Release));
         (0..nodes.count()).for_each(|node| this.word(node).store(before, Ordering::Release));
         Ok(this)
@@ -46,23 +46,23 @@ impl Told {
     /// Says which op this rank's call `epoch` is of, before anything of it is enqueued that reaches
     /// a peer; by whoever has the call.
     pub(super) fn say(&self, epoch: Epoch, op: u32) {
-        Saying::new(self.own()).say(epoch, op);
+        OpHashes::new(self.own()).say(epoch, op);
     }
 
     /// What this rank has said last.
-    pub(crate) fn last(&self) -> Said {
-        Saying::new(self.own()).last()
+    pub(crate) fn last(&self) -> OpHash {
+        OpHashes::new(self.own()).last()
     }
 
     fn own(&self) -> &[AtomicU64] {
         // SAFETY: as long, aligned as the block begins at a page, and there as long as `self`; only
         // accessed by whole words once it is in use.
-        unsafe { std::slice::from_raw_parts(self.own.host().cast::<AtomicU64>(), Saying::WORDS) }
+        unsafe { std::slice::from_raw_parts(self.own.host().cast::<AtomicU64>(), OpHashes::WORDS) }
     }
 
     /// From where messages take what this rank says of call `epoch`, for the device.
     pub(super) fn own_address(&self, epoch: Epoch) -> u64 {
-        self.own.address() + Saying::offset(epoch)
+        self.own.address() + OpHashes::offset(epoch)
     }
 
     /// From where messages take the word that goes with rows, for the device.
@@ -97,7 +97,7 @@ impl Told {
     }
 
     fn look(&self) -> Option<FaultRecord> {
-        self.others().find_map(|(peer, theirs)| Saying::new(self.own()).against_one(self.rank, peer, theirs))
+        self.others().find_map(|(peer, theirs)| OpHashes::new(self.own()).against_one(self.rank, peer, theirs))
     }
 
     /// A rank of the rail of whom nothing has come in call `epoch` yet, and the last call of which
@@ -107,11 +107,11 @@ impl Told {
     }
 
     /// The other ranks of the rail, and what they said last, as far as it has come.
-    fn others(&self) -> impl Iterator<Item = (Rank, Said)> {
+    fn others(&self) -> impl Iterator<Item = (Rank, OpHash)> {
         let Self { rank, nodes, .. } = *self;
         let local = nodes.local_of(rank);
         let nodes_apart = (0..nodes.count()).filter(move |&node| node != nodes.node_of(rank));
-        nodes_apart.map(move |node| (nodes.rank(node, local), Said::of_word(self.word(node).load(Ordering::Acquire))))
+        nodes_apart.map(move |node| (nodes.rank(node, local), OpHash::of_word(self.word(node).load(Ordering::Acquire))))
     }
 
     fn word(&self, node: u32) -> &AtomicU64 {

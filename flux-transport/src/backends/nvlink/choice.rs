@@ -33,7 +33,7 @@ pub(super) fn distinct(rank: u32, ranks: &[Introduction]) -> Result<(), NvLinkEr
 
 #[cfg(test)]
 mod tests {
-    use super::super::offer::Identity;
+    use super::super::offer::DeviceIdentity;
     use super::*;
     use crate::cuda::DeviceUuid;
     use crate::topology::hints;
@@ -63,8 +63,14 @@ mod tests {
             let visible = visible(list);
             let ordinal = ordinal(None, Launch::Processes, local_rank, visible.len() as u32);
             let uuid = *visible.get(ordinal as usize)?;
-            let identity =
-                Identity { process: [local_rank as u8; 16], uuid, ordinal, posix_handles: true, shared_device: false, instance: false };
+            let identity = DeviceIdentity {
+                process: [local_rank as u8; 16],
+                uuid,
+                ordinal,
+                posix_handles: true,
+                shared_device: false,
+                instance: false,
+            };
             Some(Introduction { identity, visible: list.unwrap_or_default().to_owned() })
         };
         (0..).zip(lists.iter().copied()).map(rank).collect()
@@ -130,7 +136,7 @@ mod tests {
         ) {
             let identity = |(rank, &(number, shared_device)): (u8, &(u8, bool))| {
                 let process = [if one_process { 0 } else { rank }; 16];
-                let identity = Identity { process, uuid: uuid(number), ordinal: 0, posix_handles: true, shared_device, instance: false };
+                let identity = DeviceIdentity { process, uuid: uuid(number), ordinal: 0, posix_handles: true, shared_device, instance: false };
                 Introduction { identity, visible: String::new() }
             };
             let introductions: Vec<_> = (0..).zip(&ranks).map(identity).collect();

@@ -8,7 +8,7 @@ use super::choice;
 use super::error::NvLinkError;
 use super::lane::Lane;
 use super::mig::{self, Mig};
-use super::offer::{Identity, Introduction, Offer};
+use super::offer::{DeviceIdentity, Introduction, Offer};
 use super::proof;
 use super::shared::Peer;
 use super::workspace::{Draft, Workspace, clear_pad};
@@ -71,11 +71,11 @@ pub(crate) enum Reach {
 /// Who the ranks are, and how this one shares memory with those of its node: where not said
 /// otherwise, all.
 #[derive(Debug)]
-pub(crate) struct Members {
+pub(crate) struct PeerDevices {
     pub(crate) rank: u32,
     /// This rank's device.
     pub(crate) info: DeviceInfo,
-    pub(super) identities: Vec<Identity>,
+    pub(super) identities: Vec<DeviceIdentity>,
     pub(super) handles: Handles,
     /// Whether ranks of any node are in several processes: then all ranks take the step in which
     /// descriptors are passed.
@@ -85,7 +85,7 @@ pub(crate) struct Members {
     pub(super) nodes: Nodes,
 }
 
-impl Members {
+impl PeerDevices {
     /// Introduces the ranks to each other and checks that their devices reach what `reach` says. No
     /// context is made. Collective; where it fails, it fails on all ranks, which are then still in
     /// step.
@@ -108,14 +108,14 @@ impl Members {
         };
         let instance = topology::is_instance(&info.name);
         let DeviceInfo { uuid, ordinal, posix_handles, .. } = info;
-        let identity = Identity { process, uuid, ordinal, posix_handles, shared_device, instance };
+        let identity = DeviceIdentity { process, uuid, ordinal, posix_handles, shared_device, instance };
         let messages = meeting.agree(&Introduction { identity, visible: hints::visible() }.encode())?;
         let decode = |(peer, message): (u32, &Vec<u8>)| Introduction::decode(message).ok_or(NvLinkError::Message { peer });
         let ranks = match (0..).zip(&messages).map(decode).collect::<Result<Vec<_>, _>>() {
             Ok(ranks) => ranks,
             Err(error) => return Err(meeting.refuse(error)),
         };
-        let identities: Vec<Identity> = ranks.iter().map(|rank| rank.identity).collect();
+        let identities: Vec<DeviceIdentity> = ranks.iter().map(|rank| rank.identity).collect();
         let rank = world.rank().get();
         let mig = Mig::among(&identities, nodes, rank, &info);
         let met = choice::distinct(rank, &ranks).and_then(|()| Self::check(rank, info, identities, (reach, nodes)));
@@ -123,9 +123,9 @@ impl Members {
         meeting.succeed(met).map_err(|error| if reach == Reach::Host { error } else { mig.advised(error) })
     }
 
-    fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
+    fn check(rank: u32, info: DeviceInfo, identities: Vec<DeviceIdentity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
         let own = identities[rank as usize];
-        let mates: Vec<(u32, Identity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
+        let mates: Vec<(u32, DeviceIdentity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
         if reach != Reach::Host {
             reach_peers(rank, (&info, own), &mates)?;
         }
@@ -168,14 +168,15 @@ fn other_host(meeting: Meeting<'_>, rank: Rank, peer: Rank) -> NvLinkError {
 }
 
 /// Whether ranks of any node are in several processes, which all ranks answer alike.
-fn pass(identities: &[Identity], nodes: Nodes) -> bool {
-    let apart = |(rank, own): (u32, &Identity)| nodes.mates(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
+fn pass(identities: &[DeviceIdentity], nodes: Nodes) -> bool {
+    let apart =
+        |(rank, own): (u32, &DeviceIdentity)| nodes.mates(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
     (0..).zip(identities).any(apart)
 }
 
 /// Checks that this rank's device can share memory, and reaches those of the peers that this
 /// process sees.
-fn reach_peers(rank: u32, (info, own): (&DeviceInfo, Identity), mates: &[(u32, Identity)]) -> Result<(), NvLinkError> {
+fn reach_peers(rank: u32, (info, own): (&DeviceInfo, DeviceIdentity), mates: &[(u32, DeviceIdentity)]) -> Result<(), NvLinkError> {
     let unsupported = |what| CudaError::Unsupported { ordinal: info.ordinal, device: info.name.clone(), what };
     if !info.virtual_memory {
         return Err(unsupported("virtual memory management").into());
@@ -221,7 +222,7 @@ pub(crate) fn build(
     meeting: Meeting<'_>,
     device: &CudaDevice,
     lane: &Lane,
-    members: &Members,
+    members: &PeerDevices,
     wanted: Wanted,
 ) -> Result<(Workspace, bool), NvLinkError> {
     let (draft, fd) = match make(device, lane, members, wanted) {
@@ -245,7 +246,7 @@ pub(crate) fn build(
 }
 
 /// This rank's part, and a descriptor of it where there are ranks in other processes.
-fn make(device: &CudaDevice, lane: &Lane, members: &Members, wanted: Wanted) -> Result<(Draft, Option<OwnedFd>), NvLinkError> {
+fn make(device: &CudaDevice, lane: &Lane, members: &PeerDevices, wanted: Wanted) -> Result<(Draft, Option<OwnedFd>), NvLinkError> {
     let draft = Draft::new(device, lane, wanted.size, wanted.epoch, (members.handles, &members.ordinals))?;
     let fd = match members.handles {
         Handles::None => None,
@@ -267,7 +268,7 @@ fn compatible(rank: u32, offers: &[Offer]) -> Result<(), NvLinkError> {
 
 fn map(
     device: &CudaDevice,
-    members: &Members,
+    members: &PeerDevices,
     draft: &Draft,
     offers: &[Offer],
     imports: &[Vec<OwnedFd>],
@@ -294,7 +295,7 @@ fn prove(
     meeting: Meeting<'_>,
     device: &CudaDevice,
     lane: &Lane,
-    members: &Members,
+    members: &PeerDevices,
     workspace: &Workspace,
     epoch: Epoch,
 ) -> Result<(), NvLinkError> {
@@ -361,8 +362,14 @@ mod tests {
     #[test]
     fn all_ranks_take_the_step_of_descriptors_where_one_node_is_of_several_processes() {
         let uuid = cuda::DeviceUuid([0; 16]);
-        let in_process =
-            |process: u8| Identity { process: [process; 16], uuid, ordinal: 0, posix_handles: true, shared_device: true, instance: false };
+        let in_process = |process: u8| DeviceIdentity {
+            process: [process; 16],
+            uuid,
+            ordinal: 0,
+            posix_handles: true,
+            shared_device: true,
+            instance: false,
+        };
         let nodes = Nodes::new(WorldSize::new(4).unwrap(), 2).unwrap();
         let ranks = |processes: [u8; 4]| processes.map(in_process);
         assert!(!pass(&ranks([1, 1, 1, 1]), nodes) && !pass(&ranks([1, 1, 2, 2]), nodes), "threads in each node");

@@ -5,7 +5,7 @@
 //! name each asks NVML for its own.
 
 use super::error::NvLinkError;
-use super::offer::Identity;
+use super::offer::DeviceIdentity;
 use crate::cuda::{CudaError, DeviceInfo};
 use crate::topology;
 use crate::topology::hints;
@@ -22,8 +22,8 @@ pub(crate) struct Mig {
 
 impl Mig {
     /// Of all ranks those of the node of `rank`, which has the device `own`.
-    pub(super) fn among(ranks: &[Identity], nodes: Nodes, rank: u32, own: &DeviceInfo) -> Self {
-        let here = |&(peer, _): &(u32, &Identity)| nodes.together(Rank::new(rank), Rank::new(peer));
+    pub(super) fn among(ranks: &[DeviceIdentity], nodes: Nodes, rank: u32, own: &DeviceInfo) -> Self {
+        let here = |&(peer, _): &(u32, &DeviceIdentity)| nodes.together(Rank::new(rank), Rank::new(peer));
         let instances = (0..).zip(ranks).filter(here).filter(|(_, identity)| identity.instance).map(|(peer, _)| peer).collect();
         Self { instances, own: (nodes.per_node() > 1).then(|| own.clone()) }
     }
@@ -76,7 +76,7 @@ mod tests {
 
     /// The second of two nodes, as one of its ranks knows it; all of the other are on instances.
     fn node(instances: &[bool]) -> Mig {
-        let identity = |&instance: &bool| Identity {
+        let identity = |&instance: &bool| DeviceIdentity {
             process: [0; 16],
             uuid: DeviceUuid([0; 16]),
             ordinal: 0,

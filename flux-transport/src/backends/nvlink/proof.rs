@@ -5,7 +5,7 @@
 //! nothing: the word may have stayed in a buffer on the way.
 
 use super::lane::Lane;
-use super::offer::Identity;
+use super::offer::DeviceIdentity;
 use super::workspace::Workspace;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write_value_async};
 use crate::topology::probe::vetoed;
@@ -28,7 +28,7 @@ pub(super) struct Missing {
 
 /// The word that `from` writes to `to`: not the same for any two pairs, and different in each life
 /// of the sender's process.
-pub(super) fn nonce(sender: &Identity, from: u32, to: u32) -> u32 {
+pub(super) fn nonce(sender: &DeviceIdentity, from: u32, to: u32) -> u32 {
     let [a, b, c, d, ..] = sender.process;
     let pair = (from << 16 | to).wrapping_mul(0x9e37_79b1);
     let word = u32::from_le_bytes([a, b, c, d]) ^ pair;
@@ -37,7 +37,7 @@ pub(super) fn nonce(sender: &Identity, from: u32, to: u32) -> u32 {
 }
 
 /// Writes this rank's words and waits until the copies are done.
-pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, identities: &[Identity]) -> Result<(), CudaError> {
+pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, identities: &[DeviceIdentity]) -> Result<(), CudaError> {
     let staging = DeviceBlock::new(device, 4 * MAX_WORLD)?;
     let _current = device.enter()?;
     // Memory of other nodes has no address.
@@ -55,7 +55,7 @@ pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, 
 }
 
 /// Reads this rank's pad and returns the words that are not what their writers sent.
-pub(super) fn check(device: &CudaDevice, at: &Workspace, rank: u32, identities: &[Identity]) -> Result<Vec<Missing>, CudaError> {
+pub(super) fn check(device: &CudaDevice, at: &Workspace, rank: u32, identities: &[DeviceIdentity]) -> Result<Vec<Missing>, CudaError> {
     let vetoed = vetoed();
     let mut missing = Vec::new();
     for (peer, identity) in identities.iter().enumerate().filter(|&(peer, _)| peer != rank as usize && at.pads()[peer] != 0) {
@@ -87,8 +87,14 @@ mod tests {
     #[test]
     fn no_two_pairs_share_a_word_and_none_is_what_was_there() {
         for process in [[0; 16], [0xff; 16], [7; 16]] {
-            let sender =
-                Identity { process, uuid: DeviceUuid([0; 16]), ordinal: 0, posix_handles: true, shared_device: false, instance: false };
+            let sender = DeviceIdentity {
+                process,
+                uuid: DeviceUuid([0; 16]),
+                ordinal: 0,
+                posix_handles: true,
+                shared_device: false,
+                instance: false,
+            };
             let words: BTreeSet<u32> = (0..16).flat_map(|from| (0..16).map(move |to| nonce(&sender, from, to))).collect();
             assert_eq!(words.len(), 256);
             assert!(!words.contains(&INITIAL));

@@ -4,7 +4,7 @@
 //! device's context is made current at every entry and the thread's own restored at the exit. The
 //! fault block is never replaced, and is used without a lock or a driver call.
 
-use super::collective::{Meeting, Members, Wanted, build};
+use super::collective::{Meeting, PeerDevices, Wanted, build};
 use super::error::NvLinkError;
 use super::fault::FaultBlock;
 use super::lane::Lane;
@@ -29,7 +29,7 @@ pub(crate) struct NvLink {
     // Fields drop in this order, after `Drop` has drained the device.
     state: Mutex<State>,
     fault: FaultBlock,
-    members: Members,
+    members: PeerDevices,
     deadline_ns: u64,
     drain: Drain,
     device: CudaDevice,
@@ -49,12 +49,12 @@ struct State {
 
 impl NvLink {
     /// Shares memory with the ranks that this one has met. Collective.
-    pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, NvLinkError> {
+    pub(crate) fn connect(world: &World, options: &Options, members: PeerDevices) -> Result<Self, NvLinkError> {
         let mig = members.mig();
         Self::share(world, options, members).map_err(|error| mig.advised(error))
     }
 
-    fn share(world: &World, options: &Options, members: Members) -> Result<Self, NvLinkError> {
+    fn share(world: &World, options: &Options, members: PeerDevices) -> Result<Self, NvLinkError> {
         let meeting = Meeting::of(world, options);
         let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))?;
         let epoch = options.first_epoch;

@@ -6,9 +6,9 @@
 //! addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs
 //! of a host writing at once are slower than all reading.
 
-use super::layout::{Layout, POISONED, SAID};
+use super::layout::{Layout, OP_HASHES, POISONED};
 use crate::TransportError;
-use crate::backends::calls::Saying;
+use crate::backends::calls::OpHashes;
 use crate::backends::host::file::{self, MappedFile};
 use crate::cuda::{CudaDevice, CudaError, Registration, host_size, near};
 use flux_core::layout::BROKEN_BYTES;
@@ -19,17 +19,17 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A region, as this process has it.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(super) struct PinnedRegion {
     key: u64,
     pinned: Registration<MappedFile>,
     pub(super) layout: Layout,
 }
 
 // By which ranks of one process find each other's regions; an entry goes with its region.
-static DIRECTORY: Mutex<BTreeMap<u64, Weak<Region>>> = Mutex::new(BTreeMap::new());
+static DIRECTORY: Mutex<BTreeMap<u64, Weak<PinnedRegion>>> = Mutex::new(BTreeMap::new());
 static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
-impl Region {
+impl PinnedRegion {
     /// Takes memory for the region of a rank on `device`, with all its words at `initial`, and the
     /// descriptor that makes it another process's too.
     pub(super) fn create(device: &CudaDevice, layout: Layout, initial: u32) -> Result<(Arc<Self>, OwnedFd), TransportError> {
@@ -86,11 +86,11 @@ impl Region {
     }
 
     /// What the owner's host says of its calls.
-    pub(super) fn saying(&self) -> Saying<'_> {
-        let first = std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + SAID));
+    pub(super) fn op_hashes(&self) -> OpHashes<'_> {
+        let first = std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + OP_HASHES));
         // SAFETY: in bounds by the layout, aligned to a line, and mapped as long as `self`; once a
         // region is in use these bytes are accessed by these words only.
-        Saying::new(unsafe { std::slice::from_raw_parts(first, Saying::WORDS) })
+        OpHashes::new(unsafe { std::slice::from_raw_parts(first, OpHashes::WORDS) })
     }
 
     /// The word at `offset`, which is one of the layout's.
@@ -103,7 +103,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for PinnedRegion {
     fn drop(&mut self) {
         if self.key != 0 {
             DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);

@@ -13,7 +13,7 @@ use super::workspace::Workspace;
 use crate::backends::Transport;
 use crate::backends::calls::{Calls, Captures, Refreshed};
 use crate::backends::drain::Drain;
-use crate::backends::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
+use crate::backends::nvlink::{FaultBlock, Lane, Meeting, NvLinkError, PeerDevices};
 use crate::backends::view::nanoseconds;
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
@@ -34,7 +34,7 @@ pub(crate) struct Pcie {
     // then.
     watch: Watch,
     state: Mutex<State>,
-    members: Members,
+    members: PeerDevices,
     deadline_ns: u64,
     drain: Drain,
     device: CudaDevice,
@@ -61,7 +61,7 @@ const NO_GRAPHS: &str = "the half of host memory that its copies use would be fr
 
 impl Pcie {
     /// Connects ranks that have met. Collective.
-    pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
+    pub(crate) fn connect(world: &World, options: &Options, members: PeerDevices) -> Result<Self, ConnectError> {
         let meeting = Meeting::of(world, options);
         let unusable = |error: NvLinkError| error.of(Select::Pcie);
         let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from)).map_err(unusable)?;

@@ -8,7 +8,7 @@
 //! takes a call for finished.
 
 use super::layout::{BROKEN, POISONED};
-use super::region::Region;
+use super::region::PinnedRegion;
 use crate::backends::calls::AHEAD;
 use crate::backends::fault::reason;
 use crate::cuda::{PinnedBlock, host_size};
@@ -45,7 +45,7 @@ fn reason_of(broken: u32, poisoned: u32) -> u32 {
 pub(super) struct Words {
     rank: u32,
     signals: u32,
-    regions: Vec<Arc<Region>>,
+    regions: Vec<Arc<PinnedRegion>>,
     /// A pad for each rank, which the own kernel raises signals on in place of that rank's; then
     /// the word that says how far the side streams are.
     local: PinnedBlock,
@@ -59,7 +59,7 @@ impl Words {
 
     /// Takes the regions of all ranks and a block of [`local_bytes`](Self::local_bytes), and sets
     /// all its words to `initial`.
-    pub(super) fn new(rank: u32, signals: u32, regions: Vec<Arc<Region>>, local: PinnedBlock, initial: u32) -> Self {
+    pub(super) fn new(rank: u32, signals: u32, regions: Vec<Arc<PinnedRegion>>, local: PinnedBlock, initial: u32) -> Self {
         let words = Self { rank, signals, regions, local };
         for offset in (0..Self::local_bytes(words.regions.len(), signals)).step_by(4) {
             words.local_word(offset).store(initial, Ordering::Relaxed);
@@ -75,7 +75,7 @@ impl Words {
     }
 
     /// The regions, by rank.
-    pub(super) fn regions(&self) -> &[Arc<Region>] {
+    pub(super) fn regions(&self) -> &[Arc<PinnedRegion>] {
         &self.regions
     }
 
@@ -103,7 +103,7 @@ impl Words {
         self.local_word(self.finished_offset()).load(Ordering::Acquire)
     }
 
-    fn peers(&self) -> impl Iterator<Item = (u32, &Region)> {
+    fn peers(&self) -> impl Iterator<Item = (u32, &PinnedRegion)> {
         (0..).zip(&self.regions).filter(|&(peer, _)| peer != self.rank).map(|(peer, region)| (peer, &**region))
     }
 
@@ -133,20 +133,20 @@ impl Words {
     /// Says which op this rank's call `epoch` is of, before anything of it is enqueued that reaches
     /// a peer.
     pub(super) fn say(&self, epoch: Epoch, op: u32) {
-        self.regions[self.rank as usize].saying().say(epoch, op);
+        self.regions[self.rank as usize].op_hashes().say(epoch, op);
     }
 
     /// A peer whose calls are not of the ops that this rank's are of.
     pub(super) fn disagreement(&self) -> Option<FaultRecord> {
-        let (rank, own) = (Rank::new(self.rank), self.regions[self.rank as usize].saying());
-        self.peers().find_map(|(peer, region)| own.against(rank, Rank::new(peer), region.saying()))
+        let (rank, own) = (Rank::new(self.rank), self.regions[self.rank as usize].op_hashes());
+        self.peers().find_map(|(peer, region)| own.against(rank, Rank::new(peer), region.op_hashes()))
     }
 
     /// What is wrong with calls that have come to their end without a fault of this rank's: a peer
     /// that gave up before, and so may have sent anything.
     pub(super) fn fault_of_a_peer(&self) -> Option<FaultRecord> {
-        let said = |region: &Region, word| region.word(word).load(Ordering::SeqCst);
-        let broken = |(peer, region): (u32, &Region)| match reason_of(said(region, BROKEN), said(region, POISONED)) {
+        let said = |region: &PinnedRegion, word| region.word(word).load(Ordering::SeqCst);
+        let broken = |(peer, region): (u32, &PinnedRegion)| match reason_of(said(region, BROKEN), said(region, POISONED)) {
             0 => None,
             abort => Some(FaultRecord { state: 1, code: fault::ABORTED, rank: peer, peer, abort, ..FaultRecord::default() }),
         };

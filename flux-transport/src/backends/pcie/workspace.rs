@@ -7,10 +7,10 @@
 
 use super::layout::Layout;
 use super::offer::Offer;
-use super::region::Region;
+use super::region::PinnedRegion;
 use super::words::Words;
 use crate::backends::error::same_epoch;
-use crate::backends::nvlink::{Lane, Meeting, Members, NvLinkError};
+use crate::backends::nvlink::{Lane, Meeting, NvLinkError, PeerDevices};
 use crate::backends::view::checked_bytes;
 use crate::bootstrap::control::{agree, together};
 use crate::cuda::keep;
@@ -43,7 +43,7 @@ struct Own {
     pad: DeviceBlock,
     control: DeviceBlock,
     local: PinnedBlock,
-    region: Arc<Region>,
+    region: Arc<PinnedRegion>,
     file: OwnedFd,
 }
 
@@ -70,7 +70,7 @@ impl Own {
         }
         lane.synchronize()?;
         let local = PinnedBlock::new(device, host_size(Words::local_bytes(world as usize, size.signals)))?;
-        let (region, file) = Region::create(device, Layout::new(world, size), initial)?;
+        let (region, file) = PinnedRegion::create(device, Layout::new(world, size), initial)?;
         Ok(Self { data, outbox, pad, control, local, region, file })
     }
 
@@ -114,7 +114,7 @@ impl Workspace {
         meeting: Meeting<'_>,
         device: &CudaDevice,
         lane: &Lane,
-        members: &Members,
+        members: &PeerDevices,
         (size, epoch): (WorkspaceSize, Epoch),
     ) -> Result<Self, TransportError> {
         let Meeting { steps, deadline } = meeting;
@@ -150,7 +150,7 @@ impl Workspace {
     }
 
     /// The region of `rank` for the host, by whose addresses copies are asked for.
-    pub(super) fn host_region(&self, rank: u32) -> &Region {
+    pub(super) fn host_region(&self, rank: u32) -> &PinnedRegion {
         &self.words.regions()[rank as usize]
     }
 
@@ -231,21 +231,21 @@ impl Workspace {
 /// All ranks' regions, of this process by their numbers, of others by their descriptors.
 fn map(
     device: &CudaDevice,
-    members: &Members,
-    own: &Arc<Region>,
+    members: &PeerDevices,
+    own: &Arc<PinnedRegion>,
     keys: &[u64],
     files: &[Vec<OwnedFd>],
-) -> Result<Vec<Arc<Region>>, TransportError> {
+) -> Result<Vec<Arc<PinnedRegion>>, TransportError> {
     let one = |(peer, &key): (u32, &u64)| {
         let failed = |reason| TransportError::PeerFailed { rank: Rank::new(peer), reason };
         if peer == members.rank {
             return Ok(Arc::clone(own));
         }
         if members.is_local(peer) {
-            return Region::find(key).ok_or_else(|| failed("its memory is gone".to_owned()));
+            return PinnedRegion::find(key).ok_or_else(|| failed("its memory is gone".to_owned()));
         }
         match files.get(peer as usize).map(Vec::as_slice) {
-            Some([file]) => Region::open(device, file.as_fd(), own.layout).map_err(failed),
+            Some([file]) => PinnedRegion::open(device, file.as_fd(), own.layout).map_err(failed),
             other => Err(failed(format!("it gave {} descriptors of memory, not 1", other.map_or(0, <[_]>::len)))),
         }
     };

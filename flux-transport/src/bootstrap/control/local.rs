@@ -14,7 +14,7 @@ use super::plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
 use super::steps::Steps;
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
-use state::{Content, End, Post, PostSlot, Presence, Shared, lock};
+use state::{Content, NewEnd, Post, PostSlot, Presence, Shared, lock};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
@@ -213,7 +213,7 @@ impl ControlPlane for LocalControl {
     }
 
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
-        let End { rank, shared, members } = regroup::meet(&self.shared, self.rank, without, deadline)?;
+        let NewEnd { rank, shared, members } = regroup::meet(&self.shared, self.rank, without, deadline)?;
         Ok(Regrouped { control: Arc::new(Self::of(rank, shared)), members: ranks_of(members).collect() })
     }
 

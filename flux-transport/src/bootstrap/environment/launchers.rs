@@ -26,7 +26,7 @@ pub(super) struct Placement {
 }
 
 /// A launcher.
-pub(super) struct Family {
+pub(super) struct LauncherFamily {
     /// In `FLUX_LAUNCHER`.
     pub(super) name: &'static str,
     /// Its variables of rank and world size, for messages.
@@ -38,21 +38,21 @@ pub(super) struct Family {
 
 /// Launchers of processes, the one that is asked first first. Where two of them are there, they
 /// have to agree.
-pub(super) const LAUNCHERS: [Family; 3] = [
-    Family {
+pub(super) const LAUNCHERS: [LauncherFamily; 3] = [
+    LauncherFamily {
         name: "torchrun",
         says: ["RANK", "WORLD_SIZE"],
         // `MASTER_*` alone are often part of a container's environment.
         is_there: |vars| vars.any(&["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
         read: torchrun,
     },
-    Family {
+    LauncherFamily {
         name: "openmpi",
         says: ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
         is_there: |vars| vars.any(&OPEN_MPI),
         read: open_mpi,
     },
-    Family {
+    LauncherFamily {
         name: "mpich",
         says: ["PMI_RANK", "PMI_SIZE"],
         // srun sets the first two for MPI's sake, and says the rest in its own way.
@@ -63,7 +63,8 @@ pub(super) const LAUNCHERS: [Family; 3] = [
 
 /// Asked last, and never contradicted: what other launchers start inside a Slurm job inherits the
 /// variables of the step around it.
-pub(super) const SLURM_FAMILY: Family = Family { name: "slurm", says: ["SLURM_PROCID", "SLURM_NTASKS"], is_there: slurm_step, read: slurm };
+pub(super) const SLURM_FAMILY: LauncherFamily =
+    LauncherFamily { name: "slurm", says: ["SLURM_PROCID", "SLURM_NTASKS"], is_there: slurm_step, read: slurm };
 
 const TORCHRUN: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
 const OPEN_MPI: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"];

@@ -18,7 +18,7 @@ use flux_core::{Rank, WorldSize};
 
 pub use place::{Address, HostPlace, NetworkPlace, Place};
 
-use self::launchers::{Family, LAUNCHERS, Placement, SLURM_FAMILY};
+use self::launchers::{LAUNCHERS, LauncherFamily, Placement, SLURM_FAMILY};
 use self::place::digest;
 pub(crate) use self::place::runtime_directory;
 use self::variables::Variables;
@@ -115,7 +115,7 @@ impl Environment {
     }
 
     /// What another launcher says, and where to meet.
-    fn placed(vars: Variables<'_>, family: &Family, placement: Placement) -> Result<Self, BootstrapError> {
+    fn placed(vars: Variables<'_>, family: &LauncherFamily, placement: Placement) -> Result<Self, BootstrapError> {
         let Placement { rank, world, local_rank, one_host, rank_zero, launch } = placement;
         let names: Vec<&[u8]> = launch.iter().map(|value| value.as_encoded_bytes()).collect();
         let nonce = digest(&[&[family.name.as_bytes()], &names[..]].concat());
@@ -156,7 +156,7 @@ impl Environment {
     }
 }
 
-fn said((family, placement): &(&Family, Placement)) -> String {
+fn said((family, placement): &(&LauncherFamily, Placement)) -> String {
     let [rank, world] = family.says;
     format!("{} says that this is rank {} of {} ({rank}, {world})", family.name, placement.rank, placement.world.get())
 }

@@ -198,7 +198,8 @@ impl Launcher {
         let directory = Directory::make(&runtime_directory(&|name| std::env::var_os(name)))?;
         let apart = |hosts| Apart::make(hosts, self.ranks, &directory.path);
         let apart = self.hosts.map(apart).transpose().map_err(|source| LaunchError::Io { step: "keeping the ranks apart", source })?;
-        let mut group = Group { ranks: Vec::new(), grace: self.grace, on_failure: self.on_failure, stopping: None, first_failure: None };
+        let mut group =
+            ProcessGroup { ranks: Vec::new(), grace: self.grace, on_failure: self.on_failure, stopping: None, first_failure: None };
         for rank in self.ranks.ranks() {
             let start = |source| LaunchError::Start { program: self.program.clone(), rank, source };
             let child = self.command(rank, &directory.path, apart.as_ref()).spawn().map_err(start)?;
@@ -265,7 +266,7 @@ struct Running {
 }
 
 /// The ranks that run; dropped, it kills them.
-struct Group {
+struct ProcessGroup {
     ranks: Vec<Running>,
     grace: Duration,
     on_failure: fn(&Failed) -> Others,
@@ -274,7 +275,7 @@ struct Group {
     first_failure: Option<ExitStatus>,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Tells all ranks to end; told twice, kills them.
     fn stop(&mut self, signal: Signal) {
         if self.stopping.is_some() {
@@ -324,7 +325,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.signal_all(Signal::KILL);
         for running in &mut self.ranks {

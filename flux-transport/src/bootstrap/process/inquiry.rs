@@ -10,7 +10,7 @@
 //! decide before its monitor has read what came in time.
 
 use super::frame::Kind;
-use super::shared::{End, Inbox, Shared};
+use super::shared::{Inbox, PeerEnd, Shared};
 use crate::bootstrap::control::Answer;
 use flux_core::Rank;
 use std::sync::Weak;
@@ -68,8 +68,8 @@ impl Shared {
             Some(at) => Answer::Reply(answers.swap_remove(at).1),
             None => match ends[rank.index()].end {
                 None => Answer::Silent,
-                Some(End::Left) => Answer::Left,
-                Some(End::Lost | End::Broke(_)) => Answer::Lost,
+                Some(PeerEnd::Left) => Answer::Left,
+                Some(PeerEnd::Lost | PeerEnd::Broke(_)) => Answer::Lost,
             },
         };
         (0..).map(Rank::new).take(self.links.len()).map(answer).collect()

@@ -16,8 +16,8 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use super::frame::{Header, Kind, MAX_BODY};
-use super::regroup::Part;
-use super::shared::{Arrived, End, Shared};
+use super::regroup::NewGroup;
+use super::shared::{Arrived, PeerEnd, Shared};
 use crate::bootstrap::control::{
     Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING, Regrouped, Steps, Watcher, mask_of,
     ranks_of,
@@ -104,7 +104,7 @@ impl ProcessControl {
                 return ended(rank, end);
             }
             let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
-                return ended(rank, &End::Lost);
+                return ended(rank, &PeerEnd::Lost);
             };
             inbox = changed;
         }
@@ -152,11 +152,11 @@ fn timeout(kind: Kind, missing: impl IntoIterator<Item = Rank>) -> ControlError 
     ControlError::Timeout { step: kind.name(), missing: missing.into_iter().collect() }
 }
 
-fn ended(rank: Rank, end: &End) -> ControlError {
+fn ended(rank: Rank, end: &PeerEnd) -> ControlError {
     match end {
-        End::Left => ControlError::PeerLeft { rank },
-        End::Lost => ControlError::PeerLost { rank },
-        End::Broke(detail) => ControlError::Protocol { rank, detail: detail.clone() },
+        PeerEnd::Left => ControlError::PeerLeft { rank },
+        PeerEnd::Lost => ControlError::PeerLost { rank },
+        PeerEnd::Broke(detail) => ControlError::Protocol { rank, detail: detail.clone() },
     }
 }
 
@@ -199,7 +199,7 @@ impl ControlPlane for ProcessControl {
         let mut inbox = self.shared.inbox();
         inbox.watchers.push(Weak::clone(&watcher));
         let lost: Vec<Rank> =
-            self.world.ranks().filter(|rank| inbox.peers[rank.index()].end.as_ref().is_some_and(|end| *end != End::Left)).collect();
+            self.world.ranks().filter(|rank| inbox.peers[rank.index()].end.as_ref().is_some_and(|end| *end != PeerEnd::Left)).collect();
         drop(inbox);
         if let Some(watcher) = watcher.upgrade() {
             for rank in lost {
@@ -242,7 +242,7 @@ impl ControlPlane for ProcessControl {
         if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
             return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
         }
-        let Part { mesh, members } = self.shared.regroup(without, deadline)?;
+        let NewGroup { mesh, members } = self.shared.regroup(without, deadline)?;
         let io = |error: BootstrapError| ControlError::Io { step: REGROUPING, source: std::io::Error::other(error) };
         Ok(Regrouped { control: Arc::new(Self::start(mesh).map_err(io)?), members: ranks_of(members).collect() })
     }

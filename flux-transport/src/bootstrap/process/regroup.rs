@@ -42,7 +42,7 @@ use flux_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
 use super::frame::Kind;
-use super::shared::{GroupState, Inbox, Outcome, Shared, Sockets, Verdict};
+use super::shared::{GroupState, GroupVerdict, Inbox, Outcome, Shared, Sockets};
 use crate::bootstrap::control::{ControlError, REGROUPING, came_and_went, mask_of, ranks_of};
 use crate::bootstrap::mesh::{Mesh, socket_rows};
 use crate::bootstrap::socket;
@@ -52,7 +52,7 @@ const HANDING: Duration = Duration::from_millis(100);
 
 /// A rank's part of a new group.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct NewGroup {
     pub(crate) mesh: Mesh,
     /// Old ranks (bits) of the new group.
     pub(crate) members: u32,
@@ -73,7 +73,7 @@ impl Shared {
             _ if *waits && verdict.is_none() => {
                 // Of what is none no group comes; who waits for it is told by the deadline.
                 let outcome = body.try_into().ok().and_then(|body| Outcome::new(kind, u32::from_le_bytes(body), sockets));
-                *verdict = outcome.map(|outcome| Verdict { by, outcome });
+                *verdict = outcome.map(|outcome| GroupVerdict { by, outcome });
             }
             // The sockets close here, so the group that this rank waits for no more learns of it at
             // once.
@@ -83,7 +83,7 @@ impl Shared {
     }
 
     /// Meets the ranks that are neither gone nor in `without`.
-    pub(crate) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Part, ControlError> {
+    pub(crate) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<NewGroup, ControlError> {
         let without = mask_of(without.iter().copied()) & !mask_of([self.rank]);
         // Who has stopped waiting by now does not wait.
         self.settle();
@@ -115,7 +115,7 @@ impl Shared {
     }
 
     /// Waits until there is a group.
-    fn gather(&self, without: u32, deadline: Instant) -> Result<Part, ControlError> {
+    fn gather(&self, without: u32, deadline: Instant) -> Result<NewGroup, ControlError> {
         let own = mask_of([self.rank]);
         // So that those who wait for a leader's verdict still hear it before they give up
         // themselves.
@@ -175,7 +175,7 @@ impl Shared {
     }
 
     /// Connects every two members, and gives each its row of sockets.
-    fn deal(&self, members: u32) -> Result<Part, ControlError> {
+    fn deal(&self, members: u32) -> Result<NewGroup, ControlError> {
         let world = size(members).ok_or_else(|| io(Errno::INVAL))?;
         let unable = |errno: Errno| {
             // They all wait for this rank, and would take it for late.
@@ -194,12 +194,12 @@ impl Shared {
                 Err(errno) => return Err(not_told(rank, unable(errno))),
             }
         }
-        Ok(Part { mesh: Mesh::new(Rank::new(0), world, rows.swap_remove(0)), members })
+        Ok(NewGroup { mesh: Mesh::new(Rank::new(0), world, rows.swap_remove(0)), members })
     }
 
     /// What a rank makes of the verdict of the one that makes the group.
-    fn hear(&self, verdict: Verdict) -> Result<Part, ControlError> {
-        let Verdict { by, outcome } = verdict;
+    fn hear(&self, verdict: GroupVerdict) -> Result<NewGroup, ControlError> {
+        let GroupVerdict { by, outcome } = verdict;
         let (mask, sockets) = match outcome {
             Outcome::Group { members, sockets } => (members, sockets),
             // The others find the ends closed that were for this rank, and come back to this plane.
@@ -211,7 +211,7 @@ impl Shared {
             (Some(own), Some(world))
                 if sockets.len() == world.peers() as usize && sockets.iter().all(|socket| socket::is_ours(socket.as_fd())) =>
             {
-                Ok(Part { mesh: Mesh::new(Rank::new(own), world, sockets), members: mask })
+                Ok(NewGroup { mesh: Mesh::new(Rank::new(own), world, sockets), members: mask })
             }
             _ => {
                 let detail = format!("it made a group of the ranks {mask:#x} and gave {} sockets", sockets.len());

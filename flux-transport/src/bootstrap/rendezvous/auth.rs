@@ -38,7 +38,7 @@ const CHALLENGE_BYTES: usize = 8 + 16 + NONCE_BYTES;
 /// Most bytes of an answer's body.
 const MAX_BODY: usize = 256;
 /// Room for any answer.
-pub(crate) const MAX_ANSWER: usize = NONCE_BYTES + PROOF_BYTES + MAX_BODY;
+pub(crate) const MAX_RESPONSE: usize = NONCE_BYTES + PROOF_BYTES + MAX_BODY;
 
 /// Who makes a proof.
 #[derive(Clone, Copy)]
@@ -78,13 +78,13 @@ impl Challenge {
 
 /// A caller's answer, as it came.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Answer<'a> {
+pub(crate) struct Response<'a> {
     nonce: &'a [u8; NONCE_BYTES],
     proof: &'a [u8; PROOF_BYTES],
     body: &'a [u8],
 }
 
-impl<'a> Answer<'a> {
+impl<'a> Response<'a> {
     /// `None` for what is no answer.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (nonce, rest) = bytes.split_first_chunk()?;
@@ -192,16 +192,16 @@ mod tests {
         fn only_the_secret_and_every_bit_of_it_all_pass(body in prop::collection::vec(any::<u8>(), 0..256), at: prop::sample::Index, bit in 0..8) {
             let challenge = Challenge::new(7).unwrap();
             let said = answer(&secret("a"), &challenge, &body);
-            let (heard, proof) = Answer::decode(&said).unwrap().check(&secret("a"), &challenge).unwrap();
+            let (heard, proof) = Response::decode(&said).unwrap().check(&secret("a"), &challenge).unwrap();
             prop_assert_eq!(heard, &body[..]);
             // A listener's proof is no caller's: what was heard cannot be said back.
             let reflected = [&said[..32], &proof, &body[..]].concat();
-            prop_assert!(Answer::decode(&reflected).unwrap().check(&secret("a"), &challenge).is_none());
-            prop_assert!(Answer::decode(&said).unwrap().check(&secret("b"), &challenge).is_none());
-            prop_assert!(Answer::decode(&said).unwrap().check(&secret("a"), &Challenge::new(7).unwrap()).is_none());
+            prop_assert!(Response::decode(&reflected).unwrap().check(&secret("a"), &challenge).is_none());
+            prop_assert!(Response::decode(&said).unwrap().check(&secret("b"), &challenge).is_none());
+            prop_assert!(Response::decode(&said).unwrap().check(&secret("a"), &Challenge::new(7).unwrap()).is_none());
             let mut other = said.clone();
             other[at.index(said.len())] ^= 1_u8 << bit;
-            prop_assert!(Answer::decode(&other).unwrap().check(&secret("a"), &challenge).is_none());
+            prop_assert!(Response::decode(&other).unwrap().check(&secret("a"), &challenge).is_none());
         }
 
         #[test]
@@ -210,7 +210,7 @@ mod tests {
             if let Some(challenge) = Challenge::decode(&bytes) {
                 prop_assert_eq!(challenge.bytes(), &bytes[..]);
             }
-            if let Some(answer) = Answer::decode(&bytes) {
+            if let Some(answer) = Response::decode(&bytes) {
                 prop_assert_eq!([&answer.nonce[..], answer.proof, answer.body].concat(), &bytes[..]);
                 prop_assert!(answer.check(&secret("a"), &Challenge::new(0).unwrap()).is_none());
             }

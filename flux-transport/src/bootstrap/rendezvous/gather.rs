@@ -21,7 +21,7 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// The ranks that are to meet, and what their leader says of itself.
 #[derive(Clone, Debug)]
-pub(crate) struct Group {
+pub(crate) struct RankGroup {
     /// The leader's; its rank is the first of the group.
     pub(crate) own: Hello,
     pub(crate) world: WorldSize,
@@ -42,7 +42,7 @@ pub(crate) struct Member {
 }
 
 struct Gathering<L> {
-    group: Group,
+    group: RankGroup,
     listener: Listener<L>,
     members: Vec<Member>,
     verdict: Option<Refusal>,
@@ -51,7 +51,7 @@ struct Gathering<L> {
 }
 
 /// Waits for all ranks of the group: the leader's connections to the others, in rank order.
-pub(crate) fn gather<L: AsFd>(group: Group, listener: Listener<L>, deadline: Instant) -> Result<Vec<Member>, BootstrapError> {
+pub(crate) fn gather<L: AsFd>(group: RankGroup, listener: Listener<L>, deadline: Instant) -> Result<Vec<Member>, BootstrapError> {
     let mut gathering = Gathering { group, listener, members: Vec::new(), verdict: None, informed: 0 };
     let mut end = deadline;
     loop {
@@ -252,7 +252,7 @@ mod tests {
         };
         let _links = [comes(1, true), comes(2, false)];
         let mut gathering = Gathering {
-            group: Group { own: hello(0), world, ranks: world.ranks().collect(), more: 0 },
+            group: RankGroup { own: hello(0), world, ranks: world.ranks().collect(), more: 0 },
             listener: Listener::unix(listener),
             members: Vec::new(),
             verdict: None,

@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFd;
 use rustix::io::Errno;
 
-use super::auth::{self, Answer, Challenge, MAX_ANSWER};
+use super::auth::{self, Challenge, MAX_RESPONSE, Response};
 use crate::bootstrap::deadlines::ANSWER;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::secret::Secret;
@@ -28,7 +28,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Listener<L> {
     listener: L,
-    key: Option<Key>,
+    key: Option<LaunchKey>,
     /// Who has to go first, first.
     strangers: VecDeque<Stranger>,
     denied: u32,
@@ -36,7 +36,7 @@ pub(crate) struct Listener<L> {
 
 /// What opens a listener to other hosts.
 #[derive(Clone, Debug)]
-pub(crate) struct Key {
+pub(crate) struct LaunchKey {
     pub(crate) secret: Secret,
     pub(crate) launch: u128,
 }
@@ -63,7 +63,7 @@ impl<L: AsFd> Listener<L> {
     }
 
     /// Of a TCP socket.
-    pub(crate) fn tcp(listener: L, key: Key) -> Self {
+    pub(crate) fn tcp(listener: L, key: LaunchKey) -> Self {
         Self { listener, key: Some(key), strangers: VecDeque::new(), denied: 0 }
     }
 
@@ -143,7 +143,7 @@ impl<L: AsFd> Listener<L> {
 
     /// Reads what a stranger has said, if it has.
     fn hear(&mut self, stranger: Stranger, callers: &mut Vec<Caller>) {
-        let mut buffer = [0; MAX_ANSWER];
+        let mut buffer = [0; MAX_RESPONSE];
         let message = match stranger.link.receive(&mut buffer) {
             Ok(Received::Message(message)) => message,
             Ok(Received::Nothing) => {
@@ -178,8 +178,8 @@ impl<L: AsFd> Listener<L> {
 }
 
 /// What a caller says, if it proves that it holds the secret; then it has the proof of this end.
-fn proven(key: &Key, link: &Link, challenge: &Challenge, bytes: &[u8]) -> Option<Vec<u8>> {
-    let Some((body, proof)) = Answer::decode(bytes).and_then(|answer| answer.check(&key.secret, challenge)) else {
+fn proven(key: &LaunchKey, link: &Link, challenge: &Challenge, bytes: &[u8]) -> Option<Vec<u8>> {
+    let Some((body, proof)) = Response::decode(bytes).and_then(|answer| answer.check(&key.secret, challenge)) else {
         tracing::warn!("dropped a connection to the rendezvous that does not know the secret");
         auth::deny(link, Instant::now());
         return None;

@@ -11,7 +11,7 @@ use flux_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
 use super::directory::{NamedSocket, open_private, socket_path};
-use super::gather::{self, Group, Member};
+use super::gather::{self, Member, RankGroup};
 use super::hello::{GIVING_UP, Hello, REPLY_BYTES, Reply};
 use super::listener::Listener;
 use crate::bootstrap::deadlines::{ANSWER, WAITING_FOR_RANKS};
@@ -45,7 +45,7 @@ impl UnixRendezvous {
         if self.rank == self.leader()
             && let Some(listener) = NamedSocket::bind(&self.place, deadline)?
         {
-            let group = Group { own: self.hello(), world: self.world, ranks: self.group.clone(), more: 0 };
+            let group = RankGroup { own: self.hello(), world: self.world, ranks: self.group.clone(), more: 0 };
             return self.deal(&gather::gather(group, Listener::unix(listener), deadline)?);
         }
         // A second leader knocks like any other, so that the first tells everybody.

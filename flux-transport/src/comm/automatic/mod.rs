@@ -30,7 +30,7 @@ use peers::proven;
 use std::fmt::Display;
 use std::sync::Once;
 use std::time::Instant;
-use verdict::{Candidates, Ground, judge};
+use verdict::{Basis, Candidates, judge};
 
 /// What was passed over, and why.
 #[derive(Debug, Default)]
@@ -67,13 +67,13 @@ impl Rejected {
 pub(super) fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Transport>, String), ConnectError> {
     let facts = exchange(world, options)?;
     let candidates = match judge(&facts, world.size(), world.hosts(), options) {
-        Ground::Gpus(candidates) => candidates,
-        Ground::Host(why) => {
+        Basis::Gpus(candidates) => candidates,
+        Basis::Host(why) => {
             static SAID: Once = Once::new();
             SAID.call_once(|| tracing::warn!("no rank has a GPU, so all compute on the host's processors: {why}"));
             return Ok((host(world, options)?, format!("chosen by auto, as no rank has a GPU: {why}")));
         }
-        Ground::Uneven(why) => return Err(none(&why)),
+        Basis::Uneven(why) => return Err(none(&why)),
     };
     let connect = |select| match select {
         Select::NvLink => nvlink(world, options),

@@ -4,7 +4,7 @@
 //! Invariant: the verdict is a pure function of what the first ranks said, so all ranks have the
 //! same. One node's no is everybody's, and peer access is proven only where it is in every node.
 
-use super::facts::{Facts, Gpu};
+use super::facts::{Facts, RankGpu};
 use crate::ConnectError;
 use crate::bootstrap::control::agree;
 use crate::cuda::DeviceUuid;
@@ -24,7 +24,7 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
         let mates: Vec<&Facts> =
             world.size().ranks().zip(facts).filter(|&(mate, _)| nodes.together(rank, mate)).map(|(_, facts)| facts).collect();
         let devices: Vec<DeviceUuid> =
-            mates.iter().filter_map(|facts| if let Gpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
+            mates.iter().filter_map(|facts| if let RankGpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
         let proof = probe::prove(&devices, mates.iter().any(|facts| facts.veto), probe::LIMIT);
         encode(proof.verdict, &proof.words())
     } else {
@@ -92,7 +92,7 @@ mod tests {
     /// What the ranks hear whose devices no machine has. Those of `shared` have one and the same.
     fn told(nodes: Nodes, shared: &[u32]) -> Vec<(Verdict, String)> {
         let on = |rank: u32| Facts {
-            gpu: Gpu::Found(DeviceUuid([if shared.contains(&rank) { 0 } else { rank as u8 }; 16])),
+            gpu: RankGpu::Found(DeviceUuid([if shared.contains(&rank) { 0 } else { rank as u8 }; 16])),
             p2p_disabled: false,
             veto: false,
             boot: String::new(),

@@ -7,7 +7,7 @@
 //! probe of ours ends by itself too, so one whose parent was killed does not stay. Nothing runs
 //! between fork and exec, so a process with much memory is not copied.
 
-use super::report::Answer;
+use super::report::ChildReport;
 use super::request::{REQUEST, Request};
 use crate::topology::limited;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -44,7 +44,7 @@ pub(super) enum Silence {
 }
 
 /// Has `program` answer `request` within `limit`.
-pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<Answer, Silence> {
+pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<ChildReport, Silence> {
     let (child, out, err) = start(program, request).map_err(Silence::NotStarted)?;
     let status = match limited::wait(child, limit, GRACE) {
         Ok(Some(status)) => Some(status),
@@ -54,7 +54,7 @@ pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<
         Err(error) => return Err(Silence::Lost(error)),
     };
     let well = status.is_none_or(|status| status.success());
-    let answer = if well { Answer::decode(&said(&out).map_err(Silence::Lost)?) } else { None };
+    let answer = if well { ChildReport::decode(&said(&out).map_err(Silence::Lost)?) } else { None };
     answer.ok_or_else(|| Silence::Ended { status, words: said(&err).map_or_else(|_| String::new(), |text| last_words(&text)) })
 }
 
@@ -117,7 +117,7 @@ mod tests {
         path
     }
 
-    fn ask(script: &str, limit: Duration) -> Result<Answer, Silence> {
+    fn ask(script: &str, limit: Duration) -> Result<ChildReport, Silence> {
         let folder = tempfile::tempdir().unwrap();
         run(&program(folder.path(), script), &Request { devices: vec![uuid(0), uuid(1)], veto: false }, limit)
     }
@@ -126,13 +126,13 @@ mod tests {
 
     #[test]
     fn an_answer_is_taken_and_the_program_has_the_request_and_sees_its_devices() {
-        let answer = Answer::Report(report(2, &[(1, 0)]));
+        let answer = ChildReport::Report(report(2, &[(1, 0)]));
         let mut script = String::new();
         for line in answer.encode().lines() {
             writeln!(script, "echo '{line}'").unwrap();
         }
         assert_eq!(ask(&script, LONG).unwrap(), answer);
-        let Answer::Cannot(seen) = ask(
+        let ChildReport::Cannot(seen) = ask(
             &format!(
                 "echo '{}'; echo \"cannot $CUDA_VISIBLE_DEVICES $FLUX_PROBE_REQUEST\"; echo end",
                 answer.encode().lines().next().unwrap()
@@ -161,7 +161,7 @@ mod tests {
     fn a_program_that_crashes_or_says_anything_else_gives_no_answer() {
         let crash = ask("echo why >&2; kill -SEGV $$", LONG).unwrap_err().to_string();
         assert!(crash.contains("signal: 11") && crash.ends_with(": why"), "{crash}");
-        let whole = Answer::Report(report(2, &[])).encode();
+        let whole = ChildReport::Report(report(2, &[])).encode();
         for script in ["true", "echo works", "exit 3", &format!("printf '{}'; exit 1", whole.replace('\n', "\\n"))] {
             assert!(matches!(ask(script, LONG), Err(Silence::Ended { .. })), "{script}");
         }
@@ -173,7 +173,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_told_how_its_children_end_judges_by_what_they_say() {
-        let (request, answer) = (Request { devices: vec![uuid(0), uuid(1)], veto: false }, Answer::Report(report(2, &[])));
+        let (request, answer) = (Request { devices: vec![uuid(0), uuid(1)], veto: false }, ChildReport::Report(report(2, &[])));
         let Some(folder) = std::env::var_os(UNTOLD).map(PathBuf::from) else {
             let folder = tempfile::tempdir().unwrap();
             let whole = format!("printf '{}'", answer.encode().replace('\n', "\\n"));

@@ -32,8 +32,8 @@ pub use report::{Direction, Report};
 
 use crate::cuda::DeviceUuid;
 use crate::topology::Settings;
-use cache::Key;
-use report::Answer;
+use cache::CacheKey;
+use report::ChildReport;
 use request::{REQUEST, Request};
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -85,7 +85,7 @@ pub fn serve() {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
     });
     let request = text.to_str().and_then(Request::decode);
-    let unknown = || Answer::Cannot(format!("{REQUEST} is not a request of flux {}", env!("CARGO_PKG_VERSION")));
+    let unknown = || ChildReport::Cannot(format!("{REQUEST} is not a request of flux {}", env!("CARGO_PKG_VERSION")));
     let answer = request.map_or_else(unknown, |request| devices::ask(&request));
     let written = std::io::Write::write_all(&mut std::io::stdout(), answer.encode().as_bytes());
     #[allow(clippy::exit, reason = "a probe has nothing else to do, and what the driver left running ends with it")]
@@ -106,7 +106,7 @@ pub fn prove(devices: &[DeviceUuid], veto: bool, limit: Duration) -> Proof {
     let env = |name: &str| std::env::var_os(name);
     let own = std::env::current_exe().ok();
     let ways = Ways {
-        cache: if veto { None } else { cache::folder(env).zip(Key::here(&devices)) },
+        cache: if veto { None } else { cache::folder(env).zip(CacheKey::here(&devices)) },
         program: program::find(env, own.as_deref(), SERVES.load(Ordering::Relaxed)),
         here: devices::ask,
     };

@@ -4,7 +4,7 @@
 //! waiting, and each member takes its own. Whoever is not a member is given up under the same lock,
 //! and is in no world that is made of this one; so no two go on side by side.
 
-use super::state::{End, Shared, lock};
+use super::state::{NewEnd, Shared, lock};
 use crate::bootstrap::control::error::{ControlError, REGROUPING, came_and_went};
 use crate::bootstrap::control::inquiry::{mask_of, ranks_of};
 use flux_core::{Rank, WorldSize};
@@ -12,7 +12,7 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 /// Waits for the other members, and takes this rank's end of the new world.
-pub(super) fn meet(shared: &Shared, rank: Rank, without: &[Rank], deadline: Instant) -> Result<End, ControlError> {
+pub(super) fn meet(shared: &Shared, rank: Rank, without: &[Rank], deadline: Instant) -> Result<NewEnd, ControlError> {
     let mut state = lock(&shared.state);
     state.regroup.begin(rank);
     shared.changed.notify_all();

@@ -93,14 +93,14 @@ pub(super) struct Regroup {
     pub(super) waiting: u32,
     /// For each rank, those (bits) that have waited since it began to.
     pub(super) came: Vec<u32>,
-    pub(super) ends: Vec<(Rank, End)>,
+    pub(super) ends: Vec<(Rank, NewEnd)>,
     /// Who has gone on without a rank, by rank.
     given_up_by: Vec<Option<Rank>>,
 }
 
 /// A rank's end of a new world.
 #[derive(Debug)]
-pub(super) struct End {
+pub(super) struct NewEnd {
     /// In the new world.
     pub(super) rank: Rank,
     pub(super) shared: Arc<Shared>,
@@ -130,7 +130,7 @@ impl Regroup {
     pub(super) fn make(&mut self, by: Rank, members: u32, size: WorldSize) {
         self.waiting &= !members;
         let shared = Arc::new(Shared::new(size));
-        let ends = size.ranks().map(|rank| End { rank, shared: Arc::clone(&shared), members });
+        let ends = size.ranks().map(|rank| NewEnd { rank, shared: Arc::clone(&shared), members });
         self.ends = ranks_of(members).zip(ends).collect();
         for (rank, given_up_by) in (0..).map(Rank::new).zip(&mut self.given_up_by) {
             if members & mask_of([rank]) == 0 {

@@ -13,7 +13,7 @@ pub(crate) struct GroupState {
     pub(crate) came: u32,
     /// Whether this rank waits.
     pub(crate) waits: bool,
-    pub(crate) verdict: Option<Verdict>,
+    pub(crate) verdict: Option<GroupVerdict>,
     /// A peer that goes on without this rank.
     pub(crate) given_up_by: Option<Rank>,
 }
@@ -26,7 +26,7 @@ pub(crate) struct Sockets {
 }
 
 /// What the rank that makes the group says.
-pub(crate) struct Verdict {
+pub(crate) struct GroupVerdict {
     pub(crate) by: Rank,
     pub(crate) outcome: Outcome,
 }

@@ -3,7 +3,7 @@
 mod group;
 mod questions;
 
-pub(super) use group::{GroupState, Outcome, Sockets, Verdict};
+pub(super) use group::{GroupState, GroupVerdict, Outcome, Sockets};
 pub(super) use questions::Questions;
 
 use super::frame::{Header, Kind};
@@ -39,7 +39,7 @@ pub(crate) struct Arrived {
 
 /// How a peer ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum End {
+pub(crate) enum PeerEnd {
     /// With a goodbye.
     Left,
     /// Without.
@@ -50,15 +50,15 @@ pub(crate) enum End {
 
 /// What came of one peer.
 #[derive(Debug, Default)]
-pub(crate) struct Peer {
+pub(crate) struct PeerInbox {
     pub(crate) frames: VecDeque<Arrived>,
-    pub(crate) end: Option<End>,
+    pub(crate) end: Option<PeerEnd>,
 }
 
 /// What came of all peers, by rank, and who wants to hear of ends.
 #[derive(Default)]
 pub(crate) struct Inbox {
-    pub(crate) peers: Vec<Peer>,
+    pub(crate) peers: Vec<PeerInbox>,
     pub(crate) watchers: Vec<Weak<Watcher>>,
     /// Whether the monitor is at work on something that it has read.
     pub(crate) busy: bool,
@@ -93,7 +93,7 @@ impl std::fmt::Debug for Shared {
 
 impl Shared {
     pub(crate) fn new(rank: Rank, links: Vec<Option<Link>>, stop: OwnedFd) -> Self {
-        let peers = links.iter().map(|_| Peer::default()).collect();
+        let peers = links.iter().map(|_| PeerInbox::default()).collect();
         let inbox = Mutex::new(Inbox { peers, ..Inbox::default() });
         Self { rank, links, stop, inbox, changed: Condvar::new() }
     }

@@ -16,7 +16,7 @@ use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::rendezvous::auth::{self, Miss};
 use crate::bootstrap::rendezvous::hello::{Hello, PROTOCOL};
-use crate::bootstrap::rendezvous::listener::{Caller, Key, Listener};
+use crate::bootstrap::rendezvous::listener::{Caller, LaunchKey, Listener};
 use crate::bootstrap::rendezvous::roster::Roster;
 use crate::bootstrap::{socket, tcp};
 
@@ -37,7 +37,7 @@ impl TcpRendezvous {
         for peer in lower {
             links.push((peer, self.call_peer(peer, roster, deadline)?));
         }
-        let mut listener = Listener::tcp(listener, Key { secret: self.place.secret.clone(), launch: roster.meeting });
+        let mut listener = Listener::tcp(listener, LaunchKey { secret: self.place.secret.clone(), launch: roster.meeting });
         while !higher.is_empty() {
             if Instant::now() >= deadline {
                 return Err(BootstrapError::Timeout { step: STEP, missing: higher, denied: listener.denied(), sought: None });
