@@ -1,8 +1,8 @@
-//! Messages with borders between two processes, over a Unix socket or over TCP.
+//! Message connections between two processes, over a Unix socket or TCP.
 //!
-//! Invariant: a message arrives whole or not at all, and only whole messages follow each other: a
-//! sender that could not finish one ends the connection. Nothing beyond the current message is ever
-//! read, so a poll tells of every message that has not been taken.
+//! Invariant: a message arrives whole or not at all; a sender that cannot finish one ends the
+//! connection. Nothing beyond the current message is read, so a poll reports every message not yet
+//! taken.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -51,8 +51,8 @@ impl Link {
         Self::Tcp(FrameStream { socket, torn: Mutex::default(), coming: Mutex::default() })
     }
 
-    /// Sends one message: `TIMEDOUT` where the other end took too little until the deadline,
-    /// `OPNOTSUPP` for descriptors to another host.
+    /// Sends one message. `TIMEDOUT`: the peer read too little by the deadline; `OPNOTSUPP`:
+    /// descriptors for another host.
     pub(super) fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), Errno> {
         match self {
             Self::Unix(socket) => socket::send(socket.as_fd(), parts, fds, deadline),

@@ -1,7 +1,7 @@
 //! Which ranks share a host.
 //!
-//! Invariant: two ranks have the same number exactly when descriptors can be passed between them.
-//! Hosts are numbered in the order of their lowest rank, so all ranks number them alike.
+//! Invariant: two ranks have the same number exactly when they can pass descriptors. Hosts are
+//! numbered by their lowest rank.
 
 use flux_core::{Rank, WorldSize};
 

@@ -1,7 +1,7 @@
-//! What ranks tell each other when something went wrong: who is late, and what each is doing.
+//! What ranks tell each other after a failure: who is late, and what each is doing.
 //!
-//! Invariant: nothing here is a step, so ranks that are out of step with each other can still talk.
-//! A question ends by its deadline, whoever does not answer.
+//! Invariant: nothing here is a step, so ranks that are out of step can still talk. A question ends
+//! by its deadline.
 
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
@@ -9,8 +9,7 @@ use flux_core::layout::FaultRecord;
 /// A wait that passed its deadline, as its rank tells the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GaveUp {
-    /// Which of the world's communicators, counted from 0 in the order in which they were
-    /// connected.
+    /// Number of the communicator in its world, in the order of connecting.
     pub communicator: u32,
     /// The ranks (bits) that are late, as far as the rank could learn.
     pub late: u32,
@@ -18,8 +17,8 @@ pub struct GaveUp {
     pub record: FaultRecord,
 }
 
-/// Answers what this rank does in the communicator with this number; `None` where it has none of
-/// this number. Called on whatever thread hears the question, so it does not block.
+/// Reports what this rank does in a communicator; `None` if it has none of this number. Must not
+/// block.
 pub type Answerer = dyn Fn(u32) -> Option<Vec<u8>> + Send + Sync;
 
 /// What came of a question to one rank.

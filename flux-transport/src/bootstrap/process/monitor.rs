@@ -1,9 +1,8 @@
 //! The one reader of a rank's connections.
 //!
-//! Invariant: every byte from a peer is read by the monitor's thread, as soon as it comes; callers
-//! only take whole frames out of the inbox. So nobody races for a frame, a sender never waits for a
-//! peer that is busy elsewhere, and a peer's end is seen when it happens, not when somebody next
-//! listens. A peer has at most [`AHEAD`] frames in the inbox.
+//! Invariant: the monitor's thread reads every byte as it comes; callers take whole frames from the
+//! inbox. So a sender never waits for a busy peer, and a peer's end is seen when it happens. A peer
+//! has at most [`AHEAD`] frames in the inbox.
 
 use super::frame::{self, Kind, MAX_FRAME};
 use super::inquiry::AT_ONCE;
@@ -16,13 +15,11 @@ use flux_core::signal::Epoch;
 use std::os::fd::OwnedFd;
 use std::time::Instant;
 
-/// A peer that took part in a step can have sent its frame of the next one, and no more: it then
-/// waits for ours.
+/// A peer that took part in a step may have sent the next one's frame, and no more.
 const AHEAD: usize = 2;
 
 impl Shared {
-    /// Records a peer's end, of which each has one, and tells who wants to know. Watchers are
-    /// called outside the lock: they may take their time, and may use the plane.
+    /// Records a peer's end and tells watchers, outside the lock: they may use the plane.
     fn end(&self, rank: Rank, end: PeerEnd) {
         let lost = end != PeerEnd::Left;
         if let PeerEnd::Broke(detail) = &end {
@@ -31,8 +28,8 @@ impl Shared {
         let mut inbox = self.inbox();
         inbox.peers[rank.index()].end = Some(end);
         self.changed.notify_all();
-        // Under the same lock as the end: who starts to watch sees either the end or this call,
-        // never both.
+        // Under the same lock as the end: a new watcher sees either the end or this call, never
+        // both.
         let watchers = inbox.watching();
         drop(inbox);
         for watcher in watchers.into_iter().filter(|_| lost) {
@@ -63,8 +60,8 @@ impl Shared {
             if ready.pop() == Some(true) {
                 return;
             }
-            // Set before anything is read and cleared after: who finds nothing to read, and this
-            // not set, knows that all was handled.
+            // Set before reading and cleared after: nothing unread and not busy means all was
+            // handled.
             self.inbox().busy = true;
             let mut ready = ready.into_iter();
             open.retain(|&(rank, link)| {
@@ -72,8 +69,8 @@ impl Shared {
                     || match self.read(rank, link, &mut buffer) {
                         None => true,
                         Some(end) => {
-                            // A peer that talks nonsense is cut off, and sees this rank's end in
-                            // turn. It is not to take that for a death and go on alone.
+                            // The peer that is cut off must not take it for a death and go on
+                            // alone.
                             if matches!(end, PeerEnd::Broke(_)) {
                                 self.say(rank, Kind::LeftOut, &[], Instant::now() + AT_ONCE);
                                 link.cut();
@@ -107,8 +104,8 @@ impl Shared {
         }
     }
 
-    /// A frame, of whose descriptors this process could not take all if they are `cut`: that is not
-    /// the peer's fault, and for whoever takes the step, or waits for a new group, to say.
+    /// Takes one frame. `cut`: this process could not take all descriptors, which the step, or the
+    /// wait for a new group, reports; it is not the peer's fault.
     pub(crate) fn take(&self, rank: Rank, bytes: &[u8], descriptors: Vec<OwnedFd>, cut: bool) -> Option<PeerEnd> {
         let (header, body) = match frame::decode(bytes) {
             Ok(frame) => frame,

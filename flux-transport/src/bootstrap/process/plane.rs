@@ -1,8 +1,8 @@
 //! The control plane of ranks that are processes.
 //!
-//! Invariant: step `s` of a rank sends one frame numbered `s` to every peer and takes the one
-//! numbered `s` from each; a frame of another kind or number means that the ranks are out of step.
-//! After a failed step this end takes no more: a late frame can never pass for a later step's.
+//! Invariant: step `s` sends one frame numbered `s` to every peer and takes one from each; another
+//! kind or number means that the ranks are out of step. After a failed step this end takes no more,
+//! so a late frame cannot pass for a later step's.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -257,8 +257,7 @@ impl Drop for ProcessControl {
         // The counter of a fresh eventfd takes one write of one without fail.
         let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
         if let Some(monitor) = self.monitor.take()
-            // A watcher can hold the last reference: then this is the monitor's thread, which ends
-            // when the watcher returns.
+            // A watcher can hold the last reference: then this is the monitor's own thread.
             && monitor.thread().id() != std::thread::current().id()
             && monitor.join().is_err()
         {

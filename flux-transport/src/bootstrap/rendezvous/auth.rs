@@ -7,15 +7,12 @@
 //! acceptance: proof(listener, challenge, those bytes, body) ->     or the denial
 //! ```
 //!
-//! A proof is the HMAC-SHA256 of all that was said, under the secret; who makes it is part of it,
-//! so no proof can be sent back as one's own, and both ends' random bytes are, so none can be used
-//! again. The caller proves itself first: a listener keeps nothing of a stranger but the connection
-//! and the challenge. `launch` is no secret: it tells launches apart that meet at one address.
+//! A proof is the HMAC-SHA256 of all that was said, under the secret, with the prover's role and both
+//! ends' random bytes: it can be neither reflected nor replayed. The caller proves itself first, so a
+//! listener keeps only a connection and a challenge for a stranger. `launch` is no secret.
 //!
-//! Invariant: these layouts are the same in every version; what may change is the body, which says
-//! its version. The proof covers the handshake, not what follows: who can read and change the
-//! traffic between the hosts is outside of what this keeps out, as with any transport whose data is
-//! not encrypted.
+//! Invariant: these layouts are the same in every version; the body states its version. The proof
+//! covers the handshake, not the unencrypted traffic after it.
 
 use std::time::Instant;
 
@@ -29,8 +26,7 @@ use crate::bootstrap::secret::Secret;
 use crate::bootstrap::socket::Received;
 
 const CHALLENGE_MAGIC: [u8; 8] = *b"fluxauth";
-/// What a caller hears whose proof is wrong. Whoever sends it need not know anything, so it only
-/// explains why no group forms.
+/// Answers a wrong proof. It is not authenticated, so it only explains why no group forms.
 const DENIAL: [u8; 8] = *b"fluxdeny";
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
@@ -138,8 +134,8 @@ pub(crate) fn greet(link: &Link, launch: u128, deadline: Instant) -> Result<Chal
     }
 }
 
-/// The caller's answer to a challenge: proves this end with `body` to the listener, and the
-/// listener to this end.
+/// Answers a challenge: proves this end, with `body`, to the listener, and the listener to this
+/// end.
 pub(crate) fn prove(link: &Link, secret: &Secret, challenge: &Challenge, body: &[u8], deadline: Instant) -> Result<(), Miss> {
     debug_assert!(body.len() <= MAX_BODY, "bodies are of fixed layouts");
     let nonce = random().map_err(Miss::System)?;

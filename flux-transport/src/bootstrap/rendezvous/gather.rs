@@ -1,7 +1,7 @@
-//! A leader's side of a rendezvous: who has come, who has not said who it is, and the verdict.
+//! A leader's side of a rendezvous: present ranks, unidentified connections and the verdict.
 //!
-//! Invariant: a rank counts as present only while its connection stands. Once there is a verdict,
-//! everyone who comes hears it. Strangers are the [`Listener`]'s affair.
+//! Invariant: a rank is present only while its connection stands. After the verdict every newcomer
+//! hears it.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -119,8 +119,8 @@ impl<L: AsFd> Gathering<L> {
         Ok(())
     }
 
-    /// Finds who of the members is here no more. Asked before anything is concluded from who is
-    /// here: a rank that died may come again before its end was noticed otherwise.
+    /// Drops members whose connection has ended. Runs before every decision, as a rank that died
+    /// may come again.
     fn sweep(&mut self) {
         let before = self.members.len();
         let mut impatient = Vec::new();
@@ -143,8 +143,7 @@ impl<L: AsFd> Gathering<L> {
         }
     }
 
-    /// Names the ranks that have not come. Where the last has come meanwhile, those that did not
-    /// wait for it are the ones that are not there.
+    /// Names the missing ranks; if all have come, those that gave up waiting.
     fn give_up(&mut self, impatient: &[Rank]) {
         let missing = self.missing();
         let ranks = if missing == 0 { mask(impatient) } else { missing };

@@ -1,8 +1,7 @@
-//! The messages of the rendezvous: a rank's hello and its leader's answers.
+//! The messages of the rendezvous: a rank's hello and its leader's replies.
 //!
-//! Invariant: fixed layouts, little-endian; a hello's first 32 bytes mean the same in every version
-//! of the protocol, so that versions can be told apart; decoding never panics and never allocates
-//! by a length that it read.
+//! Invariant: fixed layouts, little-endian. A hello's first 32 bytes mean the same in every
+//! protocol version. Decoding never panics.
 
 use flux_core::{Rank, WorldSize};
 

@@ -1,8 +1,8 @@
-//! Who comes to a listening socket: strangers, until they say what one of ours would say.
+//! A listening socket, and connections that have not identified themselves.
 //!
-//! Invariant: a stranger costs one of [`STRANGERS`] places for at most [`PATIENCE`], and delays
-//! nobody who speaks. Over a Unix socket it must be of this user; over TCP it must prove that it
-//! holds the secret before anything that it says is looked at.
+//! Invariant: such a stranger takes one of [`STRANGERS`] slots for at most [`PATIENCE`] and delays
+//! nobody else. Over a Unix socket it must be of this user, over TCP it must prove that it holds
+//! the secret.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -86,11 +86,9 @@ impl<L: AsFd> Listener<L> {
         self.strangers.iter().map(|stranger| socket::readable(&stranger.link)).chain([socket::readable(&self.listener)])
     }
 
-    /// Hears those who spoke and lets in who waits; `ready` says which of
-    /// [`watched`](Self::watched) did something.
+    /// Accepts and identifies callers. `ready`: which of [`watched`](Self::watched) are readable.
     ///
-    /// # Errors
-    /// The listener's, when nothing can be done about it here.
+    /// # Errors The listener's.
     pub(crate) fn admit(&mut self, ready: &mut impl Iterator<Item = bool>) -> Result<Vec<Caller>, Errno> {
         let mut callers = Vec::new();
         // Those who spoke first, so that strangers that push in below cost them nothing.
@@ -111,8 +109,8 @@ impl<L: AsFd> Listener<L> {
                 Ok(Some(stranger)) => self.hear(stranger, callers),
                 Ok(None) | Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::WOULDBLOCK) => return Ok(()),
-                // No descriptors left: room comes from strangers; without any, the ranks themselves
-                // are too many.
+                // Out of descriptors: drop strangers first; without any, the ranks themselves are
+                // too many.
                 Err(Errno::MFILE | Errno::NFILE) if self.strangers.pop_front().is_some() => {}
                 Err(errno) => return Err(errno),
             }

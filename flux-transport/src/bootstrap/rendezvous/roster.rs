@@ -1,7 +1,6 @@
-//! Where the ranks are: what each tells rank 0, and what rank 0 tells all of them.
+//! Where each rank is: what it tells rank 0, and what rank 0 tells all.
 //!
-//! Invariant: fixed layouts, little-endian; decoding accepts exactly what encoding gives, for the
-//! world that is asked for.
+//! Invariant: fixed layouts, little-endian. Decoding accepts exactly what encoding gives.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 

@@ -1,8 +1,7 @@
-//! How threads that are left make a world of their own.
+//! How surviving threads make a world of their own.
 //!
-//! Invariant: the ends of a new world are made once, by the first that finds all of its members
-//! waiting, and each member takes its own. Whoever is not a member is given up under the same lock,
-//! and is in no world that is made of this one; so no two go on side by side.
+//! Invariant: the first that finds all members waiting makes the new ends, and gives up all others
+//! under the same lock. So no two groups go on side by side.
 
 use super::state::{NewEnd, Shared, lock};
 use crate::bootstrap::control::error::{ControlError, REGROUPING, came_and_went};

@@ -80,8 +80,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-// No code that can panic runs under these locks, so what they guard is whole even if a lock is
-// marked as poisoned.
+// No code under these locks can panic, so a poisoned lock guards whole data.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

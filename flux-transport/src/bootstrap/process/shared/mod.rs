@@ -22,8 +22,7 @@ use std::time::{Duration, Instant};
 const SETTLE: Duration = Duration::from_millis(100);
 /// Most peers that are looked at for what they have sent.
 const MAX_POLLED: usize = flux_core::rank::MAX_WORLD;
-/// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it
-/// too, less kindly.
+/// Time for a goodbye or an abort. The end of the connection says it too.
 const PARTING: Duration = Duration::from_millis(100);
 
 /// A frame that came.
@@ -98,8 +97,7 @@ impl Shared {
         Self { rank, links, stop, inbox, changed: Condvar::new() }
     }
 
-    /// No code that can panic runs under this lock, so what it guards is whole even when it is
-    /// marked as poisoned.
+    /// No code under this lock can panic, so a poisoned lock guards whole data.
     pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
@@ -132,8 +130,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a change, until the deadline. After that it returns once more, when what had come
-    /// by then is handled, or after [`SETTLE`]; then `None`.
+    /// Waits for a change until the deadline; then once more until all that had come is handled, or
+    /// [`SETTLE`] is over; then returns `None`.
     pub(crate) fn wait<'s>(&'s self, inbox: MutexGuard<'s, Inbox>, deadline: Instant, looked: &mut bool) -> Option<MutexGuard<'s, Inbox>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
@@ -152,8 +150,7 @@ impl Shared {
         self.settled(Instant::now() + SETTLE);
     }
 
-    /// Whether the monitor has handled everything that had come, as soon as it has, by the
-    /// deadline.
+    /// Whether the monitor has handled everything that had come, by the deadline at the latest.
     pub(crate) fn settled(&self, deadline: Instant) -> bool {
         let mut inbox = self.inbox();
         loop {

@@ -1,7 +1,6 @@
 //! Rank 0's side of the first step.
 //!
-//! Invariant: rank 0 listens on an address that was said, never on all of the host's, and on no
-//! port that another launch's rank 0 has.
+//! Invariant: rank 0 listens on the given address only, never on all of the host's.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
