@@ -67,7 +67,6 @@ pub mod internal {
         pub use crate::bootstrap::{Address, HostPlace, NetworkPlace, Place, join};
     }
 
-    /// Devices, their memory and streams.
     pub mod cuda {
         pub use crate::cuda::{
             CudaDevice, CudaError, DeviceBlock, DeviceInfo, Event, PinnedBlock, SideStream, Unavailable, available, can_access_peer,
@@ -75,7 +74,6 @@ pub mod internal {
         };
     }
 
-    /// NCCL as a library.
     pub mod nccl {
         pub use crate::backends::nccl::{Comm, ElementType, NcclError, NcclUnavailable, UniqueId, available, version};
     }

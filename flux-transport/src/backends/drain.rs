@@ -70,7 +70,6 @@ pub(crate) struct HostSteps<P> {
 }
 
 impl<P: PartialEq> HostSteps<P> {
-    /// Of calls with this deadline.
     pub(crate) const fn new(deadline: Duration) -> Self {
         Self { allowed: working(deadline), at: None }
     }
@@ -93,7 +92,6 @@ pub(crate) struct Drain {
 }
 
 impl Drain {
-    /// For calls with this deadline.
     pub(crate) const fn new(device: CudaDevice, deadline: Duration) -> Self {
         Self { device, waits: Waits { failed: failing(deadline), working: working(deadline), last: Mutex::new(None) } }
     }

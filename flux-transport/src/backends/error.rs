@@ -116,7 +116,6 @@ fn given(stream: Stream) -> String {
     stream.raw().map_or_else(|| "`Stream::Host`".to_owned(), |handle| format!("the CUDA stream {handle:#x}"))
 }
 
-/// A stream that does.
 fn to_give(device: &Device) -> &'static str {
     if device.info().is_some() { "a CUDA stream of that device" } else { "`Stream::Host`" }
 }

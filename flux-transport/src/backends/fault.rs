@@ -148,7 +148,6 @@ pub mod reason {
         lost().or_else(|| left(reason).map(|rank| super::Fault::PeerLeft { rank }))
     }
 
-    /// A reason in words.
     pub(super) fn words(reason: u32) -> String {
         if let Some(rank) = lost(reason) {
             return format!("rank {rank} is gone");

@@ -35,7 +35,6 @@ pub(crate) fn grouped(world: WorldSize, asked: Option<u32>, hosts: &Hosts) -> Re
     }
 }
 
-/// A node for each host.
 fn by_host(world: WorldSize, hosts: &Hosts) -> Result<Nodes, String> {
     let ranks = |host| hosts.ranks(host).count();
     if let Some(host) = (1..hosts.count()).find(|&host| ranks(host) != ranks(0)) {
@@ -48,7 +47,6 @@ fn by_host(world: WorldSize, hosts: &Hosts) -> Result<Nodes, String> {
     dealt(world, hosts.count(), hosts).map_err(|why| format!("{why}: number the ranks host by host"))
 }
 
-/// The ranks in `count` nodes.
 fn dealt(world: WorldSize, count: u32, hosts: &Hosts) -> Result<Nodes, String> {
     let nodes = Nodes::new(world, count).ok_or_else(|| format!("{world} ranks cannot be dealt evenly to {count} nodes"))?;
     let apart = world.ranks().find_map(|rank| Some((rank, nodes.mates(rank).find(|&mate| !hosts.together(rank, mate))?)));

@@ -15,13 +15,10 @@ use std::time::Instant;
 
 /// A backend: one rank's memory, shared with its peers, and its mover.
 pub(crate) trait Transport: Send + Sync + Debug {
-    /// Which one it is.
     fn kind(&self) -> TransportKind;
 
-    /// Where this rank computes.
     fn device(&self) -> Device;
 
-    /// What it can do.
     fn capabilities(&self) -> Capabilities;
 
     /// How the ranks are grouped, where that matters to the programs of its calls.
@@ -38,7 +35,6 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// on all ranks if it fails on one, and then leaves the workspace as it was.
     fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError>;
 
-    /// The workspace.
     fn view(&self) -> Arc<WorkspaceView>;
 
     /// Orders what comes next on `stream` after the call before.

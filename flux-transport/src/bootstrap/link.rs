@@ -20,12 +20,10 @@ const LENGTH_BYTES: usize = 4;
 /// Read at once: room grows with what has come, never with what a length says.
 const PIECE: usize = 16 * 1024;
 
-/// A connection to another process.
 #[derive(Debug)]
 pub(super) enum Link {
     /// To a process of this host: descriptors can be passed.
     Unix(OwnedFd),
-    /// To a process anywhere.
     Tcp(FrameStream),
 }
 
@@ -61,7 +59,6 @@ impl Link {
         }
     }
 
-    /// The next message, without waiting.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> Result<Received, Errno> {
         match self {
             Self::Unix(socket) => socket::receive(socket.as_fd(), buffer),

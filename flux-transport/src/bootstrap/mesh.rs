@@ -13,7 +13,6 @@ pub(crate) struct Mesh {
     pub(crate) rank: Rank,
     pub(crate) world: WorldSize,
     pub(crate) hosts: Hosts,
-    /// By rank, none to itself.
     pub(crate) links: Vec<Option<Link>>,
 }
 

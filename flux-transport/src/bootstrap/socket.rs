@@ -46,7 +46,6 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::net::accept_with(listener, FLAGS)
 }
 
-/// Two connected sockets.
 pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)
 }
@@ -98,10 +97,8 @@ pub(crate) fn send(socket: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_
     }
 }
 
-/// One message.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// Its bytes in the buffer.
     pub(crate) length: usize,
     /// The descriptors that came with it.
     pub(crate) descriptors: Vec<OwnedFd>,
@@ -109,12 +106,9 @@ pub(crate) struct Message {
     pub(crate) cut: bool,
 }
 
-/// What [`receive`] found.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// A whole message.
     Message(Message),
-    /// Nothing yet.
     Nothing,
     /// The other end is closed and everything that it sent is read.
     End,
@@ -122,7 +116,6 @@ pub(crate) enum Received {
     Oversized,
 }
 
-/// The next message, without waiting.
 pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Received, Errno> {
     let mut resets = 0;
     loop {

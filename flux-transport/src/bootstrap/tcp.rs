@@ -67,7 +67,6 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, IpAddr), Errn
     Ok((socket, from.ip()))
 }
 
-/// The address of this end.
 pub(super) fn local(socket: BorrowedFd<'_>) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(rustix::net::getsockname(socket)?)
 }

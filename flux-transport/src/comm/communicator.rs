@@ -44,7 +44,6 @@ pub(super) struct Inner {
     pub(super) health: Arc<Health>,
     pub(super) flight: Arc<Flight>,
     pub(super) failure: OnceLock<Failure>,
-    /// A handle of this communicator.
     pub(super) world: World,
     pub(super) options: Options,
     pub(super) turns: Turns,

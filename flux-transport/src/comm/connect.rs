@@ -103,7 +103,6 @@ fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectEr
     }
 }
 
-/// Between terms.
 const SEPARATOR: &str = " | ";
 
 /// Of which line a communicator is to be, before its number.

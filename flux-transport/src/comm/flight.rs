@@ -8,7 +8,6 @@ use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Ring that are kept.
 pub(super) const KEPT: usize = 64;
 const NAME: usize = 16;
 
@@ -101,7 +100,6 @@ struct Ring {
     made: usize,
 }
 
-/// A call that was noted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Noted(usize);
 
@@ -115,7 +113,6 @@ impl Flight {
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a call begins.
     pub(super) fn begin(&self, epoch: Option<Epoch>, label: Option<Label>) -> Noted {
         let now = self.start.elapsed();
         let mut calls = self.calls();
@@ -136,7 +133,6 @@ impl Flight {
         }
     }
 
-    /// The calls, oldest first.
     pub(super) fn last(&self) -> Vec<CallRecord> {
         let now = self.start.elapsed();
         let as_told = |call: CallRecord| if call.state == CallState::Begun { CallRecord { noted: now, ..call } } else { call };
@@ -148,7 +144,6 @@ impl Flight {
 const STATES: [CallState; 5] = [CallState::Begun, CallState::Launched, CallState::Done, CallState::Failed, CallState::GivenUp];
 const RECORD: usize = 3 + 4 + NAME + 12 + 16;
 
-/// Ring as a message.
 pub(super) fn encode(calls: &[CallRecord]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(calls.len() * RECORD);
     for call in calls {

@@ -38,7 +38,6 @@ pub(super) struct Health {
     departures: Departures,
 }
 
-/// The first fault.
 #[derive(Clone, Debug)]
 struct First {
     fault: Fault,
@@ -50,11 +49,8 @@ struct First {
 /// Where the first fault comes from.
 #[derive(Clone, Copy, Debug)]
 enum Cause {
-    /// This rank's wait.
     Own(FaultRecord),
-    /// A peer's wait.
     PeerTimeout(GaveUp),
-    /// An abort, or a loss.
     Abort,
 }
 
@@ -137,7 +133,6 @@ impl Health {
         self.miss(self.departures.begin(epoch));
     }
 
-    /// Which ranks have left.
     pub(super) fn departures(&self) -> &Departures {
         &self.departures
     }
@@ -198,7 +193,6 @@ impl Health {
         }
     }
 
-    /// Counts ranks as given up.
     pub(super) fn exclude(&self, ranks: impl IntoIterator<Item = Rank>) {
         self.given_up.fetch_or(mask_of(ranks), Ordering::AcqRel);
     }

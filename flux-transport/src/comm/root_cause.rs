@@ -14,11 +14,8 @@ use flux_core::layout::{FaultRecord, fault};
 pub(super) enum PeerFault {
     /// Whom it waited for, and who is late.
     Timeout(GaveUp),
-    /// That it gives up.
     Aborted {
-        /// The peer.
         by: Rank,
-        /// Why.
         reason: u32,
     },
 }

@@ -150,7 +150,6 @@ enum Judgement {
     Peer(PeerFault),
     /// It is second-hand, and nothing was heard yet.
     Unknown,
-    /// It stands.
     Own(Stragglers),
 }
 

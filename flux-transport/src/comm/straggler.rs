@@ -18,7 +18,6 @@ use std::time::Duration;
 pub(super) struct Verdicts {
     /// Who has said whom it gave up.
     pub(super) reported: u32,
-    /// Who was given up.
     pub(super) given_up: u32,
 }
 

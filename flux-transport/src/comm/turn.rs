@@ -9,10 +9,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// The turns of a communicator.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// Who has the turn.
     holder: Mutex<Option<ThreadId>>,
     ended: Condvar,
 }

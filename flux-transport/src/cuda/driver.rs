@@ -140,9 +140,7 @@ fn start() -> Result<Driver, Unavailable> {
     }
 }
 
-/// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: c_int = 600;
-/// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: c_int = 100;
 
 impl Driver {

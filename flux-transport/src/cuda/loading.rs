@@ -16,7 +16,6 @@ use std::path::{Path, PathBuf};
 pub struct NotLoaded {
     /// What the loader said of each that is there, in the order of the candidates.
     failed: Vec<String>,
-    /// Those that are not there.
     absent: Vec<String>,
 }
 

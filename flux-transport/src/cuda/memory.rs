@@ -28,7 +28,6 @@ impl DeviceBlock {
         Ok(Self { device: device.clone(), address, bytes })
     }
 
-    /// Whose it is.
     pub(crate) fn device(&self) -> &CudaDevice {
         &self.device
     }
@@ -70,7 +69,6 @@ unsafe impl Send for PinnedBlock {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedBlock {}
 
-/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
 impl PinnedBlock {

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 
 /// So long the device is looked at without a pause: most waits are over by then.
 const AT_ONCE: Duration = Duration::from_micros(200);
-/// Between looks after that.
 const LOOK: Duration = Duration::from_micros(100);
 
 /// Devices, by ordinal: a process sees fewer.

@@ -24,7 +24,6 @@ pub(crate) struct Registration<M> {
     memory: ManuallyDrop<M>,
 }
 
-/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
 impl<M> Registration<M> {
@@ -43,7 +42,6 @@ impl<M> Registration<M> {
         Ok(Self { device: device.clone(), host, memory: ManuallyDrop::new(memory) })
     }
 
-    /// What is registered.
     pub(crate) fn memory(&self) -> &M {
         &self.memory
     }
@@ -174,11 +172,19 @@ pub(crate) unsafe fn copy_in_async(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WordOp {
     /// Waits until the word is `value` or at most 2^31 - 1 ahead of it, modulo 2^32.
-    Await { address: u64, value: u32 },
+    Await {
+        address: u64,
+        value: u32,
+    },
     /// Stores, after a barrier for all that the stream has done.
-    Write { address: u64, value: u32 },
-    /// The same with 64 bits.
-    WriteLong { address: u64, value: u64 },
+    Write {
+        address: u64,
+        value: u32,
+    },
+    WriteLong {
+        address: u64,
+        value: u64,
+    },
 }
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`: cyclic, `(i32)(word - value) >= 0`.

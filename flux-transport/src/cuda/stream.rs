@@ -13,9 +13,7 @@ pub struct SideStream {
     stream: Handle,
 }
 
-/// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
-/// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
 impl SideStream {
@@ -126,7 +124,6 @@ impl Drop for Event {
 /// Whether what is put on a stream runs, or becomes part of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Capture {
-    /// It runs.
     Off,
     /// It is captured, in the sequence with this number, unique in the process.
     On(u64),

@@ -16,9 +16,7 @@ use std::ptr;
 /// Whether pages can leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handles {
-    /// They stay.
     None,
-    /// As a file descriptor.
     PosixFd,
 }
 
@@ -31,7 +29,6 @@ impl Handles {
     }
 }
 
-/// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 const RECOMMENDED: u32 = 1;
 
 fn location(ordinal: u32) -> CUmemLocation {
@@ -156,7 +153,6 @@ impl Drop for Allocation {
     }
 }
 
-/// Pages at an address.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     device: CudaDevice,
@@ -166,7 +162,6 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// The first byte.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }

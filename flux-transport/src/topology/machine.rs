@@ -6,7 +6,6 @@ use super::sysfs::{self, BusPlace};
 use crate::cuda::DeviceInfo;
 use std::path::Path;
 
-/// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Gpu {
     /// Its PCI address, which every process knows it by.
@@ -17,14 +16,12 @@ pub(crate) struct Gpu {
     pub mig: bool,
     /// NVLinks that are up; `None` where NVML does not say.
     pub links: Option<u32>,
-    /// Of an NVSwitch machine.
     pub fabric: Option<Fabric>,
 }
 
 /// The GPUs that a process sees, and the machine around them.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Topology {
-    /// The GPUs.
     pub gpus: Vec<Gpu>,
     /// Pairs `(a, b)`, places in `gpus`, `a < b`, that NVML counts as joined by NVLink.
     pub nvlink: Vec<(usize, usize)>,

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 const FILE: &str = "NCCL_CONF_FILE";
 /// The user's, in the home folder.
 const OF_USER: &str = ".nccl.conf";
-/// The machine's, which counts last.
 const OF_MACHINE: &str = "/etc/nccl.conf";
 
 /// What there is besides the environment.
@@ -36,7 +35,6 @@ impl Settings {
         Self { files: paths.filter_map(|path| std::fs::read(path).ok()).collect() }
     }
 
-    /// The value of a variable.
     pub(crate) fn get(&self, name: &str) -> Option<OsString> {
         std::env::var_os(name).or_else(|| self.in_files(name))
     }

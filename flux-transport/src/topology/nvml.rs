@@ -7,10 +7,8 @@ use crate::cuda::DeviceInfo;
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int, c_uint};
 
-/// `nvmlDevice_t`, an opaque pointer.
 type Device = usize;
 
-/// `nvmlGpuFabricInfo_t`.
 #[repr(C)]
 #[derive(Default)]
 struct FabricInfo {
@@ -20,13 +18,9 @@ struct FabricInfo {
     state: u8,
 }
 
-/// `NVML_P2P_CAPS_INDEX_NVLINK`.
 const NVLINK: c_int = 2;
-/// `NVML_P2P_STATUS_OK`.
 const OK: c_int = 0;
-/// `NVML_DEVICE_MIG_ENABLE`.
 const MIG: c_uint = 1;
-/// `NVML_NVLINK_MAX_LINKS`.
 const MAX_LINKS: c_uint = 18;
 
 macro_rules! table {
@@ -68,9 +62,7 @@ table! {
 pub(crate) enum Fabric {
     /// The fabric manager has not begun, or is not there.
     NotStarted,
-    /// It has not ended.
     InProgress,
-    /// The GPU is in it.
     Completed,
 }
 

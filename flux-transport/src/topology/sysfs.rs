@@ -6,16 +6,13 @@
 use std::fs;
 use std::path::Path;
 
-/// Where a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct BusPlace {
-    /// `domain:bus:device.function`, lower case.
     pub address: String,
     /// The root bus, such as `pci0000:00`.
     pub root: String,
     /// Bridges from the root to the device.
     pub bridges: Vec<String>,
-    /// The NUMA node.
     pub node: Option<u32>,
     /// Whether an IOMMU translates what the device reads and writes.
     pub translated: bool,
@@ -24,18 +21,14 @@ pub(crate) struct BusPlace {
 /// How near two devices are, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) enum Near {
-    /// Below one bridge.
     Bridge,
-    /// Below one root bus.
     Root,
-    /// On one NUMA node.
     Node,
     /// On different ones, or nobody knows.
     Apart,
 }
 
 impl BusPlace {
-    /// How near another device is.
     pub(crate) fn near(&self, other: &Self) -> Near {
         match () {
             () if self.root == other.root && self.bridges.first().is_some_and(|first| other.bridges.first() == Some(first)) => Near::Bridge,

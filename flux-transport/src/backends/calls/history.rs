@@ -98,7 +98,6 @@ impl<'w> OpHashes<'w> {
         (epoch.get() as u64 % CALLS as u64) * 8
     }
 
-    /// What was said last.
     pub(crate) fn last(self) -> OpHash {
         OpHash::of_word(self.0[CALLS].load(Ordering::Acquire))
     }

@@ -17,7 +17,6 @@ use crate::cuda::{CudaDevice, CudaError};
 use crate::{Device, Stream, TransportError, TransportKind};
 use flux_core::signal::Epoch;
 
-/// Where a rank's calls stand.
 #[derive(Debug)]
 pub(crate) struct Calls {
     order: Order,
@@ -36,7 +35,6 @@ pub(crate) enum Captures {
     Taken(bool),
 }
 
-/// The call in progress.
 #[derive(Clone, Copy, Debug)]
 struct InCall {
     turn: StreamTurn,

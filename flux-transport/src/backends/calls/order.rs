@@ -6,7 +6,6 @@
 
 use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
 
-/// Where a call's work goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamTurn {
     /// To the device, on the stream with this number: a handle is used again after its stream is
@@ -19,7 +18,6 @@ pub(super) enum StreamTurn {
 }
 
 impl StreamTurn {
-    /// Whether it is a capture's.
     pub(super) const fn is_captured(self) -> bool {
         matches!(self, Self::Captured { .. })
     }
@@ -43,14 +41,12 @@ struct Last {
     done: Event,
 }
 
-/// The last calls.
 #[derive(Debug)]
 pub(super) struct Order {
     eager: Last,
     captured: Last,
 }
 
-/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 const CAPTURE_INVALIDATED: i32 = 901;
 
 impl Order {

@@ -9,7 +9,6 @@ use flux_core::layout::LINE;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-/// Zeroed bytes, aligned to [`LINE`].
 #[derive(Debug)]
 pub(super) struct Block {
     memory: NonNull<u8>,
@@ -37,12 +36,10 @@ impl Block {
         Ok(Self { memory, layout, address })
     }
 
-    /// Address of the first byte.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
 
-    /// Pointer to the first byte.
     pub(super) fn pointer(&self) -> *mut u8 {
         pointer(self.address)
     }

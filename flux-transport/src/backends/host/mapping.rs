@@ -94,7 +94,6 @@ fn numbers(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<(Rank, u64)>, Tra
     Ok(numbers)
 }
 
-/// The regions of threads.
 fn find(numbers: &[(Rank, u64)]) -> Result<Vec<Arc<Region>>, TransportError> {
     let find = |&(rank, number)| Region::find(number).ok_or_else(|| failed(rank, "its memory is gone".to_owned()));
     numbers.iter().map(find).collect()
@@ -117,7 +116,6 @@ fn failed(rank: Rank, reason: String) -> TransportError {
 /// A rank's own memory, before it knows of the others'.
 struct Own {
     region: Arc<Region>,
-    /// For ranks that are processes.
     file: Option<OwnedFd>,
     control: Block,
     fault: Block,

@@ -26,7 +26,6 @@ use std::time::{Duration, Instant};
 /// Between looks at a signal: ranks outnumber the cores of a machine without GPUs.
 const NAP: Duration = Duration::from_micros(50);
 
-/// A rank's mover.
 #[derive(Debug)]
 pub(super) struct MoverThread {
     desk: Arc<Desk>,
@@ -72,7 +71,6 @@ impl Desk {
 }
 
 impl MoverThread {
-    /// Starts the thread.
     pub(super) fn spawn(rank: Rank) -> Result<Self, TransportError> {
         let (x, row_stride, row_bytes, element_bytes, place_bytes) = (0, 0, 0, 0, 0);
         let (transfers, forwards) = (Vec::with_capacity(64 * MAX_WORLD), Vec::new());

@@ -73,7 +73,6 @@ impl Region {
         Ok(Arc::new(Self { memory: Memory::File(MappedFile::map(file, bytes)?), data_bytes, number: None }))
     }
 
-    /// Address of the data region.
     pub(super) fn data(&self) -> u64 {
         match &self.memory {
             Memory::Heap(block) => block.address(),
@@ -81,12 +80,10 @@ impl Region {
         }
     }
 
-    /// Address of the pad.
     pub(super) fn pad(&self) -> u64 {
         self.data() + self.data_bytes
     }
 
-    /// Pointer to the pad.
     pub(super) fn pad_pointer(&self) -> *mut u8 {
         pointer(self.pad())
     }

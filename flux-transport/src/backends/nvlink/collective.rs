@@ -59,12 +59,9 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// What ranks' devices must reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Each other's memory.
     Peers,
-    /// The host's memory.
     Host,
 }
 
@@ -73,7 +70,6 @@ pub(crate) enum Reach {
 #[derive(Debug)]
 pub(crate) struct PeerDevices {
     pub(crate) rank: u32,
-    /// This rank's device.
     pub(crate) info: DeviceInfo,
     pub(super) identities: Vec<DeviceIdentity>,
     pub(super) handles: Handles,
@@ -136,7 +132,6 @@ impl PeerDevices {
         Ok(Self { rank, info, identities, handles, passes, ordinals, nodes })
     }
 
-    /// Number of ranks.
     pub(crate) fn world(&self) -> u32 {
         // At most MAX_WORLD.
         u32::try_from(self.identities.len()).unwrap_or(u32::MAX)
@@ -210,7 +205,6 @@ fn candidate(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) size: WorkspaceSize,
-    /// Of the first call.
     pub(crate) epoch: Epoch,
     /// Whether this rank has captured calls on the workspace before.
     pub(crate) captured: bool,

@@ -19,7 +19,6 @@ impl FaultBlock {
         Ok(Self { block: PinnedBlock::new(device, host_size(FAULT_BYTES))? })
     }
 
-    /// The address for the kernel.
     pub(crate) fn address(&self) -> u64 {
         self.block.address()
     }
@@ -47,7 +46,6 @@ impl FaultBlock {
         self.record().is_some() || self.aborted()
     }
 
-    /// Whether all waits were ended.
     pub(crate) fn aborted(&self) -> bool {
         self.word().load(Ordering::Acquire) != 0
     }

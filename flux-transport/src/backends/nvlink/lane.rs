@@ -20,18 +20,15 @@ impl Lane {
         Ok(Self { stream: SideStream::new(device)?, forked: Event::new(device)?, joined: Event::new(device)? })
     }
 
-    /// The `CUstream`.
     pub(crate) fn raw(&self) -> usize {
         self.stream.raw()
     }
 
-    /// Orders the lane after `caller`.
     pub(crate) fn fork(&self, caller: usize) -> Result<(), CudaError> {
         self.forked.record(caller)?;
         self.forked.make_wait(self.raw())
     }
 
-    /// Orders `caller` after the lane.
     pub(crate) fn join(&self, caller: usize) -> Result<(), CudaError> {
         self.joined.record(self.raw())?;
         self.joined.make_wait(caller)

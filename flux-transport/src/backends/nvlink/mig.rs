@@ -14,7 +14,6 @@ use flux_core::{Nodes, Rank};
 /// The ranks of a node, as far as MIG may keep them apart.
 #[derive(Clone, Debug)]
 pub(crate) struct Mig {
-    /// Those on instances.
     instances: Vec<u32>,
     /// This rank's device; `None` where it has no mates to reach.
     own: Option<DeviceInfo>,

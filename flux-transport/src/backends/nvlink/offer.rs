@@ -17,7 +17,6 @@ const MAGIC: [u8; 8] = *b"fluxnvl3";
 pub(super) struct DeviceIdentity {
     /// Random; the same for all ranks of a process and for no other.
     pub(super) process: [u8; 16],
-    /// The device.
     pub(super) uuid: DeviceUuid,
     /// The device's number in its process.
     pub(super) ordinal: u32,
@@ -32,7 +31,6 @@ pub(super) struct DeviceIdentity {
 /// What a rank says of itself when the ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Introduction {
-    /// Who it is.
     pub(super) identity: DeviceIdentity,
     /// Its `CUDA_VISIBLE_DEVICES` as [`hints::shown`], for where two ranks have one device.
     pub(super) visible: String,
@@ -43,11 +41,8 @@ pub(super) struct Introduction {
 pub(super) struct Offer {
     /// Names the memory to ranks of the same process.
     pub(super) key: u64,
-    /// Bytes of the allocation.
     pub(super) bytes: u64,
-    /// What it was made for.
     pub(super) size: WorkspaceSize,
-    /// Epoch of the next call.
     pub(super) epoch: u32,
     /// Whether a graph holds addresses of the workspace before this one.
     pub(super) captured: bool,
@@ -66,7 +61,6 @@ impl Introduction {
 }
 
 impl DeviceIdentity {
-    /// Bytes of the message.
     const BYTES: usize = MAGIC.len() + 2 + 16 + 16 + 4 + 1;
 
     pub(super) fn encode(&self) -> Vec<u8> {

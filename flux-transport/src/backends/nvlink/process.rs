@@ -7,7 +7,6 @@ use super::error::NvLinkError;
 use std::io;
 use std::sync::OnceLock;
 
-/// This process's token.
 pub(super) fn token() -> Result<[u8; 16], NvLinkError> {
     static TOKEN: OnceLock<[u8; 16]> = OnceLock::new();
     if let Some(token) = TOKEN.get() {

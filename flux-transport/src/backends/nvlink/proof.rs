@@ -12,17 +12,13 @@ use crate::topology::probe::vetoed;
 use flux_core::layout::broken_offset;
 use flux_core::rank::MAX_WORLD;
 
-/// What the word is before.
 const INITIAL: u32 = 0;
 
 /// A word that did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Missing {
-    /// The rank that wrote.
     pub(super) peer: u32,
-    /// What it wrote.
     pub(super) expected: u32,
-    /// What is there.
     pub(super) seen: u32,
 }
 
@@ -73,7 +69,6 @@ pub(super) fn check(device: &CudaDevice, at: &Workspace, rank: u32, identities: 
     Ok(missing)
 }
 
-/// Worlds are small.
 fn index(rank: usize) -> u32 {
     u32::try_from(rank).unwrap_or(u32::MAX)
 }

@@ -12,7 +12,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Memory of this rank's device.
 #[derive(Debug)]
 pub(super) struct Shared {
     key: u64,
@@ -27,7 +26,6 @@ pub(super) struct Shared {
 pub(super) enum Peer {
     /// A rank of this process: its own mapping, held.
     Local(Arc<Shared>),
-    /// A rank of another process.
     Imported(Mapping),
 }
 
@@ -61,7 +59,6 @@ impl Shared {
         self.key
     }
 
-    /// Bytes, rounded up.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -106,7 +103,6 @@ impl Peer {
         }
     }
 
-    /// The first byte.
     pub(super) fn address(&self) -> u64 {
         match self {
             Self::Local(shared) => shared.address(),

@@ -24,7 +24,6 @@ pub(super) struct Draft {
     epoch: Epoch,
 }
 
-/// A generation in use.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     size: WorkspaceSize,
@@ -71,7 +70,6 @@ impl Draft {
         clear_pad(device, lane, self.shared.address() + self.size.data_bytes(), &self.size, self.epoch)
     }
 
-    /// What to tell the peers.
     pub(super) fn offer(&self, captured: bool) -> Offer {
         Offer { key: self.shared.key(), bytes: self.shared.bytes(), size: self.size, epoch: self.epoch.get(), captured }
     }
@@ -133,7 +131,6 @@ impl Workspace {
         &self.pads
     }
 
-    /// Address of the control block.
     pub(crate) fn control(&self) -> u64 {
         self.control.address()
     }

@@ -17,16 +17,13 @@ use flux_core::layout::{control, signal_offset};
 use flux_core::program::route::{Block, Incoming, Origin, Parcel};
 use flux_core::signal::Epoch;
 
-/// Where a call's copies go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streams<'a> {
     pub(super) device: &'a CudaDevice,
     pub(super) at: &'a Workspace,
     pub(super) rank: u32,
     pub(super) epoch: Epoch,
-    /// Device to host.
     pub(super) out: &'a Lane,
-    /// Host to device.
     pub(super) back: &'a Lane,
 }
 

@@ -76,7 +76,6 @@ impl Layout {
         (self.pad() + pad_bytes(self.signals)).next_multiple_of(WorkspaceSize::ALIGN)
     }
 
-    /// Bytes in all.
     pub(super) fn bytes(&self) -> Option<u64> {
         self.half_stride.checked_mul(2)?.checked_add(self.words_bytes())
     }

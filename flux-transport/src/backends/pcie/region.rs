@@ -80,7 +80,6 @@ impl PinnedRegion {
         self.pinned.memory().address()
     }
 
-    /// The first byte, for `device`.
     pub(super) fn address(&self, device: &CudaDevice) -> Result<u64, CudaError> {
         self.pinned.address(device)
     }

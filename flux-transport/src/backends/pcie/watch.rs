@@ -154,7 +154,6 @@ impl Watch {
         *self.shared.words() = words;
     }
 
-    /// This rank's fault block.
     pub(super) fn fault(&self) -> &FaultBlock {
         &self.shared.fault
     }

@@ -40,7 +40,6 @@ fn reason_of(broken: u32, poisoned: u32) -> u32 {
     }
 }
 
-/// One generation's words.
 #[derive(Debug)]
 pub(super) struct Words {
     rank: u32,
@@ -74,7 +73,6 @@ impl Words {
         unsafe { AtomicU32::from_ptr(self.local.host().byte_add(host_size(offset)).cast()) }
     }
 
-    /// The regions, by rank.
     pub(super) fn regions(&self) -> &[Arc<PinnedRegion>] {
         &self.regions
     }

@@ -22,7 +22,6 @@ use flux_core::signal::Epoch;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// A generation in use.
 #[derive(Debug)]
 pub(super) struct Workspace {
     size: WorkspaceSize,

@@ -13,10 +13,12 @@ use std::time::Instant;
 /// Why the ranks do not go on.
 #[derive(Debug)]
 pub(crate) enum Disagreed {
-    /// They could not talk.
     Control(ControlError),
     /// A rank cannot go on: the first that said so.
-    Refused { rank: Rank, reason: String },
+    Refused {
+        rank: Rank,
+        reason: String,
+    },
 }
 
 impl From<ControlError> for Disagreed {
@@ -48,7 +50,6 @@ pub fn shortened(mut reason: String) -> String {
     reason
 }
 
-/// As [`agree`], at any step.
 pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
     steps: Collective<'_>,
     step: Step,

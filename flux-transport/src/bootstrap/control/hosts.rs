@@ -8,12 +8,10 @@ use flux_core::{Rank, WorldSize};
 /// The host of every rank of a world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// By rank.
     of: Vec<u32>,
 }
 
 impl Hosts {
-    /// All ranks on one host.
     pub(crate) fn one(world: WorldSize) -> Self {
         Self { of: vec![0; world.index()] }
     }

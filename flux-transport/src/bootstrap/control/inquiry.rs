@@ -55,7 +55,6 @@ pub(crate) fn record_from(bytes: &[u8; RECORD]) -> FaultRecord {
 }
 
 impl GaveUp {
-    /// Bytes of a message.
     pub(crate) const BYTES: usize = 8 + RECORD;
 
     pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
@@ -80,12 +79,10 @@ impl GaveUp {
     }
 }
 
-/// The ranks of a mask.
 pub(crate) fn ranks_of(mask: u32) -> impl Iterator<Item = Rank> {
     (0..u32::BITS).filter(move |rank| mask >> rank & 1 == 1).map(Rank::new)
 }
 
-/// The mask of ranks.
 pub(crate) fn mask_of(ranks: impl IntoIterator<Item = Rank>) -> u32 {
     ranks.into_iter().fold(0, |mask, rank| mask | 1_u32.unbounded_shl(rank.get()))
 }

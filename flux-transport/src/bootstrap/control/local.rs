@@ -18,7 +18,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
 
-/// One thread's end.
 #[derive(Debug)]
 pub(crate) struct LocalControl {
     rank: Rank,

@@ -87,7 +87,6 @@ impl<'a> Collective<'a> {
 const ONE_ORDER: &str =
     "; every rank takes the steps of all communicators of a world, which are numbered from 0 as they were connected, in one order";
 
-/// Where a rank is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At {
     pub(super) step: Step,
@@ -95,7 +94,6 @@ pub(super) struct At {
 }
 
 impl At {
-    /// Bytes before a payload.
     pub(super) const BYTES: usize = 5;
 
     pub(super) fn encode(self) -> [u8; Self::BYTES] {

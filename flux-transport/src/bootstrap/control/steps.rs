@@ -10,7 +10,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A rank's steps.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     state: Mutex<State>,
@@ -21,15 +20,12 @@ pub(crate) struct Steps {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of the next step.
     number: u64,
     /// Whether a thread is in the step before it.
     taken: bool,
-    /// The first failure, in words.
     failed: Option<String>,
 }
 
-/// A step in progress.
 struct InStep<'s>(&'s Steps);
 
 impl Steps {

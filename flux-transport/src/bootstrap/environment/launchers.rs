@@ -24,9 +24,7 @@ pub(super) struct Placement {
     pub(super) launch: Vec<OsString>,
 }
 
-/// A launcher.
 pub(super) struct LauncherFamily {
-    /// In `FLUX_LAUNCHER`.
     pub(super) name: &'static str,
     /// Its variables of rank and world size, for messages.
     pub(super) says: [&'static str; 2],

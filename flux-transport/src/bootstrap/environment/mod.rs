@@ -123,7 +123,6 @@ impl Environment {
         Ok(Self { rank: Rank::new(rank), world, local_rank, place })
     }
 
-    /// What `FLUX_RENDEZVOUS` says.
     fn place_from(vars: Variables<'_>, one_host: bool, launch: &[&[u8]]) -> Result<Place, BootstrapError> {
         let value = vars.value(FLUX_RENDEZVOUS);
         let wanted = if one_host { "an absolute path or tcp://HOST:PORT" } else { "tcp://HOST:PORT, which ranks on several hosts need" };

@@ -26,7 +26,6 @@ pub fn one_host_each(rank: Rank) -> [(&'static str, OsString); 3] {
     [("NCCL_HOSTID", format!("flux-rank-{rank}").into()), ("NCCL_NET", "Socket".into()), ("NCCL_SOCKET_IFNAME", "lo".into())]
 }
 
-/// The hosts of one launch.
 #[derive(Debug)]
 pub(super) struct Apart {
     hosts: u32,

@@ -26,7 +26,6 @@ static CATCHING: Mutex<Option<Catching>> = Mutex::new(None);
 
 /// What the launches of a process have in common.
 struct Catching {
-    /// How many run now.
     launches: usize,
     /// Whether none does: then the signals end the process.
     idle: Arc<AtomicBool>,

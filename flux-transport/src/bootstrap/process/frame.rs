@@ -10,7 +10,6 @@ pub(crate) const HEADER_BYTES: usize = 20;
 pub(crate) const MAX_FRAME: usize = HEADER_BYTES + MAX_BODY;
 const MAGIC: [u8; 4] = *b"flxc";
 
-/// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A rank's bytes in an exchange.
@@ -82,11 +81,9 @@ impl Kind {
     }
 }
 
-/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
-    /// Descriptors that come with it.
     pub(crate) descriptors: u8,
     /// The step, counted from 0; 0 for what belongs to no step.
     pub(crate) sequence: u64,

@@ -45,7 +45,6 @@ impl Shared {
         }
     }
 
-    /// Reads until told to stop.
     pub(crate) fn monitor(&self) {
         let mut open: Vec<(Rank, &Link)> = self.peers().collect();
         let mut buffer = vec![0; MAX_FRAME];

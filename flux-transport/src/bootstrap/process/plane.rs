@@ -26,7 +26,6 @@ use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::mesh::Mesh;
 use crate::bootstrap::socket::MAX_DESCRIPTORS;
 
-/// One process's end.
 #[derive(Debug)]
 pub(crate) struct ProcessControl {
     pub(crate) world: WorldSize,
@@ -52,7 +51,6 @@ impl ProcessControl {
         Ok(Self { world, hosts, shared, steps: Steps::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
     }
 
-    /// This rank's fault.
     fn own_fault(&self, detail: String) -> ControlError {
         ControlError::Protocol { rank: self.shared.rank, detail }
     }

@@ -33,22 +33,18 @@ const PROOF_BYTES: usize = 32;
 const CHALLENGE_BYTES: usize = 8 + 16 + NONCE_BYTES;
 /// Most bytes of an answer's body.
 const MAX_BODY: usize = 256;
-/// Room for any answer.
 pub(crate) const MAX_RESPONSE: usize = NONCE_BYTES + PROOF_BYTES + MAX_BODY;
 
-/// Who makes a proof.
 #[derive(Clone, Copy)]
 enum Role {
     Listener,
     Caller,
 }
 
-/// What a listener says first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Challenge([u8; CHALLENGE_BYTES]);
 
 impl Challenge {
-    /// A new one.
     pub(crate) fn new(launch: u128) -> Result<Self, Errno> {
         let mut bytes = [0; CHALLENGE_BYTES];
         bytes[..8].copy_from_slice(&CHALLENGE_MAGIC);
@@ -105,17 +101,13 @@ pub(crate) fn deny(link: &Link, deadline: Instant) {
 /// Why a caller is not connected.
 #[derive(Debug)]
 pub(crate) enum Miss {
-    /// No connection could be made.
     Unreached(Errno),
     /// Nobody there, or not any more, or not in time.
     Nobody,
-    /// Another program.
     Stranger,
-    /// Another launch.
     OtherLaunch,
     /// The same launch, with another secret.
     Denied,
-    /// A fault of this process.
     System(Errno),
 }
 

@@ -19,7 +19,6 @@ use crate::bootstrap::socket;
 const PATH_LIMIT: usize = 107;
 const SOCKET_NAME: &str = "rank0.sock";
 
-/// The socket's path in `place`.
 pub(crate) fn socket_path(place: &HostPlace) -> Result<PathBuf, BootstrapError> {
     let path = place.directory.join(SOCKET_NAME);
     let length = path.as_os_str().len();

@@ -25,18 +25,15 @@ pub(crate) struct RankGroup {
     /// The leader's; its rank is the first of the group.
     pub(crate) own: Hello,
     pub(crate) world: WorldSize,
-    /// In order.
     pub(crate) ranks: Vec<Rank>,
     /// Bytes that every rank says after its hello.
     pub(crate) more: usize,
 }
 
-/// A rank that is here.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) rank: Rank,
     pub(crate) link: Link,
-    /// After its hello.
     pub(crate) said: Vec<u8>,
     pid: u32,
 }
@@ -86,7 +83,6 @@ fn refusal_of(leader: Rank, errno: Errno) -> Refusal {
     Refusal::Leader { rank: leader.get(), errno: errno.raw_os_error().cast_unsigned() }
 }
 
-/// The ranks as bits.
 pub(crate) fn mask(ranks: &[Rank]) -> u64 {
     ranks.iter().fold(0, |mask, rank| mask | 1 << rank.get())
 }

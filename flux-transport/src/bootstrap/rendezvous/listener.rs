@@ -57,12 +57,10 @@ pub(crate) struct Caller {
 }
 
 impl<L: AsFd> Listener<L> {
-    /// Of a Unix socket.
     pub(crate) fn unix(listener: L) -> Self {
         Self { listener, key: None, strangers: VecDeque::new(), denied: 0 }
     }
 
-    /// Of a TCP socket.
     pub(crate) fn tcp(listener: L, key: LaunchKey) -> Self {
         Self { listener, key: Some(key), strangers: VecDeque::new(), denied: 0 }
     }

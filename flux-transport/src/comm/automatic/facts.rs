@@ -12,10 +12,8 @@ use std::path::Path;
 
 const HEADER: &str = concat!("flux-facts ", env!("CARGO_PKG_VERSION"));
 
-/// A rank's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum RankGpu {
-    /// It is there.
     Found(DeviceUuid),
     /// There is none, and this rank would not have expected one.
     Absent(String),
@@ -23,7 +21,6 @@ pub(crate) enum RankGpu {
     Broken(String),
 }
 
-/// What one rank says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
     pub(super) gpu: RankGpu,
@@ -33,7 +30,6 @@ pub(crate) struct Facts {
     pub(super) veto: bool,
     /// Which boot of which kernel it runs on; empty where that is not known.
     pub(super) boot: String,
-    /// Its `CUDA_VISIBLE_DEVICES`.
     pub(super) visible: String,
 }
 

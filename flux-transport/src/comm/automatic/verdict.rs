@@ -20,12 +20,10 @@ pub(super) struct Candidates {
     pub(super) nccl: Result<(), String>,
 }
 
-/// What the ranks have.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum Basis {
     /// No rank has a GPU, for this reason.
     Host(String),
-    /// Every rank has one.
     Gpus(Candidates),
     /// Some have none, or cannot use theirs; who and why.
     Uneven(String),
@@ -90,7 +88,6 @@ fn apart(facts: &[Facts], hosts: &Hosts) -> Option<String> {
     Some(format!("ranks 0 and {peer} are on different hosts{hint}"))
 }
 
-/// Two ranks on one device.
 fn double(facts: &[Facts]) -> Option<String> {
     for (rank, one) in facts.iter().enumerate() {
         let same = |other: &Facts| other.gpu == one.gpu;

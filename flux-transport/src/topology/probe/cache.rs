@@ -15,12 +15,9 @@ use std::io::{self, Read, Write as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// No verdict is larger.
 const LIMIT: u64 = 1 << 20;
-/// Bits that let others write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// What a verdict holds for.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct CacheKey(String);
 

@@ -29,16 +29,13 @@ const WORDS: usize = 200;
 /// Why a program gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Silence {
-    /// It did not start.
     #[error("it does not start: {0}")]
     NotStarted(io::Error),
     /// It was started and could not be looked after.
     #[error("it was started, and then lost: {0}")]
     Lost(io::Error),
-    /// It was killed.
     #[error("it had not answered after {0:?} and was killed: a driver call that does not return")]
     Late(Duration),
-    /// It ended without one.
     #[error("it ended without an answer ({}){words}", .status.map_or_else(|| "this process is not told how".to_owned(), |status| status.to_string()))]
     Ended { status: Option<ExitStatus>, words: String },
 }

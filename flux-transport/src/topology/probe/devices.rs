@@ -40,7 +40,6 @@ fn infos(request: &Request) -> Result<Vec<DeviceInfo>, String> {
     request.devices.iter().map(one).collect()
 }
 
-/// Every ordered pair, and notes.
 fn directions(infos: &[DeviceInfo], veto: bool) -> Result<(Vec<Direction>, Vec<String>), CudaError> {
     let mut directions = Vec::new();
     for (from, to) in pairs(infos.len()) {

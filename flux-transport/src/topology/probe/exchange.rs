@@ -18,7 +18,6 @@ use crate::cuda::{
 };
 use std::time::{Duration, Instant};
 
-/// Words of the pattern.
 const WORDS: usize = 1 << 14;
 const BYTES: usize = 4 * WORDS;
 /// Behind the pattern: the flag, and on a line of its own the word of the ping-pong.
@@ -32,7 +31,6 @@ const AT_ONCE: u32 = 50;
 /// How long one exchange may take; it takes microseconds, unless the devices are busy.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A device under test.
 pub(super) struct Side {
     pub(super) device: CudaDevice,
     lane: SideStream,
@@ -69,7 +67,6 @@ impl Side {
         unsafe { words_async(&self.device, ops, stream.raw()) }
     }
 
-    /// The own word at `address`.
     fn word(&self, address: u64) -> Result<u32, CudaError> {
         let mut word = [0; 4];
         // SAFETY: the callers name words of this device's memory.

@@ -32,7 +32,6 @@ impl Proof {
         Self { verdict, how, report: None }
     }
 
-    /// What `report` says.
     pub(super) fn of(report: Report, how: String) -> Self {
         let verdict = if report.works() { Verdict::Works } else { Verdict::Fails };
         Self { verdict, how, report: Some(report) }

@@ -9,7 +9,6 @@ use crate::cuda::DeviceUuid;
 const FAMILY: &str = "flux-probe ";
 /// First line of a message of this one.
 const HEADER: &str = concat!("flux-probe 1 ", env!("CARGO_PKG_VERSION"));
-/// Last line of a message.
 const END: &str = "end";
 /// More devices than a host has.
 const MOST: usize = 64;
@@ -58,10 +57,8 @@ pub(super) fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count).flat_map(move |from| (0..count).filter(move |&to| to != from).map(move |to| (from, to)))
 }
 
-/// What a probe answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) enum ChildReport {
-    /// It has asked the devices.
     Report(Report),
     /// It could not, so nothing is known.
     Cannot(String),

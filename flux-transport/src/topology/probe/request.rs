@@ -17,7 +17,6 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// `VERSION prove|veto UUID,UUID,...`
     pub(super) fn encode(&self) -> String {
         let Self { veto, .. } = self;
         format!("{} {} {}", env!("CARGO_PKG_VERSION"), if *veto { "veto" } else { "prove" }, self.visible())

@@ -13,7 +13,6 @@ use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Whom to ask.
 pub(super) struct Ways {
     pub(super) cache: Option<(PathBuf, CacheKey)>,
     pub(super) program: Option<PathBuf>,

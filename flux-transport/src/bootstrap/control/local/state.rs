@@ -88,7 +88,6 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Who waits for a new world, and the ends that nobody has taken yet, by old rank.
 #[derive(Debug)]
 pub(super) struct Regroup {
-    /// Ranks (bits) that wait.
     pub(super) waiting: u32,
     /// For each rank, those (bits) that have waited since it began to.
     pub(super) came: Vec<u32>,
@@ -100,7 +99,6 @@ pub(super) struct Regroup {
 /// A rank's end of a new world.
 #[derive(Debug)]
 pub(super) struct NewEnd {
-    /// In the new world.
     pub(super) rank: Rank,
     pub(super) shared: Arc<Shared>,
     /// Old ranks (bits) of the new world.

@@ -25,7 +25,6 @@ const MAX_POLLED: usize = flux_core::rank::MAX_WORLD;
 /// Time for a goodbye or an abort. The end of the connection says it too.
 const PARTING: Duration = Duration::from_millis(100);
 
-/// A frame that came.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) kind: Kind,
@@ -36,18 +35,14 @@ pub(crate) struct Arrived {
     pub(crate) cut: bool,
 }
 
-/// How a peer ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum PeerEnd {
-    /// With a goodbye.
     Left,
-    /// Without.
     Lost,
     /// By breaking the protocol; its connection is closed.
     Broke(String),
 }
 
-/// What came of one peer.
 #[derive(Debug, Default)]
 pub(crate) struct PeerInbox {
     pub(crate) frames: VecDeque<Arrived>,
@@ -76,7 +71,6 @@ impl Inbox {
 /// The connections, shared by callers, who write, and the monitor, who reads.
 pub(crate) struct Shared {
     pub(crate) rank: Rank,
-    /// By rank, none to itself.
     pub(crate) links: Vec<Option<Link>>,
     /// Becomes readable when the monitor is to stop.
     pub(crate) stop: OwnedFd,
@@ -102,7 +96,6 @@ impl Shared {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peers' connections.
     pub(crate) fn peers(&self) -> impl Iterator<Item = (Rank, &Link)> {
         (0..).map(Rank::new).zip(&self.links).filter_map(|(rank, link)| Some((rank, link.as_ref()?)))
     }

@@ -68,7 +68,6 @@ impl TcpRendezvous {
 }
 
 impl TcpRendezvous {
-    /// Connections to all ranks.
     pub(crate) fn meet(&self, deadline: Instant) -> Result<Mesh, BootstrapError> {
         if self.world.peers() == 0 {
             return Ok(Mesh::new(self.rank, self.world, Vec::new()));

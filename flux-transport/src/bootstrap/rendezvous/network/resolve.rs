@@ -22,7 +22,6 @@ pub(super) fn addresses(address: &Address, deadline: Instant) -> Result<Result<V
     addresses_by(address, deadline, |name| Ok((name, 0).to_socket_addrs()?.map(|found| found.ip()).collect()))
 }
 
-/// As [`addresses`], by any resolver.
 fn addresses_by(
     address: &Address,
     deadline: Instant,
