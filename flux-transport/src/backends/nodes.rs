@@ -1,14 +1,12 @@
 //! Which ranks make a node.
 //!
-//! Invariant: ranks of one node share a host, so they can share memory, and all ranks group them
-//! alike: by what all have agreed on, and by what all know.
+//! Invariant: ranks of one node share a host, and all ranks group them alike.
 
 use crate::bootstrap::control::Hosts;
 use crate::{ConnectError, Select};
 use flux_core::{Nodes, WorldSize};
 
-/// The number of nodes that this rank asks for: the options', or where they leave it open what
-/// `FLUX_NODES` says.
+/// The number of nodes that this rank asks for: by option, else by `FLUX_NODES`.
 pub(crate) fn asked(select: Select, option: Option<u32>, variable: Option<&str>) -> Result<Option<u32>, ConnectError> {
     let unusable = |why| Err(ConnectError::Unusable { select, why });
     let count = match (option, variable.filter(|value| !value.is_empty())) {

@@ -1,7 +1,6 @@
-//! The flight record: a rank's last calls, kept so that a failure can say what everybody was doing.
+//! The flight record: a rank's last calls, for failure reports.
 //!
-//! Invariant: noting a call allocates nothing and waits for nothing but another thread's note. The
-//! newest [`KEPT`] calls are there, in order.
+//! Invariant: noting a call allocates nothing. The newest [`KEPT`] calls are there, in order.
 
 use flux_core::signal::Epoch;
 use std::fmt;

@@ -1,9 +1,7 @@
-//! How a communicator hears of its peers, and answers them.
+//! Passes notices to a communicator and answers questions about it.
 //!
-//! Invariant: what a notice, or a question, does to a communicator is over when its ear is dropped,
-//! and nothing is done after. So the transport goes on the thread that drops the communicator,
-//! while the rank is in the world, and never on one that brings notices: the monitor's, or a
-//! peer's, which a drain would hold up.
+//! Invariant: no notice or question is handled after the listener is dropped. So the transport is
+//! dropped by the communicator's own thread, never by one that brings notices.
 
 use super::failure;
 use super::flight::Flight;

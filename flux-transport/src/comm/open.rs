@@ -16,8 +16,7 @@ pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport
     Ok(Box::new(Host::connect(world, options)?))
 }
 
-/// Where a rank's environment forbids peer access, no rank maps a peer's memory, whoever asked for
-/// it.
+/// If any rank's environment forbids peer access, no rank maps a peer's memory.
 pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     peer_access(world, options, Select::NvLink)?;
     Ok(Box::new(NvLink::connect(world, options, PeerDevices::meet(world, options, Reach::Peers)?)?))

@@ -1,8 +1,7 @@
 //! The table of driver entry points, loaded once.
 //!
-//! Invariant: a [`Driver`] exists only when every entry point was found, `cuInit` succeeded and
-//! there is a device. Handles (contexts, streams, events) travel as `usize`: this crate never looks
-//! behind them.
+//! Invariant: a [`Driver`] exists only if every entry point was found, `cuInit` succeeded and there
+//! is a device. Handles travel as `usize`.
 
 use super::{CudaError, Unavailable};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemAccessDesc, CUmemAllocationProp, CUstreamBatchMemOpParams};

@@ -1,9 +1,7 @@
-//! NCCL's variables as NCCL finds them: those of the environment, and where one is not set there,
-//! what NCCL's files say of it.
+//! NCCL's variables: from the environment, else from NCCL's files.
 //!
-//! Invariant: the files are read here as NCCL reads them (`setEnvFile`, `initEnvFunc`), before it
-//! is asked for anything that has it do so: that puts what they say into the environment, but of
-//! the ranks alone that asked, and later than the others have looked.
+//! Invariant: the files are read as NCCL reads them (`setEnvFile`, `initEnvFunc`), before NCCL
+//! copies them to the environment of some ranks.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};

@@ -1,7 +1,7 @@
-//! What NVIDIA's management library says, where it is there.
+//! NVIDIA's management library, where it is there.
 //!
-//! Invariant: an [`Nvml`] exists only where it has started; a question that it does not answer, or
-//! has no entry point for, has no answer, and is no error.
+//! Invariant: an [`Nvml`] has started. A question without an answer, or without an entry point, is
+//! no error.
 
 use crate::cuda::DeviceInfo;
 use libloading::Library;
@@ -79,8 +79,8 @@ impl Nvml {
         // SAFETY: the library's initialisers are made to run in any process at any time.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
         let nvml = Self::of(library);
-        // From here on the destructor shuts it down, which is allowed even where it has not
-        // started. SAFETY: it takes nothing.
+        // From here on the destructor shuts it down, which is always allowed. SAFETY: it takes
+        // nothing.
         (unsafe { (nvml.init?)() } == OK).then_some(nvml)
     }
 

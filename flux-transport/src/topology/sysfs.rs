@@ -1,7 +1,6 @@
-//! What `/sys` and `/proc` say, below any root.
+//! Reads `/sys` and `/proc`, below any root.
 //!
-//! Invariant: reading only, and a total function of the files: what is missing or strange is as if
-//! it were not there.
+//! Invariant: missing or strange files count as absent.
 
 use std::fs;
 use std::path::Path;
@@ -81,13 +80,12 @@ pub fn nvidia_gpus(root: &Path) -> Vec<String> {
     found
 }
 
-/// The extended capability of access control, and the bits of its control register that send
-/// requests and completions of peers to the root.
+/// The extended capability of access control, and its bits that redirect peers' traffic to the
+/// root.
 const ACS: u16 = 0x000d;
 const REDIRECT: u16 = 0x04 | 0x08;
 
-/// Whether a bridge's access control redirects peers' traffic. Only root can read that part of the
-/// configuration.
+/// Whether a bridge's access control redirects peers' traffic. Only root can read that.
 pub(super) fn redirects(root: &Path, bridge: &str) -> bool {
     let config = fs::read(root.join("sys/bus/pci/devices").join(bridge).join("config")).unwrap_or_default();
     acs(&config).is_some_and(|control| control & REDIRECT != 0)

@@ -1,6 +1,6 @@
-//! A topology in words: what there is, and what to do where peers are not reached.
+//! A topology in words, with advice where peers are not reached.
 //!
-//! Invariant: a pure function of what was found.
+//! Invariant: a pure function.
 
 use super::{Fabric, Gpu, Near, Topology};
 use crate::topology::hints;

@@ -1,30 +1,23 @@
-//! Which ops a rank's calls were of, in order, as one number that ranks compare where no kernel
-//! reaches another's pad.
+//! The op-sequence hash: ranks compare it where no kernel reaches another's pad.
 //!
-//! Invariant: the number of a call covers all calls before it. So ranks that made other calls, or
-//! the same in another order, have other numbers from the first such call on, whichever call they
-//! compare: nobody has to look after each. A host says the number of a call before anything of the
-//! call is enqueued that reaches a peer, so whoever has received something of it finds the number
-//! said.
+//! Invariant: a call's hash covers all calls before it, so ranks that made other calls differ from
+//! then on. It is published before anything of the call that reaches a peer.
 
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Calls that are remembered. A host is as many calls ahead of its device, and of another host, as
-/// the driver queues for a device that waits, which is some thousand, and devices are at most one
-/// apart: of what two ranks have said there is always a call that both remember.
+/// Calls that are remembered. Hosts run ahead by what a driver queues, about a thousand calls, so
+/// two ranks always share a remembered call.
 const CALLS: usize = 4096;
 
-/// One more call, of the op with this number, after those of `history`. Never 0, so that kernels
-/// can tell on a pad that something was said.
+/// Appends a call of `op` to `history`. Never 0, which stands for nothing.
 fn then(history: u32, op: u32) -> u32 {
-    // FNV-1a, continued. Each step can be undone, so histories that differ stay different over
-    // calls that are the same; over others they meet once in 2^32.
+    // FNV-1a, continued. Steps are invertible, so different histories stay different; others
+    // collide once in 2^32.
     let step = |history| op.to_le_bytes().iter().fold(history, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    // What 0 leads to is free: it follows no other history, and that of no call at all only where
-    // other ranks have had none either. It is not 0, as no op's number is.
+    // 0 is replaced by its own successor, which follows no other history.
     Some(step(history)).filter(|&next| next != 0).unwrap_or_else(|| step(0))
 }
 
@@ -75,8 +68,7 @@ impl OpHash {
 pub(crate) struct OpHashes<'w>(&'w [AtomicU64]);
 
 impl<'w> OpHashes<'w> {
-    /// Words that it takes: of each call that is remembered, and the last again. Before anything is
-    /// said all are alike on all ranks.
+    /// Words needed: one for each remembered call, and the last again.
     pub(crate) const WORDS: usize = CALLS + 1;
 
     pub(crate) fn new(words: &'w [AtomicU64]) -> Self {
@@ -92,8 +84,8 @@ impl<'w> OpHashes<'w> {
         }
     }
 
-    /// Bytes from the first word to that of call `epoch`, which is left as it is as long as the
-    /// call is [remembered](CALLS).
+    /// Bytes from the first word to that of call `epoch`, which stays as long as it is
+    /// [remembered](CALLS).
     pub(crate) const fn offset(epoch: Epoch) -> u64 {
         (epoch.get() as u64 % CALLS as u64) * 8
     }

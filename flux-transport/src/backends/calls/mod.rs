@@ -1,10 +1,8 @@
-//! The calls of a rank on a device: one after the other, some with side streams that are forked
-//! from the caller's and joined to it.
+//! The calls of a rank on a device, in order, with side streams forked from and joined to the
+//! caller's.
 //!
-//! Invariant: one call is in progress from a begin to the finish or abandon that follows. As long
-//! as none was captured, the epoch counted here is the one that the device counts, and the next
-//! call's half is known before anything of it is enqueued. A replayed graph advances the device's
-//! unseen.
+//! Invariant: one call is in progress from begin to finish or abandon. Until a capture the host
+//! counts the device's epoch, so the buffer index is known; replayed graphs advance it unseen.
 
 mod age;
 mod history;
@@ -73,7 +71,7 @@ impl Calls {
         Ok(Self { order: Order::new(device)?, epoch, call: None, captures, device: device.clone() })
     }
 
-    /// The number of the next call, or of the one in progress, as long as none [was
+    /// The number of the next call or the one in progress, until one [was
     /// captured](Self::any_captured).
     pub(crate) const fn epoch(&self) -> Epoch {
         self.epoch
@@ -129,8 +127,7 @@ impl Calls {
         Err(TransportError::MoverUnusable { why })
     }
 
-    /// Whether side streams have a part in the call in progress that the caller's stream is still
-    /// to be ordered after.
+    /// Whether the caller's stream must still be ordered after side streams of this call.
     pub(crate) fn is_carried(&self) -> bool {
         self.call.is_some_and(InCall::is_to_be_joined)
     }
@@ -149,8 +146,7 @@ impl Calls {
         }
     }
 
-    /// The caller's stream, if what the executor of the call in progress [stores](Self::stores) is
-    /// still to be sent: once.
+    /// The caller's stream, if what the executor [stores](Self::stores) is still to be sent.
     pub(crate) fn stored(&mut self, stream: Stream) -> Result<usize, TransportError> {
         let caller = self.raw(stream)?;
         if self.call.as_mut().is_some_and(|call| std::mem::take(&mut call.stores)) {
@@ -160,17 +156,15 @@ impl Calls {
         }
     }
 
-    /// The caller's stream is ordered after all that side streams are given in the call in
-    /// progress.
+    /// Notes that the caller's stream is ordered after this call's side streams.
     pub(crate) const fn joined(&mut self) {
         if let Some(call) = &mut self.call {
             call.joined = true;
         }
     }
 
-    /// Ends the call in progress as if it had not begun, but that `join` orders the caller's stream
-    /// after side streams that have a part in it: what they were given still reads the caller's
-    /// rows.
+    /// Takes the call back; `join` orders the caller's stream after side streams, which may read
+    /// its rows.
     pub(crate) fn abandon(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         match self.call.take() {
@@ -179,14 +173,12 @@ impl Calls {
         }
     }
 
-    /// Ends the call in progress; `join` orders the caller's stream after side streams that have a
-    /// part in it.
+    /// Ends the call; `join` orders the caller's stream after its side streams.
     pub(crate) fn finish(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         let Some(call) = self.call.take() else { return Ok(()) };
         if !call.turn.is_captured() {
-            // The executor is on its way and will advance the device's epoch, whatever becomes of
-            // the events below.
+            // The executor advances the device's epoch, whatever becomes of the events below.
             self.epoch = self.epoch.next();
         }
         let _current = self.device.enter()?;

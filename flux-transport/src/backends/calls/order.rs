@@ -1,19 +1,16 @@
-//! One call after the other, whatever streams they come on.
+//! Orders calls that come on different streams.
 //!
-//! Invariant: a call on one stream starts after the last call, if that came on another stream.
-//! Calls within one capture likewise, as long as no call of a second capture comes between them. A
-//! replayed graph is ordered by whoever launches it: the library does not see the launch.
+//! Invariant: a call starts after the last one, if that came on another stream; within one capture
+//! likewise. A replayed graph is ordered by its launcher.
 
 use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum StreamTurn {
-    /// To the device, on the stream with this number: a handle is used again after its stream is
-    /// gone.
+    /// On the device, on the stream with this number: handles are reused.
     Eager { stream: u64 },
-    /// Into a graph, by the capture with this number, on the stream with this handle: the driver
-    /// tells no number of a stream in capture, and a stream does not go before its capture has
-    /// ended.
+    /// Into a graph: the capture's number and the stream's handle, as a captured stream has no
+    /// number.
     Captured { capture: u64, stream: usize },
 }
 
@@ -22,9 +19,8 @@ impl StreamTurn {
         matches!(self, Self::Captured { .. })
     }
 
-    /// Whether what comes on this turn's stream must wait for what `last` marked. Where the
-    /// captures differ the driver would refuse, and so it would a wait from inside a capture for
-    /// something outside.
+    /// Whether this turn must wait for the mark of `last`. The driver refuses waits across
+    /// captures.
     fn waits_for(self, last: Self) -> bool {
         match (self, last) {
             (Self::Eager { stream }, Self::Eager { stream: last }) => stream != last,
@@ -83,8 +79,7 @@ impl Order {
         self.eager.done.is_done()
     }
 
-    /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no
-    /// node of the graph.
+    /// Marks the end of the call that began with `turn`. In a capture the mark is no node.
     pub(super) fn finish(&mut self, turn: StreamTurn, stream: usize) -> Result<(), CudaError> {
         let last = match turn {
             StreamTurn::Eager { .. } => &mut self.eager,

@@ -1,9 +1,8 @@
-//! Ranks on the host, as threads or as processes: they share the heap or files without names, and a
+//! Ranks on the host, as threads or processes: they share heap memory or anonymous files, and a
 //! thread of each rank moves its shard.
 //!
-//! Invariant: a call is synchronous. Between [`begin`](Transport::begin) and
-//! [`finish`](Transport::finish) the caller's thread executes the program; after `finish` neither
-//! it nor the mover touches the caller's tensors.
+//! Invariant: a call is synchronous. After [`finish`](Transport::finish) neither executor nor mover
+//! touches the caller's tensors.
 
 mod block;
 pub(crate) mod file;
@@ -52,8 +51,7 @@ impl Host {
         // Agreed on, and by what all ranks know: refused on all or on none.
         let nodes = options.nodes.map(|count| grouped(world.size(), Some(count), hosts)).transpose();
         let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
-        // Before memory is taken, after which no step is left in which the others would hear why
-        // there is no thread.
+        // Before memory is taken: no later step would tell the others.
         let mover = if world.size().get() > 1 { MoverThread::spawn(world.rank()).map(Some) } else { Ok(None) };
         let mover = together(world.steps(), deadline, mover.map_err(ConnectError::from))?;
         let mapping = Mapping::new(world.steps(), options.reserve, options.first_epoch, options.deadline, deadline)?;

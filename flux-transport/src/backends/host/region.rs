@@ -1,8 +1,7 @@
 //! What a rank's peers write to: its data region and its pad.
 //!
-//! Invariant: whoever has a region's address holds the region, so the memory outlives a peer's last
-//! write. Threads hold the one region, which is found by its number as long as its owner holds it,
-//! which it does until all peers have answered; each process holds a mapping of its own.
+//! Invariant: whoever has a region's address holds the region, so it outlives a peer's last write.
+//! Threads share one region by number; each process has its own mapping.
 
 use super::block::{Block, pointer};
 use super::file::{self, MappedFile};

@@ -1,8 +1,7 @@
-//! The steps that all ranks take together to share memory.
+//! The steps that ranks take together to share memory.
 //!
-//! Invariant: every rank takes every step, also after it has failed: a failure is what it says at
-//! the next step, so that all ranks end a collective alike, and none is left waiting for one that
-//! has given up.
+//! Invariant: every rank takes every step, also after it failed: it reports the failure at the next
+//! step, so all end a collective alike.
 
 use super::choice;
 use super::error::NvLinkError;
@@ -44,8 +43,7 @@ impl<'a> Meeting<'a> {
 
     /// Tells every rank that this one has failed.
     pub(crate) fn refuse(&self, error: NvLinkError) -> NvLinkError {
-        // What the others say does not matter any more, and this rank's own error says more than
-        // their echo of it.
+        // This rank's own error says more than the others' echo of it.
         let _ = all_agree(self.steps, &Err::<&[u8], _>(&error), self.deadline);
         error
     }
@@ -65,16 +63,15 @@ pub(crate) enum Reach {
     Host,
 }
 
-/// Who the ranks are, and how this one shares memory with those of its node: where not said
-/// otherwise, all.
+/// The ranks' devices, and how this one shares memory with those of its node.
 #[derive(Debug)]
 pub(crate) struct PeerDevices {
     pub(crate) rank: u32,
     pub(crate) info: DeviceInfo,
     pub(super) identities: Vec<DeviceIdentity>,
     pub(super) handles: Handles,
-    /// Whether ranks of any node are in several processes: then all ranks take the step in which
-    /// descriptors are passed.
+    /// Whether any node has several processes: then all ranks take the step that passes
+    /// descriptors.
     passes: bool,
     /// Devices of this process's ranks of the node.
     pub(super) ordinals: Vec<u32>,
@@ -82,9 +79,8 @@ pub(crate) struct PeerDevices {
 }
 
 impl PeerDevices {
-    /// Introduces the ranks to each other and checks that their devices reach what `reach` says. No
-    /// context is made. Collective; where it fails, it fails on all ranks, which are then still in
-    /// step.
+    /// Introduces the ranks and checks that their devices reach what `reach` says. Makes no
+    /// context. Collective; fails on all ranks, which stay in step.
     pub(crate) fn meet(world: &World, options: &Options, reach: Reach) -> Result<Self, NvLinkError> {
         // The same on all ranks, which are still in step.
         if let Some(peer) = world.size().ranks().find(|&peer| !world.hosts().together(world.rank(), peer)) {
@@ -153,8 +149,8 @@ impl PeerDevices {
     }
 }
 
-/// Why `rank` shares no memory with `peer`, of another host. Collective: every rank finds such a
-/// peer, and all tell on which kernel they run.
+/// Why `rank` shares no memory with `peer`, of another host. Collective: all tell their kernel's
+/// boot.
 fn other_host(meeting: Meeting<'_>, rank: Rank, peer: Rank) -> NvLinkError {
     // Without the answers the ranks are on different hosts all the same.
     let boots = meeting.agree(hints::boot().as_bytes()).unwrap_or_default();
@@ -169,8 +165,7 @@ fn pass(identities: &[DeviceIdentity], nodes: Nodes) -> bool {
     (0..).zip(identities).any(apart)
 }
 
-/// Checks that this rank's device can share memory, and reaches those of the peers that this
-/// process sees.
+/// Checks that this rank's device can share memory, and reaches its visible peers.
 fn reach_peers(rank: u32, (info, own): (&DeviceInfo, DeviceIdentity), mates: &[(u32, DeviceIdentity)]) -> Result<(), NvLinkError> {
     let unsupported = |what| CudaError::Unsupported { ordinal: info.ordinal, device: info.name.clone(), what };
     if !info.virtual_memory {
@@ -210,8 +205,8 @@ pub(crate) struct Wanted {
     pub(crate) captured: bool,
 }
 
-/// Makes a workspace on every rank, maps all of a node into all of it, and proves that each can
-/// write to each. The second value says whether any rank has captured calls on its last one.
+/// Makes a workspace on every rank, maps each node's into all of it, and proves every write. The
+/// second value: whether any rank has captured calls on its last one.
 pub(crate) fn build(
     meeting: Meeting<'_>,
     device: &CudaDevice,

@@ -1,7 +1,7 @@
 //! Why ranks could not share memory, or a call could not be enqueued.
 //!
-//! Invariant: a collective step fails on all ranks or on none: the rank where it failed has its own
-//! error, the others a [`NvLinkError::Peer`] that names it and repeats its words.
+//! Invariant: a collective step fails on all ranks: the failed one has its own error, the others
+//! [`NvLinkError::Peer`] with its name and words.
 
 use crate::bootstrap::control::Disagreed;
 use crate::cuda::{CudaError, DeviceUuid};

@@ -1,9 +1,7 @@
-//! The side stream: work that runs beside the caller's stream, forked from it and joined to it by
-//! events.
+//! A side stream, forked from the caller's and joined to it by events.
 //!
-//! Invariant: what is put on a lane between [`Lane::fork`] and [`Lane::join`] starts after
-//! everything that was on the caller's stream at the fork, and what comes on the caller's stream
-//! after the join starts after it.
+//! Invariant: work between [`Lane::fork`] and [`Lane::join`] starts after the caller's stream at
+//! the fork; what follows the join starts after that work.
 
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 

@@ -1,8 +1,7 @@
-//! What MIG has to do with it where ranks could not share memory.
+//! Explains failures to share memory by MIG.
 //!
-//! Invariant: nothing is decided by it, and nothing is asked before a step has failed for which MIG
-//! may be why: all ranks then say the same of each other, and what no rank's device tells by its
-//! name each asks NVML for its own.
+//! Invariant: nothing is decided by it, and NVML is asked only after a failure that MIG may
+//! explain, so all ranks say the same.
 
 use super::error::NvLinkError;
 use super::offer::DeviceIdentity;
@@ -40,8 +39,7 @@ impl Mig {
     }
 }
 
-/// Why a rank has no device, with what to do where GPUs are in MIG mode: of these a process sees
-/// fewer than there are.
+/// Why a rank has no device, with advice where GPUs are in MIG mode.
 pub(super) fn without_device(error: CudaError) -> NvLinkError {
     let advice = error.is_too_few().then(topology::unseen).flatten();
     with(error.into(), advice)

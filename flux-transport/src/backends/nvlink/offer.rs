@@ -1,8 +1,7 @@
-//! What a rank tells its peers about its memory, as bytes.
+//! What a rank tells its peers about its memory.
 //!
-//! Invariant: decoding accepts exactly what [`Introduction::encode`] and [`Offer::encode`] produce,
-//! of this version; anything else is refused, never guessed at. Offsets are not sent: every rank
-//! computes them from the size, which all must have in common.
+//! Invariant: decoding accepts exactly what [`Introduction::encode`] and [`Offer::encode`] of this
+//! version give. Ranks compute offsets from the common size.
 
 use crate::backends::view::checked_bytes;
 use crate::cuda::DeviceUuid;

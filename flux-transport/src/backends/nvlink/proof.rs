@@ -1,8 +1,6 @@
-//! Peer access, proven by data: every rank writes a word of its own into every peer's pad, and the
-//! owner reads it.
+//! Proves peer access: every rank writes a word into every peer's pad, and the owner reads it.
 //!
-//! Invariant: the proof is the owner's reading. A writer that reads back its own word proves
-//! nothing: the word may have stayed in a buffer on the way.
+//! Invariant: only the owner's reading counts; a writer may read back a buffered word.
 
 use super::lane::Lane;
 use super::offer::DeviceIdentity;
@@ -22,8 +20,7 @@ pub(super) struct Missing {
     pub(super) seen: u32,
 }
 
-/// The word that `from` writes to `to`: not the same for any two pairs, and different in each life
-/// of the sender's process.
+/// The word that `from` writes to `to`: unique for each pair and each life of the sender's process.
 pub(super) fn nonce(sender: &DeviceIdentity, from: u32, to: u32) -> u32 {
     let [a, b, c, d, ..] = sender.process;
     let pair = (from << 16 | to).wrapping_mul(0x9e37_79b1);
@@ -39,9 +36,9 @@ pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, 
     // Memory of other nodes has no address.
     for (to, pad) in at.pads().iter().enumerate().filter(|&(to, &pad)| to != rank as usize && pad != 0) {
         let from = staging.address() + 4 * to as u64;
-        // By the lane: other work of the device is not waited for. SAFETY: one of at most MAX_WORLD
-        // words of the staging block, which outlives the synchronisation below; the other is this
-        // rank's in the peer's pad.
+        // By the lane, so that other work of the device is not waited for. SAFETY: a word of the
+        // staging block, which outlives the synchronisation below, and this rank's word in the
+        // peer's pad.
         unsafe {
             write_value_async(device, from, nonce(&identities[rank as usize], rank, index(to)), lane.raw())?;
             copy_async(device, pad + broken_offset(rank), from, 4, lane.raw())?;

@@ -27,9 +27,8 @@ pub(super) struct Layout {
 /// Where the owner says that it has given up: 0, or the reason.
 pub(super) const BROKEN: u64 = 0;
 
-/// Where the owner's stream leaves what its kernels have in the poison of the control block: 0, or
-/// a wait has failed. A thread that says so by [`BROKEN`] may be stopped, with its process, while
-/// streams go on.
+/// Where the owner's stream copies its kernels' poison word: 0, or a wait has failed. A stopped
+/// process's streams still run.
 pub(super) const POISONED: u64 = BROKEN + 4;
 
 /// Where the owner's streams show, when the ranks connect, what they can do. No call uses it.
@@ -46,8 +45,7 @@ impl Layout {
         Self { world, signals: size.signals, half_stride: size.half_stride() }
     }
 
-    /// The last call in which the owner has made the parcel readable that raises `signal` at
-    /// `reader`.
+    /// The last call in which the owner published the parcel that raises `signal` at `reader`.
     pub(super) fn flag(&self, reader: u32, signal: u32) -> u64 {
         self.flags(reader) + 4 * u64::from(signal)
     }

@@ -1,10 +1,8 @@
-//! A rank's shared region: host memory through which all goes that it sends or is sent, pinned and
-//! mapped in every process that has a rank.
+//! A rank's shared region of pinned host memory, through which all its traffic goes.
 //!
-//! Invariant: a rank's region is mapped and registered once in its own process, for all ranks
-//! there, and in another once for each rank there that opens it; whoever holds a region may use its
-//! addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs
-//! of a host writing at once are slower than all reading.
+//! Invariant: a region is mapped and registered once in its own process, and once for each rank of
+//! another that opens it. Its pages are near the owner's device if possible: on a host all GPUs
+//! write slower than they read.
 
 use super::layout::{Layout, OP_HASHES, POISONED};
 use crate::TransportError;
@@ -30,8 +28,8 @@ static DIRECTORY: Mutex<BTreeMap<u64, Weak<PinnedRegion>>> = Mutex::new(BTreeMap
 static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
 impl PinnedRegion {
-    /// Takes memory for the region of a rank on `device`, with all its words at `initial`, and the
-    /// descriptor that makes it another process's too.
+    /// Takes memory for the region of a rank on `device`, all words at `initial`, and its
+    /// descriptor for other processes.
     pub(super) fn create(device: &CudaDevice, layout: Layout, initial: u32) -> Result<(Arc<Self>, OwnedFd), TransportError> {
         let what = "pinned memory of the host";
         let bytes = layout.bytes().ok_or(TransportError::OutOfMemory { what, bytes: u64::MAX })?;
@@ -54,10 +52,9 @@ impl PinnedRegion {
         DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).get(&key).and_then(Weak::upgrade)
     }
 
-    /// The region of a rank of another process, by its descriptor.
+    /// Opens the region of a rank of another process.
     ///
-    /// # Errors
-    /// In words, what is wrong with it.
+    /// # Errors In words.
     pub(super) fn open(device: &CudaDevice, file: BorrowedFd<'_>, layout: Layout) -> Result<Arc<Self>, String> {
         let bytes = layout.bytes().ok_or_else(|| "its memory is larger than there can be".to_owned())?;
         let map = MappedFile::map(file, bytes)?;
@@ -87,8 +84,8 @@ impl PinnedRegion {
     /// What the owner's host says of its calls.
     pub(super) fn op_hashes(&self) -> OpHashes<'_> {
         let first = std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + OP_HASHES));
-        // SAFETY: in bounds by the layout, aligned to a line, and mapped as long as `self`; once a
-        // region is in use these bytes are accessed by these words only.
+        // SAFETY: in bounds by the layout, aligned to a line, mapped as long as `self`; these bytes
+        // are accessed by these words only.
         OpHashes::new(unsafe { std::slice::from_raw_parts(first, OpHashes::WORDS) })
     }
 

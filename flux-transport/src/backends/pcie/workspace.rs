@@ -1,9 +1,8 @@
-//! One generation of a rank's workspace: its own memory on its device, and all ranks' shared
-//! regions.
+//! One generation of a rank's workspace: its device memory, and all ranks' shared regions.
 //!
-//! Invariant: nothing on a device is mapped for another. What the kernel takes for peers' memory is
-//! this rank's own: for their data regions its outbox, for their pads pads of the host that only
-//! its own streams read. A kernel that scatters rows takes their regions of the host for both.
+//! Invariant: nothing on a device is mapped for another. To a kernel, peers' data regions are the
+//! outbox and their pads host pads that its own streams read; a scattering kernel gets the regions
+//! for both.
 
 use super::layout::Layout;
 use super::offer::Offer;
@@ -107,8 +106,7 @@ impl Drop for Workspace {
 }
 
 impl Workspace {
-    /// Makes a workspace on every rank, and maps all regions into all processes. Collective; fails
-    /// on all ranks or on none.
+    /// Makes a workspace on every rank, and maps all regions everywhere. Collective.
     pub(super) fn new(
         meeting: Meeting<'_>,
         device: &CudaDevice,
@@ -174,22 +172,20 @@ impl Workspace {
         WordOp::Write { address: self.words.finished_address(), value: epoch.get() }
     }
 
-    /// Brings all that this rank's streams and their peers' wait for to call `before`, on the
-    /// caller's stream, before anything of the call after it is raised.
+    /// Brings all awaited words to call `before`, on the caller's stream, before the next call.
     pub(super) fn refresh(&self, device: &CudaDevice, before: u32, stream: usize) -> Result<(), CudaError> {
         let layout = self.host_region(self.rank).layout;
         let flags = layout.flags(0)..layout.flags(self.regions.len() as u32);
         let flags = (self.region(self.rank) + flags.start, host_size((flags.end - flags.start) / 4));
         for (address, words) in [self.words.local_words(), flags] {
-            // By the stream, not by the host: a call before may still await what it finds there.
-            // SAFETY: the words are this generation's, which lives until the device is drained.
+            // By the stream: an earlier call may still await a word. SAFETY: the words are this
+            // generation's, which lives until the device is drained.
             unsafe { fill_words(device, address, before, words, stream) }?;
         }
         Ok(())
     }
 
-    /// The same for an executor that scatters rows to peers' regions itself, and is told by theirs
-    /// on the pad of its own.
+    /// The view for an executor that scatters rows to peers' regions, and is signalled on its own.
     pub(super) fn view_of_regions(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let layout = self.host_region(self.rank).layout;
         let own = self.regions[self.rank as usize] + layout.half(0);

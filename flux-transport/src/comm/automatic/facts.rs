@@ -1,6 +1,6 @@
-//! What each rank knows that decides between transports.
+//! What each rank tells for the choice of a transport.
 //!
-//! Invariant: decoding accepts what [`Facts::encode`] produces, of this version, and nothing else.
+//! Invariant: decoding accepts exactly what [`Facts::encode`] of this version gives.
 
 use crate::backends::nvlink::ordinal;
 use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
@@ -87,9 +87,8 @@ fn clause(advice: Option<impl Display>) -> String {
     advice.map_or_else(String::new, |advice| format!(": {advice}"))
 }
 
-/// What a driver that cannot be used means on a machine with these GPUs on its bus. One that is not
-/// installed, or is shown no device, leaves a machine to its processors; one that does not start on
-/// a machine with GPUs is broken. `unseen` says what may keep GPUs on the bus from this process.
+/// Judges an unusable driver. Without GPUs on the bus, or none shown, the rank computes on the
+/// host; a driver that does not start beside GPUs is broken.
 fn without(why: &Unavailable, on_bus: &[String], unseen: fn() -> Option<String>) -> RankGpu {
     let bus = if on_bus.is_empty() { String::new() } else { format!("; the PCI bus has {}", on_bus.join(", ")) };
     if why.is_fault() && !on_bus.is_empty() {

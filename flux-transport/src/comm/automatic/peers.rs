@@ -1,8 +1,7 @@
-//! Whether devices reach each other within their nodes: the first rank of each node asks, and all
-//! ranks take one verdict.
+//! Whether devices reach each other within their nodes.
 //!
-//! Invariant: the verdict is a pure function of what the first ranks said, so all ranks have the
-//! same. One node's no is everybody's, and peer access is proven only where it is in every node.
+//! Invariant: the first rank of each node asks; the verdict is a pure function of their answers.
+//! One node's no is everybody's.
 
 use super::facts::{Facts, RankGpu};
 use crate::ConnectError;
@@ -39,8 +38,7 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
     Ok(unanimous(&said.collect::<Result<Vec<_>, _>>()?, nodes, world.hosts()))
 }
 
-/// The verdict of all from what each node's first rank said: the words are those of the nodes that
-/// decided.
+/// Combines the nodes' verdicts; the words are those of the deciding nodes.
 fn unanimous(said: &[(Verdict, String)], nodes: Nodes, hosts: &Hosts) -> (Verdict, String) {
     let any = |wanted| said.iter().any(|&(verdict, _)| verdict == wanted);
     let verdict = [Verdict::Fails, Verdict::Unknown].into_iter().find(|&verdict| any(verdict)).unwrap_or(Verdict::Works);

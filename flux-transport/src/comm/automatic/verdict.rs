@@ -1,8 +1,7 @@
-//! Which transports are worth trying, from what all ranks know.
+//! Which transports are worth trying.
 //!
-//! Invariant: a pure function of all ranks' facts and of what all asked for alike, so every rank
-//! comes to the same; the order of the ranks decides nothing but which of them are named, and
-//! whether hosts are nodes. What one rank rules out is ruled out for all.
+//! Invariant: a pure function of all ranks' facts and common options. What one rank rules out is
+//! ruled out for all.
 
 use super::facts::{Facts, RankGpu};
 use crate::backends::grouped;
@@ -10,8 +9,8 @@ use crate::topology::hints;
 use crate::{Hosts, Options};
 use flux_core::{Nodes, Rank, WorldSize};
 
-/// For each transport whether it may be tried, or why not. Of those with peer memory, the nodes
-/// within which peer access is to be proven; at most one may be tried.
+/// For each transport whether it may be tried, or why not; with peer memory, the nodes to prove. At
+/// most one of those may be tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidates {
     pub(super) nvlink: Result<Nodes, String>,
@@ -29,8 +28,7 @@ pub(super) enum Basis {
     Uneven(String),
 }
 
-/// Judges all ranks' facts, by rank. Of the options count those that all ranks agreed on: whether
-/// they share devices, and how many nodes they are.
+/// Judges all ranks' facts, by rank, under the options that all agreed on.
 pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &Options) -> Basis {
     let lacking = |rank: usize, facts: &Facts| match &facts.gpu {
         RankGpu::Found(_) => None,

@@ -1,8 +1,7 @@
-//! Verdicts on disk, so that a machine is asked once in a boot.
+//! Verdicts on disk, so that a machine is asked once a boot.
 //!
-//! Invariant: what is read was written whole, by this user, for the very same devices, driver, boot
-//! and version; anything else is as good as nothing. A file is complete from the moment it has its
-//! name.
+//! Invariant: an entry counts only if it is whole, of this user, and for the same devices, driver,
+//! boot and version. Files appear by rename.
 
 use super::report::{ChildReport, Report};
 use crate::cuda::{self, DeviceUuid};
@@ -22,8 +21,7 @@ const OTHERS_WRITE: u32 = 0o022;
 pub(super) struct CacheKey(String);
 
 impl CacheKey {
-    /// Of these devices on this machine as it runs now; `None` where the kernel does not say which
-    /// boot this is, or the driver not which it is.
+    /// The key of these devices; `None` if the boot or the driver is unknown.
     pub(super) fn here(devices: &[DeviceUuid]) -> Option<Self> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         // The kernel's part of the driver, where it shows; the library's always.

@@ -1,11 +1,8 @@
-//! A process of its own to ask the devices in: what hangs or crashes there leaves this one as it
-//! was.
+//! Runs a probe in a process of its own, which may hang or crash.
 //!
-//! Invariant: [`run`] ends soon after its limit whatever the program does, and takes bounded
-//! memory. When it returns, nothing of the program's process group runs any more, unless the kernel
-//! does not let it go (a driver call that does not return); then it is collected when it does. A
-//! probe of ours ends by itself too, so one whose parent was killed does not stay. Nothing runs
-//! between fork and exec, so a process with much memory is not copied.
+//! Invariant: [`run`] ends soon after its limit and takes bounded memory. When it returns, nothing
+//! of the program's process group runs, unless the kernel cannot end it. A probe whose parent was
+//! killed ends by itself. Nothing runs between fork and exec, so no memory is copied.
 
 use super::report::ChildReport;
 use super::request::{REQUEST, Request};

@@ -1,7 +1,6 @@
-//! Asking the devices: which pairs there are, and what was found between them.
+//! Asks the devices: which pairs there are, and what was found between them.
 //!
-//! Invariant: every ordered pair has its answer. Contexts are made on devices of pairs that the
-//! driver lets reach each other, and on no other.
+//! Invariant: every ordered pair has an answer. Only pairs that the driver allows get contexts.
 
 use super::exchange::{Lost, PATIENCE, ROUNDS, Side, ping_pong, store};
 use super::report::{ChildReport, Direction, Report, pairs};

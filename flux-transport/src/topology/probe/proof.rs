@@ -1,6 +1,6 @@
 //! What is known of peer access, and from where.
 //!
-//! Invariant: a proof without a report is never [`Verdict::Works`], unless there was nothing to
+//! Invariant: without a report a proof is never [`Verdict::Works`], unless there was nothing to
 //! prove.
 
 use super::report::Report;

@@ -1,7 +1,7 @@
-//! What a probe has found, as text: between processes and on disk.
+//! A probe's report as text: between processes and on disk.
 //!
-//! Invariant: decoding accepts what [`ChildReport::encode`] produces, of this version, and nothing else:
-//! a report is whole or none. So output that was cut off never passes for a proof.
+//! Invariant: decoding accepts exactly what [`ChildReport::encode`] of this version gives, so cut
+//! output never passes for a proof.
 
 use crate::cuda::DeviceUuid;
 
@@ -88,8 +88,7 @@ impl ChildReport {
         lines.join("\n") + "\n"
     }
 
-    /// The message in `text`, after whatever libraries may have printed before it. One of another
-    /// version says nothing to this one.
+    /// The message in `text`, after anything that libraries printed before it.
     pub(super) fn decode(text: &str) -> Option<Self> {
         Self::read(text).filter(Self::is_tidy)
     }

@@ -1,8 +1,7 @@
-//! Whom to ask, in which order, and what to make of silence.
+//! Whom to ask, in which order.
 //!
-//! Invariant: [`Ways::ask`] returns soon after its limit. Silence of a program that was started is
-//! a no: this process is not risked where another did not survive. A program that could not ask, or
-//! is none, says nothing about the devices, and this process asks.
+//! Invariant: [`Ways::ask`] returns soon after its limit. Silence of a started program is a no:
+//! this process is not risked. A program that could not ask says nothing, and this process asks.
 
 use super::cache::{self, CacheKey};
 use super::child::{self, Silence};
