@@ -2,11 +2,11 @@
 
 use super::LaunchError;
 use super::module::Module;
-use super::params::Params;
 use super::program::DeviceProgram;
 use super::tensor_map::{BoxCols, Fetch, Stack, encode};
-use super::trace::{ItemStamps, TraceBuffer};
+use super::trace::TraceBuffer;
 use super::warm_up::warm_up;
+use crate::abi::{ItemStamps, Params};
 use crate::{Activation, Variant};
 use cudarc::driver::sys::{self, CUtensorMap};
 use flux_core::layout::gather_place_bytes;

@@ -5,10 +5,10 @@
 
 use super::LaunchError;
 use super::module::Module;
-use super::params::Params;
 use super::tensor_map::{BoxCols, Fetch, Stack, encode};
-use super::trace::WorkerStamps;
 use crate::Variant;
+use crate::abi::Params;
+use crate::abi::WorkerStamps;
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
 use flux_core::layout::{FAULT_BYTES, LINE, control};
