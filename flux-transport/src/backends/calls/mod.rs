@@ -127,11 +127,6 @@ impl Calls {
         Err(TransportError::MoverUnusable { why })
     }
 
-    /// Whether the caller's stream must still be ordered after side streams of this call.
-    pub(crate) fn is_carried(&self) -> bool {
-        self.call.is_some_and(InCall::is_to_be_joined)
-    }
-
     /// From here on side streams have a part in the call in progress.
     pub(crate) const fn carried(&mut self) {
         if let Some(call) = &mut self.call {
