@@ -42,19 +42,19 @@ fn advice() -> String {
     )
 }
 
-/// Every variant that is compiled ahead of time, for both operations and element types; the
-/// [`traced`](Variant::traced) forms are compiled where they are used.
-pub fn all() -> Vec<Variant> {
-    let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
-    let pairs = ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)));
-    pairs.flat_map(|(op, dtype)| TileShape::all().flat_map(move |tile| Variant::with_tile(op, dtype, tile))).collect()
-}
-
 impl Variant {
     /// Threads of a CTA: a warpgroup with producer, storer, mover and signal poller, and two
     /// consumers.
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
+
+    /// Every variant that is compiled ahead of time; the [`traced`](Self::traced) forms are
+    /// compiled where they are used.
+    pub fn all() -> Vec<Self> {
+        let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+        let pairs = ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)));
+        pairs.flat_map(|(op, dtype)| TileShape::all().flat_map(move |tile| Self::with_tile(op, dtype, tile))).collect()
+    }
 
     fn with_tile(op: OpKind, dtype: DType, tile: TileShape) -> impl Iterator<Item = Self> {
         let stagings = tile.stagings().filter(move |&staging| match op {

@@ -3,9 +3,13 @@
 //! Invariant: payload is touched only between the signals that hand it over, and after a failure
 //! nothing is published.
 
+use super::epilogue::Epilogue;
+use super::error::ExecuteError;
+use super::memory::HostMemory;
+use super::operands::{Rows, RowsMut, zeroed};
 use super::panel::{self, Panel};
-use super::{Epilogue, ExecuteError, HostMemory, Rows, RowsMut, pause, zeroed};
-use crate::Element;
+use super::pause;
+use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
 use flux_core::program::{Await, TileProgram, WorkItem, sink, source};

@@ -3,8 +3,9 @@
 //! Invariant: an element gets them once, from the worker that stores it, before its rounding.
 
 use super::error::ExecuteError;
-use super::fits;
-use crate::{Activation, Element};
+use super::operands::fits;
+use crate::element::Element;
+use crate::epilogue::Activation;
 use flux_core::problem::Shape;
 use flux_core::{OpKind, Problem};
 

@@ -1,6 +1,6 @@
 //! What can go wrong in a call of the CPU executor.
 
-use crate::Activation;
+use crate::epilogue::Activation;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::{DType, Rank};
 

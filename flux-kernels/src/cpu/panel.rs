@@ -4,8 +4,9 @@
 //! and one way in which their `k` is split; the product of an item is one call of one routine on
 //! the same numbers, so it does not depend on who computes it.
 
-use super::{ExecuteError, zeroed};
-use crate::Element;
+use super::error::ExecuteError;
+use super::operands::zeroed;
+use crate::element::Element;
 use std::ops::Range;
 
 /// A row-major operand of which blocks, of rows and of steps along `k`, are converted when they are

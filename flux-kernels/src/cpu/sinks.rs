@@ -4,7 +4,7 @@
 //! that of their slots, so the bits do not depend on who came first.
 
 use super::call::{Call, Scratch, stride};
-use crate::Element;
+use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
 use flux_core::program::{WorkItem, sink};

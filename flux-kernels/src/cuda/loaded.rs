@@ -7,7 +7,7 @@
 use super::LaunchError;
 use super::call::{check, current_context};
 use super::launch::Kernel;
-use crate::Variant;
+use crate::variant::Variant;
 use cudarc::driver::sys;
 use std::sync::{Arc, Mutex, PoisonError};
 

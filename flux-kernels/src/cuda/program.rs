@@ -3,7 +3,7 @@
 use super::Kernel;
 use super::LaunchError;
 use super::call::{check, current_context, release_in, synchronize};
-use crate::Variant;
+use crate::variant::Variant;
 use cudarc::driver::sys;
 use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
 

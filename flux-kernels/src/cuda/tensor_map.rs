@@ -4,7 +4,7 @@
 //! elements beyond an extent read as zero and are never written.
 
 use super::LaunchError;
-use crate::Variant;
+use crate::variant::Variant;
 use cudarc::driver::sys::{
     self, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
     CUtensorMapSwizzle,

@@ -6,9 +6,9 @@
 use super::LaunchError;
 use super::module::Module;
 use super::tensor_map::{BoxCols, Fetch, Stack, encode};
-use crate::Variant;
 use crate::abi::Params;
 use crate::abi::WorkerStamps;
+use crate::variant::Variant;
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
 use flux_core::layout::{FAULT_BYTES, LINE, control};

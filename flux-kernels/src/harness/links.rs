@@ -21,7 +21,7 @@ impl Links {
     /// barriers.
     pub const MAX_RING_BYTES: u32 = 196_608;
 
-    /// Loads the kernels from their cubin ([`crate::sources::links`]) into the current context.
+    /// Loads the kernels from their cubin ([`Source::links`](crate::Source::links)) into the current context.
     ///
     /// # Errors
     /// [`LaunchError`] when the cubin does not suit the device.

@@ -9,10 +9,10 @@ mod links;
 pub use crate::abi::{BulkCopy, PingPong};
 pub use links::Links;
 
-use crate::Activation;
 use crate::abi::{FillParams, RawReport, VerifyParams};
 use crate::cuda::LaunchError;
 use crate::cuda::module::Module;
+use crate::epilogue::Activation;
 use cudarc::driver::sys;
 use flux_core::{DType, OpKind, Problem, Rank};
 
@@ -118,7 +118,7 @@ pub struct Harness {
 unsafe impl Send for Harness {}
 
 impl Harness {
-    /// Loads the kernels from their cubin ([`crate::sources::harness`]) into the current context.
+    /// Loads the kernels from their cubin ([`Source::harness`](crate::Source::harness)) into the current context.
     ///
     /// # Errors
     /// [`LaunchError`] when the cubin does not suit the device or memory is short.

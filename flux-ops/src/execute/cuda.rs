@@ -13,10 +13,9 @@ use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_core::program::route::Route;
 use flux_core::program::{Lent, Round, Schedule, Sending, TileProgram};
-use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Activation, Element, Variant};
+use flux_kernels::{Activation, Element, Origin, Variant};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Call, Carry, Communicator, Exchange, Mover, Source, Stream, TransportError, TransportKind};
 use std::mem::ManuallyDrop;
@@ -374,7 +373,7 @@ fn is_stored(exchange: &Exchange<'_>) -> bool {
 /// The variant in the current context: as an op before has loaded it, or loaded now.
 fn kernel(variant: Variant) -> Result<Arc<Kernel>, BuildError> {
     loaded(variant, || {
-        let cubin = cache::cubin(&variant.source(), Arch::Sm90a)?;
+        let cubin = flux_kernels::cubin(&variant.source(), Arch::Sm90a)?;
         if cubin.origin == Origin::Compiled {
             tracing::info!(kernel = %variant, "compiled; the next process finds it in the cache");
         }
