@@ -12,8 +12,8 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Compiles every source for every architecture into `folder`, on as many threads as there are
-/// cores, and says what each takes, variants first.
+/// Compiles every source into `folder`, on as many threads as there are cores, and returns their
+/// resources, variants first.
 ///
 /// # Errors
 /// The first [`AheadError`] in that order; the others are compiled all the same.

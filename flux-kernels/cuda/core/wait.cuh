@@ -37,7 +37,8 @@ __device__ __forceinline__ u64 op_hash_of(const Params& p, u32 epoch, u32 peer) 
 __device__ __forceinline__ u64 own_op_hash(const Params& p) { return p.op_hash == 0 && p.peer_op_hashes == 0 ? 0 : p.op_hash | kKnown; }
 
 // Writes to the pads of all peers which call this rank is in. Run by one warp of the launch. Not
-// after a failure: the epoch stands still, so a queued call would announce its op for the failed one.
+// after a failure: the epoch stands still, so a queued call would announce its op for the failed
+// one.
 __device__ __forceinline__ void announce_call(const Params& p, u32 epoch) {
     const u32 peer = threadIdx.x % 32;
     if (p.op_hash == 0 || p.peer_op_hashes != 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;

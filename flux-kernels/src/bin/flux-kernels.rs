@@ -1,8 +1,8 @@
-//! `flux-kernels compile --out DIR`: compiles every kernel ahead of time, which needs no GPU, and
-//! says what each takes; `flux-kernels nvrtc` says what would compile.
+//! `flux-kernels compile --out DIR` compiles every kernel ahead of time, without a GPU, and prints
+//! its resources; `flux-kernels nvrtc` prints the compiler.
 //!
-//! Exit status: 0, or 1 when something does not compile, spills, uses local memory or serializes
-//! `wgmma`, or 3 when there is no NVRTC.
+//! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes
+//! `wgmma`; 3 without NVRTC.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers there")]
 
@@ -69,8 +69,7 @@ fn compile(folder: &Path) -> ExitCode {
     if defects.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// One line for each function; bytes, and shared memory with what a launch of the fused kernel
-/// adds.
+/// Prints one line for each function, in bytes; launch shared memory is that of the fused kernel.
 fn print(reports: &[Report]) {
     let variants = Variant::all();
     let width = reports.iter().flat_map(|r| &r.functions).map(|f| f.function.len()).max().unwrap_or(0);

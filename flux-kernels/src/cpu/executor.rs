@@ -1,4 +1,4 @@
-//! One rank's executor: a call of it runs on this thread and on as many as it can start.
+//! One rank's executor. A call runs on this thread and on as many others as start.
 
 use super::call::{Call, Output, Scratch};
 use super::check;
@@ -12,7 +12,7 @@ use flux_core::signal::{Left, Poisoned, Protocol, read_fault};
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
-/// What one call works on; shapes are those of the problem.
+/// The operands and memory of one call. Shapes are those of the problem.
 #[derive(Debug)]
 pub struct CpuArgs<'a, T> {
     /// `x`, `[m/W, k]` (AllGather-GEMM) or `[m, k/W]` (GEMM-ReduceScatter).
@@ -21,20 +21,17 @@ pub struct CpuArgs<'a, T> {
     pub w: Rows<'a, T>,
     /// `y`, `[m, n/W]` or `[m/W, n]`.
     pub y: RowsMut<'a, T>,
-    /// What becomes of a sum before it is stored to `y`.
+    /// Applied to a sum before it is stored to `y`.
     pub epilogue: Epilogue<'a, T>,
     /// The communicator's workspace.
     pub memory: HostMemory<'a>,
-    /// Whether a mover reads `x` in this call, so that it must have finished before the call
-    /// returns.
+    /// Whether a mover reads `x`, so that the call ends after it.
     pub await_pushed: bool,
-    /// The number of the op that the call is of, by which ranks find that their calls are of
-    /// different ones; 0 where they do not tell each other.
+    /// This rank's op-sequence hash; 0 where ranks compare none.
     pub op_hash: u32,
 }
 
-/// One rank's program with the buffers that executing it takes; a call allocates nothing (beyond
-/// what starting further workers takes).
+/// One rank's program and the buffers of its calls. A call allocates nothing but its threads.
 #[derive(Debug)]
 pub struct Executor<T> {
     program: TileProgram,
@@ -44,9 +41,9 @@ pub struct Executor<T> {
 }
 
 impl<T: Element> Executor<T> {
-    /// Checks the program and takes the buffers: operands in fp32 (`w` once; for each worker a
-    /// shard of A, or all of it where tiles span shards) and, for each worker, a tile. Where a call
-    /// finds no thread for a worker, those that there are do its work.
+    /// Checks the program and allocates the buffers: `w` in fp32, and for each worker a tile and a
+    /// shard of A, or all of A with flattened rows. Workers without a thread leave their work to
+    /// the others.
     ///
     /// # Errors
     /// [`ExecuteError::DType`], [`ExecuteError::Program`] or [`ExecuteError::OutOfMemory`].
@@ -67,15 +64,14 @@ impl<T: Element> Executor<T> {
         &self.program
     }
 
-    /// Executes the program once, in the epoch that the control block holds, and closes the call:
-    /// on return `y` is written, the peers may reuse the half of the workspace that they share with
-    /// the next call but one, and the epoch is advanced.
+    /// Executes the program once, in the epoch of the control block, and closes the call. On return
+    /// `y` is written and the epoch advanced.
     ///
     /// # Errors
     /// [`ExecuteError::Operand`], [`ExecuteError::Activation`] and [`ExecuteError::Workspace`]
-    /// before anything is touched. [`ExecuteError::Timeout`] and [`ExecuteError::Aborted`] when a
-    /// wait failed, [`ExecuteError::Disagreed`] when a peer is in another op's call, with the fault
-    /// record and the poison word written; `y` is then undefined.
+    /// before anything is touched. [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and
+    /// [`ExecuteError::Disagreed`] when a wait failed: the fault record and the poison word are
+    /// written, and `y` is undefined.
     pub fn run(&mut self, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
         let CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash } = args;
         let problem = self.program.problem;
@@ -124,9 +120,8 @@ impl<T: Element> Executor<T> {
     }
 }
 
-/// The work of a call on as many workers as there are threads for, of which this one is the first.
-/// Nobody begins before their number is known: where the system has no more threads there are fewer
-/// workers, and no call that has begun lacks one.
+/// Runs the call on as many workers as there are threads for, this one included. None begins before
+/// their number is known, so no call that has begun lacks one.
 fn together<T: Element>(call: &Call<'_, T>, first: &mut Scratch<T>, others: &mut [Scratch<T>]) -> Result<Left, Poisoned> {
     let count = OnceLock::new();
     std::thread::scope(|scope| {

@@ -1,7 +1,8 @@
 //! The CPU executor: walks a rank's tile program against the memory of a host transport.
 //!
 //! Invariant: results depend on the program alone, bit for bit. Split-K partials are added in the
-//! order of `k`, peers' partial tiles in slot order, and values are rounded where the kernel rounds.
+//! order of `k`, peers' partial tiles in slot order, and values are rounded where the kernel
+//! rounds.
 
 mod call;
 mod check;
