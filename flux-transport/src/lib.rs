@@ -31,7 +31,7 @@ pub mod fuzz;
 mod topology;
 
 pub use backends::{
-    Capabilities, Carry, ConnectError, Exchange, Fault, Heard, Mover, MoverJob, Options, ParseSelectError, PeerStores, Select, Source,
+    Capabilities, Carry, CollectiveKind, ConnectError, Exchange, Fault, LibraryCollective, Mover, MoverJob, Options, ParseSelectError, PeerStores, Select, Source,
     TransportError, TransportKind, Wait, WorkspaceView, reason,
 };
 pub use bootstrap::control::{ControlError, Hosts, Launch};

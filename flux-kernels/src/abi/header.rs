@@ -106,7 +106,6 @@ fn activations() -> String {
 fn control_block() -> String {
     let words = [
         ("epoch", control::EPOCH),
-        ("op_hash", control::OP_HASH),
         ("ticket", control::TICKET),
         ("poison", control::POISON),
         ("pushed", control::PUSHED),

@@ -62,8 +62,6 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
         control: scratch.address,
         fault: scratch.address + control_bytes,
         world: 1,
-        begins: 1,
-        closes: multiprocessors,
         worker_stamps: scratch.address + control_bytes + FAULT_BYTES,
         ..Params::zeroed()
     };

@@ -8,7 +8,7 @@ use super::communicator::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
 use crate::backends::reason;
-use crate::{Carry, Exchange, Heard, MoverJob, Stream, TransportError, WorkspaceView};
+use crate::{Carry, Exchange, LibraryCollective, MoverJob, Stream, TransportError, WorkspaceView};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 
@@ -186,9 +186,7 @@ impl<'c> Call<'c> {
     }
 
     /// Has messages carry what the executor stores, which was launched, for the
-    /// [exchange](Self::exchange) of this call; where that is sent
-    /// [before](flux_core::program::Sending::Before) what comes is read, what is enqueued next
-    /// finds it there.
+    /// [exchange](Self::exchange) of this call.
     ///
     /// # Safety
     /// As [`exchange`](Self::exchange), of the same.
@@ -201,16 +199,30 @@ impl<'c> Call<'c> {
         unsafe { self.comm.inner.health.transport().exchange_stored(self.stream, exchange) }
     }
 
-    /// The stream of the [exchange](Self::exchange)'s messages, for work of this call between them
-    /// and behind them; nothing where there are none beside the executor.
-    pub fn beside(&self) -> Option<Stream> {
-        self.comm.inner.health.transport().beside()
+    /// Puts a collective of the transport's library on the call's stream, as all the traffic of a
+    /// sequential call: what is enqueued next comes after it. Once in a call.
+    ///
+    /// # Safety
+    /// The shard is used by nothing else until the call has finished on its stream; every rank of
+    /// the communicator hands over the same collective.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub unsafe fn collective(&mut self, collective: &LibraryCollective) -> Result<(), TransportError> {
+        // SAFETY: this function's caller vouches for the shard.
+        let handed = unsafe { self.comm.inner.health.transport().collective(self.stream, collective) };
+        self.handed |= Self::handed_out(&handed);
+        handed
     }
 
-    /// Where the executor hears whether its peers are in this call, if all of the
-    /// [exchange](Self::exchange) comes before it reads any: it waits for no signal then.
-    pub fn heard(&self) -> Option<Heard> {
-        self.comm.inner.health.transport().heard()
+    /// The op-sequence hash that the executor announces on pads in the op's place, where it does.
+    pub fn sequence_hash(&self) -> Option<u32> {
+        self.comm.inner.health.transport().sequence_hash()
+    }
+
+    /// The call's number, where the host knows it: not of a call that is captured.
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.number
     }
 
     /// Whether transfers were handed to the mover, so that the executor must await that they were
