@@ -10,6 +10,7 @@ mod mutations_grid;
 mod mutations_in_mainloop;
 mod nodes;
 mod properties;
+#[allow(dead_code, reason = "flux-kernels draws whole schedules from it")]
 #[path = "../schedules/mod.rs"]
 mod schedules;
 mod simulated;
