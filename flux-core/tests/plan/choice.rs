@@ -106,7 +106,8 @@ fn keys() -> impl Strategy<Value = PlanKey> {
 }
 
 fn rows() -> impl Strategy<Value = PlanRow> {
-    let plans = prop::sample::select(vec!["tile=128x256x64", "tile=64x128x64 rows=flattened k=split-k:2", "tile=256x128x64 comm=overlapped:3"]);
+    let plans =
+        prop::sample::select(vec!["tile=128x256x64", "tile=64x128x64 rows=flattened k=split-k:2", "tile=256x128x64 comm=overlapped:3"]);
     let hundredths = 0_u32..10_000_000;
     let row = |(key, m, plan, us): (_, _, &str, _)| PlanRow { key, m, plan: plan.parse().unwrap(), us: f64::from(us) / 100.0 };
     (keys(), 1_u32..1 << 20, plans, hundredths).prop_map(row)
@@ -137,7 +138,12 @@ proptest! {
 
 #[test]
 fn a_row_more_leaves_comments_and_other_rows_as_they_are() {
-    let row = |m: u32, us: f64| PlanRow { key: PlanKey::new(&llama(1024), "GPU", "1.2", "nvlink"), m, plan: "tile=128x256x64".parse().unwrap(), us };
+    let row = |m: u32, us: f64| PlanRow {
+        key: PlanKey::new(&llama(1024), "GPU", "1.2", "nvlink"),
+        m,
+        plan: "tile=128x256x64".parse().unwrap(),
+        us,
+    };
     let text = PlanTable::with_row("", &row(64, 1.0)).unwrap() + "# mine\n\n" + &row(128, 2.0).to_string() + "\n";
     let more = PlanTable::with_row(&text, &row(64, 3.0)).unwrap();
     let expected = text.replace(&format!("{}\n", row(64, 1.0)), "") + &row(64, 3.0).to_string() + "\n";

@@ -4,6 +4,7 @@
 //! Invariant: what [`Harness::fill`] writes is what [`Harness::verify`] multiplies, element by
 //! element, on any rank; the reference never reads the operands that the tested kernel read.
 
+pub mod data;
 mod links;
 
 pub use links::{BulkCopy, Links, PingPong};
