@@ -6,8 +6,10 @@
 
 pub mod data;
 mod links;
+mod memory;
 
 pub use links::{BulkCopy, Links, PingPong};
+pub use memory::{HostBuffer, NoMemory, room};
 
 use crate::Activation;
 use crate::cuda::LaunchError;
