@@ -35,6 +35,7 @@ mod planning;
 mod table_file;
 pub mod tensor;
 mod timeline;
+mod tune;
 
 pub use error::{BuildError, CallError, Requests};
 pub use execute::{Push, own_launch, own_schedule, own_sending};
@@ -51,3 +52,4 @@ pub use planning::explain_plan_table;
 pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
 pub use timeline::{ItemStamps, TimedItem, Timeline, TimelineError, WorkerStamps};
+pub use tune::{Candidate, Outcome, Timing, TuneError, TuneOptions, Tuned};

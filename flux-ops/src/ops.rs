@@ -29,6 +29,10 @@ impl<Op> Builder<Op> {
         Self { request, op: PhantomData }
     }
 
+    pub(crate) const fn request(&self) -> &Request {
+        &self.request
+    }
+
     /// How the op is executed, in place of the plan table's or the cost model's choice. The same on
     /// every rank.
     ///

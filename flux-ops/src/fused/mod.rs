@@ -3,7 +3,7 @@
 //! Invariant: an op exists only when every rank of the communicator has built the same one, and the
 //! communicator's workspace holds it.
 
-mod agreement;
+pub(crate) mod agreement;
 mod finish;
 mod validate;
 
