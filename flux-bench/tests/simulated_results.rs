@@ -13,26 +13,20 @@ use flux_core::simulate::Pushes;
 use flux_core::{DType, TileShape};
 use std::path::Path;
 
-/// The same GEMM differs by 7 % between two runs on such a machine (T_gemm of AllGather-GEMM of
-/// GPT-3, m = 4096, in results/h200-x1-core-tp4.json of 8be58e2 and of 89fd1be, in the history),
-/// and calls that are long enough to slow the clock down by more than calls of a tenth of their
-/// length.
+/// Two runs of one GEMM on one machine differ by 7 %, and long calls slow the clock down.
 const AT_MOST: f64 = 10.0;
 /// So much of that may be another machine's clocks: the median of its rows' deviations.
 const CLOCKS: f64 = 7.0;
-/// Around what all rows of another machine have in common: those of seven records are within 7.6 to
-/// 10.7 % (8be58e2, a1d4c84, 837d258, fac8ce0, fb2f9bb and e110e4c, in the history, and the
-/// committed one, whose long calls are the slowest for their card's power limit).
+/// Deviations around the median of another machine's rows.
 const AROUND_CLOCKS: f64 = 11.0;
 /// Half of the rows of four H100 are met better than that.
 const HALF: f64 = 4.0;
-/// The same of four H200 of another machine than the model was fitted to, whose record, of 668cd2b,
-/// is in the history and was met within 10 % and half within 3: this one is off by 10.03 and 5.2.
+/// The same of another machine than the model's rates are of.
 const AT_MOST_ELSEWHERE: f64 = 11.0;
 const HALF_ELSEWHERE: f64 = 6.0;
 
-/// The deviations of the medians, in percent and in ascending order, where the model is meant to
-/// hold, of rows that were measured with the schedule that the op has today, at least so many.
+/// The deviations of the medians in percent, ascending, of at least so many rows with today's
+/// schedule.
 fn deviations(name: &str, machine: &Machine, least: usize) -> Vec<f64> {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results").join(name);
     let report = read_report(&path).unwrap();

@@ -55,8 +55,15 @@ pub struct Machine {
     pub copy_begins_ns: u64,
     /// Nanoseconds that each copy of a copy engine takes besides its bytes.
     pub copy_ns: u64,
-    /// Nanoseconds that a group of messages of a collective library takes besides its bytes.
+    /// Nanoseconds that a collective, or a group of messages, of a library takes besides its bytes.
     pub message_ns: u64,
+    /// Bytes that an SM carries in a microsecond for a message of a library.
+    pub message_bytes_per_us: u64,
+    /// Bytes that a rank's way through host memory carries in a microsecond in each direction, while
+    /// as many go the other way.
+    pub staged_bytes_per_us: u64,
+    /// The same of all ranks of a host together.
+    pub staged_total_bytes_per_us: u64,
 }
 
 /// Bytes of a row that a warp pushes at a time: `kPieceBytes` of
@@ -71,10 +78,10 @@ impl Machine {
     /// | `multiprocessors`, `ops_per_cycle` | the GPU, with 16-bit operands and no sparsity |
     /// | `link_bytes_per_us` | results/h200-x4-links.txt: 364 to 378 GB/s where all ranks send at once |
     /// | `signal_ns` | the same: half of a round trip |
-    /// | `copy_ns` | fitted to AllGather-GEMM in slices of k, which is many copies, in results/tuning/wide-bands.txt; 64 KiB to 4 MiB by themselves take 5 us besides their bytes |
+    /// | `copy_ns` | results/h200-x4-links.txt: copies of 64 KiB to 4 MiB take 5 us besides their bytes, less in a row |
     /// | `push_begins_ns`, `copy_begins_ns` | docs/experiments.md: first rows are there after 8 to 12 us by the kernel, 19 by copy engines, less a slice of 1 MiB on its way |
-    /// | `push_ns`, `push_round_ns` | fitted to AllGather-GEMM of Llama-2 70B at TP 4 and 1280 to 2080 rows in 8 to 40 pieces of two to six rounds for one to three peers, and at TP 2 and 896 rows in 66 and 36 of two rounds (results/tuning/slices-tp4.txt, 1., 4. and 6.) |
-    /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | fitted to results/h200-x4-nvlink.json of 668cd2b, in the history |
+    /// | `push_ns`, `push_round_ns` | results/timed-plans.csv, slices of AllGather-GEMM: each piece costs a load and a store by every CTA |
+    /// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | results/h200-x4-nvlink.json of commit 668cd2b |
     pub const H200: Self = Self {
         name: "H200",
         gpu: "H200",
@@ -96,7 +103,10 @@ impl Machine {
         push_round_ns: 400,
         copy_begins_ns: 15_000,
         copy_ns: 4400,
-        message_ns: 20_000,
+        message_ns: 30_000,
+        message_bytes_per_us: 17_000,
+        staged_bytes_per_us: 34_000,
+        staged_total_bytes_per_us: 104_000,
     };
 
     /// H800, **which was not measured**: an H200 with the links and the memory that its data sheet
@@ -116,11 +126,8 @@ impl Machine {
     pub const H100: Self = Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
 
     /// Two of these that reach memory of the host alone: 54 GB/s one way and 34 each way, where
-    /// both GPUs copy (results/h100-x2-links.txt). Copies follow each other in their time
-    /// (results/timelines/pcie-llama-2048.txt: 2 MiB every 62 us). The clock is fitted to
-    /// results/h100-x2-pcie.json of af866aa (in the history), where cards rest longer than between
-    /// links; later records are of other machines. Of more GPUs, which share the host, no rate is
-    /// known.
+    /// both GPUs copy (results/h100-x2-links.txt). Cards rest longer there than between links, so
+    /// the clock is higher (results/h100-x2-pcie.json of commit af866aa). More GPUs share the host.
     pub const H100_PAIR_BY_HOST: Self = Self {
         name: "H100-pair-by-host",
         through_host: true,
@@ -133,6 +140,13 @@ impl Machine {
 
     /// The machines that are known.
     pub const ALL: [Self; 4] = [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST, Self::H800];
+
+    /// The same machine where `ranks` ranks reach each other through host memory alone.
+    #[must_use]
+    pub fn staged(self, ranks: u32) -> Self {
+        let rate = self.staged_bytes_per_us.min(self.staged_total_bytes_per_us / u64::from(ranks.max(1)));
+        Self { link_bytes_per_us: rate, both_ways_bytes_per_us: rate, ..self }
+    }
 
     /// The profile of a GPU by the driver's name for it, with the SM count that the driver reports;
     /// an unknown GPU has an H100's rates for each SM.

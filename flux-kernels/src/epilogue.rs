@@ -57,6 +57,11 @@ impl Activation {
     /// below `7 u |v|`.
     pub const ERROR: f64 = 7.0 / (1 << 24) as f64;
 
+    /// Whether it rounds nothing.
+    pub const fn is_exact(self) -> bool {
+        matches!(self, Self::None | Self::Relu)
+    }
+
     /// Largest slope anywhere: what an error of `v` grows by.
     ///
     /// GELU's is 1.1290 (at 1.42), SiLU's 1.0999 (at 2.40).

@@ -4,6 +4,7 @@
 //! Invariant: nothing here knows which transport is in use. A kernel and the executor alike see
 //! addresses, signals and a [`TileProgram`](flux_core::program::TileProgram).
 
+mod abi;
 pub mod aot;
 pub mod cache;
 pub mod cpu;

@@ -2,15 +2,24 @@
 //!
 //! Invariant: a file's name here is the name by which the sources include it.
 
+use crate::abi;
+use std::sync::LazyLock;
+
 macro_rules! headers {
     ($($name:literal),* $(,)?) => {
         /// Every header, by the name in `#include "..."`.
-        pub const HEADERS: &[(&str, &str)] = &[$(($name, include_str!(concat!("../cuda/", $name)))),*];
+        pub fn headers() -> &'static [(&'static str, &'static str)] {
+            static HEADERS: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
+                vec![("abi.cuh", abi::header()), $(($name, include_str!(concat!("../cuda/", $name)))),*]
+            });
+            &HEADERS
+        }
     };
 }
 
 headers![
     "types.cuh",
+    "dispatch.cuh",
     "program.cuh",
     "ptx/bulk.cuh",
     "ptx/mbarrier.cuh",
@@ -40,7 +49,7 @@ headers![
 pub struct Source {
     /// Name of the cubin, and what logs call it.
     pub name: String,
-    /// The text; it includes [`HEADERS`].
+    /// The text; it includes [`headers`].
     pub text: String,
 }
 

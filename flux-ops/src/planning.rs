@@ -66,7 +66,9 @@ impl Choice {
 pub(crate) fn target(comm: &Communicator) -> Target {
     let device = comm.device();
     let machine = device.info().map_or(Machine::H100, |info| Machine::of_gpu(&info.name, info.sms));
-    Target { machine, nodes: comm.nodes(), links: links(&comm.capabilities()) }
+    let links = links(&comm.capabilities());
+    let machine = if links == Links::HostStaged { machine.staged(comm.world_size().get()) } else { machine };
+    Target { machine, nodes: comm.nodes(), links }
 }
 
 fn links(capabilities: &Capabilities) -> Links {

@@ -31,8 +31,8 @@ pub mod fuzz;
 mod topology;
 
 pub use backends::{
-    Capabilities, Carry, ConnectError, Exchange, Fault, Heard, Mover, MoverJob, Options, ParseSelectError, PeerStores, Select, Source,
-    TransportError, TransportKind, Wait, WorkspaceView, reason,
+    Capabilities, Carry, CollectiveKind, ConnectError, Exchange, Fault, LibraryCollective, Mover, MoverJob, Options, ParseSelectError,
+    PeerStores, Select, Source, TransportError, TransportKind, Wait, WorkspaceView, reason,
 };
 pub use bootstrap::control::{ControlError, Hosts, Launch};
 pub use bootstrap::world::{Builder, World, WorldError};
@@ -64,7 +64,7 @@ pub mod internal {
         pub use crate::bootstrap::control::{
             Answer, Answerer, Collective, ControlPlane, GaveUp, Given, Notice, Regrouped, Step, Watcher, local_planes, ranks, shortened,
         };
-        pub use crate::bootstrap::{Address, HostPlace, Mesh, NetworkPlace, Place, Rendezvous, join};
+        pub use crate::bootstrap::{Address, HostPlace, NetworkPlace, Place, join};
     }
 
     /// Devices, their memory and streams.

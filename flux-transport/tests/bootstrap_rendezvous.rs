@@ -266,19 +266,6 @@ fn torchruns_ranks_make_their_directory_and_remove_it() {
 }
 
 #[test]
-fn a_future_of_the_rendezvous_meets_too() {
-    let directory = private();
-    let planes: Vec<_> = std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..3)
-            .map(|rank| environment(directory.path(), rank, 3).rendezvous())
-            .map(|rendezvous| scope.spawn(move || pollster::block_on(rendezvous.meet(ample())).unwrap().into_control_plane().unwrap()))
-            .collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).collect()
-    });
-    each(&planes, |plane| plane.barrier(ample()).unwrap());
-}
-
-#[test]
 fn a_world_of_one_meets_nobody_and_needs_no_directory() {
     let plane = join(&environment(Path::new("/does/not/exist"), 0, 1), after(0)).unwrap();
     assert_eq!(plane.exchange(b"me", after(0)).unwrap(), [b"me"]);

@@ -175,7 +175,7 @@ fn every_rank_answers_for_its_communicators_whatever_it_does() {
         let start = Instant::now();
         let answers = planes[0].ask(7, after(200));
         assert!(start.elapsed() < Duration::from_secs(1));
-        assert_eq!(answers, [Answer::Said(vec![0; 3]), Answer::Said(vec![1; 3]), Answer::Silent, Answer::Lost]);
+        assert_eq!(answers, [Answer::Reply(vec![0; 3]), Answer::Reply(vec![1; 3]), Answer::Silent, Answer::Lost]);
         assert_eq!(planes[1].ask(8, after(50))[0], Answer::Silent, "it has no such communicator");
         drop(answerers);
     }
@@ -201,7 +201,7 @@ fn questions_at_the_same_time_have_their_own_answers_and_their_own_time() {
                 let plane = &planes[0];
                 scope.spawn(move || {
                     let answers = plane.ask(number.into(), Instant::now() + PATIENCE);
-                    assert_eq!(answers, [Answer::Said(vec![0, number]), Answer::Said(vec![1, number]), Answer::Silent]);
+                    assert_eq!(answers, [Answer::Reply(vec![0, number]), Answer::Reply(vec![1, number]), Answer::Silent]);
                 });
             }
         });

@@ -118,8 +118,8 @@ fn table(args: &Args, reports: &[Report], peers: Option<&PeersReport>) -> String
 /// The report in `path`.
 ///
 /// # Errors
-/// Where the file is no report of this schema, or one that must not be shown: without rows, of
-/// several worlds or element types, unverified, or with a time that is not above 0.
+/// Where the file is no report of a known schema, has no rows, rows of several worlds or element
+/// types, unverified rows, or a time that is not above 0.
 pub fn read(path: &Path) -> anyhow::Result<Report> {
     let name = path.display();
     let report: Report = parsed(path, "flux-bench bench --json")?;
@@ -198,6 +198,15 @@ fn is_plain(value: &Value) -> bool {
 /// Whether a median may be what a call took, in milliseconds: some hours at most.
 fn is_time(ms: f64) -> bool {
     0.0 < ms && ms < 1e7
+}
+
+/// The least and the largest of the values; infinities where there is none.
+fn extremes(values: impl Iterator<Item = f64>) -> (f64, f64) {
+    let mut found = (f64::INFINITY, f64::NEG_INFINITY);
+    for value in values {
+        found = (found.0.min(value), found.1.max(value));
+    }
+    found
 }
 
 fn write(path: &Path, text: &str) -> anyhow::Result<()> {

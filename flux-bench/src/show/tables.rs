@@ -3,6 +3,7 @@
 //! Invariant: a cell is computed from medians of rows that the report has; `-` stands where it has
 //! none.
 
+use super::extremes;
 use super::markdown::{efficiency, speed_up};
 use crate::report::{Report, Row};
 use std::collections::BTreeSet;
@@ -19,7 +20,7 @@ pub(super) fn efficiencies<'r>(reports: &[(&'r str, &'r Report)]) -> String {
             lines.push(line);
         }
     }
-    let heads = ms.iter().fold(String::new(), |heads, m| heads + &format!(" {m} |"));
+    let heads: String = ms.iter().map(|m| format!(" {m} |")).collect();
     let mut text = format!("| record | op | model |{heads}\n|---|---|---|{}\n", "--:|".repeat(ms.len()));
     for [record, op, model] in lines {
         let _ = write!(text, "| `{record}` | {op} | {model} |");
@@ -43,8 +44,7 @@ pub(super) fn summary<'r>(reports: &[(&'r str, &'r Report)]) -> String {
     let mut text = format!("| record | m <= 256 | 256 < m < {LONG} | m >= {LONG} | E >= {HIGH}, m >= {LONG} |\n|---|--:|--:|--:|--:|\n");
     for (name, report) in reports {
         let range = |of: &dyn Fn(u32) -> bool| {
-            let ratios = || report.rows.iter().filter(|row| of(row.head.m)).map(|row| 1.0 / speed_up(row));
-            let (low, high) = (ratios().fold(f64::INFINITY, f64::min), ratios().fold(f64::NEG_INFINITY, f64::max));
+            let (low, high) = extremes(report.rows.iter().filter(|row| of(row.head.m)).map(|row| 1.0 / speed_up(row)));
             if low > high { "-".to_owned() } else { format!("{low:.2} to {high:.2}") }
         };
         let long = || report.rows.iter().filter(|row| row.head.m >= LONG);

@@ -3,7 +3,7 @@
 //! Invariant: every figure is a rate or a latency of the [`Machine`](crate::machine::Machine); none
 //! is fitted to a shape, a plan or a record. Times are in ns, rates in operations or bytes per ns.
 
-use super::{CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
+use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::program::Schedule;
 use crate::tile::TileGrid;
@@ -48,6 +48,8 @@ struct Call<'a> {
     tiles: f64,
     /// Time of one worker for one whole tile.
     tile_ns: f64,
+    /// Bytes that a rank sends in a nanosecond.
+    link: f64,
 }
 
 impl<'a> Call<'a> {
@@ -65,15 +67,19 @@ impl<'a> Call<'a> {
         let l2 = machine.l2_bytes_per_us as f64 / 1000.0 / f64::from(machine.multiprocessors);
         let load_ns = elements * problem.dtype().bytes() as f64 / l2;
         let steps_ns = multiply_ns.max(load_ns);
-        let taken = match (target.links, plan.comm) {
+        let link = machine.both_ways_bytes_per_us as f64 / 1000.0;
+        // SMs of the messages beside the kernel, and what they carry.
+        let (taken, link) = match (target.links, plan.comm) {
             (Links::Messages(channels), CommMode::Overlapped { peers }) => {
-                (channels.of_message(gather_place_bytes(problem)) * peers.min(problem.world().peers())).min(channels.all)
+                let taken =
+                    channels.of_message(message_bytes(plan, problem)).saturating_mul(peers.min(problem.world().peers())).min(channels.all);
+                (taken, (f64::from(taken.max(1)) * machine.message_bytes_per_us as f64 / 1000.0).min(link))
             }
-            _ => 0,
+            _ => (0, link),
         };
         let workers = f64::from(machine.multiprocessors.saturating_sub(taken).max(1));
         let schedule = plan.schedule(problem, target);
-        Self { plan, problem, target, schedule, workers, of_shard, tiles, tile_ns: steps_ns }
+        Self { plan, problem, target, schedule, workers, of_shard, tiles, tile_ns: steps_ns, link }
     }
 
     /// Multiplication and reads of operands, side by side.
@@ -131,7 +137,7 @@ impl<'a> Call<'a> {
             RowMapping::Flattened => vec![0..world.get()],
             RowMapping::PerShard { .. } => self.schedule.bands(world).collect(),
         };
-        let place = gather_place_bytes(self.problem) as f64 / self.link();
+        let place = gather_place_bytes(self.problem) as f64 / self.link;
         let (chunks, slices) = (self.chunks(), f64::from(self.plan.k_slices));
         let (mut moved, mut waited) = (self.mover_begins(), 0_f64);
         for group in groups {
@@ -189,25 +195,38 @@ impl<'a> Call<'a> {
         let last_wave = self.tiles - ((self.tiles - 1.0) / self.workers).floor() * self.workers;
         if self.plan.is_flattened() {
             let sent = scatter_place_bytes(self.problem) as f64 * peers;
-            let last = sent * (last_wave / self.tiles).min(1.0);
             let rows = scatter_place_bytes(self.problem) as f64 * (peers + 1.0);
-            let link = (sent / self.link() - body).max(0.0);
-            return link + last / self.link() + 2.0 * rows / self.memory() + 2.0 * signal;
+            let reduced = 2.0 * rows / self.memory() + 2.0 * signal;
+            // What one signal announces leaves when the last tile is done.
+            if self.plan.chunk == Chunk::Shard {
+                return sent / self.link + 2.0 * machine.message_ns as f64 + reduced;
+            }
+            let last = sent * (last_wave / self.tiles).min(1.0);
+            return (sent / self.link - body).max(0.0) + last / self.link + reduced;
         }
         let of_peers = (last_wave - self.of_shard).max(0.0);
         let late = peers - f64::from(self.schedule.early);
+        let chunk = f64::from(self.schedule.chunk_of(self.of_shard as u32)) * slot;
         let sent = self.of_shard * slot * peers;
-        let link = (sent / self.link() - body).max(0.0);
-        link + of_peers * slot / self.link() + late * slot / (machine.add_bytes_per_us as f64 / 1000.0) + signal
+        // The link begins when the first wave is done. Staged chunks and messages go on when whole;
+        // the last is for the shard before the own one, whose tiles hide it.
+        let whole_chunks = |latency: u64| {
+            let own = (self.of_shard / self.workers).floor() * self.tile_ns;
+            (chunk / self.link + 2.0 * latency as f64 - own).max(0.0)
+        };
+        let chunk = match self.plan.comm {
+            CommMode::Fused { mover: Mover::Kernel } => 0.0,
+            CommMode::Fused { mover: Mover::CopyEngine } => whole_chunks(machine.copy_ns),
+            CommMode::Overlapped { .. } | CommMode::Sequential => whole_chunks(machine.message_ns),
+        };
+        let link = (self.tile_ns + sent / self.link - body).max(0.0) + chunk;
+        link + of_peers * slot / self.link + late * slot / (machine.add_bytes_per_us as f64 / 1000.0) + signal
     }
 
     /// The library collective by itself.
     fn collective(&self) -> f64 {
-        let place = match self.problem.op() {
-            OpKind::AllGatherGemm => gather_place_bytes(self.problem),
-            OpKind::GemmReduceScatter => scatter_place_bytes(self.problem),
-        };
-        self.target.machine.message_ns as f64 + place as f64 * f64::from(self.problem.world().peers()) / self.link()
+        let place = place_bytes(self.problem) as f64;
+        self.target.machine.message_ns as f64 + place * f64::from(self.problem.world().peers()) / self.link
     }
 
     fn chunks(&self) -> f64 {
@@ -222,8 +241,24 @@ impl<'a> Call<'a> {
     fn memory(&self) -> f64 {
         self.target.machine.memory_bytes_per_us as f64 / 1000.0
     }
+}
 
-    fn link(&self) -> f64 {
-        self.target.machine.both_ways_bytes_per_us as f64 / 1000.0
+/// Bytes of one message: a chunk, or all that one rank has for another.
+fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
+    let grid = TileGrid::of_shard(problem, plan.tile);
+    match (plan.chunk, problem.op()) {
+        (Chunk::Tiles(tiles), OpKind::AllGatherGemm) => {
+            gather_place_bytes(problem) * u64::from(tiles.min(grid.row_blocks())) / u64::from(grid.row_blocks())
+        }
+        (Chunk::Tiles(tiles), OpKind::GemmReduceScatter) => slot_bytes(problem, plan.tile) * u64::from(tiles).min(grid.tiles()),
+        (Chunk::Shard, _) => place_bytes(problem),
+    }
+}
+
+/// Bytes that one rank has for another.
+fn place_bytes(problem: &Problem) -> u64 {
+    match problem.op() {
+        OpKind::AllGatherGemm => gather_place_bytes(problem),
+        OpKind::GemmReduceScatter => scatter_place_bytes(problem),
     }
 }

@@ -36,7 +36,11 @@ impl Plan {
                 by_chunk: chunk_ordered_shards(&plain, problem, target),
                 ..plain
             },
-            OpKind::GemmReduceScatter => Schedule { early: in_mainloop(&plain, problem, workers.into()), ..plain },
+            OpKind::GemmReduceScatter => match target.links {
+                Links::PeerMemory => Schedule { early: in_mainloop(&plain, problem, workers.into()), ..plain },
+                // Staged partial tiles arrive late.
+                Links::HostStaged | Links::Messages(_) => plain,
+            },
         }
     }
 }

@@ -15,40 +15,15 @@
 //! Through memory of the host ([`Machine::through_host`]) a message is a chunk, which leaves when
 //! it is whole and goes on when all of it is there; rows leave once for all who read them.
 //!
-//! Against the measured rows with m >= 512 (`flux-bench simulate --against`): within 7.1 % of
-//! results/h100-x2-nvlink.json, half of the rows within 3.8, and within 6.9 of h100-x4-nvlink.json,
-//! half within 3.5, with nothing fitted but what an H100's memory is said to give; from m = 1024 on
-//! within 8.5 % of the 16 rows of results/h100-x2-pcie.json, half of them within 1.4: a later run
-//! than the one that a clock was fitted to; within 10.0 % of results/h200-x4-nvlink.json, half of
-//! them within 5.2, of another machine than it was fitted to, whose record, of 668cd2b, is in the
-//! history; within 9.1 % of results/h200-x2-nvlink.json, half within 5.0. Of schedules that were
-//! tried and lose (results/tuning/wide-bands.txt, TP 4) it is within 10 % too: where the peers'
-//! shards are one band, the AllGather-GEMM of Llama at m = 4096 takes 0.759 ms and took 0.74 and
-//! 0.77, its own schedule 0.64. One number, what a copy takes besides its bytes, is fitted to those
-//! among them that are in slices of k.
+//! `flux-bench/tests/simulated_results.rs` bounds how far medians of committed records are from it,
+//! from m = 512 on. What it leaves out, and where that shows:
 //!
-//! What it leaves out, and where that shows:
-//!
-//! - **Power.** The clock is one number. A card at its power limit slows down the longer a call is:
-//!   of GPT-3 on 2 ranks, calls of 3.4 and 6.9 ms are simulated 2 to 5 % too short. From one run to
-//!   another the same GEMM differs by as much (AllGather-GEMM of GPT-3, 4 ranks, m = 4096: T_gemm
-//!   1.68 ms in results/h200-x1-core-tp4.json, 1.65 in that of 837d258, 1.72 in that of a1d4c84,
-//!   1.76 in that of 89fd1be).
-//! - **L2.** A step takes what its operations or shared memory take. What narrow tiles ask of L2,
-//!   and rows beyond the end of the rows, cost nothing: plans with tiles of 128x128 are 18 % too
-//!   short in the median, others right (784 plans of two ranks with 130 to 4000 rows, nine tenths
-//!   of them not more than 14 % too short, and 7 too long; results/tuning/plans-simulated.txt).
-//! - **Rests.** The same GEMM of GPT-3 on 2 ranks at m = 8192 takes 6.8 ms in the rounds of
-//!   results/h200-x2-nvlink.json and 5.9 in those of results/h200-x2-pcie.json, one machine a
-//!   minute later, where collectives, in which the card rests, take nine times as long; simulated
-//!   it is 6.5.
-//! - **Few rows.** With m < 512 reading `w`, the first rows and the last signals are most of a
-//!   call. Of 381 such plans, of 130 rows and more, half are between 8 % too short and 1 too long,
-//!   a tenth more than 15 too short: such as share all of their tiles, 4 to 6 % in the median, and
-//!   128x128. A difference of some percent between two schedules says nothing.
-//! - **Traffic beside the GEMM** costs it nothing but waits: no contention in L2 or memory, no room
-//!   that a partial tile has to leave first, and no pace (`Builder::spread`), which keeps traffic
-//!   from what is not simulated.
+//! - **Power.** The clock is one number, but a card at its power limit slows down in long calls.
+//! - **L2.** What narrow tiles ask of L2, and rows beyond the last, cost nothing: plans with tiles
+//!   of 128x128 are simulated too short.
+//! - **Few rows.** Below m = 512, reading `w`, first rows and last signals are most of a call. A
+//!   difference of some percent between two plans says nothing.
+//! - **Traffic beside the GEMM** costs it nothing but waits: no contention and no pace.
 
 mod call;
 mod clock;

@@ -9,6 +9,9 @@ use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 const ROUND: Machine = Machine {
     l2_bytes_per_us: 0,
     message_ns: 0,
+    message_bytes_per_us: 0,
+    staged_bytes_per_us: 0,
+    staged_total_bytes_per_us: 0,
     name: "round",
     gpu: "round",
     through_host: false,

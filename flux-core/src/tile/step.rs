@@ -12,10 +12,8 @@ const BLOCK: u64 = 64;
 const OPERATIONS: u64 = 4096;
 /// Bytes of shared memory that it reads and writes in a cycle.
 const SHARED: u64 = 128;
-/// Of what a step takes longer by shared memory, the percentage that is seen, perhaps as what waits
-/// for operands draws less power and the clock is the higher for it: for their area tiles of
-/// 152x128 take 4 to 15 % more than those of 160x256 with 300 and 600 rows on one H100, where
-/// shared memory alone would have 15 (results/tuning/ragged-rows.txt, 2.).
+/// The part of a step's extra shared-memory time that is seen, in percent: waiting for operands
+/// draws less power, so the clock is higher.
 const SEEN: u64 = 50;
 
 impl TileShape {
@@ -25,8 +23,8 @@ impl TileShape {
     ///
     /// ```
     /// use flux_core::TileShape;
-    /// let turned = |m| TileShape::new(m, 256, 64).swaps_ab();
-    /// assert_eq!([64, 128, 256, 136, 192].map(turned), [false, false, false, true, true]);
+    /// let swaps = |m| TileShape::new(m, 256, 64).swaps_ab();
+    /// assert_eq!([64, 128, 256, 136, 192].map(swaps), [false, false, false, true, true]);
     /// ```
     pub const fn swaps_ab(self) -> bool {
         self.m != BLOCK as u32 && !self.m.is_multiple_of(2 * BLOCK as u32)

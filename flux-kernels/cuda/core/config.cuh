@@ -15,22 +15,21 @@ struct Config {
     static constexpr u32 kTileN = TileN;
     static constexpr u32 kTileK = 64;  // one 128-byte swizzled row of 16-bit elements
     static constexpr u32 kStages = Stages;
-    // Two steps along k are loaded at once where the ring is whole pairs, three at least: with
-    // fewer, the one that waits for its pair would be missed.
+    // A ring of whole pairs, at least three, is filled two steps along k at once. A shorter ring
+    // would miss the stage that waits for its pair.
     static constexpr bool kPairs = Stages >= 6 && Stages % 2 == 0;
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
-    static constexpr u32 kThreads = 128 * (1 + kConsumers);         // and one of producer, storer, mover and watcher
-    // Rows of A are wgmma's m, of which each consumer has a multiple of 64, or both the same 64,
-    // and columns its n, of which any multiple of 8 will do; or, where a tile's rows are neither,
-    // it is multiplied turned: rows of B are m, and rows of A n. The accumulators hold its
-    // transpose then, which is turned back on the way to the output buffer.
+    static constexpr u32 kThreads = 128 * (1 + kConsumers);  // and one of producer, storer, mover and signal poller
+    // Without swap-AB, rows of A are wgmma's m, a multiple of 64 for each consumer or the same 64
+    // for both, and columns are its n, any multiple of 8. Other rows are multiplied with swap-AB:
+    // rows of B are m and rows of A are n. The accumulators then hold the transpose.
     static constexpr bool kSwapAB = TileM != 64 && TileM % (64 * kConsumers) != 0;
-    // Consumers share a tile by rows, or by columns where it has but 64 rows, or is turned and its
-    // columns are two whole blocks or four.
+    // Consumers split a tile by columns where its rows are one m64 block, or where a swap-AB tile
+    // has whole m64 blocks of columns for each. Else they split it by rows.
     static constexpr bool kSplitColumns = TileM == 64 || (kSwapAB && TileN % (64 * kConsumers) == 0);
     static constexpr u32 kRows = kSplitColumns ? TileM : TileM / kConsumers;     // of one consumer
     static constexpr u32 kCols = kSplitColumns ? TileN / kConsumers : TileN;     // of one consumer
@@ -39,53 +38,49 @@ struct Config {
     static constexpr u32 kAccumulators = kWgmmaN / 2;                           // of one block, in one thread
     static_assert(kBlocks * 64 == (kSwapAB ? kCols : kRows) && kWgmmaN % (kSwapAB ? 8 : 16) == 0 && kWgmmaN <= 256, "tile");
     static_assert(kBlocks * kWgmmaN <= 384, "accumulators");
-    // Whether partial tiles are sent to slots and added from them: of swap-AB tiles those whose
-    // consumers share a room, if a thread's rounded accumulators are whole vectors of 16 bytes. The
-    // others' rows are scattered.
+    // Whether this form sends partial tiles to slots and adds them from there, as
+    // `sends_partials_from` of flux-core/src/tile/table.rs: a thread's rounded accumulators are
+    // whole 16-byte vectors.
     static constexpr bool kCanSendPartials = !kSwapAB || (StagingBuffers == 1 && kBlocks * kWgmmaN % 16 == 0);
     static constexpr bool kSendsPartials = ReduceScatter && kCanSendPartials;
-    static constexpr u32 kVectors = kBlocks * kWgmmaN / 16;                     // 16-byte vectors of rounded accumulators of one thread
+    static constexpr u32 kVectors = kBlocks * kWgmmaN / 16;  // 16-byte vectors of a thread's rounded accumulators
 
-    // Registers of a thread: 64 K in all, launched with 168 each.
+    // Registers of a thread. The launch gives 168 to each, 64 K in all.
     static constexpr u32 kProducerRegisters = 56;
     static constexpr u32 kConsumerRegisters = 224;
 
     static constexpr u32 kBytesA = TileM * kTileK * 2;
     static constexpr u32 kBytesB = TileN * kTileK * 2;
     static constexpr u32 kStageBytes = kBytesA + kBytesB;
-    static constexpr u32 kOutBytes = TileM * TileN * 2;             // also the bytes of a slot that is not short
+    static constexpr u32 kOutBytes = TileM * TileN * 2;  // also of a slot, unless the shard has fewer rows
     static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
-    // What is stored to the caller's y lies in boxes of a block's rows, swizzled over their whole
-    // width: as wide as the swizzle goes where that divides the columns.
+    // Boxes of the tensor store to y: a block's rows, swizzled over their whole width, which is the
+    // widest swizzle that divides the columns.
     static constexpr u32 kBoxCols = kCols % 64 == 0 ? 64 : kCols % 32 == 0 ? 32 : 16;
     static constexpr u32 kBoxRows = kSwapAB ? kRows : 64;
     static constexpr u32 kBoxRowBytes = kBoxCols * 2;
     static constexpr u32 kBoxBytes = kBoxRows * kBoxRowBytes;
     static constexpr u32 kBoxes = kSwapAB ? 1 : kCols / kBoxCols;   // of one block of one consumer
-    // Where a consumer leaves its part of a tile. Each has a room of its own, or they take turns in
-    // one: what that spares is a stage more, and whoever waits for the room begins the next tile
-    // later, so that one can end its part of a tile while the other multiplies. Not where a tile is
-    // of 256 rows, which is for the card's power limit: there consumers that are apart take 1.5 to
-    // 1.9 % more time (results/tuning/shares-of-a-wave.txt).
+    // Epilogue staging: one buffer for each consumer, or one that they use in turn, which often
+    // leaves memory for one more stage. Consumers that wait for the shared buffer fall half a tile
+    // apart, so one ends its tile while the other multiplies; large tiles run in lockstep instead.
     static constexpr u32 kStagingBuffers = StagingBuffers;
     static constexpr bool kLockstep = kBlocks > 1 && !kSwapAB;
-    // Groups in which a consumer multiplies a stage. In two it waits twice a stage, and what it has
-    // taken is a stage and a half on average, and not two. In one it waits once, while twice as
-    // much is in flight: 256x192 takes 0.3 to 1.3 % less time so at the power limit, and tiles of
-    // 128 rows no less (results/tuning/one-group.txt).
+    // Groups in which a consumer commits the products of a stage. With two it holds a stage and a
+    // half on average, but waits twice a stage.
     static constexpr u32 kWgmmaGroups = kLockstep ? 1 : 2;
     static constexpr u32 kStagingBytes = kBlocks * kBoxes * kBoxBytes;
     static_assert(kStagingBuffers == 1 || kStagingBuffers == kConsumers, "staging buffers");
     static_assert(kStagingBytes == kOutBytesPerConsumer, "boxes of a consumer's part");
-    // Rows that go to several owners need the whole tile's room, and lie with 16 bytes between
-    // them, so that the rows of a matrix store meet different banks.
+    // Rows that go to several owners need the whole tile staged. Gaps of 16 bytes between them let
+    // the rows of a matrix store meet different banks.
     static constexpr bool kScatters = ReduceScatter && kStagingBuffers == kConsumers;
     static constexpr u32 kOutRowBytes = TileN * 2 + 16;
     static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kStagingBuffers * kStagingBytes;
 
-    // A partial tile travels through the operand ring in this many pieces, of which the last may be
-    // shorter; each holds the same vectors of both consumers, no more than there are registers for,
-    // and of a swap-AB tile no more than a room has place for.
+    // A peer's partial tile travels through the operand ring in so many pieces, the last perhaps
+    // shorter. Each holds the same vectors of both consumers: as many as registers allow, and for
+    // swap-AB as many as the staging buffer holds.
     static constexpr u32 kPieces = !kCanSendPartials ? 1
                                    : kSwapAB ? ceil_div(kVectors, least(16, least(kStageBytes, kOutBytesPerConsumer) / (kConsumers * 128 * 16)))
                                              : kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
@@ -94,24 +89,22 @@ struct Config {
     static constexpr __device__ u32 piece_bytes_per_consumer(u32 piece) { return piece_vectors(piece) * 128 * 16; }
     static constexpr u32 kPieceBytesPerConsumer = kPieceVectors * 128 * 16;  // of the longest
     static_assert(!kCanSendPartials || (kAccumulators % 2 == 0 && kPieceBytesPerConsumer * kConsumers <= kStageBytes), "pieces");
-    // Pieces of one that is added during the multiplication come into the rooms, which are idle
-    // then: as many as they hold, two at most.
+    // Pieces that are added during the mainloop come into the staging buffers, idle at that time.
     static constexpr u32 kInMainloopPieces = kCanSendPartials && kStagingBuffers * kStagingBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
     static_assert(!kCanSendPartials || kStagingBuffers * kStagingBytes >= kConsumers * kPieceBytesPerConsumer, "pieces during the mainloop");
     static_assert(kPieces <= 4, "EARLY_GAP of flux-core/src/program");
-    // Through the ring go the fp32 accumulators of another range of k, too, in more of them, of
-    // which the last may be shorter.
+    // Split-K partials, in fp32, travel through the ring too, in more pieces.
     static constexpr u32 kSplitKVectors = kBlocks * kWgmmaN / 8;
     static constexpr u32 kSplitKPieceVectors = kSwapAB ? least(8, kSplitKVectors) : kSplitKVectors / (2 * kPieces);
     static constexpr u32 kSplitKPieces = ceil_div(kSplitKVectors, kSplitKPieceVectors);
-    static constexpr u32 kSplitKSlotBytes = kSplitKVectors * 128 * 16 * kConsumers;  // of a part slot
+    static constexpr u32 kSplitKSlotBytes = kSplitKVectors * 128 * 16 * kConsumers;  // of a workspace slot
     static constexpr __device__ u32 split_k_piece_vectors(u32 piece) { return least(kSplitKPieceVectors, kSplitKVectors - piece * kSplitKPieceVectors); }
     static_assert(kSplitKSlotBytes == TileM * TileN * 4 && kAccumulators % 4 == 0 && kSplitKPieceVectors * 128 * 16 * kConsumers <= kStageBytes, "split-K pieces");
 
-    // What goes to a peer at once, where it goes in pieces.
+    // Bytes that go to a peer at once, where a partial tile is sent in pieces.
     static constexpr u32 kPieceBytes = 4096;
 
-    // Dynamic shared memory: stages, output buffers, barriers; from a 1024-byte border, as the
+    // Dynamic shared memory: stages, staging buffers, barriers, from a 1024-byte border as the
     // swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
@@ -129,9 +122,9 @@ struct Shared {
 
     __device__ __forceinline__ u32 a(u32 stage) const { return base + stage * C::kStageBytes; }
     __device__ __forceinline__ u32 b(u32 stage) const { return a(stage) + C::kBytesA; }
-    // The room into which a consumer leaves its part of a tile.
+    // The staging buffer of a consumer's part of a tile.
     __device__ __forceinline__ u32 out(u32 consumer) const { return base + C::kOutOffset + (C::kStagingBuffers == 1 ? 0 : consumer) * C::kStagingBytes; }
-    // Where a consumer finds its part of a piece of a partial tile that is early.
+    // A consumer's part of a piece that is added during the mainloop.
     __device__ __forceinline__ u32 in_mainloop_piece(u32 place, u32 consumer) const {
         return base + C::kOutOffset + (place * C::kConsumers + consumer) * C::kPieceBytesPerConsumer;
     }
@@ -143,24 +136,22 @@ struct Shared {
     __device__ __forceinline__ u32 empty(u32 stage) const { return full(C::kStages + stage); }
     // Completed when a consumer's 128 threads have written its part of an item.
     __device__ __forceinline__ u32 out_full(u32 consumer) const { return full(2 * C::kStages + consumer); }
-    // Completed when what a fold reads is there.
+    // Completed when the rows that a reduction reads have arrived.
     __device__ __forceinline__ u32 rows_ready() const { return full(2 * C::kStages + 2 * C::kConsumers); }
-    // Completed when a part that was laid aside is back.
+    // Completed when a part is back from global staging memory.
     __device__ __forceinline__ u32 staged_part_back() const { return full(2 * C::kStages + 2 * C::kConsumers + 1); }
-    // Completed when an early piece is there, of both consumers.
+    // Completed when a piece for the mainloop has arrived, of both consumers.
     __device__ __forceinline__ u32 in_mainloop_full(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 2 + piece); }
     // Completed when every consumer has added it.
     __device__ __forceinline__ u32 in_mainloop_empty(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 4 + piece); }
-    // How far the watcher has seen rows of A, or partial tiles (`progress`).
+    // How far rows of A, or partial tiles, have arrived (`progress`), by the signal poller.
     __device__ __forceinline__ u32 arrived() const { return base + C::kArrivedOffset; }
-    // Whether a consumer has left out rows that it was to scatter. The word is `there`'s: whose
-    // programs scatter rows await no partial tiles.
+    // Whether a consumer has dropped rows that it was to scatter. It shares `arrived`'s word:
+    // programs that scatter await no partial tiles.
     __device__ __forceinline__ u32 dropped_rows() const { return arrived(); }
-    // Items of this CTA that the producer has opened, up to the last that awaits partial tiles, or
-    // is a fold.
+    // Items that the producer has opened, up to the last that awaits partial tiles or reduces rows.
     __device__ __forceinline__ u32 opened() const { return base + C::kOpenedOffset; }
-    // Completed when a consumer may write its part of an item: nobody reads or writes its room any
-    // more.
+    // Completed when a consumer may write its part of an item: its staging buffer is free.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };
 
@@ -178,11 +169,11 @@ struct RingState {
     }
 };
 
-// Which items a CTA works on: the program's, strided by the number of workers.
+// The items of a CTA: every `stride`-th of the program's.
 struct Walk {
     u32 first, stride, count;
 
-    // Of those that there are.
+    // The last of them; there is at least one.
     __device__ __forceinline__ u32 last() const { return first + (count - 1 - first) / stride * stride; }
 };
 

@@ -1,6 +1,6 @@
-// A consumer: a warpgroup that multiplies the stages into its half of the tile's accumulators and
-// leaves the rounded result in its output buffer, where the storer takes over. Sums over other
-// ranges of k and over other ranks are made here, in a fixed order.
+// A consumer: a warpgroup that multiplies the stages into its part of the tile's accumulators, adds
+// split-K partials and peers' partial tiles in a fixed order, and leaves the rounded result in its
+// staging buffer for the storer.
 #pragma once
 #include "core/config.cuh"
 #include "core/epilogue.cuh"
@@ -20,8 +20,8 @@ namespace flux {
 template <class C>
 struct Consumer {
     static constexpr u32 kAccumulators = C::kAccumulators;
-    // Steps by which the second consumer adds later than the first, which multiplies meanwhile:
-    // EARLY_LAG of flux-core/src/program leaves room for them.
+    // Steps by which the second consumer adds later than the first, so that one multiplies while
+    // the other adds. EARLY_LAG of flux-core/src/program leaves room for them.
     static constexpr u32 kInMainloopLag = 2;
     // This consumer's rows of A and rows of B in a stage.
     static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;
@@ -35,14 +35,38 @@ struct Consumer {
     RingState<C::kStages> ring;
     RingState<C::kInMainloopPieces> in_mainloop;  // of pieces that the storer brings
     u32 out_phase = 0;
-    // Descriptors of the first stage's operands, of wgmma's m and n. A lane's value is known to be
-    // the warp's: what follows from it is computed once a warp, not in every thread.
+    // Descriptors of the first stage's operands, of wgmma's m and n. `from_lane` makes them
+    // uniform, so the compiler computes what follows from them once a warp.
     u32 first_m = ptx::from_lane(ptx::k_major_128b_descriptor(C::kSwapAB ? smem.b(0) + index * kOffsetB : smem.a(0) + index * kOffsetA), 0);
     u32 first_n = ptx::from_lane(ptx::k_major_128b_descriptor(C::kSwapAB ? smem.a(0) + index * kOffsetA : smem.b(0) + index * kOffsetB), 0);
 
-    // Multiplies the next stage, added to the sums; of a tile's first stage they are the sums. The
-    // stage before is given back, at the barrier `read`, when its products are done: when the first
-    // group of these begins.
+    __device__ __forceinline__ void run(const Walk& walk) {
+        // Not the walk's value, which would live in local memory across the change of registers.
+        u32 i = ptx::from_lane(ptx::cta_of_grid(), 0);
+        for (; i < walk.count; i = ptx::from_lane(i + walk.stride, 0)) {
+            const WorkItem item = load_item(p, i);
+            if constexpr (C::kScatters) {
+                if (item.sink == static_cast<u32>(Sink::kReduceRows)) break;
+            }
+            float acc[C::kBlocks][kAccumulators];
+            multiply(item, acc);
+            mark(i, &ItemStamps::multiplied);
+            if (item.parts != 0) add_split_k_partials(item.parts, acc);
+            if constexpr (C::kSendsPartials) {
+                if (item.partials != 0) add_peer_partials(item, acc);
+            }
+            mark(i, &ItemStamps::summed);
+            if (finishes(item)) finish_tile<C>(p, i, index, thread, acc);
+            hand_over(item, i, acc);
+            if constexpr (C::kLockstep) ptx::named_barrier_sync<3, 128 * C::kConsumers>();
+        }
+        if constexpr (C::kScatters) reduce_scattered_rows(i, walk);
+    }
+
+private:
+    // Issues the products of the next stage, added to the sums; the `First` stage of a tile sets
+    // them. Arrives at `read`, the barrier of the stage before, when that stage's products are
+    // done.
     template <bool First>
     __device__ __forceinline__ void issue_stage(u32 read, float (&acc)[C::kBlocks][kAccumulators]) const {
         constexpr u32 kGroup = C::kTileK / 16 / C::kWgmmaGroups;
@@ -69,8 +93,8 @@ struct Consumer {
         }
     }
 
-    // Issues the products of the next stage and goes on to the one after. Returns the barrier at
-    // which to arrive when they are done.
+    // Issues the products of the next stage and advances. Returns the barrier to arrive at when
+    // they are done.
     template <bool First>
     __device__ __forceinline__ u32 take_stage(u32 read, float (&acc)[C::kBlocks][kAccumulators]) {
         issue_stage<First>(read, acc);
@@ -79,7 +103,7 @@ struct Consumer {
         return next;
     }
 
-    // The sums are whole up to here, and in registers.
+    // Waits until the sums so far are in registers.
     __device__ __forceinline__ void settle(float (&acc)[C::kBlocks][kAccumulators]) const {
         ptx::wgmma_wait<0>();
         pin(acc);
@@ -90,9 +114,9 @@ struct Consumer {
         for (u32 block = 0; block < C::kBlocks; ++block) ptx::pin_registers(acc[block]);
     }
 
-    // At least one step. At the card's power limit each instruction of the inner loop costs time,
-    // wherever it finds room to be issued. Partial tiles that are early are added on the way, piece
-    // by piece, by one consumer some steps before the other: while one adds, the other multiplies.
+    // Multiplies at least one step. At the power limit each instruction of the inner loop costs
+    // time. In-mainloop partial tiles are added piece by piece, by one consumer some steps before
+    // the other.
     __device__ __forceinline__ void multiply(const WorkItem& item, float (&acc)[C::kBlocks][kAccumulators]) {
         const u32 k_steps = ptx::from_lane(item.k_steps, 0);
         u32 read = take_stage<true>(0, acc);
@@ -121,15 +145,13 @@ struct Consumer {
 #pragma unroll 1
         for (; step < end; ++step) {
             read = take_stage<false>(read, acc);
-            // Of its two groups one stays in flight; of one group, the stage before has been waited
-            // for.
+            // Of two groups one stays in flight; with one group, the stage before is done.
             if constexpr (C::kWgmmaGroups == 2) ptx::wgmma_wait<1>();
         }
         return read;
     }
 
-    // Adds a piece of another rank's partial tile, each element in the place where this thread's
-    // own accumulator has it.
+    // Adds a piece of a peer's partial tile to the accumulators of the same positions.
     __device__ __forceinline__ void add_piece(u32 from, u32 piece, float (&acc)[C::kBlocks][kAccumulators]) const {
 #pragma unroll
         for (u32 v = 0; v < C::piece_vectors(piece); ++v) {
@@ -146,7 +168,7 @@ struct Consumer {
         }
     }
 
-    // The next piece, that the storer has brought into the output room.
+    // Adds the next piece, which the storer has loaded into the staging buffers.
     __device__ __forceinline__ void add_in_mainloop_piece(u32 piece, float (&acc)[C::kBlocks][kAccumulators]) {
         ptx::mbarrier_wait(smem.in_mainloop_full(in_mainloop.stage), in_mainloop.phase);
         add_piece(smem.in_mainloop_piece(in_mainloop.stage, index), piece, acc);
@@ -155,8 +177,7 @@ struct Consumer {
         in_mainloop.advance();
     }
 
-    // Adds the partial tiles that were not added on the way, in the order of their slots, as the
-    // ring of stages brings them.
+    // Adds the partial tiles that the mainloop did not, in slot order, as the ring brings them.
     __device__ __forceinline__ void add_peer_partials(const WorkItem& item, float (&acc)[C::kBlocks][kAccumulators]) {
         for (u32 source = in_mainloop_partials(p, item); source < item.partials; ++source) {
 #pragma unroll
@@ -168,14 +189,14 @@ struct Consumer {
         }
     }
 
-    // Once all threads of the warpgroup have read it.
+    // Releases the stage once all threads of the warpgroup have read it.
     __device__ __forceinline__ void give_stage_back() {
         sync_consumer();
         if (thread == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
         ring.advance();
     }
 
-    // Among this consumer's 128 threads; barrier 0 is __syncthreads.
+    // Named barrier of this consumer's 128 threads; barrier 0 is __syncthreads.
     __device__ __forceinline__ void sync_consumer() const {
         if (index == 0) {
             ptx::named_barrier_sync<1, 128>();
@@ -184,15 +205,15 @@ struct Consumer {
         }
     }
 
-    // One thread speaks for both consumers: they take the same stages at nearly the same time.
+    // One thread stamps for both consumers: they take the same stages at nearly the same time.
     __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
         if constexpr (C::kTrace) {
             if (index == 0 && thread == 0) stamp<C>(p, item, phase);
         }
     }
 
-    // Row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a row
-    // change places by the number of its 128-byte line.
+    // Writes row-major boxes with the swizzle that the tensor store undoes: the 16-byte chunks of a
+    // row change places by the number of its 128-byte line.
     __device__ __forceinline__ void write_boxes(const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
         const u32 row = warp * 16 + lane % 16;  // the row whose 16 bytes this lane addresses: blocks 0, 2 are the upper eight rows
@@ -211,13 +232,12 @@ struct Consumer {
         }
     }
 
-    // A slot holds accumulators in the order in which threads hold them: vector v of thread t at
-    // (v * 128 + t) * 16. Writer and reader are the same thread of two ranks, so nothing is
-    // transposed on the way and every access is contiguous.
+    // Writes a partial tile as threads hold it: vector v of thread t at (v * 128 + t) * 16. The
+    // reader is the same thread of another rank, so every access is contiguous.
     __device__ __forceinline__ void write_slot(const float (&acc)[C::kBlocks][kAccumulators]) const {
 #pragma unroll
         for (u32 v = 0; v < C::kVectors; ++v) {
-            // A vector may be of two blocks, a pair is of one.
+            // A vector may span two blocks; a pair never does.
             const auto pair = [&](u32 at) {
                 const float* d = &acc[at / kAccumulators][at % kAccumulators];
                 return ptx::pack_2<C::kBf16>(d[0], d[1]);
@@ -227,7 +247,7 @@ struct Consumer {
         }
     }
 
-    // Rows of the whole tile, each dense, for owners who take but some of them.
+    // Writes dense rows of the whole tile, for owners that take some of them.
     __device__ __forceinline__ void write_rows(const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
         const u32 first_row = C::kSplitColumns ? 0 : index * C::kRows;
@@ -244,9 +264,8 @@ struct Consumer {
         }
     }
 
-    // A part slot holds fp32 accumulators as a slot holds rounded ones, four to a vector. Which one
-    // it is, is looked up here: tiles of 256x192 have no register to keep it in while they are
-    // multiplied.
+    // Writes a split-K partial: fp32 accumulators in thread order, four to a vector. The slot is
+    // looked up here, as tiles of 256x192 have no register to keep it through the mainloop.
     __device__ __forceinline__ void write_partial(u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u64 half = p.data[p.rank] + (ptx::copied_here(epoch) & 1) * p.half_stride;
         const u64 dst = half + p.split_k_offset + static_cast<u64>(p.items[i].part) * C::kSplitKSlotBytes + index * (C::kSplitKSlotBytes / C::kConsumers) + thread * 16;
@@ -257,7 +276,7 @@ struct Consumer {
         }
     }
 
-    // Adds the accumulators of the other ranges of k, in their order.
+    // Adds the split-K partials of the tile, in their order.
     __device__ __forceinline__ void add_split_k_partials(u32 parts, float (&acc)[C::kBlocks][kAccumulators]) {
         for (u32 n = 0; n < parts; ++n) {
 #pragma unroll
@@ -279,12 +298,12 @@ struct Consumer {
         }
     }
 
-    // Whether the sum is whole, and goes to the caller.
+    // Whether the sum is complete and goes to the caller's y.
     __device__ __forceinline__ static bool finishes(const WorkItem& item) {
         return item.sink == static_cast<u32>(Sink::kStore) || (C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce));
     }
 
-    // Into the room, or where it is lent or scattered.
+    // Writes the accumulators where the item's sink says.
     __device__ __forceinline__ void write(const WorkItem& item, u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
         if (item.sink == static_cast<u32>(Sink::kPartial)) {
             write_partial(i, acc);
@@ -298,14 +317,14 @@ struct Consumer {
         }
         if constexpr (C::kScatters) {
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
-                // Asked for while the rows are laid out.
+                // Loaded while the rows are written.
                 const bool poison = poisoned(p);
                 if constexpr (C::kSwapAB) {
                     write_rows_swapped<C>(smem, index, thread, acc);
                 } else {
                     write_rows(acc);
                 }
-                // The storer scatters them, when it is its turn.
+                // The storer scatters them, within the in-flight limit.
                 if (p.in_flight_limit != 0) return;
                 sync_consumer();
                 if (poison) {
@@ -328,7 +347,7 @@ struct Consumer {
     __device__ __forceinline__ void hand_over(const WorkItem& item, u32 i, const float (&acc)[C::kBlocks][kAccumulators]) {
         ptx::mbarrier_wait(smem.out_empty(index), out_phase);
         write(item, i, acc);
-        // Orders this thread's writes of the room before the bulk store that reads it.
+        // Orders this thread's writes of the buffer before the bulk store that reads it.
         ptx::fence_proxy_async_shared();
         // Before the arrival, so that it is never later than the storer's stamp.
         mark(i, &ItemStamps::written);
@@ -336,30 +355,7 @@ struct Consumer {
         out_phase ^= 1;
     }
 
-    __device__ __forceinline__ void run(const Walk& walk) {
-        // Not the walk's, which would have to live through the change of registers, in memory.
-        u32 i = ptx::from_lane(ptx::cta_of_grid(), 0);
-        for (; i < walk.count; i = ptx::from_lane(i + walk.stride, 0)) {
-            const WorkItem item = load_item(p, i);
-            if constexpr (C::kScatters) {
-                if (item.sink == static_cast<u32>(Sink::kReduceRows)) break;
-            }
-            float acc[C::kBlocks][kAccumulators];
-            multiply(item, acc);
-            mark(i, &ItemStamps::multiplied);
-            if (item.parts != 0) add_split_k_partials(item.parts, acc);
-            if constexpr (C::kSendsPartials) {
-                if (item.partials != 0) add_peer_partials(item, acc);
-            }
-            mark(i, &ItemStamps::summed);
-            if (finishes(item)) finish_tile<C>(p, i, index, thread, acc);
-            hand_over(item, i, acc);
-            if constexpr (C::kLockstep) ptx::named_barrier_sync<3, 128 * C::kConsumers>();
-        }
-        if constexpr (C::kScatters) reduce_scattered_rows(i, walk);
-    }
-
-    // Folds come after all tiles.
+    // Reductions follow all tiles of the walk.
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
         WorkItem item = load_item(p, i);

@@ -1,40 +1,43 @@
-// What becomes of an output's fp32 value before its one rounding: y = act(v + bias).
+// The epilogue of an output's fp32 value, before its one rounding: y = act(v + bias).
 //
-// Called where a sum is whole (a tile that is stored, an own tile after the peers' partials, rows
-// that are folded), never on a partial that is sent. Params choose at run time, uniformly for the
-// launch: kernels have no variants for it, and a tile without either pays one test.
+// It runs where a sum is complete (a stored tile, an own tile after the peers' partials, reduced
+// rows), never on a partial. Params choose it for the launch, so kernels have no variants for it.
 #pragma once
+#include "dispatch.cuh"
 #include "program.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
 namespace flux {
 
-// v / (1 + exp(negated)): v times the logistic function of -negated, with no cancellation at either
-// end.
+// v / (1 + exp(negated)): v times the logistic function of -negated, without cancellation.
 //
 // expf is within 1 ulp and the division within 2 (CUDA C++ Programming Guide, "Mathematical
-// Functions"); beyond 2^126 the denominator counts as infinite, which is off by less than 2^-126
-// |v|.
+// Functions"). A denominator beyond 2^126 counts as infinite, which is off by less than 2^-126 |v|.
 __device__ __forceinline__ float gate(float v, float negated) {
     return __fdividef(v, 1.0f + expf(negated));
 }
 
 // GELU in its tanh form, 0.5 v (1 + tanh(h)) with h = sqrt(2 / pi) (v + 0.044715 v^3): Hendrycks
-// and Gimpel, "Gaussian error linear units", arXiv 1606.08415. Written as v / (1 + exp(-2 h)), its
-// equal, which is within 7 * 2^-24 |v| (flux-kernels/src/epilogue.rs derives it).
+// and Gimpel, "Gaussian error linear units", arXiv 1606.08415. Its equal v / (1 + exp(-2 h)) is
+// within 7 * 2^-24 |v| (flux-kernels/src/epilogue.rs derives it).
 template <Activation A>
 __device__ __forceinline__ float activate(float v) {
-    if constexpr (A == Activation::kGelu) return gate(v, v * fmaf(v * v, -0.0713548163f, -1.5957691216f));
-    // Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units", arXiv 1702.03118.
-    if constexpr (A == Activation::kSilu) return gate(v, -v);
-    // Not fmaxf, which would turn a NaN into zero.
-    if constexpr (A == Activation::kRelu) return v < 0.0f ? 0.0f : v;
-    return v;
+    if constexpr (A == Activation::kGelu) {
+        return gate(v, v * fmaf(v * v, -0.0713548163f, -1.5957691216f));
+    } else if constexpr (A == Activation::kSilu) {
+        // Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units", arXiv 1702.03118.
+        return gate(v, -v);
+    } else if constexpr (A == Activation::kRelu) {
+        // Not fmaxf, which would turn a NaN into zero.
+        return v < 0.0f ? 0.0f : v;
+    } else {
+        static_assert(A == Activation::kNone, "an activation without a formula");
+        return v;
+    }
 }
 
-// The bias of output columns `col`, which is even and below the operand's end, and `col + 1`. Only
-// where there is a bias.
+// The bias of output columns `col`, which is even and within the operand, and `col + 1`.
 template <bool Bf16>
 __device__ __forceinline__ float2 bias_pair(const Params& p, u32 col) {
     float2 pair;
@@ -42,15 +45,15 @@ __device__ __forceinline__ float2 bias_pair(const Params& p, u32 col) {
     return pair;
 }
 
-// Accumulators as wgmma leaves them to thread `thread` of 128: acc[block][4 j + i] is column 8 j +
-// 2 (thread mod 4) + (i mod 2) of the consumer's, of two rows for i below 2 and from 2 on.
+// Adds the bias to accumulators as wgmma leaves them to thread `thread` of 128: acc[block][4 j + i]
+// is column 8 j + 2 (thread mod 4) + (i mod 2), of one row for i < 2 and of another from 2 on.
 template <class C>
 __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                          float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
     for (u32 j = 0; j < C::kCols / 8; ++j) {
-        // An operand's columns are a multiple of 8; behind the last there may be no memory.
+        // Columns are a multiple of 8; memory may end behind the last.
         if (first + j * 8 >= item.cols) break;
         const float2 bias = bias_pair<C::kBf16>(p, item.col + first + j * 8 + thread % 4 * 2);
 #pragma unroll
@@ -65,7 +68,7 @@ __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, 
 }
 
 // The same of a swap-AB tile: acc[block][4 j + i] is of the block's column thread / 4 mod 8 of the
-// warp's sixteen, and 8 on from i = 2; all have it of several rows.
+// warp's sixteen, plus 8 for i >= 2, and of several rows.
 template <class C>
 __device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                                 float (&acc)[C::kBlocks][C::kAccumulators]) {
@@ -96,9 +99,9 @@ __device__ __forceinline__ void activate_all(float (&acc)[Blocks][N]) {
     }
 }
 
-// The whole of one thread's accumulators, of item `i`, whose columns are read where there is a
-// bias: kept through the multiplication they cost a register of every tile. A reduction's result is
-// a sum, so it has no activation.
+// Applies the epilogue to one thread's accumulators of item `i`. The item's columns are loaded only
+// here: kept through the mainloop they would cost a register of every tile. A GEMM-ReduceScatter
+// has no activation.
 template <class C>
 __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread,
                                             float (&acc)[C::kBlocks][C::kAccumulators]) {
@@ -110,12 +113,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
         }
     }
     if constexpr (!C::kReduceScatter) {
-        switch (static_cast<Activation>(p.activation)) {
-            case Activation::kNone: break;
-            case Activation::kGelu: activate_all<Activation::kGelu>(acc); break;
-            case Activation::kSilu: activate_all<Activation::kSilu>(acc); break;
-            case Activation::kRelu: activate_all<Activation::kRelu>(acc); break;
-        }
+        with_activation(p.activation, [&]<Activation A>() { activate_all<A>(acc); });
     }
 }
 

@@ -1,5 +1,5 @@
-// The persistent kernel: the warps of every CTA are a producer, a storer, a mover, a watcher, and
-// two consumers of four warps each.
+// The persistent kernel. The first warpgroup of every CTA is producer, storer, mover and signal
+// poller, a warp each; the other two are consumers.
 #pragma once
 #include "core/close.cuh"
 #include "core/config.cuh"
@@ -20,16 +20,16 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
     const Shared<C> smem{(ptx::shared_address(dynamic_shared) + 1023) & ~1023u};
     const u32 warpgroup = ptx::from_lane(threadIdx.x / 128, 0);
     const u32 warp = ptx::from_lane(threadIdx.x / 32, 0);
-    if (p.begins) stamp_cta<C>(p, &WorkerStamps::entered);
-    // Read by every CTA before its ticket, so before the last one advances it.
+    stamp_cta<C>(p, &WorkerStamps::entered);
+    // Every CTA reads it before its ticket, so before the last CTA advances it.
     const u32 epoch = ptx::load_relaxed_gpu(&p.control->epoch);
     const Walk walk{blockIdx.x, gridDim.x, p.item_count};
-    // What the first load and the first push wait for is asked for before the barriers are made:
-    // each takes its way to memory.
+    // The first load and the first push need these words. They are loaded before the barriers are
+    // made, to overlap the round trips.
     WorkItem first{};
     if (warp == 0 && walk.first < walk.count) first = load_item(p, walk.first);
-    // The mover's warp is the third, the watcher's and the storer's help it where nothing is there
-    // to begin with.
+    // The mover is the third warp. The signal poller's and the storer's help it with what every
+    // tile waits for.
     const Mover<C> mover{p, epoch, threadIdx.x % 32, (warp + 1) % Mover<C>::kWarps};
     const bool moves = !C::kReduceScatter && p.transfer_count != 0 && (warp == 2 || (p.push_together && (warp == 1 || warp == 3)));
     Transfer pushed{};
@@ -72,15 +72,14 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             if (leads) producer.run(walk, first);
             __syncwarp();
             const bool failed = __any_sync(0xFFFFFFFFu, leads && producer.drain(reduces));
-            // The last tile is still to be multiplied to its end, rounded and stored, or to be
-            // folded.
+            // The last tile may still be multiplied, rounded and stored, or reduced.
             close_call(p, epoch, failed);
         } else if (warp == 1) {
             Storer<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         } else if (warp == 3) {
             SignalPoller<C>{p, smem, epoch, threadIdx.x % 32}.run(walk);
         }
-        // The mover's warp, which has nothing to do by now.
+        // The mover's warp is idle by now.
         if (warp == 2 && blockIdx.x == 0) announce_call(p, epoch);
         __syncwarp();
     } else {

@@ -1,11 +1,12 @@
-// A mover: a warp of every CTA that pushes pieces of the caller's shard into gather buffers, in the
-// order of the program's transfers; the CTA that delivers the last pieces of a chunk raises its
-// signals. Neighbouring transfers of the same rows to several ranks are made together: what is
-// loaded once goes to all of them. The bytes go through registers: bulk copies would queue behind
-// the operands' in the CTA's one copy unit. A mover waits for nobody, so the waiting producers of
-// the launch can rely on it; all CTAs share the work, so no multiprocessor is lost to it. What
-// every tile waits for three warps push together: each piece takes its way to memory and to the
-// peer.
+// The mover: a warp of every CTA that pushes pieces of the caller's shard into peers' gather
+// buffers, in the order of the program's transfers. The CTA that delivers a chunk's last piece
+// raises its signals.
+//
+// Adjacent transfers of the same rows are made together: each piece is loaded once and stored to
+// all. The bytes go through registers, because bulk copies would queue behind the operands' in the
+// CTA's one copy unit. A mover waits for nobody, so waiting producers can rely on it. All CTAs
+// share the work, so no multiprocessor is lost. Three warps push what every tile waits for, to
+// overlap the round trips.
 #pragma once
 #include "core/config.cuh"
 #include "core/trace.cuh"
@@ -25,33 +26,31 @@ template <class C>
 struct Mover {
     static constexpr u32 kThreads = 32;
     static constexpr u32 kWarps = 3;
-    static constexpr u32 kVectors = 4;  // of a piece, in one thread
+    static constexpr u32 kVectors = 4;  // vectors of a piece in one thread
     static constexpr u32 kPieceBytes = kVectors * kThreads * 16;
 
     const Params& p;
     const u32 epoch;
     const u32 thread;
-    const u32 part;  // of kWarps, where the watcher's and the storer's warp help; else 0
+    const u32 part;  // of kWarps where the signal poller's and the storer's warps help; else 0
 
-    // A span is what lies densely both here and there: a chunk of whole rows where the caller's
-    // rows are as dense as the gather buffer's, else what is moved of one row.
+    // What is dense both here and there: a chunk of whole rows, or the moved columns of one row.
     struct Spans {
         u32 bytes, count, pieces_each;
     };
 
-    // Transfers of the same rows, this CTA's share of their pieces, and where the one that this
-    // lane stands for goes.
+    // Transfers of the same rows, this CTA's share of their pieces, and this lane's destination.
     struct Group {
         u32 first, copies, mine;
         u32 row, col_bytes, step;
         Spans spans;
-        u32 to;     // destination rank, and in the upper half the place there
+        u32 to;  // destination rank, and in the upper half the shard slot there
         u32 raise;
     };
 
     struct Piece {
         u64 src;
-        u64 offset;  // in a place
+        u64 offset;  // in a shard slot
         u32 bytes;
     };
 
@@ -68,7 +67,7 @@ struct Mover {
         return total > index ? (total - index - 1) / movers + 1 : 0;
     }
 
-    // By a whole warp, of the records of its lanes.
+    // By a whole warp, from the records of its lanes.
     __device__ __forceinline__ Group group(u32 first, const Transfer& t, u32 index, u32 movers) const {
         const u32 row = ptx::from_lane(t.row, 0), col = ptx::from_lane(t.col, 0), rows = ptx::from_lane(t.rows, 0), cols = ptx::from_lane(t.cols, 0);
         const bool there = first + thread < p.transfer_count;
@@ -108,9 +107,8 @@ struct Mover {
         }
     }
 
-    // Brings this warp's first pieces of what all tiles wait for into L2, and the words that count
-    // them. A guess before anything else is known: rows that are not dense are brought when they
-    // are loaded.
+    // Prefetches into L2 this warp's first pieces of what all tiles wait for, and the chunk
+    // counters. Assumes dense rows, before the transfers are known.
     __device__ __forceinline__ void ask_ahead(u32 index, u32 movers) const {
         if (!p.push_together || p.x_row_bytes != p.row_bytes) return;
         const u64 shard = p.m_shard * p.row_bytes;
@@ -118,18 +116,18 @@ struct Mover {
             const u64 at = (index + static_cast<u64>(j) * movers) * kPieceBytes + thread * kLine;
             if (thread < kPieceBytes / kLine && at < shard) ptx::prefetch_line(p.x + at);
         }
-        if (thread == 0) ptx::prefetch_line(reinterpret_cast<u64>(&p.control->counters[0]));
+        if (thread == 0) ptx::prefetch_line(reinterpret_cast<u64>(chunk_counter(p.control, 0)));
     }
 
-    // `transfer`: the record that this lane looks at first.
+    // Pushes all transfers; `transfer` is this lane's first record.
     __device__ __forceinline__ void run(u32 index, u32 movers, Transfer transfer) const {
 #pragma unroll 1
         for (u32 first = 0; first < p.transfer_count;) {
-            // After a failed wait nothing more is sent: a peer may be gone, or already in a new
-            // communicator. Asked for beside the first piece.
+            // After a failed wait nothing more is sent: a peer may be gone, or in a new
+            // communicator. Loaded beside the first piece.
             const bool poison = poisoned(p);
             const Group g = group(first, transfer, index, movers);
-            // What all tiles wait for all these warps push.
+            // All of these warps push what every tile waits for.
             const u32 parts = first == 0 && p.push_together ? kWarps : 1;
 #pragma unroll 1
             for (u32 j = part; j < g.mine; j += parts) {
@@ -138,12 +136,11 @@ struct Mover {
                 load(q, v);
                 if (__all_sync(0xFFFFFFFFu, !poison)) store(g, q, v);
                 if (thread == 0 && first == 0 && j == 0) stamp_worker<C>(p, &WorkerStamps::push_begun);
-                // The first reader is in a hurry; for the others the link is kept free of bursts,
-                // which slow the GEMM's own loads.
+                // The first reader waits for its rows. Later ones leave time for gaps, which keep
+                // bursts off the link and so off the GEMM's own loads.
                 if (g.step > 1 && p.gap_ns != 0) ptx::sleep_ns(p.gap_ns);
             }
-            // What is left out is not announced: whoever sees the poison does not count, though it
-            // had no piece.
+            // A warp that sees the poison raises nothing, even with no piece of its own.
             bool live = __all_sync(0xFFFFFFFFu, !poison);
             if (parts == kWarps) {
                 live = ptx::named_barrier_all<4, kWarps * kThreads>(live);
@@ -157,19 +154,20 @@ struct Mover {
         }
     }
 
-    // By a whole warp, whose lanes know one reader of the rows each.
+    // Counts this CTA's pieces; the last CTA raises the signals. By a whole warp, whose lanes know
+    // one destination each.
     __device__ __forceinline__ void raise(u32 first, u32 copies, u32 dest, u32 raises, u32 movers) const {
         u32 last = 0;
         if (thread == 0) {
-            // Orders this CTA's pieces, at the peers, before the count that lets another CTA
-            // announce them.
+            // Orders this CTA's pieces, at the peers, before the count that lets another CTA raise
+            // the signals.
             ptx::fence_acq_rel_sys();
             stamp_worker<C>(p, first == 0 ? &WorkerStamps::first_delivered : &WorkerStamps::last_delivered);
-            last = ptx::atomic_inc_wrap_relaxed(&p.control->counters[first], movers - 1) == movers - 1;
+            last = ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, first), movers - 1) == movers - 1;
         }
         if (ptx::from_lane(last, 0) == 0) return;
-        // Acquires the chunk's rows in the lane that has read the count, and orders them before its
-        // signals: one fence, for which the first reader waits.
+        // Orders the chunk's rows, acquired with the count, before the signals: one fence, for
+        // which the first reader waits.
         if (thread == 0) ptx::fence_acq_rel_sys();
         for (u32 copy = 0; copy < copies; ++copy) {
             const u32 to = ptx::from_lane(dest, copy), signal = ptx::from_lane(raises, copy);

@@ -1,10 +1,8 @@
-// The partial tiles that other ranks have sent: where they lie, and how they come into shared
-// memory, piece by piece.
+// Slots of peers' partial tiles: their layout, and how they are loaded and stored in pieces.
 //
-// A slot holds both consumers' parts, one after the other, each as it lies in a room: vector v of
-// thread t at (v * threads + t) * 16. Of a shard with fewer rows than a tile only those threads are
-// there whose warps have rows, 16 of them each (`slot_bytes` of flux-core/src/layout.rs): what
-// carries a slot need not carry rows that do not exist.
+// A slot holds both consumers' parts, one after the other: vector v of thread t at (v * threads +
+// t) * 16. Of a shard with fewer rows than a tile it holds only the threads of warps that have
+// rows, 16 each (`slot_bytes` of flux-core/src/layout.rs).
 #pragma once
 #include "core/config.cuh"
 #include "ptx/bulk.cuh"
@@ -13,16 +11,16 @@ namespace flux {
 
 template <class C>
 struct Slot {
-    // Where a warp's rows are of one block: those of two would leave the second's in the midst of
-    // the first's vectors.
+    // Only where a warp's rows are of one block: a second block's would interleave with the
+    // first's.
     static constexpr bool kMayBeShort = !C::kSwapAB && C::kBlocks == 1;
-    static constexpr u32 kVectorBytes = 128 * 16;  // in a room
+    static constexpr u32 kVectorBytes = 128 * 16;  // in a staging buffer
 
     const Params& p;
 
     __device__ __forceinline__ bool is_short() const { return kMayBeShort && p.m_shard < C::kTileM; }
 
-    // Of a short one: the threads of a consumer that are there.
+    // Threads of a consumer in a short slot.
     __device__ __forceinline__ u32 threads(u32 consumer) const {
         const u32 warps = ceil_div(p.m_shard, 16), before = C::kSplitColumns ? 0 : 4 * consumer;
         return 32 * (warps <= before ? 0 : least(warps - before, 4));
@@ -30,23 +28,23 @@ struct Slot {
 
     __device__ __forceinline__ u32 bytes() const { return is_short() ? (threads(0) + threads(1)) * C::kVectors * 16 : C::kOutBytes; }
 
-    // Where a consumer's part begins.
+    // Offset of a consumer's part.
     __device__ __forceinline__ u32 part(u32 consumer) const {
         return consumer * (is_short() ? threads(0) * C::kVectors * 16 : C::kOutBytesPerConsumer);
     }
 
-    // Of both consumers' parts.
+    // Bytes of a piece of both consumers.
     __device__ __forceinline__ u32 piece_bytes(u32 piece) const {
         return is_short() ? (threads(0) + threads(1)) * C::piece_vectors(piece) * 16 : C::kConsumers * C::piece_bytes_per_consumer(piece);
     }
 
-    // The slot of an item's partial tile, in a half of the own data region.
+    // Address of an item's partial tile from `source`, in a half of the own data region.
     __device__ __forceinline__ u64 partial(u64 half, const WorkItem& item, u32 source) const {
         return half + static_cast<u64>(item.partial_slot + source * p.slots_per_source) * bytes();
     }
 
-    // A piece of the tile in a slot, each consumer's part kPieceBytesPerConsumer bytes behind the
-    // one before; the barrier expects both.
+    // Loads a piece; each consumer's part lies kPieceBytesPerConsumer behind the one before, and
+    // the barrier expects both.
     __device__ __forceinline__ void load_piece(u64 slot, u32 piece, u32 to, u32 barrier) const {
         for (u32 c = 0; c < C::kConsumers; ++c) {
             const u64 from = slot + part(c);
@@ -64,8 +62,8 @@ struct Slot {
         }
     }
 
-    // A consumer's part from its room to a slot; in pieces of kPieceBytes with gaps of so many
-    // nanoseconds behind each, or without gaps.
+    // Stores a consumer's part from its staging buffer to a slot, in pieces of kPieceBytes with
+    // gaps of `gap_ns` between them, or at once without gaps.
     __device__ __forceinline__ void store(u64 slot, u32 staging, u32 consumer, u32 gap_ns) const {
         const u64 to = slot + part(consumer);
         if (is_short()) {
@@ -84,7 +82,7 @@ struct Slot {
     }
 
 private:
-    // Of so many bytes of each vector.
+    // Stores `row` bytes of each vector.
     __device__ __forceinline__ static void store_short(u64 to, u32 staging, u32 row, u32 gap_ns) {
         if (row == 0) return;
         u32 since = 0;

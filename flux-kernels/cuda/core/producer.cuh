@@ -1,5 +1,5 @@
-// The producer: one thread that keeps the ring of stages full. Rows and partial tiles of other
-// ranks the watcher awaits for it, accumulators of other ranges of k it awaits itself.
+// The producer: one thread that keeps the ring of stages full. The signal poller awaits peers' rows
+// and partial tiles for it; split-K partials it awaits itself.
 #pragma once
 #include "core/config.cuh"
 #include "core/partials.cuh"
@@ -17,8 +17,50 @@ struct Producer {
     const Shared<C> smem;
     const u32 epoch;
     RingState<C::kStages> ring;
-    u64 rows = 0;  // how far they are there, as last seen
+    u64 rows = 0;  // last loaded `progress`
 
+    __device__ __forceinline__ void run(const Walk& walk, WorkItem item) {
+        u32 number = 0;
+        for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
+            if (number != 0) item = load_item(p, i);
+            u32 step = item.k_first;
+            const u32 end = step + item.k_steps;
+            stamp<C>(p, i, &ItemStamps::opened);
+            if constexpr (C::kReduceScatter) {
+                const bool reduces = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
+                if (reduces || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
+            } else {
+                // Rows that nobody sends need no poller.
+                if (item.await_count != 0) step = load_as_they_come(item, number, step, end);
+            }
+            stamp<C>(p, i, &ItemStamps::rows_there);
+            load_all(item, step, end);
+            stamp<C>(p, i, &ItemStamps::loaded);
+            if (item.parts != 0) load_split_k_partials(item);
+            if constexpr (C::kSendsPartials) {
+                // The consumers read the rows of a reduction themselves.
+                if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kReduceRows)) load_peer_partials(item, i, number);
+            }
+        }
+    }
+
+    // Waits until no role of this CTA waits for peers any more. Returns whether the call has
+    // failed.
+    __device__ __forceinline__ bool drain(bool reduces) const {
+        if (C::kSendsPartials && p.in_mainloop != 0) {
+            // The storer's waits for in-mainloop partial tiles are over when the consumers have
+            // read the last stage.
+            RingState<C::kStages> last = ring;
+            for (u32 s = 0; s < C::kStages; ++s) {
+                ptx::mbarrier_wait(smem.empty(last.stage), last.phase ^ 1);
+                last.advance();
+            }
+        }
+        if (reduces) ptx::mbarrier_wait(smem.rows_ready(), 0);
+        return poisoned(p);
+    }
+
+private:
     __device__ __forceinline__ const TensorMap* a_map(const WorkItem& item) const {
         return item.a_source == static_cast<u32>(Source::kGather) ? &p.a_gather : &p.a_caller;
     }
@@ -33,29 +75,29 @@ struct Producer {
         ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
     }
 
-    // Waits until the stage is free and announces the bytes of the next phase.
+    // Waits until the stage is free, and sets the bytes of its next phase.
     __device__ __forceinline__ void open_stage(u32 bytes) const {
         ptx::mbarrier_wait(smem.empty(ring.stage), ring.phase ^ 1);
         ptx::mbarrier_arrive_expect_tx(smem.full(ring.stage), bytes);
     }
 
-    // Whether the watcher has seen the rows that this step of the CTA's item number `number` reads.
+    // Whether the rows of this step of the CTA's `number`-th item have arrived.
     __device__ __forceinline__ bool rows_arrived(u32 number, u32 step) {
         const u64 needed = progress(number, step);
         if (needed < rows) return true;
         const u64 now = ptx::load_acquire_cta_shared(smem.arrived());
         if (now == rows) return false;
         rows = now;
-        // Orders the acquired signals before the bulk loads of the rows that they announce.
+        // Orders the acquired signals before the bulk loads of their rows.
         ptx::fence_proxy_async_global();
         return needed < rows;
     }
 
-    // Rows of A that peers send are missing: the weights need no signal, so as many of them as the
-    // ring holds are loaded before the wait.
+    // Loads steps whose rows of A have not arrived: first the weights of as many stages as the ring
+    // holds, which need no signal, then the rows.
     __device__ __forceinline__ u32 load_awaited(const WorkItem& item, u32 number, u32 step, u32 end) {
-        // The consumers give a stage back when they have the next one: within an item, one stage is
-        // theirs until A has come too.
+        // The consumers free a stage when they have the next one: within an item they hold one
+        // until A has arrived too.
         const u32 free = step == item.k_first ? C::kStages : C::kStages - 1;
         const u32 ahead = end - step < free ? end - step : free;
         RingState<C::kStages> start = ring;
@@ -65,7 +107,7 @@ struct Producer {
             ring.advance();
         }
         for (u32 s = step; s < step + ahead; ++s) {
-            // The watcher ends all its waits, and so this one.
+            // Ends, because the signal poller ends all its waits.
             while (!rows_arrived(number, s)) {}
             load_a(item, start.stage, s);
             start.advance();
@@ -73,7 +115,7 @@ struct Producer {
         return step + ahead;
     }
 
-    // Returns the step from which on all rows are there.
+    // Loads in order of arrival. Returns the step from which on all rows have arrived.
     __device__ __forceinline__ u32 load_as_they_come(const WorkItem& item, u32 number, u32 step, u32 end) {
         while (step < end && !rows_arrived(number, end - 1)) {
             if (rows_arrived(number, step)) {
@@ -92,8 +134,8 @@ struct Producer {
         ring.advance();
     }
 
-    // In pairs, what lies side by side in a row of w is asked for together, which memory gives
-    // sooner.
+    // Loads steps in pairs, where the ring allows: memory answers sooner for adjacent lines of a
+    // row of w.
     __device__ __forceinline__ void load_all(const WorkItem& item, u32 step, u32 end) {
         if constexpr (C::kPairs) {
             for (; step + 1 < end; step += 2) {
@@ -111,12 +153,12 @@ struct Producer {
         for (; step < end; ++step) load(item, step);
     }
 
-    // The accumulators of the other ranges of k, in their order, through the same ring.
+    // Loads the tile's split-K partials through the ring, in their order.
     __device__ __forceinline__ void load_split_k_partials(const WorkItem& item) {
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
         for (u32 n = 0; n < item.parts; ++n) {
             await_late(p, epoch, item, n);
-            // Orders the acquired signal before the bulk loads of what it announces.
+            // Orders the acquired signal before the bulk loads of its partial.
             ptx::fence_proxy_async_global();
             const u64 part = half + p.split_k_offset + static_cast<u64>(item.part + n) * C::kSplitKSlotBytes;
             for (u32 piece = 0; piece < C::kSplitKPieces; ++piece) {
@@ -131,24 +173,22 @@ struct Producer {
         }
     }
 
-    // The partial tiles of others, in the order of their slots, through the same ring: those that
-    // are there are added while the others are awaited.
+    // Loads peers' partial tiles through the ring, in slot order, each as it arrives.
     __device__ __forceinline__ void load_peer_partials(const WorkItem& item, u32 index, u32 number) {
         const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
         const u32 in_mainloop = in_mainloop_partials(p, item);
         for (u32 source = in_mainloop; source < item.partials;) {
-            // There is an entry for each, or none for any.
+            // Every partial tile has an await, or none has.
             const u32 next = awaits_partials(item) ? in_mainloop + partials_arrived(number, source - in_mainloop) : item.partials;
             if (next == item.partials) stamp<C>(p, index, &ItemStamps::partials_there);
-            // Orders the acquired signals before the bulk loads of the partial tiles that they
-            // announce.
+            // Orders the acquired signals before the bulk loads of their partial tiles.
             ptx::fence_proxy_async_global();
             for (; source < next; ++source) load_peer_partial(Slot<C>{p}.partial(half, item, source));
         }
     }
 
-    // How many of those that the CTA's item number `number` awaits the watcher has seen, which ends
-    // all its waits: more than `taken`, as there is an entry for each.
+    // How many partial tiles of the CTA's `number`-th item have arrived, once they are more than
+    // `taken`. Ends, because the signal poller ends all its waits.
     __device__ __forceinline__ u32 partials_arrived(u32 number, u32 taken) const {
         for (;;) {
             const u64 now = ptx::load_acquire_cta_shared(smem.arrived());
@@ -162,47 +202,6 @@ struct Producer {
             Slot<C>{p}.load_piece(slot, piece, smem.a(ring.stage), smem.full(ring.stage));
             ring.advance();
         }
-    }
-
-    __device__ __forceinline__ void run(const Walk& walk, WorkItem item) {
-        u32 number = 0;
-        for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
-            if (number != 0) item = load_item(p, i);
-            u32 step = item.k_first;
-            const u32 end = step + item.k_steps;
-            stamp<C>(p, i, &ItemStamps::opened);
-            if constexpr (C::kReduceScatter) {
-                const bool reduces = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
-                if (reduces || awaits_partials(item)) ptx::store_release_cta_shared(smem.opened(), number + 1);
-            } else {
-                // Rows that nobody sends need no watcher.
-                if (item.await_count != 0) step = load_as_they_come(item, number, step, end);
-            }
-            stamp<C>(p, i, &ItemStamps::rows_there);
-            load_all(item, step, end);
-            stamp<C>(p, i, &ItemStamps::loaded);
-            if (item.parts != 0) load_split_k_partials(item);
-            if constexpr (C::kSendsPartials) {
-                // What a fold adds is read by the consumers.
-                if (item.partials != 0 && item.sink != static_cast<u32>(Sink::kReduceRows)) load_peer_partials(item, i, number);
-            }
-        }
-    }
-
-    // Waits until no role of this CTA awaits anything of peers any more. Returns whether the call
-    // has failed.
-    __device__ __forceinline__ bool drain(bool reduces) const {
-        if (C::kSendsPartials && p.in_mainloop != 0) {
-            // What the storer awaits and brings early: the consumers have added it when they have
-            // read the last stage.
-            RingState<C::kStages> last = ring;
-            for (u32 s = 0; s < C::kStages; ++s) {
-                ptx::mbarrier_wait(smem.empty(last.stage), last.phase ^ 1);
-                last.advance();
-            }
-        }
-        if (reduces) ptx::mbarrier_wait(smem.rows_ready(), 0);
-        return poisoned(p);
     }
 };
 

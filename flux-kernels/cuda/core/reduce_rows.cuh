@@ -1,5 +1,5 @@
-// The sum over ranks of rows that were scattered: every rank's rounded partial sums lie row by row
-// at the owner, [W, m_shard, n], and are added in rank order, in fp32, and rounded once.
+// The reduction of scattered rows: every rank's rounded partial sums lie at the owner as [W,
+// m_shard, n], and are added in rank order, in fp32, and rounded once.
 #pragma once
 #include "core/config.cuh"
 #include "core/epilogue.cuh"
@@ -22,7 +22,7 @@ __device__ __forceinline__ void add_vector(const uint4& four, float (&sum)[8]) {
     }
 }
 
-// Where a thread's eight columns of a fold lie.
+// The place of a thread's eight columns.
 struct RowPlace {
     u64 row;
     u32 col;
@@ -32,7 +32,7 @@ struct RowPlace {
         : row(item.row + v / (item.cols / 8)), col(item.col + v % (item.cols / 8) * 8), there(v < item.rows * (item.cols / 8)) {}
 };
 
-// With the bias, rounded, into the caller's y.
+// Adds the bias, rounds, and stores to the caller's y.
 template <class C>
 __device__ __forceinline__ void store_sum(const Params& p, const RowPlace& at, float (&sum)[8]) {
     if (p.bias != 0) {
@@ -48,15 +48,15 @@ __device__ __forceinline__ void store_sum(const Params& p, const RowPlace& at, f
                           ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])});
 }
 
-// By the threads of both consumers, `thread` of 128 * kConsumers, once what they read has been
-// awaited. Each loads what up to eight ranks have sent for two places before it adds any of it: one
-// after the other each would take its way to memory.
+// Reduces an item's rows. By the threads of both consumers, `thread` of 128 * kConsumers, after the
+// signals were awaited. Loads of eight ranks and two places are issued together, to overlap their
+// round trips.
 template <class C>
 __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
     constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 8;
     const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
     const u64 half = p.scatter_buffer + (epoch & 1) * p.half_stride;
-    // From what others have scattered to what this rank has.
+    // Offset from the buffer of peers' rows to the one of this rank's.
     const u64 to_own = p.data[p.rank] - p.scatter_buffer;
     for (u32 v = thread; v < item.rows * (item.cols / 8); v += kPlaces * kThreads) {
         const RowPlace places[kPlaces] = {{item, v}, {item, v + kThreads}};
@@ -89,12 +89,12 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
     }
 }
 
-// What a lane awaits of a CTA's fold.
+// The signals that a lane awaits for a reduction.
 struct RowAwaits {
     u32 first, count;
     Await mine;  // of the first 32
 
-    // Of item `i`. Several ways to memory, one after the other.
+    // Of item `i`; several dependent loads.
     __device__ __forceinline__ static RowAwaits of(const Params& p, u32 i) {
         const u32 lane = threadIdx.x % 32;
         RowAwaits f{p.items[i].late_first, p.items[i].late_count, {}};
@@ -103,21 +103,19 @@ struct RowAwaits {
     }
 };
 
-// Waits for what the CTA's folds read, from item `i` on, of which `ahead` is known, then lets its
-// consumers go on; by a warp, whose lanes share the signals. Begun once the CTA's own tiles are
-// sent, or loaded where they are sent by turns: earlier, the polls of all CTAs would hold up loads,
-// and what they wait for is seldom there.
+// Waits for the signals of the CTA's reductions, from item `i` on, whose awaits are `ahead`, and
+// then releases the consumers. By a warp, whose lanes share the signals. It begins after the CTA's
+// own tiles: earlier, polls of all CTAs would hold up loads.
 template <class C>
 __device__ __forceinline__ void await_rows_to_reduce(const Params& p, const Shared<C>& smem, u32 epoch, const Walk& walk, u32 i, RowAwaits ahead) {
     const u32 lane = threadIdx.x % 32;
     for (;;) {
-        // After a failed wait the sums are garbage, but in bounds: the call is reported as failed.
+        // After a failed wait the sums are garbage within bounds: the call is reported as failed.
         for (u32 n = lane; n < ahead.count; n += 32) wait_for(p, epoch, await_target(p, epoch, n == lane ? ahead.mine : p.awaits[ahead.first + n]));
         if ((i += walk.stride) >= walk.count) break;
         ahead = RowAwaits::of(p, i);
     }
-    // Orders what the other lanes have acquired before the arrival, which releases it to the
-    // consumers.
+    // Orders what the other lanes have acquired before the arrival that releases the consumers.
     __syncwarp();
     if (lane == 0) ptx::mbarrier_arrive(smem.rows_ready());
 }

@@ -1,14 +1,13 @@
-// Rows of a tile that spans shards, from the room where consumers have laid them out to the ranks
-// that own them.
+// Scatters staged rows of a tile to the ranks that own them.
 #pragma once
 #include "core/config.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux {
 
-// A consumer's part of a tile, row by row, to the ranks that own the rows, this one included: rows
-// are short, and a bulk copy takes about as long for a short one as for a long one. Not after a
-// failed wait: a peer may be gone, or already in a new communicator.
+// Scatters a consumer's part row by row, to the own rank too. Rows are short, and a bulk copy of a
+// short row takes about as long as of a long one. Not called after a failed wait: a peer may be
+// gone, or in a new communicator.
 template <class C>
 struct Scatter {
     static constexpr u32 kPerRow = C::kCols / 8;
@@ -18,7 +17,7 @@ struct Scatter {
     const Shared<C>& smem;
     const WorkItem& item;
     const u32 first_row, first_col;
-    const u64 place;  // this rank's, at each owner
+    const u64 place;  // of this rank's slot at each owner
 
     __device__ __forceinline__ Scatter(const Params& p, const Shared<C>& smem, u32 epoch, const WorkItem& item, u32 consumer)
         : p(p),

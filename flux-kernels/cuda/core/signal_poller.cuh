@@ -1,8 +1,8 @@
-// The watcher: a warp that waits for what other ranks send, and tells the producer how far it is
-// there: rows ahead of it, or partial tiles while their item is multiplied. A look at a signal
-// takes its way to memory and back, and what was seen has to be acquired: done by the producer,
-// that would drain the ring of stages at every shard, and hold up the first partial tiles of every
-// own tile.
+// The signal poller: a warp that polls peers' signals ahead of the producer, and publishes how far
+// rows or partial tiles have arrived.
+//
+// A poll is a round trip to memory, and what it finds has to be acquired. Done by the producer, that
+// would drain the ring of stages at every shard and delay the first partial tiles of every own tile.
 #pragma once
 #include "core/config.cuh"
 #include "core/reduce_rows.cuh"
@@ -12,8 +12,8 @@
 
 namespace flux {
 
-// What is there: rows of A before step `step` of a CTA's item number `number`, counted from 0, or
-// as many of the partial tiles that it awaits. Later is larger.
+// How far data has arrived: rows of A before step `step` of the CTA's `number`-th item, or `step` of
+// the partial tiles that the item awaits. Later is larger.
 __device__ __forceinline__ u64 progress(u32 number, u32 step) {
     return static_cast<u64>(number) << 32 | step;
 }
@@ -26,40 +26,18 @@ struct SignalPoller {
     const u32 lane;
     bool stamped = false;
 
-    // By the whole warp, whose lanes have acquired what they waited for.
-    __device__ __forceinline__ void publish(u32 number, u32 step) const {
-        __syncwarp();
-        if (lane == 0) ptx::store_release_cta_shared(smem.arrived(), progress(number, step));
-    }
-
-    // The entry of a group that this lane looks at first; where there is none, as good as any.
-    __device__ __forceinline__ Await entry_of_lane(u32 first, u32 group) const {
-        return p.awaits[first + (lane < group ? lane : 0)];
-    }
-
-    // The groups of an item's await list, each of which is awaited before one step of k; `mine` is
-    // this lane's entry of the first. After a failed wait the rows are garbage, but in bounds: the
-    // tile is computed and the call reported as failed.
-    __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group, Await mine) {
-        for (u32 next = first; next < first + count; next += group) {
-            WaitTarget target = await_target(p, epoch, mine);
-            publish(number, mine.k_step);
-            // Asked for beside this group's signals: asked for after them, it would be a way to
-            // memory more until they are told.
-            if (next + group < first + count) mine = entry_of_lane(next + group, group);
-            for (u32 n = lane; n < group;) {
-                wait_for(p, epoch, target);
-                if ((n += 32) < group) target = await_target(p, epoch, next + n);
-            }
-            __syncwarp();
-            if (C::kTrace && !stamped && lane == 0) stamp_worker<C>(p, &WorkerStamps::first_rows);
-            stamped = true;
+    __device__ __forceinline__ void run(const Walk& walk) {
+        if constexpr (C::kReduceScatter) {
+            run_beside(walk);
+        } else {
+            run_ahead(walk);
         }
     }
 
+    // AllGather-GEMM: polls for rows of all items, ahead of the producer.
     __device__ __forceinline__ void run_ahead(const Walk& walk) {
-        // The list of the last item that awaited rows: chunks and bands span many tiles, and their
-        // signals stay raised.
+        // The await list of the last item that had one: many tiles share a list, and its signals
+        // stay raised.
         u32 seen_first = kNone, seen_count = 0, number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
@@ -73,40 +51,15 @@ struct SignalPoller {
         }
     }
 
-    // The partial tiles that an item awaits, as they come, in their order. After a failed wait all
-    // are said to be there: the sums are garbage, but in bounds, and the call is reported as
-    // failed.
-    __device__ __forceinline__ void await_partials(u32 number, u32 first, u32 count) const {
-        for (u32 there = 0; there < count;) {
-            const u32 polled = count - there < 32 ? count - there : 32;
-            const WaitTarget target = await_target(p, epoch, first + there + (lane < polled ? lane : 0));
-            // Waits begin with their item, as the producer's would, and not with the call.
-            while (there == 0 && ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
-            for (Deadline deadline;;) {
-                const u32 seen = ptx::load_acquire_sys(target.word);
-                const u32 missing = __ballot_sync(0xFFFFFFFFu, lane < polled && seen != epoch);
-                if ((missing & 1) == 0) {
-                    there += missing == 0 ? polled : __ffs(missing) - 1;
-                    break;
-                }
-                // The first lane waits for the first that is missing.
-                if (__any_sync(0xFFFFFFFFu, lane == 0 && !deadline.again(p, epoch, target, seen))) {
-                    there = count;
-                    break;
-                }
-            }
-            publish(number, there);
-        }
-    }
-
+    // GEMM-ReduceScatter: polls for what an item adds, while the item is multiplied.
     __device__ __forceinline__ void run_beside(const Walk& walk) const {
         u32 number = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride, ++number) {
             const WorkItem& item = p.items[i];
             if constexpr (C::kScatters) {
                 if (item.sink == static_cast<u32>(Sink::kReduceRows)) {
-                    // What folds add may be there long before the storer has had its turns. Else it
-                    // is there soon after its own tiles are sent, and the storer awaits it.
+                    // With an in-flight limit the storer may lag far behind the peers. Without one
+                    // the rows arrive soon after its own last tile, and the storer awaits them.
                     if (p.in_flight_limit == 0) return;
                     while (ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
                     await_rows_to_reduce<C>(p, smem, epoch, walk, i, RowAwaits::of(p, i));
@@ -117,11 +70,60 @@ struct SignalPoller {
         }
     }
 
-    __device__ __forceinline__ void run(const Walk& walk) {
-        if constexpr (C::kReduceScatter) {
-            run_beside(walk);
-        } else {
-            run_ahead(walk);
+private:
+    // By the whole warp, whose lanes have acquired what they waited for.
+    __device__ __forceinline__ void publish(u32 number, u32 step) const {
+        __syncwarp();
+        if (lane == 0) ptx::store_release_cta_shared(smem.arrived(), progress(number, step));
+    }
+
+    // The entry of a group that this lane polls first; any entry where the group has none for it.
+    __device__ __forceinline__ Await entry_of_lane(u32 first, u32 group) const {
+        return p.awaits[first + (lane < group ? lane : 0)];
+    }
+
+    // Waits for an item's groups of awaits, each before one step along k; `mine` is this lane's
+    // entry of the first. After a failed wait the rows are garbage within bounds: the tile is
+    // computed and the call reported as failed.
+    __device__ __forceinline__ void await_rows(u32 number, u32 first, u32 count, u32 group, Await mine) {
+        for (u32 next = first; next < first + count; next += group) {
+            WaitTarget target = await_target(p, epoch, mine);
+            publish(number, mine.k_step);
+            // Loaded beside this group's signals: loaded after them, it would delay the next poll by
+            // a round trip.
+            if (next + group < first + count) mine = entry_of_lane(next + group, group);
+            for (u32 n = lane; n < group;) {
+                wait_for(p, epoch, target);
+                if ((n += 32) < group) target = await_target(p, epoch, next + n);
+            }
+            __syncwarp();
+            if (C::kTrace && !stamped && lane == 0) stamp_worker<C>(p, &WorkerStamps::first_rows);
+            stamped = true;
+        }
+    }
+
+    // Waits for an item's partial tiles and publishes each in their order. After a failed wait all
+    // are published: the sums are garbage within bounds, and the call is reported as failed.
+    __device__ __forceinline__ void await_partials(u32 number, u32 first, u32 count) const {
+        for (u32 arrived = 0; arrived < count;) {
+            const u32 polled = count - arrived < 32 ? count - arrived : 32;
+            const WaitTarget target = await_target(p, epoch, first + arrived + (lane < polled ? lane : 0));
+            // The deadline runs from the item's begin, not from the call's.
+            while (arrived == 0 && ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
+            for (Deadline deadline;;) {
+                const u32 seen = ptx::load_acquire_sys(target.word);
+                const u32 missing = __ballot_sync(0xFFFFFFFFu, lane < polled && seen != epoch);
+                if ((missing & 1) == 0) {
+                    arrived += missing == 0 ? polled : __ffs(missing) - 1;
+                    break;
+                }
+                // The first lane keeps the deadline of the first missing tile.
+                if (__any_sync(0xFFFFFFFFu, lane == 0 && !deadline.again(p, epoch, target, seen))) {
+                    arrived = count;
+                    break;
+                }
+            }
+            publish(number, arrived);
         }
     }
 };

@@ -1,8 +1,8 @@
-// How a swap-AB tile leaves its accumulators, which hold its transpose: rounded, and turned back by
-// the matrix stores.
+// How a swap-AB tile leaves its accumulators, which hold its transpose: the matrix stores transpose
+// it back.
 //
 // acc[block][4 j + i] of thread `thread` of 128 is of the consumer's row 8 j + 2 (thread mod 4) +
-// (i mod 2), and of its column thread / 4 mod 8, and 8 on from i = 2, of a warp's sixteen of the
+// (i mod 2), and of its column thread / 4 mod 8, plus 8 for i >= 2, of a warp's sixteen of the
 // block's 64 (PTX ISA: wgmma, matrix fragments for m64nNk16).
 #pragma once
 #include "core/config.cuh"
@@ -11,13 +11,13 @@
 
 namespace flux {
 
-// `place(row, col)` has the address in shared memory of eight columns of a row of the consumer's
-// part.
+// Writes rounded accumulators. `place(row, col)` is the address in shared memory of eight columns
+// of a row of the consumer's part.
 template <class C, class Place>
 __device__ __forceinline__ void write_swapped(u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators], Place place) {
     const u32 warp = thread / 32, lane = thread % 32;
-    // Of four 8x8 matrices, the first two are eight rows of sixteen columns, the others the next
-    // eight rows of them.
+    // Of four 8x8 matrices the first two are eight rows of sixteen columns, the others the next
+    // eight rows.
     const u32 row = lane / 16 * 8 + lane % 8, col = warp * 16 + lane / 8 % 2 * 8;
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
@@ -29,14 +29,15 @@ __device__ __forceinline__ void write_swapped(u32 thread, const float (&acc)[C::
                 ptx::store_matrix_x4_transposed(place(j * 8 + row, block * 64 + col), left, right, ptx::pack_2<C::kBf16>(d[4], d[5]),
                                                 ptx::pack_2<C::kBf16>(d[6], d[7]));
             } else {
-                // Eight rows are left, whose addresses the first sixteen lanes give.
+                // The last eight rows, whose addresses the first sixteen lanes give.
                 ptx::store_matrix_x2_transposed(place(j * 8 + lane % 8, block * 64 + col), left, right);
             }
         }
     }
 }
 
-// Into boxes, a block's columns of all rows each, with the swizzle that the tensor store undoes.
+// Writes boxes, each of a block's columns of all rows, with the swizzle that the tensor store
+// undoes.
 template <class C>
 __device__ __forceinline__ void write_boxes_swapped(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
     static_assert(C::kBoxRowBytes == 128 && C::kBoxCols == 64, "lines of 128 bytes, a block's columns each");
@@ -45,7 +46,7 @@ __device__ __forceinline__ void write_boxes_swapped(const Shared<C>& smem, u32 c
     });
 }
 
-// Into dense rows of the whole tile, for owners who take but some of them.
+// Writes dense rows of the whole tile, for owners that take some of them.
 template <class C>
 __device__ __forceinline__ void write_rows_swapped(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;

@@ -1,5 +1,5 @@
-// Waits for other ranks. Every one ends: by the epoch, by the poison of another wait of this rank,
-// by the host's abort word, or by the deadline.
+// Waits for other ranks. Each ends by the epoch, by the poison of another wait of this rank, by the
+// host's abort word, or by the deadline.
 #pragma once
 #include "program.cuh"
 #include "ptx/memory.cuh"
@@ -13,47 +13,32 @@ struct WaitTarget {
     u32 signal;
 };
 
-// Time for what peers still read of a call when they look for the last time at whether this rank
-// works: loads that are on their way, and all that folds add, which may begin when a call is closed
-// whose last tiles leave by turns. Many times what reading gigabytes takes, and what a GPU that
-// several processes share gives to each at a time.
+// Time that a failed kernel stays, so that peers finish reading what this rank's streams may then
+// overwrite. Reading gigabytes takes less, and so does a time slice of a GPU that processes share.
 constexpr u64 kGraceNs = 50000000;
-// That something was said, beside the op, which may be 0 where messages bring it.
-constexpr u64 kKnown = u64{1} << 32;
 
-// Which call a rank is in: its number in the lower half, and in the upper its op. On this rank's
-// pad, written by `peer`, or where messages have brought it.
-__device__ __forceinline__ const u64* calling_of(const Params& p, u32 epoch, u32 peer) {
-    return p.peer_op_hashes != 0 ? reinterpret_cast<const u64*>(p.peer_op_hashes) + peer : calling_words(p.pad[p.rank], peer, epoch);
+// The op-sequence hash that `peer` has written to this rank's pad for this call: the call's number
+// is in the lower half of the word, the hash in the upper. 0 before, and where kernels compare none;
+// no hash on a pad is 0.
+__device__ __forceinline__ u32 op_hash_of(const Params& p, u32 epoch, u32 peer) {
+    if (p.op_hash == 0) return 0;
+    const u64 calling = ptx::load_relaxed_sys_64(calling_words(p.pad[p.rank], peer, epoch));
+    return static_cast<u32>(calling) == epoch ? static_cast<u32>(calling >> 32) : 0;
 }
 
-// What the peer says of this call, once it is in it; 0 before, and where kernels are not told.
-__device__ __forceinline__ u64 op_hash_of(const Params& p, u32 epoch, u32 peer) {
-    if (p.op_hash == 0 && p.peer_op_hashes == 0) return 0;
-    const u64 says = ptx::load_relaxed_sys_64(calling_of(p, epoch, peer));
-    // Of a pad that nobody has written to both halves are 0, which may be the call's number; but no
-    // op's is, of those that pads tell.
-    return static_cast<u32>(says) == epoch && (says >> 32 != 0 || p.peer_op_hashes != 0) ? says >> 32 | kKnown : 0;
-}
-
-// The same of this rank.
-__device__ __forceinline__ u64 own_op_hash(const Params& p) { return p.op_hash == 0 && p.peer_op_hashes == 0 ? 0 : p.op_hash | kKnown; }
-
-// Says on the pads of all peers which call this rank is in. By one warp of the launch, and not
-// after a failure: the epoch stands still then, so what is queued behind the call that failed would
-// say what it is in that call's place.
+// Writes to the pads of all peers which call this rank is in. Run by one warp of the launch. Not
+// after a failure: the epoch stands still, so a queued call would announce its op for the failed one.
 __device__ __forceinline__ void announce_call(const Params& p, u32 epoch) {
     const u32 peer = threadIdx.x % 32;
-    if (p.op_hash == 0 || p.peer_op_hashes != 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
+    if (p.op_hash == 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
     ptx::store_relaxed_sys_64(calling_words(p.pad[peer], p.rank, epoch), static_cast<u64>(p.op_hash) << 32 | epoch);
 }
 
-// Leaves the record of the first wait of this rank that failed; the others find the poison. `rank`
-// is whose failure it is.
+// Leaves the record of this rank's first failed wait; later waits find the poison. `rank` is the
+// rank whose failure it is.
 //
-// Peers are told before this kernel can end. What this rank's streams were given for later calls
-// goes on then, copies of rows among it, to where a peer that is late may still read: its call must
-// not be closed (`peer_works`).
+// Peers are told before this kernel ends, because later work of this rank's streams may then
+// overwrite rows that a straggler still reads: it must not close its call (`peer_works`).
 __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const WaitTarget& t, FaultCode code, u32 rank, u32 seen, u32 abort) {
     if (ptx::atomic_cas(&p.control->poison, 0, 1) != 0) return;
     const bool disagreed = code == FaultCode::kDisagreed;
@@ -79,8 +64,7 @@ __device__ __forceinline__ void record_fault(const Params& p, u32 epoch, const W
     for (const u64 start = ptx::global_timer_ns(); ptx::global_timer_ns() - start < kGraceNs;) ptx::sleep_ns(100000);
 }
 
-// Whether the peer has not given up, as far as it has said. One that has may have overwritten what
-// this rank has read in the call.
+// Whether the peer has not given up. A peer that has may have overwritten what this rank read.
 __device__ __forceinline__ bool peer_works(const Params& p, u32 epoch, u32 peer) {
     const u32* word = broken_word(p.pad[p.rank], peer);
     const u32 reason = ptx::load_relaxed_sys(word);
@@ -88,40 +72,39 @@ __device__ __forceinline__ bool peer_works(const Params& p, u32 epoch, u32 peer)
     return reason == 0;
 }
 
-// Fails the call because the host has ended this rank's waits, for this reason; false.
-__device__ __forceinline__ bool give_up(const Params& p, u32 epoch, u32 abort) {
+// Fails the call for the host's reason `abort`; returns false.
+__device__ __forceinline__ bool fail_by_host(const Params& p, u32 epoch, u32 abort) {
     record_fault(p, epoch, {&p.fault->abort_word, FaultWait::kCall, p.rank, kNone}, FaultCode::kAborted, p.rank, 0, abort);
     return false;
 }
 
-// One wait's deadline, from when it begins.
+// The deadline of one wait, from its construction.
 struct Deadline {
     u64 start = ptx::global_timer_ns();
-    u32 looks = 0;
+    u32 polls = 0;
 
-    // After a look at what is not there yet, but `seen` instead: whether to look again.
+    // Called after a poll that found `seen`: whether to poll again.
     __device__ __forceinline__ bool again(const Params& p, u32 epoch, const WaitTarget& t, u32 seen) {
-        // Looks of many threads would hold up the loads of those that work.
+        // Polls of many threads would hold up the loads of others.
         ptx::sleep_ns(20);
-        // The clock, the poison, the peer's op and, more rarely because it lies behind PCIe, the
-        // abort word.
-        if (++looks % 64 != 0) return true;
+        // Clock, poison and the peer's hash; the abort word more rarely, as it lies behind PCIe.
+        if (++polls % 64 != 0) return true;
         if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
-        // What does not come may be another op's.
-        const u64 other = t.peer == p.rank ? 0 : op_hash_of(p, epoch, t.peer);
-        const bool disagrees = other != 0 && other != own_op_hash(p);
-        // Nor does it where the peer has found that before it said its own. Other reasons are no
-        // business of this wait's: it lasts as long as its deadline says.
-        const u32 reason = other == own_op_hash(p) || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
-        const u32 abort = reason == kInAnotherOp ? reason : looks % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
+        // The signal may be missing because the peer is in another op.
+        const u32 other = t.peer == p.rank ? 0 : op_hash_of(p, epoch, t.peer);
+        const bool disagrees = other != 0 && other != p.op_hash;
+        // Or because the peer found the disagreement first. Other reasons do not end this wait: its
+        // deadline does.
+        const u32 reason = other == p.op_hash || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
+        const u32 abort = reason == kInAnotherOp ? reason : polls % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
         if (!disagrees && abort == 0 && ptx::global_timer_ns() - start <= p.deadline_ns) return true;
         record_fault(p, epoch, t, disagrees ? FaultCode::kDisagreed : abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, reason == kInAnotherOp ? t.peer : p.rank,
-                     disagrees ? static_cast<u32>(other) : seen, abort);
+                     disagrees ? other : seen, abort);
         return false;
     }
 };
 
-// Looks until the word is the call's number; false when the wait was given up. Acquires what the
+// Polls until the word is the call's number; false when the wait has failed. Acquires what the
 // word's writer released.
 __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const WaitTarget& t) {
     for (Deadline deadline;;) {
@@ -131,11 +114,10 @@ __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const Wait
     }
 }
 
-// Whether the peer's call is of the same op. It has said so by the time that this rank has heard
-// from it, or very soon.
+// Whether the peer's call is of the same op. Its hash is there when its signals are, or soon after.
 __device__ __forceinline__ bool same_op(const Params& p, u32 epoch, u32 peer) {
     for (Deadline deadline;;) {
-        if (op_hash_of(p, epoch, peer) == own_op_hash(p)) return true;
+        if (op_hash_of(p, epoch, peer) == p.op_hash) return true;
         if (!deadline.again(p, epoch, {nullptr, FaultWait::kCall, peer, 0}, 0)) return false;
     }
 }
@@ -152,13 +134,13 @@ __device__ __forceinline__ WaitTarget await_target(const Params& p, u32 epoch, u
     return await_target(p, epoch, p.awaits[index]);
 }
 
-// Whether an item awaits partial tiles that it adds after it has multiplied, besides accumulators
-// of other ranges of k. What a fold awaits is its consumers' own business.
+// Whether an item awaits peers' partial tiles after its mainloop, besides split-K partials. The
+// rows that a reduction awaits are not counted.
 __device__ __forceinline__ bool awaits_partials(const WorkItem& item) {
     return item.late_count > item.parts && item.sink != static_cast<u32>(Sink::kReduceRows);
 }
 
-// One of the signals that an item awaits after it has multiplied.
+// Waits for the `n`-th signal that an item awaits after its mainloop.
 __device__ __forceinline__ bool await_late(const Params& p, u32 epoch, const WorkItem& item, u32 n) {
     return wait_for(p, epoch, await_target(p, epoch, item.late_first + n));
 }

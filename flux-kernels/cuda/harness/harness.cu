@@ -1,65 +1,27 @@
-// Kernels of the harness: they make operands, check results against an fp64 reference, and occupy
-// the device for a known time.
+// Kernels of the harness: operands, checks against an fp64 reference, and a delay.
 #include "harness/data.cuh"
-#include "program.cuh"
+#include "dispatch.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux::harness {
-
-struct FillParams {
-    u64 dst;         // first element of the window
-    u64 row_stride;  // elements
-    u64 seed;
-    u32 row0, col0;  // the window's place in the global matrix
-    u32 rows, cols;
-    u32 fill, bf16;
-};
-static_assert(sizeof(FillParams) == 48, "harness.rs");
-
-// What is checked: y[i, j] of a window against act(sum over c of x[row0 + i, c] * w[col0 + j, c] +
-// bias[col0 + j]).
-struct VerifyParams {
-    u64 y;
-    u64 row_stride;  // elements
-    u64 x_seed, w_seed;
-    u64 report;
-    u64 bias_seed;   // of a matrix of one row
-    u32 row0, col0;
-    u32 rows, cols;
-    u32 k, segment;  // the inner product is summed in segments of this length, one for each rank
-    u32 own;         // whose output it is; no rank where tiles are flattened
-    u32 fill, bf16;
-    u32 bias;        // whether there is one
-    u32 activation;
-    u32 per_node;    // segments of a node: what is sent is rounded to 16 bits, a node's but for the one on the owner's rail, and each other node's sum
-};
-static_assert(sizeof(VerifyParams) == 96, "harness.rs");
-
-struct VerifyReport {
-    u64 violations;
-    u64 first;          // smallest row << 32 | column of a violation
-    u32 max_error;      // bits of a float, not negative
-    u32 max_reference;  // likewise
-    u32 max_ratio;      // likewise: error over its bound
-    u32 reserved;
-};
-static_assert(sizeof(VerifyReport) == 32, "harness.rs");
 
 constexpr u32 kTileRows = 64;
 constexpr u32 kTileCols = 32;
 constexpr u32 kStep = 16;
 
-// By the definitions, in fp64, with the largest slope: what an error before the activation grows
-// by.
-__device__ __forceinline__ double activated(Activation activation, double v, float& slope) {
-    slope = 1.0f;
-    switch (activation) {
-        case Activation::kNone: break;
-        case Activation::kGelu: slope = 1.13f; return 0.5 * v * (1.0 + tanh(0.79788456080286536 * (v + 0.044715 * v * v * v)));
-        case Activation::kSilu: slope = 1.1f; return v / (1.0 + exp(-v));
-        case Activation::kRelu: return v < 0.0 ? 0.0 : v;
+// By the definition, in fp64.
+template <Activation A>
+__device__ __forceinline__ double reference_of(double v) {
+    if constexpr (A == Activation::kGelu) {
+        return 0.5 * v * (1.0 + tanh(0.79788456080286536 * (v + 0.044715 * v * v * v)));
+    } else if constexpr (A == Activation::kSilu) {
+        return v / (1.0 + exp(-v));
+    } else if constexpr (A == Activation::kRelu) {
+        return v < 0.0 ? 0.0 : v;
+    } else {
+        static_assert(A == Activation::kNone, "an activation without a reference");
+        return v;
     }
-    return v;
 }
 
 }  // namespace flux::harness
@@ -77,14 +39,13 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
     }
 }
 
-// One CTA checks 64 x 32 elements; a thread 4 x 2. The reference is accumulated in fp64 from the
+// Checks 64 x 32 elements a CTA, 4 x 2 a thread. The reference is accumulated in fp64 from the
 // generators, not from the operands in memory.
 //
-// The bound of an element: the rounding of the result, u * |y|; of each partial sum that was
-// rounded to 16 bits to be sent, u * |partial|; and of fp32 accumulation, sqrt(k) * eps * sum |x|
-// |w|; of the bias's addition, eps * |sum|. GELU and SiLU multiply what was off before them by
-// their slope and add 7 * eps * |sum| (flux-kernels/src/epilogue.rs). Small integers have to be
-// exact before these two, and in the result without them.
+// The bound of an element is the sum of: the result's rounding, u * |y|; that of each partial sum
+// that was sent in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the
+// bias's addition, eps * |sum|. An inexact activation multiplies these by its slope and adds its
+// own error. Small integers must be equal, but for inexact activations.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
     __shared__ float xs[kTileRows][kStep + 1];
     __shared__ float ws[kTileCols][kStep + 1];
@@ -131,7 +92,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             in_segment += 8;
             if (in_segment == p.segment || c0 + c + 8 >= p.k) {
                 in_segment = 0;
-                const bool to_mate = source % p.per_node != p.own % p.per_node;
+                const bool to_relay = source % p.per_node != p.own % p.per_node;
                 const bool node_ends = (source + 1) % p.per_node == 0;
                 const bool to_node = node_ends && source / p.per_node != p.own / p.per_node;
                 ++source;
@@ -139,13 +100,13 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                 for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
                     for (u32 j = 0; j < 2; ++j) {
-                        // Integer partials are exact in fp32, so their rounding is known; that of
-                        // others is what the bound allows for.
+                        // Integer partials are exact in fp32, so their rounding is known. The bound
+                        // allows for that of others.
                         const auto sent = [&](double part) {
                             partials[i][j] += fabsf(static_cast<float>(part));
                             return fill == Fill::kSmallInts ? widen(bf16, round_to(bf16, static_cast<float>(part))) : part;
                         };
-                        node[i][j] += to_mate ? sent(segment[i][j]) : segment[i][j];
+                        node[i][j] += to_relay ? sent(segment[i][j]) : segment[i][j];
                         segment[i][j] = 0.0;
                         if (!node_ends) continue;
                         sum[i][j] += to_node ? sent(node[i][j]) : node[i][j];
@@ -158,12 +119,11 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 
     const float u = bf16 ? 1.0f / 256.0f : 1.0f / 2048.0f;
     const float eps = 5.9604645e-8f;  // 2^-24
-    // A node's sum is rounded with what was rounded before in it.
+    // A node's sum includes rounded partial sums, and is rounded itself.
     const float per_sent = p.per_node > 1 ? u * (1.0f + u) : u;
-    const Activation activation = static_cast<Activation>(p.activation);
-    const bool smooth = activation == Activation::kGelu || activation == Activation::kSilu;
+    const bool exact = activation_is_exact(static_cast<Activation>(p.activation));
     float max_error = 0.0f, max_reference = 0.0f, max_ratio = 0.0f;
-    VerifyReport* report = reinterpret_cast<VerifyReport*>(p.report);
+    RawReport* report = reinterpret_cast<RawReport*>(p.report);
 #pragma unroll
     for (u32 i = 0; i < 4; ++i) {
 #pragma unroll
@@ -178,13 +138,15 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                 whole += element(bf16, fill, p.bias_seed, 0, p.col0 + c);
                 if (fill != Fill::kSmallInts) inner += eps * (fabsf(static_cast<float>(whole)) + inner);
             }
-            float slope;
-            const double expected = activated(activation, whole, slope);
-            if (smooth) inner = slope * inner + 7.0f * eps * (fabsf(static_cast<float>(whole)) + inner);
+            double expected;
+            with_activation(p.activation, [&]<Activation A>() {
+                expected = reference_of<A>(whole);
+                if (!activation_is_exact(A)) inner = activation_slope(A) * inner + kActivationError * (fabsf(static_cast<float>(whole)) + inner);
+            });
             const float reference = static_cast<float>(expected);
             const float error = static_cast<float>(fabs(static_cast<double>(y) - expected));
             bool ok;
-            if (fill == Fill::kSmallInts && !smooth) {
+            if (fill == Fill::kSmallInts && exact) {
                 ok = y == widen(bf16, round_to(bf16, reference));
             } else {
                 const float bound = u * (fabsf(reference) + inner) + inner;
@@ -205,7 +167,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
     atomicMax(&report->max_ratio, __float_as_uint(max_ratio));
 }
 
-// Occupies one thread of the device for `ns`.
+// Occupies one thread for `ns`.
 extern "C" __global__ void flux_spin(u64 ns) {
     const u64 start = ptx::global_timer_ns();
     while (ptx::global_timer_ns() - start < ns) ptx::sleep_ns(64);

@@ -1,29 +1,15 @@
 // Kernels that measure links: bulk copies between devices, and the latency of a signal.
+#include "abi.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 
 using namespace flux;
 
-struct CopyParams {
-    u64 dst, src, bytes;
-    u32 piece, ring;
-};
-static_assert(sizeof(CopyParams) == 32, "links.rs");
-
-struct PingPongParams {
-    u32* mine;
-    u32* theirs;
-    u32 rounds, first;
-    u64 deadline_ns;
-    u64* elapsed;
-};
-static_assert(sizeof(PingPongParams) == 40, "links.rs");
-
 // Copies `bytes` from `src` to `dst`, either of which may be a peer's, in pieces through a ring of
 // shared memory; one thread of each CTA. `piece` is a multiple of 16, and `ring` pieces fit the
 // dynamic shared memory beside `ring` barriers.
-extern "C" __global__ void flux_bulk_copy(const __grid_constant__ CopyParams p) {
+extern "C" __global__ void flux_bulk_copy(const __grid_constant__ BulkCopy p) {
     extern __shared__ __align__(128) unsigned char shared[];
     if (threadIdx.x != 0) return;
     const u64 dst = p.dst, src = p.src, bytes = p.bytes;
@@ -58,7 +44,7 @@ extern "C" __global__ void flux_bulk_copy(const __grid_constant__ CopyParams p) 
 
 // Two devices answer each other `rounds` times; the nanoseconds of all rounds are left in
 // `elapsed`, or 0 after the deadline.
-extern "C" __global__ void flux_ping_pong(const __grid_constant__ PingPongParams p) {
+extern "C" __global__ void flux_ping_pong(const __grid_constant__ PingPong p) {
     const u64 start = ptx::global_timer_ns();
     u64 begun = start;
     for (u32 i = 1; i <= p.rounds; ++i) {

@@ -12,16 +12,15 @@ __device__ __forceinline__ bool elect_one() {
     return elected != 0;
 }
 
-// A copy of an accumulator's bits: stored straight from the accumulators of a wgmma, under a
-// branch, they make the compiler serialise the wgmma.
+// A copy of an accumulator's bits. Stored under a branch straight from a wgmma's accumulators, they
+// would make the compiler serialise the wgmma.
 __device__ __forceinline__ u32 copied_bits(float accumulator) {
     u32 v;
     asm volatile("mov.b32 %0, %1;" : "=r"(v) : "f"(accumulator));
     return v;
 }
 
-// A copy made at its place: what follows from it is not computed before a loop, to be kept in a
-// register or memory through it.
+// A copy made here: what follows from it is not computed ahead of a loop and kept through it.
 __device__ __forceinline__ u32 copied_here(u32 value) {
     u32 v;
     asm volatile("mov.b32 %0, %1;" : "=r"(v) : "r"(value));
@@ -60,6 +59,11 @@ __device__ __forceinline__ void release_registers() {
 template <u32 Registers>
 __device__ __forceinline__ void acquire_registers() {
     asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(Registers));
+}
+
+// trap: ends the grid with an error
+__device__ __forceinline__ void trap() {
+    asm volatile("trap;");
 }
 
 // %ctaid.x, read anew at each use

@@ -2,8 +2,7 @@
 //!
 //! Invariant: a variant is loaded at most once while a context lives, and unloaded by nobody: it
 //! goes with the context. The driver does not give back all that a kernel took when its module is
-//! unloaded, 41 to 61 KiB of device memory each time (580.159.04; results/soak/x2-gpu-tests.txt),
-//! so ops that come and go would take ever more. All variants together are some 9 MB.
+//! unloaded (41 to 61 KiB of device memory with 580.159.04), so ops that come and go would leak. All variants together are some 9 MB.
 
 use super::LaunchError;
 use super::call::{check, current_context};

@@ -8,14 +8,14 @@ mod error;
 mod launch;
 mod loaded;
 pub(crate) mod module;
-mod params;
 mod program;
 mod tensor_map;
 mod trace;
 mod warm_up;
 
+pub use crate::abi::{ItemStamps, WorkerStamps};
 pub use error::LaunchError;
-pub use launch::{Kernel, LaunchArgs, Matrix, Pace, Part, launch};
+pub use launch::{Kernel, LaunchArgs, Matrix, Pace, launch};
 pub use loaded::loaded;
 pub use program::DeviceProgram;
-pub use trace::{ItemStamps, Stamps, TraceBuffer, WorkerStamps};
+pub use trace::{Stamps, TraceBuffer};

@@ -1,63 +1,10 @@
-//! When each phase of each item ended, as a traced kernel records it.
-//!
-//! Invariant: the stamps are mirrored word for word by the structs of the same names in
-//! `flux-kernels/cuda/program.cuh`. Times are nanoseconds of one GPU's `%globaltimer`, which ticks
-//! every 32 ns or so: differences on one GPU mean something, those between GPUs do not.
+//! Device memory for the time stamps of a traced kernel, and what was recorded there.
 
 use super::LaunchError;
 use super::call::{check, current_context, release_in, synchronize};
-use bytemuck::{Pod, Zeroable};
+use crate::abi::{ItemStamps, WorkerStamps};
+use bytemuck::Zeroable;
 use cudarc::driver::sys;
-
-/// Ends of one item's phases, in nanoseconds; 64 bytes. Producer, consumers and storer work side by
-/// side, so the phases of one role follow one another and those of two roles overlap.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
-pub struct ItemStamps {
-    /// Producer: it turned to the item, before any wait.
-    pub opened: u64,
-    /// Producer: the peers' rows that the item awaits were there, and what it loads of `w`
-    /// beforehand and of them at once was issued.
-    pub rows_there: u64,
-    /// Producer: the last load of operands was issued.
-    pub loaded: u64,
-    /// Producer: the peers' partial tiles were there; 0 for an item that adds none.
-    pub partials_there: u64,
-    /// Consumer: the accumulators were final.
-    pub multiplied: u64,
-    /// Consumer: the peers' partial tiles were added; for an item that adds none, as `multiplied`.
-    pub summed: u64,
-    /// Consumer: the rounded result was in the output buffer, for which it may have waited.
-    pub written: u64,
-    /// Storer: the output buffer was read; for an item that is sent to a peer, the whole write was
-    /// done and its signal, if it was its chunk's last, raised.
-    pub sent: u64,
-}
-
-/// One CTA's life, in nanoseconds; 56 bytes.
-#[repr(C)]
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Pod, Zeroable)]
-pub struct WorkerStamps {
-    /// It began.
-    pub entered: u64,
-    /// All of its roles had ended.
-    pub left: u64,
-    /// The multiprocessor that it ran on.
-    pub multiprocessor: u32,
-    /// Not used.
-    pub reserved: u32,
-    /// Mover: the first piece that it pushes was stored; this and what follows is 0 where the
-    /// kernel pushes nothing.
-    pub push_begun: u64,
-    /// Mover: its pieces of what is announced first were at the readers.
-    pub first_delivered: u64,
-    /// Mover: its pieces of what is announced last, if not first, were at the readers.
-    pub last_delivered: u64,
-    /// Producer: the first rows of peers that it awaited were there; 0 where it awaited none.
-    pub first_rows: u64,
-}
-
-const _: () = assert!(size_of::<ItemStamps>() == 64 && size_of::<WorkerStamps>() == 56);
 
 /// What a launch recorded.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,10 +5,10 @@
 
 use super::LaunchError;
 use super::module::Module;
-use super::params::Params;
 use super::tensor_map::{BoxCols, Fetch, Stack, encode};
-use super::trace::WorkerStamps;
 use crate::Variant;
+use crate::abi::Params;
+use crate::abi::WorkerStamps;
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
 use flux_core::layout::{FAULT_BYTES, LINE, control};
@@ -63,8 +63,6 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
         control: scratch.address,
         fault: scratch.address + control_bytes,
         world: 1,
-        begins: 1,
-        closes: multiprocessors,
         worker_stamps: scratch.address + control_bytes + FAULT_BYTES,
         ..Params::zeroed()
     };

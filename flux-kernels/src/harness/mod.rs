@@ -8,10 +8,12 @@ pub mod data;
 mod links;
 mod memory;
 
-pub use links::{BulkCopy, Links, PingPong};
+pub use crate::abi::{BulkCopy, PingPong};
+pub use links::Links;
 pub use memory::{HostBuffer, NoMemory, room};
 
 use crate::Activation;
+use crate::abi::{FillParams, RawReport, VerifyParams};
 use crate::cuda::LaunchError;
 use crate::cuda::module::Module;
 use cudarc::driver::sys;
@@ -77,56 +79,6 @@ impl Expected {
         Self { seeds, fill, bias: None, activation: Activation::None, flattened: false, per_node: 1 }
     }
 }
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct FillParams {
-    dst: u64,
-    row_stride: u64,
-    seed: u64,
-    row0: u32,
-    col0: u32,
-    rows: u32,
-    cols: u32,
-    fill: u32,
-    bf16: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy)]
-struct VerifyParams {
-    y: u64,
-    row_stride: u64,
-    x_seed: u64,
-    w_seed: u64,
-    report: u64,
-    bias_seed: u64,
-    row0: u32,
-    col0: u32,
-    rows: u32,
-    cols: u32,
-    k: u32,
-    segment: u32,
-    own: u32,
-    fill: u32,
-    bf16: u32,
-    bias: u32,
-    activation: u32,
-    per_node: u32,
-}
-
-#[repr(C)]
-#[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
-struct RawReport {
-    violations: u64,
-    first: u64,
-    max_error: u32,
-    max_reference: u32,
-    max_ratio: u32,
-    reserved: u32,
-}
-
-const _: () = assert!(size_of::<FillParams>() == 48 && size_of::<VerifyParams>() == 96 && size_of::<RawReport>() == 32);
 
 /// What a verification found.
 #[derive(Clone, Copy, Debug, PartialEq)]

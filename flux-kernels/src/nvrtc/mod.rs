@@ -54,7 +54,7 @@ impl<'a> KernelSource<'a> {
 
     /// One of our translation units, with our headers and options.
     pub fn ours(source: &'a crate::sources::Source, arch: Arch) -> Self {
-        Self { name: &source.name, text: &source.text, headers: crate::sources::HEADERS, options: Self::OPTIONS, arch }
+        Self { name: &source.name, text: &source.text, headers: crate::sources::headers(), options: Self::OPTIONS, arch }
     }
 }
 

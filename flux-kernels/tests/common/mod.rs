@@ -6,11 +6,11 @@ mod skipped;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};
-use flux_core::program::{Lent, Schedule, TileProgram};
+use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem};
 use flux_kernels::cache;
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Variant};
@@ -106,8 +106,6 @@ pub(crate) struct World {
     pub(crate) bias: Option<u64>,
     /// What calls apply.
     pub(crate) activation: Activation,
-    /// CTAs of launches of the first items and of the last, beside that of the others.
-    pub(crate) lent: Option<(u32, Lent)>,
     epoch: Epoch,
 }
 
@@ -154,23 +152,7 @@ impl World {
         let workers = kernel.multiprocessors() / ranks.len() as u32;
         let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
         let (bias, activation) = (None, Activation::None);
-        Self {
-            problem,
-            kernel,
-            harness,
-            ranks,
-            data,
-            pads,
-            size,
-            pace,
-            workers,
-            deadline_ns,
-            op: 1,
-            bias,
-            activation,
-            lent: None,
-            epoch: first,
-        }
+        Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, op: 1, bias, activation, epoch: first }
     }
 
     fn raw(&self, rank: usize) -> usize {
@@ -228,15 +210,14 @@ impl World {
             data: &addresses(&self.data),
             pads: &addresses(&self.pads),
             scatter_buffer: self.data[i].0,
-            peer_op_hashes: 0,
             control: rank.control.0,
             fault: rank.fault.0,
             half_stride: self.size.half_stride(),
             op_hash: self.op,
+            after_collective: false,
             deadline_ns: self.deadline_ns,
             await_pushed: false,
             workers: self.workers,
-            part: Part::Whole,
             push: true,
             pace: self.pace,
             trace: None,
@@ -244,14 +225,7 @@ impl World {
         };
         // SAFETY: the programs are as they were built; all memory belongs to this world and
         // outlives the launch.
-        let launch = |args: &LaunchArgs<'_>| unsafe { launch(&self.kernel, &rank.program, args) }.expect("a launch");
-        let Some((ctas, Lent { first, last })) = self.lent else { return launch(&args) };
-        let (items, all) = (rank.program.program().items.len() as u32, self.workers + 2 * ctas);
-        let among = |first, count, number| Part::Among { first, count, number, all };
-        // Of one stream: the first await no peer, and nobody awaits the last.
-        launch(&LaunchArgs { part: among(0, first, self.workers), workers: ctas, push: false, ..args });
-        launch(&LaunchArgs { part: among(first, items - first - last, 0), ..args });
-        launch(&LaunchArgs { part: among(items - last, last, self.workers), workers: ctas, push: false, ..args });
+        unsafe { launch(&self.kernel, &rank.program, &args) }.expect("a launch");
     }
 
     /// Delays one rank's stream.

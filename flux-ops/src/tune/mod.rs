@@ -7,7 +7,7 @@ mod oracle;
 mod rank;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::Hands;
+use crate::execute::LaunchOptions;
 use crate::fused::{Finish, FusedOp, Request, agreement};
 use crate::ops::{AllGatherGemm, Builder, GemmReduceScatter};
 use crate::planning::{self, Choice, UserTable};
@@ -209,7 +209,7 @@ impl<T: Element> Builder<GemmReduceScatter<T>> {
 /// Times plans for a request, without bias, activation and time line; collective.
 pub(crate) fn run<T: Element>(request: &Request, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
     let begun = Instant::now();
-    let request = Request { finish: Finish::default(), hands: Hands { trace: false, ..request.hands }, ..request.clone() };
+    let request = Request { finish: Finish::default(), options: LaunchOptions { trace: false, ..request.options }, ..request.clone() };
     let own = request.choice(comm);
     let of_rank_0 = agreement::same_request(comm, &request.name(), &format!("tune {request}"), own.as_ref().ok().copied())?;
     let user = UserTable::at(request.table.as_deref(), false);

@@ -3,7 +3,7 @@
 //! Invariant: the communicator calls [`begin`](Transport::begin), [`push`](Transport::push) and
 //! [`finish`](Transport::finish) of one call under its lock, and [`reserve`](Transport::reserve)
 //! too; the other methods at any time from any thread.
-use super::{Capabilities, Carry, Exchange, Heard, MoverJob, TransportError, TransportKind, WorkspaceView};
+use super::{Capabilities, Carry, Exchange, LibraryCollective, MoverJob, TransportError, TransportKind, WorkspaceView};
 use crate::bootstrap::control::Collective;
 use crate::{Device, Stream};
 use flux_core::Nodes;
@@ -70,10 +70,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions, and
     /// returns the workspace as the executor of this call uses it: the addresses of peers in other
     /// nodes are those of memory of this rank's, which is sent from there. At most once in a call,
-    /// and only where [`Mover::Messages`] carries. What is sent [before](Sending::Before) the
-    /// executor's kernel has come when what is enqueued next on `stream` begins, or the call has
-    /// failed. What the executor [stores](Source::Stored) is sent by
-    /// [`exchange_stored`](Self::exchange_stored).
+    /// and only where [`Mover::Messages`] carries. What the executor [stores](Source::Stored) is
+    /// sent by [`exchange_stored`](Self::exchange_stored).
     ///
     /// Not one method with [`carry`](Self::carry): an exchange is in rounds that all ranks go
     /// through in one order, and a route has each side in its own order; either in the other's
@@ -88,9 +86,7 @@ pub(crate) trait Transport: Send + Sync + Debug {
 
     /// Has the messages of an exchange that was handed over in this call carry what the executor
     /// [stores](Source::Stored). After its launch: messages await what it stores, and the host
-    /// waits for these where a stream is full. Where they go [before](Sending::Before) what they
-    /// bring is read, on `stream`, after what stores it and before what is enqueued next. Once
-    /// after such an [`exchange`](Self::exchange).
+    /// waits for these where a stream is full. Once after such an [`exchange`](Self::exchange).
     ///
     /// # Safety
     /// As there, and it is the same exchange.
@@ -98,19 +94,19 @@ pub(crate) trait Transport: Send + Sync + Debug {
         Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
     }
 
-    /// Where what an executor enqueues comes after what was enqueued before of the
-    /// [exchange](Self::exchange) of the call in progress, and before what is after: work of this
-    /// call for the multiprocessors that its messages need only then. What comes next on the
-    /// caller's stream once the call has finished comes after it. Nothing where messages have no
-    /// stream of their own, or none that the executor may use.
-    fn beside(&self) -> Option<Stream> {
-        None
+    /// Puts a collective of the library on `stream`, between what is there and what is enqueued
+    /// next, as all the traffic of the call in progress. Once in a call.
+    ///
+    /// # Safety
+    /// The shard is used by nothing else until the call has finished on `stream`. All ranks hand
+    /// over the same collective.
+    unsafe fn collective(&self, _stream: Stream, _collective: &LibraryCollective) -> Result<(), TransportError> {
+        Err(TransportError::MoverUnusable { why: "this transport has no collectives of a library" })
     }
 
-    /// What the executor of the call in progress says of it, and where it hears whether its peers
-    /// say the same, which it then has to see before it ends the call; nothing where the op's
-    /// number says enough, on pads that all reach, or where the transport compares.
-    fn heard(&self) -> Option<Heard> {
+    /// The op-sequence hash that the executor of the call in progress announces on pads; nothing
+    /// where the op's number does, or where the transport compares.
+    fn sequence_hash(&self) -> Option<u32> {
         None
     }
 

@@ -8,6 +8,7 @@ use std::path::PathBuf;
 
 use flux_core::{Rank, WorldSize};
 
+use super::names::{FLUX_SECRET, FLUX_SECRET_FILE};
 use crate::bootstrap::control::ranks;
 
 /// Why the ranks did not meet.
@@ -77,11 +78,7 @@ pub enum BootstrapError {
         problem: String,
     },
     /// Rank 0 has another secret.
-    #[error(
-        "rank 0, at {address}, has another secret than this rank: {} or the content of {} differs",
-        super::FLUX_SECRET,
-        super::FLUX_SECRET_FILE
-    )]
+    #[error("rank 0, at {address}, has another secret than this rank: {} or the content of {} differs", FLUX_SECRET, FLUX_SECRET_FILE)]
     SecretDiffers {
         /// Where rank 0 listens.
         address: String,

@@ -9,12 +9,12 @@ use std::os::unix::net::UnixStream;
 
 use flux_core::{Rank, WorldSize};
 
-use super::auth::{Answer, Challenge};
 use super::environment::Environment;
-use super::frame::{self, MAX_FRAME};
-use super::hello::{Hello, Reply};
 use super::link::Link;
-use super::roster::Roster;
+use super::process::frame::{self, MAX_FRAME};
+use super::rendezvous::auth::{Answer, Challenge};
+use super::rendezvous::hello::{Hello, Reply};
+use super::rendezvous::roster::Roster;
 use super::secret::Secret;
 use super::socket::Received;
 
@@ -128,10 +128,10 @@ pub fn environment(bytes: &[u8]) -> bool {
 
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
-    use super::frame::{Header, Kind};
-    use super::hello::{PROTOCOL, Refusal, Version};
     use super::host_id::HostId;
-    use super::roster::Whereabouts;
+    use crate::bootstrap::process::frame::{Header, Kind};
+    use crate::bootstrap::rendezvous::hello::{PROTOCOL, Refusal, Version};
+    use crate::bootstrap::rendezvous::roster::Whereabouts;
 
     let counted = |count: u8| (0..count).collect::<Vec<u8>>();
     let framed = |kind, descriptors, sequence, body: &[u8]| [&Header { kind, descriptors, sequence }.encode(body.len())[..], body].concat();

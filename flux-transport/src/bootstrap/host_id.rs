@@ -9,13 +9,6 @@ use std::path::Path;
 
 use sha2::{Digest, Sha256};
 
-/// Takes part in this process's host id where it is set: ranks with different values count as on
-/// different hosts. For tests, and to keep the memory of ranks apart that could share it. It says
-/// nothing where the ranks meet in a directory, as they do when their launcher puts all of them on
-/// one host and `FLUX_RENDEZVOUS` names no address: they are of one host then, whatever their
-/// values.
-pub const FLUX_HOST_ID: &str = "FLUX_HOST_ID";
-
 pub(super) const HOST_ID_BYTES: usize = 16;
 
 /// A host, as far as processes on it can pass each other descriptors.

@@ -12,11 +12,8 @@ use std::path::{Path, PathBuf};
 use rustix::fs::{FileType, Mode, OFlags};
 
 use super::error::BootstrapError;
+use super::names::{FLUX_SECRET, FLUX_SECRET_FILE};
 
-/// The secret itself.
-pub const FLUX_SECRET: &str = "FLUX_SECRET";
-/// A file with the secret: of this user or root, closed to everybody else (mode 0600 or 0400).
-pub const FLUX_SECRET_FILE: &str = "FLUX_SECRET_FILE";
 /// Fewer could be tried out by who has seen one handshake.
 const MIN_BYTES: usize = 16;
 const MAX_BYTES: usize = 4096;

@@ -4,11 +4,11 @@
 //! call that handed out transfers, or the workspace to an executor, is finished, or the
 //! communicator is broken: what peers were given cannot be taken back.
 
-use super::Communicator;
+use super::communicator::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
 use crate::backends::reason;
-use crate::{Carry, Exchange, Heard, MoverJob, Stream, TransportError, WorkspaceView};
+use crate::{Carry, Exchange, LibraryCollective, MoverJob, Stream, TransportError, WorkspaceView};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 
@@ -28,8 +28,36 @@ pub struct Call<'c> {
     _turn: Turn<'c>,
 }
 
+impl Communicator {
+    /// Begins a call, ordered after the one before it, and waits while another thread's call has
+    /// not finished, for the deadline at the longest. A thread finishes its call before it begins
+    /// the next.
+    ///
+    /// # Errors
+    /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this
+    /// thread; [`TransportError::NoTurn`] where another thread's does not end;
+    /// [`TransportError::WrongStream`]. Nothing has begun then: the call can be tried again, and
+    /// peers wait for it as for that of any rank that is late.
+    pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
+        self.begin_as(stream, None)
+    }
+
+    /// As [`begin`](Self::begin), of a call that the flight record and errors name.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn begin_as(&self, stream: Stream, label: Option<Label>) -> Result<Call<'_>, TransportError> {
+        let turn = self.turn()?;
+        self.working()?;
+        self.inner.health.transport().begin(stream)?;
+        let mut call = Call::new(self, turn, stream, label);
+        call.count()?;
+        Ok(call)
+    }
+}
+
 impl<'c> Call<'c> {
-    pub(super) fn new(comm: &'c Communicator, turn: Turn<'c>, stream: Stream, label: Option<Label>) -> Self {
+    fn new(comm: &'c Communicator, turn: Turn<'c>, stream: Stream, label: Option<Label>) -> Self {
         let transport = comm.inner.health.transport();
         let noted = comm.inner.flight.begin(transport.epoch(), label);
         Self { comm, stream, view: transport.view(), pushes: false, handed: false, number: None, noted, finished: false, _turn: turn }
@@ -37,7 +65,7 @@ impl<'c> Call<'c> {
 
     /// Counts the call, before which a peer may have left. Not one that is captured: it begins when
     /// its graph is launched, as only the device counts.
-    pub(super) fn count(&mut self) -> Result<(), TransportError> {
+    fn count(&mut self) -> Result<(), TransportError> {
         let health = &self.comm.inner.health;
         let Some(epoch) = health.transport().epoch().filter(|_| !self.capturing()) else { return Ok(()) };
         self.number = Some(epoch);
@@ -158,9 +186,7 @@ impl<'c> Call<'c> {
     }
 
     /// Has messages carry what the executor stores, which was launched, for the
-    /// [exchange](Self::exchange) of this call; where that is sent
-    /// [before](flux_core::program::Sending::Before) what comes is read, what is enqueued next
-    /// finds it there.
+    /// [exchange](Self::exchange) of this call.
     ///
     /// # Safety
     /// As [`exchange`](Self::exchange), of the same.
@@ -173,16 +199,30 @@ impl<'c> Call<'c> {
         unsafe { self.comm.inner.health.transport().exchange_stored(self.stream, exchange) }
     }
 
-    /// The stream of the [exchange](Self::exchange)'s messages, for work of this call between them
-    /// and behind them; nothing where there are none beside the executor.
-    pub fn beside(&self) -> Option<Stream> {
-        self.comm.inner.health.transport().beside()
+    /// Puts a collective of the transport's library on the call's stream, as all the traffic of a
+    /// sequential call: what is enqueued next comes after it. Once in a call.
+    ///
+    /// # Safety
+    /// The shard is used by nothing else until the call has finished on its stream; every rank of
+    /// the communicator hands over the same collective.
+    ///
+    /// # Errors
+    /// As [`push`](Self::push).
+    pub unsafe fn collective(&mut self, collective: &LibraryCollective) -> Result<(), TransportError> {
+        // SAFETY: this function's caller vouches for the shard.
+        let handed = unsafe { self.comm.inner.health.transport().collective(self.stream, collective) };
+        self.handed |= Self::handed_out(&handed);
+        handed
     }
 
-    /// Where the executor hears whether its peers are in this call, if all of the
-    /// [exchange](Self::exchange) comes before it reads any: it waits for no signal then.
-    pub fn heard(&self) -> Option<Heard> {
-        self.comm.inner.health.transport().heard()
+    /// The op-sequence hash that the executor announces on pads in the op's place, where it does.
+    pub fn sequence_hash(&self) -> Option<u32> {
+        self.comm.inner.health.transport().sequence_hash()
+    }
+
+    /// The call's number, where the host knows it: not of a call that is captured.
+    pub fn epoch(&self) -> Option<Epoch> {
+        self.number
     }
 
     /// Whether transfers were handed to the mover, so that the executor must await that they were

@@ -3,26 +3,47 @@
 //! Invariant: every rank takes the same steps whatever it finds, and tells the others what it
 //! cannot do; so if one rank fails, all do.
 
-use super::Communicator;
 use super::automatic::automatic;
-use crate::ConnectError;
-use crate::backends::Transport;
+use super::communicator::Communicator;
+use super::open::{host, mixed, nccl, nvlink, pcie};
 use crate::backends::asked;
-use crate::backends::host::Host;
-use crate::backends::mixed::{self, Mixed};
-use crate::backends::nccl::{self, NcclTransport};
-use crate::backends::nvlink::{Members, NvLink, Reach};
-use crate::backends::pcie::Pcie;
-use crate::bootstrap::control::{Disagreed, Step, agree, agree_at};
+use crate::bootstrap::control::{Disagreed, Step, agree_at};
 use crate::bootstrap::unblock::unblock;
-use crate::topology::probe;
-use crate::{Options, Select, World};
-use flux_core::{Nodes, Rank};
+use crate::{ConnectError, Options, Select, World};
+use flux_core::Rank;
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
 
 /// Longer waits are a mistake, and their ends could not be computed.
 const MAX_DEADLINE: Duration = Duration::from_hours(24);
+
+impl Communicator {
+    /// Connects all ranks of `world`, which all do this at the same time, over a transport
+    /// ([`Select`](crate::Select)) or with more [`Options`].
+    ///
+    /// Where several threads of a rank connect in one world, they do it one after another, in one
+    /// order on all ranks: otherwise connecting fails, and may from then on in that world.
+    ///
+    /// # Cancellation
+    /// A future that is dropped stops nothing once it was polled: its thread goes on connecting, as
+    /// long as the deadline lets it, and drops the communicator. Peers may then be connected to a
+    /// rank that makes no calls.
+    ///
+    /// # Errors
+    /// [`ConnectError`], on every rank if on one.
+    pub async fn connect(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
+        let (world, options) = (world.share(), options.into());
+        on_own_thread(world.rank(), move || connect(&world, &options, None)).await
+    }
+
+    /// As [`connect`](Self::connect), on this thread.
+    ///
+    /// # Errors
+    /// [`ConnectError`], on every rank if on one.
+    pub fn connect_blocking(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
+        connect(world, &options.into(), None)
+    }
+}
 
 /// Connects on this thread; whose successor this is, by its line, is said where it is known.
 pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Result<Communicator, ConnectError> {
@@ -48,7 +69,7 @@ pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Re
         return Err(ConnectError::Disagreement { what: "options", values });
     }
     // A replacement hears of it from the others.
-    let world = &answers.iter().find_map(|answer| said_line(answer)).map_or_else(|| world.share(), |line| world.of_line(line));
+    let world = &answers.iter().find_map(|answer| line_of(answer)).map_or_else(|| world.share(), |line| world.of_line(line));
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
         Select::NvLink => (nvlink(world, options)?, "asked for".to_owned()),
@@ -63,41 +84,6 @@ pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Re
     // From here on a peer may abort, and every rank hears it.
     world.steps().exchange_at(Step::Memory, &[], Instant::now() + options.deadline)?;
     Ok(comm)
-}
-
-pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    Ok(Box::new(Host::connect(world, options)?))
-}
-
-/// Where a rank's environment forbids peer access, no rank maps a peer's memory, whoever asked for
-/// it.
-pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    peer_access(world, options, Select::NvLink)?;
-    Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, Reach::Peers)?)?))
-}
-
-pub(super) fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    peer_access(world, options, Select::Mixed)?;
-    Ok(Box::new(Mixed::connect(world, options, mixed::Members::meet(world, options)?)?))
-}
-
-/// Refuses where a rank's environment forbids peer access. Collective.
-fn peer_access(world: &World, options: &Options, select: Select) -> Result<(), ConnectError> {
-    let why = "NCCL_P2P_DISABLE=1 forbids peer access: unset it, or take another transport".to_owned();
-    let allowed = if probe::forbidden() { Err(ConnectError::Unusable { select, why }) } else { Ok([]) };
-    let answers = agree(world.steps(), &allowed, Instant::now() + options.deadline);
-    allowed?;
-    answers?;
-    Ok(())
-}
-
-pub(super) fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    Ok(Box::new(NcclTransport::connect(world, options, nccl::Members::meet(world, options, Nodes::apart(world.size()), Select::Nccl)?)?))
-}
-
-pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    let members = Members::meet(world, options, Reach::Host).map_err(|error| error.of(Select::Pcie))?;
-    Ok(Box::new(Pcie::connect(world, options, members)?))
 }
 
 /// A variable's value. What is no text is none that is known, and is refused as such; it does not
@@ -142,7 +128,7 @@ fn terms(select: Select, options: &Options, line: Option<u32>) -> String {
     terms.join(SEPARATOR)
 }
 
-fn said_line(answer: &str) -> Option<u32> {
+fn line_of(answer: &str) -> Option<u32> {
     answer.rsplit(SEPARATOR).next()?.strip_prefix(REBUILD)?.parse().ok()
 }
 
@@ -161,7 +147,7 @@ fn differences(answers: &[String]) -> Option<String> {
 }
 
 /// Connects on a thread of its own, since bootstrap blocks.
-pub(super) async fn apart(
+pub(super) async fn on_own_thread(
     rank: Rank,
     connect: impl FnOnce() -> Result<Communicator, ConnectError> + Send + 'static,
 ) -> Result<Communicator, ConnectError> {
@@ -173,6 +159,7 @@ pub(super) async fn apart(
 mod tests {
     use super::*;
     use crate::bootstrap::{Environment, join};
+    use flux_core::Nodes;
     use std::net::{Ipv4Addr, TcpListener};
     use std::os::unix::ffi::OsStringExt;
     use std::os::unix::fs::PermissionsExt;

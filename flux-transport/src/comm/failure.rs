@@ -69,15 +69,15 @@ pub enum Doing {
 }
 
 /// What a rank answers that is asked what it does.
-pub(super) fn answer(record: Option<&FaultRecord>, calls: &[CallRecord]) -> Vec<u8> {
+pub(super) fn encode_answer(record: Option<&FaultRecord>, calls: &[CallRecord]) -> Vec<u8> {
     let mut bytes = vec![u8::from(record.is_some())];
     bytes.extend(record.into_iter().flat_map(record_to_bytes));
     bytes.extend(flight::encode(calls));
     bytes
 }
 
-/// What [`answer`] says; `None` for what it does not write.
-pub(super) fn said(bytes: &[u8]) -> Option<(Option<FaultRecord>, Vec<CallRecord>)> {
+/// What [`encode_answer`] says; `None` for what it does not write.
+pub(super) fn decode_answer(bytes: &[u8]) -> Option<(Option<FaultRecord>, Vec<CallRecord>)> {
     let (record, calls) = match bytes.split_first()? {
         (0, calls) => (None, calls),
         (1, rest) => rest.split_first_chunk().map(|(record, calls)| (Some(record_from(record)), calls))?,
@@ -93,7 +93,7 @@ impl RankReport {
             Answer::Silent => silent(Doing::Silent),
             Answer::Left => silent(Doing::Left),
             Answer::Lost => silent(Doing::Gone),
-            Answer::Said(words) => match said(words) {
+            Answer::Reply(words) => match decode_answer(words) {
                 None => silent(Doing::Silent),
                 Some((record, calls)) => {
                     let fault = record.map(|record| Fault::from_record(&record, Vec::new()));
@@ -205,16 +205,16 @@ pub(super) mod tests {
     use flux_core::layout::fault;
     use proptest::prelude::*;
 
-    pub(in crate::comm) fn call(epoch: u32, state: CallState) -> CallRecord {
+    pub(crate) fn call(epoch: u32, state: CallState) -> CallRecord {
         let label = Some(Label::new("ag_gemm", [4096, 49152, 12288]));
         CallRecord { epoch: Some(Epoch::new(epoch)), label, state, begun: Duration::ZERO, noted: Duration::ZERO }
     }
 
-    pub(in crate::comm) fn reports(doing: &[Doing]) -> Vec<RankReport> {
+    pub(crate) fn reports(doing: &[Doing]) -> Vec<RankReport> {
         (0..).map(Rank::new).zip(doing).map(|(rank, &doing)| RankReport { rank, doing, fault: None, calls: Vec::new() }).collect()
     }
 
-    pub(in crate::comm) fn timeout(rank: u32, peer: u32, epoch: u32) -> FaultRecord {
+    pub(crate) fn timeout(rank: u32, peer: u32, epoch: u32) -> FaultRecord {
         FaultRecord { state: 1, code: fault::TIMEOUT, wait: fault::SIGNAL, rank, peer, expected: epoch, epoch, ..FaultRecord::default() }
     }
 
@@ -267,16 +267,16 @@ pub(super) mod tests {
         fn what_a_rank_answers_comes_back(record in prop::option::of(any::<[u32; 16]>()), epochs in prop::collection::vec(any::<u32>(), 0..4)) {
             let record: Option<FaultRecord> = record.map(bytemuck::cast);
             let calls: Vec<CallRecord> = epochs.into_iter().map(|epoch| call(epoch, CallState::Done)).collect();
-            let bytes = answer(record.as_ref(), &calls);
-            prop_assert_eq!(said(&bytes), Some((record, calls)));
-            prop_assert_eq!(said(&bytes[..bytes.len() - 1]), None);
+            let bytes = encode_answer(record.as_ref(), &calls);
+            prop_assert_eq!(decode_answer(&bytes), Some((record, calls)));
+            prop_assert_eq!(decode_answer(&bytes[..bytes.len() - 1]), None);
         }
     }
 
     #[test]
     fn a_rank_that_is_asked_again_has_said_what_it_said_last() {
         let record = timeout(1, 2, 42);
-        let says = |record: Option<&FaultRecord>| Answer::Said(answer(record, &[call(42, CallState::Begun)]));
+        let says = |record: Option<&FaultRecord>| Answer::Reply(encode_answer(record, &[call(42, CallState::Begun)]));
         let mut report = RankReport::new(Rank::new(1), &Answer::Silent);
         report.renew(&says(None));
         assert_eq!((report.doing, report.awaited()), (Doing::In(call(42, CallState::Begun)), None));

@@ -3,16 +3,16 @@
 #![expect(clippy::missing_panics_doc, reason = "a panic is what these are for")]
 
 use super::automatic::Facts;
-use super::failure;
+use super::{communicator, failure};
 use crate::bootstrap::control::GaveUp;
 
 pub use super::automatic::fuzz::verdict;
 
 /// What a peer does, or a wait that it gave up: there is one reading of each.
 pub fn report(bytes: &[u8]) -> bool {
-    let (said, gave_up) = (failure::said(bytes), GaveUp::decode(bytes));
+    let (said, gave_up) = (failure::decode_answer(bytes), GaveUp::decode(bytes));
     if let Some((record, calls)) = &said {
-        let again = failure::said(&failure::answer(record.as_ref(), calls));
+        let again = failure::decode_answer(&failure::encode_answer(record.as_ref(), calls));
         assert_eq!(again.as_ref(), said.as_ref());
     }
     if let Some(gave_up) = gave_up {
@@ -32,7 +32,7 @@ pub fn facts(bytes: &[u8]) -> bool {
 
 /// The size of the workspace that a rank wants: there is one reading of it.
 pub fn size(bytes: &[u8]) -> bool {
-    let again = super::encode(super::decode(bytes));
+    let again = communicator::encode(communicator::decode(bytes));
     let whole = bytes.len() == again.len();
     assert!(!whole || again == bytes, "{again:?}");
     whole
@@ -54,10 +54,10 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     let size = flux_core::layout::WorkspaceSize { half_bytes: 1 << 33, signals: 4, counters: 2 };
     let mut seeds = super::automatic::fuzz::seeds();
     seeds.extend([
-        ("report", "flight", failure::answer(None, &flight)),
-        ("report", "waits", failure::answer(Some(&gave_up.record), &flight)),
+        ("report", "flight", failure::encode_answer(None, &flight)),
+        ("report", "waits", failure::encode_answer(Some(&gave_up.record), &flight)),
         ("report", "gave-up", gave_up.encode().to_vec()),
-        ("size", "workspace", super::encode(size).to_vec()),
+        ("size", "workspace", communicator::encode(size).to_vec()),
     ]);
     seeds
 }

@@ -6,7 +6,7 @@
 //! each rank's waits last as long as its deadline says.
 
 use super::departures::Departures;
-use super::hearsay::{self, Heard, is_second_hand};
+use super::root_cause::{PeerFault, is_second_hand, root_cause};
 use crate::Fault;
 use crate::backends::Transport;
 use crate::backends::reason;
@@ -26,13 +26,13 @@ pub(super) struct Health {
     transport: Box<dyn Transport>,
     first: OnceLock<First>,
     /// A peer's timeout: the fault unless a wait of this rank fails by itself.
-    said: OnceLock<GaveUp>,
+    peer_timeout: OnceLock<GaveUp>,
     /// The first abort that a peer told, with that peer: others pass it on by words in memory.
-    aborted: OnceLock<Heard>,
+    aborted: OnceLock<PeerFault>,
     /// Ranks (bits) that some rank has given up waiting for.
     given_up: AtomicU32,
     /// Ranks (bits) that have said whom they gave up. Set after those.
-    spoke: AtomicU32,
+    reported: AtomicU32,
     /// The first rank that gave up this one.
     given_up_by: OnceLock<Rank>,
     departures: Departures,
@@ -53,16 +53,16 @@ enum Cause {
     /// This rank's wait.
     Own(FaultRecord),
     /// A peer's wait.
-    Said(GaveUp),
+    PeerTimeout(GaveUp),
     /// An abort, or a loss.
     Abort,
 }
 
 impl Health {
     pub(super) fn new(rank: Rank, number: u32, transport: Box<dyn Transport>) -> Self {
-        let (first, said, aborted, given_up_by) = (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
-        let (given_up, spoke) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { rank, number, transport, first, said, aborted, given_up, spoke, given_up_by, departures: Departures::default() }
+        let (first, peer_timeout, aborted, given_up_by) = (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let (given_up, reported) = (AtomicU32::new(0), AtomicU32::new(0));
+        Self { rank, number, transport, first, peer_timeout, aborted, given_up, reported, given_up_by, departures: Departures::default() }
     }
 
     pub(super) fn transport(&self) -> &dyn Transport {
@@ -91,13 +91,13 @@ impl Health {
     }
 
     /// What a second-hand record comes from, as far as was heard, whatever the first fault is.
-    pub(super) fn heard_of(&self, record: &FaultRecord) -> Option<Heard> {
-        hearsay::source(record, self.rank, self.said.get().copied(), self.aborted.get().copied())
+    pub(super) fn root_cause_of(&self, record: &FaultRecord) -> Option<PeerFault> {
+        root_cause(record, self.rank, self.peer_timeout.get().copied(), self.aborted.get().copied())
     }
 
     /// What a peer said of its wait, where that is the first fault.
-    pub(super) fn said(&self) -> Option<GaveUp> {
-        self.first().and_then(|first| if let Cause::Said(what) = first.cause { Some(what) } else { None })
+    pub(super) fn peer_timeout(&self) -> Option<GaveUp> {
+        self.first().and_then(|first| if let Cause::PeerTimeout(what) = first.cause { Some(what) } else { None })
     }
 
     fn first(&self) -> Option<&First> {
@@ -107,15 +107,15 @@ impl Health {
                 abort: record.abort,
                 cause: Cause::Own(record),
             };
-            let heard = |heard: Heard| match heard {
-                Heard::GaveUp(what) => First { fault: heard.fault(), abort: 0, cause: Cause::Said(what) },
-                Heard::Aborted { reason, .. } => First { fault: heard.fault(), abort: reason, cause: Cause::Abort },
+            let of_peer = |told: PeerFault| match told {
+                PeerFault::Timeout(what) => First { fault: told.fault(), abort: 0, cause: Cause::PeerTimeout(what) },
+                PeerFault::Aborted { reason, .. } => First { fault: told.fault(), abort: reason, cause: Cause::Abort },
             };
             let found = match self.transport.read_fault() {
                 // Who was waiting itself, or gave up first, says more.
-                Some(record) if is_second_hand(&record, self.rank) => self.heard_of(&record).map_or_else(|| own(record), heard),
+                Some(record) if is_second_hand(&record, self.rank) => self.root_cause_of(&record).map_or_else(|| own(record), of_peer),
                 Some(record) => own(record),
-                None => heard(Heard::GaveUp(*self.said.get()?)),
+                None => of_peer(PeerFault::Timeout(*self.peer_timeout.get()?)),
             };
             // Loses to an abort noted since: the record may be what that abort led to.
             let _ = self.first.set(found);
@@ -154,7 +154,7 @@ impl Health {
             && (communicator == self.number || reason == reason::PANICKED)
         {
             // Before the words of ranks that pass it on are looked at.
-            let _ = self.aborted.set(Heard::Aborted { by, reason });
+            let _ = self.aborted.set(PeerFault::Aborted { by, reason });
         }
         match notice {
             // A rank whose thread panicked is as gone as one whose process died, in whichever
@@ -173,7 +173,7 @@ impl Health {
 
     fn peer_gave_up(&self, by: Rank, what: &GaveUp) {
         self.exclude(what.late());
-        self.spoke.fetch_or(mask_of([by]), Ordering::AcqRel);
+        self.reported.fetch_or(mask_of([by]), Ordering::AcqRel);
         if what.late().any(|late| late == self.rank) {
             // In this order: a call that ends meanwhile and sees that this rank was given up sees
             // the fault, too.
@@ -192,9 +192,9 @@ impl Health {
             // more for this rank's to see why.
             self.abort(Fault::from_record(&what.record, Vec::new()), reason::IN_ANOTHER_OP);
             // For a fault that was noted before and follows from this.
-            let _ = self.said.set(*what);
+            let _ = self.peer_timeout.set(*what);
         } else {
-            let _ = self.said.set(*what);
+            let _ = self.peer_timeout.set(*what);
         }
     }
 
@@ -210,8 +210,8 @@ impl Health {
 
     /// Ranks (bits) that have said whom they gave up, or who did before them: none of them is late,
     /// whatever it has done since. Whom they said is counted as given up.
-    pub(super) fn spoke(&self) -> u32 {
-        self.spoke.load(Ordering::Acquire)
+    pub(super) fn reported(&self) -> u32 {
+        self.reported.load(Ordering::Acquire)
     }
 
     /// A rank that has given up this one: the peers go on without it.
@@ -258,7 +258,7 @@ impl Health {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::comm::fake::Fake;
+    use crate::comm::mock::MockTransport;
     use crate::{Communicator, Select, World};
     use flux_core::layout::ABORT_OFFSET;
     use std::sync::atomic::AtomicBool;
@@ -275,7 +275,7 @@ mod tests {
                 found.fetch_or(given_up, Ordering::Relaxed);
                 None
             };
-            let transport = Fake { read_fault: Box::new(read_fault), ..Fake::default() };
+            let transport = MockTransport { read_fault: Box::new(read_fault), ..MockTransport::default() };
             Health::new(Rank::new(1), 0, Box::new(transport))
         });
         let what = GaveUp { communicator: 0, late: mask_of([Rank::new(1)]), record: FaultRecord::default() };
@@ -294,18 +294,18 @@ mod tests {
                 FaultRecord { state: 1, code: fault::TIMEOUT, wait: fault::SIGNAL, rank: by, peer: late, ..FaultRecord::default() };
             Notice::GaveUp { by: Rank::new(by), what: GaveUp { communicator: 0, late: mask_of([Rank::new(late)]), record } }
         };
-        let health = Health::new(Rank::new(3), 0, Box::new(Fake::default()));
+        let health = Health::new(Rank::new(3), 0, Box::new(MockTransport::default()));
         health.notice(gave_up(0, 2));
         health.notice(gave_up(1, 3));
         assert_eq!(health.status(), Err(Fault::Aborted { rank: Rank::new(1), reason: reason::LATE }));
-        assert_eq!((health.given_up_by(), health.said().is_none()), (Some(Rank::new(1)), true));
+        assert_eq!((health.given_up_by(), health.peer_timeout().is_none()), (Some(Rank::new(1)), true));
     }
 
     #[test]
     fn a_rank_that_is_gone_or_has_left_is_named_by_whoever_hears_of_it_from_a_peer_that_gave_up() {
         let after = |abort| {
             let record = FaultRecord { state: 1, code: fault::ABORTED, rank: 2, peer: 2, abort, ..FaultRecord::default() };
-            let transport = Fake { read_fault: Box::new(move || Some(record)), ..Fake::default() };
+            let transport = MockTransport { read_fault: Box::new(move || Some(record)), ..MockTransport::default() };
             Health::new(Rank::new(1), 0, Box::new(transport)).status().unwrap_err()
         };
         assert_eq!(after(reason::peer_lost(Rank::new(3))), Fault::PeerLost { rank: Rank::new(3) });

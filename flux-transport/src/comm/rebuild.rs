@@ -9,9 +9,9 @@ mod numbers;
 #[cfg(test)]
 mod tests;
 
-use super::connect::{apart, connect};
+use super::communicator::{Communicator, Inner};
+use super::connect::{connect, on_own_thread};
 use super::failure::GATHER;
-use super::{Communicator, Inner};
 use crate::ConnectError;
 use crate::backends::failing;
 use crate::backends::reason;
@@ -87,7 +87,7 @@ impl Communicator {
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         self.inner.turns.free_of_this_thread()?;
         let comm = self.clone();
-        apart(self.rank(), move || comm.rebuild_blocking(how)).await
+        on_own_thread(self.rank(), move || comm.rebuild_blocking(how)).await
     }
 
     /// As [`rebuild`](Self::rebuild), on this thread.

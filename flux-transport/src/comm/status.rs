@@ -5,11 +5,12 @@
 //! for its own sake that it comes no more. So it does of a peer in another op, which not all may
 //! find before this rank carries nothing any more.
 
-use super::failure::{DOUBT, GATHER};
+use super::communicator::{Communicator, Inner};
+use super::failure::{DOUBT, Doing, Failure, GATHER, RankReport};
+use super::flight::CallRecord;
 use super::health::Health;
-use super::hearsay::{Heard, is_second_hand};
-use super::late::{Late, Verdicts, late};
-use super::{CallRecord, Communicator, Doing, Failure, Inner, RankReport};
+use super::root_cause::{PeerFault, is_second_hand};
+use super::straggler::{Stragglers, Verdicts, stragglers};
 use crate::backends::reason;
 use crate::bootstrap::control::{GaveUp, mask_of};
 use crate::{Fault, TransportError};
@@ -106,7 +107,7 @@ impl Communicator {
         let control = world.control();
         let Some(record) = health.own_record() else {
             // Not told by a rank that was given up itself: its verdicts are nobody's.
-            if let Some(what) = health.said().filter(|_| health.given_up_by().is_none()) {
+            if let Some(what) = health.peer_timeout().filter(|_| health.given_up_by().is_none()) {
                 control.give_up(&what);
             }
             return fault;
@@ -115,13 +116,13 @@ impl Communicator {
         match found {
             // Not told: the peers go on without this rank, whatever it has waited for.
             Judgement::GivenUp(by) => Fault::Aborted { rank: by, reason: reason::LATE },
-            Judgement::Heard(heard) => {
-                if let Heard::GaveUp(what) = heard {
+            Judgement::Peer(told) => {
+                if let PeerFault::Timeout(what) = told {
                     control.give_up(&what);
                 }
-                heard.fault()
+                told.fault()
             }
-            Judgement::Unheard => {
+            Judgement::Unknown => {
                 if record.abort == reason::NCCL && record.rank == health.rank().get() {
                     // It began here, as far as is known. Not every peer has messages with this rank
                     // that fail.
@@ -129,7 +130,7 @@ impl Communicator {
                 }
                 fault
             }
-            Judgement::Own(Late { ranks: late, .. }) => {
+            Judgement::Own(Stragglers { ranks: late, .. }) => {
                 if !late.is_empty() || record.code == fault::DISAGREED {
                     health.exclude(late.iter().copied());
                     control.give_up(&GaveUp { communicator: world.communicator(), late: mask_of(late.iter().copied()), record });
@@ -146,11 +147,11 @@ enum Judgement {
     /// A peer has given this rank up.
     GivenUp(Rank),
     /// It is second-hand, and this is what it comes from.
-    Heard(Heard),
+    Peer(PeerFault),
     /// It is second-hand, and nothing was heard yet.
-    Unheard,
+    Unknown,
     /// It stands.
-    Own(Late),
+    Own(Stragglers),
 }
 
 impl Judgement {
@@ -162,18 +163,18 @@ impl Judgement {
             return Self::GivenUp(by);
         }
         if second_hand {
-            return health.heard_of(record).map_or(Self::Unheard, Self::Heard);
+            return health.root_cause_of(record).map_or(Self::Unknown, Self::Peer);
         }
         // In this order: whom a rank gave up is known before it counts as one that spoke. What it
         // said before it answered, or left, has been heard.
-        let spoke = health.spoke();
-        Self::Own(late(record, ranks, Verdicts { spoke, given_up: health.given_up() }, deadline))
+        let reported = health.reported();
+        Self::Own(stragglers(record, ranks, Verdicts { reported, given_up: health.given_up() }, deadline))
     }
 
     fn certain(&self) -> bool {
         match self {
-            Self::GivenUp(_) | Self::Heard(_) => true,
-            Self::Unheard => false,
+            Self::GivenUp(_) | Self::Peer(_) => true,
+            Self::Unknown => false,
             Self::Own(late) => late.certain,
         }
     }
@@ -223,7 +224,7 @@ mod tests {
     fn who_answers_when_asked_once_more_is_not_given_up_for_silence() {
         let (waits, behind) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
         let (record, long) = (timeout(0, 1, 42), Duration::from_secs(5));
-        let judge = |ranks: &[RankReport]| Judgement::Own(late(&record, ranks, Verdicts::default(), long));
+        let judge = |ranks: &[RankReport]| Judgement::Own(stragglers(&record, ranks, Verdicts::default(), long));
         let given_up = |until, second| {
             let (mut ranks, asked) = (reports(&[waits, Doing::Silent, behind]), std::cell::Cell::new(0));
             let ask = |ranks: &mut [RankReport]| {

@@ -3,7 +3,6 @@
 //! Invariant: an [`Nvml`] exists only where it has started; a question that it does not answer, or
 //! has no entry point for, has no answer, and is no error.
 
-use super::Fabric;
 use crate::cuda::DeviceInfo;
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int, c_uint};
@@ -62,6 +61,17 @@ table! {
     fabric_info = b"nvmlDeviceGetGpuFabricInfo\0" (Device, *mut FabricInfo);
     p2p_status = b"nvmlDeviceGetP2PStatus\0" (Device, Device, c_int, *mut c_int);
     shutdown = b"nvmlShutdown\0" ();
+}
+
+/// State of the fabric that an NVSwitch machine's GPUs are joined to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fabric {
+    /// The fabric manager has not begun, or is not there.
+    NotStarted,
+    /// It has not ended.
+    InProgress,
+    /// The GPU is in it.
+    Completed,
 }
 
 /// What is said of one GPU.

@@ -1,14 +1,13 @@
 //! A report as a picture.
 //!
-//! Invariant: a time is drawn as a multiple of its own row's `T_gemm`, and all panels have one
-//! scale, so that heights compare across panels and 1.0 is the GEMM alone everywhere. Only peers
-//! may lie above the scale: they are drawn at its upper end, with their value. Nothing lies behind
-//! the panels, and no colour is near black or white: they stand on either.
+//! Invariant: a time is drawn as a multiple of its own row's `T_gemm`, on one scale for all panels,
+//! so that 1.0 is the GEMM alone everywhere. Peers above the scale are drawn at its upper end, with
+//! their value. No colour is near black or white: pictures stand on either.
 
 mod curves;
 mod draw;
 
-use super::machine;
+use super::{extremes, machine};
 use crate::report::PeersReport;
 use crate::report::{Report, Row};
 use curves::Curve;
@@ -50,12 +49,11 @@ pub fn svg(report: &Report, peers: Option<&PeersReport>) -> String {
     let panels = panels(&report.rows);
     let curves = curves::of(report, peers);
     let own = || report.rows.iter().flat_map(|r| [r.t_op_ms, r.t_serial_ms].map(|t| t.median / r.t_gemm_ms.median)).chain([1.0]);
-    let highest = own().fold(f64::NEG_INFINITY, f64::max);
+    let (_, highest) = extremes(own());
     let top = if peers.is_some() { highest.max(PEERS_SHOWN) } else { highest };
     let drawn = || curves.iter().flat_map(|c| report.rows.iter().filter_map(|r| c.ratio(r))).map(|ratio| ratio.min(top));
-    let (step, ticks) = ticks(own().chain(drawn()).fold(f64::INFINITY, f64::min), own().chain(drawn()).fold(f64::NEG_INFINITY, f64::max));
-    let logs = || report.rows.iter().map(|r| f64::from(r.head.m).log2());
-    let ms = (logs().fold(f64::INFINITY, f64::min), logs().fold(f64::NEG_INFINITY, f64::max));
+    let (step, ticks) = ticks(extremes(own().chain(drawn())));
+    let ms = extremes(report.rows.iter().map(|r| f64::from(r.head.m).log2()));
 
     let above = TOP + if peers.is_some() { LEGEND_LINE } else { 0.0 };
     let (width, height) = (CELL.0 * COLUMNS as f64, above + CELL.1 * panels.len().div_ceil(COLUMNS) as f64);
@@ -94,7 +92,7 @@ fn panels(rows: &[Row]) -> Vec<Vec<&Row>> {
 
 /// A step of 1, 2 or 5 times a power of ten, and its first and last multiple that enclose `low` and
 /// `high`.
-fn ticks(low: f64, high: f64) -> (f64, (i32, i32)) {
+fn ticks((low, high): (f64, f64)) -> (f64, (i32, i32)) {
     let around = |step: f64| (step, ((low / step).floor() as i32, (high / step).ceil() as i32));
     let steps = (-2..6).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)));
     let mut fitting = steps.map(around).filter(|&(_, (first, last))| f64::from(last - first) <= MAX_STEPS);

@@ -131,12 +131,6 @@ impl Calls {
         Err(TransportError::MoverUnusable { why })
     }
 
-    /// Whether side streams have a part in the call in progress that the caller's stream is still
-    /// to be ordered after.
-    pub(crate) fn is_carried(&self) -> bool {
-        self.call.is_some_and(InCall::is_to_be_joined)
-    }
-
     /// From here on side streams have a part in the call in progress.
     pub(crate) const fn carried(&mut self) {
         if let Some(call) = &mut self.call {

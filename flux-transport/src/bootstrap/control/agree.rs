@@ -3,9 +3,12 @@
 //! Invariant: all ranks see the same answers and judge them alike, so they all go on or all give
 //! up.
 
-use super::{Collective, ControlError, Step};
+use super::error::ControlError;
+use super::step::{At, Collective, Step};
 use flux_core::Rank;
+use rustix::io::Errno;
 use std::fmt::Display;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 /// Why the ranks do not go on.
@@ -78,6 +81,27 @@ pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
             _ => Err(ControlError::Protocol { rank, detail: "it sent an answer of an unknown kind".to_owned() }.into()),
         })
         .collect()
+}
+
+impl Collective<'_> {
+    /// Gives every peer on this rank's host duplicates of the same descriptors, as
+    /// [`ControlPlane::exchange_fds`] does: two later steps of connecting, or of growing the
+    /// workspace. In the second the ranks tell each other whether they could take them.
+    ///
+    /// # Errors
+    /// As of [`exchange_at`](Self::exchange_at), and on all ranks where one may not have so many
+    /// descriptors open.
+    pub(crate) fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, Disagreed> {
+        let control = self.control();
+        let own = At { step: Step::Memory, communicator: self.communicator() };
+        let given = control.exchange_with_fds(&own.encode(), fds, deadline).map_err(|error| own.late(error))?;
+        let cut = given.iter().any(|given| given.cut);
+        let payloads = control.world().ranks().zip(given).map(|(rank, given)| own.payload(rank, given.payload).map(|_| given.fds));
+        let fds = payloads.collect::<Result<_, _>>()?;
+        let taken = if cut { Err(Errno::MFILE) } else { Ok([]) };
+        agree(self, &taken, deadline)?;
+        Ok(fds)
+    }
 }
 
 /// This rank's value where every rank has one, and otherwise nobody's: its own failure as it is,

@@ -26,7 +26,7 @@ pub type Answerer = dyn Fn(u32) -> Option<Vec<u8>> + Send + Sync;
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Answer {
     /// Its answer.
-    Said(Vec<u8>),
+    Reply(Vec<u8>),
     /// None until the deadline: the rank is stopped, or has no such communicator.
     Silent,
     /// The rank has left in good order.

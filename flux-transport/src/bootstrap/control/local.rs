@@ -5,14 +5,18 @@
 //! posted `g + 1`, and so has taken `g`.
 
 mod regroup;
+mod state;
 
-use super::{Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, Regrouped, Steps, Watcher, ranks_of};
+use super::error::ControlError;
+use super::hosts::Hosts;
+use super::inquiry::{Answer, Answerer, GaveUp, ranks_of};
+use super::plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
+use super::steps::Steps;
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
-use regroup::Regroup;
-use std::fmt;
+use state::{Content, End, Post, PostSlot, Presence, Shared, lock};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
 
 /// One thread's end.
@@ -23,82 +27,15 @@ pub(crate) struct LocalControl {
     steps: Steps,
 }
 
-struct Shared {
-    world: WorldSize,
-    hosts: Hosts,
-    state: Mutex<State>,
-    changed: Condvar,
-}
-
-struct State {
-    /// What was posted for even and odd steps.
-    places: [Place; 2],
-    presence: Vec<Presence>,
-    watchers: Vec<Vec<Weak<Watcher>>>,
-    answerers: Vec<Vec<Weak<Answerer>>>,
-    regroup: Regroup,
-}
-
-#[derive(Default)]
-struct Place {
-    posts: Vec<Option<Post>>,
-    taken: usize,
-}
-
-struct Post {
-    step: u64,
-    content: Content,
-}
-
-#[derive(Clone)]
-enum Content {
-    Bytes(Arc<[u8]>),
-    Descriptors(Arc<[u8]>, Arc<[OwnedFd]>),
-    Nothing,
-}
-
-impl Content {
-    const fn step(&self) -> &'static str {
-        match self {
-            Self::Bytes(_) => "exchange",
-            Self::Descriptors(..) => "exchange of descriptors",
-            Self::Nothing => "barrier",
-        }
-    }
-}
-
-#[derive(Clone, Copy, PartialEq)]
-enum Presence {
-    Here,
-    Left,
-    Lost,
-}
-
-impl fmt::Debug for Shared {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Shared").field("world", &self.world).finish_non_exhaustive()
-    }
-}
-
-// No code that can panic runs under these locks, so what they guard is whole even if a lock is
-// marked as poisoned.
-fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 impl LocalControl {
     /// The ends of a world, by rank.
     pub(crate) fn world_of(world: WorldSize) -> Vec<Self> {
-        let place = || Place { posts: world.ranks().map(|_| None).collect(), taken: 0 };
-        let state = State {
-            places: [place(), place()],
-            presence: vec![Presence::Here; world.index()],
-            watchers: world.ranks().map(|_| Vec::new()).collect(),
-            answerers: world.ranks().map(|_| Vec::new()).collect(),
-            regroup: Regroup::new(world),
-        };
-        let shared = Arc::new(Shared { world, hosts: Hosts::one(world), state: Mutex::new(state), changed: Condvar::new() });
-        world.ranks().map(|rank| Self { rank, shared: Arc::clone(&shared), steps: Steps::default() }).collect()
+        let shared = Arc::new(Shared::new(world));
+        world.ranks().map(|rank| Self::of(rank, Arc::clone(&shared))).collect()
+    }
+
+    fn of(rank: Rank, shared: Arc<Shared>) -> Self {
+        Self { rank, shared, steps: Steps::default() }
     }
 
     fn step(&self, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
@@ -106,13 +43,13 @@ impl LocalControl {
     }
 
     fn meet(&self, step: u64, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
-        let place = usize::from(step % 2 == 1);
+        let slot = usize::from(step % 2 == 1);
         let doing = content.step();
         let mut state = lock(&self.shared.state);
-        state.places[place].posts[self.rank.index()] = Some(Post { step, content });
+        state.slots[slot].posts[self.rank.index()] = Some(Post { step, content });
         self.shared.changed.notify_all();
         loop {
-            let posts = &state.places[place].posts;
+            let posts = &state.slots[slot].posts;
             let came = |rank: Rank| posts[rank.index()].as_ref().is_some_and(|post| post.step == step);
             let missing: Vec<Rank> = self.shared.world.ranks().filter(|&rank| !came(rank)).collect();
             if missing.is_empty() {
@@ -132,7 +69,7 @@ impl LocalControl {
             self.steps.awaits(missing);
             state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
         }
-        let Place { posts, taken } = &mut state.places[place];
+        let PostSlot { posts, taken } = &mut state.slots[slot];
         let all: Vec<Content> = posts.iter().flatten().map(|post| post.content.clone()).collect();
         *taken += 1;
         if *taken == posts.len() {
@@ -270,14 +207,14 @@ impl ControlPlane for LocalControl {
         let answer = |(presence, answerers): (Presence, Vec<Arc<Answerer>>)| match presence {
             Presence::Left => Answer::Left,
             Presence::Lost => Answer::Lost,
-            Presence::Here => answerers.iter().find_map(|answerer| answerer(communicator)).map_or(Answer::Silent, Answer::Said),
+            Presence::Here => answerers.iter().find_map(|answerer| answerer(communicator)).map_or(Answer::Silent, Answer::Reply),
         };
         asked.into_iter().map(answer).collect()
     }
 
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
-        let regroup::End { control, members } = regroup::meet(self, without, deadline)?;
-        Ok(Regrouped { control: Arc::new(control), members: ranks_of(members).collect() })
+        let End { rank, shared, members } = regroup::meet(&self.shared, self.rank, without, deadline)?;
+        Ok(Regrouped { control: Arc::new(Self::of(rank, shared)), members: ranks_of(members).collect() })
     }
 
     fn left_out_by(&self) -> Option<Rank> {
@@ -291,6 +228,13 @@ impl Drop for LocalControl {
             self.notify(Notice::Lost(self.rank));
         }
     }
+}
+
+/// The control planes of `n` ranks that are threads, by rank: what
+/// [`World::local`](crate::World::local) makes worlds of. `None` where no world is that large.
+pub fn local_planes(n: u32) -> Option<Vec<Arc<dyn ControlPlane>>> {
+    let ends = LocalControl::world_of(WorldSize::new(n)?);
+    Some(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn ControlPlane>).collect())
 }
 
 #[cfg(test)]

@@ -5,11 +5,10 @@
 //! and the communicator's number. All ranks see all of them, so either all go on or none does, and
 //! after a mismatch they are still in step: each has taken one.
 
-use super::{ControlError, ControlPlane, Disagreed, agree};
+use super::error::ControlError;
+use super::plane::ControlPlane;
 use flux_core::Rank;
-use rustix::io::Errno;
 use std::fmt;
-use std::os::fd::{BorrowedFd, OwnedFd};
 use std::time::Instant;
 
 /// What ranks exchange messages for. All ranks of a step name the same.
@@ -64,6 +63,10 @@ impl<'a> Collective<'a> {
         Self { control, communicator }
     }
 
+    pub(super) const fn communicator(self) -> u32 {
+        self.communicator
+    }
+
     /// What carries them.
     pub fn control(self) -> &'a dyn ControlPlane {
         self.control
@@ -80,25 +83,6 @@ impl<'a> Collective<'a> {
         let message = [&own.encode()[..], payload].concat();
         let said = control.exchange(&message, deadline).map_err(|error| own.late(error))?;
         control.world().ranks().zip(said).map(|(rank, said)| own.payload(rank, said)).collect()
-    }
-
-    /// Gives every peer on this rank's host duplicates of the same descriptors, as
-    /// [`ControlPlane::exchange_fds`] does: two later steps of connecting, or of growing the
-    /// workspace. In the second the ranks tell each other whether they could take them.
-    ///
-    /// # Errors
-    /// As of [`exchange_at`](Self::exchange_at), and on all ranks where one may not have so many
-    /// descriptors open.
-    pub(crate) fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, Disagreed> {
-        let Self { control, communicator } = self;
-        let own = At { step: Step::Memory, communicator };
-        let given = control.exchange_with_fds(&own.encode(), fds, deadline).map_err(|error| own.late(error))?;
-        let cut = given.iter().any(|given| given.cut);
-        let payloads = control.world().ranks().zip(given).map(|(rank, given)| own.payload(rank, given.payload).map(|_| given.fds));
-        let fds = payloads.collect::<Result<_, _>>()?;
-        let taken = if cut { Err(Errno::MFILE) } else { Ok([]) };
-        agree(self, &taken, deadline)?;
-        Ok(fds)
     }
 }
 
@@ -138,7 +122,7 @@ impl At {
     }
 
     /// Names this step where ranks did not come to it in time.
-    fn late(self, error: ControlError) -> ControlError {
+    pub(super) fn late(self, error: ControlError) -> ControlError {
         match error {
             ControlError::Timeout { missing, .. } => ControlError::Timeout { step: self.step.name(), missing },
             other => other,
@@ -155,7 +139,7 @@ impl fmt::Display for At {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::bootstrap::control::LocalControl;
+    use crate::bootstrap::control::{Disagreed, LocalControl};
     use flux_core::WorldSize;
     use std::time::Duration;
 

@@ -4,7 +4,8 @@
 //! are taken. After the first failure nobody takes another. Whoever finds no turn by its deadline
 //! has failed, too: the peers will take its step.
 
-use super::{ControlError, mask_of, ranks_of};
+use super::error::ControlError;
+use super::inquiry::{mask_of, ranks_of};
 use flux_core::Rank;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};

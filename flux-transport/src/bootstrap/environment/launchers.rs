@@ -13,7 +13,7 @@ use crate::bootstrap::error::BootstrapError;
 
 /// What a launcher says of this process.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Seat {
+pub(super) struct Placement {
     pub(super) rank: u32,
     pub(super) world: WorldSize,
     pub(super) local_rank: u32,
@@ -33,7 +33,7 @@ pub(super) struct Family {
     pub(super) says: [&'static str; 2],
     /// Whether any of its variables is there.
     pub(super) is_there: fn(&Variables<'_>) -> bool,
-    pub(super) read: fn(&Variables<'_>) -> Result<Seat, BootstrapError>,
+    pub(super) read: fn(&Variables<'_>) -> Result<Placement, BootstrapError>,
 }
 
 /// Launchers of processes, the one that is asked first first. Where two of them are there, they
@@ -73,7 +73,7 @@ const SLURM: [&str; 5] = ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLUR
 const OPEN_MPI_JOBS: [&str; 3] = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"];
 const MASTER: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
 
-fn torchrun(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
+fn torchrun(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     vars.all(&TORCHRUN)?;
     let world = vars.world("WORLD_SIZE")?;
     let local = vars.part_of("LOCAL_WORLD_SIZE", world, "WORLD_SIZE")?;
@@ -82,38 +82,38 @@ fn torchrun(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
     // The restart count keeps a restarted group of the same run from meeting what is left of the
     // one before.
     let launch = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"].map(|name| vars.value(name)).into();
-    Ok(Seat { rank, world, local_rank, one_host: local == world.get(), rank_zero: Some(vars.text("MASTER_ADDR")?), launch })
+    Ok(Placement { rank, world, local_rank, one_host: local == world.get(), rank_zero: Some(vars.text("MASTER_ADDR")?), launch })
 }
 
-fn open_mpi(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
+fn open_mpi(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     vars.all(&OPEN_MPI)?;
     let [rank, size, local_rank, local_size] = OPEN_MPI;
-    let mut harness = mpi(vars, [rank, size, local_rank, local_size])?;
-    harness.launch.extend(OPEN_MPI_JOBS.map(|name| vars.value(name)));
-    Ok(harness)
+    let mut placement = mpi(vars, [rank, size, local_rank, local_size])?;
+    placement.launch.extend(OPEN_MPI_JOBS.map(|name| vars.value(name)));
+    Ok(placement)
 }
 
-fn mpich(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
+fn mpich(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     vars.all(&MPICH)?;
     let [rank, size, local_rank, local_size] = MPICH;
-    let mut harness = mpi(vars, [rank, size, local_rank, local_size])?;
-    if harness.one_host {
+    let mut placement = mpi(vars, [rank, size, local_rank, local_size])?;
+    if placement.one_host {
         // It names no job; but the ranks of a host are children of one process.
-        harness.launch.push(ancestor::outside(rank).into());
+        placement.launch.push(ancestor::outside(rank).into());
     }
-    Ok(harness)
+    Ok(placement)
 }
 
 /// mpirun does not say where rank 0 is; who also starts PyTorch by it sets `MASTER_ADDR` and
 /// `MASTER_PORT`.
-fn mpi(vars: &Variables<'_>, [rank, size, local_rank, local_size]: [&'static str; 4]) -> Result<Seat, BootstrapError> {
+fn mpi(vars: &Variables<'_>, [rank, size, local_rank, local_size]: [&'static str; 4]) -> Result<Placement, BootstrapError> {
     let world = vars.world(size)?;
     let local = vars.part_of(local_size, world, size)?;
     let local_rank = vars.below(local_rank, local, local_size)?;
     let rank = vars.below(rank, world.get(), size)?;
     let master = MASTER.iter().all(|name| vars.is_set(name));
     let rank_zero = if master { Some(vars.text("MASTER_ADDR")?) } else { None };
-    Ok(Seat { rank, world, local_rank, one_host: local == world.get(), rank_zero, launch: MASTER.map(|name| vars.value(name)).into() })
+    Ok(Placement { rank, world, local_rank, one_host: local == world.get(), rank_zero, launch: MASTER.map(|name| vars.value(name)).into() })
 }
 
 /// Whether srun started this process: a batch script has a rank too, but no step, and an
@@ -126,7 +126,7 @@ fn slurm_step(vars: &Variables<'_>) -> bool {
         && step.to_str().and_then(|step| step.parse().ok()).is_none_or(|step: u32| step < RESERVED)
 }
 
-fn slurm(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
+fn slurm(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     vars.all(&SLURM)?;
     let world = vars.world("SLURM_NTASKS")?;
     let rank = vars.below("SLURM_PROCID", world.get(), "SLURM_NTASKS")?;
@@ -144,5 +144,5 @@ fn slurm(vars: &Variables<'_>) -> Result<Seat, BootstrapError> {
         Some(nodelist::first(&vars.text(list)?).ok_or_else(|| vars.wrong(list, "a list of nodes"))?)
     };
     let launch = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"].map(|name| vars.value(name)).into();
-    Ok(Seat { rank, world, local_rank, one_host, rank_zero, launch })
+    Ok(Placement { rank, world, local_rank, one_host, rank_zero, launch })
 }

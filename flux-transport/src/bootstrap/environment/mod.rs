@@ -18,29 +18,13 @@ use flux_core::{Rank, WorldSize};
 
 pub use place::{Address, HostPlace, NetworkPlace, Place};
 
-use self::launchers::{Family, LAUNCHERS, SLURM_FAMILY, Seat};
+use self::launchers::{Family, LAUNCHERS, Placement, SLURM_FAMILY};
 use self::place::digest;
+pub(crate) use self::place::runtime_directory;
 use self::variables::Variables;
 use super::error::BootstrapError;
-use super::host_id::FLUX_HOST_ID;
-use super::network::TcpRendezvous;
-use super::rendezvous::Rendezvous;
+use super::names::{FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
 use super::secret::Secret;
-use super::unix::UnixRendezvous;
-
-/// The rank, in flux's own family.
-pub const FLUX_RANK: &str = "FLUX_RANK";
-/// The number of ranks, in flux's own family.
-pub const FLUX_WORLD_SIZE: &str = "FLUX_WORLD_SIZE";
-/// The rank among those of this host, in flux's own family.
-pub const FLUX_LOCAL_RANK: &str = "FLUX_LOCAL_RANK";
-/// Where the ranks meet: on one host a private directory (an absolute path, mode 0700, of this
-/// user), on several `tcp://HOST:PORT` with an address of rank 0's host and a port that is free
-/// there. Part of flux's own family, and says the same for every other launcher.
-pub const FLUX_RENDEZVOUS: &str = "FLUX_RENDEZVOUS";
-/// The launcher whose variables count, where several are there: `flux`, `torchrun`, `openmpi`,
-/// `mpich` or `slurm`.
-pub const FLUX_LAUNCHER: &str = "FLUX_LAUNCHER";
 
 const OWN: [&str; 4] = [FLUX_RANK, FLUX_WORLD_SIZE, FLUX_LOCAL_RANK, FLUX_RENDEZVOUS];
 const OWN_NAME: &str = "flux";
@@ -102,21 +86,21 @@ impl Environment {
             }
             let named = LAUNCHERS.iter().chain([&SLURM_FAMILY]).find(|family| name == family.name);
             let family = named.ok_or_else(|| vars.wrong(FLUX_LAUNCHER, "one of flux, torchrun, openmpi, mpich and slurm"))?;
-            return Self::seated(vars, family, (family.read)(&vars)?);
+            return Self::placed(vars, family, (family.read)(&vars)?);
         }
         if vars.any(&OWN[..3]) {
             return Self::own(vars);
         }
         let there = LAUNCHERS.iter().filter(|family| (family.is_there)(&vars));
-        let seats = there.map(|family| Ok((family, (family.read)(&vars)?))).collect::<Result<Vec<_>, BootstrapError>>()?;
-        if let Some((first, others)) = seats.split_first() {
+        let placements = there.map(|family| Ok((family, (family.read)(&vars)?))).collect::<Result<Vec<_>, BootstrapError>>()?;
+        if let Some((first, others)) = placements.split_first() {
             if let Some(other) = others.iter().find(|other| (other.1.rank, other.1.world) != (first.1.rank, first.1.world)) {
                 return Err(BootstrapError::Disagreement { first: said(first), second: said(other) });
             }
-            return Self::seated(vars, first.0, first.1.clone());
+            return Self::placed(vars, first.0, first.1.clone());
         }
         if (SLURM_FAMILY.is_there)(&vars) {
-            return Self::seated(vars, &SLURM_FAMILY, (SLURM_FAMILY.read)(&vars)?);
+            return Self::placed(vars, &SLURM_FAMILY, (SLURM_FAMILY.read)(&vars)?);
         }
         Err(BootstrapError::NoLauncher)
     }
@@ -126,17 +110,17 @@ impl Environment {
         let world = vars.world(FLUX_WORLD_SIZE)?;
         let rank = vars.below(FLUX_RANK, world.get(), FLUX_WORLD_SIZE)?;
         let local_rank = vars.below(FLUX_LOCAL_RANK, world.get(), FLUX_WORLD_SIZE)?;
-        let place = Self::said_place(vars, true, &[])?;
+        let place = Self::place_from(vars, true, &[])?;
         Ok(Self { rank: Rank::new(rank), world, local_rank, place })
     }
 
     /// What another launcher says, and where to meet.
-    fn seated(vars: Variables<'_>, family: &Family, harness: Seat) -> Result<Self, BootstrapError> {
-        let Seat { rank, world, local_rank, one_host, rank_zero, launch } = harness;
+    fn placed(vars: Variables<'_>, family: &Family, placement: Placement) -> Result<Self, BootstrapError> {
+        let Placement { rank, world, local_rank, one_host, rank_zero, launch } = placement;
         let names: Vec<&[u8]> = launch.iter().map(|value| value.as_encoded_bytes()).collect();
         let nonce = digest(&[&[family.name.as_bytes()], &names[..]].concat());
         let place = if !vars.value(FLUX_RENDEZVOUS).is_empty() {
-            Self::said_place(vars, one_host, &names)?
+            Self::place_from(vars, one_host, &names)?
         } else if one_host {
             Place::Host(HostPlace::below(&runtime_directory(vars.lookup), nonce))
         } else {
@@ -148,7 +132,7 @@ impl Environment {
     }
 
     /// What `FLUX_RENDEZVOUS` says.
-    fn said_place(vars: Variables<'_>, one_host: bool, launch: &[&[u8]]) -> Result<Place, BootstrapError> {
+    fn place_from(vars: Variables<'_>, one_host: bool, launch: &[&[u8]]) -> Result<Place, BootstrapError> {
         let value = vars.value(FLUX_RENDEZVOUS);
         let wanted = if one_host { "an absolute path or tcp://HOST:PORT" } else { "tcp://HOST:PORT, which ranks on several hosts need" };
         if let Some(address) = value.to_str().and_then(|text| text.strip_prefix("tcp://")) {
@@ -170,26 +154,11 @@ impl Environment {
         let (directory, host_id) = (runtime_directory(vars.lookup), vars.get(FLUX_HOST_ID));
         Ok(Place::Network(NetworkPlace { address, secret, launch, directory, host_id }))
     }
-
-    /// How this process meets the others.
-    pub fn rendezvous(&self) -> Box<dyn Rendezvous> {
-        match &self.place {
-            Place::Host(place) => Box::new(UnixRendezvous::new(self.rank, self.world, place.clone())),
-            Place::Network(place) => Box::new(TcpRendezvous { rank: self.rank, world: self.world, place: place.clone() }),
-        }
-    }
 }
 
-fn said((family, harness): &(&Family, Seat)) -> String {
+fn said((family, placement): &(&Family, Placement)) -> String {
     let [rank, world] = family.says;
-    format!("{} says that this is rank {} of {} ({rank}, {world})", family.name, harness.rank, harness.world.get())
-}
-
-/// Where private run-time directories are made: `XDG_RUNTIME_DIR` where it is a directory, else
-/// that of temporary files, which is `/tmp` where `TMPDIR` does not say where in the whole system.
-pub(crate) fn runtime_directory(lookup: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
-    let said = |name| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
-    said("XDG_RUNTIME_DIR").filter(|path| path.is_dir()).or_else(|| said("TMPDIR")).unwrap_or_else(|| PathBuf::from("/tmp"))
+    format!("{} says that this is rank {} of {} ({rank}, {world})", family.name, placement.rank, placement.world.get())
 }
 
 #[cfg(test)]

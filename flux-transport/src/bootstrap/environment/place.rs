@@ -3,9 +3,8 @@
 use std::ffi::OsString;
 use std::path::{Path, PathBuf};
 
-use super::runtime_directory;
 use crate::bootstrap::error::BootstrapError;
-use crate::bootstrap::host_id::FLUX_HOST_ID;
+use crate::bootstrap::names::FLUX_HOST_ID;
 use crate::bootstrap::secret::Secret;
 
 /// Where the ranks of one launch meet.
@@ -48,7 +47,7 @@ impl HostPlace {
     }
 
     /// Whether `name` is one that [`below`](Self::below) gives.
-    pub(in crate::bootstrap) fn is_name(name: &str) -> bool {
+    pub(crate) fn is_name(name: &str) -> bool {
         name.strip_prefix(&Self::prefix()).is_some_and(|nonce| nonce.len() == 32 && u128::from_str_radix(nonce, 16).is_ok())
     }
 }
@@ -144,4 +143,11 @@ pub(super) fn digest(parts: &[&[u8]]) -> u128 {
     let lengths = parts.iter().flat_map(|part| (part.len() as u64).to_le_bytes());
     let bytes = parts.iter().flat_map(|part| part.iter().copied());
     lengths.chain(bytes).fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
+}
+
+/// Where private run-time directories are made: `XDG_RUNTIME_DIR` where it is a directory, else
+/// that of temporary files, which is `/tmp` where `TMPDIR` does not say where in the whole system.
+pub(crate) fn runtime_directory(lookup: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
+    let said = |name| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
+    said("XDG_RUNTIME_DIR").filter(|path| path.is_dir()).or_else(|| said("TMPDIR")).unwrap_or_else(|| PathBuf::from("/tmp"))
 }

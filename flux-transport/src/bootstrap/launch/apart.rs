@@ -17,7 +17,8 @@ use std::path::{Path, PathBuf};
 use flux_core::{Rank, WorldSize};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 
-use crate::bootstrap::{FLUX_HOST_ID, FLUX_RENDEZVOUS, FLUX_SECRET_FILE, random};
+use crate::bootstrap::names::{FLUX_HOST_ID, FLUX_RENDEZVOUS, FLUX_SECRET_FILE};
+use crate::bootstrap::random::random;
 
 /// What keeps NCCL from everything that ranks of one machine share. A rank takes its neighbours for
 /// those with its `NCCL_HOSTID`.

@@ -23,9 +23,9 @@ use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use self::apart::Apart;
 pub use self::signals::{Signals, hear_of_children};
-use crate::bootstrap::{
-    FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE, random, runtime_directory,
-};
+use crate::bootstrap::environment::runtime_directory;
+use crate::bootstrap::names::{FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE};
+use crate::bootstrap::random::random;
 
 /// How often the ranks and the signals are looked at: ends are seen this late at most.
 const LOOK: Duration = Duration::from_millis(10);

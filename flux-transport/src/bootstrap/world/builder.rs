@@ -6,7 +6,34 @@ use std::time::Duration;
 use flux_core::{Rank, WorldSize};
 
 use super::{World, WorldError};
-use crate::bootstrap::{Environment, HostPlace, NetworkPlace, Place, START, Secret, join, start_by};
+use crate::bootstrap::deadlines::{START, start_by};
+use crate::bootstrap::environment::{Environment, HostPlace, NetworkPlace, Place};
+use crate::bootstrap::join::join;
+use crate::bootstrap::secret::Secret;
+
+impl World {
+    /// Rank `rank` of `world`, where no launcher's variables say so.
+    ///
+    /// ```
+    /// use flux_transport::Secret;
+    /// use flux_transport::{Rank, World, WorldSize};
+    /// let world = WorldSize::new(2).unwrap();
+    /// let secret = Secret::new(*b"32 bytes that nobody can guess..")?;
+    /// # let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
+    /// # let address = free.as_str();
+    /// // let address = "10.0.0.1:29600"; on every host
+    /// let rank = |rank| World::builder(Rank::new(rank), world).across_hosts(address, secret.clone());
+    /// std::thread::scope(|scope| {
+    ///     let one = scope.spawn(|| rank(1));
+    ///     assert_eq!(rank(0)?.hosts().count(), 1);
+    ///     one.join().expect("no rank panics")
+    /// })?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn builder(rank: Rank, world: WorldSize) -> Builder {
+        Builder::new(rank, world)
+    }
+}
 
 /// Says who this process is; all ranks say the same but for their number. See [`World::builder`].
 #[derive(Clone, Debug)]

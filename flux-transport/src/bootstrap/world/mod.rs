@@ -11,7 +11,9 @@ pub use builder::Builder;
 pub use error::WorldError;
 
 use crate::bootstrap::control::{Collective, ControlPlane, Hosts, Launch, LocalControl, local_planes};
-use crate::bootstrap::{Environment, START};
+use crate::bootstrap::deadlines::{START, start_by};
+use crate::bootstrap::environment::Environment;
+use crate::bootstrap::join::join;
 use flux_core::{Rank, WorldSize};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -62,29 +64,9 @@ impl World {
     /// # Errors
     /// As [`from_env`](Self::from_env).
     pub fn from_env_with(deadline: Duration) -> Result<Self, WorldError> {
-        crate::bootstrap::from_env(deadline)
-    }
-
-    /// Rank `rank` of `world`, where no launcher's variables say so.
-    ///
-    /// ```
-    /// use flux_transport::Secret;
-    /// use flux_transport::{Rank, World, WorldSize};
-    /// let world = WorldSize::new(2).unwrap();
-    /// let secret = Secret::new(*b"32 bytes that nobody can guess..")?;
-    /// # let free = std::net::TcpListener::bind("127.0.0.1:0")?.local_addr()?.to_string();
-    /// # let address = free.as_str();
-    /// // let address = "10.0.0.1:29600"; on every host
-    /// let rank = |rank| World::builder(Rank::new(rank), world).across_hosts(address, secret.clone());
-    /// std::thread::scope(|scope| {
-    ///     let one = scope.spawn(|| rank(1));
-    ///     assert_eq!(rank(0)?.hosts().count(), 1);
-    ///     one.join().expect("no rank panics")
-    /// })?;
-    /// # Ok::<(), Box<dyn std::error::Error>>(())
-    /// ```
-    pub fn builder(rank: Rank, world: WorldSize) -> Builder {
-        Builder::new(rank, world)
+        let environment = Environment::read()?;
+        let control = join(&environment, start_by(deadline))?;
+        Ok(Self::launched(environment, control))
     }
 
     /// `n` ranks as threads of this process, by rank: move each into its thread.

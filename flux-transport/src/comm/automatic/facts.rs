@@ -14,7 +14,7 @@ const HEADER: &str = concat!("flux-facts ", env!("CARGO_PKG_VERSION"));
 
 /// A rank's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::comm) enum Gpu {
+pub(crate) enum Gpu {
     /// It is there.
     Found(DeviceUuid),
     /// There is none, and this rank would not have expected one.
@@ -25,7 +25,7 @@ pub(in crate::comm) enum Gpu {
 
 /// What one rank says.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(in crate::comm) struct Facts {
+pub(crate) struct Facts {
     pub(super) gpu: Gpu,
     /// Whether its environment forbids peer access.
     pub(super) p2p_disabled: bool,
@@ -48,7 +48,7 @@ impl Facts {
         }
     }
 
-    pub(in crate::comm) fn encode(&self) -> Vec<u8> {
+    pub(crate) fn encode(&self) -> Vec<u8> {
         let Self { gpu, p2p_disabled, veto, boot, visible } = self;
         let gpu = match gpu {
             Gpu::Found(uuid) => format!("found {uuid}"),
@@ -58,7 +58,7 @@ impl Facts {
         format!("{HEADER}\n{gpu}\n{p2p_disabled} {veto}\n{}\n{}", line(boot), line(visible)).into_bytes()
     }
 
-    pub(in crate::comm) fn decode(message: &[u8]) -> Option<Self> {
+    pub(crate) fn decode(message: &[u8]) -> Option<Self> {
         let mut lines = std::str::from_utf8(message).ok()?.split('\n');
         let (header, gpu, flags, boot, visible) = (lines.next()?, lines.next()?, lines.next()?, lines.next()?, lines.next()?);
         let gpu = match gpu.split_once(' ')? {

@@ -14,7 +14,7 @@ pub fn verdict(bytes: &[u8]) -> bool {
 }
 
 #[cfg(test)]
-pub(in crate::comm) fn seeds() -> Vec<crate::fuzz::Seed> {
+pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     use super::facts::{Facts, Gpu};
     use crate::cuda::DeviceUuid;
     use crate::topology::probe::Verdict;

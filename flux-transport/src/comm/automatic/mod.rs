@@ -19,7 +19,7 @@ mod verdict;
 
 pub(super) use facts::Facts;
 
-use super::connect::{host, mixed, nccl, nvlink, pcie};
+use super::open::{host, mixed, nccl, nvlink, pcie};
 use crate::ConnectError;
 use crate::backends::Transport;
 use crate::bootstrap::control::agree;

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::bootstrap::{Environment, join};
-use crate::comm::fake::Fake;
+use crate::comm::mock::MockTransport;
 use crate::{Options, Select};
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
@@ -173,7 +173,7 @@ fn on_two_hosts() -> Vec<World> {
 #[test]
 fn survivors_on_several_hosts_are_refused_before_anything_is_broken() {
     let worlds = on_two_hosts();
-    let connected = |world| Communicator::new(world, &Select::Host.into(), Box::new(Fake::default()), String::new());
+    let connected = |world| Communicator::new(world, &Select::Host.into(), Box::new(MockTransport::default()), String::new());
     let comms: Vec<Communicator> = worlds.iter().map(connected).collect();
     let refused = comms[0].rebuild_blocking(Rebuild::Survivors).unwrap_err();
     assert!(matches!(refused, ConnectError::AcrossHosts { hosts: 2 }) && refused.to_string().contains("Rebuild::Whole"), "{refused}");

@@ -1,0 +1,71 @@
+//! The parameters of the kernels that make and check operands.
+
+use super::mirrored;
+
+mirrored! {
+    /// A window of a matrix that is filled.
+    #[derive(Clone, Copy)]
+    pub(crate) struct FillParams {
+        /// First element.
+        pub(crate) dst: u64,
+        /// Elements between rows.
+        pub(crate) row_stride: u64,
+        pub(crate) seed: u64,
+        /// The window's place in the global matrix.
+        pub(crate) row0: u32,
+        pub(crate) col0: u32,
+        pub(crate) rows: u32,
+        pub(crate) cols: u32,
+        pub(crate) fill: u32,
+        pub(crate) bf16: u32,
+    }
+}
+
+mirrored! {
+    /// Checks y\[i, j\] of a window against
+    /// act(sum over c of x\[row0 + i, c\] * w\[col0 + j, c\] + bias\[col0 + j\]).
+    #[derive(Clone, Copy)]
+    pub(crate) struct VerifyParams {
+        pub(crate) y: u64,
+        /// Elements between rows.
+        pub(crate) row_stride: u64,
+        pub(crate) x_seed: u64,
+        pub(crate) w_seed: u64,
+        pub(crate) report: u64,
+        /// Of a matrix of one row.
+        pub(crate) bias_seed: u64,
+        pub(crate) row0: u32,
+        pub(crate) col0: u32,
+        pub(crate) rows: u32,
+        pub(crate) cols: u32,
+        pub(crate) k: u32,
+        /// The inner product is summed in segments of this length, one for each rank.
+        pub(crate) segment: u32,
+        /// The rank whose output it is; no rank with flattened rows.
+        pub(crate) own: u32,
+        pub(crate) fill: u32,
+        pub(crate) bf16: u32,
+        /// Whether there is a bias.
+        pub(crate) bias: u32,
+        pub(crate) activation: u32,
+        /// Segments of a node. A rank sends 16-bit partial sums to the relay on the owner's rail,
+        /// and each other node's relay sends the node's sum.
+        pub(crate) per_node: u32,
+    }
+}
+
+mirrored! {
+    /// What a verification found.
+    #[derive(Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+    pub(crate) struct RawReport {
+        pub(crate) violations: u64,
+        /// Smallest row << 32 | column of a violation.
+        pub(crate) first: u64,
+        /// Bits of a float, not negative; so are the next two.
+        pub(crate) max_error: u32,
+        pub(crate) max_reference: u32,
+        /// Error over its bound.
+        pub(crate) max_ratio: u32,
+        pub(crate) reserved: u32,
+    }
+}

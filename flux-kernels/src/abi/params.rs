@@ -1,0 +1,93 @@
+//! The fused kernel's parameters.
+
+use super::mirrored;
+use cudarc::driver::sys::CUtensorMap;
+use flux_core::rank::MAX_WORLD;
+
+mirrored! {
+    /// The parameters of one launch. `W` is the world size; a half is one of the two buffers of a
+    /// data region, of even and of odd epochs.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct Params {
+        /// The caller's x, `[1, W or 1, m_shard, k_local]`; flattened `[1, 1, m, k_local]`.
+        pub(crate) a_caller: CUtensorMap = "TensorMap a_caller",
+        /// The own gather buffer, `[2 halves, W - 1 shard slots, m_shard, k_local]`; flattened
+        /// `[2, 1, m, k_local]`.
+        pub(crate) a_gather: CUtensorMap = "TensorMap a_gather",
+        /// The caller's w, `[n_local, k_local]`.
+        pub(crate) b: CUtensorMap = "TensorMap b",
+        /// The caller's y, `[W or 1, m_shard, n_local]`; flattened `[1, m, n_local]`.
+        pub(crate) y: CUtensorMap = "TensorMap y",
+        /// Every rank's data region, as mapped here.
+        pub(crate) data: [u64; MAX_WORLD] = "u64 data[kMaxWorld]",
+        /// Every rank's pad, as mapped here.
+        pub(crate) pad: [u64; MAX_WORLD] = "u64 pad[kMaxWorld]",
+        pub(crate) items: u64 = "const WorkItem* items",
+        pub(crate) awaits: u64 = "const Await* awaits",
+        pub(crate) transfers: u64 = "const Transfer* transfers",
+        pub(crate) control: u64 = "Control* control",
+        pub(crate) fault: u64 = "Fault* fault",
+        /// Bytes between the halves of a data region.
+        pub(crate) half_stride: u64,
+        /// Longest time of one wait.
+        pub(crate) deadline_ns: u64,
+        /// The caller's x, for the mover.
+        pub(crate) x: u64,
+        /// Bytes between its rows.
+        pub(crate) x_row_bytes: u64,
+        /// Bytes of a row of x, and between rows of a gather buffer.
+        pub(crate) row_bytes: u64,
+        /// Bytes between the shard slots of a gather buffer.
+        pub(crate) shard_slot_bytes: u64,
+        /// The caller's y, for rows that are reduced.
+        pub(crate) y_address: u64,
+        /// Bytes between its rows.
+        pub(crate) y_row_bytes: u64,
+        /// Offset of the split-K workspace slots in a half.
+        pub(crate) split_k_offset: u64,
+        /// Memory of this GPU where CTAs stage the first consumer's part of a partial tile.
+        pub(crate) global_staging: u64,
+        /// `[n_local]`, added to every row of the result; 0 for none.
+        pub(crate) bias: u64,
+        /// The buffer of peers' scattered rows: the own data region, or host memory.
+        pub(crate) scatter_buffer: u64,
+        pub(crate) rank: u32,
+        pub(crate) world: u32,
+        pub(crate) item_count: u32,
+        pub(crate) transfer_count: u32,
+        pub(crate) slots_per_source: u32,
+        /// Whether copy engines read the caller's x: the call ends when they have.
+        pub(crate) await_pushed: u32,
+        /// Between pieces that the mover pushes, from the second destination on, or of a partial
+        /// tile.
+        pub(crate) gap_ns: u32,
+        /// CTAs whose storers scatter a tile at once, while the next is multiplied; 0 where
+        /// consumers scatter their rows.
+        pub(crate) in_flight_limit: u32,
+        /// Rows of a shard.
+        pub(crate) m_shard: u32,
+        /// Bytes between scattered rows at their owner.
+        pub(crate) source_row_bytes: u32,
+        /// After the bias; AllGather-GEMM only.
+        pub(crate) activation: u32,
+        /// Whether every tile waits for the first transfers.
+        pub(crate) push_together: u32,
+        /// Partial tiles that the mainloop adds, of an item that adds any.
+        pub(crate) in_mainloop: u32,
+        /// The step along k before which the first of them is added.
+        pub(crate) in_mainloop_first: u32,
+        /// Steps from one to the next.
+        pub(crate) in_mainloop_gap: u32,
+        /// This rank's op-sequence hash; 0 where kernels compare none.
+        pub(crate) op_hash: u32,
+        /// Whether a collective brought the operands: an abort of the host then fails the call.
+        pub(crate) after_collective: u32,
+        /// By item, where the kernel traces.
+        pub(crate) item_stamps: u64 = "ItemStamps* item_stamps",
+        /// By CTA, where the kernel traces.
+        pub(crate) worker_stamps: u64 = "WorkerStamps* worker_stamps",
+    }
+}
+
+// SAFETY: words only; a tensor map is an array of them.
+unsafe impl bytemuck::Zeroable for Params {}

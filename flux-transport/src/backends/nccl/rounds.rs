@@ -1,0 +1,363 @@
+//! The rounds of one call beside its kernel, on the side stream: the messages of as many peers at
+//! once as the call says.
+//!
+//! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The
+//! sender's word is the epoch only where the chunk is whole: for what its kernel stores when that
+//! has raised the flag, for the caller's rows from the start, unless a call before has failed: its
+//! word is the number of the call that the device has then, which stands still with the first
+//! failure. A stream that is let go because a call has failed sends other words; so what is not
+//! whole, or comes from what a failed call wrote, is never sent as if it were. Only where messages
+//! are aborted may a word have come before its chunk: by then this rank's call has failed, as the
+//! guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks
+//! for it, which is after the call that read the half before.
+
+use super::hashes::HASH_BYTES;
+use super::messages::Use;
+use super::outbox::Outbox;
+use super::progress::{Position, Step};
+use super::watched::Watched;
+use crate::cuda::{
+    CudaDevice, CudaError, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size, wait_value_async, words_async,
+};
+use crate::{Exchange, MoverJob, Source, TransportError};
+use flux_core::layout::{WorkspaceSize, calling_offset, control, signal_offset};
+use flux_core::program::{Round, groups};
+use flux_core::signal::Epoch;
+use flux_core::{Nodes, Rank};
+
+/// Bytes of a word.
+const WORD: usize = 4;
+
+/// Why a call whose data messages carry cannot be captured.
+pub(crate) const NO_GRAPHS: &str = "what carries its messages cannot be replayed; make the call outside the capture";
+
+/// The memory of a rank, for what messages bring and take.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Memory<'a> {
+    /// The own data region.
+    pub(crate) data: u64,
+    /// The own pad.
+    pub(crate) pad: u64,
+    /// The own control block.
+    pub(crate) control: u64,
+    pub(crate) size: WorkspaceSize,
+    pub(crate) rank: Rank,
+    pub(crate) outbox: &'a Outbox,
+}
+
+impl Memory<'_> {
+    /// Where the half of call `epoch` begins.
+    pub(crate) fn half(&self, epoch: Epoch) -> u64 {
+        self.data + epoch.half() as u64 * self.size.half_stride()
+    }
+}
+
+/// Enqueues all messages of the call with number `epoch` on `stream`, with what this rank has said
+/// of it ahead of the first chunk to each peer; `arrived` is told of each round when what it brings
+/// is there as far as the stream is concerned.
+///
+/// # Safety
+/// The exchange was checked against the workspace; `stream` is ordered after the call before and
+/// after the caller's rows, which stay until it is past what is enqueued here.
+pub(crate) unsafe fn carry(
+    device: &CudaDevice,
+    stream: usize,
+    watched: &Watched,
+    at: Memory<'_>,
+    exchange: &Exchange<'_>,
+    epoch: Epoch,
+    mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
+) -> Result<(), TransportError> {
+    let &Exchange { source, rounds, peers, .. } = exchange;
+    let Memory { pad, control, rank, outbox, .. } = at;
+    let nodes = outbox.nodes();
+    let _current = device.enter()?;
+    let position = |step| WordOp::Write { address: watched.progress.address(), value: Position::new(epoch, step).word() };
+    let note = |step| {
+        // SAFETY: a word of pinned memory that outlives the stream's work.
+        unsafe { words_async(device, [position(step)], stream) }
+    };
+    let stored = matches!(source, Source::Stored { .. });
+    let calling = |far: Rank| pad + calling_offset(far.get(), epoch.half());
+    // Mates say on each other's pads which ops their calls were of, and what a rank says along the
+    // rail is copied there, and passed on to mates with its rows. Of the ranks of other nodes whose
+    // sums come by another's hand that relay has compared, so here they are taken to agree.
+    let of_relayed = nodes.world().ranks().filter(|&far| stored && is_relayed(nodes, rank, far));
+    let of_relayed = of_relayed.map(|far| WordOp::WriteLong { address: calling(far), value: outbox.hashes().last().word() });
+    // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
+    unsafe { words_async(device, std::iter::once(position(Step::Begun)).chain(of_relayed), stream) }?;
+    if !stored {
+        let row = |address| Rows { address, pitch: WORD as u64 };
+        // Before the call's kernel can close it, which waits for words that this stream brings.
+        // SAFETY: the number of the call in the control block, and a word of pinned memory that
+        // outlives the stream's work.
+        unsafe {
+            copy_out_async(device, (row(outbox.hashes().number_on_host()), row(control + control::EPOCH)), (1, WORD as u64), stream)
+        }?;
+    }
+    // SAFETY: the caller promised the rows.
+    let rows = unsafe { rows_of(device, stream, &at, exchange) }?;
+    let (mut number, mut seen) = (0, StepsSeen::default());
+    for group in groups(rounds, peers) {
+        let firsts: Vec<bool> = group.iter().map(|round| seen.is_first(round.step)).collect();
+        if stored {
+            for round in group {
+                let flag = outbox.flag(round.sent.peer, round.sent.signal, epoch);
+                // SAFETY: a flag of the outbox.
+                unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
+            }
+            note(Step::Flag(number + group.len() - 1))?;
+        }
+        watched.link.group(Use::Overlapped, stream, |messages| {
+            group.iter().zip(&firsts).try_for_each(|(round, &is_first)| {
+                let Ends { chunk, to, place, from, bytes } = Ends::of(&at, exchange, round, rows, epoch);
+                let word = if stored { outbox.flag(round.sent.peer, round.sent.signal, epoch) } else { outbox.hashes().number() };
+                // SAFETY: chunks and words are in the workspace, or the caller's rows.
+                unsafe {
+                    if is_first {
+                        messages.send(outbox.hashes().own_address(epoch), HASH_BYTES, to)?;
+                        messages.receive(outbox.hashes().address(from), HASH_BYTES, from)?;
+                    }
+                    messages.send(chunk, bytes, to)?;
+                    messages.send(word, WORD, to)?;
+                    messages.receive(place, bytes, from)?;
+                    messages.receive(outbox.word(round.received.signal), WORD, from)
+                }
+            })
+        })?;
+        number += group.len();
+        for words in words_of(group) {
+            let (from, to) = (outbox.word(words.signal), pad + signal_offset(words.signal, epoch.half()));
+            let pitch = signal_offset(words.apart, 0) - signal_offset(0, 0);
+            // SAFETY: all words are in the workspace.
+            unsafe {
+                if words.count == 1 {
+                    copy_async(device, to, from, WORD, stream)
+                } else {
+                    let (to, from) = ((to, host_size(pitch)), (from, WORD * words.apart as usize));
+                    copy_rows_async(device, to, from, (words.count, WORD), stream)
+                }
+            }?;
+        }
+        // After the words, which the kernel waits for first: it looks at these when it closes the
+        // call.
+        for (round, _) in group.iter().zip(&firsts).filter(|&(_, &is_first)| is_first && nodes.are_mixed()) {
+            let far = round.received.peer;
+            // SAFETY: words of the own pad and of pinned memory that outlives the stream's work.
+            unsafe { copy_async(device, calling(far), outbox.hashes().address(nodes.node_of(far)), HASH_BYTES, stream) }?;
+        }
+        group.iter().try_for_each(&mut arrived)?;
+        // Once, after the words: the kernel waits for them, and they would wait for each write
+        // before.
+        if number < rounds.len() {
+            note(Step::Messages(number - 1))?;
+        }
+    }
+    Ok(note(Step::Ended)?)
+}
+
+/// Whether what `far` sums up for `rank` comes by another's hand: they are of other nodes and other
+/// rails.
+fn is_relayed(nodes: Nodes, rank: Rank, far: Rank) -> bool {
+    nodes.are_mixed() && !nodes.together(rank, far) && nodes.local_of(rank) != nodes.local_of(far)
+}
+
+/// From where messages take the caller's rows, if they do: where those have gaps, copied without
+/// them on `stream` first, as a message is one range of memory.
+///
+/// # Safety
+/// As [`carry`], of the rows.
+unsafe fn rows_of(device: &CudaDevice, stream: usize, at: &Memory<'_>, exchange: &Exchange<'_>) -> Result<Option<u64>, CudaError> {
+    let Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) = exchange.source else { return Ok(None) };
+    if row_stride == row_bytes || row_bytes == 0 {
+        return Ok(Some(x));
+    }
+    // The outbox holds a place for each of the rail, so one for the shard.
+    let (to, count) = (at.outbox.stored(at.rank, 0), host_size(exchange.place_bytes / row_bytes));
+    let pitches = (host_size(row_bytes), host_size(row_stride));
+    // SAFETY: the caller's promise.
+    unsafe { copy_rows_async(device, (to, pitches.0), (x, pitches.1), (count, pitches.0), stream) }?;
+    Ok(Some(to))
+}
+
+/// Where a round's chunk is sent from and to which node, where the other's comes and from which,
+/// and its bytes.
+#[derive(Clone, Copy, Debug)]
+struct Ends {
+    chunk: u64,
+    to: u32,
+    place: u64,
+    from: u32,
+    bytes: usize,
+}
+
+impl Ends {
+    /// In call `epoch`, of the caller's rows or of what was stored.
+    fn of(at: &Memory<'_>, exchange: &Exchange<'_>, round: &Round, rows: Option<u64>, epoch: Epoch) -> Self {
+        let &Round { offset, bytes, sent, received, .. } = round;
+        let (nodes, place_bytes) = (at.outbox.nodes(), exchange.place_bytes);
+        let half = at.half(epoch);
+        Self {
+            chunk: rows.unwrap_or_else(|| at.outbox.stored(sent.peer, place_bytes)) + offset,
+            // A rail has a rank in each node.
+            to: nodes.node_of(sent.peer),
+            place: half + u64::from(received.place) * place_bytes + offset,
+            from: nodes.node_of(received.peer),
+            bytes: host_size(bytes),
+        }
+    }
+}
+
+/// Steps of which there were rounds in a call. At each a rank sends to another rank, and receives
+/// from another.
+#[derive(Debug, Default)]
+pub(crate) struct StepsSeen(u32);
+
+impl StepsSeen {
+    /// Whether a round is the first of its step, and so to its reader and from its source.
+    pub(crate) const fn is_first(&mut self, step: u32) -> bool {
+        let before = self.0;
+        self.0 |= 1 << step;
+        self.0 != before
+    }
+}
+
+/// Words that one copy takes to the pad: so many, of signals that are equally far apart.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Words {
+    signal: u32,
+    apart: u32,
+    count: usize,
+}
+
+/// What the words of a group are copied as: all at once where that can be, as a copy takes a few us
+/// whatever its size.
+fn words_of(group: &[Round]) -> Vec<Words> {
+    let mut signals: Vec<u32> = group.iter().map(|round| round.received.signal).collect();
+    signals.sort_unstable();
+    let one = |&signal: &u32| Words { signal, apart: 1, count: 1 };
+    match signals[..] {
+        [signal, next, ..] if signals.windows(2).all(|pair| pair[1] - pair[0] == next - signal) => {
+            vec![Words { signal, apart: next - signal, count: signals.len() }]
+        }
+        _ => signals.iter().map(one).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::program::{Chunk, End, Schedule, Sending, TileProgram};
+    use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+    use proptest::prelude::*;
+    use std::collections::BTreeMap;
+
+    /// What a message carries, with the number of the group that it goes in.
+    #[derive(Clone, Copy, Debug, PartialEq, Eq)]
+    enum Message {
+        Said(usize),
+        Chunk(usize, u64),
+    }
+
+    /// By source and reader, in order.
+    type Ways = BTreeMap<(u32, u32), Vec<Message>>;
+
+    /// Notes what `rank` sends and receives in a call with these rounds.
+    fn note(rank: Rank, rounds: &[Round], peers: u32, (sent, received): (&mut Ways, &mut Ways)) {
+        let mut seen = StepsSeen::default();
+        for (number, group) in groups(rounds, peers).enumerate() {
+            for round in group {
+                let said = seen.is_first(round.step).then_some(Message::Said(number));
+                let messages = said.into_iter().chain([Message::Chunk(number, round.bytes)]);
+                sent.entry((rank.get(), round.sent.peer.get())).or_default().extend(messages.clone());
+                received.entry((round.received.peer.get(), rank.get())).or_default().extend(messages);
+            }
+        }
+    }
+
+    fn nodes(count: u32, of: u32) -> Nodes {
+        Nodes::new(WorldSize::new(count * of).unwrap(), count).unwrap()
+    }
+
+    /// What all ranks send and receive in a call, with so many rows a shard.
+    fn messages(op: OpKind, nodes: Nodes, rows: usize, (chunk, band, stack): (u32, u32, bool), peers: u32) -> (Ways, Ways) {
+        let world = nodes.world();
+        let problem = Problem::new(op, rows * world.index(), 16 * world.index(), 16 * world.index(), DType::Bf16, world).unwrap();
+        let stack = stack && !nodes.are_mixed();
+        let chunk = if stack && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
+        let schedule = Schedule { chunk, band, stack, ..Schedule::of(TileShape::new(2, 16, 16)) };
+        let (mut sent, mut received) = (Ways::new(), Ways::new());
+        for rank in world.ranks() {
+            let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();
+            // As ops have them.
+            let rounds = if nodes.are_mixed() { rounds } else { Sending::Beside { peers }.ordered(rounds, op == OpKind::AllGatherGemm) };
+            note(rank, &rounds, peers, (&mut sent, &mut received));
+        }
+        (sent, received)
+    }
+
+    fn group(signals: &[u32]) -> Vec<Round> {
+        let end = |&signal: &u32| End { peer: Rank::new(0), place: 0, signal };
+        signals.iter().map(|signal| Round { step: 1, offset: 0, bytes: 8, sent: end(signal), received: end(signal) }).collect()
+    }
+
+    #[test]
+    fn the_words_of_a_chunk_from_all_peers_are_one_copy() {
+        assert_eq!(words_of(&group(&[9, 1, 5])), [Words { signal: 1, apart: 4, count: 3 }]);
+        assert_eq!(words_of(&group(&[7, 2])), [Words { signal: 2, apart: 5, count: 2 }]);
+        assert_eq!(words_of(&group(&[3])), [Words { signal: 3, apart: 1, count: 1 }]);
+        assert_eq!(words_of(&group(&[0, 1, 3])).len(), 3);
+    }
+
+    proptest! {
+        /// NCCL matches the messages from one rank to another by their order alone.
+        #[test]
+        fn each_peer_is_told_once_ahead_of_all_and_receives_what_is_sent_in_the_same_group(
+            op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
+            (count, of) in prop_oneof![(2..=16_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
+            rows in 1..=9_usize, (chunk, band, stack) in (1..=4_u32, 1..=17_u32, any::<bool>()), peers in 1..=16_u32
+        ) {
+            let nodes = nodes(count, of);
+            let (sent, received) = messages(op, nodes, rows, (chunk, band, stack), peers);
+            prop_assert_eq!(sent.len(), nodes.world().index() * nodes.others() as usize);
+            for messages in sent.values() {
+                let told = messages.iter().filter(|message| matches!(message, Message::Said(_))).count();
+                prop_assert!(told == 1 && matches!(messages[0], Message::Said(_)));
+            }
+            prop_assert_eq!(sent, received);
+        }
+
+        /// From mates on the pad, along the rail, of rows that a mate passes on by that mate, and
+        /// of sums that a relay has added up by nobody: that has compared.
+        #[test]
+        fn whoever_closes_a_call_hears_of_each_rank_in_one_way(
+            op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
+            (count, of) in prop_oneof![(2..=8_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
+            rows in 1..=9_usize, (chunk, band) in (1..=4_u32, 1..=17_u32)
+        ) {
+            let nodes = nodes(count, of);
+            let (_, received) = messages(op, nodes, rows, (chunk, band, false), u32::MAX);
+            for rank in nodes.world().ranks() {
+                let told = |to: Rank, from: Rank| received.contains_key(&(from.get(), to.get()));
+                let mates = || nodes.world().ranks().filter(|&mate| mate != rank && nodes.are_mixed() && nodes.together(rank, mate));
+                let passed_on = |from| op == OpKind::AllGatherGemm && mates().any(|mate| told(mate, from));
+                let added_by_relays = |from| op == OpKind::GemmReduceScatter && is_relayed(nodes, rank, from);
+                for other in nodes.world().ranks().filter(|&other| other != rank) {
+                    let ways = [mates().any(|mate| mate == other), told(rank, other), passed_on(other), added_by_relays(other)];
+                    prop_assert_eq!(ways.into_iter().filter(|&way| way).count(), 1, "{:?} of {:?}", rank, other);
+                }
+            }
+        }
+
+        #[test]
+        fn every_word_is_copied_once(mut signals in prop::collection::btree_set(0..40_u32, 1..8).prop_map(|set| set.into_iter().collect::<Vec<_>>()), turn in 0..8_usize) {
+            let turn = turn % signals.len();
+            signals.rotate_left(turn);
+            let mut copied: Vec<u32> =
+                words_of(&group(&signals)).iter().flat_map(|words| (0..words.count).map(|i| words.signal + i as u32 * words.apart)).collect();
+            copied.sort_unstable();
+            signals.sort_unstable();
+            prop_assert_eq!(copied, signals);
+        }
+    }
+}

@@ -1,0 +1,152 @@
+//! One rank's end of the control plane, as every launch gives it.
+
+use super::error::ControlError;
+use super::hosts::Hosts;
+use super::inquiry::{Answer, Answerer, GaveUp};
+use flux_core::signal::Epoch;
+use flux_core::{Rank, WorldSize};
+use std::fmt::Debug;
+use std::os::fd::{BorrowedFd, OwnedFd};
+use std::sync::{Arc, Weak};
+use std::time::Instant;
+
+/// What the ranks of a world are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Launch {
+    /// Threads of one process: they share its address space and devices.
+    Threads,
+    /// Processes, of one machine or of several: [`ControlPlane::hosts`] says.
+    Processes,
+}
+
+/// What a rank hears of a peer without having asked.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[non_exhaustive]
+pub enum Notice {
+    /// The peer's end is gone, and it had not said goodbye.
+    Lost(Rank),
+    /// The peer asks everybody to give up what they wait for in a communicator.
+    Aborted {
+        /// The peer.
+        by: Rank,
+        /// Which, as [`GaveUp::communicator`] counts.
+        communicator: u32,
+        /// Its reason, not 0.
+        reason: u32,
+    },
+    /// The peer has dropped a communicator that works: it makes no calls any more.
+    Departed {
+        /// The peer.
+        by: Rank,
+        /// Which, as [`GaveUp::communicator`] counts.
+        communicator: u32,
+        /// The last call that it has made, or the one before the first.
+        last: Epoch,
+    },
+    /// A wait of the peer passed its deadline, or it has heard of another's that did.
+    GaveUp {
+        /// The peer.
+        by: Rank,
+        /// What it waited for, and who is late.
+        what: GaveUp,
+    },
+}
+
+/// What a rank gave in an exchange with descriptors.
+#[derive(Debug, Default)]
+pub struct Given {
+    /// Its bytes.
+    pub payload: Vec<u8>,
+    /// Duplicates of its descriptors.
+    pub fds: Vec<OwnedFd>,
+    /// Whether there were more, which this process may not have open.
+    pub cut: bool,
+}
+
+/// A group of the ranks that were left of another one.
+#[derive(Clone, Debug)]
+pub struct Regrouped {
+    /// This rank's end.
+    pub control: Arc<dyn ControlPlane>,
+    /// What numbers its ranks had in the group that they are left of, by their new ones.
+    pub members: Vec<Rank>,
+}
+
+/// Is told of notices; called on whatever thread learns of them, so it does not block.
+pub type Watcher = dyn Fn(Notice) + Send + Sync;
+
+/// One rank's end of the control plane.
+///
+/// When an end is dropped before [`goodbye`](Self::goodbye), or its process dies, the peers lose
+/// the rank. A process that has forked without exec dies, as they see it, with the last of its
+/// children: these hold copies of its connections.
+pub trait ControlPlane: Send + Sync + Debug {
+    /// This end's rank.
+    fn rank(&self) -> Rank;
+
+    /// Number of ranks.
+    fn world(&self) -> WorldSize;
+
+    /// What the ranks are.
+    fn kind(&self) -> Launch;
+
+    /// Which ranks share a host.
+    fn hosts(&self) -> &Hosts;
+
+    /// Gives `payload` to every rank, and returns what each rank gave, by rank, this one included.
+    fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError>;
+
+    /// As [`exchange`](Self::exchange), and gives every peer on this rank's [host](Self::hosts)
+    /// duplicates of the same descriptors; with what each rank gave come those of each peer, none
+    /// at this rank's own index, and from other hosts.
+    fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError>;
+
+    /// As [`exchange_with_fds`](Self::exchange_with_fds), of descriptors alone.
+    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+        Ok(self.exchange_with_fds(&[], fds, deadline)?.into_iter().map(|given| given.fds).collect())
+    }
+
+    /// Returns when every rank has come here.
+    fn barrier(&self, deadline: Instant) -> Result<(), ControlError>;
+
+    /// Tells `watcher` of every notice from now on, and of losses that there have been. It is
+    /// forgotten once it is dropped.
+    fn watch(&self, watcher: Weak<Watcher>);
+
+    /// Says that this rank is leaving, so that its absence is no loss. It takes no further steps.
+    fn goodbye(&self);
+
+    /// Asks the peers to give up what they wait for in a communicator; does not wait. `reason` is
+    /// not 0.
+    fn abort_peers(&self, communicator: u32, reason: u32);
+
+    /// Tells the peers that this rank makes no call of a communicator after `last`; does not wait.
+    fn depart(&self, communicator: u32, last: Epoch);
+
+    /// Tells the peers of a wait that passed its deadline; does not wait.
+    fn give_up(&self, what: &GaveUp);
+
+    /// Returns when every notice that has come to this rank is heard, or a moment later.
+    fn settle(&self);
+
+    /// Has `answerer` answer when a peer asks. It is forgotten once it is dropped.
+    fn answer_with(&self, answerer: Weak<Answerer>);
+
+    /// Asks every peer about one communicator of this world; what each answered until the deadline,
+    /// by rank, this one included. No step: peers answer whatever they do, and at any time.
+    fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer>;
+
+    /// A new control plane of the ranks that are neither gone, however they went, nor in `without`,
+    /// renumbered in order. All of them ask for it; this one's memory, messages and steps have
+    /// nothing to do with the new one's. Whoever is left out of a group and lives is in none that
+    /// is made of this plane, then or later.
+    ///
+    /// # Errors
+    /// [`ControlError::Timeout`] names the ranks that did not ask at any time,
+    /// [`ControlError::Leader`] the one that could not make the group, [`ControlError::GivenUp`]
+    /// one that leaves this rank out.
+    fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError>;
+
+    /// A peer that has gone on in a group of this plane's ranks without this one, or is about to.
+    fn left_out_by(&self) -> Option<Rank>;
+}

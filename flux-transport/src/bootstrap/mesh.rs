@@ -1,0 +1,51 @@
+//! Connections between all ranks.
+
+use super::control::Hosts;
+use super::link::Link;
+use super::socket;
+use flux_core::{Rank, WorldSize};
+use rustix::io::Errno;
+use std::os::fd::OwnedFd;
+
+/// One rank's connections to all others.
+#[derive(Debug)]
+pub(crate) struct Mesh {
+    pub(crate) rank: Rank,
+    pub(crate) world: WorldSize,
+    pub(crate) hosts: Hosts,
+    /// By rank, none to itself.
+    pub(crate) links: Vec<Option<Link>>,
+}
+
+impl Mesh {
+    /// Takes the sockets to the other ranks, all of this host, in rank order.
+    pub(crate) fn new(rank: Rank, world: WorldSize, sockets: Vec<OwnedFd>) -> Self {
+        let peers = world.ranks().filter(|&peer| peer != rank);
+        let links = peers.zip(sockets.into_iter().map(Link::Unix));
+        Self::across(rank, world, Hosts::one(world), links)
+    }
+
+    /// Takes the connections to the other ranks.
+    pub(crate) fn across(rank: Rank, world: WorldSize, hosts: Hosts, connected: impl IntoIterator<Item = (Rank, Link)>) -> Self {
+        let mut links: Vec<Option<Link>> = world.ranks().map(|_| None).collect();
+        for (peer, link) in connected {
+            links[peer.index()] = Some(link);
+        }
+        debug_assert!(world.ranks().all(|peer| peer == rank || links[peer.index()].is_some()), "every rank is connected");
+        Self { rank, world, hosts, links }
+    }
+}
+
+/// Makes a socket pair for every two of `count` ranks: for each rank, its sockets to the others in
+/// order.
+pub(crate) fn socket_rows(count: usize) -> Result<Vec<Vec<OwnedFd>>, Errno> {
+    let mut rows: Vec<Vec<OwnedFd>> = (0..count).map(|_| Vec::new()).collect();
+    for first in 0..count {
+        for second in first + 1..count {
+            let (a, b) = socket::pair()?;
+            rows[first].push(a);
+            rows[second].push(b);
+        }
+    }
+    Ok(rows)
+}

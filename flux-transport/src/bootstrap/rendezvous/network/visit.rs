@@ -1,0 +1,146 @@
+//! Another rank's side of the first step.
+//!
+//! Invariant: whoever waits here holds one connection and one listening socket at most. What is at
+//! the address and is not this launch's rank 0 is passed over, whatever it says.
+
+use std::net::SocketAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use flux_core::Rank;
+use rustix::io::Errno;
+
+use super::{Met, TcpRendezvous, resolve};
+use crate::bootstrap::deadlines::WAITING_FOR_RANKS;
+use crate::bootstrap::error::{BootstrapError, ranks_in};
+use crate::bootstrap::link::Link;
+use crate::bootstrap::rendezvous::auth::{self, Miss};
+use crate::bootstrap::rendezvous::hello::{GIVING_UP, Reply};
+use crate::bootstrap::rendezvous::listener::PATIENCE;
+use crate::bootstrap::rendezvous::roster::{MAX_ROSTER, Roster, Whereabouts};
+use crate::bootstrap::socket::Received;
+use crate::bootstrap::tcp;
+
+/// How long rank 0's place may be held by somebody with another secret: an earlier launch may be
+/// about to end.
+const DENIED: Duration = Duration::from_secs(2);
+
+/// Who was in rank 0's place in the last round, instead of it.
+#[derive(Clone, Copy, Default)]
+struct Held {
+    /// Somebody with another secret, in every round since then.
+    denied: Option<(Instant, SocketAddr)>,
+    other_launch: bool,
+}
+
+/// Remembers what was in the way last, unless rank 0 has been met.
+fn note(last: &mut Option<String>, why: impl FnOnce() -> String) {
+    if let Some(last) = last {
+        *last = why();
+    }
+}
+
+impl TcpRendezvous {
+    /// Finds rank 0 and waits for its verdict.
+    pub(super) fn visit(&self, deadline: Instant) -> Result<Met, BootstrapError> {
+        let address = &self.place.address;
+        let mut missing = 1;
+        let mut held = Held::default();
+        // What keeps this rank from rank 0, as far as it has not met it.
+        let mut last = Some("nothing was tried".to_owned());
+        let mut pause = Duration::from_millis(5);
+        loop {
+            let found = resolve::addresses(address, deadline)?.unwrap_or_else(|why| {
+                note(&mut last, || why);
+                Vec::new()
+            });
+            let places = address.ports().iter().flat_map(|&port| found.iter().map(move |&ip| SocketAddr::new(ip, port)));
+            let (mut denied, mut other_launch) = (None, false);
+            for place in places {
+                match self.introduce(place, deadline.min(Instant::now() + PATIENCE)) {
+                    Ok((link, listener)) => {
+                        // This is rank 0: who held its place before has gone.
+                        (held, denied, other_launch) = (Held::default(), None, false);
+                        last = None;
+                        if let Some(met) = self.await_roster(link, listener, deadline, &mut missing)? {
+                            return Ok(met);
+                        }
+                    }
+                    Err(Miss::Denied) => denied = denied.or(Some(place)),
+                    Err(Miss::System(errno)) => return Err(BootstrapError::io("connecting to rank 0")(errno)),
+                    // Of ports that follow from the launch, another launch may have some by chance.
+                    Err(Miss::OtherLaunch) => other_launch = address.ports().len() == 1,
+                    Err(Miss::Unreached(errno)) => note(&mut last, || format!("{place}: {errno}")),
+                    Err(Miss::Nobody | Miss::Stranger) => {
+                        note(&mut last, || format!("{place}: what is there does not answer as a rank of this launch"));
+                    }
+                }
+            }
+            let late = Instant::now() >= deadline;
+            // A round that the deadline cut short heard nobody, and says nothing of who is there.
+            if !late || denied.is_some() || other_launch {
+                let since = held.denied.map_or_else(Instant::now, |(since, _)| since);
+                held = Held { denied: denied.map(|place| (since, place)), other_launch };
+            }
+            if let Some((since, place)) = held.denied
+                && (late || since.elapsed() >= DENIED)
+            {
+                return Err(BootstrapError::SecretDiffers { address: place.to_string() });
+            }
+            if late && held.other_launch {
+                return Err(BootstrapError::OtherLaunch { rank: self.rank });
+            }
+            if late {
+                let sought = last.map(|last| format!("rank 0 was looked for at {address} ({last})"));
+                return Err(BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(missing, self.world), denied: 0, sought });
+            }
+            std::thread::sleep(pause);
+            pause = (pause * 2).min(Duration::from_millis(100));
+        }
+    }
+
+    /// Says who and where this rank is, to who proves to be this launch's rank 0.
+    fn introduce(&self, place: SocketAddr, until: Instant) -> Result<(Link, OwnedFd), Miss> {
+        let socket = tcp::connect(place, until).map_err(|errno| match errno {
+            Errno::MFILE | Errno::NFILE | Errno::NOMEM => Miss::System(errno),
+            errno => Miss::Unreached(errno),
+        })?;
+        // Where rank 0 is reached from, others can reach this rank: ranks on rank 0's network are
+        // on each other's.
+        let own = tcp::local(socket.as_fd()).map_err(Miss::System)?.ip();
+        let link = Link::tcp(socket);
+        let challenge = auth::greet(&link, self.place.launch, until)?;
+        let listener = tcp::listen(SocketAddr::new(own, 0)).map_err(Miss::System)?;
+        let address = tcp::local(listener.as_fd()).map_err(Miss::System)?;
+        let body = [&self.hello(self.place.launch).encode()[..], &Whereabouts { host: self.host(), address }.encode()].concat();
+        auth::prove(&link, &self.place.secret, &challenge, &body, until)?;
+        Ok((link, listener))
+    }
+
+    /// Listens to rank 0; `None` where the connection ended without a verdict: it had too many
+    /// strangers at its listener, or died.
+    fn await_roster(&self, link: Link, listener: OwnedFd, deadline: Instant, missing: &mut u64) -> Result<Option<Met>, BootstrapError> {
+        let mut buffer = [0; MAX_ROSTER];
+        loop {
+            let message = match link.await_message(&mut buffer, deadline).map_err(BootstrapError::io("listening to rank 0"))? {
+                Received::Message(message) => &buffer[..message.length],
+                Received::Nothing => {
+                    // So that all ranks hear now who is missing; if rank 0 is gone itself, there is
+                    // nobody to tell.
+                    let _ = link.send(&[&GIVING_UP], &[], deadline);
+                    return Ok(None);
+                }
+                Received::End => return Ok(None),
+                Received::Oversized => return Err(BootstrapError::Protocol("an answer of rank 0 is too long".to_owned())),
+            };
+            if let Some(roster) = Roster::decode(message, self.world) {
+                return Ok(Some(Met { roster, links: vec![(Rank::new(0), link)], listener: Some(listener) }));
+            }
+            match Reply::decode(message) {
+                Some(Reply::Waiting { missing: now }) => *missing = now,
+                Some(Reply::Refused(refusal)) => return Err(refusal.into_error(self.rank, self.world)),
+                reply => return Err(BootstrapError::Protocol(format!("rank 0 answered {reply:?}"))),
+            }
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! How a communicator hears of its peers, and answers them.
+//!
+//! Invariant: what a notice, or a question, does to a communicator is over when its ear is dropped,
+//! and nothing is done after. So the transport goes on the thread that drops the communicator,
+//! while the rank is in the world, and never on one that brings notices: the monitor's, or a
+//! peer's, which a drain would hold up.
+
+use super::failure;
+use super::flight::Flight;
+use super::health::Health;
+use crate::bootstrap::control::{Answerer, ControlPlane, Notice, Watcher};
+use std::sync::{Arc, PoisonError, RwLock};
+
+/// Tells a communicator's health of every notice, and says what the rank does in it.
+pub(super) struct Listener {
+    health: Arc<RwLock<Option<Arc<Health>>>>,
+    _answerer: Arc<Answerer>,
+    _watcher: Arc<Watcher>,
+}
+
+impl Listener {
+    /// Of the communicator with this number.
+    pub(super) fn new(number: u32, health: &Arc<Health>, flight: &Arc<Flight>, control: &dyn ControlPlane) -> Self {
+        let listening = Arc::new(RwLock::new(Some(Arc::clone(health))));
+        let answerer: Arc<Answerer> = {
+            let (listening, flight) = (Arc::clone(&listening), Arc::clone(flight));
+            Arc::new(move |asked| {
+                let health = listening.read().unwrap_or_else(PoisonError::into_inner);
+                let health = health.as_ref().filter(|_| asked == number)?;
+                Some(failure::encode_answer(health.record_to_tell().as_ref(), &flight.last()))
+            })
+        };
+        control.answer_with(Arc::downgrade(&answerer));
+        let watcher: Arc<Watcher> = {
+            let listening = Arc::clone(&listening);
+            Arc::new(move |notice: Notice| {
+                if let Some(health) = &*listening.read().unwrap_or_else(PoisonError::into_inner) {
+                    health.notice(notice);
+                }
+            })
+        };
+        control.watch(Arc::downgrade(&watcher));
+        Self { health: listening, _answerer: answerer, _watcher: watcher }
+    }
+}
+
+impl Drop for Listener {
+    fn drop(&mut self) {
+        // Waits for notices that are being heard, which do not block.
+        *self.health.write().unwrap_or_else(PoisonError::into_inner) = None;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::bootstrap::control::LocalControl;
+    use crate::comm::mock::MockTransport;
+    use flux_core::{Rank, WorldSize};
+    use std::sync::mpsc::channel;
+    use std::sync::{Mutex, OnceLock};
+    use std::thread::ThreadId;
+    use std::time::Duration;
+
+    /// Keeps the thread that drops it.
+    struct Freed(Arc<OnceLock<ThreadId>>);
+
+    impl Drop for Freed {
+        fn drop(&mut self) {
+            self.0.set(std::thread::current().id()).unwrap();
+        }
+    }
+
+    #[test]
+    fn the_transport_goes_on_the_thread_that_drops_the_communicator_though_a_notice_is_being_heard() {
+        let mut ends = LocalControl::world_of(WorldSize::new(2).unwrap());
+        let (peer, own) = (ends.remove(1), ends.remove(0));
+        let (heard, hears) = channel();
+        let (dropped, is_dropped) = channel();
+        let is_dropped = Mutex::new(is_dropped);
+        let freed_by = Arc::new(OnceLock::new());
+        let freed = Freed(Arc::clone(&freed_by));
+        let set_abort = move |_| {
+            let _of_the_transport = &freed;
+            heard.send(()).unwrap();
+            // Comes at once where nobody waits for this one, and else never.
+            let _ = is_dropped.lock().unwrap().recv_timeout(Duration::from_millis(200));
+        };
+        let transport = MockTransport { set_abort: Box::new(set_abort), ..MockTransport::default() };
+        let health = Arc::new(Health::new(Rank::new(0), 0, Box::new(transport)));
+        let ear = Listener::new(0, &health, &Arc::new(Flight::new()), &own);
+        std::thread::scope(|scope| {
+            scope.spawn(|| peer.abort_peers(0, 7));
+            hears.recv_timeout(Duration::from_secs(20)).unwrap();
+            drop(ear);
+            drop(health);
+            // The other end is gone with the transport, where all is well.
+            let _ = dropped.send(());
+        });
+        assert_eq!(freed_by.get(), Some(&std::thread::current().id()));
+        peer.abort_peers(0, 8);
+    }
+}

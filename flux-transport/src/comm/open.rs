@@ -1,0 +1,48 @@
+//! Opens each backend. Collective.
+
+use crate::backends::Transport;
+use crate::backends::host::Host;
+use crate::backends::mixed::{self, Mixed};
+use crate::backends::nccl::{self, NcclTransport};
+use crate::backends::nvlink::{Members, NvLink, Reach};
+use crate::backends::pcie::Pcie;
+use crate::bootstrap::control::agree;
+use crate::topology::probe;
+use crate::{ConnectError, Options, Select, World};
+use flux_core::Nodes;
+use std::time::Instant;
+
+pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    Ok(Box::new(Host::connect(world, options)?))
+}
+
+/// Where a rank's environment forbids peer access, no rank maps a peer's memory, whoever asked for
+/// it.
+pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    peer_access(world, options, Select::NvLink)?;
+    Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, Reach::Peers)?)?))
+}
+
+pub(super) fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    peer_access(world, options, Select::Mixed)?;
+    Ok(Box::new(Mixed::connect(world, options, mixed::Members::meet(world, options)?)?))
+}
+
+/// Refuses where a rank's environment forbids peer access. Collective.
+fn peer_access(world: &World, options: &Options, select: Select) -> Result<(), ConnectError> {
+    let why = "NCCL_P2P_DISABLE=1 forbids peer access: unset it, or take another transport".to_owned();
+    let allowed = if probe::forbidden() { Err(ConnectError::Unusable { select, why }) } else { Ok([]) };
+    let answers = agree(world.steps(), &allowed, Instant::now() + options.deadline);
+    allowed?;
+    answers?;
+    Ok(())
+}
+
+pub(super) fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    Ok(Box::new(NcclTransport::connect(world, options, nccl::Members::meet(world, options, Nodes::apart(world.size()), Select::Nccl)?)?))
+}
+
+pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
+    let members = Members::meet(world, options, Reach::Host).map_err(|error| error.of(Select::Pcie))?;
+    Ok(Box::new(Pcie::connect(world, options, members)?))
+}
