@@ -48,7 +48,7 @@ pub use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, World
 pub use flux_kernels::{Activation, Element};
 pub use half::{bf16, f16};
 pub use ops::{AllGatherGemm, Builder, GemmReduceScatter};
-pub use planning::explain_plan_table;
+pub use planning::{explain_plan_table, ranked_plans};
 pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
 pub use timeline::{ItemStamps, TimedItem, Timeline, TimelineError, WorkerStamps};

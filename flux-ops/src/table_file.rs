@@ -95,7 +95,7 @@ pub(crate) fn add(path: &Path, row: &PlanRow) -> Result<(), TableFileError> {
     let lock = Lock::take(path)?;
     let old = text(&lock.file)?.unwrap_or_default();
     let new = PlanTable::with_row(&old, row).map_err(no_table(path))?;
-    flux_kernels::cache::write(&lock.file, new.as_bytes()).map_err(refused(path))
+    flux_kernels::write_whole(&lock.file, new.as_bytes()).map_err(refused(path))
 }
 
 /// The right to replace a table's file, until it is dropped.
