@@ -119,7 +119,7 @@ fn status(right: bool) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::{Plan, ScheduleArgs};
+    use crate::plan::ExecutionArgs;
     use clap::{Args, CommandFactory};
     use flux_core::DType;
 
@@ -170,22 +170,22 @@ mod tests {
     fn trace_needs_one_shape_and_something_to_show() {
         let parse = |words: &str| Cli::try_parse_from(["flux-bench", "trace"].into_iter().chain(words.split(' ')));
         assert!(parse("--ops gemm_rs --ms 512").is_err() && parse("--ops gemm_rs --summary").is_err());
-        let words = "--ops ag_gemm --shapes gpt3 --ms 512 --tp 4 --tile 128x192 --band 2 --output a.json --summary";
+        let words = "--ops ag_gemm --shapes gpt3 --ms 512 --tp 4 --candidate 2 --output a.json --summary";
         let Command::Trace(args) = parse(words).unwrap().command else { panic!("not a trace") };
-        assert_eq!((args.ms, args.calls, args.plan.schedule.band), (512, 20, Some(2)));
+        assert_eq!((args.ms, args.calls, args.execution.plan.candidate), (512, 20, Some(2)));
     }
 
     #[test]
     fn simulate_takes_shapes_or_a_file_and_a_machine_that_is_known() {
         let parse = |words: &str| Cli::try_parse_from(["flux-bench", "simulate"].into_iter().chain(words.split(' ')));
-        for words in ["--against a.json --ms 512", "--against a.json --tp 4", "--against a.json --schedules", "--machine a100"] {
+        for words in ["--against a.json --ms 512", "--against a.json --tp 4", "--against a.json --plans", "--machine a100"] {
             assert!(parse(words).is_err(), "{words}");
         }
-        let Command::Simulate(args) = parse("--ms 512 --machine h800 --band 2").unwrap().command else { panic!("not a simulation") };
-        assert_eq!((args.machine.name, args.tp, args.schedule.band), ("H800", 8, Some(2)));
+        let Command::Simulate(args) = parse("--ms 512 --machine h800 --candidate 2").unwrap().command else { panic!("not a simulation") };
+        assert_eq!((args.machine.name, args.tp, args.plan.candidate), ("H800", 8, Some(2)));
         let Command::Simulate(args) = parse("--machine h100-pair-by-host").unwrap().command else { panic!("not a simulation") };
         assert!(args.machine.through_host);
-        assert!(parse("--against a.json --splits 2").is_ok());
+        assert!(parse("--against a.json --candidate 2").is_ok());
     }
 
     #[test]
@@ -193,9 +193,9 @@ mod tests {
         for command in ["bench --workers 0", "trace --ops ag_gemm --ms 64 --summary --workers 0"] {
             assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(command.split(' '))).is_err(), "{command}");
         }
-        let schedule = ScheduleArgs::augment_args(clap::Command::new("schedule"));
-        let plan = Plan::augment_args(clap::Command::new("plan"));
-        for argument in schedule.get_arguments().chain(plan.get_arguments()) {
+        let both = ["flux-bench", "bench", "--candidate", "1", "--plan", "tile=128x128x64"];
+        assert!(Cli::try_parse_from(both).is_err());
+        for argument in ExecutionArgs::augment_args(clap::Command::new("plan")).get_arguments() {
             assert_eq!(argument.get_help_heading(), Some("Plan"), "{}", argument.get_id());
         }
     }

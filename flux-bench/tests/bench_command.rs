@@ -23,7 +23,7 @@ fn the_host_bench_verifies_both_ops_and_writes_what_it_prints() {
         flux_bench(&["bench", "--transport", "host", "--tp", "4", "--ms", "16", "--shapes", "gpt3/128", "--samples", "3", "--json", json]);
     assert!(done.status.success(), "{}", text(&done));
     let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    assert_eq!((report.schema, report.origin.gpus, report.transport.as_str(), report.rows.len()), (1, 0, "host", 2));
+    assert_eq!((report.schema, report.origin.gpus, report.transport.as_str(), report.rows.len()), (2, 0, "host", 2));
     assert!(report.origin.device.starts_with("host (4 ranks as threads on "), "{}", report.origin.device);
     for row in &report.rows {
         assert!(row.verified && row.max_rel_err > 0.0, "{row:?}");
@@ -172,44 +172,36 @@ fn a_launch_does_with_a_folder_of_temporary_files_that_is_not_told_as_a_whole() 
 }
 
 #[test]
-fn what_changes_nothing_is_refused() {
+fn what_there_is_not_is_refused() {
     for (words, says) in [
         (
             "lab soak --transport host --tp 2 --quick --only least --ranks-per-gpu 2",
             "--ranks-per-gpu is for GPUs, and changes nothing on the host",
         ),
-        ("simulate --ms 512 --push copy-engine --ops gemm_rs", "--push is for ag_gemm, and changes nothing of gemm_rs"),
-        ("simulate --ms 512 --by-chunk 2 --ops gemm_rs", "--by-chunk is for ag_gemm, and changes nothing of gemm_rs"),
-        ("simulate --ms 512 --early 2 --ops ag_gemm", "--early is for gemm_rs, and changes nothing of ag_gemm"),
-        ("simulate --ms 512 --band 100", "--band 100: there are 8 shards, so more than 8 changes nothing"),
-        ("simulate --ms 512 --tp 4 --by-chunk 4", "--by-chunk 4: there are 3 shards of peers, so more than 3 changes nothing"),
-        ("simulate --ms 512 --lent 1,2", "--lent is for the messages of nccl, which are not simulated"),
-        ("simulate --ms 512 --splits 0", "splits = 0: it must be at least 1"),
-        ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --band 3", "--band 3: there are 2 shards"),
-        ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --ops gemm_rs --alone 1", "--alone is for ag_gemm"),
+        ("simulate --ms 512 --candidate 99999", "--candidate 99999: ag_gemm m=512"),
+        ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --candidate 9999", "--candidate 9999: ag_gemm m=16"),
     ] {
         let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
         assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));
     }
-    // Each for one of the ops that are there, and as far as the shards go.
-    let done = flux_bench(&["simulate", "--ms", "512", "--push", "kernel", "--early", "1", "--k-slices", "2", "--band", "8"]);
-    assert!(done.status.success(), "{}", text(&done));
 }
 
 #[test]
 fn a_record_says_what_an_option_comes_to() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("host.json");
-    let words =
-        "bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --no-stack --splits 4294967295 --early 1 --k-slices 9 --json";
-    let done = flux_bench(&words.split(' ').chain([path.to_str().unwrap()]).collect::<Vec<_>>());
+    let words = "bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --samples 1 --json";
+    let asked = "tile=8x16x64 rows=per-shard:9 k=split-k:999 chunk=1 k-slices=9";
+    let done = flux_bench(&words.split(' ').chain([path.to_str().unwrap(), "--plan", asked, "--workers", "3"]).collect::<Vec<_>>());
     assert!(done.status.success(), "{}", text(&done));
     let report: Report = serde_json::from_slice(&std::fs::read(&path).unwrap()).unwrap();
-    let plan = |op: &str| &report.rows.iter().find(|row| row.head.op == op).unwrap().plan;
-    // 96 columns are 2 steps of 64, 192 are 3; and partial tiles are added after a tile whose k is
-    // split.
-    assert!(plan("ag_gemm").contains(", band 1, 2 slices of k, 2 splits, CPU executor"), "{}", plan("ag_gemm"));
-    assert!(plan("gemm_rs").contains(", band 1, 3 splits, CPU executor"), "{}", plan("gemm_rs"));
+    let row = |op: &str| report.rows.iter().find(|row| row.head.op == op).unwrap();
+    // 96 columns are 2 steps of 64, 192 are 3; and a GEMM-ReduceScatter has one shard to send.
+    let gathers = "tile=8x16x64 rows=per-shard:2 k=split-k:2 chunk=shard k-slices=2 comm=fused:kernel";
+    let scatters = "tile=8x16x64 rows=per-shard:1 k=split-k:3 chunk=1 k-slices=1 comm=fused:kernel";
+    for (op, plan) in [("ag_gemm", gathers), ("gemm_rs", scatters)] {
+        assert_eq!((row(op).plan.as_str(), row(op).execution.contains('3')), (plan, true), "{:?}", row(op));
+    }
 }
 
 #[test]
@@ -355,11 +347,9 @@ fn what_a_launch_would_do_several_times_or_not_at_all_is_refused() {
         assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));
     }
     for (words, says) in [
-        ("bench --transport host --tp 2 --ms 16 --shapes gpt3/128 --push copy-engine --spread 77", "--push is for GPUs"),
         ("lab faults --transport host --kills 0 --stops 0 --missing 0", "there is nothing to inject"),
         ("lab faults --transport mixed --ranks 4", "--transport mixed takes --nodes too"),
         ("simulate --machine h100-pair-by-host --ms 512", "has two GPUs, and no rate is known of 8 that share the host: take --tp 2"),
-        ("simulate --machine h100-pair-by-host --ms 512 --tp 2 --push kernel", "--push is for links"),
     ] {
         let done = flux_bench(&words.split(' ').collect::<Vec<_>>());
         assert!(done.status.code() == Some(1) && text(&done).contains(says), "{words}: {}", text(&done));

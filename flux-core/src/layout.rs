@@ -57,13 +57,13 @@ pub mod control {
     /// The number of the call in progress, or of the next one between calls: advanced when no
     /// worker waits for peers any more.
     pub const EPOCH: u64 = 0;
-    /// Behind it, where messages bring which call a rank is in: what its host says of the ops of
-    /// its calls up to that one. Both words are one message.
-    pub const OP_HASH: u64 = 4;
     /// Workers that wait for peers no more; the last one closes the call.
     pub const TICKET: u64 = LINE;
     /// Non-zero once a wait of this rank has failed: every other wait gives up.
     pub const POISON: u64 = 2 * LINE;
+    /// The op-sequence hash of a sequential call and the call's number, a u64: sent together with
+    /// the poison.
+    pub const CALL: u64 = POISON + 8;
     /// The last epoch whose transfers a mover outside of the executor has finished reading from the
     /// caller's `x`.
     pub const PUSHED: u64 = 3 * LINE;

@@ -67,6 +67,9 @@ impl fmt::Display for Rank {
 pub struct WorldSize(u32);
 
 impl WorldSize {
+    /// A world of one rank.
+    pub const ONE: Self = Self(1);
+
     /// A world of `size` ranks; `None` outside `1..=MAX_WORLD`.
     pub const fn new(size: u32) -> Option<Self> {
         if size == 0 || size as usize > MAX_WORLD { None } else { Some(Self(size)) }

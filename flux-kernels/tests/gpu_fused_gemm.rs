@@ -8,7 +8,7 @@ mod common;
 use common::{World, cubin, device, programs};
 use cudarc::driver::{CudaContext, sys};
 use flux_core::layout::fault;
-use flux_core::program::{Chunk, Lent, Schedule, TileProgram};
+use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::tile::Raster;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
@@ -169,29 +169,6 @@ fn together_every_epilogue_is_right_on_whole_and_ragged_tiles() {
     let Some(context) = device("together_every_epilogue_is_right_on_whole_and_ragged_tiles") else { return };
     let cases = [(256, 512, 512, 2, Chunk::Shard), (129, 264, 72, 3, Chunk::Tiles(2)), (8, 520, 136, 8, Chunk::Tiles(3))];
     check_all_epilogues(&context, &cases);
-}
-
-/// The first items and the last are launches of their own, with nothing to do where there are none:
-/// the call is over when all are.
-#[test]
-fn launches_among_others_are_one_call() {
-    let Some(context) = device("launches_among_others_are_one_call") else { return };
-    for (op, tile) in OPS.into_iter().flat_map(|op| [(128, 256), (256, 192), (64, 128)].map(|(m, n)| (op, TileShape::new(m, n, 64)))) {
-        let p = problem(op, 264, 1032, 520, DType::Bf16, 3);
-        let programs = programs(p, &schedule(tile, Chunk::Tiles(2)), Nodes::apart(p.world()));
-        let variant = Variant::of(&programs[0]).expect("a variant");
-        let mut w = World::with(&context, programs.clone(), variant, Epoch::FIRST.before(2));
-        w.workers = 20;
-        for (call, (first, last)) in (1..).zip([(0, 0), (2, 0), (0, 3), (3, 2), (u32::MAX, u32::MAX)]) {
-            w.lent = Some((6, Lent { first, last }.within(&programs[0])));
-            let seeds = Seeds { x: 7 * call, w: 1000 + call };
-            w.prepare(seeds, Fill::SmallInts);
-            w.call();
-            for (rank, report) in w.verify(seeds, Fill::SmallInts).iter().enumerate() {
-                assert!(report.passed(), "{p}, {tile}, {:?}, rank {rank}: {report:?} {:?}", w.lent, w.fault(rank));
-            }
-        }
-    }
 }
 
 #[test]

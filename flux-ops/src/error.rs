@@ -11,7 +11,7 @@ use flux_core::{OpKind, Problem, ProblemError, Rank, WorldSize};
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
-use flux_kernels::variant::NoSuchTile;
+use flux_kernels::NoSuchTile;
 use flux_transport::internal::cuda::CudaError;
 use flux_transport::{Failure, TransportError, TransportKind};
 
@@ -58,14 +58,9 @@ pub enum BuildError {
         /// What was asked for.
         schedule: Schedule,
     },
-    /// What is sent comes from tiles that await what is received, or goes on to mates beside the
-    /// kernel.
-    #[error(
-        "{op} on the {transport} transport cannot have its messages before what they bring is read, unless tiles span shards (nccl): send them beside the kernel"
-    )]
-    NotBefore {
-        /// The op.
-        op: OpKind,
+    /// The transport has no collective of all ranks.
+    #[error("the {transport} transport has no sequential calls: let traffic overlap the kernel")]
+    NotSequential {
         /// The transport.
         transport: TransportKind,
     },

@@ -46,5 +46,6 @@ pub use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, World
 pub use flux_kernels::{Activation, Element};
 pub use half::{bf16, f16};
 pub use ops::{AllGatherGemm, Builder, GemmReduceScatter};
+pub use planning::ranked_plans;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
 pub use timeline::{ItemStamps, TimedItem, Timeline, TimelineError, WorkerStamps};

@@ -68,14 +68,14 @@ impl<Op> Builder<Op> {
     /// Workers on this rank, in place of as many as the device runs at once: CTAs of the kernel, or
     /// threads of the host executor. They may differ between ranks and do not change the result.
     pub fn workers(mut self, workers: u32) -> Self {
-        self.request.hands.workers = Some(workers);
+        self.request.options.workers = Some(workers);
         self
     }
 
     /// Who pushes this rank's shard to the others (AllGather-GEMM on CUDA), in place of
     /// [`Push::Auto`]. It may differ between ranks.
     pub fn push(mut self, push: Push) -> Self {
-        self.request.hands.push = push;
+        self.request.options.push = push;
         self
     }
 
@@ -84,7 +84,7 @@ impl<Op> Builder<Op> {
     /// everything as soon as it is there, and at 100 a wave's partial tiles are on their way until
     /// the next is finished; more is refused. The result is the same.
     pub fn spread(mut self, percent: u32) -> Self {
-        self.request.hands.spread = Some(percent);
+        self.request.options.spread = Some(percent);
         self
     }
 
@@ -92,7 +92,7 @@ impl<Op> Builder<Op> {
     /// records is one of its own, compiled at the first use, and a little slower. It may differ
     /// between ranks and does not change the result.
     pub fn trace(mut self, trace: bool) -> Self {
-        self.request.hands.trace = trace;
+        self.request.options.trace = trace;
         self
     }
 

@@ -46,6 +46,11 @@ pub(crate) fn target(comm: &Communicator) -> Target {
     Target { machine, nodes: comm.nodes(), links }
 }
 
+/// The legal plans of `problem` on `comm`, the fastest by the cost model first.
+pub fn ranked_plans(comm: &Communicator, problem: &Problem) -> Vec<Plan> {
+    Plan::ranked(problem, &target(comm))
+}
+
 fn links(capabilities: &Capabilities) -> Links {
     match (capabilities.mover, capabilities.peer_stores) {
         (Mover::Messages { channels }, _) => Links::Messages(channels),

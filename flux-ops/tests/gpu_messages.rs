@@ -37,29 +37,28 @@ fn calls_in_different_orders_fail_on_every_rank() {
     on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
 }
 
-#[test]
-fn messages_that_go_alone_bring_what_those_beside_kernels_do() {
-    on_gpus(suite::messages_that_go_alone_bring_what_those_beside_kernels_do);
-}
+tests_of_sequential_calls!(on_gpus);
 
 #[test]
-fn rows_with_gaps_are_sent_alone_without_them() {
-    on_gpus(suite::rows_with_gaps_are_sent_alone_without_them);
+fn a_rank_that_never_makes_a_sequential_call_is_named() {
+    on_gpus(suite::a_rank_that_never_makes_a_sequential_call_is_named);
 }
 
+/// Few rows and many, as the op chooses itself how they travel.
 #[test]
-fn what_is_lent_changes_no_bit() {
-    on_gpus(suite::what_is_lent_changes_no_bit);
-}
-
-#[test]
-fn a_rank_that_never_calls_is_named_beside_what_is_lent() {
-    on_gpus(suite::a_rank_that_never_calls_is_named_beside_what_is_lent);
-}
-
-#[test]
-fn what_is_not_folded_is_not_sent_alone() {
-    on_gpus(suite::what_is_not_folded_is_not_sent_alone);
+fn ops_stay_within_the_bound_by_their_own_choice() {
+    on_gpus(|machine| {
+        for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
+            for shape in [suite::ragged(machine, op, world), suite::few_rows(machine, op, world)] {
+                let case = Case::<bf16>::new(op, shape, world, Values::Reals, 79);
+                let expected = case.expected_of_collective();
+                machine.run(world, suite::defaults, |node| {
+                    let op = AnyOp::build(op, shape, Plan::default(), &node.comm).unwrap();
+                    case.assert_close(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                });
+            }
+        }
+    });
 }
 
 /// The sum is in one order whoever brings its parts.

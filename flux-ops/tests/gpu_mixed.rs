@@ -12,8 +12,9 @@ use common::launched::places;
 use common::suite::{self, call};
 use common::{AnyOp, Case, Machine, OPS, Plan, Values, skipped};
 use flux_core::OpKind;
-use flux_core::program::{Chunk, Schedule};
+use flux_core::program::{Chunk, Schedule, Sending};
 use flux_core::tile::Raster;
+use flux_ops::BuildError;
 use flux_transport::internal::nccl;
 use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World};
 use half::bf16;
@@ -61,6 +62,18 @@ fn on_worlds(test: impl Fn(Machine, u32)) {
 
 fn case(machine: Machine, op: OpKind, world: u32, values: Values, seed: u64) -> Case<bf16> {
     Case::new(op, suite::ragged(machine, op, world), world, values, seed)
+}
+
+#[test]
+fn sequential_calls_are_refused() {
+    on_worlds(|machine, world| {
+        let shape = suite::ragged(machine, OPS[0], world);
+        machine.run(world, suite::defaults, |node| {
+            let plan = Plan { sending: Some(Sending::Before), ..Plan::default() };
+            let refused = AnyOp::<bf16>::build(OPS[0], shape, plan, &node.comm).unwrap_err();
+            assert!(matches!(refused, BuildError::NotSequential { .. }), "{refused}");
+        });
+    });
 }
 
 fn schedules(machine: Machine) -> Vec<Option<Schedule>> {

@@ -20,6 +20,7 @@ fn on_host(test: impl FnOnce(Machine)) {
 }
 
 tests_of_any_machine!(on_host);
+suite_tests!(on_host: sequential_integers_of_two_ranks_are_exact, sequential_calls_honour_row_strides);
 
 /// Every test of this binary, with ranks as processes: what tests on GPUs do where ranks share
 /// them.

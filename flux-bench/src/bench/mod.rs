@@ -21,7 +21,7 @@ use crate::harness::{Defect, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::plan::Plan;
+use crate::plan::ExecutionArgs;
 use crate::report::{self, Origin, Placement, Report, Row};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
@@ -59,7 +59,7 @@ pub(crate) struct Args {
     pub hosts: Option<u32>,
     /// Changes to the plan
     #[command(flatten)]
-    pub plan: Plan,
+    execution: ExecutionArgs,
     #[command(flatten)]
     defect: Defect,
 }
@@ -82,7 +82,7 @@ struct BenchJob {
     /// All of `dtype`.
     cases: Vec<BenchCase>,
     samples: u32,
-    plan: Plan,
+    execution: ExecutionArgs,
     transport: Select,
     defect: Defect,
 }
@@ -151,14 +151,9 @@ impl BenchJob {
         let world = shapes::world(ranks)?;
         let cases = cases(args, world, on_gpus)?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
-        if !on_gpus {
-            args.plan.check_host()?;
-        }
-        args.plan.check(&args.layers.ops, world)?;
-        cases.iter().try_for_each(|case| args.plan.schedule.check_candidate(&case.problem))?;
-        let Args { plan, transport, defect, .. } = *args;
+        let Args { execution, transport, defect, .. } = *args;
         let dtype = args.layers.dtype;
-        Ok(Self { on_gpus, world, dtype, cases, samples, plan, transport, defect })
+        Ok(Self { on_gpus, world, dtype, cases, samples, execution, transport, defect })
     }
 }
 

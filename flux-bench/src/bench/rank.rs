@@ -13,7 +13,7 @@ use crate::harness::data::Fill;
 use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Verdict};
 use crate::machine;
 use crate::out;
-use crate::plan::Plan;
+use crate::plan::Execution;
 use crate::report::{Measured, Placement, Row, Sustained, Verified};
 use anyhow::Context;
 use flux_core::{DType, Problem};
@@ -69,8 +69,9 @@ impl RankBench<'_> {
     fn on_host<T: Element>(&self, case: &BenchCase) -> anyhow::Result<Row> {
         self.bar.set_message(case.problem.to_string());
         let (ctx, problem) = (self.ctx, &case.problem);
-        let workers = self.job.plan.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
-        let op = FusedOp::<T>::build(problem, ctx.comm(), &Plan { workers: Some(workers), ..self.job.plan })?;
+        let asked = self.job.execution.on(ctx.comm(), problem)?;
+        let workers = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
+        let op = FusedOp::<T>::build(problem, ctx.comm(), Execution { workers: Some(workers), ..asked })?;
         let mut set = ctx.operand_set(problem)?;
         let verdict = verify(ctx, &op, &mut set, self.job.defect)?;
         let mut contenders = HostContenders::new(ctx, &op, &mut set, workers)?;
@@ -90,7 +91,7 @@ impl RankBench<'_> {
         let mut rows = Vec::new();
         for case in &job.cases {
             self.bar.set_message(case.problem.to_string());
-            let op = FusedOp::<T>::build(&case.problem, ctx.comm(), &job.plan)?;
+            let op = FusedOp::<T>::build(&case.problem, ctx.comm(), job.execution.on(ctx.comm(), &case.problem)?)?;
             let mut sets = (0..gpu_contenders::SETS).map(|_| ctx.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
             let verdict = verify(ctx, &op, &mut sets[0], job.defect)?;
             for (call, set) in sets.iter_mut().enumerate() {
@@ -136,9 +137,8 @@ impl RankBench<'_> {
         }
         let &(measured, sustained) = times;
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
-        let plan = format!("{}, {}", op.schedule(), op.executor());
-        let row = Row::new(&case.model, &case.problem, plan, measured, verified, self.job.samples);
-        Ok(Row { sustained, ..row })
+        let row = Row::new(&case.model, &case.problem, op.plan().to_string(), measured, verified, self.job.samples);
+        Ok(Row { execution: op.executor(), sustained, ..row })
     }
 }
 
@@ -161,7 +161,7 @@ fn verify<T: Element>(ctx: &RankContext, op: &FusedOp<T>, set: &mut OperandSet<T
         ctx.forward(op, set)?;
         ctx.sync(op)?;
         defect.apply(ctx, set)?;
-        ctx.verify(set, op.schedule().stack)
+        ctx.verify(set, op.plan().is_flattened())
     };
     let exact = call(Fill::SmallInts)?.of_wrong_elements();
     Ok(exact.merge(call(Fill::Uniform)?))

@@ -166,7 +166,7 @@ impl RankContext {
     }
 
     /// Calls the op on a set's operands, in order on the stream.
-    pub fn forward<T: Element>(&self, op: &FusedOp<T>, set: &mut OperandSet<T>) -> anyhow::Result<()> {
+    pub(crate) fn forward<T: Element>(&self, op: &FusedOp<T>, set: &mut OperandSet<T>) -> anyhow::Result<()> {
         let problem = op.problem();
         let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);
         let (x_layout, w_layout, y_layout) = (layout(problem.x_shape()), layout(problem.w_shape()), layout(problem.y_shape()));
@@ -209,7 +209,7 @@ impl RankContext {
     }
 
     /// Waits for everything on the stream, then reads the op's status.
-    pub fn sync<T: Element>(&self, op: &FusedOp<T>) -> anyhow::Result<()> {
+    pub(crate) fn sync<T: Element>(&self, op: &FusedOp<T>) -> anyhow::Result<()> {
         if let Some(gpu) = &self.gpu {
             gpu.synchronize()?;
         }
@@ -219,7 +219,7 @@ impl RankContext {
 
     /// As [`sync`](Self::sync), but for at most `limit`, after which it is an error that says how
     /// far the call has come.
-    pub fn sync_within<T: Element>(&self, op: &FusedOp<T>, limit: Duration) -> anyhow::Result<()> {
+    pub(crate) fn sync_within<T: Element>(&self, op: &FusedOp<T>, limit: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + limit;
         if let Some(gpu) = &self.gpu {
             while !gpu.is_idle()? {

@@ -1,17 +1,17 @@
 //! Either fused op, chosen by the problem.
 
 use crate::harness::EpilogueSpec;
-use crate::plan::Plan;
+use crate::plan::Execution;
 use anyhow::bail;
-use flux_core::program::Schedule;
+use flux_core::plan::Plan;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Element;
-use flux_ops::{Activation, AllGatherGemm, CallError, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError};
+use flux_ops::{Activation, AllGatherGemm, Builder, CallError, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError};
 use flux_transport::{Communicator, Fault, Stream};
 
 /// A built op.
 #[derive(Debug)]
-pub enum FusedOp<T> {
+pub(crate) enum FusedOp<T> {
     /// AllGather-GEMM.
     AllGather(AllGatherGemm<T>),
     /// GEMM-ReduceScatter.
@@ -23,27 +23,27 @@ impl<T: Element> FusedOp<T> {
     ///
     /// # Errors
     /// What the op's `build` says.
-    pub fn build(problem: &Problem, comm: &Communicator, plan: &Plan) -> anyhow::Result<Self> {
-        Self::build_as(problem, comm, plan, EpilogueSpec::default(), false)
+    pub(crate) fn build(problem: &Problem, comm: &Communicator, execution: Execution) -> anyhow::Result<Self> {
+        Self::build_as(problem, comm, execution, EpilogueSpec::default(), false)
     }
 
     /// The same, with a bias and an activation.
     ///
     /// # Errors
     /// As [`Self::build`], and GEMM-ReduceScatter with an activation.
-    pub fn build_with(problem: &Problem, comm: &Communicator, plan: &Plan, epilogue: EpilogueSpec) -> anyhow::Result<Self> {
-        Self::build_as(problem, comm, plan, epilogue, false)
+    pub(crate) fn build_with(problem: &Problem, comm: &Communicator, execution: Execution, epilogue: EpilogueSpec) -> anyhow::Result<Self> {
+        Self::build_as(problem, comm, execution, epilogue, false)
     }
 
     /// The same, with each call leaving its time line.
     ///
     /// # Errors
     /// As [`Self::build`]; on the host there are no time lines.
-    pub fn build_traced(problem: &Problem, comm: &Communicator, plan: &Plan) -> anyhow::Result<Self> {
-        Self::build_as(problem, comm, plan, EpilogueSpec::default(), true)
+    pub(crate) fn build_traced(problem: &Problem, comm: &Communicator, execution: Execution) -> anyhow::Result<Self> {
+        Self::build_as(problem, comm, execution, EpilogueSpec::default(), true)
     }
 
-    fn build_as(problem: &Problem, comm: &Communicator, plan: &Plan, epilogue: EpilogueSpec, trace: bool) -> anyhow::Result<Self> {
+    fn build_as(problem: &Problem, comm: &Communicator, execution: Execution, epilogue: EpilogueSpec, trace: bool) -> anyhow::Result<Self> {
         if problem.dtype() != T::DTYPE {
             bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
         }
@@ -51,14 +51,14 @@ impl<T: Element> FusedOp<T> {
         Ok(match problem.op() {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k).bias(epilogue.bias).activation(epilogue.activation);
-                Self::AllGather(plan.apply(builder, problem, comm).trace(trace).build(comm)?)
+                Self::AllGather(with(builder, execution).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
                 if epilogue.activation != Activation::None {
                     bail!("{} takes no activation, and {} was asked for", problem.op(), epilogue.activation);
                 }
                 let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias);
-                Self::ReduceScatter(plan.apply(builder, problem, comm).trace(trace).build(comm)?)
+                Self::ReduceScatter(with(builder, execution).trace(trace).build(comm)?)
             }
         })
     }
@@ -67,7 +67,7 @@ impl<T: Element> FusedOp<T> {
     ///
     /// # Errors
     /// What the op says.
-    pub fn forward(
+    pub(crate) fn forward(
         &self,
         x: &TensorRef<'_, T>,
         w: &TensorRef<'_, T>,
@@ -87,7 +87,7 @@ impl<T: Element> FusedOp<T> {
     ///
     /// # Errors
     /// What the op says.
-    pub fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+    pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
         match self {
             Self::AllGather(op) => op.timeline(stream),
             Self::ReduceScatter(op) => op.timeline(stream),
@@ -98,7 +98,7 @@ impl<T: Element> FusedOp<T> {
     ///
     /// # Errors
     /// The fault that broke the communicator.
-    pub fn status(&self) -> Result<(), Fault> {
+    pub(crate) fn status(&self) -> Result<(), Fault> {
         match self {
             Self::AllGather(op) => op.status(),
             Self::ReduceScatter(op) => op.status(),
@@ -106,7 +106,7 @@ impl<T: Element> FusedOp<T> {
     }
 
     /// The problem.
-    pub fn problem(&self) -> &Problem {
+    pub(crate) fn problem(&self) -> &Problem {
         match self {
             Self::AllGather(op) => op.problem(),
             Self::ReduceScatter(op) => op.problem(),
@@ -114,18 +114,29 @@ impl<T: Element> FusedOp<T> {
     }
 
     /// Who works, in words.
-    pub fn executor(&self) -> String {
+    pub(crate) fn executor(&self) -> String {
         match self {
             Self::AllGather(op) => op.executor(),
             Self::ReduceScatter(op) => op.executor(),
         }
     }
 
-    /// The schedule in use.
-    pub fn schedule(&self) -> &Schedule {
+    /// The plan in use.
+    pub(crate) fn plan(&self) -> &Plan {
         match self {
-            Self::AllGather(op) => op.schedule(),
-            Self::ReduceScatter(op) => op.schedule(),
+            Self::AllGather(op) => op.plan(),
+            Self::ReduceScatter(op) => op.plan(),
         }
+    }
+}
+
+/// Tells a builder what is not left to the op.
+fn with<Op>(mut builder: Builder<Op>, Execution { plan, workers }: Execution) -> Builder<Op> {
+    if let Some(plan) = plan {
+        builder = builder.plan(plan);
+    }
+    match workers {
+        Some(workers) => builder.workers(workers),
+        None => builder,
     }
 }

@@ -1,53 +1,61 @@
-//! One row to be measured: the problem of a world, what one of its ranks multiplies, and the
-//! programs for both.
+//! A layer with its plan: the problem of a world, one rank's part of it, and the programs for both.
 //!
-//! Invariant: all programs of a case have one op, element type and tile, so one kernel runs them.
+//! Invariant: all programs have one op, element type and tile, so one kernel runs them.
 
-use crate::plan::ScheduleArgs;
+use crate::plan::PlanArgs;
 use crate::shapes::{self, Layer};
-use flux_core::program::{Chunk, Schedule, ScheduleError, TileProgram};
+use flux_core::machine::Machine;
+use flux_core::plan::{Chunk, Links, Plan, RowMapping, Target};
+use flux_core::program::{Schedule, ScheduleError, TileProgram};
 use flux_core::{Nodes, Problem, Rank};
 
 /// The rank whose part is measured.
 pub(crate) const FIRST: Rank = Rank::new(0);
 
-/// One row.
-#[derive(Clone, Debug, PartialEq, Eq)]
+/// A layer with its plan on a machine.
+#[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PlannedLayer {
-    /// Whose layer the shape is.
-    pub(crate) model: String,
+    /// The layer's name.
+    pub(crate) name: String,
     /// The problem of the world.
     pub(crate) problem: Problem,
     /// What one rank of it multiplies, as a problem of a world of 1.
     pub(crate) alone: Problem,
-    /// The op's own schedule in that world, unless another was asked for.
-    pub(crate) schedule: Schedule,
+    /// The op's own plan, unless another was asked for.
+    pub(crate) plan: Plan,
+    target: Target,
 }
 
 impl PlannedLayer {
-    pub(crate) fn new(layer: &Layer, args: ScheduleArgs) -> anyhow::Result<Self> {
-        Self::of(layer.name.clone(), layer.problem, Schedule::heuristic(&layer.problem), args)
-    }
-
-    /// Of a problem that is called a layer of `model`, whose op has the schedule `own` unless
-    /// another was asked for.
-    pub(crate) fn of(model: String, problem: Problem, own: Schedule, args: ScheduleArgs) -> anyhow::Result<Self> {
+    /// Plans `layer` as `args` ask, on ranks that reach each other's memory or the host's alone.
+    ///
+    /// # Errors
+    /// No such plan.
+    pub(crate) fn new(layer: Layer, args: PlanArgs, machine: Machine) -> anyhow::Result<Self> {
+        let Layer { name, problem } = layer;
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
-        let schedule = args.over(own, &problem, Nodes::apart(problem.world()));
-        Ok(Self { model, problem, alone, schedule })
+        let links = if machine.through_host { Links::HostStaged } else { Links::PeerMemory };
+        let target = Target { machine, nodes: Nodes::apart(problem.world()), links };
+        Ok(Self { plan: args.on_target(&problem, &target)?, name, problem, alone, target })
     }
 
     /// The GEMM alone: the same tiles, none of them cut by a shard's border, in the order that the
     /// raster gives all rows together.
     pub(crate) fn core(&self) -> Result<TileProgram, ScheduleError> {
-        let schedule = Schedule { chunk: Chunk::Shard, band: 1, k_slices: 1, stack: false, ..self.schedule };
-        TileProgram::build(&self.alone, FIRST, &schedule)
+        let plan = Plan { rows: RowMapping::PerShard { group: 1 }, chunk: Chunk::Shard, k_slices: 1, ..self.plan };
+        let target = Target { nodes: Nodes::apart(self.alone.world()), ..self.target };
+        TileProgram::build(&self.alone, FIRST, &plan.schedule(&self.alone, &target))
+    }
+
+    /// What the ranks' programs are built from.
+    pub(crate) fn schedule(&self) -> Schedule {
+        self.plan.schedule(&self.problem, &self.target)
     }
 
     /// The program of a rank of the world.
     pub(crate) fn program(&self, rank: Rank) -> Result<TileProgram, ScheduleError> {
-        TileProgram::build(&self.problem, rank, &self.schedule)
+        TileProgram::build(&self.problem, rank, &self.schedule())
     }
 
     /// Rank 0's program without its waits for peers, whose data are to be there.

@@ -32,7 +32,7 @@ use std::path::Path;
 use std::time::Duration;
 
 /// Version of the file's form.
-pub const SCHEMA: u32 = 1;
+pub const SCHEMA: u32 = 2;
 
 /// A benchmark's results, with what is needed to judge and repeat them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -59,8 +59,11 @@ pub struct Row {
     /// What it is of: `op` to `dtype`.
     #[serde(flatten)]
     pub head: Head,
-    /// Tile, chunk, raster, band and executor of the fused op.
+    /// The fused op's plan; in schema 1 its schedule and executor, in words.
     pub plan: String,
+    /// What executed it, in words; absent in schema 1.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub execution: String,
     /// The fused op.
     pub t_op_ms: Times,
     /// The fastest GEMM that is known for one rank's part, unsplit.
@@ -169,6 +172,7 @@ impl Row {
         Self {
             head: Head::new(model, problem),
             plan,
+            execution: String::new(),
             t_op_ms: measured.op,
             t_gemm_ms: measured.gemm,
             t_comm_ms: measured.comm,

@@ -4,14 +4,13 @@
 //! simulated says so.
 
 use super::LEAST_ROWS;
-use super::row::{NO_KERNEL, Simulation, heading, millis, own_schedule};
+use super::row::{NO_KERNEL, Simulation, heading, millis};
 use crate::harness::{PlannedLayer, Times};
-use crate::plan::{Plan, ScheduleArgs};
+use crate::plan::PlanArgs;
 use crate::report::{Head, Report, Row, aligned, ms};
+use crate::shapes::Layer;
 use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
-use flux_core::simulate::Pushes;
-use flux_core::{OpKind, Problem};
 
 /// One row of a file, and what the simulation says of it.
 #[derive(Clone, Debug, PartialEq)]
@@ -24,24 +23,23 @@ pub struct Compared {
     pub simulated: f64,
     /// Whether there is a kernel of the tile that is simulated.
     pub kernel: bool,
-    /// Whether what was measured had the schedule that is simulated.
-    pub same_schedule: bool,
+    /// Whether what was measured had the plan that is simulated.
+    pub same_plan: bool,
 }
 
 impl Compared {
-    fn of(row: &Row, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
-        let problem = row.head.problem()?;
-        let case = PlannedLayer::of(row.head.model.clone(), problem, own_schedule(&problem, machine), args)?;
-        let simulation = Simulation::of(&case, pushes, machine)?;
-        // With what follows a schedule in a plan over peer memory: a schedule that has one thing
-        // less to say is no other's beginning.
-        let same_schedule = row.plan.starts_with(&format!("{}, kernel ", case.schedule));
+    fn of(row: &Row, args: PlanArgs, machine: &Machine) -> anyhow::Result<Self> {
+        let layer = Layer { name: row.head.model.clone(), problem: row.head.problem()? };
+        let case = PlannedLayer::new(layer, args, *machine)?;
+        let simulation = Simulation::of(&case, machine)?;
+        // Records of schema 1 have a schedule's words, and the kernel's behind them.
+        let same_plan = row.plan == case.plan.to_string() || row.plan.starts_with(&format!("{}, kernel ", case.schedule()));
         Ok(Self {
             head: row.head.clone(),
             measured: row.t_op_ms.median,
             simulated: millis(simulation.op),
             kernel: simulation.kernel,
-            same_schedule,
+            same_plan,
         })
     }
 
@@ -51,26 +49,16 @@ impl Compared {
     }
 }
 
-/// Refuses a plan that changes nothing of the rows of `report`.
-pub(super) fn check(report: &Report, plan: &Plan) -> anyhow::Result<()> {
-    let problems = report.rows.iter().map(|row| row.head.problem()).collect::<anyhow::Result<Vec<_>>>()?;
-    let ops: Vec<OpKind> = problems.iter().map(Problem::op).collect();
-    problems.iter().try_for_each(|problem| {
-        plan.check(&ops, problem.world())?;
-        plan.schedule.check_candidate(problem)
-    })
-}
-
 /// Simulates every row of `report`.
 ///
 /// # Errors
 /// Where it was measured on other GPUs, or over another transport.
-pub fn compare(report: &Report, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Vec<Compared>> {
+pub fn compare(report: &Report, args: PlanArgs, machine: &Machine) -> anyhow::Result<Vec<Compared>> {
     let device = &report.origin.device;
     ensure!(device.split(' ').any(|word| word == machine.gpu), "measured on {device}, and {} would be simulated", machine.gpu);
     let transport = if machine.through_host { "pcie" } else { "nvlink" };
     ensure!(report.transport == transport, "measured over {}, and only {transport} is simulated of {}", report.transport, machine.name);
-    report.rows.iter().map(|row| Compared::of(row, args, pushes, machine).with_context(|| row.head.to_string())).collect()
+    report.rows.iter().map(|row| Compared::of(row, args, machine).with_context(|| row.head.to_string())).collect()
 }
 
 /// The rows as text, and the verdict on the model.
@@ -78,9 +66,9 @@ pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
     let head = ["op", "model", "m", "n", "k", "tp", "measured ms", "simulated", "off %", ""];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
-        let other = match (row.kernel, row.same_schedule) {
+        let other = match (row.kernel, row.same_plan) {
             (false, _) => NO_KERNEL,
-            (true, false) => "other schedule",
+            (true, false) => "other plan",
             (true, true) => "",
         };
         let figures = [ms(row.measured), ms(row.simulated), format!("{:+.1}", row.off()), other.to_owned()];
@@ -92,8 +80,8 @@ pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
 /// How far the simulation is off where the model is meant to hold: what was measured with another
 /// schedule says nothing of that.
 fn summary(rows: &[Compared]) -> String {
-    let (same, others): (Vec<&Compared>, Vec<_>) = rows.iter().filter(|row| row.head.m >= LEAST_ROWS).partition(|row| row.same_schedule);
-    let left_out = if others.is_empty() { String::new() } else { format!("; {} of another schedule left out", others.len()) };
+    let (same, others): (Vec<&Compared>, Vec<_>) = rows.iter().filter(|row| row.head.m >= LEAST_ROWS).partition(|row| row.same_plan);
+    let left_out = if others.is_empty() { String::new() } else { format!("; {} of another plan left out", others.len()) };
     let off: Vec<f64> = same.iter().map(|row| row.off().abs()).collect();
     let found = Times::of(&off).map(|times| {
         let most = off.iter().copied().fold(0.0, f64::max);
@@ -109,11 +97,11 @@ fn summary(rows: &[Compared]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::DType;
+    use flux_core::{DType, OpKind, Problem};
 
-    fn row(m: u32, measured: f64, simulated: f64, same_schedule: bool) -> Compared {
+    fn row(m: u32, measured: f64, simulated: f64, same_plan: bool) -> Compared {
         let problem = Problem::new(OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, crate::shapes::world(2).unwrap()).unwrap();
-        Compared { head: Head::new("gpt3", &problem), measured, simulated, kernel: true, same_schedule }
+        Compared { head: Head::new("gpt3", &problem), measured, simulated, kernel: true, same_plan }
     }
 
     #[test]
@@ -124,11 +112,11 @@ mod tests {
             text.starts_with("SIMULATED, not measured: a model of H200 over NVLink (flux_core::simulate)\nrows with m < 512"),
             "{text}"
         );
-        assert!(text.contains("-5.0\n") && text.contains("+3.0  other schedule\n"), "{text}");
-        assert!(text.ends_with("\nm >= 512: 1 row, off by 5.0 % (median), 5.0 % at most; 1 of another schedule left out\n"), "{text}");
+        assert!(text.contains("-5.0\n") && text.contains("+3.0  other plan\n"), "{text}");
+        assert!(text.ends_with("\nm >= 512: 1 row, off by 5.0 % (median), 5.0 % at most; 1 of another plan left out\n"), "{text}");
         let alike = [row(512, 2.0, 1.9, true), row(1024, 4.0, 4.12, true)];
         assert!(table(&alike, &Machine::H200).ends_with("\nm >= 512: 2 rows, off by 4.0 % (median), 5.0 % at most\n"));
-        assert!(table(&rows[2..], &Machine::H200).ends_with("\nm >= 512: no rows; 1 of another schedule left out\n"));
+        assert!(table(&rows[2..], &Machine::H200).ends_with("\nm >= 512: no rows; 1 of another plan left out\n"));
         assert!(!table(&rows[..1], &Machine::H200).contains("m >= 512"));
         assert!(
             table(&rows, &Machine::H100_PAIR_BY_HOST)

@@ -7,16 +7,14 @@ mod against;
 mod row;
 
 pub use against::{Compared, compare};
-pub use row::{Simulation, schedules, table};
+pub use row::{Simulation, plans, table};
 
 use crate::out;
-use crate::plan::{Plan, ScheduleArgs, push};
+use crate::plan::PlanArgs;
 use crate::shapes::{self, LayerArgs};
 use crate::show;
-use anyhow::{Context, ensure};
+use anyhow::Context;
 use flux_core::machine::Machine;
-use flux_core::simulate::Pushes;
-use flux_ops::Push;
 use std::path::PathBuf;
 
 /// Rows from which on the model is meant to hold.
@@ -35,18 +33,14 @@ pub(crate) struct Args {
     #[arg(long, default_value = "h200", value_parser = machine)]
     pub machine: Machine,
     /// Simulate the rows of this file of `bench --json`, show both times of each, and how far off
-    /// those are that were measured with the schedule simulated
+    /// those are that were measured with the plan simulated
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
     pub against: Option<PathBuf>,
-    /// Print each row's schedule too
+    /// Print each row's plan too
     #[arg(long, conflicts_with = "against")]
-    pub schedules: bool,
-    /// Who pushes the shard of ag_gemm: auto, kernel or copy-engine; auto where it is left out
-    #[arg(long, value_parser = push, help_heading = "Plan")]
-    pub push: Option<Push>,
-    /// In place of the op's own
+    pub plans: bool,
     #[command(flatten)]
-    pub schedule: ScheduleArgs,
+    pub plan: PlanArgs,
 }
 
 /// The machine of a `--machine` word.
@@ -61,33 +55,19 @@ fn machine(word: &str) -> Result<Machine, String> {
 /// A shape that the ranks cannot split, a schedule that cannot be built, a file that is no such
 /// report or of another machine.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
-    ensure!(
-        !args.machine.through_host || args.push.is_none(),
-        "--push is for links: through memory of the host copy engines carry the shard"
-    );
-    let pushes = match args.push.unwrap_or_default() {
-        Push::Auto => Pushes::AsByDefault,
-        Push::Kernel => Pushes::Kernel,
-        Push::CopyEngine => Pushes::CopyEngines,
-    };
-    ensure!(args.schedule.lent.is_none(), "--lent is for the messages of nccl, which are not simulated: leave it out");
-    let plan = Plan { schedule: args.schedule, push: args.push, ..Plan::default() };
     if let Some(path) = &args.against {
         let report = show::read(path)?;
-        against::check(&report, &plan).with_context(|| path.display().to_string())?;
-        let compared = compare(&report, args.schedule, pushes, &args.machine).with_context(|| path.display().to_string())?;
+        let compared = compare(&report, args.plan, &args.machine).with_context(|| path.display().to_string())?;
         out::print(&against::table(&compared, &args.machine));
         return Ok(());
     }
     let world = shapes::world(args.tp)?;
-    plan.check(&args.layers.ops, world)?;
     let layers = args.layers.layers(world, true, &[512, 1024, 2048, 4096, 8192])?;
-    layers.iter().try_for_each(|layer| args.schedule.check_candidate(&layer.problem))?;
-    let simulated = |layer| Simulation::of_layer(layer, args.schedule, pushes, &args.machine);
-    let rows = layers.iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;
+    let simulated = |layer| Simulation::of_layer(layer, args.plan, &args.machine);
+    let rows = layers.into_iter().map(simulated).collect::<anyhow::Result<Vec<_>>>()?;
     out::print(&table(&rows, &args.machine));
-    if args.schedules {
-        out::print(&format_args!("\n{}", schedules(&rows)));
+    if args.plans {
+        out::print(&format_args!("\n{}", plans(&rows)));
     }
     Ok(())
 }

@@ -4,13 +4,13 @@
 
 use super::LEAST_ROWS;
 use crate::harness::PlannedLayer;
-use crate::plan::ScheduleArgs;
+use crate::plan::PlanArgs;
 use crate::report::{Head, aligned, ms};
 use crate::shapes::Layer;
 use anyhow::{Context, ensure};
-use flux_core::Problem;
 use flux_core::machine::Machine;
-use flux_core::program::{Schedule, TileProgram};
+use flux_core::plan::{CommMode, Mover, Plan};
+use flux_core::program::TileProgram;
 use flux_core::simulate::{Pushes, simulate};
 use flux_kernels::Variant;
 use std::time::Duration;
@@ -23,8 +23,8 @@ pub(super) const NO_KERNEL: &str = "no kernel of this tile";
 pub struct Simulation {
     /// What it is of.
     pub head: Head,
-    /// With this schedule.
-    pub schedule: Schedule,
+    /// With this plan.
+    pub plan: Plan,
     /// The fused op, until the last rank is done.
     pub op: Duration,
     /// What one rank multiplies, as a world of 1 with the same tiles.
@@ -36,16 +36,16 @@ pub struct Simulation {
 }
 
 impl Simulation {
-    /// Simulates `layer` with the op's own schedule, but for what `args` say.
+    /// Simulates `layer` with the op's own plan, or the one that is asked for.
     ///
     /// # Errors
-    /// A schedule that cannot be built.
-    pub fn of_layer(layer: &Layer, args: ScheduleArgs, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
-        let case = PlannedLayer::of(layer.name.clone(), layer.problem, own_schedule(&layer.problem, machine), args)?;
-        Self::of(&case, pushes, machine).with_context(|| case.problem.to_string())
+    /// There is no such plan.
+    pub fn of_layer(layer: Layer, args: PlanArgs, machine: &Machine) -> anyhow::Result<Self> {
+        let case = PlannedLayer::new(layer, args, *machine)?;
+        Self::of(&case, machine).with_context(|| case.problem.to_string())
     }
 
-    pub(super) fn of(case: &PlannedLayer, pushes: Pushes, machine: &Machine) -> anyhow::Result<Self> {
+    pub(super) fn of(case: &PlannedLayer, machine: &Machine) -> anyhow::Result<Self> {
         let ranks = case.problem.world().get();
         ensure!(
             !machine.through_host || ranks <= 2,
@@ -53,17 +53,17 @@ impl Simulation {
             machine.name
         );
         let programs = case.problem.world().ranks().map(|rank| case.program(rank)).collect::<Result<Vec<TileProgram>, _>>()?;
+        let pushes = match case.plan.comm {
+            CommMode::Fused { mover: Mover::Kernel } => Pushes::Kernel,
+            CommMode::Fused { mover: Mover::CopyEngine } if !machine.through_host => Pushes::CopyEngines,
+            _ => Pushes::AsByDefault,
+        };
         let op = simulate(&programs, machine, pushes)?;
         let gemm = simulate(&[case.core()?], machine, pushes)?;
-        let head = Head::new(&case.model, &case.problem);
+        let head = Head::new(&case.name, &case.problem);
         let kernel = programs.iter().all(|program| Variant::of(program).is_ok());
-        Ok(Self { head, schedule: case.schedule, op: op.time, gemm: gemm.time, kernel, links: op.on_links(machine) })
+        Ok(Self { head, plan: case.plan, op: op.time, gemm: gemm.time, kernel, links: op.on_links(machine) })
     }
-}
-
-/// The schedule that an op has on such a machine.
-pub(super) fn own_schedule(problem: &Problem, machine: &Machine) -> Schedule {
-    if machine.through_host { Schedule::staged(problem) } else { Schedule::heuristic(problem) }
 }
 
 /// What stands above all that is simulated.
@@ -91,9 +91,9 @@ pub fn table(rows: &[Simulation], machine: &Machine) -> String {
     format!("{}\n{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines))
 }
 
-/// The rows' schedules, one to a line.
-pub fn schedules(rows: &[Simulation]) -> String {
-    let lines: Vec<String> = rows.iter().map(|row| format!("{}: {}", row.head, row.schedule)).collect();
+/// The rows' plans, one to a line.
+pub fn plans(rows: &[Simulation]) -> String {
+    let lines: Vec<String> = rows.iter().map(|row| format!("{}: {}", row.head, row.plan)).collect();
     lines.join("\n") + "\n"
 }
 

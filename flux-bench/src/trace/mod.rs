@@ -20,7 +20,7 @@ use crate::launch;
 use crate::limits;
 use crate::machine;
 use crate::out;
-use crate::plan::Plan;
+use crate::plan::ExecutionArgs;
 use crate::shapes::{self, Shape};
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem};
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     pub summary: bool,
     /// Changes to the plan
     #[command(flatten)]
-    pub plan: Plan,
+    pub execution: ExecutionArgs,
 }
 
 /// One rank's part of the call.
@@ -113,10 +113,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
     let world = shapes::world(tp)?;
     let (n, k) = args.shapes.extents(args.ops).with_context(|| format!("{} has no {}", args.shapes, args.ops))?;
-    args.plan.check(&[args.ops], world)?;
-    let problem = Problem::new(args.ops, args.ms, n, k, args.dtype, world)?;
-    args.plan.schedule.check_candidate(&problem)?;
-    Ok(problem)
+    Ok(Problem::new(args.ops, args.ms, n, k, args.dtype, world)?)
 }
 
 fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {
@@ -124,7 +121,7 @@ fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueI
     let ctx = RankContext::new(comm)?;
     let gpu = ctx.gpu().context("the communicator is not on a device")?;
     let nccl = Comm::join(gpu.device(), id, local.rank().get(), problem.world().get(), Duration::from_mins(1))?;
-    let op = FusedOp::<T>::build_traced(problem, ctx.comm(), &args.plan)?;
+    let op = FusedOp::<T>::build_traced(problem, ctx.comm(), args.execution.on(ctx.comm(), problem)?)?;
     let mut sets = (0..SETS).map(|_| ctx.operand_set(problem)).collect::<anyhow::Result<Vec<_>>>()?;
     for (call, set) in sets.iter_mut().enumerate() {
         ctx.fill(set, Operands::new(*problem, bench::SEED, call as u64, Fill::Uniform))?;
@@ -150,7 +147,7 @@ fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueI
     // Here, before any memory is freed.
     let event_ms = last_call().unwrap_or_else(|error| end::give_up(local.rank(), &error));
     let timeline = op.timeline(ctx.stream())?;
-    let verdict = ctx.verify(&sets[(args.calls as usize - 1) % SETS], op.schedule().stack)?;
+    let verdict = ctx.verify(&sets[(args.calls as usize - 1) % SETS], op.plan().is_flattened())?;
     ensure!(verdict.ok(), "the call's result is wrong: {verdict}");
-    Ok(Traced { timeline, event_ms, plan: format!("{}, {}", op.schedule(), op.executor()) })
+    Ok(Traced { timeline, event_ms, plan: format!("{}; {}", op.plan(), op.executor()) })
 }

@@ -101,19 +101,9 @@ impl Sending {
         }
     }
 
-    /// The rounds in the order in which they are gone through: of rows, which are all there from
-    /// the start, those of the peers that go together come before those of the next.
+    /// The rounds in the order in which they are gone through.
     pub fn ordered(self, rounds: Vec<Round>, rows: bool) -> Vec<Round> {
-        if !rows {
-            return rounds;
-        }
-        let together = self.peers() as usize;
-        let mut numbered = Vec::with_capacity(rounds.len());
-        for run in rounds.chunk_by(|a, b| a.offset == b.offset) {
-            numbered.extend(run.iter().enumerate().map(|(peer, &round)| (peer / together, round)));
-        }
-        numbered.sort_by_key(|&(batch, round)| (batch, round.offset));
-        numbered.into_iter().map(|(_, round)| round).collect()
+        if rows { in_batches_of(rounds, self.peers()) } else { rounds }
     }
 }
 
@@ -125,6 +115,17 @@ impl fmt::Display for Sending {
             Self::Before => f.write_str("messages before what they bring is read"),
         }
     }
+}
+
+/// The rounds of rows that are all there from the start, so that those of the peers that go together
+/// come before those of the next.
+pub fn in_batches_of(rounds: Vec<Round>, peers: u32) -> Vec<Round> {
+    let mut numbered = Vec::with_capacity(rounds.len());
+    for run in rounds.chunk_by(|a, b| a.offset == b.offset) {
+        numbered.extend(run.iter().enumerate().map(|(peer, &round)| (peer / peers.max(1) as usize, round)));
+    }
+    numbered.sort_by_key(|&(batch, round)| (batch, round.offset));
+    numbered.into_iter().map(|(_, round)| round).collect()
 }
 
 /// The rounds in groups, whose messages go at once: the same chunk to so many peers.

@@ -32,7 +32,7 @@ pub use error::ScheduleError;
 pub use gemm_rs::Places;
 pub(crate) use gemm_rs::widest_band;
 pub use lent::Lent;
-pub use messages::{Channels, Sending, groups};
+pub use messages::{Channels, Sending, groups, in_batches_of};
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
 pub use rounds::{End, Round};
 pub use schedule::{Chunk, MAX_SHARES, Schedule};

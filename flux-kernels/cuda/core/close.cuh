@@ -14,24 +14,24 @@ namespace flux {
 // load, multiply, store and send: the end of the kernel orders that.
 //
 // A CTA that knows that the call has `failed` takes no ticket, so the epoch stands still and the
-// communicator has to be rebuilt. With `closes` = 0 a later launch of the call closes it.
+// communicator has to be rebuilt.
 __device__ __forceinline__ void close_call(const Params& p, u32 epoch, bool failed) {
     const u32 lane = threadIdx.x % 32;
     u32 last = 0;
     // Every CTA has read the epoch before its ticket.
-    if (lane == 0 && !failed && p.closes != 0) last = ptx::atomic_inc_wrap(&p.control->ticket, p.closes - 1) == p.closes - 1;
+    if (lane == 0 && !failed) last = ptx::atomic_inc_wrap(&p.control->ticket, gridDim.x - 1) == gridDim.x - 1;
     if (ptx::from_lane(last, 0) == 0) return;
     // The shuffle moves only the value: this orders the other lanes' accesses after the ticket that
     // lane 0 has acquired.
     __syncwarp();
     bool ok = true;
-    // Messages that preceded this launch are whole unless the host has set the abort word.
-    const u32 abort = lane == p.rank && p.peer_op_hashes != 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
+    // The rows of a collective before this launch are whole unless the host has set the abort word.
+    const u32 abort = lane == p.rank && p.after_collective != 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
     if (lane < p.world && lane != p.rank) {
         // Both loads are issued together; only a wait makes the second one necessary again.
-        const u64 other = op_hash_of(p, epoch, lane);
+        const u32 other = op_hash_of(p, epoch, lane);
         ok = peer_works(p, epoch, lane);
-        if (ok && other != own_op_hash(p)) ok = same_op(p, epoch, lane) && peer_works(p, epoch, lane);
+        if (ok && other != p.op_hash) ok = same_op(p, epoch, lane) && peer_works(p, epoch, lane);
     }
     if (abort != 0) ok = fail_by_host(p, epoch, abort);
     if (lane == p.rank && p.await_pushed) ok = wait_for(p, epoch, {&p.control->pushed, FaultWait::kPushed, p.rank, kNone});

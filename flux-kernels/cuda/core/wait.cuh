@@ -16,31 +16,22 @@ struct WaitTarget {
 // Time that a failed kernel stays, so that peers finish reading what this rank's streams may then
 // overwrite. Reading gigabytes takes less, and so does a time slice of a GPU that processes share.
 constexpr u64 kGraceNs = 50000000;
-// Set in an op-sequence hash that is known: the hash may be 0 where messages bring it.
-constexpr u64 kKnown = u64{1} << 32;
 
-// The word with `peer`'s call: the call's number in the lower half, the op-sequence hash in the
-// upper. It lies on this rank's pad, written by `peer`, or where messages have brought it.
-__device__ __forceinline__ const u64* calling_of(const Params& p, u32 epoch, u32 peer) {
-    return p.peer_op_hashes != 0 ? reinterpret_cast<const u64*>(p.peer_op_hashes) + peer : calling_words(p.pad[p.rank], peer, epoch);
+// The op-sequence hash that `peer` has written to this rank's pad for this call: the call's number
+// is in the lower half of the word, the hash in the upper. 0 before, and where kernels compare none;
+// no hash on a pad is 0.
+__device__ __forceinline__ u32 op_hash_of(const Params& p, u32 epoch, u32 peer) {
+    if (p.op_hash == 0) return 0;
+    const u64 calling = ptx::load_relaxed_sys_64(calling_words(p.pad[p.rank], peer, epoch));
+    return static_cast<u32>(calling) == epoch ? static_cast<u32>(calling >> 32) : 0;
 }
-
-// The peer's op-sequence hash once it is in this call; 0 before, and where kernels compare none.
-__device__ __forceinline__ u64 op_hash_of(const Params& p, u32 epoch, u32 peer) {
-    if (p.op_hash == 0 && p.peer_op_hashes == 0) return 0;
-    const u64 calling = ptx::load_relaxed_sys_64(calling_of(p, epoch, peer));
-    // An unwritten pad holds 0, which may be the call's number but is no hash on a pad.
-    return static_cast<u32>(calling) == epoch && (calling >> 32 != 0 || p.peer_op_hashes != 0) ? calling >> 32 | kKnown : 0;
-}
-
-// The same of this rank.
-__device__ __forceinline__ u64 own_op_hash(const Params& p) { return p.op_hash == 0 && p.peer_op_hashes == 0 ? 0 : p.op_hash | kKnown; }
 
 // Writes to the pads of all peers which call this rank is in. Run by one warp of the launch. Not
-// after a failure: the epoch stands still, so a queued call would announce its op for the failed one.
+// after a failure: the epoch stands still, so a queued call would announce its op for the failed
+// one.
 __device__ __forceinline__ void announce_call(const Params& p, u32 epoch) {
     const u32 peer = threadIdx.x % 32;
-    if (p.op_hash == 0 || p.peer_op_hashes != 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
+    if (p.op_hash == 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;
     ptx::store_relaxed_sys_64(calling_words(p.pad[peer], p.rank, epoch), static_cast<u64>(p.op_hash) << 32 | epoch);
 }
 
@@ -101,15 +92,15 @@ struct Deadline {
         if (++polls % 64 != 0) return true;
         if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
         // The signal may be missing because the peer is in another op.
-        const u64 other = t.peer == p.rank ? 0 : op_hash_of(p, epoch, t.peer);
-        const bool disagrees = other != 0 && other != own_op_hash(p);
+        const u32 other = t.peer == p.rank ? 0 : op_hash_of(p, epoch, t.peer);
+        const bool disagrees = other != 0 && other != p.op_hash;
         // Or because the peer found the disagreement first. Other reasons do not end this wait: its
         // deadline does.
-        const u32 reason = other == own_op_hash(p) || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
+        const u32 reason = other == p.op_hash || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
         const u32 abort = reason == kInAnotherOp ? reason : polls % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
         if (!disagrees && abort == 0 && ptx::global_timer_ns() - start <= p.deadline_ns) return true;
         record_fault(p, epoch, t, disagrees ? FaultCode::kDisagreed : abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, reason == kInAnotherOp ? t.peer : p.rank,
-                     disagrees ? static_cast<u32>(other) : seen, abort);
+                     disagrees ? other : seen, abort);
         return false;
     }
 };
@@ -127,7 +118,7 @@ __device__ __forceinline__ bool wait_slow(const Params& p, u32 epoch, const Wait
 // Whether the peer's call is of the same op. Its hash is there when its signals are, or soon after.
 __device__ __forceinline__ bool same_op(const Params& p, u32 epoch, u32 peer) {
     for (Deadline deadline;;) {
-        if (op_hash_of(p, epoch, peer) == own_op_hash(p)) return true;
+        if (op_hash_of(p, epoch, peer) == p.op_hash) return true;
         if (!deadline.again(p, epoch, {nullptr, FaultWait::kCall, peer, 0}, 0)) return false;
     }
 }

@@ -1,7 +1,7 @@
 //! The text of `abi.cuh`.
 
 use super::{BulkCopy, FillParams, ItemStamps, Params, PingPong, RawReport, VerifyParams, WorkerStamps, declare_words};
-use crate::Activation;
+use crate::epilogue::Activation;
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::program::{Await, NONE, Transfer, WorkItem, sink, source};
 use flux_core::rank::MAX_WORLD;
@@ -106,7 +106,6 @@ fn activations() -> String {
 fn control_block() -> String {
     let words = [
         ("epoch", control::EPOCH),
-        ("op_hash", control::OP_HASH),
         ("ticket", control::TICKET),
         ("poison", control::POISON),
         ("pushed", control::PUSHED),

@@ -49,9 +49,6 @@ mirrored! {
         pub(crate) global_staging: u64,
         /// `[n_local]`, added to every row of the result; 0 for none.
         pub(crate) bias: u64,
-        /// By rank, its call and op-sequence hash, where messages bring them before the launch that
-        /// reads them; 0 where pads hold them.
-        pub(crate) peer_op_hashes: u64,
         /// The buffer of peers' scattered rows: the own data region, or host memory.
         pub(crate) scatter_buffer: u64,
         pub(crate) rank: u32,
@@ -83,11 +80,8 @@ mirrored! {
         pub(crate) in_mainloop_gap: u32,
         /// This rank's op-sequence hash; 0 where kernels compare none.
         pub(crate) op_hash: u32,
-        /// Whether the launch is the first of its call.
-        pub(crate) begins: u32,
-        /// CTAs of the launches that end the call, this one among them; the last one closes it. 0
-        /// where a later launch does.
-        pub(crate) closes: u32,
+        /// Whether a collective brought the operands: an abort of the host then fails the call.
+        pub(crate) after_collective: u32,
         /// By item, where the kernel traces.
         pub(crate) item_stamps: u64 = "ItemStamps* item_stamps",
         /// By CTA, where the kernel traces.

@@ -1,6 +1,6 @@
 //! Why something could not be enqueued.
 
-use crate::Activation;
+use crate::epilogue::Activation;
 
 /// A driver call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -35,15 +35,6 @@ pub enum LaunchError {
         program: String,
         /// The kernel.
         kernel: String,
-    },
-    /// A launch of a part that the program does not have: of tiles or folds alone where it has no
-    /// folds, or of more items than there are.
-    #[error("a program of {program} has no {part}")]
-    NoPart {
-        /// What the launch was to walk.
-        part: String,
-        /// What the program is for.
-        program: String,
     },
     /// An activation of a sum that other ranks add to.
     #[error("GEMM-ReduceScatter takes no activation, and {activation} was asked for")]

@@ -6,16 +6,15 @@ use super::program::DeviceProgram;
 use super::tensor_map::{BoxCols, Fetch, Stack, encode};
 use super::trace::TraceBuffer;
 use super::warm_up::warm_up;
-use crate::abi::{ItemStamps, Params};
-use crate::{Activation, Variant};
+use crate::abi::Params;
+use crate::epilogue::Activation;
+use crate::variant::Variant;
 use cudarc::driver::sys::{self, CUtensorMap};
 use flux_core::layout::gather_place_bytes;
-use flux_core::program::{TileProgram, WorkItem, sink};
+use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
 use flux_core::{OpKind, WorldSize};
 use std::ffi::CString;
-use std::fmt;
-use std::ops::Range;
 
 /// A loaded variant of the fused kernel.
 #[derive(Debug)]
@@ -92,68 +91,6 @@ impl Pace {
     pub const SENT_BYTES: u32 = 4096;
 }
 
-/// Which items of its program a launch walks.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Part {
-    /// All: the launch is a call.
-    #[default]
-    Whole,
-    /// Those before the folds, of a program that has any (GEMM-ReduceScatter, tiles that span
-    /// shards). The call goes on: what is scattered is announced, and not awaited.
-    Tiles,
-    /// The folds, which end the call that a launch of the tiles has begun.
-    Folds,
-    /// Some, beside the other launches of the call, which is over when all of them are. Their times
-    /// are not recorded.
-    Among {
-        /// The first item.
-        first: u32,
-        /// How many.
-        count: u32,
-        /// The number of the first CTA: those that may run at once have different ones, of the
-        /// multiprocessors that there are.
-        number: u32,
-        /// CTAs of all launches of the call.
-        all: u32,
-    },
-}
-
-impl Part {
-    /// Its items in a program; nothing where the program is not in parts.
-    fn of(self, program: &TileProgram) -> Option<Range<usize>> {
-        let items = &program.items;
-        let folds = || items.iter().position(|item| item.sink == sink::REDUCE_ROWS).filter(|&folds| folds > 0);
-        match self {
-            Self::Whole => Some(0..items.len()),
-            Self::Tiles => Some(0..folds()?),
-            Self::Folds => Some(folds()?..items.len()),
-            Self::Among { first, count, .. } => {
-                let (first, end) = (first as usize, first as usize + count as usize);
-                (end <= items.len()).then_some(first..end)
-            }
-        }
-    }
-
-    /// The number of the first of its CTAs, and how many there are in the call, where it has so
-    /// many itself.
-    const fn ctas(self, own: u32) -> (u32, u32) {
-        match self {
-            Self::Among { number, all, .. } => (number, all),
-            Self::Whole | Self::Tiles | Self::Folds => (0, own),
-        }
-    }
-}
-
-impl fmt::Display for Part {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        match *self {
-            Self::Whole => f.write_str("items"),
-            Self::Tiles | Self::Folds => f.write_str("folds after its tiles, so a call of it is one launch"),
-            Self::Among { first, count, .. } => write!(f, "{count} items from number {first} on"),
-        }
-    }
-}
-
 /// The operands, the memory and the place of one launch. Shapes are those of the program's problem.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchArgs<'a> {
@@ -175,23 +112,17 @@ pub struct LaunchArgs<'a> {
     /// Where the rows come that other ranks scatter to this one: its data region, but where that is
     /// not what they reach.
     pub scatter_buffer: u64,
-    /// Where messages bring which call each rank is in, and of which op, before the launch that
-    /// closes the call: a word for each rank, as [`calling_offset`] has them. 0 where ranks say so
-    /// on pads, or nowhere that a kernel looks.
-    ///
-    /// [`calling_offset`]: flux_core::layout::calling_offset
-    pub peer_op_hashes: u64,
     /// This rank's control block.
     pub control: u64,
     /// This rank's fault block, as the device sees it.
     pub fault: u64,
     /// Bytes between the halves of a data region.
     pub half_stride: u64,
-    /// The number of the op that the call is of, by which ranks find that their calls are of
-    /// different ones: the same on all ranks, and not that of another op. 0 where they do not reach
-    /// each other's pads, or only through the host: there the transport tells. Where messages tell
-    /// kernels, what this rank has sent in the op's place.
+    /// The op's number, or the op-sequence hash of the calls up to this one, that ranks compare on
+    /// each other's pads. 0 where the transport compares.
     pub op_hash: u32,
+    /// Whether a collective brought the operands: an abort of the host then fails the call.
+    pub after_collective: bool,
     /// Longest wait for another rank, in nanoseconds.
     pub deadline_ns: u64,
     /// Whether a mover outside of the kernel reads `x` and reports the end of it in the control
@@ -199,8 +130,6 @@ pub struct LaunchArgs<'a> {
     pub await_pushed: bool,
     /// CTAs of this launch.
     pub workers: u32,
-    /// What they walk.
-    pub part: Part,
     /// Whether the kernel itself pushes the caller's shard where its program's transfers say; not
     /// where another mover does.
     pub push: bool,
@@ -212,8 +141,7 @@ pub struct LaunchArgs<'a> {
     pub stream: usize,
 }
 
-/// Enqueues one call on the stream, or a part of it. Does not wait for the device and allocates
-/// nothing.
+/// Enqueues one call on the stream. Does not wait for the device and allocates nothing.
 ///
 /// # Safety
 /// - The program is one that passes [`check::verify`](flux_core::program::check::verify) together
@@ -223,10 +151,7 @@ pub struct LaunchArgs<'a> {
 ///   say. Awaits may be missing where what they announce is there when the kernel begins.
 /// - Every address is valid on the current device for the extents that the program implies, until
 ///   the launch has completed.
-/// - All ranks of the world enqueue the same call. One in parts is a launch of its tiles and then
-///   one of its folds, with the same arguments, before anything else that uses the control block.
-///   Launches [among](Part::Among) others have between them each item once, and none waits on the
-///   device for an item of another that is enqueued behind it.
+/// - All ranks of the world enqueue the same call.
 ///
 /// # Errors
 /// [`LaunchError`], before anything is enqueued.
@@ -236,9 +161,8 @@ pub struct LaunchArgs<'a> {
 pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<(), LaunchError> {
     let p = program.program();
     let variant = kernel.variant;
-    let (ctas, (number, all)) = (args.workers, args.part.ctas(args.workers));
-    let end = number.saturating_add(ctas);
-    if !variant.fits(p) || !program.has_room_for(variant, end) {
+    let ctas = args.workers;
+    if !variant.fits(p) || !program.has_room_for(variant, ctas) {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
     }
@@ -246,16 +170,13 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
         return Err(LaunchError::Activation { activation: args.activation });
     }
     let limit = kernel.multiprocessors;
-    if ctas == 0 || end > limit || ctas > all {
-        return Err(LaunchError::Grid { ctas: end.max(ctas), limit: limit.min(all) });
+    if ctas == 0 || ctas > limit {
+        return Err(LaunchError::Grid { ctas, limit });
     }
-    let is_whole = !matches!(args.part, Part::Among { .. });
-    if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !(is_whole && trace.fits(p.items.len(), ctas))) {
+    if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(p.items.len(), ctas)) {
         return Err(LaunchError::Trace { kernel: variant.to_string(), items: p.items.len(), ctas });
     }
-    let no_part = || LaunchError::NoPart { part: args.part.to_string(), program: format!("{} with tiles of {}", p.problem, p.tile) };
-    let items = args.part.of(p).ok_or_else(no_part)?;
-    let params = encode_params(variant, program, args, items)?;
+    let params = encode_params(variant, program, args)?;
     let (grid, shared) = ((ctas, 1), variant.shared_bytes());
     // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
     unsafe { kernel.module.launch(kernel.function, grid, Variant::THREADS, shared, &params, args.stream) }
@@ -330,14 +251,13 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     Ok(Maps { a_caller, a_gather, b: encode(dtype, &w)?, y: encode(dtype, &y)? })
 }
 
-/// What the kernel reads, to walk these items.
-fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>, items: Range<usize>) -> Result<Params, LaunchError> {
+/// What the kernel reads.
+fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Params, LaunchError> {
     let p = program.program();
     let problem = &p.problem;
     let (dtype, world) = (problem.dtype(), problem.world());
     let row_bytes = u64::from(problem.k_local()) * dtype.bytes() as u64;
     let Maps { a_caller, a_gather, b, y } = encode_maps(variant, p, args)?;
-    let (number, all) = args.part.ctas(args.workers);
     Ok(Params {
         a_caller,
         a_gather,
@@ -345,7 +265,7 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         y,
         data: by_rank(args.data, world),
         pad: by_rank(args.pads, world),
-        items: program.items() + (items.start * size_of::<WorkItem>()) as u64,
+        items: program.items(),
         awaits: program.awaits(),
         transfers: program.transfers(),
         control: args.control,
@@ -359,13 +279,12 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         y_address: args.y.address,
         y_row_bytes: args.y.row_bytes,
         split_k_offset: p.split_k_offset(),
-        global_staging: program.global_staging() + u64::from(number) * variant.epilogue_staging_bytes(),
+        global_staging: program.global_staging(),
         bias: args.bias,
-        peer_op_hashes: args.peer_op_hashes,
         scatter_buffer: args.scatter_buffer,
         rank: p.rank.get(),
         world: world.get(),
-        item_count: items.len() as u32,
+        item_count: p.items.len() as u32,
         transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         slots_per_source: p.slots_per_source,
         await_pushed: u32::from(args.await_pushed),
@@ -383,9 +302,8 @@ fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_
         in_mainloop_first: p.early_steps().0,
         in_mainloop_gap: p.early_steps().1,
         op_hash: args.op_hash,
-        begins: u32::from(args.part != Part::Folds),
-        closes: if args.part == Part::Tiles { 0 } else { all },
-        item_stamps: args.trace.map_or(0, |trace| trace.item_stamps() + (items.start * size_of::<ItemStamps>()) as u64),
+        after_collective: u32::from(args.after_collective),
+        item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })
 }
@@ -395,28 +313,4 @@ fn by_rank(addresses: &[u64], world: WorldSize) -> [u64; MAX_WORLD] {
     let mut all = [0; MAX_WORLD];
     all[..world.index()].copy_from_slice(&addresses[..world.index()]);
     all
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use flux_core::program::{Chunk, Schedule};
-    use flux_core::{DType, Problem, Rank, TileShape};
-
-    #[test]
-    fn the_parts_of_a_call_are_its_tiles_and_then_its_folds() {
-        let program = |op, stack| {
-            let problem = Problem::new(op, 64, 1024, 256, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-            let schedule = Schedule { stack, chunk: Chunk::Shard, ..Schedule::of(TileShape::new(64, 128, 64)) };
-            TileProgram::build(&problem, Rank::new(1), &schedule).unwrap()
-        };
-        let folded = program(OpKind::GemmReduceScatter, true);
-        let parts = [Part::Whole, Part::Tiles, Part::Folds].map(|part| part.of(&folded).unwrap());
-        assert!(parts[0] == (0..folded.items.len()) && parts[1] == (0..parts[2].start) && parts[2].end == folded.items.len(), "{parts:?}");
-        assert!(folded.items[parts[1].clone()].iter().all(|item| item.sink != sink::REDUCE_ROWS) && !parts[1].is_empty());
-        assert!(folded.items[parts[2].clone()].iter().all(|item| item.sink == sink::REDUCE_ROWS) && !parts[2].is_empty());
-        for other in [program(OpKind::GemmReduceScatter, false), program(OpKind::AllGatherGemm, true)] {
-            assert_eq!([Part::Whole, Part::Tiles, Part::Folds].map(|part| part.of(&other).is_some()), [true, false, false]);
-        }
-    }
 }

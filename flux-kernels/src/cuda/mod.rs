@@ -15,7 +15,7 @@ mod warm_up;
 
 pub use crate::abi::{ItemStamps, WorkerStamps};
 pub use error::LaunchError;
-pub use launch::{Kernel, LaunchArgs, Matrix, Pace, Part, launch};
+pub use launch::{Kernel, LaunchArgs, Matrix, Pace, launch};
 pub use loaded::loaded;
 pub use program::DeviceProgram;
 pub use trace::{Stamps, TraceBuffer};

@@ -6,14 +6,13 @@ mod skipped;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};
-use flux_core::program::{Lent, Schedule, TileProgram};
+use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem};
-use flux_kernels::cache;
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Activation, Variant};
+use flux_kernels::{Activation, Source, Variant};
 use std::sync::Arc;
 
 /// Device memory, freed on drop.
@@ -66,8 +65,8 @@ pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
     Some(context)
 }
 
-pub(crate) fn cubin(source: &flux_kernels::sources::Source) -> Vec<u8> {
-    cache::cubin(source, Arch::Sm90a).expect("a cubin").image
+pub(crate) fn cubin(source: &Source) -> Vec<u8> {
+    flux_kernels::cubin(source, Arch::Sm90a).expect("a cubin").image
 }
 
 /// Every rank's program, of ranks in nodes.
@@ -106,8 +105,6 @@ pub(crate) struct World {
     pub(crate) bias: Option<u64>,
     /// What calls apply.
     pub(crate) activation: Activation,
-    /// CTAs of launches of the first items and of the last, beside that of the others.
-    pub(crate) lent: Option<(u32, Lent)>,
     epoch: Epoch,
 }
 
@@ -123,7 +120,7 @@ impl World {
     pub(crate) fn with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, first: Epoch) -> Self {
         let problem = programs[0].problem;
         let kernel = Kernel::load(variant, &cubin(&variant.source())).expect("the kernel loads");
-        let harness = Harness::load(&cubin(&flux_kernels::sources::harness())).expect("the harness loads");
+        let harness = Harness::load(&cubin(&Source::harness())).expect("the harness loads");
         let size = programs.iter().fold(WorkspaceSize::default(), |s, p| s.max(p.workspace()));
         let bytes = |s: flux_core::problem::Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
         let ranks: Vec<_> = programs
@@ -168,7 +165,6 @@ impl World {
             op: 1,
             bias,
             activation,
-            lent: None,
             epoch: first,
         }
     }
@@ -228,15 +224,14 @@ impl World {
             data: &addresses(&self.data),
             pads: &addresses(&self.pads),
             scatter_buffer: self.data[i].0,
-            peer_op_hashes: 0,
             control: rank.control.0,
             fault: rank.fault.0,
             half_stride: self.size.half_stride(),
             op_hash: self.op,
+            after_collective: false,
             deadline_ns: self.deadline_ns,
             await_pushed: false,
             workers: self.workers,
-            part: Part::Whole,
             push: true,
             pace: self.pace,
             trace: None,
@@ -244,14 +239,7 @@ impl World {
         };
         // SAFETY: the programs are as they were built; all memory belongs to this world and
         // outlives the launch.
-        let launch = |args: &LaunchArgs<'_>| unsafe { launch(&self.kernel, &rank.program, args) }.expect("a launch");
-        let Some((ctas, Lent { first, last })) = self.lent else { return launch(&args) };
-        let (items, all) = (rank.program.program().items.len() as u32, self.workers + 2 * ctas);
-        let among = |first, count, number| Part::Among { first, count, number, all };
-        // Of one stream: the first await no peer, and nobody awaits the last.
-        launch(&LaunchArgs { part: among(0, first, self.workers), workers: ctas, push: false, ..args });
-        launch(&LaunchArgs { part: among(first, items - first - last, 0), ..args });
-        launch(&LaunchArgs { part: among(items - last, last, self.workers), workers: ctas, push: false, ..args });
+        unsafe { launch(&self.kernel, &rank.program, &args) }.expect("a launch");
     }
 
     /// Delays one rank's stream.

@@ -2,7 +2,8 @@
 //!
 //! Invariant: a call returns when `y` is written, or with the fault that ended it.
 
-use super::{Hands, label};
+use super::label;
+use super::plan::ExecutionPlan;
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
 use crate::tensor::{Location, View};
@@ -15,32 +16,21 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// Most worker threads of one rank.
-const MAX_WORKERS: u32 = 256;
-
 /// A program with the buffers that walking it takes.
 #[derive(Debug)]
 pub(crate) struct HostExecutor<T> {
-    workers: NonZeroUsize,
-    number: u32,
+    plan: ExecutionPlan,
     executor: Mutex<Executor<T>>,
 }
 
 impl<T: Element> HostExecutor<T> {
-    pub(super) fn prepare(program: TileProgram, number: u32, hands: Hands) -> Result<Self, BuildError> {
-        if hands.trace {
+    pub(super) fn prepare((plan, program): (ExecutionPlan, TileProgram)) -> Result<Self, BuildError> {
+        if plan.trace {
             return Err(BuildError::Trace { place: Location::Host });
         }
-        let workers = match hands.workers {
-            Some(value) => usize::try_from(value)
-                .ok()
-                .filter(|_| value <= MAX_WORKERS)
-                .and_then(NonZeroUsize::new)
-                .ok_or(BuildError::Workers { value, max: MAX_WORKERS, place: Location::Host })?,
-            None => share_of_cores(program.problem.world().index()),
-        };
-        let executor = Executor::new(program, workers)?;
-        Ok(Self { workers, number, executor: Mutex::new(executor) })
+        let workers = NonZeroUsize::new(plan.workers as usize).unwrap_or(NonZeroUsize::MIN);
+        let executor = Mutex::new(Executor::new(program, workers)?);
+        Ok(Self { plan, executor })
     }
 
     pub(super) fn run(&self, comm: &Communicator, operands: &Operands, activation: Activation, stream: Stream) -> Result<(), CallError> {
@@ -65,7 +55,7 @@ impl<T: Element> HostExecutor<T> {
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
         let epilogue = Epilogue { bias, activation };
-        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash: self.number });
+        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash: self.plan.number });
         let finished = call.finish();
         match done {
             Ok(()) => finished.map_err(|error| failure_of(comm, error.into())),
@@ -74,14 +64,8 @@ impl<T: Element> HostExecutor<T> {
     }
 
     pub(super) fn explain(&self) -> String {
-        format!("CPU executor, {} worker thread(s)", self.workers)
+        format!("CPU executor, {}", self.plan)
     }
-}
-
-/// The ranks of a host communicator share this machine's cores.
-fn share_of_cores(ranks: usize) -> NonZeroUsize {
-    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    NonZeroUsize::new(cores / ranks.max(1)).unwrap_or(NonZeroUsize::MIN)
 }
 
 /// Why the communicator is broken after a failed call; the call's own error where it is not.

@@ -7,6 +7,8 @@
 mod cuda;
 mod host;
 mod pace;
+mod plan;
+mod sequential;
 
 use crate::error::{BuildError, CallError};
 use crate::fused::Operands;
@@ -14,22 +16,22 @@ use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
 use flux_core::layout::gather_place_bytes;
-use flux_core::program::route::Route;
 use flux_core::program::{Channels, Round, Schedule, Sending, TileProgram};
 use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
 use flux_transport::{Call, Capabilities, Communicator, Exchange, Label, Mover, PeerStores, Source, Stream, TransportKind};
 use host::HostExecutor;
 pub use pace::own_launch;
+pub(crate) use plan::{ExecutionPlan, sequential_workspace};
 
-/// How many hands do the work, where the caller has a wish.
+/// Caller overrides for the launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(crate) struct Hands {
+pub(crate) struct LaunchOptions {
     /// Threads of the host executor, or CTAs of the kernel.
     pub(crate) workers: Option<u32>,
     /// The host's mover is a thread whatever this says.
     pub(crate) push: Push,
-    /// Percent of the time that there is.
+    /// Percent of the time between tiles that traffic is spread over.
     pub(crate) spread: Option<u32>,
     /// Whether each call leaves its time line.
     pub(crate) trace: bool,
@@ -39,8 +41,7 @@ pub(crate) struct Hands {
 /// other's memory.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum Push {
-    /// Shards of 5 MiB and more by copy engines, unless slices of `k` make too many copies or tiles
-    /// span shards ([`TileProgram::is_for_copy_engines`]); all else by the kernel.
+    /// The mover of the plan.
     #[default]
     Auto,
     /// The kernel: a warp of every CTA, three for what all tiles wait for. No launch, stream or
@@ -79,13 +80,13 @@ pub(crate) fn exchange_of<'p, T: Element>(
     x: &View,
     (program, op): (&'p TileProgram, u32),
     rounds: &'p [Round],
-    sending: Sending,
+    peers: u32,
 ) -> Exchange<'p> {
     let source = match program.problem.op() {
         OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
         OpKind::GemmReduceScatter => Source::Stored { of_all: program.flattened },
     };
-    Exchange { source, place_bytes: program.place_bytes(), rounds, sending, op }
+    Exchange { source, place_bytes: program.place_bytes(), rounds, peers, op }
 }
 
 /// The sending that an op on `comm` has where its builder is given none, but perhaps a schedule; it
@@ -111,22 +112,11 @@ pub fn own_schedule(comm: &Communicator, problem: &Problem, sending: Sending) ->
     }
 }
 
-/// Whether the transport carries a route for each call, but for those whose kernels
-/// [scatter](scatters): ranks neither reach each other's memory nor send messages.
-pub(crate) fn carried(comm: &Communicator) -> bool {
+/// Whether calls go through memory of the host: ranks neither reach each other's memory nor send
+/// messages.
+fn carried(comm: &Communicator) -> bool {
     let Capabilities { peer_stores, mover, .. } = comm.capabilities();
     peer_stores != PeerStores::All && !matches!(mover, Mover::Messages { .. }) && comm.world_size().peers() > 0
-}
-
-/// Whether the program's kernel scatters rows to peers itself though it reaches nothing else of
-/// them: tile by tile. Of a word that announces all tiles every CTA would ask the host's memory,
-/// one after another.
-pub(crate) fn scatters(comm: &Communicator, program: &TileProgram) -> bool {
-    let by_tile = || program.rounds().is_none();
-    comm.capabilities().peer_stores == PeerStores::Rows
-        && program.flattened
-        && program.problem.op() == OpKind::GemmReduceScatter
-        && by_tile()
 }
 
 /// What flight records and errors call a call.
@@ -159,23 +149,11 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 }
 
 impl<T: Element> Executor<T> {
-    /// Makes everything that running `program` takes, but the workspace. There is a route where the
-    /// transport [carries](carried) one for this program.
-    pub(crate) fn prepare(
-        comm: &Communicator,
-        (program, number): (TileProgram, u32),
-        route: Option<Route>,
-        (schedule, sending): (&Schedule, Sending),
-        hands: Hands,
-    ) -> Result<Self, BuildError> {
-        if let Some(percent) = hands.spread.filter(|&percent| percent > 100) {
-            return Err(BuildError::Spread { percent });
-        }
+    /// Makes everything that calls take, but the workspace.
+    pub(crate) fn prepare(comm: &Communicator, plan: (ExecutionPlan, TileProgram)) -> Result<Self, BuildError> {
         match location(comm) {
-            Location::Host => HostExecutor::prepare(program, number, hands).map(Self::Host),
-            Location::Cuda(ordinal) => {
-                CudaExecutor::prepare(comm, ordinal, (program, number), route, (schedule, sending), hands).map(Self::Cuda)
-            }
+            Location::Host => HostExecutor::prepare(plan).map(Self::Host),
+            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, plan).map(Self::Cuda),
         }
     }
 
@@ -208,6 +186,8 @@ impl<T: Element> Executor<T> {
 mod tests {
     use super::*;
     use crate::tensor::{TensorMut, TensorRef};
+    use flux_core::plan::{CommMode, Mover};
+    use flux_core::program::Schedule;
     use flux_core::{DType, TileShape};
     use flux_transport::{Fault, Select, TransportError, World};
     use half::bf16;
@@ -235,9 +215,10 @@ mod tests {
     fn the_peers_of_a_rank_whose_push_was_refused_need_not_wait_for_the_deadline() {
         let ranks = connected();
         let problem = Problem::new(OpKind::AllGatherGemm, 16, 16, 8, DType::Bf16, ranks[0].world_size()).unwrap();
-        let program = TileProgram::build(&problem, ranks[0].rank(), &Schedule::of(TileShape::new(8, 8, 8))).unwrap();
+        let how = (&Schedule::of(TileShape::new(8, 8, 8)), CommMode::Fused { mover: Mover::Kernel });
         // Nobody has taken the workspace that it needs.
-        let executor = HostExecutor::<bf16>::prepare(program, 1, Hands::default()).unwrap();
+        let plan = ExecutionPlan::resolve(&ranks[0], &problem, how, LaunchOptions::default(), 1).unwrap();
+        let executor = HostExecutor::<bf16>::prepare(plan).unwrap();
         let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
         let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());
         let operands = Operands { x, w, bias: None, y: TensorMut::host(&mut y, (16, 8)).unwrap().view() };

@@ -90,7 +90,7 @@ mod tests {
         let few = staged(4, OpKind::GemmReduceScatter, 64, 1024, 4096);
         let tiles = few.items.iter().filter(|item| item.sink == sink::SCATTER).count();
         assert!(tiles > 0 && few.items.len() > tiles, "folds besides");
-        assert_eq!(own_launch(&few, 132).0 as usize, tiles);
-        assert_eq!(own_launch(&staged(4, OpKind::GemmReduceScatter, 512, 12288, 49152), 132).0, 132);
+        assert_eq!(with_a_tile(&few, 132) as usize, tiles);
+        assert_eq!(with_a_tile(&staged(4, OpKind::GemmReduceScatter, 512, 12288, 49152), 132), 132);
     }
 }

@@ -11,13 +11,12 @@ pub(crate) use finish::Finish;
 pub(crate) use validate::Operands;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, Hands, Push, carried, location, scatters};
+use crate::execute::{ExecutionPlan, Executor, LaunchOptions, Push, location, sequential_workspace};
 use crate::planning::{self, Choice};
 use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{CommMode, Mover, Plan, PlanOrigin};
-use flux_core::program::route::Route;
 use flux_core::program::{Channels, Schedule, Sending, TileProgram};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
@@ -36,12 +35,12 @@ pub(crate) struct Request {
     pub(crate) plan: Option<Plan>,
     pub(crate) schedule: Option<Schedule>,
     pub(crate) sending: Option<Sending>,
-    pub(crate) hands: Hands,
+    pub(crate) options: LaunchOptions,
 }
 
 impl Request {
     pub(crate) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        Self { op, m, n, k, dtype, finish: Finish::default(), plan: None, schedule: None, sending: None, hands: Hands::default() }
+        Self { op, m, n, k, dtype, finish: Finish::default(), plan: None, schedule: None, sending: None, options: LaunchOptions::default() }
     }
 
     /// The op and its extents, as flight records name its calls.
@@ -59,10 +58,25 @@ impl Request {
     pub(crate) fn workspace(&self, world: WorldSize) -> Result<WorkspaceSize, BuildError> {
         let problem = self.problem(world)?;
         let own = own_schedules(&problem);
+        let is_sequential = self.comm_mode(self.plan.as_ref()) == CommMode::Sequential && world.peers() > 0;
         own.into_iter().try_fold(WorkspaceSize::default(), |size, own| {
-            let program = TileProgram::build(&problem, Rank::new(0), &self.schedule.unwrap_or(own))?;
-            Ok(size.max(program.workspace()))
+            let schedule = self.schedule.unwrap_or(own);
+            let size = size.max(TileProgram::build(&problem, Rank::new(0), &schedule)?.workspace());
+            Ok(if is_sequential { size.max(sequential_workspace(&problem, &schedule)?) } else { size })
         })
+    }
+
+    /// How the traffic relates to the GEMM: as asked for, or else that of `plan`. A schedule that
+    /// the caller names has its traffic beside the kernel.
+    fn comm_mode(&self, plan: Option<&Plan>) -> CommMode {
+        let by_kernel = CommMode::Fused { mover: Mover::Kernel };
+        match (self.sending, self.options.push) {
+            (Some(Sending::Beside { peers }), _) => CommMode::Overlapped { peers: peers.max(1) },
+            (Some(Sending::Before), _) => CommMode::Sequential,
+            (None, Push::CopyEngine) => CommMode::Fused { mover: Mover::CopyEngine },
+            (None, Push::Auto) if self.schedule.is_none() => plan.map_or(by_kernel, |plan| plan.comm),
+            (None, Push::Auto | Push::Kernel) => by_kernel,
+        }
     }
 }
 
@@ -81,7 +95,7 @@ fn own_schedules(problem: &Problem) -> Vec<Schedule> {
 /// rank has is its own business.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, m, n, k, dtype, finish, plan, schedule, sending, hands: _ } = self;
+        let Self { op, m, n, k, dtype, finish, plan, schedule, sending, options: _ } = self;
         write!(f, "{op} m={m} n={n} k={k} {dtype}, {finish}, ")?;
         match (plan, schedule) {
             (Some(plan), _) => write!(f, "{plan}")?,
@@ -132,30 +146,11 @@ impl<T: Element> FusedOp<T> {
         let origin = if request.plan.is_some() || request.schedule.is_some() { PlanOrigin::Caller } else { origin };
         let plan = request.plan.unwrap_or(choice.plan).canonical(&problem, &target);
         let schedule = request.schedule.unwrap_or_else(|| plan.schedule(&problem, &target));
-        let sending = request.sending.unwrap_or(match plan.comm {
-            CommMode::Overlapped { peers } => Sending::Beside { peers },
-            CommMode::Sequential => Sending::Before,
-            CommMode::Fused { .. } => Sending::ALL,
-        });
-        let mut request = request;
-        if request.hands.push == Push::Auto && request.schedule.is_none() {
-            request.hands.push = match plan.comm {
-                CommMode::Fused { mover: Mover::CopyEngine } => Push::CopyEngine,
-                _ => Push::Kernel,
-            };
-        }
-        let program = TileProgram::build_across(&problem, comm.rank(), &schedule, comm.nodes())?;
-        let size = program.workspace();
-        let route = if carried(comm) && !scatters(comm, &program) {
-            let of = |rank| TileProgram::build_across(&problem, rank, &schedule, comm.nodes());
-            let of_all = comm.world_size().ranks().map(of).collect::<Result<Vec<_>, _>>()?;
-            Some(Route::new(comm.rank(), &of_all))
-        } else {
-            None
-        };
-        let finish = request.finish;
+        let comm_mode = request.comm_mode(Some(&plan));
         let number = agreement::number(&request.to_string());
-        let executor = Executor::prepare(comm, (program, number), route, (&schedule, sending), request.hands)?;
+        let execution = ExecutionPlan::resolve(comm, &problem, (&schedule, comm_mode), request.options, number)?;
+        let (finish, size) = (request.finish, execution.0.workspace());
+        let executor = Executor::prepare(comm, execution)?;
         Ok(Self { comm: comm.clone(), request, problem, finish, plan, origin, schedule, size, location: location(comm), executor })
     }
 

@@ -181,6 +181,30 @@ impl<T: Element> Case<T> {
         Expected { rounded, exact, bound }
     }
 
+    /// What sequential calls must compute. Of a sum over ranks NCCL adds partial sums that were
+    /// rounded, one with the bias, in an order of its own, and rounds after each addition.
+    pub fn expected_of_collective(&self) -> Expected<T> {
+        let p = &self.problem;
+        let flattened = Schedule { stack: true, ..Schedule::of(flux_core::TileShape::new(128, 128, 64)) };
+        let mut expected = self.expected_of(&flattened);
+        if p.op() == OpKind::AllGatherGemm {
+            return expected;
+        }
+        let (n, k, k_local, u) = (p.n() as usize, p.k() as usize, p.k_local() as usize, p.dtype().unit_roundoff());
+        let widen = |v: &[T]| v.iter().map(|v| f64::from(v.to_f32())).collect::<Vec<f64>>();
+        let (x, w) = (widen(&self.x), widen(&self.w));
+        for (at, bound) in expected.bound.iter_mut().enumerate() {
+            let (a, b) = (&x[at / n * k..][..k], &w[at % n * k..][..k]);
+            let partials = a.chunks_exact(k_local).zip(b.chunks_exact(k_local));
+            let magnitude: f64 = partials.map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>().abs()).sum();
+            let bias = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[at % n].to_f32()).abs());
+            // One rounding after each addition, and one of the partial sum with the bias. No sum is
+            // larger than all magnitudes, or off by more than the bound.
+            *bound += u * f64::from(p.world().get()) * (magnitude + bias + *bound);
+        }
+        expected
+    }
+
     /// The parts of a global `[m, n]` that are `rank`'s output, as indices in the order of its `y`.
     pub fn output_of(&self, rank: Rank) -> impl Iterator<Item = usize> + use<T> {
         let (p, shape) = (self.problem, self.problem.y_shape());

@@ -18,6 +18,7 @@ pub mod suite;
 pub mod where_found;
 
 pub use case::{Case, Values};
+pub(crate) use device::Memory;
 pub use machine::{Machine, Node};
 pub use meeting::Meeting;
 
@@ -27,7 +28,7 @@ use flux_kernels::Element;
 use flux_ops::{
     Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef, Timeline, TimelineError,
 };
-use flux_transport::{Communicator, Fault, Stream};
+use flux_transport::{Communicator, Fault, Stream, TransportKind};
 
 /// Both operations.
 pub const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
@@ -46,6 +47,11 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Whether calls are one collective and one GEMM.
+    pub fn is_sequential(&self) -> bool {
+        self.sending == Some(Sending::Before)
+    }
+
     fn tell<Op>(self, mut builder: Builder<Op>) -> Builder<Op> {
         if let Some(schedule) = self.schedule {
             builder = builder.schedule(schedule);
@@ -77,7 +83,10 @@ impl<T: Element> AnyOp<T> {
 
     pub fn of(case: &Case<T>, plan: Plan, node: &Node) -> Self {
         let p = &case.problem;
-        let plan = Plan { workers: plan.workers.or(node.workers), bias: case.has_bias(), activation: case.activation, ..plan };
+        // Bits are modelled of sums in rank order, which those of a collective are not.
+        let sending = plan.sending.or_else(|| (node.comm.transport() == TransportKind::Nccl).then_some(Sending::ALL));
+        let workers = plan.workers.or(node.workers);
+        let plan = Plan { workers, bias: case.has_bias(), activation: case.activation, sending, ..plan };
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], plan, &node.comm).unwrap()
     }
 

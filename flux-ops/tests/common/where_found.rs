@@ -57,6 +57,21 @@ macro_rules! tests_of_any_machine {
     };
 }
 
+/// Tests of sequential calls, run by `$on`.
+#[macro_export]
+macro_rules! tests_of_sequential_calls {
+    ($on:ident) => {
+        suite_tests!(
+            $on:
+            sequential_calls_share_the_workspace_with_others,
+            sequential_integers_of_two_ranks_are_exact,
+            sequential_calls_finish_bf16,
+            sequential_calls_finish_f16,
+            sequential_calls_honour_row_strides,
+        );
+    };
+}
+
 /// Tests of what must hold wherever messages carry, run by `$on`.
 #[macro_export]
 macro_rules! tests_of_messages {

@@ -1,25 +1,12 @@
 //! What an executor hands a mover in one call.
 
+use flux_core::DType;
 use flux_core::program::route::Route;
-use flux_core::program::{Forward, Round, Sending, Transfer};
+use flux_core::program::{Forward, Round, Transfer};
 
 mod check;
 
-/// What this rank's executor says of the call in progress, where messages bring what it compares
-/// that with: which ops all calls up to this one were of, and not of this one alone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Heard {
-    /// Address of a word for each rank, which messages bring before what reads what else they
-    /// bring: the call's number, and in the upper half what its host says of the ops of its calls
-    /// up to that one. 0 where the own pad has it of all ranks: as mates say it there, and messages
-    /// bring it or mates pass it on.
-    pub words: u64,
-    /// What this rank's host says of those of the call in progress.
-    pub said: u32,
-}
-
-/// A mover's work in one call: columns of rows of this rank's shard, each transfer to a gather
-/// buffer, with its signal.
+/// A mover's work in one call: transfers from this rank's shard to gather buffers, with signals.
 #[derive(Clone, Copy, Debug)]
 pub struct MoverJob<'a> {
     /// Address of the first row of the shard.
@@ -46,10 +33,10 @@ pub struct Exchange<'a> {
     /// Bytes of a place at a reader.
     pub place_bytes: u64,
     /// The program's [rounds](flux_core::program::TileProgram::rounds), as
-    /// [ordered](Sending::ordered).
+    /// put [in batches](flux_core::program::in_batches_of).
     pub rounds: &'a [Round],
-    /// Which of them go at once, and when.
-    pub sending: Sending,
+    /// Peers that messages go to at once.
+    pub peers: u32,
     /// Number of the op, as in [`Carry::op`].
     pub op: u32,
 }
@@ -79,7 +66,50 @@ pub struct Carry<'a> {
     pub row_stride: u64,
     /// What goes where.
     pub route: &'a Route,
-    /// Number of the op that the call is of, the same on all ranks where they make the same calls:
-    /// the call fails where peers say other ones.
+    /// Number of the op, the same on all ranks: the call fails where peers differ.
     pub op: u32,
+}
+
+/// A collective of the transport's library, which is all the traffic of a sequential call.
+#[derive(Clone, Copy, Debug)]
+pub struct LibraryCollective {
+    /// Which one.
+    pub kind: CollectiveKind,
+    /// Address of the first row of the caller's shard: an AllGather reads it, a ReduceScatter
+    /// writes it.
+    pub shard: u64,
+    /// Bytes from a row to the next.
+    pub row_stride: u64,
+    /// Bytes of a row.
+    pub row_bytes: u64,
+    /// Rows of the shard.
+    pub rows: u64,
+    /// Bytes from the start of a half of the own data region to the rows of all ranks, which lie
+    /// there densely and in rank order.
+    pub offset: u64,
+    /// Type of the elements.
+    pub dtype: DType,
+    /// Number of the op, as in [`Carry::op`].
+    pub op: u32,
+}
+
+/// The collectives of sequential calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum CollectiveKind {
+    /// Every rank gets the shards of all.
+    AllGather,
+    /// Every rank gets its shard of the sum over all ranks.
+    ReduceScatter,
+}
+
+impl LibraryCollective {
+    /// Bytes of a dense shard.
+    pub(crate) const fn shard_bytes(&self) -> u64 {
+        self.rows.saturating_mul(self.row_bytes)
+    }
+
+    /// Elements of a shard.
+    pub(crate) const fn shard_elements(&self) -> usize {
+        self.shard_bytes() as usize / self.dtype.bytes()
+    }
 }

@@ -1,7 +1,6 @@
-//! The backends: how a rank's memory is shared with its peers, and what moves data between them.
+//! The backends: how ranks share memory, and what moves data between them.
 //!
-//! Invariant: a backend knows nothing of the communicator above it, which sees it as a
-//! [`Transport`].
+//! Invariant: a backend knows nothing of the communicator, which sees it as a [`Transport`].
 
 mod calls;
 mod connect_error;
@@ -24,7 +23,7 @@ pub use connect_error::ConnectError;
 pub(crate) use drain::failing;
 pub use error::TransportError;
 pub use fault::{Fault, Wait, reason};
-pub use jobs::{Carry, Exchange, Heard, MoverJob, Source};
+pub use jobs::{Carry, CollectiveKind, Exchange, LibraryCollective, MoverJob, Source};
 pub use kind::{Capabilities, Mover, PeerStores, TransportKind};
 pub(crate) use nodes::{asked, grouped};
 pub use options::{Options, ParseSelectError, Select};

@@ -92,7 +92,7 @@ impl<'a> KernelContenders<'a> {
     pub(super) fn plan(&self) -> String {
         let [core, _, flags] = &self.ours;
         let (kernel, alone, as_first) = (self.kernel.variant(), core.workers(), flags.workers());
-        format!("{}, kernel {kernel}, {alone} CTAs alone and {as_first} as rank 0", self.case.schedule)
+        format!("{}; kernel {kernel}, {alone} CTAs alone and {as_first} as rank 0", self.case.plan)
     }
 
     /// One call of each contender of ours with integer data, which must be exact.

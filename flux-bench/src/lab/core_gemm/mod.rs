@@ -39,12 +39,13 @@ use crate::launch;
 use crate::limits;
 use crate::machine;
 use crate::out;
-use crate::plan::ScheduleArgs;
+use crate::plan::PlanArgs;
 use crate::report as bench_report;
-use crate::shapes::{self, LayerArgs};
+use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 
 use contenders::KernelContenders;
+use flux_core::machine::Machine;
 use flux_transport::internal::cuda::{self, CudaDevice};
 use std::path::PathBuf;
 
@@ -59,9 +60,8 @@ pub(crate) struct Args {
     /// Ranks of the world whose rank 0 is measured, on one GPU whatever there is; at least 2
     #[arg(long, value_name = "RANKS", default_value_t = 8)]
     pub tp: u32,
-    /// In place of the op's own
     #[command(flatten)]
-    pub schedule: ScheduleArgs,
+    pub plan: PlanArgs,
     /// Rounds
     #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: u32,
@@ -74,12 +74,15 @@ pub(crate) struct Args {
 /// No GPU, a shape that the ranks cannot split, or a call that did not end as it should.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("core")?;
-    let cases = cases(args)?;
+    // Bad shapes are refused on a machine without GPUs too.
+    layers(args)?;
     if let Some(path) = &args.json {
         atomic_file::check(path)?;
     }
     cuda::available().context("core measures the kernel on a GPU")?;
     let gpu = Gpu::open(&CudaDevice::open(0)?)?;
+    let info = gpu.device().info();
+    let cases = cases(args, Machine::of_gpu(&info.name, info.sms))?;
     let rows =
         cases.iter().map(|case| row(&gpu, case, args).with_context(|| case.problem.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(true, 1, bench_report::Ranks::Threads);
@@ -100,12 +103,11 @@ fn row(gpu: &Gpu, case: &PlannedLayer, args: &Args) -> anyhow::Result<CoreRow> {
     Ok(CoreRow::new(case, contenders.plan(), times, verdict, args.samples))
 }
 
-fn cases(args: &Args) -> anyhow::Result<Vec<PlannedLayer>> {
+fn layers(args: &Args) -> anyhow::Result<Vec<Layer>> {
     ensure!(args.tp > 1, "--tp {}: a world of one rank has no signals: ask for at least 2", args.tp);
-    let world = shapes::world(args.tp)?;
-    ensure!(args.schedule.lent.is_none(), "--lent is for the messages of nccl, and here are none: leave it out");
-    args.schedule.check(&args.layers.ops, world)?;
-    let layers = args.layers.layers(world, true, &[1024, 2048, 4096, 8192])?;
-    layers.iter().try_for_each(|layer| args.schedule.check_candidate(&layer.problem))?;
-    layers.iter().map(|layer| PlannedLayer::new(layer, args.schedule)).collect()
+    args.layers.layers(shapes::world(args.tp)?, true, &[1024, 2048, 4096, 8192])
+}
+
+fn cases(args: &Args, machine: Machine) -> anyhow::Result<Vec<PlannedLayer>> {
+    layers(args)?.into_iter().map(|layer| PlannedLayer::new(layer, args.plan, machine)).collect()
 }

@@ -12,7 +12,7 @@ use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_kernels::Activation;
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Part, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_ops::own_launch;
 use flux_transport::internal::cuda::DeviceBlock;
 
@@ -121,16 +121,15 @@ impl Replay {
             data: &self.data,
             pads: &self.pads,
             scatter_buffer: self.data[program.rank.index()],
-            peer_op_hashes: 0,
             control: self.control.address(),
             fault: self.fault.address(),
             half_stride: program.workspace().half_stride(),
             // Alone, whatever its program says of peers.
             op_hash: 0,
+            after_collective: false,
             deadline_ns: DEADLINE_NS,
             await_pushed: false,
             workers: self.workers,
-            part: Part::Whole,
             push: false,
             pace: self.pace,
             trace: None,

@@ -31,7 +31,7 @@ pub struct CoreRow {
     /// What it is of: `op` to `dtype`, those of the world whose rank 0 was measured.
     #[serde(flatten)]
     pub head: Head,
-    /// Schedule of the world, kernel and CTAs.
+    /// Plan of the world, kernel and CTAs.
     pub plan: String,
     /// cuBLASLt's fastest algorithm.
     pub t_gemm_ms: Times,
@@ -67,7 +67,7 @@ impl CoreRow {
         let problem = &case.problem;
         let core = Duration::from_secs_f64(t_core_ms.median.max(0.0) * 1e-3);
         Self {
-            head: Head::new(&case.model, problem),
+            head: Head::new(&case.name, problem),
             plan,
             t_gemm_ms,
             t_core_ms,

@@ -25,16 +25,20 @@ fn args(words: &str) -> Args {
     <Line as clap::Parser>::parse_from(std::iter::once("core").chain(words.split_whitespace())).args
 }
 
+fn planned(args: &Args) -> anyhow::Result<Vec<PlannedLayer>> {
+    cases(args, Machine::H200)
+}
+
 #[test]
 fn what_is_left_out_is_what_the_kernel_is_judged_by() {
-    let cases = cases(&args("")).unwrap();
-    let shape = |case: &PlannedLayer| (case.alone.op().name(), case.model.clone(), case.alone.m(), case.alone.n(), case.alone.k());
-    let gpt3: Vec<_> = cases.iter().filter(|c| c.model == "gpt3" && c.alone.m() == 8192).map(shape).collect();
+    let cases = planned(&args("")).unwrap();
+    let shape = |case: &PlannedLayer| (case.alone.op().name(), case.name.clone(), case.alone.m(), case.alone.n(), case.alone.k());
+    let gpt3: Vec<_> = cases.iter().filter(|c| c.name == "gpt3" && c.alone.m() == 8192).map(shape).collect();
     assert_eq!(cases.len(), 16);
     assert_eq!(gpt3, [("ag_gemm", "gpt3".into(), 8192, 6144, 12288), ("gemm_rs", "gpt3".into(), 8192, 12288, 6144)]);
     assert!(cases.iter().all(|case| case.problem.flop_per_rank() == case.alone.flop_per_rank()));
     for (words, why) in [("--tp 1", "at least 2"), ("--tp 17", "outside 1 to 16"), ("--ms 1001", "pad m to 1008")] {
-        let error = format!("{:#}", super::cases(&args(words)).unwrap_err());
+        let error = format!("{:#}", layers(&args(words)).unwrap_err());
         assert!(error.contains(why), "{error}");
     }
 }
@@ -42,9 +46,9 @@ fn what_is_left_out_is_what_the_kernel_is_judged_by() {
 #[test]
 fn the_gemm_alone_has_the_worlds_tiles_and_no_signal_but_of_shared_ones() {
     for tp in [2, 4, 8] {
-        for case in cases(&args(&format!("--tp {tp}"))).unwrap() {
+        for case in planned(&args(&format!("--tp {tp}"))).unwrap() {
             let (core, first, order) = (case.core().unwrap(), case.program(FIRST).unwrap(), case.order().unwrap());
-            let name = format!("{}, {}", case.problem, case.schedule);
+            let name = format!("{}, {}", case.problem, case.plan);
             assert!(
                 core.transfers.is_empty() && core.signals == core.split_k_slots && core.awaits.len() as u32 == core.split_k_slots,
                 "{name}"
@@ -195,24 +199,23 @@ fn alone_as_first(case: &PlannedLayer, order: bool, fill: Fill) -> Verdict {
 
 #[test]
 fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
-    let tile = TileShape::new(8, 16, 8);
-    let schedules = [
-        Schedule::of(tile),
-        Schedule { chunk: Chunk::Tiles(1), band: 2, k_slices: 3, ..Schedule::of(tile) },
-        Schedule { chunk: Chunk::Tiles(2), splits: 2, ..Schedule::of(tile) },
-        Schedule { stack: true, splits: 2, k_slices: 2, ..Schedule::of(tile) },
-        Schedule { stack: true, ..Schedule::of(tile) },
-        Schedule { chunk: Chunk::Tiles(1), stack: true, splits: 2, ..Schedule::of(tile) },
+    let plans = [
+        "tile=8x16x8",
+        "tile=8x16x8 chunk=1 rows=per-shard:2 k-slices=3",
+        "tile=8x16x8 chunk=2 k=split-k:2",
+        "tile=8x16x8 rows=flattened k=split-k:2 k-slices=2",
+        "tile=8x16x8 rows=flattened",
+        "tile=8x16x8 rows=flattened chunk=1 k=split-k:2",
     ];
     for (op, tp) in OPS.into_iter().flat_map(|op| [2, 3, 4].map(|tp| (op, tp))) {
         let (n, k) = if op == OpKind::AllGatherGemm { (24 * tp, 40) } else { (24, 40 * tp) };
-        for schedule in schedules {
+        for plan in plans {
             let problem = Problem::new(op, 12 * tp, n, k, DType::Bf16, shapes::world(tp as u32).unwrap()).unwrap();
-            let layer = shapes::Layer { name: "gpt3".to_owned(), problem };
-            let case = PlannedLayer { schedule, ..PlannedLayer::new(&layer, ScheduleArgs::default()).unwrap() };
+            let asked = PlanArgs { plan: Some(plan.parse().unwrap()), candidate: None };
+            let case = PlannedLayer::new(Layer { name: "gpt3".to_owned(), problem }, asked, Machine::H200).unwrap();
             for (order, fill) in [(false, Fill::SmallInts), (false, Fill::Uniform), (true, Fill::SmallInts)] {
                 let verdict = alone_as_first(&case, order, fill);
-                assert!(verdict.ok(), "{problem}, {schedule}, without waits: {order}, {fill:?}: {verdict}");
+                assert!(verdict.ok(), "{problem}, {plan}, without waits: {order}, {fill:?}: {verdict}");
             }
         }
     }
@@ -239,7 +242,7 @@ fn flat(ms: f64) -> Times {
 }
 
 fn report() -> CoreReport {
-    let case = cases(&args("--ms 8192 --shapes gpt3 --ops ag_gemm")).unwrap().remove(0);
+    let case = planned(&args("--ms 8192 --shapes gpt3 --ops ag_gemm")).unwrap().remove(0);
     let verdict = Verdict { max_error: 1.5, max_reference: 1000.0, ..Verdict::default() };
     let row = CoreRow::new(&case, "128x256x64".into(), [1.592_5, 1.625, 1.64, 1.644_1].map(flat), verdict, 30);
     CoreReport { schema: SCHEMA, origin: bench_report::Origin::of_a_test("a device", 1, "flux-bench core"), rows: vec![row] }
@@ -248,7 +251,7 @@ fn report() -> CoreReport {
 #[test]
 fn all_programs_of_a_case_are_of_the_type_that_was_asked_for() {
     for (words, dtype) in [("--ms 1024", DType::Bf16), ("--ms 1024 --dtype fp16", DType::F16)] {
-        for case in cases(&args(words)).unwrap() {
+        for case in planned(&args(words)).unwrap() {
             assert_eq!((case.problem.dtype(), case.alone.dtype()), (dtype, dtype), "{words}");
             for program in [case.core().unwrap(), case.order().unwrap(), case.program(Rank::new(1)).unwrap()] {
                 assert_eq!(Variant::of(&program).unwrap().dtype(), dtype, "{words}");

@@ -9,7 +9,7 @@ use super::FirstCallRow;
 use crate::harness::data::Fill;
 use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Span, Times, ranks};
 use crate::machine;
-use crate::plan::Plan;
+use crate::plan::Execution;
 use crate::report::Head;
 use anyhow::{Context, ensure};
 use flux_core::Problem;
@@ -43,7 +43,7 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
         let mut set = ctx.operand_set::<T>(problem)?;
         ctx.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
         ctx.poison(&mut set.y)?;
-        let op = FusedOp::<T>::build(problem, ctx.comm(), &Plan::default())?;
+        let op = FusedOp::<T>::build(problem, ctx.comm(), Execution::default())?;
         let mut calls = Vec::new();
         for number in 0..=SETTLING + WARM {
             if ctx.gpu().is_some() {
@@ -54,7 +54,7 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
             // disturbs nothing. And the last.
             if number == 0 || number == SETTLING + WARM {
                 defect.apply(&ctx, &mut set)?;
-                let verdict = ctx.verify(&set, op.schedule().stack)?;
+                let verdict = ctx.verify(&set, op.plan().is_flattened())?;
                 ensure!(verdict.ok(), "the result of call {number} is wrong: {verdict}");
                 ctx.poison(&mut set.y)?;
             }

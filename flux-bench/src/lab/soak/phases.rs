@@ -3,7 +3,7 @@
 use crate::harness::data::{self, Fill};
 use crate::harness::reference::{Verdict, Violation};
 use crate::harness::{Defect, EpilogueSpec, FusedOp, OperandSet, Operands, RankContext};
-use crate::plan::Plan;
+use crate::plan::Execution;
 use anyhow::Context;
 use flux_core::Problem;
 use flux_kernels::Element;
@@ -69,7 +69,7 @@ impl fmt::Display for SoakResult {
 /// How a problem is soaked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SoakRun {
-    pub(super) plan: Plan,
+    pub(super) execution: Execution,
     pub(super) epilogue: EpilogueSpec,
     /// Calls apart, and in a row.
     pub(super) apart: u64,
@@ -81,7 +81,7 @@ pub(super) struct SoakRun {
 
 /// Runs a problem's phases on this rank; collective.
 pub(super) fn soak<T: Element>(ctx: &RankContext, problem: &Problem, run: &SoakRun) -> anyhow::Result<SoakResult> {
-    let op = FusedOp::<T>::build_with(problem, ctx.comm(), &run.plan, run.epilogue)?;
+    let op = FusedOp::<T>::build_with(problem, ctx.comm(), run.execution, run.epilogue)?;
     let mut sets = [ctx.operand_set_with(problem, run.epilogue)?, ctx.operand_set_with(problem, run.epilogue)?];
     let mut soaked = SoakResult::default();
     let rank = RankCase { ctx, op: &op, epilogue: run.epilogue, seed: run.seed, defect: run.defect };
@@ -120,7 +120,7 @@ impl<T: Element> RankCase<'_, T> {
 
     fn verify(&self, set: &mut OperandSet<T>) -> anyhow::Result<Verdict> {
         self.defect.apply(self.ctx, set)?;
-        self.ctx.verify(set, self.op.schedule().stack)
+        self.ctx.verify(set, self.op.plan().is_flattened())
     }
 
     fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {

@@ -4,7 +4,7 @@
 use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, ragged};
 use crate::common::{Meeting, Node, OPS, Plan, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flux_core::program::{Chunk, Lent, Schedule, Sending};
+use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Rank};
 use flux_ops::{BuildError, CallError, Layout};
@@ -14,9 +14,6 @@ use std::time::{Duration, Instant};
 
 /// Of calls to which a rank does not come.
 const DEADLINE: Duration = Duration::from_secs(5);
-
-/// All that can be.
-const ALL_LENT: Lent = Lent { first: u32::MAX, last: u32::MAX };
 
 /// A schedule that messages can carry.
 pub fn plain(machine: Machine) -> Schedule {
@@ -42,115 +39,13 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
     }
 }
 
-/// Whatever is launched ahead of messages and behind them, whoever is late, on one workspace and
-/// over the wrap of epochs: the bits are those of one launch.
-pub fn what_is_lent_changes_no_bit(machine: Machine) {
-    let some = |first, last| Lent { first, last };
-    for (world, op) in machine.worlds(&[2, 3, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-        let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Reals, 73);
-        let expected = case.expected_of(&plain(machine));
-        let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
-        machine.run(world, wrap, |node| {
-            let plan = |lent, sending| {
-                let schedule = Schedule { lent, ..plain(machine) };
-                Plan { schedule: Some(schedule), sending: Some(sending), ..Plan::default() }
-            };
-            let one = AnyOp::of(&case, plan(some(0, 0), Sending::ALL), node);
-            let whole = call(&one, &case, node).unwrap();
-            case.assert_close(&expected, node.rank, &whole, &one.explain());
-            let lent = [
-                (some(1, 0), Sending::ALL),
-                (some(3, 5), Sending::Beside { peers: 1 }),
-                (some(0, u32::MAX), Sending::ALL),
-                (ALL_LENT, Sending::ALL),
-            ];
-            for (turn, (lent, sending)) in lent.into_iter().enumerate() {
-                let op = AnyOp::of(&case, plan(lent, sending), node);
-                // An AllGather-GEMM has nothing before rows come.
-                let (scatters, words) = (case.problem.op() == OpKind::GemmReduceScatter, op.explain());
-                let said = ["ahead of messages", "behind messages", "ahead of messages and behind them"]
-                    .map(|place| words.contains(&format!(" more {place},")));
-                let (first, last) = (lent.first > 0 && scatters, lent.last > 0);
-                assert_eq!(said, [first && !last, last && !first, first && last], "{lent:?}: {words}");
-                for i in 0..8 {
-                    if (i + turn) % 5 == node.rank.index() {
-                        std::thread::sleep(Duration::from_millis(20));
-                    }
-                    assert!(call(&op, &case, node).unwrap() == whole, "{lent:?}, {sending}, call {i}: {}", op.explain());
-                }
-                op.status().unwrap();
-            }
-        });
-    }
-}
-
-/// Calls whose messages go before what they bring is read, and others, on one workspace and over
-/// the wrap of epochs. Their tiles span shards, or, of an AllGather-GEMM, do not.
-pub fn messages_that_go_alone_bring_what_those_beside_kernels_do(machine: Machine) {
-    for world in machine.worlds(&[2, 3, 4, 8]) {
-        let spanning = Schedule { stack: true, chunk: Chunk::Shard, ..plain(machine) };
-        let alone = |schedule| Plan { schedule, sending: Some(Sending::Before), ..Plan::default() };
-        let made = |op, shape, plan| (Case::<bf16>::new(op, shape, world, Values::Integers, 67), plan);
-        let of = |op: OpKind| {
-            let (few, many) = (few_rows(machine, op, world), ragged(machine, op, world));
-            let own = made(op, many, if op == OpKind::AllGatherGemm { alone(Some(plain(machine))) } else { Plan::default() });
-            [made(op, few, alone(None)), own, made(op, many, alone(Some(spanning)))]
-        };
-        let cases: Vec<_> = OPS.into_iter().flat_map(of).collect();
-        // What is rounded depends on whether tiles span shards, and few rows' do by whatever
-        // choice.
-        let expected =
-            |(case, plan): &(Case<bf16>, Plan)| plan.schedule.map_or_else(|| case.expected_on(machine), |of| case.expected_of(&of));
-        let expected: Vec<_> = cases.iter().map(expected).collect();
-        let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
-        machine.run(world, wrap, |node| {
-            let ops: Vec<_> = cases.iter().map(|(case, plan)| AnyOp::of(case, *plan, node)).collect();
-            // Each op behind each one, so in both halves.
-            let pairs = (0..ops.len()).flat_map(|first| (0..ops.len()).flat_map(move |second| [first, second]));
-            for (i, at) in pairs.enumerate() {
-                if i % 7 == node.rank.index() {
-                    std::thread::sleep(Duration::from_millis(20));
-                }
-                let (case, op) = (&cases[at].0, &ops[at]);
-                case.assert_equal(&expected[at], node.rank, &call(op, case, node).unwrap(), &op.explain());
-            }
-        });
-    }
-}
-
-/// Partial tiles that others add to their own have no launch between which and the next they could
-/// be sent.
-pub fn what_is_not_folded_is_not_sent_alone(machine: Machine) {
-    for world in machine.worlds(&[2]) {
-        let case = Case::<bf16>::new(OPS[1], ragged(machine, OPS[1], world), world, Values::Integers, 71);
-        let expected = case.expected_on(machine);
-        machine.run(world, defaults, |node| {
-            let p = &case.problem;
-            let shape = [p.m() as usize, p.n() as usize, p.k() as usize];
-            let plan = Plan { schedule: Some(plain(machine)), sending: Some(Sending::Before), ..Plan::default() };
-            let refused = AnyOp::<bf16>::build(OPS[1], shape, plan, &node.comm).unwrap_err();
-            assert!(matches!(refused, BuildError::NotBefore { .. }), "{refused}");
-            let op = AnyOp::of(&case, Plan::default(), node);
-            case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
-        });
-    }
-}
-
 pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
-    rows_with_gaps(machine, None);
-}
-
-pub fn rows_with_gaps_are_sent_alone_without_them(machine: Machine) {
-    rows_with_gaps(machine, Some(Sending::Before));
-}
-
-fn rows_with_gaps(machine: Machine, sending: Option<Sending>) {
     for world in machine.worlds(&[2, 4]) {
         let op = OpKind::AllGatherGemm;
         let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 57);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, Plan { sending, ..Plan::default() }, node);
+            let op = AnyOp::of(&case, Plan::default(), node);
             let (lx, lw, ly) = layouts(&case);
             let wide = Layout { row_stride: lx.cols + 24, ..lx };
             let mut spread = vec![bf16::NAN; wide.span()];
@@ -219,13 +114,6 @@ pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: M
     before_a_new_group(machine, &[2, 3, 4], ragged, Plan::default(), rank_1_never_calls);
 }
 
-/// The same where as much as can be of what waits for messages is launched behind them.
-pub fn a_rank_that_never_calls_is_named_beside_what_is_lent(machine: Machine) {
-    let schedule = Some(Schedule { lent: ALL_LENT, ..plain(machine) });
-    let plan = Plan { schedule, sending: Some(Sending::ALL), ..Plan::default() };
-    before_a_new_group(machine, &[2, 4], ragged, plan, rank_1_never_calls);
-}
-
 /// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is
 /// full, and are let go with all that is on it.
 pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
@@ -234,7 +122,7 @@ pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
 
 /// Has the calls of a group fail, which `fail` sees to, and then a new group make one: the devices
 /// and NCCL still work.
-fn before_a_new_group(
+pub(super) fn before_a_new_group(
     machine: Machine,
     worlds: &[u32],
     shape: fn(Machine, OpKind, u32) -> [usize; 3],
@@ -244,13 +132,18 @@ fn before_a_new_group(
     for world in machine.worlds(worlds) {
         for op in OPS {
             let case = Case::<bf16>::new(op, shape(machine, op, world), world, Values::Integers, 61);
-            let expected = plan.schedule.map_or_else(|| case.expected_on(machine), |of| case.expected_of(&of));
+            let expected = case.expected_on(machine);
+            let sequential = plan.is_sequential().then(|| case.expected_of_collective());
             // Kernels are loaded, and NCCL too, before anything is measured.
             machine.run(world, defaults, |node| drop(AnyOp::of(&case, plan, node)));
             fail(machine, &case, plan);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, plan, node);
-                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                let y = call(&op, &case, node).unwrap();
+                match &sequential {
+                    Some(expected) => case.assert_close(expected, node.rank, &y, &op.explain()),
+                    None => case.assert_equal(&expected, node.rank, &y, &op.explain()),
+                }
             });
         }
     }
@@ -285,7 +178,7 @@ fn without_rank_1<T: Send>(
     });
 }
 
-fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, plan: Plan) {
+pub(super) fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, plan: Plan) {
     let one = |op: &AnyOp<bf16>, node: &Node| {
         let (began, returned) = (Instant::now(), call(op, case, node).is_ok());
         (returned, began.elapsed(), call(op, case, node).err())

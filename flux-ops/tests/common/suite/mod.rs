@@ -9,6 +9,7 @@ mod leaving;
 mod messages;
 mod refusals;
 mod results;
+mod sequential;
 
 pub use builds::*;
 pub use calls::*;
@@ -17,6 +18,7 @@ pub use leaving::*;
 pub use messages::*;
 pub use refusals::*;
 pub use results::*;
+pub use sequential::*;
 
 use super::{AnyOp, Case, Machine, Node};
 use flux_core::OpKind;

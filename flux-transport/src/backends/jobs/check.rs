@@ -1,9 +1,8 @@
-//! What is checked of a mover's work before any of it is done.
+//! Checks of a mover's work.
 //!
-//! Invariant: work that passed reads and writes nothing outside of the workspace, but for the
-//! caller's rows.
+//! Invariant: checked work touches only the workspace and the caller's rows.
 
-use super::{Carry, Exchange, MoverJob, Source};
+use super::{Carry, Exchange, LibraryCollective, MoverJob, Source};
 use crate::TransportError;
 use flux_core::layout::WorkspaceSize;
 
@@ -51,6 +50,17 @@ impl Exchange<'_> {
                     return bad("end of the place", filled, size.half_bytes);
                 }
             }
+        }
+        Ok(())
+    }
+}
+
+impl LibraryCollective {
+    /// Checks that the rows of all `world` ranks lie in a half of the workspace.
+    pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
+        let end = self.shard_bytes().saturating_mul(world.into()).saturating_add(self.offset);
+        if end > size.half_bytes {
+            return Err(TransportError::BadTransfer { index: 0, what: "end of all shards", value: end, limit: size.half_bytes });
         }
         Ok(())
     }

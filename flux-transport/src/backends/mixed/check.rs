@@ -5,14 +5,11 @@
 
 use super::passing::of_round;
 use crate::{Exchange, Source};
-use flux_core::program::{Forward, Round, Sending};
+use flux_core::program::{Forward, Round};
 use flux_core::{Nodes, Rank};
 
 /// Why `exchange` cannot be that of `rank`, if so.
 pub(super) fn fault(exchange: &Exchange<'_>, rank: Rank, nodes: Nodes) -> Option<&'static str> {
-    if exchange.sending == Sending::Before {
-        return Some("messages cannot all come before the kernel where mates' stores come beside it");
-    }
     let on_rail = |peer: Rank| nodes.on_one_rail(rank, peer) && !nodes.together(rank, peer);
     if !exchange.rounds.iter().all(|round| on_rail(round.sent.peer) && on_rail(round.received.peer)) {
         return Some("a message would leave its rail: the program is not one of these nodes");
@@ -48,7 +45,7 @@ mod tests {
         let push =
             MoverJob { x: 0, row_stride: 0, row_bytes: 0, element_bytes: 2, place_bytes: 0, transfers: &program.transfers, forwards };
         let source = if program.problem.op() == OpKind::AllGatherGemm { Source::Rows(push) } else { Source::Stored { of_all: false } };
-        fault(&Exchange { source, place_bytes: 0, rounds, sending: Sending::ALL, op: 1 }, program.rank, nodes)
+        fault(&Exchange { source, place_bytes: 0, rounds, peers: u32::MAX, op: 1 }, program.rank, nodes)
     }
 
     #[test]

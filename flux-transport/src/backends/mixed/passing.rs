@@ -9,7 +9,7 @@
 //! which is passed on too.
 
 use super::workspace::Workspace;
-use crate::backends::nccl::{SAID, StepsSeen};
+use crate::backends::nccl::{HASH_BYTES, StepsSeen};
 use crate::backends::nvlink::{Addresses, Lane, by_copy_engine};
 use crate::cuda::{CudaDevice, CudaError, Event, copy_async, write_value_async};
 use crate::{MoverJob, TransportError};
@@ -88,13 +88,13 @@ impl<'a> Passing<'a> {
     fn pass_on_what_is_said_by(&self, far: Rank) -> Result<(), CudaError> {
         let Self { device, lane, at, epoch, .. } = self;
         let nodes = at.outbox.nodes();
-        let said = at.outbox.told().address(nodes.node_of(far));
+        let said = at.outbox.hashes().address(nodes.node_of(far));
         let mates = nodes.world().ranks().filter(|&mate| mate != at.memory().rank && nodes.together(at.memory().rank, mate));
         for mate in mates {
             let to = at.mates.pads()[mate.index()] + calling_offset(far.get(), epoch.half());
             // SAFETY: a word of the mate's pad and one of pinned memory, which the next call's
             // messages are the first to overwrite, behind this call.
-            unsafe { copy_async(device, to, said, SAID, lane.raw()) }?;
+            unsafe { copy_async(device, to, said, HASH_BYTES, lane.raw()) }?;
         }
         Ok(())
     }

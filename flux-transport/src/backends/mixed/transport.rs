@@ -9,13 +9,13 @@ use super::passing::Passing;
 use super::workspace::Workspace;
 use crate::backends::Transport;
 use crate::backends::calls::{Calls, Captures};
-use crate::backends::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, remains};
+use crate::backends::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, deferred};
 use crate::backends::nvlink::{Lane, Meeting, Wanted, build};
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, Heard, MoverJob, Options, Select, Source, Stream, TransportError, TransportKind,
+    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Select, Source, Stream, TransportError, TransportKind,
     WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
@@ -83,7 +83,7 @@ impl Mixed {
         let make = || {
             let device = CudaDevice::open(members.rail.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
-            remains::settle(&device, began + options.deadline / 2);
+            deferred::settle(&device, began + options.deadline / 2);
             let lanes = Lanes::new(&device)?;
             let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Mixed, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lanes, calls, SideStream::new(&device)?, device))
@@ -169,7 +169,7 @@ impl Transport for Mixed {
         let outbox = together(steps, until, made.map_err(TransportError::from))?;
         *generation = Generation::new(Workspace::new(shared, outbox, self.rank), &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
-        remains::sweep(&self.device);
+        deferred::sweep(&self.device);
         // The old memory is gone on every rank before any rank's next call waits for this one:
         // freeing may wait for devices.
         together(steps, until, Ok(()))
@@ -231,11 +231,10 @@ impl Transport for Mixed {
         carried.inspect_err(|error| self.watched.refused(error))
     }
 
-    fn heard(&self) -> Option<Heard> {
+    fn sequence_hash(&self) -> Option<u32> {
         let State { generation, .. } = &*locked(&self.state);
-        let said = generation.workspace.outbox.told().last().history();
-        // Else there are no mates, and the hosts compare.
-        self.members.nodes.are_mixed().then_some(Heard { words: 0, said })
+        // Without intra-node peers the hosts compare.
+        self.members.nodes.are_mixed().then(|| generation.workspace.outbox.hashes().last().history())
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
@@ -272,6 +271,6 @@ impl Drop for Mixed {
         self.guard.leave(drained.is_ok());
         // SAFETY: taken once, here, and not used after.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
-        remains::leave(&self.device, (state, Arc::clone(&self.watched)));
+        deferred::leave(&self.device, (state, Arc::clone(&self.watched)));
     }
 }

@@ -54,7 +54,7 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    fn code(self) -> c_int {
+    pub(super) fn code(self) -> c_int {
         let code = match self {
             Self::Bf16 => ncclDataType_t::ncclBfloat16,
             Self::F16 => ncclDataType_t::ncclFloat16,
@@ -75,7 +75,7 @@ impl From<flux_core::DType> for ElementType {
     }
 }
 
-const SUM: c_int = ncclRedOp_t::ncclSum as c_int;
+pub(super) const SUM: c_int = ncclRedOp_t::ncclSum as c_int;
 
 /// One rank's communicator.
 pub struct Comm {

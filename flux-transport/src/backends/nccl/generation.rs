@@ -61,7 +61,7 @@ impl<W: Outgoing> Generation<W> {
         fork(caller)?;
         calls.carried();
         watched.await_flags(outbox, epoch);
-        outbox.told().say(epoch, op);
+        outbox.hashes().say(epoch, op);
         Ok(())
     }
 

@@ -51,7 +51,7 @@ pub(crate) struct Guard {
 impl Watched {
     /// Until a call has failed; false where it is told to stop before.
     fn until_fault(&self) -> bool {
-        let mut standing = Standing::new(self.place(), self.deadline, Instant::now());
+        let mut standing = Standing::new(self.position(), self.deadline, Instant::now());
         for look in 0_u32.. {
             if self.stop.load(Ordering::Acquire) {
                 return false;
@@ -76,14 +76,14 @@ impl Watched {
             given_up.end(|| self.link.messages());
         }
         drop(aborter);
-        let (began, mut told) = (Instant::now(), false);
+        let (began, mut logged) = (Instant::now(), false);
         // A kernel that was not stopped by the fault may still raise flags, and a call that was
         // being made may still wait for some.
         while !self.stop.load(Ordering::Acquire) {
             self.release();
-            if !told && began.elapsed() > self.deadline && !self.place().has_ended() {
-                told = true;
-                tracing::error!(rank = self.rank.get(), "after a failed call, and though all waits were ended: {}", self.place());
+            if !logged && began.elapsed() > self.deadline && !self.position().has_ended() {
+                logged = true;
+                tracing::error!(rank = self.rank.get(), "after a failed call, and though all waits were ended: {}", self.position());
             }
             std::thread::park_timeout(AGAIN);
         }
@@ -141,7 +141,7 @@ impl Guard {
 
     /// Ends the thread, which was needed until nothing waited any more, then leaves the
     /// communicator in good order, unless it was given up before: then NCCL may still be at that,
-    /// and what it may use is best [left](super::remains::leave). With `drained` calls all that the
+    /// and what it may use is best [left](super::deferred::leave). With `drained` calls all that the
     /// thread could end has ended; without, the communicator is given up and the device's memory
     /// stays.
     pub(crate) fn leave(&mut self, drained: bool) {

@@ -7,7 +7,7 @@ use super::link::Link;
 use super::members::Members;
 use super::messages;
 use super::proof::prove;
-use super::remains;
+use super::deferred;
 use crate::ConnectError;
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::{CudaDevice, SideStream};
@@ -31,7 +31,7 @@ pub(crate) fn join(
         Ok(()) => Ok((link, stream)),
         Err(error) => {
             drop(link);
-            remains::leave(device, stream);
+            deferred::leave(device, stream);
             Err(error)
         }
     }

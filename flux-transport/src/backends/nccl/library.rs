@@ -7,6 +7,7 @@ use super::search;
 use crate::cuda::loading;
 use cudarc::nccl::sys::ncclUniqueId;
 use std::ffi::{CStr, c_char, c_int, c_void};
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -121,10 +122,10 @@ const FIRST_CONFIG: usize = 48;
 
 impl Config {
     /// For a library of `version`: a communicator whose calls return at once unless they are
-    /// `blocking`, with so many channels, of which a message has so many over a network; before
-    /// 2.28 as many as NCCL likes. What is split from it shares what it has, the flag that aborts
-    /// it among it.
-    pub(super) fn new(blocking: bool, channels: u32, of_a_net_peer: u32, version: u32) -> Self {
+    /// `blocking`, with a number of channels of this range. Over a network a message has
+    /// `of_a_net_peer` of them; before 2.28 as many as NCCL likes. A communicator that is split
+    /// from it shares its resources, among them the flag that aborts it.
+    pub(super) fn new(blocking: bool, channels: RangeInclusive<u32>, of_a_net_peer: u32, version: u32) -> Self {
         // NCCL's value for what is left to it.
         let undefined = c_int::MIN;
         let says_all = version >= super::sharing::SAYS_NET_CHANNELS;
@@ -136,8 +137,8 @@ impl Config {
             // Clusters need multiprocessors side by side; those that are left free lie anywhere.
             cga_cluster_size: 0,
             // NCCL would make fewer over a network, and so fewer for a message.
-            min_ctas: channels.cast_signed(),
-            max_ctas: channels.cast_signed(),
+            min_ctas: channels.start().cast_signed(),
+            max_ctas: channels.end().cast_signed(),
             net_name: std::ptr::null(),
             split_share: 1,
             traffic_class: undefined,

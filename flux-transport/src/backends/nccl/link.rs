@@ -6,7 +6,7 @@
 //! no group is begun. Both are given up with the link.
 
 use super::library::NcclError;
-use super::messages::{Family, GivenUp, Group, Messages, Way, abort, leave};
+use super::messages::{Family, GivenUp, Group, Messages, Use, abort, leave};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
@@ -27,13 +27,13 @@ impl Link {
         Self { family: Mutex::new(Some(family)), messages: Mutex::new(Some(messages)) }
     }
 
-    /// Puts one group of messages on `stream`, which go so; returns when it is there.
-    pub(super) fn group(&self, way: Way, stream: usize, fill: impl FnOnce(&Group<'_>) -> Result<(), NcclError>) -> Result<(), NcclError> {
+    /// Puts one group on `stream`; returns when it is there.
+    pub(super) fn group(&self, by: Use, stream: usize, fill: impl FnOnce(&Group<'_>) -> Result<(), NcclError>) -> Result<(), NcclError> {
         let messages = locked(&self.messages);
         if locked(&self.family).is_none() {
             return Err(NcclError::GivenUp);
         }
-        let group = messages.as_ref().ok_or(NcclError::GivenUp)?.group(way, stream)?;
+        let group = messages.as_ref().ok_or(NcclError::GivenUp)?.group(by, stream)?;
         fill(&group)?;
         group.end()
     }

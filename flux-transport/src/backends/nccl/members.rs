@@ -5,7 +5,7 @@
 
 use super::comm::UniqueId;
 use super::library::{self, NcclError};
-use super::sharing::{LANES, MOST, MOST_LANES, Sharing, most};
+use super::sharing::{LANES, MOST_LANES, Sharing};
 use crate::backends::nvlink::ordinal;
 use crate::bootstrap::control::{agree, together};
 use crate::cuda::{self, DeviceInfo, DeviceUuid};
@@ -28,10 +28,8 @@ const GOOD_PIECES: u64 = 512 << 10;
 /// What NCCL takes for the name of a process's host. Two ranks of one host it refuses to have on
 /// one device.
 const HOST: &str = "NCCL_HOSTID";
-/// How many channels messages have that go alone.
-const ALONE: &str = "FLUX_NCCL_ALONE_CTAS";
 /// First bytes of a message, with the version.
-const MAGIC: [u8; 8] = *b"fluxncl6";
+const MAGIC: [u8; 8] = *b"fluxncl7";
 
 /// What a rank says of itself.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -42,33 +40,31 @@ pub(super) struct Identity {
     /// NCCL's version.
     version: u32,
     sharing: Sharing,
-    /// Channels for messages that go alone; 0 for none of their own.
-    alone: u32,
     /// What its environment says of [`PIECES`]; 0 for nothing.
     pieces: u64,
 }
 
 impl Identity {
     pub(super) fn encode(&self) -> Vec<u8> {
-        let Self { uuid, host, version, sharing, alone, pieces } = self;
+        let Self { uuid, host, version, sharing, pieces } = self;
         let Sharing { lanes, asked, all, each, part_bytes } = sharing;
-        let words = [version, lanes, asked, all, each, alone].map(|word| word.to_le_bytes()).concat();
+        let words = [version, lanes, asked, all, each].map(|word| word.to_le_bytes()).concat();
         [&MAGIC[..], &uuid.0, &host.to_le_bytes(), &words, &part_bytes.to_le_bytes(), &pieces.to_le_bytes()].concat()
     }
 
     pub(super) fn decode(message: &[u8]) -> Option<Self> {
         let (uuid, rest) = message.strip_prefix(&MAGIC)?.split_first_chunk()?;
         let (host, mut rest) = rest.split_first_chunk()?;
-        let mut words = [0; 6];
+        let mut words = [0; 5];
         for word in &mut words {
             let (bytes, after) = rest.split_first_chunk()?;
             (*word, rest) = (u32::from_le_bytes(*bytes), after);
         }
         let (part_bytes, rest) = rest.split_first_chunk()?;
-        let [version, lanes, asked, all, each, alone] = words;
+        let [version, lanes, asked, all, each] = words;
         let sharing = Sharing { lanes, asked, all, each, part_bytes: u64::from_le_bytes(*part_bytes) };
         let (uuid, host, pieces) = (DeviceUuid(*uuid), u64::from_le_bytes(*host), u64::from_le_bytes(*rest.as_array()?));
-        Some(Self { uuid, host, version, sharing, alone, pieces })
+        Some(Self { uuid, host, version, sharing, pieces })
     }
 }
 
@@ -77,8 +73,7 @@ impl Identity {
 pub(crate) struct Members {
     pub(crate) info: DeviceInfo,
     pub(crate) sharing: Sharing,
-    alone: u32,
-    version: u32,
+    pub(super) version: u32,
     pieces: u64,
     hosts: u32,
     pub(super) id: UniqueId,
@@ -109,7 +104,7 @@ impl Members {
             check(rank, &ranks, &identities, options.shared_device)?;
             Ok((identities[ranks[0].index()], ranks, own))
         });
-        let (Identity { sharing, alone, version, pieces, .. }, ranks, own) = together(steps, until, met.map_err(unusable))?;
+        let (Identity { sharing, version, pieces, .. }, ranks, own) = together(steps, until, met.map_err(unusable))?;
         // Not before: for each name NCCL has a thread that waits, at a socket, until all have
         // joined.
         let name = if own == 0 { UniqueId::new() } else { Ok(UniqueId::from_bytes([0; 128])) };
@@ -118,7 +113,7 @@ impl Members {
         name?;
         let named = named(ranks[0], &answers?).map_err(unusable);
         let id = together(steps, until, named)?;
-        Ok(Self { info, sharing, alone, version, pieces, hosts: hosts(world, options), id, select, ranks, own })
+        Ok(Self { info, sharing, version, pieces, hosts: hosts(world, options), id, select, ranks, own })
     }
 
     /// What a transport can do whose messages they carry.
@@ -127,20 +122,14 @@ impl Members {
         Capabilities { peer_stores: crate::PeerStores::Nothing, mover, graphs: false, processes: true }
     }
 
-    /// Channels for messages that go alone, where there are more for them: they do by the ops' own
-    /// choice, but not over a network, nor where mates' stores come beside a kernel.
-    pub(super) fn alone(&self) -> Option<u32> {
-        (self.alone > self.sharing.all && self.select != Select::Mixed && self.hosts < 2).then_some(self.alone)
+    /// Whether calls may be sequential: not where intra-node peers store into each other's memory.
+    pub(super) fn have_collectives(&self) -> bool {
+        self.select != Select::Mixed
     }
 
     /// NCCL's version, for people.
     pub(crate) fn version(&self) -> String {
         library::words(self.version)
-    }
-
-    /// How messages that go alone go, for people; nothing, or a clause.
-    pub(crate) fn alone_in_words(&self) -> String {
-        self.alone().map_or_else(String::new, |alone| format!("; messages that go alone share {alone}"))
     }
 
     /// What may be worth a try, for people; nothing, or a clause.
@@ -190,14 +179,13 @@ fn introduce(world: &World, options: &Options, nodes: Nodes) -> Result<(DeviceIn
     cuda::usable(ordinal).map_err(|why| words(&why))?;
     let lanes = lanes(std::env::var_os("FLUX_NCCL_CTAS").as_deref())?;
     let version = library::version().map_err(|why| words(&why)).and_then(library::supported)?;
-    let alone = alone(std::env::var_os(ALONE).as_deref())?.min(most(version));
     let settings = Settings::read();
     let set = |name: &str| number(settings.get(name).as_deref());
     shared(settings.get(SHARE).as_deref())?;
     let sharing = Sharing::new(lanes, nodes.count(), hosts(world, options), version, set);
     let pieces = set(PIECES).unwrap_or(0);
     let host = host_digest(settings.get(HOST).as_deref());
-    let identity = Identity { uuid: info.uuid, host, version, sharing, alone, pieces };
+    let identity = Identity { uuid: info.uuid, host, version, sharing, pieces };
     Ok((info, identity))
 }
 
@@ -236,8 +224,6 @@ fn check(rank: Rank, rail: &[Rank], identities: &[Identity], shared: bool) -> Re
             return different("NCCL", mine.version.into(), other.version.into());
         } else if other.sharing.lanes != mine.sharing.lanes {
             return different("FLUX_NCCL_CTAS", mine.sharing.lanes.into(), other.sharing.lanes.into());
-        } else if other.alone != mine.alone {
-            return different(ALONE, mine.alone.into(), other.alone.into());
         } else if other.sharing != mine.sharing {
             let variables = |of: Sharing| format!("{} of {} channels for messages in parts of {} bytes", of.each, of.all, of.part_bytes);
             let (own, others) = (variables(mine.sharing), variables(other.sharing));
@@ -251,25 +237,10 @@ fn check(rank: Rank, rail: &[Rank], identities: &[Identity], shared: bool) -> Re
 
 /// What the variable of channels for messages beside a kernel says.
 fn lanes(variable: Option<&OsStr>) -> Result<u32, String> {
-    channels(variable, LANES, MOST_LANES).ok_or_else(|| refused("FLUX_NCCL_CTAS", "a power of two", MOST_LANES, variable))
-}
-
-/// What that of channels for messages that go alone says.
-fn alone(variable: Option<&OsStr>) -> Result<u32, String> {
-    if variable.is_some_and(|value| value == "0") {
-        return Ok(0);
-    }
-    channels(variable, MOST, MOST).ok_or_else(|| refused(ALONE, "0 or a power of two", MOST, variable))
-}
-
-/// A power of two up to `most`; `own` where nothing is said.
-fn channels(variable: Option<&OsStr>, own: u32, most: u32) -> Option<u32> {
-    let Some(value) = variable.filter(|value| !value.is_empty()) else { return Some(own) };
-    value.to_str()?.parse().ok().filter(|value: &u32| value.is_power_of_two() && *value <= most)
-}
-
-fn refused(name: &str, what: &str, most: u32, variable: Option<&OsStr>) -> String {
-    format!("{name} = {}: it must be {what} up to {most}", variable.unwrap_or_default().display())
+    let Some(value) = variable.filter(|value| !value.is_empty()) else { return Ok(LANES) };
+    let lanes = value.to_str().and_then(|text| text.parse().ok());
+    let refused = || format!("FLUX_NCCL_CTAS = {}: it must be a power of two up to {MOST_LANES}", value.display());
+    lanes.filter(|lanes: &u32| lanes.is_power_of_two() && *lanes <= MOST_LANES).ok_or_else(refused)
 }
 
 /// Whether communicators that are split from another share its flag for aborts, as they are told
@@ -316,7 +287,7 @@ pub(super) mod tests {
 
     pub(in crate::backends::nccl) fn identity(device: u8) -> Identity {
         let sharing = Sharing::new(4, 4, 1, 22_703, |_| None);
-        Identity { uuid: DeviceUuid([device; 16]), host: host_digest(None), version: 22_703, sharing, alone: 64, pieces: 0 }
+        Identity { uuid: DeviceUuid([device; 16]), host: host_digest(None), version: 22_703, sharing, pieces: 0 }
     }
 
     #[test]
@@ -330,7 +301,6 @@ pub(super) mod tests {
             (Identity { version: 22800, ..identity(1) }, "rank 1 has NCCL 22703, rank # 22800"),
             (Identity { sharing: Sharing { lanes: 8, ..own.sharing }, ..identity(1) }, "FLUX_NCCL_CTAS 4, rank # 8"),
             (Identity { sharing: Sharing { all: 32, each: 8, ..own.sharing }, ..identity(1) }, "has 4 of 16 channels"),
-            (Identity { alone: 0, ..identity(1) }, "FLUX_NCCL_ALONE_CTAS 64, rank # 0"),
             (Identity { pieces: 1 << 19, ..identity(1) }, "NCCL_P2P_NET_CHUNKSIZE (0: none) 0, rank # 524288"),
         ] {
             // What the ranks of another rail have counts, too.
@@ -375,10 +345,10 @@ pub(super) mod tests {
     #[test]
     fn errors_of_a_rail_name_ranks_of_the_world_and_the_transport() {
         let info = DeviceInfo::some();
-        let (Identity { sharing, alone, version, pieces, .. }, id) = (identity(0), UniqueId::from_bytes([7; 128]));
+        let (Identity { sharing, version, pieces, .. }, id) = (identity(0), UniqueId::from_bytes([7; 128]));
         // The second of node 1 of 2: number 1 on the rail.
         let ranks = [1, 5].map(Rank::new).to_vec();
-        let members = Members { info, sharing, alone, version, pieces, hosts: 2, id, select: Select::Mixed, ranks, own: 1 };
+        let members = Members { info, sharing, version, pieces, hosts: 2, id, select: Select::Mixed, ranks, own: 1 };
         let waited = Duration::from_secs(30);
         let texts = [members.incomplete(waited), members.silent(waited)].map(|error| error.to_string());
         assert_eq!(texts[0], "rank 5 waited 30s for all 2 ranks of its NCCL communicator to join");
@@ -413,11 +383,6 @@ pub(super) mod tests {
         for wrong in ["0", "3", "64", "many", "-1"] {
             assert!(parse(wrong).unwrap_err().contains(wrong));
         }
-        let parse = |value: &str| alone(Some(OsStr::new(value)));
-        assert_eq!((alone(None), parse(""), parse("0"), parse("32"), parse("64")), (Ok(64), Ok(64), Ok(0), Ok(32), Ok(64)));
-        for wrong in ["3", "128", "00", "many", "-1"] {
-            assert!(parse(wrong).unwrap_err().starts_with(&format!("FLUX_NCCL_ALONE_CTAS = {wrong}: ")));
-        }
     }
 
     #[test]
@@ -447,13 +412,13 @@ pub(super) mod tests {
     proptest! {
         #[test]
         fn an_identity_survives_the_trip_and_no_part_of_it_does(
-            uuid: [u8; 16], host: u64, version: u32, words: [u32; 5], part_bytes: u64, pieces: u64, cut in 0..72_usize
+            uuid: [u8; 16], host: u64, version: u32, words: [u32; 4], part_bytes: u64, pieces: u64, cut in 0..68_usize
         ) {
-            let [lanes, asked, all, each, alone] = words;
+            let [lanes, asked, all, each] = words;
             let sharing = Sharing { lanes, asked, all, each, part_bytes };
-            let identity = Identity { uuid: DeviceUuid(uuid), host, version, sharing, alone, pieces };
+            let identity = Identity { uuid: DeviceUuid(uuid), host, version, sharing, pieces };
             let mut message = identity.encode();
-            prop_assert_eq!(message.len(), 72);
+            prop_assert_eq!(message.len(), 68);
             prop_assert_eq!(Identity::decode(&message), Some(identity));
             prop_assert_eq!(Identity::decode(&message[..cut]), None);
             message.push(0);

@@ -1,24 +1,27 @@
 //! An NCCL communicator for messages, made, and ended, without blocking.
 //!
-//! It is two or three. The [family](Family) is of NCCL's mode in which calls return at once; in
-//! that each group of messages is put on its stream by a thread that NCCL starts for it, which
-//! takes the host longer than a short call takes (`results/tuning/nccl-host.txt`). So what carries
-//! messages is split from it, of the other mode: a group is on its stream when it has been ended,
-//! by the thread that ends it. That waits like any launch where the stream is full, for a peer in
-//! the end, and so has the family to let it go: both share NCCL's flag for aborts. Messages that go
-//! beside a kernel have few channels, as each takes a multiprocessor of it; NCCL gives a message
-//! all that its communicator has for a pair of ranks, so those that go alone have another.
+//! It is two or three. The [family](Family) is of NCCL's mode in which calls return at once: there a
+//! thread that NCCL starts puts each group on its stream, which takes the host longer than a short
+//! call. So the communicators that carry data are split from it, of the other mode: the thread that
+//! ends a group puts it on its stream. It waits like any launch where the stream is full, for a
+//! peer in the end. The family ends that wait: all share NCCL's flag for aborts.
+//!
+//! Messages beside a kernel have few channels, as each takes a multiprocessor of it. The
+//! collectives of sequential calls have a communicator of their own, with the channels that NCCL
+//! chooses.
 //!
 //! Invariant: nothing here waits for another rank without a deadline, but for the end of a group
 //! where the stream is full, which [`GivenUp::end`] ends. What NCCL does without one is done on a
 //! thread of its own, and [noted](GivingUp) until it is done.
 
-use super::comm::{source, target};
+use super::comm::{ElementType, SUM, source, target};
+use super::deferred::GivingUp;
 use super::library::{Config, Library, NcclError, library, version};
 use super::members::Members;
-use super::remains::GivingUp;
+use super::sharing::most;
 use crate::cuda::{CudaDevice, done_by};
 use cudarc::nccl::sys::{ncclDataType_t, ncclUniqueId};
+use flux_core::DType;
 use std::convert::Infallible;
 use std::ffi::c_int;
 use std::fmt;
@@ -36,19 +39,19 @@ const TOGETHER: Duration = Duration::from_secs(1);
 /// [`give_up`](Self::give_up).
 pub(super) struct Family(Communicator);
 
-/// One rank's communicators for messages, by [how they go](Way): one for all where none go alone.
+/// One rank's communicators for data, by their [use](Use).
 pub(super) struct Messages {
-    beside: Communicator,
-    alone: Option<Communicator>,
+    overlapped: Communicator,
+    sequential: Option<Communicator>,
 }
 
-/// How messages go.
+/// What a communicator is used for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Way {
-    /// Beside a kernel, which leaves them the channels that they are said to have.
-    Beside,
-    /// With no kernel of their call beside them, on all channels that NCCL makes for so few ranks.
-    Alone,
+pub(super) enum Use {
+    /// Messages beside a kernel, which leaves them their channels.
+    Overlapped,
+    /// Collectives before or after a kernel.
+    Sequential,
 }
 
 struct Communicator {
@@ -65,7 +68,7 @@ impl fmt::Debug for Family {
 
 impl fmt::Debug for Messages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Messages").field("device", &self.beside.device).field("alone", &self.alone.is_some()).finish_non_exhaustive()
+        f.debug_struct("Messages").field("device", &self.overlapped.device).field("sequential", &self.sequential.is_some()).finish_non_exhaustive()
     }
 }
 
@@ -74,8 +77,9 @@ pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Re
     let began = Instant::now();
     let library = library()?;
     let ((place, count), sharing, version) = (members.place(), members.sharing, version()?);
-    // What is split from it has no more channels.
-    let all = members.alone().unwrap_or(sharing.asked);
+    let (overlapped, own_choice) = (sharing.asked..=sharing.asked, 1..=most(version));
+    // A communicator that is split from the family has no more channels than that.
+    let all = if members.have_collectives() { sharing.asked..=most(version) } else { overlapped.clone() };
     let (mut raw, mut first) = (0, Config::new(false, all, sharing.lanes, version));
     let id = ncclUniqueId { internal: members.id.to_bytes().map(u8::cast_signed) };
     let current = device.enter()?;
@@ -90,10 +94,10 @@ pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Re
         Ok(None) => Err(members.incomplete(began.elapsed())),
         Err(error) => Err(error),
     };
-    let made = match split(sharing.asked) {
-        Ok(beside) => match members.alone().map(split).transpose() {
-            Ok(alone) => Ok(Messages { beside, alone }),
-            Err(error) => Err((error, Some(Messages { beside, alone: None }))),
+    let made = match split(overlapped) {
+        Ok(overlapped) => match members.have_collectives().then(|| split(own_choice)).transpose() {
+            Ok(sequential) => Ok(Messages { overlapped, sequential }),
+            Err(error) => Err((error, Some(Messages { overlapped, sequential: None }))),
         },
         Err(error) => Err((error, None)),
     };
@@ -108,7 +112,7 @@ pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Re
 }
 
 /// Leaves in good order: what was sent arrives. For other ranks' leaving it waits a moment only:
-/// NCCL may go on with that, and what it may use is to be [left](super::remains::leave) meanwhile.
+/// NCCL may go on with that, and what it may use is to be [left](super::deferred::leave) meanwhile.
 /// No call is under way.
 pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Result<(), NcclError> {
     // Of the messages' own it waits for nothing but their streams, which are past them.
@@ -190,7 +194,7 @@ impl Family {
         Ok(Some(Communicator { library, device: device.clone(), raw }))
     }
 
-    /// Notes that it is given up: what is [left](super::remains::leave) from now on stays until
+    /// Notes that it is given up: what is [left](super::deferred::leave) from now on stays until
     /// [`GivenUp::end`] has returned.
     pub(super) fn give_up(self) -> GivenUp {
         let note = GivingUp::begin(&self.0.device);
@@ -223,11 +227,11 @@ impl Communicator {
 }
 
 impl Messages {
-    /// Begins a group of messages, which all go at once; the thread adds them and ends it.
-    pub(super) fn group(&self, way: Way, stream: usize) -> Result<Group<'_>, NcclError> {
-        let of = match way {
-            Way::Beside => &self.beside,
-            Way::Alone => self.alone.as_ref().unwrap_or(&self.beside),
+    /// Begins a group, whose operations all go at once; the thread adds them and ends it.
+    pub(super) fn group(&self, by: Use, stream: usize) -> Result<Group<'_>, NcclError> {
+        let of = match by {
+            Use::Overlapped => &self.overlapped,
+            Use::Sequential => self.sequential.as_ref().unwrap_or(&self.overlapped),
         };
         let current = of.device.enter()?;
         // SAFETY: takes nothing; the group is this thread's, and its guard ends it.
@@ -236,11 +240,11 @@ impl Messages {
     }
 
     fn all(&self) -> impl Iterator<Item = &Communicator> {
-        std::iter::once(&self.beside).chain(&self.alone)
+        std::iter::once(&self.overlapped).chain(&self.sequential)
     }
 
     fn into_all(self) -> impl Iterator<Item = Communicator> {
-        std::iter::once(self.beside).chain(self.alone)
+        std::iter::once(self.overlapped).chain(self.sequential)
     }
 }
 
@@ -267,7 +271,7 @@ impl GivenUp {
     }
 }
 
-/// Messages that go together. Dropped, it ends the group; [`end`](Self::end) says whether that was
+/// Operations that go together. Dropped, it ends the group; [`end`](Self::end) says whether that was
 /// accepted.
 pub(super) struct Group<'a> {
     of: &'a Communicator,
@@ -300,7 +304,30 @@ impl Group<'_> {
         library.accepted("ncclRecv", code)
     }
 
-    /// Hands the messages over.
+    /// Gathers `bytes` bytes of every rank, in rank order, to `to`.
+    ///
+    /// # Safety
+    /// As [`receive`](Self::receive), of both ranges; `from` may be this rank's part of the other.
+    pub(super) unsafe fn all_gather(&self, from: u64, to: u64, bytes: usize) -> Result<(), NcclError> {
+        let Communicator { library, raw, .. } = self.of;
+        // SAFETY: the caller's promise.
+        let code = unsafe { (library.nccl_all_gather)(source(from), target(to), bytes, BYTES, *raw, self.stream) };
+        library.accepted("ncclAllGather", code)
+    }
+
+    /// Sums shards of `elements` elements over the ranks, and leaves this rank's in `to`.
+    ///
+    /// # Safety
+    /// As [`receive`](Self::receive), of both ranges; `to` may be this rank's part of the other.
+    pub(super) unsafe fn reduce_scatter(&self, from: u64, to: u64, elements: usize, of: DType) -> Result<(), NcclError> {
+        let Communicator { library, raw, .. } = self.of;
+        let (code_of, entry) = (ElementType::from(of).code(), library.nccl_reduce_scatter);
+        // SAFETY: the caller's promise.
+        let code = unsafe { entry(source(from), target(to), elements, code_of, SUM, *raw, self.stream) };
+        library.accepted("ncclReduceScatter", code)
+    }
+
+    /// Hands the operations over.
     pub(super) fn end(mut self) -> Result<(), NcclError> {
         self.open = false;
         self.close()
@@ -318,7 +345,7 @@ impl Drop for Group<'_> {
         if self.open
             && let Err(error) = self.close()
         {
-            tracing::debug!(%error, "while ending a group of messages that failed");
+            tracing::debug!(%error, "while ending a group that failed");
         }
     }
 }

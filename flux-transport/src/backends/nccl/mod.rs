@@ -10,21 +10,22 @@
 //! carry chunks between them.
 //!
 //! ```text
-//! connect   identities, then the unique id -> communicator, and one or two split from it for messages -> a word to and from every peer, read -> memory of each rank, cleared
+//! connect   identities, then the unique id -> communicator, and one or two split from it -> a word to and from every peer, read -> memory of each rank, cleared
 //! a call    rows:    begin | exchange: fork, then group by group of rounds send and receive, raise the own signals | kernel | finish: join
 //!           stored:  begin | exchange: fork | kernel | exchange_stored: group by group [wait for the chunks' flags] send and receive, raise the own signals | finish: join
-//!           alone:   begin | exchange: send and receive all rows | kernel | finish; begin | exchange | tiles | exchange_stored: send and receive all | folds | finish
+//!           sequential: begin | AllGather | kernel | finish; or begin | kernel | ReduceScatter | finish
 //! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> all aborted
 //! ```
 
-mod alone;
-mod carry;
+mod collective;
 mod comm;
+pub(crate) mod deferred;
 mod flags;
 #[cfg(any(test, fuzzing))]
 pub(crate) mod fuzz;
 mod generation;
 mod guard;
+mod hashes;
 mod join;
 mod library;
 mod link;
@@ -33,22 +34,21 @@ mod messages;
 mod outbox;
 mod progress;
 mod proof;
-pub(crate) mod remains;
+mod rounds;
 mod search;
 mod sharing;
-mod told;
 mod transport;
 mod views;
 mod watched;
 mod workspace;
 
-pub(crate) use carry::{Memory, NO_GRAPHS, StepsSeen, carry};
 pub(crate) use generation::{Generation, Outgoing};
 pub(crate) use guard::Guard;
+pub(crate) use hashes::HASH_BYTES;
 pub(crate) use join::join;
 pub(crate) use members::Members;
 pub(crate) use outbox::{Outbox, Storing};
-pub(crate) use told::SAID;
+pub(crate) use rounds::{Memory, NO_GRAPHS, StepsSeen, carry};
 pub(crate) use transport::NcclTransport;
 pub(crate) use watched::Watched;
 

@@ -6,7 +6,7 @@
 //! epoch can be sent as it lies. Words come from peers into `words`, never straight into a pad.
 
 use super::flags::Flags;
-use super::told::Told;
+use super::hashes::CallHashes;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
 use flux_core::layout::{WorkspaceSize, pad_bytes, signal_offset};
 use flux_core::program::Places;
@@ -24,8 +24,8 @@ pub(crate) struct Outbox {
     stored: DeviceBlock,
     /// A pad for each node: the flags of what is stored for the rail's rank there.
     flags: Arc<Flags>,
-    /// What goes ahead of each call's chunks.
-    told: Arc<Told>,
+    /// What ranks compare of each call.
+    hashes: Arc<CallHashes>,
     /// The number of the call, for who passes rows on, and the words that came with chunks, by the
     /// signal that they are for.
     words: DeviceBlock,
@@ -51,7 +51,7 @@ impl Outbox {
             signals,
             stored: block(stored_bytes(nodes, size))?,
             flags: Arc::new(Flags::new(device, host_size(u64::from(nodes.count()) * pad_bytes(signals)), before)?),
-            told: Arc::new(Told::new(device, (rank, nodes), epoch)?),
+            hashes: Arc::new(CallHashes::new(device, (rank, nodes), epoch)?),
             words: block(4 + 4 * u64::from(signals))?,
             device: device.clone(),
         };
@@ -110,9 +110,9 @@ impl Outbox {
         &self.flags
     }
 
-    /// What the ranks of the rail say of their calls.
-    pub(crate) fn told(&self) -> &Arc<Told> {
-        &self.told
+    /// The op-sequence hashes of this rank and of its rail.
+    pub(crate) fn hashes(&self) -> &Arc<CallHashes> {
+        &self.hashes
     }
 
     /// Where the word lands that comes with the chunk of `signal`.

@@ -2,14 +2,14 @@
 //!
 //! Invariant: it ends by the deadline, whatever else the device does: all of it is on a stream of
 //! its own, which is looked at and not waited for, and NCCL connects on a thread of its own. It
-//! also makes NCCL open its connections, all that it has for a pair of ranks, and load its kernel,
-//! and the driver whatever it copies a word with, none of which can be done while a kernel waits
-//! for what they are to carry.
+//! also makes NCCL open its connections and load its kernels, and the driver those that copy words:
+//! none of that can be done while a kernel waits for data. The group of a sequential call is proven
+//! as it is used: messages beside a collective.
 
 use super::link::Link;
 use super::members::Members;
-use super::messages::Way;
-use super::remains;
+use super::messages::Use;
+use super::deferred;
 use crate::backends::nccl::NcclError;
 use crate::cuda::{
     CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async, copy_rows_async, done_by,
@@ -28,10 +28,11 @@ const WORD: u64 = 4;
 /// For what was given up.
 const GONE: Duration = Duration::from_secs(2);
 
-/// What `from` sends to `to` this way: not the same for any two pairs, nor for the ways of one.
-fn word(way: Way, from: u32, to: u32) -> u32 {
-    let way = u32::from(way == Way::Alone);
-    (way << 31 | from << 16 | to).wrapping_mul(0x9e37_79b1) ^ 0x5bf0_3635
+/// What `from` sends to `to` by this communicator: of each pair and use another. To itself it is
+/// what it has gathered.
+fn word(by: Use, from: u32, to: u32) -> u32 {
+    let by = u32::from(by == Use::Sequential);
+    (by << 31 | from << 16 | to).wrapping_mul(0x9e37_79b1) ^ 0x5bf0_3635
 }
 
 /// Sends and receives, and compares. `Err` where a word did not come, or is another; the
@@ -44,24 +45,24 @@ pub(super) fn prove(
     until: Instant,
 ) -> Result<(), ConnectError> {
     let buffers = Buffers::new(device)?;
-    let mut ways = members.alone().map(|_| Way::Alone).into_iter().chain([Way::Beside]);
-    let proven = ways.try_for_each(|way| exchange(device, (link, way, stream), members, &buffers, until));
+    let mut uses = members.have_collectives().then_some(Use::Sequential).into_iter().chain([Use::Overlapped]);
+    let proven = uses.try_for_each(|by| exchange(device, (link, by, stream), members, &buffers, until));
     if proven.is_err() {
         link.abort();
         // What is left is freed when nothing uses it, which this ends.
         if !matches!(done_by(Instant::now() + GONE, || stream.is_idle()), Ok(true)) {
             device.give_up("a message that was given up does not end");
         }
-        remains::leave(device, buffers);
+        deferred::leave(device, buffers);
     }
     proven
 }
 
 fn exchange(
     device: &CudaDevice,
-    (link, way, stream): (&Arc<Link>, Way, &SideStream),
+    (link, by, stream): (&Arc<Link>, Use, &SideStream),
     members: &Members,
-    Buffers { sent, received, seen }: &Buffers,
+    Buffers { sent, received, gathered, seen }: &Buffers,
     until: Instant,
 ) -> Result<(), ConnectError> {
     let began = Instant::now();
@@ -69,12 +70,13 @@ fn exchange(
     let (own, count) = members.place();
     let peers = || (0..count).filter(|&peer| peer != own);
     let _current = device.enter()?;
-    for peer in peers() {
+    for peer in 0..count {
         // SAFETY: a message's first word, in the buffer, which is freed when nothing uses it.
-        unsafe { write_value_async(device, sent.at(peer), word(way, own, peer), stream.raw()) }?;
+        unsafe { write_value_async(device, sent.at(peer), word(by, own, peer), stream.raw()) }?;
     }
     let places: Vec<_> = peers().map(|peer| (sent.at(peer), received.at(peer), peer)).collect();
-    if !connected(link, (way, stream.raw()), places, until)? {
+    let gather = (by == Use::Sequential).then(|| (sent.at(own), gathered.at(0)));
+    if !connected(link, (by, stream.raw()), (places, gather), until)? {
         return Err(nccl(members.silent(began.elapsed())));
     }
     // SAFETY: the places of this rank's own messages, of which there are none.
@@ -83,12 +85,13 @@ fn exchange(
         copy_async(device, received.at(own), sent.at(own), word, stream.raw())?;
         copy_rows_async(device, (received.at(own), pitch), (sent.at(own), word), (2, word), stream.raw())
     }?;
-    for peer in peers() {
+    // What each peer has sent to this rank, then what was gathered of it.
+    let of_gather = || peers().filter(|_| gather.is_some()).map(|peer| (peer, peer, gathered.at(peer)));
+    let to_see = || peers().map(|peer| (peer, own, received.at(peer))).chain(of_gather());
+    for (at, (_, _, from)) in to_see().enumerate() {
         let rows = |address| Rows { address, pitch: WORD };
         // SAFETY: a message's first word, and a place for it, in the buffers.
-        unsafe {
-            copy_out_async(device, (rows(place(seen, peer).expose_provenance() as u64), rows(received.at(peer))), (1, WORD), stream.raw())
-        }?;
+        unsafe { copy_out_async(device, (rows(place(seen, at).expose_provenance() as u64), rows(from)), (1, WORD), stream.raw()) }?;
     }
     while !stream.is_idle()? {
         if Instant::now() >= until {
@@ -96,9 +99,9 @@ fn exchange(
         }
         std::thread::sleep(Duration::from_millis(1));
     }
-    for peer in peers() {
+    for (at, (peer, to, _)) in to_see().enumerate() {
         // SAFETY: the stream has written it, and is past that.
-        let (seen, expected) = (unsafe { place(seen, peer).read_volatile() }, word(way, peer, own));
+        let (seen, expected) = (unsafe { place(seen, at).read_volatile() }, word(by, peer, to));
         if seen != expected {
             return Err(members.not_proven(peer, expected, seen));
         }
@@ -106,13 +109,26 @@ fn exchange(
     Ok(())
 }
 
-/// Puts the messages on `stream`, each from where it is sent to where one is received and a peer,
-/// for which NCCL connects: it waits for the peers, and so is left to a thread of its own. False
-/// where they have not come by then: whoever gives the link up ends that.
-fn connected(link: &Arc<Link>, (way, stream): (Way, usize), messages: Vec<(u64, u64, u32)>, until: Instant) -> Result<bool, ConnectError> {
+/// Messages, each from where it is sent to where one is received and a peer, and an AllGather, from
+/// a place to the first of others.
+type Operations = (Vec<(u64, u64, u32)>, Option<(u64, u64)>);
+
+/// Puts the operations on `stream`. NCCL connects for them: it waits for the peers, and so is left
+/// to a thread of its own. False where they have not come by then: whoever gives the link up ends
+/// that.
+fn connected(
+    link: &Arc<Link>,
+    (by, stream): (Use, usize),
+    (messages, gather): Operations,
+    until: Instant,
+) -> Result<bool, ConnectError> {
     let link = Arc::clone(link);
     let connect = move || {
-        link.group(way, stream, |group| {
+        link.group(by, stream, |group| {
+            if let Some((from, to)) = gather {
+                // SAFETY: places in the buffers, which are freed when nothing uses them.
+                unsafe { group.all_gather(from, to, BYTES) }?;
+            }
             messages.iter().try_for_each(|&(from, to, peer)| {
                 // SAFETY: messages' places in the buffers, which are freed when nothing uses them.
                 unsafe {
@@ -137,6 +153,7 @@ fn connected(link: &Arc<Link>, (way, stream): (Way, usize), messages: Vec<(u64, 
 struct Buffers {
     sent: Buffer,
     received: Buffer,
+    gathered: Buffer,
     seen: PinnedBlock,
 }
 
@@ -145,14 +162,15 @@ impl Buffers {
         Ok(Self {
             sent: Buffer::new(device)?,
             received: Buffer::new(device)?,
-            seen: PinnedBlock::new(device, size_of::<u32>() * MAX_WORLD)?,
+            gathered: Buffer::new(device)?,
+            seen: PinnedBlock::new(device, 2 * size_of::<u32>() * MAX_WORLD)?,
         })
     }
 }
 
-/// Where the word of `peer` is for the host.
-fn place(seen: &PinnedBlock, peer: u32) -> *mut u32 {
-    seen.host().cast::<u32>().wrapping_add(peer as usize)
+/// Where word number `at` is for the host.
+fn place(seen: &PinnedBlock, at: usize) -> *mut u32 {
+    seen.host().cast::<u32>().wrapping_add(at)
 }
 
 /// A message for each rank.
@@ -171,14 +189,14 @@ impl Buffer {
 
 #[cfg(test)]
 mod tests {
-    use super::{Way, word};
+    use super::{Use, word};
     use std::collections::BTreeSet;
 
     #[test]
-    fn no_two_pairs_share_a_word_nor_do_the_ways_of_one() {
+    fn no_two_pairs_share_a_word_nor_do_the_communicators_of_one() {
         let pairs = || (0..16).flat_map(|from| (0..16).map(move |to| (from, to)));
         let words: BTreeSet<u32> =
-            [Way::Beside, Way::Alone].into_iter().flat_map(|way| pairs().map(move |(from, to)| word(way, from, to))).collect();
+            [Use::Overlapped, Use::Sequential].into_iter().flat_map(|by| pairs().map(move |(from, to)| word(by, from, to))).collect();
         assert_eq!(words.len(), 512);
     }
 }

@@ -33,10 +33,8 @@ const SMALLER: [(&str, u64); 3] = [("NCCL_P2P_NVL_CHUNKSIZE", 1), ("NCCL_P2P_PCI
 /// What has it use more channels for a message over a network.
 const NET: &str = "NCCL_NCHANNELS_PER_NET_PEER";
 
-/// Channels that a communicator has at most, which messages that go alone have unless a variable
-/// says otherwise: one of 1.5 MiB between two ranks takes 25 us, with 8 channels 39, and with as
-/// many as NCCL makes itself 26 (results/tuning/nccl-alone.txt).
-pub(super) const MOST: u32 = 64;
+/// Channels that a communicator has at most.
+const MOST: u32 = 64;
 
 /// The same of NCCL's `version`.
 pub(super) const fn most(version: u32) -> u32 {

@@ -4,13 +4,13 @@
 //! stream is full, as any launch does; the guard ends that, too. The host counts the epochs: no
 //! call is captured. The guard ends before the memory and the stream that it lets go of.
 
-use super::alone::{Alone, Streams};
-use super::carry::{NO_GRAPHS, carry};
+use super::collective::Streams;
+use super::rounds::{NO_GRAPHS, carry};
 use super::generation::Generation;
 use super::guard::Guard;
 use super::join::join;
 use super::members::Members;
-use super::remains;
+use super::deferred;
 use super::watched::Watched;
 use super::workspace::Workspace;
 use crate::backends::Transport;
@@ -21,11 +21,10 @@ use crate::bootstrap::control::{Collective, agree, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, Heard, MoverJob, Options, Source, Stream, TransportError, TransportKind, WorkspaceView,
+    Capabilities, ConnectError, Device, Exchange, LibraryCollective, MoverJob, Options, Source, Stream, TransportError, TransportKind, WorkspaceView,
     World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
-use flux_core::program::Sending;
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
 use std::mem::ManuallyDrop;
@@ -54,8 +53,6 @@ struct State {
     // For what is not part of a call.
     aside: SideStream,
     generation: Generation<Workspace>,
-    // The last call whose messages went alone, or are to.
-    alone: Option<Alone>,
 }
 
 impl NcclTransport {
@@ -67,7 +64,7 @@ impl NcclTransport {
         let make = || {
             let device = CudaDevice::open(members.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
-            remains::settle(&device, began + options.deadline / 2);
+            deferred::settle(&device, began + options.deadline / 2);
             let lane = Lane::new(&device)?;
             let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Nccl, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
@@ -84,7 +81,7 @@ impl NcclTransport {
         };
         let (generation, watched, guard) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
-        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation, alone: None }));
+        let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation }));
         Ok(Self { guard, state, watched, members, rank, world: size, deadline: options.deadline, device, place })
     }
 
@@ -110,12 +107,11 @@ impl Transport for NcclTransport {
 
     fn explain(&self) -> String {
         format!(
-            "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what each other sent; {}{}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
+            "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what each other sent; {}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
             self.world,
             self.members.version(),
             self.device(),
             self.members.sharing,
-            self.members.alone_in_words(),
             locked(&self.state).generation.workspace.bytes(),
             self.members.advice(),
         )
@@ -132,7 +128,7 @@ impl Transport for NcclTransport {
         let grown = together(steps, until, made.and_then(|made| same_epoch(&epochs?).map(|()| made)))?;
         *generation = Generation::new(grown, &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
-        remains::sweep(&self.device);
+        deferred::sweep(&self.device);
         // The old memory is gone on every rank before any rank's next call waits for this one:
         // freeing may wait for devices.
         together(steps, until, Ok(()))
@@ -156,67 +152,48 @@ impl Transport for NcclTransport {
     }
 
     unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
-        let State { lane, calls, generation, alone, .. } = &mut *locked(&self.state);
+        let State { lane, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
         if exchange.rounds.is_empty() {
             return Ok(generation.plain());
         }
         let _current = self.device.enter()?;
-        let before = exchange.sending == Sending::Before;
-        generation.open(calls, (caller, exchange.op), &self.watched, |caller| if before { Ok(()) } else { lane.fork(caller) })?;
+        generation.open(calls, (caller, exchange.op), &self.watched, |caller| lane.fork(caller))?;
         let (at, epoch) = (generation.workspace.memory(), calls.epoch());
-        let stored = matches!(exchange.source, Source::Stored { .. });
-        let carried = if before {
-            let on = Streams { device: &self.device, caller, lane, watched: &self.watched, at };
-            Alone::begin(&on, exchange, epoch).and_then(|begun| {
-                *alone = Some(begun);
-                // SAFETY: checked above; the caller promises the rows.
-                if stored { Ok(()) } else { unsafe { begun.send(&on, &generation.plain(), exchange) } }
-            })
-        } else if stored {
-            Ok(())
+        if matches!(exchange.source, Source::Stored { .. }) {
+            calls.stores();
         } else {
             // SAFETY: checked and forked above; the caller promises the rows.
-            unsafe { carry(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) }
-        };
-        carried.inspect_err(|error| self.watched.refused(error))?;
-        if before {
-            // What the side stream does besides concerns nobody who comes next.
-            calls.joined();
-        }
-        if stored {
-            calls.stores();
+            let carried = unsafe { carry(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) };
+            carried.inspect_err(|error| self.watched.refused(error))?;
         }
         Ok(generation.view_of(exchange, epoch))
     }
 
     unsafe fn exchange_stored(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
-        let State { lane, calls, generation, alone, .. } = &mut *locked(&self.state);
-        let (caller, epoch) = (calls.stored(stream)?, calls.epoch());
+        let State { lane, calls, generation, .. } = &mut *locked(&self.state);
+        calls.stored(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
-        let at = generation.workspace.memory();
-        let sent = match alone.filter(|begun| begun.heard(epoch).is_some()) {
-            Some(begun) => {
-                let on = Streams { device: &self.device, caller, lane, watched: &self.watched, at };
-                // SAFETY: checked; the caller promises that it is the call's exchange, whose chunks
-                // are stored where its stream has come.
-                unsafe { begun.send(&on, &generation.plain(), exchange) }
-            }
-            // SAFETY: as above, and forked by `exchange`.
-            None => unsafe { carry(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) },
-        };
+        let (at, epoch) = (generation.workspace.memory(), calls.epoch());
+        // SAFETY: checked above, and forked by `exchange`.
+        let sent = unsafe { carry(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) };
         sent.inspect_err(|error| self.watched.refused(error))
     }
 
-    fn beside(&self) -> Option<Stream> {
-        let State { lane, calls, .. } = &*locked(&self.state);
-        calls.is_carried().then(|| Stream::Cuda(lane.raw()))
-    }
-
-    fn heard(&self) -> Option<Heard> {
-        let State { calls, alone, .. } = &*locked(&self.state);
-        alone.as_ref()?.heard(calls.epoch())
+    unsafe fn collective(&self, stream: Stream, collective: &LibraryCollective) -> Result<(), TransportError> {
+        let State { lane, calls, generation, .. } = &mut *locked(&self.state);
+        let caller = calls.uncarried(stream)?;
+        collective.check(self.world.get(), generation.workspace.size())?;
+        let _current = self.device.enter()?;
+        generation.open(calls, (caller, collective.op), &self.watched, |_| Ok(()))?;
+        let streams = Streams { device: &self.device, caller, lane, watched: &self.watched, at: generation.workspace.memory() };
+        // SAFETY: checked above; the caller promises the shard.
+        let enqueued = unsafe { streams.enqueue(collective, calls.epoch()) };
+        enqueued.inspect_err(|error| self.watched.refused(error))?;
+        // What is left on the side stream concerns nobody who comes next.
+        calls.joined();
+        Ok(())
     }
 
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
@@ -264,7 +241,7 @@ impl Drop for NcclTransport {
         self.guard.leave(drained.is_ok());
         // SAFETY: taken once, here, and not used after.
         let state = unsafe { ManuallyDrop::take(&mut self.state) };
-        remains::leave(&self.device, (state, Arc::clone(&self.watched)));
+        deferred::leave(&self.device, (state, Arc::clone(&self.watched)));
     }
 }
 

@@ -6,11 +6,11 @@
 use super::flags::Flags;
 use super::link::Link;
 use super::outbox::Outbox;
-use super::progress::{Place, Progress, Standing};
-use super::told::Told;
+use super::progress::{Position, Progress, Standing};
+use super::hashes::CallHashes;
 use crate::TransportError;
 use crate::backends::calls::AHEAD;
-use crate::backends::drain::{FAILED, Limits, Steps, failing};
+use crate::backends::drain::{FAILED, HostSteps, Limits, failing};
 use crate::backends::fault::reason;
 use crate::backends::nvlink::FaultBlock;
 use crate::cuda::{CudaDevice, CudaError, done_by};
@@ -74,7 +74,7 @@ fn news(longest: Duration, fault: impl Fn() -> bool, stop: impl Fn() -> bool) ->
 #[derive(Debug)]
 struct Awaited {
     flags: Option<Arc<Flags>>,
-    told: Option<Arc<Told>>,
+    hashes: Option<Arc<CallHashes>>,
     epoch: Epoch,
 }
 
@@ -89,7 +89,7 @@ impl Watched {
             stop: AtomicBool::new(false),
             progress: Progress::new(device)?,
             failed: OnceLock::new(),
-            awaited: Mutex::new(Awaited { flags: None, told: None, epoch: Epoch::new(0) }),
+            awaited: Mutex::new(Awaited { flags: None, hashes: None, epoch: Epoch::new(0) }),
         })
     }
 
@@ -100,31 +100,31 @@ impl Watched {
 
     /// What calls from now on wait for: flags of `at`, raised with `epoch` and later ones.
     pub(crate) fn await_flags(&self, at: &Outbox, epoch: Epoch) {
-        *self.awaited() = Awaited { flags: Some(Arc::clone(at.flags())), told: Some(Arc::clone(at.told())), epoch };
+        *self.awaited() = Awaited { flags: Some(Arc::clone(at.flags())), hashes: Some(Arc::clone(at.hashes())), epoch };
     }
 
     /// This rank's record, or what stands for an error of NCCL, a side stream that stands still, or
-    /// a peer in another op.
+    /// what peers' hashes show.
     pub(crate) fn record(&self) -> Option<FaultRecord> {
         // What was found here first has set the abort word, of which kernels then leave records.
-        self.failed.get().copied().or_else(|| self.fault.record()).or_else(|| self.disagreement())
+        self.failed.get().copied().or_else(|| self.fault.record()).or_else(|| self.seen_by_hashes())
     }
 
-    /// A peer that is in another op, if nothing else was found before.
-    fn disagreement(&self) -> Option<FaultRecord> {
-        let record = self.awaited().told.as_ref()?.disagreement()?;
-        self.fail(record, reason::IN_ANOTHER_OP);
+    /// What the peers' op-sequence hashes show, if nothing else was found before.
+    fn seen_by_hashes(&self) -> Option<FaultRecord> {
+        let record = self.awaited().hashes.as_ref()?.fault()?;
+        self.fail(record, if record.code == fault::DISAGREED { reason::IN_ANOTHER_OP } else { record.abort });
         self.failed.get().copied()
     }
 
     /// Where the side stream stands.
-    pub(super) fn place(&self) -> Place {
-        self.progress.place()
+    pub(super) fn position(&self) -> Position {
+        self.progress.position()
     }
 
     /// Where the side stream stands, in words.
     pub(crate) fn progress(&self) -> String {
-        self.place().to_string()
+        self.position().to_string()
     }
 
     /// Whether calls can no longer succeed.
@@ -167,18 +167,18 @@ impl Watched {
 
     /// Whether the side stream is stuck in a call: a fault where no kernel waits for it.
     pub(super) fn stands_still(&self, standing: &mut Standing) -> bool {
-        let place = self.place();
-        if !standing.too_long(place, Instant::now()) {
+        let position = self.position();
+        if !standing.too_long(position, Instant::now()) {
             return false;
         }
-        tracing::error!(rank = self.rank.get(), "a call does not go on: {place}");
-        let (epoch, told) = {
+        tracing::error!(rank = self.rank.get(), "a call does not go on: {position}");
+        let (epoch, hashes) = {
             let awaited = self.awaited();
-            (place.epoch(awaited.epoch), awaited.told.clone())
+            (position.epoch(awaited.epoch), awaited.hashes.clone())
         };
         // All peers are asked at once then; else this rank may not have come to one of whom nothing
         // has come.
-        let silent = told.filter(|_| place.is_alone()).and_then(|told| told.silent_in(epoch));
+        let silent = hashes.filter(|_| position.is_collective()).and_then(|hashes| hashes.silent_in(epoch));
         self.fail(stuck(self.rank, epoch, silent), reason::NCCL);
         true
     }
@@ -193,10 +193,10 @@ impl Watched {
     /// the number of the call that failed, of which they are, or which no later call awaits.
     pub(super) fn release(&self) {
         // Held while they are set: whoever replaces them has the old ones to itself.
-        let Awaited { flags, told, epoch } = &*self.awaited();
+        let Awaited { flags, hashes, epoch } = &*self.awaited();
         let value = epoch.get().wrapping_add(AHEAD);
-        if let Some(told) = told {
-            told.set_number(value);
+        if let Some(hashes) = hashes {
+            hashes.set_number(value);
         }
         if let Some(flags) = flags {
             flags.set(value);
@@ -210,13 +210,13 @@ impl Watched {
     /// was waited for in vain after a failure is given up: who goes on with it, to rebuild say,
     /// would wait for it in the driver.
     pub(crate) fn drain(&self, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
-        let mut steps = Steps::new(self.deadline);
+        let mut steps = HostSteps::new(self.deadline);
         let drained =
-            Limits::default().wait(done, || (self.has_failed().then_some(failing(self.deadline)), steps.allowed(self.place())))?;
+            Limits::default().wait(done, || (self.has_failed().then_some(failing(self.deadline)), steps.allowed(self.position())))?;
         if drained {
             return Ok(());
         }
-        tracing::warn!(rank = self.rank.get(), "earlier calls do not end: {}", self.place());
+        tracing::warn!(rank = self.rank.get(), "earlier calls do not end: {}", self.position());
         if self.has_failed() {
             self.device.give_up(FAILED);
         }

@@ -2,7 +2,7 @@
 //!
 //! Invariant: a generation is complete in itself, with its own epoch, pad and control block.
 
-use super::carry::Memory;
+use super::rounds::Memory;
 use super::generation::Outgoing;
 use super::outbox::{Outbox, Storing};
 use crate::backends::view::checked_bytes;

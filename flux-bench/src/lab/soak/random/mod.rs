@@ -12,9 +12,9 @@ use crate::harness::RankContext;
 use crate::machine;
 use crate::out;
 use anyhow::Context;
-use draw::{RandomCase, Target};
+use draw::{Legal, Processor, RandomCase};
 use flux_core::DType;
-use flux_transport::{Mover, TransportKind};
+use flux_transport::Mover;
 use half::{bf16, f16};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -35,10 +35,15 @@ pub(super) fn minutes(word: &str) -> Result<f64, String> {
 pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow::Result<bool> {
     let (comm, first) = (ctx.comm(), ctx.rank().get() == 0);
     let seed = agree(ctx, args.seed.unwrap_or_else(of_the_clock))?;
-    let target = ctx.gpu().map_or(Target::Host, |gpu| Target::Gpu {
+    let processor = ctx.gpu().map_or(Processor::Host, |gpu| Processor::Gpu {
         ctas: machine::ctas(ctx.comm(), gpu.device().info().sms / at_once),
         alone: at_once == 1,
     });
+    let legal = match (comm.nodes().are_mixed(), comm.capabilities().mover) {
+        (true, _) => Legal::Mixed,
+        (false, Mover::Messages { .. }) => Legal::Messages,
+        (false, _) => Legal::All,
+    };
     let (start, mut said) = (Instant::now(), Instant::now());
     let limit = Duration::from_secs_f64(args.random.unwrap_or(0.0) * 60.0);
     if first {
@@ -46,15 +51,11 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
     }
     let mut sum = SoakResult::default();
     for number in args.case.unwrap_or(0).. {
-        let case = RandomCase::new(seed, number, comm.world_size(), target)?;
-        let messages = matches!(comm.capabilities().mover, Mover::Messages { .. });
-        let mixed = comm.nodes().are_mixed();
-        let may_come_first = comm.transport() != TransportKind::Mixed;
-        let case = if messages || mixed { case.in_whole_chunks(mixed, may_come_first) } else { case };
+        let case = RandomCase::new(seed, number, comm.world_size(), processor, legal)?;
         let failed = || format!("{case}\nagain: {}", again(args, ctx, at_once, (seed, number)));
         tracing::debug!(rank = %ctx.rank(), "{case}");
         let run = SoakRun {
-            plan: case.plan(ctx.rank(), target),
+            execution: case.execution(ctx.rank(), processor),
             epilogue: case.epilogue,
             apart: 2,
             in_a_row: case.calls,

@@ -11,10 +11,10 @@
 //! guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks
 //! for it, which is after the call that read the half before.
 
-use super::messages::Way;
+use super::messages::Use;
 use super::outbox::Outbox;
-use super::progress::{Place, Step};
-use super::told::SAID;
+use super::progress::{Position, Step};
+use super::hashes::HASH_BYTES;
 use super::watched::Watched;
 use crate::cuda::{
     CudaDevice, CudaError, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size, wait_value_async, words_async,
@@ -45,6 +45,13 @@ pub(crate) struct Memory<'a> {
     pub(crate) outbox: &'a Outbox,
 }
 
+impl Memory<'_> {
+    /// Where the half of call `epoch` begins.
+    pub(crate) fn half(&self, epoch: Epoch) -> u64 {
+        self.data + epoch.half() as u64 * self.size.half_stride()
+    }
+}
+
 /// Enqueues all messages of the call with number `epoch` on `stream`, with what this rank has said
 /// of it ahead of the first chunk to each peer; `arrived` is told of each round when what it brings
 /// is there as far as the stream is concerned.
@@ -61,14 +68,14 @@ pub(crate) unsafe fn carry(
     epoch: Epoch,
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
-    let &Exchange { source, rounds, sending, .. } = exchange;
+    let &Exchange { source, rounds, peers, .. } = exchange;
     let Memory { pad, control, rank, outbox, .. } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
-    let place = |step| WordOp::Write { address: watched.progress.address(), value: Place::new(epoch, step).word() };
-    let stands = |step| {
+    let position = |step| WordOp::Write { address: watched.progress.address(), value: Position::new(epoch, step).word() };
+    let note = |step| {
         // SAFETY: a word of pinned memory that outlives the stream's work.
-        unsafe { words_async(device, [place(step)], stream) }
+        unsafe { words_async(device, [position(step)], stream) }
     };
     let stored = matches!(source, Source::Stored { .. });
     let calling = |far: Rank| pad + calling_offset(far.get(), epoch.half());
@@ -76,20 +83,20 @@ pub(crate) unsafe fn carry(
     // rail is copied there, and passed on to mates with its rows. Of the ranks of other nodes whose
     // sums come by another's hand that relay has compared, so here they are taken to agree.
     let of_relayed = nodes.world().ranks().filter(|&far| stored && is_relayed(nodes, rank, far));
-    let of_relayed = of_relayed.map(|far| WordOp::WriteLong { address: calling(far), value: outbox.told().last().word() });
+    let of_relayed = of_relayed.map(|far| WordOp::WriteLong { address: calling(far), value: outbox.hashes().last().word() });
     // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
-    unsafe { words_async(device, std::iter::once(place(Step::Begun)).chain(of_relayed), stream) }?;
+    unsafe { words_async(device, std::iter::once(position(Step::Begun)).chain(of_relayed), stream) }?;
     if !stored {
         let row = |address| Rows { address, pitch: WORD as u64 };
         // Before the call's kernel can close it, which waits for words that this stream brings.
         // SAFETY: the number of the call in the control block, and a word of pinned memory that
         // outlives the stream's work.
-        unsafe { copy_out_async(device, (row(outbox.told().number_on_host()), row(control + control::EPOCH)), (1, WORD as u64), stream) }?;
+        unsafe { copy_out_async(device, (row(outbox.hashes().number_on_host()), row(control + control::EPOCH)), (1, WORD as u64), stream) }?;
     }
     // SAFETY: the caller promised the rows.
     let rows = unsafe { rows_of(device, stream, &at, exchange) }?;
     let (mut number, mut seen) = (0, StepsSeen::default());
-    for group in groups(rounds, sending.peers()) {
+    for group in groups(rounds, peers) {
         let firsts: Vec<bool> = group.iter().map(|round| seen.is_first(round.step)).collect();
         if stored {
             for round in group {
@@ -97,17 +104,17 @@ pub(crate) unsafe fn carry(
                 // SAFETY: a flag of the outbox.
                 unsafe { wait_value_async(device, flag, epoch.get(), stream) }?;
             }
-            stands(Step::Flag(number + group.len() - 1))?;
+            note(Step::Flag(number + group.len() - 1))?;
         }
-        watched.link.group(Way::Beside, stream, |messages| {
+        watched.link.group(Use::Overlapped, stream, |messages| {
             group.iter().zip(&firsts).try_for_each(|(round, &is_first)| {
                 let Ends { chunk, to, place, from, bytes } = Ends::of(&at, exchange, round, rows, epoch);
-                let word = if stored { outbox.flag(round.sent.peer, round.sent.signal, epoch) } else { outbox.told().number() };
+                let word = if stored { outbox.flag(round.sent.peer, round.sent.signal, epoch) } else { outbox.hashes().number() };
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
                     if is_first {
-                        messages.send(outbox.told().own_address(epoch), SAID, to)?;
-                        messages.receive(outbox.told().address(from), SAID, from)?;
+                        messages.send(outbox.hashes().own_address(epoch), HASH_BYTES, to)?;
+                        messages.receive(outbox.hashes().address(from), HASH_BYTES, from)?;
                     }
                     messages.send(chunk, bytes, to)?;
                     messages.send(word, WORD, to)?;
@@ -135,16 +142,16 @@ pub(crate) unsafe fn carry(
         for (round, _) in group.iter().zip(&firsts).filter(|&(_, &is_first)| is_first && nodes.are_mixed()) {
             let far = round.received.peer;
             // SAFETY: words of the own pad and of pinned memory that outlives the stream's work.
-            unsafe { copy_async(device, calling(far), outbox.told().address(nodes.node_of(far)), SAID, stream) }?;
+            unsafe { copy_async(device, calling(far), outbox.hashes().address(nodes.node_of(far)), HASH_BYTES, stream) }?;
         }
         group.iter().try_for_each(&mut arrived)?;
         // Once, after the words: the kernel waits for them, and they would wait for each write
         // before.
         if number < rounds.len() {
-            stands(Step::Messages(number - 1))?;
+            note(Step::Messages(number - 1))?;
         }
     }
-    Ok(stands(Step::Ended)?)
+    Ok(note(Step::Ended)?)
 }
 
 /// Whether what `far` sums up for `rank` comes by another's hand: they are of other nodes and other
@@ -158,7 +165,7 @@ fn is_relayed(nodes: Nodes, rank: Rank, far: Rank) -> bool {
 ///
 /// # Safety
 /// As [`carry`], of the rows.
-pub(super) unsafe fn rows_of(
+unsafe fn rows_of(
     device: &CudaDevice,
     stream: usize,
     at: &Memory<'_>,
@@ -179,20 +186,20 @@ pub(super) unsafe fn rows_of(
 /// Where a round's chunk is sent from and to which node, where the other's comes and from which,
 /// and its bytes.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Ends {
-    pub(super) chunk: u64,
-    pub(super) to: u32,
-    pub(super) place: u64,
-    pub(super) from: u32,
-    pub(super) bytes: usize,
+struct Ends {
+    chunk: u64,
+    to: u32,
+    place: u64,
+    from: u32,
+    bytes: usize,
 }
 
 impl Ends {
     /// In call `epoch`, of the caller's rows or of what was stored.
-    pub(super) fn of(at: &Memory<'_>, exchange: &Exchange<'_>, round: &Round, rows: Option<u64>, epoch: Epoch) -> Self {
+    fn of(at: &Memory<'_>, exchange: &Exchange<'_>, round: &Round, rows: Option<u64>, epoch: Epoch) -> Self {
         let &Round { offset, bytes, sent, received, .. } = round;
         let (nodes, place_bytes) = (at.outbox.nodes(), exchange.place_bytes);
-        let half = at.data + epoch.half() as u64 * at.size.half_stride();
+        let half = at.half(epoch);
         Self {
             chunk: rows.unwrap_or_else(|| at.outbox.stored(sent.peer, place_bytes)) + offset,
             // A rail has a rank in each node.
@@ -259,9 +266,9 @@ mod tests {
     type Ways = BTreeMap<(u32, u32), Vec<Message>>;
 
     /// Notes what `rank` sends and receives in a call with these rounds.
-    fn note(rank: Rank, rounds: &[Round], sending: Sending, (sent, received): (&mut Ways, &mut Ways)) {
+    fn note(rank: Rank, rounds: &[Round], peers: u32, (sent, received): (&mut Ways, &mut Ways)) {
         let mut seen = StepsSeen::default();
-        for (number, group) in groups(rounds, sending.peers()).enumerate() {
+        for (number, group) in groups(rounds, peers).enumerate() {
             for round in group {
                 let said = seen.is_first(round.step).then_some(Message::Said(number));
                 let messages = said.into_iter().chain([Message::Chunk(number, round.bytes)]);
@@ -276,7 +283,7 @@ mod tests {
     }
 
     /// What all ranks send and receive in a call, with so many rows a shard.
-    fn messages(op: OpKind, nodes: Nodes, rows: usize, (chunk, band, stack): (u32, u32, bool), sending: Sending) -> (Ways, Ways) {
+    fn messages(op: OpKind, nodes: Nodes, rows: usize, (chunk, band, stack): (u32, u32, bool), peers: u32) -> (Ways, Ways) {
         let world = nodes.world();
         let problem = Problem::new(op, rows * world.index(), 16 * world.index(), 16 * world.index(), DType::Bf16, world).unwrap();
         let stack = stack && !nodes.are_mixed();
@@ -286,8 +293,8 @@ mod tests {
         for rank in world.ranks() {
             let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();
             // As ops have them.
-            let rounds = if nodes.are_mixed() { rounds } else { sending.ordered(rounds, op == OpKind::AllGatherGemm) };
-            note(rank, &rounds, sending, (&mut sent, &mut received));
+            let rounds = if nodes.are_mixed() { rounds } else { Sending::Beside { peers }.ordered(rounds, op == OpKind::AllGatherGemm) };
+            note(rank, &rounds, peers, (&mut sent, &mut received));
         }
         (sent, received)
     }
@@ -311,10 +318,10 @@ mod tests {
         fn each_peer_is_told_once_ahead_of_all_and_receives_what_is_sent_in_the_same_group(
             op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
             (count, of) in prop_oneof![(2..=16_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
-            rows in 1..=9_usize, (chunk, band, stack) in (1..=4_u32, 1..=17_u32, any::<bool>()), sending in prop_oneof![Just(Sending::Before), (0..=16_u32).prop_map(|peers| Sending::Beside { peers })]
+            rows in 1..=9_usize, (chunk, band, stack) in (1..=4_u32, 1..=17_u32, any::<bool>()), peers in 1..=16_u32
         ) {
             let nodes = nodes(count, of);
-            let (sent, received) = messages(op, nodes, rows, (chunk, band, stack), sending);
+            let (sent, received) = messages(op, nodes, rows, (chunk, band, stack), peers);
             prop_assert_eq!(sent.len(), nodes.world().index() * nodes.others() as usize);
             for messages in sent.values() {
                 let told = messages.iter().filter(|message| matches!(message, Message::Said(_))).count();
@@ -332,7 +339,7 @@ mod tests {
             rows in 1..=9_usize, (chunk, band) in (1..=4_u32, 1..=17_u32)
         ) {
             let nodes = nodes(count, of);
-            let (_, received) = messages(op, nodes, rows, (chunk, band, false), Sending::ALL);
+            let (_, received) = messages(op, nodes, rows, (chunk, band, false), u32::MAX);
             for rank in nodes.world().ranks() {
                 let told = |to: Rank, from: Rank| received.contains_key(&(from.get(), to.get()));
                 let mates = || nodes.world().ranks().filter(|&mate| mate != rank && nodes.are_mixed() && nodes.together(rank, mate));

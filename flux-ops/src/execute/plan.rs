@@ -1,0 +1,217 @@
+//! How one rank executes an op: all that is decided of it, once, when the op is built.
+//!
+//! Invariant: executors obey it and decide nothing. What depends on the rank alone (workers, gaps
+//! between stores, who pushes) may differ between ranks; it changes no result.
+
+use super::pace::{SPREAD_PERCENT, in_flight_limit, pace, with_a_tile};
+use super::sequential::Sequential;
+use super::{LaunchOptions, location};
+use crate::error::BuildError;
+use crate::tensor::Location;
+use flux_core::layout::WorkspaceSize;
+use flux_core::plan::{CommMode, Mover as PlanMover};
+use flux_core::program::route::Route;
+use flux_core::program::{Round, Schedule, TileProgram, in_batches_of};
+use flux_core::{OpKind, Problem};
+use flux_kernels::cuda::Pace;
+use flux_transport::{Communicator, Device, Mover, PeerStores, TransportKind};
+use std::fmt;
+use std::num::NonZeroUsize;
+
+/// Most worker threads of one rank.
+const MAX_THREADS: u32 = 256;
+
+/// What moves a call's data between ranks.
+#[derive(Debug)]
+pub(super) enum Traffic {
+    /// Peer memory: what the kernel does not store itself, the transport's mover does.
+    PeerMemory,
+    /// Copies through memory of the host, beside the kernel.
+    Staged(Route),
+    /// The kernel, which scatters rows to memory of the host.
+    ScatteredToHost,
+    /// Messages beside the kernel, to so many peers at once.
+    Messages { rounds: Vec<Round>, peers: u32 },
+    /// One collective of the transport's library, before or after the kernel.
+    Collective(Sequential),
+}
+
+/// Everything about one rank's calls but the program that they walk.
+#[derive(Debug)]
+pub(crate) struct ExecutionPlan {
+    pub(super) problem: Problem,
+    pub(super) traffic: Traffic,
+    /// Whether the kernel carries out the program's transfers.
+    pub(super) kernel_pushes: bool,
+    /// Whether ranks compare the op on each other's pads; the transport compares elsewhere.
+    pub(super) compares_on_pads: bool,
+    /// The op's number, which ranks compare in every call.
+    pub(super) number: u32,
+    /// CTAs or threads.
+    pub(super) workers: u32,
+    pub(super) pace: Pace,
+    /// Whether calls leave their time line.
+    pub(super) trace: bool,
+    size: WorkspaceSize,
+}
+
+impl ExecutionPlan {
+    /// Resolves how this rank of `comm` executes `problem`, and the program that its calls walk.
+    pub(crate) fn resolve(
+        comm: &Communicator,
+        problem: &Problem,
+        (schedule, comm_mode): (&Schedule, CommMode),
+        options: LaunchOptions,
+        number: u32,
+    ) -> Result<(Self, TileProgram), BuildError> {
+        if let Some(percent) = options.spread.filter(|&percent| percent > 100) {
+            return Err(BuildError::Spread { percent });
+        }
+        let (traffic, mut program) = traffic(comm, problem, schedule, comm_mode)?;
+        let size = match &traffic {
+            Traffic::Collective(sequential) => sequential.workspace(&program),
+            _ => program.workspace(),
+        };
+        let mixed = comm.nodes().are_mixed();
+        // What goes to the rank's own device first: stores for messages and for copies through the
+        // host.
+        let is_local = match &traffic {
+            Traffic::Staged(_) | Traffic::Collective(_) => true,
+            Traffic::Messages { .. } => !mixed,
+            Traffic::PeerMemory | Traffic::ScatteredToHost => false,
+        };
+        if is_local {
+            // Of rows that others carry the kernel keeps the own ones for itself.
+            let own = program.rank.get();
+            program.transfers.retain(|transfer| transfer.dest == own);
+        }
+        let kernel_pushes = match &traffic {
+            Traffic::Messages { .. } if mixed => false,
+            Traffic::ScatteredToHost => false,
+            Traffic::PeerMemory => program.flattened || comm_mode != (CommMode::Fused { mover: PlanMover::CopyEngine }),
+            Traffic::Staged(_) | Traffic::Messages { .. } | Traffic::Collective(_) => !program.transfers.is_empty(),
+        };
+        let workers = workers(comm, &traffic, &program, options.workers)?;
+        let spread = options.spread.unwrap_or(if is_local { 0 } else { SPREAD_PERCENT });
+        let limit = if matches!(traffic, Traffic::ScatteredToHost) { in_flight_limit(&program, workers) } else { 0 };
+        let pace = Pace { in_flight_limit: limit, ..pace(&program, workers, spread) };
+        let compares_on_pads = !is_local && !matches!(traffic, Traffic::ScatteredToHost);
+        let (problem, trace) = (*problem, options.trace);
+        Ok((Self { problem, traffic, kernel_pushes, compares_on_pads, number, workers, pace, trace, size }, program))
+    }
+
+    /// What calls need of the communicator's workspace.
+    pub(crate) const fn workspace(&self) -> WorkspaceSize {
+        self.size
+    }
+
+    /// Gaps between what a worker stores to peers, in nanoseconds.
+    fn gap_ns(&self) -> u32 {
+        match (self.problem.op(), &self.traffic) {
+            (_, Traffic::Collective(_)) | (OpKind::AllGatherGemm, Traffic::Messages { .. }) => 0,
+            (OpKind::AllGatherGemm, _) => self.pace.push_gap_ns,
+            (OpKind::GemmReduceScatter, _) => self.pace.send_gap_ns,
+        }
+    }
+}
+
+/// What moves the data of `problem`, and the program that goes with it.
+fn traffic(
+    comm: &Communicator,
+    problem: &Problem,
+    schedule: &Schedule,
+    comm_mode: CommMode,
+) -> Result<(Traffic, TileProgram), BuildError> {
+    let capabilities = comm.capabilities();
+    let build = |rank| TileProgram::build_across(problem, rank, schedule, comm.nodes());
+    let has_peers = problem.world().peers() > 0;
+    if matches!(capabilities.mover, Mover::Messages { .. }) {
+        if comm_mode == CommMode::Sequential && has_peers {
+            if comm.transport() == TransportKind::Mixed {
+                return Err(BuildError::NotSequential { transport: comm.transport() });
+            }
+            let (sequential, program) = Sequential::new(problem, schedule)?;
+            return Ok((Traffic::Collective(sequential), program));
+        }
+        let program = build(comm.rank())?;
+        let no_messages = || BuildError::NoMessages { transport: comm.transport(), schedule: *schedule };
+        let rounds = program.rounds().ok_or_else(no_messages)?;
+        let peers = if let CommMode::Overlapped { peers } = comm_mode { peers } else { u32::MAX };
+        // Rows that are passed on to intra-node peers go in the order in which they come, as does
+        // what the kernel stores.
+        let in_batches = problem.op() == OpKind::AllGatherGemm && !program.nodes.are_mixed();
+        let rounds = if in_batches { in_batches_of(rounds, peers) } else { rounds };
+        return Ok((Traffic::Messages { rounds, peers }, program));
+    }
+    if capabilities.peer_stores == PeerStores::All || !has_peers {
+        return Ok((Traffic::PeerMemory, build(comm.rank())?));
+    }
+    let mut programs = comm.world_size().ranks().map(build).collect::<Result<Vec<_>, _>>()?;
+    let own = comm.rank().index();
+    if capabilities.peer_stores == PeerStores::Rows && scatters_tile_by_tile(&programs[own]) {
+        return Ok((Traffic::ScatteredToHost, programs.swap_remove(own)));
+    }
+    let route = Route::new(comm.rank(), &programs);
+    Ok((Traffic::Staged(route), programs.swap_remove(own)))
+}
+
+/// Whether the program scatters rows that are announced tile by tile. A word that announces all
+/// tiles would be polled in the host's memory by every CTA, one after another.
+fn scatters_tile_by_tile(program: &TileProgram) -> bool {
+    program.flattened && program.problem.op() == OpKind::GemmReduceScatter && program.rounds().is_none()
+}
+
+/// CTAs of the kernel, or threads of the CPU executor.
+fn workers(comm: &Communicator, traffic: &Traffic, program: &TileProgram, asked: Option<u32>) -> Result<u32, BuildError> {
+    let place = location(comm);
+    let (own, max) = match comm.device() {
+        Device::Cuda { info, .. } => {
+            // Messages need multiprocessors of their own while the kernel waits for them.
+            let taken = match (traffic, comm.capabilities().mover) {
+                (Traffic::Messages { rounds, peers }, Mover::Messages { channels }) => channels.of(rounds, *peers),
+                _ => 0,
+            };
+            let free = info.sms.saturating_sub(taken).max(1);
+            (with_a_tile(program, free), free)
+        }
+        _ => (share_of_cores(comm.world_size().index()), MAX_THREADS),
+    };
+    match asked {
+        Some(value) if !(1..=max).contains(&value) => Err(BuildError::Workers { value, max, place }),
+        Some(value) if place == Location::Host => Ok(value),
+        Some(value) => Ok(with_a_tile(program, value)),
+        None => Ok(own),
+    }
+}
+
+/// The ranks of a host communicator share this machine's cores.
+fn share_of_cores(ranks: usize) -> u32 {
+    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
+    u32::try_from(cores / ranks.max(1)).unwrap_or(MAX_THREADS).clamp(1, MAX_THREADS)
+}
+
+/// What a sequential call of a builder's request needs of the workspace.
+pub(crate) fn sequential_workspace(problem: &Problem, schedule: &Schedule) -> Result<WorkspaceSize, BuildError> {
+    let (sequential, program) = Sequential::new(problem, schedule)?;
+    Ok(sequential.workspace(&program))
+}
+
+impl fmt::Display for ExecutionPlan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{} workers", self.workers)?;
+        let limit = self.pace.in_flight_limit;
+        match &self.traffic {
+            Traffic::PeerMemory if self.kernel_pushes => f.write_str(", the kernel stores into peers' memory")?,
+            Traffic::PeerMemory => f.write_str(", copy engines push the shard (the kernel once a call was captured)")?,
+            Traffic::Staged(_) => f.write_str(", copies through memory of the host carry what goes to other ranks")?,
+            Traffic::ScatteredToHost if limit > 0 => {
+                write!(f, ", the kernel scatters rows to memory of the host, {limit} CTAs at once, and reduces them from there")?;
+            }
+            Traffic::ScatteredToHost => f.write_str(", the kernel scatters rows to memory of the host and reduces them from there")?,
+            Traffic::Messages { peers: u32::MAX, .. } => f.write_str(", messages to all peers at once beside the kernel")?,
+            Traffic::Messages { peers, .. } => write!(f, ", messages to {peers} peers at once beside the kernel")?,
+            Traffic::Collective(sequential) => write!(f, ", {sequential}")?,
+        }
+        write!(f, ", gaps of {} ns", self.gap_ns())
+    }
+}

@@ -1,0 +1,139 @@
+//! Sequential calls: one collective of the transport's library, and one GEMM of a world of one.
+//!
+//! Invariant: the rows of all ranks lie in the own data region, dense and in rank order, behind the
+//! split-K workspace of the GEMM. An AllGather fills them and the GEMM reads them; or the GEMM
+//! writes them and a ReduceScatter sums them over the ranks.
+
+use crate::error::BuildError;
+use flux_core::layout::{PARTS_ALIGN, WorkspaceSize};
+use flux_core::program::{Schedule, TileProgram};
+use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_kernels::cuda::Matrix;
+use flux_transport::{CollectiveKind, Epoch, LibraryCollective, WorkspaceView};
+use std::fmt;
+
+/// The collective of an op's sequential calls.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Sequential {
+    pub(super) kind: CollectiveKind,
+    dtype: DType,
+    /// Rows of a shard.
+    rows: u64,
+    /// Bytes of a row.
+    row_bytes: u64,
+    /// Bytes of the rows of all ranks.
+    bytes: u64,
+    /// Bytes from the start of a half to them.
+    offset: u64,
+}
+
+impl Sequential {
+    /// The collective of `problem`, and the program of its GEMM: `[m, n/W]` from all rows of `k`,
+    /// or `[m, n]` from this rank's part of `k`.
+    pub(super) fn new(problem: &Problem, schedule: &Schedule) -> Result<(Self, TileProgram), BuildError> {
+        let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
+        let gemm = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), WorldSize::ONE)?;
+        let (kind, cols) = match problem.op() {
+            OpKind::AllGatherGemm => (CollectiveKind::AllGather, k),
+            OpKind::GemmReduceScatter => (CollectiveKind::ReduceScatter, n),
+        };
+        let Schedule { tile, raster, splits, shares, .. } = *schedule;
+        let program = TileProgram::build(&gemm, Rank::new(0), &Schedule { raster, splits, shares, ..Schedule::of(tile) })?;
+        let row_bytes = (cols * problem.dtype().bytes()) as u64;
+        let (rows, bytes) = (u64::from(problem.m_shard()), m as u64 * row_bytes);
+        let offset = program.workspace().half_bytes.next_multiple_of(PARTS_ALIGN);
+        Ok((Self { kind, dtype: problem.dtype(), rows, row_bytes, bytes, offset }, program))
+    }
+
+    /// What the call of such a program needs of the workspace.
+    pub(super) fn workspace(&self, program: &TileProgram) -> WorkspaceSize {
+        WorkspaceSize { half_bytes: self.offset.saturating_add(self.bytes), ..program.workspace() }
+    }
+
+    /// The rows of all ranks in call `epoch`, as the GEMM reads or writes them.
+    pub(super) fn all_rows(&self, memory: &WorkspaceView, rank: Rank, epoch: Epoch) -> Matrix {
+        let half = memory.data[rank.index()] + epoch.half() as u64 * memory.size.half_stride();
+        Matrix { address: half + self.offset, row_bytes: self.row_bytes }
+    }
+
+    /// The collective of a call of the op with number `op`, of the caller's shard.
+    pub(super) fn collective(&self, shard: Matrix, op: u32) -> LibraryCollective {
+        let Self { kind, dtype, rows, row_bytes, offset, .. } = *self;
+        LibraryCollective { kind, shard: shard.address, row_stride: shard.row_bytes, row_bytes, rows, offset, dtype, op }
+    }
+
+    /// Whether this rank's GEMM adds the bias: all do, but of partial sums one, so that the sum has
+    /// it once.
+    pub(super) fn adds_bias(&self, rank: Rank) -> bool {
+        self.kind == CollectiveKind::AllGather || rank.get() == 0
+    }
+}
+
+impl fmt::Display for Sequential {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self.kind {
+            CollectiveKind::AllGather => "NCCL's AllGather before the kernel",
+            CollectiveKind::ReduceScatter => "NCCL's ReduceScatter after the kernel",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::TileShape;
+    use flux_core::program::check;
+    use flux_core::problem::Shape;
+
+    const TILE: TileShape = TileShape::new(128, 128, 64);
+
+    fn problem(op: OpKind, world: u32) -> Problem {
+        let world = WorldSize::new(world).unwrap();
+        let w = world.index();
+        Problem::new(op, 129 * w, 328 * w, 456 * w, DType::F16, world).unwrap()
+    }
+
+    #[test]
+    fn the_gemm_is_that_of_one_rank_and_reads_or_writes_all_rows() {
+        for world in [2, 3, 8] {
+            let [ag, rs] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| problem(op, world));
+            let schedule = Schedule { splits: 3, band: 2, stack: true, k_slices: 2, ..Schedule::of(TILE) };
+            for (p, x_cols, gathered_cols) in [(ag, ag.k(), ag.k()), (rs, rs.k() / world, rs.n())] {
+                let (sequential, program) = Sequential::new(&p, &schedule).unwrap();
+                assert_eq!(program.problem.x_shape(), Shape { rows: p.m(), cols: x_cols });
+                assert_eq!(program.problem.w_shape(), p.w_shape());
+                assert_eq!(program.problem.y_shape(), Shape { rows: p.m(), cols: p.n_local() });
+                check::verify(std::slice::from_ref(&program)).unwrap();
+                assert!(program.split_k_slots > 0 && program.transfers.is_empty(), "{p}");
+                let bytes = u64::from(p.m()) * u64::from(gathered_cols) * 2;
+                assert_eq!((sequential.row_bytes, sequential.rows, sequential.bytes), (u64::from(gathered_cols) * 2, 129, bytes));
+                let size = sequential.workspace(&program);
+                assert!(sequential.offset >= program.workspace().half_bytes && size.half_bytes == sequential.offset + bytes);
+                assert!(sequential.offset.is_multiple_of(PARTS_ALIGN));
+            }
+        }
+    }
+
+    #[test]
+    fn without_split_k_the_rows_begin_the_half_of_the_call() {
+        let p = problem(OpKind::GemmReduceScatter, 4);
+        let (sequential, program) = Sequential::new(&p, &Schedule::of(TILE)).unwrap();
+        let size = sequential.workspace(&program);
+        let memory = WorkspaceView { data: vec![1 << 40, 2 << 40, 3 << 40, 4 << 40], size, ..WorkspaceView::default() };
+        let address = |epoch| sequential.all_rows(&memory, Rank::new(2), Epoch::new(epoch)).address;
+        assert_eq!([address(4), address(7)], [3 << 40, (3 << 40) + size.half_stride()]);
+        let shard = Matrix { address: 4096, row_bytes: 3008 };
+        let collective = sequential.collective(shard, 9);
+        assert_eq!((collective.shard, collective.row_stride, collective.row_bytes), (4096, 3008, 328 * 4 * 2));
+        assert_eq!((collective.rows, collective.offset, collective.op), (129, 0, 9));
+    }
+
+    #[test]
+    fn a_sum_over_ranks_has_the_bias_once() {
+        let adding = |op| {
+            let (sequential, _) = Sequential::new(&problem(op, 4), &Schedule::of(TILE)).unwrap();
+            (0..4).filter(|&rank| sequential.adds_bias(Rank::new(rank))).count()
+        };
+        assert_eq!((adding(OpKind::AllGatherGemm), adding(OpKind::GemmReduceScatter)), (4, 1));
+    }
+}
