@@ -33,20 +33,24 @@ mod error;
 mod execute;
 mod op;
 mod planning;
+mod table_file;
 mod tensor;
 mod timeline;
+mod tune;
 
 pub use error::{BuildError, CallError, Requests};
 #[doc(hidden)]
 pub use execute::own_launch;
 pub use flux_core::layout::WorkspaceSize;
-pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping};
+pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, TableKind};
 pub use flux_core::problem::Shape;
 pub use flux_core::program::ScheduleError;
 pub use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 pub use flux_kernels::{Activation, Element};
 pub use half::{bf16, f16};
 pub use op::{AllGatherGemm, Builder, FusedLinear, GemmReduceScatter};
-pub use planning::ranked_plans;
+pub use planning::{explain_plan_table, ranked_plans};
+pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
 pub use timeline::{ItemStamps, TimedItem, Timeline, TimelineError, WorkerStamps};
+pub use tune::{Candidate, Outcome, Timing, TuneError, TuneOptions, Tuned};

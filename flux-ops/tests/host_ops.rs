@@ -164,10 +164,10 @@ fn ranks_agree_on_the_plan() {
 #[test]
 fn a_sequential_plan_is_carried_out_by_the_hosts_mover() {
     for op in OPS {
-        let case = Case::<bf16>::new(op, [24, 32, 32], 4, Values::Integers, 7);
+        let case = Case::<bf16>::new(op, [24, 24, 48], 3, Values::Integers, 7);
         let expected = case.expected_on(MACHINE);
         let plan: Plan = "tile=16x16x16 comm=sequential".parse().unwrap();
-        MACHINE.run(4, suite::defaults, |node| {
+        MACHINE.run(3, suite::defaults, |node| {
             let op = AnyOp::of(&case, OpOptions::of(plan), node);
             assert!(op.plan().is_flattened() && op.plan().comm != CommMode::Sequential, "{}", op.explain());
             case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "a call");

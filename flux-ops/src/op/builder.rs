@@ -8,6 +8,7 @@ use flux_core::plan::Plan;
 use flux_kernels::{Activation, Element};
 use flux_transport::Communicator;
 use std::marker::PhantomData;
+use std::path::PathBuf;
 
 /// Options of an op; [`FusedLinear::builder`] starts one.
 #[derive(Debug)]
@@ -20,6 +21,10 @@ pub struct Builder<Op> {
 impl<Op> Builder<Op> {
     pub(super) const fn new(request: Request) -> Self {
         Self { request, op: PhantomData }
+    }
+
+    pub(crate) const fn request(&self) -> &Request {
+        &self.request
     }
 
     /// How the op is executed, in place of the plan table's or the cost model's choice. The same on
@@ -36,6 +41,13 @@ impl<Op> Builder<Op> {
     /// ```
     pub fn plan(mut self, plan: Plan) -> Self {
         self.request.plan = Some(plan);
+        self
+    }
+
+    /// The file of measured plans, in place of the user's (`FLUX_PLAN_TABLE`, else `flux/plans.csv`
+    /// in the user's data folder). It may differ between ranks: rank 0's decides.
+    pub fn plan_table(mut self, file: impl Into<PathBuf>) -> Self {
+        self.request.table = Some(file.into());
         self
     }
 
@@ -71,8 +83,7 @@ impl<Op> Builder<Op> {
     /// # Errors
     /// [`BuildError`], as `build` would find on this rank alone.
     pub fn workspace(&self, comm: &Communicator) -> Result<WorkspaceSize, BuildError> {
-        let (choice, _) = self.request.own_choice(comm)?;
-        Ok(self.request.resolve(comm, choice)?.workspace())
+        Ok(self.request.resolve(comm, self.request.choice(comm)?)?.workspace())
     }
 }
 

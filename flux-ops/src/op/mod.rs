@@ -3,7 +3,7 @@
 //! Invariant: an op exists only when every rank of the communicator has built the same one, and the
 //! communicator's workspace holds it.
 
-mod agreement;
+pub(crate) mod agreement;
 mod builder;
 mod epilogue;
 mod kind;
@@ -11,7 +11,10 @@ mod operands;
 mod request;
 
 pub use builder::Builder;
+pub(crate) use epilogue::EpilogueSpec;
+pub(crate) use kind::OpMarker;
 pub(crate) use operands::Operands;
+pub(crate) use request::Request;
 
 use crate::error::{BuildError, CallError};
 use crate::execute::{Executor, location};
@@ -22,8 +25,6 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{Plan, PlanOrigin};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Failure, Fault, Stream};
-use kind::OpMarker;
-use request::Request;
 use std::marker::PhantomData;
 
 /// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a tensor-parallel
@@ -242,7 +243,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// # Errors
     /// [`BuildError`], as `build`: the extents may not divide by the number of survivors.
     pub fn rebuild(&self, comm: &Communicator) -> Result<Self, BuildError> {
-        Self::build(self.request, comm)
+        Self::build(self.request.clone(), comm)
     }
 
     /// The problem: shapes of every operand on one rank.
@@ -269,13 +270,14 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     pub fn explain(&self) -> String {
         let Self { comm, request, problem, plan, origin, workspace, .. } = self;
         format!(
-            "{problem}, {}, rank {} of {}\n  plan: {plan} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
+            "{problem}, {}, rank {} of {}\n  plan: {plan} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  plan table: {}\n  {}",
             request.epilogue,
             comm.rank(),
             problem.world(),
             self.executor.explain(),
             workspace.total_bytes(),
             comm.workspace_size().total_bytes(),
+            request.user_table().explain(comm.device().name()),
             comm.explain().replace('\n', "\n  "),
         )
     }
@@ -283,17 +285,18 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
 
 impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// Collective: agrees with the other ranks, prepares the executor, then grows the workspace.
-    fn build(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
+    pub(crate) fn build(request: Request, comm: &Communicator) -> Result<Self, BuildError> {
         // Before anything can fail on one rank alone, so that the others do not wait for it. It
         // also drains earlier launches on all ranks, which loading a module may wait for.
         let name = request.name();
-        let own = request.own_choice(comm);
-        let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().map(|own| own.0))?;
-        let op = own.and_then(|(own, origin)| {
-            let resolved = request.resolve(comm, of_rank_0.unwrap_or(own))?;
+        let own = request.choice(comm);
+        let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().copied())?;
+        let op = own.and_then(|own| {
+            let choice = of_rank_0.unwrap_or(own);
+            let resolved = request.resolve(comm, choice)?;
             let (problem, plan, workspace) = (resolved.problem, resolved.plan, resolved.workspace());
             let executor = Executor::prepare(comm, resolved.execution)?;
-            Ok(Self { comm: comm.clone(), request, problem, plan, origin, workspace, executor, kind: PhantomData })
+            Ok(Self { comm: comm.clone(), request, problem, plan, origin: choice.origin, workspace, executor, kind: PhantomData })
         });
         let op = agreement::all_ready(comm, &name, op)?;
         comm.reserve(op.workspace).map_err(agreement::while_building(&name))?;

@@ -3,25 +3,29 @@
 use super::epilogue::EpilogueSpec;
 use crate::error::BuildError;
 use crate::execute::{ExecutionPlan, LaunchOptions};
-use crate::planning::{self, Choice};
+use crate::planning::{self, Choice, UserTable};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping};
 use flux_core::program::{ScheduleError, TileProgram};
 use flux_core::{DType, OpKind, Problem};
 use flux_transport::Communicator;
 use std::fmt;
+use std::path::PathBuf;
+use std::sync::Arc;
 
 /// What a builder was told.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Request {
-    op: OpKind,
-    m: usize,
-    n: usize,
-    k: usize,
-    dtype: DType,
-    pub(super) epilogue: EpilogueSpec,
-    pub(super) plan: Option<Plan>,
-    pub(super) launch: LaunchOptions,
+#[derive(Clone, Debug)]
+pub(crate) struct Request {
+    pub(crate) op: OpKind,
+    pub(crate) m: usize,
+    pub(crate) n: usize,
+    pub(crate) k: usize,
+    pub(crate) dtype: DType,
+    pub(crate) epilogue: EpilogueSpec,
+    pub(crate) plan: Option<Plan>,
+    /// The file of measured plans, in place of the user's.
+    pub(crate) table: Option<PathBuf>,
+    pub(crate) launch: LaunchOptions,
 }
 
 /// A request on one rank of a communicator.
@@ -41,35 +45,39 @@ impl Resolved {
 
 impl Request {
     pub(super) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        Self { op, m, n, k, dtype, epilogue: EpilogueSpec::default(), plan: None, launch: LaunchOptions::default() }
+        Self { op, m, n, k, dtype, epilogue: EpilogueSpec::default(), plan: None, table: None, launch: LaunchOptions::default() }
     }
 
     /// The op and its extents, as flight records name its calls.
-    pub(super) fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("{} {}x{}x{}", self.op, self.m, self.n, self.k)
     }
 
-    fn problem(&self, comm: &Communicator) -> Result<Problem, BuildError> {
+    pub(crate) fn problem(&self, comm: &Communicator) -> Result<Problem, BuildError> {
         Ok(Problem::new(self.op, self.m, self.n, self.k, self.dtype, comm.world_size())?)
     }
 
-    /// This rank's choice of a plan, and where it comes from.
-    pub(super) fn own_choice(&self, comm: &Communicator) -> Result<(Choice, PlanOrigin), BuildError> {
+    /// This rank's choice of the plan.
+    pub(crate) fn choice(&self, comm: &Communicator) -> Result<Choice, BuildError> {
         let problem = self.problem(comm)?;
         match self.plan {
-            Some(plan) => Ok((Choice { plan, sms: planning::target(comm).machine.multiprocessors }, PlanOrigin::Caller)),
-            None => planning::own_choice(comm, &problem),
+            Some(plan) => Ok(Choice { plan, sms: planning::target(comm).machine.multiprocessors, origin: PlanOrigin::Caller }),
+            None => planning::own_choice(comm, &problem, &self.user_table()),
         }
     }
 
-    /// How this rank executes the op by the caller's plan, or else by `choice`.
+    /// The user's table of measured plans.
+    pub(super) fn user_table(&self) -> Arc<UserTable> {
+        UserTable::at(self.table.as_deref(), false)
+    }
+
+    /// How this rank executes the op by this choice.
     pub(super) fn resolve(&self, comm: &Communicator, choice: Choice) -> Result<Resolved, BuildError> {
         let problem = self.problem(comm)?;
-        let named = self.plan.unwrap_or(choice.plan);
-        check(&named)?;
+        check(&choice.plan)?;
         let mut target = planning::target(comm);
         target.machine.multiprocessors = choice.sms;
-        let plan = named.canonical(&problem, &target);
+        let plan = choice.plan.canonical(&problem, &target);
         let schedule = plan.schedule(&problem, &target);
         let execution = ExecutionPlan::resolve(comm, &problem, (&plan, &schedule), self.launch, self.number())?;
         Ok(Resolved { problem, plan, execution })
@@ -100,7 +108,7 @@ fn check(plan: &Plan) -> Result<(), ScheduleError> {
 /// The text that the ranks compare: all that must be the same on every rank.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, m, n, k, dtype, epilogue, plan, launch: _ } = self;
+        let Self { op, m, n, k, dtype, epilogue, plan, table: _, launch: _ } = self;
         write!(f, "{op} m={m} n={n} k={k} {dtype}, {epilogue}, ")?;
         match plan {
             Some(plan) => write!(f, "{plan}")?,

@@ -247,7 +247,7 @@ fn words_of(group: &[Round]) -> Vec<Words> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::program::{Chunk, End, Schedule, Sending, TileProgram};
+    use flux_core::program::{Chunk, End, Schedule, TileProgram, in_batches_of};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
@@ -290,7 +290,8 @@ mod tests {
         for rank in world.ranks() {
             let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();
             // As ops have them.
-            let rounds = if nodes.are_mixed() { rounds } else { Sending::Beside { peers }.ordered(rounds, op == OpKind::AllGatherGemm) };
+            let rows = op == OpKind::AllGatherGemm && !nodes.are_mixed();
+            let rounds = if rows { in_batches_of(rounds, peers) } else { rounds };
             note(rank, &rounds, peers, (&mut sent, &mut received));
         }
         (sent, received)
