@@ -11,10 +11,7 @@ use std::fmt;
 /// mean error.
 const INDIFFERENT: f64 = 1.02;
 
-<<<<<<< HEAD
-/// Origin of a plan.
-=======
-/// Whose table a row is of.
+/// Owner of a plan table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableKind {
     /// The user's file, which the tuner writes.
@@ -32,21 +29,14 @@ impl fmt::Display for TableKind {
     }
 }
 
-/// Where a plan came from.
->>>>>>> plan
+/// Origin of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanOrigin {
     /// The caller named it.
     Caller,
-<<<<<<< HEAD
     /// A table row for the same `m`.
-    Table,
-    /// A table row for another `m` of the same layer.
-=======
-    /// A row of a table, for exactly these rows.
     Table(TableKind),
-    /// A row of a table for other rows of the same layer.
->>>>>>> plan
+    /// A table row for another `m` of the same layer.
     Neighbour {
         /// The table.
         table: TableKind,
@@ -68,20 +58,12 @@ impl fmt::Display for PlanOrigin {
     }
 }
 
-<<<<<<< HEAD
-/// The plan for `problem` on `target`: from the first of `tables` with a row, or by the model.
-/// `None` without a legal candidate.
-pub fn choose(problem: &Problem, target: &Target, key: &PlanKey, tables: &[&PlanTable]) -> Option<(Plan, PlanOrigin)> {
-    if let Some(row) = tables.iter().find_map(|table| table.exact(key, problem.m())) {
-        return Some((row.plan.canonical(problem, target), PlanOrigin::Table));
-=======
-/// The plan for `problem` on `target`: from the first of `tables` that has it, or by the model. Rows
-/// whose plan no kernel executes are passed over. `None` where no candidate is legal.
+/// The plan for `problem` on `target`: from the first of `tables` with a row that a kernel can
+/// execute, or by the model. `None` without a legal candidate.
 pub fn choose(problem: &Problem, target: &Target, key: &PlanKey, tables: &[(TableKind, &PlanTable)]) -> Option<(Plan, PlanOrigin)> {
     let exact = tables.iter().find_map(|&(kind, table)| Some((kind, table.get(key, problem.m())?)));
     if let Some((kind, row)) = exact.filter(|(_, row)| row.plan.is_executable(problem)) {
         return Some((row.plan.canonical(problem, target), PlanOrigin::Table(kind)));
->>>>>>> plan
     }
     let model = *Plan::ranked(problem, target).first()?;
     let limit = model.cost_ns(problem, target) * INDIFFERENT;

@@ -1,11 +1,6 @@
 //! Tiles of the output.
 //!
-<<<<<<< HEAD
 //! Invariant: unless rows are flattened, a tile has rows of one shard: one source and one owner.
-=======
-//! Invariant: unless tiles are flattened, none crosses a shard's border, so it has one source of
-//! rows and one owner.
->>>>>>> plan
 
 mod grid;
 mod table;

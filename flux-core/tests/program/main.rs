@@ -1,5 +1,5 @@
-//! Tile programs over random problems, tiles, chunks, rasters and worlds: those that are built
-//! satisfy every rule, and each rule is needed: broken on purpose, it is the one that is reported.
+//! Tile programs over random problems, tiles, chunks and worlds. Built programs satisfy every rule,
+//! and a broken rule is the one that is reported.
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 

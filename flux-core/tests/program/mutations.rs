@@ -1,5 +1,4 @@
-//! Each rule, broken on purpose in a valid set of programs: what is reported is the rule that was
-//! broken.
+//! Each rule, broken on purpose in valid programs: the report names that rule.
 
 use crate::strategies::{Call, any_calls, calls, calls_in_groups, chunks, plain_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
@@ -89,7 +88,7 @@ proptest! {
             item.slot = slots;
             "slot"
         } else {
-            // a reduction reads further slots too, so its first one must lie in the first source's
+            // A reduction reads further slots too, so its first one lies in the first source's.
             item.partial_slot = per_source;
             "partial_slot"
         };
@@ -183,7 +182,7 @@ proptest! {
         let first = p.items[index];
         match kind {
             0 => {
-                // one item too few, or too many
+                // One item too few, or too many.
                 p.items.iter_mut().filter(|i| i.raise == first.raise && i.dest == first.dest).for_each(|i| i.raise_after += 1);
                 assert_violates!(call, Violation::Miscounted { items, raise_after, .. } if raise_after == items + 1);
             }
@@ -193,7 +192,7 @@ proptest! {
                 assert_violates!(call, Violation::Miscounted { items: 1, raise_after: 2, .. });
             }
             _ => {
-                // two owners' chunks in one counter
+                // Two owners' chunks share a counter.
                 let other = pick_item(&p.items, item, |i| is_send(i) && i.dest != first.dest);
                 for p in &mut call.0 {
                     p.counters += 1;
@@ -248,7 +247,7 @@ proptest! {
         if kind == 0 {
             chunk.for_each(|item| item.raise = (item.raise + 1) % signals);
         } else {
-            // each item raises for itself
+            // Each item raises by itself.
             chunk.for_each(|item| { item.counter = NONE; item.raise_after = 1; });
         }
         assert_violates!(call, Violation::RaisedTwice { owner, .. } if owner.get() == dest);
@@ -286,11 +285,11 @@ proptest! {
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, is_gather);
         match kind {
-            // other tiles of the row block still await the chunk
+            // Other tiles of the row block still await the chunk.
             0 => (p.items[index].await_count, p.items[index].await_group) = (0, 0),
             1 => p.items[index].await_first = (p.items[index].await_first + 1) % p.signals,
             _ => {
-                // the first two chunks that this rank sends arrive under each other's signal
+                // The first two chunks that this rank sends arrive under each other's signal.
                 let [first, second] = [p.transfers[0], p.transfers[1]];
                 p.transfers[0].raise = second.raise;
                 p.transfers[1].raise = first.raise;
@@ -309,7 +308,7 @@ proptest! {
             let index = pick_item(&p.items, item, |item| !is_send(item));
             p.items[index].late_count -= 1;
         } else {
-            // two sources use each other's slot
+            // Two sources use each other's slot.
             let (dest, at_dest) = (p.items[0].dest, p.items[0].slot);
             let other = p.rank.before(1, p.problem.world()).index();
             let theirs = call.0[other].items.iter_mut().find(|item| item.dest == dest).unwrap();
@@ -363,7 +362,7 @@ proptest! {
     fn order(call in calls(GemmReduceScatter, 2..=8, 1..=3, 1..=3, chunks()), rank: Index, distance: Index) {
         let mut call = call;
         let world = call.0.len();
-        // own shard first, on two ranks
+        // Two ranks work on their own shard first.
         let one = rank.index(world);
         let other = (one + 1 + distance.index(world - 1)) % world;
         for rank in [one, other] {

@@ -1,4 +1,4 @@
-//! The rules of slices and splits of `k`, broken on purpose.
+//! The rules of slices, split-K and stream-K, broken on purpose.
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
@@ -15,7 +15,7 @@ fn split_calls() -> impl Strategy<Value = Call> {
     split_calls_in_slices(3)
 }
 
-/// The same, with at most so many slices.
+/// The same, with at most `most` slices.
 fn split_calls_in_slices(most: u32) -> impl Strategy<Value = Call> {
     let knobs = move || {
         (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_slices, split_k, flattened)| Knobs {
@@ -95,15 +95,15 @@ proptest! {
             0 => p.items[partial].raise = NONE,
             1 => p.items[partial].parts = 1,
             2 if world > 1 => p.items[partial].dest = (rank + 1) % world,
-            // a tile that is one item names no split-K slot
+            // A tile of one item names no split-K slot.
             2 | 3 => p.items[fix_up].parts = 0,
             4 => {
-                // what is awaited late has no step
+                // A late await has no step.
                 let entry = p.items[fix_up].late_first as usize;
                 p.awaits[entry].k_step = 1;
             }
             _ => {
-                // a partial item awaits nothing after its multiplication
+                // A partial item has no late awaits.
                 let late = (p.items[fix_up].late_first, p.items[fix_up].late_count);
                 (p.items[partial].late_first, p.items[partial].late_count) = late;
             }
@@ -143,7 +143,7 @@ proptest! {
         let p = pick(&mut call, rank);
         let k_steps = p.k_steps();
         match kind {
-            // a step too few at the end of k, or one twice
+            // A step is missing at the end of `k`, or multiplied twice.
             0 => {
                 let index = pick_item(&p.items, item, |item| is_partial(item) && item.k_first + item.k_steps == k_steps);
                 if p.items[index].k_steps > 1 { p.items[index].k_steps -= 1 } else { p.items[index].k_first -= 1 }
@@ -174,7 +174,7 @@ proptest! {
                 assert_violates!(call, Violation::PartReadTwice { first, second, .. } if (first, second) == (fix_ups[one], fix_ups[one + 1]));
             }
             1 => {
-                // one slot more on every rank, where nobody looks for it
+                // Every rank has one more slot, which nobody reads.
                 for p in &mut call.0 {
                     p.split_k_slots += 1;
                 }
@@ -183,13 +183,12 @@ proptest! {
                 assert_violates!(call, Violation::PartMissing { item, .. } if item > partial);
             }
             2 => {
-                // the tile's last steps are multiplied twice, and added once
+                // The tile's last steps are multiplied twice, and added once.
                 let fix_up = *item.get(&fix_ups);
                 prop_assume!(p.items[fix_up].parts > 1);
                 p.items[fix_up - 2].k_steps += p.items[fix_up - 1].k_steps;
                 let WorkItem { await_group, k_first, parts, .. } = p.items[fix_up];
-                // its signal is awaited all the same, with rows, which only an AllGather-GEMM
-                // awaits
+                // Its signal is still awaited, with rows, as only an AllGather-GEMM does.
                 let mut rows = p.awaits_of(&p.items[fix_up]).to_vec();
                 let k_step = rows.last().map_or(k_first, |row| row.k_step);
                 let unread = Await { k_step, ..p.late_awaits_of(&p.items[fix_up])[parts as usize - 1] };
@@ -237,7 +236,7 @@ proptest! {
         let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
         prop_assume!(fix_ups.len() > 1);
         let one = item.index(fix_ups.len());
-        // two tiles await each other's first part
+        // Two tiles await each other's first part.
         let [first, second] = [fix_ups[one], fix_ups[(one + 1) % fix_ups.len()]].map(|index| p.items[index].late_first as usize);
         p.awaits.swap(first, second);
         let rank = p.rank;
@@ -274,7 +273,7 @@ proptest! {
     fn partial_tiles_of_who_adds_none(call in split_calls(), rank: Index, item: Index, partials in 1..=4_u32) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        // A partial item, or a fix-up item that stores or scatters: of a GEMM-ReduceScatter of one rank too.
+        // A partial item, or a fix-up item that stores or scatters.
         let index = pick_item(&p.items, item, |item| matches!(item.sink, sink::PARTIAL | sink::STORE | sink::SCATTER));
         (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
         assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item that adds partial results counts them", .. } if wrong == index);
@@ -321,15 +320,14 @@ proptest! {
         let announced = announced(&call);
         let p = pick(&mut call, rank);
         if kind == 0 {
-            // an item of its own range of the await list, without its last entry, which the others
-            // still await
+            // The item loses its last await, which others of its range still have.
             let index = pick_item(&p.items, item, |_| true);
             let shared = p.items.iter().filter(|other| {
                 let (a, b) = (other.await_first + other.await_count, p.items[index].await_first + p.items[index].await_count);
                 a == b
             });
             prop_assume!(shared.count() > 1);
-            // the item's own rows: those that it awaits with others of its group it need not have
+            // The await covers the item's own rows, not only those of its raster group.
             let item = &mut p.items[index];
             let last = p.awaits[(item.await_first + item.await_count - 1) as usize].signal;
             let rows = announced.get(&(p.rank.get(), last)).cloned().unwrap_or(0..0);
@@ -340,18 +338,18 @@ proptest! {
             let later = p.awaits.iter().map(|entry| entry.k_step > 0 && entry.k_step + 1 < p.k_steps()).collect::<Vec<_>>();
             prop_assume!(later.contains(&true));
             let which = pick_transfer(&later, item);
-            // all that are awaited at this step
+            // All awaits of this step move.
             let step = p.awaits[which].k_step;
             let next = p.awaits.iter().map(|entry| entry.k_step).filter(|&k_step| k_step > step).min();
             prop_assume!(next.is_none_or(|next| next > step + 1));
             p.awaits.iter_mut().filter(|entry| entry.k_step == step).for_each(|entry| entry.k_step += 1);
         }
-        // where nothing else is multiplied from that step on, the step is none of the item's
+        // The new step may be outside the item.
         assert_violates!(call, Violation::Unguarded { what: "gather row", .. } | Violation::Form { .. });
     }
 }
 
-/// Of each rank and signal, the rows of all that it announces.
+/// Rows that each signal announces, by rank and signal.
 fn announced(call: &Call) -> BTreeMap<(u32, u32), Range<u32>> {
     let of_rank = |program: &TileProgram| {
         let first = program.problem.shard_rows(program.rank).start;

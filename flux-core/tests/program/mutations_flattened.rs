@@ -1,4 +1,4 @@
-//! The rules of tiles of flattened rows, broken on purpose.
+//! The rules of flattened rows, broken on purpose.
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, build, knob_calls};
@@ -135,7 +135,7 @@ proptest! {
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, is_scattered);
         if kind == 0 {
-            // another source's, by all tiles of the chunk
+            // All tiles of the chunk raise another source's signal.
             let (of_source, raise) = (signals(p), p.items[index].raise);
             let others = (raise + of_source) % (of_source * p.problem.world().get());
             p.items.iter_mut().filter(|item| is_scattered(item) && item.raise == raise).for_each(|item| item.raise = others);
@@ -156,7 +156,7 @@ proptest! {
         let index = pick_item(&p.items, item, is_scattered);
         match kind {
             0 => {
-                // Announced before the others are there, by whoever does not count.
+                // An uncounted item announces the chunk too early.
                 (p.items[index].counter, p.items[index].raise_after) = (NONE, 1);
                 assert_violates!(call, Violation::Miscounted { .. } | Violation::RaisedTwice { .. });
             }
@@ -182,11 +182,11 @@ proptest! {
         let (index, other) = (reductions[one], reductions[(one + 1) % reductions.len()]);
         let [this, that] = [p.items[index], p.items[other]].map(|reduction| (reduction.late_first, reduction.late_count));
         if this == that {
-            // the other reduction still awaits what this one does not any more
+            // The other reduction still awaits the entry that this one loses.
             p.items[index].late_first += u32::from(!last);
             p.items[index].late_count -= 1;
         } else {
-            // they await each other's tile of this source
+            // They await each other's tile of this source.
             let entry = |(first, count): (u32, u32)| (if last { first + count - 1 } else { first }) as usize;
             prop_assume!(p.awaits[entry(this)] != p.awaits[entry(that)]);
             p.awaits.swap(entry(this), entry(that));
@@ -208,7 +208,7 @@ proptest! {
     fn destinations_of_transfers(call in knob_calls(AllGatherGemm, 3..=6, 1..=3, flattened()), rank: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        // its own place when others fill theirs here
+        // The own place is filled at the step at which others fill theirs here.
         for transfer in &mut p.transfers {
             transfer.step = match transfer.step { 0 => 1, 1 => 0, step => step };
         }
@@ -217,7 +217,7 @@ proptest! {
     }
 }
 
-/// Nobody waits in a circle: the rows of each rank's first reduction are those of the first tile.
+/// No rank waits in a circle: each first reduction reads rows of the first tile.
 #[test]
 fn a_reduction_between_tiles() {
     let problem = Problem::new(GemmReduceScatter, 8, 32, 16, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();

@@ -37,7 +37,7 @@ fn any_across() -> impl Strategy<Value = Call> {
     prop_oneof![across(AllGatherGemm, 1..=4, 1..=4), across(GemmReduceScatter, 1..=4, 1..=4)]
 }
 
-/// What goes from one node to another in a call: rows of x times slices, or partial tiles.
+/// Amount that crosses nodes in a call: elements of x, or partial tiles.
 fn crossing(call: &Call, nodes: Nodes) -> u64 {
     let crosses = |from: Rank, to: u32| !nodes.together(from, Rank::new(to));
     let of = |p: &TileProgram| {
@@ -93,7 +93,7 @@ proptest! {
                 assert_violates!(call, Violation::UnguardedForward { .. });
             }
             1 => {
-                // a place that intra-node peers fill
+                // A place that intra-node peers fill.
                 forward.from = node_peer.place_at(p.rank).unwrap();
                 assert_violates!(call, Violation::Form { .. });
             }
@@ -145,19 +145,19 @@ proptest! {
                 assert_violates!(call, Violation::OutOfBounds { field: "partial_slot", .. });
             }
             3 => {
-                // those for the own shard
+                // Slots for the own shard.
                 item.partial_slot %= tiles;
                 assert_violates!(call, Violation::WrongPartial { .. });
             }
             _ => {
                 item.late_count = 0;
-                // Where no other item awaits the same chunk that is what is found first.
+                // If another item awaits the same chunk, the missing await is found later.
                 assert_violates!(call, Violation::Unguarded { .. } | Violation::NeverAwaited { .. });
             }
         }
     }
 
-    /// A partial tile that is sent past the relay.
+    /// A partial tile bypasses the relay.
     #[test]
     fn partial_tiles_that_skip_the_relay(call in across(GemmReduceScatter, 2..=3, 2..=3), rank: Index, which: Index) {
         let mut call = call;
@@ -168,8 +168,7 @@ proptest! {
         assert_violates!(call, Violation::Form { .. });
     }
 
-    /// The sums for each owner are begun in the order in which rails take them, so no link waits
-    /// for a later node's.
+    /// Sums are begun in the order of the rails, so no link waits for a later node's.
     #[test]
     fn nodes_are_worked_for_one_after_another(call in across(GemmReduceScatter, 2..=4, 1..=4)) {
         for p in &call.0 {
@@ -199,8 +198,7 @@ fn nodes_of_another_world_and_flattened_rows_are_refused() {
     assert!(build(&flattened, Nodes::apart(world)).is_ok());
 }
 
-/// What a relay or an owner adds comes from intra-node peers and other nodes: it awaits all of it when the
-/// tile is multiplied, whatever the schedule says.
+/// Across nodes all partial tiles are added after the multiplication, whatever the schedule says.
 #[test]
 fn no_partial_tile_is_added_in_the_mainloop_across_nodes() {
     let problem = Problem::new(GemmReduceScatter, 64, 64, 4 * 1024, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();

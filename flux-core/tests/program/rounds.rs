@@ -24,7 +24,7 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
             let (split, whole) = (8 * split * world.index(), 16 * whole);
             let (n, k) = if op == OpKind::AllGatherGemm { (split, whole) } else { (whole, split) };
             let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).expect("a valid problem");
-            // Tiles that span shards do so in worlds of one node, or of as many as ranks.
+            // Mixed nodes have no flattened rows.
             let flattened = flattened && !nodes.are_mixed();
             let chunk = if flattened && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
             let schedule = Schedule { chunk, raster_group, group, split_k, flattened, ..Schedule::of(TileShape::new(2, 16, 16)) };
@@ -33,18 +33,16 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
     )
 }
 
-/// In the order in which they are gone through where so many peers are sent to at once.
+/// The rounds in the order of sending to `peers` peers at once.
 fn ordered(program: &TileProgram, peers: u32) -> Vec<Round> {
     let rounds = program.rounds().unwrap();
     if program.problem.op() == OpKind::AllGatherGemm { program::in_batches_of(rounds, peers) } else { rounds }
 }
 
 proptest! {
-    /// What a rank sends in a group is what its reader receives in the group of the same
-    /// number, at the same turn of those between the two. Ranks take their groups in order,
-    /// each as soon as all of its partners are in the same one and, for GEMM-ReduceScatter, the
-    /// chunks are there, which nothing but the rank's own progress brings: so none waits for
-    /// ever, whoever is slow.
+    /// A rank sends in a group what its reader receives in the group of the same number, in the
+    /// same order. Ranks take their groups in order, each when its partners are in the same group
+    /// and its chunks are finished. So none waits for ever, whichever is slow.
     #[test]
     fn ranks_never_wait_for_each_other_in_a_circle(programs in programs(), peers in 1..=16_u32, slow in prop::collection::vec(0..16_usize, 64)) {
         let rounds: Vec<_> = programs.iter().map(|program| ordered(program, peers)).collect();
@@ -69,8 +67,8 @@ proptest! {
                 prop_assert!(group.len() <= peers as usize);
             }
         }
-        // Each rank has posted the group that it is at; a group ends for a rank when all
-        // partners have posted it. The slow ones go last.
+        // Each rank has posted its current group; a group ends for a rank when all partners have
+        // posted it. Slow ranks go last.
         let mut posted = vec![0; world];
         let mut ended = vec![0; world];
         for turn in 0.. {
@@ -90,8 +88,8 @@ proptest! {
         prop_assert!(ended.iter().all(|&ended| ended == total), "{:?} of {}", ended, total);
     }
 
-    /// What the readers await is received, each place once and whole, and every signal by the
-    /// rank that the program names.
+    /// Each awaited place is received once and whole, and every signal from the rank that the
+    /// program names.
     #[test]
     fn rounds_carry_all_that_is_awaited(programs in programs()) {
         for program in &programs {
@@ -114,8 +112,7 @@ proptest! {
         }
     }
 
-    /// What a rank sends waits for nothing that crosses nodes, and is finished in the order of
-    /// the rounds.
+    /// Sent chunks wait for nothing from other nodes, and finish in the order of the rounds.
     #[test]
     fn chunks_are_finished_in_the_order_of_the_rounds(programs in programs()) {
         for program in &programs {
@@ -134,14 +131,14 @@ proptest! {
     }
 }
 
-/// One worker a rank, one exchange at a time on each rail, and movers that pass on in order
-/// what has come: all of them end, whoever is slow.
+/// Walks programs with one worker a rank, one exchange at a time on each rail, and movers that
+/// forward in order: all must end, whichever is slow.
 fn all_end(programs: &[TileProgram], peers: u32, slow: &[usize]) -> Result<(), String> {
     let world = programs.len();
     let rounds: Vec<_> = programs.iter().map(|program| ordered(program, peers)).collect();
     let groups: Vec<Vec<_>> = rounds.iter().map(|rounds| groups(rounds, peers).collect()).collect();
-    // By owner and signal, of signals, and by rank, dest and signal of the flags that say what
-    // can be sent.
+    // Raised signals by owner and signal; flags of chunks ready to send by rank, destination and
+    // signal.
     let (mut raised, mut flags) = (BTreeSet::<(u32, u32)>::new(), BTreeSet::<(u32, u32, u32)>::new());
     let mut left = BTreeMap::<(u32, u32), u32>::new();
     for program in programs {
@@ -173,7 +170,7 @@ fn all_end(programs: &[TileProgram], peers: u32, slow: &[usize]) -> Result<(), S
             }
             if let Some(next) = groups[rank].get(group[rank]) {
                 let number = group[rank];
-                // A group is posted when what it sends is there, all of it.
+                // A group is posted when all its chunks are ready.
                 let posted = |peer: usize| {
                     let whole = |sent: End| flags.contains(&(peer as u32, sent.peer.get(), sent.signal));
                     group[peer] > number || group[peer] == number && groups[peer][number].iter().all(|round| whole(round.sent))
@@ -210,7 +207,7 @@ proptest! {
     }
 }
 
-/// In the plans that ops have by themselves.
+/// The plans of the model send to as many peers at once as they say.
 #[test]
 fn a_chunk_goes_to_as_many_peers_at_once_as_is_said() {
     for (op, world) in

@@ -22,8 +22,7 @@ pub(crate) fn build(problem: &Problem, schedule: &Schedule) -> Call {
     Call(problem.world().ranks().map(|rank| TileProgram::build(problem, rank, schedule).unwrap()).collect())
 }
 
-/// An extent that makes `blocks` blocks of `block`, the last of which may be anything from one
-/// element to a whole one.
+/// An extent of `blocks` blocks, the last with 1 to `block` elements.
 fn extent(blocks: RangeInclusive<u32>, block: RangeInclusive<u32>) -> impl Strategy<Value = (u32, u32)> {
     (blocks, block).prop_flat_map(|(blocks, block)| (1..=block).prop_map(move |tail| ((blocks - 1) * block + tail, block)))
 }
@@ -44,7 +43,7 @@ pub(crate) fn calls(
     calls_in_groups(op, worlds, row_blocks, col_blocks, chunks, 1..=5)
 }
 
-/// The same, with groups of so many shards.
+/// The same, with groups of `groups` shards.
 pub(crate) fn calls_in_groups(
     op: OpKind,
     worlds: RangeInclusive<u32>,
@@ -68,13 +67,13 @@ pub(crate) fn calls_in_groups(
     )
 }
 
-/// Calls of either operation, with tiles that are one item each and announced whole.
+/// Calls of either operation with one item a tile, and whole rows announced.
 pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
     let of = move |op| calls(op, worlds.clone(), 1..=4, 1..=3, chunks());
     prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
 }
 
-/// What a schedule says besides tiles, chunks, rasters and groups.
+/// Fields of a schedule besides tile, chunk, raster and group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Knobs {
     pub(crate) k_slices: u32,
@@ -87,14 +86,14 @@ pub(crate) struct Knobs {
 }
 
 impl Knobs {
-    /// Tiles that are one item each and announced whole, a group after the other.
+    /// One item a tile, whole rows announced, one group after another.
     pub(crate) const PLAIN: Self =
         Self { k_slices: 1, split_k: 1, stream_k_workers: 1, flattened: false, in_mainloop: 0, prologue: 0, chunk_ordered: 0 };
 }
 
-/// All of them.
+/// All values of the knobs.
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
-    // Shares mean nothing with splits.
+    // Stream-K has no effect with split-K.
     let parts = prop_oneof![(Just(1), Just(1)), (2..=4_u32, Just(1)), (Just(1), 2..=12_u32)];
     (1..=6_u32, parts, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32).prop_map(
         |(k_slices, (split_k, stream_k_workers), flattened, in_mainloop, prologue, chunk_ordered)| Knobs {
@@ -109,8 +108,7 @@ pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     )
 }
 
-/// Calls of `op` with `k_blocks` steps along `k`, and shards of less than a tile as often as of
-/// several.
+/// Calls of `op` with `k_blocks` steps along `k`; shards have less than a tile as often as several.
 pub(crate) fn knob_calls(
     op: OpKind,
     worlds: RangeInclusive<u32>,

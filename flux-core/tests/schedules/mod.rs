@@ -1,11 +1,10 @@
-//! Random schedules for the suites of several crates, each of which includes this file.
+//! Random schedules, included by suites of several crates.
 
 use flux_core::TileShape;
 use flux_core::program::{Chunk, Schedule};
 use proptest::prelude::*;
 
-/// Every knob, whether it means something for the problem or not: of these tiles and chunks, and of
-/// `numbers` from the least that a knob may be.
+/// Schedules with every field, effective or not. `numbers` gives values from a least one on.
 pub(crate) fn schedules<N: Strategy<Value = u32> + 'static>(
     tiles: impl Strategy<Value = TileShape>,
     chunks: impl Strategy<Value = Chunk>,
