@@ -5,12 +5,16 @@
 //!
 //! ```text
 //! data    (symmetric)  [ half 0 ][ half 1 ]
-//! half                 [ gather buffer, slots or scattered rows ][ own split-K slots, 1024-aligned ]
-//! pad     (symmetric)  [ words about ranks 0..16 ][ signal 0 of half 0 ][ signal 0 of half 1 ] ...
+//!
+//! half                 [ gather buffer, slots or scattered rows ]
+//!                      [ own split-K slots, 1024-aligned ]
+//!
+//! pad     (symmetric)  [ words about ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ] ...
 //!                      one u32 at the start of each line; the words about a rank are its reason to
 //!                      give up, an unused u32, and for each half its call and the call's op
-//! control (private)    [ epoch ][ ticket ][ poison, call ][ pushed ][ stores begun ][ stores ended ]
-//!                      [ counters, dense u32 ]
+//! control (private)    [ epoch ][ ticket ][ poison, call ][ pushed ]
+//!                      [ stores begun ][ stores ended ][ counters, dense u32 ]
+//!
 //! fault   (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
 //! ```
 
@@ -37,7 +41,7 @@ pub const fn calling_offset(rank: u32, half: usize) -> u64 {
 
 /// Offset, in a pad, of signal `index` of the calls that use half `half` of the data regions.
 ///
-/// Each half has words of its own: another rank may raise the signal in the next call, and a rank
+/// Each half has words of its own: another rank may raise the signal in the next call. A rank
 /// that is a call ahead must not end a wait of this call.
 pub const fn signal_offset(index: u32, half: usize) -> u64 {
     (MAX_WORLD as u64 + 2 * index as u64 + half as u64) * LINE
@@ -197,7 +201,8 @@ const STRIP: u32 = 16;
 /// ```
 /// use flux_core::layout::slot_bytes;
 /// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
-/// let of_rows = |m| Problem::new(OpKind::GemmReduceScatter, m, 1024, 1024, DType::Bf16, WorldSize::new(4).unwrap());
+/// let world = WorldSize::new(4).unwrap();
+/// let of_rows = |m| Problem::new(OpKind::GemmReduceScatter, m, 1024, 1024, DType::Bf16, world);
 /// let tile = TileShape::new(128, 256, 64);
 /// assert_eq!(slot_bytes(&of_rows(512)?, tile), 128 * 256 * 2);
 /// assert_eq!(slot_bytes(&of_rows(300)?, tile), 80 * 256 * 2); // shards of 75

@@ -6,26 +6,27 @@ use std::time::Duration;
 
 /// A host of equal GPUs that reach each other's memory through a switch, or host memory only.
 ///
-/// Rates are whole numbers, so that a simulation is the same on every computer. The sources of the
-/// profiles' values:
+/// Rates are whole numbers, so that a simulation is the same on every computer. Sources of the
+/// values:
 ///
-/// | fields | source |
-/// |---|---|
-/// | `multiprocessors`, `ops_per_cycle` | data sheet: dense 16-bit operands |
-/// | `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`, `tile_ns`, `add_bytes_per_us` | results/h200-x4-nvlink.json |
-/// | `l2_bytes_per_us` | 51 bytes a cycle and SM; not probed |
-/// | `link_bytes_per_us`, `both_ways_bytes_per_us`, `signal_ns`, `copy_ns` | probe: results/h200-x4-links.txt, h100-x2-links.txt |
-/// | `push_*_ns`, `copy_begins_ns` | results/timed-plans.csv, slices of AllGather-GEMM |
-/// | `message_ns`, `message_bytes_per_us` | NCCL's collectives in results/h200-x4-nccl.json |
-/// | `staged_*_bytes_per_us` | probe: results/h100-x2-links.txt; in all, between one way and both ways of h100-x4-links.txt |
+/// - Data sheet, dense 16-bit operands: `multiprocessors`, `ops_per_cycle`.
+/// - results/h200-x4-nvlink.json: `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`,
+///   `tile_ns`, `add_bytes_per_us`.
+/// - 51 bytes a cycle and SM, not probed: `l2_bytes_per_us`.
+/// - Probe in results/h200-x4-links.txt and h100-x2-links.txt: `link_bytes_per_us`,
+///   `both_ways_bytes_per_us`, `signal_ns`, `copy_ns`, `staged_bytes_per_us`.
+/// - results/h100-x4-links.txt, between one way and both ways: `staged_total_bytes_per_us`.
+/// - results/timed-plans.csv, slices of AllGather-GEMM: `push_begins_ns`, `push_ns`,
+///   `push_round_ns`, `copy_begins_ns`.
+/// - NCCL's collectives in results/h200-x4-nccl.json: `message_ns`, `message_bytes_per_us`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Machine {
     /// Name of the profile.
     pub name: &'static str,
     /// Word of the driver's GPU names that selects the profile.
     pub gpu: &'static str,
-    /// Whether the simulator sends through host memory: whole chunks, by copy engines, at the links'
-    /// rates in and out.
+    /// Whether the simulator sends through host memory: whole chunks, by copy engines, at the
+    /// links' rates in and out.
     pub through_host: bool,
     /// SMs; each is one worker.
     pub multiprocessors: u32,
@@ -55,8 +56,8 @@ pub struct Machine {
     pub push_begins_ns: u64,
     /// Fixed nanoseconds of a piece that the kernel pushes: CTAs fence and count their stores.
     pub push_ns: u64,
-    /// Nanoseconds of a round of pushes: each CTA loads, or stores to one rank, one warp's bytes of a
-    /// row.
+    /// Nanoseconds of a round of pushes: each CTA loads, or stores to one rank, one warp's bytes of
+    /// a row.
     pub push_round_ns: u64,
     /// Nanoseconds from the begin of a call until copy engines begin.
     pub copy_begins_ns: u64,
@@ -105,13 +106,13 @@ impl Machine {
         staged_total_bytes_per_us: 104_000,
     };
 
-    /// H100 (SXM) on one switch: an H200 with the memory rate of its data sheet, scaled as the H200's.
+    /// H100 (SXM) on one switch: an H200 with the memory rate of its data sheet, scaled as the
+    /// H200's.
     pub const H100: Self = Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
 
     /// H800, from its data sheet: an H100 with 400 GB/s of NVLink for 900, scaled as the H200's. No
     /// record measures it.
-    pub const H800: Self =
-        Self { name: "H800", gpu: "H800", link_bytes_per_us: 164_000, both_ways_bytes_per_us: 164_000, ..Self::H100 };
+    pub const H800: Self = Self { name: "H800", gpu: "H800", link_bytes_per_us: 164_000, both_ways_bytes_per_us: 164_000, ..Self::H100 };
 
     /// Two H100 that reach host memory only (results/h100-x2-links.txt). They wait more than over
     /// NVLink, so the clock is higher (results/h100-x2-pcie.json).
@@ -135,8 +136,8 @@ impl Machine {
         Self { link_bytes_per_us: rate, both_ways_bytes_per_us: rate, ..self }
     }
 
-    /// The profile of a GPU by the driver's name for it, with the driver's SM count. An unknown GPU gets
-    /// the H100's rates.
+    /// The profile of a GPU by the driver's name for it, with the driver's SM count. An unknown GPU
+    /// gets the H100's rates.
     pub fn of_gpu(name: &str, multiprocessors: u32) -> Self {
         let known = [Self::H200, Self::H800, Self::H100].into_iter().find(|machine| name.contains(machine.gpu));
         Self { multiprocessors: multiprocessors.max(1), ..known.unwrap_or(Self::H100) }

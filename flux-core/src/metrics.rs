@@ -8,8 +8,8 @@ use std::time::Duration;
 
 /// Effective communication time, in seconds: `ECT = t_op - t_gemm`.
 ///
-/// For the serial method it is the time of the collective. 0 is perfect overlap. It is negative if the
-/// operation's own GEMM is faster than the reference.
+/// For the serial method it is the time of the collective. 0 is perfect overlap. It is negative if
+/// the operation's own GEMM is faster than the reference.
 ///
 /// ```
 /// use flux_core::metrics::ect;
@@ -24,9 +24,9 @@ pub fn ect(t_op: Duration, t_gemm: Duration) -> f64 {
 
 /// Overlap efficiency: `E = 1 - ECT / ECT_serial`, with `ECT_serial = t_serial - t_gemm`.
 ///
-/// `t_serial` is the time without overlap: the fastest GEMM and the collective, one after the other.
-/// 1 hides all communication, 0 gains nothing, less is slower than serial. `None` if the serial
-/// method is not slower than its GEMM.
+/// `t_serial` is the time without overlap: the fastest GEMM and the collective, one after the
+/// other. 1 hides all communication, 0 gains nothing, less is slower than serial. `None` if the
+/// serial method is not slower than its GEMM.
 ///
 /// ```
 /// use flux_core::metrics::overlap_efficiency;

@@ -1,7 +1,8 @@
 //! The two operations and their shapes.
 //!
-//! Invariant: every [`Problem`] is executable. Its extents are positive and divide by the world size
-//! where they are split. Rows of operands are multiples of 16 bytes, as bulk tensor loads require.
+//! Invariant: every [`Problem`] is executable. Its extents are positive and divide by the world
+//! size where they are split. Rows of operands are multiples of 16 bytes, as bulk tensor loads
+//! require.
 
 use crate::{DType, Rank, WorldSize};
 use std::fmt;

@@ -243,12 +243,9 @@ const TILE: TileShape = TileShape::new(16, 16, 16);
 #[test]
 fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
-        for (world, chunk, raster_group) in [
-            (1, Chunk::Shard, u32::MAX),
-            (2, Chunk::Tiles(1), 1),
-            (3, Chunk::Tiles(2), 2),
-            (5, Chunk::Shard, u32::MAX),
-        ] {
+        for (world, chunk, raster_group) in
+            [(1, Chunk::Shard, u32::MAX), (2, Chunk::Tiles(1), 1), (3, Chunk::Tiles(2), 2), (5, Chunk::Shard, u32::MAX)]
+        {
             run(&programs(op, world, Schedule { chunk, raster_group, ..Schedule::of(TILE) }), 3, 40);
         }
     }

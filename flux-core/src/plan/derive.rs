@@ -26,7 +26,8 @@ impl Plan {
             KSplit::StreamK => (1, workers),
         };
         let (raster_group, k_slices) = (RASTER_GROUP, self.k_slices);
-        let plain = Schedule { chunk: self.chunk, raster_group, group, k_slices, split_k, stream_k_workers, flattened, ..Schedule::of(self.tile) };
+        let plain =
+            Schedule { chunk: self.chunk, raster_group, group, k_slices, split_k, stream_k_workers, flattened, ..Schedule::of(self.tile) };
         if flattened || problem.world().peers() == 0 {
             return plain;
         }

@@ -214,7 +214,7 @@ pub(super) mod tests {
         assert_eq!(error("tile=1x1x1 k=split-k:1"), "k=split-k:1: expected whole, stream-k, or split-k:N with N of at least 2");
         assert_eq!(error("tile=1x1x1 tile=1x1x1"), "tile is given twice");
         assert!(error("band=2").starts_with("a plan has no \"band\": its keys are tile, rows,"));
-        assert!(error("stacked").starts_with("\"stacked\" is not of the form key=value; a plan reads like `tile="));
+        assert!(error("plain").starts_with("\"plain\" is not of the form key=value; a plan reads like `tile="));
         for text in ["rows=per-shard", "rows=flattened:1", "chunk=0", "k-slices=0", "comm=fused", "comm=fused:thread", "comm=overlapped:0"]
         {
             assert!(error(text).starts_with(&format!("{text}: expected ")), "{text}");

@@ -30,7 +30,7 @@ impl Channels {
     ///
     /// ```
     /// use flux_core::program::Channels;
-    /// let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: false };
+    /// let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, ..Channels::FREE };
     /// assert_eq!([16, 17, 33, 200].map(|mib| channels.of_message(mib << 20)), [4, 8, 16, 16]);
     /// ```
     pub fn of_message(&self, bytes: u64) -> u32 {
@@ -66,8 +66,10 @@ pub fn in_batches_of(rounds: Vec<Round>, peers: u32) -> Vec<Round> {
 /// ```
 /// use flux_core::program::{Schedule, TileProgram, groups};
 /// use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-/// let p = Problem::new(OpKind::AllGatherGemm, 512, 1024, 1024, DType::Bf16, WorldSize::new(4).unwrap())?;
-/// let program = TileProgram::build(&p, Rank::new(0), &Schedule::of(TileShape::new(128, 128, 64)))?;
+/// let world = WorldSize::new(4).unwrap();
+/// let p = Problem::new(OpKind::AllGatherGemm, 512, 1024, 1024, DType::Bf16, world)?;
+/// let schedule = Schedule::of(TileShape::new(128, 128, 64));
+/// let program = TileProgram::build(&p, Rank::new(0), &schedule)?;
 /// let rounds = program.rounds().unwrap();
 /// assert_eq!((groups(&rounds, 3).count(), groups(&rounds, 1).count()), (1, 3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

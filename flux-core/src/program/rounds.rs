@@ -55,8 +55,10 @@ impl TileProgram {
     /// ```
     /// use flux_core::program::{Schedule, TileProgram};
     /// use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-    /// let p = Problem::new(OpKind::AllGatherGemm, 512, 1024, 1024, DType::Bf16, WorldSize::new(4).unwrap())?;
-    /// let program = TileProgram::build(&p, Rank::new(0), &Schedule::of(TileShape::new(128, 128, 64)))?;
+    /// let world = WorldSize::new(4).unwrap();
+    /// let p = Problem::new(OpKind::AllGatherGemm, 512, 1024, 1024, DType::Bf16, world)?;
+    /// let schedule = Schedule::of(TileShape::new(128, 128, 64));
+    /// let program = TileProgram::build(&p, Rank::new(0), &schedule)?;
     /// let rounds = program.rounds().unwrap();
     /// assert_eq!(rounds.iter().map(|round| round.sent.peer.get()).collect::<Vec<_>>(), [3, 2, 1]);
     /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -31,8 +31,8 @@ impl fmt::Display for Chunk {
     }
 }
 
-/// Most [`stream_k_workers`](Schedule::stream_k_workers): above any SM count, and few items compared
-/// with [`MAX_ITEMS`](super::MAX_ITEMS).
+/// Most [`stream_k_workers`](Schedule::stream_k_workers): above any SM count, and few items
+/// compared with [`MAX_ITEMS`](super::MAX_ITEMS).
 pub const MAX_STREAM_K_WORKERS: u32 = 1 << 16;
 
 /// How a problem is cut and ordered. All ranks of a call use the same schedule.
@@ -73,8 +73,8 @@ pub struct Schedule {
     /// of several shards. It has no effect with `split_k`, with mixed nodes, where sharing gains
     /// nothing, and where own tiles of a GEMM-ReduceScatter would be shared.
     pub stream_k_workers: u32,
-    /// Whether tiles are cut over all `m` rows: for shards with fewer rows than a tile, or unaligned
-    /// `m`. It has no effect in a world of 1.
+    /// Whether tiles are cut over all `m` rows: for shards with fewer rows than a tile, or
+    /// unaligned `m`. It has no effect in a world of 1.
     ///
     /// A GEMM-ReduceScatter then rounds every rank's product before the sum.
     pub flattened: bool,
@@ -91,8 +91,9 @@ impl Schedule {
     /// ```
     /// use flux_core::TileShape;
     /// use flux_core::program::{Chunk, Schedule};
-    /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 256, 64)) };
-    /// assert_eq!((schedule.group, schedule.k_slices, schedule.split_k, schedule.flattened), (1, 1, 1, false));
+    /// let tile = TileShape::new(128, 256, 64);
+    /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
+    /// assert_eq!((schedule.group, schedule.k_slices, schedule.split_k), (1, 1, 1));
     /// ```
     pub const fn of(tile: TileShape) -> Self {
         Self {
@@ -142,12 +143,14 @@ impl Schedule {
         (0..prologue).map(|step| step..step + 1).chain(groups_of(prologue..world.get(), group))
     }
 
-    /// The tiles of a group's shards side by side, each with its step; each shard's in raster order.
+    /// The tiles of a group's shards side by side, each with its step; each shard's in raster
+    /// order.
     pub(super) fn tiles_of_group(&self, grid: TileGrid, group: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
         side_by_side(grid, self.raster_group, group)
     }
 
-    /// As [`tiles_of_group`](Self::tiles_of_group), chunk by chunk where the group is chunk-ordered.
+    /// As [`tiles_of_group`](Self::tiles_of_group), chunk by chunk where the group is
+    /// chunk-ordered.
     pub(super) fn gather_order(&self, grid: TileGrid, group: Range<u32>, slices: u32) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
         let chunk_ordered = self.is_chunk_ordered(&group, slices);
         side_by_side(grid, if chunk_ordered { self.chunk_of(grid.row_blocks()) } else { self.raster_group }, group)

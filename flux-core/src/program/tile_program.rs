@@ -109,7 +109,8 @@ impl TileProgram {
     /// Awaits of `item` in its mainloop.
     ///
     /// # Panics
-    /// If the range is outside the await list, which [`check::verify`](super::check::verify) rules out.
+    /// If the range is outside the await list, which [`check::verify`](super::check::verify) rules
+    /// out.
     pub fn awaits_of(&self, item: &WorkItem) -> &[Await] {
         &self.awaits[item.await_first as usize..][..item.await_count as usize]
     }
@@ -117,7 +118,8 @@ impl TileProgram {
     /// Awaits of `item` after the multiplication.
     ///
     /// # Panics
-    /// If the range is outside the await list, which [`check::verify`](super::check::verify) rules out.
+    /// If the range is outside the await list, which [`check::verify`](super::check::verify) rules
+    /// out.
     pub fn late_awaits_of(&self, item: &WorkItem) -> &[Await] {
         &self.awaits[item.late_first as usize..][..item.late_count as usize]
     }

@@ -1,11 +1,10 @@
 //! One worker's part in one call.
 //!
-//! Invariant: when call `e + 1` begins on a rank, every peer has begun call `e`, so it has ended
-//! call `e - 1`, the last reader of the half that call `e + 1` uses. So a rank may write to any
-//! peer from the first instruction on.
+//! Invariant: when call `e + 1` begins on a rank, every peer has begun call `e`. So each has ended
+//! call `e - 1`, the last reader of the half that call `e + 1` uses, and may be written to at once.
 //!
-//! It holds because each result of a call needs data of every peer, which the peer publishes after
-//! it has begun the call, and the last worker to leave has seen all of it.
+//! It holds because each result of a call needs data of every peer. A peer publishes it after it
+//! has begun the call, and the last worker to leave has seen all of it.
 
 use super::fault::poison;
 use super::{Control, Epoch, Poisoned, Word, Words};

@@ -5,9 +5,9 @@
 use super::clock::Clock;
 use super::links::{Departure, Effect, LinkQueues, Message};
 use super::phases::Phase;
+use super::result::{RankTotals, SimulateError};
 use super::state::{RankState, rows_of};
 use super::worker::Worker;
-use super::result::{RankTotals, SimulateError};
 use crate::Rank;
 use crate::layout::slot_bytes;
 use crate::machine::Machine;

@@ -118,7 +118,8 @@ mod tests {
     fn through_the_host_a_message_goes_on_when_it_has_arrived_and_rows_leave_once() {
         let machine = Machine { link_bytes_per_us: 100, both_ways_bytes_per_us: 50, ..Machine::H100_PAIR_BY_HOST };
         let mut links = LinkQueues::new(3, &machine);
-        let message = |from, to, again| Message { from: Rank::new(from), to: Rank::new(to), bytes: 300, again, effect: Effect::Transfer(0) };
+        let message =
+            |from, to, again| Message { from: Rank::new(from), to: Rank::new(to), bytes: 300, again, effect: Effect::Transfer(0) };
         let first = links.send(message(0, 1, false), US(0)).unwrap();
         assert_eq!((first.out, first.arrives), (US(3), US(6)));
         assert_eq!(links.send(message(0, 2, true), US(1)), None, "behind the first");

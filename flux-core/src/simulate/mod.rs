@@ -1,17 +1,17 @@
 //! A simulator: the tile programs of all ranks, walked event by event on a [`Machine`].
 //!
-//! Invariant: it knows no schedule. Items, their order, awaits and signals are read from the records,
-//! as the kernel reads them; their times are the machine's.
+//! Invariant: it knows no schedule. Items, their order, awaits and signals are read from the
+//! records, as the kernel reads them; their times are the machine's.
 //!
 //! A worker multiplies a tile's steps along `k` as rows arrive, adds partial results, then finishes
-//! the tile. A step takes the longer of its operations and its wave's reads of memory.
-//! A rank's link is two servers, one out and one in, each with one message at a time.
+//! the tile. A step takes the longer of its operations and its wave's reads of memory. A rank's
+//! link is two servers, one out and one in, each with one message at a time.
 //!
-//! Through host memory ([`Machine::through_host`]) a message is a whole chunk. It goes on when all of
-//! it has arrived in host memory; rows leave once for all their readers.
+//! Through host memory ([`Machine::through_host`]) a message is a whole chunk. It goes on when all
+//! of it has arrived in host memory; rows leave once for all their readers.
 //!
-//! `flux-bench/tests/simulated_results.rs` bounds the distance to the committed records from m = 512
-//! on. Limits:
+//! `flux-bench/tests/simulated_results.rs` bounds the distance to the committed records from m =
+//! 512 on. Limits:
 //!
 //! - **Power.** The clock is one number; a card at its power limit slows down in long calls.
 //! - **L2.** Reads of L2 are free, so narrow tiles such as 128x128 are simulated too short.

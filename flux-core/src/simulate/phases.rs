@@ -1,7 +1,7 @@
 //! The phases of a worker's item, in order.
 //!
-//! Invariant: each step is multiplied once, after its awaits, and each partial result is added once,
-//! after its signal.
+//! Invariant: each step is multiplied once, after its awaits, and each partial result is added
+//! once, after its signal.
 
 use crate::machine::Machine;
 use crate::program::{Await, TileProgram, WorkItem, sink};

@@ -5,9 +5,9 @@
 
 use super::pad::Pad;
 use super::phases::{self, Phase};
-use super::worker::Worker;
 use super::result::RankTotals;
 use super::waves;
+use super::worker::Worker;
 use crate::Rank;
 use crate::machine::Machine;
 use crate::plan::Mover;

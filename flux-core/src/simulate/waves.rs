@@ -1,7 +1,7 @@
 //! Memory reads of a wave of workers.
 //!
-//! Invariant: a wave reads each block of `x` and `w` once a step, since its workers keep in step and
-//! share L2.
+//! Invariant: a wave reads each block of `x` and `w` once a step, since its workers keep in step
+//! and share L2.
 
 use crate::program::{TileProgram, WorkItem, sink};
 use std::collections::BTreeSet;

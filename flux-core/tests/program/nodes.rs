@@ -21,8 +21,16 @@ fn across(op: OpKind, counts: RangeInclusive<u32>, per_node: RangeInclusive<u32>
             let world = WorldSize::new(count * per_node).unwrap();
             let (n, k) = if op == AllGatherGemm { (8 * n8 * world.index(), 8 * k8) } else { (8 * n8, 8 * k8 * world.index()) };
             let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).unwrap();
-            let schedule =
-                Schedule { chunk, raster_group, group, prologue, chunk_ordered, k_slices, split_k, ..Schedule::of(TileShape::new(16, 16, 8)) };
+            let schedule = Schedule {
+                chunk,
+                raster_group,
+                group,
+                prologue,
+                chunk_ordered,
+                k_slices,
+                split_k,
+                ..Schedule::of(TileShape::new(16, 16, 8))
+            };
             build(&problem, &schedule, count)
         },
     )

@@ -210,9 +210,7 @@ proptest! {
 /// The plans of the model send to as many peers at once as they say.
 #[test]
 fn a_chunk_goes_to_as_many_peers_at_once_as_is_said() {
-    for (op, world) in
-        [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].into_iter().flat_map(|op| (2..=8).map(move |world| (op, world)))
-    {
+    for (op, world) in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].into_iter().flat_map(|op| (2..=8).map(move |world| (op, world))) {
         let world = WorldSize::new(world).unwrap();
         for m in [64, 1024, 8192].map(|m: usize| m.next_multiple_of(world.index())) {
             let (n, k) = if op == OpKind::AllGatherGemm { (840 * 16, 2048) } else { (2048, 840 * 16) };

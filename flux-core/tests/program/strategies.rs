@@ -131,7 +131,19 @@ pub(crate) fn knob_calls(
             let Knobs { k_slices, split_k, stream_k_workers, flattened, in_mainloop, prologue, chunk_ordered } = knobs;
             build(
                 &problem,
-                &Schedule { tile, chunk, raster_group, group, prologue, chunk_ordered, k_slices, split_k, stream_k_workers, flattened, in_mainloop },
+                &Schedule {
+                    tile,
+                    chunk,
+                    raster_group,
+                    group,
+                    prologue,
+                    chunk_ordered,
+                    k_slices,
+                    split_k,
+                    stream_k_workers,
+                    flattened,
+                    in_mainloop,
+                },
             )
         },
     )

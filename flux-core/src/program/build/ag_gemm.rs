@@ -5,9 +5,9 @@
 //! writes to another destination. The steps go around the own node first, then around each other
 //! node from the rank of the own rail on, which brings its shard across.
 
+use super::items::Items;
 use super::k_extent::KExtent;
 use super::shard_cut::ShardCut;
-use super::items::Items;
 use crate::program::{Await, Forward, Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
@@ -27,9 +27,9 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         for (tile, step) in schedule.gather_order(grid, group.clone(), slices) {
             let shard = nodes.after(rank, step);
             let place = shard.place_at(rank);
-            // The await list is in the order of groups, without the own shard. A single shard begins
-            // chunk by chunk. The tiles of a larger group share a pass over `w`, so all of them,
-            // own ones too, await the whole group, or a chunk of each of its shards.
+            // The await list is in the order of groups, without the own shard. A single shard
+            // begins chunk by chunk. The tiles of a larger group share a pass over `w`, so all of
+            // them, own ones too, await the whole group, or a chunk of each of its shards.
             let first_step = group.start.max(1);
             let before_group = (first_step - 1) * chunks * slices;
             let chunk = || cut.chunks_of(tile.row..tile.row + tile.rows).start;

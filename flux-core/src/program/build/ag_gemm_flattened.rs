@@ -4,9 +4,9 @@
 //! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the
 //! gather buffer alone. Row blocks of a raster group await each other's rows.
 
+use super::items::Items;
 use super::k_extent::KExtent;
 use super::shard_cut::ShardCut;
-use super::items::Items;
 use crate::program::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
@@ -77,8 +77,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     }
 }
 
-/// Rows of a raster group. They await the same signals, since the tiles of a group share a pass over
-/// `w`.
+/// Rows of a raster group. They await the same signals, since the tiles of a group share a pass
+/// over `w`.
 fn rows_awaited_together(schedule: &Schedule, grid: &TileGrid) -> u32 {
     schedule.tile.m.saturating_mul(schedule.raster_group.min(grid.row_blocks()).max(1))
 }
@@ -91,9 +91,8 @@ pub(super) fn awaits(problem: &Problem, schedule: &Schedule, cut: &ShardCut) -> 
     let chunk_rows = u64::from(cut.chunk_rows());
     let begins_within = |shard: Rank| {
         let first = problem.shard_rows(shard).start;
-        (0..cut.chunks())
-            .filter(move |chunk| !(u64::from(first) + u64::from(*chunk) * chunk_rows).is_multiple_of(together.into()))
-            .count() as u64
+        (0..cut.chunks()).filter(move |chunk| !(u64::from(first) + u64::from(*chunk) * chunk_rows).is_multiple_of(together.into())).count()
+            as u64
     };
     let within: u64 = problem.world().ranks().map(begins_within).sum();
     (u64::from(problem.m().div_ceil(together)) + within) * u64::from(cut.slices())
@@ -125,8 +124,7 @@ mod tests {
         let two = WorldSize::new(2).expect("ranks");
         let problem = Problem::new(OpKind::AllGatherGemm, 258, 512, 512, DType::Bf16, two).expect("a valid problem");
         let awaited = |group| {
-            let schedule =
-                Schedule { raster_group: group, k_slices: 2, flattened: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
+            let schedule = Schedule { raster_group: group, k_slices: 2, flattened: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
             let program = TileProgram::build(&problem, Rank::new(1), &schedule).expect("a valid schedule");
             let mut peers: Vec<Vec<u32>> =
                 program.items.iter().map(|item| program.awaits_of(item).iter().map(|entry| entry.peer).collect()).collect();

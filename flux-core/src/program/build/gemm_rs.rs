@@ -1,16 +1,16 @@
 //! The program of GEMM-ReduceScatter: the peers' shards first, the own shard last.
 //!
 //! Invariant: rank `r` works for owners `r + 1`, `r + 2`, ..., `r`, with the same order of tiles in
-//! every shard. So at one step every rank sends to another rank, and a tile's partial tiles were sent
-//! at least one shard earlier. With several nodes the steps go around each other node first, then
-//! around the own one, and end in each at the rank of the own rail.
+//! every shard. So at one step every rank sends to another rank, and a tile's partial tiles were
+//! sent at least one shard earlier. With several nodes the steps go around each other node first,
+//! then around the own one, and end in each at the rank of the own rail.
 //!
 //! A partial tile for an owner in another node goes to the **relay**, the intra-node peer on the
-//! owner's rail. The relay's own item for that tile adds the partial tiles of its node and sends the
-//! sum, so `per_node` times fewer bytes cross nodes.
+//! owner's rail. The relay's own item for that tile adds the partial tiles of its node and sends
+//! the sum, so `per_node` times fewer bytes cross nodes.
 //!
-//! A tile adds its own product, the partial tiles of intra-node peers, then the sums of other nodes,
-//! in the order in which they were sent. Each was rounded once where it was sent.
+//! A tile adds its own product, the partial tiles of intra-node peers, then the sums of other
+//! nodes, in the order in which they were sent. Each was rounded once where it was sent.
 
 use super::items::{AwaitRange, Items};
 use super::k_extent::KExtent;

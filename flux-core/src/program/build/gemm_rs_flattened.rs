@@ -1,11 +1,11 @@
 //! The program of GEMM-ReduceScatter with flattened rows: every rank scatters the rows of its tiles
 //! to their owners, itself included, and then reduces the rows that it received.
 //!
-//! Invariant: all ranks have the same tiles in the same order, so a number names a tile. A reduction
-//! awaits only tiles, never another reduction.
+//! Invariant: all ranks have the same tiles in the same order, so a number names a tile. A
+//! reduction awaits only tiles, never another reduction.
 
-use super::k_extent::KExtent;
 use super::items::{AwaitRange, Items};
+use super::k_extent::KExtent;
 use crate::program::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, Problem, Rank};
@@ -23,8 +23,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let signals = if whole { 1 } else { count };
     let signal_of = |t: u32| if whole { 0 } else { t };
     let counted = whole && count > 1;
-    let mut list =
-        Items::new(rank, count, KExtent::new(problem, schedule), schedule, world.get() * signals).with_stream_k(schedule.stream_k_tiles(problem));
+    let mut list = Items::new(rank, count, KExtent::new(problem, schedule), schedule, world.get() * signals)
+        .with_stream_k(schedule.stream_k_tiles(problem));
     // Numbers of tiles, by column block, then row block.
     let mut number = vec![0; tiles.len()];
     for (t, tile) in (0..).zip(&tiles) {
@@ -140,8 +140,8 @@ fn index(grid: TileGrid, row_block: u32, col_block: u32) -> usize {
 /// Least rows of a reduction: fewer leave threads of a worker idle.
 const REDUCED_ROWS: u32 = 16;
 
-/// Rows of a reduction; the last of a shard may have fewer. There are at most [`WORKERS`] reductions,
-/// so that each worker has one.
+/// Rows of a reduction; the last of a shard may have fewer. There are at most [`WORKERS`]
+/// reductions, so that each worker has one.
 pub(super) const fn reduce_rows(problem: &Problem, grid: TileGrid) -> u32 {
     let blocks = WORKERS / grid.col_blocks();
     let rows = problem.m_shard().div_ceil(if blocks == 0 { 1 } else { blocks });

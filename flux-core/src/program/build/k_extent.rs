@@ -3,8 +3,8 @@
 //! Invariant: every cut is at a step of `tile.k`, no piece is empty, and the pieces cover `k` in
 //! order.
 
-use crate::program::Schedule;
 use crate::Problem;
+use crate::program::Schedule;
 use std::ops::Range;
 
 /// The inner extent of one rank, in steps of `tile.k`; the last step may be shorter.

@@ -27,7 +27,8 @@ impl TileProgram {
     /// let world = WorldSize::new(4).unwrap();
     /// let p = Problem::new(OpKind::GemmReduceScatter, 4 * 129, 1000, 4096, DType::Bf16, world)?;
     /// let schedule = Schedule::of(TileShape::new(128, 128, 64));
-    /// let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&p, rank, &schedule)).collect::<Result<_, _>>()?;
+    /// let build = |rank| TileProgram::build(&p, rank, &schedule);
+    /// let programs: Vec<_> = world.ranks().map(build).collect::<Result<_, _>>()?;
     /// check::verify(&programs)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
@@ -39,10 +40,11 @@ impl TileProgram {
         Self::build_across(problem, rank, schedule, Nodes::apart(problem.world()))
     }
 
-    /// As [`build`](Self::build), with ranks grouped in nodes: traffic between nodes stays on its rail.
+    /// As [`build`](Self::build), with ranks grouped in nodes: traffic between nodes stays on its
+    /// rail.
     ///
-    /// The rank that receives a shard of `x` forwards it to its node. The rank on an owner's rail adds
-    /// its node's partial tiles and sends the sum. With one node, or one rank in each, this is
+    /// The rank that receives a shard of `x` forwards it to its node. The rank on an owner's rail
+    /// adds its node's partial tiles and sends the sum. With one node, or one rank in each, this is
     /// [`build`](Self::build).
     ///
     /// ```
@@ -50,12 +52,13 @@ impl TileProgram {
     /// use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
     /// let world = WorldSize::new(8).unwrap();
     /// let p = Problem::new(OpKind::AllGatherGemm, 8 * 256, 1024, 512, DType::Bf16, world)?;
-    /// let (schedule, nodes) = (Schedule::of(TileShape::new(128, 128, 64)), Nodes::new(world, 2).unwrap());
+    /// let schedule = Schedule::of(TileShape::new(128, 128, 64));
+    /// let nodes = Nodes::new(world, 2).unwrap();
     /// let build = |rank| TileProgram::build_across(&p, rank, &schedule, nodes);
     /// let programs: Vec<_> = world.ranks().map(build).collect::<Result<_, _>>()?;
     /// check::verify(&programs)?;
     /// let [first, ..] = &programs[..] else { unreachable!() };
-    /// // Three intra-node peers and one rank of the other node, whose shard goes to the three peers.
+    /// // Three intra-node peers and one rank of the other node, which forwards to three peers.
     /// assert_eq!((first.transfers.len(), first.forwards.len()), (4, 3));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

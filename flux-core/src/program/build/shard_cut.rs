@@ -59,8 +59,8 @@ impl ShardCut {
         steps.start / width..steps.end.div_ceil(width)
     }
 
-    /// The awaits of these steps, in a list that has `per_slice` entries for each slice from `first`
-    /// on.
+    /// The awaits of these steps, in a list that has `per_slice` entries for each slice from
+    /// `first` on.
     pub(super) fn awaits_of(&self, first: u32, per_slice: u32, steps: &Range<u32>) -> AwaitRange {
         let slices = self.slices_of(steps);
         if per_slice == 0 {

@@ -4,11 +4,12 @@
 //! where first tiles would await late rows: with slices of `k`, or several shards side by side.
 //!
 //! Each group of `b` workers shares `a` tiles: their steps, laid end to end, are cut into `b` equal
-//! ranges (stream-K, Osama et al., arXiv 2301.03598, within each group). Members with the same number
-//! run through the same steps of neighbouring tiles at the same time, and share operands in L2.
+//! ranges (stream-K, Osama et al., arXiv 2301.03598, within each group). Members with the same
+//! number run through the same steps of neighbouring tiles at the same time, and share operands in
+//! L2.
 //!
-//! Invariant: all partial items of a program precede all its fix-up items. With
-//! `stream_k_workers` workers, none has a whole tile more than the full waves give it.
+//! Invariant: all partial items of a program precede all its fix-up items. With `stream_k_workers`
+//! workers, none has a whole tile more than the full waves give it.
 
 use super::k_extent::KExtent;
 use crate::program::Schedule;
@@ -61,7 +62,8 @@ impl Schedule {
         let (k_extent, peers) = (KExtent::new(problem, self), problem.world().peers());
         let (gathers, flattened) = (problem.op() == OpKind::AllGatherGemm, self.flattened && peers > 0);
         let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
-        let tiles = if flattened { TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles() } else { u64::from(peers + 1) * of_shard };
+        let tiles =
+            if flattened { TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles() } else { u64::from(peers + 1) * of_shard };
         // Own tiles of a GEMM-ReduceScatter come last and stay whole, except in a world of 1.
         let whole = if gathers || flattened || peers == 0 { 0 } else { of_shard };
         let stream_k = StreamK::of(self, k_extent, tiles, whole)?;

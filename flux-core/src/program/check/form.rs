@@ -84,7 +84,9 @@ fn flattened_gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static s
 /// Items whose result others read raise a signal, and no other items do.
 fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
-        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if item.raise != NONE => Some("only an item whose result others read raises a signal"),
+        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if item.raise != NONE => {
+            Some("only an item whose result others read raises a signal")
+        }
         sink::SEND | sink::PARTIAL | sink::SCATTER if item.raise == NONE => Some("an item whose result others read raises a signal"),
         sink::PARTIAL if item.counter != NONE => Some("a partial item has a signal of its own"),
         sink::PARTIAL | sink::SCATTER if item.dest != p.rank.get() => Some("a partial item or a scattered tile is the rank's own"),

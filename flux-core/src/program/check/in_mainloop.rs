@@ -27,9 +27,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             return Err(Violation::InMainloopOfPart { rank, item: index, k_steps: item.k_steps, all });
         }
         if !awaits(p, item, in_mainloop) {
-            return violation(
-                "the mainloop awaits its partial tiles, each before its step, and nothing else",
-            );
+            return violation("the mainloop awaits its partial tiles, each before its step, and nothing else");
         }
     }
     Ok(())

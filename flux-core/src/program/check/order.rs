@@ -1,8 +1,8 @@
 //! Rule: no rank waits on work that comes after its own.
 //!
 //! The check walks all programs with one worker on each rank until none can advance. This is the
-//! worst case: with `n` workers an item follows only a part of the items that precede it in the
-//! program, so its waits are a part of the waits here. Movers only wait for other movers, whose
+//! worst case: with more workers an item follows only some of the items before it, so it waits for
+//! fewer. Movers only wait for other movers, whose
 //! signals need no worker.
 
 use super::signals::raises;

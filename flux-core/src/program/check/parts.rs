@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rank = p.rank;
-    let lends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::PARTIAL);
-    let partials_of: BTreeMap<u32, usize> = lends.map(|(index, item)| (item.part, index)).collect();
+    let partial_items = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::PARTIAL);
+    let partials: BTreeMap<u32, usize> = partial_items.map(|(index, item)| (item.part, index)).collect();
     let mut readers: BTreeMap<u32, usize> = BTreeMap::new();
     for (index, fix_up) in p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::PARTIAL | sink::REDUCE_ROWS)) {
         let split = |step| Err(Violation::KNotCovered { rank, item: index, step });
@@ -21,7 +21,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             if let Some(first) = readers.insert(part, index) {
                 return Err(Violation::PartReadTwice { rank, part, first, second: index });
             }
-            let Some(&partial_item) = partials_of.get(&part) else {
+            let Some(&partial_item) = partials.get(&part) else {
                 return Err(Violation::PartMissing { rank, item: index, part });
             };
             let partial = &p.items[partial_item];
@@ -41,7 +41,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             return split(step);
         }
     }
-    match partials_of.into_iter().find(|(part, _)| !readers.contains_key(part)) {
+    match partials.into_iter().find(|(part, _)| !readers.contains_key(part)) {
         Some((part, item)) => Err(Violation::PartNotRead { rank, item, part }),
         None => Ok(()),
     }

@@ -18,17 +18,8 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
         // Scattered tiles with signals of their own have no parcels.
         let chunk = if chunk == 0 || flattened && !gather { Chunk::Shard } else { Chunk::Tiles(chunk) };
         let tile = TileShape::new(16, 24, 16);
-        let schedule = Schedule {
-            chunk,
-            raster_group: 2,
-            group,
-            prologue,
-            chunk_ordered,
-            k_slices,
-            split_k,
-            flattened,
-            ..Schedule::of(tile)
-        };
+        let schedule =
+            Schedule { chunk, raster_group: 2, group, prologue, chunk_ordered, k_slices, split_k, flattened, ..Schedule::of(tile) };
         let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule")).collect();
         check::verify(&programs).expect("programs are right");
         programs
