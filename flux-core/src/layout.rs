@@ -221,16 +221,16 @@ pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
 }
 
 /// Bytes of one split-K slot: a whole tile in fp32, in an order that is private to the executor.
-pub const fn part_bytes(tile: TileShape) -> u64 {
+pub const fn split_k_slot_bytes(tile: TileShape) -> u64 {
     tile.m as u64 * tile.n as u64 * 4
 }
 
 /// Alignment of the split-K slots in a half.
-pub const PARTS_ALIGN: u64 = 1024;
+pub const SPLIT_K_ALIGN: u64 = 1024;
 
 /// Offset of the first split-K slot in a half, behind everything that peers write.
 pub const fn split_k_offset(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
-    shared_bytes(problem, tile, flattened).next_multiple_of(PARTS_ALIGN)
+    shared_bytes(problem, tile, flattened).next_multiple_of(SPLIT_K_ALIGN)
 }
 
 /// Bytes of one half for `problem`: what peers write, then the split-K slots.
@@ -239,7 +239,7 @@ pub const fn half_bytes(problem: &Problem, tile: TileShape, flattened: bool, spl
         return shared_bytes(problem, tile, flattened);
     }
     // Saturates: allocation refuses such a size.
-    split_k_offset(problem, tile, flattened).saturating_add(part_bytes(tile).saturating_mul(split_k_slots as u64))
+    split_k_offset(problem, tile, flattened).saturating_add(split_k_slot_bytes(tile).saturating_mul(split_k_slots as u64))
 }
 
 /// Bytes of a half that peers write: a place or the slots of each peer, or with flattened rows a

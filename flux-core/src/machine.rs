@@ -176,7 +176,7 @@ impl Machine {
     }
 
     /// Time of `bytes` on a link.
-    pub fn one_way_time(&self, bytes: u64) -> Duration {
+    pub(crate) fn one_way_time(&self, bytes: u64) -> Duration {
         time(bytes.into(), self.link_bytes_per_us)
     }
 

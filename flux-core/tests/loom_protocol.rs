@@ -70,14 +70,14 @@ struct Block {
 }
 
 /// Two ranks; each half of a data region has a cell for each of the peer's workers.
-struct Machine {
+struct RankMemory {
     blocks: [Block; 2],
     data: [[[UnsafeCell<u32>; 2]; 2]; 2],
 }
 
 /// The machine as one rank reaches it.
 #[derive(Clone)]
-struct RankWords(Arc<Machine>, Rank);
+struct RankWords(Arc<RankMemory>, Rank);
 
 impl Words for RankWords {
     type Word = FlawedWord;
@@ -113,7 +113,7 @@ fn machine(flaws: Flaws) -> [RankWords; 2] {
         abort: word(Flaw::None),
     };
     let data = std::array::from_fn(|_| std::array::from_fn(|_| std::array::from_fn(|_| UnsafeCell::new(0))));
-    let machine = Arc::new(Machine { blocks: [block(), block()], data });
+    let machine = Arc::new(RankMemory { blocks: [block(), block()], data });
     let ranks = [SENDER, READER].map(|rank| RankWords(Arc::clone(&machine), rank));
     for words in &ranks {
         initialise(words, words.1, SIZE, FIRST);

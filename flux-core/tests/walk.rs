@@ -16,7 +16,7 @@ use std::time::{Duration, Instant};
 /// Memory of all ranks: pads, control and fault blocks as words. The data region is one stamp for
 /// each step of a gathered row, each slot, each split-K slot, or each row and column block of
 /// scattered rows.
-struct Machine {
+struct RankMemory {
     world: WorldSize,
     size: WorkspaceSize,
     pads: Vec<Vec<u32>>,
@@ -62,7 +62,7 @@ fn patient(deadline: Duration) -> impl FnMut(u64) -> ControlFlow<()> {
     }
 }
 
-impl Machine {
+impl RankMemory {
     fn new(programs: &[TileProgram], first: Epoch) -> Self {
         let world = programs[0].problem.world();
         let size = programs[0].workspace();
@@ -207,7 +207,7 @@ fn programs_on(op: OpKind, nodes: u32, world: u32, schedule: Schedule) -> Vec<Ti
 /// Runs `calls` calls on all ranks, with the wrap of the epoch in the middle.
 fn run(programs: &[TileProgram], workers: usize, calls: u32) {
     let first = Epoch::new(0).before(calls / 2);
-    let mut machine = Machine::new(programs, first);
+    let mut machine = RankMemory::new(programs, first);
     let words = machine.words();
     let (world, data) = (machine.world, &machine.data);
     thread::scope(|scope| {
@@ -277,7 +277,7 @@ fn calls_across_nodes_read_what_the_same_call_left() {
 fn a_missing_peer_ends_the_call_with_a_record_that_names_it() {
     let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
     let programs = programs(OpKind::GemmReduceScatter, 2, schedule);
-    let mut machine = Machine::new(&programs, Epoch::FIRST);
+    let mut machine = RankMemory::new(&programs, Epoch::FIRST);
     let words = machine.words();
     let call = Protocol::open(&words[0], Rank::new(0));
     assert_eq!(call.wait(2, Rank::new(1), patient(Duration::from_millis(5))), Err(Poisoned));
@@ -300,7 +300,7 @@ fn a_missing_peer_ends_the_call_with_a_record_that_names_it() {
 #[test]
 fn the_abort_word_ends_a_wait_and_is_recorded() {
     let schedule = Schedule::of(TILE);
-    let mut machine = Machine::new(&programs(OpKind::AllGatherGemm, 3, schedule), Epoch::FIRST);
+    let mut machine = RankMemory::new(&programs(OpKind::AllGatherGemm, 3, schedule), Epoch::FIRST);
     let words = machine.words();
     let call = Protocol::open(&words[2], Rank::new(2));
     let mut looks = 0;

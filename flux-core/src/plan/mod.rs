@@ -118,7 +118,7 @@ impl Plan {
     }
 
     /// Whether tiles are cut over all rows.
-    pub const fn is_flattened(&self) -> bool {
+    pub(crate) const fn is_flattened(&self) -> bool {
         matches!(self.rows, RowMapping::Flattened)
     }
 }

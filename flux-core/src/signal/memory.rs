@@ -18,9 +18,9 @@ pub struct SharedMemory {
     size: WorkspaceSize,
 }
 
-/// The memory block of a word.
+/// The memory region of a word.
 #[derive(Clone, Copy)]
-enum Block {
+enum Region {
     Pad(Rank),
     Control,
     Fault,
@@ -46,11 +46,11 @@ impl SharedMemory {
         Self { pads: pads.to_vec(), control, fault, size }
     }
 
-    fn word(&self, block: Block, offset: u64) -> &AtomicU32 {
-        let base = match block {
-            Block::Pad(owner) => self.pads[owner.index()],
-            Block::Control => self.control,
-            Block::Fault => self.fault,
+    fn word(&self, region: Region, offset: u64) -> &AtomicU32 {
+        let base = match region {
+            Region::Pad(owner) => self.pads[owner.index()],
+            Region::Control => self.control,
+            Region::Fault => self.fault,
         };
         let offset = usize::try_from(offset).expect("mapped memory is addressable");
         // SAFETY: callers check their index against `size` and offsets are multiples of 4, so the
@@ -65,29 +65,29 @@ impl Words for SharedMemory {
 
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &AtomicU32 {
         assert!(index < self.size.signals && half < 2, "signal {index} is outside the pad of {} signals", self.size.signals);
-        self.word(Block::Pad(owner), signal_offset(index, half))
+        self.word(Region::Pad(owner), signal_offset(index, half))
     }
 
     fn calling(&self, owner: Rank, of: Rank, half: usize) -> [&AtomicU32; 2] {
         assert!(of.index() < MAX_WORLD && half < 2, "no rank {of} has words for half {half}");
-        [0, 4].map(|word| self.word(Block::Pad(owner), calling_offset(of.get(), half) + word))
+        [0, 4].map(|word| self.word(Region::Pad(owner), calling_offset(of.get(), half) + word))
     }
 
     fn control(&self, word: Control) -> &AtomicU32 {
-        self.word(Block::Control, word.offset())
+        self.word(Region::Control, word.offset())
     }
 
     fn counter(&self, index: u32) -> &AtomicU32 {
         assert!(index < self.size.counters, "counter {index} is outside the {} counters", self.size.counters);
-        self.word(Block::Control, control::COUNTERS + u64::from(index) * 4)
+        self.word(Region::Control, control::COUNTERS + u64::from(index) * 4)
     }
 
     fn fault(&self, index: u32) -> &AtomicU32 {
         assert!(index < 16, "a fault record has 16 words");
-        self.word(Block::Fault, u64::from(index) * 4)
+        self.word(Region::Fault, u64::from(index) * 4)
     }
 
     fn abort(&self) -> &AtomicU32 {
-        self.word(Block::Fault, ABORT_OFFSET)
+        self.word(Region::Fault, ABORT_OFFSET)
     }
 }

@@ -7,7 +7,7 @@ use crate::Problem;
 
 /// The elements of one tile; fewer than the tile's extents at the right and lower border.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TileExtent {
+pub(crate) struct TileExtent {
     /// First row.
     pub row: u32,
     /// Rows, `1..=tile.m`.
@@ -19,17 +19,8 @@ pub struct TileExtent {
 }
 
 /// An output matrix, `[rows, cols]`, cut into tiles.
-///
-/// ```
-/// use flux_core::TileShape;
-/// use flux_core::tile::TileGrid;
-/// let grid = TileGrid::new(129, 512, TileShape::new(128, 256, 64));
-/// assert_eq!((grid.row_blocks(), grid.col_blocks(), grid.tiles()), (2, 2, 4));
-/// let rows: Vec<u32> = grid.order(u32::MAX).map(|tile| tile.rows).collect();
-/// assert_eq!(rows, [128, 1, 128, 1]);
-/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TileGrid {
+pub(crate) struct TileGrid {
     rows: u32,
     cols: u32,
     tile: TileShape,

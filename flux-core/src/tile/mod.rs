@@ -5,7 +5,7 @@
 mod grid;
 mod table;
 
-pub use grid::{TileExtent, TileGrid};
+pub(crate) use grid::{TileExtent, TileGrid};
 pub use table::{HOPPER_SHARED_BYTES, Staging};
 
 use std::fmt;
