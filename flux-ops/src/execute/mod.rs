@@ -21,7 +21,7 @@ use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
 use flux_transport::{Call, Communicator, Exchange, Label, Source, Stream};
 use host::HostExecutor;
-pub use pace::own_launch;
+pub use pace::launch_of;
 pub(crate) use plan::ExecutionPlan;
 
 /// Caller overrides for the launch.

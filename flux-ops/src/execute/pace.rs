@@ -10,9 +10,9 @@ use flux_kernels::cuda::Pace;
 /// How much of the time that there is a paced transfer may take.
 pub(super) const SPREAD_PERCENT: u32 = 40;
 
-/// CTAs of a program's launches, on a device of so many multiprocessors, and the gaps in their
-/// traffic, where a builder says nothing. A heuristic.
-pub fn own_launch(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
+/// CTAs of a program on a device of so many multiprocessors, and the gaps in their traffic over peer
+/// memory.
+pub fn launch_of(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
     let workers = with_a_tile(program, multiprocessors);
     (workers, pace(program, workers, SPREAD_PERCENT))
 }
