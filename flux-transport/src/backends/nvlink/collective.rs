@@ -143,7 +143,6 @@ impl PeerDevices {
         Mig::among(&self.identities, self.nodes, self.rank, &self.info)
     }
 
-    /// Whether memory is shared with `peer`.
     pub(super) fn shares_with(&self, peer: u32) -> bool {
         self.nodes.together(Rank::new(self.rank), Rank::new(peer))
     }

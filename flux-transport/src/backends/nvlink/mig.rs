@@ -19,7 +19,6 @@ pub(crate) struct Mig {
 }
 
 impl Mig {
-    /// Of all ranks those of the node of `rank`, which has the device `own`.
     pub(super) fn among(ranks: &[DeviceIdentity], nodes: Nodes, rank: u32, own: &DeviceInfo) -> Self {
         let here = |&(peer, _): &(u32, &DeviceIdentity)| nodes.together(Rank::new(rank), Rank::new(peer));
         let instances = (0..).zip(ranks).filter(here).filter(|(_, identity)| identity.instance).map(|(peer, _)| peer).collect();
