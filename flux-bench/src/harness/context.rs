@@ -3,7 +3,8 @@
 //! Invariant: a rank does on a device what it does on the host: same data, same checks, same order
 //! of events on its stream. Whoever drives it does not ask which it is.
 
-use crate::harness::data::{self, Fill, Window};
+use crate::harness::Fill;
+use crate::harness::data::{self, Window};
 use crate::harness::gpu::Gpu;
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, w_window, x_window, y_window};

@@ -28,7 +28,8 @@
 //! output must equal the correctly rounded sum of the correctly rounded partials, with a bias and
 //! ReLU or without: no tolerance. Before GELU and SiLU `E` is then zero.
 
-use crate::harness::data::{self, Fill, Window};
+use crate::harness::Fill;
+use crate::harness::data::{self, Window};
 use crate::harness::{Operands, activated, bias_window, elements, y_window};
 use flux_core::{Nodes, OpKind, Rank};
 use flux_kernels::Element;

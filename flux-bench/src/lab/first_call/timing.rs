@@ -6,7 +6,7 @@
 //! (`nvidia-smi nvlink -gLowPwrInfo`, H200), and whoever uses it first waits until it is awake.
 
 use super::FirstCallRow;
-use crate::harness::data::Fill;
+use crate::harness::Fill;
 use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Span, Times, ranks};
 use crate::machine;
 use crate::plan::Execution;
