@@ -93,14 +93,6 @@ fn messages_give_the_bits_of_peer_memory() {
     });
 }
 
-#[test]
-fn in_mainloop_accumulation_has_the_same_bits() {
-    on_gpus(|machine| {
-        let Machine::Messages(count) = machine else { unreachable!("as found above") };
-        suite::in_mainloop_accumulation_has_the_same_bits(Machine::Gpus(count), machine);
-    });
-}
-
 /// The op's own, and some of every row mapping.
 fn plans(machine: Machine) -> Vec<Option<Plan>> {
     let [small, large] = [0, 1].map(|at| Plan::of(machine.tiles()[at]));

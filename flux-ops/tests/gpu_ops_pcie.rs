@@ -95,14 +95,6 @@ fn the_in_flight_limit_changes_no_bit() {
 }
 
 #[test]
-fn in_mainloop_accumulation_has_the_same_bits() {
-    on_gpus(|staged| {
-        let Machine::Staged(count) = staged else { unreachable!("as made above") };
-        suite::in_mainloop_accumulation_has_the_same_bits(Machine::Gpus(count), staged);
-    });
-}
-
-#[test]
 fn a_capture_is_refused_and_the_communicator_works_on() {
     on_gpus(|machine| {
         for op in OPS {

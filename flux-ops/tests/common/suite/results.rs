@@ -73,24 +73,6 @@ pub fn no_chunk_and_no_group_changes_a_bit(machine: Machine) {
     }
 }
 
-/// Own tiles of more than a wave, so that the first partial tiles are there before them. The sum has
-/// one order whoever brings its parts: on `mapped` ranks reach each other's memory, on `carried`
-/// they do not.
-pub fn in_mainloop_accumulation_has_the_same_bits(mapped: Machine, carried: Machine) {
-    let tile = carried.tiles()[0];
-    for world in carried.worlds(&[2, 4]) {
-        let (w, m, n) = (world as usize, 11 * tile.m as usize + 1, 11 * tile.n as usize + 8);
-        let case = Case::<bf16>::new(OPS[1], [m * w, n, (40 + 16 * tile.k as usize) * w], world, Values::Reals, 61);
-        let plan = Plan { chunk: Chunk::Tiles(2), ..Plan::of(tile) };
-        let schedule = plan.schedule(&case.problem, &Target::peer_memory(flux_core::machine::Machine::H100, &case.problem));
-        assert!(schedule.early > 0, "{schedule}");
-        let results = |machine: Machine| {
-            machine.run(world, defaults, |node| call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node).unwrap())
-        };
-        assert!(results(mapped) == results(carried), "{}: the bits depend on who brings partial tiles", case.problem);
-    }
-}
-
 /// Shards of less than a tile: flattened rows, partial tiles, split-K and slices of `k`. Each result
 /// is compared, and has the same bits however late its slices come and whoever works.
 pub fn small_shards_give_the_right_result_however_they_are_cut(machine: Machine) {
