@@ -1,7 +1,7 @@
 //! Byte layout of the memory that ranks share, and of a rank's private control block.
 //!
 //! Invariant: each word that another rank polls or writes lies on a [`LINE`] of its own and has one
-//! writer in a call. The kernel mirrors these constants in `flux-kernels/cuda/program.cuh`.
+//! writer in a call. Kernels take these constants from `flux-kernels/src/abi`.
 //!
 //! ```text
 //! data    (symmetric)  [ half 0 ][ half 1 ]
