@@ -118,7 +118,7 @@ impl Plan {
     }
 
     /// Whether tiles are cut over all rows.
-    pub(crate) const fn is_flattened(&self) -> bool {
+    pub const fn is_flattened(&self) -> bool {
         matches!(self.rows, RowMapping::Flattened)
     }
 }

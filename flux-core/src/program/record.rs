@@ -1,7 +1,7 @@
 //! The records of a tile program, in the layout that the CUDA kernel reads.
 //!
-//! Invariant: these structs are mirrored word for word in `flux-kernels/cuda/program.cuh`; both
-//! sides assert the sizes.
+//! Invariant: `flux-kernels/src/abi` generates the CUDA structs from these fields, and both sides
+//! assert the sizes.
 
 use bytemuck::{Pod, Zeroable};
 

@@ -9,13 +9,13 @@ use crate::Problem;
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TileExtent {
     /// First row.
-    pub row: u32,
+    pub(crate) row: u32,
     /// Rows, `1..=tile.m`.
-    pub rows: u32,
+    pub(crate) rows: u32,
     /// First column.
-    pub col: u32,
+    pub(crate) col: u32,
     /// Columns, `1..=tile.n`.
-    pub cols: u32,
+    pub(crate) cols: u32,
 }
 
 /// An output matrix, `[rows, cols]`, cut into tiles.
@@ -31,33 +31,33 @@ impl TileGrid {
     ///
     /// # Panics
     /// If an extent of the tile is 0.
-    pub const fn new(rows: u32, cols: u32, tile: TileShape) -> Self {
+    pub(crate) const fn new(rows: u32, cols: u32, tile: TileShape) -> Self {
         assert!(tile.m > 0 && tile.n > 0, "a tile has rows and columns");
         Self { rows, cols, tile }
     }
 
     /// The grid of one shard of `problem`: `[m/W, n_local]` elements.
-    pub const fn of_shard(problem: &Problem, tile: TileShape) -> Self {
+    pub(crate) const fn of_shard(problem: &Problem, tile: TileShape) -> Self {
         Self::new(problem.m_shard(), problem.n_local(), tile)
     }
 
     /// Tiles from top to bottom.
-    pub const fn row_blocks(&self) -> u32 {
+    pub(crate) const fn row_blocks(&self) -> u32 {
         self.rows.div_ceil(self.tile.m)
     }
 
     /// Tiles from left to right.
-    pub const fn col_blocks(&self) -> u32 {
+    pub(crate) const fn col_blocks(&self) -> u32 {
         self.cols.div_ceil(self.tile.n)
     }
 
     /// Tiles in all.
-    pub const fn tiles(&self) -> u64 {
+    pub(crate) const fn tiles(&self) -> u64 {
         self.row_blocks() as u64 * self.col_blocks() as u64
     }
 
     /// The tile in this row block and column block.
-    pub const fn extent(&self, row_block: u32, col_block: u32) -> TileExtent {
+    pub(crate) const fn extent(&self, row_block: u32, col_block: u32) -> TileExtent {
         let (row, col) = (row_block * self.tile.m, col_block * self.tile.n);
         let (rows, cols) = (self.rows - row, self.cols - col);
         TileExtent {
@@ -73,7 +73,7 @@ impl TileGrid {
     ///
     /// # Panics
     /// If `group` is 0.
-    pub fn order(self, group: u32) -> impl Iterator<Item = TileExtent> {
+    pub(crate) fn order(self, group: u32) -> impl Iterator<Item = TileExtent> {
         assert!(group > 0, "a group has row blocks");
         let first_blocks = (0..self.row_blocks()).step_by(group as usize);
         first_blocks.flat_map(move |first| {
