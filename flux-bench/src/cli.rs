@@ -1,7 +1,6 @@
 //! The command line.
 //!
-//! Invariant: the exit status is 0 only where everything that was asked for was done and, where
-//! something was checked, found right.
+//! Invariant: the exit status is 0 only where everything was done, and found right where checked.
 
 use crate::{bench, doctor, end, lab, launch, limited, out, run, show, simulate, trace};
 use clap::error::ErrorKind;
@@ -70,8 +69,7 @@ pub fn main() -> ExitCode {
     }
 }
 
-/// What `FLUX_LOG` asks for; where that cannot be read, it is said so, and what is taken where
-/// nothing is asked for.
+/// The filter of `FLUX_LOG`; the default where it is unset or cannot be read, which is reported.
 fn filter() -> EnvFilter {
     const USUAL: &str = "warn";
     // What is no text is no filter; it does not count as not set.
@@ -84,8 +82,8 @@ fn filter() -> EnvFilter {
     }
 }
 
-/// The filter that `value` says. A word that is no level is taken for a module's name, and silences
-/// all others: a misspelt level, too.
+/// The filter that `value` says. A misspelt level would pass as a module's name and silence all
+/// others.
 fn read(value: &str) -> anyhow::Result<EnvFilter> {
     for part in value.split(',').map(str::trim) {
         let is_level = !part.is_empty() && part.parse::<LevelFilter>().is_ok();

@@ -1,8 +1,6 @@
-//! `flux-bench doctor`: what this machine has, which transports can work on it, and why others
-//! cannot.
+//! `flux-bench doctor`: what this machine has, and which transports can work on it.
 //!
-//! Invariant: every line is the answer of the very code that a run would ask, so what the doctor
-//! finds is what a run will find.
+//! Invariant: every line is the answer of the code that a run would ask.
 
 use crate::harness::gpu;
 use crate::machine;
@@ -14,8 +12,8 @@ use flux_transport::probe::{self, Proof, Verdict};
 use std::fmt::Display;
 use std::path::Path;
 
-/// Prints the findings, and says whether there is a transport that works: not where there are GPUs
-/// and none works on them.
+/// Prints the findings, and says whether a transport works; false where GPUs are there and none
+/// does.
 pub(crate) fn run() -> bool {
     out::line(&format_args!("flux {}, commit {}", env!("CARGO_PKG_VERSION"), crate::report::commit()));
     line("cores", machine::cores());
@@ -130,8 +128,7 @@ fn transports(proof: Option<&Proof>) -> bool {
     auto.is_ok()
 }
 
-/// What a run takes that names no transport, or that it fails: of a variable with the words of a
-/// run.
+/// What a run takes that names no transport, or why it fails.
 fn left_open(kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> {
     let asked = machine::uses_gpus(Select::Auto).and_then(|_| machine::asked(Select::Auto));
     match asked.map_err(|why| format!("fails: {why:#}"))? {
@@ -170,8 +167,7 @@ fn broken() -> bool {
     cuda::available().is_err_and(|why| why.is_fault()) && !topology::nvidia_gpus(Path::new("/")).is_empty()
 }
 
-/// How many devices there are, if this host's part of `mixed` works: peer memory among two or more,
-/// and messages.
+/// GPUs of this host that could take part in `mixed`, which needs peer memory and messages.
 fn mixed(nvlink: Result<u32, String>, nccl: &Result<u32, String>) -> Result<u32, String> {
     match nvlink? {
         1 => Err("one GPU has no peers on this host: ranks on several hosts take nccl".to_owned()),
@@ -185,8 +181,7 @@ fn nccl() -> Result<u32, String> {
     Ok(count)
 }
 
-/// How many devices there are, if the kernels run on all of them and they reach pinned memory of
-/// the host.
+/// GPUs, if the kernels run on all of them and they reach pinned memory of the host.
 fn pcie() -> Result<u32, String> {
     let count = devices()?;
     for ordinal in 0..count {

@@ -51,11 +51,7 @@ pub(crate) fn gpu_count() -> u32 {
     cuda::device_count().unwrap_or(0)
 }
 
-/// Whether ranks of a transport work on GPUs here; `auto` is what `FLUX_TRANSPORT` names, as it is
-/// for a communicator.
-///
-/// # Errors
-/// GPUs are asked for where there are none, or the variable names no transport.
+/// Whether ranks of a transport work on GPUs here; `auto` is what `FLUX_TRANSPORT` names.
 pub(crate) fn uses_gpus(select: Select) -> anyhow::Result<bool> {
     match asked(select)? {
         Select::Host => Ok(false),
@@ -68,10 +64,7 @@ pub(crate) fn uses_gpus(select: Select) -> anyhow::Result<bool> {
     }
 }
 
-/// What is asked for: where that is left open, what `FLUX_TRANSPORT` names.
-///
-/// # Errors
-/// The variable names no transport.
+/// The transport that is asked for: `FLUX_TRANSPORT` where `select` is `auto`.
 pub(crate) fn asked(select: Select) -> anyhow::Result<Select> {
     // What is no text names no transport; it does not count as not set.
     let variable = std::env::var_os("FLUX_TRANSPORT").map(|value| value.to_string_lossy().into_owned());
@@ -86,8 +79,7 @@ fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
     }
 }
 
-/// Options of a rank with this number on its host: a GPU each, or `ranks_per_gpu` on each, dealt in
-/// order.
+/// Options of a rank: a GPU of its own, or one shared by `ranks_per_gpu` neighbours.
 pub(crate) fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Options {
     let mut options = Options::from(select);
     if ranks_per_gpu > 1 && select != Select::Host && gpu_count() > 0 {
@@ -97,14 +89,12 @@ pub(crate) fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Op
     options
 }
 
-/// Ranks whose kernels run on a GPU at once where `ranks_per_gpu` are on each: those of one
-/// process; several processes take turns.
+/// Ranks whose kernels run on a GPU at once: those of one process; several processes take turns.
 pub(crate) fn at_once(launch: Launch, ranks_per_gpu: u32) -> u32 {
     if launch == Launch::Threads { ranks_per_gpu } else { 1 }
 }
 
-/// CTAs of an op's kernel that run at once on `comm`'s device of `sms` multiprocessors: what the
-/// transport needs is left to it.
+/// CTAs that an op can have on `comm`'s device of `sms` SMs, beside the transport's own.
 pub(crate) fn ctas(comm: &Communicator, sms: u32) -> u32 {
     match comm.capabilities().mover {
         Mover::Messages { channels } => sms.saturating_sub(channels.all).max(1),
@@ -112,8 +102,7 @@ pub(crate) fn ctas(comm: &Communicator, sms: u32) -> u32 {
     }
 }
 
-/// Names the machine on which `ranks` ranks ran as threads or processes, one on each GPU where they
-/// have GPUs.
+/// Names the machine on which `ranks` ranks ran as threads or processes.
 pub(crate) fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     if !on_gpus {
         let device = format!("host ({ranks} ranks as {as_what} on {} cores)", cores());
@@ -129,8 +118,7 @@ pub(crate) fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     }
 }
 
-/// The driver's own version, which only the kernel module tells without a library of its own: the
-/// first word with dots.
+/// The version of the kernel module: the first word with dots.
 pub(crate) fn driver() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     driver_of(&text)

@@ -1,8 +1,7 @@
 //! What commands print.
 //!
-//! Invariant: printing ends nothing: what was measured is still written and what is asked for still
-//! done when nobody reads, or can keep, what is printed. A reader that has gone has seen enough;
-//! any other failure is said once, at the end, and fails the command ([`end`]).
+//! Invariant: a failure to print ends nothing. It is reported once, by [`end`], unless the reader
+//! has gone.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
@@ -21,17 +20,13 @@ pub(crate) fn line(what: &impl Display) {
     keep(writeln!(io::stdout(), "{what}"));
 }
 
-/// Writes a line to the standard error as a whole: processes that share it would else write into
-/// each other's lines.
+/// Writes a line to the standard error in one call, as processes share it.
 pub(crate) fn note(words: &str) {
     // There is nobody else to tell.
     let _ = io::stderr().write_all(format!("{words}\n").as_bytes());
 }
 
-/// Sees all that was printed out, and says whether all of it could be.
-///
-/// # Errors
-/// The first failure, unless it was that nobody reads any more.
+/// Flushes the standard output.
 pub(crate) fn end() -> anyhow::Result<()> {
     keep(io::stdout().flush());
     match FAILED.get() {

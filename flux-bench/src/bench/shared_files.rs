@@ -1,8 +1,7 @@
-//! Memory that the host's ranks show each other, for the collectives of the serial path.
+//! Memory that host ranks read from each other, for the collectives of the serial path.
 //!
-//! Invariant: it is the same for threads and for processes: files without names, one a rank, whose
-//! descriptors the control plane passes. They are read and written with copies by the system, so
-//! nothing is mapped and no reader can see memory that is gone.
+//! Invariant: one unnamed file a rank, whose descriptors the control plane passes, for threads and
+//! processes alike. Nothing is mapped, so no reader sees freed memory.
 
 use anyhow::Context;
 use flux_core::Rank;

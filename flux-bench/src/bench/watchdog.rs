@@ -1,8 +1,7 @@
 //! Ends a rank that waits for too long in a collective of NCCL.
 //!
-//! Invariant: inside [`Watchdog::guard`] something is timed again within the limit and no peer's
-//! process is lost, or the process ends with status 1, saying why: the baseline's collectives have
-//! no deadline of their own, and nothing that a rank's thread does ends their waits.
+//! Invariant: inside [`Watchdog::guard`] samples follow each other within the limit and no peer is
+//! lost, or the process ends with status 1 and the reason. NCCL's collectives have no deadline.
 
 use crate::end;
 use flux_core::Rank;

@@ -1,9 +1,7 @@
-//! Operand data as a function of position: an element is a hash of (seed, row, column) and of
-//! nothing else.
+//! Operand data as a function of position: a hash of seed, row and column.
 //!
-//! Invariant: [`raw`] equals its counterpart in `flux-kernels/cuda/harness.cuh` bit for bit, so any
-//! rank can generate, on the host or on a device, any part of any rank's operand, and a reference
-//! needs no copy of the data that it checks.
+//! Invariant: [`raw`] equals its counterpart in `flux-kernels/cuda/harness/data.cuh` bit for bit,
+//! so host and device generate any part of any operand.
 
 use flux_kernels::Element;
 
@@ -21,8 +19,8 @@ pub(crate) const RAW_END: u32 = 1 << 24;
 /// Below this [`Fill::SmallInts`] yields -1, and as far from the end +1: one in six each.
 const SIXTH: u32 = RAW_END / 6;
 
-/// 24 random bits of the element at (`row`, `col`): the top of splitmix64's finaliser over
-/// `seed ^ (row << 32 | col)`.
+/// 24 random bits of the element at (`row`, `col`): splitmix64's finaliser over `seed ^ (row << 32
+/// | col)`.
 ///
 /// Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014;
 /// constants of Stafford's variant 13.
@@ -69,8 +67,7 @@ pub fn fill<T: Element>(to: &mut [T], window: Window, seed: u64, fill: Fill) {
     }
 }
 
-/// A seed for one operand of one call, far from all others: `stream` numbers operands, `call`
-/// calls.
+/// A seed for operand number `stream` of call number `call`.
 pub(crate) const fn seed(base: u64, stream: u32, call: u64) -> u64 {
     let z = base ^ (stream as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ call.wrapping_mul(0xd1b5_4a32_d192_ed03);
     let z = (z ^ (z >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
@@ -98,8 +95,8 @@ mod tests {
         let mean = values.iter().sum::<f64>() / f64::from(n);
         let variance = values.iter().map(|v| v * v).sum::<f64>() / f64::from(n);
         assert!(values.iter().all(|v| (-1.0..1.0).contains(v)));
-        // Standard errors of the mean and the variance of 65536 samples are 0.0023 and 0.0012: five
-        // of each.
+        // Standard errors of mean and variance of 65536 samples are 0.0023 and 0.0012: five of
+        // each.
         assert!(mean.abs() < 0.012 && (variance - 1.0 / 3.0).abs() < 0.006, "mean {mean}, variance {variance}");
     }
 

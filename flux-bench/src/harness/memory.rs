@@ -1,17 +1,14 @@
-//! Operands' memory, wherever the rank works.
+//! Operands in host or device memory.
 //!
-//! Invariant: a [`Buffer`] starts on a 16-byte border, as the ops require, and is used only with
-//! the [`RankContext`](crate::harness::context::RankContext) that made it.
+//! Invariant: a [`Buffer`] starts on a 16-byte border and is used only with the context that made
+//! it.
 
 use anyhow::Context;
 use flux_kernels::Element;
 use flux_transport::internal::cuda::DeviceBlock;
 use std::marker::PhantomData;
 
-/// An empty list with room for so many elements of operands.
-///
-/// # Errors
-/// There is not so much memory.
+/// An empty list with room for so many elements.
 pub(crate) fn room<T>(elements: usize) -> anyhow::Result<Vec<T>> {
     let mut list = Vec::new();
     list.try_reserve_exact(elements)

@@ -19,26 +19,17 @@ pub(crate) enum FusedOp<T> {
 }
 
 impl<T: Element> FusedOp<T> {
-    /// Builds `problem` on `comm`, whose world it is for, as `plan` says; collective.
-    ///
-    /// # Errors
-    /// What the op's `build` says.
+    /// Builds `problem` on `comm` as `execution` says; collective.
     pub(crate) fn build(problem: &Problem, comm: &Communicator, execution: Execution) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, execution, EpilogueSpec::default(), false)
     }
 
-    /// The same, with a bias and an activation.
-    ///
-    /// # Errors
-    /// As [`Self::build`], and GEMM-ReduceScatter with an activation.
+    /// As [`Self::build`], with a bias and an activation.
     pub(crate) fn build_with(problem: &Problem, comm: &Communicator, execution: Execution, epilogue: EpilogueSpec) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, execution, epilogue, false)
     }
 
-    /// The same, with each call leaving its time line.
-    ///
-    /// # Errors
-    /// As [`Self::build`]; on the host there are no time lines.
+    /// As [`Self::build`], with a time line of each call.
     pub(crate) fn build_traced(problem: &Problem, comm: &Communicator, execution: Execution) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, execution, EpilogueSpec::default(), true)
     }
@@ -63,10 +54,7 @@ impl<T: Element> FusedOp<T> {
         })
     }
 
-    /// The op's `forward`, or `forward_with_bias` where there is one.
-    ///
-    /// # Errors
-    /// What the op says.
+    /// The op's `forward` or `forward_with_bias`.
     pub(crate) fn forward(
         &self,
         x: &TensorRef<'_, T>,
@@ -84,9 +72,6 @@ impl<T: Element> FusedOp<T> {
     }
 
     /// The op's `timeline`.
-    ///
-    /// # Errors
-    /// What the op says.
     pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
         match self {
             Self::AllGather(op) => op.timeline(stream),
@@ -95,9 +80,6 @@ impl<T: Element> FusedOp<T> {
     }
 
     /// The op's `status`.
-    ///
-    /// # Errors
-    /// The fault that broke the communicator.
     pub(crate) fn status(&self) -> Result<(), Fault> {
         match self {
             Self::AllGather(op) => op.status(),

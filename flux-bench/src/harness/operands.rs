@@ -1,7 +1,6 @@
 //! Which part of the global operands is whose.
 //!
-//! Invariant: the ranks' windows of `y` tile the global `[m, n]` output; their windows of `x` tile
-//! `[m, k]` and those of `w` `[n, k]`.
+//! Invariant: the ranks' windows of `x`, `w` and `y` tile the global matrices.
 
 use crate::harness::EpilogueSpec;
 use crate::harness::data::{self, Fill, Window};
@@ -25,8 +24,7 @@ pub struct Operands {
 }
 
 impl Operands {
-    /// The operands of call number `call`, of an op without bias and activation; other calls have
-    /// other data.
+    /// The operands of call number `call`, without bias and activation.
     pub fn new(problem: Problem, base_seed: u64, call: u64, fill: Fill) -> Self {
         let seed = |operand| data::seed(base_seed, operand, call);
         Self { problem, seed_x: seed(0), seed_w: seed(1), seed_bias: seed(2), fill, epilogue: EpilogueSpec::default() }

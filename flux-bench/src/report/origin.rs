@@ -26,8 +26,7 @@ pub struct Origin {
     pub commit: String,
     /// When the run ended, UTC, RFC 3339.
     pub date: String,
-    /// Command line that repeats the run: the launcher's where `flux-bench launch` started it. Of
-    /// another launcher's run it is that of rank 0.
+    /// Command line that repeats the run: the launcher's, or rank 0's of another launcher.
     pub command: String,
 }
 

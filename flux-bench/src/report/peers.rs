@@ -1,6 +1,6 @@
-//! What the peers took: one form for the table, the file and the pictures.
+//! What the peers took: one form for table, file and pictures.
 //!
-//! Invariant: a time that is missing has its reason beside it.
+//! Invariant: a missing time has its reason beside it.
 
 use super::{Head, Origin, Row, ms};
 use crate::atomic_file::{self, WriteError};
@@ -43,16 +43,15 @@ pub struct PeerRow {
     /// Why a time is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Whether every result was finite and the fused op's that of the serial path, up to their
-    /// roundings, on every rank.
+    /// Whether every result was finite and the fused op's equal to the serial path's, up to
+    /// rounding.
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
 }
 
 impl PeerRow {
-    /// The median of the faster of the ways to run the whole op, and which it is; `None` where none
-    /// ran.
+    /// Median and name of the faster way to run the whole op; `None` where none ran.
     pub fn best(&self) -> Option<(f64, &'static str)> {
         let ways = [(self.serial_ms, "serial"), (self.async_tp_ms, "async-TP")];
         ways.into_iter().filter_map(|(times, name)| Some((times?.median, name))).min_by(|a, b| a.0.total_cmp(&b.0))

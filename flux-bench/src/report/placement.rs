@@ -1,7 +1,6 @@
 //! What the ranks of a run were, and where.
 //!
-//! Invariant: all ranks of a run find the same. Files that say nothing of it are of ranks that were
-//! threads: there was nothing else.
+//! Invariant: all ranks find the same. Files without it are of threads.
 
 use crate::machine::Ranks;
 use flux_transport::{Communicator, Launch, World};

@@ -1,7 +1,7 @@
 //! The operands of a run, from a safetensors file.
 //!
-//! Invariant: an [`Input`] that exists has `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of
-//! `[n]`, all of one 16-bit type, whole.
+//! Invariant: an [`Input`] has whole `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of `[n]`,
+//! of one 16-bit type.
 
 use crate::harness::room;
 use flux_core::DType;
@@ -129,25 +129,16 @@ impl Input {
     }
 
     /// Elements of `bias`, `[n]`, where there is one.
-    ///
-    /// # Errors
-    /// There is not so much memory, as of the others.
     pub(super) fn bias<T: bytemuck::Pod>(&self) -> anyhow::Result<Option<Vec<T>>> {
         self.bias.clone().map(|bias| elements(&self.file[bias])).transpose()
     }
 
     /// Elements of `x`, `[m, k]`.
-    ///
-    /// # Errors
-    /// There is not so much memory.
     pub(super) fn x<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
         elements(&self.file[self.x.clone()])
     }
 
     /// Elements of `w`, `[n, k]`.
-    ///
-    /// # Errors
-    /// There is not so much memory.
     pub(super) fn w<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
         elements(&self.file[self.w.clone()])
     }

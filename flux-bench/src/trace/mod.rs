@@ -1,7 +1,7 @@
 //! The time line of one fused call: for people, and as a file for a trace viewer.
 //!
-//! Invariant: the call that is shown is one of many alike: warm, on operand sets in rotation as in
-//! the benchmark, with the ranks lined up on their devices before it; and its result was verified.
+//! Invariant: the call is warm, on operand sets in rotation, with the ranks lined up before it, and
+//! its result was verified.
 
 mod chrome;
 mod summary;
@@ -77,8 +77,7 @@ pub(crate) struct Traced {
     pub plan: String,
 }
 
-/// Holds the stream while the host enqueues the call, so that no rank's kernel waits for its
-/// launch.
+/// Holds the stream while the host enqueues the call.
 const SPIN: Duration = Duration::from_micros(500);
 
 /// Records the call, prints the summary, writes the file.
@@ -133,8 +132,8 @@ fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueI
         let mut event_ms = 0.0;
         let calls = args.calls as usize;
         for call in 0..calls {
-            // What the set holds of its call before the last is right already. As long before the
-            // last call as this, L2 is what other calls leave in it.
+            // A set that still holds an earlier result would pass. The poison is early enough to
+            // leave L2.
             if call + SETS == calls {
                 ctx.poison(&mut sets[call % SETS].y)?;
             }

@@ -1,7 +1,7 @@
-//! The time line as a table: what the waves of tiles did when.
+//! The time line as a table: the waves of tiles and their phases.
 //!
-//! Invariant: every item is in one row, that of its wave and its sink; times are microseconds since
-//! the rank's first CTA began.
+//! Invariant: every item is in the row of its wave and its sink; times are microseconds since the
+//! rank's first CTA began.
 
 use super::Traced;
 use flux_core::program::{WorkItem, sink, source};
@@ -32,8 +32,7 @@ const RS_PHASES: [Phase; 6] = [
     ("stored", |t| t.sent),
 ];
 
-/// What a CTA's mover and its producer come past, where the kernel pushes and where rows are
-/// awaited.
+/// Phases of a CTA's mover and producer, where the kernel pushes or awaits rows.
 const WORKER_PHASES: [WorkerPhase; 4] = [
     ("push begun", |w| w.push_begun),
     ("first chunk delivered", |w| w.first_delivered),

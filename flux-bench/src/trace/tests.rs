@@ -10,8 +10,7 @@ use serde_json::Value;
 
 const START: u64 = 7_000_000_000;
 
-/// Two ranks of two CTAs with three items each: a send that lasts into the next item, another send,
-/// and a reduction.
+/// Two ranks of two CTAs with three items each: a long send, another send, and a reduction.
 fn call() -> (Problem, Vec<Traced>) {
     let problem = Problem::new(OpKind::GemmReduceScatter, 256, 256, 128, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
     let ranks = (0..2).map(|rank| {

@@ -1,7 +1,7 @@
-//! The signals that end a run from outside.
+//! Signals that end a run from outside.
 //!
-//! Invariant: a run that a signal ends leaves neither ranks nor files behind: whoever waits for a
-//! rank looks here, gives up, and what was started and made is dropped.
+//! Invariant: whoever waits for a rank checks for a signal, so an interrupted run leaves neither
+//! ranks nor files behind.
 
 use anyhow::bail;
 use flux_transport::launch::Signals;

@@ -1,6 +1,6 @@
-//! What the program and its rank processes say to each other: a line of JSON each.
+//! Messages between the suite and its rank processes, a line of JSON each.
 //!
-//! Invariant: a rank answers every order with one report, and says `Ready` once before the first.
+//! Invariant: a rank answers every request with one reply, and says `Ready` once before the first.
 
 use super::usage::Usage;
 use serde::{Deserialize, Serialize};

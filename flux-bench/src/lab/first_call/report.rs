@@ -40,9 +40,8 @@ pub struct FirstCallRow {
 }
 
 impl FirstCallRow {
-    /// How many times as long as a warm call the first one took: what is judged. A first call finds
-    /// a device that has rested and links that have gone to sleep, whatever the op did when it was
-    /// built; a call after as long a rest finds the same, so what is left is the op's own.
+    /// The first call's time over a warm call's. Both come after as long a rest, in which NVLink
+    /// falls asleep, so the ratio is the op's own.
     pub fn of_warm(&self) -> f64 {
         self.first_call_ms / self.warm_ms.median
     }

@@ -1,8 +1,7 @@
-//! What this machine's links do: the figures that schedules are chosen by.
+//! `flux-bench lab links`: rates and latencies of this machine's links.
 //!
-//! Invariant: a figure is the median of repeated runs of one movement, between events on the
-//! streams that carry it; where several devices move at once it is the slowest one's, from when the
-//! first began.
+//! Invariant: a figure is the median of repeated runs between events; where several devices move at
+//! once, of the slowest one.
 
 mod measures;
 mod rig;

@@ -107,8 +107,8 @@ impl<T: Element> RankCase<'_, T> {
         Operands::new(*self.op.problem(), self.seed, call, fill).with_epilogue(self.epilogue)
     }
 
-    /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed; the
-    /// seed says who begins.
+    /// Delays this rank in its turn: turns of 4 calls, half of them delayed, in an order by the
+    /// seed.
     fn delay(&self, call: u64, pattern: u32) -> anyhow::Result<()> {
         let turn = (call / 4).wrapping_add(self.seed) % u64::from(self.op.problem().world().get());
         let random = data::seed(self.seed, pattern, call);
@@ -127,8 +127,7 @@ impl<T: Element> RankCase<'_, T> {
         for call in 0..calls {
             self.ctx.fill(set, self.operands(call, Fill::SmallInts))?;
             self.ctx.poison(&mut set.y)?;
-            // SAFETY: every rank has met the others after its last call, and meets them below
-            // before the next.
+            // SAFETY: the ranks met after the last call, and meet below before the next.
             unsafe { self.ctx.poison_workspace()? };
             self.ctx.sync(self.op)?;
             self.ctx.comm().barrier()?;

@@ -1,7 +1,7 @@
-//! Random cases: problems from tiny to a few thousand, with tails, and plans for them.
+//! Random cases: problems from tiny to a few thousand, with partial tiles, and plans for them.
 //!
-//! Invariant: a case is a function of seed, number, world, processor and links, so all ranks agree
-//! on it without an exchange, and it can be had again.
+//! Invariant: a case is a function of seed, number, world, processor and links, so ranks agree
+//! without an exchange and cases can be repeated.
 
 use crate::harness::{EpilogueSpec, data};
 use crate::plan::Execution;
@@ -9,8 +9,7 @@ use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use std::fmt;
 
-/// Where ranks compute, which decides the sizes: a host's ranks share its few cores, and their code
-/// may be built for debugging.
+/// Where ranks compute, which bounds the sizes: a host's ranks share its few cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Processor {
     /// Threads of this machine.
@@ -19,8 +18,8 @@ pub(super) enum Processor {
     Gpu {
         /// CTAs.
         ctas: u32,
-        /// Whether no other rank works there. Where one does, copies may wait in the device's
-        /// queues behind its kernel that waits for them, so the kernels move data.
+        /// Whether no other rank works there. Copies would wait behind another rank's kernel, so
+        /// shared devices have the kernel as their mover.
         alone: bool,
     },
 }
@@ -55,9 +54,6 @@ pub(super) struct RandomCase {
 
 impl RandomCase {
     /// Case `number` of `seed`.
-    ///
-    /// # Errors
-    /// None for the worlds that there are; they would be a fault of this function.
     pub(super) fn new(seed: u64, number: u64, world: WorldSize, processor: Processor, legal: Legal) -> Result<Self, ProblemError> {
         let mut draw = Draw::new(data::seed(seed, 1, number));
         let (most_rows, most) = match processor {
