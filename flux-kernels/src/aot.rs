@@ -6,18 +6,19 @@
 use crate::cache::{AheadError, Cubins};
 use crate::inspect::Report;
 use crate::nvrtc::{Arch, KernelSource};
-use crate::sources;
+use crate::sources::Source;
+use crate::variant::Variant;
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Compiles every source for every architecture into `folder`, on as many threads as there are
-/// cores, and says what each takes, in the order of [`sources::all`].
+/// Compiles every source into `folder`, on as many threads as there are cores, and returns their
+/// resources, variants first.
 ///
 /// # Errors
 /// The first [`AheadError`] in that order; the others are compiled all the same.
 pub fn compile_all(folder: &Path) -> Result<Vec<Report>, AheadError> {
-    let sources = sources::all();
+    let sources: Vec<_> = Variant::all().iter().map(Variant::source).chain([Source::harness(), Source::links()]).collect();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());

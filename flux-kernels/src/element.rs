@@ -1,7 +1,7 @@
-//! Element types of the operands, as the host sees them.
+//! Element types of the operands on the host.
 //!
-//! Invariant: every [`Element`] is two bytes of plain data, and its conversions are those of the
-//! kernels: exact to fp32, round to nearest even from it.
+//! Invariant: every [`Element`] is two bytes of plain data, and converts as in the kernels: exactly
+//! to fp32, to nearest even from it.
 
 use bytemuck::Pod;
 use flux_core::DType;

@@ -1,13 +1,11 @@
-//! What becomes of an output's fp32 value before its one rounding: `y = act(v + bias)`.
+//! The epilogue of an output's fp32 value, before its one rounding: `y = act(v + bias)`.
 //!
-//! Invariant: it is done once, to the whole sum, by whoever stores the element; a partial sum that
-//! travels has neither bias nor activation. The kernel's counterpart is
-//! `flux-kernels/cuda/core/epilogue.cuh`, with the same formulas.
+//! Invariant: whoever stores the element applies it once, to the complete sum; a partial sum has
+//! neither bias nor activation. `flux-kernels/cuda/core/epilogue.cuh` has the same formulas.
 
 use std::fmt;
 
-/// What is applied to an element of AllGather-GEMM's result, in fp32, after the bias and before the
-/// rounding to the element type.
+/// The activation of AllGather-GEMM's result, in fp32, between bias and rounding.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[repr(u32)]
 pub enum Activation {
@@ -46,15 +44,13 @@ impl Activation {
         }
     }
 
-    /// Bound of the error of [`Self::apply`] and of the kernel's counterpart, in units of `|v|`;
-    /// ReLU and none are exact.
+    /// Bound of the error of [`Self::apply`] and of the kernel's formula, in units of `|v|`.
     ///
-    /// With `u = 2^-24` and `s` the logistic function: the argument `z` of the exponential is off
-    /// by at most `5 u |z|` (square, constant, product, sum, product), the exponential by `2 u` of
-    /// itself, the sum by `u`, the quotient by `4 u`. What is off by `d` before the logistic
-    /// function changes it by `s (1 - s) d`, and `s (1 - s) |z|` is below 0.225 and `s (1 - s)` at
-    /// most 0.25, so the result is off by at most `(5 * 0.225 + 2 * 0.25 + 1 + 4) u |v|`, which is
-    /// below `7 u |v|`.
+    /// With `u = 2^-24` and `s` the logistic function, these errors add up: the exponential's
+    /// argument `z` is off by at most `5 u |z|`, the exponential by `2 u` of itself, the sum by `u`
+    /// and the quotient by `4 u`. An error `d` before the logistic function changes it by `s (1 -
+    /// s) d`. As `s (1 - s) |z| < 0.225` and `s (1 - s) <= 0.25`, the result is off by at most `(5
+    /// * 0.225 + 2 * 0.25 + 1 + 4) u |v| < 7 u |v|`.
     pub const ERROR: f64 = 7.0 / (1 << 24) as f64;
 
     /// Whether it rounds nothing.
@@ -62,9 +58,8 @@ impl Activation {
         matches!(self, Self::None | Self::Relu)
     }
 
-    /// Largest slope anywhere: what an error of `v` grows by.
-    ///
-    /// GELU's is 1.1290 (at 1.42), SiLU's 1.0999 (at 2.40).
+    /// Largest slope, by which an error of `v` grows: GELU's is 1.1290 (at 1.42), SiLU's 1.0999 (at
+    /// 2.40).
     pub const fn slope(self) -> f64 {
         match self {
             Self::None | Self::Relu => 1.0,

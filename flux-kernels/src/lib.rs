@@ -5,18 +5,22 @@
 //! addresses, signals and a [`TileProgram`](flux_core::program::TileProgram).
 
 mod abi;
-pub mod aot;
-pub mod cache;
+mod aot;
+mod cache;
 pub mod cpu;
 pub mod cuda;
-pub mod element;
-pub mod epilogue;
+mod element;
+mod epilogue;
 pub mod harness;
-pub mod inspect;
+mod inspect;
 pub mod nvrtc;
-pub mod sources;
-pub mod variant;
+mod sources;
+mod variant;
 
+pub use aot::compile_all;
+pub use cache::{AheadError, Cubin, Cubins, Origin, cubin};
 pub use element::Element;
 pub use epilogue::Activation;
-pub use variant::Variant;
+pub use inspect::{FunctionReport, ImageError, Report};
+pub use sources::Source;
+pub use variant::{NoSuchTile, Variant};

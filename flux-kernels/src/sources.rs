@@ -8,7 +8,7 @@ use std::sync::LazyLock;
 macro_rules! headers {
     ($($name:literal),* $(,)?) => {
         /// Every header, by the name in `#include "..."`.
-        pub fn headers() -> &'static [(&'static str, &'static str)] {
+        pub(crate) fn headers() -> &'static [(&'static str, &'static str)] {
             static HEADERS: LazyLock<Vec<(&str, &str)>> = LazyLock::new(|| {
                 vec![("abi.cuh", abi::header()), $(($name, include_str!(concat!("../cuda/", $name)))),*]
             });
@@ -49,21 +49,18 @@ headers![
 pub struct Source {
     /// Name of the cubin, and what logs call it.
     pub name: String,
-    /// The text; it includes [`headers`].
+    /// The text; it includes our headers.
     pub text: String,
 }
 
-/// Operand data, verification and timing.
-pub fn harness() -> Source {
-    Source { name: "flux_harness".to_owned(), text: include_str!("../cuda/harness/harness.cu").to_owned() }
-}
+impl Source {
+    /// Operand data, verification and timing.
+    pub fn harness() -> Self {
+        Self { name: "flux_harness".to_owned(), text: include_str!("../cuda/harness/harness.cu").to_owned() }
+    }
 
-/// Bulk copies and signal latency.
-pub fn links() -> Source {
-    Source { name: "flux_links".to_owned(), text: include_str!("../cuda/harness/links.cu").to_owned() }
-}
-
-/// Everything that an installation may load.
-pub fn all() -> Vec<Source> {
-    crate::variant::all().iter().map(crate::Variant::source).chain([harness(), links()]).collect()
+    /// Bulk copies and signal latency.
+    pub fn links() -> Self {
+        Self { name: "flux_links".to_owned(), text: include_str!("../cuda/harness/links.cu").to_owned() }
+    }
 }

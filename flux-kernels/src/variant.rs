@@ -1,7 +1,7 @@
 //! The instantiations of the fused kernel.
 //!
 //! Invariant: a variant's numbers are those of `struct Config` in
-//! `flux-kernels/cuda/core/config.cuh`; both sides compute the same bytes of shared memory.
+//! `flux-kernels/cuda/core/config.cuh`.
 
 use crate::sources::Source;
 use flux_core::program::TileProgram;
@@ -42,19 +42,19 @@ fn advice() -> String {
     )
 }
 
-/// Every variant that is compiled ahead of time, for both operations and element types; the
-/// [`traced`](Variant::traced) forms are compiled where they are used.
-pub fn all() -> Vec<Variant> {
-    let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
-    let pairs = ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)));
-    pairs.flat_map(|(op, dtype)| TileShape::all().flat_map(move |tile| Variant::with_tile(op, dtype, tile))).collect()
-}
-
 impl Variant {
     /// Threads of a CTA: a warpgroup with producer, storer, mover and signal poller, and two
     /// consumers.
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
+
+    /// Every variant that is compiled ahead of time; the [`traced`](Self::traced) forms are
+    /// compiled where they are used.
+    pub fn all() -> Vec<Self> {
+        let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+        let pairs = ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)));
+        pairs.flat_map(|(op, dtype)| TileShape::all().flat_map(move |tile| Self::with_tile(op, dtype, tile))).collect()
+    }
 
     fn with_tile(op: OpKind, dtype: DType, tile: TileShape) -> impl Iterator<Item = Self> {
         let stagings = tile.stagings().filter(move |&staging| match op {
@@ -99,8 +99,8 @@ impl Variant {
             && (self.tile.sends_partials_from(self.staging) || !sends_partials)
     }
 
-    /// The same kernel, recording when each phase of each item ended: it takes a
-    /// [`TraceBuffer`](crate::cuda::TraceBuffer) at every launch.
+    /// The same kernel with time stamps: each launch takes a
+    /// [`TraceBuffer`](crate::cuda::TraceBuffer).
     #[must_use]
     pub const fn traced(self) -> Self {
         Self { traced: true, ..self }
@@ -126,13 +126,13 @@ impl Variant {
         self.tile
     }
 
-    /// Whether two steps along k are loaded at once: `kPairs` of config.cuh. What lies side by side
-    /// in a row of `w` is asked for together, and no miss need bring more than its line.
+    /// Whether two steps along k are loaded at once: `kPairs` of config.cuh. Adjacent lines of a
+    /// row of `w` are then loaded together, so a miss need bring no more than its line.
     pub(crate) const fn loads_pairs(&self) -> bool {
         self.stages >= 6 && self.stages.is_multiple_of(2)
     }
 
-    /// Whether consumers share a tile by columns, and not by rows: `kSplitColumns` of config.cuh.
+    /// Whether consumers split a tile by columns instead of rows: `kSplitColumns` of config.cuh.
     const fn splits_columns(&self) -> bool {
         self.tile.m == 64 || self.tile.swaps_ab() && self.tile.n.is_multiple_of(64 * Self::CONSUMERS)
     }
@@ -159,8 +159,8 @@ impl Variant {
         }
     }
 
-    /// Device memory that each CTA of a launch needs to itself, in bytes: the first consumer's part
-    /// of a partial tile waits there until the second's is sent.
+    /// Global staging memory of each CTA of a launch, in bytes: the first consumer's part of a
+    /// partial tile waits there until the second's is sent.
     pub const fn epilogue_staging_bytes(&self) -> u64 {
         match (self.op, self.staging) {
             (OpKind::GemmReduceScatter, Staging::Shared) => (self.tile.m * self.tile.n) as u64,

@@ -3,9 +3,8 @@
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
-use flux_kernels::cache::{Cubin, Cubins, Origin};
-use flux_kernels::inspect::Report;
 use flux_kernels::nvrtc::{Arch, CompileError, Compiled, KernelSource, Version};
+use flux_kernels::{Cubin, Cubins, Origin, Report};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Barrier;

@@ -7,7 +7,7 @@
 mod skipped;
 
 use flux_kernels::nvrtc::{Arch, CompileError, KernelSource, Nvrtc};
-use flux_kernels::{sources, variant};
+use flux_kernels::{Source, Variant};
 use std::path::Path;
 use std::sync::OnceLock;
 
@@ -51,7 +51,7 @@ fn headers_come_from_memory_and_the_report_from_the_compilation() {
 #[test]
 fn the_same_source_gives_the_same_image() {
     let Some(nvrtc) = nvrtc() else { return };
-    let source = sources::links();
+    let source = Source::links();
     let source = KernelSource::ours(&source, Arch::Sm90a);
     let (first, second) = std::thread::scope(|scope| {
         let other = scope.spawn(|| nvrtc.compile(&source).unwrap());
@@ -64,7 +64,7 @@ fn the_same_source_gives_the_same_image() {
 fn recording_a_time_line_makes_no_kernel_spill() {
     let Some(nvrtc) = nvrtc() else { return };
     let mut defects = Vec::new();
-    for variant in variant::all() {
+    for variant in Variant::all() {
         let source = variant.traced().source();
         let report = nvrtc.compile(&KernelSource::ours(&source, Arch::Sm90a)).unwrap().report;
         defects.extend(report.defects());

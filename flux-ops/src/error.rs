@@ -11,7 +11,7 @@ use flux_core::{OpKind, Problem, ProblemError, Rank, WorldSize};
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
-use flux_kernels::variant::NoSuchTile;
+use flux_kernels::NoSuchTile;
 use flux_transport::internal::cuda::CudaError;
 use flux_transport::{Failure, TransportError, TransportKind};
 

@@ -67,15 +67,13 @@ pub mod internal {
         pub use crate::bootstrap::{Address, HostPlace, NetworkPlace, Place, join};
     }
 
-    /// Devices, their memory and streams.
     pub mod cuda {
         pub use crate::cuda::{
-            Capture, CudaDevice, CudaError, Current, DeviceBlock, DeviceInfo, Event, PinnedBlock, SideStream, Unavailable, available,
-            can_access_peer, capture, device_count, device_info, driver_version, near, peer_matrix,
+            CudaDevice, CudaError, DeviceBlock, DeviceInfo, Event, PinnedBlock, SideStream, Unavailable, available, can_access_peer,
+            device_count, device_info, driver_version, near, peer_matrix,
         };
     }
 
-    /// NCCL as a library.
     pub mod nccl {
         pub use crate::backends::nccl::{Comm, ElementType, NcclError, NcclUnavailable, UniqueId, available, version};
     }
@@ -92,6 +90,6 @@ pub mod internal {
 
     /// How this machine connects its GPUs.
     pub mod topology {
-        pub use crate::topology::{Fabric, Gpu, Near, Place, Topology, instances, look, nvidia_gpus, unseen};
+        pub use crate::topology::{instances, nvidia_gpus, unseen};
     }
 }

@@ -38,8 +38,8 @@ impl TileShape {
     /// use flux_core::TileShape;
     /// let percent = |m, n| TileShape::new(m, n, 64).step_percent();
     /// assert_eq!([percent(128, 256), percent(256, 192), percent(176, 256)], [100, 100, 100]);
-    /// assert_eq!([percent(128, 192), percent(128, 128), percent(136, 128), percent(104, 256)], [104, 112, 111, 112]);
-    /// assert_eq!(percent(160, 192), 113);
+    /// assert_eq!([percent(128, 192), percent(128, 128), percent(136, 128), percent(104, 256)],
+    /// [104, 112, 111, 112]); assert_eq!(percent(160, 192), 113);
     /// ```
     pub const fn step_percent(self) -> u64 {
         let (m, n) = (self.m as u64, self.n as u64);

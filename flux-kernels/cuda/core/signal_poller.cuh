@@ -1,8 +1,9 @@
 // The signal poller: a warp that polls peers' signals ahead of the producer, and publishes how far
 // rows or partial tiles have arrived.
 //
-// A poll is a round trip to memory, and what it finds has to be acquired. Done by the producer, that
-// would drain the ring of stages at every shard and delay the first partial tiles of every own tile.
+// A poll is a round trip to memory, and what it finds has to be acquired. Done by the producer,
+// that would drain the ring of stages at every shard and delay the first partial tiles of every own
+// tile.
 #pragma once
 #include "core/config.cuh"
 #include "core/reduce_rows.cuh"
@@ -12,8 +13,8 @@
 
 namespace flux {
 
-// How far data has arrived: rows of A before step `step` of the CTA's `number`-th item, or `step` of
-// the partial tiles that the item awaits. Later is larger.
+// How far data has arrived: rows of A before step `step` of the CTA's `number`-th item, or `step`
+// of the partial tiles that the item awaits. Later is larger.
 __device__ __forceinline__ u64 progress(u32 number, u32 step) {
     return static_cast<u64>(number) << 32 | step;
 }
@@ -89,8 +90,8 @@ private:
         for (u32 next = first; next < first + count; next += group) {
             WaitTarget target = await_target(p, epoch, mine);
             publish(number, mine.k_step);
-            // Loaded beside this group's signals: loaded after them, it would delay the next poll by
-            // a round trip.
+            // Loaded beside this group's signals: loaded after them, it would delay the next poll
+            // by a round trip.
             if (next + group < first + count) mine = entry_of_lane(next + group, group);
             for (u32 n = lane; n < group;) {
                 wait_for(p, epoch, target);

@@ -27,7 +27,8 @@ __device__ __forceinline__ u32 op_hash_of(const Params& p, u32 epoch, u32 peer) 
 }
 
 // Writes to the pads of all peers which call this rank is in. Run by one warp of the launch. Not
-// after a failure: the epoch stands still, so a queued call would announce its op for the failed one.
+// after a failure: the epoch stands still, so a queued call would announce its op for the failed
+// one.
 __device__ __forceinline__ void announce_call(const Params& p, u32 epoch) {
     const u32 peer = threadIdx.x % 32;
     if (p.op_hash == 0 || peer >= p.world || peer == p.rank || ptx::load_relaxed_gpu(&p.control->poison) != 0) return;

@@ -1,7 +1,7 @@
 //! The text of `abi.cuh`.
 
 use super::{BulkCopy, FillParams, ItemStamps, Params, PingPong, RawReport, VerifyParams, WorkerStamps, declare_words};
-use crate::Activation;
+use crate::epilogue::Activation;
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::program::{Await, NONE, Transfer, WorkItem, sink, source};
 use flux_core::rank::MAX_WORLD;

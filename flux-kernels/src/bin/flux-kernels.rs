@@ -1,15 +1,13 @@
-//! `flux-kernels compile --out DIR`: compiles every kernel ahead of time, which needs no GPU, and
-//! says what each takes; `flux-kernels nvrtc` says what would compile.
+//! `flux-kernels compile --out DIR` compiles every kernel ahead of time, without a GPU, and prints
+//! its resources; `flux-kernels nvrtc` prints the compiler.
 //!
-//! Exit status: 0, or 1 when something does not compile, spills, uses local memory or serializes
-//! `wgmma`, or 3 when there is no NVRTC.
+//! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes
+//! `wgmma`; 3 without NVRTC.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers there")]
 
-use flux_kernels::cache::AheadError;
-use flux_kernels::inspect::Report;
 use flux_kernels::nvrtc::{CompileError, Nvrtc};
-use flux_kernels::{aot, variant};
+use flux_kernels::{AheadError, Report, Variant, compile_all};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -49,7 +47,7 @@ fn compile(folder: &Path) -> ExitCode {
         eprintln!("error: {} cannot be made: {error}", folder.display());
         return ExitCode::FAILURE;
     }
-    let reports = match aot::compile_all(folder) {
+    let reports = match compile_all(folder) {
         Ok(reports) => reports,
         Err(error) => {
             eprintln!("error: {error}");
@@ -71,17 +69,16 @@ fn compile(folder: &Path) -> ExitCode {
     if defects.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
-/// One line for each function; bytes, and shared memory with what a launch of the fused kernel
-/// adds.
+/// Prints one line for each function, in bytes; launch shared memory is that of the fused kernel.
 fn print(reports: &[Report]) {
-    let variants = variant::all();
+    let variants = Variant::all();
     let width = reports.iter().flat_map(|r| &r.functions).map(|f| f.function.len()).max().unwrap_or(0);
     println!(
         "{:width$} {:>9} {:>12} {:>11} {:>6} {:>14} {:>14} {:>12}",
         "kernel", "registers", "spill stores", "spill loads", "stack", "static shared", "launch shared", "instructions"
     );
     for f in reports.iter().flat_map(|report| &report.functions) {
-        let launch = variants.iter().find(|variant| variant.entry() == f.function).map_or(0, variant::Variant::shared_bytes);
+        let launch = variants.iter().find(|variant| variant.entry() == f.function).map_or(0, Variant::shared_bytes);
         println!(
             "{:width$} {:>9} {:>12} {:>11} {:>6} {:>14} {:>14} {:>12}",
             f.function, f.registers, f.spill_store_bytes, f.spill_load_bytes, f.stack_bytes, f.shared_bytes, launch, f.instructions

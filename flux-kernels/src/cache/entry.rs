@@ -4,7 +4,9 @@
 //! the image, so that CUDA's tools read it.
 //!
 //! ```text
-//! [ image ][ log, UTF-8 ][ magic 8 ][ image bytes u64 ][ log bytes u64 ][ NVRTC major u32 ][ minor u32 ][ build u32 ][ key 32 ][ SHA-256 of all before 32 ]
+//! [ image ][ log, UTF-8 ][ trailer ]
+//! trailer: [ magic 8 ][ image bytes u64 ][ log bytes u64 ][ NVRTC major u32 ][ minor u32 ]
+//!          [ build u32 ][ key 32 ][ SHA-256 of all before 32 ]
 //! ```
 
 use crate::nvrtc::{KernelSource, Version};
@@ -39,7 +41,7 @@ impl Key {
         Self(hash.finalize().into())
     }
 
-    /// Name of the file for this source, compiled by `version` where that matters.
+    /// Name of the file for this source; of the cache with the compiler's `version`.
     pub(super) fn file_name(&self, name: &str, version: Option<Version>) -> String {
         use std::fmt::Write;
         let safe = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' };

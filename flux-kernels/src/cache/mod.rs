@@ -1,8 +1,8 @@
 //! Cubins: compiled ahead of time, cached on disk, or compiled now.
 //!
-//! Invariant: a file in the cache is complete from the moment it has its name: it is written under
-//! another one, flushed and renamed, so any number of processes may share the folder, and the last
-//! to write wins with the same content. What does not check out is compiled again.
+//! Invariant: a file in the cache is complete once it has its name, because it is written under
+//! another, flushed and renamed. So any number of processes may share the folder. A damaged file is
+//! compiled again.
 
 mod entry;
 
@@ -48,8 +48,8 @@ pub struct Cubins {
 }
 
 impl Cubins {
-    /// As the environment says: ahead of time `FLUX_CUBIN_DIR`, then `cubins` beside the
-    /// executable; the cache in `FLUX_CACHE_DIR`, else in `flux` of the user's cache folder.
+    /// From the environment. Ahead of time: `FLUX_CUBIN_DIR`, then `cubins` beside the executable.
+    /// Cache: `FLUX_CACHE_DIR`, else `flux` in the user's cache folder.
     pub fn from_env() -> Self {
         let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
         let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("cubins")));
@@ -60,9 +60,8 @@ impl Cubins {
         }
     }
 
-    /// The cubin of a source, compiled with the library of this process if it has to be.
-    ///
-    /// A cache that cannot be read or written costs time only, and is reported as a warning.
+    /// The cubin of a source, compiled with the library of this process if need be. A cache that
+    /// cannot be read or written only costs time, and is reported as a warning.
     ///
     /// # Errors
     /// As [`Nvrtc::get`] and [`Nvrtc::compile`].
@@ -85,8 +84,8 @@ impl Cubins {
         found.map(|(path, entry)| Cubin::new(entry, Origin::AheadOfTime(path)))
     }
 
-    /// The cached cubin of a source as `version` compiles it; where there is none, what `compile`
-    /// returns, which is then kept.
+    /// The cached cubin of a source as `version` compiles it; else the result of `compile`, which
+    /// is then cached.
     ///
     /// # Errors
     /// Those of `compile`.
@@ -113,8 +112,7 @@ impl Cubins {
         Ok(Cubin::new(entry, Origin::Compiled))
     }
 
-    /// Compiles a source into `folder` under the name by which [`Self::get`] finds it ahead of
-    /// time, and returns the file and what was compiled.
+    /// Compiles a source into `folder`, where [`Self::get`] finds it ahead of time.
     pub(crate) fn compile_ahead(source: &KernelSource<'_>, folder: &Path) -> Result<(PathBuf, Report), AheadError> {
         let nvrtc = Nvrtc::get().map_err(CompileError::from)?;
         let Compiled { cubin, log, report } = nvrtc.compile(source)?;
@@ -126,8 +124,7 @@ impl Cubins {
     }
 }
 
-/// The cubin of one of our sources, from wherever it can be had: [`Cubins::from_env`],
-/// [`Cubins::get`].
+/// The cubin of one of our sources, as [`Cubins::from_env`] and [`Cubins::get`] find it.
 ///
 /// # Errors
 /// As [`Cubins::get`].
@@ -159,7 +156,7 @@ impl Cubin {
     }
 }
 
-/// The entry of `key` in a file; `None` where there is no such file, or none that checks out.
+/// The entry of `key` in a file; `None` where there is none, or a damaged one.
 fn read(path: &Path, key: &Key) -> Option<Entry> {
     match std::fs::read(path) {
         Ok(file) => {
@@ -179,7 +176,7 @@ fn read(path: &Path, key: &Key) -> Option<Entry> {
 fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     std::fs::create_dir_all(folder)?;
-    // As any file that is created, by the umask; a temporary file would be its owner's alone.
+    // The umask applies, as to any new file; a temporary file would be its owner's alone.
     let permissions = std::fs::Permissions::from_mode(0o666);
     let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
     file.write_all(content)?;

@@ -1,11 +1,15 @@
-//! One call: what each worker does with its items, and how the last act closes it.
+//! The workers of one call.
 //!
-//! Invariant: payload is touched only between the signals that hand it over, and after a failure
-//! nothing is published.
+//! Invariant: payload is touched only between the signals that hand it over, and nothing is
+//! published after a failure.
 
+use super::epilogue::Epilogue;
+use super::error::ExecuteError;
+use super::memory::HostMemory;
+use super::operands::{Rows, RowsMut, zeroed};
 use super::panel::{self, Panel};
-use super::{Epilogue, ExecuteError, HostMemory, Rows, RowsMut, pause, zeroed};
-use crate::Element;
+use super::pause;
+use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
 use flux_core::program::{Await, TileProgram, WorkItem, sink, source};
@@ -54,8 +58,8 @@ impl<'a, T> Output<'a, T> {
     }
 }
 
-// SAFETY: it stands for a `&mut [T]` whose elements are written by one worker each: a checked
-// program stores a tile in one item, and an item is one worker's.
+// SAFETY: a checked program stores each element of this `&mut [T]` in one item, and an item belongs
+// to one worker.
 unsafe impl<T: Send> Sync for Output<'_, T> {}
 
 /// What the workers of a call share.
@@ -73,8 +77,8 @@ pub(super) struct Call<'a, T> {
 }
 
 impl<T: Element> Call<'_, T> {
-    /// Works on the items `first`, `first + step`, ... in order, then leaves the call; the last of
-    /// the `step` workers to leave closes it.
+    /// Executes the items `first`, `first + step`, ..., then leaves the call; the last worker
+    /// closes it.
     pub(super) fn work(&self, first: usize, step: usize, scratch: &mut Scratch<T>) -> Result<Left, Poisoned> {
         scratch.a.reset();
         for item in self.program.items.iter().skip(first).step_by(step) {
@@ -92,8 +96,8 @@ impl<T: Element> Call<'_, T> {
         self.protocol.leave(workers, self.await_pushed, pause::until(self.memory.deadline()))
     }
 
-    /// The item's product into the accumulators, once its rows of A are there, and the partial
-    /// tiles that a GPU would add on the way.
+    /// Multiplies the item into the accumulators, once its rows of A and the partial tiles of a
+    /// GPU's mainloop have arrived.
     fn multiply(&self, item: &WorkItem, scratch: &mut Scratch<T>) -> Result<(), Poisoned> {
         self.await_all(self.program.awaits_of(item))?;
         let (row, rows) = (item.row as usize, item.rows as usize);
@@ -110,8 +114,8 @@ impl<T: Element> Call<'_, T> {
                 let bytes = (columns.len() * size_of::<T>()) as u64;
                 let first: *const T = self.memory.half::<T>(self.program.rank, self.protocol.half(), offset, bytes);
                 // SAFETY: `half` has checked that these bytes lie inside the own data region. Their
-                // writer published them before the signals just awaited, and writes them again only
-                // when this rank has ended the call.
+                // writer published them before the awaited signals, and writes them again after
+                // this call has ended.
                 unsafe { std::slice::from_raw_parts(first, columns.len()) }
             })
         } else {

@@ -1,4 +1,4 @@
-//! What the executor relies on in a program, checked once when it is built.
+//! Checks a program once, when an executor is built from it.
 //!
 //! Invariant: no index of a checked program leaves an operand or the workspace that the program
 //! asks for, and no two items store the same element of `y`.
@@ -24,17 +24,16 @@ pub(super) fn check(program: &TileProgram) -> Result<(), ExecuteError> {
     Ok(())
 }
 
-/// The rows of `y` that are taken, by shard, first column and first row: up to the row that is
-/// given. A checked item's columns are a block of the tile's `n`, so those of two are the same or
-/// have none in common; a fold's rows are any.
+/// The stored rows of `y`: end row by shard, first column and first row. Columns of checked items
+/// are equal or disjoint, because they are blocks of the tile's `n`.
 #[derive(Default)]
 struct Stored(BTreeMap<(u32, u32, u32), u32>);
 
 impl Stored {
-    /// Takes the item's; `false` if some of them are.
+    /// Adds the item's rows; `false` if one of them is stored already.
     fn take(&mut self, item: &WorkItem) -> bool {
         let (shard, col, end) = (item.out_outer, item.col, item.row + item.rows);
-        // Of those that begin before its end the last, which ends last.
+        // The last range that begins before the item's end also ends last.
         let before = self.0.range((shard, col, 0)..(shard, col, end)).next_back();
         let free = before.is_none_or(|(_, &taken)| taken <= item.row);
         if free {
@@ -44,20 +43,20 @@ impl Stored {
     }
 }
 
-/// Whether tiles are scattered and folded.
+/// Whether rows are scattered and then reduced.
 fn scatters(program: &TileProgram) -> bool {
     program.flattened && program.problem.op() == OpKind::GemmReduceScatter
 }
 
-/// What it reads of the operands, and where in a shard of the output it is.
+/// Checks the item's extents, steps and rows of operand A.
 fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (problem, tile) = (&program.problem, program.tile);
     let within = |first: u32, count: u32, block: u32, end: u32| {
         count > 0 && count <= block && first.is_multiple_of(block) && first.checked_add(count).is_some_and(|last| last <= end)
     };
-    let fold = item.sink == sink::REDUCE_ROWS;
-    let rows = if program.flattened && !fold { problem.m() } else { problem.m_shard() };
-    let rows_exist = if fold {
+    let reduces = item.sink == sink::REDUCE_ROWS;
+    let rows = if program.flattened && !reduces { problem.m() } else { problem.m_shard() };
+    let rows_exist = if reduces {
         item.rows > 0 && item.row.checked_add(item.rows).is_some_and(|last| last <= rows)
     } else {
         within(item.row, item.rows, tile.m, rows)
@@ -68,7 +67,7 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     if !within(item.col, item.cols, tile.n, problem.n_local()) {
         return Some("its columns are not a tile's of the output");
     }
-    if !fold && (item.k_steps == 0 || item.k_first.checked_add(item.k_steps).is_none_or(|end| end > program.k_steps())) {
+    if !reduces && (item.k_steps == 0 || item.k_first.checked_add(item.k_steps).is_none_or(|end| end > program.k_steps())) {
         return Some("its steps along k do not exist");
     }
     let outer = match item.a_source {
@@ -84,20 +83,19 @@ fn rows_gathered(program: &TileProgram, problem: &Problem) -> u32 {
     if program.flattened { problem.m() } else { problem.m() - problem.m_shard() }
 }
 
-/// What a matrix of so many rows consists of, as items count it: shards, or, where tiles span them,
-/// all rows as one.
+/// Shards in a matrix of `rows` rows; flattened rows count as one.
 fn shards(program: &TileProgram, rows: u32) -> u32 {
     if program.flattened { rows / program.problem.m() } else { rows / program.problem.m_shard() }
 }
 
-/// Whether there are all of the slots whose partial tiles it adds.
+/// Whether the slots of the item's partial tiles exist.
 fn adds_slots(program: &TileProgram, item: &WorkItem) -> bool {
     let per_source = u64::from(program.slots_per_source);
     let last = u64::from(item.partial_slot) + u64::from(item.partials.saturating_sub(1)) * per_source;
     item.partials == 0 || last < u64::from(program.problem.world().peers()) * per_source
 }
 
-/// Where its result goes, and what it adds to it.
+/// Checks the item's destination, and the partials that it adds.
 fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Option<&'static str> {
     let (world, peers) = (program.problem.world().get(), program.problem.world().peers());
     let parts = if item.sink == sink::PARTIAL { 1 } else { item.parts };
@@ -110,7 +108,7 @@ fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Optio
         sink::SEND | sink::REDUCE if !adds_slots(program, item) => Some("the slots that it adds do not exist"),
         sink::SEND if item.slot < peers.saturating_mul(program.slots_per_source) && item.dest < world => None,
         sink::REDUCE_ROWS if item.partials > world => Some("the rows that it adds do not exist"),
-        // a fold's rows are in blocks of their own, which must not mix with those of tiles
+        // Blocks of reduced rows must not mix with those of tiles.
         sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if (item.sink == sink::REDUCE_ROWS) == scatters(program) => {
             let y_shards = if scatters(program) { 1 } else { shards(program, program.problem.y_shape().rows) };
             if item.out_outer >= y_shards {
@@ -122,7 +120,7 @@ fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Optio
     }
 }
 
-/// What it raises, counts and awaits.
+/// Checks the signal that the item raises, its counter and its awaits.
 fn signals(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let world = program.problem.world().get();
     if item.raise != NONE && (item.raise >= program.signals || item.dest >= world) {

@@ -1,14 +1,15 @@
-//! Bias and activation, in fp32, on the accumulators of a tile whose sum is whole.
+//! Bias and activation, in fp32, on the accumulators of a tile whose sum is complete.
 //!
 //! Invariant: an element gets them once, from the worker that stores it, before its rounding.
 
 use super::error::ExecuteError;
-use super::fits;
-use crate::{Activation, Element};
+use super::operands::fits;
+use crate::element::Element;
+use crate::epilogue::Activation;
 use flux_core::problem::Shape;
 use flux_core::{OpKind, Problem};
 
-/// What becomes of a sum before it is stored: nothing by default.
+/// The epilogue of a sum, before it is stored: nothing by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a, T> {
     /// One element for each column of `y`, added to every row.
@@ -24,7 +25,7 @@ impl<T> Default for Epilogue<'_, T> {
 }
 
 impl<T: Element> Epilogue<'_, T> {
-    /// Whether it suits the problem.
+    /// Checks it against the problem.
     pub(super) fn fits(&self, problem: &Problem) -> Result<(), ExecuteError> {
         if problem.op() == OpKind::GemmReduceScatter && self.activation != Activation::None {
             return Err(ExecuteError::Activation { activation: self.activation });
@@ -33,7 +34,7 @@ impl<T: Element> Epilogue<'_, T> {
         self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))
     }
 
-    /// Finishes one row of a tile, whose first column is `col` of `y`.
+    /// Applies it to one row of a tile whose first column is `col` of `y`.
     pub(super) fn apply(&self, col: usize, row: &mut [f32]) {
         if let Some(bias) = self.bias {
             for (v, bias) in row.iter_mut().zip(&bias[col..]) {

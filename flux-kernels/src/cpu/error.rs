@@ -1,6 +1,6 @@
-//! What can go wrong in a call of the CPU executor.
+//! Errors of the CPU executor.
 
-use crate::Activation;
+use crate::epilogue::Activation;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::{DType, Rank};
 
@@ -50,14 +50,14 @@ pub enum ExecuteError {
         /// Ranks whose memory is mapped.
         ranks: usize,
     },
-    /// There is not so much memory.
+    /// Memory is short.
     #[error(
         "{bytes} bytes of {what} cannot be had: what the host executor needs grows with the extents of a rank's operands, with the tile and with the workers"
     )]
     OutOfMemory {
-        /// What for.
+        /// What it is for.
         what: &'static str,
-        /// How many.
+        /// Its size.
         bytes: usize,
     },
     /// The program does not describe a call of its problem.
@@ -70,7 +70,7 @@ pub enum ExecuteError {
         /// What is wrong with it.
         what: &'static str,
     },
-    /// What was waited for did not come before the deadline. The communicator is broken.
+    /// A signal did not arrive before the deadline. The communicator is broken.
     #[error("rank {rank}: {what} of rank {peer} did not come: epoch {expected} expected, {seen} seen, in call {epoch}", what = Waited(*wait, *signal))]
     Timeout {
         /// The rank that waited.
@@ -109,13 +109,13 @@ pub enum ExecuteError {
     Disagreed {
         /// The rank that found it.
         rank: u32,
-        /// The rank that has made other calls.
+        /// The rank in another op.
         peer: u32,
         /// Epoch of the call.
         epoch: u32,
     },
-    /// The rank is poisoned by an earlier failure whose record is not written (yet). The
-    /// communicator is broken.
+    /// An earlier failure has poisoned the rank, and its record is not complete. The communicator
+    /// is broken.
     #[error("rank {rank} is poisoned by an earlier failure: the communicator must be rebuilt")]
     Poisoned {
         /// The poisoned rank.

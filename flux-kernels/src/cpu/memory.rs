@@ -1,7 +1,7 @@
 //! The memory of a host transport, as one rank's executor uses it.
 //!
-//! Invariant: words are only touched as atomics; payload bytes are read or written only between the
-//! signals that hand them over.
+//! Invariant: words are accessed only as atomics, and payload only between the signals that hand it
+//! over.
 
 use flux_core::Rank;
 use flux_core::layout::{self, WorkspaceSize, control};
@@ -15,7 +15,7 @@ use std::time::Duration;
 const FAULT_WORDS: u32 = 16;
 const _: () = assert!(size_of::<layout::FaultRecord>() == 4 * FAULT_WORDS as usize);
 
-/// One rank's view of a communicator's workspace in host memory; the layout is that of
+/// One rank's view of a communicator's workspace in host memory, laid out as in
 /// [`flux_core::layout`].
 #[derive(Clone, Copy, Debug)]
 pub struct HostMemory<'a> {
@@ -29,17 +29,17 @@ pub struct HostMemory<'a> {
 }
 
 impl<'a> HostMemory<'a> {
-    /// The workspace at these addresses: `data` and `pads` by rank, the own rank's included;
-    /// `control` and `fault` of the own rank. A wait gives up after `deadline`.
+    /// The workspace at these addresses: `data` and `pads` by rank, this rank's included; `control`
+    /// and `fault` of this rank. A wait fails after `deadline`.
     ///
     /// # Safety
     /// For `'a`, the addresses (exposed, as by
     /// [`pointer::expose_provenance`](https://doc.rust-lang.org/std/primitive.pointer.html)) are of
-    /// initialised memory, aligned to [`layout::LINE`], of at least `size.data_bytes()`,
+    /// initialised memory, aligned to [`layout::LINE`]. It has at least `size.data_bytes()`,
     /// `pad_bytes(size.signals)`, `control::bytes(size.counters)` and [`layout::FAULT_BYTES`]
-    /// bytes. It is accessed only by executors and movers that follow the signal protocol
-    /// (`docs/architecture.md`), each rank with its own program of one schedule, the calls of a
-    /// rank one after another.
+    /// bytes. Only executors and movers that follow the signal protocol access it
+    /// (`docs/architecture.md`): each rank with its own program of one schedule, its calls one
+    /// after another.
     pub const unsafe fn new(data: &'a [u64], pads: &'a [u64], control: u64, fault: u64, size: WorkspaceSize, deadline: Duration) -> Self {
         Self { data, pads, control, fault, size, deadline, lives: PhantomData }
     }
@@ -59,8 +59,8 @@ impl<'a> HostMemory<'a> {
         self.deadline
     }
 
-    /// Address of byte `offset` in half `half` of the data of `rank`, of which `bytes` are about to
-    /// be used.
+    /// Address of byte `offset` in half `half` of the data of `rank`. Panics if `bytes` bytes from
+    /// there leave the half.
     pub(super) fn half<T>(&self, rank: Rank, half: usize, offset: u64, bytes: u64) -> *mut T {
         assert!(half < 2 && offset + bytes <= self.size.half_bytes, "{offset} + {bytes} of {}", self.size.half_bytes);
         let address = self.data[rank.index()] + half as u64 * self.size.half_stride() + offset;
@@ -79,7 +79,7 @@ impl Words for HostMemory<'_> {
 
     fn calling(&self, owner: Rank, of: Rank, half: usize) -> [&AtomicU32; 2] {
         assert!(of.index() < self.pads.len() && half < 2, "rank {of} of {}", self.pads.len());
-        // SAFETY: every pad begins with what each rank says; the words are aligned and atomic, by
+        // SAFETY: every pad begins with a line for each rank; the words are aligned and atomic, by
         // `new`'s promise.
         [0, 4].map(|word| unsafe { AtomicU32::from_ptr(at(self.pads[owner.index()] + layout::calling_offset(of.get(), half) + word)) })
     }

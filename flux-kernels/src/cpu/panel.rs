@@ -1,15 +1,14 @@
 //! Operands in fp32, and their product.
 //!
-//! Invariant: an element is converted once for tiles that read it one after another, of one source
-//! and one way in which their `k` is split; the product of an item is one call of one routine on
-//! the same numbers, so it does not depend on who computes it.
+//! Invariant: an item's product is one call of one routine on the same numbers, so it does not
+//! depend on the worker that computes it.
 
-use super::{ExecuteError, zeroed};
-use crate::Element;
+use super::error::ExecuteError;
+use super::operands::zeroed;
+use crate::element::Element;
 use std::ops::Range;
 
-/// A row-major operand of which blocks, of rows and of steps along `k`, are converted when they are
-/// first used.
+/// A row-major operand, converted in blocks of rows and steps along `k` when they are first used.
 #[derive(Debug)]
 pub(super) struct Panel {
     values: Vec<f32>,
@@ -20,27 +19,26 @@ pub(super) struct Panel {
     /// Rows and columns.
     block: (usize, usize),
     cols: usize,
-    /// What the converted blocks belong to.
+    /// The source of the converted blocks.
     key: Option<(u32, u32)>,
 }
 
 impl Panel {
-    /// Room for `rows` of `cols`, converted in blocks of `block`, rows and columns.
+    /// A panel for `rows` of `cols`, converted in blocks of `block` rows and columns.
     pub(super) fn new((rows, cols): (usize, usize), block: (usize, usize)) -> Result<Self, ExecuteError> {
         let steps = cols.div_ceil(block.1);
         let ready = zeroed("marks of converted blocks", rows.div_ceil(block.0) * steps)?;
         Ok(Self { values: zeroed("a worker's rows of x in fp32", rows * cols)?, ready, steps, block, cols, key: None })
     }
 
-    /// Forgets what was converted.
+    /// Forgets the converted blocks.
     pub(super) fn reset(&mut self) {
         self.key = None;
     }
 
-    /// Rows from `row`, which begins a block, from the first column of `steps` on; they lie all of
-    /// the operand's columns apart, and are converted as far as they lie in `steps`. `source` gives
-    /// some columns of the operand's row `row + i` for `i` below `rows`; it is asked where the
-    /// block is not converted yet for this `key`.
+    /// The rows from `row`, which begins a block, from the first column of `steps` on, converted
+    /// within `steps`. Rows lie all of the operand's columns apart. For blocks that are not
+    /// converted under this `key`, `source` gives columns of the operand's row `row + i`.
     pub(super) fn rows<'s, T: Element>(
         &mut self,
         key: (u32, u32),
@@ -66,15 +64,14 @@ impl Panel {
     }
 }
 
-/// `c[m, n] = a[m, k] * transpose(b[n, k])`, all row-major; the rows of `a` and `b` lie `ldk`
-/// apart, those of `c` `ldc`.
+/// `c[m, n] = a[m, k] * transpose(b[n, k])`, row-major, with rows of `a` and `b` `ldk` apart and
+/// rows of `c` `ldc` apart.
 pub(super) fn multiply((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], ldk: usize, c: &mut [f32], ldc: usize) {
     assert!(m > 0 && n > 0 && ldc >= n && ldk >= k, "{m} x {n} in rows of {ldc}, {k} of {ldk}");
     assert!(a.len() >= (m - 1) * ldk + k && b.len() >= (n - 1) * ldk + k && c.len() >= (m - 1) * ldc + n);
     let (k_stride, ldc) = (ldk.cast_signed(), ldc.cast_signed());
-    // SAFETY: with the strides given, a is read at i * ldk + p, b at j * ldk + p and c written at
-    // i * ldc + j for i < m, j < n, p < k: within the slices, by the assertions above. beta = 0: c
-    // is not read.
+    // SAFETY: a is read at i * ldk + p, b at j * ldk + p, and c is written at i * ldc + j, for i <
+    // m, j < n, p < k. The assertions keep these within the slices. c is not read, as beta = 0.
     unsafe {
         matrixmultiply::sgemm(m, k, n, 1.0, a.as_ptr(), k_stride, 1, b.as_ptr(), 1, k_stride, 0.0, c.as_mut_ptr(), ldc, 1);
     }

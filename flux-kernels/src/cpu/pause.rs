@@ -1,18 +1,18 @@
-//! How a worker waits: shortly at first, then giving its core away, until the deadline.
+//! Pauses of a waiting worker: short at first, then sleeps, until the deadline.
 //!
-//! Invariant: the clock of a wait starts at its first pause, so a word that is there at once costs
-//! no reading of the clock.
+//! Invariant: the clock of a wait starts at its first pause, so a signal that has arrived costs no
+//! reading of it.
 
 use crossbeam::utils::Backoff;
 use std::ops::ControlFlow;
 use std::time::{Duration, Instant};
 
-/// Between looks at a word that is long in coming: ranks outnumber the cores of a machine without
-/// GPUs, so a waiter that spun on would keep from running what it waits for.
+/// Sleep between polls of a late signal. Ranks outnumber the cores of a machine without GPUs, so a
+/// spinning waiter would keep others from raising the signal.
 const NAP: Duration = Duration::from_micros(50);
 
-/// A pause for the waits of [`Protocol`](flux_core::signal::Protocol), which breaks once `deadline`
-/// has passed in one wait.
+/// A pause for the waits of [`Protocol`](flux_core::signal::Protocol). It breaks when one wait has
+/// lasted `deadline`.
 pub(super) fn until(deadline: Duration) -> impl FnMut(u64) -> ControlFlow<()> {
     let (mut started, backoff) = (Instant::now(), Backoff::new());
     move |looks| {

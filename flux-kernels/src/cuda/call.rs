@@ -1,6 +1,6 @@
-//! Driver calls, with their errors made ours.
+//! Driver calls, with their errors converted to ours.
 
-use super::LaunchError;
+use super::error::LaunchError;
 use cudarc::driver::sys::{self, CUresult};
 use std::ffi::CStr;
 
@@ -32,11 +32,9 @@ pub(super) fn current_context() -> Result<sys::CUcontext, LaunchError> {
     Ok(context)
 }
 
-/// Waits on this thread until `stream`, of the current context or its default one, is empty.
-///
-/// Nothing else says that a copy from pageable memory has arrived, or that a fill is done: the
-/// driver's call returns before, and launches may be on streams that do not wait for the default
-/// stream.
+/// Waits on this thread until `stream`, of the current context or its default one, is empty. A copy
+/// from pageable memory or a fill returns before it is done, and launches may be on streams that do
+/// not wait for the default stream.
 pub(super) fn synchronize(stream: usize) -> Result<(), LaunchError> {
     // SAFETY: a stream of the current context, as the callers say, or the default stream.
     check("cuStreamSynchronize", unsafe { sys::cuStreamSynchronize(stream as sys::CUstream) })

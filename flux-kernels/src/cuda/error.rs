@@ -1,6 +1,6 @@
 //! Why something could not be enqueued.
 
-use crate::Activation;
+use crate::epilogue::Activation;
 
 /// A driver call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]

@@ -1,7 +1,7 @@
-//! A loaded cubin and what is done with it, for kernels that take one parameter struct.
+//! A loaded cubin, for kernels that take one parameter struct.
 
-use super::LaunchError;
 use super::call::{check, current_context, release_in, synchronize};
+use super::error::LaunchError;
 use cudarc::driver::sys::{self, CUdevice_attribute, CUfunction_attribute};
 use std::ffi::CStr;
 
@@ -19,9 +19,7 @@ unsafe impl Sync for Module {}
 
 #[expect(clippy::unused_self, reason = "a module stands for the context in which its methods have to run")]
 impl Module {
-    /// Loads a cubin. With lazy loading, the driver's default, its kernels are loaded when they are
-    /// looked up, by [`Self::function`]; whoever looks up before the first launch leaves nothing to
-    /// be loaded by it.
+    /// Loads a cubin. With lazy loading, the driver's default, [`Self::function`] loads its kernel.
     pub(crate) fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let context = current_context()?;
         let mut handle = std::ptr::null_mut();

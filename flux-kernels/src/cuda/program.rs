@@ -1,18 +1,17 @@
-//! A tile program in device memory, with the room that launches of it need.
+//! A tile program in device memory, with the memory that its launches need.
 
-use super::Kernel;
-use super::LaunchError;
 use super::call::{check, current_context, release_in, synchronize};
-use crate::Variant;
+use super::error::LaunchError;
+use super::launch::Kernel;
+use crate::variant::Variant;
 use cudarc::driver::sys;
 use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
 
-/// A program uploaded to the device whose context was current: the records that every launch of an
-/// op walks.
+/// A program on the device whose context was current: the records that every launch of an op walks.
 #[derive(Debug)]
 pub struct DeviceProgram {
     program: TileProgram,
-    /// What CTAs lay aside, then the records.
+    /// Global staging memory, then the records.
     memory: u64,
     epilogue_staging_bytes: u64,
     context: sys::CUcontext,
@@ -52,7 +51,7 @@ impl DeviceProgram {
         &self.program
     }
 
-    /// Whether this many CTAs of a kernel find what they need.
+    /// Whether there is global staging memory for this many CTAs of a kernel.
     pub(super) fn has_room_for(&self, variant: Variant, ctas: u32) -> bool {
         variant.epilogue_staging_bytes() * u64::from(ctas) <= self.epilogue_staging_bytes
     }

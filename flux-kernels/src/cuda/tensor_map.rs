@@ -1,10 +1,10 @@
-//! Tensor maps: how bulk loads and stores see the operands.
+//! Tensor maps of the operands, for bulk loads and stores.
 //!
-//! Invariant: rows are cut into boxes of 64, 32 or 16 elements, 128, 64 or 32 bytes, swizzled;
-//! elements beyond an extent read as zero and are never written.
+//! Invariant: rows are cut into swizzled boxes of 64, 32 or 16 elements. Elements beyond an extent
+//! read as zero and are never written.
 
-use super::LaunchError;
-use crate::Variant;
+use super::error::LaunchError;
+use crate::variant::Variant;
 use cudarc::driver::sys::{
     self, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
     CUtensorMapSwizzle,

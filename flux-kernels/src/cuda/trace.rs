@@ -1,7 +1,7 @@
-//! Device memory for the time stamps of a traced kernel, and what was recorded there.
+//! The time stamps of a traced kernel, in device memory and read back.
 
-use super::LaunchError;
 use super::call::{check, current_context, release_in, synchronize};
+use super::error::LaunchError;
 use crate::abi::{ItemStamps, WorkerStamps};
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
@@ -31,8 +31,8 @@ unsafe impl Send for TraceBuffer {}
 unsafe impl Sync for TraceBuffer {}
 
 impl TraceBuffer {
-    /// Room on the current device for launches of a program of `items` items with exactly `workers`
-    /// CTAs; all zero.
+    /// A zeroed buffer on the current device, for launches of `items` items with exactly `workers`
+    /// CTAs.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when memory is short.
@@ -50,8 +50,7 @@ impl TraceBuffer {
         Ok(this)
     }
 
-    /// Waits for what is on `stream`, on which the launches are, and reads what the last one
-    /// recorded.
+    /// Waits for `stream`, on which the launches are, and reads the last launch's stamps.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the stream has failed.

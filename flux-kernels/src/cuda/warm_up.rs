@@ -1,14 +1,14 @@
-//! The launch that a kernel's first call does not have to be.
+//! A first launch ahead of the first call.
 //!
 //! Invariant: it is a call of a world of one rank without items, in memory of its own: no operand,
 //! workspace or peer is touched.
 
-use super::LaunchError;
+use super::error::LaunchError;
 use super::module::Module;
 use super::tensor_map::{BoxCols, Fetch, Stack, encode};
-use crate::Variant;
 use crate::abi::Params;
 use crate::abi::WorkerStamps;
+use crate::variant::Variant;
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
 use flux_core::layout::{FAULT_BYTES, LINE, control};
@@ -25,9 +25,9 @@ impl Drop for Scratch<'_> {
     }
 }
 
-/// Launches the kernel once on every multiprocessor and waits for it. What the driver puts off
-/// until a function's first launch, and what a device does at its first block of a kernel with this
-/// much shared memory, is then done.
+/// Launches the kernel once on every multiprocessor and waits for it. The driver then has done its
+/// work for a function's first launch, and the device for its first block with this much shared
+/// memory.
 pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Variant, multiprocessors: u32) -> Result<(), LaunchError> {
     let control_bytes = control::bytes(0).next_multiple_of(LINE);
     let stamps = u64::from(multiprocessors) * size_of::<WorkerStamps>() as u64;
@@ -36,8 +36,7 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
     // SAFETY: the range was just allocated with this size, and the default stream orders its end
     // after this.
     unsafe { module.memset(scratch.address, 0, bytes, 0) }?;
-    // Nothing is loaded through the maps, but every launch fetches them, so they are real ones: a
-    // line of the scratch memory.
+    // Every launch fetches its maps, so they are valid ones, of a line of the scratch memory.
     let matrix = |box_rows, outer| {
         let box_cols = BoxCols::Wide;
         let stack = Stack {

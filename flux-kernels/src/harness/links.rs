@@ -21,7 +21,8 @@ impl Links {
     /// barriers.
     pub const MAX_RING_BYTES: u32 = 196_608;
 
-    /// Loads the kernels from their cubin ([`crate::sources::links`]) into the current context.
+    /// Loads the kernels from their cubin ([`Source::links`](crate::Source::links)) into the
+    /// current context.
     ///
     /// # Errors
     /// [`LaunchError`] when the cubin does not suit the device.
@@ -35,7 +36,7 @@ impl Links {
     /// Enqueues a copy by `ctas` CTAs.
     ///
     /// # Safety
-    /// Both ranges are valid on this device and nothing else uses the destination meanwhile; sizes
+    /// Both ranges are valid on this device, nothing else uses the destination meanwhile, and sizes
     /// are as the fields say.
     ///
     /// # Errors

@@ -1,18 +1,18 @@
 //! The harness's kernels: operands as a function of position, verification against an fp64
-//! reference, and time to spend.
+//! reference, and a delay.
 //!
-//! Invariant: what [`Harness::fill`] writes is what [`Harness::verify`] multiplies, element by
-//! element, on any rank; the reference never reads the operands that the tested kernel read.
+//! Invariant: [`Harness::verify`] multiplies what [`Harness::fill`] writes, on any rank. The
+//! reference never reads the operands that the tested kernel read.
 
 mod links;
 
 pub use crate::abi::{BulkCopy, PingPong};
 pub use links::Links;
 
-use crate::Activation;
 use crate::abi::{FillParams, RawReport, VerifyParams};
 use crate::cuda::LaunchError;
 use crate::cuda::module::Module;
+use crate::epilogue::Activation;
 use cudarc::driver::sys;
 use flux_core::{DType, OpKind, Problem, Rank};
 
@@ -63,7 +63,8 @@ pub struct Expected {
     pub bias: Option<u64>,
     /// What is applied to the sum with the bias.
     pub activation: Activation,
-    /// Whether tiles span shards: a GEMM-ReduceScatter then rounds the rank's own partial sums too.
+    /// Whether rows are flattened: a GEMM-ReduceScatter then rounds the rank's own partial sums
+    /// too.
     pub flattened: bool,
     /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to
     /// each.
@@ -118,7 +119,8 @@ pub struct Harness {
 unsafe impl Send for Harness {}
 
 impl Harness {
-    /// Loads the kernels from their cubin ([`crate::sources::harness`]) into the current context.
+    /// Loads the kernels from their cubin ([`Source::harness`](crate::Source::harness)) into the
+    /// current context.
     ///
     /// # Errors
     /// [`LaunchError`] when the cubin does not suit the device or memory is short.
@@ -179,13 +181,12 @@ impl Harness {
         unsafe { self.module.launch(self.spin, (1, 1), 1, 0, &ns, stream) }
     }
 
-    /// Checks a rank's whole `y` against what is expected, in fp64, and waits for the result.
+    /// Checks a rank's whole `y` in fp64, and waits for the result.
     ///
-    /// For uniform data the bound of an element is the sum of: the rounding of the result; for
-    /// GEMM-ReduceScatter the roundings of the partial sums; and `sqrt(k) * 2^-24 * sum |x| |w|`
-    /// for fp32 accumulation; with a bias, the rounding of its addition; with GELU or SiLU, what
-    /// these make of the former and [`Activation::ERROR`]. Integer data has to be equal, but behind
-    /// these two, where the bound begins with an exact sum.
+    /// The bound of an element of uniform data is the sum of its rounding, that of the partial sums
+    /// of a GEMM-ReduceScatter, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and the
+    /// rounding of the bias's addition. An inexact activation multiplies it by its slope and adds
+    /// [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
     /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape).

@@ -1,8 +1,8 @@
-//! The parts of a cubin, an ELF file, that say what its functions take.
+//! The sections of a cubin, an ELF file, that describe its functions.
 //!
-//! Section `.text.NAME` holds a function's instructions, 16 bytes each; section `.nv.info` holds
-//! attributes: a format byte, a tag byte, a length of two bytes, and for the two used here the
-//! index of a symbol and a value, four bytes each.
+//! Section `.text.NAME` holds a function's instructions, 16 bytes each. Section `.nv.info` holds
+//! attributes: format and tag of a byte each, a length of two bytes, and for the two used here a
+//! symbol's index and a value, four bytes each.
 
 use std::collections::HashMap;
 
@@ -43,7 +43,7 @@ const EM_CUDA: u16 = 190;
 const SHT_SYMTAB: u32 = 2;
 const ATTRIBUTE_FRAME_SIZE: u8 = 0x11;
 const ATTRIBUTE_REGISTERS: u8 = 0x2f;
-/// Format of an attribute whose length follows; all others are four bytes long in all.
+/// Format of an attribute with a length; all others take four bytes.
 const FORMAT_SIZED: u8 = 4;
 const INSTRUCTION_BYTES: u64 = 16;
 

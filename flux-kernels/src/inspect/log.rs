@@ -1,11 +1,12 @@
 //! The log of `ptxas -v`, as NVRTC passes it on.
 //!
 //! ```text
-//! ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized due to ... in the function 'f'
+//! ptxas info    : (C7511) Potential Performance Loss: wgmma.mma_async instructions are serialized
+//!                 due to ... in the function 'f'
 //! ptxas info    : Compiling entry function 'f' for 'sm_90a'
 //! ptxas info    : Function properties for f
 //! ptxas         .     952 bytes stack frame, 1288 bytes spill stores, 1464 bytes spill loads
-//! ptxas info    : Used 32 registers, used 1 barriers, 952 bytes cumulative stack size, 256 bytes smem
+//! ptxas info    : Used 32 registers, used 1 barriers, 952 bytes cumulative stack size, ...
 //! ```
 
 /// What the log says of a function and its image does not; bytes.
@@ -21,8 +22,7 @@ pub(super) fn function(log: &str, name: &str) -> Option<Said> {
     let mut lines = log.lines().skip_while(|line| line.split_once("Function properties for ").is_none_or(|(_, of)| of.trim() != name));
     lines.next()?;
     let properties = lines.next()?;
-    // A device function that is called has no line of its own here: it takes its caller's registers
-    // and shared memory.
+    // A device function has no such line: it takes its caller's registers and shared memory.
     let shared = lines.next().filter(|line| line.contains(": Used ")).and_then(|used| before(used, " bytes smem")).unwrap_or(0);
     Some(Said { spill_stores: before(properties, " bytes spill stores")?, spill_loads: before(properties, " bytes spill loads")?, shared })
 }

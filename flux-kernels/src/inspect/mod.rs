@@ -1,8 +1,8 @@
-//! What a compiled kernel takes: registers, spills, stack, shared memory, and whether `wgmma` runs
-//! asynchronously.
+//! The resources of a compiled kernel: registers, spills, stack, shared memory, and whether `wgmma`
+//! runs asynchronously.
 //!
-//! Invariant: every function of the image has its line. One of which the log says nothing is an
-//! error, so that a changed option or log format cannot pass for a kernel without spills.
+//! Invariant: a function that the log does not mention is an error, so a changed option or log
+//! format cannot pass for a kernel without spills.
 
 mod elf;
 mod log;
@@ -67,8 +67,7 @@ impl Report {
         Ok(Self { name: name.to_owned(), functions, warnings: log::warnings(log) })
     }
 
-    /// What must not be in a kernel that is to be fast, in words: spills, local memory, serialized
-    /// `wgmma`.
+    /// Defects of a kernel that has to be fast, in words: spills, local memory, serialized `wgmma`.
     pub fn defects(&self) -> Vec<String> {
         let mut defects = Vec::new();
         for f in &self.functions {

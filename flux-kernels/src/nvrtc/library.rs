@@ -1,7 +1,7 @@
 //! The table of NVRTC entry points.
 //!
-//! Invariant: a [`Library`] exists only with every entry point found, of a version that knows
-//! `sm_90a`, and with its builtins loaded; it stays loaded for the life of the process.
+//! Invariant: a [`Library`] has every entry point and a version that knows `sm_90a`, and stays
+//! loaded for the life of the process.
 
 use super::search;
 use sha2::{Digest, Sha256};
@@ -21,8 +21,8 @@ pub struct Version {
     pub major: u32,
     /// As in CUDA 13.0: 0.
     pub minor: u32,
-    /// Of the library's file: releases of one version, whose code differs, have different ones. 0
-    /// where the file is not known.
+    /// A hash of the library's file, which tells releases of one version apart. 0 where the file is
+    /// not known.
     pub build: u32,
 }
 
@@ -135,8 +135,8 @@ fn version(library: &libloading::Library) -> Result<Version, String> {
     }
 }
 
-/// A number of the file that code at `address` was loaded from, by its length and when it was
-/// written: it has tens of megabytes. NVRTC does not tell its releases apart.
+/// A hash of the size and time of the file that code at `address` was loaded from. NVRTC does not
+/// tell its releases apart.
 fn build(address: usize) -> u32 {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
     let Some(file) = maps.lines().find_map(|line| mapped(line, address)).and_then(|path| std::fs::metadata(path).ok()) else { return 0 };
@@ -153,15 +153,14 @@ fn mapped(line: &str, address: usize) -> Option<&str> {
     within.contains(&address).then(|| rest.find('/').map(|at| &rest[at..])).flatten()
 }
 
-/// The library of builtins that lies beside. NVRTC opens it by its bare name, which the loader
-/// finds neither in a wheel nor in a folder that only a variable names, unless it is loaded
-/// already.
+/// The library of builtins beside NVRTC. NVRTC opens it by its bare name, which the loader does not
+/// find in a wheel or a named folder unless it is loaded already.
 fn builtins(nvrtc: &Path, version: Version) -> Option<libloading::Library> {
     let folder = nvrtc.parent().filter(|folder| !folder.as_os_str().is_empty())?;
     let path = folder.join(format!("libnvrtc-builtins.so.{version}"));
     // SAFETY: as for NVRTC; the library is data with trivial initialisers.
     let loaded = unsafe { libloading::Library::new(&path) };
-    // A toolkit may keep them where the loader finds them; where not, the compiler's log says so.
+    // A toolkit may keep them on the loader's path; if not, the compiler's log says so.
     loaded.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "NVRTC's builtins are not beside it")).ok()
 }
 

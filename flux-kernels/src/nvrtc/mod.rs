@@ -48,8 +48,7 @@ pub struct KernelSource<'a> {
 }
 
 impl<'a> KernelSource<'a> {
-    /// How all of our sources are compiled. The last makes the log say what [`Report`] reads from
-    /// it.
+    /// Options of all our sources. The last one makes the log report resources for [`Report`].
     pub const OPTIONS: &'static [&'static str] = &["--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v"];
 
     /// One of our translation units, with our headers and options.
@@ -122,15 +121,17 @@ impl std::fmt::Debug for Nvrtc {
 }
 
 impl Nvrtc {
-    /// The library of this process, searched for at the first call: the file or folder in
-    /// `FLUX_NVRTC_LIB` and then nothing else; else `FLUX_CUDA_LIB_DIR`, the toolkits in
-    /// `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda`, the wheels of the virtual environment
-    /// (`VIRTUAL_ENV`), the libraries and the wheels of the conda environment (`CONDA_PREFIX`), the
-    /// wheels of the `python3` on the path, the folder of the executable, and where the loader
-    /// looks.
+    /// The library of this process, searched for at the first call: only `FLUX_NVRTC_LIB` if it is
+    /// set, else in this order:
+    /// - `FLUX_CUDA_LIB_DIR`;
+    /// - the toolkits in `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda`;
+    /// - the wheels of `VIRTUAL_ENV`, the libraries and wheels of `CONDA_PREFIX`, and the wheels of
+    /// the
+    ///   `python3` on the path;
+    /// - the folder of the executable, and where the loader looks.
     ///
     /// # Errors
-    /// [`NvrtcUnavailable`] says what was tried and what to install.
+    /// [`NvrtcUnavailable`] lists what was tried and what to install.
     pub fn get() -> Result<&'static Self, NvrtcUnavailable> {
         static NVRTC: OnceLock<Result<Nvrtc, NvrtcUnavailable>> = OnceLock::new();
         NVRTC.get_or_init(|| Library::find().map(Self)).as_ref().map_err(Clone::clone)

@@ -1,15 +1,14 @@
-//! Where an NVRTC library may be.
+//! Candidate paths of an NVRTC library.
 //!
 //! Invariant: nothing is executed and nothing is loaded here; a candidate may not exist.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
 
-/// What the library is called: wheels have only a name with a major version, toolkits all.
+/// Names of the library: wheels have only one with a major version.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
-/// What to try, in order. Where `FLUX_NVRTC_LIB` is set, nothing else is tried: whoever names a
-/// library wants that one.
+/// The candidates in order. `FLUX_NVRTC_LIB`, where set, is the only one.
 pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>, executable: Option<&Path>) -> Vec<PathBuf> {
     let folder = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(named) = folder("FLUX_NVRTC_LIB") {
@@ -65,8 +64,7 @@ fn site_packages(prefix: &Path) -> Vec<PathBuf> {
     sites.into_iter().rev().map(|(_, site)| site).collect()
 }
 
-/// The minor version in the name of a Python 3's folder, as in `python3.13` and `python3.13t`; 0
-/// where it says none.
+/// The minor version in a folder's name like `python3.13` or `python3.13t`; 0 where it has none.
 fn python_minor(folder: &str) -> Option<u32> {
     let version = folder.strip_prefix("python3")?;
     let minor = version.strip_prefix('.').and_then(|minor| minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok());

@@ -9,11 +9,10 @@ use flux_core::layout::{self, WorkspaceSize, control};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem};
-use flux_kernels::cache;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Activation, Variant};
+use flux_kernels::{Activation, Source, Variant};
 use std::sync::Arc;
 
 /// Device memory, freed on drop.
@@ -66,8 +65,8 @@ pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
     Some(context)
 }
 
-pub(crate) fn cubin(source: &flux_kernels::sources::Source) -> Vec<u8> {
-    cache::cubin(source, Arch::Sm90a).expect("a cubin").image
+pub(crate) fn cubin(source: &Source) -> Vec<u8> {
+    flux_kernels::cubin(source, Arch::Sm90a).expect("a cubin").image
 }
 
 /// Every rank's program, of ranks in nodes.
@@ -121,7 +120,7 @@ impl World {
     pub(crate) fn with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, first: Epoch) -> Self {
         let problem = programs[0].problem;
         let kernel = Kernel::load(variant, &cubin(&variant.source())).expect("the kernel loads");
-        let harness = Harness::load(&cubin(&flux_kernels::sources::harness())).expect("the harness loads");
+        let harness = Harness::load(&cubin(&Source::harness())).expect("the harness loads");
         let size = programs.iter().fold(WorkspaceSize::default(), |s, p| s.max(p.workspace()));
         let bytes = |s: flux_core::problem::Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
         let ranks: Vec<_> = programs

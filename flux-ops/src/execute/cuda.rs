@@ -12,10 +12,9 @@ use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::program::TileProgram;
-use flux_kernels::cache::{self, Origin};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Activation, Element, Variant};
+use flux_kernels::{Activation, Element, Origin, Variant};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Call, Carry, CollectiveKind, Communicator, Source, Stream, TransportError};
 use std::mem::ManuallyDrop;
@@ -278,7 +277,7 @@ fn matrix<T: Element>(view: &View) -> Matrix {
 /// The variant in the current context: as an op before has loaded it, or loaded now.
 fn kernel(variant: Variant) -> Result<Arc<Kernel>, BuildError> {
     loaded(variant, || {
-        let cubin = cache::cubin(&variant.source(), Arch::Sm90a)?;
+        let cubin = flux_kernels::cubin(&variant.source(), Arch::Sm90a)?;
         if cubin.origin == Origin::Compiled {
             tracing::info!(kernel = %variant, "compiled; the next process finds it in the cache");
         }

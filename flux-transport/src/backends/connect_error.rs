@@ -58,8 +58,7 @@ pub enum ConnectError {
         /// A rank that gave this one up.
         by: Rank,
     },
-    /// Survivors are to rebuild, and the ranks are on several hosts. Nothing was done: the
-    /// communicator is as it was.
+    /// Survivors cannot rebuild across hosts. The communicator is unchanged.
     #[error(
         "the ranks are on {hosts} hosts, and survivors make a group of their own on one host only: rebuild all of them (Rebuild::Whole), with a new process in the place of \
          each lost one"

@@ -1,8 +1,7 @@
-//! Waiting until a rank's calls have ended, which ends too.
+//! Bounded waits for the end of a rank's calls.
 //!
-//! Invariant: kernels' waits end by the communicator's deadline, so a drain is short, but for what
-//! they compute. The limits here are for when that fails: what was waited for in vain may still use
-//! all that it was given, so its device is given up and none of it is freed.
+//! Invariant: kernels' waits end by the deadline, so a drain is short. What was waited for in vain
+//! may still use its memory: its device is given up and nothing of it is freed.
 
 use crate::TransportError;
 use crate::cuda::locked;
@@ -19,8 +18,7 @@ pub(crate) const FAILED: &str = "calls that had failed did not end";
 /// Besides, for work of the device that is not this communicator's.
 const OTHERS: Duration = Duration::from_secs(20);
 
-/// Until when something is waited for that has no end of its own, each from when it was first said
-/// to need one.
+/// Deadlines for waits without an end of their own, each from when it was first needed.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Limits {
     failed: Option<Instant>,
@@ -28,8 +26,8 @@ pub(crate) struct Limits {
 }
 
 impl Limits {
-    /// Looks until `done` says so: true; false once the limits are over. Each time `allowed` says
-    /// how long calls that have failed are waited for, and how long what works is.
+    /// Polls `done`: true; false once the limits are over. `allowed` returns how long failed calls,
+    /// and working ones, are waited for.
     pub(crate) fn wait<E>(
         &mut self,
         mut done: impl FnMut() -> Result<bool, E>,
@@ -64,19 +62,17 @@ const fn working(deadline: Duration) -> Duration {
 
 /// What is waited for as long as it takes steps, however many it has before it.
 #[derive(Debug)]
-pub(crate) struct Steps<P> {
+pub(crate) struct HostSteps<P> {
     allowed: Duration,
     at: Option<P>,
 }
 
-impl<P: PartialEq> Steps<P> {
-    /// Of calls with this deadline.
+impl<P: PartialEq> HostSteps<P> {
     pub(crate) const fn new(deadline: Duration) -> Self {
         Self { allowed: working(deadline), at: None }
     }
 
-    /// How long who stands at `place` may take to its next step, as [`Limits`] count it: anew from
-    /// each.
+    /// How long a host at `place` may take to its next step, counted anew from each.
     pub(crate) fn allowed(&mut self, place: P) -> Option<Duration> {
         let stands = self.at.as_ref() == Some(&place);
         self.at = Some(place);
@@ -84,8 +80,7 @@ impl<P: PartialEq> Steps<P> {
     }
 }
 
-/// Waits for all work of a device, whoever launched it: what is freed after waits for that, too,
-/// and replayed graphs are known to nobody else.
+/// Waits for all work of a device, replayed graphs included: freeing waits for it, too.
 #[derive(Debug)]
 pub(crate) struct Drain {
     device: CudaDevice,
@@ -93,17 +88,14 @@ pub(crate) struct Drain {
 }
 
 impl Drain {
-    /// For calls with this deadline.
     pub(crate) const fn new(device: CudaDevice, deadline: Duration) -> Self {
         Self { device, waits: Waits { failed: failing(deadline), working: working(deadline), last: Mutex::new(None) } }
     }
 
-    /// Waits until the device is idle; `failed` says whether calls have failed. Work that comes
-    /// meanwhile may not count.
+    /// Waits until the device is idle; `failed`: whether calls have failed, which shortens the
+    /// wait.
     ///
-    /// # Errors
-    /// [`TransportError::NotDrained`] where it is not in time. That is sooner once calls have
-    /// failed, and the device is given up then: nothing is to be used any more.
+    /// # Errors [`TransportError::NotDrained`]; after failed calls the device is given up.
     pub(crate) fn wait(&self, failed: impl Fn() -> bool) -> Result<(), TransportError> {
         let device = self.device.clone();
         let drained = self.waits.wait(&failed, move || device.synchronize());
@@ -113,8 +105,7 @@ impl Drain {
         drained
     }
 
-    /// The same for the last time, before what the device uses is freed. Where it is not idle in
-    /// time it is given up, so that nothing is.
+    /// The last wait, before resources are freed. A device that is not idle in time is given up.
     pub(crate) fn leave(&self, rank: u32, failed: impl Fn() -> bool) {
         let Err(error) = self.wait(failed) else { return };
         // A device that has failed runs nothing any more.
@@ -131,8 +122,7 @@ struct Waits {
     /// How long is waited where calls have failed, and where they have not.
     failed: Duration,
     working: Duration,
-    /// A wait that was not over in time. There is one at most: a device that is stuck does not
-    /// collect threads.
+    /// A wait that was not over in time; one at most, so a stuck device does not collect threads.
     last: Mutex<Option<OnThread>>,
 }
 
@@ -203,7 +193,7 @@ mod tests {
     #[test]
     fn who_takes_steps_is_waited_for_and_who_stands_is_given_up_though_nothing_has_failed() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
-        let (mut steps, mut limits) = (Steps::new(second), Limits::default());
+        let (mut steps, mut limits) = (HostSteps::new(second), Limits::default());
         let mut over = |place: u32, after: u32| limits.are_over(None, steps.allowed(place), start + after * second);
         assert!((0..1000).all(|step| !over(step, 20 * step)), "a long queue");
         assert!(!over(999, 20_000));

@@ -22,8 +22,7 @@ pub enum TransportError {
     /// This thread would wait for itself.
     #[error("this thread has a call of the communicator that has not ended: finish or drop it first")]
     InCall,
-    /// Another thread's call, or its change of the workspace, did not end while this thread waited
-    /// for its turn. This thread has begun nothing, and the communicator is as it was.
+    /// Another thread's call did not end in time. This thread has begun nothing.
     #[error(
         "another thread's call of the communicator has not ended for {waited:?}, so this thread has begun none: finish or drop it first"
     )]
@@ -116,7 +115,6 @@ fn given(stream: Stream) -> String {
     stream.raw().map_or_else(|| "`Stream::Host`".to_owned(), |handle| format!("the CUDA stream {handle:#x}"))
 }
 
-/// A stream that does.
 fn to_give(device: &Device) -> &'static str {
     if device.info().is_some() { "a CUDA stream of that device" } else { "`Stream::Host`" }
 }

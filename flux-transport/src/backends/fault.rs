@@ -1,7 +1,7 @@
-//! What goes wrong in a call, as the host tells it.
+//! Faults of calls.
 //!
-//! Invariant: a communicator has at most one fault, the first that was seen; it is broken from then
-//! on.
+//! Invariant: a communicator has at most one fault, the first that was seen, and is broken from
+//! then on.
 
 use crate::bootstrap::control::ranks;
 use flux_core::Rank;
@@ -26,7 +26,7 @@ pub enum Wait {
 #[non_exhaustive]
 pub enum Fault {
     /// A wait of a call passed its deadline.
-    #[error("rank {rank}: {} in call {epoch}: the deadline (Options::deadline) passed (expected {expected}, saw {seen}){}", Awaited(*wait, *peer, *signal), Late(*peer, late))]
+    #[error("rank {rank}: {} in call {epoch}: the deadline (Options::deadline) passed (expected {expected}, saw {seen}){}", AwaitedClause(*wait, *peer, *signal), StragglerClause(*peer, late))]
     #[non_exhaustive]
     Timeout {
         /// The rank that waited.
@@ -43,12 +43,10 @@ pub enum Fault {
         seen: u32,
         /// The number of the call.
         epoch: Epoch,
-        /// The ranks that are late, as far as the others could say; `peer` itself unless that waits
-        /// for another.
+        /// The stragglers as far as known; `peer` itself unless that waits for another.
         late: Vec<Rank>,
     },
-    /// A peer has made calls of other ops: the ranks have not made the same calls in the same
-    /// order.
+    /// The ranks have not made the same calls in the same order.
     #[error("rank {rank}: rank {peer} has made other calls, as call {epoch} shows: all ranks make the same calls in the same order")]
     #[non_exhaustive]
     Disagreed {
@@ -56,8 +54,7 @@ pub enum Fault {
         rank: Rank,
         /// The rank that has made other calls.
         peer: Rank,
-        /// The call in which it was found: over peer memory and on the host the one that differs,
-        /// elsewhere that or a later one.
+        /// The call in which it was found: the one that differs, or over pcie and nccl a later one.
         epoch: Epoch,
     },
     /// A peer's process or thread is gone.
@@ -67,8 +64,7 @@ pub enum Fault {
         /// The peer.
         rank: Rank,
     },
-    /// A peer has dropped its communicator, which worked, before a call that this rank has begun:
-    /// no rank's can end.
+    /// A peer has dropped its communicator before a call that this rank has begun.
     #[error("rank {rank} has left: it has dropped its communicator, so calls that it has not made can end on no rank")]
     #[non_exhaustive]
     PeerLeft {
@@ -86,8 +82,8 @@ pub enum Fault {
     },
 }
 
-/// Reasons of aborts that nobody asked for, in [`Fault::Aborted`]. Other ones are those that
-/// callers have given to [`Communicator::abort`](crate::Communicator::abort).
+/// Reasons of [`Fault::Aborted`] that the library gives. Others are callers' own, from
+/// [`Communicator::abort`](crate::Communicator::abort).
 pub mod reason {
     use flux_core::Rank;
     use flux_core::rank::MAX_WORLD;
@@ -115,8 +111,7 @@ pub mod reason {
     /// A wait passed its deadline, where peers are told of that by a word in memory.
     pub const TIMED_OUT: u32 = flux_core::layout::fault::TIMED_OUT;
 
-    /// That `rank` is gone. It names the rank, so that who hears of it by way of another rank's
-    /// abort hears who it is.
+    /// The reason that names the lost `rank`, also to those who learn of it second-hand.
     pub const fn peer_lost(rank: Rank) -> u32 {
         PEER_LOST + rank.get()
     }
@@ -131,8 +126,7 @@ pub mod reason {
         rank_after(PEER_LOST, reason)
     }
 
-    /// The rank that has left before a call that others have begun, where this is what a reason
-    /// says.
+    /// The departed rank that a reason names.
     pub fn left(reason: u32) -> Option<Rank> {
         rank_after(PEER_LEFT, reason)
     }
@@ -148,7 +142,6 @@ pub mod reason {
         lost().or_else(|| left(reason).map(|rank| super::Fault::PeerLeft { rank }))
     }
 
-    /// A reason in words.
     pub(super) fn words(reason: u32) -> String {
         if let Some(rank) = lost(reason) {
             return format!("rank {rank} is gone");
@@ -190,9 +183,9 @@ impl Fault {
     }
 }
 
-struct Awaited(Wait, Rank, u32);
+struct AwaitedClause(Wait, Rank, u32);
 
-impl fmt::Display for Awaited {
+impl fmt::Display for AwaitedClause {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(wait, peer, signal) = self;
         match wait {
@@ -204,9 +197,9 @@ impl fmt::Display for Awaited {
 }
 
 /// Who is late, where that is not who was waited for.
-struct Late<'a>(Rank, &'a [Rank]);
+struct StragglerClause<'a>(Rank, &'a [Rank]);
 
-impl fmt::Display for Late<'_> {
+impl fmt::Display for StragglerClause<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(peer, late) = self;
         if matches!(late, [] | [_] if late.iter().all(|rank| rank == peer)) { Ok(()) } else { write!(f, "; late: {}", ranks(late)) }

@@ -6,8 +6,7 @@ use flux_core::program::{Forward, Round, Transfer};
 
 mod check;
 
-/// A mover's work in one call: columns of rows of this rank's shard, each transfer to a gather
-/// buffer, with its signal.
+/// A mover's work in one call: transfers from this rank's shard to gather buffers, with signals.
 #[derive(Clone, Copy, Debug)]
 pub struct MoverJob<'a> {
     /// Address of the first row of the shard.
@@ -67,8 +66,7 @@ pub struct Carry<'a> {
     pub row_stride: u64,
     /// What goes where.
     pub route: &'a Route,
-    /// Number of the op that the call is of, the same on all ranks where they make the same calls:
-    /// the call fails where peers say other ones.
+    /// Number of the op, the same on all ranks: the call fails where peers differ.
     pub op: u32,
 }
 

@@ -75,11 +75,9 @@ pub struct Capabilities {
 pub enum PeerStores {
     /// Everything: into peers' data regions and pads.
     All,
-    /// Rows that they scatter, and that these are there, where [the transport](Transport::scatter)
-    /// shows it in such a call. What travels so is read by the peers' executors as they add it.
-    /// Other calls are [carried](Transport::carry).
+    /// Rows of partial sums, where [the transport](Transport::scatter) says so in a call. Other
+    /// calls are [carried](Transport::carry).
     Rows,
-    /// Nothing: each call is [carried](Transport::carry), or [exchanged](Transport::exchange) as
-    /// messages.
+    /// Nothing: each call is [carried](Transport::carry), or [exchanged](Transport::exchange).
     Nothing,
 }

@@ -1,7 +1,6 @@
-//! The backends: how a rank's memory is shared with its peers, and what moves data between them.
+//! The backends: how ranks share memory, and what moves data between them.
 //!
-//! Invariant: a backend knows nothing of the communicator above it, which sees it as a
-//! [`Transport`].
+//! Invariant: a backend knows nothing of the communicator, which sees it as a [`Transport`].
 
 mod calls;
 mod connect_error;

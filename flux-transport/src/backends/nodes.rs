@@ -1,14 +1,12 @@
 //! Which ranks make a node.
 //!
-//! Invariant: ranks of one node share a host, so they can share memory, and all ranks group them
-//! alike: by what all have agreed on, and by what all know.
+//! Invariant: ranks of one node share a host, and all ranks group them alike.
 
 use crate::bootstrap::control::Hosts;
 use crate::{ConnectError, Select};
 use flux_core::{Nodes, WorldSize};
 
-/// The number of nodes that this rank asks for: the options', or where they leave it open what
-/// `FLUX_NODES` says.
+/// The number of nodes that this rank asks for: by option, else by `FLUX_NODES`.
 pub(crate) fn asked(select: Select, option: Option<u32>, variable: Option<&str>) -> Result<Option<u32>, ConnectError> {
     let unusable = |why| Err(ConnectError::Unusable { select, why });
     let count = match (option, variable.filter(|value| !value.is_empty())) {
@@ -35,7 +33,6 @@ pub(crate) fn grouped(world: WorldSize, asked: Option<u32>, hosts: &Hosts) -> Re
     }
 }
 
-/// A node for each host.
 fn by_host(world: WorldSize, hosts: &Hosts) -> Result<Nodes, String> {
     let ranks = |host| hosts.ranks(host).count();
     if let Some(host) = (1..hosts.count()).find(|&host| ranks(host) != ranks(0)) {
@@ -48,7 +45,6 @@ fn by_host(world: WorldSize, hosts: &Hosts) -> Result<Nodes, String> {
     dealt(world, hosts.count(), hosts).map_err(|why| format!("{why}: number the ranks host by host"))
 }
 
-/// The ranks in `count` nodes.
 fn dealt(world: WorldSize, count: u32, hosts: &Hosts) -> Result<Nodes, String> {
     let nodes = Nodes::new(world, count).ok_or_else(|| format!("{world} ranks cannot be dealt evenly to {count} nodes"))?;
     let apart = world.ranks().find_map(|rank| Some((rank, nodes.mates(rank).find(|&mate| !hosts.together(rank, mate))?)));

@@ -10,10 +10,9 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Select {
-    /// What `FLUX_TRANSPORT` names; else the first of nvlink (one node, peer access that was proven
-    /// by data), mixed (several nodes, the same within each), pcie (one host) and nccl that works
-    /// on the GPUs of all ranks; host where no rank has a GPU. Where GPUs are there and none of
-    /// these works, connecting fails. All ranks take the same.
+    /// What `FLUX_TRANSPORT` names; else the first that works on the GPUs of all ranks: nvlink (one
+    /// node, proven peer access), mixed (several nodes), pcie (one host), nccl; host without GPUs.
+    /// If GPUs are there and none works, connecting fails.
     #[default]
     Auto,
     /// Threads of this process, or processes of this machine, in host memory.
@@ -71,24 +70,18 @@ pub struct Options {
     pub select: Select,
     /// The CUDA device; the local rank's number unless given.
     pub device: Option<u32>,
-    /// How long any wait for a peer may take, on the device or on the host: more than 0 and at most
-    /// 24 hours ([`ConnectError::Deadline`](crate::ConnectError::Deadline)), 30 s unless given.
+    /// The longest wait for a peer, on device or host: above 0, at most 24 hours; 30 s by default.
     pub deadline: Duration,
     /// The epoch of the first call; for tests of its wrap.
     pub first_epoch: Epoch,
-    /// Several ranks may share a device; for tests of a large world on few devices. Ranks that are
-    /// threads share the device's queues too: copies may then stand there behind the kernel of a
-    /// rank that waits for them, so the ranks' kernels have to push, and all must fit at once.
-    /// Ranks that are processes take turns on it; not under CUDA's multi-process service, where
-    /// they run at once. [`Select::Auto`] takes nvlink alone for them. NCCL takes them only where
-    /// each has an `NCCL_HOSTID` of its own, as
-    /// [`Launcher::sharing_devices`](crate::launch::Launcher::sharing_devices) gives them.
+    /// Several ranks may share a device, for tests. Ranks that are threads share its queues, so
+    /// kernels must push and all must fit at once; ranks that are processes take turns.
+    /// [`Select::Auto`] takes nvlink alone for them. NCCL needs
+    /// [`Launcher::sharing_devices`](crate::launch::Launcher::sharing_devices).
     pub shared_device: bool,
-    /// Nodes that the ranks are dealt to, in order: rank `node * ranks of a node + local`. What
-    /// crosses nodes does so once for all ranks of a node. Where it is `None`, `FLUX_NODES` says,
-    /// and where that is not set every host is a node. For [`Select::Mixed`], and [`Select::Auto`],
-    /// which then passes over nvlink and pcie if there are several; on the host it changes programs
-    /// only, for tests of them.
+    /// Number of nodes, of consecutive ranks: rank `node * ranks of a node + local`. Data crosses
+    /// nodes once for all ranks of a node. `None`: `FLUX_NODES`, else a node for each host. For
+    /// [`Select::Mixed`] and [`Select::Auto`]; on the host it changes programs only.
     pub nodes: Option<u32>,
     /// Workspace to take at once.
     pub reserve: WorkspaceSize,

@@ -15,13 +15,10 @@ use std::time::Instant;
 
 /// A backend: one rank's memory, shared with its peers, and its mover.
 pub(crate) trait Transport: Send + Sync + Debug {
-    /// Which one it is.
     fn kind(&self) -> TransportKind;
 
-    /// Where this rank computes.
     fn device(&self) -> Device;
 
-    /// What it can do.
     fn capabilities(&self) -> Capabilities;
 
     /// How the ranks are grouped, where that matters to the programs of its calls.
@@ -32,20 +29,17 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// What it is and how the ranks are connected, in a sentence or a few lines.
     fn explain(&self) -> String;
 
-    /// Replaces the workspace by one of `size`, which all ranks have agreed on and which covers the
-    /// present one. Collective. No call is under way on this rank. The new words are initialised
-    /// before any rank returns; epochs go on from the present one, which the ranks compare. Fails
-    /// on all ranks if it fails on one, and then leaves the workspace as it was.
+    /// Replaces the workspace by one of `size`, which all ranks agreed on and which covers the
+    /// present one. Collective, between calls. New words are initialised before any rank returns;
+    /// epochs continue. Fails on all ranks if on one, and then changes nothing.
     fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError>;
 
-    /// The workspace.
     fn view(&self) -> Arc<WorkspaceView>;
 
     /// Orders what comes next on `stream` after the call before.
     fn begin(&self, stream: Stream) -> Result<(), TransportError>;
 
-    /// The number of the next call, or of the one in progress; `None` where only the device knows
-    /// it, after a capture.
+    /// The number of the next call or the one in progress; `None` after a capture.
     fn epoch(&self) -> Option<Epoch>;
 
     /// Whether the stream of the call in progress is being captured. Not where no call can be.
@@ -53,18 +47,15 @@ pub(crate) trait Transport: Send + Sync + Debug {
         false
     }
 
-    /// Whether [`push`](Self::push) can be used in the call in progress; where not, the executor
-    /// pushes, unless the call is exchanged or carried.
+    /// Whether [`push`](Self::push) can be used in this call; else the executor pushes.
     fn copy_engine_usable(&self) -> bool {
         false
     }
 
-    /// Has the mover carry out `push`, then say so in the control block; returns at once. At most
-    /// once in a call, and not where [`copy_engine_usable`](Self::copy_engine_usable) says no: that
-    /// is [`TransportError::MoverUnusable`].
+    /// Has the mover carry out `push`, then set the control block's word; returns at once. Once in
+    /// a call, if [`copy_engine_usable`](Self::copy_engine_usable).
     ///
-    /// # Safety
-    /// The shard can be read, and is not written, until the call has finished on `stream`.
+    /// # Safety The shard stays readable and unwritten until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError>;
 
     /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions, and
@@ -110,31 +101,28 @@ pub(crate) trait Transport: Send + Sync + Debug {
         None
     }
 
-    /// Carries all that the call in progress sends and receives, beside its kernel, which was
-    /// launched before; returns at once. Once in a call. Where executors store to peers themselves,
-    /// or [scatter](Self::scatter) to them, there is nothing to carry.
+    /// Carries all that this call sends and receives, beside its launched kernel; returns at once.
+    /// Once in a call.
     ///
-    /// # Safety
-    /// The shard can be read, and is not written, until the call has finished on `stream`.
+    /// # Safety The shard stays readable and unwritten until the call has finished on `stream`.
     unsafe fn carry(&self, _stream: Stream, _carry: &Carry<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
     }
 
-    /// The workspace for an executor that scatters the rows of the call in progress, which is of
-    /// the op with number `op` (as in [`Carry::op`]), to peers itself, where it
-    /// [may](PeerStores::Rows). Instead of [`carry`](Self::carry), before the kernel's launch.
+    /// The workspace for an executor that scatters this call's rows itself, if it
+    /// [may](PeerStores::Rows). Instead of [`carry`](Self::carry), before the launch. `op`: as in
+    /// [`Carry::op`].
     fn scatter(&self, _stream: Stream, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport has no memory of the host to scatter rows to" })
     }
 
-    /// Ends the call in progress where no executor ran: the call does not count, and its epoch is
-    /// the next call's.
+    /// Ends a call in which no executor ran: it does not count.
     fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
         self.finish(stream)
     }
 
-    /// Ends the call in progress: what comes next on `stream` comes after its transfers. On the
-    /// host, waits for them.
+    /// Ends the call: what comes next on `stream` comes after its transfers. The host waits for
+    /// them.
     fn finish(&self, stream: Stream) -> Result<(), TransportError>;
 
     /// This rank's fault record, if a wait has failed. Does not synchronise.
@@ -143,17 +131,14 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Ends all waits of this rank, now and later. `reason` is not 0.
     fn set_abort(&self, reason: u32);
 
-    /// How far what carries the call in progress has come, in words, where that is known without
-    /// the driver.
+    /// How far the call in progress has come, where that is known without the driver.
     fn progress(&self) -> Option<String> {
         None
     }
 
-    /// Returns when all calls of this rank have ended that were finished before.
+    /// Returns when all finished calls of this rank have ended.
     ///
-    /// # Errors
-    /// [`TransportError::NotDrained`] where they are not by a limit that the transport derives from
-    /// the communicator's deadline: what works is waited for longer, and what has failed not much
-    /// longer. What they use cannot be freed then.
+    /// # Errors [`TransportError::NotDrained`] at a limit derived from the deadline, shorter after
+    /// a failure. Nothing can be freed then.
     fn drain(&self) -> Result<(), TransportError>;
 }

@@ -4,16 +4,14 @@ use super::TransportError;
 use flux_core::layout::{WorkspaceSize, pad_bytes};
 use std::time::Duration;
 
-/// A communicator's workspace, as addresses that this rank's executor uses; laid out as
-/// [`flux_core::layout`] says.
+/// A communicator's workspace as this rank's executor addresses it ([`flux_core::layout`]).
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct WorkspaceView {
     /// Data regions, by rank, the own one included.
     pub data: Vec<u64>,
     /// Pads, by rank.
     pub pads: Vec<u64>,
-    /// Where rows come that other ranks scatter to this one, if not to its data region, which is
-    /// not what [they reach](PeerStores::Rows).
+    /// Where peers' scattered rows arrive, if not in the data region ([`PeerStores::Rows`]).
     pub scattered: Option<u64>,
     /// The own control block.
     pub control: u64,
@@ -30,8 +28,7 @@ pub(crate) fn nanoseconds(deadline: Duration) -> u64 {
     u64::try_from(deadline.as_nanos()).unwrap_or(u64::MAX)
 }
 
-/// Bytes of a workspace's data region, and of that and the pad; an error where there is no such
-/// number.
+/// Bytes of a data region, and of that with the pad; an error on overflow.
 pub(crate) fn checked_bytes(size: &WorkspaceSize) -> Result<(u64, u64), TransportError> {
     let stride = size.half_bytes.checked_next_multiple_of(WorkspaceSize::ALIGN);
     let data = stride.and_then(|stride| stride.checked_mul(2));

@@ -2,12 +2,10 @@
 
 use std::time::{Duration, Instant};
 
-/// How long the ranks of a launch may come one after another: a program may load a large framework
-/// first.
+/// How long the ranks of a launch may take to start: a program may load a large framework first.
 pub(crate) const START: Duration = Duration::from_mins(1);
 /// How long one answer may take to send. A rank reads its answers at once; a slow one goes without.
 pub(crate) const ANSWER: Duration = Duration::from_millis(100);
-/// The step that errors name.
 pub(crate) const WAITING_FOR_RANKS: &str = "waiting for all ranks to start";
 
 /// When ranks that have `patience` must have come.

@@ -1,7 +1,5 @@
-//! What can go wrong before the ranks have met.
-//!
-//! Invariant: whatever one rank did wrong, every rank that is there gets the same variant, naming
-//! both sides.
+//! Why ranks did not meet. Whatever one rank did wrong, all get the same variant, naming both
+//! sides.
 
 use std::io;
 use std::path::PathBuf;
@@ -152,11 +150,10 @@ pub enum BootstrapError {
         step: &'static str,
         /// The ranks not seen.
         missing: Vec<Rank>,
-        /// Connections to rank 0 that did not prove that they hold the secret: a rank with another
-        /// one, or a stranger.
+        /// Connections to rank 0 without the right secret.
         denied: u32,
-        /// Where this rank has looked for the one that connects the others, and what was there
-        /// last, if it has never met it.
+        /// Where this rank looked for its leader, and what it found last; `None` once it has met
+        /// it.
         sought: Option<String>,
     },
     /// The rank that connects the others could not, for a reason of its own.

@@ -12,7 +12,7 @@ use flux_core::{Rank, WorldSize};
 use super::environment::Environment;
 use super::link::Link;
 use super::process::frame::{self, MAX_FRAME};
-use super::rendezvous::auth::{Answer, Challenge};
+use super::rendezvous::auth::{Challenge, Response};
 use super::rendezvous::hello::{Hello, Reply};
 use super::rendezvous::roster::Roster;
 use super::secret::Secret;
@@ -44,7 +44,7 @@ pub fn hello(bytes: &[u8]) -> bool {
 
 /// A handshake: nobody passes who does not know the secret.
 pub fn handshake(bytes: &[u8]) -> bool {
-    let (challenge, answer) = (Challenge::decode(bytes), Answer::decode(bytes));
+    let (challenge, answer) = (Challenge::decode(bytes), Response::decode(bytes));
     if let Some(challenge) = &challenge {
         assert_eq!(challenge.bytes(), bytes);
     }

@@ -1,8 +1,7 @@
-//! What tells hosts apart.
+//! The identity of a host.
 //!
 //! Invariant: two processes have the same id only if they can meet in the private directory of a
-//! Unix socket: the same running kernel, the same run-time directory (containers of one machine may
-//! each have their own), the same user.
+//! Unix socket: same running kernel, same run-time directory, same user.
 
 use std::ffi::OsStr;
 use std::path::Path;
@@ -18,8 +17,8 @@ pub(super) struct HostId(pub(super) [u8; HOST_ID_BYTES]);
 impl HostId {
     /// Of this process, which meets others of its host below `directory`.
     pub(super) fn here(directory: &Path, said: Option<&OsStr>) -> Self {
-        // Each part after its length. A kernel that does not say which boot this is, or a directory
-        // that is not there, leaves its part empty.
+        // Each part after its length. An unknown boot id or a missing directory leaves its part
+        // empty.
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let directory = rustix::fs::stat(directory).map(|stat| [stat.st_dev.to_le_bytes(), stat.st_ino.to_le_bytes()].concat());
         let uid = rustix::process::geteuid().as_raw().to_le_bytes();

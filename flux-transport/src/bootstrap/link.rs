@@ -1,8 +1,8 @@
-//! Messages with borders between two processes, over a Unix socket or over TCP.
+//! Message connections between two processes, over a Unix socket or TCP.
 //!
-//! Invariant: a message arrives whole or not at all, and only whole messages follow each other: a
-//! sender that could not finish one ends the connection. Nothing beyond the current message is ever
-//! read, so a poll tells of every message that has not been taken.
+//! Invariant: a message arrives whole or not at all; a sender that cannot finish one ends the
+//! connection. Nothing beyond the current message is read, so a poll reports every message not yet
+//! taken.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Mutex, MutexGuard, PoisonError, TryLockError};
@@ -20,18 +20,16 @@ const LENGTH_BYTES: usize = 4;
 /// Read at once: room grows with what has come, never with what a length says.
 const PIECE: usize = 16 * 1024;
 
-/// A connection to another process.
 #[derive(Debug)]
 pub(super) enum Link {
     /// To a process of this host: descriptors can be passed.
     Unix(OwnedFd),
-    /// To a process anywhere.
-    Tcp(Stream),
+    Tcp(FrameStream),
 }
 
 /// A TCP connection that keeps messages apart.
 #[derive(Debug)]
-pub(super) struct Stream {
+pub(super) struct FrameStream {
     socket: OwnedFd,
     /// Held for the whole of a message, as several threads send. True after a message was cut.
     torn: Mutex<bool>,
@@ -48,11 +46,11 @@ struct Coming {
 
 impl Link {
     pub(super) fn tcp(socket: OwnedFd) -> Self {
-        Self::Tcp(Stream { socket, torn: Mutex::default(), coming: Mutex::default() })
+        Self::Tcp(FrameStream { socket, torn: Mutex::default(), coming: Mutex::default() })
     }
 
-    /// Sends one message: `TIMEDOUT` where the other end took too little until the deadline,
-    /// `OPNOTSUPP` for descriptors to another host.
+    /// Sends one message. `TIMEDOUT`: the peer read too little by the deadline; `OPNOTSUPP`:
+    /// descriptors for another host.
     pub(super) fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), Errno> {
         match self {
             Self::Unix(socket) => socket::send(socket.as_fd(), parts, fds, deadline),
@@ -61,7 +59,6 @@ impl Link {
         }
     }
 
-    /// The next message, without waiting.
     pub(super) fn receive(&self, buffer: &mut [u8]) -> Result<Received, Errno> {
         match self {
             Self::Unix(socket) => socket::receive(socket.as_fd(), buffer),
@@ -97,7 +94,7 @@ impl AsFd for Link {
     }
 }
 
-impl Stream {
+impl FrameStream {
     fn send(&self, parts: &[&[u8]], deadline: Instant) -> Result<(), Errno> {
         let length: usize = parts.iter().map(|part| part.len()).sum();
         let length = u32::try_from(length).map_err(|_| Errno::MSGSIZE)?;

@@ -13,7 +13,6 @@ pub(crate) struct Mesh {
     pub(crate) rank: Rank,
     pub(crate) world: WorldSize,
     pub(crate) hosts: Hosts,
-    /// By rank, none to itself.
     pub(crate) links: Vec<Option<Link>>,
 }
 
@@ -36,8 +35,7 @@ impl Mesh {
     }
 }
 
-/// Makes a socket pair for every two of `count` ranks: for each rank, its sockets to the others in
-/// order.
+/// Makes a socket pair for every two of `count` ranks; returns, by rank, its sockets to the others.
 pub(crate) fn socket_rows(count: usize) -> Result<Vec<Vec<OwnedFd>>, Errno> {
     let mut rows: Vec<Vec<OwnedFd>> = (0..count).map(|_| Vec::new()).collect();
     for first in 0..count {

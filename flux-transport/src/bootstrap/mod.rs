@@ -1,10 +1,8 @@
 //! How ranks in processes of their own find each other, and how they talk from then on.
 //!
-//! Invariant: every step ends by its deadline with connections to all ranks or an error that names
-//! who is at fault, and nothing is left in the file system. On one host only processes of the same
-//! user take part: the directory of the rendezvous is private and every connection's user is asked
-//! of the kernel. Within one user there is no secret: memory is shared with the peers later anyway.
-//! Across hosts only processes take part that prove to hold the launch's secret.
+//! Invariant: every step ends by its deadline, with connections to all ranks or an error that names
+//! who is at fault, and leaves nothing in the file system. On one host only processes of one user
+//! take part, across hosts only those that hold the launch's secret.
 //!
 //! ```text
 //! first rank of a host                          another rank of it
@@ -16,10 +14,8 @@
 //! removes the name
 //! ```
 //!
-//! The result is a full mesh: every rank sees every other's death by itself. Within a host it takes
-//! no second round of names and connections, as a pair of sockets that the first rank made needs no
-//! proof of who is at its other end. Ranks of several hosts first meet at rank 0's address over
-//! TCP, learn who shares their host, and connect in pairs across hosts.
+//! The result is a full mesh: every rank sees every other's death by itself. Ranks of several hosts
+//! first meet at rank 0's address over TCP, learn who shares their host, and connect in pairs.
 
 pub(crate) mod control;
 mod deadlines;

@@ -6,18 +6,15 @@ pub const FLUX_RANK: &str = "FLUX_RANK";
 pub const FLUX_WORLD_SIZE: &str = "FLUX_WORLD_SIZE";
 /// The rank among those of this host, in flux's own family.
 pub const FLUX_LOCAL_RANK: &str = "FLUX_LOCAL_RANK";
-/// Where the ranks meet: on one host a private directory (an absolute path, mode 0700, of this
-/// user), on several `tcp://HOST:PORT` with an address of rank 0's host and a port that is free
-/// there. Part of flux's own family, and says the same for every other launcher.
+/// Where the ranks meet: on one host a private directory (absolute path, mode 0700, of this user),
+/// on several `tcp://HOST:PORT` with an address and a free port of rank 0's host. Works with every
+/// launcher.
 pub const FLUX_RENDEZVOUS: &str = "FLUX_RENDEZVOUS";
-/// The launcher whose variables count, where several are there: `flux`, `torchrun`, `openmpi`,
-/// `mpich` or `slurm`.
+/// The launcher to believe where several are present: `flux`, `torchrun`, `openmpi`, `mpich`,
+/// `slurm`.
 pub const FLUX_LAUNCHER: &str = "FLUX_LAUNCHER";
-/// Takes part in this process's host id where it is set: ranks with different values count as on
-/// different hosts. For tests, and to keep the memory of ranks apart that could share it. It says
-/// nothing where the ranks meet in a directory, as they do when their launcher puts all of them on
-/// one host and `FLUX_RENDEZVOUS` names no address: they are of one host then, whatever their
-/// values.
+/// Part of this process's host id: ranks with different values count as on different hosts. Ignored
+/// where the ranks meet in a directory, which puts them on one host.
 pub const FLUX_HOST_ID: &str = "FLUX_HOST_ID";
 /// The secret itself.
 pub const FLUX_SECRET: &str = "FLUX_SECRET";

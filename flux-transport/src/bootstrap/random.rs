@@ -2,7 +2,6 @@
 
 use rustix::io::Errno;
 
-/// Bytes that nobody can guess.
 pub(crate) fn random<const N: usize>() -> Result<[u8; N], Errno> {
     let mut bytes = [0; N];
     let mut have = 0;

@@ -1,8 +1,7 @@
 //! The secret that the ranks of several hosts share.
 //!
-//! Invariant: a secret has at least [`MIN_BYTES`] bytes, never appears in a message or a log, and
-//! comes only from who started the launch. It is never derived from a job's number or name: those
-//! can be read by everybody who can list the jobs.
+//! Invariant: it has at least [`MIN_BYTES`] bytes and never appears in a message or a log. It is
+//! never derived from a job's number or name, which others can list.
 
 use std::ffi::OsString;
 use std::fmt;
@@ -23,19 +22,17 @@ const MAX_BYTES: usize = 4096;
 pub struct Secret(Box<[u8]>);
 
 impl Secret {
-    /// These bytes, 16 to 4096 of them; best 32 random ones.
+    /// Takes 16 to 4096 bytes, best 32 random ones.
     ///
-    /// # Errors
-    /// [`BootstrapError::Secret`] for fewer or more.
+    /// # Errors [`BootstrapError::Secret`] for another length.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, BootstrapError> {
         Self::of("the secret", bytes.into())
     }
 
-    /// The content of a file, without white space at its end.
+    /// Reads a file, without white space at its end.
     ///
-    /// # Errors
-    /// [`BootstrapError::Secret`] where it cannot be read, belongs to somebody else, or others may
-    /// read it.
+    /// # Errors [`BootstrapError::Secret`] if it is unreadable, of another user, or readable by
+    /// others.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, BootstrapError> {
         let path = path.as_ref();
         let problem = |problem: String| BootstrapError::Secret { origin: path.display().to_string(), problem };

@@ -1,8 +1,7 @@
 //! Unix sockets with message borders, and waiting with a deadline.
 //!
-//! Invariant: no call here blocks but [`wait`] and [`send`], which end at their deadline; every
-//! descriptor is close-on-exec; a message that arrives with descriptors either hands over exactly
-//! what it holds or closes them all.
+//! Invariant: only [`wait`] and [`send`] block, and both end at their deadline. Every descriptor is
+//! close-on-exec.
 
 use std::io::{IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -35,8 +34,7 @@ pub(crate) fn listen(path: &Path) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// A connection to the name, at once or not at all (`WOULDBLOCK` where the listener's queue is
-/// full).
+/// Connects at once or not at all (`WOULDBLOCK`: the listener's queue is full).
 pub(crate) fn connect(path: &Path) -> Result<OwnedFd, Errno> {
     let socket = new()?;
     rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
@@ -48,7 +46,6 @@ pub(crate) fn accept(listener: BorrowedFd<'_>) -> Result<OwnedFd, Errno> {
     rustix::net::accept_with(listener, FLAGS)
 }
 
-/// Two connected sockets.
 pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)
 }
@@ -64,8 +61,7 @@ pub(crate) fn is_ours(socket: BorrowedFd<'_>) -> bool {
         && matches!(rustix::net::sockopt::socket_domain(socket), Ok(AddressFamily::UNIX))
 }
 
-/// Waits for one of the events, or for the deadline: how many descriptors are ready, 0 at the
-/// deadline.
+/// Waits for an event or the deadline; returns how many descriptors are ready, 0 at the deadline.
 pub(crate) fn wait(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<usize, Errno> {
     loop {
         let timeout = deadline.map(|deadline| {
@@ -101,10 +97,8 @@ pub(crate) fn send(socket: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_
     }
 }
 
-/// One message.
 #[derive(Debug)]
 pub(crate) struct Message {
-    /// Its bytes in the buffer.
     pub(crate) length: usize,
     /// The descriptors that came with it.
     pub(crate) descriptors: Vec<OwnedFd>,
@@ -112,21 +106,16 @@ pub(crate) struct Message {
     pub(crate) cut: bool,
 }
 
-/// What [`receive`] found.
 #[derive(Debug)]
 pub(crate) enum Received {
-    /// A whole message.
     Message(Message),
-    /// Nothing yet.
     Nothing,
     /// The other end is closed and everything that it sent is read.
     End,
-    /// A message longer than the buffer or with more descriptors than allowed; what came of it is
-    /// closed.
+    /// A message longer than the buffer, or with too many descriptors, which are closed.
     Oversized,
 }
 
-/// The next message, without waiting.
 pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Received, Errno> {
     let mut resets = 0;
     loop {
@@ -142,8 +131,7 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Recei
                         descriptors.extend(rights);
                     }
                 }
-                // Without room for more in `space` they were too many; else this process could not
-                // take them.
+                // If `space` is full they were too many; else this process could not take them.
                 let cut = message.flags.contains(ReturnFlags::CTRUNC);
                 if message.flags.contains(ReturnFlags::TRUNC) || cut && descriptors.len() >= MAX_DESCRIPTORS {
                     return Ok(Received::Oversized);
@@ -154,8 +142,8 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Recei
                 return Ok(Received::Message(Message { length: message.bytes, descriptors, cut }));
             }
             Err(Errno::INTR) => {}
-            // Linux says once that the other end closed with our messages unread, before it hands
-            // over that end's last ones.
+            // Linux reports once that the other end closed with our messages unread, then delivers
+            // its last.
             Err(Errno::CONNRESET) if resets == 0 => resets += 1,
             Err(Errno::CONNRESET) => return Ok(Received::End),
             Err(Errno::WOULDBLOCK) => return Ok(Received::Nothing),

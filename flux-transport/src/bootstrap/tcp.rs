@@ -1,7 +1,7 @@
 //! TCP sockets between hosts.
 //!
-//! Invariant: no call here blocks but [`connect`], which ends at its deadline; every connection
-//! notices a silent end of the other side within [`SILENCE`], also while nothing is sent.
+//! Invariant: only [`connect`] blocks, until its deadline. Every connection notices a silent peer
+//! within [`SILENCE`], idle or not.
 
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -13,8 +13,8 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, ipproto, sockopt};
 
 use super::socket;
 
-/// How long the other side's host may be silent before its ranks count as lost. Its processes' ends
-/// are seen at once.
+/// How long a peer's host may be silent before its ranks count as lost. A process's end shows at
+/// once.
 pub(super) const SILENCE: Duration = Duration::from_secs(8);
 /// Between two questions whether the other side is there.
 const ASK: Duration = Duration::from_secs(2);
@@ -67,7 +67,6 @@ pub(super) fn accept(listener: BorrowedFd<'_>) -> Result<(OwnedFd, IpAddr), Errn
     Ok((socket, from.ip()))
 }
 
-/// The address of this end.
 pub(super) fn local(socket: BorrowedFd<'_>) -> Result<SocketAddr, Errno> {
     SocketAddr::try_from(rustix::net::getsockname(socket)?)
 }
@@ -80,8 +79,8 @@ pub(super) const fn is_end(errno: Errno) -> bool {
     )
 }
 
-/// Small messages go at once, and a silent end is noticed: asked for where nothing is under way,
-/// and by what is not acknowledged.
+/// Sends small messages at once, and bounds silence: by keepalive when idle, else by unacknowledged
+/// data.
 fn watch_over(socket: &OwnedFd) -> Result<(), Errno> {
     sockopt::set_tcp_nodelay(socket, true)?;
     sockopt::set_socket_keepalive(socket, true)?;

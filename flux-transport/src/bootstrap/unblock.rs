@@ -1,7 +1,6 @@
-//! Work that blocks, for a future: on a thread of its own.
+//! Runs blocking work for a future, on a thread of its own.
 //!
-//! Invariant: the future is ready when the work has ended, however it ended: a panic is the panic
-//! of whoever polls, as if the work had been done there.
+//! Invariant: the future is ready once the work ends. A panic of the work is a panic of the poller.
 
 use std::future::poll_fn;
 use std::io;
@@ -21,11 +20,9 @@ fn lock<T>(handover: &Mutex<Handover<T>>) -> MutexGuard<'_, Handover<T>> {
     handover.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Does `work` on a thread of this name. A future that is dropped before leaves the work to end by
-/// itself.
+/// Runs `work` on a thread of this name. Dropping the future does not stop the work.
 ///
-/// # Errors
-/// The system's, where it gives no thread.
+/// # Errors The system's, if it gives no thread.
 pub(crate) async fn unblock<T: Send + 'static>(name: String, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     let handover = Arc::new(Mutex::new(Handover { result: None, waker: None }));
     let theirs = Arc::clone(&handover);

@@ -1,8 +1,7 @@
-//! One call on a communicator, from its begin to its finish.
+//! One call on a communicator, from begin to finish.
 //!
 //! Invariant: while a [`Call`] lives the communicator makes no other and its workspace stays. A
-//! call that handed out transfers, or the workspace to an executor, is finished, or the
-//! communicator is broken: what peers were given cannot be taken back.
+//! call that handed out transfers or the workspace is finished, or the communicator is broken.
 
 use super::communicator::Communicator;
 use super::flight::{CallState, Label, Noted};
@@ -29,23 +28,19 @@ pub struct Call<'c> {
 }
 
 impl Communicator {
-    /// Begins a call, ordered after the one before it, and waits while another thread's call has
-    /// not finished, for the deadline at the longest. A thread finishes its call before it begins
-    /// the next.
+    /// Begins a call, ordered after the one before it. Waits for another thread's call, at most for
+    /// the deadline.
     ///
-    /// # Errors
-    /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this
-    /// thread; [`TransportError::NoTurn`] where another thread's does not end;
-    /// [`TransportError::WrongStream`]. Nothing has begun then: the call can be tried again, and
-    /// peers wait for it as for that of any rank that is late.
+    /// # Errors [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of
+    /// this thread; [`TransportError::NoTurn`] if another thread's call does not end;
+    /// [`TransportError::WrongStream`]. Nothing has begun then, and the call can be tried again.
     pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
         self.begin_as(stream, None)
     }
 
-    /// As [`begin`](Self::begin), of a call that the flight record and errors name.
+    /// As [`begin`](Self::begin), with a label for the flight record and errors.
     ///
-    /// # Errors
-    /// As [`begin`](Self::begin).
+    /// # Errors As [`begin`](Self::begin).
     pub fn begin_as(&self, stream: Stream, label: Option<Label>) -> Result<Call<'_>, TransportError> {
         let turn = self.turn()?;
         self.working()?;
@@ -63,8 +58,7 @@ impl<'c> Call<'c> {
         Self { comm, stream, view: transport.view(), pushes: false, handed: false, number: None, noted, finished: false, _turn: turn }
     }
 
-    /// Counts the call, before which a peer may have left. Not one that is captured: it begins when
-    /// its graph is launched, as only the device counts.
+    /// Counts the call. A captured call is counted by the device when its graph is launched.
     fn count(&mut self) -> Result<(), TransportError> {
         let health = &self.comm.inner.health;
         let Some(epoch) = health.transport().epoch().filter(|_| !self.capturing()) else { return Ok(()) };
@@ -78,9 +72,8 @@ impl<'c> Call<'c> {
         &self.view
     }
 
-    /// The same for an executor that is about to run, which may give peers a part of the call: if
-    /// it is not [finished](Self::finish) then, be it that the executor panics, the communicator is
-    /// broken.
+    /// The workspace for an executor about to run. Unless the call is then
+    /// [finished](Self::finish), the communicator is broken.
     pub fn hand_over(&mut self) -> &WorkspaceView {
         self.handed = true;
         &self.view
@@ -97,22 +90,19 @@ impl<'c> Call<'c> {
     }
 
     /// Whether [`push`](Self::push) can be used: once in a call, not in a world of one, and not
-    /// while, or after, a call on this communicator is captured, since the half that a copy engine
-    /// writes to is then known on the device only and the kernel must push.
+    /// during or after a capture, as the buffer index is then known on the device only.
     pub fn copy_engine_usable(&self) -> bool {
         self.comm.inner.health.transport().copy_engine_usable()
     }
 
-    /// Has the mover carry this rank's shard, which lies on the communicator's device, to gather
-    /// buffers (AllGather-GEMM); returns at once. At most once in a call.
+    /// Has the mover carry this rank's shard to gather buffers (AllGather-GEMM); returns at once.
+    /// Once in a call.
     ///
-    /// # Safety
-    /// The shard can be read, and is not written, until the call has finished: on the host until
-    /// [`finish`](Self::finish) returns, on a device until the stream has come past it.
+    /// # Safety The shard stays readable and unwritten until the call has finished: on the host
+    /// until [`finish`](Self::finish) returns, on a device until the stream has passed it.
     ///
-    /// # Errors
-    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is
-    /// moved.
+    /// # Errors [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before
+    /// anything moves.
     pub unsafe fn push(&mut self, push: &MoverJob<'_>) -> Result<(), TransportError> {
         if push.transfers.is_empty() {
             return Ok(());
@@ -122,15 +112,13 @@ impl<'c> Call<'c> {
         self.note(handed)
     }
 
-    /// Carries all that this call sends and receives, on a transport whose executors do not reach
-    /// peers' memory; returns at once. Once in a call, when the kernel is launched.
+    /// Carries all that this call sends and receives, where executors do not reach peers' memory;
+    /// returns at once. Once in a call, after the kernel's launch.
     ///
-    /// # Safety
-    /// As [`push`](Self::push).
+    /// # Safety As [`push`](Self::push).
     ///
-    /// # Errors
-    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything is
-    /// moved.
+    /// # Errors [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before
+    /// anything moves.
     pub unsafe fn carry(&mut self, carry: &Carry<'_>) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the shard.
         let handed = unsafe { self.comm.inner.health.transport().carry(self.stream, carry) };
@@ -138,14 +126,12 @@ impl<'c> Call<'c> {
         handed
     }
 
-    /// Has the executor scatter rows to peers itself, where the transport [lets
-    /// it](crate::PeerStores::Rows): [`memory`](Self::memory) is from then on as it uses it. The
-    /// call is of the op with number `op`, as in [`Carry::op`]. Instead of [`carry`](Self::carry),
-    /// before the kernel's launch.
+    /// Lets the executor scatter rows to peers itself, where the transport [supports
+    /// it](crate::PeerStores::Rows); [`memory`](Self::memory) then shows where. Instead of
+    /// [`carry`](Self::carry), before the kernel's launch. `op`: as in [`Carry::op`].
     ///
-    /// # Errors
-    /// [`TransportError::MoverUnusable`] where the transport does not, and where the call was
-    /// scattered or carried before; [`TransportError::WrongStream`].
+    /// # Errors [`TransportError::MoverUnusable`] if unsupported or the call was scattered or
+    /// carried already; [`TransportError::WrongStream`].
     pub fn scatter(&mut self, op: u32) -> Result<(), TransportError> {
         let handed = self.comm.inner.health.transport().scatter(self.stream, op);
         self.handed |= Self::handed_out(&handed);
@@ -158,8 +144,7 @@ impl<'c> Call<'c> {
         !matches!(handed, Err(BadTransfer { .. } | MoverUnusable { .. } | WrongStream { .. }))
     }
 
-    /// Takes note that transfers were handed out. A driver may refuse after a part of them, which
-    /// cannot be taken back.
+    /// Notes that transfers were handed out: a driver may refuse after a part of them.
     fn note(&mut self, handed: Result<(), TransportError>) -> Result<(), TransportError> {
         let began = Self::handed_out(&handed);
         self.pushes |= began;
@@ -225,18 +210,16 @@ impl<'c> Call<'c> {
         self.number
     }
 
-    /// Whether transfers were handed to the mover, so that the executor must await that they were
-    /// read.
+    /// Whether the mover reads the shard, so that the executor must await its end.
     pub fn pushes(&self) -> bool {
         self.pushes
     }
 
-    /// Ends the call: what comes next on the stream comes after all of it. On the host the call is
-    /// over then, and its result can be read unless a wait of it, or this, has failed.
+    /// Ends the call: what comes next on the stream comes after it. On the host the call is then
+    /// over.
     ///
-    /// # Errors
-    /// The driver's refusal; on the host [`TransportError::Broken`] where the peers have given this
-    /// rank up meanwhile, though all it awaited has come.
+    /// # Errors The driver's refusal; on the host [`TransportError::Broken`] if the peers have
+    /// given this rank up.
     pub fn finish(mut self) -> Result<(), TransportError> {
         self.finished = true;
         let inner = &self.comm.inner;
@@ -245,8 +228,7 @@ impl<'c> Call<'c> {
             inner.flight.note(self.noted, if finished.is_ok() { CallState::Launched } else { CallState::Failed });
             return finished;
         }
-        // A rank that was stopped finds its data there when it runs on, and what the others made of
-        // its absence.
+        // A rank that was stopped finds its data, and hears what its peers made of its absence.
         inner.world.control().settle();
         let (given_up, failed) = (inner.health.given_up_by().is_some(), inner.health.transport().read_fault().is_some());
         let done = finished.is_ok() && !given_up && !failed;

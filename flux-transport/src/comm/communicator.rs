@@ -6,7 +6,7 @@
 use super::failure::Failure;
 use super::flight::Flight;
 use super::health::Health;
-use super::listener::Listener;
+use super::listener::NoticeListener;
 use super::turn::{Turn, Turns};
 use crate::backends::{Transport, reason};
 use crate::bootstrap::control::{Step, agree, agree_at};
@@ -19,32 +19,27 @@ use std::time::{Duration, Instant};
 
 /// One rank's membership of a group that computes together. Clones are the same membership.
 ///
-/// Calls are ordered, whatever streams they come on; who wants two at once makes two communicators.
+/// Calls are ordered, whatever their streams; for two at once make two communicators.
 ///
-/// Who drops the last clone, and what was built on it, leaves: calls that it has made come to their
-/// ends at its peers, and those that it has not made end there at once with
-/// [`Fault::PeerLeft`](crate::Fault::PeerLeft), but for replays of graphs, which end by the
-/// deadline.
+/// Dropping the last clone leaves the group. Peers finish calls that this rank has made; later ones
+/// fail at once with [`Fault::PeerLeft`](crate::Fault::PeerLeft), or at the deadline for replayed
+/// graphs.
 ///
-/// Collective steps are those that all ranks take together on the host: to connect, to build an op,
-/// [`reserve`](Self::reserve), [`exchange`](Self::exchange), [`barrier`](Self::barrier) and
-/// [`rebuild`](Self::rebuild). Every rank takes those of all communicators of a world in one order.
-/// Where threads of a rank have a communicator each, they take turns in that order; ranks that do
-/// not keep to it are told which communicator each is at, and what they were at fails on all of
-/// them.
+/// Collective steps: to connect, to build an op, [`reserve`](Self::reserve),
+/// [`exchange`](Self::exchange), [`barrier`](Self::barrier) and [`rebuild`](Self::rebuild). All
+/// ranks take the steps of all communicators of a world in one order; a step on which they differ
+/// fails on all of them.
 #[derive(Clone, Debug)]
 pub struct Communicator {
     pub(super) inner: Arc<Inner>,
 }
 
-// Dropped in this order: the transport when no notice uses it any more, and before the rank leaves
-// the world.
+// Drop order: the transport goes after the last notice, and before the rank leaves the world.
 pub(super) struct Inner {
-    _listener: Listener,
+    _listener: NoticeListener,
     pub(super) health: Arc<Health>,
     pub(super) flight: Arc<Flight>,
     pub(super) failure: OnceLock<Failure>,
-    /// A handle of this communicator.
     pub(super) world: World,
     pub(super) options: Options,
     pub(super) turns: Turns,
@@ -62,7 +57,7 @@ impl Communicator {
         let number = world.communicator();
         let health = Arc::new(Health::new(world.rank(), number, transport));
         let flight = Arc::new(Flight::new());
-        let listener = Listener::new(number, &health, &flight, world.control());
+        let listener = NoticeListener::new(number, &health, &flight, world.control());
         let world = world.share();
         let options = *options;
         let (turns, failure) = (Turns::default(), OnceLock::new());
@@ -95,8 +90,8 @@ impl Communicator {
         self.inner.health.transport().capabilities()
     }
 
-    /// How the ranks are grouped: in what crosses nodes a call's program differs from that of ranks
-    /// which all reach each other. Each rank a node of its own where it makes no difference.
+    /// How the ranks are grouped in nodes. Each rank is its own node where grouping makes no
+    /// difference.
     pub fn nodes(&self) -> Nodes {
         self.inner.health.transport().nodes().unwrap_or(Nodes::apart(self.world_size()))
     }
@@ -116,20 +111,16 @@ impl Communicator {
         self.inner.health.transport().view().size
     }
 
-    /// The workspace as this rank reaches it, for checks that look into it between calls; growth
-    /// replaces it.
+    /// The workspace as this rank reaches it, for checks between calls; growth replaces it.
     pub fn workspace(&self) -> Arc<WorkspaceView> {
         self.inner.health.transport().view()
     }
 
-    /// Makes the workspace hold at least `size`; it never shrinks. Collective: all ranks ask for
-    /// the same, between the same calls. Calls before it are finished first. Graphs captured before
-    /// a growth must be captured again.
+    /// Grows the workspace to at least `size`. Collective: all ranks ask for the same, between the
+    /// same calls. Finishes earlier calls; captured graphs must be captured again after a growth.
     ///
-    /// # Errors
-    /// [`TransportError`], on every rank if on one; the workspace is then as it was. A thread waits
-    /// for its turn as in [`begin`](Self::begin) before it takes its share, so peers that came long
-    /// before it may have waited in vain.
+    /// # Errors [`TransportError`], on every rank if on one; the workspace is then unchanged. May
+    /// wait for a turn as [`begin`](Self::begin).
     pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
         let turn = self.turn();
         let transport = self.inner.health.transport();
@@ -163,35 +154,28 @@ impl Communicator {
         reserved
     }
 
-    /// The world whose ranks are connected: the one that it was made from, or the one that it was
-    /// rebuilt in.
+    /// The world whose ranks are connected, after a rebuild the new one.
     pub fn world(&self) -> World {
         self.inner.world.share()
     }
 
-    /// Returns when every rank has come here. On the host only: calls under way on a device are not
-    /// waited for.
+    /// Returns when every rank has come here, on the host only.
     ///
-    /// # Errors
-    /// [`TransportError::Control`] when the deadline passes, a rank is gone, or a rank is at
-    /// another step than this.
+    /// # Errors [`TransportError::Control`] at the deadline, if a rank is gone, or at another step.
     pub fn barrier(&self) -> Result<(), TransportError> {
         self.exchange_at(Step::Barrier, &[]).map(drop)
     }
 
-    /// Gives `payload` to every rank, and returns what each gave, by rank. Collective.
+    /// Gives `payload` to every rank; returns what each gave, by rank. Collective.
     ///
-    /// # Errors
-    /// [`TransportError::Control`] when the deadline passes, a rank is gone, or a rank is at
-    /// another step than this.
+    /// # Errors [`TransportError::Control`] at the deadline, if a rank is gone, or at another step.
     pub fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
         self.exchange_at(Step::Exchange, payload)
     }
 
-    /// As [`exchange`](Self::exchange), at a step that no other is taken for and that errors name.
+    /// As [`exchange`](Self::exchange), at a step of its own that errors name.
     ///
-    /// # Errors
-    /// As [`exchange`](Self::exchange).
+    /// # Errors As [`exchange`](Self::exchange).
     pub fn exchange_at(&self, step: Step, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
         Ok(self.inner.world.steps().exchange_at(step, payload, self.until())?)
     }
@@ -201,22 +185,17 @@ impl Communicator {
         self.inner.health.status().is_err()
     }
 
-    /// Waits until this rank's calls have ended, failed or not, so that what they use can be freed.
-    /// Calls that other threads begin meanwhile do not count. Not while a stream of the device is
-    /// captured: the driver waits for none then.
+    /// Waits until this rank's calls have ended, failed or not, so that their resources can be
+    /// freed. Not while a stream of the device is captured.
     ///
-    /// # Errors
-    /// [`TransportError::NotDrained`] where the device does not come to their end, long after every
-    /// deadline: freeing what they use would wait for it too, perhaps for ever.
-    /// [`TransportError::Cuda`] where the device has failed; nothing runs there any more.
+    /// # Errors [`TransportError::NotDrained`] long after every deadline: freeing would wait, too.
+    /// [`TransportError::Cuda`] if the device has failed.
     pub fn drain(&self) -> Result<(), TransportError> {
         self.inner.health.transport().drain()
     }
 
-    /// Ends every wait of this rank's calls and of its peers'; the communicator is broken from then
-    /// on, on all ranks. Others of the same world go on. A `reason` of 0, or from
-    /// [`reason::RESERVED`] on, counts as 1. Where it is broken already, that stays its fault, and
-    /// peers hear no other: of that one when [`status`](Self::status) is asked for it.
+    /// Ends every wait of this communicator on all ranks, and breaks it. A `reason` of 0, or from
+    /// [`reason::RESERVED`] on, counts as 1. An earlier fault stays.
     pub fn abort(&self, reason: u32) {
         self.give_up(if (1..reason::RESERVED).contains(&reason) { reason } else { 1 });
     }
@@ -249,12 +228,11 @@ impl Drop for Inner {
             // the world may outlive the panic, in a thread that joins this one
             world.control().abort_peers(world.communicator(), reason::PANICKED);
         }
-        // Peers need no barrier: they share the memory that they write to, so it outlives their
-        // last write.
+        // Peers need no barrier: shared memory outlives their last write.
         match health.transport().drain() {
             Err(error) => tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped"),
-            // What its calls gave to peers has come. Of one that failed the peers hear otherwise.
-            // Where graphs were captured nobody here knows how many calls there were.
+            // Its calls have reached the peers. After a capture only the device knows how many
+            // there were.
             Ok(()) if !std::thread::panicking() && health.status().is_ok() => {
                 if let Some(next) = health.transport().epoch() {
                     let last = health.departures().begun().unwrap_or(next.before(1));

@@ -1,7 +1,7 @@
 //! How ranks become a communicator.
 //!
-//! Invariant: every rank takes the same steps whatever it finds, and tells the others what it
-//! cannot do; so if one rank fails, all do.
+//! Invariant: every rank takes the same steps and tells the others what it cannot do, so all fail
+//! if one does.
 
 use super::automatic::automatic;
 use super::communicator::Communicator;
@@ -18,19 +18,15 @@ use std::time::{Duration, Instant};
 const MAX_DEADLINE: Duration = Duration::from_hours(24);
 
 impl Communicator {
-    /// Connects all ranks of `world`, which all do this at the same time, over a transport
-    /// ([`Select`](crate::Select)) or with more [`Options`].
+    /// Connects all ranks of `world` over a transport ([`Select`](crate::Select)) or with more
+    /// [`Options`].
     ///
-    /// Where several threads of a rank connect in one world, they do it one after another, in one
-    /// order on all ranks: otherwise connecting fails, and may from then on in that world.
+    /// Threads of a rank connect one after another, in one order on all ranks.
     ///
-    /// # Cancellation
-    /// A future that is dropped stops nothing once it was polled: its thread goes on connecting, as
-    /// long as the deadline lets it, and drops the communicator. Peers may then be connected to a
-    /// rank that makes no calls.
+    /// # Cancellation Dropping the future does not stop its thread, which connects and drops the
+    /// communicator.
     ///
-    /// # Errors
-    /// [`ConnectError`], on every rank if on one.
+    /// # Errors [`ConnectError`], on every rank if on one.
     pub async fn connect(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
         let (world, options) = (world.share(), options.into());
         on_own_thread(world.rank(), move || connect(&world, &options, None)).await
@@ -54,8 +50,7 @@ pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Re
     let of_ranks = variable("FLUX_NODES").filter(|_| world.size().get() > 1);
     let selected = selected.and_then(|select| Ok((select, asked(select, options.nodes, of_ranks.as_deref())?)));
     let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
-    // A deadline that is refused is none to be refused by: the others' step would be over before
-    // they came.
+    // A refused deadline cannot bound the step that refuses it.
     let deadline = if options.deadline.is_zero() { Options::default().deadline } else { options.deadline.min(MAX_DEADLINE) };
     let deadline = Instant::now() + deadline;
     let answers = agree_at(world.steps(), Step::Connect, &offer, deadline);
@@ -86,8 +81,7 @@ pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Re
     Ok(comm)
 }
 
-/// A variable's value. What is no text is none that is known, and is refused as such; it does not
-/// count as not set.
+/// A variable's value. Invalid UTF-8 counts as set, and is refused by name.
 fn text(value: Option<OsString>) -> Option<String> {
     value.map(|value| value.to_string_lossy().into_owned())
 }
@@ -103,7 +97,6 @@ fn select(options: &Options, variable: Option<&str>) -> Result<Select, ConnectEr
     }
 }
 
-/// Between terms.
 const SEPARATOR: &str = " | ";
 
 /// Of which line a communicator is to be, before its number.

@@ -1,8 +1,7 @@
 //! Which ranks have left a communicator in good order, and after which call.
 //!
-//! Invariant: a call that a rank has left before ends on no rank, as each awaits something of every
-//! peer; the calls until then come to their ends, whoever leaves after them. So a rank gives up as
-//! soon as it has begun such a call and knows that somebody has left, whichever comes last.
+//! Invariant: earlier calls end whoever leaves; later ones end on no rank. A rank gives up once it
+//! has begun such a call and knows of the departure, whichever comes last.
 
 use flux_core::Rank;
 use flux_core::rank::MAX_WORLD;
@@ -32,8 +31,7 @@ impl Known {
 }
 
 impl Departures {
-    /// Takes note that `rank` has left after call `last`. Returns a rank without which a call was
-    /// begun.
+    /// Notes that `rank` left after call `last`. Returns a rank that left before a begun call.
     pub(super) fn note(&self, rank: Rank, last: Epoch) -> Option<Rank> {
         let mut known = self.known();
         *known.last.get_mut(rank.index())? = Some(last);

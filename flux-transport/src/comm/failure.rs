@@ -1,7 +1,6 @@
-//! A fault with what every rank was doing, and for whom it waits.
+//! A fault with what every rank was doing.
 //!
-//! Invariant: a failure is gathered once and never changes. Gathering ends with [`DOUBT`] and one
-//! question more, whatever the peers do.
+//! Invariant: a failure is gathered once and never changes, within [`DOUBT`] and one more question.
 
 use super::flight::{self, CallRecord, CallState};
 use crate::Fault;
@@ -14,9 +13,7 @@ use std::time::Duration;
 
 /// How long, answers included, a doubt of who is late, or what failed first, is left open.
 pub(super) const DOUBT: Duration = Duration::from_millis(250);
-/// How long the peers' answers are waited for. Ranks that run answer within a millisecond, or a few
-/// where they are many on few cores; one that is stopped never does, nor one that has no such
-/// communicator any more.
+/// How long the peers' answers are waited for. A running rank answers within milliseconds.
 pub(super) const GATHER: Duration = Duration::from_millis(200);
 
 /// Why a communicator is broken, with what each rank was doing when this one found out.
@@ -55,8 +52,7 @@ pub enum Doing {
     After(CallRecord),
     /// It has made no call.
     Nothing,
-    /// It does not answer: its process is stopped, or it has dropped this communicator and is still
-    /// in the world.
+    /// It does not answer: it is stopped, or has dropped this communicator.
     Silent,
     /// It has left the world.
     Left,
@@ -103,8 +99,7 @@ impl RankReport {
         }
     }
 
-    /// What the rank says when it is asked again. One that has answered and does no more has not
-    /// been silent.
+    /// Takes a second answer. Silence does not replace an earlier answer.
     pub(super) fn renew(&mut self, answer: &Answer) {
         let now = Self::new(self.rank, answer);
         if now.doing != Doing::Silent {
@@ -112,8 +107,7 @@ impl RankReport {
         }
     }
 
-    /// What this rank has heard of its leaving, where it says nothing itself. `first`: the
-    /// communicator's first call.
+    /// Applies a known departure to a silent rank. `first`: the communicator's first call.
     pub(super) fn left_after(&mut self, last: Option<Epoch>, first: Epoch) {
         if let (Doing::Silent | Doing::Left, Some(last)) = (self.doing, last) {
             self.doing = if last.next() == first { Doing::LeftBefore(first) } else { Doing::LeftAfter(last) };
@@ -142,8 +136,7 @@ fn doing(calls: &[CallRecord]) -> Doing {
 }
 
 impl Doing {
-    /// Whether a rank that waits in call `epoch` waits for one that does this, and that waits for
-    /// nobody itself.
+    /// Whether a rank in call `epoch` waits for one that does this.
     pub(super) fn is_late_for(&self, epoch: Epoch) -> bool {
         match self {
             Self::Silent | Self::Left | Self::Gone | Self::Nothing => true,

@@ -1,14 +1,12 @@
-//! The flight record: a rank's last calls, kept so that a failure can say what everybody was doing.
+//! The flight record: a rank's last calls, for failure reports.
 //!
-//! Invariant: noting a call allocates nothing and waits for nothing but another thread's note. The
-//! newest [`KEPT`] calls are there, in order.
+//! Invariant: noting a call allocates nothing. The newest [`KEPT`] calls are there, in order.
 
 use flux_core::signal::Epoch;
 use std::fmt;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Calls that are kept.
 pub(super) const KEPT: usize = 64;
 const NAME: usize = 16;
 
@@ -92,30 +90,28 @@ impl fmt::Display for CallRecord {
 #[derive(Debug)]
 pub(super) struct Flight {
     start: Instant,
-    calls: Mutex<Calls>,
+    calls: Mutex<Ring>,
 }
 
 #[derive(Debug)]
-struct Calls {
+struct Ring {
     ring: [Option<CallRecord>; KEPT],
     made: usize,
 }
 
-/// A call that was noted.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Noted(usize);
 
 impl Flight {
     pub(super) fn new() -> Self {
-        Self { start: Instant::now(), calls: Mutex::new(Calls { ring: [None; KEPT], made: 0 }) }
+        Self { start: Instant::now(), calls: Mutex::new(Ring { ring: [None; KEPT], made: 0 }) }
     }
 
-    fn calls(&self) -> MutexGuard<'_, Calls> {
+    fn calls(&self) -> MutexGuard<'_, Ring> {
         // what it guards is whole after every line below
         self.calls.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Notes that a call begins.
     pub(super) fn begin(&self, epoch: Option<Epoch>, label: Option<Label>) -> Noted {
         let now = self.start.elapsed();
         let mut calls = self.calls();
@@ -136,7 +132,6 @@ impl Flight {
         }
     }
 
-    /// The calls, oldest first.
     pub(super) fn last(&self) -> Vec<CallRecord> {
         let now = self.start.elapsed();
         let as_told = |call: CallRecord| if call.state == CallState::Begun { CallRecord { noted: now, ..call } } else { call };
@@ -148,7 +143,6 @@ impl Flight {
 const STATES: [CallState; 5] = [CallState::Begun, CallState::Launched, CallState::Done, CallState::Failed, CallState::GivenUp];
 const RECORD: usize = 3 + 4 + NAME + 12 + 16;
 
-/// Calls as a message.
 pub(super) fn encode(calls: &[CallRecord]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(calls.len() * RECORD);
     for call in calls {

@@ -1,9 +1,8 @@
-//! Whether a communicator still works.
+//! Whether a communicator works.
 //!
-//! Invariant: the first fault that is seen is the fault; it never changes and never goes away.
-//! Whoever sets it without a record on the device also sets the abort word, so that no wait
-//! outlives it; but for a peer's timeout, which this rank's own waits will come to by themselves:
-//! each rank's waits last as long as its deadline says.
+//! Invariant: the first fault that is seen never changes. Whoever sets it without a device record
+//! also sets the abort word, so that no wait outlives it; except for a peer's timeout, as each
+//! rank's own waits end by their deadline.
 
 use super::departures::Departures;
 use super::root_cause::{PeerFault, is_second_hand, root_cause};
@@ -38,7 +37,6 @@ pub(super) struct Health {
     departures: Departures,
 }
 
-/// The first fault.
 #[derive(Clone, Debug)]
 struct First {
     fault: Fault,
@@ -50,11 +48,8 @@ struct First {
 /// Where the first fault comes from.
 #[derive(Clone, Copy, Debug)]
 enum Cause {
-    /// This rank's wait.
     Own(FaultRecord),
-    /// A peer's wait.
     PeerTimeout(GaveUp),
-    /// An abort, or a loss.
     Abort,
 }
 
@@ -79,8 +74,7 @@ impl Health {
         self.first().and_then(|first| if let Cause::Own(record) = first.cause { Some(record) } else { None })
     }
 
-    /// What peers are told of this rank's waits; nothing of a rank that was given up, whose waits
-    /// may have failed for that.
+    /// The record that peers are told; none of a rank that was given up.
     pub(super) fn record_to_tell(&self) -> Option<FaultRecord> {
         if self.given_up_by().is_some() { None } else { self.transport.read_fault() }
     }
@@ -123,21 +117,18 @@ impl Health {
         self.first.get()
     }
 
-    /// What is behind an abort, a rank that is gone or has left: another gave up for it, and this
-    /// one may hear of that first. Another fault as it is.
+    /// Replaces an abort on behalf of a lost or departed rank by that loss.
     fn behind(&self, fault: Fault) -> Fault {
         let Fault::Aborted { reason, .. } = fault else { return fault };
         let of_another = |named: &Fault| !matches!(named, Fault::PeerLost { rank } | Fault::PeerLeft { rank } if *rank == self.rank);
         reason::named(reason).filter(of_another).unwrap_or(fault)
     }
 
-    /// Takes note that this rank begins a call, which breaks the communicator where a peer has left
-    /// before it.
+    /// Notes that a call begins; breaks the communicator if a peer has left before it.
     pub(super) fn begin(&self, epoch: Epoch) {
         self.miss(self.departures.begin(epoch));
     }
 
-    /// Which ranks have left.
     pub(super) fn departures(&self) -> &Departures {
         &self.departures
     }
@@ -157,8 +148,8 @@ impl Health {
             let _ = self.aborted.set(PeerFault::Aborted { by, reason });
         }
         match notice {
-            // A rank whose thread panicked is as gone as one whose process died, in whichever
-            // communicator it did.
+            // A panicked thread is as gone as a dead process, in whichever communicator it
+            // panicked.
             Notice::Lost(rank) | Notice::Aborted { by: rank, reason: reason::PANICKED, .. } => {
                 self.abort(Fault::PeerLost { rank }, reason::peer_lost(rank));
             }
@@ -175,12 +166,10 @@ impl Health {
         self.exclude(what.late());
         self.reported.fetch_or(mask_of([by]), Ordering::AcqRel);
         if what.late().any(|late| late == self.rank) {
-            // In this order: a call that ends meanwhile and sees that this rank was given up sees
-            // the fault, too.
+            // In this order: a call that sees that this rank was given up also sees the fault.
             let fault = Fault::Aborted { rank: by, reason: reason::LATE };
             if self.transport.read_fault().is_none() {
-                // Before what another rank has said of a third is taken for the first: this one
-                // would pass on a verdict that its peers no longer wait for.
+                // Before another rank's word about a third is taken for the first fault.
                 let _ = self.first.set(First { fault, abort: reason::LATE, cause: Cause::Abort });
             } else {
                 self.note(fault, reason::LATE);
@@ -188,8 +177,8 @@ impl Health {
             let _ = self.given_up_by.set(by); // the first is as good as any
             self.transport.set_abort(reason::LATE);
         } else if what.record.code == fault::DISAGREED {
-            // No wait of any rank's can succeed, and the one that found it may carry nothing any
-            // more for this rank's to see why.
+            // No wait of any rank can succeed, and the finder may carry nothing more that would
+            // show why.
             self.abort(Fault::from_record(&what.record, Vec::new()), reason::IN_ANOTHER_OP);
             // For a fault that was noted before and follows from this.
             let _ = self.peer_timeout.set(*what);
@@ -198,7 +187,6 @@ impl Health {
         }
     }
 
-    /// Counts ranks as given up.
     pub(super) fn exclude(&self, ranks: impl IntoIterator<Item = Rank>) {
         self.given_up.fetch_or(mask_of(ranks), Ordering::AcqRel);
     }
@@ -208,8 +196,7 @@ impl Health {
         self.given_up.load(Ordering::Acquire)
     }
 
-    /// Ranks (bits) that have said whom they gave up, or who did before them: none of them is late,
-    /// whatever it has done since. Whom they said is counted as given up.
+    /// Ranks (bits) that reported whom they gave up, or a rank before them: none of them is late.
     pub(super) fn reported(&self) -> u32 {
         self.reported.load(Ordering::Acquire)
     }
@@ -219,10 +206,8 @@ impl Health {
         self.given_up_by.get().copied()
     }
 
-    /// This rank gives up. `tell` is called when that is noted, so that no answer to it passes for
-    /// the first fault, and before any wait ends by it: what those let go of may reach peers. It is
-    /// not called where another rank's fault, or a wait of this one's, was there before: peers hear
-    /// of that, at the latest when somebody asks for it, and might take this for the first.
+    /// Gives up. `tell` is called after that is noted and before any wait ends by it, unless
+    /// another fault was first, of which peers hear otherwise.
     pub(super) fn give_up(&self, reason: u32, tell: impl FnOnce()) {
         self.note(Fault::Aborted { rank: self.rank, reason }, reason);
         if self.first().is_some_and(|first| self.is_its_own(first)) {

@@ -1,9 +1,7 @@
-//! How a communicator hears of its peers, and answers them.
+//! Passes notices to a communicator and answers questions about it.
 //!
-//! Invariant: what a notice, or a question, does to a communicator is over when its ear is dropped,
-//! and nothing is done after. So the transport goes on the thread that drops the communicator,
-//! while the rank is in the world, and never on one that brings notices: the monitor's, or a
-//! peer's, which a drain would hold up.
+//! Invariant: no notice or question is handled after the listener is dropped. So the transport is
+//! dropped by the communicator's own thread, never by one that brings notices.
 
 use super::failure;
 use super::flight::Flight;
@@ -12,13 +10,13 @@ use crate::bootstrap::control::{Answerer, ControlPlane, Notice, Watcher};
 use std::sync::{Arc, PoisonError, RwLock};
 
 /// Tells a communicator's health of every notice, and says what the rank does in it.
-pub(super) struct Listener {
+pub(super) struct NoticeListener {
     health: Arc<RwLock<Option<Arc<Health>>>>,
     _answerer: Arc<Answerer>,
     _watcher: Arc<Watcher>,
 }
 
-impl Listener {
+impl NoticeListener {
     /// Of the communicator with this number.
     pub(super) fn new(number: u32, health: &Arc<Health>, flight: &Arc<Flight>, control: &dyn ControlPlane) -> Self {
         let listening = Arc::new(RwLock::new(Some(Arc::clone(health))));
@@ -44,7 +42,7 @@ impl Listener {
     }
 }
 
-impl Drop for Listener {
+impl Drop for NoticeListener {
     fn drop(&mut self) {
         // Waits for notices that are being heard, which do not block.
         *self.health.write().unwrap_or_else(PoisonError::into_inner) = None;
@@ -88,7 +86,7 @@ mod tests {
         };
         let transport = MockTransport { set_abort: Box::new(set_abort), ..MockTransport::default() };
         let health = Arc::new(Health::new(Rank::new(0), 0, Box::new(transport)));
-        let ear = Listener::new(0, &health, &Arc::new(Flight::new()), &own);
+        let ear = NoticeListener::new(0, &health, &Arc::new(Flight::new()), &own);
         std::thread::scope(|scope| {
             scope.spawn(|| peer.abort_peers(0, 7));
             hears.recv_timeout(Duration::from_secs(20)).unwrap();

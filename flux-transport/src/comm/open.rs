@@ -4,7 +4,7 @@ use crate::backends::Transport;
 use crate::backends::host::Host;
 use crate::backends::mixed::{self, Mixed};
 use crate::backends::nccl::{self, NcclTransport};
-use crate::backends::nvlink::{Members, NvLink, Reach};
+use crate::backends::nvlink::{NvLink, PeerDevices, Reach};
 use crate::backends::pcie::Pcie;
 use crate::bootstrap::control::agree;
 use crate::topology::probe;
@@ -16,11 +16,10 @@ pub(super) fn host(world: &World, options: &Options) -> Result<Box<dyn Transport
     Ok(Box::new(Host::connect(world, options)?))
 }
 
-/// Where a rank's environment forbids peer access, no rank maps a peer's memory, whoever asked for
-/// it.
+/// If any rank's environment forbids peer access, no rank maps a peer's memory.
 pub(super) fn nvlink(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
     peer_access(world, options, Select::NvLink)?;
-    Ok(Box::new(NvLink::connect(world, options, Members::meet(world, options, Reach::Peers)?)?))
+    Ok(Box::new(NvLink::connect(world, options, PeerDevices::meet(world, options, Reach::Peers)?)?))
 }
 
 pub(super) fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
@@ -43,6 +42,6 @@ pub(super) fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport
 }
 
 pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    let members = Members::meet(world, options, Reach::Host).map_err(|error| error.of(Select::Pcie))?;
+    let members = PeerDevices::meet(world, options, Reach::Host).map_err(|error| error.of(Select::Pcie))?;
     Ok(Box::new(Pcie::connect(world, options, members)?))
 }

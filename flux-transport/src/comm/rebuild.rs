@@ -1,9 +1,7 @@
-//! How a broken communicator's ranks get a working one.
+//! How the ranks of a broken communicator get a working one.
 //!
-//! Invariant: the new communicator shares nothing with the old one but the device's context: other
-//! sockets, other memory, other signals. So a rank that was left out can do it no harm, whenever it
-//! runs on; and the old one stays broken. Errors name ranks by their old numbers, which their
-//! callers know: the new ones count only once there is a new communicator.
+//! Invariant: the new communicator shares only the device's context with the old one, so a rank
+//! that was left out can do no harm. Errors name ranks by their old numbers.
 
 mod numbers;
 #[cfg(test)]

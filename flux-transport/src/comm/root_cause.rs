@@ -1,7 +1,7 @@
-//! What of a record is another rank's fault, and what was heard of that.
+//! Traces a second-hand fault to the rank where it began.
 //!
-//! Invariant: a rank that hears of a fault by way of another rank names the one where it began, as
-//! soon as that one has said so.
+//! Invariant: a rank that learns of a fault through another rank names the first one as soon as
+//! that has reported it.
 
 use crate::Fault;
 use crate::backends::reason;
@@ -14,11 +14,8 @@ use flux_core::layout::{FaultRecord, fault};
 pub(super) enum PeerFault {
     /// Whom it waited for, and who is late.
     Timeout(GaveUp),
-    /// That it gives up.
     Aborted {
-        /// The peer.
         by: Rank,
-        /// Why.
         reason: u32,
     },
 }
@@ -33,9 +30,8 @@ impl PeerFault {
     }
 }
 
-/// Whether a record says no more than that another rank has given up, as far as is known: for what
-/// that rank has said, or will, of a fault of its own, or passes on of a third's. Who is gone, or
-/// has left, is said in the reason itself.
+/// Whether a record says only that another rank gave up. A lost or departed rank is named in the
+/// reason itself.
 pub(super) fn is_second_hand(record: &FaultRecord, own: Rank) -> bool {
     let of_another = record.rank != own.get() && reason::named(record.abort).is_none();
     // Where one rank gives NCCL up, it fails at its peers.

@@ -1,9 +1,7 @@
 //! Whether a communicator works, and what the ranks were doing when it did not.
 //!
-//! Invariant: whoever is told of a fault is told of the same one; the first to look asks the peers
-//! about it, and tells them whom this rank has given up, or who has been before it did: it is not
-//! for its own sake that it comes no more. So it does of a peer in another op, which not all may
-//! find before this rank carries nothing any more.
+//! Invariant: everybody is told the same fault. The first to look asks the peers, and tells them
+//! whom this rank gave up or who made other calls.
 
 use super::communicator::{Communicator, Inner};
 use super::failure::{DOUBT, Doing, Failure, GATHER, RankReport};
@@ -28,23 +26,18 @@ impl Communicator {
         self.inner.health.status().map_err(|fault| TransportError::Broken { fault: self.gathered(fault).fault.clone() })
     }
 
-    /// Whether the communicator still works, as far as is known, all that peers have said included.
-    /// Waits for no device and no call: one under way may yet fail. A collective step that failed,
-    /// as a build or a barrier, is no fault by itself: calls go on, and what says so is the next
-    /// step, which is refused where the ranks are out of step, until they rebuild. Where it finds
-    /// the first fault it asks the peers what they do, for little more than a quarter of a second
-    /// at most, and tells them.
+    /// Whether the communicator works, as far as is known. Waits for no device and no call. A
+    /// failed collective step is no fault: calls go on, and the next step is refused until the
+    /// ranks rebuild. Finding the first fault takes about a quarter of a second, to ask the peers.
     ///
-    /// # Errors
-    /// The first fault. It stays, and no result of a call that had not finished before can be used;
-    /// see [`rebuild`](Self::rebuild).
+    /// # Errors The first fault, which stays. Results of unfinished calls are unusable; see
+    /// [`rebuild`](Self::rebuild).
     pub fn status(&self) -> Result<(), Fault> {
         self.inner.world.control().settle();
         self.inner.health.status().map_err(|fault| self.gathered(fault).fault.clone())
     }
 
-    /// The first fault with what every rank was doing; `None` while the communicator works. As
-    /// [`status`](Self::status).
+    /// The first fault with what every rank was doing; `None` while the communicator works.
     pub fn failure(&self) -> Option<&Failure> {
         self.inner.world.control().settle();
         self.inner.health.status().err().map(|fault| self.gathered(fault))
@@ -55,14 +48,13 @@ impl Communicator {
         self.inner.flight.last()
     }
 
-    /// How far what carries this rank's messages has come, in words, where the transport knows.
-    /// Waits for nothing, so it can be asked while the device is stuck.
+    /// How far this rank's messages have come, where the transport knows. Waits for nothing.
     pub fn progress(&self) -> Option<String> {
         self.inner.health.transport().progress()
     }
 
-    /// The failure behind the first fault; the first to come here asks the peers, and tells them
-    /// who was given up.
+    /// The failure behind the first fault; the first caller asks the peers and tells them who was
+    /// given up.
     pub(super) fn gathered(&self, fault: Fault) -> &Failure {
         let Inner { world, failure, .. } = &*self.inner;
         failure.get_or_init(|| {
@@ -87,8 +79,8 @@ impl Communicator {
         }
     }
 
-    /// What becomes of this rank's record. The waits of peers come to their deadlines about now, so
-    /// they are asked again while there is a doubt.
+    /// Judges this rank's record. Peers' waits end about now, so they are asked again while in
+    /// doubt.
     fn judgement(&self, record: &FaultRecord, ranks: &mut [RankReport], until: Instant) -> Judgement {
         let Inner { health, world, .. } = &*self.inner;
         let ask = |ranks: &mut [RankReport]| {
@@ -124,8 +116,8 @@ impl Communicator {
             }
             Judgement::Unknown => {
                 if record.abort == reason::NCCL && record.rank == health.rank().get() {
-                    // It began here, as far as is known. Not every peer has messages with this rank
-                    // that fail.
+                    // It began here, as far as is known; not every peer has failing messages with
+                    // this rank.
                     control.abort_peers(world.communicator(), reason::NCCL);
                 }
                 fault
@@ -150,23 +142,20 @@ enum Judgement {
     Peer(PeerFault),
     /// It is second-hand, and nothing was heard yet.
     Unknown,
-    /// It stands.
     Own(Stragglers),
 }
 
 impl Judgement {
     fn of(health: &Health, record: &FaultRecord, ranks: &[RankReport], deadline: Duration) -> Self {
         let second_hand = is_second_hand(record, health.rank());
-        // A loss, or another op, is what the peers wait to hear of, whoever has given this rank up
-        // since.
+        // A loss or another op is what peers wait to hear, whoever has given this rank up.
         if let Some(by) = health.given_up_by().filter(|_| second_hand || record.code == fault::TIMEOUT) {
             return Self::GivenUp(by);
         }
         if second_hand {
             return health.root_cause_of(record).map_or(Self::Unknown, Self::Peer);
         }
-        // In this order: whom a rank gave up is known before it counts as one that spoke. What it
-        // said before it answered, or left, has been heard.
+        // In this order: whom a rank gave up is known before it counts as having reported.
         let reported = health.reported();
         Self::Own(stragglers(record, ranks, Verdicts { reported, given_up: health.given_up() }, deadline))
     }
@@ -186,9 +175,8 @@ impl Judgement {
     }
 }
 
-/// What is judged of the ranks as soon as there is no doubt, or when it has lasted `until` then and
-/// they were asked once more. To be given up is final, so nobody is for silence who was asked but
-/// once: a rank that was stopped for a moment, or came to its answer late, is not.
+/// Judges the ranks once there is no doubt, or at `until` after one more question. Being given up
+/// is final, so a silent rank is asked twice.
 fn decided(
     ranks: &mut [RankReport],
     until: Instant,

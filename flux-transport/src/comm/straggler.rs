@@ -1,7 +1,7 @@
-//! Who is late, when a wait of this rank's has passed its deadline.
+//! Finds the stragglers behind a wait that passed its deadline.
 //!
-//! Invariant: a rank that waits itself, as its own record or word says, is not late, unless a peer
-//! has given it up and it has not reportedn since.
+//! Invariant: a rank that waits itself is no straggler, unless a peer has given it up and it has
+//! not reported since.
 
 use super::failure::{Doing, RankReport};
 use super::flight::CallState;
@@ -18,7 +18,6 @@ use std::time::Duration;
 pub(super) struct Verdicts {
     /// Who has said whom it gave up.
     pub(super) reported: u32,
-    /// Who was given up.
     pub(super) given_up: u32,
 }
 
@@ -37,17 +36,14 @@ impl Verdicts {
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Stragglers {
     pub(super) ranks: Vec<Rank>,
-    /// Whether what is known leaves no doubt. Else a rank that waits itself will say so by its own
-    /// deadline, which is about now.
+    /// Whether there is no doubt. Otherwise a rank that waits itself will report about now.
     pub(super) certain: bool,
 }
 
-/// Often it is the rank that was waited for; but that one may itself wait for another, or have
-/// waited in vain and left. One that has launched its last call may wait in it, so it is late only
-/// where nobody is for certain. Where what this rank waited for is its own, its host is past the
-/// call and no rank is behind it, it waits for hosts that have been making theirs for half of the
-/// `deadline`, or were: one that is stopped meanwhile has said which call it is in, and sent
-/// nothing of it.
+/// Often the straggler is the awaited rank, but that may wait for another, or have left. A rank
+/// that has launched its last call may wait in it, so it counts only if nobody is late for certain.
+/// If the wait was for the own mover and no rank is behind, the stragglers are hosts that spent
+/// half of `deadline` in a call.
 pub(super) fn stragglers(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts, deadline: Duration) -> Stragglers {
     if record.code != fault::TIMEOUT {
         return Stragglers { ranks: Vec::new(), certain: true };
@@ -80,9 +76,8 @@ pub(super) fn stragglers(record: &FaultRecord, reports: &[RankReport], verdicts:
     }
 }
 
-/// The rank that a wait comes down to: from rank to rank, as each says whom a wait of its own was
-/// for, to one that says none, or was given up. Where they wait for each other, the one that was
-/// waited for first.
+/// Follows each rank's own wait from rank to rank, to one that reports none or was given up. In a
+/// circle: the first awaited.
 fn awaited(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts) -> Rank {
     let (first, mut epoch) = (Rank::new(record.peer), Epoch::new(record.epoch));
     let (mut at, mut seen) = (first, mask_of([Rank::new(record.rank)]));
@@ -108,8 +103,7 @@ fn is_past(doing: Doing, epoch: Epoch) -> bool {
     }
 }
 
-/// Whether a rank's host has been making call `epoch` for so `long`, or one before, or was: then it
-/// was waited for, if only until it put the call on a stream.
+/// Whether a rank's host has been in call `epoch`, or an earlier one, for `long`.
 fn was_long_at(report: &RankReport, epoch: Epoch, long: Duration) -> bool {
     report.calls.iter().any(|call| {
         let in_question = match call.state {
@@ -126,16 +120,13 @@ fn not_after(of: Epoch, epoch: Epoch) -> bool {
     epoch.get().wrapping_sub(of.get()) <= u32::MAX / 2
 }
 
-/// Whom a rank has waited for in vain that is in `epoch` or an earlier call, and in which. One that
-/// waits in a later call has done its part of this one.
+/// Whom a rank has waited for in vain in `epoch` or an earlier call, and in which.
 fn waits_for(report: &RankReport, epoch: Epoch) -> Option<(Rank, Epoch)> {
     match report.fault {
         Some(Fault::Timeout { rank, peer, wait, epoch: of, .. }) if rank == report.rank && wait != Wait::Pushed => {
             not_after(of, epoch).then_some((peer, of))
         }
-        // A word of that rank has ended its wait, whomever it was for. One that has not begun the
-        // call has no wait in it: where a host looks at such words it finds them when it is asked,
-        // whatever its rank does.
+        // A peer's word ended its wait. A rank that has not begun the call has no wait in it.
         Some(Fault::Aborted { rank, reason: reason::TIMED_OUT }) if rank != report.rank && !report.doing.is_late_for(epoch) => {
             Some((rank, epoch))
         }

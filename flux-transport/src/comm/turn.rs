@@ -1,7 +1,6 @@
-//! Whose turn it is on a communicator: calls and changes of the workspace happen one at a time.
+//! Orders the threads of a rank on a communicator.
 //!
-//! Invariant: a thread that has its turn is refused another, as it would wait for itself; and
-//! nobody waits for another thread's for longer than he says, as that may keep it for ever.
+//! Invariant: a thread with its turn is refused another. Every wait for a turn is bounded.
 
 use crate::TransportError;
 use std::marker::PhantomData;
@@ -9,10 +8,8 @@ use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
 use std::time::Duration;
 
-/// The turns of a communicator.
 #[derive(Debug, Default)]
 pub(super) struct Turns {
-    /// Who has the turn.
     holder: Mutex<Option<ThreadId>>,
     ended: Condvar,
 }
@@ -26,11 +23,9 @@ pub(super) struct Turn<'t> {
 }
 
 impl Turns {
-    /// Waits for this thread's turn, for so long at the longest.
+    /// Waits for this thread's turn, at most `longest`.
     ///
-    /// # Errors
-    /// [`TransportError::InCall`] where it has it; [`TransportError::NoTurn`] where another thread
-    /// has it all the time.
+    /// # Errors [`TransportError::InCall`] if it has it; [`TransportError::NoTurn`] at the end.
     pub(super) fn take(&self, longest: Duration) -> Result<Turn<'_>, TransportError> {
         self.free_of_this_thread()?;
         let taken = |holder: &mut Option<ThreadId>| holder.is_some();
@@ -42,10 +37,9 @@ impl Turns {
         Ok(Turn { turns: self, _here: PhantomData })
     }
 
-    /// Whether this thread could wait for its turn.
+    /// Whether this thread may wait for its turn.
     ///
-    /// # Errors
-    /// [`TransportError::InCall`] where it has it.
+    /// # Errors [`TransportError::InCall`] if it has it.
     pub(super) fn free_of_this_thread(&self) -> Result<(), TransportError> {
         if *self.holder() == Some(std::thread::current().id()) { Err(TransportError::InCall) } else { Ok(()) }
     }

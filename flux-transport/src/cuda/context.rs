@@ -1,8 +1,7 @@
-//! A device of this process, with its primary context held.
+//! A device of this process, with its primary context retained.
 //!
-//! Invariant: a [`CudaDevice`] holds a reference to the device's primary context, the one that the
-//! CUDA runtime and frameworks use, so whatever is made under it is theirs to use too. Everything
-//! made on a device holds the device.
+//! Invariant: it is the context of the CUDA runtime and of frameworks. Everything made on a device
+//! holds the device.
 
 use super::driver::{Driver, Handle, driver};
 use super::info::{DeviceInfo, device_info};
@@ -104,18 +103,16 @@ impl CudaDevice {
         driver.check("cuCtxSynchronize", unsafe { (driver.cu_ctx_synchronize)() })
     }
 
-    /// Notes that the device was waited for in vain: from then on nothing of it is freed in this
-    /// process, as that would wait for it, nor is its primary context released.
+    /// Notes that the device was waited for in vain: nothing of it is freed in this process from
+    /// then on.
     pub fn give_up(&self, why: &str) {
         if patience::give_up(self.ordinal(), why) {
-            // With the last reference the context would go, and what still runs there, and memory
-            // that is kept for peers.
+            // The last reference would release the context, and memory that peers use.
             keep(&self.inner);
         }
     }
 
-    /// Whether the device was waited for in vain before: what is freed would wait for it, perhaps
-    /// for ever.
+    /// Whether the device was waited for in vain: freeing would wait, too.
     pub fn is_given_up(&self) -> bool {
         patience::is_given_up(self.ordinal())
     }
@@ -140,11 +137,10 @@ impl CudaDevice {
         Ok((free as u64, total as u64))
     }
 
-    /// Whether `stream`, a `CUstream`, belongs to this device's primary context. The default
-    /// streams belong to whatever context is current, so to this one.
+    /// Whether `stream`, a `CUstream`, belongs to this device's primary context. Default streams
+    /// do.
     ///
-    /// # Errors
-    /// A handle that the driver does not know, or a stream in an unsafe state of capture.
+    /// # Errors An unknown handle, or a stream in an unsafe state of capture.
     pub fn owns_stream(&self, stream: usize) -> Result<bool, CudaError> {
         let _current = self.enter()?;
         let driver = self.driver();

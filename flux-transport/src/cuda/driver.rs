@@ -1,8 +1,7 @@
 //! The table of driver entry points, loaded once.
 //!
-//! Invariant: a [`Driver`] exists only when every entry point was found, `cuInit` succeeded and
-//! there is a device. Handles (contexts, streams, events) travel as `usize`: this crate never looks
-//! behind them.
+//! Invariant: a [`Driver`] exists only if every entry point was found, `cuInit` succeeded and there
+//! is a device. Handles travel as `usize`.
 
 use super::{CudaError, Unavailable};
 use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemAccessDesc, CUmemAllocationProp, CUstreamBatchMemOpParams};
@@ -140,9 +139,7 @@ fn start() -> Result<Driver, Unavailable> {
     }
 }
 
-/// `CUDA_ERROR_NOT_READY`.
 const NOT_READY: c_int = 600;
-/// `CUDA_ERROR_NO_DEVICE`.
 const NO_DEVICE: c_int = 100;
 
 impl Driver {

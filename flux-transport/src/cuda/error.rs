@@ -34,8 +34,7 @@ pub enum Unavailable {
 }
 
 impl Unavailable {
-    /// Whether there is a driver that does not work, not a machine without one or a process that is
-    /// shown no device.
+    /// Whether a driver is there and does not work.
     pub fn is_fault(&self) -> bool {
         matches!(self, Self::Symbol { .. } | Self::Init { .. })
     }

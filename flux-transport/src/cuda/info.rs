@@ -1,7 +1,7 @@
-//! What devices there are, asked without making a context on any.
+//! Lists devices without making a context.
 //!
-//! Invariant: an ordinal means something in this process only; across processes a device is known
-//! by its [`DeviceUuid`].
+//! Invariant: an ordinal is valid in this process only; across processes a device is known by its
+//! [`DeviceUuid`].
 
 use super::CudaError;
 use super::driver::{Driver, driver};
@@ -166,8 +166,7 @@ pub fn device_info(ordinal: u32) -> Result<DeviceInfo, CudaError> {
     })
 }
 
-/// Whether `device` can read and write memory of `peer`, both ordinals of this process. A device
-/// can always access its own.
+/// Whether `device` can access memory of `peer`, both ordinals of this process. True for itself.
 pub fn can_access_peer(device: u32, peer: u32) -> Result<bool, CudaError> {
     let driver = driver()?;
     let (from, to) = (device_handle(driver, device)?, device_handle(driver, peer)?);

@@ -1,9 +1,7 @@
-//! Loading a library that may lie in several places, and what to say where it cannot be loaded from
-//! any.
+//! Loads a library that may lie in several places.
 //!
-//! Invariant: a candidate that is there and cannot be loaded is told with the loader's own words,
-//! whatever is looked at after it: it is what keeps a person from what they have installed. A
-//! candidate that is not there is told only where none is.
+//! Invariant: a candidate that exists and cannot be loaded is reported in the loader's words. A
+//! missing one is reported only if all are missing.
 
 use libloading::Library;
 use std::error::Error;
@@ -16,7 +14,6 @@ use std::path::{Path, PathBuf};
 pub struct NotLoaded {
     /// What the loader said of each that is there, in the order of the candidates.
     failed: Vec<String>,
-    /// Those that are not there.
     absent: Vec<String>,
 }
 
@@ -32,14 +29,12 @@ impl fmt::Display for NotLoaded {
     }
 }
 
-/// The first of the candidates that can be loaded, and which it is. Those without a slash the
-/// system's loader looks for.
+/// Loads the first candidate that can be loaded, and returns its path. The system's loader searches
+/// for those without a slash.
 ///
-/// Only for libraries whose initialisers may run in any process at any time: what is found is
-/// loaded.
+/// Only for libraries whose initialisers may run at any time.
 ///
-/// # Errors
-/// [`NotLoaded`], where there is none.
+/// # Errors [`NotLoaded`], if there is none.
 pub fn first(candidates: Vec<PathBuf>) -> Result<(PathBuf, Library), NotLoaded> {
     let mut none = NotLoaded::default();
     for path in candidates {
@@ -69,8 +64,8 @@ impl NotLoaded {
 /// Whether a candidate of which the loader said this is not there at all.
 fn is_absent(path: &Path, said: &str) -> bool {
     if path.components().nth(1).is_none() {
-        // Where the loader looked only it knows. A library that another one needs is missed in the
-        // same words, under its own name.
+        // Only the loader knows where it looked. A missing dependency is reported in the same
+        // words, under its own name.
         return said.contains(&format!("{}: ", path.display())) && said.contains("No such file or directory");
     }
     // A link that leads nowhere is there, and somebody meant it to work.

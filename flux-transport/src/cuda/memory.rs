@@ -1,7 +1,7 @@
 //! Device memory, pinned host memory, and copies by the copy engines.
 //!
-//! Invariant: a block is freed under its device's context, once, and not before every copy that its
-//! owner started is done (the driver's `cuMemFree` and `cuMemFreeHost` wait for that).
+//! Invariant: a block is freed once, under its device's context, after its owner's copies (the
+//! driver waits for those).
 
 use super::driver::Handle;
 use super::{CudaDevice, CudaError};
@@ -28,7 +28,6 @@ impl DeviceBlock {
         Ok(Self { device: device.clone(), address, bytes })
     }
 
-    /// Whose it is.
     pub(crate) fn device(&self) -> &CudaDevice {
         &self.device
     }
@@ -70,7 +69,6 @@ unsafe impl Send for PinnedBlock {}
 // SAFETY: as above.
 unsafe impl Sync for PinnedBlock {}
 
-/// `CU_MEMHOSTALLOC_PORTABLE | CU_MEMHOSTALLOC_DEVICEMAP`.
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
 impl PinnedBlock {
@@ -167,22 +165,19 @@ pub(crate) unsafe fn copy_rows_async(
     driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })
 }
 
-/// Stores one word on `stream`, after everything before it there, without a copy engine and without
-/// an SM.
+/// Stores one word on `stream`, in order, without a copy engine or an SM.
 ///
-/// # Safety
-/// As [`copy_async`], for 4 bytes at `to`.
+/// # Safety As [`copy_async`], for 4 bytes at `to`.
 pub(crate) unsafe fn write_value_async(device: &CudaDevice, to: u64, value: u32, stream: Handle) -> Result<(), CudaError> {
     let driver = device.driver();
     // SAFETY: the caller's promise; flags 0 keep the barrier before the store.
     driver.check("cuStreamWriteValue32", unsafe { (driver.cu_stream_write_value)(stream, to, value, 0) })
 }
 
-/// Makes what comes next on `stream` wait until the word at `from` is `value` or up to 2^31 - 1
-/// more, modulo 2^32. No SM waits.
+/// Makes `stream` wait until the word at `from` is `value` or up to 2^31 - 1 more, modulo 2^32. No
+/// SM waits.
 ///
-/// # Safety
-/// As [`copy_async`], for 4 bytes at `from`.
+/// # Safety As [`copy_async`], for 4 bytes at `from`.
 pub(crate) unsafe fn wait_value_async(device: &CudaDevice, from: u64, value: u32, stream: Handle) -> Result<(), CudaError> {
     let driver = device.driver();
     // SAFETY: the caller's promise; flags 0 compare the difference's sign.

@@ -1,8 +1,7 @@
 //! The CUDA driver, without a panic where it is missing.
 //!
-//! Invariant: nothing in this crate calls the driver before [`available`] has said yes. The calls
-//! go through one table of entry points, whose results are plain integers: a driver newer than the
-//! bindings may return codes that they do not know.
+//! Invariant: nothing calls the driver before [`available`] succeeded. Results are plain integers:
+//! a newer driver may return unknown codes.
 
 mod context;
 mod device;
@@ -18,13 +17,15 @@ mod staging;
 mod stream;
 mod vmm;
 
-pub use context::{CudaDevice, Current};
+pub use context::CudaDevice;
+pub(crate) use context::Current;
 pub use device::{Device, Stream};
 pub use error::{CudaError, Unavailable};
 pub use info::{DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info, driver_version, peer_matrix};
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use near::near;
-pub use stream::{Capture, Event, SideStream, capture};
+pub(crate) use stream::{Capture, capture};
+pub use stream::{Event, SideStream};
 
 pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async};
 pub(crate) use patience::{done_by, look, usable};
@@ -33,19 +34,15 @@ pub(crate) use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_asy
 pub(crate) use stream::stream_id;
 pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};
 
-/// Whether this process can use CUDA: the driver is there, complete, initialises, and shows at
-/// least one device.
+/// Whether this process can use CUDA: driver present, complete, initialised, with a device. The
+/// first call decides for the process.
 ///
-/// The first call decides for the life of the process.
-///
-/// # Errors
-/// [`Unavailable`] says which of these is missing.
+/// # Errors [`Unavailable`] says what is missing.
 pub fn available() -> Result<(), Unavailable> {
     driver::driver().map(|_| ())
 }
 
-/// A device size as the driver takes it. Sizes fit `usize` on every platform that the driver exists
-/// for.
+/// A device size as the driver takes it; it fits on every platform with a driver.
 pub(crate) fn host_size(bytes: u64) -> usize {
     usize::try_from(bytes).unwrap_or(usize::MAX)
 }

@@ -1,17 +1,16 @@
 //! Memory near a device.
 //!
-//! Invariant: a wish, never a condition: where the system does not tell the device's node, or does
-//! not let a thread run there, memory comes from wherever it comes from. The calling thread's own
-//! affinity is left alone.
+//! Invariant: best effort: without the device's NUMA node, memory comes from anywhere. The calling
+//! thread's affinity is unchanged.
 
 use rustix::thread::{CpuSet, sched_setaffinity};
 use std::fs;
 use std::sync::{Mutex, PoisonError};
 
-/// What `make` returns, run where memory that it touches first is that of the node of the device at
-/// this PCI address.
+/// Runs `make` on the NUMA node of the device at this PCI address, so that memory it first touches
+/// lies there.
 ///
-/// A policy for memory would say it directly, but containers commonly forbid the call.
+/// Containers commonly forbid memory policies, so a thread's affinity does it.
 #[allow(clippy::missing_panics_doc, reason = "it is taken once: by the thread, or where there is none by the caller")]
 pub fn near<R: Send>(pci: &str, make: impl FnOnce() -> R + Send) -> R {
     let Some(cpus) = cpus_of(pci) else { return make() };

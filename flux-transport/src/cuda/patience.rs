@@ -1,8 +1,7 @@
-//! Waits of the host for a device, all of which end; and devices that were waited for in vain.
+//! Bounded waits of the host for a device.
 //!
-//! Invariant: of a device that was given up nothing is freed any more, as freeing waits for it, its
-//! primary context included, nor any pinned memory, whose freeing waits for all devices. That is
-//! for the life of the process.
+//! Invariant: of a device that was waited for in vain nothing is freed for the life of the process,
+//! as freeing would wait; nor is any pinned memory, whose freeing waits for all devices.
 
 use super::CudaError;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -10,7 +9,6 @@ use std::time::{Duration, Instant};
 
 /// So long the device is looked at without a pause: most waits are over by then.
 const AT_ONCE: Duration = Duration::from_micros(200);
-/// Between looks after that.
 const LOOK: Duration = Duration::from_micros(100);
 
 /// Devices, by ordinal: a process sees fewer.

@@ -1,7 +1,7 @@
-//! Host memory that copy engines read and write, and words that streams write and wait for.
+//! Host memory for copy engines, and words that streams write and wait for.
 //!
-//! Invariant: a registration holds what it registers, so the pages stay as long as a device may use
-//! them; and nothing here is done by an SM, so a kernel that holds all of them may wait for it.
+//! Invariant: a registration holds what it registers. Nothing here needs an SM, so a kernel that
+//! holds all of them may wait for it.
 
 use super::driver::Handle;
 use super::{CudaDevice, CudaError};
@@ -24,15 +24,12 @@ pub(crate) struct Registration<M> {
     memory: ManuallyDrop<M>,
 }
 
-/// `CU_MEMHOSTREGISTER_PORTABLE | CU_MEMHOSTREGISTER_DEVICEMAP`.
 const PORTABLE_MAPPED: u32 = 1 | 2;
 
 impl<M> Registration<M> {
-    /// Registers `bytes` bytes at `host`, which `memory` holds. A range is registered once in a
-    /// process.
+    /// Registers `bytes` bytes at `host`, held by `memory`, once in a process.
     ///
-    /// # Safety
-    /// The range lies on borders of pages and is mapped as long as `memory` lives.
+    /// # Safety The range is page-aligned and mapped as long as `memory` lives.
     pub(crate) unsafe fn new(device: &CudaDevice, memory: M, host: u64, bytes: usize) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
@@ -43,7 +40,6 @@ impl<M> Registration<M> {
         Ok(Self { device: device.clone(), host, memory: ManuallyDrop::new(memory) })
     }
 
-    /// What is registered.
     pub(crate) fn memory(&self) -> &M {
         &self.memory
     }
@@ -110,11 +106,9 @@ fn dense(a: Rows, b: Rows, rows: u64, width: u64) -> bool {
     rows == 1 || (a.pitch == width && b.pitch == width)
 }
 
-/// Copies `rows` rows of `width` bytes from the device to registered memory, whose host address
-/// `to` has, on `stream`.
+/// Copies `rows` rows of `width` bytes from the device to registered memory at host address `to`.
 ///
-/// # Safety
-/// Both ranges stay until the copy is done; `device`'s context is current.
+/// # Safety Both ranges stay until the copy is done; `device`'s context is current.
 pub(crate) unsafe fn copy_out_async(
     device: &CudaDevice,
     (to, from): (Rows, Rows),
@@ -140,11 +134,9 @@ pub(crate) unsafe fn copy_out_async(
     driver.check("cuMemcpy2DAsync", unsafe { (driver.cu_memcpy_2d_async)(&raw const copy, stream) })
 }
 
-/// Copies `rows` rows of `width` bytes from registered memory, whose host address `from` has, to
-/// the device, on `stream`.
+/// Copies `rows` rows of `width` bytes from registered memory at host address `from` to the device.
 ///
-/// # Safety
-/// As [`copy_out_async`].
+/// # Safety As [`copy_out_async`].
 pub(crate) unsafe fn copy_in_async(
     device: &CudaDevice,
     (to, from): (Rows, Rows),
@@ -174,11 +166,19 @@ pub(crate) unsafe fn copy_in_async(
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum WordOp {
     /// Waits until the word is `value` or at most 2^31 - 1 ahead of it, modulo 2^32.
-    Await { address: u64, value: u32 },
+    Await {
+        address: u64,
+        value: u32,
+    },
     /// Stores, after a barrier for all that the stream has done.
-    Write { address: u64, value: u32 },
-    /// The same with 64 bits.
-    WriteLong { address: u64, value: u64 },
+    Write {
+        address: u64,
+        value: u32,
+    },
+    WriteLong {
+        address: u64,
+        value: u64,
+    },
 }
 
 /// `CU_STREAM_WAIT_VALUE_GEQ`: cyclic, `(i32)(word - value) >= 0`.
@@ -210,10 +210,9 @@ const fn written(operation: OpType, address: u64, value: u64) -> CUstreamBatchMe
     CUstreamBatchMemOpParams { writeValue: WriteValue { operation, address, __bindgen_anon_1: word, flags: 0, alias: 0 } }
 }
 
-/// Does `ops` on `stream`, in order, as few batches as it takes.
+/// Does `ops` on `stream`, in order, in as few batches as possible.
 ///
-/// # Safety
-/// The words are mapped for `device` until they were written or waited for; `device`'s context is
+/// # Safety The words stay mapped until they were written or waited for; `device`'s context is
 /// current.
 pub(crate) unsafe fn words_async(device: &CudaDevice, ops: impl IntoIterator<Item = WordOp>, stream: Handle) -> Result<(), CudaError> {
     let driver = device.driver();

@@ -1,7 +1,7 @@
-//! Streams, events and stream capture, where the safe layer of the bindings does not reach.
+//! Streams, events and capture, where the bindings' safe layer does not reach.
 //!
-//! Invariant: a stream or event is made and destroyed under its device's context. Handles of the
-//! caller's streams are only passed on to the driver.
+//! Invariant: a stream or event lives under its device's context. Callers' handles are only passed
+//! on.
 
 use super::driver::{Handle, driver};
 use super::{CudaDevice, CudaError};
@@ -13,9 +13,7 @@ pub struct SideStream {
     stream: Handle,
 }
 
-/// `CU_STREAM_NON_BLOCKING`.
 const NON_BLOCKING: u32 = 1;
-/// `CU_EVENT_DISABLE_TIMING`.
 const DISABLE_TIMING: u32 = 2;
 
 impl SideStream {
@@ -125,8 +123,7 @@ impl Drop for Event {
 
 /// Whether what is put on a stream runs, or becomes part of a graph.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Capture {
-    /// It runs.
+pub(crate) enum Capture {
     Off,
     /// It is captured, in the sequence with this number, unique in the process.
     On(u64),
@@ -136,9 +133,8 @@ pub enum Capture {
 
 /// Whether `stream`, a `CUstream` of the current context, is being captured.
 ///
-/// # Errors
-/// Among others, the default stream while another stream of the context is being captured.
-pub fn capture(stream: usize) -> Result<Capture, CudaError> {
+/// # Errors For the default stream while another one is captured.
+pub(crate) fn capture(stream: usize) -> Result<Capture, CudaError> {
     use std::ptr::null_mut;
     let driver = driver()?;
     let (mut status, mut id) = (0, 0);
@@ -155,8 +151,7 @@ pub fn capture(stream: usize) -> Result<Capture, CudaError> {
     })
 }
 
-/// The number of a stream that is not being captured, never used again in the life of the process,
-/// unlike its handle.
+/// A stream's number, which unlike its handle is never reused. Not for a stream being captured.
 pub(crate) fn stream_id(stream: usize) -> Result<u64, CudaError> {
     let driver = driver()?;
     let mut id = 0;

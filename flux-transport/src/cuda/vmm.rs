@@ -1,8 +1,7 @@
-//! Device memory whose pages and addresses are made apart, so that several devices and processes
-//! can map the same pages.
+//! Device memory with separate pages and addresses, so that devices and processes can share pages.
 //!
-//! Invariant: an [`Allocation`] holds one reference to its pages, a [`Mapping`] another; the pages
-//! go when the last of them in any process is dropped. Sizes are multiples of the granularity.
+//! Invariant: an [`Allocation`] and each [`Mapping`] hold a reference to the pages. Sizes are
+//! multiples of the granularity.
 
 use super::{CudaDevice, CudaError, host_size};
 use cudarc::driver::sys::{
@@ -16,9 +15,7 @@ use std::ptr;
 /// Whether pages can leave the process.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Handles {
-    /// They stay.
     None,
-    /// As a file descriptor.
     PosixFd,
 }
 
@@ -31,7 +28,6 @@ impl Handles {
     }
 }
 
-/// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
 const RECOMMENDED: u32 = 1;
 
 fn location(ordinal: u32) -> CUmemLocation {
@@ -99,8 +95,8 @@ impl Allocation {
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
     }
 
-    /// The pages behind a descriptor from another process, for use by `device`. `bytes` is what
-    /// their owner says; mapping more than there is fails in the driver.
+    /// Imports the pages behind another process's descriptor. Mapping more than there is fails in
+    /// the driver.
     pub(crate) fn import(device: &CudaDevice, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
@@ -114,10 +110,7 @@ impl Allocation {
         Ok(Self { device: device.clone(), handle, bytes })
     }
 
-    /// Maps the pages at a fresh address, readable and writable by the devices of this process with
-    /// these ordinals.
-    ///
-    /// The address is valid for each of these devices alike.
+    /// Maps the pages at a fresh address, for the devices of this process with these ordinals.
     pub(crate) fn map(&self, ordinals: &[u32]) -> Result<Mapping, CudaError> {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
@@ -156,7 +149,6 @@ impl Drop for Allocation {
     }
 }
 
-/// Pages at an address.
 #[derive(Debug)]
 pub(crate) struct Mapping {
     device: CudaDevice,
@@ -166,7 +158,6 @@ pub(crate) struct Mapping {
 }
 
 impl Mapping {
-    /// The first byte.
     pub(crate) fn address(&self) -> u64 {
         self.address
     }

@@ -1,13 +1,10 @@
-//! What helps a person whose ranks do not share memory as they meant them to: the same words
-//! whoever finds it out.
+//! Advice for people whose ranks do not share memory.
 //!
-//! Invariant: nothing is decided by it, and nothing is guessed: a hint is given where what it rests
-//! on was seen.
+//! Invariant: nothing is decided by it. Advice is given only where its reason was seen.
 
 use crate::topology::probe::line;
 
-/// The boot of the kernel that this process runs on; empty where that is not known. Containers of
-/// one machine have the same.
+/// The boot id of the running kernel; empty if unknown. Containers of one machine share it.
 pub(crate) fn boot() -> String {
     line(&std::fs::read_to_string("/proc/sys/kernel/random/boot_id").unwrap_or_default())
 }
@@ -20,8 +17,7 @@ pub(crate) fn visible() -> String {
     shown(&std::env::var_os(VISIBLE).unwrap_or_default().to_string_lossy())
 }
 
-/// Text of an environment as an error can show it: on one line, and not without end. What is shown
-/// so is shown so again.
+/// Text of an environment for an error: one line of bounded length. Idempotent.
 pub(crate) fn shown(text: &str) -> String {
     // Sixteen devices by name, and some.
     const SHOWN: usize = 1024;
@@ -29,16 +25,14 @@ pub(crate) fn shown(text: &str) -> String {
     line(&line(text).chars().take(SHOWN).collect::<String>())
 }
 
-/// What two ranks on one device need, whose `CUDA_VISIBLE_DEVICES` are these: ranks that see one
-/// device each may have been shown the same.
+/// Advice for two ranks on one device with these values of `CUDA_VISIBLE_DEVICES`.
 pub(crate) fn own_device(visible: [&str; 2]) -> String {
     let [one, other] = visible.map(|list| if list.is_empty() { "not set".to_owned() } else { format!("`{list}`") });
     let both = if one == other { format!("{one} for both") } else { format!("{one} and {other}") };
     format!("give each rank a device of its own ({VISIBLE} is {both})")
 }
 
-/// What ranks need that count as ranks of different hosts though they run on this one kernel;
-/// nothing where they do not.
+/// Advice for ranks that count as on different hosts though they run on one kernel; else empty.
 pub(crate) fn one_machine(boots: [&str; 2]) -> &'static str {
     match boots {
         [one, other] if !one.is_empty() && one == other => {

@@ -1,10 +1,8 @@
-//! Waiting for a program with a limit.
+//! Waits for a program with a limit.
 //!
-//! Invariant: [`wait`] ends soon after its limit whatever the program does. When it returns,
-//! nothing of the program's process group runs any more, unless the kernel does not let it go (a
-//! driver call that does not return); then it is collected when it does. That holds in a process
-//! that is not told how its children end, too: because whoever started it had it ignore SIGCHLD,
-//! which exec keeps, or another of its threads waits for any child.
+//! Invariant: [`wait`] ends soon after its limit. When it returns, nothing of the program's process
+//! group runs, unless the kernel cannot end it (a driver call that does not return). That holds
+//! also where this process ignores SIGCHLD, or another thread reaps the child.
 
 use rustix::io::Errno;
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions, kill_process_group, waitid};
@@ -15,21 +13,17 @@ use std::time::{Duration, Instant};
 /// How often a program is looked at: its end is seen this late at most.
 const LOOK: Duration = Duration::from_millis(5);
 
-/// The status of `child`, the leader of a process group of its own, or `None` where the group had
-/// to be killed after `limit`. A group that was killed may take `grace` to go.
+/// The status of `child`, which leads a process group; `None` if the group had to be killed after
+/// `limit`. A killed group may take `grace` to go.
 ///
-/// # Errors
-/// `ECHILD` where it has ended and this process is not told how; else the system's, where it cannot
-/// be looked at or killed.
+/// # Errors `ECHILD` if it ended and this process is not told how; else the system's.
 pub fn wait(child: Child, limit: Duration, grace: Duration) -> io::Result<Option<ExitStatus>> {
     wait_unless(child, limit, grace, || false)
 }
 
-/// As [`wait`], but the group is killed as soon as `give_up` says so, too, which is asked again and
-/// again.
+/// As [`wait`], but the group is killed as soon as `give_up` says so, too.
 ///
-/// # Errors
-/// As those of [`wait`].
+/// # Errors As [`wait`].
 pub fn wait_unless(
     mut child: Child,
     limit: Duration,
@@ -38,8 +32,7 @@ pub fn wait_unless(
 ) -> io::Result<Option<ExitStatus>> {
     let leader = Pid::from_child(&child);
     let mut given_up = false;
-    // Not reaped, so that the group's number is still its own when it is killed; where the system
-    // has reaped it, numbers go round before this one is another's.
+    // Not reaped, so that the group's number is still its own when it is killed.
     let over = within(limit, || {
         given_up = give_up();
         Ok(given_up || waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some())

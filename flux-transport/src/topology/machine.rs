@@ -2,29 +2,26 @@
 
 use super::mig::is_instance;
 use super::nvml::{Fabric, Nvml};
-use super::sysfs::{self, Place};
+use super::sysfs::{self, BusPlace};
 use crate::cuda::DeviceInfo;
 use std::path::Path;
 
-/// One GPU.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Gpu {
+pub(crate) struct Gpu {
     /// Its PCI address, which every process knows it by.
     pub pci: String,
     /// Its place on the PCI bus; `None` where `/sys` does not show it.
-    pub place: Option<Place>,
+    pub place: Option<BusPlace>,
     /// Whether it is cut into MIG instances.
     pub mig: bool,
     /// NVLinks that are up; `None` where NVML does not say.
     pub links: Option<u32>,
-    /// Of an NVSwitch machine.
     pub fabric: Option<Fabric>,
 }
 
 /// The GPUs that a process sees, and the machine around them.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Topology {
-    /// The GPUs.
+pub(crate) struct Topology {
     pub gpus: Vec<Gpu>,
     /// Pairs `(a, b)`, places in `gpus`, `a < b`, that NVML counts as joined by NVLink.
     pub nvlink: Vec<(usize, usize)>,
@@ -35,7 +32,7 @@ pub struct Topology {
 }
 
 /// Looks at `/sys`, `/proc` and, where it is there, NVML.
-pub fn look(infos: &[DeviceInfo]) -> Topology {
+pub(crate) fn look(infos: &[DeviceInfo]) -> Topology {
     let root = Path::new("/");
     let nvml = Nvml::load();
     let gpus: Vec<Gpu> = infos

@@ -1,8 +1,7 @@
-//! GPUs in MIG mode, as far as a process finds out.
+//! GPUs in MIG mode.
 //!
-//! Invariant: nothing is decided by it. A process is shown one instance at most, so there is never
-//! a pair to ask about: an instance is known by its name, and where none is shown NVML says which
-//! GPUs are in the mode. NVML that is not there, or takes longer than [`LIMIT`], says nothing.
+//! Invariant: nothing is decided by it. An instance is known by its name; where none is shown, NVML
+//! lists the GPUs in the mode, if it answers within [`LIMIT`].
 
 use super::nvml::Nvml;
 use super::sysfs::nvidia_gpus;
@@ -12,12 +11,10 @@ use std::path::Path;
 use std::sync::mpsc;
 use std::time::Duration;
 
-/// What NVML may take to start and to answer. It is asked on a thread that is left behind where a
-/// broken driver keeps it.
+/// What NVML may take to answer. A broken driver keeps the thread that asks.
 const LIMIT: Duration = Duration::from_secs(1);
 
-/// Whether CUDA's name of a device is an instance's: it ends in the instance's profile, as in
-/// `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
+/// Whether a device's name ends in a MIG profile, as `NVIDIA H100 80GB HBM3 MIG 1g.10gb`.
 pub(crate) fn is_instance(name: &str) -> bool {
     name.rsplit_once(" MIG ").is_some_and(|(_, profile)| profile.contains('g'))
 }
@@ -28,8 +25,7 @@ pub fn instances(infos: &[DeviceInfo]) -> Option<String> {
     (!on.is_empty()).then(|| hints::instances(&format!("GPU {}", on.join(", "))))
 }
 
-/// What to do where this process sees fewer devices than it needs, and GPUs of the machine are in
-/// MIG mode.
+/// Advice where this process sees too few devices and GPUs of the machine are in MIG mode.
 pub fn unseen() -> Option<String> {
     let on_bus = nvidia_gpus(Path::new("/"));
     // Without a GPU there is nothing to ask.
@@ -37,8 +33,7 @@ pub fn unseen() -> Option<String> {
     (!on.is_empty()).then(|| hints::unseen(&on.join(", ")))
 }
 
-/// The GPUs of those devices that are instances: by their names, or where these do not tell by what
-/// `in_mode` leaves of their addresses.
+/// The addresses of those devices that are instances: by name, or else by `in_mode`.
 fn these(infos: &[DeviceInfo], in_mode: impl FnOnce(Vec<String>) -> Vec<String>) -> Vec<String> {
     let pci = |info: &DeviceInfo| info.pci.to_lowercase();
     let named: Vec<String> = infos.iter().filter(|info| is_instance(&info.name)).map(pci).collect();

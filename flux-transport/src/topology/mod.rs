@@ -1,8 +1,7 @@
-//! How a machine connects its GPUs, in words for a person.
+//! How a machine connects its GPUs.
 //!
-//! Invariant: nothing is decided by it. What is reachable is proven by data (`probe`); this says
-//! why something is not, and what to do about it. What the system does not tell is left out, never
-//! guessed.
+//! Invariant: peer access is decided by proven data (`probe`) alone; everything else here explains
+//! why something is not reachable, and guesses nothing.
 
 pub(crate) mod hints;
 pub(crate) mod limited;
@@ -14,9 +13,10 @@ pub(crate) mod probe;
 mod sysfs;
 mod words;
 
-pub use machine::{Gpu, Topology, look};
+pub(crate) use machine::{Gpu, Topology, look};
 pub(crate) use mig::is_instance;
 pub use mig::{instances, unseen};
 pub(crate) use nccl_settings::Settings;
-pub use nvml::Fabric;
-pub use sysfs::{Near, Place, nvidia_gpus};
+pub(crate) use nvml::Fabric;
+pub(crate) use sysfs::Near;
+pub use sysfs::nvidia_gpus;

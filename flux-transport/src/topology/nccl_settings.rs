@@ -1,9 +1,7 @@
-//! NCCL's variables as NCCL finds them: those of the environment, and where one is not set there,
-//! what NCCL's files say of it.
+//! NCCL's variables: from the environment, else from NCCL's files.
 //!
-//! Invariant: the files are read here as NCCL reads them (`setEnvFile`, `initEnvFunc`), before it
-//! is asked for anything that has it do so: that puts what they say into the environment, but of
-//! the ranks alone that asked, and later than the others have looked.
+//! Invariant: the files are read as NCCL reads them (`setEnvFile`, `initEnvFunc`), before NCCL
+//! copies them to the environment of some ranks.
 
 use std::ffi::{CStr, OsStr, OsString};
 use std::os::unix::ffi::{OsStrExt, OsStringExt};
@@ -13,7 +11,6 @@ use std::path::{Path, PathBuf};
 const FILE: &str = "NCCL_CONF_FILE";
 /// The user's, in the home folder.
 const OF_USER: &str = ".nccl.conf";
-/// The machine's, which counts last.
 const OF_MACHINE: &str = "/etc/nccl.conf";
 
 /// What there is besides the environment.
@@ -36,7 +33,6 @@ impl Settings {
         Self { files: paths.filter_map(|path| std::fs::read(path).ok()).collect() }
     }
 
-    /// The value of a variable.
     pub(crate) fn get(&self, name: &str) -> Option<OsString> {
         std::env::var_os(name).or_else(|| self.in_files(name))
     }

@@ -1,16 +1,14 @@
-//! What NVIDIA's management library says, where it is there.
+//! NVIDIA's management library, where it is there.
 //!
-//! Invariant: an [`Nvml`] exists only where it has started; a question that it does not answer, or
-//! has no entry point for, has no answer, and is no error.
+//! Invariant: an [`Nvml`] has started. A question without an answer, or without an entry point, is
+//! no error.
 
 use crate::cuda::DeviceInfo;
 use libloading::Library;
 use std::ffi::{CString, c_char, c_int, c_uint};
 
-/// `nvmlDevice_t`, an opaque pointer.
 type Device = usize;
 
-/// `nvmlGpuFabricInfo_t`.
 #[repr(C)]
 #[derive(Default)]
 struct FabricInfo {
@@ -20,13 +18,9 @@ struct FabricInfo {
     state: u8,
 }
 
-/// `NVML_P2P_CAPS_INDEX_NVLINK`.
 const NVLINK: c_int = 2;
-/// `NVML_P2P_STATUS_OK`.
 const OK: c_int = 0;
-/// `NVML_DEVICE_MIG_ENABLE`.
 const MIG: c_uint = 1;
-/// `NVML_NVLINK_MAX_LINKS`.
 const MAX_LINKS: c_uint = 18;
 
 macro_rules! table {
@@ -65,18 +59,16 @@ table! {
 
 /// State of the fabric that an NVSwitch machine's GPUs are joined to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fabric {
+pub(crate) enum Fabric {
     /// The fabric manager has not begun, or is not there.
     NotStarted,
-    /// It has not ended.
     InProgress,
-    /// The GPU is in it.
     Completed,
 }
 
 /// What is said of one GPU.
 #[derive(Default)]
-pub(super) struct Said {
+pub(super) struct GpuFacts {
     pub(super) mig: bool,
     pub(super) links: Option<u32>,
     pub(super) fabric: Option<Fabric>,
@@ -87,8 +79,8 @@ impl Nvml {
         // SAFETY: the library's initialisers are made to run in any process at any time.
         let library = unsafe { Library::new("libnvidia-ml.so.1") }.ok()?;
         let nvml = Self::of(library);
-        // From here on the destructor shuts it down, which is allowed even where it has not
-        // started. SAFETY: it takes nothing.
+        // From here on the destructor shuts it down, which is always allowed. SAFETY: it takes
+        // nothing.
         (unsafe { (nvml.init?)() } == OK).then_some(nvml)
     }
 
@@ -123,8 +115,8 @@ impl Nvml {
         unsafe { mig_mode(device, &raw mut current, &raw mut pending) == OK && current == MIG }
     }
 
-    pub(super) fn gpu(&self, info: &DeviceInfo) -> Said {
-        let Some(device) = self.device(info) else { return Said::default() };
+    pub(super) fn gpu(&self, info: &DeviceInfo) -> GpuFacts {
+        let Some(device) = self.device(info) else { return GpuFacts::default() };
         let mig = self.mig(device);
         let state = |link| {
             let mut up = 0;
@@ -138,7 +130,7 @@ impl Nvml {
         // version takes.
         let said = self.fabric_info.is_some_and(|ask| unsafe { ask(device, &raw mut info) } == OK);
         let fabric = if said { fabric(info.state) } else { None };
-        Said { mig, links, fabric }
+        GpuFacts { mig, links, fabric }
     }
 
     pub(super) fn joined(&self, a: &DeviceInfo, b: &DeviceInfo) -> bool {

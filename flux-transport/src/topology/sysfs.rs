@@ -1,21 +1,17 @@
-//! What `/sys` and `/proc` say, below any root.
+//! Reads `/sys` and `/proc`, below any root.
 //!
-//! Invariant: reading only, and a total function of the files: what is missing or strange is as if
-//! it were not there.
+//! Invariant: missing or strange files count as absent.
 
 use std::fs;
 use std::path::Path;
 
-/// Where a device is.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Place {
-    /// `domain:bus:device.function`, lower case.
+pub(crate) struct BusPlace {
     pub address: String,
     /// The root bus, such as `pci0000:00`.
     pub root: String,
     /// Bridges from the root to the device.
     pub bridges: Vec<String>,
-    /// The NUMA node.
     pub node: Option<u32>,
     /// Whether an IOMMU translates what the device reads and writes.
     pub translated: bool,
@@ -23,20 +19,16 @@ pub struct Place {
 
 /// How near two devices are, nearest first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Near {
-    /// Below one bridge.
+pub(crate) enum Near {
     Bridge,
-    /// Below one root bus.
     Root,
-    /// On one NUMA node.
     Node,
     /// On different ones, or nobody knows.
     Apart,
 }
 
-impl Place {
-    /// How near another device is.
-    pub fn near(&self, other: &Self) -> Near {
+impl BusPlace {
+    pub(crate) fn near(&self, other: &Self) -> Near {
         match () {
             () if self.root == other.root && self.bridges.first().is_some_and(|first| other.bridges.first() == Some(first)) => Near::Bridge,
             () if self.root == other.root => Near::Root,
@@ -59,7 +51,7 @@ fn is_address(name: &str) -> bool {
 }
 
 /// The device at an address, as drivers write it.
-pub(super) fn place(root: &Path, address: &str) -> Option<Place> {
+pub(super) fn place(root: &Path, address: &str) -> Option<BusPlace> {
     let address = address.to_lowercase();
     let address = if is_address(&address) { address } else { return None };
     let device = root.join("sys/bus/pci/devices").join(&address);
@@ -72,7 +64,7 @@ pub(super) fn place(root: &Path, address: &str) -> Option<Place> {
     // -1 where there is one node, or none is known.
     let node = word(device.join("numa_node")).and_then(|node| node.parse().ok());
     let translated = word(device.join("iommu_group/type")).is_some_and(|kind| kind.starts_with("DMA"));
-    Some(Place { address, root: bus, bridges, node, translated })
+    Some(BusPlace { address, root: bus, bridges, node, translated })
 }
 
 /// NVIDIA's GPUs on the bus, whether or not there is a driver.
@@ -88,13 +80,12 @@ pub fn nvidia_gpus(root: &Path) -> Vec<String> {
     found
 }
 
-/// The extended capability of access control, and the bits of its control register that send
-/// requests and completions of peers to the root.
+/// The extended capability of access control, and its bits that redirect peers' traffic to the
+/// root.
 const ACS: u16 = 0x000d;
 const REDIRECT: u16 = 0x04 | 0x08;
 
-/// Whether a bridge's access control redirects peers' traffic. Only root can read that part of the
-/// configuration.
+/// Whether a bridge's access control redirects peers' traffic. Only root can read that.
 pub(super) fn redirects(root: &Path, bridge: &str) -> bool {
     let config = fs::read(root.join("sys/bus/pci/devices").join(bridge).join("config")).unwrap_or_default();
     acs(&config).is_some_and(|control| control & REDIRECT != 0)
@@ -160,7 +151,10 @@ mod tests {
         let at = |address| place(root, address).unwrap();
         let first = at("0000:17:00.0");
         let bridges = vec!["0000:16:01.0".to_owned()];
-        assert_eq!(first, Place { address: "0000:17:00.0".into(), root: "pci0000:16".into(), bridges, node: Some(0), translated: false });
+        assert_eq!(
+            first,
+            BusPlace { address: "0000:17:00.0".into(), root: "pci0000:16".into(), bridges, node: Some(0), translated: false }
+        );
         assert!(at("0000:18:00.0").translated);
         let near = ["0000:18:00.0", "0000:19:00.0", "0000:41:00.0", "0000:81:00.0"].map(|other| first.near(&at(other)));
         assert_eq!(near, [Near::Bridge, Near::Root, Near::Node, Near::Apart]);

@@ -1,13 +1,13 @@
-//! A topology in words: what there is, and what to do where peers are not reached.
+//! A topology in words, with advice where peers are not reached.
 //!
-//! Invariant: a pure function of what was found.
+//! Invariant: a pure function.
 
 use super::{Fabric, Gpu, Near, Topology};
 use crate::topology::hints;
 
 impl Topology {
     /// A line for each GPU and each pair.
-    pub fn notes(&self) -> Vec<String> {
+    pub(crate) fn notes(&self) -> Vec<String> {
         let mut notes: Vec<String> = self.gpus.iter().map(gpu).collect();
         for (a, one) in self.gpus.iter().enumerate() {
             for (b, other) in self.gpus.iter().enumerate().skip(a + 1) {
@@ -32,7 +32,7 @@ impl Topology {
     }
 
     /// What a person can do where GPUs do not reach each other's memory.
-    pub fn advice(&self) -> Vec<String> {
+    pub(crate) fn advice(&self) -> Vec<String> {
         let mut advice = Vec::new();
         let those = |which: &dyn Fn(&Gpu) -> bool| {
             let those: Vec<&str> = self.gpus.iter().filter(|gpu| which(gpu)).map(|gpu| gpu.pci.as_str()).collect();
@@ -82,13 +82,13 @@ fn gpu(gpu: &Gpu) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::topology::Place;
+    use crate::topology::sysfs::BusPlace;
 
     fn machine() -> Topology {
         let gpu = |ordinal: u32| {
             let (address, root) = (format!("0000:{ordinal:02}:00.0"), "pci0000:00".to_owned());
             let place =
-                Place { address: address.clone(), root, bridges: vec!["0000:00:01.0".into()], node: Some(ordinal), translated: false };
+                BusPlace { address: address.clone(), root, bridges: vec!["0000:00:01.0".into()], node: Some(ordinal), translated: false };
             Gpu { pci: address, place: Some(place), mig: false, links: Some(18), fabric: Some(Fabric::Completed) }
         };
         Topology { gpus: vec![gpu(0), gpu(1)], nvlink: vec![(0, 1)], redirecting: Vec::new(), virtual_machine: false }

@@ -1,9 +1,7 @@
 //! The harness's kernels and the fused one, as cubins for a device.
 
-use flux_kernels::Variant;
-use flux_kernels::cache;
 use flux_kernels::nvrtc::{Arch, Nvrtc};
-use flux_kernels::sources::{self, Source};
+use flux_kernels::{Source, Variant};
 use flux_transport::internal::cuda::CudaDevice;
 
 /// What a device's kernels are compiled for, or why there are none for it.
@@ -16,12 +14,12 @@ pub(crate) fn arch(ordinal: u32, compute: (u32, u32)) -> anyhow::Result<Arch> {
 
 /// Cubin of the harness.
 pub(crate) fn harness(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
-    cubin(device, &sources::harness())
+    cubin(device, &Source::harness())
 }
 
 /// Cubin of the link kernels.
 pub(crate) fn links(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
-    cubin(device, &sources::links())
+    cubin(device, &Source::links())
 }
 
 /// Cubin of a variant of the fused kernel.
@@ -30,12 +28,12 @@ pub(crate) fn fused(device: &CudaDevice, variant: Variant) -> anyhow::Result<Vec
 }
 
 fn cubin(device: &CudaDevice, source: &Source) -> anyhow::Result<Vec<u8>> {
-    Ok(cache::cubin(source, arch(device.ordinal(), device.info().compute)?)?.image)
+    Ok(flux_kernels::cubin(source, arch(device.ordinal(), device.info().compute)?)?.image)
 }
 
 /// The version of the compiler that made the kernels, as it is kept with them.
 pub(crate) fn compiled_by() -> anyhow::Result<String> {
-    Ok(cache::cubin(&sources::harness(), Arch::Sm90a)?.version.to_string())
+    Ok(flux_kernels::cubin(&Source::harness(), Arch::Sm90a)?.version.to_string())
 }
 
 /// The compiler that would be used, in words.

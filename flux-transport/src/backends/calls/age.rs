@@ -1,14 +1,12 @@
-//! How old the words are that streams wait for.
+//! Keeps the words that streams wait for recent.
 //!
-//! Invariant: the driver takes a word for reached by the sign of a difference modulo 2^32. So no
-//! word that a stream may wait for is more than some 2^30 calls old: one that no call has written
-//! for 2^31, because its op was not called, would be taken for ahead of all that follow.
+//! Invariant: the driver compares words by the sign of a difference modulo 2^32, so no awaited word
+//! may be more than about 2^30 calls old.
 
 use crate::cuda::CudaError;
 use flux_core::signal::Epoch;
 
-/// How far ahead of every epoch that is awaited words are set to let go of what waits for them.
-/// Also how many calls old a word may be.
+/// How far ahead of awaited epochs words are set to release waits. Also the maximal age of a word.
 pub(crate) const AHEAD: u32 = 1 << 30;
 
 /// The call before which all words of a workspace were last brought up to date.
@@ -21,8 +19,7 @@ impl Refreshed {
         Self(first)
     }
 
-    /// Before anything of call `epoch` writes a word: has `fill` bring all words to the call before
-    /// it, where that is due.
+    /// Before call `epoch` writes a word: has `fill` bring all words to the call before it, if due.
     pub(crate) fn keep(&mut self, epoch: Epoch, fill: impl FnOnce(u32) -> Result<(), CudaError>) -> Result<(), CudaError> {
         if epoch.get().wrapping_sub(self.0.get()) >= AHEAD {
             fill(epoch.before(1).get())?;

@@ -1,41 +1,34 @@
-//! Which ops a rank's calls were of, in order, as one number that ranks compare where no kernel
-//! reaches another's pad.
+//! The op-sequence hash: ranks compare it where no kernel reaches another's pad.
 //!
-//! Invariant: the number of a call covers all calls before it. So ranks that made other calls, or
-//! the same in another order, have other numbers from the first such call on, whichever call they
-//! compare: nobody has to look after each. A host says the number of a call before anything of the
-//! call is enqueued that reaches a peer, so whoever has received something of it finds the number
-//! said.
+//! Invariant: a call's hash covers all calls before it, so ranks that made other calls differ from
+//! then on. It is published before anything of the call that reaches a peer.
 
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Calls that are remembered. A host is as many calls ahead of its device, and of another host, as
-/// the driver queues for a device that waits, which is some thousand, and devices are at most one
-/// apart: of what two ranks have said there is always a call that both remember.
+/// Calls that are remembered. Hosts run ahead by what a driver queues, about a thousand calls, so
+/// two ranks always share a remembered call.
 const CALLS: usize = 4096;
 
-/// One more call, of the op with this number, after those of `history`. Never 0, so that kernels
-/// can tell on a pad that something was said.
+/// Appends a call of `op` to `history`. Never 0, which stands for nothing.
 fn then(history: u32, op: u32) -> u32 {
-    // FNV-1a, continued. Each step can be undone, so histories that differ stay different over
-    // calls that are the same; over others they meet once in 2^32.
+    // FNV-1a, continued. Steps are invertible, so different histories stay different; others
+    // collide once in 2^32.
     let step = |history| op.to_le_bytes().iter().fold(history, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    // What 0 leads to is free: it follows no other history, and that of no call at all only where
-    // other ranks have had none either. It is not 0, as no op's number is.
+    // 0 is replaced by its own successor, which follows no other history.
     Some(step(history)).filter(|&next| next != 0).unwrap_or_else(|| step(0))
 }
 
 /// A call, and which ops it and those before it were of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Said {
+pub(crate) struct OpHash {
     epoch: Epoch,
     history: u32,
 }
 
-impl Said {
+impl OpHash {
     /// Where nothing was said yet, before call `first`.
     pub(crate) const fn before(first: Epoch) -> Self {
         Self { epoch: first.before(1), history: 0 }
@@ -72,11 +65,10 @@ impl Said {
 
 /// What a rank has said of its last calls: words that its host alone writes.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Saying<'w>(&'w [AtomicU64]);
+pub(crate) struct OpHashes<'w>(&'w [AtomicU64]);
 
-impl<'w> Saying<'w> {
-    /// Words that it takes: of each call that is remembered, and the last again. Before anything is
-    /// said all are alike on all ranks.
+impl<'w> OpHashes<'w> {
+    /// Words needed: one for each remembered call, and the last again.
     pub(crate) const WORDS: usize = CALLS + 1;
 
     pub(crate) fn new(words: &'w [AtomicU64]) -> Self {
@@ -86,25 +78,24 @@ impl<'w> Saying<'w> {
 
     /// Says that call `epoch` is of the op with this number.
     pub(crate) fn say(self, epoch: Epoch, op: u32) {
-        let said = Said { epoch, history: then(self.last().history, op) };
+        let said = OpHash { epoch, history: then(self.last().history, op) };
         for place in [epoch.get() as usize % CALLS, CALLS] {
             self.0[place].store(said.word(), Ordering::Release);
         }
     }
 
-    /// Bytes from the first word to that of call `epoch`, which is left as it is as long as the
-    /// call is [remembered](CALLS).
+    /// Bytes from the first word to that of call `epoch`, which stays as long as it is
+    /// [remembered](CALLS).
     pub(crate) const fn offset(epoch: Epoch) -> u64 {
         (epoch.get() as u64 % CALLS as u64) * 8
     }
 
-    /// What was said last.
-    pub(crate) fn last(self) -> Said {
-        Said::of_word(self.0[CALLS].load(Ordering::Acquire))
+    pub(crate) fn last(self) -> OpHash {
+        OpHash::of_word(self.0[CALLS].load(Ordering::Acquire))
     }
 
-    fn of(self, epoch: Epoch) -> Option<Said> {
-        let said = Said::of_word(self.0[epoch.get() as usize % CALLS].load(Ordering::Acquire));
+    fn of(self, epoch: Epoch) -> Option<OpHash> {
+        let said = OpHash::of_word(self.0[epoch.get() as usize % CALLS].load(Ordering::Acquire));
         (said.epoch == epoch).then_some(said)
     }
 
@@ -116,7 +107,7 @@ impl<'w> Saying<'w> {
     }
 
     /// The same of what `peer` has said of one call.
-    pub(crate) fn against_one(self, rank: Rank, peer: Rank, theirs: Said) -> Option<FaultRecord> {
+    pub(crate) fn against_one(self, rank: Rank, peer: Rank, theirs: OpHash) -> Option<FaultRecord> {
         let own = self.of(theirs.epoch).filter(|own| own.history != theirs.history)?;
         let (code, wait, rank, peer, epoch) = (fault::DISAGREED, fault::CALL, rank.get(), peer.get(), own.epoch.get());
         Some(FaultRecord { state: 1, code, wait, rank, peer, epoch, expected: own.history, seen: theirs.history, ..FaultRecord::default() })
@@ -133,11 +124,11 @@ mod tests {
 
     /// What two ranks say, who have said nothing yet of call `first`.
     fn words(first: Epoch) -> [Vec<AtomicU64>; 2] {
-        [0, 1].map(|_| (0..Saying::WORDS).map(|_| AtomicU64::new(Said::before(first).word())).collect())
+        [0, 1].map(|_| (0..OpHashes::WORDS).map(|_| AtomicU64::new(OpHash::before(first).word())).collect())
     }
 
     fn found(words: &[Vec<AtomicU64>; 2]) -> Option<u32> {
-        let [a, b] = words.each_ref().map(|words| Saying::new(words));
+        let [a, b] = words.each_ref().map(|words| OpHashes::new(words));
         let records = [a.against(RANKS[0], RANKS[1], b), b.against(RANKS[1], RANKS[0], a)];
         for (record, rank) in records.iter().flatten().zip(RANKS) {
             assert_eq!((record.state, record.code, record.wait, record.rank), (1, fault::DISAGREED, fault::CALL, rank.get()));
@@ -152,9 +143,9 @@ mod tests {
         for first in [Epoch::new(0), Epoch::FIRST, Epoch::new(u32::MAX)] {
             let words = words(first);
             assert_eq!(found(&words), None);
-            Saying::new(&words[0]).say(first, 7);
+            OpHashes::new(&words[0]).say(first, 7);
             assert_eq!(found(&words), None, "the peer has not come to the call");
-            Saying::new(&words[1]).say(first, 8);
+            OpHashes::new(&words[1]).say(first, 8);
             assert_eq!(found(&words), Some(first.get()));
         }
     }
@@ -177,8 +168,8 @@ mod tests {
 
     #[test]
     fn a_word_is_what_was_said_with_the_call_first() {
-        let said = Said { epoch: Epoch::new(7), history: 9 };
-        assert_eq!(Said::of_word(said.word()), said);
+        let said = OpHash { epoch: Epoch::new(7), history: 9 };
+        assert_eq!(OpHash::of_word(said.word()), said);
         assert_eq!(said.word().to_le_bytes()[..4], 7_u32.to_le_bytes());
     }
 
@@ -195,13 +186,13 @@ mod tests {
                 for (words, calls) in words.iter().zip([&ops, theirs]) {
                     let mut epoch = Epoch::new(first);
                     for op in calls.iter().copied().chain((0..same).map(|_| 5)) {
-                        Saying::new(words).say(epoch, op);
+                        OpHashes::new(words).say(epoch, op);
                         epoch = epoch.next();
                     }
                 }
                 // One host is ahead of the other.
                 for _ in 0..ahead {
-                    let words = Saying::new(&words[0]);
+                    let words = OpHashes::new(&words[0]);
                     words.say(words.last().epoch.next(), 6);
                 }
                 let last = first.wrapping_add(ops.len() as u32 + same - 1);
@@ -212,14 +203,14 @@ mod tests {
         #[test]
         fn one_call_of_a_peer_is_compared_with_the_own(ops in prop::collection::vec(1u32.., 1..20), first: u32, last: u32) {
             let words = words(Epoch::new(first));
-            let own = Saying::new(&words[0]);
-            let calls: Vec<Said> = (0..).zip(&ops).map(|(i, &op)| {
+            let own = OpHashes::new(&words[0]);
+            let calls: Vec<OpHash> = (0..).zip(&ops).map(|(i, &op)| {
                 own.say(Epoch::new(first.wrapping_add(i)), op);
                 own.last()
             }).collect();
             for said in calls {
                 prop_assert_eq!(own.against_one(RANKS[0], RANKS[1], said), None);
-                let other = Said { history: said.history.wrapping_add(last.max(1)), ..said };
+                let other = OpHash { history: said.history.wrapping_add(last.max(1)), ..said };
                 prop_assert_eq!(own.against_one(RANKS[0], RANKS[1], other).map(|record| record.epoch), Some(said.epoch.get()));
             }
         }

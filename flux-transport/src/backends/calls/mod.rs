@@ -1,23 +1,20 @@
-//! The calls of a rank on a device: one after the other, some with side streams that are forked
-//! from the caller's and joined to it.
+//! The calls of a rank on a device, in order, with side streams forked from and joined to the
+//! caller's.
 //!
-//! Invariant: one call is in progress from a begin to the finish or abandon that follows. As long
-//! as none was captured, the epoch counted here is the one that the device counts, and the next
-//! call's half is known before anything of it is enqueued. A replayed graph advances the device's
-//! unseen.
+//! Invariant: one call is in progress from begin to finish or abandon. Until a capture the host
+//! counts the device's epoch, so the buffer index is known; replayed graphs advance it unseen.
 
 mod age;
 mod history;
 mod order;
 
 pub(crate) use self::age::{AHEAD, Refreshed};
-pub(crate) use self::history::{Said, Saying};
-use self::order::{Order, Turn};
+pub(crate) use self::history::{OpHash, OpHashes};
+use self::order::{Order, StreamTurn};
 use crate::cuda::{CudaDevice, CudaError};
 use crate::{Device, Stream, TransportError, TransportKind};
 use flux_core::signal::Epoch;
 
-/// Where a rank's calls stand.
 #[derive(Debug)]
 pub(crate) struct Calls {
     order: Order,
@@ -36,10 +33,9 @@ pub(crate) enum Captures {
     Taken(bool),
 }
 
-/// The call in progress.
 #[derive(Clone, Copy, Debug)]
 struct InCall {
-    turn: Turn,
+    turn: StreamTurn,
     /// Whether side streams have a part in it.
     carried: bool,
     /// Whether the caller's stream is ordered after all of their part.
@@ -57,7 +53,7 @@ impl InCall {
 
 impl Captures {
     /// Takes note of a call that begins.
-    fn note(&mut self, turn: Turn) -> Result<(), TransportError> {
+    fn note(&mut self, turn: StreamTurn) -> Result<(), TransportError> {
         match self {
             Self::Refused(transport, why) if turn.is_captured() => Err(TransportError::NotCapturable { transport: *transport, why }),
             Self::Refused(..) => Ok(()),
@@ -75,7 +71,7 @@ impl Calls {
         Ok(Self { order: Order::new(device)?, epoch, call: None, captures, device: device.clone() })
     }
 
-    /// The number of the next call, or of the one in progress, as long as none [was
+    /// The number of the next call or the one in progress, until one [was
     /// captured](Self::any_captured).
     pub(crate) const fn epoch(&self) -> Epoch {
         self.epoch
@@ -145,8 +141,7 @@ impl Calls {
         }
     }
 
-    /// The caller's stream, if what the executor of the call in progress [stores](Self::stores) is
-    /// still to be sent: once.
+    /// The caller's stream, if what the executor [stores](Self::stores) is still to be sent.
     pub(crate) fn stored(&mut self, stream: Stream) -> Result<usize, TransportError> {
         let caller = self.raw(stream)?;
         if self.call.as_mut().is_some_and(|call| std::mem::take(&mut call.stores)) {
@@ -156,17 +151,15 @@ impl Calls {
         }
     }
 
-    /// The caller's stream is ordered after all that side streams are given in the call in
-    /// progress.
+    /// Notes that the caller's stream is ordered after this call's side streams.
     pub(crate) const fn joined(&mut self) {
         if let Some(call) = &mut self.call {
             call.joined = true;
         }
     }
 
-    /// Ends the call in progress as if it had not begun, but that `join` orders the caller's stream
-    /// after side streams that have a part in it: what they were given still reads the caller's
-    /// rows.
+    /// Takes the call back; `join` orders the caller's stream after side streams, which may read
+    /// its rows.
     pub(crate) fn abandon(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         match self.call.take() {
@@ -175,14 +168,12 @@ impl Calls {
         }
     }
 
-    /// Ends the call in progress; `join` orders the caller's stream after side streams that have a
-    /// part in it.
+    /// Ends the call; `join` orders the caller's stream after its side streams.
     pub(crate) fn finish(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         let Some(call) = self.call.take() else { return Ok(()) };
         if !call.turn.is_captured() {
-            // The executor is on its way and will advance the device's epoch, whatever becomes of
-            // the events below.
+            // The executor advances the device's epoch, whatever becomes of the events below.
             self.epoch = self.epoch.next();
         }
         let _current = self.device.enter()?;
@@ -207,7 +198,7 @@ mod tests {
 
     #[test]
     fn a_capture_is_refused_or_never_forgotten() {
-        let (eager, captured) = (Turn::Eager { stream: 1 }, Turn::Captured { capture: 1, stream: 1 });
+        let (eager, captured) = (StreamTurn::Eager { stream: 1 }, StreamTurn::Captured { capture: 1, stream: 1 });
         let mut refused = Captures::Refused(TransportKind::Pcie, "why");
         refused.note(eager).unwrap();
         assert!(matches!(refused.note(captured), Err(TransportError::NotCapturable { transport: TransportKind::Pcie, why: "why" })));

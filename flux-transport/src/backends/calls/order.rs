@@ -1,32 +1,26 @@
-//! One call after the other, whatever streams they come on.
+//! Orders calls that come on different streams.
 //!
-//! Invariant: a call on one stream starts after the last call, if that came on another stream.
-//! Calls within one capture likewise, as long as no call of a second capture comes between them. A
-//! replayed graph is ordered by whoever launches it: the library does not see the launch.
+//! Invariant: a call starts after the last one, if that came on another stream; within one capture
+//! likewise. A replayed graph is ordered by its launcher.
 
 use crate::cuda::{Capture, CudaDevice, CudaError, Event, capture, stream_id};
 
-/// Where a call's work goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Turn {
-    /// To the device, on the stream with this number: a handle is used again after its stream is
-    /// gone.
+pub(super) enum StreamTurn {
+    /// On the device, on the stream with this number: handles are reused.
     Eager { stream: u64 },
-    /// Into a graph, by the capture with this number, on the stream with this handle: the driver
-    /// tells no number of a stream in capture, and a stream does not go before its capture has
-    /// ended.
+    /// Into a graph: the capture's number and the stream's handle, as a captured stream has no
+    /// number.
     Captured { capture: u64, stream: usize },
 }
 
-impl Turn {
-    /// Whether it is a capture's.
+impl StreamTurn {
     pub(super) const fn is_captured(self) -> bool {
         matches!(self, Self::Captured { .. })
     }
 
-    /// Whether what comes on this turn's stream must wait for what `last` marked. Where the
-    /// captures differ the driver would refuse, and so it would a wait from inside a capture for
-    /// something outside.
+    /// Whether this turn must wait for the mark of `last`. The driver refuses waits across
+    /// captures.
     fn waits_for(self, last: Self) -> bool {
         match (self, last) {
             (Self::Eager { stream }, Self::Eager { stream: last }) => stream != last,
@@ -39,18 +33,16 @@ impl Turn {
 /// The last call of a kind, and the event that follows it.
 #[derive(Debug)]
 struct Last {
-    turn: Option<Turn>,
+    turn: Option<StreamTurn>,
     done: Event,
 }
 
-/// The last calls.
 #[derive(Debug)]
 pub(super) struct Order {
     eager: Last,
     captured: Last,
 }
 
-/// `CUDA_ERROR_STREAM_CAPTURE_INVALIDATED`.
 const CAPTURE_INVALIDATED: i32 = 901;
 
 impl Order {
@@ -60,10 +52,10 @@ impl Order {
     }
 
     /// Orders `stream` after the last call. The device's context is current.
-    pub(super) fn begin(&self, stream: usize) -> Result<Turn, CudaError> {
+    pub(super) fn begin(&self, stream: usize) -> Result<StreamTurn, CudaError> {
         let turn = match capture(stream)? {
-            Capture::Off => Turn::Eager { stream: stream_id(stream)? },
-            Capture::On(capture) => Turn::Captured { capture, stream },
+            Capture::Off => StreamTurn::Eager { stream: stream_id(stream)? },
+            Capture::On(capture) => StreamTurn::Captured { capture, stream },
             Capture::Broken => {
                 return Err(CudaError::Call {
                     call: "cuStreamGetCaptureInfo",
@@ -73,8 +65,8 @@ impl Order {
             }
         };
         let last = match turn {
-            Turn::Eager { .. } => &self.eager,
-            Turn::Captured { .. } => &self.captured,
+            StreamTurn::Eager { .. } => &self.eager,
+            StreamTurn::Captured { .. } => &self.captured,
         };
         if last.turn.is_some_and(|last| turn.waits_for(last)) {
             last.done.make_wait(stream)?;
@@ -87,12 +79,11 @@ impl Order {
         self.eager.done.is_done()
     }
 
-    /// Marks the end of the call that began with `turn` on `stream`. In a capture the mark is no
-    /// node of the graph.
-    pub(super) fn finish(&mut self, turn: Turn, stream: usize) -> Result<(), CudaError> {
+    /// Marks the end of the call that began with `turn`. In a capture the mark is no node.
+    pub(super) fn finish(&mut self, turn: StreamTurn, stream: usize) -> Result<(), CudaError> {
         let last = match turn {
-            Turn::Eager { .. } => &mut self.eager,
-            Turn::Captured { .. } => &mut self.captured,
+            StreamTurn::Eager { .. } => &mut self.eager,
+            StreamTurn::Captured { .. } => &mut self.captured,
         };
         last.done.record(stream)?;
         last.turn = Some(turn);
@@ -102,12 +93,12 @@ impl Order {
 
 #[cfg(test)]
 mod tests {
-    use super::Turn;
+    use super::StreamTurn;
 
     #[test]
     fn a_call_waits_for_the_last_of_its_kind_on_another_stream() {
-        let eager = |stream| Turn::Eager { stream };
-        let captured = |capture, stream| Turn::Captured { capture, stream };
+        let eager = |stream| StreamTurn::Eager { stream };
+        let captured = |capture, stream| StreamTurn::Captured { capture, stream };
         assert!(eager(2).waits_for(eager(1)) && !eager(1).waits_for(eager(1)));
         assert!(captured(9, 2).waits_for(captured(9, 1)) && !captured(9, 1).waits_for(captured(9, 1)));
         assert!(!captured(9, 2).waits_for(captured(8, 1)), "events do not cross captures");

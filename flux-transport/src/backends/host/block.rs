@@ -1,15 +1,13 @@
-//! Heap memory that is shared by address.
+//! Heap memory shared by address.
 //!
-//! Invariant: a block is zero when it is made, is not moved, and lives until its last owner drops
-//! it. Its address is exposed, so that it may be made into a pointer again by who got it as a
-//! number.
+//! Invariant: a block starts zeroed, never moves, and lives until its last owner drops it. Its
+//! address is exposed.
 
 use crate::TransportError;
 use flux_core::layout::LINE;
 use std::alloc::{Layout, alloc_zeroed, dealloc};
 use std::ptr::NonNull;
 
-/// Zeroed bytes, aligned to [`LINE`].
 #[derive(Debug)]
 pub(super) struct Block {
     memory: NonNull<u8>,
@@ -27,8 +25,8 @@ impl Block {
     /// `bytes` zeroed bytes; untouched ones take no memory.
     pub(super) fn new(what: &'static str, bytes: u64) -> Result<Self, TransportError> {
         let none = || TransportError::OutOfMemory { what, bytes };
-        // Alignment by hand: for more than the allocator's own, `alloc_zeroed` writes all the zeros
-        // itself instead of taking fresh pages.
+        // Aligned by hand: for large alignments `alloc_zeroed` writes zeros instead of taking fresh
+        // pages.
         let size = bytes.checked_add(LINE).and_then(|size| usize::try_from(size).ok()).ok_or_else(none)?;
         let layout = Layout::from_size_align(size, 16).map_err(|_| none())?;
         // SAFETY: the size is at least `LINE`, so not 0.
@@ -37,12 +35,10 @@ impl Block {
         Ok(Self { memory, layout, address })
     }
 
-    /// Address of the first byte.
     pub(super) fn address(&self) -> u64 {
         self.address
     }
 
-    /// Pointer to the first byte.
     pub(super) fn pointer(&self) -> *mut u8 {
         pointer(self.address)
     }

@@ -1,9 +1,8 @@
-//! Memory that processes share: a file without a name, mapped by every rank.
+//! Memory that processes share: an anonymous file, mapped by every rank.
 //!
-//! Invariant: a file's length is sealed before anybody else has its descriptor and is checked
-//! before it is mapped, and all its pages are taken when it is made. So no access to a mapping can
-//! fail, whatever the other ranks do or whether they live. There is nothing to leave behind: the
-//! memory goes with the last mapping.
+//! Invariant: a file's length is sealed before its descriptor is shared, checked before mapping,
+//! and all its pages are allocated. So no access can fail, and the memory goes with the last
+//! mapping.
 
 use crate::TransportError;
 use rustix::fs::{FallocateFlags, MemfdFlags, SealFlags};
@@ -17,9 +16,7 @@ use std::ptr::NonNull;
 /// What keeps a file as long as it is: no rank can cut it under another's feet, or make it grow.
 const LENGTH: SealFlags = SealFlags::SHRINK.union(SealFlags::GROW);
 
-/// Taken at once. A signal may interrupt the call, and older kernels give back then what it had
-/// taken: what earlier pieces took stays, so that a profiler's signals do not have a large file
-/// begun again and again.
+/// Allocated piece by piece: an interrupted call may give back what it had taken.
 const PIECE: u64 = 4 << 20;
 
 /// A whole file, mapped for reading and writing.
@@ -54,8 +51,7 @@ pub(crate) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, Transpor
     Ok(file)
 }
 
-/// Refuses a file beyond the process's limit to files, of which the system does not tell who makes
-/// one: it ends the process by a signal.
+/// Refuses a file beyond the process's limit, at which the system would kill the process.
 fn within(limit: Option<u64>, bytes: u64) -> Result<(), TransportError> {
     let Some(limit) = limit.filter(|&limit| bytes > limit) else { return Ok(()) };
     let why = format!("it has {bytes} bytes, and the process's limit to files is {limit} (ulimit -f)");

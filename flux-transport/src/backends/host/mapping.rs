@@ -1,7 +1,7 @@
 //! A rank's view of all ranks' memory.
 //!
-//! Invariant: a mapping holds every block whose address it shows, and its own words were
-//! initialised before any peer could learn of them.
+//! Invariant: a mapping holds every block whose address it shows; its own words were initialised
+//! before any peer learned of them.
 
 use super::block::Block;
 use super::offer::Offer;
@@ -30,8 +30,8 @@ pub(super) struct Mapping {
 }
 
 impl Mapping {
-    /// Takes memory of `size` on every rank and maps all of it on each. Fails on all ranks if it
-    /// fails on one.
+    /// Takes memory of `size` on every rank and maps all of it on each. Fails on all ranks if on
+    /// one.
     pub(super) fn new(
         steps: Collective<'_>,
         size: WorkspaceSize,
@@ -57,9 +57,8 @@ impl Mapping {
         // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
         let regions = together(steps, deadline, regions)?;
         let pads: Vec<*mut u8> = regions.iter().map(|region| region.pad_pointer()).collect();
-        // SAFETY: the mapping holds the blocks for as long as `words` lives in it; they have the
-        // sizes that `size` asks for (all ranks take the same size), and their words are accessed
-        // by the signal protocol only.
+        // SAFETY: the mapping holds the blocks as long as `words` lives in it; they have the sizes
+        // that `size` asks for, and their words are accessed by the signal protocol only.
         let words = unsafe { SharedMemory::new(&pads, own.control.pointer(), own.fault.pointer(), size) };
         let view = WorkspaceView {
             data: regions.iter().map(|region| region.data()).collect(),
@@ -94,7 +93,6 @@ fn numbers(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<(Rank, u64)>, Tra
     Ok(numbers)
 }
 
-/// The regions of threads.
 fn find(numbers: &[(Rank, u64)]) -> Result<Vec<Arc<Region>>, TransportError> {
     let find = |&(rank, number)| Region::find(number).ok_or_else(|| failed(rank, "its memory is gone".to_owned()));
     numbers.iter().map(find).collect()
@@ -117,7 +115,6 @@ fn failed(rank: Rank, reason: String) -> TransportError {
 /// A rank's own memory, before it knows of the others'.
 struct Own {
     region: Arc<Region>,
-    /// For ranks that are processes.
     file: Option<OwnedFd>,
     control: Block,
     fault: Block,
@@ -136,9 +133,8 @@ impl Own {
 
     fn initialise(&self, rank: Rank, size: WorkspaceSize, next: Epoch) {
         let pads = vec![self.region.pad_pointer(); rank.index() + 1];
-        // SAFETY: the blocks live as long as `self`, longer than these words, and have the sizes
-        // that `size` asks for. Only the own pad is written, as `initialise` promises, and no peer
-        // knows of it yet.
+        // SAFETY: the blocks outlive these words and have the sizes that `size` asks for. Only the
+        // own pad is written, which no peer knows yet.
         let words = unsafe { SharedMemory::new(&pads, self.control.pointer(), self.fault.pointer(), size) };
         signal::initialise(&words, rank, size, next);
     }

@@ -1,9 +1,8 @@
-//! Ranks on the host, as threads or as processes: they share the heap or files without names, and a
+//! Ranks on the host, as threads or processes: they share heap memory or anonymous files, and a
 //! thread of each rank moves its shard.
 //!
-//! Invariant: a call is synchronous. Between [`begin`](Transport::begin) and
-//! [`finish`](Transport::finish) the caller's thread executes the program; after `finish` neither
-//! it nor the mover touches the caller's tensors.
+//! Invariant: a call is synchronous. After [`finish`](Transport::finish) neither executor nor mover
+//! touches the caller's tensors.
 
 mod block;
 pub(crate) mod file;
@@ -22,7 +21,7 @@ use flux_core::Nodes;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::{Epoch, Word, Words, read_fault};
 use mapping::Mapping;
-use mover::Mover;
+use mover::MoverThread;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::{Duration, Instant};
@@ -34,7 +33,7 @@ pub(crate) struct Host {
     deadline: Duration,
     mapping: RwLock<Arc<Mapping>>,
     /// `None` in a world of one, where there is nobody to move to.
-    mover: Option<Mover>,
+    mover: Option<MoverThread>,
     /// What the programs of calls take for nodes.
     nodes: Option<Nodes>,
     pushed: AtomicBool,
@@ -52,9 +51,8 @@ impl Host {
         // Agreed on, and by what all ranks know: refused on all or on none.
         let nodes = options.nodes.map(|count| grouped(world.size(), Some(count), hosts)).transpose();
         let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
-        // Before memory is taken, after which no step is left in which the others would hear why
-        // there is no thread.
-        let mover = if world.size().get() > 1 { Mover::spawn(world.rank()).map(Some) } else { Ok(None) };
+        // Before memory is taken: no later step would tell the others.
+        let mover = if world.size().get() > 1 { MoverThread::spawn(world.rank()).map(Some) } else { Ok(None) };
         let mover = together(world.steps(), deadline, mover.map_err(ConnectError::from))?;
         let mapping = Mapping::new(world.steps(), options.reserve, options.first_epoch, options.deadline, deadline)?;
         let launch = world.launch();

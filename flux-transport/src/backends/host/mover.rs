@@ -1,14 +1,10 @@
 //! The thread that moves a rank's shard to its peers.
 //!
-//! Invariant: it has at most one job. From [`Mover::start`] until [`Mover::wait`] returns it reads
-//! the caller's `x` and writes its place in gather buffers; at no other time does it touch either.
-//! In a job it waits only for what other movers bring it to pass on, which they send before they
-//! wait themselves, and for no longer than the deadline; so every job ends, one that panics too,
-//! and then the call with it.
+//! Invariant: it has at most one job, and touches the caller's `x` and gather buffers only from
+//! [`MoverThread::start`] until [`MoverThread::wait`] returns. It waits only for chunks to forward,
+//! at most until the deadline, so every job ends.
 //!
-//! What it passes on it reads in its own rank's gather buffer. Nobody overwrites it there: that
-//! would be in the next call but one, which nobody comes to before every rank has begun the next,
-//! and this one's begins when the job has ended.
+//! It forwards from its own gather buffer, which nobody overwrites before the next call but one.
 
 use super::block::pointer;
 use super::mapping::Mapping;
@@ -26,9 +22,8 @@ use std::time::{Duration, Instant};
 /// Between looks at a signal: ranks outnumber the cores of a machine without GPUs.
 const NAP: Duration = Duration::from_micros(50);
 
-/// A rank's mover.
 #[derive(Debug)]
-pub(super) struct Mover {
+pub(super) struct MoverThread {
     desk: Arc<Desk>,
     thread: Option<JoinHandle<()>>,
 }
@@ -39,8 +34,7 @@ struct Desk {
     changed: Condvar,
 }
 
-/// The job, whose list is kept so that a call allocates nothing once it has seen the largest
-/// program.
+/// The job; its list is reused, so that calls stop allocating.
 #[derive(Debug)]
 struct Job {
     state: State,
@@ -71,8 +65,7 @@ impl Desk {
     }
 }
 
-impl Mover {
-    /// Starts the thread.
+impl MoverThread {
     pub(super) fn spawn(rank: Rank) -> Result<Self, TransportError> {
         let (x, row_stride, row_bytes, element_bytes, place_bytes) = (0, 0, 0, 0, 0);
         let (transfers, forwards) = (Vec::with_capacity(64 * MAX_WORLD), Vec::new());
@@ -88,9 +81,8 @@ impl Mover {
 
     /// Hands over a job; returns at once.
     ///
-    /// # Safety
-    /// Every transfer lies in the workspace (`MoverJob::check`), and the shard can be read, and is
-    /// not written, until [`wait`](Self::wait) has returned. The job before has ended.
+    /// # Safety Every transfer passed `MoverJob::check`. The shard stays readable and unwritten
+    /// until [`wait`](Self::wait) returns. The job before has ended.
     pub(super) unsafe fn start(&self, mapping: Arc<Mapping>, push: &MoverJob<'_>) {
         let mut job = self.desk.lock();
         job.mapping = Some(mapping);
@@ -110,7 +102,7 @@ impl Mover {
     }
 }
 
-impl Drop for Mover {
+impl Drop for MoverThread {
     fn drop(&mut self) {
         self.wait();
         self.desk.lock().state = State::Stop;
@@ -129,8 +121,7 @@ fn serve(desk: &Desk) {
         }
         // The lock is held while the job is carried out: nobody needs it before the job has ended.
         if let Some(mapping) = job.mapping.take() {
-            // What it leaves behind is in the workspace alone, of which nobody takes anything whose
-            // signal was not raised.
+            // A partial job leaves data only behind signals that were not raised.
             if catch_unwind(AssertUnwindSafe(|| carry_out(&job, &mapping))).is_err() {
                 mapping.words.abort().store_release(reason::PANICKED);
             }
@@ -176,8 +167,7 @@ fn until(deadline: Duration) -> impl FnMut(u64) -> ControlFlow<()> {
     }
 }
 
-/// Copies a transfer's columns of its rows of a place, or of the shard, at `from` and with rows so
-/// far apart, to the place at address `to`.
+/// Copies a transfer's columns of its rows from `from`, with this row stride, to the slot at `to`.
 fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64) {
     let (first, rows) = (u64::from(transfer.row), u64::from(transfer.rows));
     let (col, width) = (u64::from(transfer.col) * job.element_bytes, u64::from(transfer.cols) * job.element_bytes);
@@ -188,10 +178,9 @@ fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64
         let from = pointer(from + row * stride + col).cast_const();
         let to = pointer(to + row * job.row_bytes + col);
         let bytes = usize::try_from(piece_rows * width).expect("rows in memory are addressable");
-        // SAFETY: `start`'s caller vouches for the shard; a place's rows are there, as the signal
-        // just awaited says. The rows lie in their place in the gather buffer (`MoverJob::check`),
-        // which is this rank's to write in this call: the owner has ended the call before the last,
-        // and reads only after the signal.
+        // SAFETY: `start`'s caller vouches for the shard; a forwarded slot's rows are there by the
+        // signal just awaited. The destination passed `MoverJob::check` and is this rank's to
+        // write: its owner has ended the call before the last, and reads after the signal.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }
 }
@@ -211,7 +200,7 @@ mod tests {
         let size = WorkspaceSize { half_bytes: 16, signals: 1, counters: 0 };
         let plane = LocalControl::world_of(WorldSize::new(1).unwrap()).remove(0);
         let mapping = || Arc::new(Mapping::new(Collective::new(&plane, 0), size, Epoch::FIRST, ample, Instant::now() + ample).unwrap());
-        let mover = Arc::new(Mover::spawn(Rank::new(0)).unwrap());
+        let mover = Arc::new(MoverThread::spawn(Rank::new(0)).unwrap());
         let x = [7_u8; 16];
         let carry = |mapping: &Arc<Mapping>, dest| {
             let transfers = [Transfer { dest, rows: 1, cols: 16, ..Transfer::default() }];

@@ -4,12 +4,10 @@
 
 use flux_core::signal::Epoch;
 
-/// One rank's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     /// Under which threads find its region; of a process its descriptor counts.
     pub(super) number: u64,
-    /// Of its next call.
     pub(super) epoch: Epoch,
 }
 

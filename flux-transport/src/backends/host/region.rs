@@ -1,8 +1,7 @@
 //! What a rank's peers write to: its data region and its pad.
 //!
-//! Invariant: whoever has a region's address holds the region, so the memory outlives a peer's last
-//! write. Threads hold the one region, which is found by its number as long as its owner holds it,
-//! which it does until all peers have answered; each process holds a mapping of its own.
+//! Invariant: whoever has a region's address holds the region, so it outlives a peer's last write.
+//! Threads share one region by number; each process has its own mapping.
 
 use super::block::{Block, pointer};
 use super::file::{self, MappedFile};
@@ -73,7 +72,6 @@ impl Region {
         Ok(Arc::new(Self { memory: Memory::File(MappedFile::map(file, bytes)?), data_bytes, number: None }))
     }
 
-    /// Address of the data region.
     pub(super) fn data(&self) -> u64 {
         match &self.memory {
             Memory::Heap(block) => block.address(),
@@ -81,12 +79,10 @@ impl Region {
         }
     }
 
-    /// Address of the pad.
     pub(super) fn pad(&self) -> u64 {
         self.data() + self.data_bytes
     }
 
-    /// Pointer to the pad.
     pub(super) fn pad_pointer(&self) -> *mut u8 {
         pointer(self.pad())
     }

@@ -1,7 +1,6 @@
-//! What is checked of a mover's work before any of it is done.
+//! Checks of a mover's work.
 //!
-//! Invariant: work that passed reads and writes nothing outside of the workspace, but for the
-//! caller's rows.
+//! Invariant: checked work touches only the workspace and the caller's rows.
 
 use super::{Carry, Exchange, LibraryCollective, MoverJob, Source};
 use crate::TransportError;

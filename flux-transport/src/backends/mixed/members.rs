@@ -12,7 +12,7 @@ use flux_core::Nodes;
 #[derive(Debug)]
 pub(crate) struct Members {
     pub(super) nodes: Nodes,
-    pub(super) mates: nvlink::Members,
+    pub(super) mates: nvlink::PeerDevices,
     pub(super) rail: nccl::Members,
 }
 
@@ -30,7 +30,7 @@ impl Members {
             let why = "all ranks are of one node: take nvlink, or say how many nodes they are to be taken for (Options::nodes, FLUX_NODES)";
             return Err(unusable(why.to_owned()));
         }
-        let mates = nvlink::Members::meet_in(world, options, Reach::Peers, nodes).map_err(|error| error.of(Select::Mixed))?;
+        let mates = nvlink::PeerDevices::meet_in(world, options, Reach::Peers, nodes).map_err(|error| error.of(Select::Mixed))?;
         let rail = nccl::Members::meet(world, options, nodes, Select::Mixed)?;
         Ok(Self { nodes, mates, rail })
     }

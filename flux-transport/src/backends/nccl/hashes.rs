@@ -5,7 +5,7 @@
 //! it. So whoever has data of a call has the sender's hash.
 
 use super::collective::CALL_BYTES;
-use crate::backends::calls::{Said, Saying};
+use crate::backends::calls::{OpHash, OpHashes};
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
 use flux_core::layout::{FaultRecord, fault};
 use flux_core::signal::Epoch;
@@ -38,13 +38,13 @@ pub(crate) struct CallHashes {
 impl CallHashes {
     /// For calls from `epoch` on.
     pub(super) fn new(device: &CudaDevice, (rank, nodes): (Rank, Nodes), epoch: Epoch) -> Result<Self, CudaError> {
-        let before = Said::before(epoch).word();
+        let before = OpHash::before(epoch).word();
         let block = |bytes: usize| PinnedBlock::new(device, bytes);
         let count = nodes.count() as usize;
         let this = Self {
             words: block(HASH_BYTES * count)?,
             gathered: block(CALL_BYTES * count)?,
-            own: block(HASH_BYTES * Saying::WORDS)?,
+            own: block(HASH_BYTES * OpHashes::WORDS)?,
             number: block(HASH_BYTES)?,
             rank,
             nodes,
@@ -62,23 +62,23 @@ impl CallHashes {
     /// Notes which op this rank's call `epoch` is of, before anything of it is enqueued that
     /// reaches a peer; by whoever has the call.
     pub(super) fn say(&self, epoch: Epoch, op: u32) {
-        Saying::new(self.own()).say(epoch, op);
+        OpHashes::new(self.own()).say(epoch, op);
     }
 
     /// That of this rank's last call.
-    pub(crate) fn last(&self) -> Said {
-        Saying::new(self.own()).last()
+    pub(crate) fn last(&self) -> OpHash {
+        OpHashes::new(self.own()).last()
     }
 
     fn own(&self) -> &[AtomicU64] {
         // SAFETY: as long, aligned as the block begins at a page, and there as long as `self`; only
         // accessed by whole words once it is in use.
-        unsafe { std::slice::from_raw_parts(self.own.host().cast::<AtomicU64>(), Saying::WORDS) }
+        unsafe { std::slice::from_raw_parts(self.own.host().cast::<AtomicU64>(), OpHashes::WORDS) }
     }
 
     /// From where messages take that of this rank's call `epoch`, for the device.
     pub(super) fn own_address(&self, epoch: Epoch) -> u64 {
-        self.own.address() + Saying::offset(epoch)
+        self.own.address() + OpHashes::offset(epoch)
     }
 
     /// From where messages take the word that goes with rows, for the device.
@@ -125,8 +125,8 @@ impl CallHashes {
 
     fn look(&self) -> Option<FaultRecord> {
         let against = |peer, theirs: &AtomicU64| {
-            let theirs = Said::of_word(theirs.load(Ordering::Acquire));
-            Saying::new(self.own()).against_one(self.rank, peer, theirs)
+            let theirs = OpHash::of_word(theirs.load(Ordering::Acquire));
+            OpHashes::new(self.own()).against_one(self.rank, peer, theirs)
         };
         self.others().find_map(|(peer, node)| {
             let (poison, gathered) = self.gathered_of(node);
@@ -139,7 +139,7 @@ impl CallHashes {
     /// A rank of whose sequential call `epoch` nothing has come, and the last of which something
     /// has.
     pub(super) fn silent_in(&self, epoch: Epoch) -> Option<(Rank, Epoch)> {
-        let last = |node| Said::of_word(self.gathered_of(node).1.load(Ordering::Acquire));
+        let last = |node| OpHash::of_word(self.gathered_of(node).1.load(Ordering::Acquire));
         self.others().map(|(peer, node)| (peer, last(node))).find(|(_, said)| said.precedes(epoch)).map(|(peer, said)| (peer, said.epoch()))
     }
 

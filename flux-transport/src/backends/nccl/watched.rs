@@ -10,7 +10,7 @@ use super::progress::{Position, Progress, Standing};
 use super::hashes::CallHashes;
 use crate::TransportError;
 use crate::backends::calls::AHEAD;
-use crate::backends::drain::{FAILED, Limits, Steps, failing};
+use crate::backends::drain::{FAILED, HostSteps, Limits, failing};
 use crate::backends::fault::reason;
 use crate::backends::nvlink::FaultBlock;
 use crate::cuda::{CudaDevice, CudaError, done_by};
@@ -210,7 +210,7 @@ impl Watched {
     /// was waited for in vain after a failure is given up: who goes on with it, to rebuild say,
     /// would wait for it in the driver.
     pub(crate) fn drain(&self, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
-        let mut steps = Steps::new(self.deadline);
+        let mut steps = HostSteps::new(self.deadline);
         let drained =
             Limits::default().wait(done, || (self.has_failed().then_some(failing(self.deadline)), steps.allowed(self.position())))?;
         if drained {

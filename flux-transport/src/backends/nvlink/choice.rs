@@ -1,17 +1,14 @@
 //! Which device each rank uses.
 //!
-//! Invariant: a device's number means something in its process only, as `CUDA_VISIBLE_DEVICES` may
-//! hide and reorder devices by number or by UUID, differently in each process; whether two ranks
-//! have the same device is decided by UUIDs alone. The variable itself decides nothing: the driver
-//! says what is visible. It is only shown to whoever has set it wrong.
+//! Invariant: ordinals are valid in one process only (`CUDA_VISIBLE_DEVICES`); whether two ranks
+//! share a device is decided by UUID. The variable is only shown to users.
 
 use super::error::NvLinkError;
 use super::offer::Introduction;
 use crate::Launch;
 
-/// The number of the device that a rank is to use, of `visible` that its process sees: the one that
-/// is asked for, else the one with the rank's number on this machine. A process that is shown a
-/// single device, as some launchers do, uses that.
+/// The ordinal a rank uses, of `visible`: the one asked for, else the one with the rank's number on
+/// this machine. A process that sees one device uses it.
 pub(crate) fn ordinal(asked: Option<u32>, launch: Launch, local_rank: u32, visible: u32) -> u32 {
     let alone = launch == Launch::Processes && visible == 1;
     asked.unwrap_or(if alone { 0 } else { local_rank })
@@ -33,7 +30,7 @@ pub(super) fn distinct(rank: u32, ranks: &[Introduction]) -> Result<(), NvLinkEr
 
 #[cfg(test)]
 mod tests {
-    use super::super::offer::Identity;
+    use super::super::offer::DeviceIdentity;
     use super::*;
     use crate::cuda::DeviceUuid;
     use crate::topology::hints;
@@ -63,8 +60,14 @@ mod tests {
             let visible = visible(list);
             let ordinal = ordinal(None, Launch::Processes, local_rank, visible.len() as u32);
             let uuid = *visible.get(ordinal as usize)?;
-            let identity =
-                Identity { process: [local_rank as u8; 16], uuid, ordinal, posix_handles: true, shared_device: false, instance: false };
+            let identity = DeviceIdentity {
+                process: [local_rank as u8; 16],
+                uuid,
+                ordinal,
+                posix_handles: true,
+                shared_device: false,
+                instance: false,
+            };
             Some(Introduction { identity, visible: list.unwrap_or_default().to_owned() })
         };
         (0..).zip(lists.iter().copied()).map(rank).collect()
@@ -130,7 +133,7 @@ mod tests {
         ) {
             let identity = |(rank, &(number, shared_device)): (u8, &(u8, bool))| {
                 let process = [if one_process { 0 } else { rank }; 16];
-                let identity = Identity { process, uuid: uuid(number), ordinal: 0, posix_handles: true, shared_device, instance: false };
+                let identity = DeviceIdentity { process, uuid: uuid(number), ordinal: 0, posix_handles: true, shared_device, instance: false };
                 Introduction { identity, visible: String::new() }
             };
             let introductions: Vec<_> = (0..).zip(&ranks).map(identity).collect();

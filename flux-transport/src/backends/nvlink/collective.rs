@@ -1,14 +1,13 @@
-//! The steps that all ranks take together to share memory.
+//! The steps that ranks take together to share memory.
 //!
-//! Invariant: every rank takes every step, also after it has failed: a failure is what it says at
-//! the next step, so that all ranks end a collective alike, and none is left waiting for one that
-//! has given up.
+//! Invariant: every rank takes every step, also after it failed: it reports the failure at the next
+//! step, so all end a collective alike.
 
 use super::choice;
 use super::error::NvLinkError;
 use super::lane::Lane;
 use super::mig::{self, Mig};
-use super::offer::{Identity, Introduction, Offer};
+use super::offer::{DeviceIdentity, Introduction, Offer};
 use super::proof;
 use super::shared::Peer;
 use super::workspace::{Draft, Workspace, clear_pad};
@@ -44,8 +43,7 @@ impl<'a> Meeting<'a> {
 
     /// Tells every rank that this one has failed.
     pub(crate) fn refuse(&self, error: NvLinkError) -> NvLinkError {
-        // What the others say does not matter any more, and this rank's own error says more than
-        // their echo of it.
+        // This rank's own error says more than the others' echo of it.
         let _ = all_agree(self.steps, &Err::<&[u8], _>(&error), self.deadline);
         error
     }
@@ -59,36 +57,30 @@ impl<'a> Meeting<'a> {
     }
 }
 
-/// What ranks' devices must reach.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reach {
-    /// Each other's memory.
     Peers,
-    /// The host's memory.
     Host,
 }
 
-/// Who the ranks are, and how this one shares memory with those of its node: where not said
-/// otherwise, all.
+/// The ranks' devices, and how this one shares memory with those of its node.
 #[derive(Debug)]
-pub(crate) struct Members {
+pub(crate) struct PeerDevices {
     pub(crate) rank: u32,
-    /// This rank's device.
     pub(crate) info: DeviceInfo,
-    pub(super) identities: Vec<Identity>,
+    pub(super) identities: Vec<DeviceIdentity>,
     pub(super) handles: Handles,
-    /// Whether ranks of any node are in several processes: then all ranks take the step in which
-    /// descriptors are passed.
+    /// Whether any node has several processes: then all ranks take the step that passes
+    /// descriptors.
     passes: bool,
     /// Devices of this process's ranks of the node.
     pub(super) ordinals: Vec<u32>,
     pub(super) nodes: Nodes,
 }
 
-impl Members {
-    /// Introduces the ranks to each other and checks that their devices reach what `reach` says. No
-    /// context is made. Collective; where it fails, it fails on all ranks, which are then still in
-    /// step.
+impl PeerDevices {
+    /// Introduces the ranks and checks that their devices reach what `reach` says. Makes no
+    /// context. Collective; fails on all ranks, which stay in step.
     pub(crate) fn meet(world: &World, options: &Options, reach: Reach) -> Result<Self, NvLinkError> {
         // The same on all ranks, which are still in step.
         if let Some(peer) = world.size().ranks().find(|&peer| !world.hosts().together(world.rank(), peer)) {
@@ -108,14 +100,14 @@ impl Members {
         };
         let instance = topology::is_instance(&info.name);
         let DeviceInfo { uuid, ordinal, posix_handles, .. } = info;
-        let identity = Identity { process, uuid, ordinal, posix_handles, shared_device, instance };
+        let identity = DeviceIdentity { process, uuid, ordinal, posix_handles, shared_device, instance };
         let messages = meeting.agree(&Introduction { identity, visible: hints::visible() }.encode())?;
         let decode = |(peer, message): (u32, &Vec<u8>)| Introduction::decode(message).ok_or(NvLinkError::Message { peer });
         let ranks = match (0..).zip(&messages).map(decode).collect::<Result<Vec<_>, _>>() {
             Ok(ranks) => ranks,
             Err(error) => return Err(meeting.refuse(error)),
         };
-        let identities: Vec<Identity> = ranks.iter().map(|rank| rank.identity).collect();
+        let identities: Vec<DeviceIdentity> = ranks.iter().map(|rank| rank.identity).collect();
         let rank = world.rank().get();
         let mig = Mig::among(&identities, nodes, rank, &info);
         let met = choice::distinct(rank, &ranks).and_then(|()| Self::check(rank, info, identities, (reach, nodes)));
@@ -123,9 +115,9 @@ impl Members {
         meeting.succeed(met).map_err(|error| if reach == Reach::Host { error } else { mig.advised(error) })
     }
 
-    fn check(rank: u32, info: DeviceInfo, identities: Vec<Identity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
+    fn check(rank: u32, info: DeviceInfo, identities: Vec<DeviceIdentity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
         let own = identities[rank as usize];
-        let mates: Vec<(u32, Identity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
+        let mates: Vec<(u32, DeviceIdentity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
         if reach != Reach::Host {
             reach_peers(rank, (&info, own), &mates)?;
         }
@@ -136,7 +128,6 @@ impl Members {
         Ok(Self { rank, info, identities, handles, passes, ordinals, nodes })
     }
 
-    /// Number of ranks.
     pub(crate) fn world(&self) -> u32 {
         // At most MAX_WORLD.
         u32::try_from(self.identities.len()).unwrap_or(u32::MAX)
@@ -158,8 +149,8 @@ impl Members {
     }
 }
 
-/// Why `rank` shares no memory with `peer`, of another host. Collective: every rank finds such a
-/// peer, and all tell on which kernel they run.
+/// Why `rank` shares no memory with `peer`, of another host. Collective: all tell their kernel's
+/// boot.
 fn other_host(meeting: Meeting<'_>, rank: Rank, peer: Rank) -> NvLinkError {
     // Without the answers the ranks are on different hosts all the same.
     let boots = meeting.agree(hints::boot().as_bytes()).unwrap_or_default();
@@ -168,14 +159,14 @@ fn other_host(meeting: Meeting<'_>, rank: Rank, peer: Rank) -> NvLinkError {
 }
 
 /// Whether ranks of any node are in several processes, which all ranks answer alike.
-fn pass(identities: &[Identity], nodes: Nodes) -> bool {
-    let apart = |(rank, own): (u32, &Identity)| nodes.mates(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
+fn pass(identities: &[DeviceIdentity], nodes: Nodes) -> bool {
+    let apart =
+        |(rank, own): (u32, &DeviceIdentity)| nodes.mates(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
     (0..).zip(identities).any(apart)
 }
 
-/// Checks that this rank's device can share memory, and reaches those of the peers that this
-/// process sees.
-fn reach_peers(rank: u32, (info, own): (&DeviceInfo, Identity), mates: &[(u32, Identity)]) -> Result<(), NvLinkError> {
+/// Checks that this rank's device can share memory, and reaches its visible peers.
+fn reach_peers(rank: u32, (info, own): (&DeviceInfo, DeviceIdentity), mates: &[(u32, DeviceIdentity)]) -> Result<(), NvLinkError> {
     let unsupported = |what| CudaError::Unsupported { ordinal: info.ordinal, device: info.name.clone(), what };
     if !info.virtual_memory {
         return Err(unsupported("virtual memory management").into());
@@ -209,19 +200,18 @@ fn candidate(world: &World, options: &Options) -> Result<DeviceInfo, CudaError> 
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Wanted {
     pub(crate) size: WorkspaceSize,
-    /// Of the first call.
     pub(crate) epoch: Epoch,
     /// Whether this rank has captured calls on the workspace before.
     pub(crate) captured: bool,
 }
 
-/// Makes a workspace on every rank, maps all of a node into all of it, and proves that each can
-/// write to each. The second value says whether any rank has captured calls on its last one.
+/// Makes a workspace on every rank, maps each node's into all of it, and proves every write. The
+/// second value: whether any rank has captured calls on its last one.
 pub(crate) fn build(
     meeting: Meeting<'_>,
     device: &CudaDevice,
     lane: &Lane,
-    members: &Members,
+    members: &PeerDevices,
     wanted: Wanted,
 ) -> Result<(Workspace, bool), NvLinkError> {
     let (draft, fd) = match make(device, lane, members, wanted) {
@@ -245,7 +235,7 @@ pub(crate) fn build(
 }
 
 /// This rank's part, and a descriptor of it where there are ranks in other processes.
-fn make(device: &CudaDevice, lane: &Lane, members: &Members, wanted: Wanted) -> Result<(Draft, Option<OwnedFd>), NvLinkError> {
+fn make(device: &CudaDevice, lane: &Lane, members: &PeerDevices, wanted: Wanted) -> Result<(Draft, Option<OwnedFd>), NvLinkError> {
     let draft = Draft::new(device, lane, wanted.size, wanted.epoch, (members.handles, &members.ordinals))?;
     let fd = match members.handles {
         Handles::None => None,
@@ -267,7 +257,7 @@ fn compatible(rank: u32, offers: &[Offer]) -> Result<(), NvLinkError> {
 
 fn map(
     device: &CudaDevice,
-    members: &Members,
+    members: &PeerDevices,
     draft: &Draft,
     offers: &[Offer],
     imports: &[Vec<OwnedFd>],
@@ -294,7 +284,7 @@ fn prove(
     meeting: Meeting<'_>,
     device: &CudaDevice,
     lane: &Lane,
-    members: &Members,
+    members: &PeerDevices,
     workspace: &Workspace,
     epoch: Epoch,
 ) -> Result<(), NvLinkError> {
@@ -361,8 +351,14 @@ mod tests {
     #[test]
     fn all_ranks_take_the_step_of_descriptors_where_one_node_is_of_several_processes() {
         let uuid = cuda::DeviceUuid([0; 16]);
-        let in_process =
-            |process: u8| Identity { process: [process; 16], uuid, ordinal: 0, posix_handles: true, shared_device: true, instance: false };
+        let in_process = |process: u8| DeviceIdentity {
+            process: [process; 16],
+            uuid,
+            ordinal: 0,
+            posix_handles: true,
+            shared_device: true,
+            instance: false,
+        };
         let nodes = Nodes::new(WorldSize::new(4).unwrap(), 2).unwrap();
         let ranks = |processes: [u8; 4]| processes.map(in_process);
         assert!(!pass(&ranks([1, 1, 1, 1]), nodes) && !pass(&ranks([1, 1, 2, 2]), nodes), "threads in each node");

@@ -1,7 +1,7 @@
 //! Why ranks could not share memory, or a call could not be enqueued.
 //!
-//! Invariant: a collective step fails on all ranks or on none: the rank where it failed has its own
-//! error, the others a [`NvLinkError::Peer`] that names it and repeats its words.
+//! Invariant: a collective step fails on all ranks: the failed one has its own error, the others
+//! [`NvLinkError::Peer`] with its name and words.
 
 use crate::bootstrap::control::Disagreed;
 use crate::cuda::{CudaError, DeviceUuid};
@@ -17,110 +17,48 @@ pub enum NvLinkError {
     /// The driver refused, on this rank.
     #[error(transparent)]
     Cuda(#[from] CudaError),
-    /// Another rank failed.
     #[error("rank {peer} failed: {reason}")]
-    Peer {
-        /// The rank.
-        peer: Rank,
-        /// Its error.
-        reason: String,
-    },
+    Peer { peer: Rank, reason: String },
     /// Another rank sent what this version does not understand.
     #[error("rank {peer} sent a message that is not one of this version's")]
-    Message {
-        /// The rank.
-        peer: u32,
-    },
-    /// Ranks are on different hosts.
+    Message { peer: u32 },
     #[error(
         "memory is shared within one host only, and rank {rank} and rank {peer} are on different hosts{}",
         hints::one_machine([&boots[0], &boots[1]])
     )]
     OtherHost {
-        /// This rank.
         rank: u32,
         /// The first that is on another host.
         peer: u32,
         /// The boot of the kernel that each runs on; empty where that is not known.
         boots: [String; 2],
     },
-    /// Two ranks have one device.
     #[error("ranks {rank} and {peer} are both on device {uuid}: {}", hints::own_device([&visible[0], &visible[1]]))]
     SameDevice {
-        /// One rank.
         rank: u32,
-        /// The other.
         peer: u32,
-        /// The device.
         uuid: DeviceUuid,
         /// The `CUDA_VISIBLE_DEVICES` of each; empty where it is not set.
         visible: [String; 2],
     },
-    /// A device cannot reach another.
     #[error("rank {rank} on device {uuid} cannot access memory of rank {peer} on device {peer_uuid}: no peer access between them")]
-    NoPeerAccess {
-        /// This rank.
-        rank: u32,
-        /// Its device.
-        uuid: DeviceUuid,
-        /// The other rank.
-        peer: u32,
-        /// Its device.
-        peer_uuid: DeviceUuid,
-    },
+    NoPeerAccess { rank: u32, uuid: DeviceUuid, peer: u32, peer_uuid: DeviceUuid },
     /// The driver grants peer access, but what a peer wrote is not there.
     #[error("rank {rank} reads {seen:#010x} where rank {peer} wrote {expected:#010x}: peer access from {peer} to {rank} does not work")]
-    NotProven {
-        /// This rank, the reader.
-        rank: u32,
-        /// The writer.
-        peer: u32,
-        /// What it wrote.
-        expected: u32,
-        /// What arrived.
-        seen: u32,
-    },
+    NotProven { rank: u32, peer: u32, expected: u32, seen: u32 },
     /// The ranks do not agree on the workspace.
     #[error("rank {rank} has a workspace of {size:?} at epoch {epoch}, rank {peer} one of {peer_size:?} at epoch {peer_epoch}")]
-    Disagreement {
-        /// This rank.
-        rank: u32,
-        /// Its workspace.
-        size: WorkspaceSize,
-        /// Its next call.
-        epoch: u32,
-        /// The other rank.
-        peer: u32,
-        /// The other's workspace.
-        peer_size: WorkspaceSize,
-        /// The other's next call.
-        peer_epoch: u32,
-    },
+    Disagreement { rank: u32, size: WorkspaceSize, epoch: u32, peer: u32, peer_size: WorkspaceSize, peer_epoch: u32 },
     /// The memory of a rank of this process is gone.
     #[error("rank {peer} of this process has withdrawn its memory")]
-    Withdrawn {
-        /// The rank.
-        peer: u32,
-    },
+    Withdrawn { peer: u32 },
     /// What it says, and what a person can do about it.
     #[error("{error}; {advice}")]
-    Advised {
-        /// What went wrong.
-        error: Box<Self>,
-        /// What to do.
-        advice: String,
-    },
-    /// The control connections failed.
+    Advised { error: Box<Self>, advice: String },
     #[error(transparent)]
     Control(#[from] ControlError),
-    /// The operating system refused something.
     #[error("{what}: {source}")]
-    Io {
-        /// What was asked.
-        what: &'static str,
-        /// What it said.
-        source: std::io::Error,
-    },
+    Io { what: &'static str, source: std::io::Error },
 }
 
 impl From<Disagreed> for NvLinkError {

@@ -1,8 +1,6 @@
-//! The fault block: what a kernel's failed wait leaves for the host, and the word by which the host
-//! ends waits.
+//! The fault block: the record of a kernel's failed wait, and the abort word.
 //!
-//! Invariant: the host only loads and stores; no call into the driver is needed, so a watcher may
-//! use it while a device is stuck.
+//! Invariant: the host only loads and stores, so it works while a device is stuck.
 
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock, host_size};
 use flux_core::layout::{ABORT_OFFSET, FAULT_BYTES, FaultRecord};
@@ -19,7 +17,6 @@ impl FaultBlock {
         Ok(Self { block: PinnedBlock::new(device, host_size(FAULT_BYTES))? })
     }
 
-    /// The address for the kernel.
     pub(crate) fn address(&self) -> u64 {
         self.block.address()
     }
@@ -27,16 +24,15 @@ impl FaultBlock {
     /// The record, once a wait has failed.
     pub(crate) fn record(&self) -> Option<FaultRecord> {
         let record = self.block.host().cast::<FaultRecord>();
-        // SAFETY: the block is `FAULT_BYTES` long, page-aligned and lives as long as `self`;
-        // `state` is its first word, which the device stores with release order after the rest.
+        // SAFETY: the block is `FAULT_BYTES` long, page-aligned and lives as long as `self`; the
+        // device stores its first word, `state`, with release order after the rest.
         let state = unsafe { AtomicU32::from_ptr(&raw mut (*record).state) }.load(Ordering::Acquire);
         // SAFETY: as above; the record is plain words, complete and never written again once
         // `state` is not zero.
         (state != 0).then(|| unsafe { record.read_volatile() })
     }
 
-    /// Ends all waits of this rank's device, with a reason that is not zero. The first reason
-    /// stays.
+    /// Ends all waits of this rank's device. `reason` is not zero; the first stays.
     pub(crate) fn abort(&self, reason: u32) {
         // The device only reads this word, so a compare-and-swap among host threads is enough.
         let _ = self.word().compare_exchange(0, reason, Ordering::Release, Ordering::Relaxed);
@@ -47,7 +43,6 @@ impl FaultBlock {
         self.record().is_some() || self.aborted()
     }
 
-    /// Whether all waits were ended.
     pub(crate) fn aborted(&self) -> bool {
         self.word().load(Ordering::Acquire) != 0
     }

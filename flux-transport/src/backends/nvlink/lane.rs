@@ -1,9 +1,7 @@
-//! The side stream: work that runs beside the caller's stream, forked from it and joined to it by
-//! events.
+//! A side stream, forked from the caller's and joined to it by events.
 //!
-//! Invariant: what is put on a lane between [`Lane::fork`] and [`Lane::join`] starts after
-//! everything that was on the caller's stream at the fork, and what comes on the caller's stream
-//! after the join starts after it.
+//! Invariant: work between [`Lane::fork`] and [`Lane::join`] starts after the caller's stream at
+//! the fork; what follows the join starts after that work.
 
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 
@@ -20,18 +18,15 @@ impl Lane {
         Ok(Self { stream: SideStream::new(device)?, forked: Event::new(device)?, joined: Event::new(device)? })
     }
 
-    /// The `CUstream`.
     pub(crate) fn raw(&self) -> usize {
         self.stream.raw()
     }
 
-    /// Orders the lane after `caller`.
     pub(crate) fn fork(&self, caller: usize) -> Result<(), CudaError> {
         self.forked.record(caller)?;
         self.forked.make_wait(self.raw())
     }
 
-    /// Orders `caller` after the lane.
     pub(crate) fn join(&self, caller: usize) -> Result<(), CudaError> {
         self.joined.record(self.raw())?;
         self.joined.make_wait(caller)

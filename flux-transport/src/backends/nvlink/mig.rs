@@ -1,11 +1,10 @@
-//! What MIG has to do with it where ranks could not share memory.
+//! Explains failures to share memory by MIG.
 //!
-//! Invariant: nothing is decided by it, and nothing is asked before a step has failed for which MIG
-//! may be why: all ranks then say the same of each other, and what no rank's device tells by its
-//! name each asks NVML for its own.
+//! Invariant: nothing is decided by it, and NVML is asked only after a failure that MIG may
+//! explain, so all ranks say the same.
 
 use super::error::NvLinkError;
-use super::offer::Identity;
+use super::offer::DeviceIdentity;
 use crate::cuda::{CudaError, DeviceInfo};
 use crate::topology;
 use crate::topology::hints;
@@ -14,7 +13,6 @@ use flux_core::{Nodes, Rank};
 /// The ranks of a node, as far as MIG may keep them apart.
 #[derive(Clone, Debug)]
 pub(crate) struct Mig {
-    /// Those on instances.
     instances: Vec<u32>,
     /// This rank's device; `None` where it has no mates to reach.
     own: Option<DeviceInfo>,
@@ -22,8 +20,8 @@ pub(crate) struct Mig {
 
 impl Mig {
     /// Of all ranks those of the node of `rank`, which has the device `own`.
-    pub(super) fn among(ranks: &[Identity], nodes: Nodes, rank: u32, own: &DeviceInfo) -> Self {
-        let here = |&(peer, _): &(u32, &Identity)| nodes.together(Rank::new(rank), Rank::new(peer));
+    pub(super) fn among(ranks: &[DeviceIdentity], nodes: Nodes, rank: u32, own: &DeviceInfo) -> Self {
+        let here = |&(peer, _): &(u32, &DeviceIdentity)| nodes.together(Rank::new(rank), Rank::new(peer));
         let instances = (0..).zip(ranks).filter(here).filter(|(_, identity)| identity.instance).map(|(peer, _)| peer).collect();
         Self { instances, own: (nodes.per_node() > 1).then(|| own.clone()) }
     }
@@ -41,8 +39,7 @@ impl Mig {
     }
 }
 
-/// Why a rank has no device, with what to do where GPUs are in MIG mode: of these a process sees
-/// fewer than there are.
+/// Why a rank has no device, with advice where GPUs are in MIG mode.
 pub(super) fn without_device(error: CudaError) -> NvLinkError {
     let advice = error.is_too_few().then(topology::unseen).flatten();
     with(error.into(), advice)
@@ -76,7 +73,7 @@ mod tests {
 
     /// The second of two nodes, as one of its ranks knows it; all of the other are on instances.
     fn node(instances: &[bool]) -> Mig {
-        let identity = |&instance: &bool| Identity {
+        let identity = |&instance: &bool| DeviceIdentity {
             process: [0; 16],
             uuid: DeviceUuid([0; 16]),
             ordinal: 0,

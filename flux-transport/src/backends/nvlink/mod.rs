@@ -29,7 +29,7 @@ mod transport;
 mod workspace;
 
 pub(crate) use choice::ordinal;
-pub(crate) use collective::{Meeting, Members, Reach, Wanted, build};
+pub(crate) use collective::{Meeting, PeerDevices, Reach, Wanted, build};
 pub(crate) use fault::FaultBlock;
 pub(crate) use lane::Lane;
 pub(crate) use mover::{Addresses, by_copy_engine};

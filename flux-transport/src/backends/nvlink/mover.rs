@@ -1,12 +1,8 @@
 //! The push of an AllGather-GEMM by copy engines.
 //!
-//! Invariant: every word raised is this call's epoch, read on the device, and follows the rows that
-//! it announces; after a call that failed, whose epoch stands still, it is that one's, and peers
-//! have been told by then (`broken_offset`). The half that rows go to is the epoch's, which the
-//! host knows as long as nothing but its own calls advances the epoch, so only until a call of the
-//! communicator is captured: a replay advances the epoch unseen, and reading it back would be a
-//! synchronisation. From then on the movers of the fused kernel push, which read the epoch on the
-//! device.
+//! Invariant: every raised word is this call's epoch, read on the device, and follows its rows;
+//! after a failed call peers have been told (`broken_offset`). The buffer index comes from the
+//! host's count of calls, so this works until a capture; then the kernel's movers push.
 
 use super::lane::Lane;
 use super::plan::copies;
@@ -26,15 +22,13 @@ pub(crate) struct Addresses<'a> {
     pub(crate) size: &'a WorkspaceSize,
 }
 
-/// Enqueues these transfers of a push by copy engines on `lane`, for the call with number `epoch`.
+/// Enqueues transfers of a push on `lane`, for call `epoch`.
 ///
-/// A transfer to the own rank is a copy within one device, which the driver may make by a kernel:
-/// whoever pushes such a program here leaves it an SM, or has the fused kernel push.
+/// A transfer within one device may be a kernel of the driver: leave it an SM.
 ///
-/// # Safety
-/// The push was checked; `lane` is forked from the caller's stream; the shard's rows are mapped for
-/// `device` and stay so until the lane is joined; the addresses are those of the current workspace;
-/// the word at hand is `epoch` when the lane gets there.
+/// # Safety The push was checked; `lane` is forked from the caller's stream; the shard stays mapped
+/// until the lane is joined; the addresses are the current workspace's, whose word is `epoch` when
+/// the lane gets there.
 pub(crate) unsafe fn by_copy_engine<'a>(
     device: &CudaDevice,
     lane: &Lane,
@@ -56,8 +50,8 @@ pub(crate) unsafe fn by_copy_engine<'a>(
             // SAFETY: as above.
             unsafe { copy_rows_async(device, to, from, (rows, width), lane.raw()) }?;
         }
-        // A copy like those of the rows, which takes less time here than a stream's write of a
-        // value. SAFETY: both words are in the workspace.
+        // A copy, which is faster here than a stream's write of a value. SAFETY: both words are in
+        // the workspace.
         unsafe { copy_async(device, copy.signal, at.word, 4, lane.raw()) }?;
     }
     Ok(())

@@ -1,8 +1,7 @@
-//! What a rank tells its peers about its memory, as bytes.
+//! What a rank tells its peers about its memory.
 //!
-//! Invariant: decoding accepts exactly what [`Introduction::encode`] and [`Offer::encode`] produce,
-//! of this version; anything else is refused, never guessed at. Offsets are not sent: every rank
-//! computes them from the size, which all must have in common.
+//! Invariant: decoding accepts exactly what [`Introduction::encode`] and [`Offer::encode`] of this
+//! version give. Ranks compute offsets from the common size.
 
 use crate::backends::view::checked_bytes;
 use crate::cuda::DeviceUuid;
@@ -14,10 +13,9 @@ const MAGIC: [u8; 8] = *b"fluxnvl3";
 
 /// Who a rank is: exchanged once, at connect.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Identity {
+pub(super) struct DeviceIdentity {
     /// Random; the same for all ranks of a process and for no other.
     pub(super) process: [u8; 16],
-    /// The device.
     pub(super) uuid: DeviceUuid,
     /// The device's number in its process.
     pub(super) ordinal: u32,
@@ -32,8 +30,7 @@ pub(super) struct Identity {
 /// What a rank says of itself when the ranks meet.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Introduction {
-    /// Who it is.
-    pub(super) identity: Identity,
+    pub(super) identity: DeviceIdentity,
     /// Its `CUDA_VISIBLE_DEVICES` as [`hints::shown`], for where two ranks have one device.
     pub(super) visible: String,
 }
@@ -43,11 +40,8 @@ pub(super) struct Introduction {
 pub(super) struct Offer {
     /// Names the memory to ranks of the same process.
     pub(super) key: u64,
-    /// Bytes of the allocation.
     pub(super) bytes: u64,
-    /// What it was made for.
     pub(super) size: WorkspaceSize,
-    /// Epoch of the next call.
     pub(super) epoch: u32,
     /// Whether a graph holds addresses of the workspace before this one.
     pub(super) captured: bool,
@@ -59,14 +53,13 @@ impl Introduction {
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
-        let (identity, visible) = bytes.split_at_checked(Identity::BYTES)?;
+        let (identity, visible) = bytes.split_at_checked(DeviceIdentity::BYTES)?;
         let visible = std::str::from_utf8(visible).ok().filter(|text| hints::shown(text) == **text)?.to_owned();
-        Some(Self { identity: Identity::decode(identity)?, visible })
+        Some(Self { identity: DeviceIdentity::decode(identity)?, visible })
     }
 }
 
-impl Identity {
-    /// Bytes of the message.
+impl DeviceIdentity {
     const BYTES: usize = MAGIC.len() + 2 + 16 + 16 + 4 + 1;
 
     pub(super) fn encode(&self) -> Vec<u8> {
@@ -150,7 +143,7 @@ mod tests {
             let mut message = offer.encode();
             prop_assert_eq!(Offer::decode(&message), Some(offer));
             prop_assert_eq!(Offer::decode(&message[..cut]), None);
-            prop_assert_eq!(Identity::decode(&message), None);
+            prop_assert_eq!(DeviceIdentity::decode(&message), None);
             message.push(0);
             prop_assert_eq!(Offer::decode(&message), None);
         }
@@ -160,7 +153,7 @@ mod tests {
             process: [u8; 16], uuid: [u8; 16], ordinal: u32, flags: [bool; 3], visible: String,
         ) {
             let [posix_handles, shared_device, instance] = flags;
-            let identity = Identity { process, uuid: DeviceUuid(uuid), ordinal, posix_handles, shared_device, instance };
+            let identity = DeviceIdentity { process, uuid: DeviceUuid(uuid), ordinal, posix_handles, shared_device, instance };
             let introduction = Introduction { identity, visible: hints::shown(&visible) };
             let message = introduction.encode();
             prop_assert_eq!(Introduction::decode(&message), Some(introduction));
@@ -169,7 +162,7 @@ mod tests {
                 prop_assert_eq!(Introduction::decode(&[&message[..], more].concat()), None);
             }
             prop_assert_eq!(Introduction::decode(&message[1..]), None);
-            prop_assert_eq!(Introduction::decode(&message[..Identity::BYTES - 1]), None);
+            prop_assert_eq!(Introduction::decode(&message[..DeviceIdentity::BYTES - 1]), None);
             prop_assert_eq!(Offer::decode(&message), None);
         }
 

@@ -1,6 +1,6 @@
-//! From transfers to copies: which bytes go where.
+//! Turns transfers into copies.
 //!
-//! Invariant: a push that passed [`MoverJob::check`] yields copies inside the peers' gather buffers
+//! Invariant: a push that passed [`MoverJob::check`] gives copies inside the peers' gather buffers
 //! and pads only.
 
 use crate::MoverJob;
@@ -8,8 +8,7 @@ use flux_core::layout::signal_offset;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
 
-/// One copy: `rows` rows of `width` bytes, `from_pitch` bytes apart at `from` and `to_pitch` at
-/// `to`; then a signal.
+/// A copy of `rows` rows of `width` bytes, with the pitch of each side; then a signal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Copy {
     pub(super) to: u64,
@@ -28,8 +27,7 @@ impl Copy {
     }
 }
 
-/// The copies of these transfers of a checked push, in order, into the half of the call with number
-/// `epoch`. Transfers without rows only signal.
+/// The copies of a checked push, in order, for call `epoch`. Transfers without rows only signal.
 pub(super) fn copies<'a>(
     push: &MoverJob<'_>,
     transfers: impl Iterator<Item = &'a Transfer>,

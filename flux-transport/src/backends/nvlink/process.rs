@@ -1,13 +1,11 @@
 //! Which ranks are in one process.
 //!
-//! Invariant: two ranks have the same token exactly when they share an address space. A process
-//! number would not do: ranks may be in containers that count their processes alike.
+//! Invariant: equal tokens mean a common address space. Process ids may repeat across containers.
 
 use super::error::NvLinkError;
 use std::io;
 use std::sync::OnceLock;
 
-/// This process's token.
 pub(super) fn token() -> Result<[u8; 16], NvLinkError> {
     static TOKEN: OnceLock<[u8; 16]> = OnceLock::new();
     if let Some(token) = TOKEN.get() {

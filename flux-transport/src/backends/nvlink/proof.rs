@@ -1,34 +1,27 @@
-//! Peer access, proven by data: every rank writes a word of its own into every peer's pad, and the
-//! owner reads it.
+//! Proves peer access: every rank writes a word into every peer's pad, and the owner reads it.
 //!
-//! Invariant: the proof is the owner's reading. A writer that reads back its own word proves
-//! nothing: the word may have stayed in a buffer on the way.
+//! Invariant: only the owner's reading counts; a writer may read back a buffered word.
 
 use super::lane::Lane;
-use super::offer::Identity;
+use super::offer::DeviceIdentity;
 use super::workspace::Workspace;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, copy_async, read, write_value_async};
 use crate::topology::probe::vetoed;
 use flux_core::layout::broken_offset;
 use flux_core::rank::MAX_WORLD;
 
-/// What the word is before.
 const INITIAL: u32 = 0;
 
 /// A word that did not arrive.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Missing {
-    /// The rank that wrote.
     pub(super) peer: u32,
-    /// What it wrote.
     pub(super) expected: u32,
-    /// What is there.
     pub(super) seen: u32,
 }
 
-/// The word that `from` writes to `to`: not the same for any two pairs, and different in each life
-/// of the sender's process.
-pub(super) fn nonce(sender: &Identity, from: u32, to: u32) -> u32 {
+/// The word that `from` writes to `to`: unique for each pair and each life of the sender's process.
+pub(super) fn nonce(sender: &DeviceIdentity, from: u32, to: u32) -> u32 {
     let [a, b, c, d, ..] = sender.process;
     let pair = (from << 16 | to).wrapping_mul(0x9e37_79b1);
     let word = u32::from_le_bytes([a, b, c, d]) ^ pair;
@@ -37,15 +30,15 @@ pub(super) fn nonce(sender: &Identity, from: u32, to: u32) -> u32 {
 }
 
 /// Writes this rank's words and waits until the copies are done.
-pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, identities: &[Identity]) -> Result<(), CudaError> {
+pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, identities: &[DeviceIdentity]) -> Result<(), CudaError> {
     let staging = DeviceBlock::new(device, 4 * MAX_WORLD)?;
     let _current = device.enter()?;
     // Memory of other nodes has no address.
     for (to, pad) in at.pads().iter().enumerate().filter(|&(to, &pad)| to != rank as usize && pad != 0) {
         let from = staging.address() + 4 * to as u64;
-        // By the lane: other work of the device is not waited for. SAFETY: one of at most MAX_WORLD
-        // words of the staging block, which outlives the synchronisation below; the other is this
-        // rank's in the peer's pad.
+        // By the lane, so that other work of the device is not waited for. SAFETY: a word of the
+        // staging block, which outlives the synchronisation below, and this rank's word in the
+        // peer's pad.
         unsafe {
             write_value_async(device, from, nonce(&identities[rank as usize], rank, index(to)), lane.raw())?;
             copy_async(device, pad + broken_offset(rank), from, 4, lane.raw())?;
@@ -55,7 +48,7 @@ pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, 
 }
 
 /// Reads this rank's pad and returns the words that are not what their writers sent.
-pub(super) fn check(device: &CudaDevice, at: &Workspace, rank: u32, identities: &[Identity]) -> Result<Vec<Missing>, CudaError> {
+pub(super) fn check(device: &CudaDevice, at: &Workspace, rank: u32, identities: &[DeviceIdentity]) -> Result<Vec<Missing>, CudaError> {
     let vetoed = vetoed();
     let mut missing = Vec::new();
     for (peer, identity) in identities.iter().enumerate().filter(|&(peer, _)| peer != rank as usize && at.pads()[peer] != 0) {
@@ -73,7 +66,6 @@ pub(super) fn check(device: &CudaDevice, at: &Workspace, rank: u32, identities: 
     Ok(missing)
 }
 
-/// Worlds are small.
 fn index(rank: usize) -> u32 {
     u32::try_from(rank).unwrap_or(u32::MAX)
 }
@@ -87,8 +79,14 @@ mod tests {
     #[test]
     fn no_two_pairs_share_a_word_and_none_is_what_was_there() {
         for process in [[0; 16], [0xff; 16], [7; 16]] {
-            let sender =
-                Identity { process, uuid: DeviceUuid([0; 16]), ordinal: 0, posix_handles: true, shared_device: false, instance: false };
+            let sender = DeviceIdentity {
+                process,
+                uuid: DeviceUuid([0; 16]),
+                ordinal: 0,
+                posix_handles: true,
+                shared_device: false,
+                instance: false,
+            };
             let words: BTreeSet<u32> = (0..16).flat_map(|from| (0..16).map(move |to| nonce(&sender, from, to))).collect();
             assert_eq!(words.len(), 256);
             assert!(!words.contains(&INITIAL));

@@ -1,9 +1,7 @@
-//! Memory that ranks share: pages of one device, mapped for every rank that reads or writes them.
+//! Memory that ranks share: pages of one device, mapped for every rank that uses them.
 //!
-//! Invariant: a rank's address of a peer's memory is valid as long as the rank holds its [`Peer`]:
-//! within a process they share the one mapping and whoever drops it last unmaps it; across
-//! processes each has a mapping of its own, which keeps the pages even when their owner is gone
-//! (measured: a killed owner harms no survivor).
+//! Invariant: an address is valid as long as the rank holds its [`Peer`]. Within a process ranks
+//! share one mapping; across processes each has its own, which outlives a killed owner.
 
 use crate::cuda::keep;
 use crate::cuda::{Allocation, CudaDevice, CudaError, Handles, Mapping};
@@ -12,7 +10,6 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
-/// Memory of this rank's device.
 #[derive(Debug)]
 pub(super) struct Shared {
     key: u64,
@@ -27,7 +24,6 @@ pub(super) struct Shared {
 pub(super) enum Peer {
     /// A rank of this process: its own mapping, held.
     Local(Arc<Shared>),
-    /// A rank of another process.
     Imported(Mapping),
 }
 
@@ -41,8 +37,8 @@ fn directory() -> MutexGuard<'static, BTreeMap<u64, Weak<Shared>>> {
 }
 
 impl Shared {
-    /// Makes at least `bytes` bytes on `device`, mapped for the devices of this process with these
-    /// ordinals. Contents are undefined.
+    /// Allocates at least `bytes` bytes on `device`, mapped for these ordinals of this process.
+    /// Uninitialised.
     pub(super) fn new(device: &CudaDevice, bytes: u64, handles: Handles, ordinals: &[u32]) -> Result<Arc<Self>, CudaError> {
         let granularity = Allocation::granularity(device, handles)?;
         let Some(bytes) = crate::cuda::round_up(bytes, granularity) else {
@@ -61,7 +57,6 @@ impl Shared {
         self.key
     }
 
-    /// Bytes, rounded up.
     pub(super) fn bytes(&self) -> u64 {
         self.bytes
     }
@@ -96,8 +91,7 @@ impl Peer {
         Allocation::import(device, fd, bytes)?.map(&[device.ordinal()]).map(Self::Imported)
     }
 
-    /// Has the memory stay for the life of the process: this rank's device was given up and may yet
-    /// use it.
+    /// Leaks the memory: this rank's device was given up and may still use it.
     pub(super) fn keep(&self) {
         match self {
             Self::Local(shared) => keep(shared),
@@ -106,7 +100,6 @@ impl Peer {
         }
     }
 
-    /// The first byte.
     pub(super) fn address(&self) -> u64 {
         match self {
             Self::Local(shared) => shared.address(),

@@ -1,10 +1,10 @@
 //! The NVLink transport of one rank.
 //!
-//! Invariant: between `begin` and `finish` nothing blocks, allocates or waits for the device. The
-//! device's context is made current at every entry and the thread's own restored at the exit. The
-//! fault block is never replaced, and is used without a lock or a driver call.
+//! Invariant: between `begin` and `finish` nothing blocks, allocates or waits for the device. Every
+//! entry makes the device's context current and restores the thread's own. The fault block is never
+//! replaced.
 
-use super::collective::{Meeting, Members, Wanted, build};
+use super::collective::{Meeting, PeerDevices, Wanted, build};
 use super::error::NvLinkError;
 use super::fault::FaultBlock;
 use super::lane::Lane;
@@ -29,7 +29,7 @@ pub(crate) struct NvLink {
     // Fields drop in this order, after `Drop` has drained the device.
     state: Mutex<State>,
     fault: FaultBlock,
-    members: Members,
+    members: PeerDevices,
     deadline_ns: u64,
     drain: Drain,
     device: CudaDevice,
@@ -49,12 +49,12 @@ struct State {
 
 impl NvLink {
     /// Shares memory with the ranks that this one has met. Collective.
-    pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, NvLinkError> {
+    pub(crate) fn connect(world: &World, options: &Options, members: PeerDevices) -> Result<Self, NvLinkError> {
         let mig = members.mig();
         Self::share(world, options, members).map_err(|error| mig.advised(error))
     }
 
-    fn share(world: &World, options: &Options, members: Members) -> Result<Self, NvLinkError> {
+    fn share(world: &World, options: &Options, members: PeerDevices) -> Result<Self, NvLinkError> {
         let meeting = Meeting::of(world, options);
         let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))?;
         let epoch = options.first_epoch;
@@ -124,8 +124,7 @@ impl Transport for NvLink {
             drop(old);
         }
         state.calls.go_on_at(epoch);
-        // Unmapping may wait for devices, so it is done on all ranks before any rank's next call
-        // waits for this one.
+        // Unmapping may wait for devices, so all ranks do it before any rank's next call.
         Ok(meeting.succeed(Ok(()))?)
     }
 
@@ -176,10 +175,10 @@ impl Transport for NvLink {
         let epoch = calls.epoch();
         let addresses = Addresses { data: at.data(), pads: at.pads(), word: at.control() + control::EPOCH, size: at.size() };
         // SAFETY: checked and forked above; the caller promises the rows; nothing was captured, so
-        // the host's count of calls is the device's epoch.
+        // the host's count is the device's epoch.
         unsafe { by_copy_engine(&self.device, lane, push, push.transfers.iter(), addresses, epoch) }?;
-        // Not a copy: within one device the driver may copy by a kernel, and the fused kernel that
-        // awaits this word may hold every SM. SAFETY: the word is in the control block.
+        // Not a copy: within one device that may be a kernel, and the fused kernel may hold every
+        // SM. SAFETY: the word is in the control block.
         Ok(unsafe { write_value_async(&self.device, at.control() + control::PUSHED, epoch.get(), lane.raw()) }?)
     }
 
@@ -208,8 +207,7 @@ impl Transport for NvLink {
 
 impl Drop for NvLink {
     fn drop(&mut self) {
-        // Nothing may be unmapped while a kernel or a copy of this rank still uses it; the peers
-        // hold what theirs use.
+        // Nothing is unmapped while this rank uses it; peers hold what theirs use.
         self.drain.leave(self.members.rank, || self.fault.has_failed());
     }
 }

@@ -1,8 +1,7 @@
 //! One generation of a rank's workspace: its own memory, its peers', and its control block.
 //!
-//! Invariant: a generation is complete in itself, with its own epoch, pads and control block. When
-//! a communicator grows it makes a new one and starts it where the old one stood; a graph that was
-//! captured on the old one replays on it as long as it is kept.
+//! Invariant: a generation is complete in itself. A growing communicator makes a new one that
+//! continues the epoch; graphs captured on the old one replay as long as it is kept.
 
 use super::lane::Lane;
 use super::offer::Offer;
@@ -24,7 +23,6 @@ pub(super) struct Draft {
     epoch: Epoch,
 }
 
-/// A generation in use.
 #[derive(Debug)]
 pub(crate) struct Workspace {
     size: WorkspaceSize,
@@ -37,8 +35,8 @@ pub(crate) struct Workspace {
 
 impl Draft {
     /// Makes and initialises this rank's part: signals and `pushed` hold the epoch before `epoch`,
-    /// the control block's epoch is `epoch`, everything else on pad and control block is 0. The
-    /// data region is left as it is: nobody reads what was not written in the same call.
+    /// the control block's epoch is `epoch`, other words of pad and control block are 0. The data
+    /// region stays undefined.
     pub(super) fn new(
         device: &CudaDevice,
         lane: &Lane,
@@ -71,7 +69,6 @@ impl Draft {
         clear_pad(device, lane, self.shared.address() + self.size.data_bytes(), &self.size, self.epoch)
     }
 
-    /// What to tell the peers.
     pub(super) fn offer(&self, captured: bool) -> Offer {
         Offer { key: self.shared.key(), bytes: self.shared.bytes(), size: self.size, epoch: self.epoch.get(), captured }
     }
@@ -95,13 +92,11 @@ impl Draft {
     }
 }
 
-/// Gives every word of a pad the value that it has before the first call, `epoch`, and waits until
-/// that is done.
+/// Sets every word of a pad to its value before the first call, `epoch`, and waits for that.
 pub(super) fn clear_pad(device: &CudaDevice, lane: &Lane, pad: u64, size: &WorkspaceSize, epoch: Epoch) -> Result<(), CudaError> {
     let _current = device.enter()?;
     let signals = host_size((pad_bytes(size.signals) - BROKEN_BYTES) / 4);
-    // SAFETY: the pad of this size lies behind the data region of an allocation that was made for
-    // both (`checked_bytes`).
+    // SAFETY: the pad lies behind the data region of an allocation made for both (`checked_bytes`).
     unsafe {
         fill_words(device, pad, 0, host_size(BROKEN_BYTES / 4), lane.raw())?;
         fill_words(device, pad + BROKEN_BYTES, epoch.before(1).get(), signals, lane.raw())?;
@@ -133,7 +128,6 @@ impl Workspace {
         &self.pads
     }
 
-    /// Address of the control block.
     pub(crate) fn control(&self) -> u64 {
         self.control.address()
     }

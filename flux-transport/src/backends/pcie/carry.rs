@@ -1,12 +1,9 @@
-//! One call's way through the host, enqueued.
+//! Enqueues one call's way through host memory.
 //!
-//! Invariant: a signal of the own pad, and a flag of the own region, is this call's epoch and
-//! follows what it announces. The stream that sends waits for this rank's kernel only, so what
-//! peers wait for comes whatever they do; the stream that receives waits for peers' sending
-//! streams. The half of host memory that a call writes was last read in the call before the last,
-//! which every peer has ended: it has begun the last one, or this rank would not have ended that.
-//! Where it has given up that one, a peer may not have; and rows that come from what a failed call
-//! wrote are worthless. Whoever reads such rows finds the kernel's poison before them.
+//! Invariant: a signal or flag is this call's epoch and follows its data. The sending stream waits
+//! for this rank's kernel only; the receiving stream waits for peers' sending streams. The buffer
+//! that a call writes was last read in the call before the last, which every peer has ended, unless
+//! it failed: then the kernel's poison comes first.
 
 use super::layout::POISONED;
 use super::workspace::Workspace;
@@ -17,16 +14,13 @@ use flux_core::layout::{control, signal_offset};
 use flux_core::program::route::{Block, Incoming, Origin, Parcel};
 use flux_core::signal::Epoch;
 
-/// Where a call's copies go.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Streams<'a> {
     pub(super) device: &'a CudaDevice,
     pub(super) at: &'a Workspace,
     pub(super) rank: u32,
     pub(super) epoch: Epoch,
-    /// Device to host.
     pub(super) out: &'a Lane,
-    /// Host to device.
     pub(super) back: &'a Lane,
 }
 
@@ -36,13 +30,12 @@ fn empty(block: &Block) -> bool {
 }
 
 impl Streams<'_> {
-    /// Enqueues the whole call: what is sent first, so that no stream that peers depend on is ever
-    /// behind one that depends on them.
+    /// Enqueues the whole call, sends first, so that no stream that peers depend on is behind one
+    /// that depends on them.
     ///
-    /// # Safety
-    /// The route was checked against the workspace; both lanes are forked from the caller's stream,
-    /// and the shard's rows stay until they are joined; the watch knows of the call; the device's
-    /// context is current.
+    /// # Safety The route was checked; both lanes are forked from the caller's stream, and the
+    /// shard's rows stay until they are joined; the watch knows of the call; the device's context
+    /// is current.
     pub(super) unsafe fn carry(&self, carry: &Carry<'_>) -> Result<(), CudaError> {
         // What a kernel stores comes only when that has raised a flag.
         if carry.route.outgoing().iter().any(|parcel| matches!(parcel.origin, Origin::Shard { .. })) {

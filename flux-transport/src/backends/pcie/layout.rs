@@ -13,7 +13,7 @@
 //! says so. One call's use of a half is over on all ranks before the next but one begins
 //! (`flux_core::signal`), whichever each is.
 
-use crate::backends::calls::Saying;
+use crate::backends::calls::OpHashes;
 use flux_core::layout::{LINE, WorkspaceSize, pad_bytes};
 
 /// The offsets of a region for a world and a workspace.
@@ -27,27 +27,25 @@ pub(super) struct Layout {
 /// Where the owner says that it has given up: 0, or the reason.
 pub(super) const BROKEN: u64 = 0;
 
-/// Where the owner's stream leaves what its kernels have in the poison of the control block: 0, or
-/// a wait has failed. A thread that says so by [`BROKEN`] may be stopped, with its process, while
-/// streams go on.
+/// Where the owner's stream copies its kernels' poison word: 0, or a wait has failed. A stopped
+/// process's streams still run.
 pub(super) const POISONED: u64 = BROKEN + 4;
 
 /// Where the owner's streams show, when the ranks connect, what they can do. No call uses it.
 pub(super) const PROOF: u64 = LINE;
 
 /// Where the owner's host says which ops its last calls were of.
-pub(super) const SAID: u64 = 2 * LINE;
+pub(super) const OP_HASHES: u64 = 2 * LINE;
 
 /// The flags of the first reader.
-const FLAGS: u64 = SAID + (8 * Saying::WORDS as u64).next_multiple_of(LINE);
+const FLAGS: u64 = OP_HASHES + (8 * OpHashes::WORDS as u64).next_multiple_of(LINE);
 
 impl Layout {
     pub(super) fn new(world: u32, size: &WorkspaceSize) -> Self {
         Self { world, signals: size.signals, half_stride: size.half_stride() }
     }
 
-    /// The last call in which the owner has made the parcel readable that raises `signal` at
-    /// `reader`.
+    /// The last call in which the owner published the parcel that raises `signal` at `reader`.
     pub(super) fn flag(&self, reader: u32, signal: u32) -> u64 {
         self.flags(reader) + 4 * u64::from(signal)
     }
@@ -76,7 +74,6 @@ impl Layout {
         (self.pad() + pad_bytes(self.signals)).next_multiple_of(WorkspaceSize::ALIGN)
     }
 
-    /// Bytes in all.
     pub(super) fn bytes(&self) -> Option<u64> {
         self.half_stride.checked_mul(2)?.checked_add(self.words_bytes())
     }
@@ -94,14 +91,14 @@ mod tests {
             let size = WorkspaceSize { half_bytes, signals, counters: 0 };
             let layout = Layout::new(world, &size);
             let mut words = BTreeSet::from([BROKEN, POISONED, PROOF]);
-            words.extend((SAID..SAID + 8 * Saying::WORDS as u64).step_by(4));
+            words.extend((OP_HASHES..OP_HASHES + 8 * OpHashes::WORDS as u64).step_by(4));
             for rank in 0..world {
                 for signal in 0..signals {
                     prop_assert!(words.insert(layout.flag(rank, signal)));
                 }
             }
             words.extend((layout.pad()..layout.pad() + pad_bytes(signals)).step_by(4));
-            prop_assert_eq!(words.len() as u64, 3 + 2 * Saying::WORDS as u64 + u64::from(world * signals) + pad_bytes(signals) / 4);
+            prop_assert_eq!(words.len() as u64, 3 + 2 * OpHashes::WORDS as u64 + u64::from(world * signals) + pad_bytes(signals) / 4);
             prop_assert!(words.iter().all(|word| word % 4 == 0 && word + 4 <= layout.words_bytes()));
             prop_assert!(layout.half(0) >= layout.words_bytes() && layout.half(1) >= layout.half(0) + half_bytes);
             prop_assert!(layout.bytes().is_some_and(|bytes| bytes >= layout.half(1) + half_bytes));

@@ -5,14 +5,12 @@
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 
-/// One rank's memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Offer {
     /// Under which ranks of its process find its region; of another its descriptor counts.
     pub(super) key: u64,
     /// What the region was made for.
     pub(super) size: WorkspaceSize,
-    /// Of its next call.
     pub(super) epoch: Epoch,
 }
 

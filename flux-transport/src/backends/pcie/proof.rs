@@ -1,7 +1,7 @@
-//! That side streams can do what a call asks of them, shown once when ranks connect.
+//! Proves once, at connecting, that side streams can do what a call needs.
 //!
-//! Invariant: after the proof every word is what it was before. What a driver sets up at the first
-//! use of an operation is set up here, while no kernel waits.
+//! Invariant: afterwards every word is unchanged, and the driver has set up each operation while no
+//! kernel waits.
 
 use super::layout::PROOF;
 use super::workspace::Workspace;
@@ -11,8 +11,8 @@ use flux_core::layout::broken_offset;
 use flux_core::signal::Epoch;
 use std::sync::atomic::Ordering;
 
-/// Takes a word of the own pad to the own region, raises a flag behind it, waits for the flag and
-/// takes the word back.
+/// Copies a word of the own pad to the own region, raises a flag behind it, waits for the flag and
+/// copies the word back.
 pub(super) fn prove(device: &CudaDevice, (out, back): (&Lane, &Lane), at: &Workspace, rank: u32, epoch: Epoch) -> Result<(), CudaError> {
     let initial = epoch.before(1).get();
     let region = at.host_region(rank);

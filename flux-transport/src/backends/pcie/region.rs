@@ -1,14 +1,12 @@
-//! A rank's shared region: host memory through which all goes that it sends or is sent, pinned and
-//! mapped in every process that has a rank.
+//! A rank's shared region of pinned host memory, through which all its traffic goes.
 //!
-//! Invariant: a rank's region is mapped and registered once in its own process, for all ranks
-//! there, and in another once for each rank there that opens it; whoever holds a region may use its
-//! addresses. Its pages are on the node of the owner's device where the system allows it: all GPUs
-//! of a host writing at once are slower than all reading.
+//! Invariant: a region is mapped and registered once in its own process, and once for each rank of
+//! another that opens it. Its pages are near the owner's device if possible: on a host all GPUs
+//! write slower than they read.
 
-use super::layout::{Layout, POISONED, SAID};
+use super::layout::{Layout, OP_HASHES, POISONED};
 use crate::TransportError;
-use crate::backends::calls::Saying;
+use crate::backends::calls::OpHashes;
 use crate::backends::host::file::{self, MappedFile};
 use crate::cuda::{CudaDevice, CudaError, Registration, host_size, near};
 use flux_core::layout::BROKEN_BYTES;
@@ -19,19 +17,19 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 /// A region, as this process has it.
 #[derive(Debug)]
-pub(super) struct Region {
+pub(super) struct PinnedRegion {
     key: u64,
     pinned: Registration<MappedFile>,
     pub(super) layout: Layout,
 }
 
 // By which ranks of one process find each other's regions; an entry goes with its region.
-static DIRECTORY: Mutex<BTreeMap<u64, Weak<Region>>> = Mutex::new(BTreeMap::new());
+static DIRECTORY: Mutex<BTreeMap<u64, Weak<PinnedRegion>>> = Mutex::new(BTreeMap::new());
 static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
 
-impl Region {
-    /// Takes memory for the region of a rank on `device`, with all its words at `initial`, and the
-    /// descriptor that makes it another process's too.
+impl PinnedRegion {
+    /// Takes memory for the region of a rank on `device`, all words at `initial`, and its
+    /// descriptor for other processes.
     pub(super) fn create(device: &CudaDevice, layout: Layout, initial: u32) -> Result<(Arc<Self>, OwnedFd), TransportError> {
         let what = "pinned memory of the host";
         let bytes = layout.bytes().ok_or(TransportError::OutOfMemory { what, bytes: u64::MAX })?;
@@ -54,10 +52,9 @@ impl Region {
         DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).get(&key).and_then(Weak::upgrade)
     }
 
-    /// The region of a rank of another process, by its descriptor.
+    /// Opens the region of a rank of another process.
     ///
-    /// # Errors
-    /// In words, what is wrong with it.
+    /// # Errors In words.
     pub(super) fn open(device: &CudaDevice, file: BorrowedFd<'_>, layout: Layout) -> Result<Arc<Self>, String> {
         let bytes = layout.bytes().ok_or_else(|| "its memory is larger than there can be".to_owned())?;
         let map = MappedFile::map(file, bytes)?;
@@ -80,17 +77,16 @@ impl Region {
         self.pinned.memory().address()
     }
 
-    /// The first byte, for `device`.
     pub(super) fn address(&self, device: &CudaDevice) -> Result<u64, CudaError> {
         self.pinned.address(device)
     }
 
     /// What the owner's host says of its calls.
-    pub(super) fn saying(&self) -> Saying<'_> {
-        let first = std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + SAID));
-        // SAFETY: in bounds by the layout, aligned to a line, and mapped as long as `self`; once a
-        // region is in use these bytes are accessed by these words only.
-        Saying::new(unsafe { std::slice::from_raw_parts(first, Saying::WORDS) })
+    pub(super) fn op_hashes(&self) -> OpHashes<'_> {
+        let first = std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + OP_HASHES));
+        // SAFETY: in bounds by the layout, aligned to a line, mapped as long as `self`; these bytes
+        // are accessed by these words only.
+        OpHashes::new(unsafe { std::slice::from_raw_parts(first, OpHashes::WORDS) })
     }
 
     /// The word at `offset`, which is one of the layout's.
@@ -103,7 +99,7 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Drop for PinnedRegion {
     fn drop(&mut self) {
         if self.key != 0 {
             DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);

@@ -1,10 +1,8 @@
 //! The host-staged transport of one rank.
 //!
-//! Invariant: a call's data is carried by [`Transport::carry`], enqueued between `begin` and
-//! `finish`, or its kernel was given the regions by [`Transport::scatter`]; nothing there waits for
-//! the device unless its queues are full, and then only for what earlier calls, or sending streams,
-//! do. Calls are not captured: the half of host memory that copies use would be frozen in the
-//! graph.
+//! Invariant: [`Transport::carry`] enqueues a call's data between `begin` and `finish`, or
+//! [`Transport::scatter`] gives its kernel the regions. The host waits only for full queues. Calls
+//! are not captured: a graph would freeze the buffer index.
 
 use super::carry::Streams;
 use super::proof::prove;
@@ -13,7 +11,7 @@ use super::workspace::Workspace;
 use crate::backends::Transport;
 use crate::backends::calls::{Calls, Captures, Refreshed};
 use crate::backends::drain::Drain;
-use crate::backends::nvlink::{FaultBlock, Lane, Meeting, Members, NvLinkError};
+use crate::backends::nvlink::{FaultBlock, Lane, Meeting, NvLinkError, PeerDevices};
 use crate::backends::view::nanoseconds;
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
@@ -30,11 +28,10 @@ use std::time::Instant;
 /// One rank's device, memory and side streams.
 #[derive(Debug)]
 pub(crate) struct Pcie {
-    // Fields drop in this order, after `Drop` has drained the device: the watch ends waits until
-    // then.
+    // Drop order, after `Drop` has drained the device: the watch ends waits until then.
     watch: Watch,
     state: Mutex<State>,
-    members: Members,
+    members: PeerDevices,
     deadline_ns: u64,
     drain: Drain,
     device: CudaDevice,
@@ -48,8 +45,7 @@ struct State {
     calls: Calls,
     current: Workspace,
     refreshed: Refreshed,
-    /// For executors beside which copy engines carry all, and for those that scatter rows
-    /// themselves.
+    /// For executors beside copy engines, and for those that scatter rows themselves.
     view: Arc<WorkspaceView>,
     scattering: Arc<WorkspaceView>,
     /// Whether the call in progress is one of the latter.
@@ -61,7 +57,7 @@ const NO_GRAPHS: &str = "the half of host memory that its copies use would be fr
 
 impl Pcie {
     /// Connects ranks that have met. Collective.
-    pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
+    pub(crate) fn connect(world: &World, options: &Options, members: PeerDevices) -> Result<Self, ConnectError> {
         let meeting = Meeting::of(world, options);
         let unusable = |error: NvLinkError| error.of(Select::Pcie);
         let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from)).map_err(unusable)?;
@@ -84,8 +80,7 @@ impl Pcie {
         Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, drain, device, place })
     }
 
-    /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline, and what
-    /// streams wait for a moment later.
+    /// Waits for this rank's calls. Kernels' waits end by the deadline, streams' a moment later.
     fn drained(&self) -> Result<(), TransportError> {
         self.drain.wait(|| self.watch.fault().has_failed())
     }
@@ -133,9 +128,8 @@ impl Transport for Pcie {
         self.watch.replace(Arc::clone(grown.words()));
         (state.current, state.refreshed) = (grown, Refreshed::new(epoch));
         state.calls.go_on_at(epoch);
-        // The old memory is gone by now, on every rank after this step. Unpinning waits for all
-        // devices of the process, so it may not come beside a peer's next call, which waits for
-        // this rank.
+        // The old memory is gone on every rank. Unpinning waits for all devices of the process, so
+        // it must not come beside a peer's next call.
         Ok(meeting.succeed(Ok(()))?)
     }
 
@@ -146,8 +140,7 @@ impl Transport for Pcie {
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {
         let State { out, back, calls, current, refreshed, .. } = &mut *locked(&self.state);
         let epoch = calls.epoch();
-        // Here, not where the call is carried: that comes after the kernel's launch, which it runs
-        // beside.
+        // Here, not in `carry`, which comes after the kernel's launch.
         calls.begin(stream, |caller| {
             refreshed.keep(epoch, |before| current.refresh(&self.device, before, caller))?;
             out.fork(caller)?;
@@ -173,8 +166,8 @@ impl Transport for Pcie {
         self.watch.begin(epoch.get());
         current.words().say(epoch, carry.op);
         let streams = Streams { device: &self.device, at: current, rank, epoch, out, back };
-        // SAFETY: checked above, forked at the call's begin; the caller promises the rows; no call
-        // is captured, so the host's count of calls is the device's epoch.
+        // SAFETY: checked above, forked at begin; the caller promises the rows; no call is
+        // captured, so the host's count is the device's epoch.
         Ok(unsafe { streams.carry(carry) }?)
     }
 
@@ -195,11 +188,11 @@ impl Transport for Pcie {
         let _current = self.device.enter()?;
         calls.abandon(stream, |caller| {
             let done = scattered.then(|| current.finished(epoch));
-            // SAFETY: the device's context is current; the word is in the pinned block of the
-            // generation, which lives until the device is drained.
+            // SAFETY: the device's context is current; the word is in the generation's pinned
+            // block, which lives until the device is drained.
             let told = unsafe { words_async(&self.device, done, back.raw()) };
-            // Both: where a call could not be carried to its end `back` may not be ordered after
-            // `out`, which reads the caller's rows.
+            // Both: after a failed carry `back` may not be ordered after `out`, which reads the
+            // caller's rows.
             out.join(caller).and(back.join(caller)).and(told)
         })
     }
@@ -211,11 +204,10 @@ impl Transport for Pcie {
             if !scattered {
                 return back.join(caller);
             }
-            // The caller's stream goes on meanwhile: it is behind the kernel, which has heard from
-            // all peers.
+            // The caller's stream goes on: it is behind the kernel, which has waited for all peers.
             back.fork(caller)?;
-            // SAFETY: the word is in the pinned block of the generation, which lives until the
-            // device is drained.
+            // SAFETY: the word is in the generation's pinned block, which lives until the device is
+            // drained.
             unsafe { words_async(&self.device, [current.finished(epoch)], back.raw()) }
         })
     }
@@ -235,8 +227,7 @@ impl Transport for Pcie {
 
 impl Drop for Pcie {
     fn drop(&mut self) {
-        // Nothing may be unmapped while a kernel or a copy of this rank still uses it; the peers
-        // hold what theirs use.
+        // Nothing is unmapped while this rank uses it; peers hold what theirs use.
         self.drain.leave(self.members.rank, || self.watch.fault().has_failed());
     }
 }

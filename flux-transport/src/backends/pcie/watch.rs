@@ -1,9 +1,8 @@
-//! The thread that ends what side streams wait for, once this rank's calls can no longer succeed.
+//! The thread that releases side streams once this rank's calls can no longer succeed.
 //!
-//! Invariant: streams of a call wait at most as long as its kernel does, and a little longer. A
-//! kernel ends by data, by its deadline or by the abort word; where it did not end by data it has
-//! left a record, or the abort word is set, and this thread sees either while the streams are not
-//! done.
+//! Invariant: streams of a call wait little longer than its kernel, which ends by data, deadline or
+//! abort word. A failed kernel leaves a record or finds the abort word set, and this thread sees
+//! either.
 
 use super::words::Words;
 use crate::backends::fault::reason;
@@ -32,15 +31,13 @@ struct Shared {
     stop: AtomicBool,
 }
 
-/// The last call that was found at its end when no peer had given up: what came in it and in those
-/// before is whole.
+/// The last call at whose end no peer had given up: its data, and all before, is whole.
 #[derive(Debug)]
 struct Clean(AtomicU32);
 
 impl Clean {
-    /// What a look at the peers finds. It is due where a call has ended since the last one, which
-    /// may be with what a peer let go of, and where none is under way. In a call that is, a wait of
-    /// this rank's may yet fail, and knows better who is late.
+    /// Looks at the peers if a call has ended since the last look, or none is under way. During a
+    /// call, an own wait may still fail, and knows better who is late.
     fn look(&self, finished: u32, begun: u32, of_a_peer: impl FnOnce() -> Option<FaultRecord>) -> Option<FaultRecord> {
         if finished == self.0.load(Ordering::Acquire) && finished != begun {
             return None;
@@ -79,8 +76,7 @@ impl Shared {
         let _ = self.reason.compare_exchange(0, reason, Ordering::AcqRel, Ordering::Relaxed);
     }
 
-    /// A peer that is in another op, if one was found before anything else was wrong. It ends all
-    /// waits of this rank.
+    /// A peer in another op, if that was found first. It ends all waits of this rank.
     fn disagreement(&self, words: &Words) -> Option<FaultRecord> {
         if self.disagreed.get().is_none() && self.reason() == 0 {
             let record = words.disagreement()?;
@@ -135,8 +131,8 @@ impl Watch {
         self.wake();
     }
 
-    /// What is wrong with this rank's calls: a peer in another op, what a wait of its kernels' has
-    /// left, or a peer that gave up before they came to their end, as far as they have.
+    /// What is wrong with this rank's calls: a peer in another op, an own failed wait, or a peer
+    /// that gave up before their end.
     pub(super) fn record(&self) -> Option<FaultRecord> {
         let words = self.shared.words();
         self.shared.disagreement(&words).or_else(|| self.shared.fault.record()).or_else(|| self.fault_of_a_peer(&words))
@@ -154,7 +150,6 @@ impl Watch {
         *self.shared.words() = words;
     }
 
-    /// This rank's fault block.
     pub(super) fn fault(&self) -> &FaultBlock {
         &self.shared.fault
     }

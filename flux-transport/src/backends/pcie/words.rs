@@ -1,14 +1,12 @@
-//! The words of host memory that this rank's streams wait for, and those by which ranks tell each
-//! other that they have given up.
+//! Words in host memory: those that this rank's streams wait for, and those by which ranks say that
+//! they gave up.
 //!
-//! Invariant: a rank that lets its own streams run on without what they waited for has said
-//! `broken` before, and a stream that brings a shard, over what a peer may still read or worthless
-//! itself where a kernel before has given up, has left the kernel's poison before. What they carry
-//! then is worthless, and whoever received it finds the word when it looks, as it does before it
-//! takes a call for finished.
+//! Invariant: a rank sets `broken` before it releases its own streams, and a stream copies the
+//! kernel's poison before a shard. Whoever received worthless data finds either word before it
+//! takes the call for finished.
 
 use super::layout::{BROKEN, POISONED};
-use super::region::Region;
+use super::region::PinnedRegion;
 use crate::backends::calls::AHEAD;
 use crate::backends::fault::reason;
 use crate::cuda::{PinnedBlock, host_size};
@@ -18,8 +16,7 @@ use flux_core::signal::Epoch;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-/// What a stream's comparison finds, as the driver defines it: the word is `value` or ahead of it,
-/// modulo 2^32.
+/// The driver's comparison: the word is `value` or ahead of it, modulo 2^32.
 #[cfg(test)]
 pub(super) fn reached(word: u32, value: u32) -> bool {
     word.wrapping_sub(value).cast_signed() >= 0
@@ -33,21 +30,19 @@ pub(super) fn ending(last: u32) -> u32 {
 /// Why a rank has given up, by its two words; 0 where it has not.
 fn reason_of(broken: u32, poisoned: u32) -> u32 {
     match (broken, poisoned) {
-        // The kernel's word says no more. Where its host is stopped it gave up by itself; one that
-        // told it to give up, or finds why it has, says so a moment later.
+        // The kernel's word has no reason. A running host adds it a moment later.
         (0, 1..) => reason::TIMED_OUT,
         (reason, _) => reason,
     }
 }
 
-/// One generation's words.
 #[derive(Debug)]
 pub(super) struct Words {
     rank: u32,
     signals: u32,
-    regions: Vec<Arc<Region>>,
-    /// A pad for each rank, which the own kernel raises signals on in place of that rank's; then
-    /// the word that says how far the side streams are.
+    regions: Vec<Arc<PinnedRegion>>,
+    /// A pad for each rank, for the signals that the own kernel raises in its place; then the word
+    /// that counts calls done.
     local: PinnedBlock,
 }
 
@@ -57,9 +52,9 @@ impl Words {
         world as u64 * pad_bytes(signals) + 4
     }
 
-    /// Takes the regions of all ranks and a block of [`local_bytes`](Self::local_bytes), and sets
-    /// all its words to `initial`.
-    pub(super) fn new(rank: u32, signals: u32, regions: Vec<Arc<Region>>, local: PinnedBlock, initial: u32) -> Self {
+    /// Takes all ranks' regions and a block of [`local_bytes`](Self::local_bytes), all words at
+    /// `initial`.
+    pub(super) fn new(rank: u32, signals: u32, regions: Vec<Arc<PinnedRegion>>, local: PinnedBlock, initial: u32) -> Self {
         let words = Self { rank, signals, regions, local };
         for offset in (0..Self::local_bytes(words.regions.len(), signals)).step_by(4) {
             words.local_word(offset).store(initial, Ordering::Relaxed);
@@ -69,13 +64,12 @@ impl Words {
 
     fn local_word(&self, offset: u64) -> &AtomicU32 {
         assert!(host_size(offset) < self.local.bytes(), "{offset} is no offset of a word");
-        // SAFETY: in bounds, aligned, and there as long as `self`; every access to these bytes is
-        // by whole words.
+        // SAFETY: in bounds, aligned, there as long as `self`; these bytes are accessed by whole
+        // words.
         unsafe { AtomicU32::from_ptr(self.local.host().byte_add(host_size(offset)).cast()) }
     }
 
-    /// The regions, by rank.
-    pub(super) fn regions(&self) -> &[Arc<Region>] {
+    pub(super) fn regions(&self) -> &[Arc<PinnedRegion>] {
         &self.regions
     }
 
@@ -103,7 +97,7 @@ impl Words {
         self.local_word(self.finished_offset()).load(Ordering::Acquire)
     }
 
-    fn peers(&self) -> impl Iterator<Item = (u32, &Region)> {
+    fn peers(&self) -> impl Iterator<Item = (u32, &PinnedRegion)> {
         (0..).zip(&self.regions).filter(|&(peer, _)| peer != self.rank).map(|(peer, region)| (peer, &**region))
     }
 
@@ -113,9 +107,8 @@ impl Words {
         let _ = word.compare_exchange(0, reason, Ordering::SeqCst, Ordering::Relaxed);
     }
 
-    /// Ends what streams of this rank wait for, up to call `last`; after
-    /// [`give_up`](Self::give_up). A peer that still runs may set a word back to an earlier call,
-    /// so this is done until the streams are through.
+    /// Releases waits of this rank's streams up to call `last`, after [`give_up`](Self::give_up).
+    /// Repeated until the streams are through, as a running peer may set a word back.
     pub(super) fn end_waits(&self, last: u32) {
         let value = ending(last);
         for (peer, _) in self.peers() {
@@ -130,23 +123,21 @@ impl Words {
         }
     }
 
-    /// Says which op this rank's call `epoch` is of, before anything of it is enqueued that reaches
-    /// a peer.
+    /// Publishes the op of call `epoch`, before anything of it that reaches a peer.
     pub(super) fn say(&self, epoch: Epoch, op: u32) {
-        self.regions[self.rank as usize].saying().say(epoch, op);
+        self.regions[self.rank as usize].op_hashes().say(epoch, op);
     }
 
     /// A peer whose calls are not of the ops that this rank's are of.
     pub(super) fn disagreement(&self) -> Option<FaultRecord> {
-        let (rank, own) = (Rank::new(self.rank), self.regions[self.rank as usize].saying());
-        self.peers().find_map(|(peer, region)| own.against(rank, Rank::new(peer), region.saying()))
+        let (rank, own) = (Rank::new(self.rank), self.regions[self.rank as usize].op_hashes());
+        self.peers().find_map(|(peer, region)| own.against(rank, Rank::new(peer), region.op_hashes()))
     }
 
-    /// What is wrong with calls that have come to their end without a fault of this rank's: a peer
-    /// that gave up before, and so may have sent anything.
+    /// A peer that gave up before calls ended without an own fault: it may have sent anything.
     pub(super) fn fault_of_a_peer(&self) -> Option<FaultRecord> {
-        let said = |region: &Region, word| region.word(word).load(Ordering::SeqCst);
-        let broken = |(peer, region): (u32, &Region)| match reason_of(said(region, BROKEN), said(region, POISONED)) {
+        let said = |region: &PinnedRegion, word| region.word(word).load(Ordering::SeqCst);
+        let broken = |(peer, region): (u32, &PinnedRegion)| match reason_of(said(region, BROKEN), said(region, POISONED)) {
             0 => None,
             abort => Some(FaultRecord { state: 1, code: fault::ABORTED, rank: peer, peer, abort, ..FaultRecord::default() }),
         };

@@ -1,16 +1,15 @@
-//! One generation of a rank's workspace: its own memory on its device, and all ranks' shared
-//! regions.
+//! One generation of a rank's workspace: its device memory, and all ranks' shared regions.
 //!
-//! Invariant: nothing on a device is mapped for another. What the kernel takes for peers' memory is
-//! this rank's own: for their data regions its outbox, for their pads pads of the host that only
-//! its own streams read. A kernel that scatters rows takes their regions of the host for both.
+//! Invariant: nothing on a device is mapped for another. To a kernel, peers' data regions are the
+//! outbox and their pads host pads that its own streams read; a scattering kernel gets the regions
+//! for both.
 
 use super::layout::Layout;
 use super::offer::Offer;
-use super::region::Region;
+use super::region::PinnedRegion;
 use super::words::Words;
 use crate::backends::error::same_epoch;
-use crate::backends::nvlink::{Lane, Meeting, Members, NvLinkError};
+use crate::backends::nvlink::{Lane, Meeting, NvLinkError, PeerDevices};
 use crate::backends::view::checked_bytes;
 use crate::bootstrap::control::{agree, together};
 use crate::cuda::keep;
@@ -22,7 +21,6 @@ use flux_core::signal::Epoch;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
-/// A generation in use.
 #[derive(Debug)]
 pub(super) struct Workspace {
     size: WorkspaceSize,
@@ -43,7 +41,7 @@ struct Own {
     pad: DeviceBlock,
     control: DeviceBlock,
     local: PinnedBlock,
-    region: Arc<Region>,
+    region: Arc<PinnedRegion>,
     file: OwnedFd,
 }
 
@@ -70,7 +68,7 @@ impl Own {
         }
         lane.synchronize()?;
         let local = PinnedBlock::new(device, host_size(Words::local_bytes(world as usize, size.signals)))?;
-        let (region, file) = Region::create(device, Layout::new(world, size), initial)?;
+        let (region, file) = PinnedRegion::create(device, Layout::new(world, size), initial)?;
         Ok(Self { data, outbox, pad, control, local, region, file })
     }
 
@@ -108,13 +106,12 @@ impl Drop for Workspace {
 }
 
 impl Workspace {
-    /// Makes a workspace on every rank, and maps all regions into all processes. Collective; fails
-    /// on all ranks or on none.
+    /// Makes a workspace on every rank, and maps all regions everywhere. Collective.
     pub(super) fn new(
         meeting: Meeting<'_>,
         device: &CudaDevice,
         lane: &Lane,
-        members: &Members,
+        members: &PeerDevices,
         (size, epoch): (WorkspaceSize, Epoch),
     ) -> Result<Self, TransportError> {
         let Meeting { steps, deadline } = meeting;
@@ -150,7 +147,7 @@ impl Workspace {
     }
 
     /// The region of `rank` for the host, by whose addresses copies are asked for.
-    pub(super) fn host_region(&self, rank: u32) -> &Region {
+    pub(super) fn host_region(&self, rank: u32) -> &PinnedRegion {
         &self.words.regions()[rank as usize]
     }
 
@@ -175,22 +172,20 @@ impl Workspace {
         WordOp::Write { address: self.words.finished_address(), value: epoch.get() }
     }
 
-    /// Brings all that this rank's streams and their peers' wait for to call `before`, on the
-    /// caller's stream, before anything of the call after it is raised.
+    /// Brings all awaited words to call `before`, on the caller's stream, before the next call.
     pub(super) fn refresh(&self, device: &CudaDevice, before: u32, stream: usize) -> Result<(), CudaError> {
         let layout = self.host_region(self.rank).layout;
         let flags = layout.flags(0)..layout.flags(self.regions.len() as u32);
         let flags = (self.region(self.rank) + flags.start, host_size((flags.end - flags.start) / 4));
         for (address, words) in [self.words.local_words(), flags] {
-            // By the stream, not by the host: a call before may still await what it finds there.
-            // SAFETY: the words are this generation's, which lives until the device is drained.
+            // By the stream: an earlier call may still await a word. SAFETY: the words are this
+            // generation's, which lives until the device is drained.
             unsafe { fill_words(device, address, before, words, stream) }?;
         }
         Ok(())
     }
 
-    /// The same for an executor that scatters rows to peers' regions itself, and is told by theirs
-    /// on the pad of its own.
+    /// The view for an executor that scatters rows to peers' regions, and is signalled on its own.
     pub(super) fn view_of_regions(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let layout = self.host_region(self.rank).layout;
         let own = self.regions[self.rank as usize] + layout.half(0);
@@ -231,21 +226,21 @@ impl Workspace {
 /// All ranks' regions, of this process by their numbers, of others by their descriptors.
 fn map(
     device: &CudaDevice,
-    members: &Members,
-    own: &Arc<Region>,
+    members: &PeerDevices,
+    own: &Arc<PinnedRegion>,
     keys: &[u64],
     files: &[Vec<OwnedFd>],
-) -> Result<Vec<Arc<Region>>, TransportError> {
+) -> Result<Vec<Arc<PinnedRegion>>, TransportError> {
     let one = |(peer, &key): (u32, &u64)| {
         let failed = |reason| TransportError::PeerFailed { rank: Rank::new(peer), reason };
         if peer == members.rank {
             return Ok(Arc::clone(own));
         }
         if members.is_local(peer) {
-            return Region::find(key).ok_or_else(|| failed("its memory is gone".to_owned()));
+            return PinnedRegion::find(key).ok_or_else(|| failed("its memory is gone".to_owned()));
         }
         match files.get(peer as usize).map(Vec::as_slice) {
-            Some([file]) => Region::open(device, file.as_fd(), own.layout).map_err(failed),
+            Some([file]) => PinnedRegion::open(device, file.as_fd(), own.layout).map_err(failed),
             other => Err(failed(format!("it gave {} descriptors of memory, not 1", other.map_or(0, <[_]>::len)))),
         }
     };

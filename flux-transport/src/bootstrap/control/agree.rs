@@ -1,7 +1,6 @@
-//! A step that fails on every rank if it fails on one.
+//! Steps that fail on every rank if they fail on one.
 //!
-//! Invariant: all ranks see the same answers and judge them alike, so they all go on or all give
-//! up.
+//! Invariant: all ranks see the same answers and judge them alike.
 
 use super::error::ControlError;
 use super::step::{At, Collective, Step};
@@ -14,10 +13,12 @@ use std::time::Instant;
 /// Why the ranks do not go on.
 #[derive(Debug)]
 pub(crate) enum Disagreed {
-    /// They could not talk.
     Control(ControlError),
     /// A rank cannot go on: the first that said so.
-    Refused { rank: Rank, reason: String },
+    Refused {
+        rank: Rank,
+        reason: String,
+    },
 }
 
 impl From<ControlError> for Disagreed {
@@ -31,8 +32,7 @@ const REFUSAL: u8 = 1;
 /// Bytes of a reason that are told.
 const MAX_REASON: usize = 8 << 10;
 
-/// Gives every rank this rank's offer, or the reason why it has none, and returns all ranks'
-/// offers, by rank: a later step of connecting, or of growing the workspace.
+/// Exchanges each rank's offer, or the reason why it has none; returns the offers by rank.
 pub(crate) fn agree<T: AsRef<[u8]>, E: Display>(
     steps: Collective<'_>,
     own: &Result<T, E>,
@@ -50,7 +50,6 @@ pub fn shortened(mut reason: String) -> String {
     reason
 }
 
-/// As [`agree`], at any step.
 pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
     steps: Collective<'_>,
     step: Step,
@@ -84,13 +83,11 @@ pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
 }
 
 impl Collective<'_> {
-    /// Gives every peer on this rank's host duplicates of the same descriptors, as
-    /// [`ControlPlane::exchange_fds`] does: two later steps of connecting, or of growing the
-    /// workspace. In the second the ranks tell each other whether they could take them.
+    /// Passes duplicates of `fds` to every peer on this host, as [`ControlPlane::exchange_fds`],
+    /// then confirms that all ranks could take them.
     ///
-    /// # Errors
-    /// As of [`exchange_at`](Self::exchange_at), and on all ranks where one may not have so many
-    /// descriptors open.
+    /// # Errors As [`exchange_at`](Self::exchange_at); on all ranks if one may not open so many
+    /// descriptors.
     pub(crate) fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, Disagreed> {
         let control = self.control();
         let own = At { step: Step::Memory, communicator: self.communicator() };
@@ -104,8 +101,7 @@ impl Collective<'_> {
     }
 }
 
-/// This rank's value where every rank has one, and otherwise nobody's: its own failure as it is,
-/// another's as that rank tells it.
+/// Returns this rank's value if every rank has one. Otherwise its own failure, or a peer's.
 pub(crate) fn together<T, E: Display + From<Disagreed>>(steps: Collective<'_>, deadline: Instant, own: Result<T, E>) -> Result<T, E> {
     let answers = agree(steps, &own.as_ref().map(|_| []), deadline);
     let value = own?;

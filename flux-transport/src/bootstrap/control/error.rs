@@ -37,8 +37,7 @@ pub enum ControlError {
         /// The first that is on another host.
         peer: Rank,
     },
-    /// The rank that was to connect the ranks that are left could not, for a reason of its own; it
-    /// is not late.
+    /// The rank that was to connect the survivors could not; it is not late.
     #[error("rank {rank} could not connect the ranks that are left: {source}")]
     Leader {
         /// The lowest that is left.

@@ -1,19 +1,17 @@
 //! Which ranks share a host.
 //!
-//! Invariant: two ranks have the same number exactly when descriptors can be passed between them.
-//! Hosts are numbered in the order of their lowest rank, so all ranks number them alike.
+//! Invariant: two ranks have the same number exactly when they can pass descriptors. Hosts are
+//! numbered by their lowest rank.
 
 use flux_core::{Rank, WorldSize};
 
 /// The host of every rank of a world.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hosts {
-    /// By rank.
     of: Vec<u32>,
 }
 
 impl Hosts {
-    /// All ranks on one host.
     pub(crate) fn one(world: WorldSize) -> Self {
         Self { of: vec![0; world.index()] }
     }

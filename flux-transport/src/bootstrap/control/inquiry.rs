@@ -1,7 +1,7 @@
-//! What ranks tell each other when something went wrong: who is late, and what each is doing.
+//! What ranks tell each other after a failure: who is late, and what each is doing.
 //!
-//! Invariant: nothing here is a step, so ranks that are out of step with each other can still talk.
-//! A question ends by its deadline, whoever does not answer.
+//! Invariant: nothing here is a step, so ranks that are out of step can still talk. A question ends
+//! by its deadline.
 
 use flux_core::Rank;
 use flux_core::layout::FaultRecord;
@@ -9,8 +9,7 @@ use flux_core::layout::FaultRecord;
 /// A wait that passed its deadline, as its rank tells the others.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct GaveUp {
-    /// Which of the world's communicators, counted from 0 in the order in which they were
-    /// connected.
+    /// Number of the communicator in its world, in the order of connecting.
     pub communicator: u32,
     /// The ranks (bits) that are late, as far as the rank could learn.
     pub late: u32,
@@ -18,8 +17,8 @@ pub struct GaveUp {
     pub record: FaultRecord,
 }
 
-/// Answers what this rank does in the communicator with this number; `None` where it has none of
-/// this number. Called on whatever thread hears the question, so it does not block.
+/// Reports what this rank does in a communicator; `None` if it has none of this number. Must not
+/// block.
 pub type Answerer = dyn Fn(u32) -> Option<Vec<u8>> + Send + Sync;
 
 /// What came of a question to one rank.
@@ -56,7 +55,6 @@ pub(crate) fn record_from(bytes: &[u8; RECORD]) -> FaultRecord {
 }
 
 impl GaveUp {
-    /// Bytes of a message.
     pub(crate) const BYTES: usize = 8 + RECORD;
 
     pub(crate) fn encode(&self) -> [u8; Self::BYTES] {
@@ -81,12 +79,10 @@ impl GaveUp {
     }
 }
 
-/// The ranks of a mask.
 pub(crate) fn ranks_of(mask: u32) -> impl Iterator<Item = Rank> {
     (0..u32::BITS).filter(move |rank| mask >> rank & 1 == 1).map(Rank::new)
 }
 
-/// The mask of ranks.
 pub(crate) fn mask_of(ranks: impl IntoIterator<Item = Rank>) -> u32 {
     ranks.into_iter().fold(0, |mask, rank| mask | 1_u32.unbounded_shl(rank.get()))
 }

@@ -1,8 +1,7 @@
 //! The control plane of ranks that are threads of one process.
 //!
-//! Invariant: a rank posts step `g + 1` only after it has taken what all ranks posted for step `g`.
-//! So steps `g` and `g + 2` can share their places: who posts `g + 2` knows that everybody has
-//! posted `g + 1`, and so has taken `g`.
+//! Invariant: a rank posts step `g + 1` only after it has taken all posts of step `g`. So steps `g`
+//! and `g + 2` share their slots.
 
 mod regroup;
 mod state;
@@ -14,12 +13,11 @@ use super::plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
 use super::steps::Steps;
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
-use state::{Content, End, Post, PostSlot, Presence, Shared, lock};
+use state::{Content, NewEnd, Post, PostSlot, Presence, Shared, lock};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
 
-/// One thread's end.
 #[derive(Debug)]
 pub(crate) struct LocalControl {
     rank: Rank,
@@ -213,7 +211,7 @@ impl ControlPlane for LocalControl {
     }
 
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
-        let End { rank, shared, members } = regroup::meet(&self.shared, self.rank, without, deadline)?;
+        let NewEnd { rank, shared, members } = regroup::meet(&self.shared, self.rank, without, deadline)?;
         Ok(Regrouped { control: Arc::new(Self::of(rank, shared)), members: ranks_of(members).collect() })
     }
 
@@ -230,8 +228,7 @@ impl Drop for LocalControl {
     }
 }
 
-/// The control planes of `n` ranks that are threads, by rank: what
-/// [`World::local`](crate::World::local) makes worlds of. `None` where no world is that large.
+/// The control planes of `n` ranks that are threads, by rank; `None` if no world is that large.
 pub fn local_planes(n: u32) -> Option<Vec<Arc<dyn ControlPlane>>> {
     let ends = LocalControl::world_of(WorldSize::new(n)?);
     Some(ends.into_iter().map(|end| Arc::new(end) as Arc<dyn ControlPlane>).collect())

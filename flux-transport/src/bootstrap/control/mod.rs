@@ -1,8 +1,8 @@
-//! The control plane: how the ranks of a world talk to each other on the host, beside the data.
+//! The control plane: how the ranks of a world talk on the host, beside the data.
 //!
-//! Invariant: all ranks take the same steps (exchanges, barriers) in the same order. Each ends by
-//! its deadline, or at once when a rank that it needs is gone, whatever step another thread of the
-//! rank is in. After a failed step an end is out of step with the others, and refuses further ones.
+//! Invariant: all ranks take the same steps (exchanges, barriers) in the same order. A step ends by
+//! its deadline, or at once when a rank it needs is gone. After a failed step an end refuses
+//! further ones.
 
 mod agree;
 mod error;

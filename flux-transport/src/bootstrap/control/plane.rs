@@ -77,9 +77,8 @@ pub type Watcher = dyn Fn(Notice) + Send + Sync;
 
 /// One rank's end of the control plane.
 ///
-/// When an end is dropped before [`goodbye`](Self::goodbye), or its process dies, the peers lose
-/// the rank. A process that has forked without exec dies, as they see it, with the last of its
-/// children: these hold copies of its connections.
+/// Dropping an end without [`goodbye`](Self::goodbye), or its process's death, loses the rank to
+/// its peers. Children of a fork without exec hold copies of its connections and delay that.
 pub trait ControlPlane: Send + Sync + Debug {
     /// This end's rank.
     fn rank(&self) -> Rank;
@@ -96,9 +95,8 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Gives `payload` to every rank, and returns what each rank gave, by rank, this one included.
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError>;
 
-    /// As [`exchange`](Self::exchange), and gives every peer on this rank's [host](Self::hosts)
-    /// duplicates of the same descriptors; with what each rank gave come those of each peer, none
-    /// at this rank's own index, and from other hosts.
+    /// As [`exchange`](Self::exchange), and passes duplicates of `fds` to every peer on this rank's
+    /// [host](Self::hosts). Returns those of each peer; none at the own index and from other hosts.
     fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError>;
 
     /// As [`exchange_with_fds`](Self::exchange_with_fds), of descriptors alone.
@@ -109,15 +107,13 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Returns when every rank has come here.
     fn barrier(&self, deadline: Instant) -> Result<(), ControlError>;
 
-    /// Tells `watcher` of every notice from now on, and of losses that there have been. It is
-    /// forgotten once it is dropped.
+    /// Tells `watcher` of every notice from now on, and of earlier losses, until it is dropped.
     fn watch(&self, watcher: Weak<Watcher>);
 
     /// Says that this rank is leaving, so that its absence is no loss. It takes no further steps.
     fn goodbye(&self);
 
-    /// Asks the peers to give up what they wait for in a communicator; does not wait. `reason` is
-    /// not 0.
+    /// Asks the peers to give up their waits in a communicator; does not wait. `reason` is not 0.
     fn abort_peers(&self, communicator: u32, reason: u32);
 
     /// Tells the peers that this rank makes no call of a communicator after `last`; does not wait.
@@ -132,17 +128,15 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// Has `answerer` answer when a peer asks. It is forgotten once it is dropped.
     fn answer_with(&self, answerer: Weak<Answerer>);
 
-    /// Asks every peer about one communicator of this world; what each answered until the deadline,
-    /// by rank, this one included. No step: peers answer whatever they do, and at any time.
+    /// Asks every peer about a communicator; returns the answers by rank, this one's included. No
+    /// step: peers answer at any time.
     fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer>;
 
-    /// A new control plane of the ranks that are neither gone, however they went, nor in `without`,
-    /// renumbered in order. All of them ask for it; this one's memory, messages and steps have
-    /// nothing to do with the new one's. Whoever is left out of a group and lives is in none that
-    /// is made of this plane, then or later.
+    /// Makes a control plane of the ranks that are neither gone nor in `without`, renumbered in
+    /// order. All of them ask for it. A living rank that is left out gets no group of this plane
+    /// any more.
     ///
-    /// # Errors
-    /// [`ControlError::Timeout`] names the ranks that did not ask at any time,
+    /// # Errors [`ControlError::Timeout`] names the ranks that did not ask,
     /// [`ControlError::Leader`] the one that could not make the group, [`ControlError::GivenUp`]
     /// one that leaves this rank out.
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError>;

@@ -1,9 +1,7 @@
-//! What an exchange is for, and of which communicator, so that ranks that are at different steps
-//! find out instead of taking each other's words for their own.
+//! The purpose and the communicator of an exchange, so that ranks at different steps find out.
 //!
-//! Invariant: every message of a communicator, of one that is being made too, begins with its step
-//! and the communicator's number. All ranks see all of them, so either all go on or none does, and
-//! after a mismatch they are still in step: each has taken one.
+//! Invariant: every message begins with its step and its communicator's number. All ranks see all
+//! of them, so all go on or none does, and they stay in step.
 
 use super::error::ControlError;
 use super::plane::ControlPlane;
@@ -49,8 +47,8 @@ impl Step {
     }
 }
 
-/// One rank's end of the steps of one communicator, where a world may have several. All ranks take
-/// the steps of all of them in one order.
+/// One rank's end of the steps of one communicator. All ranks take the steps of all communicators
+/// in one order.
 #[derive(Clone, Copy, Debug)]
 pub struct Collective<'a> {
     control: &'a dyn ControlPlane,
@@ -72,11 +70,10 @@ impl<'a> Collective<'a> {
         self.control
     }
 
-    /// Gives `payload` to every rank at this step, and returns what each gave, by rank.
+    /// Gives `payload` to every rank at this step; returns what each gave, by rank.
     ///
-    /// # Errors
-    /// The control plane's, and [`ControlError::Protocol`] with the first rank that is at another
-    /// step, or at that of another communicator.
+    /// # Errors The control plane's, and [`ControlError::Protocol`] with the first rank at another
+    /// step or communicator.
     pub fn exchange_at(self, step: Step, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
         let Self { control, communicator } = self;
         let own = At { step, communicator };
@@ -90,7 +87,6 @@ impl<'a> Collective<'a> {
 const ONE_ORDER: &str =
     "; every rank takes the steps of all communicators of a world, which are numbered from 0 as they were connected, in one order";
 
-/// Where a rank is.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At {
     pub(super) step: Step,
@@ -98,7 +94,6 @@ pub(super) struct At {
 }
 
 impl At {
-    /// Bytes before a payload.
     pub(super) const BYTES: usize = 5;
 
     pub(super) fn encode(self) -> [u8; Self::BYTES] {

@@ -1,8 +1,7 @@
-//! Whose step it is, where several threads of a rank take steps of one world.
+//! Serialises the steps that several threads of a rank take in one world.
 //!
-//! Invariant: one thread at a time is in a step, and steps are numbered in the order in which they
-//! are taken. After the first failure nobody takes another. Whoever finds no turn by its deadline
-//! has failed, too: the peers will take its step.
+//! Invariant: one thread at a time is in a step, and steps are numbered in order. After the first
+//! failure, also a turn that does not come in time, nobody takes another.
 
 use super::error::ControlError;
 use super::inquiry::{mask_of, ranks_of};
@@ -11,7 +10,6 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-/// A rank's steps.
 #[derive(Debug, Default)]
 pub(crate) struct Steps {
     state: Mutex<State>,
@@ -22,25 +20,19 @@ pub(crate) struct Steps {
 
 #[derive(Debug, Default)]
 struct State {
-    /// Of the next step.
     number: u64,
     /// Whether a thread is in the step before it.
     taken: bool,
-    /// The first failure, in words.
     failed: Option<String>,
 }
 
-/// A step in progress.
 struct InStep<'s>(&'s Steps);
 
 impl Steps {
-    /// Has `take` take the step of `rank` that is named `step`, with its number, when no other
-    /// thread is in one.
+    /// Runs `take` as the next step, with its number, once no other thread is in one.
     ///
-    /// # Errors
-    /// Those of `take`; [`ControlError::Timeout`] where another thread's step does not end by the
-    /// deadline, with whom that waits for; [`ControlError::Protocol`] after a failure, with the
-    /// first.
+    /// # Errors Those of `take`; [`ControlError::Timeout`] if another thread's step does not end in
+    /// time; [`ControlError::Protocol`] after a failure.
     pub(crate) fn take<T>(
         &self,
         rank: Rank,

@@ -1,15 +1,14 @@
-//! The process that started a launch's ranks on this host.
+//! Names the process that started a launch's ranks on this host.
 //!
-//! Invariant: ranks of one host get the same name whatever shells and tools are between them and
-//! their launcher, as those inherit the rank's variables and the launcher does not have them.
+//! Invariant: ranks of one host get the same name whatever shells are between: those inherit the
+//! rank's variables, the launcher does not have them.
 
 use std::path::PathBuf;
 
 /// More processes between a rank and its launcher are a loop.
 const DEPTH: usize = 64;
 
-/// Names the nearest ancestor whose environment does not have `variable`: its number, and when it
-/// started, as numbers come again.
+/// Names the nearest ancestor without `variable` in its environment: its pid and start time.
 pub(super) fn outside(variable: &str) -> String {
     outside_from(rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get()), variable)
 }

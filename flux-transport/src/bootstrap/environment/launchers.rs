@@ -1,7 +1,6 @@
 //! The families of variables that launchers set.
 //!
-//! Invariant: a family is taken whole or refused, and read alike on all ranks: what it says of the
-//! launch does not depend on the rank.
+//! Invariant: a family is complete or refused. What it says of the launch is the same on all ranks.
 
 use std::ffi::OsString;
 
@@ -25,9 +24,7 @@ pub(super) struct Placement {
     pub(super) launch: Vec<OsString>,
 }
 
-/// A launcher.
-pub(super) struct Family {
-    /// In `FLUX_LAUNCHER`.
+pub(super) struct LauncherFamily {
     pub(super) name: &'static str,
     /// Its variables of rank and world size, for messages.
     pub(super) says: [&'static str; 2],
@@ -36,23 +33,22 @@ pub(super) struct Family {
     pub(super) read: fn(&Variables<'_>) -> Result<Placement, BootstrapError>,
 }
 
-/// Launchers of processes, the one that is asked first first. Where two of them are there, they
-/// have to agree.
-pub(super) const LAUNCHERS: [Family; 3] = [
-    Family {
+/// Launchers in the order in which they are asked. Where two are present, they must agree.
+pub(super) const LAUNCHERS: [LauncherFamily; 3] = [
+    LauncherFamily {
         name: "torchrun",
         says: ["RANK", "WORLD_SIZE"],
         // `MASTER_*` alone are often part of a container's environment.
         is_there: |vars| vars.any(&["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"]),
         read: torchrun,
     },
-    Family {
+    LauncherFamily {
         name: "openmpi",
         says: ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"],
         is_there: |vars| vars.any(&OPEN_MPI),
         read: open_mpi,
     },
-    Family {
+    LauncherFamily {
         name: "mpich",
         says: ["PMI_RANK", "PMI_SIZE"],
         // srun sets the first two for MPI's sake, and says the rest in its own way.
@@ -61,9 +57,9 @@ pub(super) const LAUNCHERS: [Family; 3] = [
     },
 ];
 
-/// Asked last, and never contradicted: what other launchers start inside a Slurm job inherits the
-/// variables of the step around it.
-pub(super) const SLURM_FAMILY: Family = Family { name: "slurm", says: ["SLURM_PROCID", "SLURM_NTASKS"], is_there: slurm_step, read: slurm };
+/// Asked last and never contradicted: launchers inside a Slurm job inherit its variables.
+pub(super) const SLURM_FAMILY: LauncherFamily =
+    LauncherFamily { name: "slurm", says: ["SLURM_PROCID", "SLURM_NTASKS"], is_there: slurm_step, read: slurm };
 
 const TORCHRUN: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
 const OPEN_MPI: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"];
@@ -79,8 +75,7 @@ fn torchrun(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     let local = vars.part_of("LOCAL_WORLD_SIZE", world, "WORLD_SIZE")?;
     let local_rank = vars.below("LOCAL_RANK", local, "LOCAL_WORLD_SIZE")?;
     let rank = vars.below("RANK", world.get(), "WORLD_SIZE")?;
-    // The restart count keeps a restarted group of the same run from meeting what is left of the
-    // one before.
+    // The restart count separates a restarted group from the one before.
     let launch = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"].map(|name| vars.value(name)).into();
     Ok(Placement { rank, world, local_rank, one_host: local == world.get(), rank_zero: Some(vars.text("MASTER_ADDR")?), launch })
 }
@@ -104,8 +99,7 @@ fn mpich(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     Ok(placement)
 }
 
-/// mpirun does not say where rank 0 is; who also starts PyTorch by it sets `MASTER_ADDR` and
-/// `MASTER_PORT`.
+/// mpirun does not say where rank 0 is; PyTorch users set `MASTER_ADDR` and `MASTER_PORT`.
 fn mpi(vars: &Variables<'_>, [rank, size, local_rank, local_size]: [&'static str; 4]) -> Result<Placement, BootstrapError> {
     let world = vars.world(size)?;
     let local = vars.part_of(local_size, world, size)?;
@@ -116,8 +110,8 @@ fn mpi(vars: &Variables<'_>, [rank, size, local_rank, local_size]: [&'static str
     Ok(Placement { rank, world, local_rank, one_host: local == world.get(), rank_zero, launch: MASTER.map(|name| vars.value(name)).into() })
 }
 
-/// Whether srun started this process: a batch script has a rank too, but no step, and an
-/// interactive shell a step of a reserved number.
+/// Whether srun started this process. A batch script has a rank but no step; an interactive shell
+/// has a reserved step number.
 fn slurm_step(vars: &Variables<'_>) -> bool {
     const RESERVED: u32 = 0xffff_fff0;
     let step = vars.value("SLURM_STEP_ID");

@@ -1,9 +1,7 @@
-//! Who this process is and where it meets the others, as its launcher says in environment
-//! variables.
+//! Who this process is and where it meets the others, from its launcher's variables.
 //!
-//! Invariant: a family of variables is taken whole or refused, and two that speak of the same
-//! processes have to agree. `MASTER_PORT` is never bound (torchrun's own store sits there): it only
-//! tells launches apart.
+//! Invariant: a family of variables is complete or refused, and two families must agree.
+//! `MASTER_PORT` is never bound: torchrun's store sits there.
 
 mod ancestor;
 mod launchers;
@@ -18,7 +16,7 @@ use flux_core::{Rank, WorldSize};
 
 pub use place::{Address, HostPlace, NetworkPlace, Place};
 
-use self::launchers::{Family, LAUNCHERS, Placement, SLURM_FAMILY};
+use self::launchers::{LAUNCHERS, LauncherFamily, Placement, SLURM_FAMILY};
 use self::place::digest;
 pub(crate) use self::place::runtime_directory;
 use self::variables::Variables;
@@ -39,17 +37,14 @@ const OWN_NAME: &str = "flux";
 /// | MPICH, Hydra | `PMI_RANK`, `PMI_SIZE`, `MPI_LOCALRANKID`, `MPI_LOCALNRANKS` | `MASTER_ADDR` with `MASTER_PORT`, if set |
 /// | Slurm (srun) | `SLURM_PROCID`, `SLURM_NTASKS`, `SLURM_LOCALID`, `SLURM_JOB_ID`, `SLURM_STEP_ID`, `SLURM_STEP_NUM_NODES` | first of `SLURM_STEP_NODELIST` |
 ///
-/// They are asked in this order. Flux's own family wins unasked: whoever sets it speaks to flux. Of
-/// torchrun, Open MPI and MPICH the first that is there counts, and those that are there too have
-/// to name the same rank and world size. Slurm counts where nobody else is there, as what it runs
-/// inherits its variables; a batch script and an interactive shell are no launch. `FLUX_LAUNCHER`
-/// names the one that counts.
+/// They are asked in this order. Flux's own family wins. Of torchrun, Open MPI and MPICH the first
+/// counts, and the others present must name the same rank and world size. Slurm counts only alone,
+/// as everything inside a job inherits its variables. `FLUX_LAUNCHER` names the one that counts.
 ///
-/// For any launcher: `FLUX_RENDEZVOUS` says where to meet; `FLUX_SECRET_FILE` or `FLUX_SECRET` is
-/// the secret of ranks on several hosts; `FLUX_HOST_ID` sets ranks apart as if they were on
-/// different hosts, where they meet at an address (`FLUX_RENDEZVOUS=tcp://HOST:PORT` on one host).
-/// Without `FLUX_RENDEZVOUS`, rank 0 listens on a port that follows from the launch, the first free
-/// one of eight between 20000 and 32000; it is never `MASTER_PORT`.
+/// For any launcher: `FLUX_RENDEZVOUS` says where to meet, `FLUX_SECRET_FILE` or `FLUX_SECRET` is the
+/// secret of ranks on several hosts, `FLUX_HOST_ID` sets ranks of one host apart. Without
+/// `FLUX_RENDEZVOUS` rank 0 listens on the first free one of eight ports, from 20000 to 32000, that
+/// follow from the launch; never on `MASTER_PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Environment {
     /// This process's rank.
@@ -65,11 +60,8 @@ pub struct Environment {
 impl Environment {
     /// Reads this process's environment.
     ///
-    /// # Errors
-    /// [`BootstrapError::NoLauncher`] where no family is there; [`BootstrapError::HalfSet`],
-    /// [`BootstrapError::Variable`] and [`BootstrapError::Disagreement`] where one is there and is
-    /// wrong; [`BootstrapError::NoAddress`], [`BootstrapError::NoSecret`] and
-    /// [`BootstrapError::Secret`] where ranks on several hosts have no safe way to meet.
+    /// # Errors [`BootstrapError`]: no launcher, incomplete or contradictory variables, or ranks on
+    /// several hosts without an address or a secret.
     pub fn read() -> Result<Self, BootstrapError> {
         Self::parse(&|name| std::env::var_os(name))
     }
@@ -115,7 +107,7 @@ impl Environment {
     }
 
     /// What another launcher says, and where to meet.
-    fn placed(vars: Variables<'_>, family: &Family, placement: Placement) -> Result<Self, BootstrapError> {
+    fn placed(vars: Variables<'_>, family: &LauncherFamily, placement: Placement) -> Result<Self, BootstrapError> {
         let Placement { rank, world, local_rank, one_host, rank_zero, launch } = placement;
         let names: Vec<&[u8]> = launch.iter().map(|value| value.as_encoded_bytes()).collect();
         let nonce = digest(&[&[family.name.as_bytes()], &names[..]].concat());
@@ -131,7 +123,6 @@ impl Environment {
         Ok(Self { rank: Rank::new(rank), world, local_rank, place })
     }
 
-    /// What `FLUX_RENDEZVOUS` says.
     fn place_from(vars: Variables<'_>, one_host: bool, launch: &[&[u8]]) -> Result<Place, BootstrapError> {
         let value = vars.value(FLUX_RENDEZVOUS);
         let wanted = if one_host { "an absolute path or tcp://HOST:PORT" } else { "tcp://HOST:PORT, which ranks on several hosts need" };
@@ -156,7 +147,7 @@ impl Environment {
     }
 }
 
-fn said((family, placement): &(&Family, Placement)) -> String {
+fn said((family, placement): &(&LauncherFamily, Placement)) -> String {
     let [rank, world] = family.says;
     format!("{} says that this is rank {} of {} ({rank}, {world})", family.name, placement.rank, placement.world.get())
 }

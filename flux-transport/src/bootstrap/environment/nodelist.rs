@@ -1,6 +1,4 @@
 //! Slurm's short form of a list of nodes: `gpu[003-005,9],login1`.
-//!
-//! Invariant: [`first`] gives a host's name as it would stand in the long form, or nothing.
 
 /// The first node of the list.
 pub(super) fn first(list: &str) -> Option<String> {

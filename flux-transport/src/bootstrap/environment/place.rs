@@ -21,11 +21,9 @@ pub enum Place {
 pub struct HostPlace {
     /// The directory of the rendezvous socket; mode 0700 and of this user, or it is refused.
     pub directory: PathBuf,
-    /// Whether the first of the ranks makes the directory and removes it afterwards; else the
-    /// launcher does.
+    /// Whether the leader makes the directory and removes it; else the launcher does.
     pub made_by_leader: bool,
-    /// Tells this launch from others that might use the directory by mistake. Not a secret: the
-    /// directory's mode keeps others out.
+    /// Distinguishes launches that use one directory by mistake. Not a secret.
     pub nonce: u128,
 }
 
@@ -70,8 +68,7 @@ pub struct NetworkPlace {
 impl NetworkPlace {
     /// At rank 0's `HOST:PORT`.
     ///
-    /// # Errors
-    /// [`BootstrapError::Address`] for what is none.
+    /// # Errors [`BootstrapError::Address`] for anything else.
     pub(crate) fn at(address: &str, secret: Secret) -> Result<Self, BootstrapError> {
         let launch = digest(&[address.as_bytes()]);
         let address = Address::parse(address).ok_or_else(|| BootstrapError::Address {
@@ -135,8 +132,7 @@ impl std::fmt::Display for Address {
     }
 }
 
-/// FNV-1a of the parts and their lengths: a name for a launch, not a defence (the directory's mode
-/// is).
+/// FNV-1a of the parts and their lengths. A name for a launch, not a defence.
 pub(super) fn digest(parts: &[&[u8]]) -> u128 {
     const OFFSET: u128 = 0x6c62_272e_07bb_0142_62b8_2175_6295_c58d;
     const PRIME: u128 = 0x0000_0000_0100_0000_0000_0000_0000_013b;
@@ -145,8 +141,8 @@ pub(super) fn digest(parts: &[&[u8]]) -> u128 {
     lengths.chain(bytes).fold(OFFSET, |hash, byte| (hash ^ u128::from(byte)).wrapping_mul(PRIME))
 }
 
-/// Where private run-time directories are made: `XDG_RUNTIME_DIR` where it is a directory, else
-/// that of temporary files, which is `/tmp` where `TMPDIR` does not say where in the whole system.
+/// Where private run-time directories are made: `XDG_RUNTIME_DIR` if it is a directory, else
+/// `TMPDIR`, else `/tmp`.
 pub(crate) fn runtime_directory(lookup: &dyn Fn(&str) -> Option<OsString>) -> PathBuf {
     let said = |name| lookup(name).map(PathBuf::from).filter(|path| path.is_absolute());
     said("XDG_RUNTIME_DIR").filter(|path| path.is_dir()).or_else(|| said("TMPDIR")).unwrap_or_else(|| PathBuf::from("/tmp"))

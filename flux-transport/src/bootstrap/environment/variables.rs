@@ -7,7 +7,6 @@ use flux_core::rank::MAX_WORLD;
 
 use crate::bootstrap::error::BootstrapError;
 
-/// A set of variables.
 #[derive(Clone, Copy)]
 pub(super) struct Variables<'a> {
     pub(super) lookup: &'a dyn Fn(&str) -> Option<OsString>,
@@ -18,7 +17,6 @@ impl Variables<'_> {
         (self.lookup)(name)
     }
 
-    /// The value, or nothing.
     pub(super) fn value(&self, name: &str) -> OsString {
         self.get(name).unwrap_or_default()
     }

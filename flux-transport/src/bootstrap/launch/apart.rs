@@ -1,10 +1,7 @@
-//! Ranks of one machine that take themselves for ranks of several: a mode for tests of what happens
-//! between hosts.
+//! Runs ranks of one machine as if on several, for tests.
 //!
-//! Invariant: what the library does between hosts it does here: ranks meet over TCP with a secret,
-//! only those of one host pass descriptors, and NCCL is left with sockets of the loopback device
-//! between any two ranks. What stays as on one machine is the device of a rank, whose number is
-//! that of the rank.
+//! Invariant: ranks meet over TCP with a secret, only those of one host pass descriptors, and NCCL
+//! uses loopback sockets. A rank's device number is its rank.
 
 use std::ffi::OsString;
 use std::fs::OpenOptions;
@@ -20,26 +17,22 @@ use rustix::net::{AddressFamily, SocketFlags, SocketType, sockopt};
 use crate::bootstrap::names::{FLUX_HOST_ID, FLUX_RENDEZVOUS, FLUX_SECRET_FILE};
 use crate::bootstrap::random::random;
 
-/// What keeps NCCL from everything that ranks of one machine share. A rank takes its neighbours for
-/// those with its `NCCL_HOSTID`.
+/// Keeps NCCL from everything that ranks of one machine share. It compares hosts by `NCCL_HOSTID`.
 const NCCL: [(&str, &str); 4] =
     [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_SOCKET_IFNAME", "lo")];
 
-/// The variables of a rank's process by which NCCL takes it for the only one of its host, whose
-/// peers it reaches by sockets of the loopback device.
+/// Variables by which NCCL takes a rank for the only one of its host, reached by loopback sockets.
 pub fn one_host_each(rank: Rank) -> [(&'static str, OsString); 3] {
     [("NCCL_HOSTID", format!("flux-rank-{rank}").into()), ("NCCL_NET", "Socket".into()), ("NCCL_SOCKET_IFNAME", "lo".into())]
 }
 
-/// The hosts of one launch.
 #[derive(Debug)]
 pub(super) struct Apart {
     hosts: u32,
     ranks: WorldSize,
     address: SocketAddr,
     secret: PathBuf,
-    /// Bound and never listening: nobody is given the port, and rank 0, which reuses addresses, can
-    /// listen there.
+    /// Bound and never listening, so nobody else gets the port; rank 0 reuses addresses.
     _port: OwnedFd,
 }
 

@@ -1,10 +1,10 @@
-//! Starting the ranks of a program as processes of this host.
+//! Starts the ranks of a program as processes of this host.
 //!
-//! Invariant: when [`Launcher::run`] returns, no process that it started runs any more and its
-//! directory is gone. When the launcher itself is killed, the kernel kills the ranks.
+//! Invariant: when [`Launcher::run`] returns, no process that it started runs and its directory is
+//! gone. If the launcher is killed, the kernel kills the ranks.
 //!
-//! Each rank leads a process group of its own, so what it starts and stays in the group ends with
-//! it, however it ends, and a terminal's signals reach it once, by way of the launcher.
+//! Each rank leads a process group: what it starts ends with it, and a terminal's signals reach it
+//! once.
 
 mod apart;
 mod signals;
@@ -143,53 +143,44 @@ impl Launcher {
         self
     }
 
-    /// Has the ranks take themselves for ranks of so many hosts: each group of neighbours has a
-    /// `FLUX_HOST_ID` and an `NCCL_HOSTID` of its own, all meet over TCP on the loopback device,
-    /// and NCCL has neither peer access nor shared memory. For tests of what happens between hosts;
-    /// times are those of this machine's loopback device.
+    /// Runs the ranks as if on `hosts` hosts: each group of neighbours has its own `FLUX_HOST_ID`
+    /// and `NCCL_HOSTID`, and all meet over loopback TCP. For tests.
     #[must_use]
     pub fn apart(mut self, hosts: u32) -> Self {
         self.hosts = Some(hosts);
         self
     }
 
-    /// Has NCCL, which takes no two ranks of one host on one device, take every rank for the only
-    /// one of a host: see [`one_host_each`]. It stands in the place of what the environment says of
-    /// these variables. For ranks that share devices, as
-    /// [`Options::shared_device`](crate::Options::shared_device) has them.
+    /// Lets NCCL run ranks that share a device: each counts as the only one of its host
+    /// ([`one_host_each`]). For [`Options::shared_device`](crate::Options::shared_device).
     #[must_use]
     pub fn sharing_devices(mut self) -> Self {
         self.sharing = true;
         self
     }
 
-    /// How long ranks that are told to end may take before they are killed, a day at most; 5 s if
-    /// not said.
+    /// How long ranks may take to end before they are killed: 5 s by default, a day at most.
     #[must_use]
     pub fn grace(mut self, grace: Duration) -> Self {
         self.grace = grace.min(MAX_GRACE);
         self
     }
 
-    /// Says of each rank that fails, until the ranks are told to end, what becomes of the others;
-    /// they end if this is not said.
+    /// Decides for each failed rank what becomes of the others. By default they end.
     #[must_use]
     pub fn on_failure(mut self, say: fn(&Failed) -> Others) -> Self {
         self.on_failure = say;
         self
     }
 
-    /// Starts the ranks and waits for all of them: the status of the first that failed, or success.
+    /// Starts the ranks and waits for all: the status of the first that failed, or success.
     ///
-    /// When one fails, the others get SIGTERM (unless [`on_failure`](Self::on_failure) has them go
-    /// on), and SIGKILL after the grace time. What a rank has started and left running is killed
-    /// when it ends. SIGINT, SIGTERM, SIGQUIT and SIGHUP of this process go to the ranks as they
-    /// are; a second one kills. A SIGHUP that this process ignores, as under `nohup`, stays
-    /// ignored, and a SIGCHLD does not: see [`hear_of_children`]. The ranks share stdout and stderr
-    /// with this process, as they are; their stdin is empty.
+    /// When one fails, the others get SIGTERM (unless [`on_failure`](Self::on_failure) says
+    /// otherwise), and SIGKILL after the grace time. SIGINT, SIGTERM, SIGQUIT and SIGHUP of this
+    /// process go to the ranks; a second one kills. An ignored SIGHUP, as under `nohup`, stays
+    /// ignored. The ranks share stdout and stderr; their stdin is empty.
     ///
-    /// # Errors
-    /// See [`LaunchError`]; ranks that had started are killed.
+    /// # Errors See [`LaunchError`]; ranks that had started are killed.
     pub fn run(&self) -> Result<ExitStatus, LaunchError> {
         if let Some(hosts) = self.hosts.filter(|hosts| !(1..=self.ranks.get()).contains(hosts)) {
             return Err(LaunchError::Hosts { hosts, ranks: self.ranks });
@@ -198,7 +189,8 @@ impl Launcher {
         let directory = Directory::make(&runtime_directory(&|name| std::env::var_os(name)))?;
         let apart = |hosts| Apart::make(hosts, self.ranks, &directory.path);
         let apart = self.hosts.map(apart).transpose().map_err(|source| LaunchError::Io { step: "keeping the ranks apart", source })?;
-        let mut group = Group { ranks: Vec::new(), grace: self.grace, on_failure: self.on_failure, stopping: None, first_failure: None };
+        let mut group =
+            ProcessGroup { ranks: Vec::new(), grace: self.grace, on_failure: self.on_failure, stopping: None, first_failure: None };
         for rank in self.ranks.ranks() {
             let start = |source| LaunchError::Start { program: self.program.clone(), rank, source };
             let child = self.command(rank, &directory.path, apart.as_ref()).spawn().map_err(start)?;
@@ -237,22 +229,20 @@ impl Launcher {
         }
         let launcher = rustix::process::getpid();
         let die_with_parent = move || {
-            // Sent when the thread that started the rank ends: `run` stays on one thread for as
-            // long as its ranks live.
+            // Sent when the thread that started the rank ends: `run` stays on one thread.
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             // The launcher may have died before the line above.
             if rustix::process::getppid() == Some(launcher) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
         };
-        // SAFETY: between fork and exec the closure makes two system calls that are
-        // async-signal-safe; it allocates nothing, takes no lock and touches no memory but a copied
-        // process id and the error that it returns by value.
+        // SAFETY: between fork and exec the closure makes two async-signal-safe system calls; it
+        // allocates nothing, takes no lock and touches only a copied process id and its returned
+        // error.
         unsafe { command.pre_exec(die_with_parent) };
         command
     }
 }
 
-/// The exit code that stands for a status: its own, or 128 + the signal that ended the process, as
-/// a shell says it.
+/// The exit code of a status: its own, or 128 + the signal, as a shell says it.
 pub fn exit_code(status: ExitStatus) -> u8 {
     let code = status.code().or_else(|| status.signal().map(|signal| 128 + signal)).unwrap_or(1);
     u8::try_from(code).unwrap_or(1)
@@ -265,7 +255,7 @@ struct Running {
 }
 
 /// The ranks that run; dropped, it kills them.
-struct Group {
+struct ProcessGroup {
     ranks: Vec<Running>,
     grace: Duration,
     on_failure: fn(&Failed) -> Others,
@@ -274,7 +264,7 @@ struct Group {
     first_failure: Option<ExitStatus>,
 }
 
-impl Group {
+impl ProcessGroup {
     /// Tells all ranks to end; told twice, kills them.
     fn stop(&mut self, signal: Signal) {
         if self.stopping.is_some() {
@@ -291,13 +281,11 @@ impl Group {
         }
     }
 
-    /// Takes the ranks that have ended, and ends the others if one failed and they are not to go
-    /// on, or if their time is over.
+    /// Reaps ended ranks, and ends the others after a failure or when their time is over.
     fn reap(&mut self) -> io::Result<()> {
         let mut at = 0;
         while let Some(running) = self.ranks.get_mut(at) {
-            // Only looked at, not yet reaped: as long as the process is there, nobody else can have
-            // its id or its group's.
+            // Looked at, not yet reaped: nobody else can have its process or group id.
             let look = WaitIdOptions::EXITED | WaitIdOptions::NOHANG | WaitIdOptions::NOWAIT;
             let Some(status) = rustix::process::waitid(WaitId::Pid(running.pid), look)? else {
                 at += 1;
@@ -324,7 +312,7 @@ impl Group {
     }
 }
 
-impl Drop for Group {
+impl Drop for ProcessGroup {
     fn drop(&mut self) {
         self.signal_all(Signal::KILL);
         for running in &mut self.ranks {

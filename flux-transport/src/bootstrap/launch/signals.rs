@@ -1,8 +1,7 @@
-//! The signals that end a launch, and the one by which a process is told of its children.
+//! The signals that end a launch, and SIGCHLD.
 //!
-//! Invariant: those that end a launch are caught while one runs, or whoever asked for it, and do
-//! what they do by default when none does, however many launches a process makes and at whatever
-//! time.
+//! Invariant: ending signals are caught while a launch runs or a caller asks for it, and have their
+//! default effect otherwise.
 
 use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -15,10 +14,8 @@ use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 /// What ends a program from outside.
 const ENDING: [(Signal, i32); 4] = [(Signal::INT, SIGINT), (Signal::TERM, SIGTERM), (Signal::QUIT, SIGQUIT), (Signal::HUP, SIGHUP)];
 
-/// SIGINT, SIGTERM, SIGQUIT and SIGHUP of this process, noted for as long as this lives, as
-/// [`Launcher::run`](super::Launcher::run) notes them; before and after they do what they do by
-/// default. A SIGHUP that the process ignores, as under `nohup`, stays ignored. For programs that
-/// have something to put away before they end.
+/// Notes SIGINT, SIGTERM, SIGQUIT and SIGHUP for as long as this lives. For programs that clean up
+/// before they end. An ignored SIGHUP stays ignored.
 #[derive(Debug)]
 pub struct Signals {
     noted: Vec<(Signal, Arc<AtomicBool>, SigId)>,
@@ -29,7 +26,6 @@ static CATCHING: Mutex<Option<Catching>> = Mutex::new(None);
 
 /// What the launches of a process have in common.
 struct Catching {
-    /// How many run now.
     launches: usize,
     /// Whether none does: then the signals end the process.
     idle: Arc<AtomicBool>,
@@ -40,8 +36,7 @@ struct Catching {
 impl Catching {
     fn first() -> io::Result<Self> {
         let idle = Arc::new(AtomicBool::new(true));
-        // A program under `nohup` outlives its terminal, and its ranks ignore the signal as it
-        // does.
+        // A program under `nohup` outlives its terminal, and its ranks ignore the signal too.
         let caught: Vec<_> = ENDING.into_iter().filter(|&(signal, number)| signal != Signal::HUP || !ignored(number)).collect();
         for &(_, number) in &caught {
             signal_hook::flag::register_conditional_default(number, Arc::clone(&idle))?;
@@ -57,15 +52,11 @@ fn ignored(number: i32) -> bool {
     mask.is_some_and(|mask| mask >> (number - 1) & 1 == 1)
 }
 
-/// Has this process be told how its children end, for a program to call first thing in its `main`;
-/// [`Launcher::run`](super::Launcher::run) does it too.
+/// Makes this process learn how its children end; call it first thing in `main`.
 ///
-/// Whoever starts a program may have it ignore SIGCHLD, by a mask that exec keeps: then the system
-/// forgets how children end, and waiting for one fails. From here on such a SIGCHLD is caught, with
-/// nothing done about it, and children start with the default.
+/// A parent may have set SIGCHLD to ignored, which exec keeps: waiting for children then fails.
 ///
-/// # Errors
-/// The system's.
+/// # Errors The system's.
 pub fn hear_of_children() -> io::Result<()> {
     if ignored(SIGCHLD) {
         signal_hook::flag::register(SIGCHLD, Arc::default())?;

@@ -1,8 +1,7 @@
-//! The messages between ranks that have met: one header, one body of at most [`MAX_BODY`] bytes.
+//! Messages between ranks that have met: one header, one body of at most [`MAX_BODY`] bytes.
 //!
-//! Invariant: a frame is one message of its socket, so its length is known before its header is
-//! believed; decoding borrows, it never allocates and never panics. The sequence number counts the
-//! steps of a plane, so two ranks in different steps see it.
+//! Invariant: a frame is one message of its socket. Decoding borrows, never allocates and never
+//! panics. The sequence number counts steps, so ranks in different steps find out.
 
 /// Most bytes of one rank's part of a step.
 pub(crate) const MAX_BODY: usize = 64 * 1024;
@@ -11,7 +10,6 @@ pub(crate) const HEADER_BYTES: usize = 20;
 pub(crate) const MAX_FRAME: usize = HEADER_BYTES + MAX_BODY;
 const MAGIC: [u8; 4] = *b"flxc";
 
-/// What a frame is for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Kind {
     /// A rank's bytes in an exchange.
@@ -38,11 +36,9 @@ pub(crate) enum Kind {
     LeftOut,
     /// The new group: its members (bits), and a socket to each of the others in order.
     Welcome,
-    /// There is no new group: the sender was to make it and could not; the body is the system's
-    /// error.
+    /// The sender could not make the new group; the body is the system's error.
     Unable,
-    /// The sender makes no calls of a communicator any more; the body says which, and its last
-    /// call.
+    /// The sender makes no more calls of a communicator; the body has its number and the last call.
     Depart,
 }
 
@@ -85,11 +81,9 @@ impl Kind {
     }
 }
 
-/// The header of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Header {
     pub(crate) kind: Kind,
-    /// Descriptors that come with it.
     pub(crate) descriptors: u8,
     /// The step, counted from 0; 0 for what belongs to no step.
     pub(crate) sequence: u64,

@@ -1,16 +1,13 @@
-//! Questions between ranks that are processes: what the others do, and whether all that they have
-//! said was heard.
+//! Questions between processes: what a rank is doing.
 //!
-//! Invariant: the monitor answers, so a rank answers whatever its other threads do. An answer
-//! counts for the question whose number it bears, so a late one is never taken for that of a later
-//! question, and questions of several communicators stand side by side: none waits for another.
+//! Invariant: the monitor answers, whatever other threads do. An answer counts for the question
+//! with its number only.
 //!
-//! Whoever waits for what peers say decides that it has not come only after a last look at what
-//! lies unread ([`Shared::wait`]): a process that was stopped finds its deadline over, and may
-//! decide before its monitor has read what came in time.
+//! A rank decides that an answer has not come only after a last look at unread messages
+//! ([`Shared::wait`]): a process that was stopped finds its deadline over.
 
 use super::frame::Kind;
-use super::shared::{End, Inbox, Shared};
+use super::shared::{Inbox, PeerEnd, Shared};
 use crate::bootstrap::control::Answer;
 use flux_core::Rank;
 use std::sync::Weak;
@@ -68,8 +65,8 @@ impl Shared {
             Some(at) => Answer::Reply(answers.swap_remove(at).1),
             None => match ends[rank.index()].end {
                 None => Answer::Silent,
-                Some(End::Left) => Answer::Left,
-                Some(End::Lost | End::Broke(_)) => Answer::Lost,
+                Some(PeerEnd::Left) => Answer::Left,
+                Some(PeerEnd::Lost | PeerEnd::Broke(_)) => Answer::Lost,
             },
         };
         (0..).map(Rank::new).take(self.links.len()).map(answer).collect()

@@ -1,8 +1,8 @@
 //! The control plane of ranks that are processes.
 //!
-//! Invariant: step `s` of a rank sends one frame numbered `s` to every peer and takes the one
-//! numbered `s` from each; a frame of another kind or number means that the ranks are out of step.
-//! After a failed step this end takes no more: a late frame can never pass for a later step's.
+//! Invariant: step `s` sends one frame numbered `s` to every peer and takes one from each; another
+//! kind or number means that the ranks are out of step. After a failed step this end takes no more,
+//! so a late frame cannot pass for a later step's.
 
 use std::os::fd::BorrowedFd;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -16,8 +16,8 @@ use rustix::event::EventfdFlags;
 use rustix::io::Errno;
 
 use super::frame::{Header, Kind, MAX_BODY};
-use super::regroup::Part;
-use super::shared::{Arrived, End, Shared};
+use super::regroup::NewGroup;
+use super::shared::{Arrived, PeerEnd, Shared};
 use crate::bootstrap::control::{
     Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING, Regrouped, Steps, Watcher, mask_of,
     ranks_of,
@@ -26,7 +26,6 @@ use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::mesh::Mesh;
 use crate::bootstrap::socket::MAX_DESCRIPTORS;
 
-/// One process's end.
 #[derive(Debug)]
 pub(crate) struct ProcessControl {
     pub(crate) world: WorldSize,
@@ -52,7 +51,6 @@ impl ProcessControl {
         Ok(Self { world, hosts, shared, steps: Steps::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
     }
 
-    /// This rank's fault.
     fn own_fault(&self, detail: String) -> ControlError {
         ControlError::Protocol { rank: self.shared.rank, detail }
     }
@@ -104,7 +102,7 @@ impl ProcessControl {
                 return ended(rank, end);
             }
             let Some(changed) = self.shared.wait(inbox, deadline, &mut looked) else {
-                return ended(rank, &End::Lost);
+                return ended(rank, &PeerEnd::Lost);
             };
             inbox = changed;
         }
@@ -152,11 +150,11 @@ fn timeout(kind: Kind, missing: impl IntoIterator<Item = Rank>) -> ControlError 
     ControlError::Timeout { step: kind.name(), missing: missing.into_iter().collect() }
 }
 
-fn ended(rank: Rank, end: &End) -> ControlError {
+fn ended(rank: Rank, end: &PeerEnd) -> ControlError {
     match end {
-        End::Left => ControlError::PeerLeft { rank },
-        End::Lost => ControlError::PeerLost { rank },
-        End::Broke(detail) => ControlError::Protocol { rank, detail: detail.clone() },
+        PeerEnd::Left => ControlError::PeerLeft { rank },
+        PeerEnd::Lost => ControlError::PeerLost { rank },
+        PeerEnd::Broke(detail) => ControlError::Protocol { rank, detail: detail.clone() },
     }
 }
 
@@ -199,7 +197,7 @@ impl ControlPlane for ProcessControl {
         let mut inbox = self.shared.inbox();
         inbox.watchers.push(Weak::clone(&watcher));
         let lost: Vec<Rank> =
-            self.world.ranks().filter(|rank| inbox.peers[rank.index()].end.as_ref().is_some_and(|end| *end != End::Left)).collect();
+            self.world.ranks().filter(|rank| inbox.peers[rank.index()].end.as_ref().is_some_and(|end| *end != PeerEnd::Left)).collect();
         drop(inbox);
         if let Some(watcher) = watcher.upgrade() {
             for rank in lost {
@@ -242,7 +240,7 @@ impl ControlPlane for ProcessControl {
         if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
             return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
         }
-        let Part { mesh, members } = self.shared.regroup(without, deadline)?;
+        let NewGroup { mesh, members } = self.shared.regroup(without, deadline)?;
         let io = |error: BootstrapError| ControlError::Io { step: REGROUPING, source: std::io::Error::other(error) };
         Ok(Regrouped { control: Arc::new(Self::start(mesh).map_err(io)?), members: ranks_of(members).collect() })
     }
@@ -257,8 +255,7 @@ impl Drop for ProcessControl {
         // The counter of a fresh eventfd takes one write of one without fail.
         let _ = rustix::io::write(&self.shared.stop, &1_u64.to_ne_bytes());
         if let Some(monitor) = self.monitor.take()
-            // A watcher can hold the last reference: then this is the monitor's thread, which ends
-            // when the watcher returns.
+            // A watcher can hold the last reference: then this is the monitor's own thread.
             && monitor.thread().id() != std::thread::current().id()
             && monitor.join().is_err()
         {

@@ -1,39 +1,27 @@
 //! How the processes that are left of a group make a new one.
 //!
-//! Invariant: the new group's sockets are new. What a rank of the old group sends late goes to a
-//! socket that the new group does not read, and a rank that was left out holds none of the new
-//! ones.
+//! Invariant: the new group has new sockets, of which a rank that is left out holds none.
 //!
 //! ```text
-//! every rank that is left                       the lowest of them
-//! says to all that it waits       join    ->    as all others
-//! knows who waits, and so who does not          once all wait: tells the ranks that it leaves out, and looks whether any has left it out
-//! takes its sockets                       <-    deals: a pair of sockets per two ranks, as the rendezvous did; or says what keeps it from that
-//! says that it waits no more      stopped ->    as all others
+//! every rank that is left                    the lowest of them
+//! tells all that it waits       join    ->    as all others
+//! knows who waits                             once all wait: tells the ranks that it leaves out
+//! takes its sockets                     <-    deals a socket pair per two ranks, or says why not
+//! tells all that it stopped     stopped ->    as all others
 //! ```
 //!
-//! No two groups of ranks that are all alive go on side by side:
+//! No two groups of living ranks go on side by side:
 //!
-//! - Only its leader makes a group, and a rank is in one at a time. A group that has a leader of
-//!   another in it does not connect, and that is an error to all of its members. So two that go on
-//!   are those of two leaders that have each left out the other.
-//! - A leader tells whom it leaves out before it deals, and looks for the like after that
-//!   ([`Shared::leave_out`]). Within a host a message that was sent is there to be read. So of two
-//!   leaders that do this at the same time at least one finds that it was left out, and deals no
-//!   more on this plane.
-//! - A rank that is gone needs not be told. If it lives and has gone on, its leader had told this
-//!   rank before, and what a peer has said is read before its end is seen. Whoever is cut off for
-//!   breaking the protocol is told that it is left out.
-//! - Whom no message reaches cannot be left out while it lives: [`ControlError::Timeout`] names it
-//!   once more.
-//! - Whoever fails to connect in its group and goes back to this plane tells that group's ranks
-//!   first (`comm/rebuild.rs`), so those for whom it did connect end with an error.
+//! - Only its leader makes a group, and a rank is in one at a time. Two groups that go on would have
+//!   leaders that left out each other.
+//! - A leader tells whom it leaves out, and then looks for the same ([`Shared::leave_out`]), before
+//!   it deals. So of two leaders at least one finds that it was left out.
+//! - Messages of a peer are read before its end is seen. A peer that is cut off is told so.
+//! - A rank that no message reaches cannot be left out: [`ControlError::Timeout`] names it again.
+//! - A rank that fails to connect in its group tells the group first (`comm/rebuild.rs`).
 //!
-//! Only ranks that did not wait at any time of an attempt are named by its
-//! [`ControlError::Timeout`], and left out of the next: each rank sees by itself who waits, so
-//! nobody is blamed for waiting for others, or for having begun earlier or later than this rank.
-//! Where all came and there is no group, one may have been stopped since: who rebuilds asks them
-//! (`comm/rebuild.rs`), and leaves out of the next attempt whoever does not answer.
+//! [`ControlError::Timeout`] names only ranks that never waited during an attempt. If all came and
+//! there is no group, `comm/rebuild.rs` asks who was stopped meanwhile.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -42,7 +30,7 @@ use flux_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
 use super::frame::Kind;
-use super::shared::{GroupState, Inbox, Outcome, Shared, Sockets, Verdict};
+use super::shared::{GroupState, GroupVerdict, Inbox, Outcome, Shared, Sockets};
 use crate::bootstrap::control::{ControlError, REGROUPING, came_and_went, mask_of, ranks_of};
 use crate::bootstrap::mesh::{Mesh, socket_rows};
 use crate::bootstrap::socket;
@@ -52,7 +40,7 @@ const HANDING: Duration = Duration::from_millis(100);
 
 /// A rank's part of a new group.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct NewGroup {
     pub(crate) mesh: Mesh,
     /// Old ranks (bits) of the new group.
     pub(crate) members: u32,
@@ -73,17 +61,16 @@ impl Shared {
             _ if *waits && verdict.is_none() => {
                 // Of what is none no group comes; who waits for it is told by the deadline.
                 let outcome = body.try_into().ok().and_then(|body| Outcome::new(kind, u32::from_le_bytes(body), sockets));
-                *verdict = outcome.map(|outcome| Verdict { by, outcome });
+                *verdict = outcome.map(|outcome| GroupVerdict { by, outcome });
             }
-            // The sockets close here, so the group that this rank waits for no more learns of it at
-            // once.
+            // The sockets close here, so the abandoned group learns of it at once.
             _ => {}
         }
         self.changed.notify_all();
     }
 
     /// Meets the ranks that are neither gone nor in `without`.
-    pub(crate) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Part, ControlError> {
+    pub(crate) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<NewGroup, ControlError> {
         let without = mask_of(without.iter().copied()) & !mask_of([self.rank]);
         // Who has stopped waiting by now does not wait.
         self.settle();
@@ -115,10 +102,9 @@ impl Shared {
     }
 
     /// Waits until there is a group.
-    fn gather(&self, without: u32, deadline: Instant) -> Result<Part, ControlError> {
+    fn gather(&self, without: u32, deadline: Instant) -> Result<NewGroup, ControlError> {
         let own = mask_of([self.rank]);
-        // So that those who wait for a leader's verdict still hear it before they give up
-        // themselves.
+        // Ranks that wait for a leader's verdict must hear it before their own deadline.
         let leaders_deadline = deadline.checked_sub(deadline.saturating_duration_since(Instant::now()).min(HANDING * 20) / 10);
         let (mut told, mut looked) = (0, false);
         let mut inbox = self.inbox();
@@ -160,8 +146,8 @@ impl Shared {
         }
     }
 
-    /// Tells live ranks that a group is about to be made without them. Returns when all that was
-    /// sent to this rank before they could know is handled.
+    /// Tells live ranks that a group is made without them. Returns once everything they sent before
+    /// is handled.
     fn leave_out(&self, ranks: u32, deadline: Instant) -> Result<(), ControlError> {
         for rank in ranks_of(ranks) {
             match self.send(rank, Kind::LeftOut, &[], &[], deadline) {
@@ -175,7 +161,7 @@ impl Shared {
     }
 
     /// Connects every two members, and gives each its row of sockets.
-    fn deal(&self, members: u32) -> Result<Part, ControlError> {
+    fn deal(&self, members: u32) -> Result<NewGroup, ControlError> {
         let world = size(members).ok_or_else(|| io(Errno::INVAL))?;
         let unable = |errno: Errno| {
             // They all wait for this rank, and would take it for late.
@@ -194,12 +180,12 @@ impl Shared {
                 Err(errno) => return Err(not_told(rank, unable(errno))),
             }
         }
-        Ok(Part { mesh: Mesh::new(Rank::new(0), world, rows.swap_remove(0)), members })
+        Ok(NewGroup { mesh: Mesh::new(Rank::new(0), world, rows.swap_remove(0)), members })
     }
 
     /// What a rank makes of the verdict of the one that makes the group.
-    fn hear(&self, verdict: Verdict) -> Result<Part, ControlError> {
-        let Verdict { by, outcome } = verdict;
+    fn hear(&self, verdict: GroupVerdict) -> Result<NewGroup, ControlError> {
+        let GroupVerdict { by, outcome } = verdict;
         let (mask, sockets) = match outcome {
             Outcome::Group { members, sockets } => (members, sockets),
             // The others find the ends closed that were for this rank, and come back to this plane.
@@ -211,7 +197,7 @@ impl Shared {
             (Some(own), Some(world))
                 if sockets.len() == world.peers() as usize && sockets.iter().all(|socket| socket::is_ours(socket.as_fd())) =>
             {
-                Ok(Part { mesh: Mesh::new(Rank::new(own), world, sockets), members: mask })
+                Ok(NewGroup { mesh: Mesh::new(Rank::new(own), world, sockets), members: mask })
             }
             _ => {
                 let detail = format!("it made a group of the ranks {mask:#x} and gave {} sockets", sockets.len());

@@ -7,15 +7,12 @@
 //! acceptance: proof(listener, challenge, those bytes, body) ->     or the denial
 //! ```
 //!
-//! A proof is the HMAC-SHA256 of all that was said, under the secret; who makes it is part of it,
-//! so no proof can be sent back as one's own, and both ends' random bytes are, so none can be used
-//! again. The caller proves itself first: a listener keeps nothing of a stranger but the connection
-//! and the challenge. `launch` is no secret: it tells launches apart that meet at one address.
+//! A proof is the HMAC-SHA256 of all that was said, under the secret, with the prover's role and both
+//! ends' random bytes: it can be neither reflected nor replayed. The caller proves itself first, so a
+//! listener keeps only a connection and a challenge for a stranger. `launch` is no secret.
 //!
-//! Invariant: these layouts are the same in every version; what may change is the body, which says
-//! its version. The proof covers the handshake, not what follows: who can read and change the
-//! traffic between the hosts is outside of what this keeps out, as with any transport whose data is
-//! not encrypted.
+//! Invariant: these layouts are the same in every version; the body states its version. The proof
+//! covers the handshake, not the unencrypted traffic after it.
 
 use std::time::Instant;
 
@@ -29,30 +26,25 @@ use crate::bootstrap::secret::Secret;
 use crate::bootstrap::socket::Received;
 
 const CHALLENGE_MAGIC: [u8; 8] = *b"fluxauth";
-/// What a caller hears whose proof is wrong. Whoever sends it need not know anything, so it only
-/// explains why no group forms.
+/// Answers a wrong proof. It is not authenticated, so it only explains why no group forms.
 const DENIAL: [u8; 8] = *b"fluxdeny";
 const NONCE_BYTES: usize = 32;
 const PROOF_BYTES: usize = 32;
 const CHALLENGE_BYTES: usize = 8 + 16 + NONCE_BYTES;
 /// Most bytes of an answer's body.
 const MAX_BODY: usize = 256;
-/// Room for any answer.
-pub(crate) const MAX_ANSWER: usize = NONCE_BYTES + PROOF_BYTES + MAX_BODY;
+pub(crate) const MAX_RESPONSE: usize = NONCE_BYTES + PROOF_BYTES + MAX_BODY;
 
-/// Who makes a proof.
 #[derive(Clone, Copy)]
 enum Role {
     Listener,
     Caller,
 }
 
-/// What a listener says first.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Challenge([u8; CHALLENGE_BYTES]);
 
 impl Challenge {
-    /// A new one.
     pub(crate) fn new(launch: u128) -> Result<Self, Errno> {
         let mut bytes = [0; CHALLENGE_BYTES];
         bytes[..8].copy_from_slice(&CHALLENGE_MAGIC);
@@ -78,13 +70,13 @@ impl Challenge {
 
 /// A caller's answer, as it came.
 #[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Answer<'a> {
+pub(crate) struct Response<'a> {
     nonce: &'a [u8; NONCE_BYTES],
     proof: &'a [u8; PROOF_BYTES],
     body: &'a [u8],
 }
 
-impl<'a> Answer<'a> {
+impl<'a> Response<'a> {
     /// `None` for what is no answer.
     pub(crate) fn decode(bytes: &'a [u8]) -> Option<Self> {
         let (nonce, rest) = bytes.split_first_chunk()?;
@@ -109,17 +101,13 @@ pub(crate) fn deny(link: &Link, deadline: Instant) {
 /// Why a caller is not connected.
 #[derive(Debug)]
 pub(crate) enum Miss {
-    /// No connection could be made.
     Unreached(Errno),
     /// Nobody there, or not any more, or not in time.
     Nobody,
-    /// Another program.
     Stranger,
-    /// Another launch.
     OtherLaunch,
     /// The same launch, with another secret.
     Denied,
-    /// A fault of this process.
     System(Errno),
 }
 
@@ -138,8 +126,8 @@ pub(crate) fn greet(link: &Link, launch: u128, deadline: Instant) -> Result<Chal
     }
 }
 
-/// The caller's answer to a challenge: proves this end with `body` to the listener, and the
-/// listener to this end.
+/// Answers a challenge: proves this end, with `body`, to the listener, and the listener to this
+/// end.
 pub(crate) fn prove(link: &Link, secret: &Secret, challenge: &Challenge, body: &[u8], deadline: Instant) -> Result<(), Miss> {
     debug_assert!(body.len() <= MAX_BODY, "bodies are of fixed layouts");
     let nonce = random().map_err(Miss::System)?;
@@ -192,16 +180,16 @@ mod tests {
         fn only_the_secret_and_every_bit_of_it_all_pass(body in prop::collection::vec(any::<u8>(), 0..256), at: prop::sample::Index, bit in 0..8) {
             let challenge = Challenge::new(7).unwrap();
             let said = answer(&secret("a"), &challenge, &body);
-            let (heard, proof) = Answer::decode(&said).unwrap().check(&secret("a"), &challenge).unwrap();
+            let (heard, proof) = Response::decode(&said).unwrap().check(&secret("a"), &challenge).unwrap();
             prop_assert_eq!(heard, &body[..]);
             // A listener's proof is no caller's: what was heard cannot be said back.
             let reflected = [&said[..32], &proof, &body[..]].concat();
-            prop_assert!(Answer::decode(&reflected).unwrap().check(&secret("a"), &challenge).is_none());
-            prop_assert!(Answer::decode(&said).unwrap().check(&secret("b"), &challenge).is_none());
-            prop_assert!(Answer::decode(&said).unwrap().check(&secret("a"), &Challenge::new(7).unwrap()).is_none());
+            prop_assert!(Response::decode(&reflected).unwrap().check(&secret("a"), &challenge).is_none());
+            prop_assert!(Response::decode(&said).unwrap().check(&secret("b"), &challenge).is_none());
+            prop_assert!(Response::decode(&said).unwrap().check(&secret("a"), &Challenge::new(7).unwrap()).is_none());
             let mut other = said.clone();
             other[at.index(said.len())] ^= 1_u8 << bit;
-            prop_assert!(Answer::decode(&other).unwrap().check(&secret("a"), &challenge).is_none());
+            prop_assert!(Response::decode(&other).unwrap().check(&secret("a"), &challenge).is_none());
         }
 
         #[test]
@@ -210,7 +198,7 @@ mod tests {
             if let Some(challenge) = Challenge::decode(&bytes) {
                 prop_assert_eq!(challenge.bytes(), &bytes[..]);
             }
-            if let Some(answer) = Answer::decode(&bytes) {
+            if let Some(answer) = Response::decode(&bytes) {
                 prop_assert_eq!([&answer.nonce[..], answer.proof, answer.body].concat(), &bytes[..]);
                 prop_assert!(answer.check(&secret("a"), &Challenge::new(0).unwrap()).is_none());
             }

@@ -1,9 +1,7 @@
-//! The rendezvous directory and the one name in it.
+//! The rendezvous directory and the socket's name in it.
 //!
-//! Invariant: the directory is of this user and nobody else may enter it, so whoever reaches the
-//! socket in it is of this user (and is asked again by `SO_PEERCRED`). The name is removed before
-//! the socket is closed, whatever happened in between; but for a process that was killed meanwhile,
-//! whose name the next leader removes that makes a directory beside it.
+//! Invariant: only this user may enter the directory (checked again by `SO_PEERCRED`). The name is
+//! removed before the socket closes. The next leader removes what a killed one has left.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -21,7 +19,6 @@ use crate::bootstrap::socket;
 const PATH_LIMIT: usize = 107;
 const SOCKET_NAME: &str = "rank0.sock";
 
-/// The socket's path in `place`.
 pub(crate) fn socket_path(place: &HostPlace) -> Result<PathBuf, BootstrapError> {
     let path = place.directory.join(SOCKET_NAME);
     let length = path.as_os_str().len();
@@ -84,8 +81,7 @@ impl NamedSocket {
                 }
                 return Err(not_there());
             };
-            // Who finds a stale name and removes it must not remove the name that another has put
-            // there since.
+            // A stale name is removed under a lock: another process may have replaced it.
             if !lock(&directory, deadline).map_err(BootstrapError::io(step))? {
                 return Err(BootstrapError::io(step)(Errno::TIMEDOUT));
             }
@@ -121,9 +117,8 @@ impl Drop for NamedSocket {
     }
 }
 
-/// Removes what leaders of this user have left beside `own` that were killed while their ranks met.
-/// Such names are often random, so that no later launch has the same. A leader that is about to
-/// take its name makes its directory again.
+/// Removes what killed leaders of this user left beside `own`. Names are often random, so no later
+/// launch reuses them.
 fn sweep(own: &Path) {
     let beside = own.parent().and_then(|parent| std::fs::read_dir(parent).ok()).into_iter().flatten().flatten();
     for left in beside.filter(|entry| entry.file_name().to_str().is_some_and(HostPlace::is_name)).map(|entry| entry.path()) {
@@ -145,8 +140,7 @@ fn report(path: &Path, removed: io::Result<()>) {
     }
 }
 
-/// Takes the directory's advisory lock, which ends with the descriptor and leaves no file; `false`
-/// at the deadline.
+/// Takes the directory's advisory lock, which ends with the descriptor; `false` at the deadline.
 fn lock(directory: &OwnedFd, deadline: Instant) -> Result<bool, Errno> {
     loop {
         match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {

@@ -1,7 +1,7 @@
-//! A leader's side of a rendezvous: who has come, who has not said who it is, and the verdict.
+//! A leader's side of a rendezvous: present ranks, unidentified connections and the verdict.
 //!
-//! Invariant: a rank counts as present only while its connection stands. Once there is a verdict,
-//! everyone who comes hears it. Strangers are the [`Listener`]'s affair.
+//! Invariant: a rank is present only while its connection stands. After the verdict every newcomer
+//! hears it.
 
 use std::os::fd::AsFd;
 use std::time::{Duration, Instant};
@@ -21,28 +21,25 @@ const LINGER: Duration = Duration::from_secs(5);
 
 /// The ranks that are to meet, and what their leader says of itself.
 #[derive(Clone, Debug)]
-pub(crate) struct Group {
+pub(crate) struct RankGroup {
     /// The leader's; its rank is the first of the group.
     pub(crate) own: Hello,
     pub(crate) world: WorldSize,
-    /// In order.
     pub(crate) ranks: Vec<Rank>,
     /// Bytes that every rank says after its hello.
     pub(crate) more: usize,
 }
 
-/// A rank that is here.
 #[derive(Debug)]
 pub(crate) struct Member {
     pub(crate) rank: Rank,
     pub(crate) link: Link,
-    /// After its hello.
     pub(crate) said: Vec<u8>,
     pid: u32,
 }
 
 struct Gathering<L> {
-    group: Group,
+    group: RankGroup,
     listener: Listener<L>,
     members: Vec<Member>,
     verdict: Option<Refusal>,
@@ -51,7 +48,7 @@ struct Gathering<L> {
 }
 
 /// Waits for all ranks of the group: the leader's connections to the others, in rank order.
-pub(crate) fn gather<L: AsFd>(group: Group, listener: Listener<L>, deadline: Instant) -> Result<Vec<Member>, BootstrapError> {
+pub(crate) fn gather<L: AsFd>(group: RankGroup, listener: Listener<L>, deadline: Instant) -> Result<Vec<Member>, BootstrapError> {
     let mut gathering = Gathering { group, listener, members: Vec::new(), verdict: None, informed: 0 };
     let mut end = deadline;
     loop {
@@ -86,7 +83,6 @@ fn refusal_of(leader: Rank, errno: Errno) -> Refusal {
     Refusal::Leader { rank: leader.get(), errno: errno.raw_os_error().cast_unsigned() }
 }
 
-/// The ranks as bits.
 pub(crate) fn mask(ranks: &[Rank]) -> u64 {
     ranks.iter().fold(0, |mask, rank| mask | 1 << rank.get())
 }
@@ -119,8 +115,8 @@ impl<L: AsFd> Gathering<L> {
         Ok(())
     }
 
-    /// Finds who of the members is here no more. Asked before anything is concluded from who is
-    /// here: a rank that died may come again before its end was noticed otherwise.
+    /// Drops members whose connection has ended. Runs before every decision, as a rank that died
+    /// may come again.
     fn sweep(&mut self) {
         let before = self.members.len();
         let mut impatient = Vec::new();
@@ -143,8 +139,7 @@ impl<L: AsFd> Gathering<L> {
         }
     }
 
-    /// Names the ranks that have not come. Where the last has come meanwhile, those that did not
-    /// wait for it are the ones that are not there.
+    /// Names the missing ranks; if all have come, those that gave up waiting.
     fn give_up(&mut self, impatient: &[Rank]) {
         let missing = self.missing();
         let ranks = if missing == 0 { mask(impatient) } else { missing };
@@ -252,7 +247,7 @@ mod tests {
         };
         let _links = [comes(1, true), comes(2, false)];
         let mut gathering = Gathering {
-            group: Group { own: hello(0), world, ranks: world.ranks().collect(), more: 0 },
+            group: RankGroup { own: hello(0), world, ranks: world.ranks().collect(), more: 0 },
             listener: Listener::unix(listener),
             members: Vec::new(),
             verdict: None,

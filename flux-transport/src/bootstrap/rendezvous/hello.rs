@@ -1,8 +1,7 @@
-//! The messages of the rendezvous: a rank's hello and its leader's answers.
+//! The messages of the rendezvous: a rank's hello and its leader's replies.
 //!
-//! Invariant: fixed layouts, little-endian; a hello's first 32 bytes mean the same in every version
-//! of the protocol, so that versions can be told apart; decoding never panics and never allocates
-//! by a length that it read.
+//! Invariant: fixed layouts, little-endian. A hello's first 32 bytes mean the same in every
+//! protocol version. Decoding never panics.
 
 use flux_core::{Rank, WorldSize};
 
@@ -49,7 +48,6 @@ impl std::fmt::Display for Version {
     }
 }
 
-/// What a rank says first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Hello {
     pub(crate) protocol: u32,
@@ -103,14 +101,16 @@ impl Hello {
 /// What a rank says when its deadline passes before the others have come: no group forms any more.
 pub(crate) const GIVING_UP: [u8; 8] = *b"fluxgone";
 
-/// What the leader answers.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Reply {
     /// Known; these ranks (bits) have not come yet.
-    Waiting { missing: u64 },
+    Waiting {
+        missing: u64,
+    },
     /// All are there: a socket to every other rank comes with this, in rank order.
-    Welcome { sockets: u32 },
-    /// The group does not form.
+    Welcome {
+        sockets: u32,
+    },
     Refused(Refusal),
 }
 

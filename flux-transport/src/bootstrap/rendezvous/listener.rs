@@ -1,8 +1,8 @@
-//! Who comes to a listening socket: strangers, until they say what one of ours would say.
+//! A listening socket, and connections that have not identified themselves.
 //!
-//! Invariant: a stranger costs one of [`STRANGERS`] places for at most [`PATIENCE`], and delays
-//! nobody who speaks. Over a Unix socket it must be of this user; over TCP it must prove that it
-//! holds the secret before anything that it says is looked at.
+//! Invariant: such a stranger takes one of [`STRANGERS`] slots for at most [`PATIENCE`] and delays
+//! nobody else. Over a Unix socket it must be of this user, over TCP it must prove that it holds
+//! the secret.
 
 use std::collections::VecDeque;
 use std::net::IpAddr;
@@ -12,7 +12,7 @@ use std::time::{Duration, Instant};
 use rustix::event::PollFd;
 use rustix::io::Errno;
 
-use super::auth::{self, Answer, Challenge, MAX_ANSWER};
+use super::auth::{self, Challenge, MAX_RESPONSE, Response};
 use crate::bootstrap::deadlines::ANSWER;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::secret::Secret;
@@ -28,7 +28,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 #[derive(Debug)]
 pub(crate) struct Listener<L> {
     listener: L,
-    key: Option<Key>,
+    key: Option<LaunchKey>,
     /// Who has to go first, first.
     strangers: VecDeque<Stranger>,
     denied: u32,
@@ -36,7 +36,7 @@ pub(crate) struct Listener<L> {
 
 /// What opens a listener to other hosts.
 #[derive(Clone, Debug)]
-pub(crate) struct Key {
+pub(crate) struct LaunchKey {
     pub(crate) secret: Secret,
     pub(crate) launch: u128,
 }
@@ -57,13 +57,11 @@ pub(crate) struct Caller {
 }
 
 impl<L: AsFd> Listener<L> {
-    /// Of a Unix socket.
     pub(crate) fn unix(listener: L) -> Self {
         Self { listener, key: None, strangers: VecDeque::new(), denied: 0 }
     }
 
-    /// Of a TCP socket.
-    pub(crate) fn tcp(listener: L, key: Key) -> Self {
+    pub(crate) fn tcp(listener: L, key: LaunchKey) -> Self {
         Self { listener, key: Some(key), strangers: VecDeque::new(), denied: 0 }
     }
 
@@ -86,11 +84,9 @@ impl<L: AsFd> Listener<L> {
         self.strangers.iter().map(|stranger| socket::readable(&stranger.link)).chain([socket::readable(&self.listener)])
     }
 
-    /// Hears those who spoke and lets in who waits; `ready` says which of
-    /// [`watched`](Self::watched) did something.
+    /// Accepts and identifies callers. `ready`: which of [`watched`](Self::watched) are readable.
     ///
-    /// # Errors
-    /// The listener's, when nothing can be done about it here.
+    /// # Errors The listener's.
     pub(crate) fn admit(&mut self, ready: &mut impl Iterator<Item = bool>) -> Result<Vec<Caller>, Errno> {
         let mut callers = Vec::new();
         // Those who spoke first, so that strangers that push in below cost them nothing.
@@ -111,8 +107,8 @@ impl<L: AsFd> Listener<L> {
                 Ok(Some(stranger)) => self.hear(stranger, callers),
                 Ok(None) | Err(Errno::INTR | Errno::CONNABORTED) => {}
                 Err(Errno::WOULDBLOCK) => return Ok(()),
-                // No descriptors left: room comes from strangers; without any, the ranks themselves
-                // are too many.
+                // Out of descriptors: drop strangers first; without any, the ranks themselves are
+                // too many.
                 Err(Errno::MFILE | Errno::NFILE) if self.strangers.pop_front().is_some() => {}
                 Err(errno) => return Err(errno),
             }
@@ -143,7 +139,7 @@ impl<L: AsFd> Listener<L> {
 
     /// Reads what a stranger has said, if it has.
     fn hear(&mut self, stranger: Stranger, callers: &mut Vec<Caller>) {
-        let mut buffer = [0; MAX_ANSWER];
+        let mut buffer = [0; MAX_RESPONSE];
         let message = match stranger.link.receive(&mut buffer) {
             Ok(Received::Message(message)) => message,
             Ok(Received::Nothing) => {
@@ -178,8 +174,8 @@ impl<L: AsFd> Listener<L> {
 }
 
 /// What a caller says, if it proves that it holds the secret; then it has the proof of this end.
-fn proven(key: &Key, link: &Link, challenge: &Challenge, bytes: &[u8]) -> Option<Vec<u8>> {
-    let Some((body, proof)) = Answer::decode(bytes).and_then(|answer| answer.check(&key.secret, challenge)) else {
+fn proven(key: &LaunchKey, link: &Link, challenge: &Challenge, bytes: &[u8]) -> Option<Vec<u8>> {
+    let Some((body, proof)) = Response::decode(bytes).and_then(|answer| answer.check(&key.secret, challenge)) else {
         tracing::warn!("dropped a connection to the rendezvous that does not know the secret");
         auth::deny(link, Instant::now());
         return None;

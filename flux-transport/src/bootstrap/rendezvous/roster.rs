@@ -1,7 +1,6 @@
-//! Where the ranks are: what each tells rank 0, and what rank 0 tells all of them.
+//! Where each rank is: what it tells rank 0, and what rank 0 tells all.
 //!
-//! Invariant: fixed layouts, little-endian; decoding accepts exactly what encoding gives, for the
-//! world that is asked for.
+//! Invariant: fixed layouts, little-endian. Decoding accepts exactly what encoding gives.
 
 use std::net::{IpAddr, Ipv6Addr, SocketAddr};
 
@@ -13,10 +12,8 @@ use crate::bootstrap::host_id::{HOST_ID_BYTES, HostId};
 pub(crate) const WHEREABOUTS_BYTES: usize = HOST_ID_BYTES + 16 + 2;
 const MAGIC: [u8; 8] = *b"fluxrost";
 const HEADER_BYTES: usize = 8 + 16 + 4;
-/// Room for the largest.
 pub(crate) const MAX_ROSTER: usize = HEADER_BYTES + MAX_WORLD * WHEREABOUTS_BYTES;
 
-/// Where one rank is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Whereabouts {
     pub(crate) host: HostId,
@@ -44,12 +41,10 @@ impl Whereabouts {
     }
 }
 
-/// Where all ranks are.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Roster {
     /// Random: names this meeting in what follows.
     pub(crate) meeting: u128,
-    /// By rank.
     pub(crate) ranks: Vec<Whereabouts>,
 }
 

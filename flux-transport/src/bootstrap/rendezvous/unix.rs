@@ -1,8 +1,7 @@
 //! The ranks of one host meet at a Unix socket in a private directory.
 //!
-//! Invariant: whoever waits here holds at most one connection. The leader, the first rank of the
-//! group, connects every two ranks: a pair of sockets that it made needs no proof of who is at its
-//! other end.
+//! Invariant: a waiting rank holds at most one connection. The leader, the first rank, makes a
+//! socket pair for every two ranks, which needs no proof of identity.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::time::{Duration, Instant};
@@ -11,7 +10,7 @@ use flux_core::{Rank, WorldSize};
 use rustix::io::Errno;
 
 use super::directory::{NamedSocket, open_private, socket_path};
-use super::gather::{self, Group, Member};
+use super::gather::{self, Member, RankGroup};
 use super::hello::{GIVING_UP, Hello, REPLY_BYTES, Reply};
 use super::listener::Listener;
 use crate::bootstrap::deadlines::{ANSWER, WAITING_FOR_RANKS};
@@ -45,7 +44,7 @@ impl UnixRendezvous {
         if self.rank == self.leader()
             && let Some(listener) = NamedSocket::bind(&self.place, deadline)?
         {
-            let group = Group { own: self.hello(), world: self.world, ranks: self.group.clone(), more: 0 };
+            let group = RankGroup { own: self.hello(), world: self.world, ranks: self.group.clone(), more: 0 };
             return self.deal(&gather::gather(group, Listener::unix(listener), deadline)?);
         }
         // A second leader knocks like any other, so that the first tells everybody.
@@ -65,8 +64,7 @@ impl UnixRendezvous {
         Hello::of(self.rank, self.world, self.place.nonce)
     }
 
-    /// Connects every two ranks and gives each its sockets. A rank that dies now is lost to the
-    /// others when they first need it.
+    /// Connects every two ranks and gives each its sockets. A rank that dies now is found later.
     fn deal(&self, members: &[Member]) -> Result<Vec<OwnedFd>, BootstrapError> {
         let mut rows = match socket_rows(self.group.len()) {
             Ok(rows) => rows,
@@ -118,8 +116,7 @@ impl UnixRendezvous {
         }
     }
 
-    /// Says hello and listens; `None` where the connection ended without a verdict: the leader had
-    /// too many strangers at its listener, or died.
+    /// Says hello and waits for the verdict; `None` if the connection ended without one.
     fn listen_to_leader(&self, socket: OwnedFd, deadline: Instant, missing: &mut u64) -> Result<Option<Vec<OwnedFd>>, BootstrapError> {
         if !socket::same_user(socket.as_fd()).map_err(BootstrapError::io("asking for the leader's user"))? {
             return Err(BootstrapError::Protocol(format!(
@@ -140,8 +137,7 @@ impl UnixRendezvous {
             let message = match received {
                 Received::Message(message) => message,
                 Received::Nothing => {
-                    // So that all ranks hear now who is missing; if the leader is gone itself,
-                    // there is nobody to tell.
+                    // Tells all ranks now who is missing, if the leader still lives.
                     let _ = link.send(&[&GIVING_UP], &[], deadline);
                     return Ok(None);
                 }

@@ -63,21 +63,19 @@ impl Builder {
         self
     }
 
-    /// Meets ranks that are all on this host, in a directory that is there: an absolute path, mode
-    /// 0700, of this user, and of no other launch at the same time.
+    /// Meets ranks that are all on this host, in an existing directory: absolute path, mode 0700,
+    /// of this user, used by no other launch.
     ///
-    /// # Errors
-    /// [`WorldError`]: what is wrong with the place, or with which rank.
+    /// # Errors [`WorldError`].
     pub fn on_host(self, directory: impl Into<PathBuf>) -> Result<World, WorldError> {
         let place = HostPlace::at(directory.into(), &[]);
         self.meet(Place::Host(place))
     }
 
-    /// Meets ranks that may be on several hosts, at `HOST:PORT`: an address of rank 0's host, and a
-    /// port that is free there.
+    /// Meets ranks that may be on several hosts, at `HOST:PORT`: an address and a free port of rank
+    /// 0's host.
     ///
-    /// # Errors
-    /// [`WorldError`]: what is wrong with the place, or with which rank.
+    /// # Errors [`WorldError`].
     pub fn across_hosts(self, address: &str, secret: Secret) -> Result<World, WorldError> {
         let place = NetworkPlace::at(address, secret)?;
         self.meet(Place::Network(place))

@@ -1,8 +1,7 @@
-//! A rank's place in a launch: who it is, how many there are, how it meets the others.
+//! A rank's place in a launch.
 //!
-//! Invariant: as long as a [`World`] or a communicator made from it lives, the rank is present to
-//! its peers. The last one to go says goodbye, unless its thread is panicking: then the peers lose
-//! the rank, as they would lose a process that dies.
+//! Invariant: the rank is present to its peers as long as a [`World`] or a communicator of it
+//! lives. The last one to go says goodbye, unless its thread is panicking.
 
 mod builder;
 mod error;
@@ -25,9 +24,8 @@ pub struct World {
     membership: Arc<Membership>,
     /// Of which communicator the [steps](Self::steps) are that are taken by this handle.
     communicator: u32,
-    /// The number that the first of its line of successors had, in its own world: each rebuilt one
-    /// is the first of a new world, and ranks may differ in how often they have rebuilt, as a
-    /// rebuild may succeed on some and not on others.
+    /// Identifies a communicator and its rebuilt successors, each of which is the first of a new
+    /// world.
     line: u32,
 }
 
@@ -38,41 +36,36 @@ pub(crate) struct Membership {
     local_rank: u32,
     /// How a launcher placed the rank, where one did.
     environment: Option<Environment>,
-    /// How many communicators the ranks have met to connect: as all ranks connect the same in the
-    /// same order, a number is one communicator.
+    /// Communicators connected so far. All ranks connect in one order, so a number names one
+    /// communicator.
     communicators: AtomicU32,
 }
 
 impl World {
-    /// The rank that a launcher has made this process: flux's own, torchrun, Open MPI, MPICH or
-    /// Slurm. [`Environment`](crate::Environment) says which variables count, and how
-    /// ranks on several hosts meet. Waits for the other ranks, for a minute at most, and blocks its
-    /// thread meanwhile: asynchronous programs call it on one that may block (`spawn_blocking`).
+    /// Takes this process's rank from its launcher: flux's own, torchrun, Open MPI, MPICH or Slurm
+    /// (variables: [`Environment`](crate::Environment)). Blocks until the other ranks come, a
+    /// minute at most; asynchronous programs use `spawn_blocking`.
     ///
-    /// # Errors
-    /// [`WorldError::NoLauncher`] where there is no launcher; others name the variable, or the
-    /// ranks that did not come.
+    /// # Errors [`WorldError::NoLauncher`] without a launcher; others name the variable or the
+    /// missing ranks.
     pub fn from_env() -> Result<Self, WorldError> {
         Self::from_env_with(START)
     }
 
-    /// As [`from_env`](Self::from_env), for ranks that may take so long to come one after another,
-    /// as where each loads a model first. All ranks give the same. A
-    /// [`Rebuild::Whole`](crate::Rebuild) waits for replacements for a minute, or for
-    /// [`Options::deadline`](crate::Options) where that is longer.
+    /// As [`from_env`](Self::from_env), with more time for ranks that load a model first. All ranks
+    /// give the same.
     ///
-    /// # Errors
-    /// As [`from_env`](Self::from_env).
+    /// # Errors As [`from_env`](Self::from_env).
     pub fn from_env_with(deadline: Duration) -> Result<Self, WorldError> {
         let environment = Environment::read()?;
         let control = join(&environment, start_by(deadline))?;
         Ok(Self::launched(environment, control))
     }
 
-    /// `n` ranks as threads of this process, by rank: move each into its thread.
+    /// Makes `n` ranks as threads of this process; move each into its thread.
     ///
-    /// # Errors
-    /// [`WorldError::Size`] if `n` is 0 or above [`MAX_WORLD`](flux_core::rank::MAX_WORLD).
+    /// # Errors [`WorldError::Size`] if `n` is 0 or above
+    /// [`MAX_WORLD`](flux_core::rank::MAX_WORLD).
     pub fn local(n: u32) -> Result<Vec<Self>, WorldError> {
         let planes = local_planes(n).ok_or(WorldError::Size { size: n })?;
         Ok(planes.into_iter().map(|plane| Self::new(plane.rank().get(), plane)).collect())
@@ -84,8 +77,7 @@ impl World {
         Self::new(0, Arc::new(LocalControl::world_of(ONE).remove(0)))
     }
 
-    /// A rank over a control plane. `local_rank` numbers the ranks of this machine, and so its
-    /// devices.
+    /// A rank over a control plane. `local_rank` numbers the ranks of this machine.
     pub(crate) fn new(local_rank: u32, control: Arc<dyn ControlPlane>) -> Self {
         Self::with(local_rank, control, None)
     }
@@ -113,9 +105,8 @@ impl World {
         self.membership.environment.as_ref()
     }
 
-    /// A handle of the communicator that is about to be connected. Numbers are taken before the
-    /// ranks meet, so where threads of a rank connect at the same time, those of another number do
-    /// not go on together.
+    /// A handle for the communicator about to be connected. The number is taken before the ranks
+    /// meet, so threads that connect at once are told apart.
     pub(crate) fn connecting(&self) -> Self {
         let communicator = self.membership.communicators.fetch_add(1, Ordering::Relaxed);
         Self { communicator, line: communicator, ..self.share() }
@@ -128,8 +119,7 @@ impl World {
 
     /// Gives this handle's number back, as the ranks have not met to connect.
     pub(crate) fn not_met(&self) {
-        // Where another thread has taken a number since, no later one is the same on all ranks, and
-        // connecting says so.
+        // If another thread has taken a number meanwhile, connecting reports the mismatch.
         let taken = self.communicator.wrapping_add(1);
         let _ = self.membership.communicators.compare_exchange(taken, self.communicator, Ordering::Relaxed, Ordering::Relaxed);
     }
@@ -159,8 +149,7 @@ impl World {
         self.control().world()
     }
 
-    /// This rank's number among those of its machine: the device that it uses unless told
-    /// otherwise.
+    /// This rank's number on its machine: its device by default.
     pub fn local_rank(&self) -> u32 {
         self.membership.local_rank
     }

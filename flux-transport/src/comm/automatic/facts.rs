@@ -1,6 +1,6 @@
-//! What each rank knows that decides between transports.
+//! What each rank tells for the choice of a transport.
 //!
-//! Invariant: decoding accepts what [`Facts::encode`] produces, of this version, and nothing else.
+//! Invariant: decoding accepts exactly what [`Facts::encode`] of this version gives.
 
 use crate::backends::nvlink::ordinal;
 use crate::cuda::{self, CudaError, DeviceUuid, Unavailable};
@@ -12,10 +12,8 @@ use std::path::Path;
 
 const HEADER: &str = concat!("flux-facts ", env!("CARGO_PKG_VERSION"));
 
-/// A rank's device.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum Gpu {
-    /// It is there.
+pub(crate) enum RankGpu {
     Found(DeviceUuid),
     /// There is none, and this rank would not have expected one.
     Absent(String),
@@ -23,17 +21,15 @@ pub(crate) enum Gpu {
     Broken(String),
 }
 
-/// What one rank says.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Facts {
-    pub(super) gpu: Gpu,
+    pub(super) gpu: RankGpu,
     /// Whether its environment forbids peer access.
     pub(super) p2p_disabled: bool,
     /// Whether it is to find that peer access does not work.
     pub(super) veto: bool,
     /// Which boot of which kernel it runs on; empty where that is not known.
     pub(super) boot: String,
-    /// Its `CUDA_VISIBLE_DEVICES`.
     pub(super) visible: String,
 }
 
@@ -51,9 +47,9 @@ impl Facts {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let Self { gpu, p2p_disabled, veto, boot, visible } = self;
         let gpu = match gpu {
-            Gpu::Found(uuid) => format!("found {uuid}"),
-            Gpu::Absent(why) => format!("absent {}", line(why)),
-            Gpu::Broken(why) => format!("broken {}", line(why)),
+            RankGpu::Found(uuid) => format!("found {uuid}"),
+            RankGpu::Absent(why) => format!("absent {}", line(why)),
+            RankGpu::Broken(why) => format!("broken {}", line(why)),
         };
         format!("{HEADER}\n{gpu}\n{p2p_disabled} {veto}\n{}\n{}", line(boot), line(visible)).into_bytes()
     }
@@ -62,9 +58,9 @@ impl Facts {
         let mut lines = std::str::from_utf8(message).ok()?.split('\n');
         let (header, gpu, flags, boot, visible) = (lines.next()?, lines.next()?, lines.next()?, lines.next()?, lines.next()?);
         let gpu = match gpu.split_once(' ')? {
-            ("found", uuid) => Gpu::Found(uuid.parse().ok()?),
-            ("absent", why) => Gpu::Absent(why.to_owned()),
-            ("broken", why) => Gpu::Broken(why.to_owned()),
+            ("found", uuid) => RankGpu::Found(uuid.parse().ok()?),
+            ("absent", why) => RankGpu::Absent(why.to_owned()),
+            ("broken", why) => RankGpu::Broken(why.to_owned()),
             _ => return None,
         };
         let (p2p_disabled, veto) = flags.split_once(' ')?;
@@ -74,14 +70,14 @@ impl Facts {
     }
 }
 
-fn gpu(world: &World, options: &Options) -> Gpu {
+fn gpu(world: &World, options: &Options) -> RankGpu {
     let found = || cuda::device_info(ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?));
     match cuda::available() {
         Err(why) => without(&why, &topology::nvidia_gpus(Path::new("/")), topology::unseen),
         Ok(()) => match found() {
-            Ok(info) => Gpu::Found(info.uuid),
+            Ok(info) => RankGpu::Found(info.uuid),
             Err(CudaError::Unavailable(why)) => without(&why, &[], topology::unseen),
-            Err(error) => Gpu::Broken(format!("{error}{}", clause(error.is_too_few().then(topology::unseen).flatten()))),
+            Err(error) => RankGpu::Broken(format!("{error}{}", clause(error.is_too_few().then(topology::unseen).flatten()))),
         },
     }
 }
@@ -91,16 +87,15 @@ fn clause(advice: Option<impl Display>) -> String {
     advice.map_or_else(String::new, |advice| format!(": {advice}"))
 }
 
-/// What a driver that cannot be used means on a machine with these GPUs on its bus. One that is not
-/// installed, or is shown no device, leaves a machine to its processors; one that does not start on
-/// a machine with GPUs is broken. `unseen` says what may keep GPUs on the bus from this process.
-fn without(why: &Unavailable, on_bus: &[String], unseen: fn() -> Option<String>) -> Gpu {
+/// Judges an unusable driver. Without GPUs on the bus, or none shown, the rank computes on the
+/// host; a driver that does not start beside GPUs is broken.
+fn without(why: &Unavailable, on_bus: &[String], unseen: fn() -> Option<String>) -> RankGpu {
     let bus = if on_bus.is_empty() { String::new() } else { format!("; the PCI bus has {}", on_bus.join(", ")) };
     if why.is_fault() && !on_bus.is_empty() {
-        return Gpu::Broken(format!("{why}{}", clause(why.advice())));
+        return RankGpu::Broken(format!("{why}{}", clause(why.advice())));
     }
     let hidden = *why == Unavailable::NoDevice && !on_bus.is_empty();
-    Gpu::Absent(format!("{why}{bus}{}", clause(hidden.then(unseen).flatten())))
+    RankGpu::Absent(format!("{why}{bus}{}", clause(hidden.then(unseen).flatten())))
 }
 
 #[cfg(test)]
@@ -114,14 +109,16 @@ mod tests {
         let init = Unavailable::Init { call: "cuInit", code: 802, name: "CUDA_ERROR_SYSTEM_NOT_READY".into() };
         let library = Unavailable::Library { tried: "libcuda.so.1".into(), reason: "not found".into() };
         let without = |why: &Unavailable, on_bus: &[String]| without(why, on_bus, || Some("advice".to_owned()));
-        assert!(matches!(without(&init, &bus), Gpu::Broken(why) if why.contains("802") && why.contains("nvidia-fabricmanager")));
-        assert!(matches!(without(&Unavailable::Symbol { symbol: "cu_new" }, &bus), Gpu::Broken(why) if why.contains("update the driver")));
-        assert!(matches!(without(&init, &[]), Gpu::Absent(_)));
+        assert!(matches!(without(&init, &bus), RankGpu::Broken(why) if why.contains("802") && why.contains("nvidia-fabricmanager")));
+        assert!(
+            matches!(without(&Unavailable::Symbol { symbol: "cu_new" }, &bus), RankGpu::Broken(why) if why.contains("update the driver"))
+        );
+        assert!(matches!(without(&init, &[]), RankGpu::Absent(_)));
         for (why, hidden) in [(library, false), (Unavailable::NoDevice, true)] {
-            assert!(matches!(without(&why, &[]), Gpu::Absent(words) if !words.contains("advice")));
+            assert!(matches!(without(&why, &[]), RankGpu::Absent(words) if !words.contains("advice")));
             // Only a driver that is there may hide GPUs.
-            assert!(matches!(without(&why, &bus), Gpu::Absent(words) if words.contains("advice") == hidden));
-            assert!(matches!(without(&why, &bus), Gpu::Absent(words) if words.contains(&bus[0])));
+            assert!(matches!(without(&why, &bus), RankGpu::Absent(words) if words.contains("advice") == hidden));
+            assert!(matches!(without(&why, &bus), RankGpu::Absent(words) if words.contains(&bus[0])));
         }
     }
 
@@ -130,9 +127,9 @@ mod tests {
         fn facts_come_back_and_no_part_of_them_does(kind in 0..3_u8, uuid: [u8; 16], why in "[a-z\n ]{0,20}", p2p_disabled: bool, veto: bool, boot in "[0-9a-f-]{0,36}", cut: prop::sample::Index) {
             let why = line(&why);
             let gpu = match kind {
-                0 => Gpu::Found(DeviceUuid(uuid)),
-                1 => Gpu::Absent(why),
-                _ => Gpu::Broken(why),
+                0 => RankGpu::Found(DeviceUuid(uuid)),
+                1 => RankGpu::Absent(why),
+                _ => RankGpu::Broken(why),
             };
             // The last field ends with the message.
             let facts = Facts { gpu, p2p_disabled, veto, boot, visible: String::new() };

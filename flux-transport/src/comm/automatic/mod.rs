@@ -1,10 +1,9 @@
 //! The transport that `auto` takes: nvlink, mixed, pcie, nccl, in this order, the first that all
 //! ranks can use; host where no rank has a GPU.
 //!
-//! Invariant: every rank takes the same steps, for each decision is a pure function of what all
-//! ranks were told. GPUs are never left idle in silence: ranks that have some and can use none of
-//! the transports get an error. Once peer access is proven, nvlink or mixed is chosen, and what
-//! fails then is an error too.
+//! Invariant: each decision is a pure function of what all ranks were told. GPUs are never left idle
+//! in silence: if none of their transports works, connecting fails. Once peer access is proven,
+//! nvlink or mixed is chosen, and a later failure is an error.
 //!
 //! ```text
 //! facts of all ranks -> candidates (verdict.rs) -> the first rank of each node has peer access proven there, tells its verdict (peers.rs)
@@ -30,7 +29,7 @@ use peers::proven;
 use std::fmt::Display;
 use std::sync::Once;
 use std::time::Instant;
-use verdict::{Candidates, Ground, judge};
+use verdict::{Basis, Candidates, judge};
 
 /// What was passed over, and why.
 #[derive(Debug, Default)]
@@ -41,8 +40,7 @@ impl Rejected {
         self.0.push(format!("{select}: {why}"));
     }
 
-    /// Passes over a transport that did not connect. Ranks that cannot talk are out of step, and
-    /// try nothing more.
+    /// Passes over a transport that did not connect. Ranks that cannot talk try nothing more.
     fn failed(&mut self, select: Select, error: ConnectError) -> Result<(), ConnectError> {
         match error {
             ConnectError::Control(error) => Err(error.into()),
@@ -67,13 +65,13 @@ impl Rejected {
 pub(super) fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Transport>, String), ConnectError> {
     let facts = exchange(world, options)?;
     let candidates = match judge(&facts, world.size(), world.hosts(), options) {
-        Ground::Gpus(candidates) => candidates,
-        Ground::Host(why) => {
+        Basis::Gpus(candidates) => candidates,
+        Basis::Host(why) => {
             static SAID: Once = Once::new();
             SAID.call_once(|| tracing::warn!("no rank has a GPU, so all compute on the host's processors: {why}"));
             return Ok((host(world, options)?, format!("chosen by auto, as no rank has a GPU: {why}")));
         }
-        Ground::Uneven(why) => return Err(none(&why)),
+        Basis::Uneven(why) => return Err(none(&why)),
     };
     let connect = |select| match select {
         Select::NvLink => nvlink(world, options),
@@ -103,8 +101,7 @@ fn take<T>(
         match proven(nodes)? {
             (Verdict::Works, words) => return Ok((connect(select)?, rejected.chosen(&words))),
             (Verdict::Fails, words) => rejected.add(select, words),
-            // What was not asked beforehand is shown when ranks connect: each reads what every
-            // other of its node wrote.
+            // Connecting shows it: each rank reads what every other of its node wrote.
             (Verdict::Unknown, words) => match connect(select) {
                 Ok(transport) => return Ok((transport, rejected.chosen(&words))),
                 Err(error) => rejected.failed(select, error)?,

@@ -1,10 +1,9 @@
-//! Whether devices reach each other within their nodes: the first rank of each node asks, and all
-//! ranks take one verdict.
+//! Whether devices reach each other within their nodes.
 //!
-//! Invariant: the verdict is a pure function of what the first ranks said, so all ranks have the
-//! same. One node's no is everybody's, and peer access is proven only where it is in every node.
+//! Invariant: the first rank of each node asks; the verdict is a pure function of their answers.
+//! One node's no is everybody's.
 
-use super::facts::{Facts, Gpu};
+use super::facts::{Facts, RankGpu};
 use crate::ConnectError;
 use crate::bootstrap::control::agree;
 use crate::cuda::DeviceUuid;
@@ -24,7 +23,7 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
         let mates: Vec<&Facts> =
             world.size().ranks().zip(facts).filter(|&(mate, _)| nodes.together(rank, mate)).map(|(_, facts)| facts).collect();
         let devices: Vec<DeviceUuid> =
-            mates.iter().filter_map(|facts| if let Gpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
+            mates.iter().filter_map(|facts| if let RankGpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
         let proof = probe::prove(&devices, mates.iter().any(|facts| facts.veto), probe::LIMIT);
         encode(proof.verdict, &proof.words())
     } else {
@@ -39,8 +38,7 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
     Ok(unanimous(&said.collect::<Result<Vec<_>, _>>()?, nodes, world.hosts()))
 }
 
-/// The verdict of all from what each node's first rank said: the words are those of the nodes that
-/// decided.
+/// Combines the nodes' verdicts; the words are those of the deciding nodes.
 fn unanimous(said: &[(Verdict, String)], nodes: Nodes, hosts: &Hosts) -> (Verdict, String) {
     let any = |wanted| said.iter().any(|&(verdict, _)| verdict == wanted);
     let verdict = [Verdict::Fails, Verdict::Unknown].into_iter().find(|&verdict| any(verdict)).unwrap_or(Verdict::Works);
@@ -92,7 +90,7 @@ mod tests {
     /// What the ranks hear whose devices no machine has. Those of `shared` have one and the same.
     fn told(nodes: Nodes, shared: &[u32]) -> Vec<(Verdict, String)> {
         let on = |rank: u32| Facts {
-            gpu: Gpu::Found(DeviceUuid([if shared.contains(&rank) { 0 } else { rank as u8 }; 16])),
+            gpu: RankGpu::Found(DeviceUuid([if shared.contains(&rank) { 0 } else { rank as u8 }; 16])),
             p2p_disabled: false,
             veto: false,
             boot: String::new(),

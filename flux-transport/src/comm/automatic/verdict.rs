@@ -1,17 +1,16 @@
-//! Which transports are worth trying, from what all ranks know.
+//! Which transports are worth trying.
 //!
-//! Invariant: a pure function of all ranks' facts and of what all asked for alike, so every rank
-//! comes to the same; the order of the ranks decides nothing but which of them are named, and
-//! whether hosts are nodes. What one rank rules out is ruled out for all.
+//! Invariant: a pure function of all ranks' facts and common options. What one rank rules out is
+//! ruled out for all.
 
-use super::facts::{Facts, Gpu};
+use super::facts::{Facts, RankGpu};
 use crate::backends::grouped;
 use crate::topology::hints;
 use crate::{Hosts, Options};
 use flux_core::{Nodes, Rank, WorldSize};
 
-/// For each transport whether it may be tried, or why not. Of those with peer memory, the nodes
-/// within which peer access is to be proven; at most one may be tried.
+/// For each transport whether it may be tried, or why not; with peer memory, the nodes to prove. At
+/// most one of those may be tried.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(super) struct Candidates {
     pub(super) nvlink: Result<Nodes, String>,
@@ -20,32 +19,29 @@ pub(super) struct Candidates {
     pub(super) nccl: Result<(), String>,
 }
 
-/// What the ranks have.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Ground {
+pub(super) enum Basis {
     /// No rank has a GPU, for this reason.
     Host(String),
-    /// Every rank has one.
     Gpus(Candidates),
     /// Some have none, or cannot use theirs; who and why.
     Uneven(String),
 }
 
-/// Judges all ranks' facts, by rank. Of the options count those that all ranks agreed on: whether
-/// they share devices, and how many nodes they are.
-pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &Options) -> Ground {
+/// Judges all ranks' facts, by rank, under the options that all agreed on.
+pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &Options) -> Basis {
     let lacking = |rank: usize, facts: &Facts| match &facts.gpu {
-        Gpu::Found(_) => None,
-        Gpu::Absent(why) => Some(format!("rank {rank} has no GPU: {why}")),
-        Gpu::Broken(why) => Some(format!("rank {rank} cannot use its GPU: {why}")),
+        RankGpu::Found(_) => None,
+        RankGpu::Absent(why) => Some(format!("rank {rank} has no GPU: {why}")),
+        RankGpu::Broken(why) => Some(format!("rank {rank} cannot use its GPU: {why}")),
     };
     let lacking: Vec<String> = facts.iter().enumerate().filter_map(|(rank, facts)| lacking(rank, facts)).collect();
     if let Some(first) = lacking.first() {
-        if facts.iter().all(|facts| matches!(facts.gpu, Gpu::Absent(_))) {
-            return Ground::Host(first.clone());
+        if facts.iter().all(|facts| matches!(facts.gpu, RankGpu::Absent(_))) {
+            return Basis::Host(first.clone());
         }
         let others = if lacking.len() > 1 { format!("; and {} ranks more", lacking.len() - 1) } else { String::new() };
-        return Ground::Uneven(first.clone() + &others);
+        return Basis::Uneven(first.clone() + &others);
     }
     let one_node = match options.nodes {
         None | Some(1) => apart(facts, hosts).map_or(Ok(()), Err),
@@ -61,7 +57,7 @@ pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &
         alone => (alone.clone(), alone),
     };
     let nodes = mixed_nodes(world, hosts, options);
-    Ground::Gpus(Candidates {
+    Basis::Gpus(Candidates {
         nvlink: one_node.clone().and(may_share).and(allowed.clone()).map(|()| Nodes::of_all(world)),
         mixed: nodes.and_then(|nodes| alone.clone().and(allowed).map(|()| nodes)),
         pcie: one_node.and(alone.clone()),
@@ -90,11 +86,10 @@ fn apart(facts: &[Facts], hosts: &Hosts) -> Option<String> {
     Some(format!("ranks 0 and {peer} are on different hosts{hint}"))
 }
 
-/// Two ranks on one device.
 fn double(facts: &[Facts]) -> Option<String> {
     for (rank, one) in facts.iter().enumerate() {
         let same = |other: &Facts| other.gpu == one.gpu;
-        let (Gpu::Found(uuid), Some(peer)) = (&one.gpu, facts[..rank].iter().position(same)) else { continue };
+        let (RankGpu::Found(uuid), Some(peer)) = (&one.gpu, facts[..rank].iter().position(same)) else { continue };
         let need = hints::own_device([&facts[peer].visible, &one.visible]);
         return Some(format!("ranks {peer} and {rank} are both on device {uuid}: {need}"));
     }

@@ -1,8 +1,7 @@
-//! Errors of a new group in the numbers that its ranks had in the old one.
+//! Translates errors of a new group to the ranks' old numbers.
 //!
-//! Invariant: every rank that an error bears as such is one of the old group, as whoever has it can
-//! rebuild only there. Words of a rank's own are not taken apart: where numbers differ, they say
-//! whose they are.
+//! Invariant: every rank field of an error is an old number. Free text is kept and marked as the
+//! new group's.
 
 use crate::bootstrap::control::ranks;
 use crate::{ConnectError, ControlError};

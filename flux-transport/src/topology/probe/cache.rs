@@ -1,10 +1,9 @@
-//! Verdicts on disk, so that a machine is asked once in a boot.
+//! Verdicts on disk, so that a machine is asked once a boot.
 //!
-//! Invariant: what is read was written whole, by this user, for the very same devices, driver, boot
-//! and version; anything else is as good as nothing. A file is complete from the moment it has its
-//! name.
+//! Invariant: an entry counts only if it is whole, of this user, and for the same devices, driver,
+//! boot and version. Files appear by rename.
 
-use super::report::{Answer, Report};
+use super::report::{ChildReport, Report};
 use crate::cuda::{self, DeviceUuid};
 use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
@@ -15,18 +14,14 @@ use std::io::{self, Read, Write as _};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
-/// No verdict is larger.
 const LIMIT: u64 = 1 << 20;
-/// Bits that let others write.
 const OTHERS_WRITE: u32 = 0o022;
 
-/// What a verdict holds for.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Key(String);
+pub(super) struct CacheKey(String);
 
-impl Key {
-    /// Of these devices on this machine as it runs now; `None` where the kernel does not say which
-    /// boot this is, or the driver not which it is.
+impl CacheKey {
+    /// The key of these devices; `None` if the boot or the driver is unknown.
     pub(super) fn here(devices: &[DeviceUuid]) -> Option<Self> {
         let boot = std::fs::read_to_string("/proc/sys/kernel/random/boot_id").ok()?;
         // The kernel's part of the driver, where it shows; the library's always.
@@ -64,7 +59,7 @@ pub(super) fn folder(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> 
 }
 
 /// The verdict for `key`, and its file.
-pub(super) fn read(folder: &Path, key: &Key) -> Option<(Report, PathBuf)> {
+pub(super) fn read(folder: &Path, key: &CacheKey) -> Option<(Report, PathBuf)> {
     let path = key.file(folder);
     let text = own(&path).inspect_err(|error| {
         if error.kind() != io::ErrorKind::NotFound {
@@ -76,9 +71,9 @@ pub(super) fn read(folder: &Path, key: &Key) -> Option<(Report, PathBuf)> {
     if sum != hex(&Sha256::digest(rest)) {
         return None;
     }
-    match Answer::decode(rest.strip_prefix(&key.0)?)? {
-        Answer::Report(report) => Some((report, path)),
-        Answer::Cannot(_) => None,
+    match ChildReport::decode(rest.strip_prefix(&key.0)?)? {
+        ChildReport::Report(report) => Some((report, path)),
+        ChildReport::Cannot(_) => None,
     }
 }
 
@@ -97,9 +92,9 @@ fn own(path: &Path) -> io::Result<String> {
 }
 
 /// Keeps a verdict. A folder that cannot be written costs time only.
-pub(super) fn write(folder: &Path, key: &Key, report: &Report) {
+pub(super) fn write(folder: &Path, key: &CacheKey, report: &Report) {
     let path = key.file(folder);
-    if let Err(error) = place(&path, &(key.0.clone() + &Answer::Report(report.clone()).encode())) {
+    if let Err(error) = place(&path, &(key.0.clone() + &ChildReport::Report(report.clone()).encode())) {
         tracing::warn!(path = %path.display(), %error, "the verdict is not kept, the next process proves again");
     }
 }
@@ -121,8 +116,8 @@ mod tests {
     use crate::topology::probe::report::tests::{report, uuid};
     use std::os::unix::fs::PermissionsExt;
 
-    fn key() -> Key {
-        Key::of(&[uuid(0), uuid(1)], "boot", "driver")
+    fn key() -> CacheKey {
+        CacheKey::of(&[uuid(0), uuid(1)], "boot", "driver")
     }
 
     fn kept() -> (tempfile::TempDir, PathBuf) {
@@ -136,12 +131,12 @@ mod tests {
     #[test]
     fn a_verdict_is_of_its_devices_driver_boot_and_in_any_order() {
         let (folder, path) = kept();
-        assert!(read(folder.path(), &Key::of(&[uuid(1), uuid(0)], "boot", "driver")).is_some(), "whatever rank has which");
+        assert!(read(folder.path(), &CacheKey::of(&[uuid(1), uuid(0)], "boot", "driver")).is_some(), "whatever rank has which");
         let others = [
-            Key::of(&[uuid(0), uuid(2)], "boot", "driver"),
-            Key::of(&[uuid(0)], "boot", "driver"),
-            Key::of(&[uuid(0), uuid(1)], "reboot", "driver"),
-            Key::of(&[uuid(0), uuid(1)], "boot", "other"),
+            CacheKey::of(&[uuid(0), uuid(2)], "boot", "driver"),
+            CacheKey::of(&[uuid(0)], "boot", "driver"),
+            CacheKey::of(&[uuid(0), uuid(1)], "reboot", "driver"),
+            CacheKey::of(&[uuid(0), uuid(1)], "boot", "other"),
         ];
         for other in others {
             assert!(read(folder.path(), &other).is_none(), "{other:?}");

@@ -1,13 +1,10 @@
-//! A process of its own to ask the devices in: what hangs or crashes there leaves this one as it
-//! was.
+//! Runs a probe in a process of its own, which may hang or crash.
 //!
-//! Invariant: [`run`] ends soon after its limit whatever the program does, and takes bounded
-//! memory. When it returns, nothing of the program's process group runs any more, unless the kernel
-//! does not let it go (a driver call that does not return); then it is collected when it does. A
-//! probe of ours ends by itself too, so one whose parent was killed does not stay. Nothing runs
-//! between fork and exec, so a process with much memory is not copied.
+//! Invariant: [`run`] ends soon after its limit and takes bounded memory. When it returns, nothing
+//! of the program's process group runs, unless the kernel cannot end it. A probe whose parent was
+//! killed ends by itself. Nothing runs between fork and exec, so no memory is copied.
 
-use super::report::Answer;
+use super::report::ChildReport;
 use super::request::{REQUEST, Request};
 use crate::topology::limited;
 use rustix::fs::{MemfdFlags, SealFlags};
@@ -29,22 +26,19 @@ const WORDS: usize = 200;
 /// Why a program gave no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum Silence {
-    /// It did not start.
     #[error("it does not start: {0}")]
     NotStarted(io::Error),
     /// It was started and could not be looked after.
     #[error("it was started, and then lost: {0}")]
     Lost(io::Error),
-    /// It was killed.
     #[error("it had not answered after {0:?} and was killed: a driver call that does not return")]
     Late(Duration),
-    /// It ended without one.
     #[error("it ended without an answer ({}){words}", .status.map_or_else(|| "this process is not told how".to_owned(), |status| status.to_string()))]
     Ended { status: Option<ExitStatus>, words: String },
 }
 
 /// Has `program` answer `request` within `limit`.
-pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<Answer, Silence> {
+pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<ChildReport, Silence> {
     let (child, out, err) = start(program, request).map_err(Silence::NotStarted)?;
     let status = match limited::wait(child, limit, GRACE) {
         Ok(Some(status)) => Some(status),
@@ -54,7 +48,7 @@ pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<
         Err(error) => return Err(Silence::Lost(error)),
     };
     let well = status.is_none_or(|status| status.success());
-    let answer = if well { Answer::decode(&said(&out).map_err(Silence::Lost)?) } else { None };
+    let answer = if well { ChildReport::decode(&said(&out).map_err(Silence::Lost)?) } else { None };
     answer.ok_or_else(|| Silence::Ended { status, words: said(&err).map_or_else(|_| String::new(), |text| last_words(&text)) })
 }
 
@@ -117,7 +111,7 @@ mod tests {
         path
     }
 
-    fn ask(script: &str, limit: Duration) -> Result<Answer, Silence> {
+    fn ask(script: &str, limit: Duration) -> Result<ChildReport, Silence> {
         let folder = tempfile::tempdir().unwrap();
         run(&program(folder.path(), script), &Request { devices: vec![uuid(0), uuid(1)], veto: false }, limit)
     }
@@ -126,13 +120,13 @@ mod tests {
 
     #[test]
     fn an_answer_is_taken_and_the_program_has_the_request_and_sees_its_devices() {
-        let answer = Answer::Report(report(2, &[(1, 0)]));
+        let answer = ChildReport::Report(report(2, &[(1, 0)]));
         let mut script = String::new();
         for line in answer.encode().lines() {
             writeln!(script, "echo '{line}'").unwrap();
         }
         assert_eq!(ask(&script, LONG).unwrap(), answer);
-        let Answer::Cannot(seen) = ask(
+        let ChildReport::Cannot(seen) = ask(
             &format!(
                 "echo '{}'; echo \"cannot $CUDA_VISIBLE_DEVICES $FLUX_PROBE_REQUEST\"; echo end",
                 answer.encode().lines().next().unwrap()
@@ -161,7 +155,7 @@ mod tests {
     fn a_program_that_crashes_or_says_anything_else_gives_no_answer() {
         let crash = ask("echo why >&2; kill -SEGV $$", LONG).unwrap_err().to_string();
         assert!(crash.contains("signal: 11") && crash.ends_with(": why"), "{crash}");
-        let whole = Answer::Report(report(2, &[])).encode();
+        let whole = ChildReport::Report(report(2, &[])).encode();
         for script in ["true", "echo works", "exit 3", &format!("printf '{}'; exit 1", whole.replace('\n', "\\n"))] {
             assert!(matches!(ask(script, LONG), Err(Silence::Ended { .. })), "{script}");
         }
@@ -173,7 +167,7 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_told_how_its_children_end_judges_by_what_they_say() {
-        let (request, answer) = (Request { devices: vec![uuid(0), uuid(1)], veto: false }, Answer::Report(report(2, &[])));
+        let (request, answer) = (Request { devices: vec![uuid(0), uuid(1)], veto: false }, ChildReport::Report(report(2, &[])));
         let Some(folder) = std::env::var_os(UNTOLD).map(PathBuf::from) else {
             let folder = tempfile::tempdir().unwrap();
             let whole = format!("printf '{}'", answer.encode().replace('\n', "\\n"));

@@ -1,10 +1,9 @@
-//! Asking the devices: which pairs there are, and what was found between them.
+//! Asks the devices: which pairs there are, and what was found between them.
 //!
-//! Invariant: every ordered pair has its answer. Contexts are made on devices of pairs that the
-//! driver lets reach each other, and on no other.
+//! Invariant: every ordered pair has an answer. Only pairs that the driver allows get contexts.
 
 use super::exchange::{Lost, PATIENCE, ROUNDS, Side, ping_pong, store};
-use super::report::{Answer, Direction, Report, pairs};
+use super::report::{ChildReport, Direction, Report, pairs};
 use super::request::Request;
 use crate::cuda::{self, CudaError, DeviceInfo, DeviceUuid};
 use crate::topology;
@@ -15,7 +14,7 @@ use std::collections::btree_map::Entry;
 const ENOUGH: usize = 3;
 
 /// Asks, and says how the machine connects the devices.
-pub(super) fn ask(request: &Request) -> Answer {
+pub(super) fn ask(request: &Request) -> ChildReport {
     let found = infos(request).and_then(|infos| Ok((directions(&infos, request.veto).map_err(|error| error.to_string())?, infos)));
     match found {
         Ok((found, infos)) => {
@@ -23,9 +22,9 @@ pub(super) fn ask(request: &Request) -> Answer {
             let topology = topology::look(&infos);
             notes.extend(topology.notes());
             let advice = if directions.iter().all(|d| d.fault.is_none()) { Vec::new() } else { topology.advice() };
-            Answer::Report(Report { devices: request.devices.clone(), directions, notes, advice })
+            ChildReport::Report(Report { devices: request.devices.clone(), directions, notes, advice })
         }
-        Err(why) => Answer::Cannot(why),
+        Err(why) => ChildReport::Cannot(why),
     }
 }
 
@@ -40,7 +39,6 @@ fn infos(request: &Request) -> Result<Vec<DeviceInfo>, String> {
     request.devices.iter().map(one).collect()
 }
 
-/// Every ordered pair, and notes.
 fn directions(infos: &[DeviceInfo], veto: bool) -> Result<(Vec<Direction>, Vec<String>), CudaError> {
     let mut directions = Vec::new();
     for (from, to) in pairs(infos.len()) {

@@ -18,21 +18,18 @@ use crate::cuda::{
 };
 use std::time::{Duration, Instant};
 
-/// Words of the pattern.
 const WORDS: usize = 1 << 14;
 const BYTES: usize = 4 * WORDS;
 /// Behind the pattern: the flag, and on a line of its own the word of the ping-pong.
 const FLAG: u64 = BYTES as u64;
 const BALL: u64 = FLAG + 128;
 const ROOM: u64 = BALL + 128;
-/// Round trips, and how many of them are handed to a stream at once: its queue must never fill up
-/// while the other side's work is not there yet.
+/// Round trips, and how many are handed to a stream at once, so that its queue never fills up.
 pub(super) const ROUNDS: u32 = 1000;
 const AT_ONCE: u32 = 50;
 /// How long one exchange may take; it takes microseconds, unless the devices are busy.
 pub(super) const PATIENCE: Duration = Duration::from_secs(3);
 
-/// A device under test.
 pub(super) struct Side {
     pub(super) device: CudaDevice,
     lane: SideStream,
@@ -64,12 +61,10 @@ impl Side {
     fn words(&self, ops: impl IntoIterator<Item = WordOp>, rescue: bool) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
         let stream = if rescue { &self.rescue } else { &self.lane };
-        // SAFETY: the callers name words of memory that is mapped for this device, and keep it
-        // until the streams are idle.
+        // SAFETY: the words are mapped for this device until the streams are idle.
         unsafe { words_async(&self.device, ops, stream.raw()) }
     }
 
-    /// The own word at `address`.
     fn word(&self, address: u64) -> Result<u32, CudaError> {
         let mut word = [0; 4];
         // SAFETY: the callers name words of this device's memory.
@@ -92,14 +87,13 @@ fn idle(sides: [&Side; 2]) -> Result<bool, CudaError> {
     }
 }
 
-/// Writes a pattern and a flag into `to`'s memory at `at`; the fault, if its owner does not find
-/// them there.
+/// Writes a pattern and a flag into `to`'s memory at `at`; returns the fault if its owner does not
+/// find them.
 pub(super) fn store(from: &Side, to: &Side, at: &Mapping, nonce: u32, veto: bool) -> Result<Option<String>, CudaError> {
     to.clear(at)?;
     {
         let _current = from.device.enter()?;
-        // SAFETY: the outbox and the memory are this long and mapped for the writer until both
-        // lanes are idle.
+        // SAFETY: both ranges are this long and mapped for the writer until both lanes are idle.
         unsafe {
             fill_words(&from.device, from.outbox.address(), nonce, WORDS, from.lane.raw())?;
             copy_async(&from.device, at.address(), from.outbox.address(), BYTES, from.lane.raw())?;
@@ -167,8 +161,7 @@ pub(super) fn ping_pong((a, at_a): (&Side, &Mapping), (b, at_b): (&Side, &Mappin
     Ok(Ok(began.elapsed()))
 }
 
-/// Whose write is missing where the first side has seen `at_a` come back and the second `at_b`
-/// come.
+/// Whose write is missing, after the first side saw `at_a` and the second `at_b`.
 fn lost(at_a: u32, at_b: u32) -> Lost {
     if at_b > at_a { Lost { first: false, round: at_b } } else { Lost { first: true, round: at_a + 1 } }
 }

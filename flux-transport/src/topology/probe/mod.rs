@@ -32,8 +32,8 @@ pub use report::{Direction, Report};
 
 use crate::cuda::DeviceUuid;
 use crate::topology::Settings;
-use cache::Key;
-use report::Answer;
+use cache::CacheKey;
+use report::ChildReport;
 use request::{REQUEST, Request};
 use std::ffi::OsStr;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -43,8 +43,7 @@ use ways::Ways;
 /// How long a probe may take: contexts on all devices of a cold machine, and some.
 pub const LIMIT: Duration = Duration::from_secs(30);
 
-/// Has a rank, and any probe, find that what peers write is not there, on machines where it is; for
-/// tests of what happens then.
+/// Makes a rank, and any probe, find that peers' writes do not arrive; for tests.
 const VETO: &str = "FLUX_VETO_PEER";
 
 /// Whether `FLUX_VETO_PEER=1` has this process find that peer access does not work.
@@ -52,8 +51,7 @@ pub fn vetoed() -> bool {
     is_one(std::env::var_os(VETO).as_deref())
 }
 
-/// Whether `NCCL_P2P_DISABLE=1`, in the environment or NCCL's files, forbids peer access to this
-/// process, as to NCCL.
+/// Whether `NCCL_P2P_DISABLE=1`, in the environment or NCCL's files, forbids peer access.
 pub fn forbidden() -> bool {
     is_one(Settings::read().get("NCCL_P2P_DISABLE").as_deref())
 }
@@ -78,24 +76,23 @@ static SERVES: AtomicBool = AtomicBool::new(false);
 pub fn serve() {
     SERVES.store(true, Ordering::Relaxed);
     let Some(text) = std::env::var_os(REQUEST).filter(|text| !text.is_empty()) else { return };
-    // Whatever the driver does and whoever is left to wait, this process ends. Without the thread
-    // the parent ends it.
+    // This process ends whatever the driver does. Without the thread the parent ends it.
     let _ = std::thread::Builder::new().spawn(|| {
         std::thread::sleep(LIMIT + Duration::from_secs(5));
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
     });
     let request = text.to_str().and_then(Request::decode);
-    let unknown = || Answer::Cannot(format!("{REQUEST} is not a request of flux {}", env!("CARGO_PKG_VERSION")));
+    let unknown = || ChildReport::Cannot(format!("{REQUEST} is not a request of flux {}", env!("CARGO_PKG_VERSION")));
     let answer = request.map_or_else(unknown, |request| devices::ask(&request));
     let written = std::io::Write::write_all(&mut std::io::stdout(), answer.encode().as_bytes());
     #[allow(clippy::exit, reason = "a probe has nothing else to do, and what the driver left running ends with it")]
     std::process::exit(i32::from(written.is_err()))
 }
 
-/// Whether these devices reach each other's memory. Takes at most a little more than `limit`, and
-/// usually no time, as the answer is kept on disk.
+/// Whether these devices reach each other's memory. Takes little more than `limit`, usually no
+/// time: answers are kept on disk.
 ///
-/// `veto` has a probe find that nothing arrives, for tests; that is not kept.
+/// `veto` makes a probe find that nothing arrives, for tests; that is not kept.
 pub fn prove(devices: &[DeviceUuid], veto: bool, limit: Duration) -> Proof {
     let mut devices = devices.to_vec();
     devices.sort();
@@ -106,7 +103,7 @@ pub fn prove(devices: &[DeviceUuid], veto: bool, limit: Duration) -> Proof {
     let env = |name: &str| std::env::var_os(name);
     let own = std::env::current_exe().ok();
     let ways = Ways {
-        cache: if veto { None } else { cache::folder(env).zip(Key::here(&devices)) },
+        cache: if veto { None } else { cache::folder(env).zip(CacheKey::here(&devices)) },
         program: program::find(env, own.as_deref(), SERVES.load(Ordering::Relaxed)),
         here: devices::ask,
     };

@@ -1,8 +1,7 @@
 //! Which program can be the probe.
 //!
-//! Invariant: a program is started only if it is known to answer: one that was named for it, this
-//! one if it has called [`serve`](super::serve), or one with the probe's name. Any other could do
-//! anything when it is started again.
+//! Invariant: only a program known to answer is started: a named one, this one if it has called
+//! [`serve`](super::serve), or one with the probe's name.
 
 use std::ffi::{OsStr, OsString};
 use std::path::{Path, PathBuf};
@@ -12,8 +11,8 @@ pub(super) const PROGRAM: &str = "FLUX_PROBE";
 /// What the program is called where nobody names it.
 const NAME: &str = "flux-probe";
 
-/// The program to start, where there is one: what `FLUX_PROBE` names, else this one (`own`) if it
-/// `serves`, else `flux-probe` beside it, else that on the path.
+/// The program to start: what `FLUX_PROBE` names, else this one (`own`) if it `serves`, else
+/// `flux-probe` beside it, else on the path.
 pub(super) fn find(env: impl Fn(&str) -> Option<OsString>, own: Option<&Path>, serves: bool) -> Option<PathBuf> {
     if let Some(named) = env(PROGRAM) {
         return Some(PathBuf::from(named)).filter(|path| !path.as_os_str().is_empty());

@@ -1,6 +1,6 @@
 //! What is known of peer access, and from where.
 //!
-//! Invariant: a proof without a report is never [`Verdict::Works`], unless there was nothing to
+//! Invariant: without a report a proof is never [`Verdict::Works`], unless there was nothing to
 //! prove.
 
 use super::report::Report;
@@ -32,7 +32,6 @@ impl Proof {
         Self { verdict, how, report: None }
     }
 
-    /// What `report` says.
     pub(super) fn of(report: Report, how: String) -> Self {
         let verdict = if report.works() { Verdict::Works } else { Verdict::Fails };
         Self { verdict, how, report: Some(report) }

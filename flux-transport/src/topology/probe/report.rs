@@ -1,7 +1,7 @@
-//! What a probe has found, as text: between processes and on disk.
+//! A probe's report as text: between processes and on disk.
 //!
-//! Invariant: decoding accepts what [`Answer::encode`] produces, of this version, and nothing else:
-//! a report is whole or none. So output that was cut off never passes for a proof.
+//! Invariant: decoding accepts exactly what [`ChildReport::encode`] of this version gives, so cut
+//! output never passes for a proof.
 
 use crate::cuda::DeviceUuid;
 
@@ -9,7 +9,6 @@ use crate::cuda::DeviceUuid;
 const FAMILY: &str = "flux-probe ";
 /// First line of a message of this one.
 const HEADER: &str = concat!("flux-probe 1 ", env!("CARGO_PKG_VERSION"));
-/// Last line of a message.
 const END: &str = "end";
 /// More devices than a host has.
 const MOST: usize = 64;
@@ -58,10 +57,8 @@ pub(super) fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
     (0..count).flat_map(move |from| (0..count).filter(move |&to| to != from).map(move |to| (from, to)))
 }
 
-/// What a probe answers.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) enum Answer {
-    /// It has asked the devices.
+pub(super) enum ChildReport {
     Report(Report),
     /// It could not, so nothing is known.
     Cannot(String),
@@ -72,7 +69,7 @@ pub(crate) fn line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }
 
-impl Answer {
+impl ChildReport {
     pub(super) fn encode(&self) -> String {
         let mut lines = vec![HEADER.to_owned()];
         match self {
@@ -91,8 +88,7 @@ impl Answer {
         lines.join("\n") + "\n"
     }
 
-    /// The message in `text`, after whatever libraries may have printed before it. One of another
-    /// version says nothing to this one.
+    /// The message in `text`, after anything that libraries printed before it.
     pub(super) fn decode(text: &str) -> Option<Self> {
         Self::read(text).filter(Self::is_tidy)
     }
@@ -188,34 +184,37 @@ pub(super) mod tests {
 
     #[test]
     fn what_libraries_print_before_the_answer_is_passed_over_and_after_it_is_not() {
-        let answer = Answer::Report(report(2, &[(0, 1)]));
-        assert_eq!(Answer::decode(&format!("a banner\n{}", answer.encode())), Some(answer.clone()));
-        assert_eq!(Answer::decode(&format!("{}more\n", answer.encode())), None);
+        let answer = ChildReport::Report(report(2, &[(0, 1)]));
+        assert_eq!(ChildReport::decode(&format!("a banner\n{}", answer.encode())), Some(answer.clone()));
+        assert_eq!(ChildReport::decode(&format!("{}more\n", answer.encode())), None);
         let other = answer.encode().replacen(env!("CARGO_PKG_VERSION"), "0.0.0", 1);
-        assert!(matches!(Answer::decode(&other), Some(Answer::Cannot(why)) if why.contains("0.0.0")), "another version's answer is none");
+        assert!(
+            matches!(ChildReport::decode(&other), Some(ChildReport::Cannot(why)) if why.contains("0.0.0")),
+            "another version's answer is none"
+        );
     }
 
     proptest! {
         #[test]
         fn an_answer_comes_back_and_no_part_of_it_does(count in 0..5_u8, failing: [bool; 20], why in "[a-z\n ]{0,12}", cannot: bool, cut: prop::sample::Index) {
             let answer = if cannot {
-                Answer::Cannot(line(&why))
+                ChildReport::Cannot(line(&why))
             } else {
                 let failing: Vec<_> = pairs(count.into()).zip(failing).filter_map(|(pair, fails)| fails.then_some(pair)).collect();
                 let words = vec![line(&why); count.into()];
-                Answer::Report(Report { notes: words.clone(), advice: words, ..report(count, &failing) })
+                ChildReport::Report(Report { notes: words.clone(), advice: words, ..report(count, &failing) })
             };
             let text = answer.encode();
-            prop_assert_eq!(Answer::decode(&text), Some(answer));
-            prop_assert_eq!(Answer::decode(&text[..cut.index(text.len())]), None);
+            prop_assert_eq!(ChildReport::decode(&text), Some(answer));
+            prop_assert_eq!(ChildReport::decode(&text[..cut.index(text.len())]), None);
         }
 
         #[test]
         fn a_report_that_lacks_a_line_is_none(count in 2..5_u8, line: prop::sample::Index) {
-            let text = Answer::Report(report(count, &[])).encode();
+            let text = ChildReport::Report(report(count, &[])).encode();
             let mut lines: Vec<&str> = text.lines().filter(|line| !line.starts_with("note") && !line.starts_with("advice")).collect();
             lines.remove(line.index(lines.len()));
-            prop_assert_eq!(Answer::decode(&(lines.join("\n") + "\n")), None);
+            prop_assert_eq!(ChildReport::decode(&(lines.join("\n") + "\n")), None);
         }
     }
 }

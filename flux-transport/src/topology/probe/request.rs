@@ -1,7 +1,6 @@
-//! What a probe is asked, as the variable that makes a process one.
+//! What a probe is asked, as a variable of its process.
 //!
-//! Invariant: decoding accepts what [`Request::encode`] produces, of this version, and nothing
-//! else.
+//! Invariant: decoding accepts exactly what [`Request::encode`] of this version gives.
 
 use crate::cuda::DeviceUuid;
 
@@ -17,7 +16,6 @@ pub(super) struct Request {
 }
 
 impl Request {
-    /// `VERSION prove|veto UUID,UUID,...`
     pub(super) fn encode(&self) -> String {
         let Self { veto, .. } = self;
         format!("{} {} {}", env!("CARGO_PKG_VERSION"), if *veto { "veto" } else { "prove" }, self.visible())

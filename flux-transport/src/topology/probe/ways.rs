@@ -1,23 +1,21 @@
-//! Whom to ask, in which order, and what to make of silence.
+//! Whom to ask, in which order.
 //!
-//! Invariant: [`Ways::ask`] returns soon after its limit. Silence of a program that was started is
-//! a no: this process is not risked where another did not survive. A program that could not ask, or
-//! is none, says nothing about the devices, and this process asks.
+//! Invariant: [`Ways::ask`] returns soon after its limit. Silence of a started program is a no:
+//! this process is not risked. A program that could not ask says nothing, and this process asks.
 
-use super::cache::{self, Key};
+use super::cache::{self, CacheKey};
 use super::child::{self, Silence};
 use super::proof::{Proof, Verdict};
-use super::report::Answer;
+use super::report::ChildReport;
 use super::request::Request;
 use std::path::{Path, PathBuf};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
 
-/// Whom to ask.
 pub(super) struct Ways {
-    pub(super) cache: Option<(PathBuf, Key)>,
+    pub(super) cache: Option<(PathBuf, CacheKey)>,
     pub(super) program: Option<PathBuf>,
-    pub(super) here: fn(&Request) -> Answer,
+    pub(super) here: fn(&Request) -> ChildReport,
 }
 
 impl Ways {
@@ -46,11 +44,13 @@ impl Ways {
         let began = Instant::now();
         let rest = || limit.saturating_sub(began.elapsed());
         match child::run(program, request, limit) {
-            Ok(Answer::Report(report)) if report.devices == request.devices => {
+            Ok(ChildReport::Report(report)) if report.devices == request.devices => {
                 Proof::of(report, format!("proven in a process of its own in {:.1} s", began.elapsed().as_secs_f64()))
             }
-            Ok(Answer::Report(_)) => Proof::without(Verdict::Fails, format!("the probe {} answered for other devices", program.display())),
-            Ok(Answer::Cannot(why)) => in_process(self.here, request, rest(), &format!("the probe could not ask: {why}")),
+            Ok(ChildReport::Report(_)) => {
+                Proof::without(Verdict::Fails, format!("the probe {} answered for other devices", program.display()))
+            }
+            Ok(ChildReport::Cannot(why)) => in_process(self.here, request, rest(), &format!("the probe could not ask: {why}")),
             Err(Silence::NotStarted(why)) => {
                 in_process(self.here, request, rest(), &format!("the probe {} does not start: {why}", program.display()))
             }
@@ -63,7 +63,7 @@ impl Ways {
 }
 
 /// Asks on a thread, which is left behind if the driver does not let it go.
-fn in_process(here: fn(&Request) -> Answer, request: &Request, limit: Duration, why: &str) -> Proof {
+fn in_process(here: fn(&Request) -> ChildReport, request: &Request, limit: Duration, why: &str) -> Proof {
     let (say, hear) = mpsc::channel();
     let for_thread = request.clone();
     let started = std::thread::Builder::new().name("flux-probe".to_owned()).spawn(move || {
@@ -74,8 +74,8 @@ fn in_process(here: fn(&Request) -> Answer, request: &Request, limit: Duration, 
         return Proof::without(Verdict::Unknown, format!("not proven: no thread to ask on: {error}; {why}"));
     }
     match hear.recv_timeout(limit) {
-        Ok(Answer::Report(report)) => Proof::of(report, format!("proven within this process, as {why}")),
-        Ok(Answer::Cannot(cannot)) => Proof::without(Verdict::Unknown, format!("not proven: {cannot}; {why}")),
+        Ok(ChildReport::Report(report)) => Proof::of(report, format!("proven within this process, as {why}")),
+        Ok(ChildReport::Cannot(cannot)) => Proof::without(Verdict::Unknown, format!("not proven: {cannot}; {why}")),
         Err(_) => {
             let stuck = format!("no answer in {limit:?}, the driver of this process may be stuck; asked within this process, as {why}");
             Proof::without(Verdict::Fails, stuck)
@@ -93,20 +93,20 @@ mod tests {
         Request { devices: vec![uuid(0), uuid(1)], veto: false }
     }
 
-    fn works(_: &Request) -> Answer {
-        Answer::Report(report(2, &[]))
+    fn works(_: &Request) -> ChildReport {
+        ChildReport::Report(report(2, &[]))
     }
 
-    fn cannot(_: &Request) -> Answer {
-        Answer::Cannot("no driver".to_owned())
+    fn cannot(_: &Request) -> ChildReport {
+        ChildReport::Cannot("no driver".to_owned())
     }
 
-    fn hangs(_: &Request) -> Answer {
+    fn hangs(_: &Request) -> ChildReport {
         std::thread::sleep(Duration::from_secs(20));
         works(&request())
     }
 
-    fn ways(program: Option<&str>, here: fn(&Request) -> Answer) -> Ways {
+    fn ways(program: Option<&str>, here: fn(&Request) -> ChildReport) -> Ways {
         Ways { cache: None, program: program.map(PathBuf::from), here }
     }
 
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_report_is_kept_and_silence_is_not() {
         let folder = tempfile::tempdir().unwrap();
-        let key = Key::of(&request().devices, "boot", "driver");
+        let key = CacheKey::of(&request().devices, "boot", "driver");
         let ways = |program| Ways { cache: Some((folder.path().to_owned(), key.clone())), ..ways(program, works) };
         assert_eq!(ways(Some("/bin/true")).ask(&request(), LIMIT).verdict, Verdict::Fails);
         assert_eq!(ways(None).ask(&request(), LIMIT).verdict, Verdict::Works);

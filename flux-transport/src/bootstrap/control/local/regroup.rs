@@ -1,10 +1,9 @@
-//! How threads that are left make a world of their own.
+//! How surviving threads make a world of their own.
 //!
-//! Invariant: the ends of a new world are made once, by the first that finds all of its members
-//! waiting, and each member takes its own. Whoever is not a member is given up under the same lock,
-//! and is in no world that is made of this one; so no two go on side by side.
+//! Invariant: the first that finds all members waiting makes the new ends, and gives up all others
+//! under the same lock. So no two groups go on side by side.
 
-use super::state::{End, Shared, lock};
+use super::state::{NewEnd, Shared, lock};
 use crate::bootstrap::control::error::{ControlError, REGROUPING, came_and_went};
 use crate::bootstrap::control::inquiry::{mask_of, ranks_of};
 use flux_core::{Rank, WorldSize};
@@ -12,7 +11,7 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 /// Waits for the other members, and takes this rank's end of the new world.
-pub(super) fn meet(shared: &Shared, rank: Rank, without: &[Rank], deadline: Instant) -> Result<End, ControlError> {
+pub(super) fn meet(shared: &Shared, rank: Rank, without: &[Rank], deadline: Instant) -> Result<NewEnd, ControlError> {
     let mut state = lock(&shared.state);
     state.regroup.begin(rank);
     shared.changed.notify_all();

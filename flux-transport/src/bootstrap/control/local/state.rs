@@ -80,8 +80,7 @@ impl fmt::Debug for Shared {
     }
 }
 
-// No code that can panic runs under these locks, so what they guard is whole even if a lock is
-// marked as poisoned.
+// No code under these locks can panic, so a poisoned lock guards whole data.
 pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
@@ -89,19 +88,17 @@ pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 /// Who waits for a new world, and the ends that nobody has taken yet, by old rank.
 #[derive(Debug)]
 pub(super) struct Regroup {
-    /// Ranks (bits) that wait.
     pub(super) waiting: u32,
     /// For each rank, those (bits) that have waited since it began to.
     pub(super) came: Vec<u32>,
-    pub(super) ends: Vec<(Rank, End)>,
+    pub(super) ends: Vec<(Rank, NewEnd)>,
     /// Who has gone on without a rank, by rank.
     given_up_by: Vec<Option<Rank>>,
 }
 
 /// A rank's end of a new world.
 #[derive(Debug)]
-pub(super) struct End {
-    /// In the new world.
+pub(super) struct NewEnd {
     pub(super) rank: Rank,
     pub(super) shared: Arc<Shared>,
     /// Old ranks (bits) of the new world.
@@ -130,7 +127,7 @@ impl Regroup {
     pub(super) fn make(&mut self, by: Rank, members: u32, size: WorldSize) {
         self.waiting &= !members;
         let shared = Arc::new(Shared::new(size));
-        let ends = size.ranks().map(|rank| End { rank, shared: Arc::clone(&shared), members });
+        let ends = size.ranks().map(|rank| NewEnd { rank, shared: Arc::clone(&shared), members });
         self.ends = ranks_of(members).zip(ends).collect();
         for (rank, given_up_by) in (0..).map(Rank::new).zip(&mut self.given_up_by) {
             if members & mask_of([rank]) == 0 {

@@ -11,14 +11,12 @@ pub(crate) struct GroupState {
     pub(crate) waiting: u32,
     /// Peers (bits) that have waited since this rank began to.
     pub(crate) came: u32,
-    /// Whether this rank waits.
     pub(crate) waits: bool,
-    pub(crate) verdict: Option<Verdict>,
+    pub(crate) verdict: Option<GroupVerdict>,
     /// A peer that goes on without this rank.
     pub(crate) given_up_by: Option<Rank>,
 }
 
-/// What came with a message.
 pub(crate) struct Sockets {
     pub(crate) came: Vec<OwnedFd>,
     /// Whether there were more, which this process could not take.
@@ -26,7 +24,7 @@ pub(crate) struct Sockets {
 }
 
 /// What the rank that makes the group says.
-pub(crate) struct Verdict {
+pub(crate) struct GroupVerdict {
     pub(crate) by: Rank,
     pub(crate) outcome: Outcome,
 }

@@ -3,7 +3,7 @@
 mod group;
 mod questions;
 
-pub(super) use group::{GroupState, Outcome, Sockets, Verdict};
+pub(super) use group::{GroupState, GroupVerdict, Outcome, Sockets};
 pub(super) use questions::Questions;
 
 use super::frame::{Header, Kind};
@@ -22,11 +22,9 @@ use std::time::{Duration, Instant};
 const SETTLE: Duration = Duration::from_millis(100);
 /// Most peers that are looked at for what they have sent.
 const MAX_POLLED: usize = flux_core::rank::MAX_WORLD;
-/// For a goodbye or an abort, which are not worth waiting for: the end of the connection says it
-/// too, less kindly.
+/// Time for a goodbye or an abort. The end of the connection says it too.
 const PARTING: Duration = Duration::from_millis(100);
 
-/// A frame that came.
 #[derive(Debug)]
 pub(crate) struct Arrived {
     pub(crate) kind: Kind,
@@ -37,28 +35,24 @@ pub(crate) struct Arrived {
     pub(crate) cut: bool,
 }
 
-/// How a peer ended.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(crate) enum End {
-    /// With a goodbye.
+pub(crate) enum PeerEnd {
     Left,
-    /// Without.
     Lost,
     /// By breaking the protocol; its connection is closed.
     Broke(String),
 }
 
-/// What came of one peer.
 #[derive(Debug, Default)]
-pub(crate) struct Peer {
+pub(crate) struct PeerInbox {
     pub(crate) frames: VecDeque<Arrived>,
-    pub(crate) end: Option<End>,
+    pub(crate) end: Option<PeerEnd>,
 }
 
 /// What came of all peers, by rank, and who wants to hear of ends.
 #[derive(Default)]
 pub(crate) struct Inbox {
-    pub(crate) peers: Vec<Peer>,
+    pub(crate) peers: Vec<PeerInbox>,
     pub(crate) watchers: Vec<Weak<Watcher>>,
     /// Whether the monitor is at work on something that it has read.
     pub(crate) busy: bool,
@@ -77,7 +71,6 @@ impl Inbox {
 /// The connections, shared by callers, who write, and the monitor, who reads.
 pub(crate) struct Shared {
     pub(crate) rank: Rank,
-    /// By rank, none to itself.
     pub(crate) links: Vec<Option<Link>>,
     /// Becomes readable when the monitor is to stop.
     pub(crate) stop: OwnedFd,
@@ -93,18 +86,16 @@ impl std::fmt::Debug for Shared {
 
 impl Shared {
     pub(crate) fn new(rank: Rank, links: Vec<Option<Link>>, stop: OwnedFd) -> Self {
-        let peers = links.iter().map(|_| Peer::default()).collect();
+        let peers = links.iter().map(|_| PeerInbox::default()).collect();
         let inbox = Mutex::new(Inbox { peers, ..Inbox::default() });
         Self { rank, links, stop, inbox, changed: Condvar::new() }
     }
 
-    /// No code that can panic runs under this lock, so what it guards is whole even when it is
-    /// marked as poisoned.
+    /// No code under this lock can panic, so a poisoned lock guards whole data.
     pub(crate) fn inbox(&self) -> MutexGuard<'_, Inbox> {
         self.inbox.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// The peers' connections.
     pub(crate) fn peers(&self) -> impl Iterator<Item = (Rank, &Link)> {
         (0..).map(Rank::new).zip(&self.links).filter_map(|(rank, link)| Some((rank, link.as_ref()?)))
     }
@@ -132,8 +123,8 @@ impl Shared {
         }
     }
 
-    /// Waits for a change, until the deadline. After that it returns once more, when what had come
-    /// by then is handled, or after [`SETTLE`]; then `None`.
+    /// Waits for a change until the deadline; then once more until all that had come is handled, or
+    /// [`SETTLE`] is over; then returns `None`.
     pub(crate) fn wait<'s>(&'s self, inbox: MutexGuard<'s, Inbox>, deadline: Instant, looked: &mut bool) -> Option<MutexGuard<'s, Inbox>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
@@ -152,8 +143,7 @@ impl Shared {
         self.settled(Instant::now() + SETTLE);
     }
 
-    /// Whether the monitor has handled everything that had come, as soon as it has, by the
-    /// deadline.
+    /// Whether the monitor has handled everything that had come, by the deadline at the latest.
     pub(crate) fn settled(&self, deadline: Instant) -> bool {
         let mut inbox = self.inbox();
         loop {

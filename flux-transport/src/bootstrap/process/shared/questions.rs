@@ -8,7 +8,6 @@ use std::sync::Weak;
 #[derive(Default)]
 pub(crate) struct Questions {
     pub(crate) answerers: Vec<Weak<Answerer>>,
-    /// Number of the last question.
     number: u32,
     open: Vec<Question>,
 }
@@ -42,7 +41,6 @@ impl Questions {
         self.open.iter_mut().find(|question| question.number == number)
     }
 
-    /// Closes a question: its answers.
     pub(crate) fn close(&mut self, number: u32) -> Vec<(Rank, Vec<u8>)> {
         let at = self.open.iter().position(|question| question.number == number);
         at.map(|at| self.open.swap_remove(at).answers).unwrap_or_default()

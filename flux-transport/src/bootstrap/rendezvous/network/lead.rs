@@ -1,7 +1,6 @@
 //! Rank 0's side of the first step.
 //!
-//! Invariant: rank 0 listens on an address that was said, never on all of the host's, and on no
-//! port that another launch's rank 0 has.
+//! Invariant: rank 0 listens on the given address only, never on all of the host's.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -15,8 +14,8 @@ use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::random::random;
 use crate::bootstrap::rendezvous::auth;
-use crate::bootstrap::rendezvous::gather::{self, Group};
-use crate::bootstrap::rendezvous::listener::{Key, Listener, PATIENCE};
+use crate::bootstrap::rendezvous::gather::{self, RankGroup};
+use crate::bootstrap::rendezvous::listener::{LaunchKey, Listener, PATIENCE};
 use crate::bootstrap::rendezvous::roster::{Roster, WHEREABOUTS_BYTES, Whereabouts};
 use crate::bootstrap::tcp;
 
@@ -73,9 +72,9 @@ impl TcpRendezvous {
     pub(super) fn lead(&self, listener: OwnedFd, deadline: Instant) -> Result<Met, BootstrapError> {
         let address = tcp::local(listener.as_fd()).map_err(BootstrapError::io("looking at rank 0's own address"))?;
         let meeting = u128::from_le_bytes(random().map_err(BootstrapError::io("drawing the meeting's number"))?);
-        let key = Key { secret: self.place.secret.clone(), launch: self.place.launch };
+        let key = LaunchKey { secret: self.place.secret.clone(), launch: self.place.launch };
         let own = self.hello(self.place.launch);
-        let group = Group { own, world: self.world, ranks: self.world.ranks().collect(), more: WHEREABOUTS_BYTES };
+        let group = RankGroup { own, world: self.world, ranks: self.world.ranks().collect(), more: WHEREABOUTS_BYTES };
         let members = gather::gather(group, Listener::tcp(listener, key), deadline)?;
         let mut ranks = vec![Whereabouts { host: self.host(), address }];
         for member in &members {

@@ -61,15 +61,13 @@ impl TcpRendezvous {
 
     /// Sockets to the ranks of this host.
     fn neighbours(&self, group: Vec<Rank>, meeting: u128, deadline: Instant) -> Result<Vec<OwnedFd>, BootstrapError> {
-        // Ranks that were set apart may see the same directory, and meet in different ones below
-        // it.
+        // Ranks that were set apart may see the same directory; each host id has its own below it.
         let place = HostPlace::below(&self.place.directory, meeting ^ u128::from_le_bytes(self.host().0));
         UnixRendezvous { rank: self.rank, world: self.world, group, place }.sockets(deadline)
     }
 }
 
 impl TcpRendezvous {
-    /// Connections to all ranks.
     pub(crate) fn meet(&self, deadline: Instant) -> Result<Mesh, BootstrapError> {
         if self.world.peers() == 0 {
             return Ok(Mesh::new(self.rank, self.world, Vec::new()));

@@ -1,8 +1,7 @@
-//! The second step: every two ranks of different hosts connect, but for rank 0, which has its
-//! connections.
+//! The second step: every two ranks of different hosts connect; rank 0 is connected already.
 //!
-//! Invariant: the higher rank calls, the lower one listens, and a rank calls all that it has to
-//! before it listens; so whom a rank waits for is always lower, and the lowest waits for nobody.
+//! Invariant: a rank calls all lower ranks before it listens for higher ones, so no two wait for
+//! each other.
 
 use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
@@ -16,7 +15,7 @@ use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::rendezvous::auth::{self, Miss};
 use crate::bootstrap::rendezvous::hello::{Hello, PROTOCOL};
-use crate::bootstrap::rendezvous::listener::{Caller, Key, Listener};
+use crate::bootstrap::rendezvous::listener::{Caller, LaunchKey, Listener};
 use crate::bootstrap::rendezvous::roster::Roster;
 use crate::bootstrap::{socket, tcp};
 
@@ -37,7 +36,7 @@ impl TcpRendezvous {
         for peer in lower {
             links.push((peer, self.call_peer(peer, roster, deadline)?));
         }
-        let mut listener = Listener::tcp(listener, Key { secret: self.place.secret.clone(), launch: roster.meeting });
+        let mut listener = Listener::tcp(listener, LaunchKey { secret: self.place.secret.clone(), launch: roster.meeting });
         while !higher.is_empty() {
             if Instant::now() >= deadline {
                 return Err(BootstrapError::Timeout { step: STEP, missing: higher, denied: listener.denied(), sought: None });
@@ -67,8 +66,7 @@ impl TcpRendezvous {
         let hello = self.hello(roster.meeting).encode();
         loop {
             let called = tcp::connect(address, deadline).map(Link::tcp).and_then(|link| {
-                // It may have lower ranks of its own to call first, so this waits for as long as
-                // there is time.
+                // The peer may have lower ranks to call first.
                 let proven = auth::greet(&link, roster.meeting, deadline)
                     .and_then(|challenge| auth::prove(&link, &self.place.secret, &challenge, &hello, deadline));
                 match proven {

@@ -1,7 +1,7 @@
-//! From a name to addresses.
+//! Resolves rank 0's host name.
 //!
-//! Invariant: ends by its deadline, though the system's resolver knows none: it works on a thread
-//! of its own, which is left behind then.
+//! Invariant: ends by its deadline. The system's resolver has none, so it runs on a thread that is
+//! left behind.
 
 use std::io;
 use std::net::{IpAddr, ToSocketAddrs};
@@ -14,17 +14,14 @@ use crate::bootstrap::error::BootstrapError;
 /// For one question; a name that is not known yet is asked for again.
 const PATIENCE: Duration = Duration::from_secs(5);
 
-/// The addresses of rank 0's host, or in words why its name is not known (yet).
+/// The addresses of rank 0's host, or why its name is not known yet.
 ///
-/// # Errors
-/// [`BootstrapError::Address`] for what stands for all addresses of a host: rank 0 would listen on
-/// all of them, and others would look for it on their own host. Also where there are IPv6 addresses
-/// of a link only.
+/// # Errors [`BootstrapError::Address`] for a wildcard address, and where there are only link-local
+/// IPv6 addresses.
 pub(super) fn addresses(address: &Address, deadline: Instant) -> Result<Result<Vec<IpAddr>, String>, BootstrapError> {
     addresses_by(address, deadline, |name| Ok((name, 0).to_socket_addrs()?.map(|found| found.ip()).collect()))
 }
 
-/// As [`addresses`], by any resolver.
 fn addresses_by(
     address: &Address,
     deadline: Instant,
@@ -41,8 +38,7 @@ fn addresses_by(
     if let Some(all) = found.iter().find(|found| found.to_canonical().is_unspecified()) {
         return Err(problem(format!("{all} stands for all addresses of a host: give one of rank 0's host")));
     }
-    // Each host reaches them by an interface of its own, which neither the address nor the roster
-    // says.
+    // A link-local address needs an interface, which differs from host to host.
     let (of_a_link, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_of_a_link);
     match of_a_link.first() {
         Some(only) if found.is_empty() => Err(problem(format!("{only} is good on one link only: give another address of rank 0's host"))),
@@ -76,8 +72,7 @@ fn look_up(
     }
 }
 
-/// Without addresses of the loopback device where a name has others too, as some systems give their
-/// own name both: rank 0 would listen where no other host reaches it.
+/// Drops loopback addresses where there are others: some systems give their own name both.
 fn without_loopback(host: &str, mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     if !means_loopback(host) && !addresses.iter().all(is_loopback) {
         addresses.retain(|address| !is_loopback(address));
@@ -85,8 +80,7 @@ fn without_loopback(host: &str, mut addresses: Vec<IpAddr>) -> Vec<IpAddr> {
     addresses
 }
 
-/// Whether other hosts cannot reach a host by these addresses of its name, though they can be meant
-/// to: some systems give their own name an address of the loopback device.
+/// Whether a name has loopback addresses only, though other hosts must reach it.
 pub(super) fn only_loopback(host: &str, addresses: &[IpAddr]) -> bool {
     !means_loopback(host) && !addresses.is_empty() && addresses.iter().all(is_loopback)
 }

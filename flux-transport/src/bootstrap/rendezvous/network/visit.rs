@@ -1,7 +1,7 @@
 //! Another rank's side of the first step.
 //!
-//! Invariant: whoever waits here holds one connection and one listening socket at most. What is at
-//! the address and is not this launch's rank 0 is passed over, whatever it says.
+//! Invariant: a waiting rank holds one connection and one listening socket. Anything at the address
+//! that is not this launch's rank 0 is passed over.
 
 use std::net::SocketAddr;
 use std::os::fd::{AsFd, OwnedFd};
@@ -21,8 +21,7 @@ use crate::bootstrap::rendezvous::roster::{MAX_ROSTER, Roster, Whereabouts};
 use crate::bootstrap::socket::Received;
 use crate::bootstrap::tcp;
 
-/// How long rank 0's place may be held by somebody with another secret: an earlier launch may be
-/// about to end.
+/// How long another secret may answer at rank 0's address: an earlier launch may be ending.
 const DENIED: Duration = Duration::from_secs(2);
 
 /// Who was in rank 0's place in the last round, instead of it.
@@ -105,8 +104,7 @@ impl TcpRendezvous {
             Errno::MFILE | Errno::NFILE | Errno::NOMEM => Miss::System(errno),
             errno => Miss::Unreached(errno),
         })?;
-        // Where rank 0 is reached from, others can reach this rank: ranks on rank 0's network are
-        // on each other's.
+        // This end's address on the way to rank 0 is one that the other ranks reach, too.
         let own = tcp::local(socket.as_fd()).map_err(Miss::System)?.ip();
         let link = Link::tcp(socket);
         let challenge = auth::greet(&link, self.place.launch, until)?;
@@ -117,16 +115,14 @@ impl TcpRendezvous {
         Ok((link, listener))
     }
 
-    /// Listens to rank 0; `None` where the connection ended without a verdict: it had too many
-    /// strangers at its listener, or died.
+    /// Waits for rank 0's roster; `None` if the connection ended without a verdict.
     fn await_roster(&self, link: Link, listener: OwnedFd, deadline: Instant, missing: &mut u64) -> Result<Option<Met>, BootstrapError> {
         let mut buffer = [0; MAX_ROSTER];
         loop {
             let message = match link.await_message(&mut buffer, deadline).map_err(BootstrapError::io("listening to rank 0"))? {
                 Received::Message(message) => &buffer[..message.length],
                 Received::Nothing => {
-                    // So that all ranks hear now who is missing; if rank 0 is gone itself, there is
-                    // nobody to tell.
+                    // Tells all ranks now who is missing, if rank 0 still lives.
                     let _ = link.send(&[&GIVING_UP], &[], deadline);
                     return Ok(None);
                 }

@@ -3,24 +3,24 @@ use crate::cuda::DeviceUuid;
 use proptest::prelude::*;
 
 fn on(device: u8) -> Facts {
-    let gpu = Gpu::Found(DeviceUuid([device; 16]));
+    let gpu = RankGpu::Found(DeviceUuid([device; 16]));
     Facts { gpu, p2p_disabled: false, veto: false, boot: "boot".into(), visible: String::new() }
 }
 
 fn without(broken: bool) -> Facts {
     let why = "no driver".to_owned();
-    Facts { gpu: if broken { Gpu::Broken(why) } else { Gpu::Absent(why) }, ..on(0) }
+    Facts { gpu: if broken { RankGpu::Broken(why) } else { RankGpu::Absent(why) }, ..on(0) }
 }
 
 /// As `nodes` nodes, where it is said.
-fn judged_in(nodes: Option<u32>, facts: &[Facts], hosts: &[u8], shared: bool) -> Ground {
+fn judged_in(nodes: Option<u32>, facts: &[Facts], hosts: &[u8], shared: bool) -> Basis {
     let world = WorldSize::new(facts.len() as u32).unwrap();
     judge(facts, world, &Hosts::group(hosts), &Options { shared_device: shared, nodes, ..Options::default() })
 }
 
 fn candidates_in(nodes: Option<u32>, facts: &[Facts], hosts: &[u8], shared: bool) -> Candidates {
     match judged_in(nodes, facts, hosts, shared) {
-        Ground::Gpus(candidates) => candidates,
+        Basis::Gpus(candidates) => candidates,
         other => panic!("{other:?}"),
     }
 }
@@ -77,9 +77,9 @@ fn a_shared_device_is_named_with_what_the_ranks_see() {
 #[test]
 fn only_where_nobody_has_a_gpu_is_there_the_host() {
     let judged = |facts: &[Facts]| judged_in(None, facts, &[0; 2], false);
-    assert!(matches!(judged(&[without(false), without(false)]), Ground::Host(why) if why.contains("no driver")));
+    assert!(matches!(judged(&[without(false), without(false)]), Basis::Host(why) if why.contains("no driver")));
     for facts in [[on(0), without(false)], [without(true), without(false)], [without(true), on(1)]] {
-        let Ground::Uneven(why) = judged(&facts) else { panic!("{facts:?}") };
+        let Basis::Uneven(why) = judged(&facts) else { panic!("{facts:?}") };
         assert!(why.contains("no driver"), "{why}");
     }
 }
@@ -145,11 +145,11 @@ fn nodes_that_are_asked_for_are_taken_as_such() {
 }
 
 /// What does not depend on which rank is which.
-fn shape(ground: &Ground) -> (u8, [bool; 3]) {
+fn shape(ground: &Basis) -> (u8, [bool; 3]) {
     match ground {
-        Ground::Host(_) => (0, [false; 3]),
-        Ground::Uneven(_) => (1, [false; 3]),
-        Ground::Gpus(Candidates { nvlink, pcie, nccl, .. }) => (2, [nvlink.is_ok(), pcie.is_ok(), nccl.is_ok()]),
+        Basis::Host(_) => (0, [false; 3]),
+        Basis::Uneven(_) => (1, [false; 3]),
+        Basis::Gpus(Candidates { nvlink, pcie, nccl, .. }) => (2, [nvlink.is_ok(), pcie.is_ok(), nccl.is_ok()]),
     }
 }
 
