@@ -2,7 +2,7 @@
 
 use anyhow::{Context, bail};
 use flux_core::Problem;
-use flux_core::plan::{Links, Plan, PlanKey, PlanTable, Target, choose};
+use flux_core::plan::{Links, Plan, PlanKey, PlanTable, TableKind, Target, choose};
 use flux_transport::Communicator;
 
 /// A plan by its text or by its rank; what is left out is the op's choice.
@@ -61,7 +61,8 @@ impl PlanArgs {
         let table = PlanTable::shipped();
         let device = table.rows().iter().map(|row| &row.key.device).find(|device| device.contains(target.machine.gpu));
         let key = PlanKey::new(problem, device.map_or(target.machine.gpu, |device| device), "any", transport);
-        let (plan, _) = choose(problem, target, &key, &[&table]).with_context(|| format!("{problem} has no legal plan"))?;
+        let (plan, _) =
+            choose(problem, target, &key, &[(TableKind::Shipped, &table)]).with_context(|| format!("{problem} has no legal plan"))?;
         Ok(plan)
     }
 

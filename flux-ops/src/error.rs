@@ -8,10 +8,10 @@ use crate::tensor::{Layout, Location};
 use flux_core::problem::Shape;
 use flux_core::program::{Schedule, ScheduleError};
 use flux_core::{OpKind, Problem, ProblemError, Rank, WorldSize};
+use flux_kernels::NoSuchTile;
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
-use flux_kernels::NoSuchTile;
 use flux_transport::internal::cuda::CudaError;
 use flux_transport::{Failure, TransportError, TransportKind};
 

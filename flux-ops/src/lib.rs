@@ -32,13 +32,15 @@ mod execute;
 mod fused;
 mod ops;
 mod planning;
+mod table_file;
 pub mod tensor;
 mod timeline;
+mod tune;
 
 pub use error::{BuildError, CallError, Requests};
 pub use execute::{Push, own_launch, own_schedule, own_sending};
 pub use flux_core::layout::WorkspaceSize;
-pub use flux_core::plan::{CommMode, KSplit, ParsePlanError, Plan, PlanOrigin, RowMapping};
+pub use flux_core::plan::{CommMode, KSplit, ParsePlanError, Plan, PlanOrigin, RowMapping, TableKind};
 pub use flux_core::problem::Shape;
 pub use flux_core::program::{Chunk, Schedule, ScheduleError, Sending};
 pub use flux_core::tile::Raster;
@@ -46,6 +48,8 @@ pub use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, World
 pub use flux_kernels::{Activation, Element};
 pub use half::{bf16, f16};
 pub use ops::{AllGatherGemm, Builder, GemmReduceScatter};
-pub use planning::ranked_plans;
+pub use planning::{explain_plan_table, ranked_plans};
+pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
 pub use timeline::{ItemStamps, TimedItem, Timeline, TimelineError, WorkerStamps};
+pub use tune::{Candidate, Outcome, Timing, TuneError, TuneOptions, Tuned};

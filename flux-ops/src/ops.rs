@@ -14,6 +14,7 @@ use flux_core::{OpKind, Problem, WorldSize};
 use flux_kernels::{Activation, Element};
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::marker::PhantomData;
+use std::path::PathBuf;
 
 /// Options of an op; [`AllGatherGemm::builder`] and [`GemmReduceScatter::builder`] start one.
 #[derive(Debug)]
@@ -26,6 +27,10 @@ pub struct Builder<Op> {
 impl<Op> Builder<Op> {
     fn new(request: Request) -> Self {
         Self { request, op: PhantomData }
+    }
+
+    pub(crate) const fn request(&self) -> &Request {
+        &self.request
     }
 
     /// How the op is executed, in place of the plan table's or the cost model's choice. The same on
@@ -42,6 +47,13 @@ impl<Op> Builder<Op> {
     /// ```
     pub fn plan(mut self, plan: Plan) -> Self {
         self.request.plan = Some(plan);
+        self
+    }
+
+    /// The file of measured plans to look into, in place of the user's (`FLUX_PLAN_TABLE`, else
+    /// `flux/plans.csv` in the user's data folder). It may differ between ranks: rank 0's decides.
+    pub fn plan_table(mut self, file: impl Into<PathBuf>) -> Self {
+        self.request.table = Some(file.into());
         self
     }
 

@@ -6,7 +6,7 @@
 use super::SEED;
 use super::measure::{Contender, Contenders, Sample, slowest};
 use super::watchdog::Watchdog;
-use crate::harness::data::Fill;
+use crate::harness::Fill;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::choice;
 use crate::harness::gpu::cublas::Gemm;

@@ -8,7 +8,7 @@ use super::host_contenders::HostContenders;
 use super::watchdog::Watchdog;
 use super::{BenchCase, BenchJob, BenchResult, Contenders, SEED, WARM_UP, measure, sustain};
 use crate::end;
-use crate::harness::data::Fill;
+use crate::harness::Fill;
 use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Verdict};
 use crate::machine;
 use crate::out;

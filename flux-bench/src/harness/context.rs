@@ -3,7 +3,8 @@
 //! Invariant: data, checks and the order of events on the stream are the same on a device as on the
 //! host.
 
-use crate::harness::data::{self, Fill, Window};
+use crate::harness::Fill;
+use crate::harness::data::{self, Window};
 use crate::harness::gpu::Gpu;
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, w_window, x_window, y_window};

@@ -4,7 +4,6 @@
 //! checks.
 
 mod context;
-pub(crate) mod data;
 mod defect;
 mod epilogue;
 pub(crate) mod gpu;
@@ -17,15 +16,18 @@ pub(crate) mod reference;
 mod stats;
 
 pub use context::{OperandSet, RankContext};
-pub use data::Fill;
 pub(crate) use defect::Defect;
 pub use epilogue::EpilogueSpec;
 use epilogue::activated;
+pub use flux_kernels::harness::Fill;
+pub(crate) use flux_kernels::harness::data;
+pub(crate) use flux_kernels::harness::data::{elements, y_window};
+pub use flux_kernels::harness::data::{w_window, x_window};
+pub(crate) use flux_kernels::harness::{HostBuffer, room};
 pub use memory::Buffer;
-pub(crate) use memory::{HostBuffer, room};
 pub(crate) use op::FusedOp;
-pub use operands::{Operands, w_window, x_window};
-pub(crate) use operands::{bias_window, elements, y_window};
+pub use operands::Operands;
+pub(crate) use operands::bias_window;
 pub(crate) use planned::{FIRST, PlannedLayer};
 pub(crate) use reference::Verdict;
 pub use reference::Violation;

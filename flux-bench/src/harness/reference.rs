@@ -25,7 +25,8 @@
 //! integers are exact: the output equals the rounded sum of the rounded partials, and before GELU
 //! and SiLU `E` is 0.
 
-use crate::harness::data::{self, Fill, Window};
+use crate::harness::Fill;
+use crate::harness::data::{self, Window};
 use crate::harness::{Operands, activated, bias_window, elements, y_window};
 use flux_core::{Nodes, OpKind, Rank};
 use flux_kernels::Element;

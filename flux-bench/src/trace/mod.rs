@@ -14,7 +14,7 @@ pub(crate) use summary::summary;
 use crate::atomic_file;
 use crate::bench::{self, gpu_contenders::SETS};
 use crate::end;
-use crate::harness::data::Fill;
+use crate::harness::Fill;
 use crate::harness::{FusedOp, Operands, RankContext, ranks};
 use crate::launch;
 use crate::limits;

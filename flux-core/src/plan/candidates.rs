@@ -40,6 +40,11 @@ impl Plan {
         }
         all
     }
+
+    /// Whether a kernel executes the plan for `problem`.
+    pub(super) fn is_executable(&self, problem: &Problem) -> bool {
+        TileShape::all().any(|tile| tile == self.tile) && has_kernel(problem, self.tile, self.rows)
+    }
 }
 
 /// Whether a kernel can do what a GEMM-ReduceScatter asks of its tiles; an AllGather-GEMM asks

@@ -15,7 +15,7 @@ mod text;
 
 pub use crate::program::Chunk;
 pub use bytes::{PLAN_BYTES, PlanBytesError};
-pub use choose::{PlanOrigin, choose};
+pub use choose::{PlanOrigin, TableKind, choose};
 pub use table::{PlanKey, PlanRow, PlanTable, PlanTableError};
 pub use target::{Links, Target};
 pub use text::ParsePlanError;

@@ -5,7 +5,6 @@
 
 use super::Plan;
 use crate::{DType, OpKind, Problem, WorldSize};
-use std::fmt::Write;
 
 /// First line of a table's text: the version of the format.
 const HEAD: &str = "# flux plan table 1";
@@ -37,7 +36,7 @@ pub struct PlanKey {
     pub k: u32,
 }
 
-/// A measured plan.
+/// A measured plan. Its text is a line of a table.
 #[derive(Clone, Debug, PartialEq)]
 pub struct PlanRow {
     /// Where, and for which layer.
@@ -79,8 +78,8 @@ impl PlanKey {
     /// The key of a problem on such a device.
     pub fn new(problem: &Problem, device: &str, driver: &str, transport: &str) -> Self {
         let (world, op, dtype) = (problem.world(), problem.op(), problem.dtype());
-        // Names stand in a comma-separated line.
-        let [device, driver, transport] = [device, driver, transport].map(|name| name.replace([',', '\n', '\r'], " "));
+        // Names stand in a comma-separated line that is no comment.
+        let [device, driver, transport] = [device, driver, transport].map(|name| name.replace([',', '#', '\n', '\r'], " "));
         Self { device, driver, transport, world, op, dtype, n: problem.n(), k: problem.k() }
     }
 
@@ -111,8 +110,8 @@ impl PlanTable {
         }
     }
 
-    /// The row for exactly these rows of the layer; one of the same driver before one for any.
-    pub(super) fn exact(&self, key: &PlanKey, m: u32) -> Option<&PlanRow> {
+    /// The row for exactly `m` rows of the layer; one of the same driver before one for any.
+    pub fn get(&self, key: &PlanKey, m: u32) -> Option<&PlanRow> {
         self.rows.iter().filter(|row| row.m == m && key.is_served_by(&row.key)).max_by_key(|row| row.key.driver != ANY)
     }
 
@@ -136,11 +135,30 @@ impl PlanTable {
             }
         }
         let mut table = Self::default();
-        for (number, line) in lines.filter(|(_, line)| !line.is_empty() && !line.starts_with('#')) {
+        for (number, line) in lines.filter(|(_, line)| !is_comment(line)) {
             table.set(row(number, line)?);
         }
         Ok(table)
     }
+
+    /// The text of a table with a row more, or in place of one with the same key and `m`; comments
+    /// and other rows stay as they are. An empty text becomes a table.
+    ///
+    /// # Errors
+    /// As [`parse`](Self::parse).
+    pub fn with_row(text: &str, new: &PlanRow) -> Result<String, PlanTableError> {
+        if text.is_empty() {
+            return Ok(format!("{HEAD}\n{COLUMNS}\n{new}\n"));
+        }
+        Self::parse(text)?;
+        let replaced = |line: &&str| !is_comment(line) && row(0, line).is_ok_and(|old| old.key == new.key && old.m == new.m);
+        let kept: String = text.lines().filter(|line| !replaced(line)).map(|line| format!("{line}\n")).collect();
+        Ok(format!("{kept}{new}\n"))
+    }
+}
+
+fn is_comment(line: &str) -> bool {
+    line.is_empty() || line.starts_with('#')
 }
 
 fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
@@ -168,14 +186,17 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
     Ok(PlanRow { key, m: number(8)?, plan: cell(9).parse().map_err(|_| wrong(9))?, us })
 }
 
+impl std::fmt::Display for PlanRow {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let Self { key: PlanKey { device, driver, transport, world, op, dtype, n, k }, m, plan, us } = self;
+        write!(f, "{device},{driver},{transport},{world},{op},{dtype},{n},{k},{m},{plan},{us:.2}")
+    }
+}
+
 /// The text that [`PlanTable::parse`] reads, in the order of the rows.
 impl std::fmt::Display for PlanTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let mut text = format!("{HEAD}\n{COLUMNS}\n");
-        for PlanRow { key, m, plan, us } in &self.rows {
-            let PlanKey { device, driver, transport, world, op, dtype, n, k } = key;
-            writeln!(text, "{device},{driver},{transport},{world},{op},{dtype},{n},{k},{m},{plan},{us:.2}")?;
-        }
-        f.write_str(&text)
+        writeln!(f, "{HEAD}\n{COLUMNS}")?;
+        self.rows.iter().try_for_each(|row| writeln!(f, "{row}"))
     }
 }

@@ -2,7 +2,7 @@
 
 use flux_core::machine::Machine;
 use flux_core::plan::Links;
-use flux_core::plan::{Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, Target, choose};
+use flux_core::plan::{Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, TableKind, Target, choose};
 use flux_core::program::{Channels, TileProgram, check};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use proptest::prelude::*;
@@ -62,7 +62,7 @@ fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
     let key = |problem: &Problem| PlanKey::new(problem, "GPU, new", "1.2", "nvlink");
     let choice = |table: &PlanTable, m: usize| {
         let problem = llama(m);
-        choose(&problem, &Target::peer_memory(Machine::H100, &problem), &key(&problem), &[table]).unwrap()
+        choose(&problem, &Target::peer_memory(Machine::H100, &problem), &key(&problem), &[(TableKind::User, table)]).unwrap()
     };
     let empty = PlanTable::default();
     let (model, origin) = choice(&empty, 2048);
@@ -70,13 +70,19 @@ fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
     let slow: Plan = "tile=128x128x64 rows=flattened k=whole chunk=1 comm=fused:kernel".parse().unwrap();
     let mut table = PlanTable::default();
     table.set(PlanRow { key: key(&llama(1024)), m: 1024, plan: slow, us: 100.0 });
-    assert_eq!(choice(&table, 1024), (slow, PlanOrigin::Table));
+    assert_eq!(choice(&table, 1024), (slow, PlanOrigin::Table(TableKind::User)));
     assert_eq!(choice(&table, 2048), (model, PlanOrigin::Model), "the neighbour's is far slower by the model");
     table.set(PlanRow { key: key(&llama(1536)), m: 1536, plan: model, us: 100.0 });
-    assert_eq!(choice(&table, 2048).1, PlanOrigin::Neighbour { m: 1536 });
+    assert_eq!(choice(&table, 2048).1, PlanOrigin::Neighbour { table: TableKind::User, m: 1536 });
     assert_eq!(choice(&table, 4096).1, PlanOrigin::Model, "no row is near enough");
     let other = PlanKey { driver: "1.3".to_owned(), ..key(&llama(1024)) };
-    assert_eq!(choose(&llama(1024), &Target::peer_memory(Machine::H100, &llama(1024)), &other, &[&table]).unwrap().1, PlanOrigin::Model);
+    let target = Target::peer_memory(Machine::H100, &llama(1024));
+    let choice = |key: &PlanKey, table: &PlanTable| choose(&llama(1024), &target, key, &[(TableKind::User, table)]).unwrap().1;
+    assert_eq!(choice(&other, &table), PlanOrigin::Model);
+    let mut foreign = PlanTable::default();
+    let no_kernel: Plan = "tile=96x96x64".parse().unwrap();
+    foreign.set(PlanRow { key: key(&llama(1024)), m: 1024, plan: no_kernel, us: 1.0 });
+    assert_eq!(choice(&key(&llama(1024)), &foreign), PlanOrigin::Model, "no kernel executes the row's plan");
 }
 
 #[test]
@@ -94,11 +100,62 @@ fn tables_are_read_as_they_are_written_and_damage_is_named() {
     assert_eq!(error(cut), format!("line {}: us is \"\"", rows.lines().count()));
 }
 
+fn keys() -> impl Strategy<Value = PlanKey> {
+    let driver = prop::sample::select(vec!["any", "13000", "host"]);
+    (problems(), "[ -~]{0,12}", driver).prop_map(|(problem, device, driver)| PlanKey::new(&problem, &device, driver, "nvlink"))
+}
+
+fn rows() -> impl Strategy<Value = PlanRow> {
+    let plans =
+        prop::sample::select(vec!["tile=128x256x64", "tile=64x128x64 rows=flattened k=split-k:2", "tile=256x128x64 comm=overlapped:3"]);
+    let hundredths = 0_u32..10_000_000;
+    let row = |(key, m, plan, us): (_, _, &str, _)| PlanRow { key, m, plan: plan.parse().unwrap(), us: f64::from(us) / 100.0 };
+    (keys(), 1_u32..1 << 20, plans, hundredths).prop_map(row)
+}
+
+proptest! {
+    /// What is printed is read back, whole and row by row.
+    #[test]
+    fn tables_are_read_as_they_are_printed(rows in prop::collection::vec(rows(), 0..20)) {
+        let (mut table, mut text) = (PlanTable::default(), String::new());
+        for row in rows {
+            text = PlanTable::with_row(&text, &row).unwrap();
+            table.set(row);
+        }
+        prop_assert_eq!(&PlanTable::parse(&table.to_string()).unwrap(), &table);
+        if !text.is_empty() {
+            let read = PlanTable::parse(&text).unwrap();
+            prop_assert_eq!(read.rows().len(), table.rows().len());
+            prop_assert!(table.rows().iter().all(|row| read.rows().contains(row)));
+        }
+    }
+
+    #[test]
+    fn no_text_panics(text in "(# flux plan table 1\ndevice,driver,transport,world,op,dtype,n,k,m,plan,us\n)?[ -~\n]{0,80}") {
+        let _ = PlanTable::parse(&text);
+    }
+}
+
+#[test]
+fn a_row_more_leaves_comments_and_other_rows_as_they_are() {
+    let row = |m: u32, us: f64| PlanRow {
+        key: PlanKey::new(&llama(1024), "GPU", "1.2", "nvlink"),
+        m,
+        plan: "tile=128x256x64".parse().unwrap(),
+        us,
+    };
+    let text = PlanTable::with_row("", &row(64, 1.0)).unwrap() + "# mine\n\n" + &row(128, 2.0).to_string() + "\n";
+    let more = PlanTable::with_row(&text, &row(64, 3.0)).unwrap();
+    let expected = text.replace(&format!("{}\n", row(64, 1.0)), "") + &row(64, 3.0).to_string() + "\n";
+    assert_eq!(more, expected);
+    assert_eq!(PlanTable::with_row("# other\n", &row(64, 1.0)).unwrap_err().to_string(), PlanTable::parse("").unwrap_err().to_string());
+}
+
 #[test]
 fn a_table_of_measured_machines_serves_the_layers_that_were_measured() {
     let problem = llama(1024);
     let key = PlanKey::new(&problem, "NVIDIA H100 80GB HBM3", "580.1", "nvlink");
     let target = Target::peer_memory(Machine::H100, &problem);
-    let (_, origin) = choose(&problem, &target, &key, &[&PlanTable::shipped()]).unwrap();
-    assert_eq!(origin, PlanOrigin::Table, "fp16 has the plan of bf16");
+    let (_, origin) = choose(&problem, &target, &key, &[(TableKind::Shipped, &PlanTable::shipped())]).unwrap();
+    assert_eq!(origin, PlanOrigin::Table(TableKind::Shipped), "fp16 has the plan of bf16");
 }

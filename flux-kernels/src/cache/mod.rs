@@ -173,7 +173,10 @@ fn read(path: &Path, key: &Key) -> Option<Entry> {
 }
 
 /// Puts a file in place whole, or not at all.
-fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+///
+/// # Errors
+/// The system's; what was there stays.
+pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     std::fs::create_dir_all(folder)?;
     // The umask applies, as to any new file; a temporary file would be its owner's alone.

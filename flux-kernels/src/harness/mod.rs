@@ -4,10 +4,13 @@
 //! Invariant: [`Harness::verify`] multiplies what [`Harness::fill`] writes, on any rank. The
 //! reference never reads the operands that the tested kernel read.
 
+pub mod data;
 mod links;
+mod memory;
 
 pub use crate::abi::{BulkCopy, PingPong};
 pub use links::Links;
+pub use memory::{HostBuffer, NoMemory, room};
 
 use crate::abi::{FillParams, RawReport, VerifyParams};
 use crate::cuda::LaunchError;

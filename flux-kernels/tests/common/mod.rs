@@ -151,22 +151,7 @@ impl World {
         let workers = kernel.multiprocessors() / ranks.len() as u32;
         let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
         let (bias, activation) = (None, Activation::None);
-        Self {
-            problem,
-            kernel,
-            harness,
-            ranks,
-            data,
-            pads,
-            size,
-            pace,
-            workers,
-            deadline_ns,
-            op: 1,
-            bias,
-            activation,
-            epoch: first,
-        }
+        Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, op: 1, bias, activation, epoch: first }
     }
 
     fn raw(&self, rank: usize) -> usize {

@@ -55,11 +55,7 @@ impl Drop for CudaExecutor {
 }
 
 impl CudaExecutor {
-    pub(super) fn prepare(
-        comm: &Communicator,
-        ordinal: u32,
-        (plan, program): (ExecutionPlan, TileProgram),
-    ) -> Result<Self, BuildError> {
+    pub(super) fn prepare(comm: &Communicator, ordinal: u32, (plan, program): (ExecutionPlan, TileProgram)) -> Result<Self, BuildError> {
         let device = CudaDevice::open(ordinal)?;
         let compute = device.info().compute;
         if compute != COMPUTE {
@@ -136,7 +132,8 @@ impl CudaExecutor {
         };
         // SAFETY: see `args`.
         unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch)?;
-        if let Some(exchange) = exchange.filter(|exchange| matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty()) {
+        if let Some(exchange) = exchange.filter(|exchange| matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty())
+        {
             // SAFETY: as above, of the same exchange.
             return Ok(unsafe { call.exchange_stored(&exchange) }?);
         }
@@ -151,12 +148,7 @@ impl CudaExecutor {
     }
 
     /// Puts the collective of a call that has begun on its stream before the kernel, or behind it.
-    fn enqueue_sequential<T: Element>(
-        &self,
-        call: &mut Call<'_>,
-        sequential: &Sequential,
-        on: Launching<'_>,
-    ) -> Result<(), CallError> {
+    fn enqueue_sequential<T: Element>(&self, call: &mut Call<'_>, sequential: &Sequential, on: Launching<'_>) -> Result<(), CallError> {
         let (rank, operands) = (self.comm.rank(), on.operands);
         let no_number = TransportError::MoverUnusable { why: "the host does not know which half of the workspace the call uses" };
         let all_rows = sequential.all_rows(call.memory(), rank, call.epoch().ok_or(no_number)?);

@@ -116,12 +116,7 @@ impl ExecutionPlan {
 }
 
 /// What moves the data of `problem`, and the program that goes with it.
-fn traffic(
-    comm: &Communicator,
-    problem: &Problem,
-    schedule: &Schedule,
-    comm_mode: CommMode,
-) -> Result<(Traffic, TileProgram), BuildError> {
+fn traffic(comm: &Communicator, problem: &Problem, schedule: &Schedule, comm_mode: CommMode) -> Result<(Traffic, TileProgram), BuildError> {
     let capabilities = comm.capabilities();
     let build = |rank| TileProgram::build_across(problem, rank, schedule, comm.nodes());
     let has_peers = problem.world().peers() > 0;

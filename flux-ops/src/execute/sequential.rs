@@ -82,8 +82,8 @@ impl fmt::Display for Sequential {
 mod tests {
     use super::*;
     use flux_core::TileShape;
-    use flux_core::program::check;
     use flux_core::problem::Shape;
+    use flux_core::program::check;
 
     const TILE: TileShape = TileShape::new(128, 128, 64);
 

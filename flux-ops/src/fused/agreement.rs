@@ -18,7 +18,7 @@ pub(super) fn while_building(op: &str) -> impl Fn(TransportError) -> BuildError 
 ///
 /// # Errors
 /// [`BuildError::Disagreement`], the same on every rank.
-pub(super) fn same_request(comm: &Communicator, op: &str, request: &str, own: Option<Choice>) -> Result<Option<Choice>, BuildError> {
+pub(crate) fn same_request(comm: &Communicator, op: &str, request: &str, own: Option<Choice>) -> Result<Option<Choice>, BuildError> {
     // A rank without a choice says so by zeros, which are none.
     let mut payload = own.map_or([0; CHOICE_BYTES], Choice::to_bytes).to_vec();
     payload.extend_from_slice(request.as_bytes());

@@ -3,7 +3,7 @@
 //! Invariant: an op exists only when every rank of the communicator has built the same one, and the
 //! communicator's workspace holds it.
 
-mod agreement;
+pub(crate) mod agreement;
 mod finish;
 mod validate;
 
@@ -12,7 +12,7 @@ pub(crate) use validate::Operands;
 
 use crate::error::{BuildError, CallError};
 use crate::execute::{ExecutionPlan, Executor, LaunchOptions, Push, location, sequential_workspace};
-use crate::planning::{self, Choice};
+use crate::planning::{self, Choice, UserTable};
 use crate::tensor::{Location, TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
@@ -22,9 +22,10 @@ use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt;
+use std::path::PathBuf;
 
 /// What a builder has been told.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) op: OpKind,
     pub(crate) m: usize,
@@ -33,6 +34,8 @@ pub(crate) struct Request {
     pub(crate) dtype: DType,
     pub(crate) finish: Finish,
     pub(crate) plan: Option<Plan>,
+    /// The file of measured plans, in place of the user's.
+    pub(crate) table: Option<PathBuf>,
     pub(crate) schedule: Option<Schedule>,
     pub(crate) sending: Option<Sending>,
     pub(crate) options: LaunchOptions,
@@ -40,16 +43,37 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        Self { op, m, n, k, dtype, finish: Finish::default(), plan: None, schedule: None, sending: None, options: LaunchOptions::default() }
+        Self {
+            op,
+            m,
+            n,
+            k,
+            dtype,
+            finish: Finish::default(),
+            plan: None,
+            table: None,
+            schedule: None,
+            sending: None,
+            options: LaunchOptions::default(),
+        }
     }
 
     /// The op and its extents, as flight records name its calls.
-    fn name(&self) -> String {
+    pub(crate) fn name(&self) -> String {
         format!("{} {}x{}x{}", self.op, self.m, self.n, self.k)
     }
 
-    fn problem(&self, world: WorldSize) -> Result<Problem, BuildError> {
+    pub(crate) fn problem(&self, world: WorldSize) -> Result<Problem, BuildError> {
         Ok(Problem::new(self.op, self.m, self.n, self.k, self.dtype, world)?)
+    }
+
+    /// This rank's choice of the plan.
+    pub(crate) fn choice(&self, comm: &Communicator) -> Result<Choice, BuildError> {
+        let problem = self.problem(comm.world_size())?;
+        match self.plan {
+            Some(plan) => Ok(Choice { plan, sms: planning::target(comm).machine.multiprocessors, origin: PlanOrigin::Caller }),
+            None => planning::own_choice(comm, &problem, &UserTable::at(self.table.as_deref(), false)),
+        }
     }
 
     /// What covers the op, however ranks are grouped, as the size does not depend on it. Where
@@ -95,7 +119,7 @@ fn own_schedules(problem: &Problem) -> Vec<Schedule> {
 /// rank has is its own business.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, m, n, k, dtype, finish, plan, schedule, sending, options: _ } = self;
+        let Self { op, m, n, k, dtype, finish, plan, schedule, sending, options: _, table: _ } = self;
         write!(f, "{op} m={m} n={n} k={k} {dtype}, {finish}, ")?;
         match (plan, schedule) {
             (Some(plan), _) => write!(f, "{plan}")?,
@@ -131,20 +155,20 @@ impl<T: Element> FusedOp<T> {
         // that whatever the ranks had launched before is launched on all of them by the time a
         // module is loaded, which may have to wait for it.
         let name = request.name();
-        let own = request.problem(comm.world_size()).and_then(|problem| planning::own_choice(comm, &problem));
-        let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().map(|own| own.0))?;
-        let op = agreement::all_ready(comm, &name, own.and_then(|own| Self::prepare(request, comm, of_rank_0.unwrap_or(own.0), own.1)))?;
+        let own = request.choice(comm);
+        let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().copied())?;
+        let op = agreement::all_ready(comm, &name, own.and_then(|own| Self::prepare(request, comm, of_rank_0.unwrap_or(own))))?;
         comm.reserve(op.size).map_err(agreement::while_building(&name))?;
         tracing::debug!(rank = %comm.rank(), "{}", op.explain());
         Ok(op)
     }
 
-    fn prepare(request: Request, comm: &Communicator, choice: Choice, origin: PlanOrigin) -> Result<Self, BuildError> {
+    fn prepare(request: Request, comm: &Communicator, choice: Choice) -> Result<Self, BuildError> {
         let problem = request.problem(comm.world_size())?;
         let mut target = planning::target(comm);
         target.machine.multiprocessors = choice.sms;
-        let origin = if request.plan.is_some() || request.schedule.is_some() { PlanOrigin::Caller } else { origin };
-        let plan = request.plan.unwrap_or(choice.plan).canonical(&problem, &target);
+        let origin = if request.schedule.is_some() { PlanOrigin::Caller } else { choice.origin };
+        let plan = choice.plan.canonical(&problem, &target);
         let schedule = request.schedule.unwrap_or_else(|| plan.schedule(&problem, &target));
         let comm_mode = request.comm_mode(Some(&plan));
         let number = agreement::number(&request.to_string());
@@ -176,7 +200,7 @@ impl<T: Element> FusedOp<T> {
 
     /// The same op on another communicator; collective there.
     pub(crate) fn rebuild(&self, comm: &Communicator) -> Result<Self, BuildError> {
-        Self::build(self.request, comm)
+        Self::build(self.request.clone(), comm)
     }
 
     pub(crate) fn failure(&self) -> Option<&Failure> {
@@ -209,14 +233,15 @@ impl<T: Element> FusedOp<T> {
     }
 
     pub(crate) fn explain(&self) -> String {
-        let Self { comm, problem, finish, plan, origin, size, .. } = self;
+        let Self { comm, request, problem, finish, plan, origin, size, .. } = self;
         format!(
-            "{problem}, {finish}, rank {} of {}\n  plan: {plan} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
+            "{problem}, {finish}, rank {} of {}\n  plan: {plan} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  plan table: {}\n  {}",
             comm.rank(),
             problem.world(),
             self.executor.explain(),
             size.total_bytes(),
             comm.workspace_size().total_bytes(),
+            UserTable::at(request.table.as_deref(), false).explain(comm.device().name()),
             comm.explain().replace('\n', "\n  "),
         )
     }

@@ -1,8 +1,9 @@
 //! A rank's device with the harness's kernels, and the stream on which everything of the rank goes.
 
 use super::kernels;
+use crate::harness::Fill;
 use crate::harness::Operands;
-use crate::harness::data::{Fill, Window};
+use crate::harness::data::Window;
 use crate::harness::reference::{Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_core::{DType, Nodes, Rank};
@@ -90,7 +91,7 @@ impl Gpu {
         let to = harness::Window { address: to.address() + offset as u64, row_stride: u64::from(cols), row0, col0, rows, cols };
         self.device.bind()?;
         // SAFETY: the block holds the window, and whatever else uses it is on the same stream.
-        unsafe { self.harness.fill(to, seed, fill.into(), dtype, self.raw_stream())? };
+        unsafe { self.harness.fill(to, seed, fill, dtype, self.raw_stream())? };
         Ok(())
     }
 
@@ -120,7 +121,7 @@ impl Gpu {
         let problem = &operands.problem;
         let expected = Expected {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
-            fill: operands.fill.into(),
+            fill: operands.fill,
             bias: operands.epilogue.bias.then_some(operands.seed_bias),
             activation: operands.epilogue.activation,
             flattened,
@@ -183,14 +184,5 @@ impl Gpu {
         // SAFETY: as above.
         unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream.cu_stream())? };
         self.synchronize()
-    }
-}
-
-impl From<Fill> for harness::Fill {
-    fn from(fill: Fill) -> Self {
-        match fill {
-            Fill::Uniform => Self::Uniform,
-            Fill::SmallInts => Self::SmallInts,
-        }
     }
 }

@@ -1,7 +1,8 @@
 use super::contender::Contender;
 use super::*;
 use crate::bench::gpu_contenders::SETS;
-use crate::harness::data::{self, Fill};
+use crate::harness::Fill;
+use crate::harness::data;
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{FIRST, Operands, Times, elements, w_window, x_window};
 use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};

@@ -8,7 +8,7 @@ use super::progress::ProgressReporter;
 use super::usage::Usage;
 use super::{Args, shape};
 use crate::end;
-use crate::harness::data::Fill;
+use crate::harness::Fill;
 use crate::harness::{FusedOp, OperandSet, Operands, RankContext};
 use crate::plan::Execution;
 use anyhow::{Context, bail, ensure};

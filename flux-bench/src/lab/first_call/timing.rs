@@ -5,7 +5,7 @@
 //! H200).
 
 use super::FirstCallRow;
-use crate::harness::data::Fill;
+use crate::harness::Fill;
 use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Span, Times, ranks};
 use crate::machine;
 use crate::plan::Execution;

@@ -1,6 +1,7 @@
 //! The three phases of a case, on one rank.
 
-use crate::harness::data::{self, Fill};
+use crate::harness::Fill;
+use crate::harness::data;
 use crate::harness::reference::{Verdict, Violation};
 use crate::harness::{Defect, EpilogueSpec, FusedOp, OperandSet, Operands, RankContext};
 use crate::plan::Execution;

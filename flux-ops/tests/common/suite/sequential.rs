@@ -103,7 +103,8 @@ pub fn sequential_calls_honour_row_strides(machine: Machine) {
             let (x, w) = (spread(&case.x(node.rank), wide(lx), node), spread(&case.w(node.rank), wide(lw), node));
             let mut y = node.poisoned(wide(ly).span());
             for _ in 0..3 {
-                op.forward(&node.view(&x, wide(lx)), &node.view(&w, wide(lw)), &mut node.view_mut(&mut y, wide(ly)), node.stream()).unwrap();
+                op.forward(&node.view(&x, wide(lx)), &node.view(&w, wide(lw)), &mut node.view_mut(&mut y, wide(ly)), node.stream())
+                    .unwrap();
             }
             let found = node.download(&y);
             let rows = found.chunks(wide(ly).row_stride);

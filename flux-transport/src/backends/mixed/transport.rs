@@ -9,14 +9,14 @@ use super::passing::Passing;
 use super::workspace::Workspace;
 use crate::backends::Transport;
 use crate::backends::calls::{Calls, Captures};
-use crate::backends::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, join, deferred};
+use crate::backends::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, deferred, join};
 use crate::backends::nvlink::{Lane, Meeting, Wanted, build};
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Select, Source, Stream, TransportError, TransportKind,
-    WorkspaceView, World,
+    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Select, Source, Stream, TransportError, TransportKind, WorkspaceView,
+    World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::program::Round;

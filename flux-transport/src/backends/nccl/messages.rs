@@ -68,7 +68,10 @@ impl fmt::Debug for Family {
 
 impl fmt::Debug for Messages {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Messages").field("device", &self.overlapped.device).field("sequential", &self.sequential.is_some()).finish_non_exhaustive()
+        f.debug_struct("Messages")
+            .field("device", &self.overlapped.device)
+            .field("sequential", &self.sequential.is_some())
+            .finish_non_exhaustive()
     }
 }
 

@@ -6,10 +6,10 @@
 //! none of that can be done while a kernel waits for data. The group of a sequential call is proven
 //! as it is used: messages beside a collective.
 
+use super::deferred;
 use super::link::Link;
 use super::members::Members;
 use super::messages::Use;
-use super::deferred;
 use crate::backends::nccl::NcclError;
 use crate::cuda::{
     CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async, copy_rows_async, done_by,
@@ -116,12 +116,7 @@ type Operations = (Vec<(u64, u64, u32)>, Option<(u64, u64)>);
 /// Puts the operations on `stream`. NCCL connects for them: it waits for the peers, and so is left
 /// to a thread of its own. False where they have not come by then: whoever gives the link up ends
 /// that.
-fn connected(
-    link: &Arc<Link>,
-    (by, stream): (Use, usize),
-    (messages, gather): Operations,
-    until: Instant,
-) -> Result<bool, ConnectError> {
+fn connected(link: &Arc<Link>, (by, stream): (Use, usize), (messages, gather): Operations, until: Instant) -> Result<bool, ConnectError> {
     let link = Arc::clone(link);
     let connect = move || {
         link.group(by, stream, |group| {

@@ -11,10 +11,10 @@
 //! guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks
 //! for it, which is after the call that read the half before.
 
+use super::hashes::HASH_BYTES;
 use super::messages::Use;
 use super::outbox::Outbox;
 use super::progress::{Position, Step};
-use super::hashes::HASH_BYTES;
 use super::watched::Watched;
 use crate::cuda::{
     CudaDevice, CudaError, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size, wait_value_async, words_async,
@@ -91,7 +91,9 @@ pub(crate) unsafe fn carry(
         // Before the call's kernel can close it, which waits for words that this stream brings.
         // SAFETY: the number of the call in the control block, and a word of pinned memory that
         // outlives the stream's work.
-        unsafe { copy_out_async(device, (row(outbox.hashes().number_on_host()), row(control + control::EPOCH)), (1, WORD as u64), stream) }?;
+        unsafe {
+            copy_out_async(device, (row(outbox.hashes().number_on_host()), row(control + control::EPOCH)), (1, WORD as u64), stream)
+        }?;
     }
     // SAFETY: the caller promised the rows.
     let rows = unsafe { rows_of(device, stream, &at, exchange) }?;
@@ -165,12 +167,7 @@ fn is_relayed(nodes: Nodes, rank: Rank, far: Rank) -> bool {
 ///
 /// # Safety
 /// As [`carry`], of the rows.
-unsafe fn rows_of(
-    device: &CudaDevice,
-    stream: usize,
-    at: &Memory<'_>,
-    exchange: &Exchange<'_>,
-) -> Result<Option<u64>, CudaError> {
+unsafe fn rows_of(device: &CudaDevice, stream: usize, at: &Memory<'_>, exchange: &Exchange<'_>) -> Result<Option<u64>, CudaError> {
     let Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) = exchange.source else { return Ok(None) };
     if row_stride == row_bytes || row_bytes == 0 {
         return Ok(Some(x));

@@ -5,12 +5,12 @@
 //! call is captured. The guard ends before the memory and the stream that it lets go of.
 
 use super::collective::Streams;
-use super::rounds::{NO_GRAPHS, carry};
+use super::deferred;
 use super::generation::Generation;
 use super::guard::Guard;
 use super::join::join;
 use super::members::Members;
-use super::deferred;
+use super::rounds::{NO_GRAPHS, carry};
 use super::watched::Watched;
 use super::workspace::Workspace;
 use crate::backends::Transport;
@@ -21,8 +21,8 @@ use crate::bootstrap::control::{Collective, agree, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, LibraryCollective, MoverJob, Options, Source, Stream, TransportError, TransportKind, WorkspaceView,
-    World,
+    Capabilities, ConnectError, Device, Exchange, LibraryCollective, MoverJob, Options, Source, Stream, TransportError, TransportKind,
+    WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;

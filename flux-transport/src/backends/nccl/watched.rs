@@ -4,10 +4,10 @@
 //! before any wait ends by it, so whoever finds the stream past a failed call also finds the fault.
 
 use super::flags::Flags;
+use super::hashes::CallHashes;
 use super::link::Link;
 use super::outbox::Outbox;
 use super::progress::{Position, Progress, Standing};
-use super::hashes::CallHashes;
 use crate::TransportError;
 use crate::backends::calls::AHEAD;
 use crate::backends::drain::{FAILED, HostSteps, Limits, failing};

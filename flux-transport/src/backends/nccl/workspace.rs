@@ -2,9 +2,9 @@
 //!
 //! Invariant: a generation is complete in itself, with its own epoch, pad and control block.
 
-use super::rounds::Memory;
 use super::generation::Outgoing;
 use super::outbox::{Outbox, Storing};
+use super::rounds::Memory;
 use crate::backends::view::checked_bytes;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
 use crate::{TransportError, WorkspaceView};

@@ -1,21 +1,15 @@
 //! Operand data as a function of position: a hash of seed, row and column.
 //!
-//! Invariant: [`raw`] equals its counterpart in `flux-kernels/cuda/harness/data.cuh` bit for bit,
-//! so host and device generate any part of any operand.
+//! Invariant: [`raw`] equals its counterpart in `cuda/harness/data.cuh` bit for bit, so any rank can
+//! generate any part of any rank's operand. The ranks' windows of `y` tile the global `[m, n]`
+//! output; their windows of `x` tile `[m, k]` and those of `w` `[n, k]`.
 
-use flux_kernels::Element;
-
-/// How elements are distributed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Fill {
-    /// Evenly over [-1, 1), 2^24 values.
-    Uniform,
-    /// -1, 0 and 1 with probabilities 1/6, 2/3 and 1/6: sums of products are integers, and exact.
-    SmallInts,
-}
+use super::Fill;
+use crate::Element;
+use flux_core::{OpKind, Problem, Rank};
 
 /// One above the largest value of [`raw`].
-pub(crate) const RAW_END: u32 = 1 << 24;
+pub const RAW_END: u32 = 1 << 24;
 /// Below this [`Fill::SmallInts`] yields -1, and as far from the end +1: one in six each.
 const SIXTH: u32 = RAW_END / 6;
 
@@ -24,7 +18,7 @@ const SIXTH: u32 = RAW_END / 6;
 ///
 /// Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014;
 /// constants of Stafford's variant 13.
-pub(crate) const fn raw(seed: u64, row: u32, col: u32) -> u32 {
+pub const fn raw(seed: u64, row: u32, col: u32) -> u32 {
     let mut z = seed ^ ((row as u64) << 32 | col as u64);
     z = (z ^ (z >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z = (z ^ (z >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
@@ -67,16 +61,53 @@ pub fn fill<T: Element>(to: &mut [T], window: Window, seed: u64, fill: Fill) {
     }
 }
 
-/// A seed for operand number `stream` of call number `call`.
-pub(crate) const fn seed(base: u64, stream: u32, call: u64) -> u64 {
+/// A seed for one operand of one call, far from all others: `stream` numbers operands, `call`
+/// calls.
+pub const fn seed(base: u64, stream: u32, call: u64) -> u64 {
     let z = base ^ (stream as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ call.wrapping_mul(0xd1b5_4a32_d192_ed03);
     let z = (z ^ (z >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z ^ (z >> 29)
 }
 
+/// What of the global `[m, k]` matrix is `rank`'s `x`.
+pub fn x_window(problem: &Problem, rank: Rank) -> Window {
+    let shape = problem.x_shape();
+    let (row0, col0) = match problem.op() {
+        OpKind::AllGatherGemm => (rank.get() * shape.rows, 0),
+        OpKind::GemmReduceScatter => (0, rank.get() * shape.cols),
+    };
+    Window { row0, col0, rows: shape.rows, cols: shape.cols }
+}
+
+/// What of the global `[n, k]` matrix is `rank`'s `w`.
+pub fn w_window(problem: &Problem, rank: Rank) -> Window {
+    let shape = problem.w_shape();
+    let (row0, col0) = match problem.op() {
+        OpKind::AllGatherGemm => (rank.get() * shape.rows, 0),
+        OpKind::GemmReduceScatter => (0, rank.get() * shape.cols),
+    };
+    Window { row0, col0, rows: shape.rows, cols: shape.cols }
+}
+
+/// What of the global `[m, n]` matrix is `rank`'s `y`.
+pub fn y_window(problem: &Problem, rank: Rank) -> Window {
+    let shape = problem.y_shape();
+    let (row0, col0) = match problem.op() {
+        OpKind::AllGatherGemm => (0, rank.get() * shape.cols),
+        OpKind::GemmReduceScatter => (rank.get() * shape.rows, 0),
+    };
+    Window { row0, col0, rows: shape.rows, cols: shape.cols }
+}
+
+/// Elements of a window.
+pub const fn elements(window: Window) -> usize {
+    window.rows as usize * window.cols as usize
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::{DType, WorldSize};
     use half::bf16;
 
     #[test]
@@ -129,5 +160,26 @@ mod tests {
         seeds.sort_unstable();
         seeds.dedup();
         assert_eq!(seeds.len(), 4000);
+    }
+
+    type Part = (fn(&Problem, Rank) -> Window, u32, u32);
+
+    #[test]
+    fn windows_of_all_ranks_tile_the_global_matrices() {
+        for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+            let problem = Problem::new(op, 12, 48, 72, DType::Bf16, WorldSize::new(3).unwrap()).unwrap();
+            let parts: [Part; 3] = [(x_window, 12, 72), (w_window, 48, 72), (y_window, 12, 48)];
+            for (window, rows, cols) in parts {
+                let mut seen = vec![0; rows as usize * cols as usize];
+                for w in problem.world().ranks().map(|r| window(&problem, r)) {
+                    for row in w.row0..w.row0 + w.rows {
+                        for col in w.col0..w.col0 + w.cols {
+                            seen[row as usize * cols as usize + col as usize] += 1;
+                        }
+                    }
+                }
+                assert!(seen.iter().all(|&n| n == 1), "{op} {rows} x {cols}");
+            }
+        }
     }
 }

@@ -1,0 +1,158 @@
+//! What a result must be at sampled rows and columns, in fp64.
+//!
+//! Invariant: nothing comes from what is checked. Operands are generated anew, and the tolerance of
+//! an element follows from its own terms.
+//!
+//! With `u` the type's unit roundoff, `p_s` the partial sum of rank `s`, `A` the sum of the terms'
+//! absolute values, and `r` the times that a partial sum is rounded on its way:
+//!
+//! ```text
+//! E = r u sum |p_s| + (sqrt(k) + W) eps_f32 A        partials on their way, accumulation in fp32
+//! |y - sum p_s| <= E + u (|sum p_s| + E)             and the output's own rounding
+//! ```
+//!
+//! `sqrt(k)`: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
+
+use flux_core::plan::CommMode;
+use flux_core::{OpKind, Problem, Rank};
+use flux_kernels::Element;
+use flux_kernels::harness::Fill;
+use flux_kernels::harness::data::{self, Window, y_window};
+
+/// Rows and columns that are sampled: one of each tile of 128 up to 8192.
+const SAMPLES: u32 = 64;
+/// Seeds of the global `x` and `w`.
+pub(super) const SEEDS: [u64; 2] = [0x5EED_F10C, 0x5EED_F10D];
+
+/// Sampled elements of one rank's output.
+pub(super) struct Oracle {
+    problem: Problem,
+    rows: Vec<u32>,
+    cols: Vec<u32>,
+    /// Row by row.
+    expected: Vec<Expected>,
+}
+
+struct Expected {
+    sum: f64,
+    /// Sum of the partial sums' absolute values.
+    partials: f64,
+    /// Sum of the products' absolute values.
+    absolute: f64,
+}
+
+impl Oracle {
+    pub(super) fn new<T: Element>(problem: &Problem, rank: Rank) -> Self {
+        let window = y_window(problem, rank);
+        let (rows, cols) = (sampled(window.rows), sampled(window.cols));
+        let operand = |seed, first: u32, lines: &[u32]| -> Vec<Vec<f32>> {
+            lines.iter().map(|line| wide::<T>(seed, first + line, problem.k())).collect()
+        };
+        let (x, w) = (operand(SEEDS[0], window.row0, &rows), operand(SEEDS[1], window.col0, &cols));
+        let sources = if problem.op() == OpKind::GemmReduceScatter { problem.world().index() } else { 1 };
+        let element = |x: &[f32], w: &[f32]| {
+            let part = x.len() / sources;
+            let parts = x.chunks_exact(part).zip(w.chunks_exact(part)).map(|(x, w)| dot(x, w));
+            parts.fold(Expected { sum: 0.0, partials: 0.0, absolute: 0.0 }, |all, (sum, absolute)| Expected {
+                sum: all.sum + sum,
+                partials: all.partials + sum.abs(),
+                absolute: all.absolute + absolute,
+            })
+        };
+        let expected = x.iter().flat_map(|x| w.iter().map(|w| element(x, w))).collect();
+        Self { problem: *problem, rows, cols, expected }
+    }
+
+    /// Checks a rank's whole output, dense: every element is a number, the sampled ones are right.
+    ///
+    /// # Errors
+    /// The first wrong element, in words.
+    pub(super) fn check<T: Element>(&self, y: &[T], comm: CommMode) -> Result<(), String> {
+        let columns = self.problem.y_shape().cols as usize;
+        if let Some(at) = y.iter().position(|y| y.to_f32().is_nan()) {
+            return Err(format!("row {}, column {} of y was not written", at / columns, at % columns));
+        }
+        let (world, unit) = (f64::from(self.problem.world().get()), self.problem.dtype().unit_roundoff());
+        // At its source and in its node; a library's collective may round each sum on its way.
+        let roundings = if comm == CommMode::Sequential { world } else { 2.0 };
+        let accumulated = (f64::from(self.problem.k()).sqrt() + world) * f64::from(f32::EPSILON);
+        let places = self.rows.iter().flat_map(|&row| self.cols.iter().map(move |&col| (row, col)));
+        for ((row, col), expected) in places.zip(&self.expected) {
+            let found = f64::from(y[row as usize * columns + col as usize].to_f32());
+            let before = roundings * unit * expected.partials + accumulated * expected.absolute;
+            let bound = before + unit * (expected.sum.abs() + before);
+            if (found - expected.sum).abs() > bound {
+                return Err(format!("row {row}, column {col} of y is {found}, and {} within {bound:.2e} is right", expected.sum));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// So many places of `0..extent`, evenly spread, none at the same place of its tile.
+fn sampled(extent: u32) -> Vec<u32> {
+    let count = extent.min(SAMPLES);
+    let place = |i: u32| {
+        let [first, end] = [i, i + 1].map(|i| (u64::from(i) * u64::from(extent) / u64::from(count)) as u32);
+        first + data::raw(0, i, extent) % (end - first)
+    };
+    (0..count).map(place).collect()
+}
+
+/// A row of a global operand, as the elements' exact values.
+fn wide<T: Element>(seed: u64, row: u32, k: u32) -> Vec<f32> {
+    let mut narrow = vec![T::from_f32(0.0); k as usize];
+    data::fill(&mut narrow, Window { row0: row, col0: 0, rows: 1, cols: k }, seed, Fill::Uniform);
+    narrow.into_iter().map(T::to_f32).collect()
+}
+
+/// Sum of products and of their absolute values. Products of two 11-bit significands are exact in
+/// fp32.
+fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
+    let products = x.iter().zip(w).map(|(x, w)| f64::from(x * w));
+    products.fold((0.0, 0.0), |(sum, absolute), product| (sum + product, absolute + product.abs()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::WorldSize;
+    use flux_core::plan::Mover;
+    use half::bf16;
+
+    const FUSED: CommMode = CommMode::Fused { mover: Mover::Kernel };
+
+    fn right(problem: &Problem, rank: Rank) -> Vec<bf16> {
+        let window = y_window(problem, rank);
+        let operand = |seed, first, lines| (first..first + lines).map(|line| wide::<bf16>(seed, line, problem.k())).collect::<Vec<_>>();
+        let (x, w) = (operand(SEEDS[0], window.row0, window.rows), operand(SEEDS[1], window.col0, window.cols));
+        x.iter().flat_map(|x| w.iter().map(|w| bf16::from_f64(dot(x, w).0))).collect()
+    }
+
+    #[test]
+    fn right_results_pass_and_a_missing_partial_sum_or_element_does_not() {
+        for (op, rank) in [(OpKind::AllGatherGemm, 1), (OpKind::GemmReduceScatter, 0)] {
+            let (problem, rank) = (Problem::new(op, 80, 64, 256, bf16::DTYPE, WorldSize::new(2).unwrap()).unwrap(), Rank::new(rank));
+            let (oracle, y) = (Oracle::new::<bf16>(&problem, rank), right(&problem, rank));
+            for comm in [FUSED, CommMode::Sequential] {
+                oracle.check(&y, comm).unwrap();
+                let halves: Vec<_> = y.iter().map(|y| bf16::from_f32(y.to_f32() / 2.0)).collect();
+                assert!(oracle.check(&halves, comm).unwrap_err().contains("is right"), "{op}");
+            }
+            let mut missing = y.clone();
+            let last = missing.len() - 1;
+            missing[last] = bf16::NAN;
+            let columns = problem.y_shape().cols as usize;
+            assert_eq!(oracle.check(&missing, FUSED), Err(format!("row {}, column {} of y was not written", last / columns, columns - 1)));
+        }
+    }
+
+    #[test]
+    fn every_tile_of_128_is_sampled_up_to_8192() {
+        for extent in [1, 63, 64, 65, 1000, 8192] {
+            let places = sampled(extent);
+            assert!(places.is_sorted() && *places.last().unwrap() < extent);
+            assert!((0..extent.div_ceil(128)).all(|tile| places.iter().any(|place| place / 128 == tile)), "{extent}: {places:?}");
+        }
+    }
+}
