@@ -16,22 +16,10 @@ pub enum WriteError {
     NotAFile(PathBuf),
     /// The folder is missing or cannot be written.
     #[error("{target} cannot be written: a file cannot be created in {folder}", target = target.display(), folder = folder.display())]
-    Create {
-        /// What should have been written.
-        target: PathBuf,
-        /// Its folder.
-        folder: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Create { target: PathBuf, folder: PathBuf, source: io::Error },
     /// The content could not be written whole: a full disk, a quota, a medium's error.
     #[error("{target} was not written", target = target.display())]
-    Write {
-        /// What should have been written.
-        target: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Write { target: PathBuf, source: io::Error },
 }
 
 /// Whether both lead to one file, by whatever names and links. `output` need not be there.

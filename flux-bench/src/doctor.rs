@@ -79,7 +79,7 @@ fn infos() -> Vec<DeviceInfo> {
     (0..machine::gpu_count()).filter_map(|ordinal| cuda::device_info(ordinal).ok()).collect()
 }
 
-/// What the devices are to each other: where they are, and what was found between them.
+/// What the devices are to each other, by topology and by proof.
 fn peers() -> Option<Proof> {
     let infos = infos();
     if infos.len() < 2 {
@@ -105,7 +105,7 @@ fn libraries() {
     found("NCCL", nccl);
 }
 
-/// Each transport's words, and what `auto` would take; whether there is something.
+/// Prints each transport and what `auto` takes; whether a transport works.
 fn transports(proof: Option<&Proof>) -> bool {
     out::line(&"");
     let (nvlink, nccl) = (nvlink(proof), nccl());
@@ -137,7 +137,7 @@ fn left_open(kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> 
     }
 }
 
-/// What becomes of a run for which `FLUX_TRANSPORT` names the transport.
+/// What a run takes for which `FLUX_TRANSPORT` names the transport.
 fn named(select: Select, kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> {
     match kinds.iter().find(|(kind, _)| *kind == select) {
         None => Ok(format!("takes {select}, as FLUX_TRANSPORT says")),
@@ -146,7 +146,7 @@ fn named(select: Select, kinds: &[(Select, Result<u32, String>)]) -> Result<Stri
     }
 }
 
-/// What `auto` takes for a rank on every GPU of this machine, or that it fails.
+/// What `auto` takes for a rank on every GPU, or why it fails.
 fn auto(kinds: &[(Select, Result<u32, String>)]) -> Result<String, &'static str> {
     let works = |select: &Select| kinds.iter().any(|(kind, found)| kind == select && found.is_ok());
     let on_several = match [Select::Mixed, Select::Nccl].map(|select| works(&select)) {

@@ -14,16 +14,16 @@ use std::time::Duration;
 /// Time for other ranks of this process to report: ranks that wait for one another fail together.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Ends the process at once, without destructors and handlers, when what it has printed is out.
+/// Ends the process at once, without destructors and exit handlers, after flushing its output.
 pub(crate) fn now(code: u8) -> ! {
     flush();
     signal_hook::low_level::exit(code.into())
 }
 
-/// Ends the process as `signal` does by default, when what it has printed is out.
+/// Ends the process as `signal` does by default, after flushing its output.
 pub(crate) fn by(signal: Signal) -> ! {
     flush();
-    // It does not return, but for a signal that ends nothing.
+    // It returns only for a signal that ends nothing.
     let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
     now(u8::try_from(128 + signal.as_raw()).unwrap_or(1))
 }
@@ -34,12 +34,12 @@ fn flush() {
     let _ = std::io::stderr().flush();
 }
 
-/// Writes a line of this program's to the standard error.
+/// Writes a line of this program to the standard error.
 pub(crate) fn say(words: &str) {
     out::note(&format!("flux-bench: {words}"));
 }
 
-/// An error with its causes, each once: many errors say theirs themselves.
+/// An error with its causes, each once: many errors repeat theirs.
 pub(crate) fn words(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -68,7 +68,7 @@ pub fn give_up(rank: Rank, error: &anyhow::Error) -> ! {
         }
     }
     std::thread::sleep(LAST_WORDS);
-    // Kept to the end: a rank whose time is over too says nothing twice.
+    // Held to the end, so that no rank reports twice.
     let told = GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
     for (first, _, others) in told.iter().filter(|(_, _, others)| !others.is_empty()) {
         say(&format!("{}: the same as rank {first}", named(others)));

@@ -56,12 +56,12 @@ pub(crate) fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> an
     match run(&Args { ranks, hosts, sharing_devices, keep_going: false, program })? {
         0 => Ok(true),
         1 => Ok(false),
-        // As a rank was ended.
+        // As a rank ended.
         code => end::now(code),
     }
 }
 
-/// Says which rank has failed, how, and what becomes of the others.
+/// Reports which rank failed, how, and what becomes of the others.
 fn tell(failed: &Failed, others: Others) -> Others {
     let how = match (failed.status.signal(), failed.status.code()) {
         (Some(signal), _) => format!("was killed by signal {signal}"),

@@ -21,12 +21,12 @@ const GRACE: Duration = Duration::from_secs(20);
 #[error("ended by signal {}", .0.as_raw())]
 struct Interrupted(Signal);
 
-/// What a run ends with that a signal ends.
+/// The error of a run that a signal ended.
 pub(crate) fn interrupted(signal: Signal) -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, Interrupted(signal))
 }
 
-/// The signal that has ended what failed with `error`.
+/// The signal that ended the run of `error`.
 pub(crate) fn interrupted_by(error: &anyhow::Error) -> Option<Signal> {
     error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Interrupted>()?.0))
 }
@@ -51,7 +51,7 @@ pub(crate) fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Res
         came = signals.take();
         came.is_some()
     })?;
-    // One that came since it was last asked for ends this process too.
+    // A signal since the last look ends this process too.
     match came.or_else(|| signals.take()) {
         Some(signal) => Err(interrupted(signal)),
         None => Ok(ended),

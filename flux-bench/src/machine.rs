@@ -31,17 +31,12 @@ impl fmt::Display for Ranks {
 pub struct Machine {
     /// Name of the GPUs, or `host` with the number of cores.
     pub device: String,
-    /// GPUs in use.
     pub gpus: u32,
-    /// Version of the GPU driver.
     pub driver: Option<String>,
-    /// Version of CUDA that the driver supports.
     pub cuda: Option<String>,
-    /// Version of NCCL.
     pub nccl: Option<String>,
 }
 
-/// Cores that this process may use.
 pub(crate) fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
@@ -66,12 +61,12 @@ pub(crate) fn uses_gpus(select: Select) -> anyhow::Result<bool> {
 
 /// The transport that is asked for: `FLUX_TRANSPORT` where `select` is `auto`.
 pub(crate) fn asked(select: Select) -> anyhow::Result<Select> {
-    // What is no text names no transport; it does not count as not set.
+    // A value that is not UTF-8 names no transport, but it is set.
     let variable = std::env::var_os("FLUX_TRANSPORT").map(|value| value.to_string_lossy().into_owned());
     named(select, variable.as_deref())
 }
 
-/// What is asked for, with the variable's value.
+/// The transport that is asked for, with the variable's value.
 fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
     match variable {
         Some(name) if select == Select::Auto && !name.is_empty() => name.parse().context("FLUX_TRANSPORT"),
@@ -110,7 +105,7 @@ pub(crate) fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     }
     Machine {
         device: cuda::device_info(0).map_or_else(|e| e.to_string(), |info| info.name),
-        // A process may see its own only.
+        // A process may see its own GPU only.
         gpus: if as_what == Ranks::Processes { ranks } else { ranks.min(gpu_count()) },
         driver: driver(),
         cuda: cuda::driver_version().ok().map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),

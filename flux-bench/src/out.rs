@@ -7,7 +7,7 @@ use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::sync::OnceLock;
 
-/// Why the standard output takes nothing more.
+/// Why the standard output cannot be written.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
 
 /// Prints `what` to the standard output as it is.
@@ -26,7 +26,6 @@ pub(crate) fn note(words: &str) {
     let _ = io::stderr().write_all(format!("{words}\n").as_bytes());
 }
 
-/// Flushes the standard output.
 pub(crate) fn end() -> anyhow::Result<()> {
     keep(io::stdout().flush());
     match FAILED.get() {
@@ -35,7 +34,6 @@ pub(crate) fn end() -> anyhow::Result<()> {
     }
 }
 
-/// Keeps the first failure.
 fn keep(done: io::Result<()>) {
     if let Err(why) = done {
         let _ = FAILED.set(why);

@@ -26,12 +26,10 @@ pub(crate) struct ExecutionArgs {
     pub(crate) workers: Option<u32>,
 }
 
-/// How an op is to be executed; what is `None` is the op's choice.
+/// How an op is executed; `None` is the op's choice.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Execution {
-    /// The same on all ranks.
     pub(crate) plan: Option<Plan>,
-    /// Of this rank.
     pub(crate) workers: Option<u32>,
 }
 

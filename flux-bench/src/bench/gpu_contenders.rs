@@ -81,12 +81,12 @@ impl<'a, T: Element> GpuContenders<'a, T> {
             OpKind::GemmReduceScatter => self.verify_gemm()?,
         };
         self.ctx.fill(&mut self.sets[0], held)?;
-        // The GEMM's `x` and what the collective reads are of random data again.
+        // Random data again, in the GEMM's `x` and in what the collective reads.
         self.launch(Contender::Serial, 0)?;
         Ok(verdict)
     }
 
-    /// The GEMM of a GEMM-ReduceScatter on the first set, of which it leaves nothing.
+    /// Verifies the GEMM of a GEMM-ReduceScatter on the first set, which it overwrites.
     fn verify_gemm(&mut self) -> anyhow::Result<Verdict> {
         let (gpu, problem, set) = (self.gpu, self.op.problem(), &mut self.sets[0]);
         let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
@@ -121,7 +121,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         Ok(())
     }
 
-    /// Spins for longer than the slowest rank takes to enqueue the contender that takes it longest.
+    /// Sets the spin to more than the slowest enqueue on any rank.
     fn choose_spin(&mut self) -> anyhow::Result<()> {
         let longest = choice::longest_enqueue(&Contender::ALL, |contender, call| {
             self.watchdog.heartbeat();
@@ -192,7 +192,7 @@ impl<T: Element> Contenders for GpuContenders<'_, T> {
     fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
         self.watchdog.heartbeat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;
-        // The device may spin since then.
+        // The device may spin from here on.
         let (gpu, begun, mut took) = (self.gpu, Instant::now(), Duration::ZERO);
         let end = gpu.time(|| {
             self.launch(contender, call)?;

@@ -80,7 +80,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
         Ok(())
     }
 
-    /// Makes the GEMM's result what the other ranks read.
+    /// Lets the other ranks read the GEMM's result.
     fn show_partials(&self) -> anyhow::Result<()> {
         let Buffer::Host(y) = &self.gemm_set.y else { bail!("not host memory") };
         self.shown.show(y.elements())

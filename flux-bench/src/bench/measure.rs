@@ -9,21 +9,17 @@ use anyhow::Context;
 use flux_transport::Communicator;
 use std::time::Duration;
 
-/// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contender {
     /// The fastest unsplit GEMM of one rank's part.
     Gemm,
-    /// The collective alone.
     Comm,
     /// The collective and the GEMM, one after the other.
     Serial,
-    /// The fused op.
     Op,
 }
 
 impl Contender {
-    /// All.
     pub(crate) const ALL: [Self; 4] = [Self::Gemm, Self::Comm, Self::Serial, Self::Op];
 
     /// All, in the order of a round.
@@ -31,7 +27,6 @@ impl Contender {
         in_round(Self::ALL, round)
     }
 
-    /// Its times.
     pub(crate) const fn of(self, measured: &Measured) -> Times {
         match self {
             Self::Gemm => measured.gemm,
@@ -50,12 +45,11 @@ pub(crate) fn in_round<C: Copy>(contenders: [C; 4], round: usize) -> [C; 4] {
     [0, 1, 3, 2].map(|contender| contenders[(contender + round) % 4])
 }
 
-/// What a rank says of one call.
+/// One rank's sample of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sample {
-    /// How long it took.
     pub span: Span,
-    /// How long the host took to enqueue it; nothing where the host itself does what is called.
+    /// The host's time to enqueue it; `None` where the host computes.
     pub enqueued: Option<Duration>,
     /// Whether the device may have waited for the host to enqueue the call.
     pub late: bool,
@@ -70,7 +64,7 @@ pub(crate) trait Contenders {
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span>;
 }
 
-/// Rounds whose times are thrown away: caches, clocks, and whatever is loaded at the first use.
+/// Rounds that do not count: caches, clocks, and first uses.
 pub(crate) const WARM_UP: usize = 5;
 
 /// Times all contenders over so many rounds, and calls `tick` after each, warm-up included.

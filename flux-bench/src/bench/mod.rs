@@ -78,7 +78,6 @@ struct BenchJob {
     on_gpus: bool,
     world: WorldSize,
     dtype: DType,
-    /// All of `dtype`.
     cases: Vec<BenchCase>,
     samples: u32,
     execution: ExecutionArgs,
@@ -112,7 +111,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     tell(args, &job, found.into_iter().next().context("no ranks")?)
 }
 
-/// One rank of a launch.
 fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     let (first, ranks) = (world.rank().get() == 0, world.size().get());
     if first {

@@ -21,7 +21,6 @@ pub(super) struct SharedFiles {
 }
 
 impl SharedFiles {
-    /// Of `elements` elements a rank; collective.
     pub(super) fn new<T: Element>(comm: &Communicator, elements: usize) -> anyhow::Result<Self> {
         let file = File::from(rustix::fs::memfd_create("flux-bench", MemfdFlags::CLOEXEC).context("there is no memory to show")?);
         file.set_len((elements * size_of::<T>()) as u64)?;
@@ -37,12 +36,11 @@ impl SharedFiles {
         Ok(Self { files, own })
     }
 
-    /// Number of ranks.
     pub(super) fn ranks(&self) -> usize {
         self.files.len()
     }
 
-    /// Shows these elements to all ranks.
+    /// Writes these elements for all ranks.
     pub(super) fn show<T: Element>(&self, elements: &[T]) -> anyhow::Result<()> {
         Ok(self.files[self.own].write_all_at(bytemuck::cast_slice(elements), 0)?)
     }

@@ -15,7 +15,6 @@ const BLOCK_SECONDS: f64 = 0.5;
 /// The contenders that overlap efficiency is made of.
 const TURNS: [Contender; 3] = [Contender::Op, Contender::Gemm, Contender::Serial];
 
-/// The seconds of a `--sustained` word.
 pub(crate) fn seconds(word: &str) -> Result<f64, String> {
     match word.parse() {
         Ok(seconds) if 0.0 < seconds && seconds <= 3600.0 => Ok(seconds),
@@ -32,7 +31,7 @@ pub(crate) fn sustain(contenders: &mut dyn Contenders, comm: &Communicator, shor
     Ok(Sustained::new(seconds, blocks.count() as u32, [op?, gemm?, serial?], short))
 }
 
-/// What blocks by turns took.
+/// Times of alternating blocks.
 pub(crate) struct Blocks<const N: usize> {
     calls: [usize; N],
     spans: [Vec<Span>; N],
@@ -61,7 +60,6 @@ impl<const N: usize> Blocks<N> {
         Ok(Self { calls, spans })
     }
 
-    /// Blocks of each contender.
     pub(crate) fn count(&self) -> usize {
         self.spans[0].len()
     }

@@ -16,7 +16,7 @@ use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
 use std::time::{Duration, Instant};
 
-/// One rank's place of work.
+/// A rank's communicator and device.
 #[derive(Debug)]
 pub struct RankContext {
     comm: Communicator,

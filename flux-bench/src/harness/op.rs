@@ -9,12 +9,9 @@ use flux_kernels::Element;
 use flux_ops::{Activation, AllGatherGemm, Builder, CallError, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError};
 use flux_transport::{Communicator, Fault, Stream};
 
-/// A built op.
 #[derive(Debug)]
 pub(crate) enum FusedOp<T> {
-    /// AllGather-GEMM.
     AllGather(AllGatherGemm<T>),
-    /// GEMM-ReduceScatter.
     ReduceScatter(GemmReduceScatter<T>),
 }
 
@@ -54,7 +51,6 @@ impl<T: Element> FusedOp<T> {
         })
     }
 
-    /// The op's `forward` or `forward_with_bias`.
     pub(crate) fn forward(
         &self,
         x: &TensorRef<'_, T>,
@@ -71,7 +67,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// The op's `timeline`.
     pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
         match self {
             Self::AllGather(op) => op.timeline(stream),
@@ -79,7 +74,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// The op's `status`.
     pub(crate) fn status(&self) -> Result<(), Fault> {
         match self {
             Self::AllGather(op) => op.status(),
@@ -87,7 +81,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// The problem.
     pub(crate) fn problem(&self) -> &Problem {
         match self {
             Self::AllGather(op) => op.problem(),
@@ -95,7 +88,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// Who works, in words.
     pub(crate) fn executor(&self) -> String {
         match self {
             Self::AllGather(op) => op.executor(),
@@ -103,7 +95,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// The plan in use.
     pub(crate) fn plan(&self) -> &Plan {
         match self {
             Self::AllGather(op) => op.plan(),

@@ -9,15 +9,13 @@ use flux_core::plan::{Chunk, Links, Plan, RowMapping, Target};
 use flux_core::program::{Schedule, ScheduleError, TileProgram};
 use flux_core::{Nodes, Problem, Rank};
 
-/// The rank whose part is measured.
+/// Rank 0, whose part is measured.
 pub(crate) const FIRST: Rank = Rank::new(0);
 
 /// A layer with its plan on a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PlannedLayer {
-    /// The layer's name.
     pub(crate) name: String,
-    /// The problem of the world.
     pub(crate) problem: Problem,
     /// What one rank of it multiplies, as a problem of a world of 1.
     pub(crate) alone: Problem,

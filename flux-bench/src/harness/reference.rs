@@ -58,7 +58,7 @@ pub struct Violation {
 }
 
 impl Verdict {
-    /// Both.
+    /// Merges two verdicts.
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
         Self {

@@ -20,7 +20,6 @@ pub struct Times {
 pub struct Span {
     /// When the rank began; 0 where the ranks were lined up on their devices.
     pub start: f64,
-    /// When it was done.
     pub end: f64,
 }
 

@@ -30,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 
-/// Version of the file's form.
+/// Version of a record's format.
 pub const SCHEMA: u32 = 2;
 
 /// A benchmark's results, with what is needed to judge and repeat them.
@@ -153,9 +153,7 @@ impl Late {
 /// Outcome of the verification of one row, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verified {
-    /// See [`Row::max_rel_err`].
     pub max_rel_err: f64,
-    /// See [`Row::verified`].
     pub ok: bool,
 }
 

@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Version of the file's form.
 pub(crate) const PEERS_SCHEMA: u32 = 1;
 
 /// The peers' times, with what is needed to judge and repeat them.
@@ -69,13 +68,13 @@ impl PeersReport {
         self.rows.iter().all(|r| r.verified)
     }
 
-    /// What the peers took at the shape of one of the benchmark's rows.
+    /// The peers' row for one of the benchmark's rows.
     pub fn of(&self, row: &Row) -> Option<&PeerRow> {
         self.rows.iter().find(|r| r.head.same_problem(&row.head))
     }
 }
 
-/// The report as text: what was measured where, then a line a row.
+/// The report as text: a head, then a line a row.
 pub(crate) fn table(report: &PeersReport) -> String {
     let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, r.head.dtype.as_str()));
     let samples = report.rows.first().map_or(0, |r| r.samples);

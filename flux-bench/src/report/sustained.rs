@@ -39,7 +39,7 @@ impl Sustained {
     }
 }
 
-/// The rows that have it as text, each beside its rounds; empty where none has.
+/// The rows that have it as text, beside their rounds.
 pub(super) fn table(rows: &[Row]) -> String {
     let mut text = String::new();
     for row in rows {

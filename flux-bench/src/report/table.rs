@@ -7,7 +7,7 @@ use std::fmt::Write as _;
 const HEAD: [&str; 14] =
     ["op", "model", "m", "n", "k", "T_op ms", "p10-p90", "enqueue", "T_gemm", "T_comm", "T_serial", "ECT ms", "E %", "TFLOP/s"];
 
-/// The report as text, two lines of what was measured where, then a line a row.
+/// The report as text: a head, then a line a row.
 pub(crate) fn table(report: &Report) -> String {
     let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
     lines[0].push("verified".to_owned());

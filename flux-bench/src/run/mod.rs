@@ -49,7 +49,6 @@ pub struct Args {
     pub output: PathBuf,
 }
 
-/// The activation of an `--activation` word.
 fn activation(word: &str) -> Result<Activation, String> {
     let found = Activation::ALL.into_iter().find(|activation| activation.to_string() == word);
     found.ok_or_else(|| format!("{word:?} is none of none, gelu, silu and relu"))

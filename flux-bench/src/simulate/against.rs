@@ -11,7 +11,7 @@ use crate::shapes::Layer;
 use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
 
-/// One row of a file, and what the simulation says of it.
+/// A measured row and its simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
     /// What it is of.
@@ -42,7 +42,7 @@ impl Compared {
         })
     }
 
-    /// By how many percent of what was measured the simulation is above it.
+    /// The simulation's deviation from the measured time, in percent.
     pub fn off(&self) -> f64 {
         (self.simulated / self.measured - 1.0) * 100.0
     }

@@ -16,7 +16,7 @@ use anyhow::Context;
 use flux_core::machine::Machine;
 use std::path::PathBuf;
 
-/// Rows from which on the model is meant to hold.
+/// Fewest rows that the model is meant for.
 pub const LEAST_ROWS: u32 = 512;
 
 /// Arguments of `flux-bench simulate`.

@@ -66,14 +66,12 @@ pub(crate) struct Args {
     pub execution: ExecutionArgs,
 }
 
-/// One rank's part of the call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Traced {
-    /// What it recorded.
     pub timeline: Timeline,
     /// How long the call took between two events on the stream, in milliseconds.
     pub event_ms: f64,
-    /// The schedule and the executor, in words.
+    /// Plan and execution, in words.
     pub plan: String,
 }
 
@@ -108,7 +106,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is asked for, of `tp` ranks, with a plan that changes something of it.
+/// The problem that is asked for, of `tp` ranks.
 fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
     let world = shapes::world(tp)?;
     let (n, k) = args.shapes.extents(args.ops).with_context(|| format!("{} has no {}", args.shapes, args.ops))?;

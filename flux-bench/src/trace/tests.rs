@@ -1,4 +1,4 @@
-//! Summary and trace events of a call that never was.
+//! Summary and trace events of a made-up call.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 

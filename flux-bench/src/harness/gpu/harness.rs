@@ -14,7 +14,6 @@ use flux_transport::internal::nccl::{Comm, ElementType};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One rank's device.
 #[derive(Debug)]
 pub struct Gpu {
     device: CudaDevice,
@@ -37,7 +36,6 @@ impl Gpu {
         Ok(Self { stream: device.context().new_stream()?, device: device.clone(), harness, start, end })
     }
 
-    /// The device.
     pub fn device(&self) -> &CudaDevice {
         &self.device
     }
@@ -57,7 +55,6 @@ impl Gpu {
         Ok(DeviceBlock::new(&self.device, bytes)?)
     }
 
-    /// Waits for everything on the stream.
     pub fn synchronize(&self) -> anyhow::Result<()> {
         Ok(self.stream.synchronize()?)
     }
@@ -140,7 +137,6 @@ impl Gpu {
         })
     }
 
-    /// Occupies the stream.
     pub fn spin(&self, time: Duration) -> anyhow::Result<()> {
         self.device.bind()?;
         self.harness.spin(time.as_nanos() as u64, self.raw_stream())?;

@@ -88,7 +88,6 @@ impl<'a> KernelContenders<'a> {
         })
     }
 
-    /// What runs, in words.
     pub(super) fn plan(&self) -> String {
         let [core, _, flags] = &self.ours;
         let (kernel, alone, as_first) = (self.kernel.variant(), core.workers(), flags.workers());

@@ -16,7 +16,6 @@ use std::ops::Range;
 pub(super) struct Words {
     /// Offset of the first in the pad.
     pub(super) offset: u64,
-    /// How many.
     pub(super) count: u64,
 }
 

@@ -74,12 +74,10 @@ impl Replay {
         self.program.program()
     }
 
-    /// CTAs of a call.
     pub(super) fn workers(&self) -> u32 {
         self.workers
     }
 
-    /// The next call's.
     pub(super) fn epoch(&self) -> Epoch {
         self.epoch
     }

@@ -8,7 +8,6 @@ use flux_core::metrics;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Version of the file's form.
 pub(super) const SCHEMA: u32 = 1;
 
 /// The kernel beside cuBLASLt, with what is needed to judge and repeat it.
@@ -52,7 +51,6 @@ pub struct CoreRow {
     /// Whether all outputs of the kernel's three contenders were within the bound, and exact for
     /// integers.
     pub verified: bool,
-    /// Rounds measured.
     pub samples: u32,
 }
 

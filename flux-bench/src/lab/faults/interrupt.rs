@@ -25,7 +25,6 @@ impl Interrupt {
         Ok(Self(Arc::new(Noted { signals: Signals::catch()?, first: OnceLock::new() })))
     }
 
-    /// The first that came.
     pub(super) fn came(&self) -> Option<Signal> {
         let Noted { signals, first } = &*self.0;
         if let Some(signal) = first.get().copied().or_else(|| signals.take()) {
@@ -34,7 +33,6 @@ impl Interrupt {
         None
     }
 
-    /// Fails where one has come.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         match self.came() {
             Some(signal) => bail!("ended by signal {}", signal.as_raw()),

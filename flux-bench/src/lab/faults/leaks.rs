@@ -16,9 +16,7 @@ const RISES: u32 = 2;
 #[derive(Clone, Debug, Default)]
 pub(super) struct LeakDetector {
     measured: u32,
-    /// After the first rebuild.
     base: Usage,
-    /// At the last measurement.
     before: Usage,
     kinds: BTreeMap<String, Kind>,
 }

@@ -25,7 +25,6 @@ const LOOK: Duration = Duration::from_millis(2);
 /// How often whoever waits for a report looks whether a signal ends the run.
 const LOOK_AROUND: Duration = Duration::from_millis(50);
 
-/// One rank.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) rank: u32,
@@ -74,7 +73,6 @@ impl Process {
         Ok(Self { rank, child, orders, reports, reader: Some(reader), interrupt })
     }
 
-    /// Gives an order.
     pub(super) fn request(&mut self, order: Request) -> anyhow::Result<()> {
         let line = serde_json::to_string(&order)? + "\n";
         self.orders.write_all(line.as_bytes()).with_context(|| format!("rank {} takes no orders", self.rank))
@@ -94,7 +92,6 @@ impl Process {
         }
     }
 
-    /// Sends a signal.
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).with_context(|| format!("rank {} gets no signal", self.rank))
     }

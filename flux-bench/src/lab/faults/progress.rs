@@ -15,7 +15,6 @@ use std::time::Instant;
 /// Calls in a report.
 const CALLS: usize = 4;
 
-/// What is known of the rank.
 #[derive(Debug)]
 pub(super) struct ProgressReporter {
     seen: Mutex<Seen>,

@@ -45,7 +45,6 @@ struct CheckedOp {
     expected: Option<Vec<bf16>>,
 }
 
-/// How far calls came.
 struct CallsMade {
     wrong: u64,
     failed: Option<(Failure, u64, u64)>,

@@ -30,7 +30,6 @@ const SETTLES: Duration = Duration::from_secs(5);
 /// For the last words of ranks that do not answer.
 const LAST_WORDS: Duration = Duration::from_millis(700);
 
-/// A run of the suite.
 pub(super) struct Suite<'a> {
     pub(super) args: &'a Args,
     words: Vec<String>,
@@ -142,7 +141,6 @@ impl<'a> Suite<'a> {
         Self { args, words, rendezvous, temporary, ranks: Vec::new(), held, on_device, tally, random: 0, interrupt }
     }
 
-    /// A random number below `end`.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.random += 1;
         data::seed(self.args.seed, 91, self.random) % end.max(1)
@@ -165,7 +163,6 @@ impl<'a> Suite<'a> {
         Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words, self.interrupt.clone())
     }
 
-    /// Starts a whole group.
     fn fill(&mut self) -> anyhow::Result<()> {
         for rank in 0..self.args.ranks {
             let process = self.start(rank)?;

@@ -7,10 +7,8 @@ use crate::out;
 use std::fmt;
 use std::time::Duration;
 
-/// What is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Injection {
-    /// SIGKILL at a random moment.
     Kill,
     /// SIGSTOP at a random moment, for less than the deadline.
     ShortStop,
@@ -20,7 +18,6 @@ pub(super) enum Injection {
     Missing,
 }
 
-/// What is counted against a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
     /// Something that did not end within its limit.
@@ -31,7 +28,6 @@ pub(super) enum Finding {
     Misnamed,
     /// An error that came too early or too late.
     Mistimed,
-    /// Something that was left behind.
     Residue,
     /// A process that ended, or an order that failed, for another reason.
     Broken,
@@ -46,7 +42,6 @@ const ALL: [(Finding, &str); 6] = [
     (Finding::Broken, "broken"),
 ];
 
-/// The counts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
     pub(super) kills: u32,

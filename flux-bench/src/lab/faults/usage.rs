@@ -14,7 +14,6 @@ use std::net::Ipv4Addr;
 pub(super) struct Held {
     /// What can be counted: without the numbers that the system gives each anew.
     pub(super) kind: String,
-    /// This one.
     pub(super) words: String,
 }
 
@@ -37,12 +36,10 @@ impl FromIterator<Held> for Usage {
 }
 
 impl Usage {
-    /// Of this process.
     pub(super) fn now() -> io::Result<Self> {
         Ok(descriptors()?.into_iter().chain(threads()?).chain(mappings(&std::fs::read_to_string("/proc/self/maps")?)).collect())
     }
 
-    /// How many of each kind.
     pub(super) fn counts(&self) -> BTreeMap<&str, usize> {
         let mut counts = BTreeMap::new();
         for held in &self.held {

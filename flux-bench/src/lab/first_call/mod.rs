@@ -55,7 +55,6 @@ pub(crate) struct Args {
     defect: Defect,
 }
 
-/// The ratio of an `--at-most` word.
 fn ratio(word: &str) -> Result<f64, String> {
     match word.parse::<f64>() {
         Ok(ratio) if ratio.is_finite() && ratio >= 0.0 => Ok(ratio),

@@ -5,7 +5,6 @@ use crate::report::{Head, Origin, ms};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
-/// Version of the file's form.
 pub(crate) const SCHEMA: u32 = 3;
 
 /// First calls, with what is needed to judge and repeat them.
@@ -53,7 +52,7 @@ impl FirstCallReport {
         self.rows.iter().all(|r| self.keeps(r))
     }
 
-    /// Not a number is no success.
+    /// NaN is no success.
     fn keeps(&self, row: &FirstCallRow) -> bool {
         self.at_most.is_none_or(|most| row.of_warm() <= most)
     }

@@ -48,14 +48,10 @@ pub(crate) struct Args {
 /// Version of the form of `gpu-ci.json`. 2: steps can be skipped.
 pub(super) const SCHEMA: u32 = 2;
 
-/// What `gpu-ci.json` holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Summary {
-    /// [`SCHEMA`].
     pub schema: u32,
-    /// Commit of the code.
     pub commit: String,
-    /// When the run ended, UTC.
     pub date: String,
     /// Whether every step passed or, unless that was asked to be a failure, was skipped.
     pub passed: bool,

@@ -10,17 +10,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
-    /// It ended with success.
     Passed,
     /// So it did, and none of its tests ran.
     Skipped,
     /// It ended with another status, or could not be started.
     Failed,
-    /// It was killed at its limit.
     TimedOut,
 }
 
@@ -29,13 +26,10 @@ pub(crate) enum Outcome {
 pub(crate) struct Step {
     /// What it is called in the summary.
     pub name: String,
-    /// The command line.
     pub command: String,
-    /// How it ended.
     pub outcome: Outcome,
     /// Status or signal, in words; empty where it passed.
     pub status: String,
-    /// How long it ran.
     pub seconds: f64,
     /// Tests, and parts of tests, that were skipped, a line each.
     #[serde(default)]

@@ -26,14 +26,12 @@ pub(crate) struct Args {
     pub samples: u32,
 }
 
-/// One measured movement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Link {
     /// What moves, and how.
     pub movement: String,
     /// Bytes that one device moves; 0 for a signal.
     pub bytes: u64,
-    /// Median, in microseconds.
     pub us: f64,
     /// Rate of one device, in GB/s (10^9); absent for a signal.
     pub gb_per_s: Option<f64>,

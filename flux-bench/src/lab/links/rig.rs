@@ -16,7 +16,6 @@ pub(super) const BOX: usize = 256 << 20;
 /// How long streams are held while the host enqueues: some hundred driver calls for 8 devices.
 const HOLD: Duration = Duration::from_millis(3);
 
-/// One device.
 pub(super) struct Rig {
     pub(super) gpu: Gpu,
     pub(super) links: Links,

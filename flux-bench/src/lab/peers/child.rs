@@ -38,7 +38,6 @@ pub(super) struct ScriptCase {
     pub(super) ms: Vec<u32>,
 }
 
-/// The versions that the script found.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Versions {
     pub(super) torch: String,

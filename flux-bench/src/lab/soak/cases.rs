@@ -7,9 +7,7 @@ use flux_core::{DType, OpKind, Problem, ProblemError, WorldSize};
 /// One problem of the matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct SoakCase {
-    /// What reports call it.
     pub name: String,
-    /// The problem.
     pub problem: Problem,
     /// What the op does to its sums.
     pub epilogue: EpilogueSpec,

@@ -67,7 +67,6 @@ impl fmt::Display for SoakResult {
     }
 }
 
-/// How a problem is soaked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SoakRun {
     pub(super) execution: Execution,
@@ -75,7 +74,6 @@ pub(super) struct SoakRun {
     /// Calls apart, and in a row.
     pub(super) apart: u64,
     pub(super) in_a_row: u64,
-    /// Of data and delays.
     pub(super) seed: u64,
     pub(super) defect: Defect,
 }

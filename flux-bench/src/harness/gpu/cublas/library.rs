@@ -12,39 +12,18 @@ use std::sync::OnceLock;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CublasError {
-    /// No candidate can be loaded.
     #[error("no cuBLASLt library can be loaded: {reason}; install CUDA's libraries or PyTorch, or set FLUX_CUBLASLT_LIB")]
     Library {
         /// What the loader reported, or the names and paths that were tried.
         reason: String,
     },
-    /// A library lacks an entry point.
     #[error("{} has no `{symbol}`", path.display())]
-    Symbol {
-        /// The library.
-        path: PathBuf,
-        /// The missing entry point.
-        symbol: &'static str,
-    },
-    /// cuBLASLt refused a call.
+    Symbol { path: PathBuf, symbol: &'static str },
     #[error("{call} failed with status {status}")]
-    Call {
-        /// The call.
-        call: &'static str,
-        /// Its `cublasStatus_t`.
-        status: i32,
-    },
+    Call { call: &'static str, status: i32 },
     /// The heuristic knows no algorithm for the shape.
     #[error("cuBLASLt has no algorithm for m={m} n={n} k={k}")]
-    NoAlgorithm {
-        /// Rows.
-        m: u32,
-        /// Columns.
-        n: u32,
-        /// Length of the inner product.
-        k: u32,
-    },
-    /// The driver refused memory.
+    NoAlgorithm { m: u32, n: u32, k: u32 },
     #[error(transparent)]
     Device(#[from] flux_transport::internal::cuda::CudaError),
 }

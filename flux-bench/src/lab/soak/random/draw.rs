@@ -12,11 +12,9 @@ use std::fmt;
 /// Where ranks compute, which bounds the sizes: a host's ranks share its few cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Processor {
-    /// Threads of this machine.
     Host,
     /// A GPU that runs so many CTAs of a rank at once.
     Gpu {
-        /// CTAs.
         ctas: u32,
         /// Whether no other rank works there. Copies would wait behind another rank's kernel, so
         /// shared devices have the kernel as their mover.
@@ -27,7 +25,6 @@ pub(super) enum Processor {
 /// What a transport can do with a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Legal {
-    /// Any plan.
     All,
     /// Whole chunks as messages.
     Messages,
@@ -40,13 +37,11 @@ pub(super) enum Legal {
 pub(super) struct RandomCase {
     /// What it is called by: with the seed it says everything.
     pub(super) number: u64,
-    /// The problem.
     pub(super) problem: Problem,
     /// What the op does to its sums.
     pub(super) epilogue: EpilogueSpec,
     /// The plan; the op's own where there is none.
     pub(super) plan: Option<Plan>,
-    /// Calls in a row.
     pub(super) calls: u64,
     /// Of its data, its delays and the ranks' own choices.
     pub(super) seed: u64,

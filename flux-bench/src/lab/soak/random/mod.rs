@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// How often the first rank says how far it is.
 const SAY: Duration = Duration::from_secs(10);
 
-/// What a word of minutes says.
+/// The minutes of a `--random` word.
 pub(super) fn minutes(word: &str) -> Result<f64, String> {
     match word.parse() {
         Ok(minutes) if 0.0 < minutes && minutes <= 10_000.0 => Ok(minutes),
