@@ -109,7 +109,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// The problem that is asked for, of `tp` ranks.
 fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
     let world = shapes::world(tp)?;
-    let (n, k) = args.shapes.extents(args.ops).with_context(|| format!("{} has no {}", args.shapes, args.ops))?;
+    let (n, k) = args.shapes.extents(args.ops).with_context(|| format!("{} has no {}", args.shapes, args.ops.name()))?;
     Ok(Problem::new(args.ops, args.ms, n, k, args.dtype, world)?)
 }
 
