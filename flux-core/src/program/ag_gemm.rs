@@ -103,7 +103,7 @@ fn awaits(list: &mut Items, arrivals: &Arrivals, rank: Rank, schedule: &Schedule
     }
 }
 
-/// Who brings `shard` to `rank`: its owner, or the mate on its rail.
+/// Who brings `shard` to `rank`: its owner, or the local peer on its rail.
 fn brought_by(shard: Rank, rank: Rank, nodes: Nodes) -> Rank {
     if nodes.together(shard, rank) || nodes.on_one_rail(shard, rank) {
         shard
@@ -112,9 +112,9 @@ fn brought_by(shard: Rank, rank: Rank, nodes: Nodes) -> Rank {
     }
 }
 
-/// The own shard to every mate and along the rail, and what comes along the rail to every mate.
-/// Readers of a band want the first slices of all its shards first, those of single shards one
-/// chunk after another.
+/// The own shard to every local peer and along the rail, and what comes along the rail to every
+/// local peer. Readers of a band want the first slices of all its shards first, those of single
+/// shards one chunk after another.
 fn moves(arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) -> (Vec<Transfer>, Vec<Forward>) {
     let world = nodes.world();
     let direct = || (1..world.get()).filter(|&step| step < nodes.per_node() || step % nodes.per_node() == 0);

@@ -6,15 +6,15 @@
 //! least one shard earlier. With several nodes the steps go around each other node first and around
 //! the own one last, and end in each at the rank of the own rail.
 //!
-//! A partial tile for an owner of another node goes to the mate on the owner's rail, the **relay**:
-//! its own item for that tile adds those of its mates and sends the sum, so `per_node` times less
-//! crosses nodes. What is added to a tile is, in this order: the own product, the mates', the other
+//! A partial tile for an owner of another node goes to the local peer on the owner's rail, the **relay**:
+//! its own item for that tile adds those of its local peers and sends the sum, so `per_node` times less
+//! crosses nodes. What is added to a tile is, in this order: the own product, the local peers', the other
 //! nodes' sums, each rounded once where it was sent; both as they are sent, so rank `r` adds those
 //! of `r - 1`, `r - 2`, ... The first of them may be added before the own product is whole, at
 //! steps along `k` that are the same in every run.
 //!
 //! ```text
-//! places at a rank   [ mates, for the own shard ][ other nodes' sums, for the own shard ][ mates, for the rail's rank in each other node, in turn ]
+//! places at a rank   [ local peers, for the own shard ][ other nodes' sums, for the own shard ][ local peers, for the rail's rank in each other node, in turn ]
 //! ```
 
 use super::along_k::AlongK;
@@ -47,13 +47,13 @@ impl Places {
     /// The places at `rank` of what is added to a tile of `owner`'s shard, which is its own or that
     /// of its rail's rank in another node.
     pub(super) const fn added(self, rank: Rank, owner: Rank) -> Range<u32> {
-        let mates = self.nodes.per_node() - 1;
-        let own = mates + self.nodes.others();
+        let local_peers = self.nodes.per_node() - 1;
+        let own = local_peers + self.nodes.others();
         if rank.get() == owner.get() {
             return 0..own;
         }
-        let first = own + self.other(owner, rank) * mates;
-        first..first + mates
+        let first = own + self.other(owner, rank) * local_peers;
+        first..first + local_peers
     }
 
     /// Who fills those places, in order: as they work for the owner.
@@ -88,8 +88,8 @@ fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
     nodes.rank((nodes.node_of(rank) + distance) % nodes.count(), (nodes.local_of(rank) + turn) % nodes.per_node())
 }
 
-/// Steps whose shards may share a band: what a relay adds, and the own shard, wait for the mates
-/// and are not begun before what they wait for was sent.
+/// Steps whose shards may share a band: what a relay adds, and the own shard, wait for the local
+/// peers and are not begun before what they wait for was sent.
 fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     let (per_node, last) = (nodes.per_node(), nodes.world().get());
     if per_node == 1 {

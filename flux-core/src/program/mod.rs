@@ -120,7 +120,7 @@ impl TileProgram {
     /// let programs: Vec<_> = world.ranks().map(build).collect::<Result<_, _>>()?;
     /// check::verify(&programs)?;
     /// let [first, ..] = &programs[..] else { unreachable!() };
-    /// // To three mates and to one rank of the other node, whose shard goes to three mates too.
+    /// // To three local peers and to one rank of the other node, whose shard goes to three local peers too.
     /// assert_eq!((first.transfers.len(), first.forwards.len()), (4, 3));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```

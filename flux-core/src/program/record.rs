@@ -152,8 +152,8 @@ pub struct Transfer {
     pub step: u32,
 }
 
-/// What a rank does with rows that came from its rail in another node: it gives them to a mate, so
-/// that they cross nodes once for all of them.
+/// What a rank does with rows that came from its rail in another node: it gives them to a local
+/// peer, so that they cross nodes once for all of them.
 ///
 /// No kernel reads it: who carries chunks does.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]

@@ -65,7 +65,8 @@ impl Schedule {
         let own = Self::shard_by_shard(problem);
         let peers = problem.world().peers();
         if nodes.are_mixed() {
-            // What is passed on to mates, and what these add up, is on its way as long as the call.
+            // What is passed on to local peers, and what these add up, is on its way as long as the
+            // call.
             Call::fastest(problem, channels, (sending, peers), &own, false).1
         } else {
             Call::chosen(problem, channels, (sending, peers), &own).1

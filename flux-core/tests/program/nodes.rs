@@ -86,7 +86,7 @@ proptest! {
         let p = pick(&mut call, rank);
         let which = which.index(p.forwards.len());
         let (world, signals) = (p.problem.world(), p.signals);
-        let mate = p.nodes.mates(p.rank).next().unwrap();
+        let local_peer = p.nodes.local_peers(p.rank).next().unwrap();
         let forward = &mut p.forwards[which];
         match kind {
             0 => {
@@ -94,8 +94,8 @@ proptest! {
                 assert_violates!(call, Violation::UnguardedForward { .. });
             }
             1 => {
-                // a place that mates fill
-                forward.from = mate.place_at(p.rank).unwrap();
+                // a place that local peers fill
+                forward.from = local_peer.place_at(p.rank).unwrap();
                 assert_violates!(call, Violation::Form { .. });
             }
             2 => {
@@ -119,7 +119,7 @@ proptest! {
         let p = pick(&mut call, rank);
         let crossing: Vec<usize> = (0..p.transfers.len()).filter(|&i| !p.nodes.together(p.rank, Rank::new(p.transfers[i].dest))).collect();
         let transfer = &mut p.transfers[*which.get(&crossing)];
-        let dest = p.nodes.mates(Rank::new(transfer.dest)).next().unwrap();
+        let dest = p.nodes.local_peers(Rank::new(transfer.dest)).next().unwrap();
         (transfer.dest, transfer.place) = (dest.get(), p.rank.place_at(dest).unwrap());
         assert_violates!(call, Violation::Form { .. });
     }
@@ -138,7 +138,7 @@ proptest! {
                 assert_violates!(call, Violation::Form { .. });
             }
             1 => {
-                item.dest = p.nodes.mates(owner).next().unwrap().get();
+                item.dest = p.nodes.local_peers(owner).next().unwrap().get();
                 assert_violates!(call, Violation::Form { .. });
             }
             2 => {
@@ -165,7 +165,7 @@ proptest! {
         let p = pick(&mut call, rank);
         let (rank, nodes) = (p.rank, p.nodes);
         let index = pick_item(&p.items, which, |item| item.sink == sink::SEND && !nodes.together(rank, Rank::new(item.a_outer)));
-        p.items[index].dest = nodes.mates(Rank::new(p.items[index].dest)).next().unwrap().get();
+        p.items[index].dest = nodes.local_peers(Rank::new(p.items[index].dest)).next().unwrap().get();
         assert_violates!(call, Violation::Form { .. });
     }
 
@@ -200,8 +200,8 @@ fn nodes_of_another_world_and_stacked_tiles_are_refused() {
     assert!(build(&flattened, Nodes::apart(world)).is_ok());
 }
 
-/// What a relay or an owner adds comes from mates and other nodes: it awaits all of it when the
-/// tile is multiplied, whatever the schedule says.
+/// What a relay or an owner adds comes from local peers and other nodes: it awaits all of it when
+/// the tile is multiplied, whatever the schedule says.
 #[test]
 fn no_partial_tile_is_early_across_nodes() {
     let problem = Problem::new(GemmReduceScatter, 64, 64, 4 * 1024, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();

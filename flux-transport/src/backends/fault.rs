@@ -164,7 +164,6 @@ pub mod reason {
 }
 
 impl Fault {
-    /// What a complete record says, with the ranks that are late.
     pub(crate) fn from_record(record: &FaultRecord, late: Vec<Rank>) -> Self {
         let rank = Rank::new(record.rank);
         if record.code == fault::ABORTED {

@@ -197,7 +197,6 @@ fn strangers(denied: u32) -> String {
     }
 }
 
-/// The ranks in `mask` below `world`.
 pub(crate) fn ranks_in(mask: u64, world: WorldSize) -> Vec<Rank> {
     world.ranks().filter(|rank| mask >> rank.get() & 1 == 1).collect()
 }

@@ -32,7 +32,6 @@ pub(super) struct Health {
     given_up: AtomicU32,
     /// Ranks (bits) that have said whom they gave up. Set after those.
     reported: AtomicU32,
-    /// The first rank that gave up this one.
     given_up_by: OnceLock<Rank>,
     departures: Departures,
 }
@@ -201,7 +200,6 @@ impl Health {
         self.reported.load(Ordering::Acquire)
     }
 
-    /// A rank that has given up this one: the peers go on without it.
     pub(super) fn given_up_by(&self) -> Option<Rank> {
         self.given_up_by.get().copied()
     }

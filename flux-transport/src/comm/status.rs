@@ -136,7 +136,6 @@ impl Communicator {
 
 /// What becomes of an own record.
 enum Judgement {
-    /// A peer has given this rank up.
     GivenUp(Rank),
     /// It is second-hand, and this is what it comes from.
     Peer(PeerFault),

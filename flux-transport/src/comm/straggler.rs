@@ -120,7 +120,6 @@ fn not_after(of: Epoch, epoch: Epoch) -> bool {
     epoch.get().wrapping_sub(of.get()) <= u32::MAX / 2
 }
 
-/// Whom a rank has waited for in vain in `epoch` or an earlier call, and in which.
 fn waits_for(report: &RankReport, epoch: Epoch) -> Option<(Rank, Epoch)> {
     match report.fault {
         Some(Fault::Timeout { rank, peer, wait, epoch: of, .. }) if rank == report.rank && wait != Wait::Pushed => {

@@ -44,7 +44,6 @@ impl<M> Registration<M> {
         &self.memory
     }
 
-    /// The address of the first byte for `device`.
     pub(crate) fn address(&self, device: &CudaDevice) -> Result<u64, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();

@@ -56,7 +56,7 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         _ if item.a_source != source::CALLER => Some("operand A is the caller's shard of the owner's rows"),
         sink::SEND if sent_to.is_none() => Some("nothing is sent to oneself"),
-        sink::SEND if sent_to != Some(item.dest) => Some("a partial tile goes to its owner, or to the mate on the owner's rail"),
+        sink::SEND if sent_to != Some(item.dest) => Some("a partial tile goes to its owner, or to the local peer on the owner's rail"),
         sink::SEND if item.partials as usize != added => {
             Some("what crosses nodes is the sum of a node's partial tiles, and nothing else is one")
         }
@@ -64,7 +64,7 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         _ if owner != p.rank || item.dest != p.rank.get() => Some("a partial tile of a peer's shard is sent"),
         sink::STORE if peers > 0 => Some("the own shard is reduced"),
         sink::REDUCE if item.partials as usize != added || added == 0 => {
-            Some("a reduction adds a partial tile of every mate, and one of every other node")
+            Some("a reduction adds a partial tile of every local peer, and one of every other node")
         }
         sink::SCATTER | sink::REDUCE_ROWS => Some("rows are scattered where tiles span shards"),
         _ => None,
@@ -134,14 +134,14 @@ fn part_fields(item: &WorkItem) -> Option<&'static str> {
     }
 }
 
-/// The own rows go to mates, and along the rail.
+/// The own rows go to local peers, and along the rail.
 fn own_rows(p: &TileProgram, transfer: &Transfer) -> Option<&'static str> {
     let dest = Rank::new(transfer.dest);
     let reached = p.nodes.together(p.rank, dest) || p.nodes.on_one_rail(p.rank, dest);
     (!reached).then_some("what goes to another node goes to the rank with the same number there")
 }
 
-/// What came along the rail goes to mates.
+/// What came along the rail goes to local peers.
 fn forward_form(p: &TileProgram, forward: &Forward) -> Option<&'static str> {
     let source = p.nodes.rail(p.rank).find(|source| source.place_at(p.rank) == Some(forward.from));
     match source {

@@ -92,9 +92,9 @@ fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers
     Err(Violation::UnguardedForward { rank: p.rank, forward: index, place: forward.from, signal: forward.awaits.signal })
 }
 
-/// The partial tiles: one of each mate, for the own shard then the sum of each other node, as they
-/// are sent. Each is awaited by the entry of its number, of those that are early or of those that
-/// come after the other parts of the tile.
+/// The partial tiles: one of each local peer, for the own shard then the sum of each other node, as
+/// they are sent. Each is awaited by the entry of its number, of those that are early or of those
+/// that come after the other parts of the tile.
 fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let sources = Places::new(p.nodes).sources(p.rank, Rank::new(item.a_outer));
     for (place, peer) in (0..item.partials).zip(sources) {

@@ -64,7 +64,6 @@ impl Streams<'_> {
         self.half() * self.at.size().half_stride()
     }
 
-    /// The rows of a block in the region of `source`, for the host.
     fn on_host(&self, source: u32, block: &Block) -> Rows {
         let region = self.at.host_region(source);
         Rows { address: region.host() + region.layout.half(self.half()) + block.offset, pitch: block.pitch }
