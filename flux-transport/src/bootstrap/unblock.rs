@@ -18,7 +18,8 @@ struct Handover<T> {
 
 /// Runs `work` on a thread of this name. Dropping the future does not stop the work.
 ///
-/// # Errors The system's, if it gives no thread.
+/// # Errors
+/// The system's, if it gives no thread.
 pub(crate) async fn unblock<T: Send + 'static>(name: String, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     let handover = Arc::new(Mutex::new(Handover { result: None, waker: None }));
     let theirs = Arc::clone(&handover);

@@ -1,8 +1,8 @@
 //! Whether a communicator works.
 //!
 //! Invariant: the first fault that is seen never changes. Whoever sets it without a device record
-//! also sets the abort word, so that no wait outlives it; except for a peer's timeout, as each
-//! rank's own waits end by their deadline.
+//! also sets the abort word, so that no wait outlives it. Not so for a peer's timeout: this rank's
+//! own waits have their deadline.
 
 use super::departures::Departures;
 use super::root_cause::{PeerFault, is_second_hand, root_cause};

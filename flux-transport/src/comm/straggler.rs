@@ -189,8 +189,8 @@ mod tests {
         assert!(is_late(&[waits, launched, waits, waits]).is_empty());
     }
 
-    /// A host was stopped when it had said which call it is in, over messages that go alone, and
-    /// runs on while it is looked for.
+    /// A host that was stopped after it published its call, with messages on the caller's stream,
+    /// runs on during the search.
     #[test]
     fn whose_own_messages_stand_still_names_whose_host_was_held_up_in_the_call() {
         let record = FaultRecord { wait: fault::PUSHED, ..timeout(0, 0, 42) };

@@ -26,7 +26,8 @@ pub(super) struct Turn<'t> {
 impl Turns {
     /// Waits for this thread's turn, at most `longest`.
     ///
-    /// # Errors [`TransportError::InCall`] if it has it; [`TransportError::NoTurn`] at the end.
+    /// # Errors
+    /// [`TransportError::InCall`] if it has it; [`TransportError::NoTurn`] at the end.
     pub(super) fn take(&self, longest: Duration) -> Result<Turn<'_>, TransportError> {
         self.free_of_this_thread()?;
         let taken = |holder: &mut Option<ThreadId>| holder.is_some();
@@ -40,7 +41,8 @@ impl Turns {
 
     /// Whether this thread may wait for its turn.
     ///
-    /// # Errors [`TransportError::InCall`] if it has it.
+    /// # Errors
+    /// [`TransportError::InCall`] if it has it.
     pub(super) fn free_of_this_thread(&self) -> Result<(), TransportError> {
         if *locked(&self.holder) == Some(std::thread::current().id()) { Err(TransportError::InCall) } else { Ok(()) }
     }

@@ -1,7 +1,7 @@
 //! Ranks of several nodes: peer memory within each node, NCCL's messages between them. Nothing
 //! crosses twice.
 //!
-//! Invariant: a rank reaches the memory of its local peers, and exchanges messages with the ranks
+//! Invariant: a rank reaches the memory of its node peers, and exchanges messages with the ranks
 //! of its rail only. What crosses nodes is passed on, or is added up, within a node. A rank that
 //! waits for it waits for a word that only a whole chunk brings.
 //!
@@ -9,13 +9,13 @@
 //! connect   identities, a communicator for each rail, the memory of each node's ranks; each proven
 //! a call    begin, exchange: fork two streams, kernel, finish: join both
 //!   rail    round by round: wait for the chunk's flag, send and receive, raise the own signal
-//!   local   own rows to local peers; after each round what came, with the word that came
+//!   local   own rows to node peers; after each round what came, with the word that came
 //! a fault   as on nccl
 //! ```
 //!
-//! **Buffers.** When a rank's kernel of call `e - 1` is done, all of its local peers have ended
+//! **Buffers.** When a rank's kernel of call `e - 1` is done, all of its node peers have ended
 //! call `e - 2`, whose half call `e` uses: each has announced call `e - 1`. A rank's streams are
-//! forked after that kernel, so they overwrite nothing at local peers that is still read.
+//! forked after that kernel, so they overwrite nothing at node peers that is still read.
 
 mod check;
 mod members;

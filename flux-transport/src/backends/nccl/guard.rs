@@ -9,7 +9,7 @@
 //!
 //! First the kernel gets a [moment](RECORD) to leave its fault record, for which the abort word is
 //! set. An aborted communicator may leave a torn chunk whose word has come, and streams pass both
-//! on to local peers. A kernel that leaves a record has told its local peers before, so none of
+//! on to node peers. A kernel that leaves a record has told its node peers before, so none of
 //! them closes the call with such a chunk. Without a kernel the moment is for the message that
 //! tells the peers (`Communicator::abort`).
 

@@ -14,7 +14,7 @@ use flux_core::{Nodes, Rank};
 #[derive(Clone, Debug)]
 pub(crate) struct Mig {
     instances: Vec<u32>,
-    /// This rank's device; `None` where it has no local peers to reach.
+    /// This rank's device; `None` where it has no node peers to reach.
     own: Option<DeviceInfo>,
 }
 
@@ -115,7 +115,7 @@ mod tests {
         assert!(matches!(node(&[true, true]).advised_by(lost, never), NvLinkError::Control(_)));
         let withdrawn = NvLinkError::Withdrawn { peer: 5 };
         assert!(matches!(node(&[true, true]).advised_by(withdrawn, never), NvLinkError::Withdrawn { .. }));
-        // A rank without local peers reaches all that it has to.
+        // A rank without node peers reaches all that it has to.
         assert!(matches!(node(&[true]).advised_by(refused(), never), NvLinkError::Cuda(_)));
     }
 

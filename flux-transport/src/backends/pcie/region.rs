@@ -53,7 +53,8 @@ impl PinnedRegion {
 
     /// Opens the region of a rank of another process.
     ///
-    /// # Errors In words.
+    /// # Errors
+    /// In words.
     pub(super) fn open(device: &CudaDevice, file: BorrowedFd<'_>, layout: Layout) -> Result<Arc<Self>, String> {
         let bytes = layout.bytes().ok_or_else(|| "its memory is larger than there can be".to_owned())?;
         let map = MappedFile::map(file, bytes)?;

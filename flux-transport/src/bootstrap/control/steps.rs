@@ -32,8 +32,9 @@ struct InStep<'s>(&'s Steps);
 impl Steps {
     /// Runs `take` as the next step, with its number, once no other thread is in one.
     ///
-    /// # Errors Those of `take`; [`ControlError::Timeout`] if another thread's step does not end in
-    /// time; [`ControlError::Protocol`] after a failure.
+    /// # Errors
+    /// Those of `take`; [`ControlError::Timeout`] if another thread's step does not end in time;
+    /// [`ControlError::Protocol`] after a failure.
     pub(crate) fn take<T>(
         &self,
         rank: Rank,

@@ -20,11 +20,11 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
     let until = Instant::now() + options.deadline + probe::LIMIT + SLACK;
     let rank = world.rank();
     let own = if nodes.local_of(rank) == 0 {
-        let local_peers: Vec<&Facts> =
-            world.size().ranks().zip(facts).filter(|&(local_peer, _)| nodes.together(rank, local_peer)).map(|(_, facts)| facts).collect();
+        let node_peers: Vec<&Facts> =
+            world.size().ranks().zip(facts).filter(|&(node_peer, _)| nodes.together(rank, node_peer)).map(|(_, facts)| facts).collect();
         let devices: Vec<DeviceUuid> =
-            local_peers.iter().filter_map(|facts| if let RankGpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
-        let proof = probe::prove(&devices, local_peers.iter().any(|facts| facts.veto), probe::LIMIT);
+            node_peers.iter().filter_map(|facts| if let RankGpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
+        let proof = probe::prove(&devices, node_peers.iter().any(|facts| facts.veto), probe::LIMIT);
         encode(proof.verdict, &proof.words())
     } else {
         Vec::new()
