@@ -8,7 +8,7 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping};
 use flux_core::program::{ScheduleError, TileProgram};
 use flux_core::{DType, OpKind, Problem};
-use flux_transport::Communicator;
+use flux_transport::{Communicator, TransportKind};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -61,7 +61,10 @@ impl Request {
     pub(crate) fn choice(&self, comm: &Communicator) -> Result<Choice, BuildError> {
         let problem = self.problem(comm)?;
         match self.plan {
-            Some(plan) => Ok(Choice { plan, sms: planning::target(comm).machine.multiprocessors, origin: PlanOrigin::Caller }),
+            Some(plan) => {
+                check(&plan)?;
+                Ok(Choice { plan, sms: planning::target(comm).machine.multiprocessors, origin: PlanOrigin::Caller })
+            }
             None => planning::own_choice(comm, &problem, &self.user_table()),
         }
     }
@@ -74,10 +77,14 @@ impl Request {
     /// How this rank executes the op by this choice.
     pub(super) fn resolve(&self, comm: &Communicator, choice: Choice) -> Result<Resolved, BuildError> {
         let problem = self.problem(comm)?;
-        check(&choice.plan)?;
         let mut target = planning::target(comm);
         target.machine.multiprocessors = choice.sms;
-        let plan = choice.plan.canonical(&problem, &target);
+        let mut plan = choice.plan;
+        if plan.comm == CommMode::Sequential && comm.transport() == TransportKind::Mixed {
+            // It has no collective of all ranks.
+            plan.comm = CommMode::Overlapped { peers: problem.world().peers() };
+        }
+        let plan = plan.canonical(&problem, &target);
         let schedule = plan.schedule(&problem, &target);
         let execution = ExecutionPlan::resolve(comm, &problem, (&plan, &schedule), self.launch, self.number())?;
         Ok(Resolved { problem, plan, execution })
