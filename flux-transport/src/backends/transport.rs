@@ -55,18 +55,18 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Has the mover carry out `push`, then set the control block's word; returns at once. Once in
     /// a call, if [`copy_engine_usable`](Self::copy_engine_usable).
     ///
-    /// # Safety The shard stays readable and unwritten until the call has finished on `stream`.
+    /// # Safety
+    /// The shard stays readable and unwritten until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError>;
 
-    /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions, and
-    /// returns the workspace as the executor of this call uses it: the addresses of peers in other
-    /// nodes are those of memory of this rank's, which is sent from there. At most once in a call,
-    /// and only where [`Mover::Messages`] carries. What the executor [stores](Source::Stored) is
-    /// sent by [`exchange_stored`](Self::exchange_stored).
+    /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions. At
+    /// most once in a call, and only where [`Mover::Messages`] carries. Returns the workspace as
+    /// the executor of this call uses it: addresses of peers in other nodes are those of own
+    /// memory, from where messages send. What the executor [stores](Source::Stored) is sent by
+    /// [`exchange_stored`](Self::exchange_stored).
     ///
-    /// Not one method with [`carry`](Self::carry): an exchange is in rounds that all ranks go
-    /// through in one order, and a route has each side in its own order; either in the other's
-    /// place would be a protocol that is neither argued nor proven.
+    /// An exchange is in rounds, which all ranks go through in one order; a route that is
+    /// [carried](Self::carry) has each side in its own order.
     ///
     /// # Safety
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks
@@ -85,8 +85,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
         Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
     }
 
-    /// Puts a collective of the library on `stream`, between what is there and what is enqueued
-    /// next, as all the traffic of the call in progress. Once in a call.
+    /// Puts a collective of the library on `stream`, as all the traffic of the call in progress.
+    /// Once in a call.
     ///
     /// # Safety
     /// The shard is used by nothing else until the call has finished on `stream`. All ranks hand
@@ -104,7 +104,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Carries all that this call sends and receives, beside its launched kernel; returns at once.
     /// Once in a call.
     ///
-    /// # Safety The shard stays readable and unwritten until the call has finished on `stream`.
+    /// # Safety
+    /// The shard stays readable and unwritten until the call has finished on `stream`.
     unsafe fn carry(&self, _stream: Stream, _carry: &Carry<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
     }
@@ -138,7 +139,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
 
     /// Returns when all finished calls of this rank have ended.
     ///
-    /// # Errors [`TransportError::NotDrained`] at a limit derived from the deadline, shorter after
-    /// a failure. Nothing can be freed then.
+    /// # Errors
+    /// [`TransportError::NotDrained`] at a limit derived from the deadline, shorter after a
+    /// failure. Nothing can be freed then.
     fn drain(&self) -> Result<(), TransportError>;
 }

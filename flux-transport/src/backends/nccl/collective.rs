@@ -1,5 +1,5 @@
-//! The collective of a sequential call: NCCL's AllGather before one GEMM, or its ReduceScatter after
-//! it.
+//! The collective of a sequential call: NCCL's AllGather before one GEMM, or its ReduceScatter
+//! after it.
 //!
 //! Invariant: what comes next on the caller's stream comes after the collective, unless that was
 //! aborted, for which the host sets the abort word first. In the same group of NCCL each rank sends
@@ -10,6 +10,7 @@
 //! No kernel of the call waits for a peer. The side stream notes how far the call is, and the guard
 //! ends a collective that takes longer than the deadline.
 
+use super::hashes::CALL_BYTES;
 use super::messages::Use;
 use super::progress::{Position, Step};
 use super::rounds::Memory;
@@ -20,10 +21,6 @@ use crate::backends::{CollectiveKind, LibraryCollective};
 use crate::cuda::{CudaDevice, CudaError, WordOp, copy_rows_async, host_size, words_async};
 use flux_core::layout::control;
 use flux_core::signal::Epoch;
-
-/// Bytes that a rank sends of itself, from its poison on.
-pub(super) const CALL_BYTES: usize = 16;
-const _: () = assert!(control::CALL + 8 == control::POISON + CALL_BYTES as u64, "one range has both");
 
 /// The streams and the memory of such a call.
 #[derive(Clone, Copy, Debug)]
@@ -68,8 +65,8 @@ impl Streams<'_> {
     /// Enqueues the collective of call `epoch`, whose hash the host has noted.
     ///
     /// # Safety
-    /// The job was checked against the workspace; the caller's stream is ordered after the call
-    /// before; the shard is the caller's until the stream is past what is enqueued here.
+    /// The job was checked against the workspace. The caller's stream is ordered after the call
+    /// before. Nothing else uses the shard until the stream is past what is enqueued here.
     pub(super) unsafe fn enqueue(&self, job: &LibraryCollective, epoch: Epoch) -> Result<(), TransportError> {
         let &Self { device, caller, lane, watched, at } = self;
         let hashes = at.outbox.hashes();
