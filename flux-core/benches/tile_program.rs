@@ -1,5 +1,5 @@
 //! Time to build, and to verify, the tile programs of the largest reference shapes, GPT-3 175B's
-//! MLP at m = 8192 over 8 ranks, and to choose how they are cut and sent where chunks are messages.
+//! MLP at m = 8192 over 8 ranks, and to rank its plans by the cost model.
 //!
 //! An op chooses and builds its own rank's program once, when it is made; verifying takes the
 //! programs of all ranks.
@@ -7,27 +7,24 @@
 #![allow(missing_docs, reason = "criterion's macros generate undocumented functions")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use flux_core::program::{Channels, Schedule, Sending, TileProgram, check};
-use flux_core::{DType, Nodes, OpKind, Problem, Rank, WorldSize};
+use flux_core::machine::Machine;
+use flux_core::plan::{Plan, Target};
+use flux_core::program::{TileProgram, check};
+use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use std::hint::black_box;
 
 fn tile_program(c: &mut Criterion) {
     let world = WorldSize::new(8).expect("8 is a world size");
     for (op, n, k) in [(OpKind::AllGatherGemm, 49152, 12288), (OpKind::GemmReduceScatter, 12288, 49152)] {
         let problem = Problem::new(op, 8192, n, k, DType::Bf16, world).expect("a reference shape");
-        let schedule = Schedule::heuristic(&problem);
+        let target = Target::peer_memory(Machine::H100, &problem);
+        let schedule = Plan::ranked(&problem, &target)[0].schedule(&problem, &target);
         let build = |rank| TileProgram::build(&problem, rank, &schedule).expect("a reference schedule");
         let mut group = c.benchmark_group(op.name());
         group.bench_function("build", |b| b.iter(|| build(black_box(Rank::new(3)))));
         let programs: Vec<_> = world.ranks().map(build).collect();
         group.bench_function("verify_all_ranks", |b| b.iter(|| check::verify(black_box(&programs))));
-        // NCCL's on one host: 4 channels for each message.
-        let channels = Channels { all: 32, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: false };
-        let choose = |problem: &Problem| {
-            let sending = Sending::heuristic(problem, &channels, world.peers(), None);
-            Schedule::in_messages(problem, &channels, sending, Nodes::apart(world))
-        };
-        group.bench_function("choose_messages", |b| b.iter(|| choose(black_box(&problem))));
+        group.bench_function("choose_plan", |b| b.iter(|| Plan::ranked(black_box(&problem), &target)));
         group.finish();
     }
 }

@@ -180,11 +180,6 @@ impl Machine {
         time(bytes.into(), self.add_bytes_per_us)
     }
 
-    /// Of so many bytes by a copy engine.
-    pub(crate) fn copying(&self, bytes: u64) -> Duration {
-        self.carrying(bytes).saturating_add(Duration::from_nanos(self.copy_ns))
-    }
-
     /// Besides its bytes, of a piece of a shard that the kernel pushes to so many ranks, maybe the
     /// own one, of so many rows with so many bytes.
     pub(crate) fn pushing(&self, (rows, row_bytes): (u64, u64), ranks: u64) -> Duration {

@@ -14,7 +14,7 @@ use std::fmt;
 /// let nodes = Nodes::new(WorldSize::new(8).unwrap(), 2).unwrap();
 /// let rank = Rank::new(6);
 /// assert_eq!((nodes.per_node(), nodes.node_of(rank), nodes.local_of(rank)), (4, 1, 2));
-/// assert_eq!(nodes.mates(rank).map(Rank::get).collect::<Vec<_>>(), [4, 5, 7]);
+/// assert_eq!(nodes.node_peers(rank).map(Rank::get).collect::<Vec<_>>(), [4, 5, 7]);
 /// assert_eq!(nodes.rail(rank).map(Rank::get).collect::<Vec<_>>(), [2]);
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -90,9 +90,9 @@ impl Nodes {
     }
 
     /// The other ranks of a rank's node, in order.
-    pub fn mates(self, rank: Rank) -> impl DoubleEndedIterator<Item = Rank> + Clone {
+    pub fn node_peers(self, rank: Rank) -> impl DoubleEndedIterator<Item = Rank> + Clone {
         let first = self.node_of(rank) * self.per_node();
-        (first..first + self.per_node()).map(Rank::new).filter(move |&mate| mate != rank)
+        (first..first + self.per_node()).map(Rank::new).filter(move |&node_peer| node_peer != rank)
     }
 
     /// The other ranks of a rank's rail, in order.
@@ -145,13 +145,13 @@ mod tests {
                     let all: BTreeSet<Rank> = (0..world.get()).map(|step| nodes.after(rank, step)).collect();
                     assert_eq!(all.len(), world.index());
                     assert!((0..world.get()).all(|step| nodes.before(nodes.after(rank, step), step) == rank));
-                    // At one step no two ranks lead to one.
+                    // At one step no two ranks fix-up item to one.
                     let reached: BTreeSet<Rank> = world.ranks().map(|other| nodes.after(other, rank.get())).collect();
                     assert_eq!(reached.len(), world.index());
                     // Where nodes make no difference it is the ring of the world.
                     let ring = |step| nodes.after(rank, step) == rank.after(step, world);
                     assert!(nodes.are_mixed() || (0..world.get()).all(ring));
-                    assert_eq!(nodes.mates(rank).count() + 1, nodes.per_node() as usize);
+                    assert_eq!(nodes.node_peers(rank).count() + 1, nodes.per_node() as usize);
                     assert!(nodes.rail(rank).all(|peer| nodes.on_one_rail(rank, peer) && !nodes.together(rank, peer)));
                 }
             }

@@ -260,10 +260,10 @@ fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
 #[test]
 fn calls_that_split_slice_and_stack_read_what_the_same_call_left() {
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
-        for (world, k_slices, splits, stack, band) in
+        for (world, k_slices, split_k, flattened, group) in
             [(1, 2, 3, true, 1), (2, 3, 1, true, 1), (3, 2, 2, false, 2), (3, 2, 2, true, 1), (5, 3, 3, true, 1)]
         {
-            let schedule = Schedule { chunk: Chunk::Tiles(2), k_slices, splits, stack, band, ..Schedule::of(TILE) };
+            let schedule = Schedule { chunk: Chunk::Tiles(2), k_slices, split_k, flattened, group, ..Schedule::of(TILE) };
             run(&programs(op, world, schedule), 3, 40);
         }
     }
@@ -272,8 +272,8 @@ fn calls_that_split_slice_and_stack_read_what_the_same_call_left() {
 #[test]
 fn calls_across_nodes_read_what_the_same_call_left() {
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
-        for (nodes, world, splits, band) in [(2, 4, 1, 1), (2, 6, 2, 2), (3, 6, 1, 3)] {
-            let schedule = Schedule { chunk: Chunk::Tiles(2), splits, band, ..Schedule::of(TILE) };
+        for (nodes, world, split_k, group) in [(2, 4, 1, 1), (2, 6, 2, 2), (3, 6, 1, 3)] {
+            let schedule = Schedule { chunk: Chunk::Tiles(2), split_k, group, ..Schedule::of(TILE) };
             run(&programs_on(op, nodes, world, schedule), 2, 40);
         }
     }

@@ -11,7 +11,8 @@
 mod support;
 
 use criterion::{Criterion, Throughput, criterion_group, criterion_main};
-use flux_core::program::Schedule;
+use flux_core::machine::Machine;
+use flux_core::plan::{Plan, Target};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use half::bf16;
@@ -22,7 +23,9 @@ use support::oracle::{Global, Numbers};
 
 fn calls(problem: &Problem, global: &Global<bf16>, iters: u64) -> Duration {
     let barrier = Barrier::new(problem.world().index());
-    let times = support::run(problem, &Schedule::heuristic(problem), 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
+    let target = Target::peer_memory(Machine::H100, problem);
+    let schedule = Plan::ranked(problem, &target)[0].schedule(problem, &target);
+    let times = support::run(problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
         let (x, w) = global.shard(member.rank);
         barrier.wait();
         let start = Instant::now();

@@ -211,14 +211,15 @@ mod tests {
     use flux_core::program::Schedule;
     use flux_core::{Problem, Rank, WorldSize};
 
-    fn program(op: OpKind, m: usize, stack: bool) -> TileProgram {
+    fn program(op: OpKind, m: usize, flattened: bool) -> TileProgram {
         let problem = Problem::new(op, m, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-        TileProgram::build(&problem, Rank::new(0), &Schedule { stack, ..Schedule::of(TileShape::new(128, 256, 64)) }).unwrap()
+        TileProgram::build(&problem, Rank::new(0), &Schedule { flattened, ..Schedule::of(TileShape::new(128, 256, 64)) }).unwrap()
     }
 
     #[test]
     fn scattered_rows_need_a_buffer_for_each_consumer() {
-        let stagings = |op, stack| Variant::fitting(&program(op, 512, stack)).unwrap().iter().map(|v| v.staging).collect::<Vec<_>>();
+        let stagings =
+            |op, flattened| Variant::fitting(&program(op, 512, flattened)).unwrap().iter().map(|v| v.staging).collect::<Vec<_>>();
         assert_eq!(stagings(OpKind::GemmReduceScatter, true), [Staging::PerConsumer]);
         assert_eq!(stagings(OpKind::GemmReduceScatter, false), [Staging::PerConsumer, Staging::Shared]);
         assert_eq!(stagings(OpKind::AllGatherGemm, true), [Staging::Shared]);
@@ -232,8 +233,8 @@ mod tests {
     fn the_tile_table_says_what_there_are_kernels_for() {
         for tile in TileShape::all() {
             let problem = Problem::new(OpKind::GemmReduceScatter, 1024, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-            let has_kernel = |stack| {
-                let program = TileProgram::build(&problem, Rank::new(0), &Schedule { stack, ..Schedule::of(tile) }).unwrap();
+            let has_kernel = |flattened| {
+                let program = TileProgram::build(&problem, Rank::new(0), &Schedule { flattened, ..Schedule::of(tile) }).unwrap();
                 Variant::of(&program).is_ok()
             };
             assert_eq!([tile.scatters(), tile.sends_partials()], [true, false].map(has_kernel), "{tile}");
@@ -249,7 +250,7 @@ mod tests {
 
     #[test]
     fn the_variant_with_more_stages_is_taken() {
-        let chosen = |op, stack| Variant::of(&program(op, 512, stack)).unwrap();
+        let chosen = |op, flattened| Variant::of(&program(op, 512, flattened)).unwrap();
         let (ag, rs, scatters) =
             (chosen(OpKind::AllGatherGemm, false), chosen(OpKind::GemmReduceScatter, false), chosen(OpKind::GemmReduceScatter, true));
         assert_eq!([ag.stages, rs.stages, scatters.stages], [4, 4, 3]);

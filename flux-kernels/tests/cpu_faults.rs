@@ -236,7 +236,7 @@ fn folds_that_store_the_same_rows_are_refused() {
             (folds(p)[1].row, folds(p)[1].rows) = (0, 24);
         }),
     ];
-    refuses_all(&Schedule { stack: true, ..SCHEDULE }, &mutations);
+    refuses_all(&Schedule { flattened: true, ..SCHEDULE }, &mutations);
 }
 
 /// The folds of a program's first columns.

@@ -80,9 +80,9 @@ fn integers_are_exact_for_every_world_type_and_chunk() {
     }
 }
 
-/// What small shards are given: tiles that span them, splits and slices of `k`.
-fn small(stack: bool, splits: u32, k_slices: u32) -> Schedule {
-    Schedule { stack, splits, k_slices, chunk: Chunk::Tiles(1), band: 2, ..Schedule::of(TileShape::new(16, 24, 16)) }
+/// What small shards are given: tiles that span them, split_k and slices of `k`.
+fn small(flattened: bool, split_k: u32, k_slices: u32) -> Schedule {
+    Schedule { flattened, split_k, k_slices, chunk: Chunk::Tiles(1), group: 2, ..Schedule::of(TileShape::new(16, 24, 16)) }
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn random_numbers_stay_within_the_derived_bound_for_small_shards() {
                 let global: Global<bf16> = Global::new(problem, 7, Numbers::uniform);
                 run(&problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
                     let (x, w) = global.shard(member.rank);
-                    global.verify(member.rank, &member.call(&x, &w, NO_PAUSE).unwrap(), schedule.stack);
+                    global.verify(member.rank, &member.call(&x, &w, NO_PAUSE).unwrap(), schedule.flattened);
                 });
             }
         }
@@ -173,11 +173,11 @@ fn results_are_the_same_bits_for_any_run_timing_chunk_and_number_of_workers() {
 fn small_shards_give_the_same_bits_for_any_run_timing_and_number_of_workers() {
     for op in OPS {
         let problem = problem::<bf16>(op, 5, 7, 56, 104);
-        for (stack, splits) in [(true, 1), (true, 3), (false, 3)] {
-            let expected = outputs(problem, &small(stack, splits, 1), 1, NO_PAUSE);
+        for (flattened, split_k) in [(true, 1), (true, 3), (false, 3)] {
+            let expected = outputs(problem, &small(flattened, split_k, 1), 1, NO_PAUSE);
             for (workers, k_slices, pause) in [(1, 3, NO_PAUSE), (2, 1, Duration::from_millis(3)), (5, 4, Duration::from_millis(3))] {
-                let got = outputs(problem, &small(stack, splits, k_slices), workers, pause);
-                assert!(got == expected, "{problem}, {workers} workers, {k_slices} slices, {splits} splits, flattened {stack}");
+                let got = outputs(problem, &small(flattened, split_k, k_slices), workers, pause);
+                assert!(got == expected, "{problem}, {workers} workers, {k_slices} slices, {split_k} split_k, flattened {flattened}");
             }
         }
     }

@@ -101,9 +101,9 @@ fn relays_add_what_their_mates_send_and_send_the_sum() {
     let Some(context) = device("relays_add_what_their_mates_send_and_send_the_sum") else { return };
     for dtype in [DType::Bf16, DType::F16] {
         for tile in TileShape::all() {
-            for (count, world, chunk, splits) in [(2, 4, Chunk::Tiles(1), 1), (2, 4, Chunk::Shard, 2), (3, 6, Chunk::Tiles(2), 1)] {
+            for (count, world, chunk, split_k) in [(2, 4, Chunk::Tiles(1), 1), (2, 4, Chunk::Shard, 2), (3, 6, Chunk::Tiles(2), 1)] {
                 let p = problem(OpKind::GemmReduceScatter, 129, 584, 392, dtype, world);
-                let schedule = Schedule { splits, ..schedule(tile, chunk) };
+                let schedule = Schedule { split_k, ..schedule(tile, chunk) };
                 check_across(&context, p, &schedule, Nodes::new(p.world(), count).expect("equal nodes"));
             }
         }
@@ -137,8 +137,8 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
         for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| TileShape::all().map(move |tile| (dtype, tile))) {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
-                let stack = op == OPS[1] && is_not_sent(tile);
-                let mut w = World::new(context, p, &Schedule { stack, ..schedule(tile, chunk) }, Epoch::FIRST);
+                let flattened = op == OPS[1] && is_not_sent(tile);
+                let mut w = World::new(context, p, &Schedule { flattened, ..schedule(tile, chunk) }, Epoch::FIRST);
                 for (call, &activation) in (1..).zip(activations) {
                     for (bias, fill) in [(Some(50 + call), Fill::SmallInts), (Some(60 + call), Fill::Uniform), (None, Fill::Uniform)] {
                         let seeds = Seeds { x: 11 * call, w: 2000 + call };
@@ -179,40 +179,40 @@ fn tiles_that_span_shards_and_split_k_are_right() {
         for tile in TileShape::all() {
             for (m, n, k, world) in cases {
                 let p = problem(op, m, n, k, DType::Bf16, world);
-                for (stack, splits, k_slices) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
-                    let schedule = Schedule { stack, splits, k_slices, band: 2, ..Schedule::of(tile) };
+                for (flattened, split_k, k_slices) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
+                    let schedule = Schedule { flattened, split_k, k_slices, group: 2, ..Schedule::of(tile) };
                     check(&context, p, &schedule);
                 }
             }
-            for (m, splits) in [(8, 2), (136, 5)] {
-                check(&context, problem(op, m, 328, 1048, DType::F16, 1), &Schedule { splits, ..Schedule::of(tile) });
+            for (m, split_k) in [(8, 2), (136, 5)] {
+                check(&context, problem(op, m, 328, 1048, DType::F16, 1), &Schedule { split_k, ..Schedule::of(tile) });
             }
         }
     }
 }
 
 /// Rows of a shard, `n` and `k` of a rank, ranks, least number of workers that share first tiles,
-/// early partial tiles.
+/// in_mainloop partial tiles.
 const SHARED: [(usize, usize, usize, u32, u32, u32); 4] =
     [(136, 840, 2000, 2, 2, 0), (256, 1032, 1344, 3, 7, 2), (72, 776, 1600, 8, 9, 4), (1024, 2560, 2048, 2, 33, 1)];
 
 /// With the least number of workers for which first tiles are shared, at least `from`.
 fn shared_from(from: u32, p: Problem, schedule: Schedule) -> Schedule {
-    let ways = (from..from + 64).map(|shares| Schedule { shares, ..schedule });
-    let shares = |way: &Schedule| TileProgram::build(&p, Rank::new(0), way).expect("a valid schedule").split_k_slots > 0;
-    ways.into_iter().find(shares).unwrap_or_else(|| panic!("{p}, {schedule}: no tiles are left over of any waves"))
+    let ways = (from..from + 64).map(|stream_k| Schedule { stream_k, ..schedule });
+    let stream_k = |way: &Schedule| TileProgram::build(&p, Rank::new(0), way).expect("a valid schedule").split_k_slots > 0;
+    ways.into_iter().find(stream_k).unwrap_or_else(|| panic!("{p}, {schedule}: no tiles are left over of any waves"))
 }
 
 /// Every variant: the first tiles shared by groups of workers, of few and of many, with whole tiles
-/// behind them and early partial tiles.
+/// behind them and in_mainloop partial tiles.
 #[test]
 fn first_tiles_that_groups_of_workers_share_are_right() {
     let Some(context) = device("first_tiles_that_groups_of_workers_share_are_right") else { return };
     for op in OPS {
         for tile in TileShape::all() {
-            for (m_shard, n, k, world, from, early) in SHARED {
+            for (m_shard, n, k, world, from, in_mainloop) in SHARED {
                 let p = problem(op, m_shard, n, k, DType::Bf16, world);
-                let schedule = Schedule { early, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
+                let schedule = Schedule { in_mainloop, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
                 check(&context, p, &shared_from(from, p, schedule));
             }
         }
@@ -226,15 +226,15 @@ fn partial_tiles_that_are_early_are_right() {
     let Some(context) = device("partial_tiles_that_are_early_are_right") else { return };
     for dtype in [DType::Bf16, DType::F16] {
         for tile in TileShape::all() {
-            for (m, n, k, world, chunk, early) in [
+            for (m, n, k, world, chunk, in_mainloop) in [
                 (256, 512, 704, 2, Chunk::Tiles(1), 1),
                 (1160, 1800, 1176, 3, Chunk::Tiles(2), 2),
                 (264, 520, 2056, 4, Chunk::Tiles(1), 2),
                 (129, 328, 3720, 8, Chunk::Shard, 7),
             ] {
                 let p = problem(OpKind::GemmReduceScatter, m, n, k, dtype, world);
-                let schedule = Schedule { early, ..schedule(tile, chunk) };
-                assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].early, early, "{p}");
+                let schedule = Schedule { in_mainloop, ..schedule(tile, chunk) };
+                assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].in_mainloop, in_mainloop, "{p}");
                 check(&context, p, &schedule);
             }
         }
@@ -244,12 +244,12 @@ fn partial_tiles_that_are_early_are_right() {
 #[test]
 fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
     let Some(context) = device("results_are_the_same_bits_in_every_run_whatever_rank_is_late") else { return };
-    for (op, k, early, stack) in
+    for (op, k, in_mainloop, flattened) in
         [(OPS[0], 512, 0, false), (OPS[1], 512, 0, false), (OPS[1], 1728, 2, false), (OPS[1], 1728, 3, false), (OPS[1], 512, 0, true)]
     {
         let p = problem(op, 384, 768, k, DType::Bf16, 4);
-        let schedule = Schedule { early, stack, ..schedule(TILE, Chunk::Tiles(1)) };
-        assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].early, early, "{p}");
+        let schedule = Schedule { in_mainloop, flattened, ..schedule(TILE, Chunk::Tiles(1)) };
+        assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].in_mainloop, in_mainloop, "{p}");
         let mut w = World::new(&context, p, &schedule, Epoch::new(u32::MAX - 5));
         let seeds = Seeds { x: 3, w: 4 };
         w.prepare(seeds, Fill::Uniform);
@@ -263,7 +263,7 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
             for (rank, bits) in first.iter().enumerate() {
                 assert!(
                     w.result(rank) == *bits,
-                    "{op}, {early} early, flattened: {stack}, rank {rank} differs with rank {} late",
+                    "{op}, {in_mainloop} in_mainloop, flattened: {flattened}, rank {rank} differs with rank {} late",
                     late % 4
                 );
             }
@@ -276,9 +276,9 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
 #[test]
 fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
     let Some(context) = device("missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable") else { return };
-    for (op, k, early) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
+    for (op, k, in_mainloop) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
         let p = problem(op, 256, 512, k, DType::Bf16, 2);
-        let schedule = Schedule { early, ..schedule(TILE, Chunk::Shard) };
+        let schedule = Schedule { in_mainloop, ..schedule(TILE, Chunk::Shard) };
         let mut w = World::new(&context, p, &schedule, Epoch::FIRST);
         w.deadline_ns = 50_000_000;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
@@ -306,11 +306,13 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
 #[test]
 fn calls_after_a_failed_one_announce_nothing() {
     let Some(context) = device("calls_after_a_failed_one_announce_nothing") else { return };
-    for (op, stack, in_flight_limit) in [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)] {
+    for (op, flattened, in_flight_limit) in
+        [(OPS[0], false, 0), (OPS[0], true, 0), (OPS[1], false, 0), (OPS[1], true, 0), (OPS[1], true, 1)]
+    {
         // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave
         // nothing out.
         let p = problem(op, 8, 256, 256, DType::Bf16, 2);
-        let mut w = World::new(&context, p, &Schedule { stack, ..schedule(TILE, Chunk::Shard) }, Epoch::FIRST);
+        let mut w = World::new(&context, p, &Schedule { flattened, ..schedule(TILE, Chunk::Shard) }, Epoch::FIRST);
         w.pace.in_flight_limit = in_flight_limit;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
         w.poison(0);
@@ -318,19 +320,19 @@ fn calls_after_a_failed_one_announce_nothing() {
         w.synchronize();
         assert!(
             w.signals(1).iter().all(|&word| word == 0),
-            "{op}, flattened: {stack}, in-flight limit {in_flight_limit}: {:?}",
+            "{op}, flattened: {flattened}, in-flight limit {in_flight_limit}: {:?}",
             w.signals(1)
         );
-        assert_eq!(w.epoch(0), 1, "{op}, flattened: {stack}, in-flight limit {in_flight_limit}");
+        assert_eq!(w.epoch(0), 1, "{op}, flattened: {flattened}, in-flight limit {in_flight_limit}");
     }
 }
 
 #[test]
 fn calls_of_different_ops_fail_on_all_ranks() {
     let Some(context) = device("calls_of_different_ops_fail_on_all_ranks") else { return };
-    for (op, k, early) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
+    for (op, k, in_mainloop) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
         let p = problem(op, 256, 512, k, DType::Bf16, 3);
-        let schedule = Schedule { early, ..schedule(TILE, Chunk::Shard) };
+        let schedule = Schedule { in_mainloop, ..schedule(TILE, Chunk::Shard) };
         // The call before the wrap, and that whose number is what a pad's words begin as.
         for first in [u32::MAX, 0] {
             let mut w = World::new(&context, p, &schedule, Epoch::new(first));
@@ -401,7 +403,7 @@ fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
 #[test]
 fn few_rows_against_the_reference_weights_print_their_bandwidth() {
     let Some(context) = device("few_rows_against_the_reference_weights_print_their_bandwidth") else { return };
-    // rows, weights [n, k], tile, splits: what a rank of 4 does for GPT-3 and Llama-2 70B
+    // rows, weights [n, k], tile, split_k: what a rank of 4 does for GPT-3 and Llama-2 70B
     let cases = [
         (64, (12288, 12288), (64, 128), 1),
         (64, (12288, 12288), (64, 256), 2),
@@ -415,11 +417,11 @@ fn few_rows_against_the_reference_weights_print_their_bandwidth() {
         (64, (8192, 7168), (64, 128), 2),
         (64, (8192, 7168), (64, 256), 3),
     ];
-    for (m, (n, k), (tile_m, tile_n), splits) in cases {
+    for (m, (n, k), (tile_m, tile_n), split_k) in cases {
         let p = problem(OpKind::AllGatherGemm, m, n, k, DType::Bf16, 1);
-        let schedule = Schedule { splits, ..Schedule::of(TileShape::new(tile_m, tile_n, 64)) };
+        let schedule = Schedule { split_k, ..Schedule::of(TileShape::new(tile_m, tile_n, 64)) };
         let mut w = World::new(&context, p, &schedule, Epoch::FIRST);
-        w.workers = w.workers.min((m as u32).div_ceil(tile_m) * (n as u32).div_ceil(tile_n) * splits);
+        w.workers = w.workers.min((m as u32).div_ceil(tile_m) * (n as u32).div_ceil(tile_n) * split_k);
         let seeds = Seeds { x: 1, w: 2 };
         w.prepare(seeds, Fill::Uniform);
         // the clocks rise

@@ -1,12 +1,11 @@
-//! What can go wrong with an op: when it is built ([`BuildError`]) and when it is called
-//! ([`CallError`]).
+//! The errors of an op: when it is built ([`BuildError`]) and when it is called ([`CallError`]).
 //!
-//! Invariant: an error that is not a fault leaves everything as it was; the communicator and the op
-//! can be used again. Each names the value, the limit and what to do.
+//! Invariant: an error that is not a fault leaves the communicator and the op usable.
 
 use crate::tensor::{Layout, Location};
+use flux_core::plan::Plan;
 use flux_core::problem::Shape;
-use flux_core::program::{Schedule, ScheduleError};
+use flux_core::program::ScheduleError;
 use flux_core::{OpKind, Problem, ProblemError, Rank, WorldSize};
 use flux_kernels::NoSuchTile;
 use flux_kernels::cpu::ExecuteError;
@@ -15,14 +14,14 @@ use flux_kernels::nvrtc::CompileError;
 use flux_transport::internal::cuda::CudaError;
 use flux_transport::{Failure, TransportError, TransportKind};
 
-/// Why an op was not built. Where all ranks build, all have left the build after any of them.
+/// Why an op was not built. Where all ranks build, all have then left the build.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum BuildError {
     /// The shape cannot be executed on this world.
     #[error(transparent)]
     Problem(#[from] ProblemError),
-    /// The schedule does not suit the shape.
+    /// The plan does not suit the shape.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
     /// No plan is legal for the shape.
@@ -31,35 +30,28 @@ pub enum BuildError {
         /// The shape.
         problem: Problem,
     },
-    /// There is nobody to do the work, or too many.
+    /// There is no worker, or more than can run at once.
     #[error("workers = {value}: at least 1 and at most {max} can run at once on {place}")]
     Workers {
-        /// What was asked for.
+        /// The value asked for.
         value: u32,
         /// Most that the device runs at once.
         max: u32,
         /// The device.
         place: Location,
     },
-    /// There is no more time than there is.
-    #[error("spread = {percent} percent of the time that there is: at most 100")]
-    Spread {
-        /// What was asked for.
-        percent: u32,
-    },
     /// The transport carries messages, each a whole range of one owner's memory.
     #[error(
-        "the {transport} transport carries whole rows, tiles of one owner, or all rows for one: `{schedule}` has slices of k, or tiles that span shards and have a \
-         signal each; use k_slices = 1, and chunk = shard where tiles span shards"
+        "the {transport} transport sends whole rows, or tiles of one owner, which `{plan}` has not: use rows=per-shard:1, or chunk=shard"
     )]
     NoMessages {
         /// The transport.
         transport: TransportKind,
-        /// What was asked for.
-        schedule: Schedule,
+        /// The plan, in its canonical form.
+        plan: Plan,
     },
     /// The transport has no collective of all ranks.
-    #[error("the {transport} transport has no sequential calls: let traffic overlap the kernel")]
+    #[error("the {transport} transport has no collective for comm=sequential: use comm=overlapped:1")]
     NotSequential {
         /// The transport.
         transport: TransportKind,
@@ -67,12 +59,12 @@ pub enum BuildError {
     /// No kernel has been written for this tile.
     #[error(transparent)]
     NoKernel(#[from] NoSuchTile),
-    /// The kernels do not run on this device.
+    /// The kernels do not run on this compute capability.
     #[error("the device has compute capability {}.{}, the kernels need {}.{}", found.0, found.1, needed.0, needed.1)]
     Compute {
         /// Major and minor number of the device.
         found: (u32, u32),
-        /// What they are compiled for.
+        /// That of the kernels.
         needed: (u32, u32),
     },
     /// The ranks do not build the same op. The same on every rank.
@@ -107,8 +99,7 @@ pub enum BuildError {
     /// The host executor does not take the program.
     #[error(transparent)]
     Execute(#[from] ExecuteError),
-    /// The ranks could not talk, as where this one builds alone, or not grow the communicator's
-    /// workspace.
+    /// The ranks could not exchange their requests, or not grow the communicator's workspace.
     #[error("while building {op}: {source}")]
     Transport {
         /// The op and its global extents.
@@ -135,11 +126,10 @@ impl std::fmt::Display for Requests {
 
 /// Why a call was refused or failed.
 ///
-/// Bad operands and streams are found before anything is launched: the communicator is as before,
-/// and a good call works. The peers have made theirs meanwhile and wait for this rank's until the
-/// deadline: a rank that has no good call to make ends their waits at once by
+/// Bad operands and streams are found before anything is launched, and a good call then works. The
+/// peers wait for it until the deadline, unless this rank ends their waits by
 /// [`Communicator::abort`](flux_transport::Communicator::abort). After [`CallError::Launch`] and
-/// [`CallError::Fault`] it is broken, and [`status`](crate::AllGatherGemm::status) says so.
+/// [`CallError::Fault`] the communicator is broken.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
@@ -179,8 +169,7 @@ pub enum CallError {
         /// Where the operand is.
         found: Location,
     },
-    /// The output shares memory with an input, or lies between its rows: the whole ranges count,
-    /// from the first element to the last.
+    /// The output shares memory with an input, counted from the first element to the last.
     #[error("y ({:#x}..{:#x}) overlaps {operand} ({:#x}..{:#x}): y needs memory of its own", y.start, y.end, input.start, input.end)]
     Overlap {
         /// `x`, `w` or `bias`.
@@ -210,8 +199,8 @@ pub enum CallError {
         /// The driver's error code.
         code: i32,
     },
-    /// The communicator does not take the call: an earlier fault has broken it, or the stream is of
-    /// another device than it works on.
+    /// The communicator does not take the call: an earlier fault broke it, or the stream is of
+    /// another device.
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// The kernel could not be launched.
@@ -220,8 +209,8 @@ pub enum CallError {
     /// The host executor did not take the call.
     #[error(transparent)]
     Execute(ExecuteError),
-    /// The call failed, here or on a peer that has said so; `y` is undefined and the communicator
-    /// is broken until rebuilt. Says what every rank was doing.
+    /// The call failed on some rank, and says what every rank was doing. `y` is undefined, and the
+    /// communicator is broken until rebuilt.
     #[error(transparent)]
     Fault(Box<Failure>),
 }

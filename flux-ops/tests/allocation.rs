@@ -1,11 +1,9 @@
-//! `forward` on the host allocates nothing once it has run, neither on the caller's thread nor on
-//! the mover's, but for what the GEMM crate takes to pack the operands of a tile.
+//! `forward` on the host allocates nothing once it has run, on the caller's thread or the mover's.
+//! The GEMM crate packs the operands of a tile in a buffer of its own.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
-use flux_core::TileShape;
-use flux_core::program::Schedule;
-use flux_ops::{AllGatherGemm, GemmReduceScatter, TensorMut, TensorRef};
+use flux_ops::{AllGatherGemm, GemmReduceScatter, KSplit, Plan, RowMapping, TensorMut, TensorRef, TileShape};
 use flux_transport::{Communicator, Select, Stream, World};
 use half::bf16;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -43,10 +41,10 @@ const CALLS: usize = 20;
 /// Products of one rank's call: one for every shard.
 const TILES: usize = RANKS;
 /// A tile for each shard.
-const WHOLE: Schedule = Schedule::of(TileShape::new(128, 256, 64));
-/// Tiles that span shards, each of two items: 3 row blocks, and column blocks of 24 columns (AG) or
+const WHOLE: Plan = Plan::of(TileShape::new(128, 256, 64));
+/// Flattened rows, each tile of two items: 3 row blocks, and column blocks of 24 columns (AG) or
 /// 48 (RS).
-const CUT: Schedule = Schedule { k_slices: 2, splits: 2, stack: true, ..Schedule::of(TileShape::new(16, 16, 8)) };
+const CUT: Plan = Plan { k_slices: 2, k: KSplit::SplitK(2), rows: RowMapping::Flattened, ..Plan::of(TileShape::new(16, 16, 8)) };
 
 /// One rank's calls: a few to warm up, then counted ones.
 fn count(aligned: &Barrier, products: usize, mut forward: impl FnMut()) {
@@ -75,9 +73,9 @@ fn forward_allocates_nothing() {
                 let comm = Communicator::connect_blocking(&world, Select::Host).unwrap();
                 let ones = |elements: usize| vec![bf16::ONE; elements];
 
-                for (schedule, products) in [(WHOLE, TILES), (CUT, 3 * 2 * 2)] {
+                for (plan, products) in [(WHOLE, TILES), (CUT, 3 * 2 * 2)] {
                     let builder = AllGatherGemm::<bf16>::builder(M, N, K).workers(1);
-                    let op = builder.schedule(schedule).build(&comm).unwrap();
+                    let op = builder.plan(plan).build(&comm).unwrap();
                     let (x, w, mut y) = (ones(M / RANKS * K), ones(N / RANKS * K), ones(M * N / RANKS));
                     count(aligned, products, || {
                         let (x, w) = (TensorRef::host(&x, (M / RANKS, K)).unwrap(), TensorRef::host(&w, (N / RANKS, K)).unwrap());
@@ -86,9 +84,9 @@ fn forward_allocates_nothing() {
                     assert!(y.iter().all(|&y| y == bf16::from_f32(K as f32)));
                 }
 
-                for (schedule, products) in [(WHOLE, TILES), (CUT, 3 * 3 * 2)] {
+                for (plan, products) in [(WHOLE, TILES), (CUT, 3 * 3 * 2)] {
                     let builder = GemmReduceScatter::<bf16>::builder(M, N, K).workers(1);
-                    let op = builder.schedule(schedule).build(&comm).unwrap();
+                    let op = builder.plan(plan).build(&comm).unwrap();
                     let (x, w, mut y) = (ones(M * K / RANKS), ones(N * K / RANKS), ones(M / RANKS * N));
                     count(aligned, products, || {
                         let (x, w) = (TensorRef::host(&x, (M, K / RANKS)).unwrap(), TensorRef::host(&w, (N, K / RANKS)).unwrap());

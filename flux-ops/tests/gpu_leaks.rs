@@ -1,16 +1,15 @@
 //! Communicators that come and go, each with an op and a call, leave nothing behind, on GPUs and on
 //! the host. A binary of its own with one test: others would change what is counted.
 //!
-//! Ranks are threads with a GPU each, or share the only one over nvlink; or processes of a launch
-//! (`common/launched.rs`), of which each counts what it holds itself, and all together the memory
-//! of the devices that they share.
+//! Ranks are threads with a GPU each, or share the only one over nvlink. As processes of a launch
+//! (`common/launched.rs`) each counts what it holds, and all count their devices' memory together.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
 
 use common::launched::{launched, places};
 use common::suite::{self, call};
-use common::{AnyOp, Case, Machine, Meeting, OPS, Plan, Values, skipped};
+use common::{AnyOp, Case, Machine, Meeting, OPS, OpOptions, Values, skipped};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::internal::nccl;
 use half::bf16;
@@ -31,10 +30,8 @@ const LEAST: u32 = 16;
 const SETTLES: Duration = Duration::from_secs(20);
 /// For how long a device's free memory stays as it is once nobody gives any back.
 const QUIET: Duration = Duration::from_millis(200);
-/// What the driver may keep of a device's memory, which it takes in blocks of 2 MiB: eight of them,
-/// for what it makes at need, such as a pool's room for small allocations. What is freed in a
-/// stream's order, in blocks of 32 MiB, it gives back whole when the device is waited for, as no
-/// such allocation lives between cycles. A leak of one block a cycle is 32 MiB and more.
+/// Device memory that the driver may keep: eight of its blocks of 2 MiB, for pools of small
+/// allocations. A leak of one block a cycle is 32 MiB and more.
 const SLACK: u64 = 16 << 20;
 
 #[test]
@@ -72,11 +69,8 @@ fn several() -> Result<u32, String> {
 /// Makes so many cycles, after which there is no more than before, or as many as a launch has time
 /// for. Returns how many, and how long they took.
 fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
-    let cases = OPS.map(|op| Case::<bf16>::new(op, suite::ragged(machine, op, ranks), ranks, Values::Integers, 61));
-    let expected = cases.each_ref().map(|case| match machine {
-        Machine::TwoNodes { .. } => case.expected_across(&machine.own_schedule(&case.problem), machine.nodes(ranks)),
-        _ => case.expected_on(machine),
-    });
+    let cases = OPS.map(|op| Case::<bf16>::new(op, suite::unaligned(machine, op, ranks), ranks, Values::Integers, 61));
+    let expected = cases.each_ref().map(|case| case.expected_on(machine));
     let until = launched().map(|_| Instant::now() + SHARE);
     // By turns with either op. Returns the ranks' devices, and whether time is up for one of them,
     // which all hear.
@@ -84,9 +78,9 @@ fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
         let at = number as usize % OPS.len();
         let is_late = [u8::from(until.is_some_and(|until| Instant::now() >= until))];
         let seen = machine.run(ranks, suite::defaults, |node| {
-            let op = AnyOp::of(&cases[at], Plan::default(), node);
+            let op = AnyOp::of(&cases[at], OpOptions::default(), node);
             let y = call(&op, &cases[at], node).unwrap();
-            cases[at].assert_equal(&expected[at], node.rank, &y, &format!("cycle {number}"));
+            cases[at].assert_equal(&expected[at], &op, node.rank, &y, &format!("cycle {number}"));
             op.status().unwrap();
             (node.comm.device().ordinal(), node.comm.exchange(&is_late).unwrap().concat().contains(&1))
         });

@@ -8,10 +8,9 @@
 mod common;
 
 use common::launched::places;
-use common::suite::{self, call, plain};
-use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
-use flux_core::program::{Chunk, Schedule};
-use flux_core::tile::Raster;
+use common::suite::{self, call};
+use common::{AnyOp, Case, Machine, Node, OPS, OpOptions, Values};
+use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_transport::TransportKind;
 use flux_transport::internal::{cuda, nccl};
 use half::bf16;
@@ -44,17 +43,17 @@ fn a_rank_that_never_makes_a_sequential_call_is_named() {
     on_gpus(suite::a_rank_that_never_makes_a_sequential_call_is_named);
 }
 
-/// Few rows and many, as the op chooses itself how they travel.
+/// Few rows and many, by the op's own plan.
 #[test]
 fn ops_stay_within_the_bound_by_their_own_choice() {
     on_gpus(|machine| {
         for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-            for shape in [suite::ragged(machine, op, world), suite::few_rows(machine, op, world)] {
+            for shape in [suite::unaligned(machine, op, world), suite::few_rows(machine, op, world)] {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 79);
-                let expected = case.expected_of_collective();
+                let expected = case.expected_on(machine);
                 machine.run(world, suite::defaults, |node| {
-                    let op = AnyOp::build(op, shape, Plan::default(), &node.comm).unwrap();
-                    case.assert_close(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                    let op = AnyOp::of(&case, OpOptions::default(), node);
+                    case.assert_close(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
                 });
             }
         }
@@ -67,46 +66,39 @@ fn messages_give_the_bits_of_peer_memory() {
     on_gpus(|machine| {
         let Machine::Messages(count) = machine else { unreachable!("as found above") };
         for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-            for shape in [suite::ragged(machine, op, world), suite::few_rows(machine, op, world)] {
+            for shape in [suite::unaligned(machine, op, world), suite::few_rows(machine, op, world)] {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 51);
                 let expected = case.expected_on(machine);
-                // Whether tiles span shards decides what is rounded; else another tile adds along k
-                // alike.
-                let with = |schedule| {
-                    let plan = Plan { schedule: Some(schedule), ..Plan::default() };
-                    let one = |node: &Node| call(&AnyOp::of(&case, plan, node), &case, node).unwrap();
-                    Machine::Gpus(count).run(world, suite::defaults, one)
-                };
-                let (own, tile_by_tile) = (with(machine.own_schedule(&case.problem)), with(plain(machine)));
-                for schedule in schedules(machine) {
-                    let mapped = if schedule.is_none() { &own } else { &tile_by_tile };
+                for plan in plans(machine) {
                     let carried = machine.run(world, suite::defaults, |node| {
                         assert_eq!(node.comm.transport(), TransportKind::Nccl);
-                        let op = AnyOp::of(&case, Plan { schedule, ..Plan::default() }, node);
+                        let op = AnyOp::of(&case, OpOptions::of(plan), node);
                         let ys: Vec<_> = (0..5).map(|_| call(&op, &case, node).unwrap()).collect();
                         op.status().unwrap();
                         assert!(ys.iter().all(|y| *y == ys[0]), "calls of {} differ", case.problem);
-                        case.assert_close(&expected, node.rank, &ys[0], &op.explain());
-                        ys.into_iter().next().unwrap()
+                        case.assert_close(&expected, &op, node.rank, &ys[0], "a call");
+                        (ys.into_iter().next().unwrap(), *op.plan())
                     });
-                    assert!(carried == *mapped, "{}: nccl's bits are others than nvlink's", case.problem);
+                    let plan = carried.first().map(|&(_, plan)| plan);
+                    let one = |node: &Node| call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node).unwrap();
+                    let mapped = Machine::Gpus(count).run(world, suite::defaults, one);
+                    // A sum of NCCL's own has another order.
+                    if plan.is_some_and(|plan| plan.comm != CommMode::Sequential) {
+                        let same = carried.iter().zip(&mapped).all(|((carried, _), mapped)| carried == mapped);
+                        assert!(same, "{}: nccl's bits are others than nvlink's", case.problem);
+                    }
                 }
             }
         }
     });
 }
 
-#[test]
-fn early_partial_tiles_have_the_same_bits() {
-    on_gpus(|machine| {
-        let Machine::Messages(count) = machine else { unreachable!("as found above") };
-        suite::early_partial_tiles_have_the_same_bits_whoever_brings_them(Machine::Gpus(count), machine);
-    });
-}
-
-fn schedules(machine: Machine) -> Vec<Option<Schedule>> {
-    let of = |tile| Schedule { raster: Raster::RowGroups(2), ..Schedule::of(tile) };
-    let tiles = machine.tiles();
-    let small = Schedule { chunk: Chunk::Tiles(1), ..of(tiles[0]) };
-    vec![None, Some(small), Some(Schedule { chunk: Chunk::Tiles(2), band: 2, ..of(tiles[1]) })]
+/// The op's own, and some of every row mapping.
+fn plans(machine: Machine) -> Vec<Option<Plan>> {
+    let [small, large] = [0, 1].map(|at| Plan::of(machine.tiles()[at]));
+    let by_tile = Plan { chunk: Chunk::Tiles(1), k: KSplit::StreamK, ..small };
+    let grouped = Plan { chunk: Chunk::Tiles(2), rows: RowMapping::PerShard { group: 2 }, ..large };
+    let one_peer = Plan { comm: CommMode::Overlapped { peers: 1 }, ..small };
+    let flattened = Plan { rows: RowMapping::Flattened, k: KSplit::SplitK(2), ..small };
+    vec![None, Some(by_tile), Some(grouped), Some(one_peer), Some(flattened)]
 }

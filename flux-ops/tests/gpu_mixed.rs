@@ -1,19 +1,17 @@
 //! Both ops on ranks of two nodes: peer memory within, NCCL between.
 //!
-//! Ranks are threads, and this machine is taken for two. Two nodes of one rank need two GPUs, two
-//! of two need four: threads that share a GPU hold up each other's NCCL kernels, so that is soaked
-//! on small problems only (`flux-bench lab soak --nodes 2 --ranks-per-gpu 2`). Processes of a launch
-//! (`common/launched.rs`) take turns on what GPUs there are. One line says what is skipped.
+//! Ranks are threads with a GPU each, and this machine is taken for two nodes: threads that share a
+//! GPU hold up each other's NCCL kernels. Processes of a launch (`common/launched.rs`) take turns on
+//! the GPUs. One line says what is skipped.
 #![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
 
 mod common;
 
 use common::launched::places;
 use common::suite::{self, call};
-use common::{AnyOp, Case, Machine, OPS, Plan, Values, skipped};
+use common::{AnyOp, Case, Machine, OPS, OpOptions, Values, skipped};
 use flux_core::OpKind;
-use flux_core::program::{Chunk, Schedule, Sending};
-use flux_core::tile::Raster;
+use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_ops::BuildError;
 use flux_transport::internal::nccl;
 use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World};
@@ -61,27 +59,28 @@ fn on_worlds(test: impl Fn(Machine, u32)) {
 }
 
 fn case(machine: Machine, op: OpKind, world: u32, values: Values, seed: u64) -> Case<bf16> {
-    Case::new(op, suite::ragged(machine, op, world), world, values, seed)
+    Case::new(op, suite::unaligned(machine, op, world), world, values, seed)
 }
 
+/// The op's own, and some of every kind that ranks of several nodes have.
+fn plans(machine: Machine) -> Vec<Option<Plan>> {
+    let [small, large] = [0, 1].map(|at| Plan::of(machine.tiles()[at]));
+    let small = Plan { chunk: Chunk::Tiles(1), ..small };
+    let grouped = Plan { chunk: Chunk::Tiles(2), rows: RowMapping::PerShard { group: 2 }, ..large };
+    vec![None, Some(small), Some(grouped), Some(Plan { k: KSplit::SplitK(2), ..small })]
+}
+
+/// The sum of a node has no library collective.
 #[test]
 fn sequential_calls_are_refused() {
     on_worlds(|machine, world| {
-        let shape = suite::ragged(machine, OPS[0], world);
+        let shape = suite::unaligned(machine, OPS[0], world);
+        let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
         machine.run(world, suite::defaults, |node| {
-            let plan = Plan { sending: Some(Sending::Before), ..Plan::default() };
-            let refused = AnyOp::<bf16>::build(OPS[0], shape, plan, &node.comm).unwrap_err();
-            assert!(matches!(refused, BuildError::NotSequential { .. }), "{refused}");
+            let refused = AnyOp::<bf16>::build(OPS[0], shape, OpOptions::of(plan), &node.comm).unwrap_err();
+            assert!(matches!(refused, BuildError::Schedule(_) | BuildError::NotSequential { .. }), "{refused}");
         });
     });
-}
-
-fn schedules(machine: Machine) -> Vec<Option<Schedule>> {
-    let of = |tile| Schedule { raster: Raster::RowGroups(2), ..Schedule::of(tile) };
-    let tiles = machine.tiles();
-    let small = Schedule { chunk: Chunk::Tiles(1), ..of(tiles[0]) };
-    let banded = Schedule { chunk: Chunk::Tiles(2), band: 2, ..of(tiles[1]) };
-    vec![None, Some(small), Some(banded), Some(Schedule { splits: 2, ..small })]
 }
 
 #[test]
@@ -94,14 +93,13 @@ fn integers_give_the_exact_sums_of_nodes() {
     on_worlds(|machine, world| {
         for op in OPS {
             let case = case(machine, op, world, Values::Integers, 71);
-            for schedule in schedules(machine) {
-                let of = schedule.unwrap_or_else(|| machine.own_schedule(&case.problem));
-                let expected = case.expected_across(&of, machine.nodes(world));
+            let expected = case.expected_on(machine);
+            for plan in plans(machine) {
                 machine.run(world, suite::defaults, |node| {
                     assert_eq!((node.comm.transport(), node.comm.nodes()), (TransportKind::Mixed, machine.nodes(world)));
-                    let op = AnyOp::of(&case, Plan { schedule, ..Plan::default() }, node);
+                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
                     for _ in 0..5 {
-                        case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                        case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
                     }
                     op.status().unwrap();
                 });
@@ -115,21 +113,19 @@ fn reals_stay_within_the_bound_and_are_the_same_bits_in_every_run() {
     on_worlds(|machine, world| {
         for op in OPS {
             let case = case(machine, op, world, Values::Reals, 73);
-            // By whether tiles span shards, which decides what is rounded.
-            let mut first: [Option<Vec<Vec<bf16>>>; 2] = [None, None];
-            for schedule in schedules(machine).into_iter().take(3) {
-                let of = schedule.unwrap_or_else(|| machine.own_schedule(&case.problem));
-                let expected = case.expected_across(&of, machine.nodes(world));
+            let expected = case.expected_on(machine);
+            let mut first: Option<Vec<Vec<bf16>>> = None;
+            // Another tile adds along k alike.
+            for plan in plans(machine).into_iter().take(3) {
                 let ys = machine.run(world, suite::defaults, |node| {
-                    let op = AnyOp::of(&case, Plan { schedule, ..Plan::default() }, node);
+                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
                     let ys: Vec<_> = (0..5).map(|_| call(&op, &case, node).unwrap()).collect();
                     assert!(ys.iter().all(|y| *y == ys[0]), "calls of {} differ", case.problem);
-                    case.assert_close(&expected, node.rank, &ys[0], &op.explain());
+                    case.assert_close(&expected, &op, node.rank, &ys[0], "a call");
                     ys.into_iter().next().unwrap()
                 });
-                // Another tile adds along k alike, and orders change nothing.
-                let first = first[usize::from(of.stack)].get_or_insert_with(|| ys.clone());
-                assert!(*first == ys, "{}: other bits with another schedule", case.problem);
+                let first = first.get_or_insert_with(|| ys.clone());
+                assert!(*first == ys, "{}: other bits with another plan", case.problem);
             }
         }
     });

@@ -1,5 +1,5 @@
-//! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, two ways to
-//! push).
+//! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, two
+//! movers).
 //!
 //! Ranks are threads with a GPU each, and on a machine with one GPU share it; or they are processes
 //! of a launch (`common/launched.rs`), with any number on each. Where there is none, one line says
@@ -10,12 +10,13 @@ mod common;
 
 use common::launched::places;
 use common::suite::{self, Number};
-use common::{AnyOp, Case, Machine, Node, OPS, Plan, Values};
+use common::{AnyOp, Case, Machine, Node, OPS, OpOptions, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
+use flux_core::plan::{CommMode, Mover, Plan};
 use flux_core::program::sink;
 use flux_kernels::nvrtc::Nvrtc;
-use flux_ops::{Push, TimedItem, Timeline, TimelineError};
+use flux_ops::{TimedItem, Timeline, TimelineError};
 use half::bf16;
 
 /// Runs a test where it can run.
@@ -36,21 +37,26 @@ fn calls_in_different_orders_fail_on_every_rank() {
     on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
 }
 
-/// Copy engines bring the same bytes as the kernel's own movers, and ranks need not agree on
-/// either.
+/// A plan with this mover.
+fn moved_by(machine: Machine, mover: Mover) -> Plan {
+    Plan { comm: CommMode::Fused { mover }, ..Plan::of(machine.tiles()[0]) }
+}
+
+/// Copy engines bring the same bytes as the kernel's own stores.
 #[test]
-fn whoever_pushes_changes_no_bit() {
+fn no_mover_changes_a_bit() {
     on_gpus(|machine| {
         for world in machine.worlds(&[2, 4, 8]) {
             let w = world as usize;
             let case = Case::<bf16>::new(OpKind::AllGatherGemm, [300 * w, 264 * w, 456], world, Values::Integers, 37);
             let expected = case.expected_on(machine);
             machine.run(world, suite::defaults, |node| {
-                let mixed = if node.rank.get() % 2 == 0 { Push::Kernel } else { Push::CopyEngine };
-                for push in [Push::Auto, Push::CopyEngine, mixed, Push::Kernel] {
-                    let op = AnyOp::of(&case, Plan { push, ..Plan::default() }, node);
+                for mover in [Mover::CopyEngine, Mover::Kernel] {
+                    let plan = moved_by(machine, mover);
+                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                    assert_eq!(op.plan().comm, plan.comm);
                     for _ in 0..3 {
-                        case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), &op.explain());
+                        case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "a call");
                     }
                 }
             });
@@ -69,10 +75,10 @@ fn a_traced_call_gives_the_same_bits_and_times_in_order() {
         }
         for world in machine.worlds(&[1, 2, 4]) {
             for op in OPS {
-                let case = Case::<bf16>::new(op, suite::ragged(machine, op, world), world, Values::Reals, 41);
+                let case = Case::<bf16>::new(op, suite::unaligned(machine, op, world), world, Values::Reals, 41);
                 machine.run(world, suite::defaults, |node| {
-                    let plain = suite::call(&AnyOp::of(&case, Plan::default(), node), &case, node).unwrap();
-                    let op = AnyOp::of(&case, Plan { trace: true, ..Plan::default() }, node);
+                    let plain = suite::call(&AnyOp::of(&case, OpOptions::default(), node), &case, node).unwrap();
+                    let op = AnyOp::of(&case, OpOptions { trace: true, ..OpOptions::default() }, node);
                     assert_eq!(op.timeline(node.stream()), Err(TimelineError::NoCall));
                     let mut last_end = 0;
                     for _ in 0..3 {
@@ -93,47 +99,48 @@ fn assert_in_order(timeline: &Timeline) {
     for (w, worker) in timeline.workers.iter().enumerate() {
         let (mut opened_after, mut sent_after) = (worker.entered, worker.entered);
         for (i, TimedItem { item, times: t }) in timeline.items.iter().enumerate().skip(w).step_by(workers) {
-            // A fold, which the producer passes by, has no tile to multiply and send.
-            let fold = item.sink == sink::REDUCE_ROWS;
-            let adds = item.partials > 0 && !fold;
+            // The producer passes by a reduction, which has no tile to multiply and send.
+            let reduces = item.sink == sink::REDUCE_ROWS;
+            let adds = item.partials > 0 && !reduces;
             let producer = [opened_after, t.opened, t.rows_there, t.loaded, if adds { t.partials_there } else { t.loaded }];
             let tile = [t.multiplied, t.summed, t.written, t.sent];
-            let sent = if fold { sent_after } else { t.sent };
+            let sent = if reduces { sent_after } else { t.sent };
             let in_turn = [sent_after, sent, worker.left];
             for order in [&producer[..], &tile, &in_turn] {
                 assert!(order.is_sorted(), "rank {}, item {i} of CTA {w}: {order:?} in {t:?}, {worker:?}", timeline.rank);
             }
-            assert_eq!(fold, tile == [0; 4], "item {i}: {t:?}");
-            assert!(fold || t.loaded <= t.multiplied, "item {i}: {t:?}");
+            assert_eq!(reduces, tile == [0; 4], "item {i}: {t:?}");
+            assert!(reduces || t.loaded <= t.multiplied, "item {i}: {t:?}");
             assert!(adds || t.partials_there == 0, "item {i} adds nothing: {t:?}");
             (opened_after, sent_after) = (producer[4], sent);
         }
     }
 }
 
-/// A call is captured once and replayed on changing inputs, with eager calls in between. An op that
-/// is told to use the copy engines leaves them at the capture and comes to the same bits.
+/// A call is captured once and replayed on changing inputs, with eager calls in between. An op whose
+/// mover is the copy engines uses the kernel from the capture on, and computes the same bits.
 #[test]
 fn a_replayed_graph_gives_the_bits_of_eager_calls() {
     on_gpus(|machine| {
         for world in machine.worlds(&[1, 2, 4, 8]) {
-            for (op, push) in [(OPS[0], Push::Kernel), (OPS[0], Push::CopyEngine), (OPS[1], Push::Auto)] {
+            let movers = [Mover::Kernel, Mover::CopyEngine].map(|mover| (OPS[0], OpOptions::of(moved_by(machine, mover))));
+            for (op, options) in movers.into_iter().chain([(OPS[1], OpOptions::default())]) {
                 let w = world as usize;
                 let shape = if op == OPS[0] { [257 * w, 136 * w, 456] } else { [257 * w, 392, 136 * w] };
                 let cases: Vec<_> = (0..4).map(|seed| Case::<bf16>::new(op, shape, world, Values::Reals, seed)).collect();
-                machine.run(world, suite::defaults, |node| replay(node, &cases, push));
+                machine.run(world, suite::defaults, |node| replay(node, &cases, options));
             }
         }
     });
 }
 
 /// Each rank captures its own part; the ranks' replays meet on the devices.
-fn replay<T: Number>(node: &Node, cases: &[Case<T>], push: Push) {
+fn replay<T: Number>(node: &Node, cases: &[Case<T>], options: OpOptions) {
     let stream = node.cuda_stream().unwrap();
     // SAFETY: every buffer of this rank is used on this one stream. A tracked buffer would bring
     // events from outside into the capture.
     unsafe { stream.context().disable_event_tracking() };
-    let op = AnyOp::of(&cases[0], Plan { push, ..Plan::default() }, node);
+    let op = AnyOp::of(&cases[0], options, node);
     let eager: Vec<Vec<T>> = cases.iter().map(|case| suite::call(&op, case, node).unwrap()).collect();
 
     let (lx, lw, ly) = suite::layouts(&cases[0]);

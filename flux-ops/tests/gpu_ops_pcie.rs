@@ -10,10 +10,10 @@ mod common;
 
 use common::launched::places;
 use common::suite;
-use common::{AnyOp, Case, Machine, OPS, Plan, Values};
+use common::{AnyOp, Case, Machine, OPS, OpOptions, Values};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use flux_core::TileShape;
-use flux_core::program::{Chunk, Schedule};
+use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_ops::CallError;
 use flux_transport::TransportError;
 use half::bf16;
@@ -37,76 +37,60 @@ fn calls_in_different_orders_fail_on_every_rank() {
     on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
 }
 
-/// With one schedule the sums have one order, so the bits are those of ranks that store to each
-/// other.
+/// With one plan the sums have one order: the bits are those of ranks that store to each other.
 #[test]
 fn the_way_through_the_host_changes_no_bit() {
     on_gpus(|staged| {
-        // Many rows in pieces; few by the kernels themselves, tile by tile, and by copy engines as
-        // one piece.
-        let pieces = |op, world: u32| {
-            let [_, n, k] = suite::ragged(staged, op, world);
-            ([257 * world as usize, n, k], Chunk::Tiles(1))
-        };
-        let few = |op, world| {
-            let chunks = if op == OPS[0] { vec![Chunk::Shard] } else { vec![Chunk::Tiles(1), Chunk::Shard] };
-            chunks.into_iter().map(move |chunk| (suite::few_rows(staged, op, world), chunk))
-        };
+        let plan = Plan::of(staged.tiles()[0]);
+        let by_tile = Plan { chunk: Chunk::Tiles(1), ..plan };
         for (world, op) in staged.worlds(&[2, 3, 4, 6, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-            for (shape, chunk) in std::iter::once(pieces(op, world)).chain(few(op, world)) {
+            let [_, n, k] = suite::unaligned(staged, op, world);
+            let (many, few) = ([257 * world as usize, n, k], suite::few_rows(staged, op, world));
+            // Few rows go by the kernels themselves, tile by tile, or by copy engines at once.
+            let flattened = [plan, by_tile].map(|plan| (few, Plan { rows: RowMapping::Flattened, ..plan }));
+            for (shape, plan) in [(many, by_tile), (many, Plan { k: KSplit::StreamK, ..by_tile })].into_iter().chain(flattened) {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 41);
-                let schedule = Schedule { chunk, ..Schedule::staged(&case.problem) };
                 let results = |machine: Machine| {
-                    machine.run(world, suite::defaults, |node| {
-                        let op = AnyOp::of(&case, Plan { schedule: Some(schedule), ..Plan::default() }, node);
-                        suite::call(&op, &case, node).unwrap()
-                    })
+                    machine
+                        .run(world, suite::defaults, |node| suite::call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node).unwrap())
                 };
                 let Machine::Staged(count) = staged else { unreachable!("as made above") };
                 let (there, here) = (results(Machine::Gpus(count)), results(staged));
                 for (rank, (a, b)) in there.iter().zip(&here).enumerate() {
-                    assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{}, {schedule}, on rank {rank}", case.problem);
+                    assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{}, {plan}, on rank {rank}", case.problem);
                 }
             }
         }
     });
 }
 
-/// More tiles than workers leave by turns, beside the next, and as many as workers at once; what is
-/// folded is the same.
+/// Tiles of several waves leave with a limit to those in flight, tiles of one wave all at once; the
+/// sum is the same.
 #[test]
-fn rows_that_leave_by_turns_give_the_bits_of_those_that_leave_at_once() {
+fn the_in_flight_limit_changes_no_bit() {
     on_gpus(|machine| {
-        let tiles = [(128, 64, 1), (128, 64, 2), (64, 128, 1), (208, 128, 1), (128, 256, 1)];
-        for (world, (rows, columns, splits)) in machine.worlds(&[2, 3, 4, 6]).into_iter().flat_map(|world| tiles.map(|tile| (world, tile)))
-        {
+        let whole = KSplit::Whole;
+        let tiles = [(128, 64, whole), (128, 64, KSplit::SplitK(2)), (64, 128, whole), (208, 128, whole), (128, 256, whole)];
+        for (world, (rows, columns, k)) in machine.worlds(&[2, 3, 4, 6]).into_iter().flat_map(|world| tiles.map(|tile| (world, tile))) {
             let w = world as usize;
             let case = Case::<bf16>::new(OPS[1], [150 * w, 1000, 264 * w], world, Values::Reals, 47);
             let tile = TileShape::new(rows, columns, 64);
-            let schedule = Schedule { chunk: Chunk::Tiles(1), stack: true, splits, ..Schedule::of(tile) };
-            let results = |workers, by_turns| {
-                let plan = Plan { schedule: Some(schedule), workers, ..Plan::default() };
+            let plan = Plan { chunk: Chunk::Tiles(1), rows: RowMapping::Flattened, k, ..Plan::of(tile) };
+            let results = |workers, limited| {
+                let options = OpOptions { workers, ..OpOptions::of(plan) };
                 machine.run(world, suite::defaults, |node| {
-                    let op = AnyOp::of(&case, plan, node);
+                    let op = AnyOp::of(&case, options, node);
                     // Ranks that share a GPU have fewer workers by themselves.
-                    assert!(op.explain().contains(" at once, and fold") == by_turns || node.workers.is_some(), "{}", op.explain());
+                    assert!(op.explain().contains(" at once, and ") == limited || node.workers.is_some(), "{}", op.explain());
                     (0..3).map(|_| suite::call(&op, &case, node).unwrap()).collect::<Vec<_>>()
                 })
             };
-            let (at_once, by_turns) = (results(None, false), results(Some(3), true));
-            for (rank, (a, b)) in at_once.iter().zip(&by_turns).enumerate() {
+            let (at_once, limited) = (results(None, false), results(Some(3), true));
+            for (rank, (a, b)) in at_once.iter().zip(&limited).enumerate() {
                 let first = &a[0];
-                assert!(a.iter().chain(b).all(|call| call == first), "{}, {schedule}, on rank {rank}", case.problem);
+                assert!(a.iter().chain(b).all(|call| call == first), "{}, {plan}, on rank {rank}", case.problem);
             }
         }
-    });
-}
-
-#[test]
-fn early_partial_tiles_have_the_same_bits() {
-    on_gpus(|staged| {
-        let Machine::Staged(count) = staged else { unreachable!("as made above") };
-        suite::early_partial_tiles_have_the_same_bits_whoever_brings_them(Machine::Gpus(count), staged);
     });
 }
 
@@ -114,11 +98,11 @@ fn early_partial_tiles_have_the_same_bits() {
 fn a_capture_is_refused_and_the_communicator_works_on() {
     on_gpus(|machine| {
         for op in OPS {
-            let case = Case::<bf16>::new(op, suite::ragged(machine, op, 2), 2, Values::Integers, 43);
+            let case = Case::<bf16>::new(op, suite::unaligned(machine, op, 2), 2, Values::Integers, 43);
             let expected = case.expected_on(machine);
             machine.run(2, suite::defaults, |node| {
-                let op = AnyOp::of(&case, Plan::default(), node);
-                case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), &op.explain());
+                let op = AnyOp::of(&case, OpOptions::default(), node);
+                case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "a call");
                 let stream = node.cuda_stream().unwrap();
                 let begun = {
                     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -129,7 +113,7 @@ fn a_capture_is_refused_and_the_communicator_works_on() {
                 assert!(matches!(begun, Some(TransportError::NotCapturable { .. })), "{begun:?}");
                 let again = suite::call(&op, &case, node);
                 assert!(!matches!(again, Err(CallError::Launch(_))));
-                case.assert_equal(&expected, node.rank, &again.unwrap(), &op.explain());
+                case.assert_equal(&expected, &op, node.rank, &again.unwrap(), "a call");
             });
         }
     });

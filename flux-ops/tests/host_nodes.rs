@@ -5,10 +5,11 @@
 
 mod common;
 
-use common::suite::{call, ragged};
-use common::{AnyOp, Case, Machine, Meeting, Node, OPS, Plan, Values};
-use flux_core::program::{Chunk, Schedule, ScheduleError};
-use flux_core::tile::Raster;
+use common::plans::{per_shard, plans, side_by_side};
+use common::suite::{call, unaligned};
+use common::{AnyOp, Case, Machine, Meeting, Node, OPS, OpOptions, Values};
+use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
+use flux_core::program::ScheduleError;
 use flux_core::{Nodes, Rank, TileShape, WorldSize};
 use flux_ops::{BuildError, CallError};
 use flux_transport::{Communicator, ConnectError, Fault, Options, Select, World};
@@ -27,23 +28,23 @@ fn in_nodes(count: u32) -> impl Fn(&mut Options) + Sync {
     move |options| options.nodes = Some(count)
 }
 
-fn schedule(tile: TileShape) -> Schedule {
-    Schedule { chunk: Chunk::Tiles(2), raster: Raster::RowGroups(2), ..Schedule::of(tile) }
+fn plan() -> Plan {
+    Plan { chunk: Chunk::Tiles(2), ..Plan::of(MACHINE.tiles()[0]) }
 }
 
 #[test]
 fn integers_give_the_exact_result_on_every_group() {
     for (count, world) in [(2, 4), (2, 8), (3, 6), (4, 4), (1, 3)] {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(MACHINE, op, world), world, Values::Integers, u64::from(world));
-            let plain = schedule(MACHINE.tiles()[0]);
-            let expected = case.expected_across(&plain, nodes(count, world));
+            let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, u64::from(world));
+            let expected = case.expected_across(nodes(count, world));
+            let cut = Plan { rows: RowMapping::PerShard { group: 3 }, k: KSplit::SplitK(2), k_slices: 2, ..plan() };
             MACHINE.run(world, in_nodes(count), |node| {
                 assert_eq!(node.comm.nodes(), nodes(count, world));
-                for schedule in [None, Some(plain), Some(Schedule { band: 3, splits: 2, k_slices: 2, ..plain })] {
-                    let op = AnyOp::of(&case, Plan { schedule, ..Plan::default() }, node);
+                for plan in [None, Some(plan()), Some(cut)] {
+                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
                     for _ in 0..3 {
-                        case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                        case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
                     }
                 }
             });
@@ -51,18 +52,17 @@ fn integers_give_the_exact_result_on_every_group() {
     }
 }
 
-/// Where ranks reach each other, tiles would span shards as small as these; across nodes an op
-/// chooses another plan by itself.
+/// Shards of less than a tile have no flattened rows across nodes.
 #[test]
 fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
     let (count, world) = (2, 4);
     for op in OPS {
         let case = Case::<bf16>::new(op, [8 * 4, 64 * 4, 64 * 4], world, Values::Integers, 41);
-        assert!(Schedule::heuristic(&case.problem).stack, "{op}");
-        let expected = case.expected_across(&schedule(MACHINE.tiles()[0]), nodes(count, world));
+        let expected = case.expected_across(nodes(count, world));
         MACHINE.run(world, in_nodes(count), |node| {
-            let op = AnyOp::of(&case, Plan::default(), node);
-            case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+            let op = AnyOp::of(&case, OpOptions::default(), node);
+            assert!(!op.plan().is_flattened(), "{}", op.explain());
+            case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
         });
     }
 }
@@ -73,16 +73,20 @@ fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
 fn sums_of_nodes_are_rounded_in_a_fixed_order() {
     let (count, world) = (2, 6);
     for op in OPS {
-        let case = Case::<bf16>::new(op, ragged(MACHINE, op, world), world, Values::Reals, 3);
-        let expected = case.expected_across(&schedule(MACHINE.tiles()[0]), nodes(count, world));
+        let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Reals, 3);
+        let expected = case.expected_across(nodes(count, world));
         let run = |count, workers| {
-            let plan = Plan { schedule: Some(schedule(MACHINE.tiles()[0])), workers: Some(workers), ..Plan::default() };
-            MACHINE.run(world, in_nodes(count), |node| call(&AnyOp::of(&case, plan, node), &case, node).unwrap())
+            let options = OpOptions { workers: Some(workers), ..OpOptions::of(plan()) };
+            MACHINE.run(world, in_nodes(count), |node| {
+                let op = AnyOp::of(&case, options, node);
+                let y = call(&op, &case, node).unwrap();
+                if node.comm.nodes() == nodes(2, world) {
+                    case.assert_close(&expected, &op, node.rank, &y, "two nodes");
+                }
+                y
+            })
         };
         let ys = run(count, 1);
-        for (rank, y) in (0..).map(Rank::new).zip(&ys) {
-            case.assert_close(&expected, rank, y, "two nodes");
-        }
         assert!(ys == run(count, 3), "{op}: bits differ between runs");
         let (apart, together) = (run(world, 1), run(1, 1));
         assert!(apart == together, "{op}: nodes of one rank and a node of all are other programs");
@@ -95,16 +99,16 @@ fn ranks_may_be_late_call_after_call() {
     for op in OPS {
         let world = 4;
         let cases = [5, 6, 7].map(|seed| Case::<bf16>::new(op, [16 * 4, 32, 32], world, Values::Integers, seed));
-        let plain = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(8, 8, 8)) };
-        let expected = cases.each_ref().map(|case| case.expected_across(&plain, nodes(2, world)));
+        let fine = Plan { chunk: Chunk::Tiles(1), ..Plan::of(TileShape::new(8, 8, 8)) };
+        let expected = cases.each_ref().map(|case| case.expected_across(nodes(2, world)));
         MACHINE.run(world, in_nodes(2), |node| {
-            let op = AnyOp::of(&cases[0], Plan { schedule: Some(plain), workers: Some(2), ..Plan::default() }, node);
+            let op = AnyOp::of(&cases[0], OpOptions { workers: Some(2), ..OpOptions::of(fine) }, node);
             for i in 0..200 {
                 if i % 17 == 4 * node.rank.index() {
                     std::thread::sleep(Duration::from_millis(3));
                 }
                 let (case, expected) = (&cases[i % 3], &expected[i % 3]);
-                case.assert_equal(expected, node.rank, &call(&op, case, node).unwrap(), &format!("call {i}"));
+                case.assert_equal(expected, &op, node.rank, &call(&op, case, node).unwrap(), &format!("call {i}"));
             }
         });
     }
@@ -115,11 +119,11 @@ fn ranks_may_be_late_call_after_call() {
 fn a_rank_that_never_calls_is_the_one_that_is_late() {
     for op in OPS {
         let world = 4;
-        let case = Case::<bf16>::new(op, ragged(MACHINE, op, world), world, Values::Integers, 31);
+        let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 31);
         let together = Meeting::new(world as usize);
         let short = |options: &mut Options| (options.nodes, options.deadline) = (Some(2), Duration::from_millis(1500));
         MACHINE.run(world, short, |node: &Node| {
-            let op = AnyOp::of(&case, Plan::default(), node);
+            let op = AnyOp::of(&case, OpOptions::default(), node);
             call(&op, &case, node).unwrap();
             together.wait();
             if node.rank.get() != 1 {
@@ -135,11 +139,10 @@ fn a_rank_that_never_calls_is_the_one_that_is_late() {
 }
 
 #[test]
-fn tiles_that_span_shards_are_refused_across_nodes() {
+fn flattened_rows_are_refused_across_nodes() {
     MACHINE.run(4, in_nodes(2), |node| {
-        let schedule = Schedule { stack: true, ..Schedule::of(TileShape::new(16, 16, 16)) };
-        let plan = Plan { schedule: Some(schedule), ..Plan::default() };
-        let refused = AnyOp::<bf16>::build(OPS[0], [32, 32, 16], plan, &node.comm).unwrap_err();
+        let plan = Plan { rows: RowMapping::Flattened, ..plan() };
+        let refused = AnyOp::<bf16>::build(OPS[0], [32, 32, 16], OpOptions::of(plan), &node.comm).unwrap_err();
         assert!(matches!(refused, BuildError::Schedule(ScheduleError::FlattenedNodes { .. })), "{refused}");
     });
 }
@@ -170,21 +173,12 @@ fn ranks_agree_on_their_nodes() {
     }
 }
 
-fn schedules() -> impl Strategy<Value = Schedule> {
-    let tile = (1u32..20, 1u32..20, 1u32..10).prop_map(|(m, n, k)| TileShape::new(m, n, k));
-    let chunk = prop_oneof![Just(Chunk::Shard), (1u32..6).prop_map(Chunk::Tiles)];
-    let raster = prop_oneof![Just(Raster::RowsFastest), Just(Raster::ColumnsFastest), (1u32..4).prop_map(Raster::RowGroups)];
-    (tile, chunk, raster, 1..5u32, (1..4u32, 1..4u32, 0..3u32)).prop_map(|(tile, chunk, raster, band, (k_slices, splits, early))| {
-        Schedule { chunk, raster, band, k_slices, splits, early, ..Schedule::of(tile) }
-    })
-}
-
 proptest! {
     #![proptest_config(ProptestConfig { cases: 24, ..ProptestConfig::default() })]
 
     #[test]
     fn every_plan_across_nodes_gives_the_exact_result(
-        op in 0usize..2, count in 1u32..4, per_node in 1u32..4, m in 1usize..30, n in 1usize..4, k in 1usize..4, schedule in schedules(),
+        op in 0usize..2, count in 1u32..4, per_node in 1u32..4, m in 1usize..30, n in 1usize..4, k in 1usize..4, plan in plans(per_shard(), side_by_side()),
         workers in 1u32..3, seed: u16, bias: bool,
     ) {
         let world = count * per_node;
@@ -192,12 +186,12 @@ proptest! {
         let shape = if op == 0 { [m * w, 8 * n * w, 8 * k] } else { [m * w, 8 * n, 8 * k * w] };
         let case = Case::<bf16>::new(OPS[op], shape, world, Values::Integers, u64::from(seed));
         let case = case.finished(bias, Values::Integers, flux_ops::Activation::None);
-        let expected = case.expected_across(&schedule, nodes(count, world));
-        let plan = Plan { schedule: Some(schedule), workers: Some(workers), ..Plan::default() };
+        let expected = case.expected_across(nodes(count, world));
+        let options = OpOptions { workers: Some(workers), ..OpOptions::of(plan) };
         Machine::Host.run(world, in_nodes(count), |node| {
-            let op = AnyOp::of(&case, plan, node);
+            let op = AnyOp::of(&case, options, node);
             for _ in 0..3 {
-                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
             }
         });
     }

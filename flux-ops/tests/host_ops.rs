@@ -3,10 +3,9 @@
 mod common;
 
 use common::launched::launched;
-use common::{AnyOp, Case, Machine, Meeting, OPS, Plan, Values, suite};
+use common::{AnyOp, Case, Machine, Meeting, OPS, OpOptions, Values, suite};
 use flux_core::WorldSize;
-use flux_core::program::Sending;
-use flux_ops::{AllGatherGemm, BuildError, Location, TimelineError};
+use flux_ops::{AllGatherGemm, BuildError, CommMode, Location, Plan, TimelineError};
 use flux_transport::launch::{Launcher, exit_code};
 use flux_transport::{Communicator, Select};
 use half::bf16;
@@ -47,9 +46,9 @@ fn calls_in_different_orders_fail_on_every_rank() {
 fn a_time_line_is_for_gpus_and_for_ops_that_trace() {
     let case = Case::<bf16>::new(OPS[0], [16, 16, 16], 1, Values::Integers, 1);
     MACHINE.run(1, suite::defaults, |node| {
-        let traced = AnyOp::<bf16>::build(OPS[0], [16, 16, 16], Plan { trace: true, ..Plan::default() }, &node.comm);
+        let traced = AnyOp::<bf16>::build(OPS[0], [16, 16, 16], OpOptions { trace: true, ..OpOptions::default() }, &node.comm);
         assert!(matches!(traced, Err(BuildError::Trace { place: Location::Host })));
-        let op = AnyOp::of(&case, Plan::default(), node);
+        let op = AnyOp::of(&case, OpOptions::default(), node);
         assert_eq!(op.timeline(node.stream()), Err(TimelineError::NotTraced));
     });
 }
@@ -69,7 +68,7 @@ fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
     MACHINE.run(2, suite::defaults, |node| {
         let comm = &node.comm;
         let builds = node.rank.get() == 0;
-        let build = || AnyOp::<bf16>::build(OPS[0], [16, 16, 16], Plan::default(), comm).map(drop).unwrap_err().to_string();
+        let build = || AnyOp::<bf16>::build(OPS[0], [16, 16, 16], OpOptions::default(), comm).map(drop).unwrap_err().to_string();
         let others: [(&str, &dyn Fn() -> String); 4] = [
             ("exchange", &|| comm.exchange(b"hi").unwrap_err().to_string()),
             ("barrier", &|| comm.barrier().unwrap_err().to_string()),
@@ -87,8 +86,8 @@ fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
             assert!(text.starts_with(&expected) && text.ends_with("in one order"), "{text}");
         }
         // They are still in step.
-        let op = AnyOp::of(&case, Plan::default(), node);
-        case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), "after steps of different kinds");
+        let op = AnyOp::of(&case, OpOptions::default(), node);
+        case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "after steps of different kinds");
     });
 }
 
@@ -98,7 +97,7 @@ fn ops_of_two_communicators_built_in_different_orders_are_refused_on_every_rank(
     let expected = case.expected_on(MACHINE);
     MACHINE.run(2, suite::defaults, |node| {
         let second = Communicator::connect_blocking(&node.comm.world(), Select::Host).unwrap();
-        let build = |comm: &Communicator| AnyOp::<bf16>::build(OPS[1], [16, 16, 16], Plan::default(), comm);
+        let build = |comm: &Communicator| AnyOp::<bf16>::build(OPS[1], [16, 16, 16], OpOptions::default(), comm);
         let mut both = [&node.comm, &second];
         if node.rank.get() == 1 {
             both.reverse();
@@ -110,7 +109,7 @@ fn ops_of_two_communicators_built_in_different_orders_are_refused_on_every_rank(
         }
         // They are still in step.
         for op in [&node.comm, &second].map(|comm| build(comm).unwrap()) {
-            case.assert_equal(&expected, node.rank, &suite::call(&op, &case, node).unwrap(), "after builds in different orders");
+            case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "after builds in different orders");
         }
     });
 }
@@ -122,7 +121,8 @@ fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
         2,
         |options| options.deadline = Duration::from_millis(1500),
         |node| {
-            let alone = (node.rank.get() == 0).then(|| AnyOp::<bf16>::build(OPS[1], [16, 24, 32], Plan::default(), &node.comm).map(drop));
+            let alone =
+                (node.rank.get() == 0).then(|| AnyOp::<bf16>::build(OPS[1], [16, 24, 32], OpOptions::default(), &node.comm).map(drop));
             built.wait(); // the other has not left meanwhile
             if let Some(refused) = alone {
                 let why = "while building gemm_rs 16x24x32: building an op: the deadline passed while waiting for rank 1";
@@ -132,36 +132,45 @@ fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
     );
 }
 
-#[test]
-fn traffic_is_spread_over_no_more_time_than_there_is() {
-    MACHINE.run(2, suite::defaults, |node| {
-        let build = |percent| AllGatherGemm::<bf16>::builder(16, 16, 16).spread(percent).build(&node.comm);
-        assert!(matches!(build(101), Err(BuildError::Spread { percent: 101 })));
-        assert!(build(100).is_ok());
-    });
-}
-
 /// Names of both crates can be used side by side.
 #[test]
-fn who_pushes_is_said_beside_names_of_both_crates() {
+fn plans_are_named_beside_names_of_both_crates() {
     #[allow(clippy::wildcard_imports, reason = "what this is about")]
     mod names {
         use flux_ops::*;
         use flux_transport::*;
 
-        pub(super) fn push() -> (Push, Select) {
-            (Push::Kernel, Select::Host)
+        pub(super) fn both() -> (Result<Plan, ParsePlanError>, Select) {
+            ("tile=16x16x16 comm=sequential".parse(), Select::Host)
         }
     }
-    assert_eq!(names::push(), (flux_ops::Push::Kernel, Select::Host));
+    let (plan, select) = names::both();
+    assert_eq!((plan.unwrap().comm, select), (CommMode::Sequential, Select::Host));
 }
 
 #[test]
-fn ranks_agree_on_when_messages_go() {
+fn ranks_agree_on_the_plan() {
+    let named = |rank: u32, texts: [&str; 2]| -> Plan { texts[rank as usize].parse().unwrap() };
     MACHINE.run(2, suite::defaults, |node| {
-        let peers = 1 + node.rank.get();
-        let refused = AllGatherGemm::<bf16>::builder(16, 16, 16).sending(Sending::Beside { peers }).build(&node.comm).unwrap_err();
+        let build = |texts| AllGatherGemm::<bf16>::builder(16, 16, 16).plan(named(node.rank.get(), texts)).build(&node.comm);
+        let refused = build(["tile=16x16x16", "tile=16x16x16 rows=flattened"]).unwrap_err();
         assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
-        assert!(refused.to_string().contains("messages to 2 peers at once"), "{refused}");
+        assert!(refused.to_string().contains("rank 1 `ag_gemm m=16 n=16 k=16 bf16, no bias, tile=16x16x16 rows=flattened"), "{refused}");
+        assert!(build(["tile=16x16x16 comm=fused:copy-engine"; 2]).is_ok());
     });
+}
+
+/// The host has no library collective: its own mover brings flattened rows.
+#[test]
+fn a_sequential_plan_is_carried_out_by_the_hosts_mover() {
+    for op in OPS {
+        let case = Case::<bf16>::new(op, [24, 24, 48], 3, Values::Integers, 7);
+        let expected = case.expected_on(MACHINE);
+        let plan: Plan = "tile=16x16x16 comm=sequential".parse().unwrap();
+        MACHINE.run(3, suite::defaults, |node| {
+            let op = AnyOp::of(&case, OpOptions::of(plan), node);
+            assert!(op.plan().is_flattened() && op.plan().comm != CommMode::Sequential, "{}", op.explain());
+            case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "a call");
+        });
+    }
 }

@@ -11,7 +11,7 @@ use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
 use flux_core::plan::{CommMode, Mover, Plan};
 use flux_core::program::TileProgram;
-use flux_core::simulate::{Pushes, simulate};
+use flux_core::simulate::simulate;
 use flux_kernels::Variant;
 use std::time::Duration;
 
@@ -53,13 +53,12 @@ impl Simulation {
             machine.name
         );
         let programs = case.problem.world().ranks().map(|rank| case.program(rank)).collect::<Result<Vec<TileProgram>, _>>()?;
-        let pushes = match case.plan.comm {
-            CommMode::Fused { mover: Mover::Kernel } => Pushes::Kernel,
-            CommMode::Fused { mover: Mover::CopyEngine } if !machine.through_host => Pushes::CopyEngines,
-            _ => Pushes::AsByDefault,
+        let mover = match case.plan.comm {
+            CommMode::Fused { mover } => mover,
+            CommMode::Overlapped { .. } | CommMode::Sequential => Mover::Kernel,
         };
-        let op = simulate(&programs, machine, pushes)?;
-        let gemm = simulate(&[case.core()?], machine, pushes)?;
+        let op = simulate(&programs, machine, mover)?;
+        let gemm = simulate(&[case.core()?], machine, mover)?;
         let head = Head::new(&case.name, &case.problem);
         let kernel = programs.iter().all(|program| Variant::of(program).is_ok());
         Ok(Self { head, plan: case.plan, op: op.time, gemm: gemm.time, kernel, links: op.on_links(machine) })

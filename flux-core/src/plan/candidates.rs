@@ -75,7 +75,7 @@ fn of_tile(problem: &Problem, target: &Target, plan: Plan) -> Vec<Plan> {
         for chunk in chunks(problem, target, &plan, comm) {
             for k_slices in slices(problem, target, &plan) {
                 let whole = Plan { comm, chunk, k_slices, ..plan };
-                all.extend(splits(problem, target, &whole).map(|k| Plan { k, ..whole }));
+                all.extend(split_k(problem, target, &whole).map(|k| Plan { k, ..whole }));
             }
         }
     }
@@ -92,7 +92,13 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
         (Links::HostStaged, OpKind::GemmReduceScatter) if flattened => vec![kernel, copies],
         (Links::HostStaged, _) => vec![copies],
         (Links::Messages(_), _) => {
-            let at_once = 1..=problem.world().peers().max(1);
+            // A GEMM-ReduceScatter has chunks of the shards of one group at the same time.
+            let peers = problem.world().peers().max(1);
+            let at_once = match (problem.op(), plan.rows) {
+                (OpKind::GemmReduceScatter, RowMapping::PerShard { group }) => group.min(peers)..=group.min(peers),
+                (OpKind::GemmReduceScatter, RowMapping::Flattened) => peers..=peers,
+                (OpKind::AllGatherGemm, _) => 1..=peers,
+            };
             let sequential = flattened && target.has_collectives();
             let overlapped = at_once.map(|peers| CommMode::Overlapped { peers });
             overlapped.chain(sequential.then_some(CommMode::Sequential)).collect()
@@ -140,12 +146,12 @@ fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
 }
 
 /// Ways to divide `k`. Tiles are split where all of their parts are one wave.
-fn splits<'a>(problem: &Problem, target: &Target, plan: &'a Plan) -> impl Iterator<Item = KSplit> + use<'a> {
+fn split_k<'a>(problem: &Problem, target: &Target, plan: &'a Plan) -> impl Iterator<Item = KSplit> + use<'a> {
     let tiles = match plan.rows {
         RowMapping::Flattened => TileGrid::new(problem.m(), problem.n_local(), plan.tile).tiles(),
         RowMapping::PerShard { .. } => u64::from(problem.world().get()) * TileGrid::of_shard(problem, plan.tile).tiles(),
     };
     let workers = u64::from(target.machine.multiprocessors);
-    let split = SPLITS.into_iter().filter(move |&splits| plan.k_slices == 1 && tiles * u64::from(splits) <= workers);
+    let split = SPLITS.into_iter().filter(move |&split_k| plan.k_slices == 1 && tiles * u64::from(split_k) <= workers);
     [KSplit::Whole, KSplit::StreamK].into_iter().chain(split.map(KSplit::SplitK))
 }

@@ -28,9 +28,9 @@ impl Plan {
     pub fn canonical(&self, problem: &Problem, target: &Target) -> Self {
         let (gathers, peers) = (problem.op() == OpKind::AllGatherGemm, problem.world().peers());
         if peers == 0 {
-            let alone = Self { rows: RowMapping::PerShard { group: 1 }, chunk: Chunk::Shard, k_slices: 1, ..*self };
+            let prologue = Self { rows: RowMapping::PerShard { group: 1 }, chunk: Chunk::Shard, k_slices: 1, ..*self };
             let comm = CommMode::Fused { mover: Mover::Kernel };
-            return Self { k: alone.canonical_split(problem, target), comm, ..alone };
+            return Self { k: prologue.canonical_split(problem, target), comm, ..prologue };
         }
         if self.comm == CommMode::Sequential {
             let plan = Self { rows: RowMapping::Flattened, chunk: Chunk::Shard, k_slices: 1, ..*self };
@@ -45,7 +45,13 @@ impl Plan {
         let k_steps = problem.k_local().div_ceil(self.tile.k);
         let width = k_steps.div_ceil(self.k_slices.max(1));
         let comm = match self.comm {
-            CommMode::Overlapped { peers: at_once } if target.has_messages() => CommMode::Overlapped { peers: at_once.clamp(1, peers) },
+            CommMode::Overlapped { peers: at_once } if target.has_messages() => {
+                let most = match rows {
+                    RowMapping::PerShard { group } if !gathers => group.min(peers),
+                    _ => peers,
+                };
+                CommMode::Overlapped { peers: at_once.clamp(1, most) }
+            }
             _ => plan.canonical_mover(problem, target),
         };
         let k_slices = if gathers && !target.has_messages() { k_steps.div_ceil(width.max(1)) } else { 1 };
@@ -59,7 +65,9 @@ impl Plan {
                 ..=1 => KSplit::Whole,
                 workers => KSplit::SplitK(workers),
             },
-            KSplit::StreamK if target.nodes.are_mixed() || self.schedule(problem, target).shared_tiles(problem).is_none() => KSplit::Whole,
+            KSplit::StreamK if target.nodes.are_mixed() || self.schedule(problem, target).stream_k_tiles(problem).is_none() => {
+                KSplit::Whole
+            }
             k => k,
         }
     }

@@ -100,7 +100,8 @@ impl<'a> Call<'a> {
                 waves * (self.tile_ns / parts + fixed) + partials(self.workers)
             }
             KSplit::StreamK => {
-                let share = self.schedule.shared_tiles(self.problem).map_or(1.0, |shares| shares.time() as f64 / shares.steps() as f64);
+                let share =
+                    self.schedule.stream_k_tiles(self.problem).map_or(1.0, |stream_k| stream_k.time() as f64 / stream_k.steps() as f64);
                 let whole = (self.tiles / self.workers).floor();
                 whole * (self.tile_ns + fixed) + share * self.tile_ns + fixed + partials(self.workers)
             }
@@ -120,7 +121,7 @@ impl<'a> Call<'a> {
         let passes = match (self.plan.rows, self.problem.op()) {
             (RowMapping::Flattened, _) => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::ROW_GROUP),
             (RowMapping::PerShard { group }, OpKind::AllGatherGemm) => {
-                let prologue = self.schedule.alone.min(world);
+                let prologue = self.schedule.prologue.min(world);
                 prologue + (world - prologue).div_ceil(group)
             }
             (RowMapping::PerShard { group }, OpKind::GemmReduceScatter) => (world - 1).div_ceil(group) + 1,
@@ -135,7 +136,7 @@ impl<'a> Call<'a> {
         let world = self.problem.world();
         let groups: Vec<_> = match self.plan.rows {
             RowMapping::Flattened => vec![0..world.get()],
-            RowMapping::PerShard { .. } => self.schedule.bands(world).collect(),
+            RowMapping::PerShard { .. } => self.schedule.groups(world).collect(),
         };
         let place = gather_place_bytes(self.problem) as f64 / self.link;
         let (chunks, slices) = (self.chunks(), f64::from(self.plan.k_slices));
@@ -205,7 +206,7 @@ impl<'a> Call<'a> {
             return (sent / self.link - body).max(0.0) + last / self.link + reduced;
         }
         let of_peers = (last_wave - self.of_shard).max(0.0);
-        let late = peers - f64::from(self.schedule.early);
+        let late = peers - f64::from(self.schedule.in_mainloop);
         let chunk = f64::from(self.schedule.chunk_of(self.of_shard as u32)) * slot;
         let sent = self.of_shard * slot * peers;
         // The link begins when the first wave is done. Staged chunks and messages go on when whole;

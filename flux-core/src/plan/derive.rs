@@ -4,7 +4,7 @@
 //! nodes and the number of SMs that stream-K counts with. No rate of a machine is in it.
 
 use super::{KSplit, Links, Plan, RowMapping, Target};
-use crate::program::{MAX_ITEMS, Schedule, most_early};
+use crate::program::{MAX_ITEMS, Schedule, most_in_mainloop};
 use crate::tile::{Raster, TileGrid};
 use crate::{OpKind, Problem};
 
@@ -15,29 +15,29 @@ pub(super) const ROW_GROUP: u32 = 8;
 impl Plan {
     /// The schedule that tile programs of this plan are built from.
     pub fn schedule(&self, problem: &Problem, target: &Target) -> Schedule {
-        let (band, stack) = match self.rows {
+        let (group, flattened) = match self.rows {
             RowMapping::PerShard { group } => (group, false),
             RowMapping::Flattened => (1, true),
         };
         let workers = target.machine.multiprocessors;
-        let (splits, shares) = match self.k {
+        let (split_k, stream_k) = match self.k {
             KSplit::Whole => (1, 1),
             KSplit::SplitK(workers) => (workers, 1),
             KSplit::StreamK => (1, workers),
         };
         let (raster, k_slices) = (Raster::RowGroups(ROW_GROUP), self.k_slices);
-        let plain = Schedule { chunk: self.chunk, raster, band, k_slices, splits, shares, stack, ..Schedule::of(self.tile) };
-        if stack || problem.world().peers() == 0 {
+        let plain = Schedule { chunk: self.chunk, raster, group, k_slices, split_k, stream_k, flattened, ..Schedule::of(self.tile) };
+        if flattened || problem.world().peers() == 0 {
             return plain;
         }
         match problem.op() {
             OpKind::AllGatherGemm => Schedule {
-                alone: prologue_shards(&plain, problem, workers),
-                by_chunk: chunk_ordered_shards(&plain, problem, target),
+                prologue: prologue_shards(&plain, problem, workers),
+                chunk_ordered: chunk_ordered_shards(&plain, problem, target),
                 ..plain
             },
             OpKind::GemmReduceScatter => match target.links {
-                Links::PeerMemory => Schedule { early: in_mainloop(&plain, problem, workers.into()), ..plain },
+                Links::PeerMemory => Schedule { in_mainloop: in_mainloop(&plain, problem, workers.into()), ..plain },
                 // Staged partial tiles arrive late.
                 Links::HostStaged | Links::Messages(_) => plain,
             },
@@ -49,7 +49,7 @@ impl Plan {
 /// than half of the workers busy while the group's rows arrive. Rows in slices need no prologue.
 fn prologue_shards(schedule: &Schedule, problem: &Problem, workers: u32) -> u32 {
     let own = TileGrid::of_shard(problem, schedule.tile).tiles();
-    u32::from(schedule.band > 1 && schedule.k_slices == 1 && 2 * own > u64::from(workers))
+    u32::from(schedule.group > 1 && schedule.k_slices == 1 && 2 * own > u64::from(workers))
 }
 
 /// Peers' shards that are consumed chunk by chunk: all of them over links that are slower than the
@@ -63,14 +63,14 @@ fn chunk_ordered_shards(schedule: &Schedule, problem: &Problem, target: &Target)
 /// least a wave before. None where all own tiles are in the last wave, as adding then delays it.
 fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
     let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, schedule.tile).tiles());
-    if tiles <= workers || world * tiles > MAX_ITEMS || schedule.splits > 1 {
+    if tiles <= workers || world * tiles > MAX_ITEMS || schedule.split_k > 1 {
         return 0;
     }
-    let shares = schedule.shared_tiles(problem);
-    let wave = |tile| shares.map_or(tile / workers, |shares| shares.wave(tile, workers));
+    let stream_k = schedule.stream_k_tiles(problem);
+    let wave = |tile| stream_k.map_or(tile / workers, |stream_k| stream_k.wave(tile, workers));
     let before = |step: u64| {
-        let first = step - (step - 1) % u64::from(schedule.band);
-        let steps = u64::from(schedule.band).min(world - first);
+        let first = step - (step - 1) % u64::from(schedule.group);
+        let steps = u64::from(schedule.group).min(world - first);
         (0..tiles).all(|tile| {
             let (sent, own) = ((first - 1) * tiles + tile * steps + step - first, (world - 1) * tiles + tile);
             let last = own + workers >= world * tiles;
@@ -78,5 +78,5 @@ fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
         })
     };
     let there = (1..world).take_while(|&step| before(step)).count() as u32;
-    there.min(most_early(problem.k_local().div_ceil(schedule.tile.k)))
+    there.min(most_in_mainloop(problem.k_local().div_ceil(schedule.tile.k)))
 }

@@ -46,7 +46,7 @@ impl Target {
     pub(super) fn widest_group(&self, problem: &Problem) -> u32 {
         match problem.op() {
             OpKind::AllGatherGemm => problem.world().get(),
-            OpKind::GemmReduceScatter => crate::program::widest_band(self.nodes),
+            OpKind::GemmReduceScatter => crate::program::widest_group(self.nodes),
         }
     }
 }

@@ -1,5 +1,5 @@
 //! The program of AllGather-GEMM: own shard first, then the peers' in the order in which they
-//! arrive; the shards of a band side by side, from the moment on which all their rows are there.
+//! arrive; the shards of a group side by side, from the moment on which all their rows are there.
 //!
 //! Invariant: rank `r` works on sources `r`, `r + 1`, `r + 2`, ... and sends its shard to `r - 1`,
 //! `r - 2`, ..., so the mover step that brings a shard is the step at which it is worked on, and at
@@ -20,27 +20,27 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let arrivals = Arrivals::new(problem, schedule);
     let (chunks, slices) = (arrivals.chunks(), arrivals.slices());
     let (tiles, along_k) = (world.get() * grid.row_blocks() * grid.col_blocks(), AlongK::new(problem, schedule));
-    let shares = schedule.shared_tiles(problem).filter(|_| !nodes.are_mixed());
-    let mut list = Items::new(rank, tiles, along_k, schedule, world.peers() * chunks * slices).shared(shares);
+    let stream_k = schedule.stream_k_tiles(problem).filter(|_| !nodes.are_mixed());
+    let mut list = Items::new(rank, tiles, along_k, schedule, world.peers() * chunks * slices).shared(stream_k);
     awaits(&mut list, &arrivals, rank, schedule, nodes);
 
-    for band in schedule.bands(world) {
-        let by_chunk = schedule.comes_by_chunk(&band, slices);
-        for (tile, step) in schedule.as_they_come(grid, band.clone(), slices) {
+    for group in schedule.groups(world) {
+        let chunk_ordered = schedule.is_chunk_ordered(&group, slices);
+        for (tile, step) in schedule.as_they_come(grid, group.clone(), slices) {
             let shard = nodes.after(rank, step);
             let place = shard.place_at(rank);
-            // The await list is in the order of bands, without the own shard. A shard by itself is
-            // begun chunk by chunk. The tiles of a band read the same weights: begun at different
+            // The await list is in the order of groups, without the own shard. A shard by itself is
+            // begun chunk by chunk. The tiles of a group read the same weights: begun at different
             // times they would each read them from memory, so all of them, own ones too, await the
-            // whole band, or a chunk of each of its shards.
-            let first_step = band.start.max(1);
+            // whole group, or a chunk of each of its shards.
+            let first_step = group.start.max(1);
             let before_band = (first_step - 1) * chunks * slices;
             let chunk = || arrivals.chunks_of(tile.row..tile.row + tile.rows).start;
-            let (first, per_slice) = if band.len() > 1 && by_chunk {
-                let shards = band.end - first_step;
+            let (first, per_slice) = if group.len() > 1 && chunk_ordered {
+                let shards = group.end - first_step;
                 (before_band + chunk() * shards, shards)
-            } else if band.len() > 1 {
-                (before_band, (band.end - first_step) * chunks)
+            } else if group.len() > 1 {
+                (before_band, (group.end - first_step) * chunks)
             } else if place.is_some() {
                 (before_band + chunk() * slices, 1)
             } else {
@@ -73,27 +73,27 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         transfers,
         forwards,
         slots_per_source: 0,
-        early: 0,
+        in_mainloop: 0,
         counters: 0,
         flattened: false,
         nodes,
     }
 }
 
-/// What is awaited of each band: of one shard chunk by chunk, and so of several that come by chunk,
+/// What is awaited of each group: of one shard chunk by chunk, and so of several that come by chunk,
 /// of others slice by slice.
 fn awaits(list: &mut Items, arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) {
-    for band in schedule.bands(nodes.world()) {
-        let pieces = band.clone().filter_map(|step| {
+    for group in schedule.groups(nodes.world()) {
+        let pieces = group.clone().filter_map(|step| {
             let shard = nodes.after(rank, step);
             Some((shard.place_at(rank)?, brought_by(shard, rank, nodes)))
         });
         let chunks = || 0..arrivals.chunks();
         let slices = || 0..arrivals.slices();
         let piece = |(place, by), chunk, slice| arrivals.await_piece(place, by, chunk, slice);
-        if band.len() > 1 && schedule.comes_by_chunk(&band, arrivals.slices()) {
+        if group.len() > 1 && schedule.is_chunk_ordered(&group, arrivals.slices()) {
             list.awaits.extend(chunks().flat_map(|chunk| pieces.clone().map(move |shard| piece(shard, chunk, 0))));
-        } else if band.len() == 1 {
+        } else if group.len() == 1 {
             let of = |shard| chunks().flat_map(move |chunk| slices().map(move |slice| piece(shard, chunk, slice)));
             list.awaits.extend(pieces.flat_map(of));
         } else {
@@ -103,7 +103,7 @@ fn awaits(list: &mut Items, arrivals: &Arrivals, rank: Rank, schedule: &Schedule
     }
 }
 
-/// Who brings `shard` to `rank`: its owner, or the mate on its rail.
+/// Who brings `shard` to `rank`: its owner, or the intra-node peer on its rail.
 fn brought_by(shard: Rank, rank: Rank, nodes: Nodes) -> Rank {
     if nodes.together(shard, rank) || nodes.on_one_rail(shard, rank) {
         shard
@@ -112,8 +112,8 @@ fn brought_by(shard: Rank, rank: Rank, nodes: Nodes) -> Rank {
     }
 }
 
-/// The own shard to every mate and along the rail, and what comes along the rail to every mate.
-/// Readers of a band want the first slices of all its shards first, those of single shards one
+/// The own shard to every intra-node peer and along the rail, and what comes along the rail to every intra-node peer.
+/// Readers of a group want the first slices of all its shards first, those of single shards one
 /// chunk after another.
 fn moves(arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) -> (Vec<Transfer>, Vec<Forward>) {
     let world = nodes.world();
@@ -121,9 +121,9 @@ fn moves(arrivals: &Arrivals, rank: Rank, schedule: &Schedule, nodes: Nodes) -> 
     let chunks = || 0..arrivals.chunks();
     let slices = || 0..arrivals.slices();
     let mut pieces = Vec::with_capacity(direct().count() * (arrivals.chunks() * arrivals.slices()) as usize);
-    for band in schedule.bands(world) {
-        let steps = || direct().filter(|step| band.contains(step));
-        if band.len() == 1 {
+    for group in schedule.groups(world) {
+        let steps = || direct().filter(|step| group.contains(step));
+        if group.len() == 1 {
             pieces.extend(steps().flat_map(|step| chunks().flat_map(move |chunk| slices().map(move |slice| (step, chunk, slice)))));
         } else {
             // what goes to several readers side by side, so that a mover can load it once

@@ -1,4 +1,4 @@
-//! The program of AllGather-GEMM whose tiles span shards: all rows as one matrix, which the gather
+//! The program of AllGather-GEMM whose rows are flattened: all rows as one matrix, which the gather
 //! buffer holds in rank order.
 //!
 //! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the
@@ -24,7 +24,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         schedule,
         world.get() * arrivals.chunks() * slices,
     )
-    .shared(schedule.shared_tiles(problem));
+    .shared(schedule.stream_k_tiles(problem));
 
     // by rows that are awaited together: the first entry of their await list, and entries for each
     // slice
@@ -71,7 +71,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         transfers: transfers(&arrivals, problem, rank),
         forwards: Vec::new(),
         slots_per_source: 0,
-        early: 0,
+        in_mainloop: 0,
         counters: 0,
         flattened: true,
         nodes,
@@ -131,7 +131,7 @@ mod tests {
         let problem = Problem::new(OpKind::AllGatherGemm, 258, 512, 512, DType::Bf16, two).expect("a valid problem");
         let awaited = |group| {
             let schedule =
-                Schedule { raster: Raster::RowGroups(group), k_slices: 2, stack: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
+                Schedule { raster: Raster::RowGroups(group), k_slices: 2, flattened: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
             let program = TileProgram::build(&problem, Rank::new(1), &schedule).expect("a valid schedule");
             let mut peers: Vec<Vec<u32>> =
                 program.items.iter().map(|item| program.awaits_of(item).iter().map(|entry| entry.peer).collect()).collect();
@@ -147,7 +147,7 @@ mod tests {
         fn awaits_of_rows_are_counted(world in 2..=8_u32, m_shard in 1..=60_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_slices in 1..=6_u32, group in 1..=5_u32) {
             let world = WorldSize::new(world).expect("a world size");
             let problem = Problem::new(OpKind::AllGatherGemm, m_shard * world.index(), 8 * world.index(), 40, DType::Bf16, world).expect("a valid problem");
-            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster: Raster::RowGroups(group), k_slices, stack: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
+            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster: Raster::RowGroups(group), k_slices, flattened: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
             let counted = awaits(&problem, &schedule, &Arrivals::new(&problem, &schedule));
             for rank in world.ranks() {
                 let program = TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");

@@ -10,15 +10,15 @@ pub enum ScheduleError {
     /// An extent of the schedule is zero.
     #[error("{name} = 0: it must be at least 1")]
     Zero {
-        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `band`, `k_slices`, `splits`, `shares` or
+        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `group`, `k_slices`, `split_k`, `stream_k` or
         /// `raster group`.
         name: &'static str,
     },
     /// An extent of the tile is beyond that of any problem, or there are more workers than
-    /// [`MAX_SHARES`](super::MAX_SHARES).
+    /// [`MAX_STREAM_K`](super::MAX_SHARES).
     #[error("{name} = {value} is above the limit {limit}")]
     TooLarge {
-        /// `tile.m`, `tile.n`, `tile.k` or `shares`.
+        /// `tile.m`, `tile.n`, `tile.k` or `stream_k`.
         name: &'static str,
         /// What was asked for.
         value: u32,
@@ -42,13 +42,13 @@ pub enum ScheduleError {
         world: WorldSize,
     },
     /// Tiles would span shards of several nodes.
-    #[error("tiles that span shards have no one owner, so nothing could be passed on between {nodes}: leave `stack` out")]
+    #[error("tiles that span shards have no one owner, so nothing could be passed on between {nodes}: leave `flattened` out")]
     FlattenedNodes {
         /// The nodes.
         nodes: Nodes,
     },
     /// The tile is too small for the problem, or there are too many splits.
-    #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or fewer splits")]
+    #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or fewer split_k")]
     TooManyItems {
         /// Extents of the tile.
         tile: TileShape,

@@ -1,4 +1,4 @@
-//! The program of GEMM-ReduceScatter: the peers' shards first, those of a band side by side, own
+//! The program of GEMM-ReduceScatter: the peers' shards first, those of a group side by side, own
 //! shard last.
 //!
 //! Invariant: rank `r` works for owners `r + 1`, `r + 2`, ..., `r`, with the same order of tiles in
@@ -6,21 +6,21 @@
 //! least one shard earlier. With several nodes the steps go around each other node first and around
 //! the own one last, and end in each at the rank of the own rail.
 //!
-//! A partial tile for an owner of another node goes to the mate on the owner's rail, the **relay**:
-//! its own item for that tile adds those of its mates and sends the sum, so `per_node` times less
-//! crosses nodes. What is added to a tile is, in this order: the own product, the mates', the other
+//! A partial tile for an owner of another node goes to the intra-node peer on the owner's rail, the **relay**:
+//! its own item for that tile adds those of its intra-node peers and sends the sum, so `per_node` times less
+//! crosses nodes. What is added to a tile is, in this order: the own product, the intra-node peers', the other
 //! nodes' sums, each rounded once where it was sent; both as they are sent, so rank `r` adds those
 //! of `r - 1`, `r - 2`, ... The first of them may be added before the own product is whole, at
 //! steps along `k` that are the same in every run.
 //!
 //! ```text
-//! places at a rank   [ mates, for the own shard ][ other nodes' sums, for the own shard ][ mates, for the rail's rank in each other node, in turn ]
+//! places at a rank   [ intra-node peers, for the own shard ][ other nodes' sums, for the own shard ][ intra-node peers, for the rail's rank in each other node, in turn ]
 //! ```
 
 use super::along_k::AlongK;
 use super::items::Items;
-use super::schedule::bands_of;
-use super::{Await, NONE, Schedule, TileProgram, WorkItem, early_steps, most_early, sink, source};
+use super::schedule::groups_of;
+use super::{Await, NONE, Schedule, TileProgram, WorkItem, in_mainloop_steps, most_in_mainloop, sink, source};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
@@ -47,13 +47,13 @@ impl Places {
     /// The places at `rank` of what is added to a tile of `owner`'s shard, which is its own or that
     /// of its rail's rank in another node.
     pub(super) const fn added(self, rank: Rank, owner: Rank) -> Range<u32> {
-        let mates = self.nodes.per_node() - 1;
-        let own = mates + self.nodes.others();
+        let node_peers = self.nodes.per_node() - 1;
+        let own = node_peers + self.nodes.others();
         if rank.get() == owner.get() {
             return 0..own;
         }
-        let first = own + self.other(owner, rank) * mates;
-        first..first + mates
+        let first = own + self.other(owner, rank) * node_peers;
+        first..first + node_peers
     }
 
     /// Who fills those places, in order: as they work for the owner.
@@ -88,7 +88,7 @@ fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
     nodes.rank((nodes.node_of(rank) + distance) % nodes.count(), (nodes.local_of(rank) + turn) % nodes.per_node())
 }
 
-/// Steps whose shards may share a band: what a relay adds, and the own shard, wait for the mates
+/// Steps whose shards may share a group: what a relay adds, and the own shard, wait for the intra-node peers
 /// and are not begun before what they wait for was sent.
 fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     let (per_node, last) = (nodes.per_node(), nodes.world().get());
@@ -98,17 +98,17 @@ fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     (0..nodes.count()).map(|node| node * per_node + per_node).flat_map(|relay| [relay + 1 - per_node..relay, relay..relay + 1]).collect()
 }
 
-/// Most shards that share a band.
-pub(crate) fn widest_band(nodes: Nodes) -> u32 {
+/// Most shards that share a group.
+pub(crate) fn widest_group(nodes: Nodes) -> u32 {
     runs(nodes).into_iter().map(|run| run.len() as u32).max().unwrap_or(1)
 }
 
 /// How many of the `added` partial tiles of an own tile are added while it is multiplied.
-pub(super) fn early(schedule: &Schedule, along_k: AlongK, nodes: Nodes, added: u32) -> u32 {
-    if schedule.splits > 1 || nodes.are_mixed() {
+pub(super) fn in_mainloop(schedule: &Schedule, along_k: AlongK, nodes: Nodes, added: u32) -> u32 {
+    if schedule.split_k > 1 || nodes.are_mixed() {
         return 0;
     }
-    schedule.early.min(added).min(most_early(along_k.steps()))
+    schedule.in_mainloop.min(added).min(most_in_mainloop(along_k.steps()))
 }
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
@@ -120,10 +120,10 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
 
     let (places, along_k) = (Places::new(nodes), AlongK::new(problem, schedule));
-    let early = early(schedule, along_k, nodes, world.peers());
-    let (first_step, gap) = early_steps(along_k.steps(), early);
-    let shares = schedule.shared_tiles(problem).filter(|_| !nodes.are_mixed());
-    let mut list = Items::new(rank, world.get() * tiles, along_k, schedule, world.peers() * chunks).shared(shares);
+    let in_mainloop = in_mainloop(schedule, along_k, nodes, world.peers());
+    let (first_step, gap) = in_mainloop_steps(along_k.steps(), in_mainloop);
+    let stream_k = schedule.stream_k_tiles(problem).filter(|_| !nodes.are_mixed());
+    let mut list = Items::new(rank, world.get() * tiles, along_k, schedule, world.peers() * chunks).shared(stream_k);
     // By owner: the first entry of what is awaited for the partial tiles of its first chunk.
     let mut first_await = vec![0; world.index()];
     for owner in nodes.rail(rank).chain([rank]) {
@@ -131,14 +131,16 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         for chunk in 0..chunks {
             let entries = (0..).zip(places.added(rank, owner)).zip(places.sources(rank, owner));
             list.awaits.extend(entries.map(|((number, place), peer)| {
-                let k_step = if number < early { first_step + number * gap } else { 0 };
+                let k_step = if number < in_mainloop { first_step + number * gap } else { 0 };
                 Await { signal: place * chunks + chunk, peer: peer.get(), k_step }
             }));
         }
     }
 
     let mut taken = vec![0; world.index()];
-    for (tile, step) in runs(nodes).into_iter().flat_map(|run| bands_of(run, schedule.band)).flat_map(|band| schedule.in_band(grid, band)) {
+    for (tile, step) in
+        runs(nodes).into_iter().flat_map(|run| groups_of(run, schedule.group)).flat_map(|group| schedule.in_group(grid, group))
+    {
         let owner = owner_at(rank, step, nodes);
         let index = taken[owner.index()];
         taken[owner.index()] += 1;
@@ -146,7 +148,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         let added = if nodes.on_one_rail(rank, owner) { places.added(rank, owner) } else { 0..0 };
         let partials = added.end - added.start;
         let first = first_await[owner.index()] + chunk * partials;
-        let early = early.min(partials);
+        let in_mainloop = in_mainloop.min(partials);
         let item = WorkItem {
             a_source: source::CALLER,
             a_outer: owner.get(),
@@ -156,8 +158,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             cols: tile.cols,
             partials,
             partial_slot: if partials > 0 { added.start * tiles + index } else { NONE },
-            late_first: if partials > early { first + early } else { 0 },
-            late_count: partials - early,
+            late_first: if partials > in_mainloop { first + in_mainloop } else { 0 },
+            late_count: partials - in_mainloop,
             ..WorkItem::default()
         };
         let item = match (places.destination(rank, owner), owner.place_at(rank)) {
@@ -172,7 +174,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             },
             _ => WorkItem { sink: if world.peers() == 0 { sink::STORE } else { sink::REDUCE }, dest: rank.get(), ..item },
         };
-        list.tile(item, |_| if early > 0 { (first, early, 1) } else { (0, 0, 0) });
+        list.tile(item, |_| if in_mainloop > 0 { (first, in_mainloop, 1) } else { (0, 0, 0) });
     }
     TileProgram {
         problem: *problem,
@@ -185,7 +187,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         transfers: Vec::new(),
         forwards: Vec::new(),
         slots_per_source: tiles,
-        early,
+        in_mainloop,
         counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
         flattened: false,
         nodes,

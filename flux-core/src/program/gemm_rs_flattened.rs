@@ -1,16 +1,18 @@
-//! The program of GEMM-ReduceScatter whose tiles span shards: every rank scatters the rows of its
-//! tiles to their owners, itself included, and at the end folds what all have scattered to it. A
+//! The program of GEMM-ReduceScatter whose rows are flattened: every rank scatters the rows of its
+//! tiles to their owners, itself included, and at the end reductions what all have scattered to it. A
 //! signal announces a tile, or all that a rank has for an owner.
 //!
 //! Invariant: the tiles are the same in the same order on every rank, so a tile's number is enough
-//! to name it; and a fold awaits only what ranks do before their first fold.
+//! to name it; and a reduction awaits only what ranks do before their first reduction.
 
 use super::along_k::AlongK;
-use super::heuristic::WORKERS;
 use super::items::Items;
 use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, Problem, Rank};
+
+/// Most items that rows are reduced in, unless each has its fewest rows: about one for an SM.
+const WORKERS: u32 = 128;
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
@@ -23,7 +25,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let signal_of = |t: u32| if whole { 0 } else { t };
     let counted = whole && count > 1;
     let mut list =
-        Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * signals).shared(schedule.shared_tiles(problem));
+        Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * signals).shared(schedule.stream_k_tiles(problem));
     // by column block, then row block: the tile's number
     let mut number = vec![0; tiles.len()];
     for (t, tile) in (0..).zip(&tiles) {
@@ -47,7 +49,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     list.all = list.in_order();
 
     let reduce_rows = reduce_rows(problem, grid);
-    let mut folds: Vec<Fold> = Vec::new();
+    let mut reductions: Vec<Reduction> = Vec::new();
     let own = problem.shard_rows(rank);
     for col_block in 0..grid.col_blocks() {
         for row in (0..problem.m_shard()).step_by(reduce_rows as usize) {
@@ -58,38 +60,41 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             let last_tile = tiles.iter().copied().max().unwrap_or(0);
             let mut signals: Vec<u32> = tiles.into_iter().map(signal_of).collect();
             signals.dedup();
-            folds.push(Fold { row, rows, col_block, row_block: row_blocks.start, signals, last_tile });
+            reductions.push(Reduction { row, rows, col_block, row_block: row_blocks.start, signals, last_tile });
         }
     }
-    folds.sort_by_key(|fold| fold.last_tile);
-    let mut listed: Option<(&Fold, u32)> = None;
-    for fold in &folds {
-        // folds that await the same, which follow each other, share the entries
+    reductions.sort_by_key(|reduction| reduction.last_tile);
+    let mut listed: Option<(&Reduction, u32)> = None;
+    for reduction in &reductions {
+        // reductions that await the same, which follow each other, share the entries
         let late_first = match listed {
-            Some((other, first)) if other.signals == fold.signals => first,
+            Some((other, first)) if other.signals == reduction.signals => first,
             _ => {
                 let first = list.next_await();
                 for source in world.ranks() {
-                    let awaits =
-                        fold.signals.iter().map(|signal| Await { signal: source.get() * signals + signal, peer: source.get(), k_step: 0 });
+                    let awaits = reduction.signals.iter().map(|signal| Await {
+                        signal: source.get() * signals + signal,
+                        peer: source.get(),
+                        k_step: 0,
+                    });
                     list.awaits.extend(awaits);
                 }
                 first
             }
         };
-        listed = Some((fold, late_first));
-        let extent = grid.extent(fold.row_block, fold.col_block);
+        listed = Some((reduction, late_first));
+        let extent = grid.extent(reduction.row_block, reduction.col_block);
         list.all.push(WorkItem {
             a_source: source::CALLER,
-            row: fold.row,
-            rows: fold.rows,
+            row: reduction.row,
+            rows: reduction.rows,
             col: extent.col,
             cols: extent.cols,
             sink: sink::REDUCE_ROWS,
             dest: rank.get(),
             partials: world.get(),
             late_first,
-            late_count: world.get() * fold.signals.len() as u32,
+            late_count: world.get() * reduction.signals.len() as u32,
             ..WorkItem::default()
         });
     }
@@ -104,7 +109,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         transfers: Vec::new(),
         forwards: Vec::new(),
         slots_per_source: 0,
-        early: 0,
+        in_mainloop: 0,
         counters: u32::from(counted),
         flattened: true,
         nodes,
@@ -116,8 +121,8 @@ pub(super) fn is_whole(schedule: &Schedule, tiles: u32) -> bool {
     schedule.chunk_of(tiles) == tiles
 }
 
-/// A fold before it is put in order.
-struct Fold {
+/// A reduction before it is put in order.
+struct Reduction {
     row: u32,
     rows: u32,
     col_block: u32,
@@ -133,13 +138,13 @@ fn index(grid: TileGrid, row_block: u32, col_block: u32) -> usize {
     col_block as usize * grid.row_blocks() as usize + row_block as usize
 }
 
-/// Least rows of a fold: with fewer, a worker's threads have nothing to do.
-const FOLD_ROWS: u32 = 16;
+/// Least rows of a reduction: with fewer, a worker's threads have nothing to do.
+const REDUCED_ROWS: u32 = 16;
 
-/// Rows of a fold, but for the last of a shard: as many as make no more folds than workers, so that
+/// Rows of a reduction, but for the last of a shard: as many as make no more reductions than workers, so that
 /// no worker waits for one after another.
 pub(super) const fn reduce_rows(problem: &Problem, grid: TileGrid) -> u32 {
     let blocks = WORKERS / grid.col_blocks();
     let rows = problem.m_shard().div_ceil(if blocks == 0 { 1 } else { blocks });
-    if rows < FOLD_ROWS { FOLD_ROWS } else { rows }
+    if rows < REDUCED_ROWS { REDUCED_ROWS } else { rows }
 }

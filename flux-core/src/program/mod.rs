@@ -10,32 +10,26 @@ mod arrivals;
 pub mod check;
 
 mod display;
-mod effect;
 mod error;
 mod gemm_rs;
 mod gemm_rs_flattened;
-mod heuristic;
 mod items;
-mod lent;
 mod messages;
-mod pushing;
 mod record;
 mod rounds;
 pub mod route;
 mod schedule;
-mod sending;
-mod shares;
+mod stream_k;
 #[cfg(test)]
 mod tests;
 
 pub use error::ScheduleError;
 pub use gemm_rs::Places;
-pub(crate) use gemm_rs::widest_band;
-pub use lent::Lent;
-pub use messages::{Channels, Sending, groups, in_batches_of};
+pub(crate) use gemm_rs::widest_group;
+pub use messages::{Channels, groups, in_batches_of};
 pub use record::{Await, Forward, NONE, Transfer, WorkItem, sink, source};
 pub use rounds::{End, Round};
-pub use schedule::{Chunk, MAX_SHARES, Schedule};
+pub use schedule::{Chunk, MAX_STREAM_K, Schedule};
 
 use crate::layout::{self, WorkspaceSize};
 use crate::tile::TileGrid;
@@ -67,15 +61,15 @@ pub struct TileProgram {
     /// Slots that each source has at this rank: tiles of a shard (GEMM-ReduceScatter).
     pub slots_per_source: u32,
     /// Of the partial tiles that a tile adds, how many it adds while it is multiplied: those of the
-    /// first slots, at [`early_steps`](Self::early_steps) (GEMM-ReduceScatter).
-    pub early: u32,
+    /// first slots, at [`in_mainloop_steps`](Self::early_steps) (GEMM-ReduceScatter).
+    pub in_mainloop: u32,
     /// Signals used on this rank's pad.
     pub signals: u32,
     /// Local counters used.
     pub counters: u32,
     /// Part slots used, by tiles whose `k` is split.
     pub split_k_slots: u32,
-    /// Whether tiles span shards: rows are those of all shards, the gather buffer has a place for
+    /// Whether rows are flattened: rows are those of all shards, the gather buffer has a place for
     /// every rank, in rank order, and what is scattered lies in such places too.
     pub flattened: bool,
     /// How the ranks are grouped.
@@ -88,10 +82,10 @@ impl TileProgram {
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram, check};
-    /// use flux_core::{DType, OpKind, Problem, WorldSize};
+    /// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
     /// let world = WorldSize::new(4).unwrap();
     /// let p = Problem::new(OpKind::GemmReduceScatter, 4 * 129, 1000, 4096, DType::Bf16, world)?;
-    /// let schedule = Schedule::heuristic(&p);
+    /// let schedule = Schedule::of(TileShape::new(128, 128, 64));
     /// let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&p, rank, &schedule)).collect::<Result<_, _>>()?;
     /// check::verify(&programs)?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
@@ -120,13 +114,13 @@ impl TileProgram {
     /// let programs: Vec<_> = world.ranks().map(build).collect::<Result<_, _>>()?;
     /// check::verify(&programs)?;
     /// let [first, ..] = &programs[..] else { unreachable!() };
-    /// // To three mates and to one rank of the other node, whose shard goes to three mates too.
+    /// // To three intra-node peers and to one rank of the other node, whose shard goes to three intra-node peers too.
     /// assert_eq!((first.transfers.len(), first.forwards.len()), (4, 3));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
     /// # Errors
-    /// [`ScheduleError`], also where `nodes` are of another world, or tiles span shards of several
+    /// [`ScheduleError`], also where `nodes` are of another world, or rows are flattened of several
     /// nodes.
     pub fn build_across(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> Result<Self, ScheduleError> {
         schedule.check()?;
@@ -137,7 +131,7 @@ impl TileProgram {
         if rank.get() >= world.get() {
             return Err(ScheduleError::RankOutsideWorld { rank, world });
         }
-        let flattened = schedule.stack && world.peers() > 0;
+        let flattened = schedule.flattened && world.peers() > 0;
         if flattened && nodes.are_mixed() {
             return Err(ScheduleError::FlattenedNodes { nodes });
         }
@@ -178,8 +172,8 @@ impl TileProgram {
     ///
     /// # Panics
     /// If the tile has no extent along `k`, which [`check::verify`] rules out.
-    pub const fn early_steps(&self) -> (u32, u32) {
-        early_steps(self.k_steps(), self.early)
+    pub const fn in_mainloop_steps(&self) -> (u32, u32) {
+        in_mainloop_steps(self.k_steps(), self.in_mainloop)
     }
 
     /// The ranks on whose pads `item` raises its signal: those that own rows of a
@@ -197,33 +191,17 @@ impl TileProgram {
     }
 
     /// The same items for calls in which rows and partial tiles of other ranks are there before:
-    /// they await what this rank's own lend, and folds all sources as one, the own among them.
+    /// they await what this rank's own lend, and reductions all sources as one, the own among them.
     #[must_use]
     pub fn awaiting_no_rank(mut self) -> Self {
         for item in &mut self.items {
             (item.await_first, item.await_count, item.await_group) = (0, 0, 0);
             if item.sink != sink::REDUCE_ROWS {
-                // The own lenders' signals come first.
+                // The own partial items' signals come first.
                 item.late_count = item.parts;
             }
         }
         self
-    }
-
-    /// The same items for calls in which all that ranks bring is there before the part of the
-    /// program begins that reads it: [before](Sending::Before) all, or before the folds. They await
-    /// nothing, and announce nothing, but what this rank's own items lend each other.
-    #[must_use]
-    pub fn signalling_lenders_alone(self) -> Self {
-        let mut this = self.awaiting_no_rank();
-        for item in &mut this.items {
-            match item.sink {
-                sink::REDUCE_ROWS => item.late_count = 0,
-                sink::PARTIAL => {}
-                _ => (item.raise, item.counter) = (NONE, NONE),
-            }
-        }
-        this
     }
 
     /// What `item` awaits before it reads rows of A.
@@ -245,28 +223,28 @@ impl TileProgram {
 
 /// Least steps along `k` from one partial tile that is added early to the next: a kernel takes one
 /// in up to so many pieces, with steps between them.
-const EARLY_GAP: u32 = 4;
+const MAINLOOP_GAP: u32 = 4;
 
 /// Steps by which a kernel's consumers are apart when they add, so that one multiplies meanwhile.
-const EARLY_LAG: u32 = 2;
+const MAINLOOP_LAG: u32 = 2;
 
 /// The steps along `k` in which partial tiles are added by the consumer that is ahead, as first and
 /// count: the second half of a tile, as the worker's tile before may be on its way for the first.
-const fn steps_for_early(k_steps: u32) -> (u32, u32) {
+const fn steps_for_mainloop(k_steps: u32) -> (u32, u32) {
     let first = k_steps / 2;
-    (first, (k_steps - first).saturating_sub(EARLY_LAG))
+    (first, (k_steps - first).saturating_sub(MAINLOOP_LAG))
 }
 
 /// Most partial tiles that there is room for along `k`.
-pub(crate) const fn most_early(k_steps: u32) -> u32 {
-    steps_for_early(k_steps).1 / EARLY_GAP
+pub(crate) const fn most_in_mainloop(k_steps: u32) -> u32 {
+    steps_for_mainloop(k_steps).1 / MAINLOOP_GAP
 }
 
 /// Of `k_steps`, the one before which the first of so many partial tiles is added, and the steps
 /// from one to the next.
-const fn early_steps(k_steps: u32, early: u32) -> (u32, u32) {
-    let (first, steps) = steps_for_early(k_steps);
-    let Some(gap) = steps.checked_div(early) else { return (first, 0) };
+const fn in_mainloop_steps(k_steps: u32, in_mainloop: u32) -> (u32, u32) {
+    let (first, steps) = steps_for_mainloop(k_steps);
+    let Some(gap) = steps.checked_div(in_mainloop) else { return (first, 0) };
     (first, gap)
 }
 
@@ -274,12 +252,12 @@ const fn early_steps(k_steps: u32, early: u32) -> (u32, u32) {
 fn limits(problem: &Problem, schedule: &Schedule, flattened: bool) -> Result<(), ScheduleError> {
     let world = problem.world();
     let (tile, k_steps) = (schedule.tile, problem.k_local().div_ceil(schedule.tile.k));
-    let stack = TileGrid::new(problem.m(), problem.n_local(), tile);
-    let tiles = if flattened { stack.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
-    let (folds, signals) = match problem.op() {
+    let of_all = TileGrid::new(problem.m(), problem.n_local(), tile);
+    let tiles = if flattened { of_all.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
+    let (reductions, signals) = match problem.op() {
         OpKind::AllGatherGemm => (0, Arrivals::new(problem, schedule).signals(world.get())),
         OpKind::GemmReduceScatter if flattened => (
-            u64::from(problem.m_shard().div_ceil(gemm_rs_flattened::reduce_rows(problem, stack))) * u64::from(stack.col_blocks()),
+            u64::from(problem.m_shard().div_ceil(gemm_rs_flattened::reduce_rows(problem, of_all))) * u64::from(of_all.col_blocks()),
             u64::from(world.get()).saturating_mul(if gemm_rs_flattened::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX)) {
                 1
             } else {
@@ -288,7 +266,8 @@ fn limits(problem: &Problem, schedule: &Schedule, flattened: bool) -> Result<(),
         ),
         OpKind::GemmReduceScatter => (0, tiles),
     };
-    let items = tiles.saturating_mul(u64::from(schedule.splits.min(k_steps))).saturating_add(folds + 2 * u64::from(schedule.shares - 1));
+    let items =
+        tiles.saturating_mul(u64::from(schedule.split_k.min(k_steps))).saturating_add(reductions + 2 * u64::from(schedule.stream_k - 1));
     if items > MAX_ITEMS {
         return Err(ScheduleError::TooManyItems { tile, items });
     }

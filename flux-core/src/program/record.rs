@@ -43,7 +43,7 @@ pub mod sink {
 /// A piece of work of one rank: what to await, multiply, store and raise. 96 bytes.
 ///
 /// Most items are an output tile each. Where `k` is split a tile is several items, of which each
-/// multiplies a part of `k`: lenders, and after them in the program the lead, which adds their
+/// multiplies a part of `k`: partial items, and after them in the program the fix-up item, which adds their
 /// parts to its own.
 #[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
@@ -71,7 +71,7 @@ pub struct WorkItem {
     pub dest: u32,
     /// For a send, the slot at `dest`.
     pub slot: u32,
-    /// Number of partial tiles that a reduction or a send adds, or of ranks whose rows a fold adds.
+    /// Number of partial tiles that a reduction or a send adds, or of ranks whose rows a reduction adds.
     pub partials: u32,
     /// Signal of `dest`'s pad (of a [`sink::SCATTER`], of the pads of all who
     /// [hear](crate::program::TileProgram::signalled_ranks) it) that this item's chunk raises, or
@@ -96,10 +96,10 @@ pub struct WorkItem {
     pub k_first: u32,
     /// Steps along `k` that are multiplied; 0 for a [`sink::REDUCE_ROWS`].
     pub k_steps: u32,
-    /// For a [`sink::PARTIAL`], the part slot that it fills. For a lead, the first of those that it
+    /// For a [`sink::PARTIAL`], the part slot that it fills. For a fix-up item, the first of those that it
     /// adds, in order. Else [`NONE`].
     pub part: u32,
-    /// Part slots that a lead adds.
+    /// Part slots that a fix-up item adds.
     pub parts: u32,
     /// Entries of the await list that stand together, with one `k_step`: those of a slice. 0 where
     /// there are none.
@@ -152,7 +152,7 @@ pub struct Transfer {
     pub step: u32,
 }
 
-/// What a rank does with rows that came from its rail in another node: it gives them to a mate, so
+/// What a rank does with rows that came from its rail in another node: it gives them to a intra-node peer, so
 /// that they cross nodes once for all of them.
 ///
 /// No kernel reads it: who carries chunks does.

@@ -153,7 +153,9 @@ impl TileProgram {
 
 #[cfg(test)]
 mod tests {
-    use crate::program::{Channels, Chunk, End, Round, Schedule, Sending, TileProgram, WorkItem, groups, sink};
+    use crate::machine::Machine;
+    use crate::plan::{CommMode, Links, Plan, Target};
+    use crate::program::{Channels, Chunk, End, Round, Schedule, TileProgram, WorkItem, groups, sink};
     use crate::tile::Raster;
     use crate::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
@@ -165,16 +167,16 @@ mod tests {
         let grouped =
             prop_oneof![(2u32..=16).prop_map(|world| (world, world)), (2u32..=4, 2u32..=4).prop_map(|(count, of)| (count, count * of))];
         (op, grouped, 1usize..=9, 1usize..=5, 1usize..=3, cut, any::<bool>()).prop_map(
-            |(op, (nodes, world), rows, split, whole, (chunk, band, splits, raster), stack)| {
+            |(op, (nodes, world), rows, split, whole, (chunk, group, split_k, raster), flattened)| {
                 let world = WorldSize::new(world).expect("a world size");
                 let nodes = Nodes::new(world, nodes).expect("equal nodes");
                 let (split, whole) = (8 * split * world.index(), 16 * whole);
                 let (n, k) = if op == OpKind::AllGatherGemm { (split, whole) } else { (whole, split) };
                 let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).expect("a valid problem");
                 // Tiles that span shards do so in worlds of one node, or of as many as ranks.
-                let stack = stack && !nodes.are_mixed();
-                let chunk = if stack && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
-                let schedule = Schedule { chunk, raster, band, splits, stack, ..Schedule::of(TileShape::new(2, 16, 16)) };
+                let flattened = flattened && !nodes.are_mixed();
+                let chunk = if flattened && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
+                let schedule = Schedule { chunk, raster, group, split_k, flattened, ..Schedule::of(TileShape::new(2, 16, 16)) };
                 world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).expect("a valid schedule")).collect()
             },
         )
@@ -182,8 +184,8 @@ mod tests {
 
     /// In the order in which they are gone through where so many peers are sent to at once.
     fn ordered(program: &TileProgram, peers: u32) -> Vec<Round> {
-        let rows = program.problem.op() == OpKind::AllGatherGemm;
-        Sending::Beside { peers }.ordered(program.rounds().unwrap(), rows)
+        let rounds = program.rounds().unwrap();
+        if program.problem.op() == OpKind::AllGatherGemm { crate::program::in_batches_of(rounds, peers) } else { rounds }
     }
 
     proptest! {
@@ -357,7 +359,7 @@ mod tests {
         }
     }
 
-    /// In the schedules that ops have by themselves.
+    /// In the plans that ops have by themselves.
     #[test]
     fn a_chunk_goes_to_as_many_peers_at_once_as_is_said() {
         for (op, world) in
@@ -367,11 +369,13 @@ mod tests {
             for m in [64, 1024, 8192].map(|m: usize| m.next_multiple_of(world.index())) {
                 let (n, k) = if op == OpKind::AllGatherGemm { (840 * 16, 2048) } else { (2048, 840 * 16) };
                 let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
-                let channels = Channels { least_bytes: 4 << 20, ..Channels::FREE };
-                for peers in (1..world.get()).filter(|&peers| (world.get() - 1).is_multiple_of(peers)) {
-                    let schedule = Schedule::in_messages(&problem, &channels, Sending::Beside { peers }, Nodes::apart(world));
-                    let rounds = ordered(&TileProgram::build(&problem, crate::Rank::new(1), &schedule).unwrap(), peers);
-                    assert!(groups(&rounds, peers).all(|group| group.len() as u32 == peers), "{problem:?}");
+                let links = Links::Messages(Channels { least_bytes: 4 << 20, ..Channels::FREE });
+                let target = Target { links, ..Target::peer_memory(Machine::H100, &problem) };
+                for plan in Plan::ranked(&problem, &target).into_iter().take(40) {
+                    let CommMode::Overlapped { peers } = plan.comm else { continue };
+                    let program = TileProgram::build(&problem, crate::Rank::new(1), &plan.schedule(&problem, &target)).unwrap();
+                    let largest = groups(&ordered(&program, peers), peers).map(<[Round]>::len).max();
+                    assert_eq!(largest, Some(peers as usize), "{problem:?}: {plan}");
                 }
             }
         }
@@ -385,11 +389,11 @@ mod tests {
             let problem = Problem::new(op, 64, 512, 512, DType::Bf16, world).unwrap();
             let rounds = |schedule| TileProgram::build(&problem, crate::Rank::new(0), &schedule).unwrap().rounds();
             assert!(rounds(schedule).is_some());
-            assert!(rounds(Schedule { stack: true, ..schedule }).is_some());
-            assert_eq!(rounds(Schedule { stack: true, chunk: Chunk::Tiles(1), ..schedule }).is_some(), op == OpKind::AllGatherGemm);
+            assert!(rounds(Schedule { flattened: true, ..schedule }).is_some());
+            assert_eq!(rounds(Schedule { flattened: true, chunk: Chunk::Tiles(1), ..schedule }).is_some(), op == OpKind::AllGatherGemm);
             assert_eq!(rounds(Schedule { k_slices: 2, ..schedule }).is_some(), op == OpKind::GemmReduceScatter);
         }
-        let alone = Problem::new(OpKind::AllGatherGemm, 64, 512, 512, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
-        assert_eq!(TileProgram::build(&alone, crate::Rank::new(0), &schedule).unwrap().rounds(), Some(Vec::new()));
+        let prologue = Problem::new(OpKind::AllGatherGemm, 64, 512, 512, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
+        assert_eq!(TileProgram::build(&prologue, crate::Rank::new(0), &schedule).unwrap().rounds(), Some(Vec::new()));
     }
 }

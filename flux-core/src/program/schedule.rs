@@ -1,10 +1,10 @@
 //! The tuning knobs of a tile program.
 //!
 //! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces;
-//! `splits`, `shares` (and with these `lent`), and `early` and `stack` for GEMM-ReduceScatter, also
+//! `split_k`, `stream_k`, and `in_mainloop` and `flattened` for GEMM-ReduceScatter, also
 //! where it is rounded.
 
-use super::{Lent, ScheduleError};
+use super::ScheduleError;
 use crate::problem::MAX_EXTENT;
 use crate::tile::{Raster, TileExtent, TileGrid};
 use crate::{TileShape, WorldSize};
@@ -21,7 +21,7 @@ pub enum Chunk {
     ///
     /// What is sent decides how they are counted. AllGather-GEMM sends rows of `x`: row blocks of
     /// `tile.m` rows each. GEMM-ReduceScatter sends partial tiles: tiles, in the order of the
-    /// raster. Either way `Tiles(1)` is the finest. Where its tiles span shards a signal announces
+    /// raster. Either way `Tiles(1)` is the finest. Where its rows are flattened a signal announces
     /// all of them, or each by itself, as with any number below all.
     Tiles(u32),
 }
@@ -35,9 +35,9 @@ impl fmt::Display for Chunk {
     }
 }
 
-/// Most [`shares`](Schedule::shares): far more workers than any machine has, and few items beside
+/// Most [`stream_k`](Schedule::shares): far more workers than any machine has, and few items beside
 /// [`MAX_ITEMS`](super::MAX_ITEMS).
-pub const MAX_SHARES: u32 = 1 << 16;
+pub const MAX_STREAM_K: u32 = 1 << 16;
 
 /// How a problem is cut and ordered. All ranks of a call use the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -51,19 +51,19 @@ pub struct Schedule {
     /// Shards whose tiles are worked on side by side: 1 and a shard is finished before the next is
     /// begun.
     ///
-    /// Every band reads all of `w` once, as long as its tiles keep in step. Thin shards, of a few
-    /// row blocks, are therefore better taken several at a time, though for AllGather-GEMM the band
+    /// Every group reads all of `w` once, as long as its tiles keep in step. Thin shards, of a few
+    /// row blocks, are therefore better taken several at a time, though for AllGather-GEMM the group
     /// then begins when its last rows are there. For GEMM-ReduceScatter the own shard is always a
-    /// band of its own.
-    pub band: u32,
-    /// Shards that are bands of their own before those of `band` shards begin, the own one first
-    /// (AllGather-GEMM): with 1, the own shard is worked on while the rows of the first band come.
-    pub alone: u32,
+    /// group of its own.
+    pub group: u32,
+    /// Shards that are groups of their own before those of `group` shards begin, the own one first
+    /// (AllGather-GEMM): with 1, the own shard is worked on while the rows of the first group come.
+    pub prologue: u32,
     /// Peers' shards that are worked on chunk by chunk, as they come, the first to come first; the
     /// others in the order of the raster (AllGather-GEMM). Every chunk reads all of `w`, but none
-    /// waits for another. Of a band of several shards so does a chunk of each, if the band begins
+    /// waits for another. Of a group of several shards so does a chunk of each, if the group begins
     /// with one of them and rows come whole; not where they come in slices of `k`.
-    pub by_chunk: u32,
+    pub chunk_ordered: u32,
     /// Most slices that the columns of a shard, its `k`, are cut into, each with signals of its own
     /// (AllGather-GEMM): 1 and whole rows are announced.
     ///
@@ -75,36 +75,31 @@ pub struct Schedule {
     ///
     /// For problems with fewer tiles than there are workers. The parts are added in the order of
     /// `k`, in fp32: the same bits in every run, but others than those of another number of splits.
-    pub splits: u32,
-    /// Workers whose last wave is to be a whole one, at most [`MAX_SHARES`], or 1: the tiles that
+    pub split_k: u32,
+    /// Workers whose last wave is to be a whole one, at most [`MAX_STREAM_K`], or 1: the tiles that
     /// whole waves leave come first, or last where rows of an AllGather-GEMM come in slices of `k`,
     /// or the first are of several shards, and are shared by groups of these workers so that all
     /// are done after the same part of a tile.
     ///
-    /// Means nothing where that gains nothing, where `splits` share every tile, where only some
+    /// Means nothing where that gains nothing, where `split_k` share every tile, where only some
     /// ranks share a node, and where tiles of the own shard of a GEMM-ReduceScatter, which come
     /// last, would have to be shared. As with splits, the bits are others than those of another
     /// number.
-    pub shares: u32,
-    /// Whether tiles span shards, for shards with fewer rows than a tile, or that are not whole
+    pub stream_k: u32,
+    /// Whether rows are flattened, for shards with fewer rows than a tile, or that are not whole
     /// tiles. Means nothing in a world of 1.
     ///
     /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is
     /// then rounded before all are added.
-    pub stack: bool,
+    pub flattened: bool,
     /// Partial tiles that a GEMM-ReduceScatter adds to a tile of the own shard while it is
     /// multiplied, those that were sent first, at even distances along `k`; the others are added
     /// after. More than there are, or than `k` has room for, are as many as there can be; there are
-    /// none where `k` is split, where tiles span shards, and where only some ranks share a node.
+    /// none where `k` is split, where rows are flattened, and where only some ranks share a node.
     ///
     /// What is awaited in the midst of a tile should be there by then. The order of the sum follows
     /// from it: the same bits in every run, but others than those of another number.
-    pub early: u32,
-    /// Items that are launched on the multiprocessors of messages, ahead of the first message and
-    /// behind the last, at most: no more than wait for no message that is sent later. The last ones
-    /// are not among the tiles whose last wave [`shares`](Self::shares) makes a whole one. Means
-    /// nothing besides where no messages go beside the kernel.
-    pub lent: Lent,
+    pub in_mainloop: u32,
 }
 
 impl Schedule {
@@ -114,35 +109,35 @@ impl Schedule {
     /// use flux_core::TileShape;
     /// use flux_core::program::{Chunk, Schedule};
     /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 256, 64)) };
-    /// assert_eq!((schedule.band, schedule.k_slices, schedule.splits, schedule.stack), (1, 1, 1, false));
+    /// assert_eq!((schedule.group, schedule.k_slices, schedule.split_k, schedule.flattened), (1, 1, 1, false));
     /// ```
     pub const fn of(tile: TileShape) -> Self {
         Self {
             tile,
             chunk: Chunk::Shard,
             raster: Raster::RowsFastest,
-            band: 1,
-            alone: 0,
-            by_chunk: 0,
+            group: 1,
+            prologue: 0,
+            chunk_ordered: 0,
             k_slices: 1,
-            splits: 1,
-            shares: 1,
-            stack: false,
-            early: 0,
-            lent: Lent::NONE,
+            split_k: 1,
+            stream_k: 1,
+            flattened: false,
+            in_mainloop: 0,
         }
     }
 
     /// What makes the schedule unusable whatever the problem.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, band, alone: _, by_chunk: _, k_slices, splits, shares, stack: _, early: _, lent: _ } = *self;
+        let Self { tile, chunk, raster, group, prologue: _, chunk_ordered: _, k_slices, split_k, stream_k, flattened: _, in_mainloop: _ } =
+            *self;
         let limited = [
             ("tile.m", tile.m, MAX_EXTENT),
             ("tile.n", tile.n, MAX_EXTENT),
             ("tile.k", tile.k, MAX_EXTENT),
-            ("shares", shares, MAX_SHARES),
+            ("shares", stream_k, MAX_STREAM_K),
         ];
-        let unlimited = [("band", band), ("k_slices", k_slices), ("splits", splits)].map(|(name, value)| (name, value, u32::MAX));
+        let unlimited = [("band", group), ("k_slices", k_slices), ("splits", split_k)].map(|(name, value)| (name, value, u32::MAX));
         for (name, value, limit) in limited.into_iter().chain(unlimited) {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
@@ -158,37 +153,37 @@ impl Schedule {
         }
     }
 
-    /// The bands of an AllGather-GEMM: the steps, counted from 0, whose shards are taken side by
+    /// The groups of an AllGather-GEMM: the steps, counted from 0, whose shards are taken side by
     /// side.
-    pub(crate) fn bands(&self, world: WorldSize) -> impl Iterator<Item = Range<u32>> + use<> {
-        let (alone, band) = (self.alone.min(world.get()), self.band);
-        (0..alone).map(|step| step..step + 1).chain(bands_of(alone..world.get(), band))
+    pub(crate) fn groups(&self, world: WorldSize) -> impl Iterator<Item = Range<u32>> + use<> {
+        let (prologue, group) = (self.prologue.min(world.get()), self.group);
+        (0..prologue).map(|step| step..step + 1).chain(groups_of(prologue..world.get(), group))
     }
 
-    /// The tiles of the shards at the steps of a band, with their step; each shard's in the order
+    /// The tiles of the shards at the steps of a group, with their step; each shard's in the order
     /// of the raster.
-    pub(super) fn in_band(&self, grid: TileGrid, band: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
-        Self::in_order(grid, self.raster, band)
+    pub(super) fn in_group(&self, grid: TileGrid, group: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
+        Self::in_order(grid, self.raster, group)
     }
 
     /// The same of an AllGather-GEMM, whose first shards to come are taken chunk by chunk.
-    pub(super) fn as_they_come(&self, grid: TileGrid, band: Range<u32>, slices: u32) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
-        let comes = self.comes_by_chunk(&band, slices);
-        Self::in_order(grid, if comes { Raster::RowGroups(self.chunk_of(grid.row_blocks())) } else { self.raster }, band)
+    pub(super) fn as_they_come(&self, grid: TileGrid, group: Range<u32>, slices: u32) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
+        let comes = self.is_chunk_ordered(&group, slices);
+        Self::in_order(grid, if comes { Raster::RowGroups(self.chunk_of(grid.row_blocks())) } else { self.raster }, group)
     }
 
-    /// Whether the rows of this band are taken chunk by chunk, where they come in so many slices.
-    pub(super) fn comes_by_chunk(&self, band: &Range<u32>, slices: u32) -> bool {
-        (1..=self.by_chunk).contains(&band.start) && (band.len() == 1 || slices == 1)
+    /// Whether the rows of this group are taken chunk by chunk, where they come in so many slices.
+    pub(super) fn is_chunk_ordered(&self, group: &Range<u32>, slices: u32) -> bool {
+        (1..=self.chunk_ordered).contains(&group.start) && (group.len() == 1 || slices == 1)
     }
 
-    fn in_order(grid: TileGrid, raster: Raster, band: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> {
-        grid.order(raster).flat_map(move |tile| band.clone().map(move |step| (tile, step)))
+    fn in_order(grid: TileGrid, raster: Raster, group: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> {
+        grid.order(raster).flat_map(move |tile| group.clone().map(move |step| (tile, step)))
     }
 
     /// Of so many tiles of a program, those that whole waves leave.
-    pub(super) fn unfinished(&self, tiles: u64) -> u64 {
-        if self.shares == 1 || self.splits > 1 { 0 } else { tiles % u64::from(self.shares) }
+    pub(super) fn partial_wave(&self, tiles: u64) -> u64 {
+        if self.stream_k == 1 || self.split_k > 1 { 0 } else { tiles % u64::from(self.stream_k) }
     }
 
     /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the
@@ -201,39 +196,33 @@ impl Schedule {
     }
 }
 
-/// These steps, `band` at a time.
-pub(super) fn bands_of(steps: Range<u32>, band: u32) -> impl Iterator<Item = Range<u32>> {
-    steps.clone().step_by(band as usize).map(move |first| first..steps.end.min(first.saturating_add(band)))
+/// These steps, `group` at a time.
+pub(super) fn groups_of(steps: Range<u32>, group: u32) -> impl Iterator<Item = Range<u32>> {
+    steps.clone().step_by(group as usize).map(move |first| first..steps.end.min(first.saturating_add(group)))
 }
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, band, alone, by_chunk, k_slices, splits, shares, stack, early, lent } = self;
-        write!(f, "tile {tile}, chunk {chunk}, {raster}, band {band}")?;
-        if *alone > 0 {
-            write!(f, " after {alone} of one")?;
+        let Self { tile, chunk, raster, group, prologue, chunk_ordered, k_slices, split_k, stream_k, flattened, in_mainloop } = self;
+        write!(f, "tile {tile}, chunk {chunk}, {raster}, group {group}")?;
+        if *prologue > 0 {
+            write!(f, " after {prologue} of one")?;
         }
-        if *by_chunk > 0 {
-            write!(f, ", {by_chunk} by chunk")?;
+        if *chunk_ordered > 0 {
+            write!(f, ", {chunk_ordered} by chunk")?;
         }
         if *k_slices > 1 {
             write!(f, ", {k_slices} slices of k")?;
         }
-        if *splits > 1 {
-            write!(f, ", {splits} splits")?;
+        if *split_k > 1 {
+            write!(f, ", {split_k} split_k")?;
         }
-        if *shares > 1 {
-            write!(f, ", {shares} workers share what whole waves leave")?;
+        if *stream_k > 1 {
+            write!(f, ", {stream_k} workers share what whole waves leave")?;
         }
-        if *early > 0 {
-            write!(f, ", {early} partial tiles early")?;
+        if *in_mainloop > 0 {
+            write!(f, ", {in_mainloop} partial tiles in_mainloop")?;
         }
-        match *lent {
-            Lent::NONE => {}
-            Lent { first: 0, last } => write!(f, ", {last} lent behind messages")?,
-            Lent { first, last: 0 } => write!(f, ", {first} lent ahead of messages")?,
-            Lent { first, last } => write!(f, ", {first} lent ahead of messages and {last} behind them")?,
-        }
-        f.write_str(if *stack { ", flattened" } else { "" })
+        f.write_str(if *flattened { ", flattened" } else { "" })
     }
 }

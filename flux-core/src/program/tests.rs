@@ -62,13 +62,16 @@ fn gemm_rs_sends_to_the_next_rank_first_and_keeps_its_own_shard_for_last() {
 #[test]
 fn the_k_of_a_tile_is_split_in_order_and_its_lead_comes_last() {
     let p = problem(OpKind::GemmReduceScatter, 2, 100); // 3 column blocks, 2 steps of 32 along k
-    let schedule = Schedule { splits: 9, ..Schedule::of(TileShape::new(128, 256, 32)) };
+    let schedule = Schedule { split_k: 9, ..Schedule::of(TileShape::new(128, 256, 32)) };
     let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
-    let [lender, lead] = [program.items[6], program.items[7]]; // of the first own tile
-    assert_eq!((lender.sink, lender.part, lender.raise, lender.k_first, lender.k_steps), (sink::PARTIAL, 3, 1 + 3, 1, 1));
-    assert_eq!((lead.sink, lead.part, lead.parts, lead.k_first, lead.k_steps), (sink::REDUCE, 3, 1, 0, 1));
+    let [partial_item, fix_up] = [program.items[6], program.items[7]]; // of the first own tile
+    assert_eq!(
+        (partial_item.sink, partial_item.part, partial_item.raise, partial_item.k_first, partial_item.k_steps),
+        (sink::PARTIAL, 3, 1 + 3, 1, 1)
+    );
+    assert_eq!((fix_up.sink, fix_up.part, fix_up.parts, fix_up.k_first, fix_up.k_steps), (sink::REDUCE, 3, 1, 0, 1));
     let late = [Await { signal: 4, peer: 0, k_step: 0 }, Await { signal: 0, peer: 1, k_step: 0 }];
-    assert_eq!(program.late_awaits_of(&lead), late);
+    assert_eq!(program.late_awaits_of(&fix_up), late);
     let (slots, parts) = (3 * 112 * 256 * 2, 6 * 128 * 256 * 4); // shards of 100 rows are sent in strips of 16
     assert_eq!((program.split_k_slots, program.split_k_offset()), (6, slots));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: slots + parts, signals: 1 + 6, counters: 1 });
@@ -77,27 +80,27 @@ fn the_k_of_a_tile_is_split_in_order_and_its_lead_comes_last() {
 #[test]
 fn an_item_awaits_the_slices_that_it_multiplies() {
     let p = problem(OpKind::AllGatherGemm, 2, 100); // 4 steps of 32 along k
-    let schedule = Schedule { splits: 2, k_slices: 2, ..Schedule::of(TileShape::new(128, 256, 32)) };
+    let schedule = Schedule { split_k: 2, k_slices: 2, ..Schedule::of(TileShape::new(128, 256, 32)) };
     let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
-    let [lender, lead] = [program.items[4], program.items[5]]; // of the first tile of shard 1
-    assert_eq!(program.awaits_of(&lender), [Await { signal: 1, peer: 1, k_step: 2 }]);
-    assert_eq!(program.awaits_of(&lead), [Await { signal: 0, peer: 1, k_step: 0 }]);
+    let [partial_item, fix_up] = [program.items[4], program.items[5]]; // of the first tile of shard 1
+    assert_eq!(program.awaits_of(&partial_item), [Await { signal: 1, peer: 1, k_step: 2 }]);
+    assert_eq!(program.awaits_of(&fix_up), [Await { signal: 0, peer: 1, k_step: 0 }]);
     let cut: Vec<_> = program.transfers.iter().map(|t| (t.col, t.cols, t.raise)).collect();
     assert_eq!(cut, [(0, 64, 0), (64, 64, 1)]);
-    let banded = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &Schedule { band: 3, ..schedule });
+    let banded = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &Schedule { group: 3, ..schedule });
     let order: Vec<_> = banded.expect("a valid schedule").transfers.iter().map(|t| (t.col > 0, t.step)).collect();
     assert_eq!(order, [(false, 1), (false, 2), (true, 1), (true, 2)], "the first slices of all shards come first");
-    let schedule = Schedule { splits: 1, band: 3, alone: 2, ..schedule };
+    let schedule = Schedule { split_k: 1, group: 3, prologue: 2, ..schedule };
     let apart = TileProgram::build(&problem(OpKind::AllGatherGemm, 4, 100), Rank::new(0), &schedule).expect("a valid schedule");
     let shards: Vec<_> = apart.items.iter().map(|item| (item.out_outer, item.await_count)).collect();
-    let first = shards.iter().position(|&(shard, _)| shard > 1).expect("a band");
+    let first = shards.iter().position(|&(shard, _)| shard > 1).expect("a group");
     assert!(
         shards[..first / 2].iter().all(|&own| own == (0, 0)) && shards[first / 2..first].iter().all(|&next| next == (1, 2)),
         "{shards:?}"
     );
     assert!(shards[first..].iter().all(|&(shard, awaits)| shard > 1 && awaits == 4), "two slices of each of two shards: {shards:?}");
-    let by_chunk = Schedule { chunk: Chunk::Tiles(1), by_chunk: 1, ..Schedule::of(TileShape::new(32, 16, 32)) };
-    let program = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &by_chunk).expect("a valid schedule");
+    let chunk_ordered = Schedule { chunk: Chunk::Tiles(1), chunk_ordered: 1, ..Schedule::of(TileShape::new(32, 16, 32)) };
+    let program = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &chunk_ordered).expect("a valid schedule");
     let rows = |shard| program.items.iter().filter(move |item| item.out_outer == shard).map(|item| item.row).collect::<Vec<_>>();
     assert!(
         rows(1).is_sorted() && !rows(2).is_sorted() && !rows(0).is_sorted(),
@@ -109,7 +112,7 @@ fn an_item_awaits_the_slices_that_it_multiplies() {
 /// Of two peers' shards of four row blocks side by side, two row blocks of each at a time.
 #[test]
 fn shards_side_by_side_await_a_chunk_of_each() {
-    let schedule = Schedule { chunk: Chunk::Tiles(2), band: 2, alone: 1, by_chunk: 2, ..Schedule::of(TileShape::new(32, 16, 32)) };
+    let schedule = Schedule { chunk: Chunk::Tiles(2), group: 2, prologue: 1, chunk_ordered: 2, ..Schedule::of(TileShape::new(32, 16, 32)) };
     let program = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &schedule).expect("a valid schedule");
     let (own, others) = program.items.split_at(program.items.len() / 3);
     assert!(own.iter().all(|item| item.out_outer == 0 && item.await_count == 0));
@@ -124,7 +127,7 @@ fn shards_side_by_side_await_a_chunk_of_each() {
 #[test]
 fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
     let p = problem(OpKind::AllGatherGemm, 3, 100); // 3 row blocks of 128 rows over 3 shards
-    let schedule = Schedule { stack: true, raster: Raster::RowGroups(1), ..Schedule::of(TILE) };
+    let schedule = Schedule { flattened: true, raster: Raster::RowGroups(1), ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let item = program.items.iter().find(|item| item.row == 128).expect("a second row block");
     assert_eq!((item.a_source, item.a_outer, item.row, item.rows, item.out_outer), (source::GATHER, 0, 128, 128, 0));
@@ -138,16 +141,16 @@ fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
 #[test]
 fn stacked_tiles_are_scattered_to_their_owners_and_folded_there() {
     let p = problem(OpKind::GemmReduceScatter, 3, 20); // 1 row block over 3 shards by 4 column blocks of 960
-    let schedule = Schedule { stack: true, chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
+    let schedule = Schedule { flattened: true, chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tile = program.items[2];
     assert_eq!((tile.sink, tile.row, tile.rows, tile.raise, tile.dest), (sink::SCATTER, 0, 60, 4 + 2, 1));
     assert_eq!(program.signalled_ranks(&tile).map(Rank::get).collect::<Vec<_>>(), [0, 1, 2]);
-    // 20 rows are folded 16 and 4 at a time
-    let folds: Vec<_> = program.items[4..].iter().map(|i| (i.sink, i.row, i.rows, i.col, i.partials)).collect();
-    assert_eq!(folds[..3], [(sink::REDUCE_ROWS, 0, 16, 0, 3), (sink::REDUCE_ROWS, 16, 4, 0, 3), (sink::REDUCE_ROWS, 0, 16, 256, 3)]);
+    // 20 rows are reduced 16 and 4 at a time
+    let reductions: Vec<_> = program.items[4..].iter().map(|i| (i.sink, i.row, i.rows, i.col, i.partials)).collect();
+    assert_eq!(reductions[..3], [(sink::REDUCE_ROWS, 0, 16, 0, 3), (sink::REDUCE_ROWS, 16, 4, 0, 3), (sink::REDUCE_ROWS, 0, 16, 256, 3)]);
     let late = [0, 1, 2].map(|source| Await { signal: source * 4, peer: source, k_step: 0 });
-    assert_eq!((folds.len(), program.late_awaits_of(&program.items[5])), (8, &late[..]));
+    assert_eq!((reductions.len(), program.late_awaits_of(&program.items[5])), (8, &late[..]));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 3 * 20 * 960 * 2, signals: 12, counters: 0 });
     let fewer = Schedule { chunk: Chunk::Tiles(3), ..schedule };
     assert_eq!(TileProgram::build(&p, Rank::new(1), &fewer), Ok(program), "as each by itself");
@@ -156,13 +159,13 @@ fn stacked_tiles_are_scattered_to_their_owners_and_folded_there() {
 #[test]
 fn what_is_scattered_may_be_announced_once_for_all_tiles() {
     let p = problem(OpKind::GemmReduceScatter, 3, 100); // 3 row blocks by 4 column blocks, whose middle one holds no rows of the first shard
-    let schedule = Schedule { stack: true, ..Schedule::of(TILE) };
+    let schedule = Schedule { flattened: true, ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tiles = &program.items[..12];
     assert!(tiles.iter().all(|i| (i.sink, i.raise, i.counter, i.raise_after) == (sink::SCATTER, 1, 0, 12)));
     assert!(tiles.iter().all(|tile| program.signalled_ranks(tile).map(Rank::get).eq(0..3)), "all owners");
     let late = [0, 1, 2].map(|source| Await { signal: source, peer: source, k_step: 0 });
-    assert!(program.items[12..].iter().all(|fold| program.late_awaits_of(fold) == late));
+    assert!(program.items[12..].iter().all(|reduction| program.late_awaits_of(reduction) == late));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 300 * 960 * 2, signals: 3, counters: 1 });
     let as_many = Schedule { chunk: Chunk::Tiles(12), ..schedule };
     assert_eq!(TileProgram::build(&p, Rank::new(1), &as_many), Ok(program), "as many as there are, are all");
@@ -180,7 +183,7 @@ fn a_world_of_one_awaits_and_sends_nothing() {
         assert!(program.awaits.is_empty() && program.transfers.is_empty());
         assert!(program.items.iter().all(|i| i.sink == sink::STORE && i.raise == NONE && i.await_count == 0));
         assert_eq!(program.workspace(), WorkspaceSize::default());
-        let flattened = Schedule { chunk: Chunk::Tiles(1), stack: true, ..Schedule::of(TILE) };
+        let flattened = Schedule { chunk: Chunk::Tiles(1), flattened: true, ..Schedule::of(TILE) };
         assert_eq!(TileProgram::build(&problem(op, 1, 300), Rank::new(0), &flattened), Ok(program), "there is nothing to span");
     }
 }
@@ -204,18 +207,18 @@ fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
     assert!(text(0, Schedule { tile: TileShape::new(0, 1, 1), ..good }).starts_with("tile.m = 0"));
     assert_eq!(text(0, Schedule { tile: TileShape::new(1 << 25, 1, 1), ..good }), "tile.m = 33554432 is above the limit 16777216");
 
-    assert_eq!(text(0, Schedule { splits: 0, ..good }), "splits = 0: it must be at least 1");
+    assert_eq!(text(0, Schedule { split_k: 0, ..good }), "splits = 0: it must be at least 1");
     assert_eq!(text(0, Schedule { k_slices: 0, ..good }), "k_slices = 0: it must be at least 1");
-    assert_eq!(text(0, Schedule { shares: 0, ..good }), "shares = 0: it must be at least 1");
-    assert_eq!(text(0, Schedule { shares: 3_000_000, ..good }), "shares = 3000000 is above the limit 65536");
-    assert!(TileProgram::build(&p, Rank::new(0), &Schedule { shares: MAX_SHARES, ..good }).is_ok());
+    assert_eq!(text(0, Schedule { stream_k: 0, ..good }), "shares = 0: it must be at least 1");
+    assert_eq!(text(0, Schedule { stream_k: 3_000_000, ..good }), "shares = 3000000 is above the limit 65536");
+    assert!(TileProgram::build(&p, Rank::new(0), &Schedule { stream_k: MAX_STREAM_K, ..good }).is_ok());
 
     let deep = Problem::new(OpKind::AllGatherGemm, 1 << 18, 16, 1 << 10, DType::Bf16, p.world()).expect("a valid problem");
     let schedule = Schedule { chunk: Chunk::Tiles(1), k_slices: 1 << 10, ..Schedule::of(TileShape::new(16, 8, 1)) };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManySignals { tile: schedule.tile, signals: 1 << 24 });
     // Few signals, of which each row block awaits all of its shard.
-    let schedule = Schedule { chunk: Chunk::Shard, raster: Raster::RowGroups(1), k_slices: u32::MAX, stack: true, ..schedule };
+    let schedule = Schedule { chunk: Chunk::Shard, raster: Raster::RowGroups(1), k_slices: u32::MAX, flattened: true, ..schedule };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManyAwaits { tile: schedule.tile, awaits: 1 << 24 });
 

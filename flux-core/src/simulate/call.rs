@@ -4,11 +4,11 @@
 //! moment or a later one.
 
 use super::clock::Clock;
-use super::harness::{Seat, rows_of};
 use super::links::{Left, Links, Message, Then};
 use super::phases::Phase;
+use super::state::{RankState, rows_of};
 use super::worker::Worker;
-use super::{Machine, Pushes, RankTotals, SimulateError};
+use super::{Machine, Mover, RankTotals, SimulateError};
 use crate::Rank;
 use crate::layout::slot_bytes;
 use crate::program::{NONE, TileProgram, Transfer, sink};
@@ -33,31 +33,30 @@ pub(super) struct Call<'a> {
     machine: &'a Machine,
     clock: Clock<Event>,
     links: Links,
-    seats: Vec<Seat<'a>>,
+    seats: Vec<RankState<'a>>,
 }
 
 impl<'a> Call<'a> {
-    pub(super) fn new(programs: &'a [TileProgram], machine: &'a Machine, pushes: Pushes) -> Self {
-        let seats = programs.iter().map(|program| Seat::new(program, machine, pushes));
+    pub(super) fn new(programs: &'a [TileProgram], machine: &'a Machine, mover: Mover) -> Self {
+        let seats = programs.iter().map(|program| RankState::new(program, machine, mover));
         Self { machine, clock: Clock::new(), links: Links::new(programs.len(), machine), seats: seats.collect() }
     }
 
     /// Goes through all events.
     pub(super) fn run(mut self) -> Result<Vec<RankTotals>, SimulateError> {
-        for (rank, harness) in (0..).map(Rank::new).zip(&self.seats) {
-            for worker in 0..harness.workers.len() {
+        for (rank, state) in (0..).map(Rank::new).zip(&self.seats) {
+            for worker in 0..state.workers.len() {
                 self.clock.at(Duration::from_nanos(self.machine.begin_ns), Event::Goes(rank, worker));
             }
             // A copy engine asks for the next transfer when the last is there, but through memory
             // of the host.
-            if self.machine.through_host || harness.copied {
-                let asked =
-                    if self.machine.through_host { harness.program.transfers.len() } else { harness.program.transfers.len().min(1) };
+            if self.machine.through_host || state.copied {
+                let asked = if self.machine.through_host { state.program.transfers.len() } else { state.program.transfers.len().min(1) };
                 for index in 0..asked {
                     self.clock.at(Duration::from_nanos(self.machine.copy_begins_ns), Event::Moves(rank, index));
                 }
             } else {
-                for (at, index) in pushed(harness.program, self.machine).into_iter().zip(0..) {
+                for (at, index) in pushed(state.program, self.machine).into_iter().zip(0..) {
                     self.clock.at(at, Event::Moves(rank, index));
                 }
             }
@@ -80,12 +79,12 @@ impl<'a> Call<'a> {
             }
         }
         self.all_done()?;
-        Ok(self.seats.into_iter().map(|harness| harness.totals).collect())
+        Ok(self.seats.into_iter().map(|state| state.totals).collect())
     }
 
     fn all_done(&self) -> Result<(), SimulateError> {
-        for (rank, harness) in (0..).map(Rank::new).zip(&self.seats) {
-            if let Some(worker) = harness.pad.first_waiting(&harness.workers)
+        for (rank, state) in (0..).map(Rank::new).zip(&self.seats) {
+            if let Some(worker) = state.pad.first_waiting(&state.workers)
                 && let Some(what) = worker.waits_for()
             {
                 return Err(SimulateError::Stuck { rank, item: worker.item(), signal: what.signal, peer: Rank::new(what.peer) });
@@ -97,20 +96,20 @@ impl<'a> Call<'a> {
     /// A worker goes on until something takes time.
     fn go(&mut self, rank: Rank, index: usize) {
         let now = self.clock.now();
-        let harness = &mut self.seats[rank.index()];
-        let waited = harness.workers[index].waited(now);
-        harness.totals.waiting = harness.totals.waiting.saturating_add(waited);
+        let state = &mut self.seats[rank.index()];
+        let waited = state.workers[index].waited(now);
+        state.totals.waiting = state.totals.waiting.saturating_add(waited);
         loop {
-            let harness = &mut self.seats[rank.index()];
-            let worker = &mut harness.workers[index];
-            let totals = &mut harness.totals;
+            let state = &mut self.seats[rank.index()];
+            let worker = &mut state.workers[index];
+            let totals = &mut state.totals;
             let takes = match worker.next_phase() {
                 Some(Phase::Await(what)) => {
-                    if harness.pad.is_raised(what.signal) {
+                    if state.pad.is_raised(what.signal) {
                         continue;
                     }
                     worker.wait(what, now);
-                    harness.pad.wait(what.signal, index);
+                    state.pad.wait(what.signal, index);
                     return;
                 }
                 Some(Phase::Multiply(time)) => {
@@ -126,8 +125,8 @@ impl<'a> Call<'a> {
                 None => {
                     totals.done = totals.done.max(now);
                     let item = worker.item();
-                    let next = item + harness.workers.len();
-                    let of_next = (next < harness.program.items.len()).then(|| harness.phases(next, self.machine));
+                    let next = item + state.workers.len();
+                    let of_next = (next < state.program.items.len()).then(|| state.phases(next, self.machine));
                     self.finished(rank, item);
                     let Some(phases) = of_next else { return };
                     self.seats[rank.index()].workers[index] = Worker::new(next, phases);
@@ -202,19 +201,19 @@ impl<'a> Call<'a> {
     /// A message is there: it may complete what a signal announces, and a copy engine goes on.
     fn come(&mut self, message: &Message) {
         let now = self.clock.now();
-        let harness = &mut self.seats[message.from.index()];
-        harness.totals.done = harness.totals.done.max(now);
+        let state = &mut self.seats[message.from.index()];
+        state.totals.done = state.totals.done.max(now);
         let signal = match message.then {
             Then::Tile(index) => {
-                let item = &harness.program.items[index];
-                (item.raise != NONE && harness.completes(item, message.to)).then_some(item.raise)
+                let item = &state.program.items[index];
+                (item.raise != NONE && state.completes(item, message.to)).then_some(item.raise)
             }
-            Then::Chunk(index) => Some(harness.program.items[index].raise),
+            Then::Chunk(index) => Some(state.program.items[index].raise),
             Then::Transfer(index) => {
-                if harness.copied && !self.machine.through_host && index + 1 < harness.program.transfers.len() {
+                if state.copied && !self.machine.through_host && index + 1 < state.program.transfers.len() {
                     self.clock.after(Duration::from_nanos(self.machine.copy_ns), Event::Moves(message.from, index + 1));
                 }
-                Some(harness.program.transfers[index].raise)
+                Some(state.program.transfers[index].raise)
             }
         };
         if let Some(signal) = signal {

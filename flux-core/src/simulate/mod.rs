@@ -27,10 +27,10 @@
 
 mod call;
 mod clock;
-mod harness;
 mod links;
 mod pad;
 mod phases;
+mod state;
 mod waves;
 mod worker;
 
@@ -39,6 +39,7 @@ mod tests;
 
 use crate::Rank;
 use crate::machine::Machine;
+use crate::plan::Mover;
 use crate::program::TileProgram;
 use std::time::Duration;
 
@@ -69,18 +70,6 @@ pub enum SimulateError {
         /// Who should raise it.
         peer: Rank,
     },
-}
-
-/// Who pushes the shards of an AllGather-GEMM.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum Pushes {
-    /// Whoever does by default: [`TileProgram::is_for_copy_engines`].
-    #[default]
-    AsByDefault,
-    /// The kernel.
-    Kernel,
-    /// Copy engines, but where tiles span shards.
-    CopyEngines,
 }
 
 /// What one rank did. Times are sums over its workers, moments are counted from the begin of the
@@ -130,7 +119,7 @@ impl Simulated {
 /// # Panics
 /// If an index of a record points outside of its list, which
 /// [`check::verify`](crate::program::check::verify) rules out.
-pub fn simulate(programs: &[TileProgram], machine: &Machine, pushes: Pushes) -> Result<Simulated, SimulateError> {
+pub fn simulate(programs: &[TileProgram], machine: &Machine, mover: Mover) -> Result<Simulated, SimulateError> {
     let world = programs.first().map_or(0, |program| program.problem.world().get());
     if programs.len() != world as usize || programs.is_empty() {
         return Err(SimulateError::Programs { programs: programs.len(), world });
@@ -138,7 +127,7 @@ pub fn simulate(programs: &[TileProgram], machine: &Machine, pushes: Pushes) -> 
     if programs.iter().any(|program| program.nodes.are_mixed()) {
         return Err(SimulateError::Nodes);
     }
-    let ranks = call::Call::new(programs, machine, pushes).run()?;
+    let ranks = call::Call::new(programs, machine, mover).run()?;
     let done = ranks.iter().map(|rank| rank.done).max().unwrap_or_default();
     Ok(Simulated { time: done.saturating_add(Duration::from_nanos(machine.end_ns)), ranks })
 }

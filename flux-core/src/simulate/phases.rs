@@ -33,13 +33,13 @@ pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Ma
     let part = machine.adding(elements * size_of::<f32>() as u64);
 
     let (mut phases, mut step, end) = (Vec::new(), item.k_first, item.k_first + item.k_steps);
-    for early in program.awaits_of(item) {
-        let before = early.k_step.clamp(step, end);
+    for in_mainloop in program.awaits_of(item) {
+        let before = in_mainloop.k_step.clamp(step, end);
         if before > step {
             phases.push(multiply(before - step));
         }
         step = before;
-        phases.push(Phase::Await(*early));
+        phases.push(Phase::Await(*in_mainloop));
         if item.partials > 0 {
             // One of the two consumers adds while the other multiplies.
             phases.push(Phase::Add(partial / 2));

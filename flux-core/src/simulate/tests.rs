@@ -52,7 +52,7 @@ fn rs(world: u32, extents: (usize, usize, usize), schedule: Schedule) -> Vec<Til
 }
 
 fn nanoseconds(programs: &[TileProgram], machine: Machine) -> u128 {
-    simulate(programs, &machine, Pushes::Kernel).unwrap().time.as_nanos()
+    simulate(programs, &machine, Mover::Kernel).unwrap().time.as_nanos()
 }
 
 const US: fn(u64) -> Duration = Duration::from_micros;
@@ -61,7 +61,7 @@ const NS: fn(u64) -> Duration = Duration::from_nanos;
 #[test]
 fn a_tile_takes_its_steps_or_what_they_read() {
     let one = ag(1, (8, 8, 16), schedule());
-    let call = simulate(&one, &ROUND, Pushes::Kernel).unwrap();
+    let call = simulate(&one, &ROUND, Mover::Kernel).unwrap();
     assert_eq!(call.time, NS(1000 + 2 * 1000 + 500 + 2000));
     let done = RankTotals { done: NS(3500), multiplied: US(3), multiplying: US(2), ..RankTotals::default() };
     assert_eq!(call.ranks, [done]);
@@ -79,7 +79,7 @@ fn workers_take_every_nth_item() {
 #[test]
 fn an_own_tile_awaits_the_partial_tile_of_its_peer() {
     let two = rs(2, (16, 8, 16), schedule());
-    let call = simulate(&two, &ROUND, Pushes::Kernel).unwrap();
+    let call = simulate(&two, &ROUND, Mover::Kernel).unwrap();
     // Sent at 2.5, there at 3.6. The own tile is multiplied at 3.5, whole at 4.6.
     assert_eq!(call.time, NS(4600 + 500 + 2000));
     let totals =
@@ -113,11 +113,11 @@ fn through_the_host_a_chunk_leaves_when_it_is_whole_and_goes_on_when_it_is_there
 
 #[test]
 fn an_early_partial_tile_takes_half_and_is_added_on_the_way() {
-    let of = |early| rs(2, (16, 8, 12 * 16), Schedule { early, ..schedule() });
+    let of = |in_mainloop| rs(2, (16, 8, 12 * 16), Schedule { in_mainloop, ..schedule() });
     assert_eq!(nanoseconds(&of(0), ROUND), 1000 + 12_500 + 12_000 + 1000 + 500 + 2000);
     assert_eq!(nanoseconds(&of(1), ROUND), 1000 + 12_500 + 6000 + 500 + 6000 + 500 + 2000);
     // Sent at 13.5, there at 34.9, when the own tile has waited before its seventh step since 19.5.
-    let slow = simulate(&of(1), &Machine { link_bytes_per_us: 6, both_ways_bytes_per_us: 6, ..ROUND }, Pushes::Kernel).unwrap();
+    let slow = simulate(&of(1), &Machine { link_bytes_per_us: 6, both_ways_bytes_per_us: 6, ..ROUND }, Mover::Kernel).unwrap();
     let come = 13_500 + 21_334 + 100;
     assert_eq!((slow.time, slow.ranks[0].waiting), (NS(come + 500 + 6000 + 500 + 2000), NS(come - 19_500)));
 }
@@ -126,11 +126,10 @@ fn an_early_partial_tile_takes_half_and_is_added_on_the_way() {
 fn a_tile_waits_for_its_rows() {
     let two = ag(2, (16, 16, 8), schedule());
     assert_eq!(nanoseconds(&two, ROUND), 1000 + 2 * 1500 + 2000, "there at 1.1, wanted at 2.5");
-    let late = simulate(&two, &Machine { push_begins_ns: 4000, ..ROUND }, Pushes::Kernel).unwrap();
+    let late = simulate(&two, &Machine { push_begins_ns: 4000, ..ROUND }, Mover::Kernel).unwrap();
     assert_eq!((late.time, late.ranks[0].waiting), (NS(5100 + 1500 + 2000), NS(2600)));
-    let copied = |programs: &[TileProgram]| simulate(programs, &ROUND, Pushes::CopyEngines).unwrap().time.as_nanos();
+    let copied = |programs: &[TileProgram]| simulate(programs, &ROUND, Mover::CopyEngine).unwrap().time.as_nanos();
     assert_eq!(copied(&two), 10_000 + 1100 + 1500 + 2000);
-    assert_eq!(simulate(&two, &ROUND, Pushes::AsByDefault), simulate(&two, &ROUND, Pushes::Kernel), "a small shard");
     // In two slices the second is copied 1 us after the first is there, at 11, and awaited before
     // the second step.
     let slices = ag(2, (16, 16, 16), Schedule { k_slices: 2, ..schedule() });
@@ -144,13 +143,13 @@ fn a_tile_waits_for_its_rows() {
 #[test]
 fn the_lead_of_a_split_tile_adds_what_was_lent() {
     let two = Machine { multiprocessors: 2, ..ROUND };
-    // Both halves are multiplied at 2, the lender is done at 2.5, and its part has 256 bytes.
-    assert_eq!(nanoseconds(&ag(1, (8, 8, 16), Schedule { splits: 2, ..schedule() }), two), 2500 + 2000 + 500 + 2000);
+    // Both halves are multiplied at 2, the partial item is done at 2.5, and its part has 256 bytes.
+    assert_eq!(nanoseconds(&ag(1, (8, 8, 16), Schedule { split_k: 2, ..schedule() }), two), 2500 + 2000 + 500 + 2000);
 }
 
 #[test]
 fn a_fold_awaits_the_rows_that_all_ranks_have_scattered() {
-    let flattened = simulate(&rs(2, (8, 8, 16), Schedule { stack: true, ..schedule() }), &ROUND, Pushes::Kernel).unwrap();
+    let flattened = simulate(&rs(2, (8, 8, 16), Schedule { flattened: true, ..schedule() }), &ROUND, Mover::Kernel).unwrap();
     // 4 rows of 16 bytes go to the peer, there at 3.1; those of both are added.
     assert_eq!((flattened.time, flattened.ranks[1].sent), (NS(2500 + 500 + 100 + 1000 + 500 + 2000), 64));
 }
@@ -161,18 +160,18 @@ fn a_signal_that_is_never_raised_is_named() {
     two[1].items[0].raise = NONE;
     let (rank, peer) = (Rank::new(0), Rank::new(1));
     let stuck = SimulateError::Stuck { rank, item: 1, signal: 0, peer };
-    assert_eq!(simulate(&two, &ROUND, Pushes::Kernel), Err(stuck.clone()));
+    assert_eq!(simulate(&two, &ROUND, Mover::Kernel), Err(stuck.clone()));
     assert_eq!(stuck.to_string(), "rank 0 waits forever: item 1 awaits signal 0, which rank 1 never raises");
 }
 
 #[test]
 fn what_is_no_call_over_peer_memory_is_refused() {
     let two = rs(2, (16, 8, 16), schedule());
-    assert_eq!(simulate(&two[..1], &ROUND, Pushes::Kernel), Err(SimulateError::Programs { programs: 1, world: 2 }));
-    assert_eq!(simulate(&[], &ROUND, Pushes::Kernel), Err(SimulateError::Programs { programs: 0, world: 0 }));
+    assert_eq!(simulate(&two[..1], &ROUND, Mover::Kernel), Err(SimulateError::Programs { programs: 1, world: 2 }));
+    assert_eq!(simulate(&[], &ROUND, Mover::Kernel), Err(SimulateError::Programs { programs: 0, world: 0 }));
     let (world, rank) = (WorldSize::new(4).unwrap(), Rank::new(0));
     let problem = Problem::new(OpKind::GemmReduceScatter, 32, 8, 32, DType::Bf16, world).unwrap();
     let nodes = crate::Nodes::new(world, 2).unwrap();
     let program = TileProgram::build_across(&problem, rank, &schedule(), nodes).unwrap();
-    assert_eq!(simulate(&vec![program; 4], &ROUND, Pushes::Kernel), Err(SimulateError::Nodes));
+    assert_eq!(simulate(&vec![program; 4], &ROUND, Mover::Kernel), Err(SimulateError::Nodes));
 }

@@ -36,6 +36,6 @@ mod tests {
         // Rows fastest: both row blocks of a column, then those of the next.
         assert_eq!(read(&schedule, 4), [4 * block, 4 * block, 4 * block, 4 * block, 3 * block, 3 * block]);
         assert_eq!(read(&schedule, 1), [2 * block; 6]);
-        assert_eq!(read(&Schedule { splits: 2, ..schedule }, 2), [4 * block; 12], "the halves of a tile have nothing in common");
+        assert_eq!(read(&Schedule { split_k: 2, ..schedule }, 2), [4 * block; 12], "the halves of a tile have nothing in common");
     }
 }

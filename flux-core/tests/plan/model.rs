@@ -58,10 +58,10 @@ fn what_the_records_say_follows_from_their_plans() {
     for row in rows("frozen-medians.csv").iter().filter(|row| row.get("transport") == "nvlink") {
         let (problem, target, plan) = (row.problem(), row.target(), row.plan());
         let schedule = plan.schedule(&problem, &target);
-        assert_eq!(schedule.early.to_string(), row.get("in_mainloop_partials"), "{problem}: {plan}");
-        assert_eq!(schedule.alone.to_string(), row.get("prologue_shards"), "{problem}: {plan}");
+        assert_eq!(schedule.in_mainloop.to_string(), row.get("in_mainloop_partials"), "{problem}: {plan}");
+        assert_eq!(schedule.prologue.to_string(), row.get("prologue_shards"), "{problem}: {plan}");
         rows_in_all += 1;
-        other += u32::from(schedule.by_chunk.to_string() != row.get("chunk_ordered_shards"));
+        other += u32::from(schedule.chunk_ordered.to_string() != row.get("chunk_ordered_shards"));
         assert_eq!(plan.canonical(&problem, &target).canonical(&problem, &target), plan.canonical(&problem, &target));
         let copies = plan.comm == CommMode::Fused { mover: Mover::CopyEngine };
         assert!(!copies || plan.canonical(&problem, &target).comm == plan.comm, "{problem}: {plan}");

@@ -3,14 +3,14 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
-mod effect;
 mod mutations;
 mod mutations_along_k;
-mod mutations_early;
 mod mutations_flattened;
 mod mutations_grid;
+mod mutations_in_mainloop;
 mod nodes;
 mod properties;
+#[allow(dead_code, reason = "flux-kernels draws whole schedules from it")]
 #[path = "../schedules/mod.rs"]
 mod schedules;
 mod simulated;

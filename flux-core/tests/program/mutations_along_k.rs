@@ -18,19 +18,24 @@ fn split_calls() -> impl Strategy<Value = Call> {
 /// The same, with at most so many slices.
 fn split_calls_in_slices(most: u32) -> impl Strategy<Value = Call> {
     let knobs = move || {
-        (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_slices, splits, stack)| Knobs { k_slices, splits, stack, ..Knobs::PLAIN })
+        (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_slices, split_k, flattened)| Knobs {
+            k_slices,
+            split_k,
+            flattened,
+            ..Knobs::PLAIN
+        })
     };
     let of = move |op: OpKind| knob_calls(op, 1..=5, 3..=5, knobs());
     prop_oneof![of(AllGatherGemm), of(GemmReduceScatter)]
 }
 
 /// Calls of AllGather-GEMM that announce slices, with shards in places of their own or flattened.
-fn sliced_calls(stack: bool) -> impl Strategy<Value = Call> {
+fn sliced_calls(flattened: bool) -> impl Strategy<Value = Call> {
     knob_calls(
         AllGatherGemm,
         2..=5,
         4..=6,
-        (2..=3_u32, 1..=2_u32).prop_map(move |(k_slices, splits)| Knobs { k_slices, splits, stack, ..Knobs::PLAIN }),
+        (2..=3_u32, 1..=2_u32).prop_map(move |(k_slices, split_k)| Knobs { k_slices, split_k, flattened, ..Knobs::PLAIN }),
     )
 }
 
@@ -38,7 +43,7 @@ fn lends(item: &WorkItem) -> bool {
     item.sink == sink::PARTIAL
 }
 
-fn leads(item: &WorkItem) -> bool {
+fn fix_ups(item: &WorkItem) -> bool {
     item.parts > 0
 }
 
@@ -84,23 +89,23 @@ proptest! {
         let p = pick(&mut call, rank);
         let rank = p.rank.get();
         let world = p.problem.world().get();
-        let lent = pick_item(&p.items, item, lends);
-        let lead = pick_item(&p.items, item, leads);
+        let partial = pick_item(&p.items, item, lends);
+        let fix_up = pick_item(&p.items, item, fix_ups);
         match kind {
-            0 => p.items[lent].raise = NONE,
-            1 => p.items[lent].parts = 1,
-            2 if world > 1 => p.items[lent].dest = (rank + 1) % world,
+            0 => p.items[partial].raise = NONE,
+            1 => p.items[partial].parts = 1,
+            2 if world > 1 => p.items[partial].dest = (rank + 1) % world,
             // a tile that is one item names no part slot
-            2 | 3 => p.items[lead].parts = 0,
+            2 | 3 => p.items[fix_up].parts = 0,
             4 => {
                 // what is awaited late has no step
-                let entry = p.items[lead].late_first as usize;
+                let entry = p.items[fix_up].late_first as usize;
                 p.awaits[entry].k_step = 1;
             }
             _ => {
-                // a lender awaits nothing after its multiplication
-                let late = (p.items[lead].late_first, p.items[lead].late_count);
-                (p.items[lent].late_first, p.items[lent].late_count) = late;
+                // a partial item awaits nothing after its multiplication
+                let late = (p.items[fix_up].late_first, p.items[fix_up].late_count);
+                (p.items[partial].late_first, p.items[partial].late_count) = late;
             }
         }
         assert_violates!(call, Violation::Form { .. });
@@ -148,7 +153,7 @@ proptest! {
                 p.items[index].k_first -= 1;
             }
             _ => {
-                let index = pick_item(&p.items, item, leads);
+                let index = pick_item(&p.items, item, fix_ups);
                 p.items[index].k_steps += 1;
             }
         }
@@ -159,8 +164,8 @@ proptest! {
     fn parts_that_are_taken_twice_or_not_at_all(call in split_calls(), rank: Index, item: Index, kind in 0..4) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let lent = pick_item(&p.items, item, lends);
-        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| leads(&p.items[index])).collect();
+        let partial = pick_item(&p.items, item, lends);
+        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| fix_ups(&p.items[index])).collect();
         match kind {
             0 => {
                 prop_assume!(leading.len() > 1);
@@ -174,36 +179,36 @@ proptest! {
                     p.split_k_slots += 1;
                 }
                 let p = pick(&mut call, rank);
-                p.items[lent].part = p.split_k_slots - 1;
-                assert_violates!(call, Violation::PartNotLent { item, .. } if item > lent);
+                p.items[partial].part = p.split_k_slots - 1;
+                assert_violates!(call, Violation::PartMissing { item, .. } if item > partial);
             }
             2 => {
                 // the tile's last steps are multiplied twice, and added once
-                let lead = *item.get(&leading);
-                prop_assume!(p.items[lead].parts > 1);
-                p.items[lead - 2].k_steps += p.items[lead - 1].k_steps;
-                let WorkItem { await_group, k_first, parts, .. } = p.items[lead];
+                let fix_up = *item.get(&leading);
+                prop_assume!(p.items[fix_up].parts > 1);
+                p.items[fix_up - 2].k_steps += p.items[fix_up - 1].k_steps;
+                let WorkItem { await_group, k_first, parts, .. } = p.items[fix_up];
                 // its signal is awaited all the same, with rows, which only an AllGather-GEMM
                 // awaits
-                let mut rows = p.awaits_of(&p.items[lead]).to_vec();
+                let mut rows = p.awaits_of(&p.items[fix_up]).to_vec();
                 let k_step = rows.last().map_or(k_first, |row| row.k_step);
-                let unread = Await { k_step, ..p.late_awaits_of(&p.items[lead])[parts as usize - 1] };
+                let unread = Await { k_step, ..p.late_awaits_of(&p.items[fix_up])[parts as usize - 1] };
                 rows.resize(rows.len() + await_group.max(1) as usize, unread);
-                let lead_item = &mut p.items[lead];
+                let lead_item = &mut p.items[fix_up];
                 (lead_item.parts, lead_item.late_count) = (parts - 1, lead_item.late_count - 1);
                 (lead_item.await_first, lead_item.await_count) = (p.awaits.len() as u32, rows.len() as u32);
                 lead_item.await_group = await_group.max(1);
                 p.awaits.extend(rows);
                 match p.problem.op() {
-                    AllGatherGemm => assert_violates!(call, Violation::PartNotRead { item, .. } if item == lead - 1),
+                    AllGatherGemm => assert_violates!(call, Violation::PartNotRead { item, .. } if item == fix_up - 1),
                     GemmReduceScatter => assert_violates!(call, Violation::Form { .. }),
                 }
             }
             _ => {
-                let lenders: Vec<usize> = (0..p.items.len()).filter(|&index| lends(&p.items[index])).collect();
-                prop_assume!(lenders.len() > 1);
-                let other = lenders[(lenders.iter().position(|&index| index == lent).unwrap() + 1) % lenders.len()];
-                p.items[lent].part = p.items[other].part;
+                let partials_of: Vec<usize> = (0..p.items.len()).filter(|&index| lends(&p.items[index])).collect();
+                prop_assume!(partials_of.len() > 1);
+                let other = partials_of[(partials_of.iter().position(|&index| index == partial).unwrap() + 1) % partials_of.len()];
+                p.items[partial].part = p.items[other].part;
                 let (rank, slot) = (p.rank, p.items[other].part);
                 assert_violates!(call, Violation::WrittenTwice { owner, what: "part slot", index, .. } if (owner, index) == (rank, slot));
             }
@@ -214,7 +219,7 @@ proptest! {
     fn parts_of_other_tiles(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| leads(&p.items[index])).collect();
+        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| fix_ups(&p.items[index])).collect();
         prop_assume!(leading.len() > 1);
         let one = item.index(leading.len());
         let (first, second) = (leading[one], leading[(one + 1) % leading.len()]);
@@ -229,7 +234,7 @@ proptest! {
     fn parts_that_are_not_awaited(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| leads(&p.items[index])).collect();
+        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| fix_ups(&p.items[index])).collect();
         prop_assume!(leading.len() > 1);
         let one = item.index(leading.len());
         // two tiles await each other's first part
@@ -243,19 +248,19 @@ proptest! {
     fn parts_that_are_awaited_in_another_order_than_they_are_added(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let lead = p.items[pick_item(&p.items, item, leads)];
-        prop_assume!(lead.parts > 1);
-        let first = lead.late_first as usize;
+        let fix_up = p.items[pick_item(&p.items, item, fix_ups)];
+        prop_assume!(fix_up.parts > 1);
+        let first = fix_up.late_first as usize;
         p.awaits.swap(first, first + 1);
         let rank = p.rank;
-        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", index, .. } if (unguarded, index) == (rank, lead.part));
+        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", index, .. } if (unguarded, index) == (rank, fix_up.part));
     }
 
     #[test]
     fn more_that_is_awaited_than_there_are_parts(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let index = pick_item(&p.items, item, leads);
+        let index = pick_item(&p.items, item, fix_ups);
         let mut late = p.late_awaits_of(&p.items[index]).to_vec();
         late.push(late[0]);
         let (first, count) = (p.awaits.len() as u32, late.len() as u32);
@@ -269,7 +274,7 @@ proptest! {
     fn partial_tiles_of_who_adds_none(call in split_calls(), rank: Index, item: Index, partials in 1..=4_u32) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        // A lender, or a lead that stores or scatters: of a GEMM-ReduceScatter of one rank too.
+        // A partial item, or a fix-up item that stores or scatters: of a GEMM-ReduceScatter of one rank too.
         let index = pick_item(&p.items, item, |item| matches!(item.sink, sink::PARTIAL | sink::STORE | sink::SCATTER));
         (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
         assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only what adds partial results counts them", .. } if wrong == index);
@@ -279,11 +284,11 @@ proptest! {
     fn a_lead_before_its_lenders(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let lead = pick_item(&p.items, item, leads);
-        let lenders = p.items[lead].parts as usize;
-        p.items[lead - lenders..=lead].rotate_right(1);
+        let fix_up = pick_item(&p.items, item, fix_ups);
+        let partials_of = p.items[fix_up].parts as usize;
+        p.items[fix_up - partials_of..=fix_up].rotate_right(1);
         let rank = p.rank;
-        assert_violates!(call, Violation::Deadlock { rank: stuck, item, peer, .. } if (stuck, item, peer) == (rank, lead - lenders, rank));
+        assert_violates!(call, Violation::Deadlock { rank: stuck, item, peer, .. } if (stuck, item, peer) == (rank, fix_up - partials_of, rank));
     }
 
     #[test]

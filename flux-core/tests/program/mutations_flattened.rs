@@ -1,4 +1,4 @@
-//! The rules of tiles that span shards, broken on purpose.
+//! The rules of tiles of flattened rows, broken on purpose.
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, build, knob_calls};
@@ -10,7 +10,7 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 fn flattened() -> impl Strategy<Value = Knobs> {
-    (1..=2_u32, 1..=2_u32).prop_map(|(k_slices, splits)| Knobs { k_slices, splits, stack: true, ..Knobs::PLAIN })
+    (1..=2_u32, 1..=2_u32).prop_map(|(k_slices, split_k)| Knobs { k_slices, split_k, flattened: true, ..Knobs::PLAIN })
 }
 
 fn gathering() -> impl Strategy<Value = Call> {
@@ -21,7 +21,7 @@ fn scattering() -> impl Strategy<Value = Call> {
     knob_calls(GemmReduceScatter, 2..=6, 1..=3, flattened())
 }
 
-fn folds(item: &WorkItem) -> bool {
+fn reductions(item: &WorkItem) -> bool {
     item.sink == sink::REDUCE_ROWS
 }
 
@@ -66,7 +66,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (m, m_shard) = (p.problem.m(), p.problem.m_shard());
-        let index = pick_item(&p.items, item, |item| if kind < 2 { scatters(item) } else { folds(item) });
+        let index = pick_item(&p.items, item, |item| if kind < 2 { scatters(item) } else { reductions(item) });
         let item = &mut p.items[index];
         let expected = match kind {
             0 => { item.row = m; "rows" }
@@ -98,7 +98,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world().get();
-        let index = pick_item(&p.items, item, |item| if kind < 4 { scatters(item) } else { folds(item) });
+        let index = pick_item(&p.items, item, |item| if kind < 4 { scatters(item) } else { reductions(item) });
         let item = &mut p.items[index];
         match kind {
             0 => item.sink = sink::STORE,
@@ -115,7 +115,7 @@ proptest! {
     fn cover(call in scattering(), rank: Index, item: Index, kind in 0..4) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let index = pick_item(&p.items, item, |item| if kind < 2 { scatters(item) } else { folds(item) });
+        let index = pick_item(&p.items, item, |item| if kind < 2 { scatters(item) } else { reductions(item) });
         let copy = p.items[index];
         if kind % 2 == 0 {
             p.items.remove(index);
@@ -176,13 +176,13 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world().get();
-        let folding: Vec<usize> = (0..p.items.len()).filter(|&index| folds(&p.items[index])).collect();
+        let folding: Vec<usize> = (0..p.items.len()).filter(|&index| reductions(&p.items[index])).collect();
         prop_assume!(folding.len() > 1);
         let one = item.index(folding.len());
         let (index, other) = (folding[one], folding[(one + 1) % folding.len()]);
-        let [this, that] = [p.items[index], p.items[other]].map(|fold| (fold.late_first, fold.late_count));
+        let [this, that] = [p.items[index], p.items[other]].map(|reduction| (reduction.late_first, reduction.late_count));
         if this == that {
-            // the other fold still awaits what this one does not any more
+            // the other reduction still awaits what this one does not any more
             p.items[index].late_first += u32::from(!last);
             p.items[index].late_count -= 1;
         } else {
@@ -199,7 +199,7 @@ proptest! {
     fn folds_before_tiles(call in scattering(), rank: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let first = p.items.iter().position(folds).unwrap();
+        let first = p.items.iter().position(reductions).unwrap();
         p.items.rotate_left(first);
         assert_violates!(call, Violation::Form { what: "folds come after all tiles", .. });
     }
@@ -217,13 +217,13 @@ proptest! {
     }
 }
 
-/// Nobody waits in a circle: the rows of each rank's first fold are those of the first tile.
+/// Nobody waits in a circle: the rows of each rank's first reduction are those of the first tile.
 #[test]
 fn a_fold_between_tiles() {
     let problem = Problem::new(GemmReduceScatter, 8, 32, 16, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-    let mut call = build(&problem, &Schedule { stack: true, ..Schedule::of(TileShape::new(16, 16, 8)) });
+    let mut call = build(&problem, &Schedule { flattened: true, ..Schedule::of(TileShape::new(16, 16, 8)) });
     for p in &mut call.0 {
-        assert_eq!(p.items.iter().position(folds), Some(2));
+        assert_eq!(p.items.iter().position(reductions), Some(2));
         p.items.swap(1, 2);
     }
     let rank = Rank::new(0);

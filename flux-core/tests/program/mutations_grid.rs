@@ -14,9 +14,9 @@ fn two_by_two() -> impl Strategy<Value = Call> {
     prop_oneof![of(AllGatherGemm), of(GemmReduceScatter)]
 }
 
-/// Calls of `op` whose tiles span shards.
+/// Calls of `op` whose rows are flattened.
 fn flattened(op: OpKind) -> impl Strategy<Value = Call> {
-    knob_calls(op, 2..=6, 1..=3, Just(Knobs { stack: true, ..Knobs::PLAIN }))
+    knob_calls(op, 2..=6, 1..=3, Just(Knobs { flattened: true, ..Knobs::PLAIN }))
 }
 
 /// Moves the border between the first two blocks of `tile` elements each, by so many elements.
@@ -75,7 +75,7 @@ proptest! {
         assert_violates!(call, Violation::OffGrid { what: "columns", item, .. } if item == index);
     }
 
-    /// What a fold's threads share is rows.
+    /// What a reduction's threads share is rows.
     #[test]
     fn a_fold_in_two_by_rows(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
         let mut call = call;

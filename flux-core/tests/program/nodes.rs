@@ -19,11 +19,12 @@ fn across(op: OpKind, counts: RangeInclusive<u32>, per_node: RangeInclusive<u32>
     let raster = (1..=6_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
     let cut = (chunks(), raster, (1..=5_u32, 0..=3_u32, 0..=3_u32), 1..=3_u32, 1..=3_u32);
     (counts, per_node, 1..=40_usize, 1..=5_usize, 1..=4_usize, cut).prop_map(
-        move |(count, per_node, rows, n8, k8, (chunk, raster, (band, alone, by_chunk), k_slices, splits))| {
+        move |(count, per_node, rows, n8, k8, (chunk, raster, (group, prologue, chunk_ordered), k_slices, split_k))| {
             let world = WorldSize::new(count * per_node).unwrap();
             let (n, k) = if op == AllGatherGemm { (8 * n8 * world.index(), 8 * k8) } else { (8 * n8, 8 * k8 * world.index()) };
             let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).unwrap();
-            let schedule = Schedule { chunk, raster, band, alone, by_chunk, k_slices, splits, ..Schedule::of(TileShape::new(16, 16, 8)) };
+            let schedule =
+                Schedule { chunk, raster, group, prologue, chunk_ordered, k_slices, split_k, ..Schedule::of(TileShape::new(16, 16, 8)) };
             build(&problem, &schedule, count)
         },
     )
@@ -65,7 +66,7 @@ proptest! {
     #[test]
     fn what_crosses_nodes_does_so_once_for_all_ranks_of_a_node(call in any_across(), knob in 1..=3_u32) {
         let (problem, nodes) = (call.0[0].problem, call.0[0].nodes);
-        let schedule = Schedule { band: knob, ..Schedule::of(call.0[0].tile) };
+        let schedule = Schedule { group: knob, ..Schedule::of(call.0[0].tile) };
         let count = |count| crossing(&build(&problem, &schedule, count), nodes);
         prop_assert_eq!(count(nodes.count()) * u64::from(nodes.per_node()), count(problem.world().get()));
     }
@@ -86,7 +87,7 @@ proptest! {
         let p = pick(&mut call, rank);
         let which = which.index(p.forwards.len());
         let (world, signals) = (p.problem.world(), p.signals);
-        let mate = p.nodes.mates(p.rank).next().unwrap();
+        let node_peer = p.nodes.node_peers(p.rank).next().unwrap();
         let forward = &mut p.forwards[which];
         match kind {
             0 => {
@@ -94,8 +95,8 @@ proptest! {
                 assert_violates!(call, Violation::UnguardedForward { .. });
             }
             1 => {
-                // a place that mates fill
-                forward.from = mate.place_at(p.rank).unwrap();
+                // a place that intra-node peers fill
+                forward.from = node_peer.place_at(p.rank).unwrap();
                 assert_violates!(call, Violation::Form { .. });
             }
             2 => {
@@ -119,7 +120,7 @@ proptest! {
         let p = pick(&mut call, rank);
         let crossing: Vec<usize> = (0..p.transfers.len()).filter(|&i| !p.nodes.together(p.rank, Rank::new(p.transfers[i].dest))).collect();
         let transfer = &mut p.transfers[*which.get(&crossing)];
-        let dest = p.nodes.mates(Rank::new(transfer.dest)).next().unwrap();
+        let dest = p.nodes.node_peers(Rank::new(transfer.dest)).next().unwrap();
         (transfer.dest, transfer.place) = (dest.get(), p.rank.place_at(dest).unwrap());
         assert_violates!(call, Violation::Form { .. });
     }
@@ -138,7 +139,7 @@ proptest! {
                 assert_violates!(call, Violation::Form { .. });
             }
             1 => {
-                item.dest = p.nodes.mates(owner).next().unwrap().get();
+                item.dest = p.nodes.node_peers(owner).next().unwrap().get();
                 assert_violates!(call, Violation::Form { .. });
             }
             2 => {
@@ -165,7 +166,7 @@ proptest! {
         let p = pick(&mut call, rank);
         let (rank, nodes) = (p.rank, p.nodes);
         let index = pick_item(&p.items, which, |item| item.sink == sink::SEND && !nodes.together(rank, Rank::new(item.a_outer)));
-        p.items[index].dest = nodes.mates(Rank::new(p.items[index].dest)).next().unwrap().get();
+        p.items[index].dest = nodes.node_peers(Rank::new(p.items[index].dest)).next().unwrap().get();
         assert_violates!(call, Violation::Form { .. });
     }
 
@@ -194,18 +195,18 @@ fn nodes_of_another_world_and_stacked_tiles_are_refused() {
     let other = Nodes::new(WorldSize::new(8).unwrap(), 2).unwrap();
     let build = |schedule: &Schedule, nodes| TileProgram::build_across(&problem, Rank::new(0), schedule, nodes);
     assert_eq!(build(&schedule, other), Err(ScheduleError::OtherWorld { nodes: WorldSize::new(8).unwrap(), world }));
-    let flattened = Schedule { stack: true, ..schedule };
+    let flattened = Schedule { flattened: true, ..schedule };
     let nodes = Nodes::new(world, 2).unwrap();
     assert_eq!(build(&flattened, nodes), Err(ScheduleError::FlattenedNodes { nodes }));
     assert!(build(&flattened, Nodes::apart(world)).is_ok());
 }
 
-/// What a relay or an owner adds comes from mates and other nodes: it awaits all of it when the
+/// What a relay or an owner adds comes from intra-node peers and other nodes: it awaits all of it when the
 /// tile is multiplied, whatever the schedule says.
 #[test]
 fn no_partial_tile_is_early_across_nodes() {
     let problem = Problem::new(GemmReduceScatter, 64, 64, 4 * 1024, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
-    let schedule = Schedule { early: 2, ..Schedule::of(TileShape::new(16, 16, 8)) };
-    let early = |count| build(&problem, &schedule, count).0.iter().map(|p| p.early).collect::<Vec<_>>();
-    assert_eq!([early(2), early(4), early(1)], [vec![0; 4], vec![2; 4], vec![2; 4]]);
+    let schedule = Schedule { in_mainloop: 2, ..Schedule::of(TileShape::new(16, 16, 8)) };
+    let in_mainloop = |count| build(&problem, &schedule, count).0.iter().map(|p| p.in_mainloop).collect::<Vec<_>>();
+    assert_eq!([in_mainloop(2), in_mainloop(4), in_mainloop(1)], [vec![0; 4], vec![2; 4], vec![2; 4]]);
 }

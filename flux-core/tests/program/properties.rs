@@ -2,6 +2,8 @@
 
 use crate::schedules::chunks;
 use crate::strategies::{Call, any_calls, build, calls, plain_calls};
+use flux_core::machine::Machine;
+use flux_core::plan::{Plan, Target};
 use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check, sink};
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;
@@ -49,23 +51,6 @@ proptest! {
     #[test]
     fn a_rank_hears_from_all_that_it_writes_to(call in any_calls(2..=16)) {
         assert_hears_from_all_that_it_writes_to(&call);
-    }
-
-    #[test]
-    fn where_all_that_ranks_bring_comes_before_items_signal_the_own_lenders_alone(call in any_calls(1..=16)) {
-        for program in call.0 {
-            let (whole, alone) = (program.clone(), program.signalling_lenders_alone());
-            let lent: BTreeSet<u32> = alone.items.iter().filter(|item| item.sink == sink::PARTIAL).map(|item| item.raise).collect();
-            let raised: BTreeSet<u32> = alone.items.iter().map(|item| item.raise).filter(|&raise| raise != NONE).collect();
-            let awaits = |item| [alone.awaits_of(item), alone.late_awaits_of(item)].concat();
-            let awaited: BTreeSet<u32> = alone.items.iter().flat_map(awaits).map(|entry| entry.signal).collect();
-            prop_assert!(raised == lent && awaited == lent, "{raised:?}, {awaited:?}, {lent:?}: {whole}");
-            // Nothing of what they compute, or where it goes, is another.
-            for (item, was) in alone.items.iter().zip(&whole.items) {
-                let place = |item: &WorkItem| (item.row, item.col, item.sink, item.dest, item.slot, item.part, item.parts, item.k_first, item.k_steps);
-                prop_assert_eq!(place(item), place(was));
-            }
-        }
     }
 
     #[test]
@@ -129,9 +114,11 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(96))]
 
     #[test]
-    fn every_rule_holds_of_what_the_heuristic_chooses_and_compares((problem, number) in problems()) {
-        let candidates = Schedule::candidates(&problem);
-        for schedule in [Schedule::heuristic(&problem), candidates[number % candidates.len()]] {
+    fn every_rule_holds_of_the_plans_that_the_model_ranks((problem, number) in problems()) {
+        let target = Target::peer_memory(Machine::H100, &problem);
+        let plans = Plan::ranked(&problem, &target);
+        for plan in [plans[0], plans[number % plans.len()]] {
+            let schedule = plan.schedule(&problem, &target);
             if let Err(violation) = check::verify(&build(&problem, &schedule).0) {
                 prop_assert!(false, "{problem}, {schedule}: {violation}");
             }
@@ -139,9 +126,9 @@ proptest! {
     }
 }
 
-/// The shapes of the issue, and the ragged ones that a user is likely to have.
+/// Reference shapes, and shapes with partial tiles.
 #[test]
-fn the_reference_shapes_satisfy_every_rule_with_the_default_schedule() {
+fn the_reference_shapes_satisfy_every_rule_with_the_models_plan() {
     for world in [1, 2, 3, 5, 6, 7, 8, 16] {
         let world = WorldSize::new(world).unwrap();
         for m_shard in [8, 64, 129, 1024] {
@@ -149,7 +136,8 @@ fn the_reference_shapes_satisfy_every_rule_with_the_default_schedule() {
                 [(OpKind::AllGatherGemm, 6144 * world.index(), 12288), (OpKind::GemmReduceScatter, 12296, 6144 * world.index())]
             {
                 let problem = Problem::new(op, m_shard * world.index(), n, k, DType::Bf16, world).unwrap();
-                let call = build(&problem, &Schedule::heuristic(&problem));
+                let target = Target::peer_memory(Machine::H100, &problem);
+                let call = build(&problem, &Plan::ranked(&problem, &target)[0].schedule(&problem, &target));
                 assert_eq!(check::verify(&call.0), Ok(()), "{problem}");
             }
         }

@@ -8,8 +8,9 @@ use crate::strategies::{Call, any_calls, plain_calls};
 use flux_core::OpKind;
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::machine::Machine;
+use flux_core::plan::Mover;
 use flux_core::program::{check, sink};
-use flux_core::simulate::{Pushes, RankTotals, simulate};
+use flux_core::simulate::{RankTotals, simulate};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -35,8 +36,8 @@ fn machines() -> impl Strategy<Value = Machine> {
     })
 }
 
-fn pushes() -> impl Strategy<Value = Pushes> {
-    prop_oneof![Just(Pushes::AsByDefault), Just(Pushes::Kernel), Just(Pushes::CopyEngines)]
+fn movers() -> impl Strategy<Value = Mover> {
+    prop_oneof![Just(Mover::Kernel), Just(Mover::CopyEngine)]
 }
 
 /// What a rank sends at least: its shard, or its partial tiles, to every peer.
@@ -60,7 +61,7 @@ proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
     #[test]
-    fn every_verified_call_ends_and_takes_no_less_than_its_parts(call in any_calls(1..=6), machine in machines(), pushes in pushes()) {
+    fn every_verified_call_ends_and_takes_no_less_than_its_parts(call in any_calls(1..=6), machine in machines(), pushes in movers()) {
         check::verify(&call.0).unwrap();
         let simulated = simulate(&call.0, &machine, pushes).unwrap();
         let workers = workers(&call, &machine);
@@ -81,7 +82,7 @@ proptest! {
     }
 
     #[test]
-    fn with_one_peer_slower_links_never_make_it_faster(call in any_calls(2..=2), machine in machines(), pushes in pushes(), percent in 1..100_u64) {
+    fn with_one_peer_slower_links_never_make_it_faster(call in any_calls(2..=2), machine in machines(), pushes in movers(), percent in 1..100_u64) {
         let slower = Machine { link_bytes_per_us: machine.link_bytes_per_us * percent / 100, both_ways_bytes_per_us: machine.both_ways_bytes_per_us * percent / 100, ..machine };
         let [fast, slow] = [machine, slower].map(|machine| simulate(&call.0, &machine, pushes).unwrap().time);
         prop_assert!(slow >= fast, "{slow:?} instead of {fast:?}");
@@ -93,14 +94,14 @@ proptest! {
         // carries.
         let links = Machine { push_ns: 0, push_round_ns: 0, ..machine };
         let host = Machine { through_host: true, ..links };
-        let [links, host] = [links, host].map(|machine| simulate(&call.0, &machine, Pushes::Kernel).unwrap());
+        let [links, host] = [links, host].map(|machine| simulate(&call.0, &machine, Mover::Kernel).unwrap());
         prop_assert!(host.time >= links.time, "{:?} instead of {:?}", host.time, links.time);
         prop_assert!(host.ranks.iter().all(|rank| (rank.sent, rank.received) == (least_sent(&call), least_sent(&call))));
     }
 
     #[test]
     fn without_waits_and_links_it_is_the_busiest_worker_that_counts(call in plain_calls(1..=1), machine in machines()) {
-        let simulated = simulate(&call.0, &machine, Pushes::AsByDefault).unwrap();
+        let simulated = simulate(&call.0, &machine, Mover::Kernel).unwrap();
         let items = call.0[0].items.len() as u64;
         let most = items.div_ceil(u64::from(workers(&call, &machine)));
         let [rank] = simulated.ranks[..] else { panic!("one rank") };

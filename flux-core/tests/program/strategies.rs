@@ -1,7 +1,7 @@
 //! Problems and schedules that are valid by construction.
 
 use crate::schedules::chunks;
-use flux_core::program::{Chunk, Lent, Schedule, TileProgram};
+use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::tile::Raster;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
@@ -41,18 +41,18 @@ pub(crate) fn calls(
     calls_in_bands(op, worlds, row_blocks, col_blocks, chunks, 1..=5)
 }
 
-/// The same, with bands of so many shards.
+/// The same, with groups of so many shards.
 pub(crate) fn calls_in_bands(
     op: OpKind,
     worlds: RangeInclusive<u32>,
     row_blocks: RangeInclusive<u32>,
     col_blocks: RangeInclusive<u32>,
     chunks: impl Strategy<Value = Chunk>,
-    bands: RangeInclusive<u32>,
+    groups: RangeInclusive<u32>,
 ) -> impl Strategy<Value = Call> {
     let raster = (1..=6_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
-    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster, bands).prop_map(
-        move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster, band)| {
+    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster, groups).prop_map(
+        move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster, group)| {
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {
                 OpKind::AllGatherGemm => (8 * n8 * world.get(), 8),
@@ -60,7 +60,7 @@ pub(crate) fn calls_in_bands(
             };
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
-            build(&problem, &Schedule { chunk, raster, band, ..Schedule::of(TileShape::new(tile_m, 8 * tile_n8, 64)) })
+            build(&problem, &Schedule { chunk, raster, group, ..Schedule::of(TileShape::new(tile_m, 8 * tile_n8, 64)) })
         },
     )
 }
@@ -71,40 +71,37 @@ pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = 
     prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
 }
 
-/// What a schedule says besides tiles, chunks, rasters and bands.
+/// What a schedule says besides tiles, chunks, rasters and groups.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Knobs {
     pub(crate) k_slices: u32,
-    pub(crate) splits: u32,
-    pub(crate) shares: u32,
-    pub(crate) lent: Lent,
-    pub(crate) stack: bool,
-    pub(crate) early: u32,
-    pub(crate) alone: u32,
-    pub(crate) by_chunk: u32,
+    pub(crate) split_k: u32,
+    pub(crate) stream_k: u32,
+    pub(crate) flattened: bool,
+    pub(crate) in_mainloop: u32,
+    pub(crate) prologue: u32,
+    pub(crate) chunk_ordered: u32,
 }
 
 impl Knobs {
-    /// Tiles that are one item each and announced whole, a band after the other.
+    /// Tiles that are one item each and announced whole, a group after the other.
     pub(crate) const PLAIN: Self =
-        Self { k_slices: 1, splits: 1, shares: 1, lent: Lent::NONE, stack: false, early: 0, alone: 0, by_chunk: 0 };
+        Self { k_slices: 1, split_k: 1, stream_k: 1, flattened: false, in_mainloop: 0, prologue: 0, chunk_ordered: 0 };
 }
 
 /// All of them.
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     // Shares mean nothing with splits.
     let parts = prop_oneof![(Just(1), Just(1)), (2..=4_u32, Just(1)), (Just(1), 2..=12_u32)];
-    let lent = (0..=3_u32, prop_oneof![Just(0), 0..=30_u32]).prop_map(|(first, last)| Lent { first, last });
-    (1..=6_u32, parts, lent, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32).prop_map(
-        |(k_slices, (splits, shares), lent, stack, early, alone, by_chunk)| Knobs {
+    (1..=6_u32, parts, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32).prop_map(
+        |(k_slices, (split_k, stream_k), flattened, in_mainloop, prologue, chunk_ordered)| Knobs {
             k_slices,
-            splits,
-            shares,
-            lent,
-            stack,
-            early,
-            alone,
-            by_chunk,
+            split_k,
+            stream_k,
+            flattened,
+            in_mainloop,
+            prologue,
+            chunk_ordered,
         },
     )
 }
@@ -121,7 +118,7 @@ pub(crate) fn knob_calls(
     let rows = prop_oneof![(1..=40_u32, 1..=160_u32), extent(1..=3, 1..=40)];
     let order = (chunks(), raster, 1..=5_u32);
     (worlds, rows, extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
-        move |(world, (m_shard, tile_m), (n8, tile_n8), (k8, tile_k8), (chunk, raster, band), knobs)| {
+        move |(world, (m_shard, tile_m), (n8, tile_n8), (k8, tile_k8), (chunk, raster, group), knobs)| {
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {
                 OpKind::AllGatherGemm => (8 * n8 * world.get(), 8 * k8),
@@ -130,8 +127,11 @@ pub(crate) fn knob_calls(
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_slices, splits, shares, lent, stack, early, alone, by_chunk } = knobs;
-            build(&problem, &Schedule { tile, chunk, raster, band, alone, by_chunk, k_slices, splits, shares, stack, early, lent })
+            let Knobs { k_slices, split_k, stream_k, flattened, in_mainloop, prologue, chunk_ordered } = knobs;
+            build(
+                &problem,
+                &Schedule { tile, chunk, raster, group, prologue, chunk_ordered, k_slices, split_k, stream_k, flattened, in_mainloop },
+            )
         },
     )
 }

@@ -1,7 +1,7 @@
 //! Random schedules for the suites of several crates, each of which includes this file.
 
 use flux_core::TileShape;
-use flux_core::program::{Chunk, Lent, Schedule};
+use flux_core::program::{Chunk, Schedule};
 use flux_core::tile::Raster;
 use proptest::prelude::*;
 
@@ -14,23 +14,21 @@ pub(crate) fn schedules<N: Strategy<Value = u32> + 'static>(
 ) -> impl Strategy<Value = Schedule> {
     let raster = numbers(1).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
     let shards = (numbers(1), numbers(0), numbers(0));
-    let lent = (numbers(0), numbers(0)).prop_map(|(first, last)| Lent { first, last });
-    let shares = prop_oneof![Just(1), 2..=12_u32];
-    let along_k = (numbers(1), numbers(1), shares, any::<bool>(), numbers(0));
-    (tiles, chunks, raster, shards, along_k, lent).prop_map(
-        |(tile, chunk, raster, (band, alone, by_chunk), (k_slices, splits, shares, stack, early), lent)| Schedule {
+    let stream_k = prop_oneof![Just(1), 2..=12_u32];
+    let along_k = (numbers(1), numbers(1), stream_k, any::<bool>(), numbers(0));
+    (tiles, chunks, raster, shards, along_k).prop_map(
+        |(tile, chunk, raster, (group, prologue, chunk_ordered), (k_slices, split_k, stream_k, flattened, in_mainloop))| Schedule {
             tile,
             chunk,
             raster,
-            band,
-            alone,
-            by_chunk,
+            group,
+            prologue,
+            chunk_ordered,
             k_slices,
-            splits,
-            shares,
-            stack,
-            early,
-            lent,
+            split_k,
+            stream_k,
+            flattened,
+            in_mainloop,
         },
     )
 }

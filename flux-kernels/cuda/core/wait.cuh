@@ -91,12 +91,14 @@ struct Deadline {
         // Clock, poison and the peer's hash; the abort word more rarely, as it lies behind PCIe.
         if (++polls % 64 != 0) return true;
         if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
-        // The signal may be missing because the peer is in another op.
-        const u32 other = t.peer == p.rank ? 0 : op_hash_of(p, epoch, t.peer);
+        // The signal may be missing because the peer is in another op, or because the peer found that
+        // first. Other reasons do not end this wait: its deadline does.
+        u32 other = p.op_hash, reason = 0;
+        if (t.peer != p.rank) {
+            other = op_hash_of(p, epoch, t.peer);
+            if (other != p.op_hash) reason = ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
+        }
         const bool disagrees = other != 0 && other != p.op_hash;
-        // Or because the peer found the disagreement first. Other reasons do not end this wait: its
-        // deadline does.
-        const u32 reason = other == p.op_hash || t.peer == p.rank ? 0 : ptx::load_relaxed_sys(broken_word(p.pad[p.rank], t.peer));
         const u32 abort = reason == kInAnotherOp ? reason : polls % 4096 == 0 ? ptx::load_relaxed_sys(&p.fault->abort_word) : 0;
         if (!disagrees && abort == 0 && ptx::global_timer_ns() - start <= p.deadline_ns) return true;
         record_fault(p, epoch, t, disagrees ? FaultCode::kDisagreed : abort != 0 ? FaultCode::kAborted : FaultCode::kTimeout, reason == kInAnotherOp ? t.peer : p.rank,

@@ -7,7 +7,7 @@ use super::label;
 use super::plan::{ExecutionPlan, Traffic};
 use super::sequential::Sequential;
 use crate::error::{BuildError, CallError};
-use crate::fused::Operands;
+use crate::op::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;

@@ -5,7 +5,7 @@
 use super::label;
 use super::plan::ExecutionPlan;
 use crate::error::{BuildError, CallError};
-use crate::fused::Operands;
+use crate::op::Operands;
 use crate::tensor::{Location, View};
 use flux_core::program::TileProgram;
 use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};

@@ -11,46 +11,26 @@ mod plan;
 mod sequential;
 
 use crate::error::{BuildError, CallError};
-use crate::fused::Operands;
+use crate::op::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
 use flux_core::layout::gather_place_bytes;
-use flux_core::program::{Channels, Round, Schedule, Sending, TileProgram};
+use flux_core::program::{Round, TileProgram};
 use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
-use flux_transport::{Call, Capabilities, Communicator, Exchange, Label, Mover, PeerStores, Source, Stream, TransportKind};
+use flux_transport::{Call, Communicator, Exchange, Label, Source, Stream};
 use host::HostExecutor;
 pub use pace::own_launch;
-pub(crate) use plan::{ExecutionPlan, sequential_workspace};
+pub(crate) use plan::ExecutionPlan;
 
 /// Caller overrides for the launch.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct LaunchOptions {
     /// Threads of the host executor, or CTAs of the kernel.
     pub(crate) workers: Option<u32>,
-    /// The host's mover is a thread whatever this says.
-    pub(crate) push: Push,
-    /// Percent of the time between tiles that traffic is spread over.
-    pub(crate) spread: Option<u32>,
     /// Whether each call leaves its time line.
     pub(crate) trace: bool,
-}
-
-/// Who carries a rank's shard of `x` to the others (AllGather-GEMM on CUDA), where ranks reach each
-/// other's memory.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
-pub enum Push {
-    /// The mover of the plan.
-    #[default]
-    Auto,
-    /// The kernel: a warp of every CTA, three for what all tiles wait for. No launch, stream or
-    /// copy stands between the call and the first byte, and a graph can capture it.
-    Kernel,
-    /// The copy engines, on a stream of the communicator's own. A captured call, and every later
-    /// one on its communicator, uses the kernel all the same: where a copy engine would write is
-    /// then known on the device only.
-    CopyEngine,
 }
 
 /// One rank's program, ready to run.
@@ -87,36 +67,6 @@ pub(crate) fn exchange_of<'p, T: Element>(
         OpKind::GemmReduceScatter => Source::Stored { of_all: program.flattened },
     };
     Exchange { source, place_bytes: program.place_bytes(), rounds, peers, op }
-}
-
-/// The sending that an op on `comm` has where its builder is given none, but perhaps a schedule; it
-/// means nothing where no messages carry chunks. A heuristic.
-pub fn own_sending(comm: &Communicator, problem: &Problem, schedule: Option<&Schedule>) -> Sending {
-    match comm.capabilities().mover {
-        // What crosses nodes goes on as it comes.
-        Mover::Messages { .. } if comm.transport() == TransportKind::Mixed => Sending::ALL,
-        Mover::Messages { channels } => Sending::heuristic(problem, &channels, problem.world().peers(), schedule),
-        _ => Sending::ALL,
-    }
-}
-
-/// The schedule that an op on `comm` with this sending has where its builder is given none. A
-/// heuristic.
-pub fn own_schedule(comm: &Communicator, problem: &Problem, sending: Sending) -> Schedule {
-    match comm.capabilities().mover {
-        Mover::Messages { channels } => Schedule::in_messages(problem, &channels, sending, comm.nodes()),
-        // As if there were messages: tiles that span shards cannot be passed on.
-        _ if comm.nodes().are_mixed() => Schedule::in_messages(problem, &Channels::FREE, sending, comm.nodes()),
-        _ if carried(comm) => Schedule::staged(problem),
-        _ => Schedule::heuristic(problem),
-    }
-}
-
-/// Whether calls go through memory of the host: ranks neither reach each other's memory nor send
-/// messages.
-fn carried(comm: &Communicator) -> bool {
-    let Capabilities { peer_stores, mover, .. } = comm.capabilities();
-    peer_stores != PeerStores::All && !matches!(mover, Mover::Messages { .. }) && comm.world_size().peers() > 0
 }
 
 /// What flight records and errors call a call.
@@ -186,7 +136,7 @@ impl<T: Element> Executor<T> {
 mod tests {
     use super::*;
     use crate::tensor::{TensorMut, TensorRef};
-    use flux_core::plan::{CommMode, Mover};
+    use flux_core::plan::Plan;
     use flux_core::program::Schedule;
     use flux_core::{DType, TileShape};
     use flux_transport::{Fault, Select, TransportError, World};
@@ -215,9 +165,10 @@ mod tests {
     fn the_peers_of_a_rank_whose_push_was_refused_need_not_wait_for_the_deadline() {
         let ranks = connected();
         let problem = Problem::new(OpKind::AllGatherGemm, 16, 16, 8, DType::Bf16, ranks[0].world_size()).unwrap();
-        let how = (&Schedule::of(TileShape::new(8, 8, 8)), CommMode::Fused { mover: Mover::Kernel });
+        let tile = TileShape::new(8, 8, 8);
         // Nobody has taken the workspace that it needs.
-        let plan = ExecutionPlan::resolve(&ranks[0], &problem, how, LaunchOptions::default(), 1).unwrap();
+        let plan =
+            ExecutionPlan::resolve(&ranks[0], &problem, (&Plan::of(tile), &Schedule::of(tile)), LaunchOptions::default(), 1).unwrap();
         let executor = HostExecutor::<bf16>::prepare(plan).unwrap();
         let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
         let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());

@@ -65,32 +65,33 @@ pub(super) fn in_flight_limit(program: &TileProgram, workers: u32) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::program::Schedule;
+    use flux_core::plan::{Links, Plan, Target};
     use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 
-    fn staged(world: u32, op: OpKind, m: usize, n: usize, k: usize) -> TileProgram {
+    /// A program of GEMM-ReduceScatter with peers' rows in host memory.
+    fn staged(world: u32, [m, n, k]: [usize; 3], plan: &str) -> TileProgram {
         let world = WorldSize::new(world).unwrap();
-        let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
-        TileProgram::build(&problem, Rank::new(0), &Schedule::staged(&problem)).unwrap()
+        let problem = Problem::new(OpKind::GemmReduceScatter, m, n, k, DType::Bf16, world).unwrap();
+        let target = Target { links: Links::HostStaged, ..Target::peer_memory(flux_core::machine::Machine::H100, &problem) };
+        let plan: Plan = plan.parse().unwrap();
+        TileProgram::build(&problem, Rank::new(0), &plan.schedule(&problem, &target)).unwrap()
     }
 
     #[test]
-    fn tiles_of_several_waves_leave_by_turns_and_those_of_one_at_once() {
-        let limit = |world, op, m, n, k| in_flight_limit(&staged(world, op, m, n, k), 132);
-        let (ag, rs) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
-        assert_eq!(limit(4, rs, 256, 12288, 49152), 32, "of 128x128, 32 KiB each");
-        assert_eq!(limit(4, rs, 256, 8192, 28672), 64, "of 128x64");
-        assert_eq!(limit(2, rs, 256, 12288, 49152), 43, "of 128x96, the last a part of it");
-        assert_eq!([limit(4, rs, 128, 12288, 49152), limit(2, rs, 64, 8192, 28672)], [0; 2], "one wave");
-        assert_eq!([limit(4, rs, 4096, 12288, 49152), limit(4, ag, 256, 49152, 12288)], [0; 2], "nothing is scattered");
+    fn tiles_of_several_waves_have_an_in_flight_limit_and_those_of_one_have_none() {
+        let limit = |m, plan| in_flight_limit(&staged(4, [m, 12288, 49152], plan), 132);
+        assert_eq!(limit(256, "tile=128x128x64 rows=flattened chunk=1"), 32, "32 KiB each");
+        assert_eq!(limit(256, "tile=128x96x64 rows=flattened chunk=1"), 43, "the last a part of it");
+        assert_eq!(limit(128, "tile=128x128x64 rows=flattened chunk=1"), 0, "one wave");
+        assert_eq!(limit(4096, "tile=128x256x64 chunk=32"), 0, "nothing is scattered");
     }
 
     #[test]
     fn there_are_no_more_ctas_than_tiles() {
-        let few = staged(4, OpKind::GemmReduceScatter, 64, 1024, 4096);
+        let few = staged(4, [64, 1024, 4096], "tile=64x128x64 rows=flattened chunk=1");
         let tiles = few.items.iter().filter(|item| item.sink == sink::SCATTER).count();
-        assert!(tiles > 0 && few.items.len() > tiles, "folds besides");
+        assert!(tiles > 0 && few.items.len() > tiles, "reductions besides");
         assert_eq!(with_a_tile(&few, 132) as usize, tiles);
-        assert_eq!(with_a_tile(&staged(4, OpKind::GemmReduceScatter, 512, 12288, 49152), 132), 132);
+        assert_eq!(with_a_tile(&staged(4, [512, 12288, 49152], "tile=128x256x64 chunk=1"), 132), 132);
     }
 }

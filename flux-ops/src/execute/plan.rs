@@ -9,7 +9,7 @@ use super::{LaunchOptions, location};
 use crate::error::BuildError;
 use crate::tensor::Location;
 use flux_core::layout::WorkspaceSize;
-use flux_core::plan::{CommMode, Mover as PlanMover};
+use flux_core::plan::{CommMode, Mover as PlanMover, Plan};
 use flux_core::program::route::Route;
 use flux_core::program::{Round, Schedule, TileProgram, in_batches_of};
 use flux_core::{OpKind, Problem};
@@ -60,14 +60,11 @@ impl ExecutionPlan {
     pub(crate) fn resolve(
         comm: &Communicator,
         problem: &Problem,
-        (schedule, comm_mode): (&Schedule, CommMode),
+        (plan, schedule): (&Plan, &Schedule),
         options: LaunchOptions,
         number: u32,
     ) -> Result<(Self, TileProgram), BuildError> {
-        if let Some(percent) = options.spread.filter(|&percent| percent > 100) {
-            return Err(BuildError::Spread { percent });
-        }
-        let (traffic, mut program) = traffic(comm, problem, schedule, comm_mode)?;
+        let (traffic, mut program) = traffic(comm, problem, plan, schedule)?;
         let size = match &traffic {
             Traffic::Collective(sequential) => sequential.workspace(&program),
             _ => program.workspace(),
@@ -88,11 +85,11 @@ impl ExecutionPlan {
         let kernel_pushes = match &traffic {
             Traffic::Messages { .. } if mixed => false,
             Traffic::ScatteredToHost => false,
-            Traffic::PeerMemory => program.flattened || comm_mode != (CommMode::Fused { mover: PlanMover::CopyEngine }),
+            Traffic::PeerMemory => program.flattened || plan.comm != (CommMode::Fused { mover: PlanMover::CopyEngine }),
             Traffic::Staged(_) | Traffic::Messages { .. } | Traffic::Collective(_) => !program.transfers.is_empty(),
         };
         let workers = workers(comm, &traffic, &program, options.workers)?;
-        let spread = options.spread.unwrap_or(if is_local { 0 } else { SPREAD_PERCENT });
+        let spread = if is_local { 0 } else { SPREAD_PERCENT };
         let limit = if matches!(traffic, Traffic::ScatteredToHost) { in_flight_limit(&program, workers) } else { 0 };
         let pace = Pace { in_flight_limit: limit, ..pace(&program, workers, spread) };
         let compares_on_pads = !is_local && !matches!(traffic, Traffic::ScatteredToHost);
@@ -116,12 +113,12 @@ impl ExecutionPlan {
 }
 
 /// What moves the data of `problem`, and the program that goes with it.
-fn traffic(comm: &Communicator, problem: &Problem, schedule: &Schedule, comm_mode: CommMode) -> Result<(Traffic, TileProgram), BuildError> {
+fn traffic(comm: &Communicator, problem: &Problem, plan: &Plan, schedule: &Schedule) -> Result<(Traffic, TileProgram), BuildError> {
     let capabilities = comm.capabilities();
     let build = |rank| TileProgram::build_across(problem, rank, schedule, comm.nodes());
     let has_peers = problem.world().peers() > 0;
     if matches!(capabilities.mover, Mover::Messages { .. }) {
-        if comm_mode == CommMode::Sequential && has_peers {
+        if plan.comm == CommMode::Sequential && has_peers {
             if comm.transport() == TransportKind::Mixed {
                 return Err(BuildError::NotSequential { transport: comm.transport() });
             }
@@ -129,9 +126,9 @@ fn traffic(comm: &Communicator, problem: &Problem, schedule: &Schedule, comm_mod
             return Ok((Traffic::Collective(sequential), program));
         }
         let program = build(comm.rank())?;
-        let no_messages = || BuildError::NoMessages { transport: comm.transport(), schedule: *schedule };
+        let no_messages = || BuildError::NoMessages { transport: comm.transport(), plan: *plan };
         let rounds = program.rounds().ok_or_else(no_messages)?;
-        let peers = if let CommMode::Overlapped { peers } = comm_mode { peers } else { u32::MAX };
+        let peers = if let CommMode::Overlapped { peers } = plan.comm { peers } else { u32::MAX };
         // Rows that are passed on to intra-node peers go in the order in which they come, as does
         // what the kernel stores.
         let in_batches = problem.op() == OpKind::AllGatherGemm && !program.nodes.are_mixed();
@@ -183,12 +180,6 @@ fn workers(comm: &Communicator, traffic: &Traffic, program: &TileProgram, asked:
 fn share_of_cores(ranks: usize) -> u32 {
     let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
     u32::try_from(cores / ranks.max(1)).unwrap_or(MAX_THREADS).clamp(1, MAX_THREADS)
-}
-
-/// What a sequential call of a builder's request needs of the workspace.
-pub(crate) fn sequential_workspace(problem: &Problem, schedule: &Schedule) -> Result<WorkspaceSize, BuildError> {
-    let (sequential, program) = Sequential::new(problem, schedule)?;
-    Ok(sequential.workspace(&program))
 }
 
 impl fmt::Display for ExecutionPlan {

@@ -37,8 +37,8 @@ impl Sequential {
             OpKind::AllGatherGemm => (CollectiveKind::AllGather, k),
             OpKind::GemmReduceScatter => (CollectiveKind::ReduceScatter, n),
         };
-        let Schedule { tile, raster, splits, shares, .. } = *schedule;
-        let program = TileProgram::build(&gemm, Rank::new(0), &Schedule { raster, splits, shares, ..Schedule::of(tile) })?;
+        let Schedule { tile, raster, split_k, stream_k, .. } = *schedule;
+        let program = TileProgram::build(&gemm, Rank::new(0), &Schedule { raster, split_k, stream_k, ..Schedule::of(tile) })?;
         let row_bytes = (cols * problem.dtype().bytes()) as u64;
         let (rows, bytes) = (u64::from(problem.m_shard()), m as u64 * row_bytes);
         let offset = program.workspace().half_bytes.next_multiple_of(PARTS_ALIGN);
@@ -97,7 +97,7 @@ mod tests {
     fn the_gemm_is_that_of_one_rank_and_reads_or_writes_all_rows() {
         for world in [2, 3, 8] {
             let [ag, rs] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| problem(op, world));
-            let schedule = Schedule { splits: 3, band: 2, stack: true, k_slices: 2, ..Schedule::of(TILE) };
+            let schedule = Schedule { split_k: 3, group: 2, flattened: true, k_slices: 2, ..Schedule::of(TILE) };
             for (p, x_cols, gathered_cols) in [(ag, ag.k(), ag.k()), (rs, rs.k() / world, rs.n())] {
                 let (sequential, program) = Sequential::new(&p, &schedule).unwrap();
                 assert_eq!(program.problem.x_shape(), Shape { rows: p.m(), cols: x_cols });

@@ -1,17 +1,17 @@
 //! Extents of a row-major view.
 //!
-//! Invariant: a layout that passed [`Layout::check`] has every row on a 16-byte border of its first
-//! element and spans less than 2^40 bytes, which is what a bulk tensor load can address.
+//! Invariant: a layout that passed [`Layout::check`] has its rows on 16-byte borders and spans less
+//! than 2^40 bytes, the most that a bulk tensor load can address.
 
 use super::TensorError;
 use flux_core::problem::Shape;
 
 /// Elements by which a row stride must be divisible: 16 bytes.
-pub const ROW_MULTIPLE: usize = 8;
+pub(super) const ROW_MULTIPLE: usize = 8;
 /// Bytes by which the first element's address must be divisible.
-pub const ALIGNMENT: u64 = 16;
+pub(super) const ALIGNMENT: u64 = 16;
 /// Elements that `rows * row_stride` stays below: 2^40 bytes.
-pub const MAX_SPAN: usize = 1 << 39;
+pub(super) const MAX_SPAN: usize = 1 << 39;
 
 /// Rows, columns and row stride of a row-major matrix, in elements.
 ///

@@ -1,8 +1,7 @@
 //! Operands: borrowed views of row-major matrices in host or device memory.
 //!
-//! Invariant: a view that exists is well formed by itself: its layout fits the memory that it
-//! borrows, its first element and its rows lie on 16-byte borders. How it fits an op (shape,
-//! location, stream, overlap) is checked by each call, before anything is launched.
+//! Invariant: the layout of a view fits the memory that it borrows; its first element and rows lie
+//! on 16-byte borders. Each call checks how views fit the op: shape, location, stream, overlap.
 
 mod error;
 mod layout;
@@ -10,7 +9,8 @@ mod layout;
 mod tests;
 
 pub use error::TensorError;
-pub use layout::{ALIGNMENT, Layout, MAX_SPAN, ROW_MULTIPLE};
+pub use layout::Layout;
+use layout::{ALIGNMENT, MAX_SPAN, ROW_MULTIPLE};
 
 use cudarc::driver::{CudaStream, DevicePtr, DevicePtrMut, SyncOnDrop};
 use flux_core::DType;
@@ -36,7 +36,7 @@ impl fmt::Display for Location {
     }
 }
 
-/// What another framework says of a tensor: the input of [`TensorRef::from_raw`] and
+/// Another framework's description of a tensor, for [`TensorRef::from_raw`] and
 /// [`TensorMut::from_raw`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RawTensor {
@@ -96,8 +96,7 @@ impl View {
         (self.layout.row_stride * size_of::<T>()) as u64
     }
 
-    /// Bytes from the first element to behind the last, which is an address: memory that is there
-    /// has one, and what is claimed was checked.
+    /// Addresses from the first element to behind the last.
     pub(crate) fn bytes<T>(&self) -> std::ops::Range<u64> {
         self.address..self.address + (self.layout.span() * size_of::<T>()) as u64
     }
@@ -136,9 +135,8 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// A view of host memory.
     ///
     /// # Errors
-    /// [`TensorError`], as on every constructor: an empty layout, a row stride that is too short or
-    /// no multiple of 8, a slice that is shorter than the layout says, an address that is not a
-    /// multiple of 16.
+    /// [`TensorError`]: an empty layout, a row stride that is too short or no multiple of 8, too
+    /// little memory, or an address that is no multiple of 16.
     pub fn host(memory: &'a [T], layout: impl Into<Layout>) -> Result<Self, TensorError> {
         let view = View::host(memory.as_ptr(), memory.len(), layout.into())?;
         Ok(Self { view, _used: None, memory: PhantomData })
@@ -147,13 +145,11 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// A view of device memory that cudarc owns, read on `stream`, which must be the stream of the
     /// call.
     ///
-    /// Where cudarc tracks uses, `stream` is made to wait here for what was written on others, and
-    /// the view's end records the read. Tracking adds events of its own, so memory that is used in
-    /// a captured graph must be allocated with tracking off.
+    /// Where cudarc tracks uses, `stream` waits here for writes on other streams, and the view's end
+    /// records the read. Memory of a captured graph must be allocated with tracking off.
     ///
     /// # Errors
-    /// [`TensorError`]: too little memory for the layout, extents or a stride that no op takes,
-    /// memory of another device than the stream's, or an address that is not aligned.
+    /// As [`host`](Self::host).
     pub fn cuda<S: DevicePtr<T>>(memory: &'a S, layout: impl Into<Layout>, stream: &'a CudaStream) -> Result<Self, TensorError> {
         let (address, used) = memory.device_ptr(stream);
         let view = View::cuda(address, memory.len(), memory.stream(), stream, layout.into())?;
@@ -163,13 +159,11 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// A view of memory that another framework owns.
     ///
     /// # Safety
-    /// `raw.available` elements from `raw.address` on must be readable at `raw.location` until the
-    /// call that uses the view has finished on its stream, and nothing may write them in the
-    /// meantime.
+    /// `raw.available` elements from `raw.address` on are readable at `raw.location`, and nothing
+    /// writes them, until the call that uses the view has finished on its stream.
     ///
     /// # Errors
-    /// [`TensorError`]: too little memory for the layout, extents or a stride that no op takes, or
-    /// an address that is null or not aligned.
+    /// As [`host`](Self::host), and memory of another element type.
     pub unsafe fn from_raw(raw: RawTensor) -> Result<Self, TensorError> {
         Ok(Self { view: View::from_raw::<T>(raw)?, _used: None, memory: PhantomData })
     }
@@ -199,9 +193,8 @@ impl<'a, T: Element> TensorMut<'a, T> {
     /// A view of memory that another framework owns.
     ///
     /// # Safety
-    /// `raw.available` elements from `raw.address` on must be writable at `raw.location` until the
-    /// call that uses the view has finished on its stream, and nothing else may access them in the
-    /// meantime.
+    /// `raw.available` elements from `raw.address` on are writable at `raw.location`, and nothing
+    /// else accesses them, until the call that uses the view has finished on its stream.
     ///
     /// # Errors
     /// As [`TensorRef::from_raw`].

@@ -8,8 +8,7 @@ mod rank;
 
 use crate::error::{BuildError, CallError};
 use crate::execute::LaunchOptions;
-use crate::fused::{Finish, FusedOp, Request, agreement};
-use crate::ops::{AllGatherGemm, Builder, GemmReduceScatter};
+use crate::op::{Builder, EpilogueSpec, FusedLinear, OpMarker, Request, agreement};
 use crate::planning::{self, Choice, UserTable};
 use crate::table_file::TableFileError;
 use crate::tensor::TensorError;
@@ -183,7 +182,7 @@ pub enum TuneError {
     },
 }
 
-impl<T: Element> Builder<AllGatherGemm<T>> {
+impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
     /// Times the model's best few plans beside the present one on all ranks together, verifies each,
     /// and adds the fastest to the user's plan table, where the next build finds it. Collective, as
     /// `build`; before graphs are captured. What is timed has no bias and no activation.
@@ -192,30 +191,21 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// [`TuneError`], on every rank if on one. A plan that cannot be built or is wrong is no error,
     /// but an outcome.
     pub fn tune(&self, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
-        run::<T>(self.request(), comm, options)
-    }
-}
-
-impl<T: Element> Builder<GemmReduceScatter<T>> {
-    /// As [`AllGatherGemm`]'s.
-    ///
-    /// # Errors
-    /// As there.
-    pub fn tune(&self, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
-        run::<T>(self.request(), comm, options)
+        run::<K, T>(self.request(), comm, options)
     }
 }
 
 /// Times plans for a request, without bias, activation and time line; collective.
-pub(crate) fn run<T: Element>(request: &Request, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
+pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
     let begun = Instant::now();
-    let request = Request { finish: Finish::default(), options: LaunchOptions { trace: false, ..request.options }, ..request.clone() };
+    let request =
+        Request { epilogue: EpilogueSpec::default(), launch: LaunchOptions { trace: false, ..request.launch }, ..request.clone() };
     let own = request.choice(comm);
     let of_rank_0 = agreement::same_request(comm, &request.name(), &format!("tune {request}"), own.as_ref().ok().copied())?;
     let user = UserTable::at(request.table.as_deref(), false);
     let list = own.map_err(TuneError::from).and_then(|own| Ok((own, list(comm, &request, options, (own, &user))?)));
     let (own, list) = agreed(comm, list)?;
-    let (problem, present) = (request.problem(comm.world_size())?, of_rank_0.unwrap_or(own));
+    let (problem, present) = (request.problem(comm)?, of_rank_0.unwrap_or(own));
     let (us, model, plans) = listed(&list);
     if let (Some(us), [plan]) = (us, &plans[..]) {
         return Ok(Tuned::Known { plan: *plan, us });
@@ -231,7 +221,7 @@ pub(crate) fn run<T: Element>(request: &Request, comm: &Communicator, options: &
         if !goes_on(number == 0)? {
             break;
         }
-        match built(Request { plan: Some(candidate.plan), ..request.clone() }, comm, &mut rank)? {
+        match built::<K, T>(Request { plan: Some(candidate.plan), ..request.clone() }, comm, &mut rank)? {
             Ok(op) => ops.push((number, op)),
             Err(reason) => candidate.outcome = Outcome::Failed { reason },
         }
@@ -257,7 +247,7 @@ pub(crate) fn run<T: Element>(request: &Request, comm: &Communicator, options: &
 
 /// What rank 0 tells the others: the known row, or the plans to time and which is the model's first.
 fn list(comm: &Communicator, request: &Request, options: &TuneOptions, (own, user): (Choice, &UserTable)) -> Result<Vec<u8>, TuneError> {
-    let problem = request.problem(comm.world_size())?;
+    let problem = request.problem(comm)?;
     if comm.rank().get() > 0 {
         return Ok(Vec::new());
     }
@@ -303,8 +293,12 @@ fn agreed<V>(comm: &Communicator, mine: Result<(V, Vec<u8>), TuneError>) -> Resu
 }
 
 /// Builds a candidate and checks a result of it; why it is out, the same on every rank. Collective.
-fn built<T: Element>(request: Request, comm: &Communicator, rank: &mut TuneRank<T>) -> Result<Result<FusedOp<T>, String>, TuneError> {
-    let op = match FusedOp::<T>::build(request, comm) {
+fn built<K: OpMarker, T: Element>(
+    request: Request,
+    comm: &Communicator,
+    rank: &mut TuneRank<T>,
+) -> Result<Result<FusedLinear<K, T>, String>, TuneError> {
+    let op = match FusedLinear::<K, T>::build(request, comm) {
         Err(error @ (BuildError::Disagreement { .. } | BuildError::Transport { .. })) => return Err(error.into()),
         // All ranks have left the build.
         Err(error) => Err(error.to_string()),
@@ -318,8 +312,8 @@ fn built<T: Element>(request: Request, comm: &Communicator, rank: &mut TuneRank<
 }
 
 /// Median time of each op on its slowest rank, of rounds in which each op is timed once; collective.
-fn times<T: Element>(
-    ops: &[(usize, FusedOp<T>)],
+fn times<K: OpMarker, T: Element>(
+    ops: &[(usize, FusedLinear<K, T>)],
     comm: &Communicator,
     rank: &mut TuneRank<T>,
     rounds: usize,

@@ -5,7 +5,7 @@
 
 use super::TuneError;
 use super::oracle::{Oracle, SEEDS};
-use crate::fused::FusedOp;
+use crate::op::{FusedLinear, OpMarker};
 use crate::tensor::{Layout, Location, RawTensor, TensorMut, TensorRef};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
 use flux_core::problem::Shape;
@@ -74,7 +74,7 @@ impl<T: Element> TuneRank<T> {
     }
 
     /// Whether the op's result is right; where it is not, why.
-    pub(super) fn verify(&mut self, op: &FusedOp<T>) -> Result<Result<(), String>, TuneError> {
+    pub(super) fn verify<K: OpMarker>(&mut self, op: &FusedLinear<K, T>) -> Result<Result<(), String>, TuneError> {
         let problem = *op.problem();
         if let (Some(gpu), Operand::Cuda(y)) = (&self.gpu, &self.sets[0][2]) {
             gpu.poison(y)?;
@@ -98,7 +98,7 @@ impl<T: Element> TuneRank<T> {
     }
 
     /// What one call takes on this rank, in microseconds; `call` counts the samples.
-    pub(super) fn sample(&mut self, op: &FusedOp<T>, call: usize) -> Result<f64, TuneError> {
+    pub(super) fn sample<K: OpMarker>(&mut self, op: &FusedLinear<K, T>, call: usize) -> Result<f64, TuneError> {
         if self.gpu.is_none() {
             self.comm.barrier()?;
             let begun = Instant::now();
@@ -119,7 +119,7 @@ impl<T: Element> TuneRank<T> {
     }
 
     /// Calls the op on the next set, in order on the rank's stream.
-    fn call(&mut self, op: &FusedOp<T>, call: usize) -> Result<(), TuneError> {
+    fn call<K: OpMarker>(&mut self, op: &FusedLinear<K, T>, call: usize) -> Result<(), TuneError> {
         let problem = op.problem();
         let location = self.comm.device().ordinal().map_or(Location::Host, Location::Cuda);
         let stream = self.gpu.as_ref().map_or(Stream::Host, |gpu| Stream::from(&*gpu.stream));
@@ -143,7 +143,7 @@ impl<T: Element> TuneRank<T> {
                 TensorMut::from_raw(raw(y, problem.y_shape()))?,
             )
         };
-        Ok(op.forward(&x, &w, None, &mut y, stream)?)
+        Ok(op.forward(&x, &w, &mut y, stream)?)
     }
 }
 

@@ -1,11 +1,11 @@
 //! Inputs, and what both ops must make of them.
 //!
-//! The exact result models every rounding that the ops make, so it holds to the last bit wherever
-//! fp32 sums are exact. The bound is derived (design: one rounding of the output, one of each
-//! partial that travels, fp32 accumulation, the activation's own error), not chosen.
+//! The modelled result has every rounding of the ops: it holds to the last bit wherever fp32 sums
+//! are exact. The bound is derived: one rounding of the output, one of each partial sum that
+//! travels, fp32 accumulation, the activation's own error.
 
-use super::Machine;
-use flux_core::program::Schedule;
+use super::{AnyOp, Machine};
+use flux_core::plan::{CommMode, Plan};
 use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_ops::{Activation, Element};
 
@@ -55,15 +55,32 @@ fn activated(activation: Activation, v: f64) -> f64 {
     }
 }
 
-/// A global result, `[m, n]`.
+/// A global result, `[m, n]`, for every plan.
 #[derive(Clone, Debug)]
 pub struct Expected<T> {
-    /// With every rounding of the ops; exact where fp32 sums are, and the activation is.
-    pub rounded: Vec<T>,
     /// Without any rounding.
-    pub exact: Vec<f64>,
-    /// How far a result may be from `exact`.
-    pub bound: Vec<f64>,
+    exact: Vec<f64>,
+    /// Where a tile has rows of one shard.
+    per_shard: Modelled<T>,
+    /// Where rows are flattened: a rank's own partial sum is rounded like those that travel.
+    flattened: Modelled<T>,
+    /// How far a ReduceScatter of the transport's library may be from `exact`.
+    collective_bound: Vec<f64>,
+}
+
+/// A result with every rounding of the ops.
+#[derive(Clone, Debug)]
+struct Modelled<T> {
+    /// Exact where fp32 sums are, and the activation is.
+    rounded: Vec<T>,
+    /// How far a result may be from the exact one.
+    bound: Vec<f64>,
+}
+
+impl<T> Expected<T> {
+    fn of(&self, plan: &Plan) -> &Modelled<T> {
+        if plan.is_flattened() { &self.flattened } else { &self.per_shard }
+    }
 }
 
 impl<T: Element> Case<T> {
@@ -112,96 +129,35 @@ impl<T: Element> Case<T> {
         rows.flat_map(|row| &row[col..col + cols]).copied().collect()
     }
 
-    /// What the ops must compute on this machine, under the schedule that they choose themselves.
+    /// What the ops must compute on this machine.
     pub fn expected_on(&self, machine: Machine) -> Expected<T> {
-        self.expected_across(&machine.own_schedule(&self.problem), machine.nodes(self.problem.world().get()))
+        self.expected_across(machine.nodes(self.problem.world().get()))
     }
 
-    /// What the ops must compute under this schedule: where tiles span shards a rank's own partial
-    /// sum is rounded like those that travel.
-    pub fn expected_of(&self, schedule: &Schedule) -> Expected<T> {
-        self.expected_across(schedule, Nodes::apart(self.problem.world()))
-    }
-
-    /// What they must compute where ranks are grouped: of each other node it is the sum of its
-    /// ranks' partial sums that travels, after those of all but the relay have, which is the one on
-    /// the owner's rail.
-    pub fn expected_across(&self, schedule: &Schedule, nodes: Nodes) -> Expected<T> {
+    /// What they must compute where ranks are grouped: each other node sends the sum of its ranks'
+    /// partial sums, which the intra-node peers of the relay have rounded.
+    pub fn expected_across(&self, nodes: Nodes) -> Expected<T> {
         let p = &self.problem;
-        let flattened = schedule.stack && p.world().peers() > 0;
-        let (m, n, k, k_local) = (p.m() as usize, p.n() as usize, p.k() as usize, p.k_local() as usize);
+        let (n, k) = (p.n() as usize, p.k() as usize);
         let widen = |v: &[T]| v.iter().map(|v| f64::from(v.to_f32())).collect::<Vec<f64>>();
         let (x, w) = (widen(&self.x), widen(&self.w));
-        // Half the distance between the smallest numbers of the type: what rounding a tiny number
-        // can cost.
-        let tiny = match p.dtype() {
-            flux_core::DType::F16 => 2f64.powi(-25),
-            flux_core::DType::Bf16 => 2f64.powi(-134),
-        };
-        let u = p.dtype().unit_roundoff();
-        let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
-        let (mut rounded, mut exact, mut bound) = (Vec::new(), Vec::new(), Vec::new());
+        let empty = || Modelled { rounded: Vec::new(), bound: Vec::new() };
+        let mut expected = Expected { exact: Vec::new(), per_shard: empty(), flattened: empty(), collective_bound: Vec::new() };
         for (i, a) in x.chunks_exact(k).enumerate() {
             let owner = Rank::new(i as u32 / p.m_shard());
             for (j, b) in w.chunks_exact(k).enumerate() {
-                let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
-                let accumulation = (k as f64).sqrt() * f64::from(f32::EPSILON) * magnitude;
-                let (mut y, mut y_rounded, mut error) = (0.0, 0.0, accumulation);
-                // By node: the sum of what its ranks have, as it travels, and how far it may be
-                // off.
-                let mut sums = vec![(0.0, 0.0); nodes.count() as usize];
-                for (source, (a, b)) in (0..).map(Rank::new).zip(a.chunks_exact(k_local).zip(b.chunks_exact(k_local))) {
-                    let partial: f64 = a.iter().zip(b).map(|(a, b)| a * b).sum();
-                    y += partial;
-                    let stays = p.op() == OpKind::AllGatherGemm || (nodes.on_one_rail(source, owner) && !flattened);
-                    let (sum, off) = &mut sums[nodes.node_of(source) as usize];
-                    *sum += if stays { partial } else { round(partial) };
-                    *off += if stays { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
+                let sum = Sum::new(p, a, b, self.bias.as_ref().map(|bias| f64::from(bias[j].to_f32())), self.activation);
+                expected.exact.push(sum.exact());
+                for (modelled, flattened) in [(&mut expected.per_shard, false), (&mut expected.flattened, true)] {
+                    let (rounded, bound) = sum.modelled::<T>(owner, nodes, flattened);
+                    modelled.rounded.push(rounded);
+                    modelled.bound.push(bound);
                 }
-                for (node, (sum, off)) in (0..).zip(sums) {
-                    let stays = p.op() == OpKind::AllGatherGemm || node == nodes.node_of(owner) || flattened;
-                    y_rounded += if stays { sum } else { round(sum) };
-                    error += off + if stays { 0.0 } else { u * (f64::abs(sum) + accumulation) + tiny };
-                }
-                if let Some(bias) = &self.bias {
-                    let bias = f64::from(bias[j].to_f32());
-                    (y, y_rounded) = (y + bias, y_rounded + bias);
-                    error += f64::from(f32::EPSILON) / 2.0 * (y.abs() + error);
-                }
-                if self.activation != Activation::None {
-                    error = self.activation.slope() * error + Activation::ERROR * (y.abs() + error);
-                    (y, y_rounded) = (activated(self.activation, y), activated(self.activation, y_rounded));
-                }
-                rounded.push(T::from_f32(y_rounded as f32));
-                exact.push(y);
-                bound.push(error + u * (y.abs() + error) + tiny);
+                let flattened = expected.flattened.bound[i * n + j];
+                expected.collective_bound.push(flattened + sum.error_of_collective(flattened));
             }
         }
-        assert_eq!(exact.len(), m * n);
-        Expected { rounded, exact, bound }
-    }
-
-    /// What sequential calls must compute. Of a sum over ranks NCCL adds partial sums that were
-    /// rounded, one with the bias, in an order of its own, and rounds after each addition.
-    pub fn expected_of_collective(&self) -> Expected<T> {
-        let p = &self.problem;
-        let flattened = Schedule { stack: true, ..Schedule::of(flux_core::TileShape::new(128, 128, 64)) };
-        let mut expected = self.expected_of(&flattened);
-        if p.op() == OpKind::AllGatherGemm {
-            return expected;
-        }
-        let (n, k, k_local, u) = (p.n() as usize, p.k() as usize, p.k_local() as usize, p.dtype().unit_roundoff());
-        let widen = |v: &[T]| v.iter().map(|v| f64::from(v.to_f32())).collect::<Vec<f64>>();
-        let (x, w) = (widen(&self.x), widen(&self.w));
-        for (at, bound) in expected.bound.iter_mut().enumerate() {
-            let (a, b) = (&x[at / n * k..][..k], &w[at % n * k..][..k]);
-            let partials = a.chunks_exact(k_local).zip(b.chunks_exact(k_local));
-            let magnitude: f64 = partials.map(|(a, b)| a.iter().zip(b).map(|(a, b)| a * b).sum::<f64>().abs()).sum();
-            let bias = self.bias.as_ref().map_or(0.0, |bias| f64::from(bias[at % n].to_f32()).abs());
-            // One rounding after each addition, and one of the partial sum with the bias. No sum is
-            // larger than all magnitudes, or off by more than the bound.
-            *bound += u * f64::from(p.world().get()) * (magnitude + bias + *bound);
-        }
+        assert_eq!(expected.exact.len(), p.m() as usize * n);
         expected
     }
 
@@ -216,28 +172,118 @@ impl<T: Element> Case<T> {
         (row..row + rows).flat_map(move |i| (col..col + cols).map(move |j| i * n + j))
     }
 
-    /// Compares a rank's output with the modelled one, bit for bit.
-    pub fn assert_equal(&self, expected: &Expected<T>, rank: Rank, y: &[T], context: &str) {
+    /// Compares a rank's output with the modelled one, bit for bit. A library's ReduceScatter adds
+    /// in an order of its own: its sums of more than two addends are compared within the bound.
+    pub fn assert_equal(&self, expected: &Expected<T>, op: &AnyOp<T>, rank: Rank, y: &[T], context: &str) {
+        if is_collective(op) && (self.problem.world().get() > 2 || self.has_bias()) {
+            return self.assert_close(expected, op, rank, y, context);
+        }
         assert_eq!(y.len(), self.output_of(rank).count());
+        let rounded = &expected.of(op.plan()).rounded;
         for (at, (found, i)) in y.iter().zip(self.output_of(rank)).enumerate() {
-            let wanted = expected.rounded[i];
+            let wanted = rounded[i];
             // +0 and -0 are the same number.
-            assert!(*found == wanted, "{} rank {rank}, {context}: element {at} is {found:?}, must be {wanted:?}", self.problem);
+            assert!(*found == wanted, "rank {rank}, {context}: element {at} is {found:?}, must be {wanted:?}: {}", op.explain());
         }
     }
 
     /// Compares a rank's output with the exact result, within the derived bound.
-    pub fn assert_close(&self, expected: &Expected<T>, rank: Rank, y: &[T], context: &str) {
+    pub fn assert_close(&self, expected: &Expected<T>, op: &AnyOp<T>, rank: Rank, y: &[T], context: &str) {
         assert_eq!(y.len(), self.output_of(rank).count());
+        let bound = if is_collective(op) { &expected.collective_bound } else { &expected.of(op.plan()).bound };
         for (at, (found, i)) in y.iter().zip(self.output_of(rank)).enumerate() {
-            let (exact, bound) = (expected.exact[i], expected.bound[i]);
+            let (exact, bound) = (expected.exact[i], bound[i]);
             let error = (f64::from(found.to_f32()) - exact).abs();
             // Negated, so that a NaN fails.
             assert!(
                 !(error > bound || error.is_nan()),
-                "{} rank {rank}, {context}: element {at} is {found:?}, {exact} +- {bound}",
-                self.problem
+                "rank {rank}, {context}: element {at} is {found:?}, {exact} +- {bound}: {}",
+                op.explain()
             );
         }
+    }
+}
+
+/// Whether the transport's library adds the partial sums.
+fn is_collective<T: Element>(op: &AnyOp<T>) -> bool {
+    matches!(op, AnyOp::Rs(_)) && op.plan().comm == CommMode::Sequential
+}
+
+/// One element of the result, in fp64.
+struct Sum<'a> {
+    problem: &'a Problem,
+    /// By rank; of an AllGather-GEMM one.
+    partials: Vec<f64>,
+    bias: Option<f64>,
+    activation: Activation,
+    /// What fp32 accumulation may cost.
+    accumulation: f64,
+    /// Half the distance between the smallest numbers of the type: the rounding of a tiny number.
+    tiny: f64,
+    unit_roundoff: f64,
+}
+
+impl<'a> Sum<'a> {
+    fn new(problem: &'a Problem, a: &[f64], b: &[f64], bias: Option<f64>, activation: Activation) -> Self {
+        let k_local = problem.k_local() as usize;
+        let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
+        let dot = |(a, b): (&[f64], &[f64])| a.iter().zip(b).map(|(a, b)| a * b).sum();
+        let tiny = match problem.dtype() {
+            flux_core::DType::F16 => 2f64.powi(-25),
+            flux_core::DType::Bf16 => 2f64.powi(-134),
+        };
+        Self {
+            problem,
+            partials: a.chunks_exact(k_local).zip(b.chunks_exact(k_local)).map(dot).collect(),
+            bias,
+            activation,
+            accumulation: (a.len() as f64).sqrt() * f64::from(f32::EPSILON) * magnitude,
+            tiny,
+            unit_roundoff: problem.dtype().unit_roundoff(),
+        }
+    }
+
+    fn exact(&self) -> f64 {
+        activated(self.activation, self.partials.iter().sum::<f64>() + self.bias.unwrap_or(0.0))
+    }
+
+    /// The result with every rounding of the ops, and how far one may be from the exact result.
+    fn modelled<T: Element>(&self, owner: Rank, nodes: Nodes, flattened: bool) -> (T, f64) {
+        let Self { problem, accumulation, tiny, unit_roundoff: u, .. } = *self;
+        let gathers = problem.op() == OpKind::AllGatherGemm;
+        let flattened = flattened && problem.world().peers() > 0;
+        let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
+        // By node: the sum of its ranks' partial sums as it travels, and how far it may be off.
+        let mut sums = vec![(0.0, 0.0); nodes.count() as usize];
+        for (source, &partial) in (0..).map(Rank::new).zip(&self.partials) {
+            let stays = gathers || nodes.on_one_rail(source, owner) && !flattened;
+            let (sum, off) = &mut sums[nodes.node_of(source) as usize];
+            *sum += if stays { partial } else { round(partial) };
+            *off += if stays { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
+        }
+        let (mut rounded, mut error) = (0.0, accumulation);
+        for (node, (sum, off)) in (0..).zip(sums) {
+            let stays = gathers || node == nodes.node_of(owner) || flattened;
+            rounded += if stays { sum } else { round(sum) };
+            error += off + if stays { 0.0 } else { u * (f64::abs(sum) + accumulation) + tiny };
+        }
+        let mut y = self.partials.iter().sum::<f64>();
+        if let Some(bias) = self.bias {
+            (y, rounded) = (y + bias, rounded + bias);
+            error += f64::from(f32::EPSILON) / 2.0 * (y.abs() + error);
+        }
+        if self.activation != Activation::None {
+            error = self.activation.slope() * error + Activation::ERROR * (y.abs() + error);
+            (y, rounded) = (activated(self.activation, y), activated(self.activation, rounded));
+        }
+        (T::from_f32(rounded as f32), error + u * (y.abs() + error) + tiny)
+    }
+
+    /// What a ReduceScatter of the library may cost beyond the bound of flattened rows: a rounding
+    /// after each addition, and one of a partial sum with the bias. No sum is larger than all
+    /// magnitudes, or off by more than the bound.
+    fn error_of_collective(&self, flattened: f64) -> f64 {
+        let magnitude = self.partials.iter().map(|partial| partial.abs()).sum::<f64>() + self.bias.map_or(0.0, f64::abs);
+        f64::from(self.problem.world().get()) * (self.unit_roundoff * (magnitude + flattened) + self.tiny)
     }
 }

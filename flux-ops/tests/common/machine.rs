@@ -3,9 +3,7 @@
 use super::device::{Device, Memory};
 use super::launched::launched;
 use cudarc::driver::{CudaStream, DeviceRepr};
-use flux_core::plan::{Links, Plan, Target};
-use flux_core::program::{Channels, Schedule};
-use flux_core::{Nodes, Problem, Rank, TileShape, WorldSize};
+use flux_core::{Nodes, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
 use flux_ops::{Layout, TensorMut, TensorRef};
 use flux_transport::{Communicator, Options, Select, Stream, World};
@@ -60,24 +58,6 @@ impl Machine {
             Self::Host => vec![TileShape::new(16, 24, 16), TileShape::new(32, 16, 32)],
             _ => vec![TileShape::new(128, 128, 64), TileShape::new(128, 256, 64)],
         }
-    }
-
-    /// The schedule of the plan that an op chooses itself on an H100, without a table's row.
-    pub fn own_schedule(self, problem: &Problem) -> Schedule {
-        let world = problem.world().get();
-        let links = match self {
-            Self::Host | Self::Gpus(_) => Links::PeerMemory,
-            Self::Staged(_) => Links::HostStaged,
-            Self::Messages(_) | Self::TwoNodes { .. } => {
-                // Ranks that share a device are of a host each, as far as NCCL is told.
-                let shares = launched()
-                    .is_some_and(|launch| flux_transport::internal::cuda::device_count().is_ok_and(|devices| launch.ranks > devices));
-                let all = 4 * world.next_power_of_two();
-                Links::Messages(Channels { all, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: shares })
-            }
-        };
-        let target = Target { machine: flux_core::machine::Machine::H100, nodes: self.nodes(world), links };
-        Plan::ranked(problem, &target)[0].schedule(problem, &target)
     }
 
     /// How the sums of `ranks` ranks are grouped.

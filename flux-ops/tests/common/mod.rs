@@ -11,6 +11,7 @@ pub(crate) mod gpus;
 pub mod launched;
 pub mod machine;
 pub mod meeting;
+pub mod plans;
 #[path = "../../../flux-kernels/tests/skipped/mod.rs"]
 pub(crate) mod skipped;
 pub mod suite;
@@ -23,46 +24,40 @@ pub use machine::{Machine, Node};
 pub use meeting::Meeting;
 
 use flux_core::OpKind;
-use flux_core::program::{Schedule, Sending};
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Push, TensorMut, TensorRef, Timeline, TimelineError,
+    Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Plan, TensorMut, TensorRef, Timeline, TimelineError,
 };
-use flux_transport::{Communicator, Fault, Stream, TransportKind};
+use flux_transport::{Communicator, Fault, Stream};
 
 /// Both operations.
 pub const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
 /// What a builder is told.
 #[derive(Clone, Copy, Debug, Default)]
-pub struct Plan {
-    pub schedule: Option<Schedule>,
+pub struct OpOptions {
+    pub plan: Option<Plan>,
     pub workers: Option<u32>,
-    pub push: Push,
     pub bias: bool,
     /// AllGather-GEMM only.
     pub activation: Activation,
     pub trace: bool,
-    pub sending: Option<Sending>,
 }
 
-impl Plan {
-    /// Whether calls are one collective and one GEMM.
-    pub fn is_sequential(&self) -> bool {
-        self.sending == Some(Sending::Before)
+impl OpOptions {
+    /// With this plan, or where there is none the builder's default.
+    pub fn of(plan: impl Into<Option<Plan>>) -> Self {
+        Self { plan: plan.into(), ..Self::default() }
     }
 
     fn tell<Op>(self, mut builder: Builder<Op>) -> Builder<Op> {
-        if let Some(schedule) = self.schedule {
-            builder = builder.schedule(schedule);
+        if let Some(plan) = self.plan {
+            builder = builder.plan(plan);
         }
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
-        if let Some(sending) = self.sending {
-            builder = builder.sending(sending);
-        }
-        builder.push(self.push).bias(self.bias).trace(self.trace)
+        builder.bias(self.bias).trace(self.trace)
     }
 }
 
@@ -74,20 +69,19 @@ pub enum AnyOp<T> {
 }
 
 impl<T: Element> AnyOp<T> {
-    pub fn build(op: OpKind, [m, n, k]: [usize; 3], plan: Plan, comm: &Communicator) -> Result<Self, BuildError> {
+    pub fn build(op: OpKind, [m, n, k]: [usize; 3], options: OpOptions, comm: &Communicator) -> Result<Self, BuildError> {
         match op {
-            OpKind::AllGatherGemm => plan.tell(AllGatherGemm::builder(m, n, k)).activation(plan.activation).build(comm).map(Self::Ag),
-            OpKind::GemmReduceScatter => plan.tell(GemmReduceScatter::builder(m, n, k)).build(comm).map(Self::Rs),
+            OpKind::AllGatherGemm => options.tell(AllGatherGemm::builder(m, n, k)).activation(options.activation).build(comm).map(Self::Ag),
+            OpKind::GemmReduceScatter => options.tell(GemmReduceScatter::builder(m, n, k)).build(comm).map(Self::Rs),
         }
     }
 
-    pub fn of(case: &Case<T>, plan: Plan, node: &Node) -> Self {
+    /// The op of a case, with its bias and activation.
+    pub fn of(case: &Case<T>, options: OpOptions, node: &Node) -> Self {
         let p = &case.problem;
-        // Bits are modelled of sums in rank order, which those of a collective are not.
-        let sending = plan.sending.or_else(|| (node.comm.transport() == TransportKind::Nccl).then_some(Sending::ALL));
-        let workers = plan.workers.or(node.workers);
-        let plan = Plan { workers, bias: case.has_bias(), activation: case.activation, sending, ..plan };
-        Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], plan, &node.comm).unwrap()
+        let workers = options.workers.or(node.workers);
+        let options = OpOptions { workers, bias: case.has_bias(), activation: case.activation, ..options };
+        Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm).unwrap()
     }
 
     pub fn forward(&self, x: &TensorRef<'_, T>, w: &TensorRef<'_, T>, y: &mut TensorMut<'_, T>, stream: Stream) -> Result<(), CallError> {
@@ -122,6 +116,13 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.timeline(stream),
             Self::Rs(op) => op.timeline(stream),
+        }
+    }
+
+    pub fn plan(&self) -> &Plan {
+        match self {
+            Self::Ag(op) => op.plan(),
+            Self::Rs(op) => op.plan(),
         }
     }
 

@@ -36,7 +36,7 @@ macro_rules! tests_of_any_machine {
             bf16_integers_give_the_exact_result,
             f16_integers_give_the_exact_result,
             random_numbers_stay_within_the_derived_bound,
-            no_schedule_changes_a_bit,
+            no_chunk_and_no_group_changes_a_bit,
             runs_give_the_same_bits,
             ops_share_a_communicator_and_its_workspace,
             a_late_rank_is_waited_for,

@@ -190,7 +190,7 @@ fn alone_as_first(case: &PlannedLayer, order: bool, fill: Fill) -> Verdict {
                 peer.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
             }
         }
-        // Of the GEMM alone: of an AllGather-GEMM's x only the first rows are rank 0's.
+        // Of the GEMM prologue: of an AllGather-GEMM's x only the first rows are rank 0's.
         let (x, w) = (x_window(&case.alone, FIRST), w_window(&case.alone, FIRST));
         let y = harness.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
         verdict = verdict.merge(reference::verify(&operands, FIRST, &y, (flattened, Nodes::apart(problem.world()))));
@@ -225,7 +225,7 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
 #[test]
 fn what_the_own_items_raise_is_left_to_them() {
     let problem = Problem::new(OPS[1], 48, 24, 160, DType::Bf16, shapes::world(4).unwrap()).unwrap();
-    let schedule = Schedule { chunk: Chunk::Tiles(1), stack: true, splits: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
+    let schedule = Schedule { chunk: Chunk::Tiles(1), flattened: true, split_k: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
     let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
     // Three tiles of four sources, and three lenders of the own.
     assert_eq!(program.signals, 15);

@@ -28,7 +28,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             // One rank has no other's rows that its tiles could span, and its kernel no buffer of
             // them.
             (p.flattened == first.flattened && !(p.flattened && world == 1), "stacking"),
-            // What tiles that span shards send goes to all ranks alike.
+            // What tiles of flattened rows send goes to all ranks alike.
             (p.nodes == first.nodes && p.nodes.world() == p.problem.world() && !(p.flattened && p.nodes.are_mixed()), "nodes"),
             (u64::from(p.slots_per_source) == slots, "slots per source"),
         ];

@@ -42,9 +42,9 @@ fn places(p: &TileProgram) -> u32 {
 /// What an item reads and computes of the operands.
 fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
     let world = p.problem.world().get();
-    let fold = item.sink == sink::REDUCE_ROWS;
-    let rows = if p.flattened && !fold { p.problem.m() } else { p.problem.m_shard() };
-    at.range("rows", item.row, item.rows, rows, if fold { rows } else { p.tile.m })?;
+    let reduction = item.sink == sink::REDUCE_ROWS;
+    let rows = if p.flattened && !reduction { p.problem.m() } else { p.problem.m_shard() };
+    at.range("rows", item.row, item.rows, rows, if reduction { rows } else { p.tile.m })?;
     at.range("cols", item.col, item.cols, p.problem.n_local(), p.tile.n)?;
     at.below("a_source", item.a_source, source::GATHER + 1)?;
     at.below("sink", item.sink, sink::REDUCE_ROWS + 1)?;
@@ -57,7 +57,7 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     let outer = if item.a_source == source::GATHER && !p.flattened { places(p) } else { x_shards };
     at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
-    if fold {
+    if reduction {
         return at.below("k_steps", item.k_steps, 1_u32);
     }
     at.range("k_steps", item.k_first, item.k_steps, p.k_steps(), p.k_steps())

@@ -1,4 +1,4 @@
-//! Rule: each rank computes each element of each shard of its output exactly once, and folds each
+//! Rule: each rank computes each element of each shard of its output exactly once, and reductions each
 //! element of its own shard once where rows are scattered.
 
 use super::rect::{Rect, overlap};

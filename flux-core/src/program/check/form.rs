@@ -1,5 +1,5 @@
 //! Rule: each item multiplies the rows that it stores, and each record is of the form that its
-//! operation has; all tiles come before all folds.
+//! operation has; all tiles come before all reductions.
 
 use super::{Record, Violation};
 use crate::program::{Await, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
@@ -17,7 +17,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             return fault(Record::Item(index), what);
         }
     }
-    // A worker of the kernel multiplies no more once it has come to a fold.
+    // A worker of the kernel multiplies no more once it has come to a reduction.
     let first_fold = p.items.iter().position(|item| item.sink == sink::REDUCE_ROWS).unwrap_or(p.items.len());
     if let Some(behind) = p.items[first_fold..].iter().position(|item| item.sink != sink::REDUCE_ROWS) {
         return fault(Record::Item(first_fold + behind), "folds come after all tiles");
@@ -56,7 +56,7 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         _ if item.a_source != source::CALLER => Some("operand A is the caller's shard of the owner's rows"),
         sink::SEND if sent_to.is_none() => Some("nothing is sent to oneself"),
-        sink::SEND if sent_to != Some(item.dest) => Some("a partial tile goes to its owner, or to the mate on the owner's rail"),
+        sink::SEND if sent_to != Some(item.dest) => Some("a partial tile goes to its owner, or to the node_peer on the owner's rail"),
         sink::SEND if item.partials as usize != added => {
             Some("what crosses nodes is the sum of a node's partial tiles, and nothing else is one")
         }
@@ -64,7 +64,7 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         _ if owner != p.rank || item.dest != p.rank.get() => Some("a partial tile of a peer's shard is sent"),
         sink::STORE if peers > 0 => Some("the own shard is reduced"),
         sink::REDUCE if item.partials as usize != added || added == 0 => {
-            Some("a reduction adds a partial tile of every mate, and one of every other node")
+            Some("a reduction adds a partial tile of every node_peer, and one of every other node")
         }
         sink::SCATTER | sink::REDUCE_ROWS => Some("rows are scattered where tiles span shards"),
         _ => None,
@@ -74,8 +74,8 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
 fn flattened_gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         _ if item.a_source != source::CALLER => Some("operand A is the caller's"),
-        sink::REDUCE_ROWS if item.dest != p.rank.get() => Some("a fold's rows are the rank's own"),
-        sink::REDUCE_ROWS if item.partials != p.problem.world().get() => Some("a fold adds the rows of every rank"),
+        sink::REDUCE_ROWS if item.dest != p.rank.get() => Some("a reduction's rows are the rank's own"),
+        sink::REDUCE_ROWS if item.partials != p.problem.world().get() => Some("a reduction adds the rows of every rank"),
         sink::SCATTER | sink::PARTIAL | sink::REDUCE_ROWS => None,
         _ => Some("tiles that span shards are scattered"),
     }
@@ -107,12 +107,12 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     }
 }
 
-/// Parts and partial tiles that are added after the multiplication, one for each entry; what a fold
+/// Parts and partial tiles that are added after the multiplication, one for each entry; what a reduction
 /// awaits is of other ranks' tiles, as many as hold rows of it.
 fn late_reads(p: &TileProgram, item: &WorkItem) -> u64 {
     match item.sink {
         sink::REDUCE_ROWS => u64::MAX,
-        _ => u64::from(item.parts) + u64::from(item.partials.saturating_sub(p.early)),
+        _ => u64::from(item.parts) + u64::from(item.partials.saturating_sub(p.in_mainloop)),
     }
 }
 
@@ -134,14 +134,14 @@ fn part_fields(item: &WorkItem) -> Option<&'static str> {
     }
 }
 
-/// The own rows go to mates, and along the rail.
+/// The own rows go to intra-node peers, and along the rail.
 fn own_rows(p: &TileProgram, transfer: &Transfer) -> Option<&'static str> {
     let dest = Rank::new(transfer.dest);
     let reached = p.nodes.together(p.rank, dest) || p.nodes.on_one_rail(p.rank, dest);
     (!reached).then_some("what goes to another node goes to the rank with the same number there")
 }
 
-/// What came along the rail goes to mates.
+/// What came along the rail goes to intra-node peers.
 fn forward_form(p: &TileProgram, forward: &Forward) -> Option<&'static str> {
     let source = p.nodes.rail(p.rank).find(|source| source.place_at(p.rank) == Some(forward.from));
     match source {

@@ -1,8 +1,8 @@
 //! Rule: an item is a tile of the grid, which is that of a shard, or of all of them where tiles
-//! span shards; and the columns of a fold are those of a column of tiles.
+//! span shards; and the columns of a reduction are those of a column of tiles.
 //!
 //! A kernel stores and sends whole blocks of a tile, which end only at the border of the matrix,
-//! and reads, scatters and folds 8 columns at a time. All rows of the operands are whole vectors of
+//! and reads, scatters and reductions 8 columns at a time. All rows of the operands are whole vectors of
 //! 8 elements, as are its tiles' columns, so those of every item are.
 
 use super::Violation;

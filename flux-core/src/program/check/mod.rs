@@ -8,9 +8,9 @@ mod bounds;
 mod counters;
 mod cover;
 mod destinations;
-mod early;
 mod form;
 mod grid;
+mod in_mainloop;
 mod order;
 mod parts;
 mod reads;
@@ -27,10 +27,10 @@ use super::TileProgram;
 ///
 /// - all are for the same problem, tile and workspace, and no index points outside of it;
 /// - each item multiplies the rows that it stores, and is of the form that the operation has; only
-///   what adds partial results counts them, and all tiles come before all folds;
+///   what adds partial results counts them, and all tiles come before all reductions;
 /// - each rank computes each element of each shard of its output exactly once, each step along `k`
-///   of it once, and folds each element of its own shard once where rows are scattered;
-/// - each item is a tile of the grid that the layout has, and a fold takes the columns of a column
+///   of it once, and reductions each element of its own shard once where rows are scattered;
+/// - each item is a tile of the grid that the layout has, and a reduction takes the columns of a column
 ///   of tiles;
 /// - an item that adds partial tiles early adds all that the program has early, and multiplies all
 ///   of `k`;
@@ -38,7 +38,7 @@ use super::TileProgram;
 /// - every awaited signal is raised once in a call, by the rank that the await names, and every
 ///   raised signal is awaited;
 /// - no two writers have a slot, a part slot or an element of a gather place in common;
-/// - each part slot has one lender and one reader, which awaits the lenders and adds the parts of
+/// - each part slot has one partial item and one reader, which awaits the partial items and adds the parts of
 ///   its own tile in the order of `k`;
 /// - whatever an item reads of its peers' data was announced by a signal that it awaits, each
 ///   column of A, and each partial tile that is added early, before its step, the others after the
@@ -46,8 +46,8 @@ use super::TileProgram;
 /// - what crosses nodes stays on its rail;
 /// - no rank waits on work that comes after its own, for any number of workers;
 /// - at each step the ranks send to different destinations. That is a rule of speed, and does not
-///   hold for what is scattered: tiles that span shards are small problems', whose rows go to
-///   several owners at once, and in an order that is the same on every rank each fold's rows come
+///   hold for what is scattered: tiles of flattened rows are small problems', whose rows go to
+///   several owners at once, and in an order that is the same on every rank each reduction's rows come
 ///   early.
 ///
 /// # Errors
@@ -57,7 +57,7 @@ pub fn verify(programs: &[TileProgram]) -> Result<(), Violation> {
     for program in programs {
         bounds::check(program)?;
         form::check(program)?;
-        early::check(program)?;
+        in_mainloop::check(program)?;
         cover::check(program)?;
         grid::check(program)?;
         counters::check(program)?;

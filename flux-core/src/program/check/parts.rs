@@ -1,6 +1,6 @@
 //! Rule: the items of a tile multiply each step along `k` once, in the order in which their parts
-//! are added; each part slot has one lender and one reader, of the same tile, and the reader awaits
-//! the lenders in the order in which it adds their parts.
+//! are added; each part slot has one partial item and one reader, of the same tile, and the reader awaits
+//! the partial items in the order in which it adds their parts.
 
 use super::Violation;
 use crate::program::{TileProgram, WorkItem, sink};
@@ -9,31 +9,31 @@ use std::collections::BTreeMap;
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rank = p.rank;
     let lends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::PARTIAL);
-    let lenders: BTreeMap<u32, usize> = lends.map(|(index, item)| (item.part, index)).collect();
+    let partials_of: BTreeMap<u32, usize> = lends.map(|(index, item)| (item.part, index)).collect();
     let mut readers: BTreeMap<u32, usize> = BTreeMap::new();
-    for (index, lead) in p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::PARTIAL | sink::REDUCE_ROWS)) {
+    for (index, fix_up) in p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::PARTIAL | sink::REDUCE_ROWS)) {
         let split = |step| Err(Violation::KNotCovered { rank, item: index, step });
-        if lead.k_first != 0 {
+        if fix_up.k_first != 0 {
             return split(0);
         }
-        let mut step = lead.k_steps;
-        for (number, part) in (0..lead.parts as usize).zip(lead.part..) {
+        let mut step = fix_up.k_steps;
+        for (number, part) in (0..fix_up.parts as usize).zip(fix_up.part..) {
             if let Some(first) = readers.insert(part, index) {
                 return Err(Violation::PartReadTwice { rank, part, first, second: index });
             }
-            let Some(&lender) = lenders.get(&part) else {
-                return Err(Violation::PartNotLent { rank, item: index, part });
+            let Some(&partial_item) = partials_of.get(&part) else {
+                return Err(Violation::PartMissing { rank, item: index, part });
             };
-            let lent = &p.items[lender];
-            if tile(lent) != tile(lead) {
-                return Err(Violation::WrongPart { rank, item: index, part, lender });
+            let partial = &p.items[partial_item];
+            if tile(partial) != tile(fix_up) {
+                return Err(Violation::WrongPart { rank, item: index, part, partial_item });
             }
-            if lent.k_first != step {
+            if partial.k_first != step {
                 return split(step);
             }
-            step += lent.k_steps;
+            step += partial.k_steps;
             // A kernel takes the entry of a part's number for that part's.
-            if p.late_awaits_of(lead).get(number).is_none_or(|entry| entry.signal != lent.raise) {
+            if p.late_awaits_of(fix_up).get(number).is_none_or(|entry| entry.signal != partial.raise) {
                 return Err(Violation::Unguarded { rank, item: index, what: "part slot", index: part, peer: rank });
             }
         }
@@ -41,7 +41,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             return split(step);
         }
     }
-    match lenders.into_iter().find(|(part, _)| !readers.contains_key(part)) {
+    match partials_of.into_iter().find(|(part, _)| !readers.contains_key(part)) {
         Some((part, item)) => Err(Violation::PartNotRead { rank, item, part }),
         None => Ok(()),
     }

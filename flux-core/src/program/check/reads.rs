@@ -92,7 +92,7 @@ fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers
     Err(Violation::UnguardedForward { rank: p.rank, forward: index, place: forward.from, signal: forward.awaits.signal })
 }
 
-/// The partial tiles: one of each mate, for the own shard then the sum of each other node, as they
+/// The partial tiles: one of each intra-node peer, for the own shard then the sum of each other node, as they
 /// are sent. Each is awaited by the entry of its number, of those that are early or of those that
 /// come after the other parts of the tile.
 fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
@@ -100,7 +100,7 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
     for (place, peer) in (0..item.partials).zip(sources) {
         let slot = item.partial_slot + place * p.slots_per_source;
         let sent = writers.slots.get(&(p.rank.get(), slot)).filter(|(source, _)| source.rank == peer);
-        let entry = match place.checked_sub(p.early) {
+        let entry = match place.checked_sub(p.in_mainloop) {
             None => p.awaits_of(item).get(place as usize),
             Some(number) => p.late_awaits_of(item).get((item.parts + number) as usize),
         };

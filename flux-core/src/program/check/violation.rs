@@ -35,7 +35,7 @@ pub enum Output {
     Shard(u32),
     /// The rows of all shards, in tiles that span them.
     AllShards,
-    /// The rows of the own shard, folded from what was scattered.
+    /// The rows of the own shard, reduced from what was scattered.
     Folded,
 }
 
@@ -115,7 +115,7 @@ pub enum Violation {
         /// The other.
         second: usize,
     },
-    /// An item is no tile of the layout, or a fold takes other columns than a column of tiles.
+    /// An item is no tile of the layout, or a reduction takes other columns than a column of tiles.
     #[error("rank {rank}, item {item} has {what} {}..{}, the tile there {}..{}", found.start, found.end, tile.start, tile.end)]
     OffGrid {
         /// Whose program.
@@ -130,8 +130,8 @@ pub enum Violation {
         tile: Range<u32>,
     },
     /// An item adds fewer partial tiles than the program has early.
-    #[error("rank {rank}, item {item} adds {partials} partial tiles, where {early} are added during the multiplication")]
-    FewerThanEarly {
+    #[error("rank {rank}, item {item} adds {partials} partial tiles, where {in_mainloop} are added during the multiplication")]
+    FewerThanInMainloop {
         /// Whose program.
         rank: Rank,
         /// The item.
@@ -139,12 +139,12 @@ pub enum Violation {
         /// Partial tiles that it adds.
         partials: u32,
         /// Those of the program that are early.
-        early: u32,
+        in_mainloop: u32,
     },
     /// An item adds partial tiles during the multiplication and leaves steps along `k` to others,
     /// though the steps at which it adds are of all of `k`.
     #[error("rank {rank}, item {item} adds partial tiles during the multiplication, but multiplies {k_steps} of {all} steps along k")]
-    EarlyInPart {
+    InMainloopOfPart {
         /// Whose program.
         rank: Rank,
         /// The item.
@@ -290,7 +290,7 @@ pub enum Violation {
     },
     /// An item adds a part that nobody leaves.
     #[error("rank {rank}, item {item} adds part slot {part}, which no item fills")]
-    PartNotLent {
+    PartMissing {
         /// Whose program.
         rank: Rank,
         /// The item that reads.
@@ -321,7 +321,7 @@ pub enum Violation {
         second: usize,
     },
     /// An item adds a part of another tile.
-    #[error("rank {rank}, item {item} adds part slot {part}, where item {lender} leaves another tile")]
+    #[error("rank {rank}, item {item} adds part slot {part}, where item {partial_item} leaves another tile")]
     WrongPart {
         /// Whose program.
         rank: Rank,
@@ -330,7 +330,7 @@ pub enum Violation {
         /// The part slot.
         part: u32,
         /// The item that lends.
-        lender: usize,
+        partial_item: usize,
     },
     /// With programs walked in order, ranks wait for each other in a circle.
     #[error("deadlock: rank {rank}, item {item} awaits signal {signal} of rank {peer}, which waits in turn")]

@@ -32,7 +32,7 @@ pub struct Route {
     outgoing: Vec<Parcel>,
     incoming: Vec<Incoming>,
     /// By rank: what is added to the outbox's address, modulo 2^64, so that the program's own slots
-    /// and places lead to the rank's place in it.
+    /// and places fix-up item to the rank's place in it.
     shifts: [u64; MAX_WORLD],
 }
 

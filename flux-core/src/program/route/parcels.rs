@@ -19,7 +19,7 @@ pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
     }
 }
 
-/// What leads from an address of `peer`'s region, as the program has it, to that of its place in
+/// What fix-up items from an address of `peer`'s region, as the program has it, to that of its place in
 /// the outbox.
 pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
     let rank = program.rank;

@@ -12,16 +12,25 @@ use std::collections::{BTreeMap, BTreeSet};
 fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
     let extents = (1u32..6, 1usize..36, 1usize..5, 1usize..5);
     let knobs = (0u32..6, (1u32..4, 0u32..3, 0u32..3), 1u32..4, 1u32..3, any::<bool>(), any::<bool>());
-    (extents, knobs).prop_map(|((world, m, n, k), (chunk, (band, alone, by_chunk), k_slices, splits, stack, gather))| {
+    (extents, knobs).prop_map(|((world, m, n, k), (chunk, (group, prologue, chunk_ordered), k_slices, split_k, flattened, gather))| {
         let world = WorldSize::new(world).expect("a small world");
         let w = world.get() as usize;
         let op = if gather { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
         let problem = Problem::new(op, m * w, 8 * n * w, 8 * k * w, DType::Bf16, world).expect("valid by construction");
         // Tiles of several shards that have a signal each are not carried.
-        let chunk = if chunk == 0 || stack && !gather { Chunk::Shard } else { Chunk::Tiles(chunk) };
+        let chunk = if chunk == 0 || flattened && !gather { Chunk::Shard } else { Chunk::Tiles(chunk) };
         let tile = TileShape::new(16, 24, 16);
-        let schedule =
-            Schedule { chunk, raster: Raster::RowGroups(2), band, alone, by_chunk, k_slices, splits, stack, ..Schedule::of(tile) };
+        let schedule = Schedule {
+            chunk,
+            raster: Raster::RowGroups(2),
+            group,
+            prologue,
+            chunk_ordered,
+            k_slices,
+            split_k,
+            flattened,
+            ..Schedule::of(tile)
+        };
         let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule")).collect();
         check::verify(&programs).expect("programs are right");
         programs

@@ -1,10 +1,8 @@
 //! Building is collective: all ranks get the op, or all get an error.
 
-use super::{AnyOp, Case, Machine, call, defaults, ragged};
-use crate::common::{OPS, Plan, Values};
-
-use flux_core::program::{Chunk, Schedule};
-use flux_core::tile::Raster;
+use super::{AnyOp, Case, Machine, call, defaults, unaligned};
+use crate::common::{OPS, OpOptions, Values};
+use flux_core::plan::{Chunk, Plan};
 use flux_core::{Rank, TileShape};
 use flux_ops::{BuildError, GemmReduceScatter};
 use half::bf16;
@@ -13,7 +11,7 @@ use half::bf16;
 /// right op.
 pub fn ranks_that_disagree_are_told_so(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
-        let case = Case::<bf16>::new(OPS[0], ragged(machine, OPS[0], world), world, Values::Integers, 29);
+        let case = Case::<bf16>::new(OPS[0], unaligned(machine, OPS[0], world), world, Values::Integers, 29);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let odd = node.rank.get() == 1;
@@ -21,7 +19,7 @@ pub fn ranks_that_disagree_are_told_so(machine: Machine) {
                 AnyOp::<bf16>::build(
                     OPS[0],
                     [if odd { 64 } else { 32 } * world as usize, 8 * world as usize, 8],
-                    Plan::default(),
+                    OpOptions::default(),
                     &node.comm,
                 )
                 .map_err(|e| match e {
@@ -36,8 +34,8 @@ pub fn ranks_that_disagree_are_told_so(machine: Machine) {
             let text = String::from_utf8(texts[0].clone()).unwrap();
             assert!(text.contains(&format!("rank 1 `ag_gemm m={}", 64 * world)), "{text}");
 
-            let op = AnyOp::of(&case, Plan::default(), node);
-            case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), "after a disagreement");
+            let op = AnyOp::of(&case, OpOptions::default(), node);
+            case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "after a disagreement");
         });
     }
 }
@@ -47,8 +45,8 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
     for world in machine.worlds(&[1, 3]) {
         let w = world as usize;
         machine.run(world, defaults, |node| {
-            let refused = |op, shape, plan| AnyOp::<bf16>::build(op, shape, plan, &node.comm).unwrap_err().to_string();
-            let shape_refused = |op, shape| refused(op, shape, Plan::default());
+            let refused = |op, shape, options| AnyOp::<bf16>::build(op, shape, options, &node.comm).unwrap_err().to_string();
+            let shape_refused = |op, shape| refused(op, shape, OpOptions::default());
             assert!(shape_refused(OPS[0], [0, 8 * w, 8]).starts_with("m = 0"));
             assert!(shape_refused(OPS[1], [8 * w, 0, 8 * w]).starts_with("n = 0"));
             assert!(shape_refused(OPS[0], [8 * w, 8 * w, 0]).starts_with("k = 0"));
@@ -59,11 +57,12 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
                 assert!(shape_refused(OPS[0], [8 * w + 1, 8 * w, 8]).contains("not divisible by the world size 3: pad m to 27"));
                 assert!(shape_refused(OPS[1], [8 * w, 8, 8 * w + 8]).starts_with("k = 32 is not divisible by the world size 3"));
             }
-            let good = Schedule::of(machine.tiles()[0]);
-            let bad = Schedule { chunk: Chunk::Tiles(0), ..good };
-            assert!(refused(OPS[0], [8 * w, 8 * w, 8], Plan { schedule: Some(bad), ..Plan::default() }).starts_with("chunk = 0"));
-            assert!(refused(OPS[0], [8 * w, 8 * w, 8], Plan { workers: Some(0), ..Plan::default() }).starts_with("workers = 0"));
-            assert!(AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], Plan::default(), &node.comm).is_ok());
+            let bad = Plan { chunk: Chunk::Tiles(0), ..Plan::of(machine.tiles()[0]) };
+            assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions::of(bad)).starts_with("chunk = 0"));
+            let bad = Plan::of(TileShape::new(16, 16, 0));
+            assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions::of(bad)).starts_with("tile.k = 0"));
+            assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions { workers: Some(0), ..OpOptions::default() }).starts_with("workers = 0"));
+            assert!(AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], OpOptions::default(), &node.comm).is_ok());
         });
     }
 }
@@ -72,16 +71,16 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
 pub fn a_rank_that_cannot_build_is_named_to_the_others(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
         machine.run(world, defaults, |node| {
-            let plan = Plan { workers: (node.rank.get() == 1).then_some(0), ..Plan::default() };
+            let options = OpOptions { workers: (node.rank.get() == 1).then_some(0), ..OpOptions::default() };
             let shape = [8 * world as usize, 8 * world as usize, 8];
-            match AnyOp::<bf16>::build(OPS[0], shape, plan, &node.comm).unwrap_err() {
+            match AnyOp::<bf16>::build(OPS[0], shape, options, &node.comm).unwrap_err() {
                 BuildError::Workers { value: 0, .. } => assert_eq!(node.rank.get(), 1),
                 BuildError::Peer { rank, reason } => {
                     assert!(node.rank.get() != 1 && rank == Rank::new(1) && reason.starts_with("workers = 0"), "{reason}");
                 }
                 other => panic!("{other}"),
             }
-            assert!(AnyOp::<bf16>::build(OPS[0], shape, Plan::default(), &node.comm).is_ok());
+            assert!(AnyOp::<bf16>::build(OPS[0], shape, OpOptions::default(), &node.comm).is_ok());
         });
     }
 }
@@ -91,9 +90,9 @@ pub fn the_workspace_is_known_before_it_is_taken(machine: Machine) {
     for world in machine.worlds(&[1, 4]) {
         machine.run(world, defaults, |node| {
             let w = world as usize;
-            let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 128, 64)) };
-            let builder = GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w).schedule(schedule);
-            let before = builder.workspace(node.comm.world_size()).unwrap();
+            let plan = Plan { chunk: Chunk::Tiles(1), ..Plan::of(TileShape::new(128, 128, 64)) };
+            let builder = GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w).plan(plan);
+            let before = builder.workspace(&node.comm).unwrap();
             let op = builder.build(&node.comm).unwrap();
             assert_eq!(op.workspace(), before);
             let held = node.comm.workspace_size();

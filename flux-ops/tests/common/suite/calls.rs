@@ -1,8 +1,8 @@
 //! Calls after one another: several ops, changing data, late ranks, operands inside larger
 //! matrices, a rank that never comes.
 
-use super::{AnyOp, Case, Machine, call, defaults, ragged};
-use crate::common::{Meeting, OPS, Plan, Values};
+use super::{AnyOp, Case, Machine, call, defaults, unaligned};
+use crate::common::{Meeting, OPS, OpOptions, Values};
 use flux_core::problem::Shape;
 use flux_core::{OpKind, Rank};
 use flux_ops::{CallError, Layout};
@@ -23,15 +23,15 @@ pub fn ops_share_a_communicator_and_its_workspace(machine: Machine) {
         };
         let (ag, rs) = (cases(OPS[0]), cases(OPS[1]));
         machine.run(world, defaults, |node| {
-            let small = AnyOp::of(&ag[0].1, Plan::default(), node);
+            let small = AnyOp::of(&ag[0].1, OpOptions::default(), node);
             let first = call(&small, &ag[0].1, node).unwrap();
-            ag[0].1.assert_equal(&ag[0].0, node.rank, &first, "before the workspace grew");
+            ag[0].1.assert_equal(&ag[0].0, &small, node.rank, &first, "before the workspace grew");
             // Growing it moves it.
-            let large = AnyOp::of(&rs[0].1, Plan::default(), node);
+            let large = AnyOp::of(&rs[0].1, OpOptions::default(), node);
             for round in 0..12 {
                 for (op, cases) in [(&small, &ag), (&large, &rs), (&large, &rs)] {
                     let (expected, case) = &cases[round % cases.len()];
-                    case.assert_equal(expected, node.rank, &call(op, case, node).unwrap(), &format!("round {round}"));
+                    case.assert_equal(expected, op, node.rank, &call(op, case, node).unwrap(), &format!("round {round}"));
                 }
             }
         });
@@ -49,10 +49,10 @@ pub fn many_calls_in_a_row(machine: Machine, calls: usize) {
                 .map(|case| (case.expected_on(machine), case))
                 .collect();
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&cases[0].1, Plan::default(), node);
+                let op = AnyOp::of(&cases[0].1, OpOptions::default(), node);
                 for i in 0..calls {
                     let (expected, case) = &cases[i % cases.len()];
-                    case.assert_equal(expected, node.rank, &call(&op, case, node).unwrap(), &format!("call {i}"));
+                    case.assert_equal(expected, &op, node.rank, &call(&op, case, node).unwrap(), &format!("call {i}"));
                 }
                 op.status().unwrap();
             });
@@ -64,15 +64,15 @@ pub fn many_calls_in_a_row(machine: Machine, calls: usize) {
 pub fn a_late_rank_is_waited_for(machine: Machine) {
     for world in machine.worlds(&[3, 4]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 17);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 17);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, Plan::default(), node);
+                let op = AnyOp::of(&case, OpOptions::default(), node);
                 for late in 0..3 * world {
                     if node.rank.get() == late % world {
                         std::thread::sleep(Duration::from_millis(u64::from(7 + 13 * late % 31)));
                     }
-                    case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &format!("rank {} late", late % world));
+                    case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), &format!("rank {} late", late % world));
                 }
             });
         }
@@ -83,7 +83,7 @@ pub fn a_late_rank_is_waited_for(machine: Machine) {
 pub fn row_strides_are_honoured(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 19);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 19);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let strided = |s: Shape, gap| Layout::strided(s.rows as usize, s.cols as usize, s.cols as usize + gap);
@@ -96,11 +96,11 @@ pub fn row_strides_are_honoured(machine: Machine) {
                 let x = node.upload(&spread(&case.x(node.rank), lx));
                 let w = node.upload(&spread(&case.w(node.rank), lw));
                 let mut y = node.upload(&vec![mark; ly.rows * ly.row_stride]);
-                let op = AnyOp::of(&case, Plan::default(), node);
+                let op = AnyOp::of(&case, OpOptions::default(), node);
                 op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
                 let y = node.download(&y);
                 let dense: Vec<_> = y.chunks_exact(ly.row_stride).flat_map(|row| &row[..ly.cols]).copied().collect();
-                case.assert_equal(&expected, node.rank, &dense, "strided");
+                case.assert_equal(&expected, &op, node.rank, &dense, "strided");
                 assert!(y.chunks_exact(ly.row_stride).all(|row| row[ly.cols..].iter().all(|&e| e == mark)), "written between rows");
             });
         }
@@ -112,18 +112,18 @@ pub fn row_strides_are_honoured(machine: Machine) {
 pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 31);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 31);
             // Ranks stay until all have seen their fault: one that leaves is a fault of another
             // kind.
             let together = Meeting::new(world as usize);
             // Builds have the same deadline, and on a device load a kernel.
             let deadline = Duration::from_millis(if machine == Machine::Host { 1500 } else { 5000 });
-            machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
+            machine.run(world, defaults, |node| drop(AnyOp::of(&case, OpOptions::default(), node)));
             machine.run(
                 world,
                 |options: &mut Options| options.deadline = deadline,
                 |node| {
-                    let op = AnyOp::of(&case, Plan::default(), node);
+                    let op = AnyOp::of(&case, OpOptions::default(), node);
                     call(&op, &case, node).unwrap();
                     together.wait();
                     if node.rank.get() != 1 {
@@ -159,9 +159,8 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
     }
 }
 
-/// Two ops, built in the same order everywhere, and called in another order by one rank: every
-/// rank's first call fails, long before the deadline, though as many signals come as each op
-/// awaits.
+/// One rank calls two ops in another order: every rank's first call fails, long before the deadline,
+/// though as many signals come as each op awaits.
 pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
     for world in machine.worlds(&[2, 3, 4]) {
         let (w, k) = (world as usize, if machine == Machine::Host { 24 } else { 64 });
@@ -175,13 +174,13 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
                 world,
                 |options: &mut Options| options.deadline = deadline,
                 |node| {
-                    let ops = cases.map(|case| AnyOp::of(case, Plan::default(), node));
+                    let ops = cases.map(|case| AnyOp::of(case, OpOptions::default(), node));
                     together.wait();
                     let begun = Instant::now();
                     let first = usize::from(node.rank.get() == 1);
                     let found = match call(&ops[first], cases[first], node) {
                         Err(CallError::Fault(failure)) => Ok(failure.fault),
-                        // It has heard of another's before it began.
+                        // Another's fault came first.
                         Err(CallError::Transport(TransportError::Broken { fault })) => Ok(fault),
                         // On CUDA the call returns before the device gives up.
                         Ok(_) => ops[first].status().err().ok_or("no fault".to_owned()),

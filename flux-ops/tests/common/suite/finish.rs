@@ -1,9 +1,8 @@
 //! Bias and activation: in every element once, and refused where they do not fit.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, ragged};
-use crate::common::{OPS, Plan, Values};
-use flux_core::program::{Chunk, Schedule};
-use flux_core::tile::Raster;
+use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, unaligned};
+use crate::common::{OPS, OpOptions, Values};
+use flux_core::plan::{Chunk, Plan};
 use flux_core::{DType, OpKind};
 use flux_ops::{Activation, BuildError, CallError, Layout, Location, RawTensor, TensorMut, TensorRef};
 use half::{bf16, f16};
@@ -17,34 +16,33 @@ fn activations(op: OpKind) -> &'static [Activation] {
     }
 }
 
-/// Extents and a plan with several column blocks, the last a tail, so that each tile has its own
+/// Extents and options with several column blocks, the last a tail, so that each tile has its own
 /// part of the bias.
-fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], Plan) {
+fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], OpOptions) {
     let w = world as usize;
     match (op, machine) {
         (OpKind::AllGatherGemm, Machine::Host) => ([17 * w, 56 * w, 24], on_host(machine)),
         (OpKind::GemmReduceScatter, Machine::Host) => ([17 * w, 56, 24 * w], on_host(machine)),
-        _ => (ragged(machine, op, world), Plan::default()),
+        _ => (unaligned(machine, op, world), OpOptions::default()),
     }
 }
 
-fn on_host(machine: Machine) -> Plan {
-    let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(machine.tiles()[0]) };
-    Plan { schedule: Some(schedule), ..Plan::default() }
+fn on_host(machine: Machine) -> OpOptions {
+    OpOptions::of(Plan { chunk: Chunk::Tiles(1), ..Plan::of(machine.tiles()[0]) })
 }
 
 fn adds_an_integer_bias_once<T: Number>(machine: Machine) {
     for world in machine.worlds(&WORLDS) {
         for op in OPS {
             for activation in [Activation::None, Activation::Relu].into_iter().filter(|a| activations(op).contains(a)) {
-                let (shape, plan) = tiled(machine, op, world);
+                let (shape, options) = tiled(machine, op, world);
                 let case = Case::<T>::new(op, shape, world, Values::Integers, 41);
                 let case = case.finished(true, Values::Integers, activation);
                 let expected = case.expected_on(machine);
                 machine.run(world, defaults, |node| {
-                    let op = AnyOp::of(&case, plan, node);
+                    let op = AnyOp::of(&case, options, node);
                     for _ in 0..3 {
-                        case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                        case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
                     }
                 });
             }
@@ -61,13 +59,13 @@ fn activates_within_the_bound<T: Number>(machine: Machine) {
     for world in machine.worlds(&WORLDS) {
         for op in OPS {
             for (&activation, bias) in activations(op).iter().flat_map(|a| [(a, true), (a, false)]) {
-                let (shape, plan) = tiled(machine, op, world);
+                let (shape, options) = tiled(machine, op, world);
                 let case = Case::<T>::new(op, shape, world, Values::Reals, 43);
                 let case = case.finished(bias, Values::Reals, activation);
                 let expected = case.expected_on(machine);
                 machine.run(world, defaults, |node| {
-                    let op = AnyOp::of(&case, plan, node);
-                    case.assert_close(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                    let op = AnyOp::of(&case, options, node);
+                    case.assert_close(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
                 });
             }
         }
@@ -85,18 +83,18 @@ pub fn ranks_agree_on_bias_and_activation(machine: Machine) {
         let w = world as usize;
         machine.run(world, defaults, |node| {
             let odd = node.rank.get() == 1;
-            let plain = Plan::default();
-            let plans = [
-                (Plan { bias: odd, ..plain }, "with bias"),
-                (Plan { activation: if odd { Activation::Gelu } else { Activation::Silu }, ..plain }, "no bias, then gelu"),
+            let plain = OpOptions::default();
+            let odd_ones = [
+                (OpOptions { bias: odd, ..plain }, "with bias"),
+                (OpOptions { activation: if odd { Activation::Gelu } else { Activation::Silu }, ..plain }, "no bias, then gelu"),
             ];
-            for (plan, said) in plans {
-                let refused = AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], plan, &node.comm).unwrap_err();
+            for (options, said) in odd_ones {
+                let refused = AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], options, &node.comm).unwrap_err();
                 assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
                 assert!(refused.to_string().contains(said), "{refused}");
             }
-            let plan = Plan { bias: true, activation: Activation::Silu, workers: node.workers, ..plain };
-            let op = AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], plan, &node.comm).unwrap();
+            let options = OpOptions { bias: true, activation: Activation::Silu, workers: node.workers, ..plain };
+            let op = AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], options, &node.comm).unwrap();
             assert!(op.explain().contains("with bias, then silu"), "{}", op.explain());
         });
     }
@@ -106,16 +104,16 @@ pub fn ranks_agree_on_bias_and_activation(machine: Machine) {
 pub fn a_bias_that_does_not_fit_is_refused(machine: Machine) {
     for world in machine.worlds(&[1, 2]) {
         for op in OPS {
-            let plain = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 47);
+            let plain = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 47);
             let case = plain.clone().finished(true, Values::Integers, Activation::None);
             let (expected, expected_plain) = (case.expected_on(machine), plain.expected_on(machine));
             machine.run(world, defaults, |node| {
-                let (with, without) = (AnyOp::of(&case, Plan::default(), node), AnyOp::of(&plain, Plan::default(), node));
+                let (with, without) = (AnyOp::of(&case, OpOptions::default(), node), AnyOp::of(&plain, OpOptions::default(), node));
                 if node.rank.get() == world - 1 {
                     make_every_bad_call(&with, &without, &case, node);
                 }
-                case.assert_equal(&expected, node.rank, &call(&with, &case, node).unwrap(), "after refused calls");
-                plain.assert_equal(&expected_plain, node.rank, &call(&without, &plain, node).unwrap(), "after refused calls");
+                case.assert_equal(&expected, &with, node.rank, &call(&with, &case, node).unwrap(), "after refused calls");
+                plain.assert_equal(&expected_plain, &without, node.rank, &call(&without, &plain, node).unwrap(), "after refused calls");
             });
         }
     }

@@ -1,27 +1,27 @@
 //! Ranks that leave while others make calls.
 
-use super::super::{AnyOp, Case, Machine, OPS, Plan, Values};
-use super::{call, defaults, ragged};
+use super::super::{AnyOp, Case, Machine, OPS, OpOptions, Values};
+use super::{call, defaults, unaligned};
 use flux_core::Rank;
 use flux_ops::CallError;
 use flux_transport::{Fault, Options};
 use half::bf16;
 use std::time::{Duration, Instant};
 
-/// A rank drops its communicator after a call that all have made: in the next every other gets an
-/// error that names it, long before the deadline, and no other error after it.
+/// A rank drops its communicator after a call of all. In the next call every other rank gets an
+/// error that names it, long before the deadline.
 pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
     let deadline = Duration::from_secs(20);
     for world in machine.worlds(&[2, 3, 4]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 67);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 67);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.
-            machine.run(world, defaults, |node| drop(AnyOp::of(&case, Plan::default(), node)));
+            machine.run(world, defaults, |node| drop(AnyOp::of(&case, OpOptions::default(), node)));
             let short = |options: &mut Options| options.deadline = deadline;
             machine.run(world, short, |node| {
-                let op = AnyOp::of(&case, Plan::default(), node);
-                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), "before it leaves");
+                let op = AnyOp::of(&case, OpOptions::default(), node);
+                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "before it leaves");
                 if node.rank.get() == 1 {
                     // Its communicator goes with the node.
                     return;

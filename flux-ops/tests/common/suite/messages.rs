@@ -1,10 +1,10 @@
 //! Where messages carry what crosses nodes: the workspace's words over many calls, rows with gaps,
 //! what cannot be carried, a rank that never comes.
 
-use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, ragged};
-use crate::common::{Meeting, Node, OPS, Plan, Values};
+use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, unaligned};
+use crate::common::{Meeting, Node, OPS, OpOptions, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
-use flux_core::program::{Chunk, Schedule};
+use flux_core::plan::{Chunk, Plan, RowMapping};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Rank};
 use flux_ops::{BuildError, CallError, Layout};
@@ -15,25 +15,25 @@ use std::time::{Duration, Instant};
 /// Of calls to which a rank does not come.
 const DEADLINE: Duration = Duration::from_secs(5);
 
-/// A schedule that messages can carry.
-pub fn plain(machine: Machine) -> Schedule {
-    Schedule::of(machine.tiles()[0])
+/// A plan that messages can carry out.
+pub fn plain(machine: Machine) -> Plan {
+    Plan::of(machine.tiles()[0])
 }
 
 pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
-        let cases = OPS.map(|op| Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 53));
+        let cases = OPS.map(|op| Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 53));
         let expected = cases.each_ref().map(|case| case.expected_on(machine));
         let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
         machine.run(world, wrap, |node| {
-            let ops = cases.each_ref().map(|case| AnyOp::of(case, Plan::default(), node));
+            let ops = cases.each_ref().map(|case| AnyOp::of(case, OpOptions::default(), node));
             for i in 0..64 {
                 let (case, op) = (&cases[i % 2], &ops[i % 2]);
                 // One rank is late now and then.
                 if i % 7 == node.rank.index() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                case.assert_equal(&expected[i % 2], node.rank, &call(op, case, node).unwrap(), &op.explain());
+                case.assert_equal(&expected[i % 2], &op, node.rank, &call(op, case, node).unwrap(), "a call");
             }
         });
     }
@@ -42,10 +42,10 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
 pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
         let op = OpKind::AllGatherGemm;
-        let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 57);
+        let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 57);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, Plan::default(), node);
+            let op = AnyOp::of(&case, OpOptions::default(), node);
             let (lx, lw, ly) = layouts(&case);
             let wide = Layout { row_stride: lx.cols + 24, ..lx };
             let mut spread = vec![bf16::NAN; wide.span()];
@@ -57,40 +57,34 @@ pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
             for _ in 0..3 {
                 op.forward(&node.view(&x, wide), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
             }
-            case.assert_equal(&expected, node.rank, &node.download(&y), &op.explain());
+            case.assert_equal(&expected, &op, node.rank, &node.download(&y), "a call");
         });
     }
 }
 
 pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
-        let case = Case::<bf16>::new(OPS[0], ragged(machine, OPS[0], world), world, Values::Integers, 59);
+        let case = Case::<bf16>::new(OPS[0], unaligned(machine, OPS[0], world), world, Values::Integers, 59);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let p = &case.problem;
-            let shape = [p.m() as usize, p.n() as usize, p.k() as usize];
-            let sliced = Plan { schedule: Some(Schedule { k_slices: 2, ..plain(machine) }), ..Plan::default() };
-            let refused = AnyOp::<bf16>::build(OPS[0], shape, sliced, &node.comm).unwrap_err();
-            assert!(matches!(refused, BuildError::NoMessages { .. }), "{refused}");
-
-            // Tiles of few rows have several owners: a message has all for one, not a tile.
-            let (few, by_tile) =
-                ([16 * world as usize, 256, 64 * world as usize], Schedule { chunk: Chunk::Tiles(1), stack: true, ..plain(machine) });
-            let refused = AnyOp::<bf16>::build(OPS[1], few, Plan { schedule: Some(by_tile), ..Plan::default() }, &node.comm).unwrap_err();
+            // A message has all rows for one owner, not a tile of several.
+            let flattened = Plan { rows: RowMapping::Flattened, chunk: Chunk::Tiles(1), ..plain(machine) };
+            let few = [16 * world as usize, 256, 64 * world as usize];
+            let refused = AnyOp::<bf16>::build(OPS[1], few, OpOptions::of(flattened), &node.comm).unwrap_err();
             if node.comm.nodes().are_mixed() {
                 assert!(matches!(refused, BuildError::Schedule(_)), "{refused}");
             } else {
                 assert!(matches!(refused, BuildError::NoMessages { .. }), "{refused}");
             }
 
-            let op = AnyOp::of(&case, Plan::default(), node);
+            let op = AnyOp::of(&case, OpOptions::default(), node);
             let refused = captured(&op, &case, node);
             let here = node.comm.transport();
             assert!(
                 matches!(refused, CallError::Transport(TransportError::NotCapturable { transport, .. }) if transport == here),
                 "{refused}"
             );
-            case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+            case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
         });
     }
 }
@@ -111,13 +105,13 @@ fn captured(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> CallError {
 }
 
 pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: Machine) {
-    before_a_new_group(machine, &[2, 3, 4], ragged, Plan::default(), rank_1_never_calls);
+    before_a_new_group(machine, &[2, 3, 4], unaligned, OpOptions::default(), rank_1_never_calls);
 }
 
 /// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is
 /// full, and are let go with all that is on it.
 pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
-    before_a_new_group(machine, &[2, 4], few_rows, Plan::default(), rank_1_never_calls_while_streams_are_filled);
+    before_a_new_group(machine, &[2, 4], few_rows, OpOptions::default(), rank_1_never_calls_while_streams_are_filled);
 }
 
 /// Has the calls of a group fail, which `fail` sees to, and then a new group make one: the devices
@@ -126,24 +120,19 @@ pub(super) fn before_a_new_group(
     machine: Machine,
     worlds: &[u32],
     shape: fn(Machine, OpKind, u32) -> [usize; 3],
-    plan: Plan,
-    fail: fn(Machine, &Case<bf16>, Plan),
+    options: OpOptions,
+    fail: fn(Machine, &Case<bf16>, OpOptions),
 ) {
     for world in machine.worlds(worlds) {
         for op in OPS {
             let case = Case::<bf16>::new(op, shape(machine, op, world), world, Values::Integers, 61);
             let expected = case.expected_on(machine);
-            let sequential = plan.is_sequential().then(|| case.expected_of_collective());
             // Kernels are loaded, and NCCL too, before anything is measured.
-            machine.run(world, defaults, |node| drop(AnyOp::of(&case, plan, node)));
-            fail(machine, &case, plan);
+            machine.run(world, defaults, |node| drop(AnyOp::of(&case, options, node)));
+            fail(machine, &case, options);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, plan, node);
-                let y = call(&op, &case, node).unwrap();
-                match &sequential {
-                    Some(expected) => case.assert_close(expected, node.rank, &y, &op.explain()),
-                    None => case.assert_equal(&expected, node.rank, &y, &op.explain()),
-                }
+                let op = AnyOp::of(&case, options, node);
+                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
             });
         }
     }
@@ -154,7 +143,7 @@ pub(super) fn before_a_new_group(
 fn without_rank_1<T: Send>(
     machine: Machine,
     case: &Case<bf16>,
-    plan: Plan,
+    options: OpOptions,
     tried: impl Fn(&AnyOp<bf16>, &Node) -> T + Sync,
     judge: impl Fn(&Node, Duration, T, Result<(), Fault>) + Sync,
 ) {
@@ -162,7 +151,7 @@ fn without_rank_1<T: Send>(
     let together = Meeting::new(world.index());
     let short = |options: &mut Options| options.deadline = DEADLINE;
     machine.run(world.get(), short, |node| {
-        let op = AnyOp::of(case, plan, node);
+        let op = AnyOp::of(case, options, node);
         call(&op, case, node).unwrap();
         together.wait();
         let began = Instant::now();
@@ -178,12 +167,12 @@ fn without_rank_1<T: Send>(
     });
 }
 
-pub(super) fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, plan: Plan) {
+pub(super) fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, options: OpOptions) {
     let one = |op: &AnyOp<bf16>, node: &Node| {
         let (began, returned) = (Instant::now(), call(op, case, node).is_ok());
         (returned, began.elapsed(), call(op, case, node).err())
     };
-    without_rank_1(machine, case, plan, one, |node, _, (returned, waited, again), status| {
+    without_rank_1(machine, case, options, one, |node, _, (returned, waited, again), status| {
         let fault = status.unwrap_err();
         assert!(returned && waited >= DEADLINE && waited < DEADLINE + Duration::from_secs(2), "{waited:?}, {fault}");
         match &fault {
@@ -196,7 +185,7 @@ pub(super) fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, plan: Plan
     });
 }
 
-fn rank_1_never_calls_while_streams_are_filled(machine: Machine, case: &Case<bf16>, plan: Plan) {
+fn rank_1_never_calls_while_streams_are_filled(machine: Machine, case: &Case<bf16>, options: OpOptions) {
     /// More than a stream takes: 1,024 launches, of which a call has several.
     const CALLS: usize = 20_000;
     let fill = |op: &AnyOp<bf16>, node: &Node| {
@@ -206,7 +195,7 @@ fn rank_1_never_calls_while_streams_are_filled(machine: Machine, case: &Case<bf1
         let one = |_| op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).err();
         (0..CALLS).find_map(one)
     };
-    without_rank_1(machine, case, plan, fill, |_, waited, refused, status| {
+    without_rank_1(machine, case, options, fill, |_, waited, refused, status| {
         assert!(refused.is_some(), "a stream took {CALLS} calls");
         assert!(waited >= DEADLINE && waited < DEADLINE + Duration::from_secs(20), "{waited:?}, {refused:?}");
         assert!(matches!(status, Err(Fault::Timeout { .. })), "{status:?}");

@@ -38,7 +38,7 @@ pub fn defaults(_: &mut Options) {}
 /// Extents for a world: a row block of 128 and one of a single row in each shard, tails of columns
 /// and of the inner dimension. On GPUs, where the tests are optimised, several column blocks and
 /// pipeline stages too.
-pub fn ragged(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
+pub fn unaligned(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let w = world as usize;
     match (op, machine) {
         (OpKind::AllGatherGemm, Machine::Host) => [129 * w, 40 * w, 72],
@@ -51,7 +51,7 @@ pub fn ragged(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
 /// The same of so few rows that tiles span shards by the op's own choice, whatever the number of
 /// ranks.
 pub fn few_rows(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
-    let [_, n, k] = ragged(machine, op, world);
+    let [_, n, k] = unaligned(machine, op, world);
     [21 * world as usize, n, k]
 }
 

@@ -1,7 +1,7 @@
 //! Bad operands are refused before anything is launched.
 
-use super::{AnyOp, Case, Machine, Node, call, defaults, layouts, ragged};
-use crate::common::{OPS, Plan, Values};
+use super::{AnyOp, Case, Machine, Node, call, defaults, layouts, unaligned};
+use crate::common::{OPS, OpOptions, Values};
 use flux_core::DType;
 use flux_ops::{CallError, Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::{Stream, TransportError};
@@ -12,14 +12,14 @@ use half::bf16;
 pub fn a_refused_call_launches_nothing(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 23);
+            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 23);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, Plan::default(), node);
+                let op = AnyOp::of(&case, OpOptions::default(), node);
                 if node.rank.get() == world - 1 {
                     make_every_bad_call(&op, &case, node);
                 }
-                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), "after refused calls");
+                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "after refused calls");
             });
         }
     }

@@ -1,42 +1,36 @@
 //! Sequential calls: one collective of all rows, before or after one GEMM.
 
-use super::messages::{before_a_new_group, rank_1_never_calls};
-use super::{AnyOp, Case, Machine, Number, call, defaults, few_rows, layouts, plain, ragged};
-use crate::common::{Node, OPS, Plan, Values};
+use super::messages::{before_a_new_group, plain, rank_1_never_calls};
+use super::{AnyOp, Case, Machine, Number, call, defaults, few_rows, layouts, unaligned};
+use crate::common::{Memory, Node, OPS, OpOptions, Values};
 use flux_core::OpKind;
-use flux_core::program::{Schedule, Sending};
+use flux_core::plan::{CommMode, KSplit, Plan};
 use flux_core::signal::Epoch;
 use flux_ops::{Activation, Layout};
 use flux_transport::Options;
 use half::{bf16, f16};
 use std::time::Duration;
 
-/// With the tile and the split-K of a schedule, or of the op's choice.
-fn sequential(schedule: Option<Schedule>) -> Plan {
-    Plan { schedule, sending: Some(Sending::Before), ..Plan::default() }
+fn sequential(machine: Machine) -> Plan {
+    Plan { comm: CommMode::Sequential, ..plain(machine) }
 }
 
-/// Few rows and ragged ones, whole and split along `k`, between overlapped calls, on one workspace
+/// Few rows and partial tiles, whole and split along `k`, between overlapped calls, on one workspace
 /// and over the wrap of epochs, whoever is late.
 pub fn sequential_calls_share_the_workspace_with_others(machine: Machine) {
     for world in machine.worlds(&[2, 3, 4, 8]) {
-        let split = Schedule { splits: 2, ..plain(machine) };
         let of = |op| {
-            let (few, many) = (few_rows(machine, op, world), ragged(machine, op, world));
-            let plans = [
-                (few, sequential(None)),
-                (many, Plan::default()),
-                (many, sequential(Some(plain(machine)))),
-                (many, sequential(Some(split))),
-            ];
-            plans.map(|(shape, plan)| (Case::<bf16>::new(op, shape, world, Values::Integers, 67), plan))
+            let (few, many) = (few_rows(machine, op, world), unaligned(machine, op, world));
+            let (whole, split) = (sequential(machine), Plan { k: KSplit::SplitK(2), ..sequential(machine) });
+            let plans = [(few, whole), (many, plain(machine)), (many, whole), (many, split)];
+            plans.map(|(shape, plan)| (Case::<bf16>::new(op, shape, world, Values::Integers, 67), OpOptions::of(plan)))
         };
         let cases: Vec<_> = OPS.into_iter().flat_map(of).collect();
-        let expected: Vec<_> = cases.iter().map(|(case, _)| case.expected_of_collective()).collect();
+        let expected: Vec<_> = cases.iter().map(|(case, _)| case.expected_on(machine)).collect();
         let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
         machine.run(world, wrap, |node| {
-            let ops: Vec<_> = cases.iter().map(|(case, plan)| AnyOp::of(case, *plan, node)).collect();
-            // Each op behind each one, so in both halves.
+            let ops: Vec<_> = cases.iter().map(|(case, options)| AnyOp::of(case, *options, node)).collect();
+            // Each op behind each one, so in both buffers.
             let pairs = (0..ops.len()).flat_map(|first| (0..ops.len()).flat_map(move |second| [first, second]));
             let mut first: Vec<Option<Vec<bf16>>> = vec![None; ops.len()];
             for (i, at) in pairs.enumerate() {
@@ -45,7 +39,7 @@ pub fn sequential_calls_share_the_workspace_with_others(machine: Machine) {
                 }
                 let (case, op) = (&cases[at].0, &ops[at]);
                 let y = call(op, case, node).unwrap();
-                case.assert_close(&expected[at], node.rank, &y, &op.explain());
+                case.assert_equal(&expected[at], op, node.rank, &y, "a call");
                 let first = first[at].get_or_insert_with(|| y.clone());
                 assert!(*first == y, "calls of {} differ: {}", case.problem, op.explain());
             }
@@ -54,15 +48,16 @@ pub fn sequential_calls_share_the_workspace_with_others(machine: Machine) {
     }
 }
 
-/// Integers whose sums are exact in any order of two addends.
+/// Sums of two addends are exact in any order.
 pub fn sequential_integers_of_two_ranks_are_exact(machine: Machine) {
     for op in OPS {
-        let case = Case::<bf16>::new(op, ragged(machine, op, 2), 2, Values::Integers, 71);
-        let expected = case.expected_of(&Schedule { stack: true, ..plain(machine) });
+        let case = Case::<bf16>::new(op, unaligned(machine, op, 2), 2, Values::Integers, 71);
+        let expected = case.expected_on(machine);
         for world in machine.worlds(&[2]) {
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, sequential(Some(Schedule { stack: true, ..plain(machine) })), node);
-                case.assert_equal(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
+                assert!(op.plan().is_flattened(), "{}", op.explain());
+                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
             });
         }
     }
@@ -81,11 +76,12 @@ fn finish<T: Number>(machine: Machine) {
     for (world, op) in machine.worlds(&[2, 3, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
         let activation = if op == OpKind::AllGatherGemm { Activation::Silu } else { Activation::None };
         for (bias, activation) in [(false, Activation::None), (true, activation)] {
-            let case = Case::<T>::new(op, ragged(machine, op, world), world, Values::Reals, 73).finished(bias, Values::Reals, activation);
-            let expected = case.expected_of_collective();
+            let case =
+                Case::<T>::new(op, unaligned(machine, op, world), world, Values::Reals, 73).finished(bias, Values::Reals, activation);
+            let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                let op = AnyOp::of(&case, sequential(None), node);
-                case.assert_close(&expected, node.rank, &call(&op, &case, node).unwrap(), &op.explain());
+                let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
+                case.assert_close(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
             });
         }
     }
@@ -94,13 +90,13 @@ fn finish<T: Number>(machine: Machine) {
 /// Rows of `x`, `w` and `y` with gaps, which keep what is in them.
 pub fn sequential_calls_honour_row_strides(machine: Machine) {
     for (world, op) in machine.worlds(&[2, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-        let case = Case::<bf16>::new(op, ragged(machine, op, world), world, Values::Integers, 57);
-        let expected = case.expected_of_collective();
+        let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 57);
+        let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, sequential(None), node);
+            let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
             let wide = |layout: Layout| Layout { row_stride: layout.cols + 24, ..layout };
             let (lx, lw, ly) = layouts(&case);
-            let (x, w) = (spread(&case.x(node.rank), wide(lx), node), spread(&case.w(node.rank), wide(lw), node));
+            let (x, w) = (with_gaps(&case.x(node.rank), wide(lx), node), with_gaps(&case.w(node.rank), wide(lw), node));
             let mut y = node.poisoned(wide(ly).span());
             for _ in 0..3 {
                 op.forward(&node.view(&x, wide(lx)), &node.view(&w, wide(lw)), &mut node.view_mut(&mut y, wide(ly)), node.stream())
@@ -110,21 +106,21 @@ pub fn sequential_calls_honour_row_strides(machine: Machine) {
             let rows = found.chunks(wide(ly).row_stride);
             assert!(rows.clone().all(|row| row.iter().skip(ly.cols).all(|gap| gap.is_nan())), "{}", op.explain());
             let dense: Vec<bf16> = rows.flat_map(|row| &row[..ly.cols]).copied().collect();
-            case.assert_close(&expected, node.rank, &dense, &op.explain());
+            case.assert_equal(&expected, &op, node.rank, &dense, "with gaps");
         });
     }
 }
 
 /// Dense rows in a layout with gaps of NaN.
-fn spread(dense: &[bf16], layout: Layout, node: &Node) -> crate::common::Memory<bf16> {
-    let mut spread = vec![bf16::NAN; layout.span()];
+fn with_gaps(dense: &[bf16], layout: Layout, node: &Node) -> Memory<bf16> {
+    let mut wide = vec![bf16::NAN; layout.span()];
     for (row, dense) in dense.chunks_exact(layout.cols).enumerate() {
-        spread[row * layout.row_stride..][..layout.cols].copy_from_slice(dense);
+        wide[row * layout.row_stride..][..layout.cols].copy_from_slice(dense);
     }
-    node.upload(&spread)
+    node.upload(&wide)
 }
 
 /// No kernel of a sequential call waits for a peer, so the guard ends the collective.
 pub fn a_rank_that_never_makes_a_sequential_call_is_named(machine: Machine) {
-    before_a_new_group(machine, &[2, 3, 4], ragged, sequential(None), rank_1_never_calls);
+    before_a_new_group(machine, &[2, 3, 4], unaligned, OpOptions::of(sequential(machine)), rank_1_never_calls);
 }

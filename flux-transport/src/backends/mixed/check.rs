@@ -34,10 +34,10 @@ mod tests {
     use flux_core::program::{Chunk, Schedule, TileProgram};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 
-    fn programs(op: OpKind, nodes: Nodes, band: u32, chunk: u32) -> Vec<TileProgram> {
+    fn programs(op: OpKind, nodes: Nodes, group: u32, chunk: u32) -> Vec<TileProgram> {
         let world = nodes.world();
         let problem = Problem::new(op, 500 * world.index(), 8 * world.index(), 64 * world.index(), DType::Bf16, world).unwrap();
-        let schedule = Schedule { chunk: Chunk::Tiles(chunk), band, ..Schedule::of(TileShape::new(64, 64, 64)) };
+        let schedule = Schedule { chunk: Chunk::Tiles(chunk), group, ..Schedule::of(TileShape::new(64, 64, 64)) };
         world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap()).collect()
     }
 
@@ -50,15 +50,15 @@ mod tests {
 
     #[test]
     fn every_program_of_the_nodes_passes_and_no_other() {
-        for (count, world, band, chunk) in [(2, 4, 1, 1), (2, 8, 3, 2), (3, 6, 6, 1), (4, 8, 2, 3), (3, 3, 1, 2)] {
+        for (count, world, group, chunk) in [(2, 4, 1, 1), (2, 8, 3, 2), (3, 6, 6, 1), (4, 8, 2, 3), (3, 3, 1, 2)] {
             let nodes = Nodes::new(WorldSize::new(world).unwrap(), count).unwrap();
-            for program in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].iter().flat_map(|&op| programs(op, nodes, band, chunk)) {
+            for program in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].iter().flat_map(|&op| programs(op, nodes, group, chunk)) {
                 let rounds = program.rounds().unwrap();
                 assert_eq!(fault_of(&program, &program.forwards, &rounds, nodes), None, "{nodes}");
                 let other = Nodes::apart(nodes.world());
                 let apart = TileProgram { nodes: other, ..program.clone() };
                 if nodes.are_mixed() && program.problem.op() == OpKind::AllGatherGemm {
-                    let flat = programs(OpKind::AllGatherGemm, other, band, chunk)[program.rank.index()].rounds().unwrap();
+                    let flat = programs(OpKind::AllGatherGemm, other, group, chunk)[program.rank.index()].rounds().unwrap();
                     assert!(fault_of(&apart, &[], &flat, nodes).unwrap().contains("leave its rail"));
                     assert_eq!(program.forwards.len(), rounds.len() * (nodes.per_node() as usize - 1));
                     assert!(fault_of(&program, &program.forwards, &rounds[1..], nodes).unwrap().contains("not what the rounds bring"));

@@ -218,7 +218,7 @@ mod tests {
             let (world, half_bytes) = (WorldSize::new(world).unwrap(), 1 << 22);
             let nodes = Nodes::apart(world);
             let problem = Problem::new(OpKind::GemmReduceScatter, 30 * world.index(), 520, 8 * world.index(), DType::Bf16, world).unwrap();
-            let schedule = Schedule { stack: true, ..Schedule::of(TileShape::new(64, 64, 64)) };
+            let schedule = Schedule { flattened: true, ..Schedule::of(TileShape::new(64, 64, 64)) };
             for rank in world.ranks() {
                 let program = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap();
                 let (place, places) = (program.place_bytes(), RailPlaces { first: 1 << 40, rank, nodes });

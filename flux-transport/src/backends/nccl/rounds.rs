@@ -247,7 +247,7 @@ fn words_of(group: &[Round]) -> Vec<Words> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::program::{Chunk, End, Schedule, Sending, TileProgram};
+    use flux_core::program::{Chunk, End, Schedule, TileProgram, in_batches_of};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
     use std::collections::BTreeMap;
@@ -280,17 +280,18 @@ mod tests {
     }
 
     /// What all ranks send and receive in a call, with so many rows a shard.
-    fn messages(op: OpKind, nodes: Nodes, rows: usize, (chunk, band, stack): (u32, u32, bool), peers: u32) -> (Ways, Ways) {
+    fn messages(op: OpKind, nodes: Nodes, rows: usize, (chunk, group, flattened): (u32, u32, bool), peers: u32) -> (Ways, Ways) {
         let world = nodes.world();
         let problem = Problem::new(op, rows * world.index(), 16 * world.index(), 16 * world.index(), DType::Bf16, world).unwrap();
-        let stack = stack && !nodes.are_mixed();
-        let chunk = if stack && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
-        let schedule = Schedule { chunk, band, stack, ..Schedule::of(TileShape::new(2, 16, 16)) };
+        let flattened = flattened && !nodes.are_mixed();
+        let chunk = if flattened && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
+        let schedule = Schedule { chunk, group, flattened, ..Schedule::of(TileShape::new(2, 16, 16)) };
         let (mut sent, mut received) = (Ways::new(), Ways::new());
         for rank in world.ranks() {
             let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();
             // As ops have them.
-            let rounds = if nodes.are_mixed() { rounds } else { Sending::Beside { peers }.ordered(rounds, op == OpKind::AllGatherGemm) };
+            let rows = op == OpKind::AllGatherGemm && !nodes.are_mixed();
+            let rounds = if rows { in_batches_of(rounds, peers) } else { rounds };
             note(rank, &rounds, peers, (&mut sent, &mut received));
         }
         (sent, received)
@@ -315,10 +316,10 @@ mod tests {
         fn each_peer_is_told_once_ahead_of_all_and_receives_what_is_sent_in_the_same_group(
             op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
             (count, of) in prop_oneof![(2..=16_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
-            rows in 1..=9_usize, (chunk, band, stack) in (1..=4_u32, 1..=17_u32, any::<bool>()), peers in 1..=16_u32
+            rows in 1..=9_usize, (chunk, group, flattened) in (1..=4_u32, 1..=17_u32, any::<bool>()), peers in 1..=16_u32
         ) {
             let nodes = nodes(count, of);
-            let (sent, received) = messages(op, nodes, rows, (chunk, band, stack), peers);
+            let (sent, received) = messages(op, nodes, rows, (chunk, group, flattened), peers);
             prop_assert_eq!(sent.len(), nodes.world().index() * nodes.others() as usize);
             for messages in sent.values() {
                 let told = messages.iter().filter(|message| matches!(message, Message::Said(_))).count();
@@ -333,10 +334,10 @@ mod tests {
         fn whoever_closes_a_call_hears_of_each_rank_in_one_way(
             op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
             (count, of) in prop_oneof![(2..=8_u32, Just(1)), (2..=4_u32, 2..=4_u32)],
-            rows in 1..=9_usize, (chunk, band) in (1..=4_u32, 1..=17_u32)
+            rows in 1..=9_usize, (chunk, group) in (1..=4_u32, 1..=17_u32)
         ) {
             let nodes = nodes(count, of);
-            let (_, received) = messages(op, nodes, rows, (chunk, band, false), u32::MAX);
+            let (_, received) = messages(op, nodes, rows, (chunk, group, false), u32::MAX);
             for rank in nodes.world().ranks() {
                 let told = |to: Rank, from: Rank| received.contains_key(&(from.get(), to.get()));
                 let mates = || nodes.world().ranks().filter(|&mate| mate != rank && nodes.are_mixed() && nodes.together(rank, mate));

@@ -117,7 +117,8 @@ impl PeerDevices {
 
     fn check(rank: u32, info: DeviceInfo, identities: Vec<DeviceIdentity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
         let own = identities[rank as usize];
-        let mates: Vec<(u32, DeviceIdentity)> = nodes.mates(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
+        let mates: Vec<(u32, DeviceIdentity)> =
+            nodes.node_peers(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
         if reach != Reach::Host {
             reach_peers(rank, (&info, own), &mates)?;
         }
@@ -161,7 +162,7 @@ fn other_host(meeting: Meeting<'_>, rank: Rank, peer: Rank) -> NvLinkError {
 /// Whether ranks of any node are in several processes, which all ranks answer alike.
 fn pass(identities: &[DeviceIdentity], nodes: Nodes) -> bool {
     let apart =
-        |(rank, own): (u32, &DeviceIdentity)| nodes.mates(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
+        |(rank, own): (u32, &DeviceIdentity)| nodes.node_peers(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
     (0..).zip(identities).any(apart)
 }
 

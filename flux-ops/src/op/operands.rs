@@ -1,9 +1,9 @@
-//! What is checked of a call's operands before anything is launched.
+//! The checks of a call's operands, before anything is launched.
 //!
 //! Invariant: operands that passed have the problem's shapes, lie where the communicator works, and
 //! the output shares no byte with an input.
 
-use super::Finish;
+use super::epilogue::EpilogueSpec;
 use crate::error::CallError;
 use crate::tensor::{Location, View};
 use flux_core::Problem;
@@ -28,12 +28,12 @@ impl Operands {
         [("x", &self.x), ("w", &self.w)].into_iter().chain(self.bias.as_ref().map(|bias| ("bias", bias)))
     }
 
-    /// Checks which operands there are, shapes, locations and overlap; `T` is the element type.
-    pub(crate) fn check<T>(&self, problem: &Problem, finish: Finish, location: Location) -> Result<(), CallError> {
+    /// Checks presence, shapes, locations and overlap of operands of type `T`.
+    pub(crate) fn check<T>(&self, problem: &Problem, epilogue: EpilogueSpec, location: Location) -> Result<(), CallError> {
         let vector = Shape { rows: 1, cols: problem.y_shape().cols };
         match self.bias {
-            None if finish.bias => return Err(CallError::NoBias { expected: vector }),
-            Some(bias) if !finish.bias => return Err(CallError::UnwantedBias { found: bias.layout }),
+            None if epilogue.bias => return Err(CallError::NoBias { expected: vector }),
+            Some(bias) if !epilogue.bias => return Err(CallError::UnwantedBias { found: bias.layout }),
             _ => {}
         }
         let shapes = [problem.x_shape(), problem.w_shape()].into_iter().chain(self.bias.map(|_| vector)).chain([problem.y_shape()]);
@@ -56,7 +56,7 @@ impl Operands {
         Ok(())
     }
 
-    /// Checks that views which order their memory's uses do so on the call's stream.
+    /// Checks that views that track their memory's uses do so on the call's stream.
     pub(crate) fn check_stream(&self, call: usize) -> Result<(), CallError> {
         for (operand, view) in self.named() {
             if let Some(view) = view.ordered_on.filter(|&view| view != call) {
@@ -90,12 +90,12 @@ mod tests {
     }
 
     fn refused(operands: Operands) -> String {
-        let finish = Finish { bias: operands.bias.is_some(), ..Finish::default() };
-        operands.check::<bf16>(&problem(), finish, HERE).unwrap_err().to_string()
+        let epilogue = EpilogueSpec { bias: operands.bias.is_some(), ..EpilogueSpec::default() };
+        operands.check::<bf16>(&problem(), epilogue, HERE).unwrap_err().to_string()
     }
 
     fn passes(operands: Operands, bias: bool) -> Result<(), CallError> {
-        operands.check::<bf16>(&problem(), Finish { bias, ..Finish::default() }, HERE)
+        operands.check::<bf16>(&problem(), EpilogueSpec { bias, ..EpilogueSpec::default() }, HERE)
     }
 
     #[test]

@@ -1,7 +1,6 @@
 //! How the ranks make sure that they build the same op.
 //!
-//! Invariant: either all ranks go on, or all leave with an error that says which ranks asked for
-//! what.
+//! Invariant: either all ranks go on, or all leave the build with an error.
 
 use crate::error::{BuildError, Requests};
 use crate::planning::{CHOICE_BYTES, Choice};
@@ -9,17 +8,17 @@ use flux_core::Rank;
 use flux_transport::internal::control::{Step, shortened};
 use flux_transport::{Communicator, TransportError};
 
-/// What becomes of an error of the transport's in the build of an op.
+/// Wraps the transport's errors in the build of an op.
 pub(super) fn while_building(op: &str) -> impl Fn(TransportError) -> BuildError {
     move |source| BuildError::Transport { op: op.to_owned(), source }
 }
 
-/// Compares what the ranks ask for, and returns the plan that rank 0 chooses; collective.
+/// Compares the ranks' requests, and returns rank 0's choice; collective.
 ///
 /// # Errors
 /// [`BuildError::Disagreement`], the same on every rank.
 pub(crate) fn same_request(comm: &Communicator, op: &str, request: &str, own: Option<Choice>) -> Result<Option<Choice>, BuildError> {
-    // A rank without a choice says so by zeros, which are none.
+    // Zeros are no choice.
     let mut payload = own.map_or([0; CHOICE_BYTES], Choice::to_bytes).to_vec();
     payload.extend_from_slice(request.as_bytes());
     let said = comm.exchange_at(Step::Build, &payload).map_err(while_building(op))?;
@@ -32,8 +31,7 @@ pub(crate) fn same_request(comm: &Communicator, op: &str, request: &str, own: Op
     Ok(choices.first().and_then(|choice| Choice::from_bytes(choice)))
 }
 
-/// The number by which ranks tell in a call which op it is of: not 0, and of requests that differ
-/// nearly always another. Of the same requests it is the same, as their calls are.
+/// The number by which ranks compare the ops of their calls: not 0, and the same for equal requests.
 ///
 /// FNV-1a of 32 bits (Fowler, Noll and Vo).
 pub(super) fn number(request: &str) -> u32 {
@@ -41,7 +39,7 @@ pub(super) fn number(request: &str) -> u32 {
     hash.max(1)
 }
 
-/// Tells the others whether this rank can go on; collective. Returns `mine` where every rank can.
+/// Returns `mine` where every rank can go on; collective.
 ///
 /// # Errors
 /// This rank's own error, or [`BuildError::Peer`] with that of the first rank that has one.

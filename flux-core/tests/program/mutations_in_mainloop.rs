@@ -11,7 +11,7 @@ use proptest::sample::Index;
 
 /// Calls with room along `k` for two early partial tiles and more.
 fn early_calls() -> impl Strategy<Value = Call> {
-    let knobs = (2..=7_u32).prop_map(|early| Knobs { early, ..Knobs::PLAIN });
+    let knobs = (2..=7_u32).prop_map(|in_mainloop| Knobs { in_mainloop, ..Knobs::PLAIN });
     knob_calls(GemmReduceScatter, 3..=8, 19..=40, knobs)
 }
 
@@ -25,9 +25,9 @@ proptest! {
         prop_assert_eq!(verify(&call.0), Ok(()));
         for p in &call.0 {
             let world = p.problem.world();
-            prop_assert!(p.early >= 2 && p.early <= world.peers());
-            let (first, gap) = p.early_steps();
-            prop_assert!(first >= 1 && gap >= 4 && first + p.early * gap + 2 <= p.k_steps(), "two steps for the consumer that is behind");
+            prop_assert!(p.in_mainloop >= 2 && p.in_mainloop <= world.peers());
+            let (first, gap) = p.in_mainloop_steps();
+            prop_assert!(first >= 1 && gap >= 4 && first + p.in_mainloop * gap + 2 <= p.k_steps(), "two steps for the consumer that is behind");
             for item in p.items.iter().filter(|item| reduces(item)) {
                 let entries = p.awaits_of(item).iter().chain(p.late_awaits_of(item));
                 let sources: Vec<u32> = entries.map(|entry| entry.peer).collect();
@@ -48,8 +48,8 @@ proptest! {
         match kind {
             0 => p.awaits[entry].k_step -= 1,
             1 => p.items[index].await_count -= 1,
-            2 => p.early -= 1,
-            3 => p.early = p.k_steps(),
+            2 => p.in_mainloop -= 1,
+            3 => p.in_mainloop = p.k_steps(),
             _ => p.awaits[entry + 1].k_step = p.awaits[entry].k_step,
         }
         assert_violates!(call, Violation::Form { .. });
@@ -77,16 +77,16 @@ proptest! {
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, reduces);
         let (all, raise, dest) = (p.k_steps(), p.signals - 1, p.rank.get());
-        let lead = p.items[index];
-        let late = p.late_awaits_of(&lead).to_vec();
+        let fix_up = p.items[index];
+        let late = p.late_awaits_of(&fix_up).to_vec();
         let late_first = p.awaits.len() as u32;
         p.awaits.push(Await { signal: raise, peer: dest, k_step: 0 });
         p.awaits.extend(late);
         let k = WorkItem { k_first: all - 1, k_steps: 1, part: 0, sink: sink::PARTIAL, raise, raise_after: 1, dest, ..WorkItem::default() };
-        let lender = WorkItem { a_source: lead.a_source, a_outer: lead.a_outer, row: lead.row, rows: lead.rows, col: lead.col, cols: lead.cols, ..k };
-        p.items[index] = WorkItem { k_steps: all - 1, part: 0, parts: 1, late_first, late_count: lead.late_count + 1, ..lead };
-        p.items.insert(index, lender);
-        assert_violates!(call, Violation::EarlyInPart { item, k_steps, all: of, .. } if (item, k_steps + 1, of) == (index + 1, all, all));
+        let partial_item = WorkItem { a_source: fix_up.a_source, a_outer: fix_up.a_outer, row: fix_up.row, rows: fix_up.rows, col: fix_up.col, cols: fix_up.cols, ..k };
+        p.items[index] = WorkItem { k_steps: all - 1, part: 0, parts: 1, late_first, late_count: fix_up.late_count + 1, ..fix_up };
+        p.items.insert(index, partial_item);
+        assert_violates!(call, Violation::InMainloopOfPart { item, k_steps, all: of, .. } if (item, k_steps + 1, of) == (index + 1, all, all));
     }
 
     /// One more than each item adds, which awaits what it adds at the steps that follow.
@@ -95,8 +95,8 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let peers = p.problem.world().peers();
-        p.early = peers + 1;
-        let (first, gap) = p.early_steps();
+        p.in_mainloop = peers + 1;
+        let (first, gap) = p.in_mainloop_steps();
         for (entry, number) in p.awaits.iter_mut().zip((0..peers).cycle()) {
             entry.k_step = first + number * gap;
         }
@@ -104,6 +104,6 @@ proptest! {
             (item.await_first, item.await_count, item.await_group) = (item.late_first, peers, 1);
             (item.late_first, item.late_count) = (0, 0);
         }
-        assert_violates!(call, Violation::FewerThanEarly { partials, early, .. } if (partials, early) == (peers, peers + 1));
+        assert_violates!(call, Violation::FewerThanInMainloop { partials, in_mainloop, .. } if (partials, in_mainloop) == (peers, peers + 1));
     }
 }

@@ -7,7 +7,7 @@
 
 use super::{Record, Violation};
 use crate::OpKind;
-use crate::program::{EARLY_GAP, TileProgram, WorkItem, sink};
+use crate::program::{MAINLOOP_GAP, TileProgram, WorkItem, sink};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     if p.problem.op() == OpKind::AllGatherGemm {
@@ -16,19 +16,19 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let (rank, all) = (p.rank, p.k_steps());
     for (index, item) in p.items.iter().enumerate() {
         let fault = |what| Err(Violation::Form { rank, record: Record::Item(index), what });
-        let early = if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 { p.early } else { 0 };
-        if p.early > 0 && p.early_steps().1 < EARLY_GAP {
+        let in_mainloop = if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 { p.in_mainloop } else { 0 };
+        if p.in_mainloop > 0 && p.in_mainloop_steps().1 < MAINLOOP_GAP {
             return fault("early partial tiles leave too few steps to each other");
         }
-        if early > item.partials {
-            return Err(Violation::FewerThanEarly { rank, item: index, partials: item.partials, early });
+        if in_mainloop > item.partials {
+            return Err(Violation::FewerThanInMainloop { rank, item: index, partials: item.partials, in_mainloop });
         }
-        if early > 0 && item.k_steps < all {
-            return Err(Violation::EarlyInPart { rank, item: index, k_steps: item.k_steps, all });
+        if in_mainloop > 0 && item.k_steps < all {
+            return Err(Violation::InMainloopOfPart { rank, item: index, k_steps: item.k_steps, all });
         }
-        if !awaits(p, item, early) {
+        if !awaits(p, item, in_mainloop) {
             return fault(
-                "during the multiplication the signals of early partial tiles are awaited, each before its step, and nothing else",
+                "during the multiplication the signals of in_mainloop partial tiles are awaited, each before its step, and nothing else",
             );
         }
     }
@@ -37,8 +37,8 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 
 /// Whether there is an entry for each partial tile that is added during the multiplication, at its
 /// step.
-fn awaits(p: &TileProgram, item: &WorkItem, early: u32) -> bool {
-    let (first, gap) = p.early_steps();
-    let steps = (0..early).map(|number| first + number * gap);
+fn awaits(p: &TileProgram, item: &WorkItem, in_mainloop: u32) -> bool {
+    let (first, gap) = p.in_mainloop_steps();
+    let steps = (0..in_mainloop).map(|number| first + number * gap);
     p.awaits_of(item).iter().map(|entry| entry.k_step).eq(steps)
 }

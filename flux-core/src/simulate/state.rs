@@ -6,12 +6,12 @@
 use super::pad::Pad;
 use super::phases::{self, Phase};
 use super::worker::Worker;
-use super::{Machine, Pushes, RankTotals, waves};
+use super::{Machine, Mover, RankTotals, waves};
 use crate::Rank;
 use crate::program::{NONE, TileProgram, WorkItem, sink};
 
 #[derive(Debug)]
-pub(super) struct Seat<'a> {
+pub(super) struct RankState<'a> {
     pub(super) program: &'a TileProgram,
     pub(super) workers: Vec<Worker>,
     pub(super) pad: Pad,
@@ -24,26 +24,22 @@ pub(super) struct Seat<'a> {
     read: Vec<u64>,
 }
 
-impl<'a> Seat<'a> {
+impl<'a> RankState<'a> {
     /// Each worker at the beginning of its first item.
-    pub(super) fn new(program: &'a TileProgram, machine: &Machine, pushes: Pushes) -> Self {
+    pub(super) fn new(program: &'a TileProgram, machine: &Machine, mover: Mover) -> Self {
         let tiles = program.items.iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
         let workers = tiles.min(machine.multiprocessors.max(1) as usize);
-        let mut harness = Self {
+        let mut state = Self {
             program,
             workers: Vec::with_capacity(workers),
             pad: Pad::new(program.signals),
-            copied: match pushes {
-                Pushes::AsByDefault => program.is_for_copy_engines(),
-                Pushes::Kernel => false,
-                Pushes::CopyEngines => !program.flattened,
-            },
+            copied: mover == Mover::CopyEngine && !program.flattened,
             totals: RankTotals::default(),
             counters: vec![0; program.counters as usize * program.problem.world().index()],
             read: waves::read_by_step(program, workers),
         };
-        harness.workers = (0..workers).map(|index| Worker::new(index, harness.phases(index, machine))).collect();
-        harness
+        state.workers = (0..workers).map(|index| Worker::new(index, state.phases(index, machine))).collect();
+        state
     }
 
     /// What a worker does for the item with this index.

@@ -1,0 +1,113 @@
+//! The options of an op.
+
+use super::request::Request;
+use super::{AllGatherGemm, FusedLinear, OpMarker};
+use crate::error::BuildError;
+use flux_core::layout::WorkspaceSize;
+use flux_core::plan::Plan;
+use flux_kernels::{Activation, Element};
+use flux_transport::Communicator;
+use std::marker::PhantomData;
+use std::path::PathBuf;
+
+/// Options of an op; [`FusedLinear::builder`] starts one.
+#[derive(Debug)]
+#[must_use = "a builder does nothing until build is called"]
+pub struct Builder<Op> {
+    request: Request,
+    op: PhantomData<fn() -> Op>,
+}
+
+impl<Op> Builder<Op> {
+    pub(super) const fn new(request: Request) -> Self {
+        Self { request, op: PhantomData }
+    }
+
+    pub(crate) const fn request(&self) -> &Request {
+        &self.request
+    }
+
+    /// How the op is executed, in place of the plan table's or the cost model's choice. The same on
+    /// every rank.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, Plan};
+    /// use flux_transport::{Communicator, Select, World};
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let plan: Plan = "tile=128x256x64 k=stream-k".parse()?;
+    /// let op = AllGatherGemm::<half::bf16>::builder(512, 1024, 256).plan(plan).build(&comm)?;
+    /// assert_eq!(op.plan().tile.to_string(), "128x256x64");
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn plan(mut self, plan: Plan) -> Self {
+        self.request.plan = Some(plan);
+        self
+    }
+
+    /// The file of measured plans, in place of the user's (`FLUX_PLAN_TABLE`, else `flux/plans.csv`
+    /// in the user's data folder). It may differ between ranks: rank 0's decides.
+    pub fn plan_table(mut self, file: impl Into<PathBuf>) -> Self {
+        self.request.table = Some(file.into());
+        self
+    }
+
+    /// Whether calls add a bias, in place of `false`: they are made with
+    /// [`forward_with_bias`](FusedLinear::forward_with_bias). The same on every rank.
+    pub fn bias(mut self, bias: bool) -> Self {
+        self.request.epilogue.bias = bias;
+        self
+    }
+
+    /// Workers on this rank, in place of as many as the device runs at once: CTAs of the kernel, or
+    /// threads of the host executor. It does not change the result.
+    pub fn workers(mut self, workers: u32) -> Self {
+        self.request.launch.workers = Some(workers);
+        self
+    }
+
+    /// Whether each call of this rank on a GPU leaves its time line, for
+    /// [`timeline`](FusedLinear::timeline) to read. The kernel that records is a little slower. It
+    /// does not change the result.
+    pub fn trace(mut self, trace: bool) -> Self {
+        self.request.launch.trace = trace;
+        self
+    }
+
+    /// What `build` would reserve on `comm` by this rank's choice of a plan; not collective. The
+    /// same for every rank with the same plan tables.
+    ///
+    /// A communicator holds the largest of its ops, not the sum. On the host transport an op takes
+    /// memory of its own besides: `w` in fp32, and for each worker the rows of `x` of a tile and the
+    /// tile in fp32.
+    ///
+    /// # Errors
+    /// [`BuildError`], as `build` would find on this rank alone.
+    pub fn workspace(&self, comm: &Communicator) -> Result<WorkspaceSize, BuildError> {
+        Ok(self.request.resolve(comm, self.request.choice(comm)?)?.workspace())
+    }
+}
+
+impl<T: Element> Builder<AllGatherGemm<T>> {
+    /// What is applied to each element after the bias, in place of [`Activation::None`]. The same
+    /// on every rank.
+    pub fn activation(mut self, activation: Activation) -> Self {
+        self.request.epilogue.activation = activation;
+        self
+    }
+}
+
+impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
+    /// Builds the op; collective. Blocks its thread until all ranks have come, and drains earlier
+    /// launches on `comm`: no other thread of this rank may be in a call meanwhile.
+    ///
+    /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it,
+    /// and a captured call does not follow.
+    ///
+    /// # Errors
+    /// [`BuildError`]. Where all ranks build, all have then left the build with an error, and `comm`
+    /// can be used unless it is [`BuildError::Transport`]. A rank that builds alone waits for the
+    /// others until the deadline of `comm`, and `comm` must be rebuilt.
+    pub fn build(self, comm: &Communicator) -> Result<FusedLinear<K, T>, BuildError> {
+        FusedLinear::build(self.request, comm)
+    }
+}

@@ -1,0 +1,27 @@
+//! The op kinds as types.
+//!
+//! Invariant: no type outside this crate is a kind, as the trait cannot be named there.
+
+use flux_core::OpKind;
+
+/// A type that stands for an op kind.
+pub trait OpMarker: 'static {
+    /// The kind.
+    const OP: OpKind;
+}
+
+/// AllGather, then GEMM.
+#[derive(Debug)]
+pub enum AllGather {}
+
+/// GEMM, then ReduceScatter.
+#[derive(Debug)]
+pub enum ReduceScatter {}
+
+impl OpMarker for AllGather {
+    const OP: OpKind = OpKind::AllGatherGemm;
+}
+
+impl OpMarker for ReduceScatter {
+    const OP: OpKind = OpKind::GemmReduceScatter;
+}
