@@ -148,7 +148,7 @@ fn rows<R: Serialize + DeserializeOwned>(text: &str) -> (Vec<Value>, String, Vec
 }
 
 #[test]
-fn every_committed_row_is_read_and_would_be_written_as_it_is() {
+fn every_committed_row_is_read_and_one_of_todays_schema_written_as_it_is() {
     let mut seen = BTreeMap::<&str, usize>::new();
     for entry in fs::read_dir(root().join("results")).unwrap() {
         let path = entry.unwrap().path();
@@ -160,7 +160,7 @@ fn every_committed_row_is_read_and_would_be_written_as_it_is() {
         let kind = kind.filter(|_| path.extension().is_some_and(|extension| extension == "json"));
         let Some(kind) = kind else { continue };
         let text = fs::read_to_string(&path).unwrap();
-        let (mut again, written, read) = match kind {
+        let (again, written, read) = match kind {
             "core" => rows::<CoreReport>(&text),
             "first-call" => rows::<FirstCallReport>(&text),
             "peers" => rows::<PeersReport>(&text),
@@ -168,15 +168,13 @@ fn every_committed_row_is_read_and_would_be_written_as_it_is() {
         };
         *seen.entry(kind).or_default() += 1;
         assert!(again.len() == read.len() && !read.is_empty(), "{name}");
-        if serde_json::from_str::<Value>(&text).unwrap()["schema"] != SCHEMA && kind != "peers" {
+        // Laboratory records and those of older schemas are read, not written.
+        let is_current = serde_json::from_str::<Value>(&text).unwrap()["schema"] == SCHEMA;
+        if !is_current || ["core", "first-call"].contains(&kind) {
             continue;
         }
-        for (again, read) in again.iter_mut().zip(&read) {
-            let dtype = again["dtype"].clone();
-            if kind == "first-call" && read.get("dtype").is_none() {
-                again.as_object_mut().unwrap().remove("dtype");
-            }
-            let [op, model, m, n, k, tp] = ["op", "model", "m", "n", "k", "tp"].map(|field| &read[field]);
+        for read in &read {
+            let [op, model, m, n, k, tp, dtype] = ["op", "model", "m", "n", "k", "tp", "dtype"].map(|field| &read[field]);
             let head = format!(r#"{{"op":{op},"model":{model},"m":{m},"n":{n},"k":{k},"tp":{tp},"dtype":{dtype},"#);
             assert!(written.contains(&head), "{name}: {head}");
         }

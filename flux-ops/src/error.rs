@@ -50,12 +50,6 @@ pub enum BuildError {
         /// The plan, in its canonical form.
         plan: Plan,
     },
-    /// The transport has no collective of all ranks.
-    #[error("the {transport} transport has no collective for comm=sequential: use comm=overlapped:1")]
-    NotSequential {
-        /// The transport.
-        transport: TransportKind,
-    },
     /// No kernel has been written for this tile.
     #[error(transparent)]
     NoKernel(#[from] NoSuchTile),

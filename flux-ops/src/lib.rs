@@ -39,8 +39,6 @@ mod timeline;
 mod tune;
 
 pub use error::{BuildError, CallError, Requests};
-#[doc(hidden)]
-pub use execute::own_launch;
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, TableKind};
 pub use flux_core::problem::Shape;
@@ -54,3 +52,9 @@ pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
 pub use timeline::{ItemStamps, TimedItem, Timeline, TimelineError, WorkerStamps};
 pub use tune::{Candidate, Outcome, Timing, TuneError, TuneOptions, Tuned};
+
+/// No part of the API: for the replay of an op's kernel in flux-bench.
+#[doc(hidden)]
+pub mod internal {
+    pub use crate::execute::launch_of;
+}

@@ -12,7 +12,6 @@ use common::suite::{self, call};
 use common::{AnyOp, Case, Machine, OPS, OpOptions, Values, skipped};
 use flux_core::OpKind;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
-use flux_ops::BuildError;
 use flux_transport::internal::nccl;
 use flux_transport::{Communicator, ConnectError, Options, Select, TransportKind, World};
 use half::bf16;
@@ -70,16 +69,20 @@ fn plans(machine: Machine) -> Vec<Option<Plan>> {
     vec![None, Some(small), Some(grouped), Some(Plan { k: KSplit::SplitK(2), ..small })]
 }
 
-/// The sum of a node has no library collective.
+/// There is no collective of all ranks: messages bring the same beside the kernel.
 #[test]
-fn sequential_calls_are_refused() {
+fn a_sequential_plan_is_carried_out_by_messages() {
     on_worlds(|machine, world| {
-        let shape = suite::unaligned(machine, OPS[0], world);
-        let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
-        machine.run(world, suite::defaults, |node| {
-            let refused = AnyOp::<bf16>::build(OPS[0], shape, OpOptions::of(plan), &node.comm).unwrap_err();
-            assert!(matches!(refused, BuildError::Schedule(_) | BuildError::NotSequential { .. }), "{refused}");
-        });
+        for op in OPS {
+            let case = case(machine, op, world, Values::Integers, 79);
+            let expected = case.expected_on(machine);
+            let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
+            machine.run(world, suite::defaults, |node| {
+                let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                assert!(matches!(op.plan().comm, CommMode::Overlapped { .. }), "{}", op.explain());
+                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+            });
+        }
     });
 }
 

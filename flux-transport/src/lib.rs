@@ -1,8 +1,8 @@
-//! Ranks, how they meet, the memory that they share and who moves data between them.
+//! Ranks, how they meet, the memory that they share and what moves data between them.
 //!
-//! Invariant: whatever the transport, a [`Communicator`] shows its memory as addresses laid out by
-//! [`flux_core::layout`], and every wait on a peer, in a kernel or here, ends with data, a
-//! deadline, a loss or an abort. Nothing here knows what a GEMM is.
+//! Invariant: on every transport a [`Communicator`] shows its memory as addresses laid out by
+//! [`flux_core::layout`]. Every wait for a peer ends with data, a deadline, a loss or an abort.
+//! Nothing here knows what a GEMM is.
 //!
 //! ```
 //! use flux_transport::{Communicator, ConnectError, Select, World};

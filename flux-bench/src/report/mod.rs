@@ -236,11 +236,10 @@ const PLACES: [&str; 5] = ["FLUX_CUBIN_DIR", "FLUX_CUBLASLT_LIB", "FLUX_CUDA_LIB
 
 /// Whether a variable changes what is measured. NVLink multicast is off unless it is asked for.
 fn counts((name, value): &(String, String)) -> bool {
-    const OURS: [&str; 8] = [
+    const OURS: [&str; 7] = [
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "CUDA_DEVICE_MAX_COPY_CONNECTIONS",
         "CUDA_VISIBLE_DEVICES",
-        "FLUX_NCCL_ALONE_CTAS",
         "FLUX_NCCL_CTAS",
         "FLUX_NODES",
         "FLUX_TRANSPORT",

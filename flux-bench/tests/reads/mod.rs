@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Functions and macros that read the variable of their first argument: those of the standard
 /// library, and closures over them and parameters in their place.
-const READERS: [&str; 8] = ["var", "var_os", "option_env", "env", "folder", "variable", "lookup", "set"];
+const READERS: [&str; 9] = ["var", "var_os", "option_env", "env", "folder", "path", "variable", "lookup", "set"];
 
 /// Methods of `vars`, a set of variables, that read the one of their first argument.
 const READERS_OF_SETS: [&str; 4] = ["value", "get", "world", "below"];

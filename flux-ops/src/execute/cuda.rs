@@ -186,10 +186,9 @@ impl CudaExecutor {
 
     /// The arguments of a launch in which ranks do not meet: no pushes, nothing to compare.
     ///
-    /// A launch with these is sound: the operands were checked against the problem and are held
-    /// until the stream is past the call; the program is as it was built; the workspace is the
-    /// communicator's, covers this program since the op was built, and stays while the call lives
-    /// and until the device is drained. That all ranks enqueue the same is agreed.
+    /// A launch with these is sound. The operands fit the problem and are held until the stream is
+    /// past the call. The communicator's workspace covers the program, and stays until the device is
+    /// drained. All ranks have agreed on the op.
     fn args<'a, T: Element>(&'a self, call: &'a Call<'_>, on: Launching<'_>) -> LaunchArgs<'a> {
         let Launching { operands, activation, stream } = on;
         let memory = call.memory();

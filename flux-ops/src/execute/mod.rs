@@ -21,7 +21,7 @@ use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
 use flux_transport::{Call, Communicator, Exchange, Label, Source, Stream};
 use host::HostExecutor;
-pub use pace::own_launch;
+pub use pace::launch_of;
 pub(crate) use plan::ExecutionPlan;
 
 /// Caller overrides for the launch.
@@ -78,8 +78,8 @@ fn label(problem: &Problem) -> Label {
 /// abort.
 const LAUNCH_REFUSED: u32 = 0x464c_0001;
 
-/// Ends a call whose work was enqueued, or was not: then, and where it cannot be finished, the
-/// peers' waits end, who have agreed on the call and may have been given a part of it.
+/// Ends a call. Where its work could not be enqueued, or the call not be finished, it aborts the
+/// peers' waits for this rank.
 fn end(comm: &Communicator, call: Call<'_>, enqueued: Result<(), CallError>) -> Result<(), CallError> {
     match enqueued {
         Ok(()) => call.finish().map_err(CallError::from).inspect_err(|_| comm.abort(LAUNCH_REFUSED)),

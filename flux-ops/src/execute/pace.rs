@@ -1,38 +1,35 @@
 //! How a launch is cut into CTAs, and how their traffic is spread.
 //!
-//! Invariant: it depends on the program alone, and on how many multiprocessors there are; results
-//! do not depend on it.
+//! Invariant: it depends on the program and the number of multiprocessors, and changes no result.
 
 use flux_core::layout::{gather_place_bytes, slot_bytes};
 use flux_core::program::{TileProgram, sink};
 use flux_kernels::cuda::Pace;
 
-/// How much of the time that there is a paced transfer may take.
+/// Percent of the time between tiles that a paced transfer may take.
 pub(super) const SPREAD_PERCENT: u32 = 40;
 
-/// CTAs of a program's launches, on a device of so many multiprocessors, and the gaps in their
-/// traffic, where a builder says nothing. A heuristic.
-pub fn own_launch(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
+/// CTAs of a program on a device of so many multiprocessors, and the gaps in their traffic over peer
+/// memory.
+pub fn launch_of(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
     let workers = with_a_tile(program, multiprocessors);
     (workers, pace(program, workers, SPREAD_PERCENT))
 }
 
-/// As many of the CTAs that run at once as have a tile. With more, for folds alone, tiles may share
-/// a part of the device unevenly: reading the weights of few rows took a fifth longer on some GPUs.
+/// As many of the CTAs that run at once as have a tile: with CTAs for reductions alone, tiles may
+/// share parts of the device unevenly.
 pub(super) fn with_a_tile(program: &TileProgram, ctas: u32) -> u32 {
     let items = program.items.iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
     ctas.min(u32::try_from(items).unwrap_or(u32::MAX))
 }
 
-/// Gaps that spread a CTA's traffic over the time that its tiles take. Sent as they are finished,
-/// the partial tiles of a wave meet on the link and hold up the loads of the next; a CTA's last has
-/// no next and no gaps. What movers push is spread only where a shard is at least a wave of tiles:
-/// sent late, the rows of a short call would be waited for.
+/// Gaps that spread a CTA's traffic over the time that its tiles take. Without them partial tiles
+/// of a wave meet on the link and hold up the loads of the next. What movers push is spread only
+/// where a shard is at least a wave of tiles: a short call waits for its rows.
 pub(super) fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     let problem = &program.problem;
     let tile = program.tile;
-    // A multiprocessor does 4096 operations a cycle; 1.5 GHz is assumed, for a card at its power
-    // limit. Only the gaps depend on it.
+    // 4096 operations a cycle of a multiprocessor, at 1.5 GHz: a card at its power limit.
     let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / 6144;
     let tiles = program.items.len() as u64 / u64::from(problem.world().get());
     let workers = u64::from(workers);
@@ -48,14 +45,12 @@ pub(super) fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     }
 }
 
-/// Bytes of tiles that are on their way to memory of the host at once. With half as many four H100
-/// take up to 14 % longer, as CTAs wait for the host to take what they have stored; with two and a
-/// half times as many 4 to 15 % longer of GPT-3, as more multiprocessors wait for it that should
-/// load operands, and up to 9 % less of Llama (results/tuning/pcie-turns.txt).
+/// Bytes of tiles that are on their way to memory of the host at once. With fewer, CTAs wait for the
+/// host; with more, CTAs wait that should load operands.
 const AT_ONCE: u32 = 1 << 20;
 
-/// CTAs that scatter a tile to memory of the host at once. Of one wave of tiles all do, by all
-/// threads of their consumers: nothing is left to multiply meanwhile.
+/// CTAs that scatter a tile to memory of the host at once; 0 for all, where tiles are one wave and
+/// nothing is left to multiply meanwhile.
 pub(super) fn in_flight_limit(program: &TileProgram, workers: u32) -> u32 {
     let tiles = program.items.iter().filter(|item| item.sink == sink::SCATTER).count();
     let bytes = program.tile.m * program.tile.n * program.problem.dtype().bytes() as u32;

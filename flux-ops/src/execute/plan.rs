@@ -14,7 +14,7 @@ use flux_core::program::route::Route;
 use flux_core::program::{Round, Schedule, TileProgram, in_batches_of};
 use flux_core::{OpKind, Problem};
 use flux_kernels::cuda::Pace;
-use flux_transport::{Communicator, Device, Mover, PeerStores, TransportKind};
+use flux_transport::{Communicator, Device, Mover, PeerStores};
 use std::fmt;
 use std::num::NonZeroUsize;
 
@@ -119,9 +119,6 @@ fn traffic(comm: &Communicator, problem: &Problem, plan: &Plan, schedule: &Sched
     let has_peers = problem.world().peers() > 0;
     if matches!(capabilities.mover, Mover::Messages { .. }) {
         if plan.comm == CommMode::Sequential && has_peers {
-            if comm.transport() == TransportKind::Mixed {
-                return Err(BuildError::NotSequential { transport: comm.transport() });
-            }
             let (sequential, program) = Sequential::new(problem, schedule)?;
             return Ok((Traffic::Collective(sequential), program));
         }

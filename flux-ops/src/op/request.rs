@@ -8,7 +8,7 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping};
 use flux_core::program::{ScheduleError, TileProgram};
 use flux_core::{DType, OpKind, Problem};
-use flux_transport::Communicator;
+use flux_transport::{Communicator, TransportKind};
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -77,7 +77,12 @@ impl Request {
         check(&choice.plan)?;
         let mut target = planning::target(comm);
         target.machine.multiprocessors = choice.sms;
-        let plan = choice.plan.canonical(&problem, &target);
+        let mut plan = choice.plan;
+        if plan.comm == CommMode::Sequential && comm.transport() == TransportKind::Mixed {
+            // It has no collective of all ranks.
+            plan.comm = CommMode::Overlapped { peers: problem.world().peers() };
+        }
+        let plan = plan.canonical(&problem, &target);
         let schedule = plan.schedule(&problem, &target);
         let execution = ExecutionPlan::resolve(comm, &problem, (&plan, &schedule), self.launch, self.number())?;
         Ok(Resolved { problem, plan, execution })

@@ -10,6 +10,7 @@ use std::time::Duration;
 /// Why there is no communicator. If one rank fails, all do.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum ConnectError {
     /// The ranks could not talk.
     #[error(transparent)]
@@ -19,39 +20,19 @@ pub enum ConnectError {
     Transport(TransportError),
     /// The ranks ask for different things.
     #[error("the ranks disagree about the {what}: {values}")]
-    Disagreement {
-        /// What about.
-        what: &'static str,
-        /// Each rank's value.
-        values: String,
-    },
+    Disagreement { what: &'static str, values: String },
     /// A peer cannot connect.
     #[error("rank {rank} cannot connect: {reason}")]
-    PeerFailed {
-        /// The peer.
-        rank: Rank,
-        /// What it said.
-        reason: String,
-    },
+    PeerFailed { rank: Rank, reason: String },
     /// The transport asked for cannot work here.
     #[error("the {select} transport cannot be used: {why}")]
-    Unusable {
-        /// Which.
-        select: Select,
-        /// Why not.
-        why: String,
-    },
+    Unusable { select: Select, why: String },
     /// `FLUX_TRANSPORT` names no transport.
     #[error("FLUX_TRANSPORT: {0}")]
     Variable(#[from] ParseSelectError),
     /// The deadline is none.
     #[error("deadline = {deadline:?}: it must be positive and at most {limit:?}")]
-    Deadline {
-        /// The deadline asked for.
-        deadline: Duration,
-        /// The longest.
-        limit: Duration,
-    },
+    Deadline { deadline: Duration, limit: Duration },
     /// The peers go on without this rank, so it cannot take part in what they rebuild.
     #[error("rank {by} and the others go on without this rank, which was late: start it anew, as the replacement of itself")]
     GivenUp {
@@ -63,18 +44,10 @@ pub enum ConnectError {
         "the ranks are on {hosts} hosts, and survivors make a group of their own on one host only: rebuild all of them (Rebuild::Whole), with a new process in the place of \
          each lost one"
     )]
-    AcrossHosts {
-        /// Number of hosts.
-        hosts: u32,
-    },
+    AcrossHosts { hosts: u32 },
     /// A lost rank that is a thread has no replacement.
     #[error("{lost} of {world} ranks are gone, and threads are not replaced: rebuild with the survivors, or make a new world")]
-    NoReplacement {
-        /// How many are gone.
-        lost: u32,
-        /// Number of ranks.
-        world: WorldSize,
-    },
+    NoReplacement { lost: u32, world: WorldSize },
     /// The ranks of the launch did not meet again.
     #[error(transparent)]
     Bootstrap(#[from] BootstrapError),
@@ -83,12 +56,7 @@ pub enum ConnectError {
     Cuda(#[from] CudaError),
     /// The operating system refused something.
     #[error("{what}: {source}")]
-    Io {
-        /// What was asked.
-        what: &'static str,
-        /// What it said.
-        source: std::io::Error,
-    },
+    Io { what: &'static str, source: std::io::Error },
 }
 
 impl From<ControlError> for ConnectError {

@@ -95,7 +95,8 @@ impl Drain {
     /// Waits until the device is idle; `failed`: whether calls have failed, which shortens the
     /// wait.
     ///
-    /// # Errors [`TransportError::NotDrained`]; after failed calls the device is given up.
+    /// # Errors
+    /// [`TransportError::NotDrained`]; after failed calls the device is given up.
     pub(crate) fn wait(&self, failed: impl Fn() -> bool) -> Result<(), TransportError> {
         let device = self.device.clone();
         let drained = self.waits.wait(&failed, move || device.synchronize());

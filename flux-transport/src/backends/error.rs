@@ -12,13 +12,11 @@ use std::time::Duration;
 /// Why a transport could not do what it was asked.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum TransportError {
     /// A call has failed before, or a peer is gone.
     #[error("the communicator is broken: {fault}; rebuild it")]
-    Broken {
-        /// The first fault.
-        fault: Fault,
-    },
+    Broken { fault: Fault },
     /// This thread would wait for itself.
     #[error("this thread has a call of the communicator that has not ended: finish or drop it first")]
     InCall,
@@ -35,58 +33,27 @@ pub enum TransportError {
     Control(#[from] ControlError),
     /// The ranks ask for different things.
     #[error("the ranks disagree about the {what}: {values}")]
-    Disagreement {
-        /// What about.
-        what: &'static str,
-        /// Each rank's value.
-        values: String,
-    },
+    Disagreement { what: &'static str, values: String },
     /// A peer could not do its part, so nobody did.
     #[error("rank {rank} failed: {reason}")]
-    PeerFailed {
-        /// The peer.
-        rank: Rank,
-        /// What it said.
-        reason: String,
-    },
+    PeerFailed { rank: Rank, reason: String },
     /// There is not so much memory.
     #[error("{bytes} bytes of {what} cannot be had")]
-    OutOfMemory {
-        /// What for.
-        what: &'static str,
-        /// How many.
-        bytes: u64,
-    },
+    OutOfMemory { what: &'static str, bytes: u64 },
     /// The stream is of another device than the communicator.
     #[error("the call was given {}, and the communicator computes on {device}: give it {}", given(*stream), to_give(device))]
-    WrongStream {
-        /// The stream.
-        stream: Stream,
-        /// Where the communicator computes.
-        device: Device,
-    },
+    WrongStream { stream: Stream, device: Device },
     /// The mover cannot be used in this call.
     #[error("the mover cannot be used in this call: {why}")]
-    MoverUnusable {
-        /// Why not.
-        why: &'static str,
-    },
+    MoverUnusable { why: &'static str },
     /// The stream is being captured, and the transport's calls cannot be part of a graph.
     #[error("a call on the {transport} transport cannot be captured: {why}")]
-    NotCapturable {
-        /// The transport.
-        transport: TransportKind,
-        /// Why not.
-        why: &'static str,
-    },
+    NotCapturable { transport: TransportKind, why: &'static str },
     /// A transfer leads outside the workspace.
     #[error("transfer {index} of the program leads outside the workspace: {what} = {value}, limit {limit}")]
     BadTransfer {
-        /// Its index.
         index: usize,
-        /// Which of its fields.
         what: &'static str,
-        /// The value.
         value: u64,
         /// The limit, exclusive for indices, inclusive for bytes.
         limit: u64,
@@ -102,12 +69,7 @@ pub enum TransportError {
     Cuda(#[from] CudaError),
     /// The operating system refused something.
     #[error("{what}: {source}")]
-    Io {
-        /// What was asked.
-        what: &'static str,
-        /// What it said.
-        source: std::io::Error,
-    },
+    Io { what: &'static str, source: std::io::Error },
 }
 
 /// A stream, as whoever gave it knows it.

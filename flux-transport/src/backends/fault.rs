@@ -24,24 +24,21 @@ pub enum Wait {
 /// Why a communicator is broken.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum Fault {
     /// A wait of a call passed its deadline.
     #[error("rank {rank}: {} in call {epoch}: the deadline (Options::deadline) passed (expected {expected}, saw {seen}){}", AwaitedClause(*wait, *peer, *signal), StragglerClause(*peer, late))]
     #[non_exhaustive]
     Timeout {
-        /// The rank that waited.
         rank: Rank,
         /// The rank that was waited for.
         peer: Rank,
-        /// What for.
         wait: Wait,
         /// Index of the signal on `rank`'s pad, where it was one.
         signal: u32,
         /// The epoch expected in the word.
         expected: Epoch,
-        /// What the word held.
         seen: u32,
-        /// The number of the call.
         epoch: Epoch,
         /// The stragglers as far as known; `peer` itself unless that waits for another.
         late: Vec<Rank>,
@@ -50,7 +47,6 @@ pub enum Fault {
     #[error("rank {rank}: rank {peer} has made other calls, as call {epoch} shows: all ranks make the same calls in the same order")]
     #[non_exhaustive]
     Disagreed {
-        /// The rank that found it.
         rank: Rank,
         /// The rank that has made other calls.
         peer: Rank,
@@ -60,17 +56,11 @@ pub enum Fault {
     /// A peer's process or thread is gone.
     #[error("rank {rank} is gone")]
     #[non_exhaustive]
-    PeerLost {
-        /// The peer.
-        rank: Rank,
-    },
+    PeerLost { rank: Rank },
     /// A peer has dropped its communicator before a call that this rank has begun.
     #[error("rank {rank} has left: it has dropped its communicator, so calls that it has not made can end on no rank")]
     #[non_exhaustive]
-    PeerLeft {
-        /// The peer.
-        rank: Rank,
-    },
+    PeerLeft { rank: Rank },
     /// A rank has aborted.
     #[error("rank {rank} aborted: {}", reason::words(*reason))]
     #[non_exhaustive]
@@ -164,7 +154,6 @@ pub mod reason {
 }
 
 impl Fault {
-    /// What a complete record says, with the ranks that are late.
     pub(crate) fn from_record(record: &FaultRecord, late: Vec<Rank>) -> Self {
         let rank = Rank::new(record.rank);
         if record.code == fault::ABORTED {

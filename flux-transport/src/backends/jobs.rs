@@ -103,12 +103,10 @@ pub enum CollectiveKind {
 }
 
 impl LibraryCollective {
-    /// Bytes of a dense shard.
     pub(crate) const fn shard_bytes(&self) -> u64 {
         self.rows.saturating_mul(self.row_bytes)
     }
 
-    /// Elements of a shard.
     pub(crate) const fn shard_elements(&self) -> usize {
         self.shard_bytes() as usize / self.dtype.bytes()
     }

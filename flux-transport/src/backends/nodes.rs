@@ -47,9 +47,9 @@ fn by_host(world: WorldSize, hosts: &Hosts) -> Result<Nodes, String> {
 
 fn dealt(world: WorldSize, count: u32, hosts: &Hosts) -> Result<Nodes, String> {
     let nodes = Nodes::new(world, count).ok_or_else(|| format!("{world} ranks cannot be dealt evenly to {count} nodes"))?;
-    let apart = world.ranks().find_map(|rank| Some((rank, nodes.node_peers(rank).find(|&mate| !hosts.together(rank, mate))?)));
+    let apart = world.ranks().find_map(|rank| Some((rank, nodes.node_peers(rank).find(|&node_peer| !hosts.together(rank, node_peer))?)));
     match apart {
-        Some((rank, mate)) => Err(format!("ranks {rank} and {mate} are of one of {count} nodes, but on different hosts")),
+        Some((rank, node_peer)) => Err(format!("ranks {rank} and {node_peer} are of one of {count} nodes, but on different hosts")),
         None => Ok(nodes),
     }
 }

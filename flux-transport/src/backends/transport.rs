@@ -55,7 +55,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Has the mover carry out `push`, then set the control block's word; returns at once. Once in
     /// a call, if [`copy_engine_usable`](Self::copy_engine_usable).
     ///
-    /// # Safety The shard stays readable and unwritten until the call has finished on `stream`.
+    /// # Safety
+    /// The shard stays readable and unwritten until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError>;
 
     /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions, and
@@ -104,7 +105,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Carries all that this call sends and receives, beside its launched kernel; returns at once.
     /// Once in a call.
     ///
-    /// # Safety The shard stays readable and unwritten until the call has finished on `stream`.
+    /// # Safety
+    /// The shard stays readable and unwritten until the call has finished on `stream`.
     unsafe fn carry(&self, _stream: Stream, _carry: &Carry<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
     }
@@ -138,7 +140,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
 
     /// Returns when all finished calls of this rank have ended.
     ///
-    /// # Errors [`TransportError::NotDrained`] at a limit derived from the deadline, shorter after
-    /// a failure. Nothing can be freed then.
+    /// # Errors
+    /// [`TransportError::NotDrained`] at a limit derived from the deadline, shorter after a
+    /// failure. Nothing can be freed then.
     fn drain(&self) -> Result<(), TransportError>;
 }

@@ -12,6 +12,7 @@ use crate::bootstrap::control::ranks;
 /// Why the ranks did not meet.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum BootstrapError {
     /// The environment names no launcher.
     #[error(
@@ -21,27 +22,18 @@ pub enum BootstrapError {
     /// Some variables of a launcher's family are set and others are not.
     #[error("half a launcher: {} set, {} not set; set all or none of them", listed(.set), .missing.join(", "))]
     HalfSet {
-        /// The variables that are set.
         set: Vec<&'static str>,
         /// The variables of the same family that are not.
         missing: Vec<&'static str>,
     },
     /// A variable does not hold what it should.
     #[error("{variable} = {value:?} is not {wanted}")]
-    Variable {
-        /// Its name.
-        variable: &'static str,
-        /// Its value.
-        value: String,
-        /// What it should be.
-        wanted: String,
-    },
+    Variable { variable: &'static str, value: String, wanted: String },
     /// Two launchers say different things of this process.
     #[error("{first} and {second}: unset the variables of one of them, or name the one that counts in FLUX_LAUNCHER")]
     Disagreement {
         /// What the one says, with the names of its variables.
         first: String,
-        /// What the other says.
         second: String,
     },
     /// The ranks are on several hosts, and it is not said where to meet.
@@ -49,14 +41,10 @@ pub enum BootstrapError {
         "the ranks are on several hosts and {launcher} does not say where rank 0 is: set FLUX_RENDEZVOUS=tcp://HOST:PORT on all of them, with an \
          address of rank 0's host and a port that is free there"
     )]
-    NoAddress {
-        /// The launcher.
-        launcher: &'static str,
-    },
+    NoAddress { launcher: &'static str },
     /// The place where rank 0 is to listen does not do.
     #[error("{address}: {problem}")]
     Address {
-        /// The address or name.
         address: String,
         /// What is wrong with it, and what it should be.
         problem: String,
@@ -72,27 +60,17 @@ pub enum BootstrapError {
     Secret {
         /// The variable or file that it comes from.
         origin: String,
-        /// What is wrong with it.
         problem: String,
     },
     /// Rank 0 has another secret.
     #[error("rank 0, at {address}, has another secret than this rank: {} or the content of {} differs", FLUX_SECRET, FLUX_SECRET_FILE)]
-    SecretDiffers {
-        /// Where rank 0 listens.
-        address: String,
-    },
+    SecretDiffers { address: String },
     /// A rank went away after all had come.
     #[error("rank {rank} went away while {step}")]
-    Lost {
-        /// The rank.
-        rank: Rank,
-        /// What was being done.
-        step: &'static str,
-    },
+    Lost { rank: Rank, step: &'static str },
     /// The rendezvous directory is not a private directory of this user.
     #[error("rendezvous directory {}: {problem}", .path.display())]
     Directory {
-        /// The directory.
         path: PathBuf,
         /// What is wrong with it, and what it should be.
         problem: String,
@@ -100,9 +78,7 @@ pub enum BootstrapError {
     /// The path of the rendezvous socket does not fit into a socket address.
     #[error("the path of the rendezvous socket, {}, has {length} bytes, the limit is {limit}: use a shorter directory", .path.display())]
     PathTooLong {
-        /// The path.
         path: PathBuf,
-        /// Its length in bytes.
         length: usize,
         /// The most bytes it may have.
         limit: usize,
@@ -110,7 +86,6 @@ pub enum BootstrapError {
     /// Two processes were started with the same rank.
     #[error("rank {rank} was started twice: process {first} and process {second}")]
     DuplicateRank {
-        /// The rank.
         rank: Rank,
         /// Process id of the first, as it sees itself.
         first: u32,
@@ -119,36 +94,22 @@ pub enum BootstrapError {
     },
     /// A rank was started for another world size than rank 0.
     #[error("rank {rank} was started with a world size of {world}, rank 0 with {expected}")]
-    WorldMismatch {
-        /// The rank that differs.
-        rank: Rank,
-        /// Its world size.
-        world: u32,
-        /// Rank 0's.
-        expected: u32,
-    },
+    WorldMismatch { rank: Rank, world: u32, expected: u32 },
     /// A rank runs another version of this library than rank 0.
     #[error("rank {rank} runs flux {version}, rank 0 runs {expected}")]
     VersionMismatch {
-        /// The rank that differs.
         rank: Rank,
         /// Its version, with the protocol's where that differs.
         version: String,
-        /// Rank 0's.
         expected: String,
     },
     /// The socket belongs to another launch.
     #[error("the rendezvous socket belongs to another launch than rank {rank}'s")]
-    OtherLaunch {
-        /// This rank.
-        rank: Rank,
-    },
+    OtherLaunch { rank: Rank },
     /// Not all ranks came before the deadline.
     #[error("the deadline passed while {step}; not seen: {}{}{}", ranks(missing), strangers(*denied), sought.as_ref().map(|at| format!("; {at}")).unwrap_or_default())]
     Timeout {
-        /// What was being done.
         step: &'static str,
-        /// The ranks not seen.
         missing: Vec<Rank>,
         /// Connections to rank 0 without the right secret.
         denied: u32,
@@ -161,7 +122,6 @@ pub enum BootstrapError {
     Leader {
         /// Rank 0, or the first of a host.
         rank: Rank,
-        /// The system's error.
         source: io::Error,
     },
     /// Rank 0 sent what this version does not send.
@@ -169,12 +129,7 @@ pub enum BootstrapError {
     Protocol(String),
     /// A system call failed.
     #[error("{step}: {source}")]
-    Io {
-        /// What was being done.
-        step: &'static str,
-        /// The system's error.
-        source: io::Error,
-    },
+    Io { step: &'static str, source: io::Error },
 }
 
 impl BootstrapError {
@@ -197,7 +152,6 @@ fn strangers(denied: u32) -> String {
     }
 }
 
-/// The ranks in `mask` below `world`.
 pub(crate) fn ranks_in(mask: u64, world: WorldSize) -> Vec<Rank> {
     world.ranks().filter(|rank| mask >> rank.get() & 1 == 1).collect()
 }

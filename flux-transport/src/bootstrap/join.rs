@@ -10,7 +10,8 @@ use std::time::Instant;
 
 /// Meets the other ranks of a launch and returns this rank's end of their control plane. Blocks.
 ///
-/// # Errors See [`BootstrapError`].
+/// # Errors
+/// See [`BootstrapError`].
 pub fn join(environment: &Environment, deadline: Instant) -> Result<Arc<dyn ControlPlane>, BootstrapError> {
     Ok(Arc::new(ProcessControl::start(meet(environment, deadline)?)?))
 }

@@ -66,7 +66,6 @@ impl Link {
         }
     }
 
-    /// The next message or the end; [`Received::Nothing`] at the deadline.
     pub(super) fn await_message(&self, buffer: &mut [u8], deadline: Instant) -> Result<Received, Errno> {
         loop {
             match self.receive(buffer)? {

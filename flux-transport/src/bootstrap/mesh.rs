@@ -24,7 +24,6 @@ impl Mesh {
         Self::across(rank, world, Hosts::one(world), links)
     }
 
-    /// Takes the connections to the other ranks.
     pub(crate) fn across(rank: Rank, world: WorldSize, hosts: Hosts, connected: impl IntoIterator<Item = (Rank, Link)>) -> Self {
         let mut links: Vec<Option<Link>> = world.ranks().map(|_| None).collect();
         for (peer, link) in connected {

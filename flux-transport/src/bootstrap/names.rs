@@ -6,9 +6,8 @@ pub const FLUX_RANK: &str = "FLUX_RANK";
 pub const FLUX_WORLD_SIZE: &str = "FLUX_WORLD_SIZE";
 /// The rank among those of this host, in flux's own family.
 pub const FLUX_LOCAL_RANK: &str = "FLUX_LOCAL_RANK";
-/// Where the ranks meet: on one host a private directory (absolute path, mode 0700, of this user),
-/// on several `tcp://HOST:PORT` with an address and a free port of rank 0's host. Works with every
-/// launcher.
+/// Where the ranks meet, for every launcher. On one host a private directory: absolute path, mode
+/// 0700, of this user. On several `tcp://HOST:PORT`, an address and a free port of rank 0's host.
 pub const FLUX_RENDEZVOUS: &str = "FLUX_RENDEZVOUS";
 /// The launcher to believe where several are present: `flux`, `torchrun`, `openmpi`, `mpich`,
 /// `slurm`.

@@ -24,15 +24,16 @@ pub struct Secret(Box<[u8]>);
 impl Secret {
     /// Takes 16 to 4096 bytes, best 32 random ones.
     ///
-    /// # Errors [`BootstrapError::Secret`] for another length.
+    /// # Errors
+    /// [`BootstrapError::Secret`] for another length.
     pub fn new(bytes: impl Into<Vec<u8>>) -> Result<Self, BootstrapError> {
         Self::of("the secret", bytes.into())
     }
 
     /// Reads a file, without white space at its end.
     ///
-    /// # Errors [`BootstrapError::Secret`] if it is unreadable, of another user, or readable by
-    /// others.
+    /// # Errors
+    /// [`BootstrapError::Secret`] if it is unreadable, of another user, or readable by others.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, BootstrapError> {
         let path = path.as_ref();
         let problem = |problem: String| BootstrapError::Secret { origin: path.display().to_string(), problem };

@@ -100,7 +100,6 @@ pub(crate) fn send(socket: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_
 #[derive(Debug)]
 pub(crate) struct Message {
     pub(crate) length: usize,
-    /// The descriptors that came with it.
     pub(crate) descriptors: Vec<OwnedFd>,
     /// Whether more came than this process may have open.
     pub(crate) cut: bool,

@@ -37,7 +37,6 @@ pub(super) fn listen(address: SocketAddr) -> Result<OwnedFd, Errno> {
     Ok(socket)
 }
 
-/// A connection to the address: `TIMEDOUT` where nothing answered by the deadline.
 pub(super) fn connect(address: SocketAddr, deadline: Instant) -> Result<OwnedFd, Errno> {
     let socket = new(address.ip())?;
     match rustix::net::connect(&socket, &address) {

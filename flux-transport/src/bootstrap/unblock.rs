@@ -2,10 +2,11 @@
 //!
 //! Invariant: the future is ready once the work ends. A panic of the work is a panic of the poller.
 
+use crate::cuda::locked;
 use std::future::poll_fn;
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex};
 use std::task::{Poll, Waker};
 use std::thread;
 
@@ -15,21 +16,17 @@ struct Handover<T> {
     waker: Option<Waker>,
 }
 
-// No code that can panic runs under this lock.
-fn lock<T>(handover: &Mutex<Handover<T>>) -> MutexGuard<'_, Handover<T>> {
-    handover.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Runs `work` on a thread of this name. Dropping the future does not stop the work.
 ///
-/// # Errors The system's, if it gives no thread.
+/// # Errors
+/// The system's, if it gives no thread.
 pub(crate) async fn unblock<T: Send + 'static>(name: String, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
     let handover = Arc::new(Mutex::new(Handover { result: None, waker: None }));
     let theirs = Arc::clone(&handover);
     let run = move || {
         // What the work leaves half done is dropped with it: nobody else has it.
         let result = catch_unwind(AssertUnwindSafe(work));
-        let mut handover = lock(&theirs);
+        let mut handover = locked(&theirs);
         handover.result = Some(result);
         let waker = handover.waker.take();
         // A waker may poll here and now.
@@ -40,7 +37,7 @@ pub(crate) async fn unblock<T: Send + 'static>(name: String, work: impl FnOnce()
     };
     thread::Builder::new().name(name).spawn(run)?;
     let result = poll_fn(|context| {
-        let mut handover = lock(&handover);
+        let mut handover = locked(&handover);
         if let Some(result) = handover.result.take() {
             return Poll::Ready(result);
         }

@@ -31,8 +31,9 @@ impl Communicator {
     /// Begins a call, ordered after the one before it. Waits for another thread's call, at most for
     /// the deadline.
     ///
-    /// # Errors [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of
-    /// this thread; [`TransportError::NoTurn`] if another thread's call does not end;
+    /// # Errors
+    /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this
+    /// thread; [`TransportError::NoTurn`] if another thread's call does not end;
     /// [`TransportError::WrongStream`]. Nothing has begun then, and the call can be tried again.
     pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
         self.begin_as(stream, None)
@@ -40,7 +41,8 @@ impl Communicator {
 
     /// As [`begin`](Self::begin), with a label for the flight record and errors.
     ///
-    /// # Errors As [`begin`](Self::begin).
+    /// # Errors
+    /// As [`begin`](Self::begin).
     pub fn begin_as(&self, stream: Stream, label: Option<Label>) -> Result<Call<'_>, TransportError> {
         let turn = self.turn()?;
         self.working()?;
@@ -89,8 +91,8 @@ impl<'c> Call<'c> {
         self.comm.inner.health.transport().capturing()
     }
 
-    /// Whether [`push`](Self::push) can be used: once in a call, not in a world of one, and not
-    /// during or after a capture, as the buffer index is then known on the device only.
+    /// Whether [`push`](Self::push) can be used: once in a call and not in a world of one. Nor
+    /// during or after a capture, when only the device knows the buffer index.
     pub fn copy_engine_usable(&self) -> bool {
         self.comm.inner.health.transport().copy_engine_usable()
     }
@@ -98,11 +100,12 @@ impl<'c> Call<'c> {
     /// Has the mover carry this rank's shard to gather buffers (AllGather-GEMM); returns at once.
     /// Once in a call.
     ///
-    /// # Safety The shard stays readable and unwritten until the call has finished: on the host
-    /// until [`finish`](Self::finish) returns, on a device until the stream has passed it.
+    /// # Safety
+    /// The shard stays readable and unwritten until the call has finished: on the host until
+    /// [`finish`](Self::finish) returns, on a device until the stream has passed it.
     ///
-    /// # Errors [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before
-    /// anything moves.
+    /// # Errors
+    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything moves.
     pub unsafe fn push(&mut self, push: &MoverJob<'_>) -> Result<(), TransportError> {
         if push.transfers.is_empty() {
             return Ok(());
@@ -115,10 +118,11 @@ impl<'c> Call<'c> {
     /// Carries all that this call sends and receives, where executors do not reach peers' memory;
     /// returns at once. Once in a call, after the kernel's launch.
     ///
-    /// # Safety As [`push`](Self::push).
+    /// # Safety
+    /// As [`push`](Self::push).
     ///
-    /// # Errors [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before
-    /// anything moves.
+    /// # Errors
+    /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything moves.
     pub unsafe fn carry(&mut self, carry: &Carry<'_>) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the shard.
         let handed = unsafe { self.comm.inner.health.transport().carry(self.stream, carry) };
@@ -130,8 +134,9 @@ impl<'c> Call<'c> {
     /// it](crate::PeerStores::Rows); [`memory`](Self::memory) then shows where. Instead of
     /// [`carry`](Self::carry), before the kernel's launch. `op`: as in [`Carry::op`].
     ///
-    /// # Errors [`TransportError::MoverUnusable`] if unsupported or the call was scattered or
-    /// carried already; [`TransportError::WrongStream`].
+    /// # Errors
+    /// [`TransportError::MoverUnusable`] if unsupported or the call was scattered or carried
+    /// already; [`TransportError::WrongStream`].
     pub fn scatter(&mut self, op: u32) -> Result<(), TransportError> {
         let handed = self.comm.inner.health.transport().scatter(self.stream, op);
         self.handed |= Self::handed_out(&handed);
@@ -218,8 +223,9 @@ impl<'c> Call<'c> {
     /// Ends the call: what comes next on the stream comes after it. On the host the call is then
     /// over.
     ///
-    /// # Errors The driver's refusal; on the host [`TransportError::Broken`] if the peers have
-    /// given this rank up.
+    /// # Errors
+    /// The driver's refusal; on the host [`TransportError::Broken`] if the peers have given this
+    /// rank up.
     pub fn finish(mut self) -> Result<(), TransportError> {
         self.finished = true;
         let inner = &self.comm.inner;

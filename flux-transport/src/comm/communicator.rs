@@ -119,8 +119,9 @@ impl Communicator {
     /// Grows the workspace to at least `size`. Collective: all ranks ask for the same, between the
     /// same calls. Finishes earlier calls; captured graphs must be captured again after a growth.
     ///
-    /// # Errors [`TransportError`], on every rank if on one; the workspace is then unchanged. May
-    /// wait for a turn as [`begin`](Self::begin).
+    /// # Errors
+    /// [`TransportError`], on every rank if on one; the workspace is then unchanged. May wait for a
+    /// turn as [`begin`](Self::begin).
     pub fn reserve(&self, size: WorkspaceSize) -> Result<(), TransportError> {
         let turn = self.turn();
         let transport = self.inner.health.transport();
@@ -161,21 +162,24 @@ impl Communicator {
 
     /// Returns when every rank has come here, on the host only.
     ///
-    /// # Errors [`TransportError::Control`] at the deadline, if a rank is gone, or at another step.
+    /// # Errors
+    /// [`TransportError::Control`] at the deadline, if a rank is gone, or at another step.
     pub fn barrier(&self) -> Result<(), TransportError> {
         self.exchange_at(Step::Barrier, &[]).map(drop)
     }
 
     /// Gives `payload` to every rank; returns what each gave, by rank. Collective.
     ///
-    /// # Errors [`TransportError::Control`] at the deadline, if a rank is gone, or at another step.
+    /// # Errors
+    /// [`TransportError::Control`] at the deadline, if a rank is gone, or at another step.
     pub fn exchange(&self, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
         self.exchange_at(Step::Exchange, payload)
     }
 
     /// As [`exchange`](Self::exchange), at a step of its own that errors name.
     ///
-    /// # Errors As [`exchange`](Self::exchange).
+    /// # Errors
+    /// As [`exchange`](Self::exchange).
     pub fn exchange_at(&self, step: Step, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
         Ok(self.inner.world.steps().exchange_at(step, payload, self.until())?)
     }
@@ -188,7 +192,8 @@ impl Communicator {
     /// Waits until this rank's calls have ended, failed or not, so that their resources can be
     /// freed. Not while a stream of the device is captured.
     ///
-    /// # Errors [`TransportError::NotDrained`] long after every deadline: freeing would wait, too.
+    /// # Errors
+    /// [`TransportError::NotDrained`] long after every deadline: freeing would wait, too.
     /// [`TransportError::Cuda`] if the device has failed.
     pub fn drain(&self) -> Result<(), TransportError> {
         self.inner.health.transport().drain()

@@ -23,10 +23,11 @@ impl Communicator {
     ///
     /// Threads of a rank connect one after another, in one order on all ranks.
     ///
-    /// # Cancellation Dropping the future does not stop its thread, which connects and drops the
-    /// communicator.
+    /// # Cancellation
+    /// Dropping the future does not stop its thread, which connects and drops the communicator.
     ///
-    /// # Errors [`ConnectError`], on every rank if on one.
+    /// # Errors
+    /// [`ConnectError`], on every rank if on one.
     pub async fn connect(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
         let (world, options) = (world.share(), options.into());
         on_own_thread(world.rank(), move || connect(&world, &options, None)).await

@@ -3,10 +3,11 @@
 //! Invariant: earlier calls end whoever leaves; later ones end on no rank. A rank gives up once it
 //! has begun such a call and knows of the departure, whichever comes last.
 
+use crate::cuda::locked;
 use flux_core::Rank;
 use flux_core::rank::MAX_WORLD;
 use flux_core::signal::Epoch;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 
 #[derive(Debug, Default)]
 pub(super) struct Departures {
@@ -33,36 +34,30 @@ impl Known {
 impl Departures {
     /// Notes that `rank` left after call `last`. Returns a rank that left before a begun call.
     pub(super) fn note(&self, rank: Rank, last: Epoch) -> Option<Rank> {
-        let mut known = self.known();
+        let mut known = locked(&self.known);
         *known.last.get_mut(rank.index())? = Some(last);
         known.missing()
     }
 
     /// Takes note that this rank begins call `epoch`. Returns a rank that has left before it.
     pub(super) fn begin(&self, epoch: Epoch) -> Option<Rank> {
-        let mut known = self.known();
+        let mut known = locked(&self.known);
         known.begun = Some(epoch);
         known.missing()
     }
 
     /// This rank has taken back call `epoch`, the last that it has begun.
     pub(super) fn take_back(&self, epoch: Epoch) {
-        self.known().begun = Some(epoch.before(1));
+        locked(&self.known).begun = Some(epoch.before(1));
     }
 
     /// The last call that this rank has begun, and not taken back.
     pub(super) fn begun(&self) -> Option<Epoch> {
-        self.known().begun
+        locked(&self.known).begun
     }
 
-    /// The last call of a rank that has left.
     pub(super) fn last_of(&self, rank: Rank) -> Option<Epoch> {
-        self.known().last.get(rank.index()).copied().flatten()
-    }
-
-    fn known(&self) -> MutexGuard<'_, Known> {
-        // Whole after each assignment.
-        self.known.lock().unwrap_or_else(PoisonError::into_inner)
+        locked(&self.known).last.get(rank.index()).copied().flatten()
     }
 }
 

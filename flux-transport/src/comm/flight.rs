@@ -2,9 +2,10 @@
 //!
 //! Invariant: noting a call allocates nothing. The newest [`KEPT`] calls are there, in order.
 
+use crate::cuda::locked;
 use flux_core::signal::Epoch;
 use std::fmt;
-use std::sync::{Mutex, MutexGuard, PoisonError};
+use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
 pub(super) const KEPT: usize = 64;
@@ -107,24 +108,18 @@ impl Flight {
         Self { start: Instant::now(), calls: Mutex::new(Ring { ring: [None; KEPT], made: 0 }) }
     }
 
-    fn calls(&self) -> MutexGuard<'_, Ring> {
-        // what it guards is whole after every line below
-        self.calls.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
     pub(super) fn begin(&self, epoch: Option<Epoch>, label: Option<Label>) -> Noted {
         let now = self.start.elapsed();
-        let mut calls = self.calls();
+        let mut calls = locked(&self.calls);
         let noted = Noted(calls.made);
         calls.ring[noted.0 % KEPT] = Some(CallRecord { epoch, label, state: CallState::Begun, begun: now, noted: now });
         calls.made += 1;
         noted
     }
 
-    /// Notes how far a call has come.
     pub(super) fn note(&self, call: Noted, state: CallState) {
         let now = self.start.elapsed();
-        let mut calls = self.calls();
+        let mut calls = locked(&self.calls);
         if calls.made - call.0 <= KEPT
             && let Some(record) = &mut calls.ring[call.0 % KEPT]
         {
@@ -135,7 +130,7 @@ impl Flight {
     pub(super) fn last(&self) -> Vec<CallRecord> {
         let now = self.start.elapsed();
         let as_told = |call: CallRecord| if call.state == CallState::Begun { CallRecord { noted: now, ..call } } else { call };
-        let calls = self.calls();
+        let calls = locked(&self.calls);
         (calls.made.saturating_sub(KEPT)..calls.made).filter_map(|at| calls.ring[at % KEPT]).map(as_told).collect()
     }
 }

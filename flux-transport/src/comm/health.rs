@@ -1,8 +1,8 @@
 //! Whether a communicator works.
 //!
 //! Invariant: the first fault that is seen never changes. Whoever sets it without a device record
-//! also sets the abort word, so that no wait outlives it; except for a peer's timeout, as each
-//! rank's own waits end by their deadline.
+//! also sets the abort word, so that no wait outlives it. Not so for a peer's timeout: this rank's
+//! own waits have their deadline.
 
 use super::departures::Departures;
 use super::root_cause::{PeerFault, is_second_hand, root_cause};
@@ -32,7 +32,6 @@ pub(super) struct Health {
     given_up: AtomicU32,
     /// Ranks (bits) that have said whom they gave up. Set after those.
     reported: AtomicU32,
-    /// The first rank that gave up this one.
     given_up_by: OnceLock<Rank>,
     departures: Departures,
 }
@@ -201,7 +200,6 @@ impl Health {
         self.reported.load(Ordering::Acquire)
     }
 
-    /// A rank that has given up this one: the peers go on without it.
     pub(super) fn given_up_by(&self) -> Option<Rank> {
         self.given_up_by.get().copied()
     }

@@ -17,7 +17,6 @@ pub(super) struct NoticeListener {
 }
 
 impl NoticeListener {
-    /// Of the communicator with this number.
     pub(super) fn new(number: u32, health: &Arc<Health>, flight: &Arc<Flight>, control: &dyn ControlPlane) -> Self {
         let listening = Arc::new(RwLock::new(Some(Arc::clone(health))));
         let answerer: Arc<Answerer> = {

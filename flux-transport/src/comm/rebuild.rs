@@ -26,22 +26,19 @@ use std::time::Instant;
 /// Who takes part in the new communicator. All ranks that do say the same.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Rebuild {
-    /// The ranks that are neither gone nor given up, renumbered in order: a smaller world. Gone is
-    /// who has died, and who has left in good order. Of ranks on one host only.
+    /// The ranks that are neither gone nor given up, renumbered in order. On one host only.
     Survivors,
-    /// As many ranks as the launch had, each under its number: in the place of each lost one a new
-    /// process, started with the same variables, which connects as at the start of the launch. Also
-    /// for ranks that were late and are alive.
+    /// All ranks of the launch under their numbers. A new process with the same variables replaces
+    /// each lost one. Also for stragglers that are alive.
     Whole,
 }
 
 impl Communicator {
-    /// Makes a new communicator of the ranks that are left, or of all with replacements, with the
-    /// options that this one was made with; all of them do this at the same time. This one is
-    /// broken from then on, if it was not before, and is best dropped with its ops, which hold its
-    /// memory.
+    /// Makes a new communicator of the survivors, or of all ranks with replacements, with the same
+    /// options. All of them rebuild at the same time. This one is broken from then on; drop it with
+    /// its ops, which hold its memory.
     ///
-    /// Its ops are built again on the new one (`op.rebuild(&comm)`), and graphs captured again.
+    /// Ops are built again on the new one (`op.rebuild(&comm)`), and graphs captured again.
     ///
     /// ```
     /// use flux_transport::{Communicator, ConnectError, Rebuild, Select, World};
@@ -52,7 +49,8 @@ impl Communicator {
     ///         if comm.rank().get() == 1 {
     ///             comm.abort(42);
     ///         }
-    ///         let comm = comm.rebuild_blocking(Rebuild::Survivors)?; // nobody is gone, so all three are
+    ///         // Nobody is gone, so all three survive.
+    ///         let comm = comm.rebuild_blocking(Rebuild::Survivors)?;
     ///         assert_eq!((comm.world_size().get(), comm.status()), (3, Ok(())));
     ///         Ok::<(), ConnectError>(())
     ///     };
@@ -63,25 +61,18 @@ impl Communicator {
     /// ```
     ///
     /// # Cancellation
-    /// As of [`connect`](Self::connect): a future that is dropped once it was polled leaves its
-    /// thread to rebuild, which breaks this communicator, and to drop what it has made.
+    /// As of [`connect`](Self::connect): a dropped future leaves its thread to rebuild.
     ///
     /// # Errors
-    /// [`ConnectError`], with this communicator's ranks by their numbers here.
-    /// [`ConnectError::AcrossHosts`] where survivors are on several hosts.
-    /// [`ConnectError::GivenUp`] where the others go on without this rank, which is final.
+    /// [`ConnectError`], with ranks by their numbers in this communicator.
+    /// [`ConnectError::GivenUp`] is final: the others go on without this rank.
     ///
-    /// A [`ControlError::Timeout`] of regrouping names ranks that are given up then, so that
-    /// rebuilding once more goes on without them: those that do not answer when a
-    /// [deadline](Self::deadline) has passed, as their processes are stopped or have dropped this
-    /// communicator, whether they came before or not; and those that answer and do not come for the
-    /// deadline and 20 s, which their calls may take to end. One of a later step, as the survivors
-    /// connect, names ranks that this one waited for there: of them only those are given up that do
-    /// not answer, as the others may themselves have waited for such a one.
+    /// [`ControlError::Timeout`] names stragglers that the next attempt leaves out: ranks without an
+    /// answer at the [deadline](Self::deadline), and ranks that do not come for 20 s more.
+    /// In a later step it names ranks of which only those without an answer are left out.
     ///
-    /// A [`ControlError::Leader`] gives nobody up: what it says is to be mended, and rebuilding
-    /// tried once more; so is a call of another thread that has not ended
-    /// ([`TransportError::NoTurn`]).
+    /// [`ControlError::Leader`] and [`TransportError::NoTurn`] give nobody up: mend the cause and
+    /// rebuild again.
     pub async fn rebuild(&self, how: Rebuild) -> Result<Self, ConnectError> {
         self.inner.turns.free_of_this_thread()?;
         let comm = self.clone();
@@ -221,9 +212,8 @@ impl Communicator {
     }
 }
 
-/// Leaves a group that did not connect. A member may have seen it connect, where this rank failed
-/// at the last of its steps: it learns that this rank is neither dead nor late, but goes on from
-/// the old group, and so does not go on from this one without it.
+/// Leaves a group that did not connect. Members for whom it did connect learn that this rank goes on
+/// from the old group.
 fn disown(world: &World) {
     let others = world.size().ranks().filter(|&rank| rank != world.rank());
     world.control().give_up(&GaveUp { communicator: 0, late: mask_of(others), record: FaultRecord::default() });

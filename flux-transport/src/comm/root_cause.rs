@@ -9,7 +9,6 @@ use crate::bootstrap::control::GaveUp;
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, fault};
 
-/// What a peer said of a fault.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum PeerFault {
     /// Whom it waited for, and who is late.

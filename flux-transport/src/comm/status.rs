@@ -30,7 +30,8 @@ impl Communicator {
     /// failed collective step is no fault: calls go on, and the next step is refused until the
     /// ranks rebuild. Finding the first fault takes about a quarter of a second, to ask the peers.
     ///
-    /// # Errors The first fault, which stays. Results of unfinished calls are unusable; see
+    /// # Errors
+    /// The first fault, which stays. Results of unfinished calls are unusable; see
     /// [`rebuild`](Self::rebuild).
     pub fn status(&self) -> Result<(), Fault> {
         self.inner.world.control().settle();
@@ -136,7 +137,6 @@ impl Communicator {
 
 /// What becomes of an own record.
 enum Judgement {
-    /// A peer has given this rank up.
     GivenUp(Rank),
     /// It is second-hand, and this is what it comes from.
     Peer(PeerFault),
@@ -206,8 +206,8 @@ mod tests {
     use super::*;
     use crate::CallState;
 
-    /// Ranks 0 and 1 wait in call 42 for rank 2, which has not come to it; rank 1, for whose rows
-    /// rank 0 waits, does not answer when it is asked first.
+    /// Ranks 0 and 1 wait in call 42 for rank 2, which has not come to it. Rank 1 does not answer
+    /// the first question.
     #[test]
     fn who_answers_when_asked_once_more_is_not_given_up_for_silence() {
         let (waits, behind) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));

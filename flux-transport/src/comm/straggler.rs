@@ -120,7 +120,6 @@ fn not_after(of: Epoch, epoch: Epoch) -> bool {
     epoch.get().wrapping_sub(of.get()) <= u32::MAX / 2
 }
 
-/// Whom a rank has waited for in vain in `epoch` or an earlier call, and in which.
 fn waits_for(report: &RankReport, epoch: Epoch) -> Option<(Rank, Epoch)> {
     match report.fault {
         Some(Fault::Timeout { rank, peer, wait, epoch: of, .. }) if rank == report.rank && wait != Wait::Pushed => {
@@ -190,8 +189,8 @@ mod tests {
         assert!(is_late(&[waits, launched, waits, waits]).is_empty());
     }
 
-    /// A host was stopped when it had said which call it is in, over messages that go alone, and
-    /// runs on while it is looked for.
+    /// A host that was stopped after it published its call, with messages on the caller's stream,
+    /// runs on during the search.
     #[test]
     fn whose_own_messages_stand_still_names_whose_host_was_held_up_in_the_call() {
         let record = FaultRecord { wait: fault::PUSHED, ..timeout(0, 0, 42) };

@@ -3,6 +3,7 @@
 //! Invariant: a thread with its turn is refused another. Every wait for a turn is bounded.
 
 use crate::TransportError;
+use crate::cuda::locked;
 use std::marker::PhantomData;
 use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::ThreadId;
@@ -25,11 +26,12 @@ pub(super) struct Turn<'t> {
 impl Turns {
     /// Waits for this thread's turn, at most `longest`.
     ///
-    /// # Errors [`TransportError::InCall`] if it has it; [`TransportError::NoTurn`] at the end.
+    /// # Errors
+    /// [`TransportError::InCall`] if it has it; [`TransportError::NoTurn`] at the end.
     pub(super) fn take(&self, longest: Duration) -> Result<Turn<'_>, TransportError> {
         self.free_of_this_thread()?;
         let taken = |holder: &mut Option<ThreadId>| holder.is_some();
-        let (mut holder, _) = self.ended.wait_timeout_while(self.holder(), longest, taken).unwrap_or_else(PoisonError::into_inner);
+        let (mut holder, _) = self.ended.wait_timeout_while(locked(&self.holder), longest, taken).unwrap_or_else(PoisonError::into_inner);
         if holder.is_some() {
             return Err(TransportError::NoTurn { waited: longest });
         }
@@ -39,20 +41,16 @@ impl Turns {
 
     /// Whether this thread may wait for its turn.
     ///
-    /// # Errors [`TransportError::InCall`] if it has it.
+    /// # Errors
+    /// [`TransportError::InCall`] if it has it.
     pub(super) fn free_of_this_thread(&self) -> Result<(), TransportError> {
-        if *self.holder() == Some(std::thread::current().id()) { Err(TransportError::InCall) } else { Ok(()) }
-    }
-
-    /// No code that can panic runs under this lock.
-    fn holder(&self) -> MutexGuard<'_, Option<ThreadId>> {
-        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+        if *locked(&self.holder) == Some(std::thread::current().id()) { Err(TransportError::InCall) } else { Ok(()) }
     }
 }
 
 impl Drop for Turn<'_> {
     fn drop(&mut self) {
-        *self.turns.holder() = None;
+        *locked(&self.turns.holder) = None;
         self.turns.ended.notify_one();
     }
 }

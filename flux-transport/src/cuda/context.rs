@@ -140,7 +140,8 @@ impl CudaDevice {
     /// Whether `stream`, a `CUstream`, belongs to this device's primary context. Default streams
     /// do.
     ///
-    /// # Errors An unknown handle, or a stream in an unsafe state of capture.
+    /// # Errors
+    /// An unknown handle, or a stream in an unsafe state of capture.
     pub fn owns_stream(&self, stream: usize) -> Result<bool, CudaError> {
         let _current = self.enter()?;
         let driver = self.driver();

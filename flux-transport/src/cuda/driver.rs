@@ -143,7 +143,6 @@ const NOT_READY: c_int = 600;
 const NO_DEVICE: c_int = 100;
 
 impl Driver {
-    /// The name of a result code.
     pub(crate) fn name_of(&self, code: c_int) -> String {
         let mut name = std::ptr::null();
         // SAFETY: `name` is a place for the result, which is a static string or null.

@@ -3,31 +3,21 @@
 /// Why this process cannot use CUDA.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum Unavailable {
     /// The driver's library cannot be loaded.
     #[error("the NVIDIA driver is not on this machine (tried {tried}): {reason}")]
     Library {
-        /// Names that were tried.
         tried: String,
         /// What the loader said of the first.
         reason: String,
     },
     /// The driver lacks an entry point: it is older than CUDA 12.3.
     #[error("the NVIDIA driver has no `{symbol}`: a driver of CUDA 12.3 or newer is needed")]
-    Symbol {
-        /// The missing entry point.
-        symbol: &'static str,
-    },
+    Symbol { symbol: &'static str },
     /// The driver does not start.
     #[error("the NVIDIA driver does not start: {call}: {name} ({code})")]
-    Init {
-        /// The driver call.
-        call: &'static str,
-        /// Its result.
-        code: i32,
-        /// The result's name.
-        name: String,
-    },
+    Init { call: &'static str, code: i32, name: String },
     /// The driver is there and shows no device.
     #[error("the NVIDIA driver shows no device (CUDA_VISIBLE_DEVICES may hide them)")]
     NoDevice,
@@ -56,44 +46,23 @@ impl Unavailable {
 /// A driver call that failed, or could not be made.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum CudaError {
     /// There is no CUDA in this process.
     #[error(transparent)]
     Unavailable(#[from] Unavailable),
     /// The driver refused a call.
     #[error("{call}: {name} ({code})")]
-    Call {
-        /// The driver call.
-        call: &'static str,
-        /// Its result.
-        code: i32,
-        /// The result's name.
-        name: String,
-    },
+    Call { call: &'static str, code: i32, name: String },
     /// There is no such device in this process.
     #[error("device {ordinal} does not exist: this process sees {count} devices, counted from 0 (CUDA_VISIBLE_DEVICES may hide some)")]
-    NoSuchDevice {
-        /// What was asked for.
-        ordinal: u32,
-        /// Devices that this process sees.
-        count: u32,
-    },
+    NoSuchDevice { ordinal: u32, count: u32 },
     /// The device cannot do what is needed.
     #[error("device {ordinal} ({device}) does not support {what}")]
-    Unsupported {
-        /// The device's ordinal.
-        ordinal: u32,
-        /// The device's name.
-        device: String,
-        /// What it lacks.
-        what: &'static str,
-    },
+    Unsupported { ordinal: u32, device: String, what: &'static str },
     /// Calls of this process on the device did not end.
     #[error("calls of this process on device {ordinal} have not ended: start a new process in its place")]
-    GivenUp {
-        /// The device's ordinal.
-        ordinal: u32,
-    },
+    GivenUp { ordinal: u32 },
 }
 
 impl CudaError {

@@ -107,7 +107,6 @@ pub fn device_count() -> Result<u32, CudaError> {
     Ok(count.unsigned_abs())
 }
 
-/// The driver's handle of device `ordinal`.
 pub(super) fn device_handle(driver: &Driver, ordinal: u32) -> Result<c_int, CudaError> {
     let count = device_count()?;
     if ordinal >= count {

@@ -34,7 +34,8 @@ impl fmt::Display for NotLoaded {
 ///
 /// Only for libraries whose initialisers may run at any time.
 ///
-/// # Errors [`NotLoaded`], if there is none.
+/// # Errors
+/// [`NotLoaded`], if there is none.
 pub fn first(candidates: Vec<PathBuf>) -> Result<(PathBuf, Library), NotLoaded> {
     let mut none = NotLoaded::default();
     for path in candidates {

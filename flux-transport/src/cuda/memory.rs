@@ -167,7 +167,8 @@ pub(crate) unsafe fn copy_rows_async(
 
 /// Stores one word on `stream`, in order, without a copy engine or an SM.
 ///
-/// # Safety As [`copy_async`], for 4 bytes at `to`.
+/// # Safety
+/// As [`copy_async`], for 4 bytes at `to`.
 pub(crate) unsafe fn write_value_async(device: &CudaDevice, to: u64, value: u32, stream: Handle) -> Result<(), CudaError> {
     let driver = device.driver();
     // SAFETY: the caller's promise; flags 0 keep the barrier before the store.
@@ -177,7 +178,8 @@ pub(crate) unsafe fn write_value_async(device: &CudaDevice, to: u64, value: u32,
 /// Makes `stream` wait until the word at `from` is `value` or up to 2^31 - 1 more, modulo 2^32. No
 /// SM waits.
 ///
-/// # Safety As [`copy_async`], for 4 bytes at `from`.
+/// # Safety
+/// As [`copy_async`], for 4 bytes at `from`.
 pub(crate) unsafe fn wait_value_async(device: &CudaDevice, from: u64, value: u32, stream: Handle) -> Result<(), CudaError> {
     let driver = device.driver();
     // SAFETY: the caller's promise; flags 0 compare the difference's sign.

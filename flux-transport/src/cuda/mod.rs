@@ -37,7 +37,8 @@ pub(crate) use vmm::{Allocation, Handles, Mapping, round_up};
 /// Whether this process can use CUDA: driver present, complete, initialised, with a device. The
 /// first call decides for the process.
 ///
-/// # Errors [`Unavailable`] says what is missing.
+/// # Errors
+/// [`Unavailable`] says what is missing.
 pub fn available() -> Result<(), Unavailable> {
     driver::driver().map(|_| ())
 }

@@ -1,7 +1,7 @@
 //! Bounded waits of the host for a device.
 //!
-//! Invariant: of a device that was waited for in vain nothing is freed for the life of the process,
-//! as freeing would wait; nor is any pinned memory, whose freeing waits for all devices.
+//! Invariant: nothing of a device that was waited for in vain is freed, as freeing would wait. Nor
+//! is any pinned memory, whose freeing waits for all devices.
 
 use super::CudaError;
 use std::sync::atomic::{AtomicU64, Ordering};

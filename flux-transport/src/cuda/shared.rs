@@ -2,10 +2,9 @@
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
-/// Locks a backend's state, also after a panic under the lock.
+/// Locks a mutex, also after a panic under the lock.
 pub(crate) fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
-    // A thread that panicked left a call half enqueued: the communicator aborts, and the state is
-    // only dropped.
+    // What is guarded is whole after every statement, or only dropped after a panic.
     state.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

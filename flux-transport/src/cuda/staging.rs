@@ -29,7 +29,8 @@ const PORTABLE_MAPPED: u32 = 1 | 2;
 impl<M> Registration<M> {
     /// Registers `bytes` bytes at `host`, held by `memory`, once in a process.
     ///
-    /// # Safety The range is page-aligned and mapped as long as `memory` lives.
+    /// # Safety
+    /// The range is page-aligned and mapped as long as `memory` lives.
     pub(crate) unsafe fn new(device: &CudaDevice, memory: M, host: u64, bytes: usize) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
@@ -44,7 +45,6 @@ impl<M> Registration<M> {
         &self.memory
     }
 
-    /// The address of the first byte for `device`.
     pub(crate) fn address(&self, device: &CudaDevice) -> Result<u64, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
@@ -108,7 +108,8 @@ fn dense(a: Rows, b: Rows, rows: u64, width: u64) -> bool {
 
 /// Copies `rows` rows of `width` bytes from the device to registered memory at host address `to`.
 ///
-/// # Safety Both ranges stay until the copy is done; `device`'s context is current.
+/// # Safety
+/// Both ranges stay until the copy is done; `device`'s context is current.
 pub(crate) unsafe fn copy_out_async(
     device: &CudaDevice,
     (to, from): (Rows, Rows),
@@ -136,7 +137,8 @@ pub(crate) unsafe fn copy_out_async(
 
 /// Copies `rows` rows of `width` bytes from registered memory at host address `from` to the device.
 ///
-/// # Safety As [`copy_out_async`].
+/// # Safety
+/// As [`copy_out_async`].
 pub(crate) unsafe fn copy_in_async(
     device: &CudaDevice,
     (to, from): (Rows, Rows),
@@ -212,8 +214,8 @@ const fn written(operation: OpType, address: u64, value: u64) -> CUstreamBatchMe
 
 /// Does `ops` on `stream`, in order, in as few batches as possible.
 ///
-/// # Safety The words stay mapped until they were written or waited for; `device`'s context is
-/// current.
+/// # Safety
+/// The words stay mapped until they were written or waited for; `device`'s context is current.
 pub(crate) unsafe fn words_async(device: &CudaDevice, ops: impl IntoIterator<Item = WordOp>, stream: Handle) -> Result<(), CudaError> {
     let driver = device.driver();
     let mut ops = ops.into_iter().peekable();

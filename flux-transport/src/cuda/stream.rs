@@ -133,7 +133,8 @@ pub(crate) enum Capture {
 
 /// Whether `stream`, a `CUstream` of the current context, is being captured.
 ///
-/// # Errors For the default stream while another one is captured.
+/// # Errors
+/// For the default stream while another one is captured.
 pub(crate) fn capture(stream: usize) -> Result<Capture, CudaError> {
     use std::ptr::null_mut;
     let driver = driver()?;

@@ -16,14 +16,16 @@ const LOOK: Duration = Duration::from_millis(5);
 /// The status of `child`, which leads a process group; `None` if the group had to be killed after
 /// `limit`. A killed group may take `grace` to go.
 ///
-/// # Errors `ECHILD` if it ended and this process is not told how; else the system's.
+/// # Errors
+/// `ECHILD` if it ended and this process is not told how; else the system's.
 pub fn wait(child: Child, limit: Duration, grace: Duration) -> io::Result<Option<ExitStatus>> {
     wait_unless(child, limit, grace, || false)
 }
 
 /// As [`wait`], but the group is killed as soon as `give_up` says so, too.
 ///
-/// # Errors As [`wait`].
+/// # Errors
+/// As [`wait`].
 pub fn wait_unless(
     mut child: Child,
     limit: Duration,

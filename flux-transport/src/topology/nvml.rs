@@ -66,7 +66,6 @@ pub(crate) enum Fabric {
     Completed,
 }
 
-/// What is said of one GPU.
 #[derive(Default)]
 pub(super) struct GpuFacts {
     pub(super) mig: bool,
@@ -103,7 +102,6 @@ impl Nvml {
         self.at(&info.pci.to_lowercase()).or_else(by_uuid)
     }
 
-    /// Whether the GPU at an address is in MIG mode.
     pub(super) fn in_mig_mode(&self, pci: &str) -> bool {
         self.at(pci).is_some_and(|device| self.mig(device))
     }

@@ -42,7 +42,6 @@ fn word(path: impl AsRef<Path>) -> Option<String> {
     Some(fs::read_to_string(path).ok()?.trim().to_owned())
 }
 
-/// Whether a name is a PCI address: `0000:17:00.0`.
 fn is_address(name: &str) -> bool {
     let digits =
         |text: &str, lengths: std::ops::RangeInclusive<usize>| lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());

@@ -1,8 +1,7 @@
 //! Whether processes run: for tests of what kills them.
 //!
-//! Not part of any crate: included by its path (`#[path]`) also by unit tests, of
-//! `flux-transport/src/topology/probe/child.rs` and `flux-bench/src/limited.rs`, since neither crate has a
-//! public use for it.
+//! Not part of any crate: unit tests of `flux-transport/src/topology/probe/child.rs` and of
+//! flux-bench include it by `#[path]`.
 
 use std::time::{Duration, Instant};
 

@@ -13,7 +13,7 @@ use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_kernels::Activation;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
-use flux_ops::own_launch;
+use flux_ops::internal::launch_of;
 use flux_transport::internal::cuda::DeviceBlock;
 
 /// Longest wait of a call. Nothing has to be waited for: only an error waits.
@@ -64,7 +64,7 @@ impl Replay {
         }
         let pads = mock_peers::pads(&program, pad_memory.address());
         let raised = mock_peers::raised_before(&program);
-        let (workers, pace) = own_launch(&program, kernel.multiprocessors());
+        let (workers, pace) = launch_of(&program, kernel.multiprocessors());
         gpu.device().bind()?;
         let program = DeviceProgram::upload(program, kernel)?;
         let mut harness = Self { program, data, pads, pad_memory, control, fault, raised, workers, pace, epoch: Epoch::FIRST };

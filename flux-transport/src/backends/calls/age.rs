@@ -14,7 +14,6 @@ pub(crate) const AHEAD: u32 = 1 << 30;
 pub(crate) struct Refreshed(Epoch);
 
 impl Refreshed {
-    /// New words, for calls from `first` on.
     pub(crate) const fn new(first: Epoch) -> Self {
         Self(first)
     }

@@ -129,8 +129,7 @@ impl Transport for Host {
         let mapping = self.mapping();
         push.check(mapping.world.get(), mapping.view.size)?;
         // SAFETY: the transfers were just checked against this mapping; the caller vouches for the
-        // shard until the call has finished, and `finish` waits, so that the job of the call before
-        // has ended.
+        // shard until the call has finished. `finish` waits, so the last call's job has ended.
         unsafe { mover.start(mapping, push) };
         Ok(())
     }

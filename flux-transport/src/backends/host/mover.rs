@@ -81,8 +81,9 @@ impl MoverThread {
 
     /// Hands over a job; returns at once.
     ///
-    /// # Safety Every transfer passed `MoverJob::check`. The shard stays readable and unwritten
-    /// until [`wait`](Self::wait) returns. The job before has ended.
+    /// # Safety
+    /// Every transfer passed `MoverJob::check`. The shard stays readable and unwritten until
+    /// [`wait`](Self::wait) returns. The job before has ended.
     pub(super) unsafe fn start(&self, mapping: Arc<Mapping>, push: &MoverJob<'_>) {
         let mut job = self.desk.lock();
         job.mapping = Some(mapping);

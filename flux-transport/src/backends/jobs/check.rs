@@ -7,7 +7,6 @@ use crate::TransportError;
 use flux_core::layout::WorkspaceSize;
 
 impl Carry<'_> {
-    /// Checks that a workspace of `world` ranks holds the route.
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         let bad = |what, value, limit| Err(TransportError::BadTransfer { index: 0, what, value, limit });
         let needed = self.route.workspace();

@@ -1,4 +1,4 @@
-//! Who the ranks are: to mates, and on their rail.
+//! Who the ranks are: to node peers, and on their rail.
 //!
 //! Invariant: all ranks group themselves alike, and where meeting fails it fails on all of them.
 
@@ -12,7 +12,7 @@ use flux_core::Nodes;
 #[derive(Debug)]
 pub(crate) struct Members {
     pub(super) nodes: Nodes,
-    pub(super) mates: nvlink::PeerDevices,
+    pub(super) node_peers: nvlink::PeerDevices,
     pub(super) rail: nccl::Members,
 }
 
@@ -20,7 +20,7 @@ impl Members {
     /// Introduces the ranks to each other. Collective.
     ///
     /// # Errors
-    /// [`ConnectError::Unusable`] where the ranks are not dealt evenly to several nodes, mates do
+    /// [`ConnectError::Unusable`] where the ranks are not dealt evenly to several nodes, node peers do
     /// not reach each other's memory, or a rail's ranks cannot be a communicator.
     pub(crate) fn meet(world: &World, options: &Options) -> Result<Self, ConnectError> {
         let unusable = |why| ConnectError::Unusable { select: Select::Mixed, why };
@@ -30,8 +30,8 @@ impl Members {
             let why = "all ranks are of one node: take nvlink, or say how many nodes they are to be taken for (Options::nodes, FLUX_NODES)";
             return Err(unusable(why.to_owned()));
         }
-        let mates = nvlink::PeerDevices::meet_in(world, options, Reach::Peers, nodes).map_err(|error| error.of(Select::Mixed))?;
+        let node_peers = nvlink::PeerDevices::meet_in(world, options, Reach::Peers, nodes).map_err(|error| error.of(Select::Mixed))?;
         let rail = nccl::Members::meet(world, options, nodes, Select::Mixed)?;
-        Ok(Self { nodes, mates, rail })
+        Ok(Self { nodes, node_peers, rail })
     }
 }

@@ -1,12 +1,12 @@
-//! What goes to mates by copy engines: own rows, and what has come along the rail.
+//! What goes to node peers by copy engines: own rows, and what has come along the rail.
 //!
-//! Invariant: a mate's signal gets the epoch with own rows, which are there, and otherwise the word
-//! that came with the chunk, after the chunk: what is not whole is passed on as not whole. Messages
-//! that are aborted may leave a chunk torn whose word has come, and that is passed on as if it were
-//! whole: by then this rank's kernel has told its mates' that it failed, and they look before they
-//! close the call (`nccl/guard.rs` has the order, and what stands in for a kernel that has not
-//! begun). What is whole, but of another call, they find by what its sender says of its calls,
-//! which is passed on too.
+//! Invariant: a node peer's signal gets the epoch with own rows, which are there, and otherwise
+//! the word that came with the chunk, after the chunk: what is not whole is passed on as not whole.
+//! Messages that are aborted may leave a chunk torn whose word has come, and that is passed on as
+//! if it were whole: by then this rank's kernel has told its node peers' that it failed, and they
+//! look before they close the call (`nccl/guard.rs` has the order, and what stands in for a kernel
+//! that has not begun). What is whole, but of another call, they find by what its sender says of
+//! its calls, which is passed on too.
 
 use super::workspace::Workspace;
 use crate::backends::nccl::{HASH_BYTES, StepsSeen};
@@ -18,7 +18,7 @@ use flux_core::layout::calling_offset;
 use flux_core::program::{Forward, Round};
 use flux_core::signal::Epoch;
 
-/// The rows of one call on their way to mates.
+/// The rows of one call on their way to node peers.
 #[derive(Debug)]
 pub(super) struct Passing<'a> {
     device: &'a CudaDevice,
@@ -83,17 +83,18 @@ impl<'a> Passing<'a> {
         Ok(())
     }
 
-    /// Rows that mates take from this rank's hand are those of a rank whom they do not hear
+    /// Rows that node peers take from this rank's hand are those of a rank whom they do not hear
     /// themselves.
     fn pass_on_what_is_said_by(&self, far: Rank) -> Result<(), CudaError> {
         let Self { device, lane, at, epoch, .. } = self;
         let nodes = at.outbox.nodes();
         let said = at.outbox.hashes().address(nodes.node_of(far));
-        let mates = nodes.world().ranks().filter(|&mate| mate != at.memory().rank && nodes.together(at.memory().rank, mate));
-        for mate in mates {
-            let to = at.mates.pads()[mate.index()] + calling_offset(far.get(), epoch.half());
-            // SAFETY: a word of the mate's pad and one of pinned memory, which the next call's
-            // messages are the first to overwrite, behind this call.
+        let node_peers =
+            nodes.world().ranks().filter(|&node_peer| node_peer != at.memory().rank && nodes.together(at.memory().rank, node_peer));
+        for node_peer in node_peers {
+            let to = at.node_peers.pads()[node_peer.index()] + calling_offset(far.get(), epoch.half());
+            // SAFETY: a word of the node peer's pad and one of pinned memory, which the next
+            // call's messages are the first to overwrite, behind this call.
             unsafe { copy_async(device, to, said, HASH_BYTES, lane.raw()) }?;
         }
         Ok(())
@@ -101,7 +102,7 @@ impl<'a> Passing<'a> {
 }
 
 fn addresses(at: &Workspace, word: u64) -> Addresses<'_> {
-    Addresses { data: at.mates.data(), pads: at.mates.pads(), word, size: at.mates.size() }
+    Addresses { data: at.node_peers.data(), pads: at.node_peers.pads(), word, size: at.node_peers.size() }
 }
 
 /// How many of the next forwards are of what `round` brings.

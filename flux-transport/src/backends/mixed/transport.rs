@@ -1,7 +1,7 @@
 //! The mixed transport of one rank.
 //!
 //! Invariant: that of nccl, with two side streams: none waits for the kernel but the rail's, for
-//! flags, and the mates' waits for the rail's only.
+//! flags, and the node peers' waits for the rail's only.
 
 use super::check::fault;
 use super::members::Members;
@@ -53,24 +53,24 @@ struct State {
 #[derive(Debug)]
 struct Lanes {
     rail: Lane,
-    mates: Lane,
-    /// What the mates' stream waits for, round by round.
+    node_peers: Lane,
+    /// What the node peers' stream waits for, round by round.
     arrived: Event,
 }
 
 impl Lanes {
     fn new(device: &CudaDevice) -> Result<Self, CudaError> {
-        Ok(Self { rail: Lane::new(device)?, mates: Lane::new(device)?, arrived: Event::new(device)? })
+        Ok(Self { rail: Lane::new(device)?, node_peers: Lane::new(device)?, arrived: Event::new(device)? })
     }
 
     fn fork(&self, caller: usize) -> Result<(), CudaError> {
         self.rail.fork(caller)?;
-        self.mates.fork(caller)
+        self.node_peers.fork(caller)
     }
 
     fn join(&self, caller: usize) -> Result<(), CudaError> {
         self.rail.join(caller)?;
-        self.mates.join(caller)
+        self.node_peers.join(caller)
     }
 }
 
@@ -91,8 +91,8 @@ impl Mixed {
         let (lanes, calls, aside, device) = together(steps, until, make())?;
         let (link, aside) = join(&device, aside, &members.rail, steps, until)?;
         let wanted = Wanted { size: options.reserve, epoch, captured: false };
-        let shared = build(Meeting { steps, deadline: until }, &device, &lanes.mates, &members.mates, wanted);
-        let (shared, _) = shared.map_err(|error| members.mates.mig().advised(error).of(Select::Mixed))?;
+        let shared = build(Meeting { steps, deadline: until }, &device, &lanes.node_peers, &members.node_peers, wanted);
+        let (shared, _) = shared.map_err(|error| members.node_peers.mig().advised(error).of(Select::Mixed))?;
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let outbox = outbox(&device, &aside, (rank, members.nodes), options.reserve, epoch)?;
@@ -109,8 +109,8 @@ impl Mixed {
 
     /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the
     /// rail's stream waits for then, by the guard.
-    fn drained(&self, State { lanes: Lanes { rail, mates, .. }, calls, .. }: &State) -> Result<(), TransportError> {
-        self.watched.drain(|| Ok(calls.are_done()? && rail.is_idle()? && mates.is_idle()?))
+    fn drained(&self, State { lanes: Lanes { rail, node_peers, .. }, calls, .. }: &State) -> Result<(), TransportError> {
+        self.watched.drain(|| Ok(calls.are_done()? && rail.is_idle()? && node_peers.is_idle()?))
     }
 }
 
@@ -142,7 +142,7 @@ impl Transport for Mixed {
         let Members { nodes, rail, .. } = &self.members;
         format!(
             "mixed: {} ranks in {nodes}; this rank is number {} of node {}, on {}; within a node ranks store into each other's memory and copy engines pass on what \
-             came from other nodes, {} rails between them carry messages by NCCL {}; what each rank wrote or sent was read by its mates and its \
+             came from other nodes, {} rails between them carry messages by NCCL {}; what each rank wrote or sent was read by its node_peers and its \
              rail; {}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
             nodes.world(),
             nodes.local_of(self.rank),
@@ -164,7 +164,7 @@ impl Transport for Mixed {
         let epoch = together(steps, until, drained)?;
         // The ranks compare their epochs there.
         let wanted = Wanted { size, epoch, captured: false };
-        let (shared, _) = build(Meeting { steps, deadline: until }, &self.device, &lanes.mates, &self.members.mates, wanted)?;
+        let (shared, _) = build(Meeting { steps, deadline: until }, &self.device, &lanes.node_peers, &self.members.node_peers, wanted)?;
         let made = outbox(&self.device, aside, (self.rank, self.members.nodes), size, epoch);
         let outbox = together(steps, until, made.map_err(TransportError::from))?;
         *generation = Generation::new(Workspace::new(shared, outbox, self.rank), &self.watched, epoch, self.deadline);
@@ -205,9 +205,9 @@ impl Transport for Mixed {
         generation.open(calls, (caller, exchange.op), &self.watched, |caller| lanes.fork(caller))?;
         let epoch = calls.epoch();
         if let Source::Rows(push) = &exchange.source {
-            let Lanes { rail, mates, arrived } = lanes;
+            let Lanes { rail, node_peers, arrived } = lanes;
             // SAFETY: checked and forked above; the caller promises the rows.
-            let mut passing = unsafe { Passing::begin(&self.device, mates, &generation.workspace, push, epoch) }?;
+            let mut passing = unsafe { Passing::begin(&self.device, node_peers, &generation.workspace, push, epoch) }?;
             // SAFETY: as above.
             let carried = unsafe {
                 let arrived = |round: &Round| passing.arrived(round, rail, arrived);

@@ -1,8 +1,8 @@
 //! One generation of a rank's workspace: what its node shares, and what goes along its rail.
 //!
-//! Invariant: an executor that is shown a [`view`](Workspace::view) stores for a mate in the mate's
-//! memory, and for the rail's rank in another node in the outbox. For the other ranks there it
-//! stores nothing but what it says of itself, which nobody reads.
+//! Invariant: an executor that is shown a [`view`](Workspace::view) stores for a node peer in the
+//! node peer's memory, and for the rail's rank in another node in the outbox. For the other ranks
+//! there it stores nothing but what it says of itself, which nobody reads.
 
 use crate::WorkspaceView;
 use crate::backends::nccl::{Memory, Outbox, Outgoing, Storing};
@@ -15,18 +15,18 @@ use flux_core::{Nodes, Rank};
 /// A generation in use.
 #[derive(Debug)]
 pub(super) struct Workspace {
-    pub(super) mates: nvlink::Workspace,
+    pub(super) node_peers: nvlink::Workspace,
     pub(super) outbox: Outbox,
     rank: Rank,
 }
 
 impl Workspace {
-    pub(super) const fn new(mates: nvlink::Workspace, outbox: Outbox, rank: Rank) -> Self {
-        Self { mates, outbox, rank }
+    pub(super) const fn new(node_peers: nvlink::Workspace, outbox: Outbox, rank: Rank) -> Self {
+        Self { node_peers, outbox, rank }
     }
 
     pub(super) fn size(&self) -> WorkspaceSize {
-        *self.mates.size()
+        *self.node_peers.size()
     }
 
     fn nodes(&self) -> Nodes {
@@ -42,9 +42,9 @@ impl Workspace {
     pub(super) fn memory(&self) -> Memory<'_> {
         let own = self.rank.index();
         Memory {
-            data: self.mates.data()[own],
-            pad: self.mates.pads()[own],
-            control: self.mates.control(),
+            data: self.node_peers.data()[own],
+            pad: self.node_peers.pads()[own],
+            control: self.node_peers.control(),
             size: self.size(),
             rank: self.rank,
             outbox: &self.outbox,
@@ -53,7 +53,7 @@ impl Workspace {
 
     /// The epoch of the next call, read from the device, which must be idle.
     pub(super) fn read_epoch(&self, device: &CudaDevice) -> Result<Epoch, CudaError> {
-        self.mates.read_epoch(device)
+        self.node_peers.read_epoch(device)
     }
 }
 
@@ -63,7 +63,7 @@ impl Outgoing for Workspace {
     }
 
     fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
-        let mut view = self.mates.view(fault, deadline_ns);
+        let mut view = self.node_peers.view(fault, deadline_ns);
         let half_bytes = half * self.size().half_stride();
         for peer in self.nodes().world().ranks().filter(|&peer| !self.nodes().together(self.rank, peer)) {
             view.data[peer.index()] = self.outbox.data_of(peer, storing, half_bytes);

@@ -10,6 +10,7 @@
 //! No kernel of the call waits for a peer. The side stream notes how far the call is, and the guard
 //! ends a collective that takes longer than the deadline.
 
+use super::hashes::CALL_BYTES;
 use super::messages::Use;
 use super::progress::{Position, Step};
 use super::rounds::Memory;
@@ -20,10 +21,6 @@ use crate::backends::{CollectiveKind, LibraryCollective};
 use crate::cuda::{CudaDevice, CudaError, WordOp, copy_rows_async, host_size, words_async};
 use flux_core::layout::control;
 use flux_core::signal::Epoch;
-
-/// Bytes that a rank sends of itself, from its poison on.
-pub(super) const CALL_BYTES: usize = 16;
-const _: () = assert!(control::CALL + 8 == control::POISON + CALL_BYTES as u64, "one range has both");
 
 /// The streams and the memory of such a call.
 #[derive(Clone, Copy, Debug)]

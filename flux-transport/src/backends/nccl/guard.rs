@@ -9,9 +9,9 @@
 //!
 //! Before any of that the rank's kernel is given a [moment](RECORD) to leave its fault record, for
 //! which the abort word is set. An aborted communicator may leave a chunk torn whose word has come,
-//! and streams pass both on to mates; a kernel that leaves a record has told its mates before, so
-//! none of them closes the call with such a chunk. Where no kernel waits, because none was
-//! launched, say, the moment is for the message by which the peers hear of it
+//! and streams pass both on to node peers; a kernel that leaves a record has told its node peers
+//! before, so none of them closes the call with such a chunk. Where no kernel waits, because none
+//! was launched, say, the moment is for the message by which the peers hear of it
 //! (`Communicator::abort`).
 
 use super::messages::GivenUp;

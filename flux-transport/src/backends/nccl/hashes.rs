@@ -4,14 +4,17 @@
 //! Invariant: a rank's hash of a call goes ahead of all that it sends in it, or in one group with
 //! it. So whoever has data of a call has the sender's hash.
 
-use super::collective::CALL_BYTES;
 use crate::backends::calls::{OpHash, OpHashes};
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
-use flux_core::layout::{FaultRecord, fault};
+use flux_core::layout::{FaultRecord, control, fault};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::time::Duration;
+
+/// Bytes that a rank sends of itself, from its poison on.
+pub(super) const CALL_BYTES: usize = 16;
+const _: () = assert!(control::CALL + 8 == control::POISON + CALL_BYTES as u64, "one range has both");
 
 /// Bytes of a call's hash and number.
 pub(crate) const HASH_BYTES: usize = size_of::<u64>();

@@ -120,8 +120,8 @@ impl Outbox {
         self.own_word() + 4 + 4 * u64::from(signal)
     }
 
-    /// A word for the number of the call, with which rows are announced to mates. Their stream
-    /// writes it.
+    /// A word for the number of the call, with which rows are announced to node peers. Their
+    /// stream writes it.
     pub(crate) fn own_word(&self) -> u64 {
         self.words.address()
     }

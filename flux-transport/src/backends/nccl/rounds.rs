@@ -80,8 +80,8 @@ pub(crate) unsafe fn carry(
     let stored = matches!(source, Source::Stored { .. });
     let calling = |far: Rank| pad + calling_offset(far.get(), epoch.half());
     // Mates say on each other's pads which ops their calls were of, and what a rank says along the
-    // rail is copied there, and passed on to mates with its rows. Of the ranks of other nodes whose
-    // sums come by another's hand that relay has compared, so here they are taken to agree.
+    // rail is copied there, and passed on to node peers with its rows. Of the ranks of other nodes
+    // whose sums come by another's hand that relay has compared, so here they are taken to agree.
     let of_relayed = nodes.world().ranks().filter(|&far| stored && is_relayed(nodes, rank, far));
     let of_relayed = of_relayed.map(|far| WordOp::WriteLong { address: calling(far), value: outbox.hashes().last().word() });
     // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
@@ -328,8 +328,8 @@ mod tests {
             prop_assert_eq!(sent, received);
         }
 
-        /// From mates on the pad, along the rail, of rows that a mate passes on by that mate, and
-        /// of sums that a relay has added up by nobody: that has compared.
+        /// From node peers on the pad, along the rail, of rows that a node peer passes on by that
+        /// node peer, and of sums that a relay has added up by nobody: that has compared.
         #[test]
         fn whoever_closes_a_call_hears_of_each_rank_in_one_way(
             op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],
@@ -340,11 +340,11 @@ mod tests {
             let (_, received) = messages(op, nodes, rows, (chunk, group, false), u32::MAX);
             for rank in nodes.world().ranks() {
                 let told = |to: Rank, from: Rank| received.contains_key(&(from.get(), to.get()));
-                let mates = || nodes.world().ranks().filter(|&mate| mate != rank && nodes.are_mixed() && nodes.together(rank, mate));
-                let passed_on = |from| op == OpKind::AllGatherGemm && mates().any(|mate| told(mate, from));
+                let node_peers = || nodes.world().ranks().filter(|&node_peer| node_peer != rank && nodes.are_mixed() && nodes.together(rank, node_peer));
+                let passed_on = |from| op == OpKind::AllGatherGemm && node_peers().any(|node_peer| told(node_peer, from));
                 let added_by_relays = |from| op == OpKind::GemmReduceScatter && is_relayed(nodes, rank, from);
                 for other in nodes.world().ranks().filter(|&other| other != rank) {
-                    let ways = [mates().any(|mate| mate == other), told(rank, other), passed_on(other), added_by_relays(other)];
+                    let ways = [node_peers().any(|node_peer| node_peer == other), told(rank, other), passed_on(other), added_by_relays(other)];
                     prop_assert_eq!(ways.into_iter().filter(|&way| way).count(), 1, "{:?} of {:?}", rank, other);
                 }
             }

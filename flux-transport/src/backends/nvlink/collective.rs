@@ -117,13 +117,14 @@ impl PeerDevices {
 
     fn check(rank: u32, info: DeviceInfo, identities: Vec<DeviceIdentity>, (reach, nodes): (Reach, Nodes)) -> Result<Self, NvLinkError> {
         let own = identities[rank as usize];
-        let mates: Vec<(u32, DeviceIdentity)> =
-            nodes.node_peers(Rank::new(rank)).map(|mate| (mate.get(), identities[mate.index()])).collect();
+        let node_peers: Vec<(u32, DeviceIdentity)> =
+            nodes.node_peers(Rank::new(rank)).map(|node_peer| (node_peer.get(), identities[node_peer.index()])).collect();
         if reach != Reach::Host {
-            reach_peers(rank, (&info, own), &mates)?;
+            reach_peers(rank, (&info, own), &node_peers)?;
         }
-        let here: Vec<u32> = mates.iter().filter(|(_, mate)| mate.process == own.process).map(|(_, mate)| mate.ordinal).collect();
-        let handles = if here.len() == mates.len() { Handles::None } else { Handles::PosixFd };
+        let here: Vec<u32> =
+            node_peers.iter().filter(|(_, node_peer)| node_peer.process == own.process).map(|(_, node_peer)| node_peer.ordinal).collect();
+        let handles = if here.len() == node_peers.len() { Handles::None } else { Handles::PosixFd };
         let ordinals = [&[own.ordinal], &here[..]].concat();
         let passes = pass(&identities, nodes);
         Ok(Self { rank, info, identities, handles, passes, ordinals, nodes })
@@ -139,7 +140,6 @@ impl PeerDevices {
         Mig::among(&self.identities, self.nodes, self.rank, &self.info)
     }
 
-    /// Whether memory is shared with `peer`.
     pub(super) fn shares_with(&self, peer: u32) -> bool {
         self.nodes.together(Rank::new(self.rank), Rank::new(peer))
     }
@@ -161,23 +161,24 @@ fn other_host(meeting: Meeting<'_>, rank: Rank, peer: Rank) -> NvLinkError {
 
 /// Whether ranks of any node are in several processes, which all ranks answer alike.
 fn pass(identities: &[DeviceIdentity], nodes: Nodes) -> bool {
-    let apart =
-        |(rank, own): (u32, &DeviceIdentity)| nodes.node_peers(Rank::new(rank)).any(|mate| identities[mate.index()].process != own.process);
+    let apart = |(rank, own): (u32, &DeviceIdentity)| {
+        nodes.node_peers(Rank::new(rank)).any(|node_peer| identities[node_peer.index()].process != own.process)
+    };
     (0..).zip(identities).any(apart)
 }
 
 /// Checks that this rank's device can share memory, and reaches its visible peers.
-fn reach_peers(rank: u32, (info, own): (&DeviceInfo, DeviceIdentity), mates: &[(u32, DeviceIdentity)]) -> Result<(), NvLinkError> {
+fn reach_peers(rank: u32, (info, own): (&DeviceInfo, DeviceIdentity), node_peers: &[(u32, DeviceIdentity)]) -> Result<(), NvLinkError> {
     let unsupported = |what| CudaError::Unsupported { ordinal: info.ordinal, device: info.name.clone(), what };
     if !info.virtual_memory {
         return Err(unsupported("virtual memory management").into());
     }
-    let one_process = mates.iter().all(|(_, mate)| mate.process == own.process);
+    let one_process = node_peers.iter().all(|(_, node_peer)| node_peer.process == own.process);
     if !one_process && !info.posix_handles {
         return Err(unsupported("memory handles that can be passed to other processes").into());
     }
     let visible: Vec<_> = (0..cuda::device_count()?).map(cuda::device_info).collect::<Result<_, _>>()?;
-    for &(peer, other) in mates {
+    for &(peer, other) in node_peers {
         // A peer's device may be hidden from this process; then only the proof by data can tell.
         let seen = visible.iter().find(|seen| seen.uuid == other.uuid);
         if let Some(seen) = seen

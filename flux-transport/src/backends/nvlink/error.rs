@@ -46,7 +46,6 @@ pub enum NvLinkError {
     /// The driver grants peer access, but what a peer wrote is not there.
     #[error("rank {rank} reads {seen:#010x} where rank {peer} wrote {expected:#010x}: peer access from {peer} to {rank} does not work")]
     NotProven { rank: u32, peer: u32, expected: u32, seen: u32 },
-    /// The ranks do not agree on the workspace.
     #[error("rank {rank} has a workspace of {size:?} at epoch {epoch}, rank {peer} one of {peer_size:?} at epoch {peer_epoch}")]
     Disagreement { rank: u32, size: WorkspaceSize, epoch: u32, peer: u32, peer_size: WorkspaceSize, peer_epoch: u32 },
     /// The memory of a rank of this process is gone.

@@ -14,12 +14,11 @@ use flux_core::{Nodes, Rank};
 #[derive(Clone, Debug)]
 pub(crate) struct Mig {
     instances: Vec<u32>,
-    /// This rank's device; `None` where it has no mates to reach.
+    /// This rank's device; `None` where it has no node peers to reach.
     own: Option<DeviceInfo>,
 }
 
 impl Mig {
-    /// Of all ranks those of the node of `rank`, which has the device `own`.
     pub(super) fn among(ranks: &[DeviceIdentity], nodes: Nodes, rank: u32, own: &DeviceInfo) -> Self {
         let here = |&(peer, _): &(u32, &DeviceIdentity)| nodes.together(Rank::new(rank), Rank::new(peer));
         let instances = (0..).zip(ranks).filter(here).filter(|(_, identity)| identity.instance).map(|(peer, _)| peer).collect();
@@ -116,7 +115,7 @@ mod tests {
         assert!(matches!(node(&[true, true]).advised_by(lost, never), NvLinkError::Control(_)));
         let withdrawn = NvLinkError::Withdrawn { peer: 5 };
         assert!(matches!(node(&[true, true]).advised_by(withdrawn, never), NvLinkError::Withdrawn { .. }));
-        // A rank without mates reaches all that it has to.
+        // A rank without node peers reaches all that it has to.
         assert!(matches!(node(&[true]).advised_by(refused(), never), NvLinkError::Cuda(_)));
     }
 

@@ -1,13 +1,12 @@
 //! NVLink peer memory: every rank's workspace mapped into every rank, and copy engines that push.
 //!
-//! Invariant: an address that this module hands out is readable and writable by the rank's device,
-//! and what is stored there is seen by the owner, as was proven by data when the ranks connected.
+//! Invariant: this rank's device can read and write every address that this module hands out. When
+//! the ranks connected, data proved that the owner sees what is stored there.
 //!
-//! ```text
-//! connect   identities -> peer access -> memory of each rank, cleared -> descriptors -> mapped everywhere -> proven -> cleared
-//! a call    begin: order after the last call | push, if any: fork, copies and flags on the side stream | finish: join if forked, mark the end
-//! reserve   drain -> a new generation of all memory, as at connect, starting at the epoch where the old one stood
-//! ```
+//! - Connect: exchange identities, check peer access, allocate and clear memory, pass descriptors,
+//!   map everything, prove it, clear it again.
+//! - Call: order after the last call; for a push fork a side stream, copy and flag there, join it.
+//! - Reserve: drain, then connect a new generation of memory at the present epoch.
 //!
 //! NVLink multicast is not used.
 

@@ -26,9 +26,10 @@ pub(crate) struct Addresses<'a> {
 ///
 /// A transfer within one device may be a kernel of the driver: leave it an SM.
 ///
-/// # Safety The push was checked; `lane` is forked from the caller's stream; the shard stays mapped
-/// until the lane is joined; the addresses are the current workspace's, whose word is `epoch` when
-/// the lane gets there.
+/// # Safety
+/// The push was checked; `lane` is forked from the caller's stream; the shard stays mapped until
+/// the lane is joined; the addresses are the current workspace's, whose word is `epoch` when the
+/// lane gets there.
 pub(crate) unsafe fn by_copy_engine<'a>(
     device: &CudaDevice,
     lane: &Lane,

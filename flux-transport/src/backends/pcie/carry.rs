@@ -33,9 +33,9 @@ impl Streams<'_> {
     /// Enqueues the whole call, sends first, so that no stream that peers depend on is behind one
     /// that depends on them.
     ///
-    /// # Safety The route was checked; both lanes are forked from the caller's stream, and the
-    /// shard's rows stay until they are joined; the watch knows of the call; the device's context
-    /// is current.
+    /// # Safety
+    /// The route was checked; both lanes are forked from the caller's stream, and the shard's rows
+    /// stay until they are joined; the watch knows of the call; the device's context is current.
     pub(super) unsafe fn carry(&self, carry: &Carry<'_>) -> Result<(), CudaError> {
         // What a kernel stores comes only when that has raised a flag.
         if carry.route.outgoing().iter().any(|parcel| matches!(parcel.origin, Origin::Shard { .. })) {
@@ -64,7 +64,6 @@ impl Streams<'_> {
         self.half() * self.at.size().half_stride()
     }
 
-    /// The rows of a block in the region of `source`, for the host.
     fn on_host(&self, source: u32, block: &Block) -> Rows {
         let region = self.at.host_region(source);
         Rows { address: region.host() + region.layout.half(self.half()) + block.offset, pitch: block.pitch }

@@ -1,17 +1,19 @@
-//! Where things are in a rank's shared region of host memory.
+//! The layout of a rank's shared region of host memory.
 //!
-//! Invariant: every word has one writer in a call and at most one rank that waits for it, but for
-//! `broken`, `poisoned` and `said`, which everybody may look at; nothing overlaps.
+//! Invariant: in a call every word has one writer and at most one waiting rank. Anybody may look at
+//! `broken`, `poisoned` and the op-sequence hashes.
 //!
-//! ```text
-//! [ broken, poisoned ] [ proof ] [ said ] [ flags of reader 0 ][ flags of reader 1 ] ... [ pad ] | [ half 0 ][ half 1 ]
-//!   a line               a line   u64s     dense u32, by the reader's signal, from a line           from a border of 2 MiB
-//! ```
+//! | part | size |
+//! |---|---|
+//! | `broken`, `poisoned` | a line |
+//! | proof | a line |
+//! | op-sequence hashes | `u64`s |
+//! | flags, reader by reader, by the reader's signal | dense `u32`s, from a line |
+//! | pad | as on a device |
+//! | two buffers, by `epoch % 2` | from a border of 2 MiB |
 //!
-//! In calls whose data copy engines carry, what the owner sends lies in the halves, and the flags
-//! say so. In calls whose kernels scatter rows themselves, what is for the owner does, and the pad
-//! says so. One call's use of a half is over on all ranks before the next but one begins
-//! (`flux_core::signal`), whichever each is.
+//! With copy engines the buffers hold what the owner sends, announced by the flags; with scattering
+//! kernels what it receives, announced by the pad. A buffer is free again two calls later.
 
 use crate::backends::calls::OpHashes;
 use flux_core::layout::{LINE, WorkspaceSize, pad_bytes};

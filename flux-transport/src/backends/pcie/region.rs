@@ -15,7 +15,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
-/// A region, as this process has it.
 #[derive(Debug)]
 pub(super) struct PinnedRegion {
     key: u64,
@@ -54,7 +53,8 @@ impl PinnedRegion {
 
     /// Opens the region of a rank of another process.
     ///
-    /// # Errors In words.
+    /// # Errors
+    /// In words.
     pub(super) fn open(device: &CudaDevice, file: BorrowedFd<'_>, layout: Layout) -> Result<Arc<Self>, String> {
         let bytes = layout.bytes().ok_or_else(|| "its memory is larger than there can be".to_owned())?;
         let map = MappedFile::map(file, bytes)?;
@@ -89,7 +89,6 @@ impl PinnedRegion {
         OpHashes::new(unsafe { std::slice::from_raw_parts(first, OpHashes::WORDS) })
     }
 
-    /// The word at `offset`, which is one of the layout's.
     pub(super) fn word(&self, offset: u64) -> &AtomicU32 {
         assert!(offset < self.layout.words_bytes(), "{offset} is no offset of a word");
         let address = std::ptr::with_exposed_provenance_mut::<u32>(host_size(self.host() + offset));

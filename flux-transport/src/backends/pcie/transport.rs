@@ -86,7 +86,6 @@ impl Pcie {
     }
 }
 
-/// The two views of a workspace.
 fn views(at: &Workspace, fault: u64, deadline_ns: u64) -> [Arc<WorkspaceView>; 2] {
     [at.view(fault, deadline_ns), at.view_of_regions(fault, deadline_ns)].map(Arc::new)
 }

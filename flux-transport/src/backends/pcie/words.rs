@@ -47,7 +47,6 @@ pub(super) struct Words {
 }
 
 impl Words {
-    /// Bytes of the pinned block for a world.
     pub(super) fn local_bytes(world: usize, signals: u32) -> u64 {
         world as u64 * pad_bytes(signals) + 4
     }
@@ -73,7 +72,6 @@ impl Words {
         &self.regions
     }
 
-    /// The pad that stands for that of `rank`, for the device.
     pub(super) fn local_pad(&self, rank: u32) -> u64 {
         self.local.address() + u64::from(rank) * pad_bytes(self.signals)
     }

@@ -86,8 +86,8 @@ impl Collective<'_> {
     /// Passes duplicates of `fds` to every peer on this host, as [`ControlPlane::exchange_fds`],
     /// then confirms that all ranks could take them.
     ///
-    /// # Errors As [`exchange_at`](Self::exchange_at); on all ranks if one may not open so many
-    /// descriptors.
+    /// # Errors
+    /// As [`exchange_at`](Self::exchange_at); on all ranks if one may not open so many descriptors.
     pub(crate) fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, Disagreed> {
         let control = self.control();
         let own = At { step: Step::Memory, communicator: self.communicator() };

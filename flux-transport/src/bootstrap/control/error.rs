@@ -6,33 +6,26 @@ use std::io;
 /// Why a step of the control plane failed.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum ControlError {
     /// Not every rank came in time.
     #[error("{step}: the deadline passed while waiting for {}", ranks(missing))]
     Timeout {
-        /// The step.
         step: &'static str,
         /// The ranks that had not come.
         missing: Vec<Rank>,
     },
     /// A peer's end is gone.
     #[error("rank {rank} is gone: its connection closed without a goodbye")]
-    PeerLost {
-        /// The peer.
-        rank: Rank,
-    },
+    PeerLost { rank: Rank },
     /// A peer has left in good order, and so takes no part in this step.
     #[error("rank {rank} has left the world, so no step with it can be taken")]
-    PeerLeft {
-        /// The peer.
-        rank: Rank,
-    },
+    PeerLeft { rank: Rank },
     /// What needs one host was to be done in a world of several.
     #[error(
         "rank {rank} and rank {peer} are on different hosts: descriptors are passed between the ranks of one host only, so the transports host, nvlink and pcie are for one host"
     )]
     OtherHost {
-        /// This rank.
         rank: Rank,
         /// The first that is on another host.
         peer: Rank,
@@ -40,31 +33,21 @@ pub enum ControlError {
     /// The rank that was to connect the survivors could not; it is not late.
     #[error("rank {rank} could not connect the ranks that are left: {source}")]
     Leader {
-        /// The lowest that is left.
         rank: Rank,
         /// What the operating system said to it.
         source: io::Error,
     },
     /// A peer goes on in a group without this rank, which is in no other one then.
     #[error("rank {by} goes on without this rank")]
-    GivenUp {
-        /// The peer.
-        by: Rank,
-    },
+    GivenUp { by: Rank },
     /// The operating system refused something.
     #[error("{step}: {source}")]
-    Io {
-        /// The step.
-        step: &'static str,
-        /// What it said.
-        source: io::Error,
-    },
+    Io { step: &'static str, source: io::Error },
     /// A peer does not do what this rank does.
     #[error("rank {rank}: {detail}")]
     Protocol {
         /// The rank at fault, as this rank sees it.
         rank: Rank,
-        /// What is wrong.
         detail: String,
     },
 }

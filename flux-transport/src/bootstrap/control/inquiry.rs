@@ -36,7 +36,6 @@ pub enum Answer {
 
 const RECORD: usize = size_of::<FaultRecord>();
 
-/// A record as bytes of a message.
 pub(crate) fn record_to_bytes(record: &FaultRecord) -> [u8; RECORD] {
     let mut bytes = [0; RECORD];
     for (to, word) in bytes.as_chunks_mut().0.iter_mut().zip(bytemuck::cast::<_, [u32; RECORD / 4]>(*record)) {
@@ -45,7 +44,6 @@ pub(crate) fn record_to_bytes(record: &FaultRecord) -> [u8; RECORD] {
     bytes
 }
 
-/// The record of a message's bytes.
 pub(crate) fn record_from(bytes: &[u8; RECORD]) -> FaultRecord {
     let mut words = [0_u32; RECORD / 4];
     for (word, from) in words.iter_mut().zip(bytes.as_chunks().0) {

@@ -11,9 +11,10 @@ use super::hosts::Hosts;
 use super::inquiry::{Answer, Answerer, GaveUp, ranks_of};
 use super::plane::{ControlPlane, Given, Launch, Notice, Regrouped, Watcher};
 use super::steps::Steps;
+use crate::cuda::locked;
 use flux_core::signal::Epoch;
 use flux_core::{Rank, WorldSize};
-use state::{Content, NewEnd, Post, PostSlot, Presence, Shared, lock};
+use state::{Content, NewEnd, Post, PostSlot, Presence, Shared};
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::{Arc, PoisonError, Weak};
 use std::time::Instant;
@@ -43,7 +44,7 @@ impl LocalControl {
     fn meet(&self, step: u64, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
         let slot = usize::from(step % 2 == 1);
         let doing = content.step();
-        let mut state = lock(&self.shared.state);
+        let mut state = locked(&self.shared.state);
         state.slots[slot].posts[self.rank.index()] = Some(Post { step, content });
         self.shared.changed.notify_all();
         loop {
@@ -86,7 +87,7 @@ impl LocalControl {
 
     /// Tells the peers' watchers, outside the lock.
     fn notify(&self, notice: Notice) {
-        let mut state = lock(&self.shared.state);
+        let mut state = locked(&self.shared.state);
         let mut told = Vec::new();
         for (rank, watchers) in self.shared.world.ranks().zip(&mut state.watchers) {
             if rank != self.rank {
@@ -100,7 +101,7 @@ impl LocalControl {
     }
 
     fn leave(&self, as_what: Presence) -> bool {
-        let mut state = lock(&self.shared.state);
+        let mut state = locked(&self.shared.state);
         let presence = &mut state.presence[self.rank.index()];
         let was_here = *presence == Presence::Here;
         if was_here {
@@ -156,7 +157,7 @@ impl ControlPlane for LocalControl {
     }
 
     fn watch(&self, watcher: Weak<Watcher>) {
-        let mut state = lock(&self.shared.state);
+        let mut state = locked(&self.shared.state);
         let watchers = &mut state.watchers[self.rank.index()];
         watchers.retain(|watcher| watcher.strong_count() > 0);
         watchers.push(Weak::clone(&watcher));
@@ -190,13 +191,13 @@ impl ControlPlane for LocalControl {
     }
 
     fn answer_with(&self, answerer: Weak<Answerer>) {
-        let answerers = &mut lock(&self.shared.state).answerers[self.rank.index()];
+        let answerers = &mut locked(&self.shared.state).answerers[self.rank.index()];
         answerers.retain(|answerer| answerer.strong_count() > 0);
         answerers.push(answerer);
     }
 
     fn ask(&self, communicator: u32, _deadline: Instant) -> Vec<Answer> {
-        let state = lock(&self.shared.state);
+        let state = locked(&self.shared.state);
         let asked = |(&presence, answerers): (&Presence, &Vec<Weak<Answerer>>)| {
             (presence, answerers.iter().filter_map(Weak::upgrade).collect::<Vec<_>>())
         };
@@ -216,7 +217,7 @@ impl ControlPlane for LocalControl {
     }
 
     fn left_out_by(&self) -> Option<Rank> {
-        lock(&self.shared.state).regroup.left_out_by(self.rank)
+        locked(&self.shared.state).regroup.left_out_by(self.rank)
     }
 }
 

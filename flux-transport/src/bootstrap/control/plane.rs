@@ -22,30 +22,21 @@ pub enum Launch {
 /// What a rank hears of a peer without having asked.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum Notice {
     /// The peer's end is gone, and it had not said goodbye.
     Lost(Rank),
     /// The peer asks everybody to give up what they wait for in a communicator.
-    Aborted {
-        /// The peer.
-        by: Rank,
-        /// Which, as [`GaveUp::communicator`] counts.
-        communicator: u32,
-        /// Its reason, not 0.
-        reason: u32,
-    },
+    Aborted { by: Rank, communicator: u32, reason: u32 },
     /// The peer has dropped a communicator that works: it makes no calls any more.
     Departed {
-        /// The peer.
         by: Rank,
-        /// Which, as [`GaveUp::communicator`] counts.
         communicator: u32,
         /// The last call that it has made, or the one before the first.
         last: Epoch,
     },
-    /// A wait of the peer passed its deadline, or it has heard of another's that did.
+    /// A wait of the peer passed its deadline, or another rank told it of one that did.
     GaveUp {
-        /// The peer.
         by: Rank,
         /// What it waited for, and who is late.
         what: GaveUp,
@@ -136,9 +127,9 @@ pub trait ControlPlane: Send + Sync + Debug {
     /// order. All of them ask for it. A living rank that is left out gets no group of this plane
     /// any more.
     ///
-    /// # Errors [`ControlError::Timeout`] names the ranks that did not ask,
-    /// [`ControlError::Leader`] the one that could not make the group, [`ControlError::GivenUp`]
-    /// one that leaves this rank out.
+    /// # Errors
+    /// [`ControlError::Timeout`] names the ranks that did not ask, [`ControlError::Leader`] the one
+    /// that could not make the group, [`ControlError::GivenUp`] one that leaves this rank out.
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError>;
 
     /// A peer that has gone on in a group of this plane's ranks without this one, or is about to.

@@ -72,8 +72,9 @@ impl<'a> Collective<'a> {
 
     /// Gives `payload` to every rank at this step; returns what each gave, by rank.
     ///
-    /// # Errors The control plane's, and [`ControlError::Protocol`] with the first rank at another
-    /// step or communicator.
+    /// # Errors
+    /// The control plane's, and [`ControlError::Protocol`] with the first rank at another step or
+    /// communicator.
     pub fn exchange_at(self, step: Step, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
         let Self { control, communicator } = self;
         let own = At { step, communicator };

@@ -5,9 +5,10 @@
 
 use super::error::ControlError;
 use super::inquiry::{mask_of, ranks_of};
+use crate::cuda::locked;
 use flux_core::Rank;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Instant;
 
 #[derive(Debug, Default)]
@@ -31,8 +32,9 @@ struct InStep<'s>(&'s Steps);
 impl Steps {
     /// Runs `take` as the next step, with its number, once no other thread is in one.
     ///
-    /// # Errors Those of `take`; [`ControlError::Timeout`] if another thread's step does not end in
-    /// time; [`ControlError::Protocol`] after a failure.
+    /// # Errors
+    /// Those of `take`; [`ControlError::Timeout`] if another thread's step does not end in time;
+    /// [`ControlError::Protocol`] after a failure.
     pub(crate) fn take<T>(
         &self,
         rank: Rank,
@@ -42,7 +44,7 @@ impl Steps {
     ) -> Result<T, ControlError> {
         let left = deadline.saturating_duration_since(Instant::now());
         let busy = |state: &mut State| state.taken && state.failed.is_none();
-        let (mut state, _) = self.ended.wait_timeout_while(self.state(), left, busy).unwrap_or_else(PoisonError::into_inner);
+        let (mut state, _) = self.ended.wait_timeout_while(locked(&self.state), left, busy).unwrap_or_else(PoisonError::into_inner);
         if let Some(first) = &state.failed {
             let detail = format!(
                 "an earlier step of this rank failed, so it is out of step with its peers, in all communicators of the world: rebuild them on every rank, or make a new \
@@ -73,14 +75,9 @@ impl Steps {
 
     /// Notes a failure, if it is the first.
     fn fail(&self, error: ControlError) -> ControlError {
-        self.state().failed.get_or_insert_with(|| error.to_string());
+        locked(&self.state).failed.get_or_insert_with(|| error.to_string());
         self.ended.notify_all();
         error
-    }
-
-    /// No code that can panic runs under this lock.
-    fn state(&self) -> MutexGuard<'_, State> {
-        self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -88,7 +85,7 @@ impl Drop for InStep<'_> {
     fn drop(&mut self) {
         let Self(steps) = self;
         steps.awaits([]);
-        steps.state().taken = false;
+        locked(&steps.state).taken = false;
         steps.ended.notify_all();
     }
 }

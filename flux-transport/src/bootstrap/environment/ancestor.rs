@@ -13,7 +13,6 @@ pub(super) fn outside(variable: &str) -> String {
     outside_from(rustix::process::getppid().map_or(0, |pid| pid.as_raw_nonzero().get()), variable)
 }
 
-/// As [`outside`], from process `pid` on.
 fn outside_from(mut pid: i32, variable: &str) -> String {
     let mark = format!("{variable}=");
     for _ in 0..DEPTH {

@@ -16,7 +16,6 @@ pub(super) struct Placement {
     pub(super) rank: u32,
     pub(super) world: WorldSize,
     pub(super) local_rank: u32,
-    /// Whether all ranks are on this host.
     pub(super) one_host: bool,
     /// An address of rank 0's host, where it is known.
     pub(super) rank_zero: Option<String>,
@@ -28,7 +27,6 @@ pub(super) struct LauncherFamily {
     pub(super) name: &'static str,
     /// Its variables of rank and world size, for messages.
     pub(super) says: [&'static str; 2],
-    /// Whether any of its variables is there.
     pub(super) is_there: fn(&Variables<'_>) -> bool,
     pub(super) read: fn(&Variables<'_>) -> Result<Placement, BootstrapError>,
 }

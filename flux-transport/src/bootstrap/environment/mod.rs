@@ -41,8 +41,8 @@ const OWN_NAME: &str = "flux";
 /// counts, and the others present must name the same rank and world size. Slurm counts only alone,
 /// as everything inside a job inherits its variables. `FLUX_LAUNCHER` names the one that counts.
 ///
-/// For any launcher: `FLUX_RENDEZVOUS` says where to meet, `FLUX_SECRET_FILE` or `FLUX_SECRET` is the
-/// secret of ranks on several hosts, `FLUX_HOST_ID` sets ranks of one host apart. Without
+/// For any launcher: `FLUX_RENDEZVOUS` says where to meet, `FLUX_SECRET_FILE` or `FLUX_SECRET` is
+/// the secret of ranks on several hosts, `FLUX_HOST_ID` sets ranks of one host apart. Without
 /// `FLUX_RENDEZVOUS` rank 0 listens on the first free one of eight ports, from 20000 to 32000, that
 /// follow from the launch; never on `MASTER_PORT`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -60,8 +60,9 @@ pub struct Environment {
 impl Environment {
     /// Reads this process's environment.
     ///
-    /// # Errors [`BootstrapError`]: no launcher, incomplete or contradictory variables, or ranks on
-    /// several hosts without an address or a secret.
+    /// # Errors
+    /// [`BootstrapError`]: no launcher, incomplete or contradictory variables, or ranks on several
+    /// hosts without an address or a secret.
     pub fn read() -> Result<Self, BootstrapError> {
         Self::parse(&|name| std::env::var_os(name))
     }

@@ -1,6 +1,5 @@
 //! Slurm's short form of a list of nodes: `gpu[003-005,9],login1`.
 
-/// The first node of the list.
 pub(super) fn first(list: &str) -> Option<String> {
     let mut name = String::new();
     let mut rest = list.trim();

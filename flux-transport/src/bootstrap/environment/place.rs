@@ -68,7 +68,8 @@ pub struct NetworkPlace {
 impl NetworkPlace {
     /// At rank 0's `HOST:PORT`.
     ///
-    /// # Errors [`BootstrapError::Address`] for anything else.
+    /// # Errors
+    /// [`BootstrapError::Address`] for anything else.
     pub(crate) fn at(address: &str, secret: Secret) -> Result<Self, BootstrapError> {
         let launch = digest(&[address.as_bytes()]);
         let address = Address::parse(address).ok_or_else(|| BootstrapError::Address {

@@ -77,41 +77,24 @@ pub enum Others {
 /// Why the ranks did not start.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum LaunchError {
     /// There are not as many ranks as hosts.
     #[error("{ranks} ranks cannot be kept apart as those of {hosts} hosts: give 1 to {ranks} hosts")]
     Hosts {
         /// The hosts that were asked for.
         hosts: u32,
-        /// The ranks.
         ranks: WorldSize,
     },
     /// There is no room for the rendezvous.
     #[error("cannot make a private directory in {}: {source}", .within.display())]
-    Directory {
-        /// Where it was to be.
-        within: PathBuf,
-        /// The system's error.
-        source: io::Error,
-    },
+    Directory { within: PathBuf, source: io::Error },
     /// The program does not start.
     #[error("cannot start {program:?} as rank {rank}: {source}")]
-    Start {
-        /// The program.
-        program: OsString,
-        /// The rank.
-        rank: Rank,
-        /// The system's error.
-        source: io::Error,
-    },
+    Start { program: OsString, rank: Rank, source: io::Error },
     /// The launcher cannot look after its ranks.
     #[error("{step} failed: {source}")]
-    Io {
-        /// What was being done.
-        step: &'static str,
-        /// The system's error.
-        source: io::Error,
-    },
+    Io { step: &'static str, source: io::Error },
 }
 
 impl Launcher {
@@ -180,7 +163,8 @@ impl Launcher {
     /// process go to the ranks; a second one kills. An ignored SIGHUP, as under `nohup`, stays
     /// ignored. The ranks share stdout and stderr; their stdin is empty.
     ///
-    /// # Errors See [`LaunchError`]; ranks that had started are killed.
+    /// # Errors
+    /// See [`LaunchError`]; ranks that had started are killed.
     pub fn run(&self) -> Result<ExitStatus, LaunchError> {
         if let Some(hosts) = self.hosts.filter(|hosts| !(1..=self.ranks.get()).contains(hosts)) {
             return Err(LaunchError::Hosts { hosts, ranks: self.ranks });

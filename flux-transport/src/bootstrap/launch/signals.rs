@@ -56,7 +56,8 @@ fn ignored(number: i32) -> bool {
 ///
 /// A parent may have set SIGCHLD to ignored, which exec keeps: waiting for children then fails.
 ///
-/// # Errors The system's.
+/// # Errors
+/// The system's.
 pub fn hear_of_children() -> io::Result<()> {
     if ignored(SIGCHLD) {
         signal_hook::flag::register(SIGCHLD, Arc::default())?;

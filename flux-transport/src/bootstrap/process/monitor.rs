@@ -84,7 +84,6 @@ impl Shared {
         }
     }
 
-    /// Reads what there is from one peer; its end, if it came to one.
     fn read(&self, rank: Rank, link: &Link, buffer: &mut [u8]) -> Option<PeerEnd> {
         loop {
             match link.receive(buffer) {

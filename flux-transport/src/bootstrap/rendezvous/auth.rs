@@ -7,9 +7,9 @@
 //! acceptance: proof(listener, challenge, those bytes, body) ->     or the denial
 //! ```
 //!
-//! A proof is the HMAC-SHA256 of all that was said, under the secret, with the prover's role and both
-//! ends' random bytes: it can be neither reflected nor replayed. The caller proves itself first, so a
-//! listener keeps only a connection and a challenge for a stranger. `launch` is no secret.
+//! A proof is the HMAC-SHA256 of all that was said, under the secret, with the prover's role and
+//! both ends' random bytes: it can be neither reflected nor replayed. The caller proves itself
+//! first, so a listener keeps only a connection and a challenge for a stranger.
 //!
 //! Invariant: these layouts are the same in every version; the body states its version. The proof
 //! covers the handshake, not the unencrypted traffic after it.

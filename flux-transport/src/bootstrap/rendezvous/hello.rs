@@ -59,7 +59,6 @@ pub(crate) struct Hello {
 }
 
 impl Hello {
-    /// This process's, as `rank` of `world`.
     pub(crate) fn of(rank: Rank, world: WorldSize, nonce: u128) -> Self {
         let version = Version::new(env!("CARGO_PKG_VERSION"));
         Self { protocol: PROTOCOL, rank: rank.get(), world: world.get(), pid: std::process::id(), nonce, version }

@@ -86,7 +86,8 @@ impl<L: AsFd> Listener<L> {
 
     /// Accepts and identifies callers. `ready`: which of [`watched`](Self::watched) are readable.
     ///
-    /// # Errors The listener's.
+    /// # Errors
+    /// The listener's.
     pub(crate) fn admit(&mut self, ready: &mut impl Iterator<Item = bool>) -> Result<Vec<Caller>, Errno> {
         let mut callers = Vec::new();
         // Those who spoke first, so that strangers that push in below cost them nothing.
@@ -122,7 +123,7 @@ impl<L: AsFd> Listener<L> {
         let Some(key) = &self.key else {
             let socket = socket::accept(self.listener.as_fd())?;
             if !matches!(socket::same_user(socket.as_fd()), Ok(true)) {
-                tracing::warn!("a process of another user knocked at the rendezvous");
+                tracing::warn!("refused a process of another user at the rendezvous");
                 return Ok(None);
             }
             return Ok(Some(Stranger { link: Link::Unix(socket), challenge: None, until }));

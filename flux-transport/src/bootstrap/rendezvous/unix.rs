@@ -31,7 +31,6 @@ pub(crate) struct UnixRendezvous {
 }
 
 impl UnixRendezvous {
-    /// For a world that is on one host.
     pub(crate) fn new(rank: Rank, world: WorldSize, place: HostPlace) -> Self {
         Self { rank, world, group: world.ranks().collect(), place }
     }

@@ -66,7 +66,8 @@ impl Builder {
     /// Meets ranks that are all on this host, in an existing directory: absolute path, mode 0700,
     /// of this user, used by no other launch.
     ///
-    /// # Errors [`WorldError`].
+    /// # Errors
+    /// [`WorldError`].
     pub fn on_host(self, directory: impl Into<PathBuf>) -> Result<World, WorldError> {
         let place = HostPlace::at(directory.into(), &[]);
         self.meet(Place::Host(place))
@@ -75,7 +76,8 @@ impl Builder {
     /// Meets ranks that may be on several hosts, at `HOST:PORT`: an address and a free port of rank
     /// 0's host.
     ///
-    /// # Errors [`WorldError`].
+    /// # Errors
+    /// [`WorldError`].
     pub fn across_hosts(self, address: &str, secret: Secret) -> Result<World, WorldError> {
         let place = NetworkPlace::at(address, secret)?;
         self.meet(Place::Network(place))

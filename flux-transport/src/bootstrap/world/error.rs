@@ -8,6 +8,7 @@ use crate::bootstrap::BootstrapError;
 /// Why a rank could not find its place.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
+#[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum WorldError {
     /// No launcher has set its variables.
     #[error(
@@ -17,18 +18,10 @@ pub enum WorldError {
     NoLauncher,
     /// No communicator has that many ranks.
     #[error("a world of {size} ranks is not possible: 1 to {MAX_WORLD} are")]
-    Size {
-        /// The size asked for.
-        size: u32,
-    },
+    Size { size: u32 },
     /// The world has no such rank.
     #[error("rank {rank} is not below the world size {}", world.get())]
-    Rank {
-        /// The rank asked for.
-        rank: Rank,
-        /// The number of ranks.
-        world: WorldSize,
-    },
+    Rank { rank: Rank, world: WorldSize },
     /// A launcher's variables are wrong, or the ranks did not meet.
     #[error(transparent)]
     Bootstrap(BootstrapError),

@@ -46,8 +46,9 @@ impl World {
     /// (variables: [`Environment`](crate::Environment)). Blocks until the other ranks come, a
     /// minute at most; asynchronous programs use `spawn_blocking`.
     ///
-    /// # Errors [`WorldError::NoLauncher`] without a launcher; others name the variable or the
-    /// missing ranks.
+    /// # Errors
+    /// [`WorldError::NoLauncher`] without a launcher; others name the variable or the missing
+    /// ranks.
     pub fn from_env() -> Result<Self, WorldError> {
         Self::from_env_with(START)
     }
@@ -55,7 +56,8 @@ impl World {
     /// As [`from_env`](Self::from_env), with more time for ranks that load a model first. All ranks
     /// give the same.
     ///
-    /// # Errors As [`from_env`](Self::from_env).
+    /// # Errors
+    /// As [`from_env`](Self::from_env).
     pub fn from_env_with(deadline: Duration) -> Result<Self, WorldError> {
         let environment = Environment::read()?;
         let control = join(&environment, start_by(deadline))?;
@@ -64,8 +66,8 @@ impl World {
 
     /// Makes `n` ranks as threads of this process; move each into its thread.
     ///
-    /// # Errors [`WorldError::Size`] if `n` is 0 or above
-    /// [`MAX_WORLD`](flux_core::rank::MAX_WORLD).
+    /// # Errors
+    /// [`WorldError::Size`] if `n` is 0 or above [`MAX_WORLD`](flux_core::rank::MAX_WORLD).
     pub fn local(n: u32) -> Result<Vec<Self>, WorldError> {
         let planes = local_planes(n).ok_or(WorldError::Size { size: n })?;
         Ok(planes.into_iter().map(|plane| Self::new(plane.rank().get(), plane)).collect())

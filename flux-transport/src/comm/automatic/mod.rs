@@ -1,14 +1,12 @@
-//! The transport that `auto` takes: nvlink, mixed, pcie, nccl, in this order, the first that all
-//! ranks can use; host where no rank has a GPU.
+//! The transport that `auto` takes: the first of nvlink, mixed, pcie, nccl that all ranks can use;
+//! host where no rank has a GPU.
 //!
 //! Invariant: each decision is a pure function of what all ranks were told. GPUs are never left idle
 //! in silence: if none of their transports works, connecting fails. Once peer access is proven,
 //! nvlink or mixed is chosen, and a later failure is an error.
 //!
-//! ```text
-//! facts of all ranks -> candidates (verdict.rs) -> the first rank of each node has peer access proven there, tells its verdict (peers.rs)
-//!                                               -> nvlink on one node | mixed on several | pcie | nccl | why none
-//! ```
+//! The facts of all ranks give the candidates (`verdict.rs`). Then the first rank of each node has
+//! peer access proven there and tells its verdict (`peers.rs`).
 
 mod facts;
 #[cfg(any(test, fuzzing))]

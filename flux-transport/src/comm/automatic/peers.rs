@@ -20,11 +20,11 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
     let until = Instant::now() + options.deadline + probe::LIMIT + SLACK;
     let rank = world.rank();
     let own = if nodes.local_of(rank) == 0 {
-        let mates: Vec<&Facts> =
-            world.size().ranks().zip(facts).filter(|&(mate, _)| nodes.together(rank, mate)).map(|(_, facts)| facts).collect();
+        let node_peers: Vec<&Facts> =
+            world.size().ranks().zip(facts).filter(|&(node_peer, _)| nodes.together(rank, node_peer)).map(|(_, facts)| facts).collect();
         let devices: Vec<DeviceUuid> =
-            mates.iter().filter_map(|facts| if let RankGpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
-        let proof = probe::prove(&devices, mates.iter().any(|facts| facts.veto), probe::LIMIT);
+            node_peers.iter().filter_map(|facts| if let RankGpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
+        let proof = probe::prove(&devices, node_peers.iter().any(|facts| facts.veto), probe::LIMIT);
         encode(proof.verdict, &proof.words())
     } else {
         Vec::new()

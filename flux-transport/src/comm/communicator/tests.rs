@@ -198,7 +198,7 @@ fn an_abort_that_is_passed_on_is_that_of_the_rank_that_asked_for_it() {
     assert!(hearer.is_broken());
     aborter.abort(7);
     assert_eq!(hearer.status(), told);
-    // Where it is heard of nobody else.
+    // Where no other rank reports it.
     let [passes, hears] = ranks();
     let word = FaultRecord { code: fault::ABORTED, abort: 7, ..waited_for(&passes, &passes) };
     assert_eq!(with(&hears, Some(word)).status(), Err(Fault::Aborted { rank: passes.rank(), reason: 7 }));
@@ -229,7 +229,7 @@ fn another_op_is_told_whoever_has_given_up_who_found_it() {
     let record = FaultRecord { code: fault::DISAGREED, wait: fault::CALL, ..waited_for(&finds, &hears) };
     let finder = with(&finds, Some(record));
     give_up(&waits, &finds, waited_for(&waits, &finds));
-    // Who hears of it now, and has heard of nothing before.
+    // A rank that learns of it now, and of nothing before.
     let peer = with(&hears, None);
     let told = finder.status();
     assert!(matches!(told, Err(Fault::Disagreed { .. })), "{told:?}");

@@ -37,7 +37,6 @@ pub(super) enum Silence {
     Ended { status: Option<ExitStatus>, words: String },
 }
 
-/// Has `program` answer `request` within `limit`.
 pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<ChildReport, Silence> {
     let (child, out, err) = start(program, request).map_err(Silence::NotStarted)?;
     let status = match limited::wait(child, limit, GRACE) {

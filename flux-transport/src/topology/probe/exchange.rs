@@ -1,16 +1,12 @@
-//! Data between two devices, sent by one and looked for by its owner.
+//! Data between two devices, written by one and looked for by its owner.
 //!
-//! ```text
-//! store       writer: pattern -> owner's memory, then a flag | owner: await the flag, read the pattern, by its own device
-//! ping-pong   both at once: each writes the round's number into the other's word and awaits it in its own, a thousand times
-//! ```
+//! - Store: the writer copies a pattern and then a flag; the owner awaits the flag and reads the
+//!   pattern.
+//! - Ping-pong: each writes the round's number to the other and awaits it in its own memory.
 //!
-//! Invariant: a direction is proven by what its owner reads, never by what its writer does; and
-//! every wait ends. Streams write and await words here (stream memory operations), as the
-//! transports' do, and copy engines move data: so no kernel is needed, which a process would have
-//! to compile or carry. They cross the same links, bridges and translations as a kernel's stores. A
-//! driver call that does not return is for whoever asked to end: this is why there is a process of
-//! its own.
+//! Invariant: only the owner's reading proves a direction; every wait ends. Stream memory operations
+//! and copy engines cross the same links, bridges and translations as a kernel's stores, and need no
+//! kernel. A driver call that does not return is why a probe is a process of its own.
 
 use crate::cuda::{
     Allocation, CudaDevice, CudaError, DeviceBlock, DeviceInfo, Handles, Mapping, SideStream, WordOp, copy_async, fill_words, read,

@@ -1,18 +1,14 @@
-//! Whether devices reach each other's memory, proven by data, in a process of its own where there
-//! can be one.
+//! Whether devices reach each other's memory, proven by data.
 //!
-//! Invariant: an answer is found in bounded time whatever the driver does, and what is not proven
-//! does not pass for it: a probe that hangs, crashes or says anything but a whole report has proven
-//! that peer access does not work here. Only a report is kept on disk, and only for this boot.
+//! Invariant: an answer comes in bounded time, and nothing unproven passes for proven: a probe that
+//! hangs, crashes or gives no whole report means no. Only reports are kept on disk, for one boot.
 //!
-//! ```text
-//! disk, for these devices, driver, boot and version -> a child: FLUX_PROBE, this program if it calls `serve`, flux-probe -> a thread of this process
-//! ```
+//! Asked in this order:
 //!
-//! A library cannot start the program that uses it again: that would run its `main`. So a program
-//! that wants no second file calls [`serve`] first thing in its `main`; others have `flux-probe`
-//! beside them or on the path. Without either the driver is asked on a thread of this process: a
-//! hang is then noticed in time all the same, and a crash is not survived.
+//! - The cache on disk.
+//! - A child process: `FLUX_PROBE`, this program if it calls [`serve`], or `flux-probe` beside it or
+//!   on the path.
+//! - A thread of this process, which notices a hang and does not survive a crash.
 
 mod cache;
 mod child;
@@ -63,11 +59,10 @@ fn is_one(variable: Option<&OsStr>) -> bool {
 /// Whether this program answers when it is started again.
 static SERVES: AtomicBool = AtomicBool::new(false);
 
-/// Makes this program its own probe: to be called first thing in `main`, before threads and output.
+/// Makes this program its own probe. Call it first thing in `main`.
 ///
-/// In a process that was started to be a probe it answers on stdout and ends the process; in any
-/// other it returns at once, and from then on the program is started again where devices are to be
-/// asked.
+/// In a process that was started as a probe it answers on stdout and ends the process. In any other
+/// it returns at once, and allows the program to be started again as a probe.
 ///
 /// ```
 /// flux_transport::probe::serve();

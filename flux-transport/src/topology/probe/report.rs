@@ -64,7 +64,6 @@ pub(super) enum ChildReport {
     Cannot(String),
 }
 
-/// Text that stays on its line, for messages of lines.
 pub(crate) fn line(text: &str) -> String {
     text.split_whitespace().collect::<Vec<_>>().join(" ")
 }

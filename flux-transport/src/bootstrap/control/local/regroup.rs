@@ -3,16 +3,17 @@
 //! Invariant: the first that finds all members waiting makes the new ends, and gives up all others
 //! under the same lock. So no two groups go on side by side.
 
-use super::state::{NewEnd, Shared, lock};
+use super::state::{NewEnd, Shared};
 use crate::bootstrap::control::error::{ControlError, REGROUPING, came_and_went};
 use crate::bootstrap::control::inquiry::{mask_of, ranks_of};
+use crate::cuda::locked;
 use flux_core::{Rank, WorldSize};
 use std::sync::PoisonError;
 use std::time::Instant;
 
 /// Waits for the other members, and takes this rank's end of the new world.
 pub(super) fn meet(shared: &Shared, rank: Rank, without: &[Rank], deadline: Instant) -> Result<NewEnd, ControlError> {
-    let mut state = lock(&shared.state);
+    let mut state = locked(&shared.state);
     state.regroup.begin(rank);
     shared.changed.notify_all();
     let refused = loop {

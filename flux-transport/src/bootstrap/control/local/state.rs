@@ -6,7 +6,7 @@ use crate::bootstrap::control::plane::Watcher;
 use flux_core::{Rank, WorldSize};
 use std::fmt;
 use std::os::fd::OwnedFd;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Condvar, Mutex, Weak};
 
 /// What the ends of a world share.
 pub(super) struct Shared {
@@ -80,11 +80,6 @@ impl fmt::Debug for Shared {
     }
 }
 
-// No code under these locks can panic, so a poisoned lock guards whole data.
-pub(super) fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
-}
-
 /// Who waits for a new world, and the ends that nobody has taken yet, by old rank.
 #[derive(Debug)]
 pub(super) struct Regroup {
@@ -92,7 +87,6 @@ pub(super) struct Regroup {
     /// For each rank, those (bits) that have waited since it began to.
     pub(super) came: Vec<u32>,
     pub(super) ends: Vec<(Rank, NewEnd)>,
-    /// Who has gone on without a rank, by rank.
     given_up_by: Vec<Option<Rank>>,
 }
 

@@ -85,7 +85,7 @@ fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_ran
     let ends = ends(2);
     std::thread::scope(|scope| {
         let long = scope.spawn(|| ends[0].barrier(soon()));
-        while lock(&ends[0].shared.state).slots[0].posts[0].is_none() {
+        while locked(&ends[0].shared.state).slots[0].posts[0].is_none() {
             std::thread::yield_now();
         }
         let short = ends[0].exchange(&[], Instant::now() + Duration::from_millis(50)).unwrap_err();

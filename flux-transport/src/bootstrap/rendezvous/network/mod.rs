@@ -1,13 +1,11 @@
 //! The ranks of several hosts meet at rank 0's address, over TCP.
 //!
 //! Invariant: nobody takes part without the secret, on any connection; every wait ends by the
-//! deadline. Three steps, the same on all ranks:
+//! deadline. All ranks take three steps:
 //!
-//! ```text
-//! 1. all come to rank 0:   hello, host, own address ->      <- roster: where everybody is
-//! 2. across hosts:         each connects to the lower ranks, then takes the higher ones
-//! 3. within a host:        the first rank connects the others by a Unix socket in a private directory
-//! ```
+//! 1. All come to rank 0 with hello, host and own address, and get the roster of all.
+//! 2. Across hosts each rank connects to the lower ranks, then accepts the higher ones.
+//! 3. Within a host the first rank connects the others by a Unix socket in a private directory.
 //!
 //! A connection to rank 0 becomes the link to it where the hosts differ. In step 2 a rank waits for
 //! lower ones only, so no two wait for each other.

@@ -16,8 +16,9 @@ const PATIENCE: Duration = Duration::from_secs(5);
 
 /// The addresses of rank 0's host, or why its name is not known yet.
 ///
-/// # Errors [`BootstrapError::Address`] for a wildcard address, and where there are only link-local
-/// IPv6 addresses.
+/// # Errors
+/// [`BootstrapError::Address`] for a wildcard address, and where there are only link-local IPv6
+/// addresses.
 pub(super) fn addresses(address: &Address, deadline: Instant) -> Result<Result<Vec<IpAddr>, String>, BootstrapError> {
     addresses_by(address, deadline, |name| Ok((name, 0).to_socket_addrs()?.map(|found| found.ip()).collect()))
 }

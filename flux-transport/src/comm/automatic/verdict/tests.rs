@@ -167,13 +167,13 @@ prop_compose! {
 proptest! {
     #[test]
     fn the_order_of_the_ranks_decides_nothing(ranks in prop::collection::vec(rank(), 1..6), shared: bool, rotate: prop::sample::Index) {
-        let mut turned = ranks.clone();
-        turned.rotate_left(rotate.index(ranks.len()));
+        let mut rotated = ranks.clone();
+        rotated.rotate_left(rotate.index(ranks.len()));
         let judged = |ranks: &[(Facts, u8)]| {
             let (facts, hosts): (Vec<Facts>, Vec<u8>) = ranks.iter().cloned().unzip();
             judged_in(None, &facts, &hosts, shared)
         };
-        prop_assert_eq!(shape(&judged(&ranks)), shape(&judged(&turned)));
+        prop_assert_eq!(shape(&judged(&ranks)), shape(&judged(&rotated)));
         prop_assert_eq!(judged(&ranks), judged(&ranks), "all ranks judge the same facts alike");
     }
 
