@@ -15,7 +15,7 @@ pub enum ScheduleError {
         name: &'static str,
     },
     /// An extent of the tile is beyond that of any problem, or there are more workers than
-    /// [`MAX_STREAM_K`](super::MAX_SHARES).
+    /// [`MAX_STREAM_K`](super::MAX_STREAM_K).
     #[error("{name} = {value} is above the limit {limit}")]
     TooLarge {
         /// `tile.m`, `tile.n`, `tile.k` or `stream_k`.
