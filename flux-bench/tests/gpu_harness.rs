@@ -9,7 +9,8 @@ use flux_bench::{
     Buffer, EpilogueSpec, Fill, Gemm, OperandSet, Operands, RankContext, Violation, cublas_available, fill_operand, operand_value,
     verify_on_host, w_window, x_window,
 };
-use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_core::plan::Plan;
+use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Options, Select, World};
 use gpu_support::gpus;
