@@ -1,4 +1,5 @@
 // What a kernel is instantiated with, and the shared memory that follows from it.
+
 #pragma once
 #include "program.cuh"
 #include "ptx/memory.cuh"

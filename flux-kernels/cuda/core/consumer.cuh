@@ -1,6 +1,7 @@
-// A consumer: a warpgroup that multiplies the stages into its part of the tile's accumulators, adds
-// split-K partials and peers' partial tiles in a fixed order, and leaves the rounded result in its
-// staging buffer for the storer.
+// A consumer: a warpgroup that multiplies the stages into its part of the tile's accumulators. It
+// adds split-K partials and peers' partial tiles in a fixed order, and leaves the rounded result in
+// its staging buffer for the storer.
+
 #pragma once
 #include "core/config.cuh"
 #include "core/epilogue.cuh"
