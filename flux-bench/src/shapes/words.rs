@@ -23,20 +23,37 @@ pub struct Shapes(pub(super) Vec<Shape>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
-    /// No layer has this name.
     #[error("{word:?} is no shape: give HIDDENxFFN as in 4096x14336, OP:n=N,k=K as in gemm_rs:n=8192,k=28672, or one of {}", names())]
-    Unknown {
-        /// The word.
-        word: String,
-    },
+    Unknown { word: String },
     /// The divisor is no number that divides the extents into multiples of 8.
     #[error("{word:?}: {} over the divisor must be multiples of 8", extents.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "))]
-    Divisor {
-        /// The word.
-        word: String,
-        /// The undivided extents.
-        extents: Vec<usize>,
-    },
+    Divisor { word: String, extents: Vec<usize> },
+}
+
+/// A list of global rows: numbers, and ranges of powers of two as in `64..8192`, both ends included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rows(pub(super) Vec<usize>);
+
+impl FromStr for Rows {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut all = Vec::new();
+        for word in text.split(',') {
+            let wrong = || format!("{word:?} is neither a number of rows nor a range of powers of two as in 64..8192");
+            match word.split_once("..") {
+                None => all.push(extent(word).ok_or_else(wrong)?),
+                Some((first, last)) => {
+                    let ends = extent(first).zip(extent(last)).ok_or_else(wrong)?;
+                    if ends.0 > ends.1 || !ends.0.is_power_of_two() || !ends.1.is_power_of_two() {
+                        return Err(wrong());
+                    }
+                    all.extend((ends.0.ilog2()..=ends.1.ilog2()).map(|bits| 1_usize << bits));
+                }
+            }
+        }
+        Ok(Self(all))
+    }
 }
 
 /// All names, for an error.
@@ -46,7 +63,6 @@ fn names() -> String {
 }
 
 impl Shape {
-    /// Its word.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }
@@ -155,6 +171,16 @@ mod tests {
         #[test]
         fn no_text_panics(text in "\\PC{0,40}") {
             let _ = text.parse::<Shapes>();
+        }
+    }
+
+    #[test]
+    fn rows_are_numbers_and_ranges_of_powers_of_two() {
+        let rows = |text: &str| text.parse::<Rows>().map(|rows| rows.0);
+        assert_eq!(rows("24").unwrap(), [24]);
+        assert_eq!(rows("64..512,100,1..1").unwrap(), [64, 128, 256, 512, 100, 1]);
+        for text in ["", "0", "64..", "..64", "64..100", "128..64", "64,,128", "a", "64..128..256"] {
+            assert!(rows(text).unwrap_err().contains("powers of two"), "{text}");
         }
     }
 

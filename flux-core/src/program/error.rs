@@ -41,13 +41,13 @@ pub enum ScheduleError {
         world: WorldSize,
     },
     /// Rows are flattened over several nodes.
-    #[error("tiles that span shards have no one owner, so nothing could be passed on between {nodes}: leave `flattened` out")]
+    #[error("tiles of rows=flattened have several owners, so nothing can be passed on between {nodes}: use rows=per-shard:1")]
     FlattenedNodes {
         /// The nodes.
         nodes: Nodes,
     },
     /// The tile is too small for the problem, or `split_k` too large.
-    #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or fewer split_k")]
+    #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or no k=split-k")]
     TooManyItems {
         /// Extents of the tile.
         tile: TileShape,
