@@ -1,8 +1,6 @@
-//! Files that are either there whole or not at all.
+//! Files that are written whole or not at all.
 //!
-//! Invariant: the target's name refers to what it referred to before, or to the complete new
-//! content, whatever fails in between: the content is written to a temporary file in the target's
-//! own folder, brought to the medium, and renamed.
+//! Invariant: the target's name refers to its previous content or to all of the new one.
 
 use std::fs::{self, File};
 use std::io::{self, BufWriter, Write};
@@ -18,22 +16,10 @@ pub enum WriteError {
     NotAFile(PathBuf),
     /// The folder is missing or cannot be written.
     #[error("{target} cannot be written: a file cannot be created in {folder}", target = target.display(), folder = folder.display())]
-    Create {
-        /// What should have been written.
-        target: PathBuf,
-        /// Its folder.
-        folder: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Create { target: PathBuf, folder: PathBuf, source: io::Error },
     /// The content could not be written whole: a full disk, a quota, a medium's error.
     #[error("{target} was not written", target = target.display())]
-    Write {
-        /// What should have been written.
-        target: PathBuf,
-        /// The system's reason.
-        source: io::Error,
-    },
+    Write { target: PathBuf, source: io::Error },
 }
 
 /// Whether both lead to one file, by whatever names and links. `output` need not be there.
@@ -45,8 +31,7 @@ pub(crate) fn same_file(input: &Path, output: &Path) -> io::Result<bool> {
     }
 }
 
-/// Checks that [`write()`] could create its temporary file beside `target`, so that hours of work
-/// are not lost to a misspelt path.
+/// Checks that [`write()`] could create its temporary file beside `target`.
 pub(crate) fn check(target: &Path) -> Result<(), WriteError> {
     temporary(target).map(drop)
 }
@@ -88,8 +73,8 @@ fn temporary(target: &Path) -> Result<tempfile::NamedTempFile, WriteError> {
     let folder = folder(target);
     let mut prefix = std::ffi::OsString::from(".");
     prefix.push(name);
-    // What a plain `File::create` would give, everything that the umask leaves; and the system's
-    // own error: of its own files the library's would say the path again.
+    // The umask's permissions, as `File::create` gives them, and the system's own error without the
+    // path.
     let create = |path: &Path| File::options().read(true).write(true).create_new(true).open(path);
     let created = tempfile::Builder::new().prefix(&prefix).suffix(".partial").make_in(folder, create);
     created.map_err(|source| WriteError::Create { target: target.to_owned(), folder: folder.to_owned(), source })

@@ -1,7 +1,6 @@
 //! The command line.
 //!
-//! Invariant: the exit status is 0 only where everything that was asked for was done and, where
-//! something was checked, found right.
+//! Invariant: the exit status is 0 only where everything was done, and found right where checked.
 
 use crate::{bench, doctor, end, lab, launch, limited, out, run, show, simulate, trace};
 use clap::error::ErrorKind;
@@ -50,7 +49,7 @@ pub fn check_words<'a>(words: impl Iterator<Item = &'a str>) -> Result<(), Strin
     }
 }
 
-/// Does what the command line says.
+/// Runs the command line.
 pub fn main() -> ExitCode {
     tracing_subscriber::fmt().with_env_filter(filter()).with_writer(std::io::stderr).init();
     if let Err(error) = flux_transport::launch::hear_of_children() {
@@ -59,22 +58,21 @@ pub fn main() -> ExitCode {
     match act(Cli::parse().command).and_then(|code| out::end().map(|()| code)) {
         Ok(code) => ExitCode::from(code),
         Err(error) => {
-            // Whoever sent it knows why, and what was made for the run is put away.
+            // The sender knows the reason, and clean-up is done.
             if let Some(signal) = limited::interrupted_by(&error) {
                 end::by(signal);
             }
             end::say(&end::words(&error));
-            // What failed may have left a thread in the driver or in NCCL.
+            // A failed thread may be left in the driver or in NCCL.
             end::now(1)
         }
     }
 }
 
-/// What `FLUX_LOG` asks for; where that cannot be read, it is said so, and what is taken where
-/// nothing is asked for.
+/// The filter of `FLUX_LOG`; the default where it is unset or cannot be read, which is reported.
 fn filter() -> EnvFilter {
     const USUAL: &str = "warn";
-    // What is no text is no filter; it does not count as not set.
+    // A value that is not UTF-8 is no filter, but it is set.
     match std::env::var_os("FLUX_LOG").map(|value| value.to_string_lossy().into_owned()) {
         Some(value) if !value.is_empty() => read(&value).unwrap_or_else(|error| {
             end::say(&format!("FLUX_LOG = {value:?} is no filter, so {USUAL} is taken: {error}"));
@@ -84,8 +82,8 @@ fn filter() -> EnvFilter {
     }
 }
 
-/// The filter that `value` says. A word that is no level is taken for a module's name, and silences
-/// all others: a misspelt level, too.
+/// The filter that `value` says. A misspelt level would pass as a module's name and silence all
+/// others.
 fn read(value: &str) -> anyhow::Result<EnvFilter> {
     for part in value.split(',').map(str::trim) {
         let is_level = !part.is_empty() && part.parse::<LevelFilter>().is_ok();
@@ -98,7 +96,7 @@ fn read(value: &str) -> anyhow::Result<EnvFilter> {
     Ok(EnvFilter::try_new(value)?)
 }
 
-/// The exit status: of a launch that of its ranks, else 0 or 1.
+/// The exit status: of a launch its ranks', else 0 or 1.
 fn act(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Bench(args) => bench::run(&args).map(status),

@@ -1,8 +1,6 @@
-//! `flux-bench doctor`: what this machine has, which transports can work on it, and why others
-//! cannot.
+//! `flux-bench doctor`: what this machine has, and which transports can work on it.
 //!
-//! Invariant: every line is the answer of the very code that a run would ask, so what the doctor
-//! finds is what a run will find.
+//! Invariant: every line is the answer of the code that a run would ask.
 
 use crate::harness::gpu;
 use crate::machine;
@@ -14,8 +12,8 @@ use flux_transport::probe::{self, Proof, Verdict};
 use std::fmt::Display;
 use std::path::Path;
 
-/// Prints the findings, and says whether there is a transport that works: not where there are GPUs
-/// and none works on them.
+/// Prints the findings, and says whether a transport works; false where GPUs are there and none
+/// does.
 pub(crate) fn run() -> bool {
     out::line(&format_args!("flux {}, commit {}", env!("CARGO_PKG_VERSION"), crate::report::commit()));
     line("cores", machine::cores());
@@ -81,7 +79,7 @@ fn infos() -> Vec<DeviceInfo> {
     (0..machine::gpu_count()).filter_map(|ordinal| cuda::device_info(ordinal).ok()).collect()
 }
 
-/// What the devices are to each other: where they are, and what was found between them.
+/// What the devices are to each other, by topology and by proof.
 fn peers() -> Option<Proof> {
     let infos = infos();
     if infos.len() < 2 {
@@ -107,7 +105,7 @@ fn libraries() {
     found("NCCL", nccl);
 }
 
-/// Each transport's words, and what `auto` would take; whether there is something.
+/// Prints each transport and what `auto` takes; whether a transport works.
 fn transports(proof: Option<&Proof>) -> bool {
     out::line(&"");
     let (nvlink, nccl) = (nvlink(proof), nccl());
@@ -130,8 +128,7 @@ fn transports(proof: Option<&Proof>) -> bool {
     auto.is_ok()
 }
 
-/// What a run takes that names no transport, or that it fails: of a variable with the words of a
-/// run.
+/// What a run takes that names no transport, or why it fails.
 fn left_open(kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> {
     let asked = machine::uses_gpus(Select::Auto).and_then(|_| machine::asked(Select::Auto));
     match asked.map_err(|why| format!("fails: {why:#}"))? {
@@ -140,7 +137,7 @@ fn left_open(kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> 
     }
 }
 
-/// What becomes of a run for which `FLUX_TRANSPORT` names the transport.
+/// What a run takes for which `FLUX_TRANSPORT` names the transport.
 fn named(select: Select, kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> {
     match kinds.iter().find(|(kind, _)| *kind == select) {
         None => Ok(format!("takes {select}, as FLUX_TRANSPORT says")),
@@ -149,7 +146,7 @@ fn named(select: Select, kinds: &[(Select, Result<u32, String>)]) -> Result<Stri
     }
 }
 
-/// What `auto` takes for a rank on every GPU of this machine, or that it fails.
+/// What `auto` takes for a rank on every GPU, or why it fails.
 fn auto(kinds: &[(Select, Result<u32, String>)]) -> Result<String, &'static str> {
     let works = |select: &Select| kinds.iter().any(|(kind, found)| kind == select && found.is_ok());
     let on_several = match [Select::Mixed, Select::Nccl].map(|select| works(&select)) {
@@ -170,8 +167,7 @@ fn broken() -> bool {
     cuda::available().is_err_and(|why| why.is_fault()) && !topology::nvidia_gpus(Path::new("/")).is_empty()
 }
 
-/// How many devices there are, if this host's part of `mixed` works: peer memory among two or more,
-/// and messages.
+/// GPUs of this host that could take part in `mixed`, which needs peer memory and messages.
 fn mixed(nvlink: Result<u32, String>, nccl: &Result<u32, String>) -> Result<u32, String> {
     match nvlink? {
         1 => Err("one GPU has no peers on this host: ranks on several hosts take nccl".to_owned()),
@@ -185,8 +181,7 @@ fn nccl() -> Result<u32, String> {
     Ok(count)
 }
 
-/// How many devices there are, if the kernels run on all of them and they reach pinned memory of
-/// the host.
+/// GPUs, if the kernels run on all of them and they reach pinned memory of the host.
 fn pcie() -> Result<u32, String> {
     let count = devices()?;
     for ordinal in 0..count {

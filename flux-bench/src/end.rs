@@ -1,8 +1,7 @@
-//! The end of a process whose other threads may be inside the GPU's driver.
+//! Ending a process whose other threads may be inside the GPU's driver.
 //!
-//! Invariant: the process ends with the status that is said. `std::process::exit`, and a return
-//! from `main`, first run what the driver and NCCL have registered to run at the end, under the
-//! feet of threads that still call them: a crash would then stand for the error that was printed.
+//! Invariant: the process ends with the given status. `std::process::exit` and `main` run exit
+//! handlers of the driver and NCCL under threads that still call them, and can crash.
 
 use crate::out;
 use flux_core::Rank;
@@ -12,20 +11,19 @@ use std::io::Write;
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
-/// For what other ranks of this process have to say: ranks that wait for one another fail at about
-/// the same time.
+/// Time for other ranks of this process to report: ranks that wait for one another fail together.
 const LAST_WORDS: Duration = Duration::from_millis(500);
 
-/// Ends the process at once, without destructors and handlers, when what it has printed is out.
+/// Ends the process at once, without destructors and exit handlers, after flushing its output.
 pub(crate) fn now(code: u8) -> ! {
     flush();
     signal_hook::low_level::exit(code.into())
 }
 
-/// Ends the process as `signal` does by default, when what it has printed is out.
+/// Ends the process as `signal` does by default, after flushing its output.
 pub(crate) fn by(signal: Signal) -> ! {
     flush();
-    // It does not return, but for a signal that ends nothing.
+    // It returns only for a signal that ends nothing.
     let _ = signal_hook::low_level::emulate_default_handler(signal.as_raw());
     now(u8::try_from(128 + signal.as_raw()).unwrap_or(1))
 }
@@ -36,12 +34,12 @@ fn flush() {
     let _ = std::io::stderr().flush();
 }
 
-/// Writes a line of this program's to the standard error.
+/// Writes a line of this program to the standard error.
 pub(crate) fn say(words: &str) {
     out::note(&format!("flux-bench: {words}"));
 }
 
-/// An error with its causes, each once: many errors say theirs themselves.
+/// An error with its causes, each once: many errors repeat theirs.
 pub(crate) fn words(error: &anyhow::Error) -> String {
     let mut text = error.to_string();
     for cause in error.chain().skip(1).map(ToString::to_string) {
@@ -52,15 +50,12 @@ pub(crate) fn words(error: &anyhow::Error) -> String {
     text
 }
 
-/// What ranks of this process have given up with, and which others after the first have said the
-/// same.
+/// Errors that ranks of this process gave up with, each with the ranks that repeated it.
 static GIVEN_UP: Mutex<Vec<(Rank, String, Vec<Rank>)>> = Mutex::new(Vec::new());
 
-/// Says what a rank failed with and ends the process: this rank's stream, and the other ranks, may
-/// wait in a collective of NCCL that no error of ours ends, and so does whoever frees memory after
-/// it. It is called before the rank leaves its world: a launcher ends a rank as soon as another has
-/// failed for want of it, and the reason would never be printed. For the same reason it is said at
-/// once, and of ranks that follow with the same only who they were.
+/// Reports what a rank failed with and ends the process, as its stream may wait in a collective of
+/// NCCL for ever. It reports at once, before the rank leaves its world: a launcher ends a rank as
+/// soon as another fails for want of it.
 pub fn give_up(rank: Rank, error: &anyhow::Error) -> ! {
     let words = words(error);
     {
@@ -73,7 +68,7 @@ pub fn give_up(rank: Rank, error: &anyhow::Error) -> ! {
         }
     }
     std::thread::sleep(LAST_WORDS);
-    // Kept to the end: a rank whose time is over too says nothing twice.
+    // Held to the end, so that no rank reports twice.
     let told = GIVEN_UP.lock().unwrap_or_else(PoisonError::into_inner);
     for (first, _, others) in told.iter().filter(|(_, _, others)| !others.is_empty()) {
         say(&format!("{}: the same as rank {first}", named(others)));

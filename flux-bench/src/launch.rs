@@ -1,7 +1,6 @@
 //! `flux-bench launch`: a program once for every rank, as processes of this machine.
 //!
-//! Invariant: the launch fails where a rank failed, says which was the first, and leaves no rank
-//! behind.
+//! Invariant: the launch fails where a rank fails, names the first, and leaves no rank behind.
 
 use crate::end;
 use crate::report::{LAUNCHED_BY, command_line};
@@ -20,16 +19,14 @@ pub(crate) struct Args {
     /// How many processes; each sees its rank in FLUX_RANK and their number in FLUX_WORLD_SIZE
     #[arg(long)]
     pub ranks: u32,
-    /// Have them take themselves for ranks of so many hosts, for tests: they meet over TCP, share
-    /// no memory, and NCCL has only sockets on the loopback device
+    /// Treat the processes as ranks of so many hosts, for tests: they meet over TCP, and NCCL has
+    /// only sockets on the loopback device
     #[arg(long, value_name = "HOSTS")]
     pub hosts: Option<u32>,
-    /// Have NCCL take each rank for the only one of its host: it takes no two ranks of a host on
-    /// one device. For ranks that share devices
+    /// Let ranks share devices: NCCL then takes each rank for the only one of its host
     #[arg(long)]
     pub sharing_devices: bool,
-    /// Have the other ranks go on where one has failed, to rebuild without it; the launch fails all
-    /// the same
+    /// Let the other ranks go on where one fails; the launch fails all the same
     #[arg(long)]
     pub keep_going: bool,
     /// The program and its arguments
@@ -37,8 +34,7 @@ pub(crate) struct Args {
     pub program: Vec<OsString>,
 }
 
-/// Runs the ranks to their end, and returns the exit status that stands for all: of the first that
-/// failed, or 0.
+/// Runs the ranks to their end, and returns the exit status of the first that failed, or 0.
 pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
     let ranks = WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {MAX_WORLD}", args.ranks))?;
     let (program, words) = args.program.split_first().context("there is no program to launch")?;
@@ -54,19 +50,18 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
     Ok(exit_code(launcher.run()?))
 }
 
-/// The command of this process, once as each rank: in a launch it is a rank, and looks at
-/// `--processes` and `--hosts` no more.
+/// Runs this process's command once as each rank, where `--processes` and `--hosts` have no effect.
 pub(crate) fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> anyhow::Result<bool> {
     let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(std::env::args_os().skip(1)).collect();
     match run(&Args { ranks, hosts, sharing_devices, keep_going: false, program })? {
         0 => Ok(true),
         1 => Ok(false),
-        // As a rank was ended.
+        // As a rank ended.
         code => end::now(code),
     }
 }
 
-/// Says which rank has failed, how, and what becomes of the others.
+/// Reports which rank failed, how, and what becomes of the others.
 fn tell(failed: &Failed, others: Others) -> Others {
     let how = match (failed.status.signal(), failed.status.code()) {
         (Some(signal), _) => format!("was killed by signal {signal}"),
@@ -82,11 +77,7 @@ fn tell(failed: &Failed, others: Others) -> Others {
     others
 }
 
-/// Refuses to be one of the processes of a launch, where the command makes its ranks itself: each
-/// process would do all of it.
-///
-/// # Errors
-/// There is a launcher, of more than one rank.
+/// Refuses to run inside a launch: each process would do all of the command's work.
 pub(crate) fn refuse(command: &str) -> anyhow::Result<()> {
     if let Ok(launched) = Environment::read() {
         let ranks = launched.world.get();
@@ -99,9 +90,6 @@ pub(crate) fn refuse(command: &str) -> anyhow::Result<()> {
 }
 
 /// Refuses another number of ranks than were launched.
-///
-/// # Errors
-/// `--tp` names one.
 pub(crate) fn agree(tp: Option<u32>, world: &World) -> anyhow::Result<()> {
     let ranks = world.size().get();
     ensure!(

@@ -1,8 +1,7 @@
-//! Programs run with a time limit.
+//! Programs with a time limit.
 //!
-//! Invariant: [`run`] ends soon after its limit, or after a signal that ends this process from
-//! outside. When it returns, nothing that the program started in its process group runs any more,
-//! unless the kernel does not let it go. When this process is killed, the kernel kills the program.
+//! Invariant: when [`run`] returns, nothing in the program's process group runs any more, unless
+//! the kernel does not let it go. When this process is killed, the kernel kills the program.
 
 use flux_transport::internal::limited;
 use flux_transport::launch::Signals;
@@ -14,32 +13,26 @@ use std::path::Path;
 use std::process::{Command, ExitStatus, Stdio};
 use std::time::Duration;
 
-/// How long a program that was killed may take to go: its driver may have memory of several GPUs to
-/// free.
+/// How long a killed program may take to go: its driver may have device memory to free.
 const GRACE: Duration = Duration::from_secs(20);
 
-/// A signal that came while a program ran, and that is to end this process when it has put away
-/// what it made.
+/// A signal that came while a program ran, and that ends this process after clean-up.
 #[derive(Debug, thiserror::Error)]
 #[error("ended by signal {}", .0.as_raw())]
 struct Interrupted(Signal);
 
-/// What a run ends with that a signal ends.
+/// The error of a run that a signal ended.
 pub(crate) fn interrupted(signal: Signal) -> io::Error {
     io::Error::new(io::ErrorKind::Interrupted, Interrupted(signal))
 }
 
-/// The signal that has ended what failed with `error`.
+/// The signal that ended the run of `error`.
 pub(crate) fn interrupted_by(error: &anyhow::Error) -> Option<Signal> {
     error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Interrupted>()?.0))
 }
 
-/// Runs `command` for at most `limit`, with everything that it writes in the file `log`. `None`
-/// where it had to be killed.
-///
-/// # Errors
-/// A log that cannot be created, a program that cannot be started, or a signal that came meanwhile
-/// (`interrupted_by`): a terminal's does not come to the program, which is in a group of its own.
+/// Runs `command` for at most `limit`, with its output in the file `log`. `None` where it was
+/// killed.
 pub(crate) fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Option<ExitStatus>> {
     let log = File::create(log)?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
@@ -49,9 +42,8 @@ pub(crate) fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Res
         // The parent may have died before the line above.
         if getppid() == Some(parent) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
     };
-    // SAFETY: between fork and exec the closure makes two system calls that are async-signal-safe;
-    // it allocates nothing, takes no lock and touches no memory but a copied process id and the
-    // error that it returns by value.
+    // SAFETY: between fork and exec the closure makes two async-signal-safe system calls. It
+    // allocates nothing, takes no lock, and reads only a copied process id.
     unsafe { command.pre_exec(die_with_parent) };
     let signals = Signals::catch()?;
     let mut came = None;
@@ -59,7 +51,7 @@ pub(crate) fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Res
         came = signals.take();
         came.is_some()
     })?;
-    // One that came since it was last asked for ends this process too.
+    // A signal since the last look ends this process too.
     match came.or_else(|| signals.take()) {
         Some(signal) => Err(interrupted(signal)),
         None => Ok(ended),

@@ -1,12 +1,11 @@
-//! The most that options may ask for.
+//! Upper limits of options.
 //!
-//! Invariant: what is within the limits fits memory, and no moment that is made of them is beyond
-//! what the clock can say.
+//! Invariant: what is within the limits fits memory and the clock's range.
 
 use flux_core::rank::MAX_WORLD;
 
-/// Rounds at one shape, whose times every rank keeps of all ranks: 400 MiB of 16. Also calls before
-/// the one that is shown.
+/// Rounds at one shape: every rank keeps the times of all ranks, 400 MiB of 16. Also calls of a
+/// trace.
 pub(crate) const SAMPLES: i64 = 100_000;
 /// Calls in a row.
 pub(crate) const CALLS: u64 = 1_000_000;

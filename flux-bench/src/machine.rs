@@ -31,17 +31,12 @@ impl fmt::Display for Ranks {
 pub struct Machine {
     /// Name of the GPUs, or `host` with the number of cores.
     pub device: String,
-    /// GPUs in use.
     pub gpus: u32,
-    /// Version of the GPU driver.
     pub driver: Option<String>,
-    /// Version of CUDA that the driver supports.
     pub cuda: Option<String>,
-    /// Version of NCCL.
     pub nccl: Option<String>,
 }
 
-/// Cores that this process may use.
 pub(crate) fn cores() -> u32 {
     std::thread::available_parallelism().map_or(1, |n| n.get() as u32)
 }
@@ -51,11 +46,7 @@ pub(crate) fn gpu_count() -> u32 {
     cuda::device_count().unwrap_or(0)
 }
 
-/// Whether ranks of a transport work on GPUs here; `auto` is what `FLUX_TRANSPORT` names, as it is
-/// for a communicator.
-///
-/// # Errors
-/// GPUs are asked for where there are none, or the variable names no transport.
+/// Whether ranks of a transport work on GPUs here; `auto` is what `FLUX_TRANSPORT` names.
 pub(crate) fn uses_gpus(select: Select) -> anyhow::Result<bool> {
     match asked(select)? {
         Select::Host => Ok(false),
@@ -68,17 +59,14 @@ pub(crate) fn uses_gpus(select: Select) -> anyhow::Result<bool> {
     }
 }
 
-/// What is asked for: where that is left open, what `FLUX_TRANSPORT` names.
-///
-/// # Errors
-/// The variable names no transport.
+/// The transport that is asked for: `FLUX_TRANSPORT` where `select` is `auto`.
 pub(crate) fn asked(select: Select) -> anyhow::Result<Select> {
-    // What is no text names no transport; it does not count as not set.
+    // A value that is not UTF-8 names no transport, but it is set.
     let variable = std::env::var_os("FLUX_TRANSPORT").map(|value| value.to_string_lossy().into_owned());
     named(select, variable.as_deref())
 }
 
-/// What is asked for, with the variable's value.
+/// The transport that is asked for, with the variable's value.
 fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
     match variable {
         Some(name) if select == Select::Auto && !name.is_empty() => name.parse().context("FLUX_TRANSPORT"),
@@ -86,8 +74,7 @@ fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
     }
 }
 
-/// Options of a rank with this number on its host: a GPU each, or `ranks_per_gpu` on each, dealt in
-/// order.
+/// Options of a rank: a GPU of its own, or one shared by `ranks_per_gpu` neighbours.
 pub(crate) fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Options {
     let mut options = Options::from(select);
     if ranks_per_gpu > 1 && select != Select::Host && gpu_count() > 0 {
@@ -97,14 +84,12 @@ pub(crate) fn options(select: Select, local_rank: u32, ranks_per_gpu: u32) -> Op
     options
 }
 
-/// Ranks whose kernels run on a GPU at once where `ranks_per_gpu` are on each: those of one
-/// process; several processes take turns.
+/// Ranks whose kernels run on a GPU at once: those of one process; several processes take turns.
 pub(crate) fn at_once(launch: Launch, ranks_per_gpu: u32) -> u32 {
     if launch == Launch::Threads { ranks_per_gpu } else { 1 }
 }
 
-/// CTAs of an op's kernel that run at once on `comm`'s device of `sms` multiprocessors: what the
-/// transport needs is left to it.
+/// CTAs that an op can have on `comm`'s device of `sms` SMs, beside the transport's own.
 pub(crate) fn ctas(comm: &Communicator, sms: u32) -> u32 {
     match comm.capabilities().mover {
         Mover::Messages { channels } => sms.saturating_sub(channels.all).max(1),
@@ -112,8 +97,7 @@ pub(crate) fn ctas(comm: &Communicator, sms: u32) -> u32 {
     }
 }
 
-/// Names the machine on which `ranks` ranks ran as threads or processes, one on each GPU where they
-/// have GPUs.
+/// Names the machine on which `ranks` ranks ran as threads or processes.
 pub(crate) fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     if !on_gpus {
         let device = format!("host ({ranks} ranks as {as_what} on {} cores)", cores());
@@ -121,7 +105,7 @@ pub(crate) fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     }
     Machine {
         device: cuda::device_info(0).map_or_else(|e| e.to_string(), |info| info.name),
-        // A process may see its own only.
+        // A process may see its own GPU only.
         gpus: if as_what == Ranks::Processes { ranks } else { ranks.min(gpu_count()) },
         driver: driver(),
         cuda: cuda::driver_version().ok().map(|v| format!("{}.{}", v / 1000, v % 1000 / 10)),
@@ -129,8 +113,7 @@ pub(crate) fn describe(on_gpus: bool, ranks: u32, as_what: Ranks) -> Machine {
     }
 }
 
-/// The driver's own version, which only the kernel module tells without a library of its own: the
-/// first word with dots.
+/// The version of the kernel module: the first word with dots.
 pub(crate) fn driver() -> Option<String> {
     let text = std::fs::read_to_string("/proc/driver/nvidia/version").ok()?;
     driver_of(&text)

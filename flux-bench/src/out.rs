@@ -1,14 +1,13 @@
 //! What commands print.
 //!
-//! Invariant: printing ends nothing: what was measured is still written and what is asked for still
-//! done when nobody reads, or can keep, what is printed. A reader that has gone has seen enough;
-//! any other failure is said once, at the end, and fails the command ([`end`]).
+//! Invariant: a failure to print ends nothing. It is reported once, by [`end`], unless the reader
+//! has gone.
 
 use std::fmt::Display;
 use std::io::{self, ErrorKind, Write};
 use std::sync::OnceLock;
 
-/// Why the standard output takes nothing more.
+/// Why the standard output cannot be written.
 static FAILED: OnceLock<io::Error> = OnceLock::new();
 
 /// Prints `what` to the standard output as it is.
@@ -21,17 +20,12 @@ pub(crate) fn line(what: &impl Display) {
     keep(writeln!(io::stdout(), "{what}"));
 }
 
-/// Writes a line to the standard error as a whole: processes that share it would else write into
-/// each other's lines.
+/// Writes a line to the standard error in one call, as processes share it.
 pub(crate) fn note(words: &str) {
     // There is nobody else to tell.
     let _ = io::stderr().write_all(format!("{words}\n").as_bytes());
 }
 
-/// Sees all that was printed out, and says whether all of it could be.
-///
-/// # Errors
-/// The first failure, unless it was that nobody reads any more.
 pub(crate) fn end() -> anyhow::Result<()> {
     keep(io::stdout().flush());
     match FAILED.get() {
@@ -40,7 +34,6 @@ pub(crate) fn end() -> anyhow::Result<()> {
     }
 }
 
-/// Keeps the first failure.
 fn keep(done: io::Result<()>) {
     if let Err(why) = done {
         let _ = FAILED.set(why);

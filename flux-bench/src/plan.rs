@@ -8,8 +8,7 @@ use flux_transport::Communicator;
 /// A plan by its text or by its rank; what is left out is the op's choice.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::Args)]
 pub struct PlanArgs {
-    /// The plan, as in "tile=128x256x64 rows=per-shard:2 k=stream-k chunk=1 comm=fused:kernel",
-    /// without what has no effect
+    /// The plan, as in "tile=128x256x64 rows=per-shard:2 k=stream-k"; the canonical form is used
     #[arg(long, value_name = "PLAN", conflicts_with = "candidate", help_heading = "Plan")]
     pub plan: Option<Plan>,
     /// The legal plan with this number, from 0 for the fastest by the cost model
@@ -27,12 +26,10 @@ pub(crate) struct ExecutionArgs {
     pub(crate) workers: Option<u32>,
 }
 
-/// How an op is to be executed; what is `None` is the op's choice.
+/// How an op is executed; `None` is the op's choice.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Execution {
-    /// The same on all ranks.
     pub(crate) plan: Option<Plan>,
-    /// Of this rank.
     pub(crate) workers: Option<u32>,
 }
 
@@ -45,9 +42,6 @@ impl Execution {
 
 impl ExecutionArgs {
     /// What is asked for of an op on `comm`.
-    ///
-    /// # Errors
-    /// There is no such candidate.
     pub(crate) fn on(&self, comm: &Communicator, problem: &Problem) -> anyhow::Result<Execution> {
         let plan = self.plan.or_candidate(problem, || flux_ops::ranked_plans(comm, problem))?;
         Ok(Execution { plan, workers: self.workers })
@@ -57,9 +51,6 @@ impl ExecutionArgs {
 impl PlanArgs {
     /// The plan for `problem` on `target`, where that is the op's choice from the shipped table or
     /// by the cost model.
-    ///
-    /// # Errors
-    /// There is no such candidate, or no legal plan.
     pub(crate) fn on_target(&self, problem: &Problem, target: &Target) -> anyhow::Result<Plan> {
         if let Some(plan) = self.or_candidate(problem, || Plan::ranked(problem, target))? {
             return Ok(plan.canonical(problem, target));

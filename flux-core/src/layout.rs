@@ -1,16 +1,16 @@
-//! Byte layout of the memory that a communicator's ranks share, and of a rank's private control
-//! block.
+//! Byte layout of the memory that a communicator's ranks share, and of a rank's control block.
 //!
-//! Invariant: each word that is polled or written by another rank lies on a [`LINE`] of its own and
-//! has one writer in a call. The kernel mirrors these constants in `flux-kernels/cuda/program.cuh`.
+//! Invariant: each word that another rank polls or writes lies on a [`LINE`] of its own and has one
+//! writer in a call. Kernels take these constants from `flux-kernels/src/abi`.
 //!
 //! ```text
-//! data   (symmetric)  [ half 0 ][ half 1 ]        half = epoch mod 2; gather buffer, slots or scattered rows, from the start of the half;
-//!                                                 behind them, from a border of 1024 bytes, the rank's own part slots
-//! pad    (symmetric)  [ said by ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ][ signal 1 of half 0 ] ...    one u32 at the start of each line
-//!                     said by a rank: why it has given up, a u32 that nobody uses, and for each half the number of the call that it is in and that call's op
-//! control (private)   [ epoch ][ ticket ][ poison ][ pushed ][ turns taken ][ turns done ][ counters, dense u32 ]
-//! fault  (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
+//! data     symmetric  [ half 0 ][ half 1 ]                     half = epoch mod 2
+//! half                [ gather buffer, slots or scattered rows ][ own split-K workspace slots ]
+//! pad      symmetric  [ broken and calling words of ranks 0..16 ][ signal 0 of half 0 ]
+//!                     [ signal 0 of half 1 ][ signal 1 of half 0 ] ...    a line each
+//! control  private    [ epoch ][ ticket ][ poison ][ pushed ][ stores begun ][ stores ended ]
+//!                     [ counters, dense u32 ]
+//! fault    host       [ FaultRecord ][ abort word ]            of host and device
 //! ```
 
 use crate::rank::MAX_WORLD;
@@ -20,30 +20,27 @@ use bytemuck::{Pod, Zeroable};
 /// Bytes between words that different ranks write or poll.
 pub const LINE: u64 = 128;
 
-/// Offset, in a pad, of the word in which `rank` says why it has given up, 0 while it has not. By
-/// it `rank` also shows the owner, when they connect, that it reaches the pad.
+/// Offset, in a pad, of the word with the reason why `rank` has given up; 0 while it has not. When
+/// ranks connect, `rank` also shows the owner by it that it reaches the pad.
 pub const fn broken_offset(rank: u32) -> u64 {
     rank as u64 * LINE
 }
 
-/// Offset, in a pad, of the two words by which `rank` says which call of half `half` it is in: the
-/// call's number, and then that of its op, or of the ops of all calls up to it, which is not 0.
-///
-/// Both begin as 0, so whoever looks takes the first for said when there is an op, too.
+/// Offset, in a pad, of `rank`'s call in half `half`: the call's number, then its op-sequence hash,
+/// which is not 0. Both words begin as 0, so the hash tells whether the number is written.
 pub const fn calling_offset(rank: u32, half: usize) -> u64 {
     broken_offset(rank) + 8 + half as u64 * 8
 }
 
-/// Offset, in a pad, of signal `index` of the calls that use half `half` of the data regions.
-///
-/// Each half has words of its own, because one signal may be raised by other ranks in an op than in
-/// the next: a rank that is a call ahead must not be taken for one that is awaited now.
+/// Offset, in a pad, of signal `index` of calls in half `half`. Each half has signals of its own,
+/// because different ranks may raise one in successive ops: a rank that is a call ahead must not be
+/// taken for an awaited one.
 pub const fn signal_offset(index: u32, half: usize) -> u64 {
     (MAX_WORLD as u64 + 2 * index as u64 + half as u64) * LINE
 }
 
-/// Bytes of what ranks say about themselves, which begins as 0; the others of a pad begin as the
-/// epoch before the first call's.
+/// Bytes of the words about ranks, which begin as 0. The other words of a pad begin as the epoch
+/// before the first call's.
 pub const BROKEN_BYTES: u64 = signal_offset(0, 0);
 
 /// Bytes of a pad of `signals` signals.
@@ -54,23 +51,21 @@ pub const fn pad_bytes(signals: u32) -> u64 {
 /// Offsets in the control block.
 pub mod control {
     use super::LINE;
-    /// The number of the call in progress, or of the next one between calls: advanced when no
-    /// worker waits for peers any more.
+    /// The number of the call in progress, or of the next one between calls.
     pub const EPOCH: u64 = 0;
     /// Workers that wait for peers no more; the last one closes the call.
     pub const TICKET: u64 = LINE;
-    /// Non-zero once a wait of this rank has failed: every other wait gives up.
+    /// Non-zero once a wait of this rank has failed; every other wait then fails too.
     pub const POISON: u64 = 2 * LINE;
     /// The op-sequence hash of a sequential call and the call's number, a u64: sent together with
     /// the poison.
     pub const CALL: u64 = POISON + 8;
-    /// The last epoch whose transfers a mover outside of the executor has finished reading from the
-    /// caller's `x`.
+    /// The last epoch in which a mover outside the executor has read the caller's `x`.
     pub const PUSHED: u64 = 3 * LINE;
-    /// Turns that workers have taken to scatter a tile through the host, of all calls: so many at
-    /// once, so that what the host has not taken yet holds up no loads.
+    /// Tiles that storers have begun to scatter, of all calls. An in-flight limit compares it with
+    /// the ended ones.
     pub const STORES_BEGUN: u64 = 4 * LINE;
-    /// Those of them that are over.
+    /// Tiles that they have scattered.
     pub const STORES_ENDED: u64 = 5 * LINE;
     /// First chunk counter, 4 bytes each.
     pub const COUNTERS: u64 = 6 * LINE;
@@ -85,7 +80,7 @@ pub const ABORT_OFFSET: u64 = LINE;
 /// Bytes of the fault block.
 pub const FAULT_BYTES: u64 = 2 * LINE;
 
-/// What a failed wait leaves behind, in memory that the host can read while the device is busy. 64
+/// The record of a failed wait, in memory that the host can read while the device is busy; 64
 /// bytes.
 ///
 /// `state` is written last, with release order; the other fields are valid once it is non-zero.
@@ -96,21 +91,21 @@ pub struct FaultRecord {
     pub state: u32,
     /// [`fault::TIMEOUT`], [`fault::ABORTED`] or [`fault::DISAGREED`].
     pub code: u32,
-    /// What was waited for: [`fault::SIGNAL`], [`fault::PUSHED`] or [`fault::CALL`].
+    /// The awaited word: [`fault::SIGNAL`], [`fault::PUSHED`] or [`fault::CALL`].
     pub wait: u32,
-    /// The rank that waited; where the wait was ended because a rank had given up, that one.
+    /// The rank that waited or, where a rank had given up, that one.
     pub rank: u32,
     /// The rank that should have written the word.
     pub peer: u32,
     /// Index of the signal, where a signal was waited for.
     pub signal: u32,
-    /// Epoch that was expected; the own op, where a peer is in another.
+    /// The expected epoch; for a disagreement the own op-sequence hash.
     pub expected: u32,
-    /// Value that was last seen; the peer's op, where it is in another.
+    /// The last value; for a disagreement the peer's op-sequence hash.
     pub seen: u32,
     /// Epoch of the call.
     pub epoch: u32,
-    /// The reason, where an abort word or a peer that has given up ended the wait.
+    /// The reason of an abort word, or of a peer that has given up.
     pub abort: u32,
     /// Reserved, zero.
     pub reserved: [u32; 6],
@@ -132,13 +127,13 @@ pub mod fault {
     pub const SIGNAL: u32 = 1;
     /// The own mover did not finish.
     pub const PUSHED: u32 = 2;
-    /// The peer has not said which call it is in.
+    /// The peer's call did not become known.
     pub const CALL: u32 = 3;
 }
 
 const _: () = assert!(size_of::<FaultRecord>() == 64);
 
-/// What a call needs of a communicator's workspace; a communicator holds the largest of its ops.
+/// The workspace that a call needs; a communicator holds the largest of its ops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WorkspaceSize {
     /// Bytes of one half of the data region: the gather buffer or the slots of one epoch.
@@ -150,11 +145,10 @@ pub struct WorkspaceSize {
 }
 
 impl WorkspaceSize {
-    /// The halves start on borders of this many bytes, which suits tensor maps and the allocation
-    /// granularity of the driver.
+    /// Alignment of the halves, which suits tensor maps and the driver's allocation granularity.
     pub const ALIGN: u64 = 1 << 21;
 
-    /// What covers both.
+    /// The smallest size that covers both.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -164,8 +158,8 @@ impl WorkspaceSize {
         }
     }
 
-    /// Distance between the two halves: `half_bytes` rounded up to [`Self::ALIGN`]. Saturates, as
-    /// what follows from it does: what is too large for a number is too large for memory.
+    /// Distance between the halves: `half_bytes` rounded up to [`Self::ALIGN`]. It saturates, and
+    /// so does what follows from it: the allocation then fails.
     pub const fn half_stride(&self) -> u64 {
         match self.half_bytes.checked_next_multiple_of(Self::ALIGN) {
             Some(stride) => stride,
@@ -184,23 +178,24 @@ impl WorkspaceSize {
     }
 }
 
-/// Bytes of one shard's place in the gather buffer: `m_shard` rows of `k` elements, dense.
+/// Bytes of a shard slot in the gather buffer: `m_shard` rows of `k` elements, dense.
 pub const fn gather_place_bytes(problem: &Problem) -> u64 {
     problem.m_shard() as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
 }
 
-/// Rows of which partial tiles are sent, where a shard has fewer than a tile: those of whole warps.
+/// Rows of a warp, in which partial tiles of small shards are sent.
 const STRIP: u32 = 16;
 
-/// Bytes of one slot: a whole tile of partial sums, whatever its valid extent; of tiles of 64 and
-/// 128 rows only as many rows as a shard has, where it has fewer, in strips of 16.
+/// Bytes of a slot for a partial tile, whatever the tile's valid extent. With fewer rows in a shard
+/// than in a tile of 64 or 128, the slot has the shard's rows, in strips of 16.
 ///
-/// The order of the elements inside is private to the executor that writes and reads it.
+/// The executor chooses the order of the elements.
 ///
 /// ```
 /// use flux_core::layout::slot_bytes;
 /// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
-/// let of_rows = |m| Problem::new(OpKind::GemmReduceScatter, m, 1024, 1024, DType::Bf16, WorldSize::new(4).unwrap());
+/// let world = WorldSize::new(4).unwrap();
+/// let of_rows = |m| Problem::new(OpKind::GemmReduceScatter, m, 1024, 1024, DType::Bf16, world);
 /// let tile = TileShape::new(128, 256, 64);
 /// assert_eq!(slot_bytes(&of_rows(512)?, tile), 128 * 256 * 2);
 /// assert_eq!(slot_bytes(&of_rows(300)?, tile), 80 * 256 * 2); // shards of 75
@@ -212,38 +207,35 @@ pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
     rows as u64 * tile.n as u64 * problem.dtype().bytes() as u64
 }
 
-/// Bytes of one source's place among the scattered rows of a flattened GEMM-ReduceScatter: `m_shard`
-/// rows of `n` elements, dense.
+/// Bytes of a source's slot for scattered rows: `m_shard` rows of `n` elements, dense.
 pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
     problem.m_shard() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
 }
 
-/// Bytes of one part slot: a whole tile in fp32, whatever its valid extent.
-///
-/// The order of the elements inside is private to the executor.
+/// Bytes of a split-K workspace slot: a whole tile in fp32, in an order that the executor chooses.
 pub const fn part_bytes(tile: TileShape) -> u64 {
     tile.m as u64 * tile.n as u64 * 4
 }
 
-/// Border on which the part slots of a half begin.
+/// Alignment of the split-K workspace slots of a half.
 pub const PARTS_ALIGN: u64 = 1024;
 
-/// Offset of the first part slot in a half: behind everything that peers write.
+/// Offset of the first split-K workspace slot in a half: behind what peers write.
 pub const fn split_k_offset(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
     shared_bytes(problem, tile, flattened).next_multiple_of(PARTS_ALIGN)
 }
 
-/// Bytes of one half for `problem`: what peers write, and the part slots behind it.
+/// Bytes of one half for `problem`: what peers write, and the split-K workspace slots.
 pub const fn half_bytes(problem: &Problem, tile: TileShape, flattened: bool, split_k_slots: u32) -> u64 {
     if split_k_slots == 0 {
         return shared_bytes(problem, tile, flattened);
     }
-    // more than there can be is refused where it is taken
+    // A sum that saturates is refused where memory is allocated.
     split_k_offset(problem, tile, flattened).saturating_add(part_bytes(tile).saturating_mul(split_k_slots as u64))
 }
 
-/// What peers write of a half: the places of all peers' shards, or all peers' slots. Flattened, the
-/// places of all ranks.
+/// Bytes that peers write of a half: the slots of peers' shards or partial tiles or, flattened, the
+/// slots of all ranks.
 const fn shared_bytes(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
     let (world, peers) = (problem.world().get() as u64, problem.world().peers() as u64);
     match problem.op() {

@@ -1,4 +1,4 @@
-//! What the CPU executor does when something does not come, and what it refuses.
+//! The CPU executor's errors: data that does not arrive, and programs that it refuses.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -52,7 +52,7 @@ fn raise_all(program: &TileProgram, memory: &Memory, epoch: Epoch) {
 fn a_late_rank_gets_a_timeout_that_names_it() {
     for (op, workers) in [(OpKind::AllGatherGemm, 1), (OpKind::AllGatherGemm, 3), (OpKind::GemmReduceScatter, 2)] {
         let (program, memory) = alone(&problem(op, 3), 1, &SCHEDULE, FIRST);
-        // rank 2 has place 1 at rank 1, rank 0 place 0; rank 0 is there
+        // rank 2 has shard slot 1 at rank 1, rank 0 slot 0; only rank 0's rows have arrived
         let signal_of_0 = memory.signal(1, 0, FIRST);
         signal_of_0.store(FIRST.get(), Ordering::Release);
         let started = Instant::now();
@@ -105,7 +105,7 @@ fn a_tiles_buffers_are_no_larger_than_the_operands() {
 fn a_poisoned_rank_gives_up_at_once_and_publishes_nothing_more() {
     let (program, memory) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, &SCHEDULE, FIRST);
     let first = call(&program, memory.view(0, SOON), 1, false).unwrap_err();
-    // Everything is there now, and the deadline far away: the rank stays broken all the same.
+    // Everything has arrived now, and the deadline is far away: the rank stays broken all the same.
     raise_all(&program, &memory, FIRST);
     memory.signal(1, 0, FIRST).store(7, Ordering::Release);
     let started = Instant::now();
@@ -222,27 +222,27 @@ fn a_program_with_an_index_that_does_not_exist_is_refused() {
 
 #[test]
 fn folds_that_store_the_same_rows_are_refused() {
-    // 24 rows of a shard are folded 16 and 8 at a time, in two column blocks.
+    // 24 rows of a shard are reduced 16 and 8 at a time, in two column blocks.
     let mutations: [Mutation; 5] = [
         ("again", |p| {
-            let [first, second] = folds(p);
+            let [first, second] = reductions(p);
             *second = *first;
         }),
-        ("from the first's last row on", |p| folds(p)[1].row = 15),
-        ("from a row of the first on, to its end", |p| folds(p)[1].row = 8),
-        ("over the second's first row", |p| folds(p)[0].rows = 17),
-        ("around a fold that comes before", |p| {
-            (folds(p)[0].row, folds(p)[0].rows) = (8, 4);
-            (folds(p)[1].row, folds(p)[1].rows) = (0, 24);
+        ("from the first's last row on", |p| reductions(p)[1].row = 15),
+        ("from a row of the first on, to its end", |p| reductions(p)[1].row = 8),
+        ("over the second's first row", |p| reductions(p)[0].rows = 17),
+        ("around an earlier reduction", |p| {
+            (reductions(p)[0].row, reductions(p)[0].rows) = (8, 4);
+            (reductions(p)[1].row, reductions(p)[1].rows) = (0, 24);
         }),
     ];
     refuses_all(&Schedule { flattened: true, ..SCHEDULE }, &mutations);
 }
 
-/// The folds of a program's first columns.
-fn folds(program: &mut TileProgram) -> [&mut WorkItem; 2] {
-    let mut folds = program.items.iter_mut().filter(|item| item.sink == sink::REDUCE_ROWS && item.col == 0);
-    [folds.next().unwrap(), folds.next().unwrap()]
+/// The reductions of a program's first columns.
+fn reductions(program: &mut TileProgram) -> [&mut WorkItem; 2] {
+    let mut reductions = program.items.iter_mut().filter(|item| item.sink == sink::REDUCE_ROWS && item.col == 0);
+    [reductions.next().unwrap(), reductions.next().unwrap()]
 }
 
 /// Fails unless an executor takes the program of this schedule, and refuses each of these changes

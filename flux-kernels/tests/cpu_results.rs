@@ -1,4 +1,4 @@
-//! What the CPU executor computes: the product, whatever the ranks' timing, the schedule and the
+//! The results of the CPU executor: the product, whatever the ranks' timing, the schedule and the
 //! number of workers.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
@@ -80,7 +80,7 @@ fn integers_are_exact_for_every_world_type_and_chunk() {
     }
 }
 
-/// What small shards are given: tiles that span them, split_k and slices of `k`.
+/// Schedules of small shards: flattened rows, split-K and slices of `k`.
 fn small(flattened: bool, split_k: u32, k_slices: u32) -> Schedule {
     Schedule { flattened, split_k, k_slices, chunk: Chunk::Tiles(1), group: 2, ..Schedule::of(TileShape::new(16, 24, 16)) }
 }

@@ -1,5 +1,5 @@
-//! The CPU executor where the system has no threads for its workers. A program of its own: the
-//! limit is that of the process.
+//! The CPU executor where the system has no threads for its workers. A test binary of its own,
+//! because the limit is the process's.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 

@@ -1,5 +1,4 @@
-//! The cubin cache under threads, processes and damage. The compiler is a stand-in: no NVRTC is
-//! needed.
+//! The cubin cache under threads, processes and damage, with a mock compiler: no NVRTC is needed.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -12,7 +11,7 @@ use std::sync::Barrier;
 const VERSION: Version = Version { major: 13, minor: 0, build: 7 };
 const SOURCE: KernelSource<'_> = KernelSource { name: "kernel", text: "text", headers: &[], options: &[], arch: Arch::Sm90a };
 
-/// What the stand-in makes of a source: large enough that a half-written file would be seen.
+/// The mock compilation of a source: large enough to show a half-written file.
 fn compiled(source: &KernelSource<'_>) -> Compiled {
     let cubin = source.text.bytes().cycle().take(1 << 16).collect();
     let report = Report { name: source.name.to_owned(), functions: Vec::new(), warnings: Vec::new() };

@@ -1,5 +1,5 @@
-//! The fused kernel on one GPU: ranks share the device, so that both ops, the movers and the close
-//! of a call run without a transport.
+//! The fused kernel on one GPU. Ranks share the device, so both ops, the movers and the close of a
+//! call run without a transport.
 
 #![allow(clippy::print_stdout, reason = "a skipped test says why, a rate is there to be read")]
 
@@ -66,21 +66,11 @@ fn check_on(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Var
     }
 }
 
-/// Whether there is no kernel for it: rows that are scattered leave from a room for the whole tile,
-/// which the largest have not, and some turned ones have no partial tiles.
+/// Whether there is no kernel for it: the largest tiles have no buffer for the whole tile, which
+/// scattered rows need, and some swap-AB tiles do not send partial tiles.
 fn is_refused(program: &TileProgram) -> bool {
     let sends = program.problem.op() == OpKind::GemmReduceScatter && program.problem.world().peers() > 0;
-    sends && if program.flattened { is_not_scattered(program.tile) } else { is_not_sent(program.tile) }
-}
-
-/// Whether there is no room for its rows as a whole.
-fn is_not_scattered(tile: TileShape) -> bool {
-    (tile.m, tile.n) == (256, 192) || tile.n == 256 && (144..=192).contains(&tile.m)
-}
-
-/// Whether it has no partial tiles.
-fn is_not_sent(tile: TileShape) -> bool {
-    [(136, 256), (208, 128), (176, 128), (152, 128), (144, 192)].contains(&(tile.m, tile.n))
+    sends && !if program.flattened { program.tile.scatters() } else { program.tile.sends_partials() }
 }
 
 /// Every variant on every case.
@@ -110,8 +100,8 @@ fn relays_add_what_their_mates_send_and_send_the_sum() {
     }
 }
 
-/// Also what `compute-sanitizer memcheck` is run on: it serialises launches, so ranks that await
-/// each other would time out under it.
+/// Also run under `compute-sanitizer memcheck`, which serialises launches: ranks that await each
+/// other would time out.
 #[test]
 fn alone_every_variant_is_right() {
     let Some(context) = device("alone_every_variant_is_right") else { return };
@@ -137,7 +127,7 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
         for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| TileShape::all().map(move |tile| (dtype, tile))) {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
-                let flattened = op == OPS[1] && is_not_sent(tile);
+                let flattened = op == OPS[1] && !tile.sends_partials();
                 let mut w = World::new(context, p, &Schedule { flattened, ..schedule(tile, chunk) }, Epoch::FIRST);
                 for (call, &activation) in (1..).zip(activations) {
                     for (bias, fill) in [(Some(50 + call), Fill::SmallInts), (Some(60 + call), Fill::Uniform), (None, Fill::Uniform)] {
@@ -191,8 +181,8 @@ fn tiles_that_span_shards_and_split_k_are_right() {
     }
 }
 
-/// Rows of a shard, `n` and `k` of a rank, ranks, least number of workers that share first tiles,
-/// in_mainloop partial tiles.
+/// Rows of a shard, `n` and `k` of a rank, ranks, least workers that share first tiles, and
+/// in-mainloop partial tiles.
 const SHARED: [(usize, usize, usize, u32, u32, u32); 4] =
     [(136, 840, 2000, 2, 2, 0), (256, 1032, 1344, 3, 7, 2), (72, 776, 1600, 8, 9, 4), (1024, 2560, 2048, 2, 33, 1)];
 
@@ -203,8 +193,8 @@ fn shared_from(from: u32, p: Problem, schedule: Schedule) -> Schedule {
     ways.into_iter().find(stream_k).unwrap_or_else(|| panic!("{p}, {schedule}: no tiles are left over of any waves"))
 }
 
-/// Every variant: the first tiles shared by groups of workers, of few and of many, with whole tiles
-/// behind them and in_mainloop partial tiles.
+/// Every variant: the first tiles shared by groups of workers, few and many, with whole tiles
+/// behind them and in-mainloop partial tiles.
 #[test]
 fn first_tiles_that_groups_of_workers_share_are_right() {
     let Some(context) = device("first_tiles_that_groups_of_workers_share_are_right") else { return };
@@ -219,8 +209,8 @@ fn first_tiles_that_groups_of_workers_share_are_right() {
     }
 }
 
-/// Every variant: partial tiles that are added while their tile is multiplied, with and without
-/// later ones, of whole and ragged tiles, several to a CTA.
+/// Every variant: in-mainloop partial tiles, with and without later ones, of whole and partial
+/// tiles, several to a CTA.
 #[test]
 fn partial_tiles_that_are_early_are_right() {
     let Some(context) = device("partial_tiles_that_are_early_are_right") else { return };
@@ -346,8 +336,8 @@ fn calls_of_different_ops_fail_on_all_ranks() {
             for rank in 0..3 {
                 let (record, own) = (w.fault(rank), if rank == 1 { 9 } else { 4 });
                 assert_eq!(w.epoch(rank), first, "{op}: rank {rank} has not closed the call");
-                // Who hears of another's failure first says so, but of the other op nobody can
-                // miss, whatever is waited for meanwhile.
+                // A rank that finds another's failure first records it; a different op is recorded
+                // by every rank, whatever it waits for.
                 let disagreed = (record.code, record.expected, record.seen) == (fault::DISAGREED, own, 13 - own);
                 assert!(disagreed || (record.code, record.abort) == (fault::ABORTED, fault::IN_ANOTHER_OP), "{op}: {record:?}");
             }

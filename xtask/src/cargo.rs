@@ -1,5 +1,4 @@
-//! Running cargo and other programs: a task fails where a program that it ran failed, and says
-//! which.
+//! Running cargo and other programs; errors name the program that failed.
 
 use anyhow::{Context, bail};
 use serde::Deserialize;

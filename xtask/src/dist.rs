@@ -1,13 +1,11 @@
-//! `dist/`: a folder that tests and measures flux on a host with GPUs and nothing else, neither
-//! toolchain nor network.
+//! `dist/`: what tests and measures flux on a GPU host without toolchain and network. Beside it
+//! lies `dist.tar.gz`, the same packed.
 //!
 //! ```text
 //! dist/flux-bench     the program          dist/tests/gpu_*    the test binaries that need a GPU
 //! dist/tp_mlp         the example          dist/cubins/        kernels compiled ahead of time
-//! dist/gpu-ci         runs all of it       dist/flux-probe     what asks the devices for the tests
+//! dist/gpu-ci         runs all of it       dist/flux-probe     asks the devices for the tests
 //! ```
-//!
-//! and all of it packed, `dist.tar.gz`, which is less than half of that to carry.
 
 use crate::cargo::{artifacts, cargo, check, commit, root};
 use crate::kernels;
@@ -18,9 +16,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// Where Linux has NVIDIA's GPUs, on a machine of its own and under Windows.
+/// Device files of NVIDIA GPUs, on Linux and in WSL.
 const DEVICES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
-/// What may be carried to a GPU host at once, packed.
+/// Limit of the archive.
 const LIMIT_MIB: u64 = 64;
 
 const RUNNER: &str = r#"#!/bin/sh
@@ -88,7 +86,7 @@ fn pack(dist: &Path) -> anyhow::Result<PathBuf> {
 
 /// Builds the folder and runs its checks here.
 pub(crate) fn gpu_ci(args: &[OsString]) -> anyhow::Result<()> {
-    // Asked again, of the driver, by what is built.
+    // The program asks the driver again.
     ensure!(
         DEVICES.iter().any(|device| Path::new(device).exists()),
         "gpu-ci checks GPUs, and there is no NVIDIA GPU here ({})",

@@ -1,7 +1,7 @@
-//! Compiling every kernel, which needs no GPU. Fails where one spills, uses local memory or has its
-//! wgmma instructions serialized.
+//! Compiles every kernel, without a GPU. Fails where one spills, uses local memory or has
+//! serialized wgmma instructions.
 //!
-//! Where the machine has no NVRTC, its wheel is fetched once into `nvrtc/` of the target folder.
+//! Without an NVRTC on the machine, its wheel is fetched once into `nvrtc/` of the target folder.
 
 use crate::cargo::{cargo, check, root};
 use anyhow::{Context, ensure};
@@ -11,35 +11,34 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Stdio};
 
-/// The version that the GPU hosts' driver suits; the wheel has 90 MB.
+/// The version for the GPU hosts' driver; the wheel has 90 MB.
 const WHEEL: &str = "nvidia-cuda-nvrtc==13.0.*";
 /// The library inside the unpacked wheel.
 const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
-/// How `flux-kernels` says that it found no NVRTC.
+/// Exit status of `flux-kernels` without an NVRTC.
 const NO_NVRTC: i32 = 3;
 
-/// Compiles every kernel into `out`, `cubins/` of the target folder unless given, and prints what
-/// each takes.
+/// Compiles every kernel into `out`, by default `cubins/` of the target folder, and prints its
+/// resources.
 pub(crate) fn compile(out: Option<&Path>) -> anyhow::Result<()> {
     let target = target_folder()?;
     let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
     with_nvrtc(&target, &["compile".as_ref(), "--out".as_ref(), out.as_ref()])
 }
 
-/// Sees to it that there is an NVRTC where tests look for one.
+/// Provides an NVRTC where tests look for one.
 pub(crate) fn provide_nvrtc() -> anyhow::Result<()> {
     with_nvrtc(&target_folder()?, &["nvrtc".as_ref()])
 }
 
-/// Runs the program that compiles, with the fetched NVRTC or the machine's; where there is neither,
-/// one is fetched.
+/// Runs `flux-kernels` with the fetched NVRTC or the machine's; without either, fetches one.
 fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
     let fetched = target.join("nvrtc");
     let named = std::env::var_os("FLUX_NVRTC_LIB").is_some_and(|value| !value.is_empty());
     if !named && fetched.join(LIBRARY).is_file() {
         return check(compiler(words, Some(&fetched)));
     }
-    // That there is no NVRTC is no error yet: what it says of that is kept back.
+    // A missing NVRTC is no error yet, so its message is kept back.
     let mut first = compiler(words, None);
     let done = first.stdout(Stdio::inherit()).stderr(Stdio::piped()).output().context("cannot start cargo")?;
     if done.status.code() == Some(NO_NVRTC) && !named {

@@ -1,5 +1,4 @@
-//! The README's test command: everything that needs no GPU. Tests that need what a machine does not
-//! have are skipped, and counted at the end.
+//! The README's test command: every test that needs no GPU. Skipped tests are counted at the end.
 
 use crate::cargo::{cargo, check, has_subcommand, root};
 use crate::kernels;
@@ -11,12 +10,12 @@ use std::fs;
 use std::path::Path;
 use std::process::Command;
 
-/// Names the file to which a test that is skipped adds a line (`flux-kernels/tests/skipped`).
+/// Names the file to which a skipped test adds a line (`flux-kernels/tests/skipped`).
 const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
-/// Stands behind the name of a test of which only a part is skipped (the same).
+/// Follows the name of a test of which a part is skipped.
 const IN_PART: &str = ", in part: ";
 
-/// What users are shown, of which each fails where something is not as it says.
+/// Examples that fail where something is not as they say.
 const EXAMPLES: [&str; 2] = ["tp_mlp", "survive"];
 
 /// Runs unit and integration tests, then documentation tests, then the examples; stops at the first
@@ -24,7 +23,7 @@ const EXAMPLES: [&str; 2] = ["tp_mlp", "survive"];
 pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     let in_ci = std::env::var_os("CI").is_some();
     if in_ci {
-        // There, tests that compile must find a compiler.
+        // In CI, tests that compile need a compiler.
         kernels::provide_nvrtc()?;
     }
     let mut tests = cargo();
@@ -54,7 +53,7 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     })
 }
 
-/// Runs tests, and says at their end which of those that passed were skipped.
+/// Runs tests, and prints the skipped ones at the end.
 fn counting_skips(mut tests: Command) -> anyhow::Result<()> {
     let folder = tempfile::tempdir().context("no place to count skipped tests")?;
     let path = folder.path().join("skipped");
@@ -64,7 +63,7 @@ fn counting_skips(mut tests: Command) -> anyhow::Result<()> {
     done
 }
 
-/// What was skipped, each reason with its count; nothing where nothing was.
+/// The skipped tests, each reason with its count; empty without any.
 fn skips(path: &Path) -> String {
     let lines = fs::read_to_string(path).unwrap_or_default();
     let mut counts = BTreeMap::<&str, usize>::new();

@@ -1,8 +1,7 @@
-//! The contenders on GPUs: cuBLASLt, NCCL, one after the other, and the fused op.
+//! The contenders on GPUs: cuBLASLt, NCCL, both in turn, and the fused op.
 //!
-//! Invariant: a sample is the time between two events on the rank's stream. Before the first, a
-//! one-word all-reduce has lined the ranks up on their devices and a spinning kernel has given the
-//! host time to enqueue what is timed, so launch cost is hidden alike for all contenders.
+//! Invariant: a sample is the time between two events on the rank's stream. Before it an all-reduce
+//! lines the ranks up, and a spinning kernel hides the launch of every contender alike.
 
 use super::SEED;
 use super::measure::{Contender, Contenders, Sample, slowest};
@@ -20,8 +19,7 @@ use flux_transport::internal::cuda::DeviceBlock;
 use flux_transport::internal::nccl::{Comm, ElementType};
 use std::time::{Duration, Instant};
 
-/// Operand sets in rotation: what one call leaves in the 60 MB of L2 is not what the next one
-/// reads, nor the one after it.
+/// Operand sets in rotation, so that no call finds its operands in the 60 MB of L2.
 pub(crate) const SETS: usize = 3;
 
 /// One rank's contenders.
@@ -32,8 +30,7 @@ pub(super) struct GpuContenders<'a, T> {
     op: &'a FusedOp<T>,
     sets: &'a mut [OperandSet<T>],
     gemm: Gemm,
-    /// Of each operand set, what the collective and the GEMM pass on to each other: the gathered
-    /// `x`, or the partial sums of all rows.
+    /// Per operand set, what collective and GEMM pass on: the gathered `x`, or all partial sums.
     between: Vec<DeviceBlock>,
     word: DeviceBlock,
     spin: Duration,
@@ -61,17 +58,15 @@ impl<'a, T: Element> GpuContenders<'a, T> {
 
     /// Chooses what has to be measured first. Collective: the ranks choose one GEMM algorithm.
     pub(super) fn prepare(&mut self) -> anyhow::Result<()> {
-        // The GEMM of AllGather-GEMM reads what the collective has gathered: real data, as its
-        // speed depends on them.
+        // The GEMM's speed depends on its data, so it reads what a collective has gathered.
         (0..self.sets.len()).try_for_each(|set| self.comm(set))?;
         self.choose_algorithm()?;
         self.choose_spin()
     }
 
-    /// One call of what the op is compared with, on integers, its output poisoned before and
-    /// checked as a whole: of AllGather-GEMM the serial path, of GEMM-ReduceScatter the GEMM, as
-    /// that of a world of one. Integers are exact however an algorithm shares out `k`; but NCCL's
-    /// sum of them is rounded on its way, and no reference says what it has to be. Collective.
+    /// Verifies the baseline on integers: for AllGather-GEMM the serial path, for
+    /// GEMM-ReduceScatter the GEMM alone, as NCCL rounds its sums in an order of its own.
+    /// Collective.
     pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
         self.watchdog.heartbeat();
         let held = self.sets[0].holds.context("the operands must be filled first")?;
@@ -86,12 +81,12 @@ impl<'a, T: Element> GpuContenders<'a, T> {
             OpKind::GemmReduceScatter => self.verify_gemm()?,
         };
         self.ctx.fill(&mut self.sets[0], held)?;
-        // The GEMM's `x` and what the collective reads are of random data again.
+        // Random data again, in the GEMM's `x` and in what the collective reads.
         self.launch(Contender::Serial, 0)?;
         Ok(verdict)
     }
 
-    /// The GEMM of a GEMM-ReduceScatter on the first set, of which it leaves nothing.
+    /// Verifies the GEMM of a GEMM-ReduceScatter on the first set, which it overwrites.
     fn verify_gemm(&mut self) -> anyhow::Result<Verdict> {
         let (gpu, problem, set) = (self.gpu, self.op.problem(), &mut self.sets[0]);
         let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
@@ -109,14 +104,13 @@ impl<'a, T: Element> GpuContenders<'a, T> {
 
     /// Times every candidate on every rank and takes the one whose slowest rank is fastest.
     fn choose_algorithm(&mut self) -> anyhow::Result<()> {
-        // Equal devices have equal candidates; should they not, all must still run as many
-        // collectives.
+        // Should devices have different candidates, all ranks must still make as many collectives.
         let counts = self.ctx.comm().exchange(&(self.gemm.candidates() as u64).to_le_bytes())?;
         let common = counts.iter().map(|c| bytemuck::pod_read_unaligned::<u64>(c) as usize).min().unwrap_or(0);
         let best = choice::fastest(common, |candidate| {
             self.gemm.choose(candidate);
-            // The first launch of an algorithm loads its kernel, which can wait for the device: not
-            // while an all-reduce there waits for the others.
+            // The first launch loads a kernel, which can wait for the device: keep it out of
+            // collectives.
             self.gemm(0)?;
             self.gpu.synchronize()?;
             self.ctx.comm().barrier()?;
@@ -127,7 +121,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         Ok(())
     }
 
-    /// Spins for longer than the slowest rank takes to enqueue the contender that takes it longest.
+    /// Sets the spin to more than the slowest enqueue on any rank.
     fn choose_spin(&mut self) -> anyhow::Result<()> {
         let longest = choice::longest_enqueue(&Contender::ALL, |contender, call| {
             self.watchdog.heartbeat();
@@ -169,8 +163,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
             OpKind::GemmReduceScatter => (address(&set.x)?, between),
         };
         self.gpu.device().bind()?;
-        // SAFETY: the operands have the shapes that the GEMM was made for (`new`), and everything
-        // of this rank is on this one stream.
+        // SAFETY: the operands have the shapes of `new`, and everything is on this one stream.
         unsafe { self.gemm.launch(x, address(&set.w)?, y, self.gpu.raw_stream())? };
         Ok(())
     }
@@ -182,8 +175,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         match problem.op() {
             OpKind::AllGatherGemm => {
                 let count = elements(x_window(problem, self.ctx.rank()));
-                // SAFETY: `x` holds a shard and `between` one for every rank; all on this one
-                // stream.
+                // SAFETY: `x` holds a shard and `between` one for every rank, on this one stream.
                 unsafe { self.nccl.all_gather(address(&set.x)?, between, count, of, stream)? };
             }
             OpKind::GemmReduceScatter => {
@@ -200,7 +192,7 @@ impl<T: Element> Contenders for GpuContenders<'_, T> {
     fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
         self.watchdog.heartbeat();
         self.gpu.line_up(self.nccl, &self.word, self.spin)?;
-        // The device may spin since then.
+        // The device may spin from here on.
         let (gpu, begun, mut took) = (self.gpu, Instant::now(), Duration::ZERO);
         let end = gpu.time(|| {
             self.launch(contender, call)?;

@@ -1,8 +1,8 @@
-//! The contenders on the host: the same executor for the fused op and for the GEMM alone, plain
-//! copies for the collectives.
+//! The contenders on the host: the fused op's executor for the GEMM too, copies for the
+//! collectives.
 //!
-//! Invariant: all contenders use the same number of threads, one rank's share of the cores, so a
-//! ratio of two times compares schedules. The times themselves say nothing about GPUs.
+//! Invariant: all contenders have the same number of threads, so ratios of times compare schedules.
+//! The times say nothing about GPUs.
 
 use super::measure::{Contender, Contenders, Sample};
 use super::shared_files::SharedFiles;
@@ -36,8 +36,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
         let gemm = FusedOp::build(&part, &comm, Execution::with_workers(workers))?;
         let gemm_ctx = RankContext::new(comm)?;
         let mut gemm_set = gemm_ctx.operand_set(&part)?;
-        // The same amount of the same kind of data; which numbers they are changes nothing about
-        // the time.
+        // The time does not depend on the values.
         let Some(held) = set.holds else { bail!("the operands must be filled first") };
         gemm_ctx.fill(&mut gemm_set, Operands { problem: part, ..held })?;
         let shown = match problem.op() {
@@ -63,8 +62,8 @@ impl<'a, T: Element> HostContenders<'a, T> {
         self.op.problem().world().ranks().zip(shards).try_for_each(|(rank, shard)| self.shown.read(rank, 0, shard))
     }
 
-    /// The own rows of every rank's partial sums, added in rank order in fp32 and rounded once,
-    /// into `y`.
+    /// Adds every rank's partial sums of the own rows in rank order in fp32, and rounds once into
+    /// `y`.
     fn reduce_scatter(&mut self) -> anyhow::Result<()> {
         let Buffer::Host(y) = &mut self.set.y else { bail!("not host memory") };
         let rows = y.elements().len();
@@ -81,7 +80,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
         Ok(())
     }
 
-    /// Makes the GEMM's result what the other ranks read.
+    /// Lets the other ranks read the GEMM's result.
     fn show_partials(&self) -> anyhow::Result<()> {
         let Buffer::Host(y) = &self.gemm_set.y else { bail!("not host memory") };
         self.shown.show(y.elements())

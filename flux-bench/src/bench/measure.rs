@@ -1,10 +1,7 @@
-//! Interleaved rounds: in each, every contender runs once, so that a machine that slows down slows
-//! them all.
+//! Interleaved rounds: every contender runs once a round, so drift hits all of them alike.
 //!
-//! Invariant: the ranks run the same contenders in the same order, each sample starts with all
-//! ranks lined up, and every call takes the next operand set of a rotation, whosever it is: what
-//! the call before has left in L2 is no contender's own. Rounds count in which every rank's host
-//! was in time: elsewhere its launch is timed.
+//! Invariant: all ranks run the contenders in one order, lined up before each sample, and every
+//! call takes the next operand set. Only rounds count in which every host enqueued in time.
 
 use crate::harness::{Span, Times};
 use crate::report::{Enqueue, Late, Measured};
@@ -12,30 +9,24 @@ use anyhow::Context;
 use flux_transport::Communicator;
 use std::time::Duration;
 
-/// What is timed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Contender {
     /// The fastest unsplit GEMM of one rank's part.
     Gemm,
-    /// The collective alone.
     Comm,
     /// The collective and the GEMM, one after the other.
     Serial,
-    /// The fused op.
     Op,
 }
 
 impl Contender {
-    /// All.
     pub(crate) const ALL: [Self; 4] = [Self::Gemm, Self::Comm, Self::Serial, Self::Op];
 
-    /// All, in the order of a round. The collective is a rest for the card, which to and fro would
-    /// give to its neighbours and never to the op.
+    /// All, in the order of a round.
     pub(crate) fn in_round(round: usize) -> [Self; 4] {
         in_round(Self::ALL, round)
     }
 
-    /// Its times.
     pub(crate) const fn of(self, measured: &Measured) -> Times {
         match self {
             Self::Gemm => measured.gemm,
@@ -46,8 +37,7 @@ impl Contender {
     }
 }
 
-/// Four contenders in the order of a round: in four rounds each follows each other once, and none
-/// itself, whose heat and leavings in L2 it finds.
+/// Four contenders in the order of a round: in four rounds each follows each other once.
 ///
 /// Source: Williams, "Experimental designs balanced for the estimation of residual effects of
 /// treatments", 1949.
@@ -55,34 +45,30 @@ pub(crate) fn in_round<C: Copy>(contenders: [C; 4], round: usize) -> [C; 4] {
     [0, 1, 3, 2].map(|contender| contenders[(contender + round) % 4])
 }
 
-/// What a rank says of one call.
+/// One rank's sample of a call.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub(crate) struct Sample {
-    /// How long it took.
     pub span: Span,
-    /// How long the host took to enqueue it; nothing where the host itself does what is called.
+    /// The host's time to enqueue it; `None` where the host computes.
     pub enqueued: Option<Duration>,
-    /// Whether the device may have waited for the host, which had not enqueued all of it by the
-    /// time that it was to begin.
+    /// Whether the device may have waited for the host to enqueue the call.
     pub late: bool,
 }
 
 /// One rank's contenders at one shape.
 pub(crate) trait Contenders {
-    /// Lines the ranks up, runs `contender` once on this rank's operand set number `call` of its
-    /// rotation, and says how long that took.
+    /// Lines the ranks up and times one call of `contender` on operand set number `call`.
     fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample>;
 
-    /// Lines the ranks up once, runs `contender` so many times back to back on all operand sets in
-    /// turn, and says how long that took in all.
+    /// Lines the ranks up and times so many calls of `contender` back to back.
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span>;
 }
 
-/// Rounds whose times are thrown away: caches, clocks, and whatever is loaded at the first use.
+/// Rounds that do not count: caches, clocks, and first uses.
 pub(crate) const WARM_UP: usize = 5;
 
-/// Times all contenders over so many rounds. Collective; every rank gets
-/// the same result. `tick` is called after each round, warm-up included.
+/// Times all contenders over so many rounds, and calls `tick` after each, warm-up included.
+/// Collective; every rank gets the same result.
 pub(super) fn measure(contenders: &mut dyn Contenders, comm: &Communicator, samples: usize, tick: &dyn Fn()) -> anyhow::Result<Measured> {
     let mut samples_of: [Vec<Sample>; 4] = Default::default();
     let mut calls = 0..;
@@ -107,16 +93,14 @@ pub(super) fn measure(contenders: &mut dyn Contenders, comm: &Communicator, samp
     Ok(Measured { gemm, comm: collective, serial, op, late, enqueue })
 }
 
-/// What the slowest rank's host takes to enqueue a call, of all rounds; nothing where hosts do not
-/// only enqueue. Collective.
+/// Enqueue times of the slowest rank's host; `None` where the host computes. Collective.
 fn enqueued(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<Option<Times>> {
     let took = |sample: &Sample| Some(Span { start: 0.0, end: sample.enqueued?.as_secs_f64() * 1e3 });
     mine.iter().map(took).collect::<Option<Vec<_>>>().map(|spans| slowest(comm, &spans)).transpose()
 }
 
-/// The slowest rank's time of the rounds in which no rank was late, and how many others there were:
-/// these count too where they are more than half, as then being late is what the contender does.
-/// Collective.
+/// Times of the slowest rank over rounds in which no host was late, and the number of late ones.
+/// Where most rounds are late, none is left out. Collective.
 fn in_time(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<(Times, u32)> {
     let mut late = vec![false; mine.len()];
     for (late, mine) in late.chunks_mut(ROUNDS).zip(mine.chunks(ROUNDS)) {
@@ -134,8 +118,7 @@ fn in_time(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<(Times, u32)>
 /// Rounds in one message: processes take 64 KiB.
 const ROUNDS: usize = 2048;
 
-/// The slowest rank's time of each round, from every rank's. Collective; the ranks have measured as
-/// many rounds.
+/// Times of the slowest rank, from every rank's rounds. Collective.
 pub(super) fn slowest(comm: &Communicator, mine: &[Span]) -> anyhow::Result<Times> {
     let mut ranks: Vec<Vec<Span>> = vec![Vec::new(); comm.world_size().index()];
     for rounds in mine.chunks(ROUNDS) {
@@ -155,8 +138,7 @@ mod tests {
     use crate::harness::ranks;
     use flux_transport::{Options, Select, World};
 
-    /// Says what it was asked for. A contender's time is its number, and much more in
-    /// warm-up rounds.
+    /// Records the requests. A contender's time is its number, and much more in warm-up rounds.
     #[derive(Default)]
     struct Asked(Vec<(Contender, usize)>);
 

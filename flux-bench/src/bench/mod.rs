@@ -1,7 +1,7 @@
 //! The benchmark: both ops, verified and measured beside their baselines.
 //!
-//! Invariant: a row's times and its verification come from the same process, ops and buffers; a row
-//! that did not verify is reported as such, and fails the run.
+//! Invariant: a row's times and verification come from the same process, ops and buffers. An
+//! unverified row fails the run.
 
 pub(crate) mod gpu_contenders;
 mod host_contenders;
@@ -37,8 +37,7 @@ pub(crate) struct Args {
     pub json: Option<PathBuf>,
     #[command(flatten)]
     pub(crate) layers: LayerArgs,
-    /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out. A launch has as
-    /// many as were launched
+    /// Ranks; as many as GPUs, or 8 on the host, where left out. A launch sets their number
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
     /// auto, host, nvlink, mixed, nccl or pcie
@@ -47,8 +46,8 @@ pub(crate) struct Args {
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: Option<u32>,
-    /// After the rounds, call op, GEMM and serial path back to back for so long each: at every one
-    /// of --ms, or at the largest where it is left out
+    /// Then call op, GEMM and serial path back to back for so long each, at every one of --ms, or
+    /// at the largest where that is left out
     #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
     pub sustained: Option<f64>,
     /// Ranks as processes of this machine, one each, instead of threads of this one
@@ -79,7 +78,6 @@ struct BenchJob {
     on_gpus: bool,
     world: WorldSize,
     dtype: DType,
-    /// All of `dtype`.
     cases: Vec<BenchCase>,
     samples: u32,
     execution: ExecutionArgs,
@@ -95,8 +93,8 @@ struct BenchResult {
     rows: Vec<Row>,
 }
 
-/// Runs the benchmark, prints the table, writes the file, and says whether every row was verified.
-/// Inside a launch this process is one of the ranks, and rank 0 prints and writes.
+/// Runs the benchmark, prints the table, writes the file, and says whether all rows verified.
+/// Inside a launch this process is one rank, and rank 0 prints and writes.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
         Ok(world) => return Ok(launched(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))),
@@ -113,7 +111,6 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     tell(args, &job, found.into_iter().next().context("no ranks")?)
 }
 
-/// One rank of a launch.
 fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     let (first, ranks) = (world.rank().get() == 0, world.size().get());
     if first {
@@ -122,8 +119,7 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     launch::agree(args.tp, world)?;
     let job = BenchJob::new(args, machine::uses_gpus(args.transport)?, ranks)?;
     let found = rank::run(&job, world)?;
-    // Rank 0 knows what all have found, and a launcher would end it in the middle of its words when
-    // another has failed.
+    // A launcher would end rank 0 amid its output when another rank fails.
     if first { tell(args, &job, found) } else { Ok(true) }
 }
 

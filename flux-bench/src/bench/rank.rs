@@ -1,8 +1,7 @@
-//! One rank's part of the benchmark, as a thread or as a process.
+//! One rank's part of the benchmark, as a thread or a process.
 //!
-//! Invariant: every rank takes the same steps, and what a row says of all ranks has come over the
-//! control plane when its case was over: nothing is exchanged inside an interval that is timed, but
-//! for the barrier that stands for the collective's own waits in the host's serial path.
+//! Invariant: every rank takes the same steps. Nothing is exchanged inside a timed interval but the
+//! host's barrier, which stands for a collective's own waits.
 
 use super::gpu_contenders::{self, GpuContenders};
 use super::host_contenders::HostContenders;
@@ -24,8 +23,7 @@ use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::time::Duration;
 
-/// Measures all cases; collective. One communicator and one harness for all rows, as a program
-/// would have them.
+/// Measures all cases, on one communicator, as a program would. Collective.
 pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> {
     let ctx = RankContext::new(Communicator::connect_blocking(world, machine::options(job.transport, world.local_rank(), 1))?)?;
     let placement = Placement::of(world, ctx.comm())?;
@@ -59,8 +57,7 @@ struct RankBench<'a> {
 impl RankBench<'_> {
     fn rows<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
         if self.job.on_gpus {
-            // Whatever fails from here on may leave a collective of NCCL behind: memory is not
-            // freed after it.
+            // A failure may leave a collective of NCCL behind: memory must not be freed after it.
             return Ok(self.on_gpu::<T>(world).unwrap_or_else(|error| end::give_up(world.rank(), &error)));
         }
         self.job.cases.iter().map(|case| self.on_host::<T>(case)).collect()
@@ -151,8 +148,7 @@ fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
     Ok(UniqueId::from_bytes(id.context("rank 0 has no NCCL, which the serial baseline needs")?))
 }
 
-/// One call with integer data, which must be exact, and one with random data, which must be within
-/// the bound; both with the output poisoned.
+/// Verifies one call with integers, exactly, and one with random data, within the bound.
 fn verify<T: Element>(ctx: &RankContext, op: &FusedOp<T>, set: &mut OperandSet<T>, defect: Defect) -> anyhow::Result<Verdict> {
     let problem: Problem = *op.problem();
     let mut call = |fill| {

@@ -1,8 +1,7 @@
-//! Memory that the host's ranks show each other, for the collectives of the serial path.
+//! Memory that host ranks read from each other, for the collectives of the serial path.
 //!
-//! Invariant: it is the same for threads and for processes: files without names, one a rank, whose
-//! descriptors the control plane passes. They are read and written with copies by the system, so
-//! nothing is mapped and no reader can see memory that is gone.
+//! Invariant: one unnamed file a rank, whose descriptors the control plane passes, for threads and
+//! processes alike. Nothing is mapped, so no reader sees freed memory.
 
 use anyhow::Context;
 use flux_core::Rank;
@@ -22,7 +21,6 @@ pub(super) struct SharedFiles {
 }
 
 impl SharedFiles {
-    /// Of `elements` elements a rank; collective.
     pub(super) fn new<T: Element>(comm: &Communicator, elements: usize) -> anyhow::Result<Self> {
         let file = File::from(rustix::fs::memfd_create("flux-bench", MemfdFlags::CLOEXEC).context("there is no memory to show")?);
         file.set_len((elements * size_of::<T>()) as u64)?;
@@ -38,12 +36,11 @@ impl SharedFiles {
         Ok(Self { files, own })
     }
 
-    /// Number of ranks.
     pub(super) fn ranks(&self) -> usize {
         self.files.len()
     }
 
-    /// Shows these elements to all ranks.
+    /// Writes these elements for all ranks.
     pub(super) fn show<T: Element>(&self, elements: &[T]) -> anyhow::Result<()> {
         Ok(self.files[self.own].write_all_at(bytemuck::cast_slice(elements), 0)?)
     }

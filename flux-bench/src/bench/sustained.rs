@@ -1,9 +1,7 @@
-//! Calls back to back, for as long as it takes until clocks and temperatures are those of a machine
-//! at work.
+//! Calls back to back, until clocks and temperatures are those of a machine at work.
 //!
-//! Invariant: op, GEMM and serial path take turns in blocks of equal length, each as long as the
-//! others in all, so that all three run at the clocks that their mixture settles at, and a ratio of
-//! them is that of the same machine. The first block of each is thrown away.
+//! Invariant: the contenders alternate in blocks of equal length, so all run at the same clocks.
+//! The first block of each does not count.
 
 use super::measure::{Contender, Contenders, slowest};
 use crate::harness::{Span, Times};
@@ -12,13 +10,11 @@ use anyhow::Context;
 use flux_transport::Communicator;
 use std::fmt::Debug;
 
-/// Length of a block, in seconds: many calls, and short beside the seconds in which temperatures
-/// follow.
+/// Length of a block in seconds: many calls, and short beside the seconds that temperatures take.
 const BLOCK_SECONDS: f64 = 0.5;
 /// The contenders that overlap efficiency is made of.
 const TURNS: [Contender; 3] = [Contender::Op, Contender::Gemm, Contender::Serial];
 
-/// The seconds of a `--sustained` word.
 pub(crate) fn seconds(word: &str) -> Result<f64, String> {
     match word.parse() {
         Ok(seconds) if 0.0 < seconds && seconds <= 3600.0 => Ok(seconds),
@@ -26,8 +22,8 @@ pub(crate) fn seconds(word: &str) -> Result<f64, String> {
     }
 }
 
-/// Runs each contender for `seconds` in all, in blocks of calls as many as fill it by `short`'s
-/// medians. Collective; every rank gets the same result.
+/// Runs each contender for `seconds` in blocks sized by `short`'s medians. Collective; every rank
+/// gets the same result.
 pub(crate) fn sustain(contenders: &mut dyn Contenders, comm: &Communicator, short: &Measured, seconds: f64) -> anyhow::Result<Sustained> {
     let turns = TURNS.map(|contender| (contender, contender.of(short).median));
     let blocks = Blocks::run(turns, seconds, |contender, calls| contenders.block(contender, calls))?;
@@ -35,15 +31,15 @@ pub(crate) fn sustain(contenders: &mut dyn Contenders, comm: &Communicator, shor
     Ok(Sustained::new(seconds, blocks.count() as u32, [op?, gemm?, serial?], short))
 }
 
-/// What blocks by turns took.
+/// Times of alternating blocks.
 pub(crate) struct Blocks<const N: usize> {
     calls: [usize; N],
     spans: [Vec<Span>; N],
 }
 
 impl<const N: usize> Blocks<N> {
-    /// Runs blocks of each contender by turns, of as many calls as fill a block where one takes the
-    /// milliseconds beside it, until each has run for `seconds`.
+    /// Runs alternating blocks, of as many calls as fill one at the given milliseconds a call,
+    /// until each contender has run for `seconds`.
     pub(crate) fn run<C: Copy + Debug>(
         turns: [(C, f64); N],
         seconds: f64,
@@ -64,13 +60,11 @@ impl<const N: usize> Blocks<N> {
         Ok(Self { calls, spans })
     }
 
-    /// Blocks of each contender.
     pub(crate) fn count(&self) -> usize {
         self.spans[0].len()
     }
 
-    /// What a call of a contender took, as a mean over each block, from what `times` says of its
-    /// blocks.
+    /// Times of one call of a contender, as means over its blocks.
     pub(crate) fn of_a_call(&self, turn: usize, times: impl FnOnce(&[Span]) -> anyhow::Result<Times>) -> anyhow::Result<Times> {
         Ok(times(&self.spans[turn])?.over(self.calls[turn] as f64))
     }

@@ -1,8 +1,7 @@
 //! Ends a rank that waits for too long in a collective of NCCL.
 //!
-//! Invariant: inside [`Watchdog::guard`] something is timed again within the limit and no peer's
-//! process is lost, or the process ends with status 1, saying why: the baseline's collectives have
-//! no deadline of their own, and nothing that a rank's thread does ends their waits.
+//! Invariant: inside [`Watchdog::guard`] samples follow each other within the limit and no peer is
+//! lost, or the process ends with status 1 and the reason. NCCL's collectives have no deadline.
 
 use crate::end;
 use flux_core::Rank;
@@ -90,7 +89,6 @@ impl State {
 }
 
 impl Watchdog {
-    /// Watches over a rank of `world`.
     pub(super) fn start(world: &World, limit: Duration) -> std::io::Result<Self> {
         let state = Arc::new(State::default());
         let theirs = Arc::clone(&state);
@@ -109,7 +107,7 @@ impl Watchdog {
         Ok(Self { state, _watcher: watcher, thread: Some(thread) })
     }
 
-    /// Runs what may wait in collectives.
+    /// Runs work that may wait in collectives.
     pub(super) fn guard<R>(&self, work: impl FnOnce() -> anyhow::Result<R>) -> anyhow::Result<R> {
         self.heartbeat();
         let done = work();
@@ -120,7 +118,7 @@ impl Watchdog {
         done
     }
 
-    /// Something is timed from now on.
+    /// Restarts the limit.
     pub(super) fn heartbeat(&self) {
         // Without waking the thread: it finds the later time when it looks.
         let first = self.state.seen().last.replace(Instant::now()).is_none();

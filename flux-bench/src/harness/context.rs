@@ -1,7 +1,7 @@
-//! Where a rank works: its memory, and the harness on it.
+//! A rank's communicator, memory and device.
 //!
-//! Invariant: a rank does on a device what it does on the host: same data, same checks, same order
-//! of events on its stream. Whoever drives it does not ask which it is.
+//! Invariant: data, checks and the order of events on the stream are the same on a device as on the
+//! host.
 
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
@@ -16,7 +16,7 @@ use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
 use std::time::{Duration, Instant};
 
-/// One rank's place of work.
+/// A rank's communicator and device.
 #[derive(Debug)]
 pub struct RankContext {
     comm: Communicator,
@@ -39,7 +39,7 @@ pub struct OperandSet<T> {
 }
 
 impl RankContext {
-    /// The place of `comm`'s rank: the communicator's device, or host memory.
+    /// The context of `comm`'s rank.
     ///
     /// # Errors
     /// A device that cannot be opened, harness kernels that cannot be had.
@@ -88,8 +88,8 @@ impl RankContext {
         Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, y: part(y_window)?, holds: None })
     }
 
-    /// Writes the rank's parts of `operands`, in order on the stream. What the set holds already is
-    /// not written again.
+    /// Writes the rank's parts of `operands`, in order on the stream, unless the set holds them
+    /// already.
     pub fn fill<T: Element>(&self, set: &mut OperandSet<T>, operands: Operands) -> anyhow::Result<()> {
         let held = set.holds.replace(operands);
         let same = |seed: fn(&Operands) -> u64| {
@@ -126,18 +126,17 @@ impl RankContext {
         Ok(())
     }
 
-    /// Fills this rank's part of the communicator's data region, both halves, with NaN, in order on
-    /// the stream.
+    /// Fills this rank's part of the communicator's data region, both buffers, with NaN, in order
+    /// on the stream.
     ///
     /// # Safety
-    /// No rank has a call under way, and none begins one before every rank is past this, its stream
-    /// included.
+    /// No rank has a call under way, nor begins one before all ranks' streams are past this.
     pub unsafe fn poison_workspace(&self) -> anyhow::Result<()> {
         let workspace = self.comm.workspace();
         let (data, bytes) = (workspace.data[self.rank().index()], workspace.size.data_bytes() as usize);
         match &self.gpu {
-            // SAFETY: the region is this long and in memory of this process; the caller keeps
-            // everybody else away.
+            // SAFETY: the region has this length and belongs to this process; the caller keeps
+            // others away.
             None if bytes > 0 => unsafe { with_exposed_provenance_mut::<u8>(data as usize).write_bytes(0xFF, bytes) },
             None => {}
             Some(gpu) => gpu.poison(data, bytes)?,
@@ -178,8 +177,8 @@ impl RankContext {
             Buffer::Host(buffer) => TensorMut::host(buffer.elements_mut(), y_layout)?,
             Buffer::Cuda { block, elements } => {
                 let raw = raw::<T>(block.address(), *elements, y_layout, &self.comm);
-                // SAFETY: the block is exclusively borrowed here, is freed only after its device
-                // has finished, and everything that touches it goes to this rank's one stream.
+                // SAFETY: the block is exclusively borrowed, is freed only after its device has
+                // finished, and is used on this one stream.
                 unsafe { TensorMut::from_raw(raw)? }
             }
         };
@@ -187,8 +186,8 @@ impl RankContext {
         Ok(())
     }
 
-    /// Waits for the stream and checks the whole of a set's `y` against the reference of what the
-    /// set holds, made by tiles that are `flattened` or not.
+    /// Waits for the stream and checks all of a set's `y` against the reference; `flattened`:
+    /// whether tiles were cut over all rows.
     pub fn verify<T: Element>(&self, set: &OperandSet<T>, flattened: bool) -> anyhow::Result<Verdict> {
         let Some(operands) = &set.holds else {
             anyhow::bail!("there is nothing to verify: the operands were not generated");
@@ -218,8 +217,7 @@ impl RankContext {
         Ok(())
     }
 
-    /// As [`sync`](Self::sync), but for at most `limit`, after which it is an error that says how
-    /// far the call has come.
+    /// As [`sync`](Self::sync) for at most `limit`; the error tells the call's progress.
     pub(crate) fn sync_within<T: Element>(&self, op: &FusedOp<T>, limit: Duration) -> anyhow::Result<()> {
         let end = Instant::now() + limit;
         if let Some(gpu) = &self.gpu {
@@ -244,7 +242,7 @@ fn view<'a, T: Element>(buffer: &'a Buffer<T>, layout: Layout, comm: &Communicat
     Ok(match buffer {
         Buffer::Host(buffer) => TensorRef::host(buffer.elements(), layout)?,
         // SAFETY: the block is borrowed for as long as the view, is freed only after its device has
-        // finished, and is written only on the rank's one stream.
+        // finished, and is written on this one stream.
         Buffer::Cuda { block, elements } => unsafe { TensorRef::from_raw(raw::<T>(block.address(), *elements, layout, comm))? },
     })
 }

@@ -3,7 +3,7 @@
 use crate::harness::{OperandSet, RankContext};
 use flux_kernels::Element;
 
-/// Nothing, unless a test asks.
+/// Defects that tests ask for.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
 pub(crate) struct Defect {
     /// An element of each result that is checked is wrong on the last rank

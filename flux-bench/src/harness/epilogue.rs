@@ -1,7 +1,6 @@
-//! What an op does to its sums before it rounds them, and what that must come to.
+//! What an op does to its sums before it rounds them.
 //!
-//! Invariant: the reference activations are the definitions, in fp64, not the formulas that the ops
-//! use.
+//! Invariant: reference activations follow the definitions in fp64, not the ops' formulas.
 
 use flux_core::OpKind;
 use flux_ops::Activation;

@@ -1,7 +1,7 @@
-//! Operands' memory, wherever the rank works.
+//! Operands in host or device memory.
 //!
-//! Invariant: a [`Buffer`] is used only with the
-//! [`RankContext`](crate::harness::context::RankContext) that made it.
+//! Invariant: a [`Buffer`] starts on a 16-byte border and is used only with the context that made
+//! it.
 
 use flux_kernels::Element;
 use flux_kernels::harness::HostBuffer;

@@ -9,36 +9,24 @@ use flux_kernels::Element;
 use flux_ops::{Activation, AllGatherGemm, Builder, CallError, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError};
 use flux_transport::{Communicator, Fault, Stream};
 
-/// A built op.
 #[derive(Debug)]
 pub(crate) enum FusedOp<T> {
-    /// AllGather-GEMM.
     AllGather(AllGatherGemm<T>),
-    /// GEMM-ReduceScatter.
     ReduceScatter(GemmReduceScatter<T>),
 }
 
 impl<T: Element> FusedOp<T> {
-    /// Builds `problem` on `comm`, whose world it is for, as `plan` says; collective.
-    ///
-    /// # Errors
-    /// What the op's `build` says.
+    /// Builds `problem` on `comm` as `execution` says; collective.
     pub(crate) fn build(problem: &Problem, comm: &Communicator, execution: Execution) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, execution, EpilogueSpec::default(), false)
     }
 
-    /// The same, with a bias and an activation.
-    ///
-    /// # Errors
-    /// As [`Self::build`], and GEMM-ReduceScatter with an activation.
+    /// As [`Self::build`], with a bias and an activation.
     pub(crate) fn build_with(problem: &Problem, comm: &Communicator, execution: Execution, epilogue: EpilogueSpec) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, execution, epilogue, false)
     }
 
-    /// The same, with each call leaving its time line.
-    ///
-    /// # Errors
-    /// As [`Self::build`]; on the host there are no time lines.
+    /// As [`Self::build`], with a time line of each call.
     pub(crate) fn build_traced(problem: &Problem, comm: &Communicator, execution: Execution) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, execution, EpilogueSpec::default(), true)
     }
@@ -63,10 +51,6 @@ impl<T: Element> FusedOp<T> {
         })
     }
 
-    /// The op's `forward`, or `forward_with_bias` where there is one.
-    ///
-    /// # Errors
-    /// What the op says.
     pub(crate) fn forward(
         &self,
         x: &TensorRef<'_, T>,
@@ -83,10 +67,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// The op's `timeline`.
-    ///
-    /// # Errors
-    /// What the op says.
     pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
         match self {
             Self::AllGather(op) => op.timeline(stream),
@@ -94,10 +74,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// The op's `status`.
-    ///
-    /// # Errors
-    /// The fault that broke the communicator.
     pub(crate) fn status(&self) -> Result<(), Fault> {
         match self {
             Self::AllGather(op) => op.status(),
@@ -105,7 +81,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// The problem.
     pub(crate) fn problem(&self) -> &Problem {
         match self {
             Self::AllGather(op) => op.problem(),
@@ -113,7 +88,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// Who works, in words.
     pub(crate) fn executor(&self) -> String {
         match self {
             Self::AllGather(op) => op.executor(),
@@ -121,7 +95,6 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    /// The plan in use.
     pub(crate) fn plan(&self) -> &Plan {
         match self {
             Self::AllGather(op) => op.plan(),

@@ -25,8 +25,7 @@ pub struct Operands {
 }
 
 impl Operands {
-    /// The operands of call number `call`, of an op without bias and activation; other calls have
-    /// other data.
+    /// The operands of call number `call`, without bias and activation.
     pub fn new(problem: Problem, base_seed: u64, call: u64, fill: Fill) -> Self {
         let seed = |operand| data::seed(base_seed, operand, call);
         Self { problem, seed_x: seed(0), seed_w: seed(1), seed_bias: seed(2), fill, epilogue: EpilogueSpec::default() }

@@ -1,4 +1,4 @@
-//! A layer with its plan: the problem of a world, one rank's part of it, and the programs for both.
+//! A layer with its plan: the problem of a world, one rank's part of it, and their programs.
 //!
 //! Invariant: all programs have one op, element type and tile, so one kernel runs them.
 
@@ -9,15 +9,13 @@ use flux_core::plan::{Chunk, Links, Plan, RowMapping, Target};
 use flux_core::program::{Schedule, ScheduleError, TileProgram};
 use flux_core::{Nodes, Problem, Rank};
 
-/// The rank whose part is measured.
+/// Rank 0, whose part is measured.
 pub(crate) const FIRST: Rank = Rank::new(0);
 
 /// A layer with its plan on a machine.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct PlannedLayer {
-    /// The layer's name.
     pub(crate) name: String,
-    /// The problem of the world.
     pub(crate) problem: Problem,
     /// What one rank of it multiplies, as a problem of a world of 1.
     pub(crate) alone: Problem,
@@ -28,9 +26,6 @@ pub(crate) struct PlannedLayer {
 
 impl PlannedLayer {
     /// Plans `layer` as `args` ask, on ranks that reach each other's memory or the host's alone.
-    ///
-    /// # Errors
-    /// No such plan.
     pub(crate) fn new(layer: Layer, args: PlanArgs, machine: Machine) -> anyhow::Result<Self> {
         let Layer { name, problem } = layer;
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
@@ -40,8 +35,7 @@ impl PlannedLayer {
         Ok(Self { plan: args.on_target(&problem, &target)?, name, problem, alone, target })
     }
 
-    /// The GEMM alone: the same tiles, none of them cut by a shard's border, in the order that the
-    /// raster gives all rows together.
+    /// The GEMM alone: the same tiles over all rows, not cut by shards.
     pub(crate) fn core(&self) -> Result<TileProgram, ScheduleError> {
         let plan = Plan { rows: RowMapping::PerShard { group: 1 }, chunk: Chunk::Shard, k_slices: 1, ..self.plan };
         let target = Target { nodes: Nodes::apart(self.alone.world()), ..self.target };

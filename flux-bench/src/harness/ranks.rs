@@ -1,7 +1,7 @@
 //! Ranks as threads of this process.
 //!
-//! Invariant: when [`on_threads`] returns, every rank's body has ended, and an error names each
-//! rank that failed and says each reason once.
+//! Invariant: when [`on_threads`] returns, every rank's body has ended. An error names each failed
+//! rank, and each reason once.
 
 use crate::end;
 use anyhow::{Context, anyhow};
@@ -9,12 +9,7 @@ use flux_core::Rank;
 use flux_transport::World;
 use flux_transport::internal::control::ranks as named;
 
-/// Runs `body` once for each world, each on a thread of its own, and returns the results in rank
-/// order.
-///
-/// # Errors
-/// What the ranks' bodies failed with, or that one panicked. A rank that fails gives up its
-/// communicator, so the others do not wait for it.
+/// Runs `body` for each world on a thread of its own, and returns the results in rank order.
 pub(crate) fn on_threads<R: Send>(worlds: Vec<World>, body: impl Fn(&World) -> anyhow::Result<R> + Sync) -> anyhow::Result<Vec<R>> {
     let body = &body;
     let results: Vec<anyhow::Result<R>> = std::thread::scope(|scope| {

@@ -1,32 +1,29 @@
 //! The fp64 reference on the host, over a rank's whole output.
 //!
-//! Invariant: nothing that is checked here comes from what is checked. Operands are generated anew
-//! from their seeds, and the tolerance of an element is derived from its own terms.
+//! Invariant: operands are generated anew from their seeds, and the tolerance of an element is
+//! derived from its own terms.
 //!
-//! An op rounds to the element type once, and a GEMM-ReduceScatter also each partial sum that it
-//! sends, or scatters where its tiles are flattened. With `u` the type's unit roundoff, `p_s` the
-//! partial sum of source `s` and `A` the sum of the terms' absolute values:
+//! An op rounds to the element type once, and a GEMM-ReduceScatter each partial sum that it sends
+//! or scatters. With `u` the unit roundoff, `p_s` the partial sum of source `s` and `A` the sum of
+//! the terms' absolute values:
 //!
 //! ```text
-//! E = sum over sent partials of u |p_s|  +  (sqrt(k) + W) eps_f32 A       sent partials, accumulation in fp32
-//! |y - sum of p_s|  <=  E + u (|sum of p_s| + E)                          and the output's own rounding
+//! E = sum over sent partials of u |p_s|  +  (sqrt(k) + W) eps_f32 A
+//! |y - sum of p_s|  <=  E + u (|sum of p_s| + E)
 //! ```
 //!
-//! Where ranks are grouped in nodes, what another node's ranks but one have is rounded, added to
-//! that one's and rounded again: with `e` for the roundings in a node of sum `q`, its part of `E`
-//! is `e + u (|q| + e)`.
+//! Ranks of another node send one sum `q`, rounded again: with `e` for the roundings in it, its
+//! part of `E` is `e + u (|q| + e)`.
 //!
-//! A bias `b` is one more term of fp32, exact before it is added: `E` grows by
-//! `eps_f32 (|sum of p_s + b| + E)`. An activation whose slope is at most `L` and which is off by
-//! at most `c |v|` itself makes `L E + c (|v| + E)` of `E`, before the output's rounding
+//! A bias `b` adds `eps_f32 (|sum of p_s + b| + E)` to `E`. An activation of slope `L` with an
+//! error of `c |v|` makes `L E + c (|v| + E)` of `E`
 //! ([`Activation::slope`](flux_ops::Activation::slope),
 //! [`Activation::ERROR`](flux_ops::Activation::ERROR)).
 //!
-//! `sqrt(k) eps_f32` is the probabilistic bound of an inner product with independent roundings
-//! (Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019), with their
-//! factor at 2. Where the data are small integers every partial sum is exact in fp32, and the
-//! output must equal the correctly rounded sum of the correctly rounded partials, with a bias and
-//! ReLU or without: no tolerance. Before GELU and SiLU `E` is then zero.
+//! `sqrt(k) eps_f32` is the probabilistic bound of an inner product (Higham and Mary, "A new
+//! approach to probabilistic rounding error analysis", 2019), with their factor at 2. Small
+//! integers are exact: the output equals the rounded sum of the rounded partials, and before GELU
+//! and SiLU `E` is 0.
 
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
@@ -43,8 +40,7 @@ pub struct Verdict {
     pub max_error: f64,
     /// Largest `|reference|`.
     pub max_reference: f64,
-    /// Elements beyond their bound, or not exact where the data are integers; a NaN is beyond any
-    /// bound.
+    /// Elements beyond their bound, or not exact for integers; a NaN is beyond any bound.
     pub violations: u64,
     /// The first of them.
     pub first: Option<Violation>,
@@ -62,7 +58,7 @@ pub struct Violation {
 }
 
 impl Verdict {
-    /// Both.
+    /// Merges two verdicts.
     #[must_use]
     pub fn merge(self, other: Self) -> Self {
         Self {
@@ -90,8 +86,7 @@ impl Verdict {
         Some(Self { max_error: f64::from_bits(error), max_reference: f64::from_bits(reference), violations, first })
     }
 
-    /// What is wrong alone: how far off integers are, or a baseline, says nothing of the op's
-    /// random data.
+    /// Keeps the violations alone: errors of integers say nothing of random data.
     #[must_use]
     pub(crate) fn of_wrong_elements(self) -> Self {
         Self { violations: self.violations, first: self.first, ..Self::default() }
@@ -119,8 +114,8 @@ impl fmt::Display for Verdict {
     }
 }
 
-/// Checks `rank`'s output `y`, dense, against the reference. Where tiles are `flattened`, a rank
-/// rounds its own partial sums too; where ranks are grouped in `nodes`, other nodes send sums.
+/// Checks `rank`'s dense output `y` against the reference. Where tiles are `flattened`, a rank
+/// rounds its own partial sums too; other `nodes` send sums.
 ///
 /// # Panics
 /// When `y` does not hold exactly the rank's elements.
@@ -168,8 +163,8 @@ struct Expected {
     bound: f64,
 }
 
-/// One element of the output, from a row of `x`, a row of `w` and its column's bias, of a rank that
-/// `keeps` its own partial sums unrounded, or of one that does not.
+/// The expected element of a row of `x`, a row of `w` and a bias; `keeps`: the rank whose own
+/// partial sums are not rounded.
 fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes), x: &[f32], w: &[f32], bias: f32) -> Expected {
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
@@ -217,7 +212,7 @@ fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes)
     Expected { value, bound: before + unit * (value.abs() + before) }
 }
 
-/// Sum of products and of their absolute values. Products of two 11-bit significands are exact in
+/// Sums of products and of their absolute values. Products of 11-bit significands are exact in
 /// fp32, so fp64 sums are exact to `k 2^-53`.
 fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
     const LANES: usize = 8;
@@ -254,8 +249,7 @@ mod tests {
         assert_eq!((Verdict::from_bytes(&bytes[1..]), Verdict::from_bytes(&[])), (None, None));
     }
 
-    /// What an op must write, by the definition: an order of summation and a way to index that the
-    /// reference does not use.
+    /// The output by definition, in another order of summation than the reference's.
     fn outputs(operands: &Operands, rank: Rank, (flattened, nodes): (bool, Nodes)) -> Vec<bf16> {
         let p = &operands.problem;
         let at = |seed, row, col| f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32());

@@ -20,13 +20,12 @@ pub struct Times {
 pub struct Span {
     /// When the rank began; 0 where the ranks were lined up on their devices.
     pub start: f64,
-    /// When it was done.
     pub end: f64,
 }
 
 impl Times {
-    /// Over `rounds`, in milliseconds, in any order; `None` without any. Between two samples
-    /// percentiles are interpolated linearly.
+    /// Over `rounds` in milliseconds, in any order; `None` without any. Percentiles are
+    /// interpolated.
     pub fn of(rounds: &[f64]) -> Option<Self> {
         let mut sorted = rounds.to_vec();
         sorted.sort_by(f64::total_cmp);
@@ -39,9 +38,8 @@ impl Times {
         Self { p10: self.p10 / calls, median: self.median / calls, p90: self.p90 / calls }
     }
 
-    /// Over rounds that each rank has timed: `ranks[r][i]` is rank `r`'s span of round `i`. A round
-    /// lasts from its first rank's start to its last rank's end. `None` without rounds, or where
-    /// ranks report different numbers of them.
+    /// Over rounds that each rank timed: `ranks[r][i]` is rank `r`'s span of round `i`, from the
+    /// first start to the last end. `None` without rounds, or with different numbers of them.
     pub fn of_slowest(ranks: &[Vec<Span>]) -> Option<Self> {
         let rounds = ranks.first()?.len();
         if ranks.iter().any(|r| r.len() != rounds) {

@@ -1,7 +1,6 @@
-//! What a row is of: one head for the rows of every file of results.
+//! What a row is of: one head for the rows of every record.
 //!
-//! Invariant: in a file its fields come first in a row, in this order, whatever was measured behind
-//! them.
+//! Invariant: its fields come first in a row, in this order.
 
 use crate::shapes::{self, parse_dtype, parse_op};
 use flux_core::{DType, Problem};
@@ -49,10 +48,7 @@ impl Head {
         }
     }
 
-    /// The problem that it says.
-    ///
-    /// # Errors
-    /// Where that is none: what it is of was not measured by this program.
+    /// The problem that it names.
     pub(crate) fn problem(&self) -> anyhow::Result<Problem> {
         let [m, n, k] = [self.m, self.n, self.k].map(|extent| extent as usize);
         let op = parse_op(&self.op).map_err(anyhow::Error::msg)?;

@@ -1,7 +1,6 @@
-//! What a benchmark says: one form for the table, the file and the pictures made from it.
+//! Reports: one form for table, file and pictures.
 //!
-//! Invariant: a [`Row`] is derived in one place, [`Row::new`], from four times that were measured
-//! in the same run.
+//! Invariant: [`Row::new`] derives a row from four times of the same run.
 
 mod date;
 mod head;
@@ -31,7 +30,7 @@ use serde::{Deserialize, Serialize};
 use std::path::Path;
 use std::time::Duration;
 
-/// Version of the file's form.
+/// Version of a record's format.
 pub const SCHEMA: u32 = 2;
 
 /// A benchmark's results, with what is needed to judge and repeat them.
@@ -74,24 +73,21 @@ pub struct Row {
     pub t_serial_ms: Times,
     /// Effective communication time, of the medians.
     pub ect_ms: f64,
-    /// Overlap efficiency, of the medians; absent where the serial path is not slower than its
-    /// GEMM.
+    /// Overlap efficiency of the medians; absent where the serial path is not slower than its GEMM.
     pub overlap_efficiency: Option<f64>,
     /// Rate of one rank in the fused op, of the median.
     pub tflops: f64,
-    /// Largest deviation from an fp64 reference over the whole output, in units of the reference's
-    /// largest element.
+    /// Largest deviation from the fp64 reference, over its largest element.
     pub max_rel_err: f64,
-    /// Whether random data stayed within the derived bound and integer data were exact, over the
-    /// whole output on every rank; on GPUs the baseline's integers too.
+    /// Whether random data were within the derived bound and integers exact, over the whole output
+    /// on every rank; on GPUs the baseline's integers too.
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
     /// Those of them that were left out; absent where none was.
     #[serde(default, skip_serializing_if = "Late::is_none")]
     pub late: Late,
-    /// What the slowest rank's host takes to enqueue a call, in all rounds; absent where the host
-    /// itself does what is called, and in records of before it was measured.
+    /// Enqueue times of the slowest host; absent where the host computes.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub enqueue_ms: Option<Enqueue>,
     /// Calls back to back, where they were asked for.
@@ -116,8 +112,7 @@ pub struct Measured {
     pub enqueue: Option<Enqueue>,
 }
 
-/// What the host takes to enqueue a call of each contender, in milliseconds: where that is longer
-/// than the call takes on the device, calls behind each other take as long as this.
+/// Enqueue times of each contender in milliseconds: calls back to back cannot be faster.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Enqueue {
     /// The fused op.
@@ -130,9 +125,8 @@ pub struct Enqueue {
     pub serial: Times,
 }
 
-/// Rounds that were left out of a contender's times, as a rank's host had not enqueued all of the
-/// call by the time that its device was to begin: they say what the host does. Where they are more
-/// than half of the rounds none is left out.
+/// Rounds left out of a contender's times, because a host had not enqueued the call in time. Where
+/// they are the majority none is left out.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Late {
     /// The fused op's.
@@ -159,9 +153,7 @@ impl Late {
 /// Outcome of the verification of one row, over all ranks.
 #[derive(Clone, Copy, Debug, PartialEq)]
 pub struct Verified {
-    /// See [`Row::max_rel_err`].
     pub max_rel_err: f64,
-    /// See [`Row::verified`].
     pub ok: bool,
 }
 
@@ -220,9 +212,8 @@ fn milliseconds(times: Times) -> Duration {
 /// The variable in which `flux-bench launch` tells its ranks its own [`command_line`].
 pub(crate) const LAUNCHED_BY: &str = "FLUX_LAUNCHED_BY";
 
-/// The command line that repeats this run: that of this process, or of `flux-bench launch` where
-/// that has started it. With the variables that change what it measures, quoted for a shell on any
-/// machine: of absolute paths only the file's name is told.
+/// The command line that repeats this run, or the one of `flux-bench launch`, with the variables
+/// that change it. Absolute paths are cut to the file's name.
 pub(crate) fn command_line() -> String {
     if let Some(launcher) = std::env::var(LAUNCHED_BY).ok().filter(|launcher| !launcher.is_empty()) {
         return launcher;
@@ -290,8 +281,7 @@ fn quoted(word: &str) -> String {
     format!("$'{}'", escaped.collect::<String>())
 }
 
-/// The commit that this program was built from, as the build said it in `FLUX_COMMIT`
-/// (`cargo xtask` does): where and with which variables the program runs says nothing of that.
+/// The commit of this build, from `FLUX_COMMIT` at build time (`cargo xtask` sets it).
 pub(crate) fn commit() -> &'static str {
     option_env!("FLUX_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown")
 }

@@ -12,7 +12,6 @@ pub struct Origin {
     pub device: String,
     /// Number of GPUs; 0 on the host.
     pub gpus: u32,
-    /// Version of the GPU driver.
     pub driver: Option<String>,
     /// Version of CUDA that the driver supports.
     pub cuda: Option<String>,
@@ -22,12 +21,10 @@ pub struct Origin {
     /// Version of the NVRTC that compiled the kernels, at whatever time.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub nvrtc: Option<String>,
-    /// Commit of the code.
     pub commit: String,
     /// When the run ended, UTC, RFC 3339.
     pub date: String,
-    /// Command line that repeats the run: the launcher's where `flux-bench launch` started it. Of
-    /// another launcher's run it is that of rank 0.
+    /// Command line that repeats the run: the launcher's, or rank 0's of another launcher.
     pub command: String,
 }
 
@@ -47,7 +44,7 @@ impl Origin {
         }
     }
 
-    /// With what made the GEMM alone and the kernels, where they ran on GPUs.
+    /// With the versions of cuBLASLt and NVRTC, for runs on GPUs.
     #[must_use]
     pub fn with_libraries(self) -> Self {
         if self.gpus == 0 {
@@ -56,7 +53,7 @@ impl Origin {
         Self { cublaslt: gpu::cublas::version().ok(), nvrtc: gpu::kernels::compiled_by().ok(), ..self }
     }
 
-    /// Of a run that never was.
+    /// A run for tests.
     #[cfg(test)]
     pub(crate) fn of_a_test(device: &str, gpus: u32, command: &str) -> Self {
         Self {

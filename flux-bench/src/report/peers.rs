@@ -1,6 +1,6 @@
-//! What the peers took: one form for the table, the file and the pictures.
+//! What the peers took: one form for table, file and pictures.
 //!
-//! Invariant: a time that is missing has its reason beside it.
+//! Invariant: a missing time has its reason beside it.
 
 use super::{Head, Origin, Row, ms};
 use crate::atomic_file::{self, WriteError};
@@ -9,7 +9,6 @@ use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 use std::path::Path;
 
-/// Version of the file's form.
 pub(crate) const PEERS_SCHEMA: u32 = 1;
 
 /// The peers' times, with what is needed to judge and repeat them.
@@ -43,16 +42,15 @@ pub struct PeerRow {
     /// Why a time is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
-    /// Whether every result was finite and the fused op's that of the serial path, up to their
-    /// roundings, on every rank.
+    /// Whether every result was finite and the fused op's equal to the serial path's, up to
+    /// rounding.
     pub verified: bool,
     /// Rounds measured.
     pub samples: u32,
 }
 
 impl PeerRow {
-    /// The median of the faster of the ways to run the whole op, and which it is; `None` where none
-    /// ran.
+    /// Median and name of the faster way to run the whole op; `None` where none ran.
     pub fn best(&self) -> Option<(f64, &'static str)> {
         let ways = [(self.serial_ms, "serial"), (self.async_tp_ms, "async-TP")];
         ways.into_iter().filter_map(|(times, name)| Some((times?.median, name))).min_by(|a, b| a.0.total_cmp(&b.0))
@@ -70,13 +68,13 @@ impl PeersReport {
         self.rows.iter().all(|r| r.verified)
     }
 
-    /// What the peers took at the shape of one of the benchmark's rows.
+    /// The peers' row for one of the benchmark's rows.
     pub fn of(&self, row: &Row) -> Option<&PeerRow> {
         self.rows.iter().find(|r| r.head.same_problem(&row.head))
     }
 }
 
-/// The report as text: what was measured where, then a line a row.
+/// The report as text: a head, then a line a row.
 pub(crate) fn table(report: &PeersReport) -> String {
     let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, r.head.dtype.as_str()));
     let samples = report.rows.first().map_or(0, |r| r.samples);

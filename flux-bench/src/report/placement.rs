@@ -1,7 +1,6 @@
 //! What the ranks of a run were, and where.
 //!
-//! Invariant: all ranks of a run find the same. Files that say nothing of it are of ranks that were
-//! threads: there was nothing else.
+//! Invariant: all ranks find the same. Files without it are of threads.
 
 use crate::machine::Ranks;
 use flux_transport::{Communicator, Launch, World};
@@ -15,10 +14,10 @@ pub struct Placement {
     /// What a rank was.
     #[serde(default)]
     pub ranks: Ranks,
-    /// Hosts that the ranks took themselves to be on.
+    /// Hosts, as the ranks see them.
     #[serde(default = "one")]
     pub hosts: u32,
-    /// Machines that they were on: fewer than hosts where ranks were kept apart for a test.
+    /// Machines: fewer than hosts where a test keeps ranks apart.
     #[serde(default = "one")]
     pub machines: u32,
 }
@@ -39,14 +38,14 @@ impl Placement {
         if world.launch() == Launch::Threads {
             return Ok(Self::THREADS);
         }
-        // Of this boot of the running kernel, which containers share.
+        // Of this boot of the kernel, which containers share.
         let machine = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let machines = comm.exchange(&machine)?.into_iter().collect::<BTreeSet<_>>().len();
         Ok(Self { ranks: Ranks::Processes, hosts: world.hosts().count(), machines: u32::try_from(machines)? })
     }
 }
 
-/// What is to be said of it behind a list; nothing where the ranks were threads.
+/// A suffix for a list; empty for threads.
 impl fmt::Display for Placement {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match *self {

@@ -1,7 +1,6 @@
-//! What calls back to back took, beside the rounds of the same row.
+//! Calls back to back, beside the rounds of the same row.
 //!
-//! Invariant: both efficiencies are made of medians by one formula, so their difference is the
-//! machine's doing.
+//! Invariant: both efficiencies follow one formula, so their difference is the machine's.
 
 use super::table::stands_out;
 use super::{Head, Measured, Row, milliseconds, ms, resolved};
@@ -10,8 +9,7 @@ use flux_core::metrics;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
-/// Calls back to back. Times are in milliseconds, of one call on the slowest rank, as means over a
-/// block of calls; percentiles are over blocks.
+/// Calls back to back: milliseconds of a call on the slowest rank, as means over blocks.
 #[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Sustained {
     /// How long each contender ran in all, in seconds.
@@ -24,8 +22,7 @@ pub struct Sustained {
     pub t_gemm_ms: Times,
     /// The collective and the GEMM, one after the other.
     pub t_serial_ms: Times,
-    /// Overlap efficiency, of the medians; absent where the serial path is not slower than its
-    /// GEMM.
+    /// Overlap efficiency of the medians; absent where the serial path is not slower than its GEMM.
     pub overlap_efficiency: Option<f64>,
     /// What it is above the efficiency of the rounds.
     pub difference: Option<f64>,
@@ -42,7 +39,7 @@ impl Sustained {
     }
 }
 
-/// The rows that have it as text, each beside its rounds; empty where none has.
+/// The rows that have it as text, beside their rounds.
 pub(super) fn table(rows: &[Row]) -> String {
     let mut text = String::new();
     for row in rows {

@@ -1,5 +1,4 @@
-//! The table that a person reads: medians, with the spread of the op and what its host takes to
-//! enqueue it.
+//! The table of a report: medians, the spread of the op, and its enqueue time.
 
 use super::{Late, Report, Row, sustained};
 use crate::harness::Times;
@@ -8,7 +7,7 @@ use std::fmt::Write as _;
 const HEAD: [&str; 14] =
     ["op", "model", "m", "n", "k", "T_op ms", "p10-p90", "enqueue", "T_gemm", "T_comm", "T_serial", "ECT ms", "E %", "TFLOP/s"];
 
-/// The report as text, two lines of what was measured where, then a line a row.
+/// The report as text: a head, then a line a row.
 pub(crate) fn table(report: &Report) -> String {
     let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
     lines[0].push("verified".to_owned());
@@ -48,19 +47,17 @@ pub(crate) fn aligned(lines: &[Vec<String>]) -> String {
     text
 }
 
-/// Fewest samples that have a spread: one has none, and of two or three a slow one is the spread or
-/// the median.
+/// Fewest samples that have a spread.
 const LEAST_SAMPLES: u32 = 5;
 
-/// Whether what the collective costs in the serial path stands out of the spread of the samples: a
-/// ratio to noise is not shown.
+/// Whether the collective's cost in the serial path stands out of the spread: no ratio to noise.
 pub(crate) fn resolved(row: &Row) -> bool {
     let kept = |late| Late::kept(row.samples, late);
     stands_out(&row.t_serial_ms, &row.t_gemm_ms, kept(row.late.serial).min(kept(row.late.gemm)))
 }
 
-/// Whether the serial path's and the GEMM's medians are further apart than their samples, of which
-/// there are enough to say so.
+/// Whether serial path and GEMM are further apart than their samples spread, of which there are
+/// enough.
 pub(super) fn stands_out(serial: &Times, gemm: &Times, samples: u32) -> bool {
     let spread = |t: &Times| t.p90 - t.p10;
     samples >= LEAST_SAMPLES && serial.median - gemm.median > spread(serial).max(spread(gemm))

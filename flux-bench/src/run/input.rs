@@ -1,7 +1,7 @@
 //! The operands of a run, from a safetensors file.
 //!
-//! Invariant: an [`Input`] that exists has `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of
-//! `[n]`, all of one 16-bit type, whole.
+//! Invariant: an [`Input`] has whole `x` of `[m, k]`, `w` of `[n, k]` and perhaps `bias` of `[n]`,
+//! of one 16-bit type.
 
 use crate::harness::room;
 use flux_core::DType;
@@ -16,69 +16,28 @@ use std::path::{Path, PathBuf};
 pub(super) enum InputError {
     /// The file cannot be read.
     #[error("{} cannot be read", path.display())]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// The system's reason.
-        source: std::io::Error,
-    },
+    Read { path: PathBuf, source: std::io::Error },
     /// The file is a folder, a pipe, a device: reading it may have no end.
     #[error("{} cannot be read: it is not a regular file", .0.display())]
     NotAFile(PathBuf),
     /// The file is not safetensors, or is damaged or cut short.
     #[error("{} is not a whole safetensors file: {reason}", path.display())]
-    Damaged {
-        /// The file.
-        path: PathBuf,
-        /// What does not fit.
-        reason: String,
-    },
+    Damaged { path: PathBuf, reason: String },
     /// A tensor is missing.
     #[error("{} has no tensor {name:?}; it has {found}", path.display())]
-    Missing {
-        /// The file.
-        path: PathBuf,
-        /// `x` or `w`.
-        name: &'static str,
-        /// The names that it has.
-        found: String,
-    },
+    Missing { path: PathBuf, name: &'static str, found: String },
     /// A tensor has the wrong number of dimensions.
     #[error("tensor {name:?} has the shape {shape:?}: a matrix is needed")]
-    NotAMatrix {
-        /// `x` or `w`.
-        name: &'static str,
-        /// Its shape.
-        shape: Vec<usize>,
-    },
+    NotAMatrix { name: &'static str, shape: Vec<usize> },
     /// The bias is not one number for each row of `w`.
     #[error("tensor \"bias\" has the shape {shape:?}: [{n}] is needed, a number for each row of w")]
-    Bias {
-        /// Its shape.
-        shape: Vec<usize>,
-        /// Rows of `w`.
-        n: usize,
-    },
+    Bias { shape: Vec<usize>, n: usize },
     /// A tensor has another element type.
     #[error("tensor {name:?} holds {dtype}: BF16 or F16 is needed, the same in all")]
-    Type {
-        /// `x`, `w` or `bias`.
-        name: &'static str,
-        /// Its type.
-        dtype: String,
-    },
+    Type { name: &'static str, dtype: String },
     /// The inner dimensions differ.
     #[error("x is [{m}, {k_x}] and w is [{n}, {k_w}]: both need the same number of columns, as y = x * transpose(w)")]
-    Mismatch {
-        /// Rows of `x`.
-        m: usize,
-        /// Columns of `x`.
-        k_x: usize,
-        /// Rows of `w`.
-        n: usize,
-        /// Columns of `w`.
-        k_w: usize,
-    },
+    Mismatch { m: usize, k_x: usize, n: usize, k_w: usize },
 }
 
 /// The operands, as bytes of elements in the file's order: row-major, little-endian.
@@ -129,25 +88,16 @@ impl Input {
     }
 
     /// Elements of `bias`, `[n]`, where there is one.
-    ///
-    /// # Errors
-    /// There is not so much memory, as of the others.
     pub(super) fn bias<T: bytemuck::Pod>(&self) -> anyhow::Result<Option<Vec<T>>> {
         self.bias.clone().map(|bias| elements(&self.file[bias])).transpose()
     }
 
     /// Elements of `x`, `[m, k]`.
-    ///
-    /// # Errors
-    /// There is not so much memory.
     pub(super) fn x<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
         elements(&self.file[self.x.clone()])
     }
 
     /// Elements of `w`, `[n, k]`.
-    ///
-    /// # Errors
-    /// There is not so much memory.
     pub(super) fn w<T: bytemuck::Pod>(&self) -> anyhow::Result<Vec<T>> {
         elements(&self.file[self.w.clone()])
     }

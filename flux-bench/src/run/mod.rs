@@ -1,8 +1,7 @@
-//! `flux-bench run`: an op on real operands from a file, sharded over ranks as a model's layer
-//! would be.
+//! `flux-bench run`: an op on operands from a file, sharded over ranks as in a model.
 //!
-//! Invariant: either the output file is there, whole, or there is none and the exit status says so.
-//! The input file stays as it is.
+//! Invariant: the output file is there whole, or not at all with an error. The input file is not
+//! changed.
 
 mod input;
 
@@ -41,8 +40,8 @@ pub struct Args {
     /// Applied to `y` before it is rounded (ag-gemm): none, gelu, silu or relu
     #[arg(long, default_value = "none", value_parser = activation)]
     pub activation: Activation,
-    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, for one to be added, `bias`, n
-    /// elements, all BF16 or all F16
+    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, optionally, `bias` [n], all
+    /// BF16 or all F16
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,
     /// Safetensors file for `y` [m, n], replaced where it is there; not that of --input
@@ -50,7 +49,6 @@ pub struct Args {
     pub output: PathBuf,
 }
 
-/// The activation of an `--activation` word.
 fn activation(word: &str) -> Result<Activation, String> {
     let found = Activation::ALL.into_iter().find(|activation| activation.to_string() == word);
     found.ok_or_else(|| format!("{word:?} is none of none, gelu, silu and relu"))

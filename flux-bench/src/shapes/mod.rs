@@ -39,9 +39,6 @@ pub(crate) struct LayerArgs {
 
 impl LayerArgs {
     /// The layers for `world`; where no rows are asked for, at `ms` on GPUs and 512 on the host.
-    ///
-    /// # Errors
-    /// A shape that the world cannot split, with its name, or nothing that is of the ops.
     pub(crate) fn layers(&self, world: WorldSize, on_gpus: bool, ms: &[usize]) -> anyhow::Result<Vec<Layer>> {
         let usual = if on_gpus { "gpt3,llama70b" } else { "gpt3/16,llama70b/16" };
         let shapes = self.shapes.clone().map_or_else(|| usual.parse(), Ok)?;

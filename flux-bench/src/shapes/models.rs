@@ -33,9 +33,9 @@ const MODELS: [Model; 6] = [
     Model { name: "llama3-70b", hidden: 8192, ffn: 28672, projections: &[("qkv", qkv(64, 8, 128), 8192)], values: 64 * 128 },
     // config.json of Qwen/Qwen3-32B: 64 heads of 128, 8 key-value heads.
     Model { name: "qwen3-32b", hidden: 5120, ffn: 25600, projections: &[("qkv", qkv(64, 8, 128), 5120)], values: 64 * 128 },
-    // config.json of deepseek-ai/DeepSeek-V3, whose first three layers are dense. Its attention
-    // projects down to ranks 1536 and 512 on every rank, and up again column-parallel: 128 heads
-    // of 128 + 64 for queries, and of 128 + 128 for keys and values.
+    // config.json of deepseek-ai/DeepSeek-V3, of its dense layers. Attention projects down to ranks
+    // 1536 and 512 on every rank. It projects up column-parallel: 128 heads of 128 + 64 for
+    // queries, and of 128 + 128 for keys and values.
     Model {
         name: "deepseek-v3",
         hidden: 7168,

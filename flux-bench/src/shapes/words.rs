@@ -23,20 +23,11 @@ pub struct Shapes(pub(super) Vec<Shape>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
-    /// No layer has this name.
     #[error("{word:?} is no shape: give HIDDENxFFN as in 4096x14336, OP:n=N,k=K as in gemm_rs:n=8192,k=28672, or one of {}", names())]
-    Unknown {
-        /// The word.
-        word: String,
-    },
+    Unknown { word: String },
     /// The divisor is no number that divides the extents into multiples of 8.
     #[error("{word:?}: {} over the divisor must be multiples of 8", extents.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "))]
-    Divisor {
-        /// The word.
-        word: String,
-        /// The undivided extents.
-        extents: Vec<usize>,
-    },
+    Divisor { word: String, extents: Vec<usize> },
 }
 
 /// All names, for an error.
@@ -46,7 +37,6 @@ fn names() -> String {
 }
 
 impl Shape {
-    /// Its word.
     pub(crate) fn name(&self) -> &str {
         &self.name
     }

@@ -1,7 +1,6 @@
 //! Simulated times beside measured ones.
 //!
-//! Invariant: both are of one problem; a row whose plan in the file is not the schedule that was
-//! simulated says so.
+//! Invariant: a row that was measured with another plan says so.
 
 use super::LEAST_ROWS;
 use super::row::{NO_KERNEL, Simulation, heading, millis};
@@ -12,7 +11,7 @@ use crate::shapes::Layer;
 use anyhow::{Context, ensure};
 use flux_core::machine::Machine;
 
-/// One row of a file, and what the simulation says of it.
+/// A measured row and its simulation.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Compared {
     /// What it is of.
@@ -43,7 +42,7 @@ impl Compared {
         })
     }
 
-    /// By how many percent of what was measured the simulation is above it.
+    /// The simulation's deviation from the measured time, in percent.
     pub fn off(&self) -> f64 {
         (self.simulated / self.measured - 1.0) * 100.0
     }
@@ -77,8 +76,7 @@ pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
     format!("{}\n{}{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines), summary(rows))
 }
 
-/// How far the simulation is off where the model is meant to hold: what was measured with another
-/// schedule says nothing of that.
+/// How far the simulation is off in the model's range, over rows with the same plan.
 fn summary(rows: &[Compared]) -> String {
     let (same, others): (Vec<&Compared>, Vec<_>) = rows.iter().filter(|row| row.head.m >= LEAST_ROWS).partition(|row| row.same_plan);
     let left_out = if others.is_empty() { String::new() } else { format!("; {} of another plan left out", others.len()) };

@@ -1,7 +1,6 @@
-//! `flux-bench simulate`: what calls would take on a machine that need not be there.
+//! `flux-bench simulate`: times of calls on a machine that need not be there.
 //!
-//! Invariant: what is printed says first that it was simulated, and for which machine; nothing of
-//! it is written to a file of results.
+//! Invariant: what is printed says first that it was simulated, and for which machine.
 
 mod against;
 mod row;
@@ -17,7 +16,7 @@ use anyhow::Context;
 use flux_core::machine::Machine;
 use std::path::PathBuf;
 
-/// Rows from which on the model is meant to hold.
+/// Fewest rows that the model is meant for.
 pub const LEAST_ROWS: u32 = 512;
 
 /// Arguments of `flux-bench simulate`.
@@ -28,12 +27,11 @@ pub(crate) struct Args {
     /// Ranks of the world
     #[arg(long, value_name = "RANKS", default_value_t = 8)]
     pub tp: u32,
-    /// The machine: h200 or h100 with NVLink, h100-pair-by-host for two that reach memory of the
-    /// host alone, as over pcie, or h800 (never measured)
+    /// The machine: h200, h100, h800 (never measured), or h100-pair-by-host, whose two GPUs have
+    /// only the host's memory in common
     #[arg(long, default_value = "h200", value_parser = machine)]
     pub machine: Machine,
-    /// Simulate the rows of this file of `bench --json`, show both times of each, and how far off
-    /// those are that were measured with the plan simulated
+    /// Simulate the rows of this file of `bench --json`, and show both times of each
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
     pub against: Option<PathBuf>,
     /// Print each row's plan too
@@ -50,10 +48,6 @@ fn machine(word: &str) -> Result<Machine, String> {
 }
 
 /// Simulates every shape, or every row of the file, and prints the table.
-///
-/// # Errors
-/// A shape that the ranks cannot split, a schedule that cannot be built, a file that is no such
-/// report or of another machine.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if let Some(path) = &args.against {
         let report = show::read(path)?;

@@ -15,7 +15,7 @@ use flux_core::simulate::simulate;
 use flux_kernels::Variant;
 use std::time::Duration;
 
-/// Stands beside the times of what nothing could run.
+/// Marks a tile without a kernel.
 pub(super) const NO_KERNEL: &str = "no kernel of this tile";
 
 /// What one op takes at one shape by simulation.
@@ -27,11 +27,11 @@ pub struct Simulation {
     pub plan: Plan,
     /// The fused op, until the last rank is done.
     pub op: Duration,
-    /// What one rank multiplies, as a world of 1 with the same tiles.
+    /// One rank's part, as a world of 1 with the same tiles.
     pub gemm: Duration,
-    /// Whether there is a kernel of this tile that would do it.
+    /// Whether there is a kernel of this tile.
     pub kernel: bool,
-    /// What the op's bytes alone take on the busiest link.
+    /// The time of the op's bytes on the busiest link.
     pub links: Duration,
 }
 
@@ -65,7 +65,7 @@ impl Simulation {
     }
 }
 
-/// What stands above all that is simulated.
+/// The head of every table of simulated times.
 pub(super) fn heading(machine: &Machine, rows: impl Iterator<Item = u32>) -> String {
     let few = if rows.min().is_some_and(|m| m < LEAST_ROWS) {
         format!("rows with m < {LEAST_ROWS} are outside of what the model is meant for\n")

@@ -1,8 +1,7 @@
 //! The time line as trace events, which Perfetto and Chrome's viewer open.
 //!
-//! Invariant: a rank is a process. A CTA is three threads, one for each role, because roles work on
-//! different items at a time and spans of one thread must nest. Times are microseconds since the
-//! rank's first CTA began, so ranks are lined up by their own beginnings.
+//! Invariant: a rank is a process, and a CTA three threads, one a role, as spans of one thread must
+//! nest. Times are microseconds since the rank's first CTA began.
 
 use super::Traced;
 use super::summary::kind;
@@ -72,8 +71,8 @@ impl Writer<'_> {
                 "owner": item.dest, "partials": item.partials,
             });
             self.producer(cta, t, &args);
-            // There is no stamp of the first stage: the consumers begin when they are free and rows
-            // are there. The storer has its next item in hand while the last one's write completes.
+            // There is no stamp of the first stage: consumers begin when they are free and rows are
+            // there. The storer takes its next item while the last write completes.
             self.span(thread(cta, CONSUMERS), "multiply", consumers_free.max(t.rows_there), t.multiplied, &args);
             self.span(thread(cta, CONSUMERS), "add partials", t.multiplied, t.summed, &args);
             self.span(thread(cta, CONSUMERS), "write", t.summed, t.written, &args);

@@ -1,7 +1,7 @@
 //! The time line of one fused call: for people, and as a file for a trace viewer.
 //!
-//! Invariant: the call that is shown is one of many alike: warm, on operand sets in rotation as in
-//! the benchmark, with the ranks lined up on their devices before it; and its result was verified.
+//! Invariant: the call is warm, on operand sets in rotation, with the ranks lined up before it, and
+//! its result was verified.
 
 mod chrome;
 mod summary;
@@ -66,19 +66,16 @@ pub(crate) struct Args {
     pub execution: ExecutionArgs,
 }
 
-/// One rank's part of the call.
 #[derive(Clone, Debug, PartialEq)]
 pub(crate) struct Traced {
-    /// What it recorded.
     pub timeline: Timeline,
     /// How long the call took between two events on the stream, in milliseconds.
     pub event_ms: f64,
-    /// The schedule and the executor, in words.
+    /// Plan and execution, in words.
     pub plan: String,
 }
 
-/// Holds the stream while the host enqueues the call, so that no rank's kernel waits for its
-/// launch.
+/// Holds the stream while the host enqueues the call.
 const SPIN: Duration = Duration::from_micros(500);
 
 /// Records the call, prints the summary, writes the file.
@@ -109,10 +106,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is asked for, of `tp` ranks, with a plan that changes something of it.
+/// The problem that is asked for, of `tp` ranks.
 fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
     let world = shapes::world(tp)?;
-    let (n, k) = args.shapes.extents(args.ops).with_context(|| format!("{} has no {}", args.shapes, args.ops))?;
+    let (n, k) = args.shapes.extents(args.ops).with_context(|| format!("{} has no {}", args.shapes, args.ops.name()))?;
     Ok(Problem::new(args.ops, args.ms, n, k, args.dtype, world)?)
 }
 
@@ -133,8 +130,8 @@ fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueI
         let mut event_ms = 0.0;
         let calls = args.calls as usize;
         for call in 0..calls {
-            // What the set holds of its call before the last is right already. As long before the
-            // last call as this, L2 is what other calls leave in it.
+            // A set that still holds an earlier result would pass. The poison is early enough to
+            // leave L2.
             if call + SETS == calls {
                 ctx.poison(&mut sets[call % SETS].y)?;
             }

@@ -1,7 +1,7 @@
-//! The time line as a table: what the waves of tiles did when.
+//! The time line as a table: the waves of tiles and their phases.
 //!
-//! Invariant: every item is in one row, that of its wave and its sink; times are microseconds since
-//! the rank's first CTA began.
+//! Invariant: every item is in the row of its wave and its sink; times are microseconds since the
+//! rank's first CTA began.
 
 use super::Traced;
 use flux_core::program::{WorkItem, sink, source};
@@ -13,7 +13,7 @@ use std::fmt::Write as _;
 type Phase = (&'static str, fn(&ItemStamps) -> u64);
 type WorkerPhase = (&'static str, fn(&WorkerStamps) -> u64);
 
-/// What an item of AllGather-GEMM comes past.
+/// Phases of an item of AllGather-GEMM.
 const AG_PHASES: [Phase; 6] = [
     ("opened", |t| t.opened),
     ("rows there", |t| t.rows_there),
@@ -22,7 +22,7 @@ const AG_PHASES: [Phase; 6] = [
     ("written", |t| t.written),
     ("stored", |t| t.sent),
 ];
-/// What an item of GEMM-ReduceScatter comes past.
+/// Phases of an item of GEMM-ReduceScatter.
 const RS_PHASES: [Phase; 6] = [
     ("opened", |t| t.opened),
     ("loaded", |t| t.loaded),
@@ -32,8 +32,7 @@ const RS_PHASES: [Phase; 6] = [
     ("stored", |t| t.sent),
 ];
 
-/// What a CTA's mover and its producer come past, where the kernel pushes and where rows are
-/// awaited.
+/// Phases of a CTA's mover and producer, where the kernel pushes or awaits rows.
 const WORKER_PHASES: [WorkerPhase; 4] = [
     ("push begun", |w| w.push_begun),
     ("first chunk delivered", |w| w.first_delivered),
@@ -86,7 +85,7 @@ fn rank(text: &mut String, traced: &Traced, phases: &[Phase]) {
         let _infallible = write!(text, "{:<17} {:>5}", format!("{wave} {kind}"), items.len());
         for (_, at) in phases {
             let mut times: Vec<u64> = items.iter().map(at).collect();
-            // What no item of the row comes past.
+            // A phase that no item of the row has.
             let cell = if times.iter().all(|&t| t == 0) { "-".to_owned() } else { spread(&mut times, us) };
             let _infallible = write!(text, " {cell:>20}");
         }
@@ -94,7 +93,7 @@ fn rank(text: &mut String, traced: &Traced, phases: &[Phase]) {
     }
 }
 
-/// Items by wave, the turns in which the workers take them, and by what becomes of them.
+/// Items by wave and by sink.
 fn rows(timeline: &Timeline) -> BTreeMap<(usize, &'static str), Vec<ItemStamps>> {
     let mut rows = BTreeMap::<_, Vec<_>>::new();
     let workers = timeline.workers.len().max(1);
@@ -104,7 +103,7 @@ fn rows(timeline: &Timeline) -> BTreeMap<(usize, &'static str), Vec<ItemStamps>>
     rows
 }
 
-/// What becomes of an item, and for what is stored whose rows it read.
+/// An item's sink, and for stored tiles whose rows it read.
 pub(super) fn kind(item: &WorkItem) -> &'static str {
     match (item.sink, item.a_source) {
         (sink::SEND, _) => "send",

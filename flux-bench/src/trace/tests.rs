@@ -1,4 +1,4 @@
-//! Summary and trace events of a call that never was.
+//! Summary and trace events of a made-up call.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
@@ -10,8 +10,7 @@ use serde_json::Value;
 
 const START: u64 = 7_000_000_000;
 
-/// Two ranks of two CTAs with three items each: a send that lasts into the next item, another send,
-/// and a reduction.
+/// Two ranks of two CTAs with three items each: a long send, another send, and a reduction.
 fn call() -> (Problem, Vec<Traced>) {
     let problem = Problem::new(OpKind::GemmReduceScatter, 256, 256, 128, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
     let ranks = (0..2).map(|rank| {
@@ -102,19 +101,18 @@ fn spans_of_a_thread_nest_and_lie_within_their_cta() {
 }
 
 #[test]
-fn a_plan_that_changes_nothing_of_the_call_is_refused() {
+fn a_layer_without_the_op_is_refused() {
     #[derive(clap::Parser)]
     struct Command {
         #[command(flatten)]
         args: Args,
     }
     let problem = |words: &str| {
-        let words = ["trace", "--shapes", "gpt3", "--ms", "512", "--summary"].into_iter().chain(words.split(' '));
+        let words = ["trace", "--ms", "512", "--summary"].into_iter().chain(words.split(' '));
         super::problem(&<Command as clap::Parser>::parse_from(words).args, 4)
             .map(|problem| problem.to_string())
             .map_err(|error| error.to_string())
     };
-    assert_eq!(problem("--ops ag_gemm --band 2"), Ok("ag_gemm m=512 n=49152 k=12288 bf16 tp=4".to_owned()));
-    assert_eq!(problem("--ops ag_gemm --early 2"), Err("--early is for gemm_rs, and changes nothing of ag_gemm: leave it out".to_owned()));
-    assert!(problem("--ops gemm_rs --band 5").is_err_and(|error| error.starts_with("--band 5: there are 4 shards")));
+    assert_eq!(problem("--ops ag_gemm"), Ok("ag_gemm m=512 n=49152 k=12288 bf16 tp=4".to_owned()));
+    assert_eq!(problem("--shapes llama3-8b.o --ops ag_gemm"), Err("llama3-8b.o has no ag_gemm".to_owned()));
 }

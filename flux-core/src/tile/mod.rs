@@ -1,7 +1,7 @@
 //! Tiles of the output.
 //!
-//! Invariant: unless tiles are flattened, none crosses a shard's border, so it has one source of
-//! rows and one owner.
+//! Invariant: without flattened rows no tile crosses a shard's border, so it has one source of rows
+//! and one owner.
 
 mod grid;
 mod raster;

@@ -1,17 +1,17 @@
-//! The order in which a shard's tiles are worked on.
+//! The order in which a shard's tiles are computed.
 //!
-//! Invariant: a raster changes the order of tiles, never which tiles there are.
+//! Invariant: a raster changes the order of tiles, never the tiles.
 
 use std::fmt;
 
-/// Order of the tiles of one shard. Tiles that are worked on at the same time share operands in L2:
-/// rows of `x` where they lie side by side, rows of `w` where they lie one above the other.
+/// Order of the tiles of one shard. Tiles that are computed at the same time share operands in L2:
+/// rows of `x` along a row of tiles, rows of `w` along a column.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Raster {
-    /// Down a column of tiles, then the next column: `w` is read once for the shard, all of its
-    /// rows of `x` are needed early.
+    /// Down a column of tiles, then the next: `w` is read once for the shard, and all rows of `x`
+    /// are needed early.
     RowsFastest,
-    /// Along a row of tiles, then the next row: rows of `x` are needed late, `w` is read once for
+    /// Along a row of tiles, then the next: rows of `x` are needed late, and `w` is read once for
     /// every row block.
     ColumnsFastest,
     /// Groups of this many row blocks, at least 1, rows fastest inside a group.
@@ -19,8 +19,7 @@ pub enum Raster {
 }
 
 impl Raster {
-    /// Every raster there is, with groups of so many row blocks. The property tests draw from
-    /// these.
+    /// Every raster, with groups of `group` row blocks. The property tests draw from these.
     pub const fn each(group: u32) -> [Self; 3] {
         [Self::RowsFastest, Self::ColumnsFastest, Self::RowGroups(group)]
     }

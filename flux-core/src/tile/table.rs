@@ -14,7 +14,7 @@ pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
 const CONSUMERS: u32 = 2;
 /// Fewest stages that keep the tensor cores fed.
 const FEWEST_STAGES: u32 = 3;
-/// Most stages of any ring: those of a pair are loaded together, so they are even.
+/// Most stages: an even number, as a ring of whole pairs is loaded in pairs.
 const MOST_STAGES: u32 = 12;
 /// Bytes between staged rows, so that the rows of a matrix store meet different banks.
 const ROW_GAP: u32 = 16;
@@ -112,8 +112,8 @@ impl TileShape {
         self.stagings().any(|staging| self.sends_partials_from(staging))
     }
 
-    /// Whether partial tiles are sent from this form: `kSendsPartials` of `config.cuh`. Swap-AB
-    /// tiles need a shared buffer, and whole 16-byte vectors of rounded accumulators in a thread.
+    /// Whether this form sends partial tiles: `kCanSendPartials` of `config.cuh`. Swap-AB tiles
+    /// need a shared buffer, and whole 16-byte vectors of rounded accumulators in a thread.
     pub const fn sends_partials_from(self, staging: Staging) -> bool {
         let whole_vectors = (self.m * self.n).is_multiple_of(8 * 128 * CONSUMERS);
         !self.swaps_ab() || matches!(staging, Staging::Shared) && whole_vectors

@@ -6,7 +6,7 @@
 
 use super::call::{check, current_context};
 use super::error::LaunchError;
-use super::launch::Kernel;
+use super::kernel::Kernel;
 use crate::variant::Variant;
 use cudarc::driver::sys;
 use std::sync::{Arc, Mutex, PoisonError};

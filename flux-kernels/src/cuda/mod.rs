@@ -3,8 +3,11 @@
 //! Invariant: every function here expects a current context on the calling thread, the one of the
 //! device that it is meant for. [`launch`] neither waits for the device nor allocates.
 
+mod args;
 mod call;
+mod encode;
 mod error;
+mod kernel;
 mod launch;
 mod loaded;
 pub(crate) mod module;
@@ -14,8 +17,10 @@ mod trace;
 mod warm_up;
 
 pub use crate::abi::{ItemStamps, WorkerStamps};
+pub use args::{LaunchArgs, Matrix, Pace};
 pub use error::LaunchError;
-pub use launch::{Kernel, LaunchArgs, Matrix, Pace, launch};
+pub use kernel::Kernel;
+pub use launch::launch;
 pub use loaded::loaded;
 pub use program::DeviceProgram;
 pub use trace::{Stamps, TraceBuffer};

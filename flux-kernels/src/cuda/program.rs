@@ -2,7 +2,7 @@
 
 use super::call::{check, current_context, release_in, synchronize};
 use super::error::LaunchError;
-use super::launch::Kernel;
+use super::kernel::Kernel;
 use crate::variant::Variant;
 use cudarc::driver::sys;
 use flux_core::program::{Await, TileProgram, Transfer, WorkItem};

@@ -41,9 +41,9 @@ impl BoxCols {
     }
 }
 
-/// A matrix stack: outer extents with their strides in bytes, rows and columns.
+/// An operand: outer dimensions, rows and columns.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct Stack<'a> {
+pub(super) struct Operand<'a> {
     /// Which operand, for errors.
     pub(super) operand: &'static str,
     /// First element.
@@ -85,17 +85,17 @@ impl Fetch {
 /// Most dimensions of a tensor map.
 const MAX_RANK: usize = 5;
 
-/// Encodes the map of a stack. Takes no driver lock and no device time.
-pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, LaunchError> {
-    let rank = 2 + stack.outer.len();
-    debug_assert!(rank <= MAX_RANK, "{stack:?}");
+/// Encodes the map of a shape. Takes no driver lock and no device time.
+pub(super) fn encode(dtype: DType, shape: &Operand<'_>) -> Result<CUtensorMap, LaunchError> {
+    let rank = 2 + shape.outer.len();
+    debug_assert!(rank <= MAX_RANK, "{shape:?}");
     let mut dims = [1u64; MAX_RANK];
     let mut strides = [0u64; MAX_RANK - 1];
     let mut boxes = [1u32; MAX_RANK];
-    (dims[0], dims[1]) = (u64::from(stack.cols), u64::from(stack.rows));
-    (boxes[0], boxes[1]) = (stack.box_cols as u32, stack.box_rows);
-    strides[0] = stack.row_bytes;
-    for (i, &(extent, bytes)) in stack.outer.iter().enumerate() {
+    (dims[0], dims[1]) = (u64::from(shape.cols), u64::from(shape.rows));
+    (boxes[0], boxes[1]) = (shape.box_cols as u32, shape.box_rows);
+    strides[0] = shape.row_bytes;
+    for (i, &(extent, bytes)) in shape.outer.iter().enumerate() {
         dims[2 + i] = u64::from(extent);
         strides[1 + i] = bytes;
     }
@@ -112,19 +112,19 @@ pub(super) fn encode(dtype: DType, stack: &Stack<'_>) -> Result<CUtensorMap, Lau
             &raw mut map,
             kind,
             rank as u32,
-            stack.address as *mut _,
+            shape.address as *mut _,
             dims.as_ptr(),
             strides.as_ptr(),
             boxes.as_ptr(),
             steps.as_ptr(),
             CUtensorMapInterleave::CU_TENSOR_MAP_INTERLEAVE_NONE,
-            stack.box_cols.swizzle(),
-            stack.fetch.promotion(),
+            shape.box_cols.swizzle(),
+            shape.fetch.promotion(),
             CUtensorMapFloatOOBfill::CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE,
         )
     };
     if result == CUresult::CUDA_SUCCESS {
         return Ok(map);
     }
-    Err(LaunchError::TensorMap { operand: stack.operand, code: result as i32, address: stack.address, row_bytes: stack.row_bytes })
+    Err(LaunchError::TensorMap { operand: shape.operand, code: result as i32, address: shape.address, row_bytes: shape.row_bytes })
 }

@@ -5,7 +5,7 @@
 
 use super::error::LaunchError;
 use super::module::Module;
-use super::tensor_map::{BoxCols, Fetch, Stack, encode};
+use super::tensor_map::{BoxCols, Fetch, Operand, encode};
 use crate::abi::Params;
 use crate::abi::WorkerStamps;
 use crate::variant::Variant;
@@ -39,7 +39,7 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
     // Every launch fetches its maps, so they are valid ones, of a line of the scratch memory.
     let matrix = |box_rows, outer| {
         let box_cols = BoxCols::Wide;
-        let stack = Stack {
+        let operand = Operand {
             operand: "scratch",
             address: scratch.address,
             cols: 8,
@@ -50,7 +50,7 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
             box_cols,
             fetch: Fetch::Line,
         };
-        encode(variant.dtype(), &stack)
+        encode(variant.dtype(), &operand)
     };
     let (tile, alone): (_, &[(u32, u64)]) = (variant.tile(), &[(1, 16), (1, 16)]);
     let a = matrix(tile.m, alone)?;

@@ -1,7 +1,6 @@
-//! Operand data as a function of position: an element is a hash of (seed, row, column) and of
-//! nothing else.
+//! Operand data as a function of position: a hash of seed, row and column.
 //!
-//! Invariant: [`raw`] equals its counterpart in `cuda/harness.cuh` bit for bit, so any rank can
+//! Invariant: [`raw`] equals its counterpart in `cuda/harness/data.cuh` bit for bit, so any rank can
 //! generate any part of any rank's operand. The ranks' windows of `y` tile the global `[m, n]`
 //! output; their windows of `x` tile `[m, k]` and those of `w` `[n, k]`.
 
@@ -14,8 +13,8 @@ pub const RAW_END: u32 = 1 << 24;
 /// Below this [`Fill::SmallInts`] yields -1, and as far from the end +1: one in six each.
 const SIXTH: u32 = RAW_END / 6;
 
-/// 24 random bits of the element at (`row`, `col`): the top of splitmix64's finaliser over
-/// `seed ^ (row << 32 | col)`.
+/// 24 random bits of the element at (`row`, `col`): splitmix64's finaliser over `seed ^ (row << 32
+/// | col)`.
 ///
 /// Source: Steele, Lea, Flood, "Fast splittable pseudorandom number generators", OOPSLA 2014;
 /// constants of Stafford's variant 13.
@@ -127,8 +126,8 @@ mod tests {
         let mean = values.iter().sum::<f64>() / f64::from(n);
         let variance = values.iter().map(|v| v * v).sum::<f64>() / f64::from(n);
         assert!(values.iter().all(|v| (-1.0..1.0).contains(v)));
-        // Standard errors of the mean and the variance of 65536 samples are 0.0023 and 0.0012: five
-        // of each.
+        // Standard errors of mean and variance of 65536 samples are 0.0023 and 0.0012: five of
+        // each.
         assert!(mean.abs() < 0.012 && (variance - 1.0 / 3.0).abs() < 0.006, "mean {mean}, variance {variance}");
     }
 

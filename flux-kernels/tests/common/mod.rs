@@ -1,5 +1,5 @@
-//! A world of ranks on one GPU, without any transport: every rank has its own memory and stream,
-//! and its share of the multiprocessors.
+//! A world of ranks on one GPU, without a transport: every rank has its own memory and stream, and
+//! its share of the multiprocessors.
 
 #[path = "../skipped/mod.rs"]
 mod skipped;

@@ -1,26 +1,25 @@
-//! Tests of what a machine may not have: skipped out loud, and counted, as whoever runs them takes
-//! a skipped test for one that has passed.
+//! Skips tests of hardware that a machine lacks. A skip is printed and counted, because a silent
+//! one would pass for a success.
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 
 use std::fmt::Display;
 use std::fs::OpenOptions;
 use std::io::Write;
 
-/// Names a file to which every test that is skipped adds a line: `cargo xtask test` and
-/// `flux-bench lab gpu-ci` count them.
+/// Names a file to which a skipped test adds a line, for `cargo xtask test` and `flux-bench lab
+/// gpu-ci`.
 const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
 
-/// Stands behind the name of a test of which only a part is skipped; both programs look for it.
+/// Follows the name of a test of which a part is skipped; both programs look for it.
 const IN_PART: &str = ", in part";
 
-/// Says that a test does not run, and counts it. Once in a test: `gpu-ci` takes as many tests as
-/// lines for skipped.
+/// Skips a test, once: `gpu-ci` counts one skipped test for each line.
 pub(crate) fn skip(test: &str, why: &dyn Display) {
     say(test, why);
     count(test, why);
 }
 
-/// Says it past the capture of a test's output, so that it is seen.
+/// Prints past the capture of a test's output.
 pub(crate) fn say(test: &str, why: &dyn Display) {
     std::io::stderr().write_all(format!("\n{test}: skipped, {why}\n").as_bytes()).unwrap_or_default();
 }

@@ -129,8 +129,8 @@ impl Memory {
         }
     }
 
-    /// What a mover does in call `epoch` of `program`'s rank: its rows to the gather buffers, each
-    /// slice of a chunk with its signal.
+    /// The mover of call `epoch` of `program`'s rank: copies its rows to the gather buffers, and
+    /// raises the signal of each slice of a chunk.
     pub fn push<T: Element>(&self, program: &TileProgram, x: &[T], epoch: Epoch) {
         let k = program.problem.k_local() as usize;
         let row_bytes = (k * size_of::<T>()) as u64;

@@ -61,7 +61,10 @@ impl Request {
     pub(crate) fn choice(&self, comm: &Communicator) -> Result<Choice, BuildError> {
         let problem = self.problem(comm)?;
         match self.plan {
-            Some(plan) => Ok(Choice { plan, sms: planning::target(comm).machine.multiprocessors, origin: PlanOrigin::Caller }),
+            Some(plan) => {
+                check(&plan)?;
+                Ok(Choice { plan, sms: planning::target(comm).machine.multiprocessors, origin: PlanOrigin::Caller })
+            }
             None => planning::own_choice(comm, &problem, &self.user_table()),
         }
     }
@@ -74,7 +77,6 @@ impl Request {
     /// How this rank executes the op by this choice.
     pub(super) fn resolve(&self, comm: &Communicator, choice: Choice) -> Result<Resolved, BuildError> {
         let problem = self.problem(comm)?;
-        check(&choice.plan)?;
         let mut target = planning::target(comm);
         target.machine.multiprocessors = choice.sms;
         let mut plan = choice.plan;

@@ -59,15 +59,14 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// The shard stays readable and unwritten until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError>;
 
-    /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions, and
-    /// returns the workspace as the executor of this call uses it: the addresses of peers in other
-    /// nodes are those of memory of this rank's, which is sent from there. At most once in a call,
-    /// and only where [`Mover::Messages`] carries. What the executor [stores](Source::Stored) is
-    /// sent by [`exchange_stored`](Self::exchange_stored).
+    /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions. At
+    /// most once in a call, and only where [`Mover::Messages`] carries. Returns the workspace as
+    /// the executor of this call uses it: addresses of peers in other nodes are those of own
+    /// memory, from where messages send. What the executor [stores](Source::Stored) is sent by
+    /// [`exchange_stored`](Self::exchange_stored).
     ///
-    /// Not one method with [`carry`](Self::carry): an exchange is in rounds that all ranks go
-    /// through in one order, and a route has each side in its own order; either in the other's
-    /// place would be a protocol that is neither argued nor proven.
+    /// An exchange is in rounds, which all ranks go through in one order; a route that is
+    /// [carried](Self::carry) has each side in its own order.
     ///
     /// # Safety
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks
@@ -86,8 +85,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
         Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
     }
 
-    /// Puts a collective of the library on `stream`, between what is there and what is enqueued
-    /// next, as all the traffic of the call in progress. Once in a call.
+    /// Puts a collective of the library on `stream`, as all the traffic of the call in progress.
+    /// Once in a call.
     ///
     /// # Safety
     /// The shard is used by nothing else until the call has finished on `stream`. All ranks hand

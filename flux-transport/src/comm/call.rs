@@ -91,8 +91,9 @@ impl<'c> Call<'c> {
         self.comm.inner.health.transport().capturing()
     }
 
-    /// Whether [`push`](Self::push) can be used: once in a call and not in a world of one. Nor
-    /// during or after a capture, when only the device knows the buffer index.
+    /// Whether [`push`](Self::push) can be used: once in a call, and not in a world of one. While a
+    /// call is captured, and after, the half that a copy engine writes to is known on the device
+    /// only, and the kernel must push.
     pub fn copy_engine_usable(&self) -> bool {
         self.comm.inner.health.transport().copy_engine_usable()
     }

@@ -1,5 +1,4 @@
-//! What is chosen by timing before anything is measured: the baseline's algorithm, and for how long
-//! streams are held.
+//! Choices by timing before a measurement: the baseline's algorithm, and the length of the spin.
 //!
 //! Invariant: a first use, which may load a kernel, decides nothing.
 
@@ -18,8 +17,7 @@ pub(crate) fn settled(mut sample: impl FnMut(usize) -> anyhow::Result<Span>) -> 
     Ok(spans[SETTLING..].to_vec())
 }
 
-/// The one of so many candidates of which `median` says least; the first where it says nothing of
-/// any.
+/// The candidate of the least `median`; the first where there is no figure.
 pub(crate) fn fastest(candidates: usize, mut median: impl FnMut(usize) -> anyhow::Result<f64>) -> anyhow::Result<usize> {
     let mut best = (f64::INFINITY, 0);
     for candidate in 0..candidates {

@@ -14,7 +14,6 @@ use flux_transport::internal::nccl::{Comm, ElementType};
 use std::sync::Arc;
 use std::time::Duration;
 
-/// One rank's device.
 #[derive(Debug)]
 pub struct Gpu {
     device: CudaDevice,
@@ -37,7 +36,6 @@ impl Gpu {
         Ok(Self { stream: device.context().new_stream()?, device: device.clone(), harness, start, end })
     }
 
-    /// The device.
     pub fn device(&self) -> &CudaDevice {
         &self.device
     }
@@ -57,7 +55,6 @@ impl Gpu {
         Ok(DeviceBlock::new(&self.device, bytes)?)
     }
 
-    /// Waits for everything on the stream.
     pub fn synchronize(&self) -> anyhow::Result<()> {
         Ok(self.stream.synchronize()?)
     }
@@ -90,16 +87,14 @@ impl Gpu {
         let Window { row0, col0, rows, cols } = window;
         let to = harness::Window { address: to.address() + offset as u64, row_stride: u64::from(cols), row0, col0, rows, cols };
         self.device.bind()?;
-        // SAFETY: the block holds the window, as was just checked; whatever else uses it is on the
-        // same stream.
+        // SAFETY: the block holds the window, and whatever else uses it is on the same stream.
         unsafe { self.harness.fill(to, seed, fill, dtype, self.raw_stream())? };
         Ok(())
     }
 
     /// Fills device memory with NaN.
     ///
-    /// The range must be memory of this device that nothing uses but this stream; callers pass
-    /// whole blocks or the workspace.
+    /// The range must be memory of this device that only this stream uses.
     pub(crate) fn poison(&self, address: u64, bytes: usize) -> anyhow::Result<()> {
         self.device.bind()?;
         // SAFETY: the callers' promise above.
@@ -142,15 +137,14 @@ impl Gpu {
         })
     }
 
-    /// Occupies the stream.
     pub fn spin(&self, time: Duration) -> anyhow::Result<()> {
         self.device.bind()?;
         self.harness.spin(time.as_nanos() as u64, self.raw_stream())?;
         Ok(())
     }
 
-    /// Holds the stream until every rank's has come here, and for `spin` longer: time for the host
-    /// to enqueue what follows. `word` is 4 bytes that nothing else uses.
+    /// Holds the stream until every rank's has come here, and for `spin` longer. `word` is 4 bytes
+    /// that nothing else uses.
     pub(crate) fn line_up(&self, nccl: &Comm, word: &DeviceBlock, spin: Duration) -> anyhow::Result<()> {
         anyhow::ensure!(word.bytes() >= 4, "{} bytes are no word", word.bytes());
         // SAFETY: one word of this rank's memory, on its one stream.
@@ -163,8 +157,7 @@ impl Gpu {
         Ok(self.stream.record_event(None)?)
     }
 
-    /// Times what `launch` puts on the stream, in milliseconds between two events, and waits for
-    /// it.
+    /// Times what `launch` puts on the stream in milliseconds, and waits for it.
     pub fn time(&self, launch: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
         self.start.record(&self.stream)?;
         launch()?;
@@ -175,8 +168,8 @@ impl Gpu {
     pub(crate) fn upload(&self, to: &DeviceBlock, from: &[u8]) -> anyhow::Result<()> {
         anyhow::ensure!(from.len() <= to.bytes(), "{} bytes do not fit {}", from.len(), to.bytes());
         self.device.bind()?;
-        // SAFETY: the block holds as many bytes; the copy waits for the stream's end before the
-        // slice can go away.
+        // SAFETY: the block holds as many bytes, and the stream is synchronised before the slice
+        // goes.
         unsafe { result::memcpy_htod_async(to.address(), from, self.stream.cu_stream())? };
         self.synchronize()
     }

@@ -1,7 +1,6 @@
-//! Measuring on GPUs: the baselines, clocks of the device, and the harness kernels.
+//! GPUs: the baseline GEMM, the harness kernels, and timing on the device.
 //!
-//! Invariant: a rank has one device and one stream, and all that it launches is in order on that
-//! stream.
+//! Invariant: a rank has one device and one stream, on which all of its launches are in order.
 
 pub(crate) mod choice;
 pub(crate) mod cublas;

@@ -16,7 +16,6 @@ pub(super) enum Contender {
 }
 
 impl Contender {
-    /// All.
     pub(super) const ALL: [Self; 4] = [Self::Gemm, Self::Core, Self::Order, Self::Flags];
 
     /// All, in the order of a round.

@@ -1,8 +1,7 @@
 //! The contenders at one shape, on one GPU.
 //!
-//! Invariant: a sample is the time between two events on the one stream. Before the first, what
-//! peers would have raised is raised, and a spinning kernel gives the host time to enqueue what is
-//! timed; every call takes the next operand set of a rotation.
+//! Invariant: a sample is the time between two events on the one stream. The peers' signals are
+//! raised before it, a spinning kernel hides the launch, and every call takes the next operand set.
 
 use super::contender::Contender;
 use super::mock_peers;
@@ -89,7 +88,6 @@ impl<'a> KernelContenders<'a> {
         })
     }
 
-    /// What runs, in words.
     pub(super) fn plan(&self) -> String {
         let [core, _, flags] = &self.ours;
         let (kernel, alone, as_first) = (self.kernel.variant(), core.workers(), flags.workers());
@@ -129,8 +127,7 @@ impl<'a> KernelContenders<'a> {
         Ok([gemm?, core?, order?, flags?])
     }
 
-    /// Random data in all sets and both halves, the fastest algorithm, and a spin that hides what
-    /// the host does.
+    /// Fills all sets and both buffers with random data, and chooses algorithm and spin.
     fn prepare(&mut self) -> anyhow::Result<()> {
         for epoch in [Epoch::FIRST, Epoch::FIRST.next()] {
             self.arrive(epoch, &self.operands(Contender::Flags, 0, Fill::Uniform))?;
@@ -178,21 +175,19 @@ impl<'a> KernelContenders<'a> {
             return self.ours[ours].launch(gpu, &self.kernel, set);
         }
         gpu.device().bind()?;
-        // SAFETY: the sets hold operands of the shape that the GEMM was made for (`new`), and
-        // everything is on this one stream.
+        // SAFETY: the sets hold operands of the GEMM's shape, and everything is on this one stream.
         unsafe { self.gemm.launch(set.x.address(), set.w.address(), set.y.address(), gpu.raw_stream())? };
         Ok(())
     }
 
-    /// A contender's operands: of the GEMM alone, or of the world, of which its own are the same
-    /// elements.
+    /// A contender's operands: of the GEMM alone, or of the world, with the same elements.
     fn operands(&self, contender: Contender, call: u64, fill: Fill) -> Operands {
         let alone = matches!(contender, Contender::Gemm | Contender::Core);
         Operands::new(if alone { self.case.alone } else { self.case.problem }, SEED, call, fill)
     }
 
-    /// Rank 0's `w` and, of an AllGather-GEMM too, all of the local `x`, of which rank 0's shard
-    /// are the first rows.
+    /// Rank 0's `w`, and all of the local `x`, of which an AllGather-GEMM's shard is the first
+    /// rows.
     fn fill_own(&self, set: &OperandBlocks, operands: &Operands) -> anyhow::Result<()> {
         let alone = &self.case.alone;
         self.fill(set, (x_window(alone, FIRST), w_window(alone, FIRST)), operands)
@@ -204,8 +199,8 @@ impl<'a> KernelContenders<'a> {
         self.gpu.fill(&set.w, w, operands.seed_w, operands.fill, dtype)
     }
 
-    /// What the peers give to rank 0 in a call of this epoch: their rows, or the partial tiles that
-    /// their own programs make of their operands. Uses the first set.
+    /// Writes what peers give to rank 0 in this epoch: rows, or partial tiles by their own
+    /// programs. Uses the first set.
     fn arrive(&mut self, epoch: Epoch, operands: &Operands) -> anyhow::Result<()> {
         let (gpu, problem, program) = (self.gpu, &self.case.problem, self.ours[2].program());
         if problem.op() == OpKind::AllGatherGemm {

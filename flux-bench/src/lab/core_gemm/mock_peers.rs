@@ -1,9 +1,7 @@
-//! How one GPU's memory stands in for that of a world's ranks, and which words say that the peers
-//! have done their part.
+//! Mock peers: how one GPU's memory stands for that of all ranks, and which signals they raise.
 //!
-//! Invariant: before a call of an epoch, exactly the awaited words that nobody but a peer or a
-//! mover raises hold that epoch. A word that the program's own items raise is left to them: raised
-//! before, it would hand over what is not written yet.
+//! Invariant: before a call exactly the awaited signals that only peers or movers raise hold its
+//! epoch. The program raises its own.
 
 use crate::harness::FIRST;
 use crate::harness::data::Window;
@@ -18,19 +16,16 @@ use std::ops::Range;
 pub(super) struct Words {
     /// Offset of the first in the pad.
     pub(super) offset: u64,
-    /// How many.
     pub(super) count: u64,
 }
 
-/// The words of the program's own pad that hold a call's epoch before it begins: what peers raise,
-/// in both halves.
+/// The words of the program's own pad that peers raise before a call, in both buffers.
 pub(super) fn raised_before(program: &TileProgram) -> Vec<Words> {
     let words = |from: u64, to: u64| Words { offset: from, count: (to - from) / 4 };
     by_peers(program).into_iter().map(|run| words(signal_offset(run.start, 0), signal_offset(run.end, 0))).collect()
 }
 
-/// The signals that are awaited and raised by none of the program's own items, as runs of
-/// consecutive ones.
+/// Runs of consecutive signals that are awaited and that none of the program's own items raises.
 fn by_peers(program: &TileProgram) -> Vec<Range<u32>> {
     let mut signals: BTreeSet<u32> = program.awaits.iter().map(|a| a.signal).collect();
     for item in program.items.iter().filter(|item| item.raise != NONE) {
@@ -48,18 +43,15 @@ fn by_peers(program: &TileProgram) -> Vec<Range<u32>> {
     runs
 }
 
-/// The rows of the global `x` that rank 0 of an AllGather-GEMM finds at the start of its gather
-/// buffer: its peers' places follow each other in rank order.
+/// The rows of the global `x` that rank 0 finds at the start of its gather buffer.
 pub(super) fn gathered(program: &TileProgram) -> Window {
     let problem = &program.problem;
     let row0 = if program.flattened { 0 } else { problem.m_shard() };
     Window { row0, col0: 0, rows: problem.m() - row0, cols: problem.k_local() }
 }
 
-/// Every rank's data region as rank 0 sees it: `own`, and at each peer a part of `elsewhere`, which
-/// is as large. These parts do not overlap, so as many bytes of memory are written as at the peers:
-/// of a GEMM-ReduceScatter's slots rank 0 has another place at every peer, else the first at all of
-/// them.
+/// Every rank's data region as rank 0 sees it: `own`, and parts of `elsewhere` for the peers.
+/// Peers' slots do not overlap, so as many bytes are written as in a real world.
 pub(super) fn data_of_first(program: &TileProgram, own: u64, elsewhere: u64) -> Vec<u64> {
     let place = match program.problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(&program.problem),
@@ -70,8 +62,7 @@ pub(super) fn data_of_first(program: &TileProgram, own: u64, elsewhere: u64) -> 
     std::iter::once(own).chain(peers).collect()
 }
 
-/// The same as a peer sees it that makes rank 0's partial tiles: what it sends to others, and what
-/// it adds itself, is all in `elsewhere` and of no use.
+/// The same for a peer that makes rank 0's partial tiles: all else goes to `elsewhere`.
 pub(super) fn data_of_peer(world: WorldSize, own: u64, elsewhere: u64) -> Vec<u64> {
     world.ranks().map(|rank| if rank == FIRST { own } else { elsewhere }).collect()
 }

@@ -1,25 +1,19 @@
-//! `flux-bench lab core`: the fused kernel as a GEMM, beside the best cuBLASLt algorithm, on one GPU.
+//! `flux-bench lab core`: the kernel as a GEMM beside cuBLASLt, on one GPU.
 //!
-//! Invariant: what is compared computes with one kernel on the same operands, at the shape that one
-//! rank of a larger world has, in the same rounds; a row is verified only if every output of the
-//! kernel was checked as a whole against the fp64 reference.
-//!
-//! Four contenders take turns in each round:
+//! Invariant: all contenders compute the same operands at one rank's shape, in the same rounds. A
+//! row is verified only if every output was checked as a whole.
 //!
 //! | time | what runs |
 //! |---|---|
-//! | T_gemm | cuBLASLt at the rank's local shape: `m x n/tp x k` (AllGather-GEMM), `m x n x k/tp` (GEMM-ReduceScatter) |
-//! | T_core | the kernel on the same shape as a world of 1: no peer, no border of a shard; tile, splits and raster of the world of tp |
-//! | T_order | rank 0's tile program of the world of tp without its waits for peers |
-//! | T_flags | rank 0's tile program of the world of tp, every signal of a peer raised before the call |
+//! | T_gemm | cuBLASLt's best algorithm at the rank's local shape |
+//! | T_core | the kernel as a world of 1, with the plan's tile and split |
+//! | T_order | rank 0's program of the world, without waits for peers |
+//! | T_flags | rank 0's program of the world, every peer's signal raised before |
 //!
-//! T_core waits for no signal but those of tiles that are shared. T_order and T_flags include the
-//! order of shards and bands, reading peers' rows from the gather buffer (AllGather-GEMM), sending
-//! partial tiles for peers into memory of this GPU at the op's own pace, raising their signals,
-//! reading and adding the peers' partial tiles (GEMM-ReduceScatter), and the close of the call.
-//! They include no link, no push of rows to peers and no copy that raises signals. So
-//! `T_flags / T_order - 1` is what looking at raised signals costs, and `T_flags / T_core - 1` what
-//! the whole tile program costs a GEMM whose data are there.
+//! T_order and T_flags include the order of shards, reads of the gather buffer, sends of partial
+//! tiles into this GPU's memory, and additions of the peers' partials. They include no link and no
+//! mover. `T_flags / T_order - 1` is the cost of polling, `T_flags / T_core - 1` that of the whole
+//! program.
 
 mod contender;
 mod contenders;
@@ -67,11 +61,8 @@ pub(crate) struct Args {
     pub samples: u32,
 }
 
-/// Measures every shape on the first GPU, prints the table, writes the file, and says whether every
-/// row was verified.
-///
-/// # Errors
-/// No GPU, a shape that the ranks cannot split, or a call that did not end as it should.
+/// Measures every shape on the first GPU, prints the table, writes the file, and says whether all
+/// rows verified.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("core")?;
     // Bad shapes are refused on a machine without GPUs too.

@@ -1,7 +1,6 @@
-//! A program on the GPU with the words that its calls go by.
+//! A replay harness: a program on the GPU with the signals that its calls await.
 //!
-//! Invariant: no two seats share a pad or a control block: their epochs differ, and a word that one
-//! has raised would be the other's.
+//! Invariant: no two share a pad or a control block, as their epochs differ.
 
 use super::mock_peers::{self, Words};
 use crate::harness::gpu::Gpu;
@@ -52,8 +51,7 @@ pub(super) struct Replay {
 }
 
 impl Replay {
-    /// Uploads `program`, whose ranks' data regions are at `data`; its first call has the first
-    /// epoch. The op's own CTAs and gaps.
+    /// Uploads `program`, whose ranks' data regions are at `data`, with the op's own CTAs and gaps.
     pub(super) fn new(gpu: &Gpu, kernel: &Kernel, program: TileProgram, data: Vec<u64>) -> anyhow::Result<Self> {
         let size = program.workspace();
         let pad_memory = gpu.alloc(pad_bytes(size.signals) as usize * program.problem.world().index())?;
@@ -76,12 +74,10 @@ impl Replay {
         self.program.program()
     }
 
-    /// CTAs of a call.
     pub(super) fn workers(&self) -> u32 {
         self.workers
     }
 
-    /// The next call's.
     pub(super) fn epoch(&self) -> Epoch {
         self.epoch
     }
@@ -102,8 +98,7 @@ impl Replay {
         self.raised.iter().try_for_each(|words| gpu.set_words(&self.pad_memory, own + words.offset, words.count, self.epoch.get()))
     }
 
-    /// Enqueues the call on a set's operands. Nothing is pushed: an AllGather-GEMM's peers are not
-    /// there to read.
+    /// Enqueues the call on a set's operands. Nothing is pushed, as there are no peers.
     pub(super) fn launch(&mut self, gpu: &Gpu, kernel: &Kernel, set: &OperandBlocks) -> anyhow::Result<()> {
         let program = self.program.program();
         let problem = &program.problem;
@@ -136,10 +131,9 @@ impl Replay {
             stream: gpu.raw_stream(),
         };
         gpu.device().bind()?;
-        // SAFETY: the program is as it was built, but for awaits of what is there. Operands have
-        // the problem's shapes, as was just checked; data regions, pads and control block were made
-        // for this program's workspace, and all of them outlive the work on the one stream, which
-        // their freeing waits for. The other ranks' part is done: their words are raised before.
+        // SAFETY: operands have the problem's shapes, as was just checked. Data regions, pads and
+        // control block are of this program's workspace and outlive the work on the one stream.
+        // Peers' signals are raised before.
         unsafe { launch(kernel, &self.program, &args) }?;
         self.epoch = self.epoch.next();
         Ok(())

@@ -1,7 +1,6 @@
-//! What the kernel is as a GEMM.
+//! The report of `flux-bench lab core`.
 //!
-//! Invariant: a [`CoreRow`] is derived in one place, [`CoreRow::new`], from four times that were
-//! measured in the same rounds.
+//! Invariant: [`CoreRow::new`] derives every row from four times of the same rounds.
 
 use crate::harness::{PlannedLayer, Times, Verdict};
 use crate::report::{Head, Origin, aligned, ms};
@@ -9,7 +8,6 @@ use flux_core::metrics;
 use serde::{Deserialize, Serialize};
 use std::time::Duration;
 
-/// Version of the file's form.
 pub(super) const SCHEMA: u32 = 1;
 
 /// The kernel beside cuBLASLt, with what is needed to judge and repeat it.
@@ -24,8 +22,7 @@ pub struct CoreReport {
     pub rows: Vec<CoreRow>,
 }
 
-/// One rank's part of one op at one shape, on one GPU. Times are in milliseconds; [the
-/// module](super) says what each is of.
+/// One rank's part of an op at one shape, in milliseconds; [the module](super) explains each time.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CoreRow {
     /// What it is of: `op` to `dtype`, those of the world whose rank 0 was measured.
@@ -49,19 +46,16 @@ pub struct CoreRow {
     pub waits: f64,
     /// Rate of the kernel as a world of 1, of the median.
     pub tflops: f64,
-    /// Largest deviation from an fp64 reference over the whole outputs, in units of the reference's
-    /// largest element.
+    /// Largest deviation from the fp64 reference, over its largest element.
     pub max_rel_err: f64,
-    /// Whether in all three of the kernel's contenders random data stayed within the derived bound
-    /// and integer data were exact, over the whole output.
+    /// Whether all outputs of the kernel's three contenders were within the bound, and exact for
+    /// integers.
     pub verified: bool,
-    /// Rounds measured.
     pub samples: u32,
 }
 
 impl CoreRow {
-    /// The row of a case, from what was measured, in the order of
-    /// [`Contender::ALL`](super::Contender::ALL).
+    /// The row of a case, from times in the order of [`Contender::ALL`](super::Contender::ALL).
     pub(super) fn new(case: &PlannedLayer, plan: String, times: [Times; 4], verdict: Verdict, samples: u32) -> Self {
         let [t_gemm_ms, t_core_ms, t_order_ms, t_flags_ms] = times;
         let problem = &case.problem;

@@ -126,8 +126,7 @@ impl HostReplay {
         Self { executor: Executor::new(program, NonZeroUsize::MIN).unwrap(), data, pads, control, fault }
     }
 
-    /// One call of `epoch`, in which every signal of a peer was raised before; a wait for any other
-    /// fails at once.
+    /// One call of `epoch` with the peers' signals raised; any other wait fails at once.
     fn call(&mut self, epoch: Epoch, x: &[bf16], w: &[bf16]) -> Vec<bf16> {
         let program = self.executor.program();
         let (problem, rank) = (program.problem, program.rank);
@@ -138,8 +137,8 @@ impl HostReplay {
         }
         let (control, fault) = (self.control.address(), self.fault.address());
         set_words(control + control::EPOCH, 1, epoch.get());
-        // SAFETY: all blocks outlive the call, in which nobody else uses them; `elsewhere` is large
-        // enough for a whole region at each peer's address.
+        // SAFETY: all blocks outlive the call and belong to it; `elsewhere` holds a region at each
+        // address.
         let memory = unsafe { HostMemory::new(&self.data, &pads, control, fault, program.workspace(), Duration::ZERO) };
         let rows = |elements, cols: u32| Rows { elements, stride: cols as usize };
         let ys = problem.y_shape();
@@ -164,8 +163,7 @@ fn window(window: data::Window, seed: u64, fill: Fill) -> Vec<bf16> {
     to
 }
 
-/// Rank 0 as rank 0, its peers' part made before, one after the other: what the device does, by the
-/// same plan and with another executor.
+/// Runs rank 0 alone after its peers' parts, with the host's executor.
 fn alone_as_first(case: &PlannedLayer, order: bool, fill: Fill) -> Verdict {
     let problem = &case.problem;
     let first = if order { case.order() } else { case.program(FIRST) }.unwrap();

@@ -1,22 +1,17 @@
-//! Whether a process leaks memory of its GPU: how much of it is in use after each rebuild.
+//! Whether a process leaks memory of its GPU, by what is in use after each rebuild.
 //!
-//! Invariant: what grows with rebuilds is found, and what a driver keeps is not taken for it. The
-//! number is that of the whole device, so it is judged only where nobody else works on that, and a
-//! rank that was given up but still lives holds none of it nor maps what was there. It goes up and
-//! down by what NCCL has not let go yet of the communicator before. So all of the last measurements
-//! must lie above all of the first.
+//! Invariant: growth with rebuilds is found, and what a driver keeps is not. The figure is the
+//! whole device's and varies with what NCCL still holds, so all of the last must lie above all of
+//! the first.
 
 /// Measurements that only say what is normal: after the first calls, before anything was rebuilt.
 const FIRST: usize = 1;
-/// Measurements after that whose highest counts. Rebuilds with and without survivors' own come in
-/// turns, and leave different things for the next.
+/// Later measurements whose highest is the base; rebuilds with and without survivors alternate.
 const BASE: usize = 2;
 /// The last ones, whose lowest counts.
 const LAST: usize = 3;
-/// What a driver may keep: memory that is freed in a stream's order it takes in blocks of 32 MiB,
-/// and one more may be begun for the ops, one for the operands. After n measurements a leak of 64
-/// MiB / (n - 5) between two of them is found: 64 MiB after 6, 3 MiB after 27. The workspace of a
-/// group of 8 is 14 MiB and more.
+/// What a driver may keep: pools grow by 32 MiB, and one for ops and one for operands may begin.
+/// After n measurements a leak of 64 MiB / (n - 5) a rebuild is found.
 const SLACK: u64 = 64 << 20;
 
 /// One process's measurements.

@@ -1,7 +1,7 @@
-//! One episode: what is injected when, and what must come of it.
+//! One episode: the injection and its expected outcome.
 //!
-//! Invariant: an episode begins with a whole group of working ranks and, if it does not end early, ends
-//! with one.
+//! Invariant: an episode begins with a whole group of working ranks, and ends with one unless it
+//! ends early.
 
 use super::messages::{FailureKind, Reply, Request, now};
 use super::process::Process;
@@ -12,8 +12,8 @@ use std::time::{Duration, Instant};
 
 /// How late after its deadline a timeout may come.
 const SLACK: Duration = Duration::from_millis(500);
-/// How long after the deadline a rank that was stopped runs on, at the earliest: every other's
-/// wait, which begins up to a call later than the stop, has passed its own by then.
+/// How long a stopped rank stays stopped beyond the deadline at least, so that every wait has
+/// expired.
 const SOON: Duration = Duration::from_millis(100);
 /// The same of ranks that take turns on a device.
 const SOON_BY_TURNS: Duration = Duration::from_millis(300);
@@ -25,8 +25,7 @@ const CALLS: u64 = 300;
 const CALLS_BY_TURNS: u64 = 30;
 
 impl Suite<'_> {
-    /// One fault and what follows it; `survivors`: whether those go on by themselves before a
-    /// replacement comes.
+    /// One fault and what follows it; `survivors`: whether they rebuild before a replacement comes.
     pub(super) fn episode(&mut self, injection: Injection, survivors: bool) -> Result<(), EarlyEnd> {
         let victim = self.below(u64::from(self.args.ranks)) as usize;
         let moment = Duration::from_micros(self.below(60_000));
@@ -47,8 +46,7 @@ impl Suite<'_> {
         std::thread::sleep(stop);
         self.ranks[victim].signal(Signal::CONT)?;
         let limit = self.limit();
-        // All are heard, whatever the first says: who waited for whom is seen from all of their
-        // ends.
+        // All reply first: who waited for whom shows in all of their ends.
         let reports: Vec<Reply> = (0..self.ranks.len()).map(|at| self.next_reply(at, limit)).collect::<Result<_, _>>()?;
         let mut early = false;
         for (at, report) in reports.iter().enumerate() {
@@ -89,8 +87,7 @@ impl Suite<'_> {
             Injection::LongStop => self.ranks[victim].signal(Signal::STOP)?,
             _ => {}
         }
-        // Half of those that are stopped for too long run on while the others find out about it,
-        // the rest when they have gone on.
+        // Half of these ranks run on while the others detect the stop, the rest after the rebuild.
         let soon = injection == Injection::LongStop && self.below(2) == 0;
         if soon {
             let soon = if self.args.ranks_per_gpu > 1 { SOON_BY_TURNS } else { SOON };
@@ -154,8 +151,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// Whether a rank that runs on, and that the others have given up, fails, and ends when it is
-    /// told to.
+    /// Checks that a rank which the others gave up fails, and ends on request.
     fn has_failed(&mut self, late: &mut Process) -> Result<(), EarlyEnd> {
         let limit = self.limit();
         match late.reply(limit)? {
@@ -171,8 +167,7 @@ impl Suite<'_> {
         Ok(())
     }
 
-    /// A rank that the others have given up runs on: it fails, and the group computes right
-    /// results.
+    /// Lets a given-up rank run on: it must fail, and the group must compute right results.
     fn runs_on(&mut self, injection: Injection, mut late: Process) -> Result<(), EarlyEnd> {
         match injection {
             Injection::LongStop => late.signal(Signal::CONT)?,

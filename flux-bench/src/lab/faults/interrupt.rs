@@ -1,7 +1,7 @@
-//! The signals that end a run from outside.
+//! Signals that end a run from outside.
 //!
-//! Invariant: a run that a signal ends leaves neither ranks nor files behind: whoever waits for a
-//! rank looks here, gives up, and what was started and made is dropped.
+//! Invariant: whoever waits for a rank checks for a signal, so an interrupted run leaves neither
+//! ranks nor files behind.
 
 use anyhow::bail;
 use flux_transport::launch::Signals;
@@ -25,7 +25,6 @@ impl Interrupt {
         Ok(Self(Arc::new(Noted { signals: Signals::catch()?, first: OnceLock::new() })))
     }
 
-    /// The first that came.
     pub(super) fn came(&self) -> Option<Signal> {
         let Noted { signals, first } = &*self.0;
         if let Some(signal) = first.get().copied().or_else(|| signals.take()) {
@@ -34,7 +33,6 @@ impl Interrupt {
         None
     }
 
-    /// Fails where one has come.
     pub(super) fn check(&self) -> anyhow::Result<()> {
         match self.came() {
             Some(signal) => bail!("ended by signal {}", signal.as_raw()),

@@ -1,10 +1,8 @@
-//! Whether a process leaks: what it holds after each rebuild, kind by kind.
+//! Whether a process leaks handles, by kind, from what it holds after each rebuild.
 //!
-//! Invariant: what grows with rebuilds is found, and what was opened once is not taken for it. A
-//! driver and NCCL open some things at their first use and some at their first rebuild, and may
-//! open one more whenever something is used that was not before; so a kind counts only when it has
-//! risen above all that it was, twice, after the first rebuild, and some of it is left of an
-//! earlier group: a group may hold more than the one before and let go of all of it.
+//! Invariant: a kind leaks when its count has risen above its maximum twice after the first
+//! rebuild, and something of an earlier group is left. Things opened once, or on first use, do not
+//! count.
 
 use super::usage::Usage;
 use std::collections::BTreeMap;
@@ -18,9 +16,7 @@ const RISES: u32 = 2;
 #[derive(Clone, Debug, Default)]
 pub(super) struct LeakDetector {
     measured: u32,
-    /// After the first rebuild.
     base: Usage,
-    /// At the last measurement.
     before: Usage,
     kinds: BTreeMap<String, Kind>,
 }
@@ -34,8 +30,7 @@ struct Kind {
 }
 
 impl LeakDetector {
-    /// Takes what the process holds after a rebuild: a text for each kind that has now shown itself
-    /// to leak.
+    /// Records what the process holds after a rebuild, and returns a text for each new leak.
     pub(super) fn check(&mut self, usage: Usage) -> Vec<String> {
         self.measured += 1;
         let normal = self.measured <= FIRST;
@@ -51,8 +46,7 @@ impl LeakDetector {
                 continue;
             }
             kind.rises += 1;
-            // What this rebuild has taken anew was not there before it: whatever was, and not at
-            // first, is left of an earlier one.
+            // Neither there at first nor new with this rebuild: left of an earlier one.
             let new = usage.new_since(&self.base, name);
             let fresh = usage.new_since(&self.before, name);
             let (fresh, left): (Vec<&str>, Vec<&str>) = new.into_iter().partition(|words| fresh.contains(words));
@@ -78,8 +72,7 @@ mod tests {
     use super::super::usage::Held;
     use super::*;
 
-    /// A process that holds so many pipes after its n-th measurement, each with a number of its
-    /// own, beside one socket that is always a new one.
+    /// A process with so many pipes after each measurement, and one socket that is always new.
     fn leaks(pipes: &[usize]) -> Vec<(usize, String)> {
         let mut leaks = LeakDetector::default();
         let mut found = Vec::new();

@@ -1,6 +1,6 @@
-//! What the program and its rank processes say to each other: a line of JSON each.
+//! Messages between the suite and its rank processes, a line of JSON each.
 //!
-//! Invariant: a rank answers every order with one report, and says `Ready` once before the first.
+//! Invariant: a rank answers every request with one reply, and says `Ready` once before the first.
 
 use super::usage::Usage;
 use serde::{Deserialize, Serialize};
@@ -10,7 +10,6 @@ use serde::{Deserialize, Serialize};
 pub(super) enum Request {
     /// Make so many calls, or as many as succeed: `Done` or `Failed`.
     Run {
-        /// How many.
         calls: u64,
     },
     /// Rebuild the communicator and the ops, and verify calls: `Ready`.
@@ -18,7 +17,6 @@ pub(super) enum Request {
         /// With replacements for lost ranks; else without them.
         whole: bool,
     },
-    /// End.
     Quit,
 }
 
@@ -27,47 +25,35 @@ pub(super) enum Request {
 pub(super) enum Reply {
     /// It has a working communicator.
     Ready {
-        /// Number of ranks.
         world: u32,
         /// Outputs that were not right to the bit.
         wrong: u64,
-        /// What the process holds.
         usage: Usage,
         /// Bytes in use of the rank's GPU, where it has one of its own.
         device: Option<u64>,
     },
-    /// All calls have succeeded.
     Done {
         /// Outputs that were not right to the bit.
         wrong: u64,
     },
     /// A call has failed, and the next one too.
     Failed {
-        /// How.
         how: FailureKind,
         /// When the call began and when it had failed, in nanoseconds of the monotonic clock.
         began: u64,
         ended: u64,
         /// Outputs of the calls before it that were not right to the bit.
         wrong: u64,
-        /// The error, in words.
         text: String,
     },
     /// What was ordered could not be done.
-    Error {
-        /// Why.
-        text: String,
-    },
+    Error { text: String },
 }
 
-/// How a call has failed.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub(super) enum FailureKind {
-    /// These ranks were late.
     Timeout { late: Vec<u32> },
-    /// This rank is gone.
     PeerLost { rank: u32 },
-    /// A rank has aborted.
     Aborted { by: u32 },
 }
 

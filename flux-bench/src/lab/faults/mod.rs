@@ -1,15 +1,11 @@
-//! The fault suite: rank processes that are killed, stopped or stay away at random moments, and a
-//! group that is rebuilt after each.
+//! The fault suite: ranks are killed, stopped or withheld at random moments, and rebuilt.
 //!
-//! Invariant: the run passes only if every injected fault became the error that it has to be, in
-//! time, on every rank that was left; every group was rebuilt and computed right results, to the
-//! bit; and nothing is left behind.
+//! Invariant: a run passes only if every fault became the right error in time on every other rank,
+//! every group computed right results to the bit, and nothing is left behind.
 //!
-//! This process computes nothing: it starts the ranks, which are this program again, gives orders,
-//! injects and checks. After a fault the survivors alternately rebuild among themselves first and
-//! with a replacement then, or with a replacement at once. A rank that was stopped for longer than
-//! the deadline, or stayed away, runs on when the others have gone on, or while they find out about
-//! it, and must fail and harm nobody.
+//! This process starts the ranks, injects and checks. Survivors alternately rebuild among
+//! themselves first, or with a replacement at once. A rank that was stopped for too long, or stayed
+//! away, must fail without harm to the others.
 
 mod device_memory;
 mod episode;
@@ -54,20 +50,17 @@ pub(crate) struct Args {
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto,
-    /// mixed and host; mixed by name where ranks share GPUs. Survivors then wait for a replacement,
-    /// as nodes have as many ranks each
+    /// Nodes that the ranks are dealt to, for transports auto, host and mixed; survivors then wait
+    /// for a replacement
     #[arg(long, value_name = "NODES")]
     pub nodes: Option<u32>,
-    /// The ranks' deadline: 1000 on the host, 2000 on GPUs, 5000 over nccl and mixed by name where
-    /// it is left out
+    /// The ranks' deadline; 1000 on the host, 2000 on GPUs, 5000 over nccl and mixed where left out
     #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..=limits::DEADLINE_MS))]
     pub deadline_ms: Option<u64>,
     /// Seed of the moments, of who is hit and of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
-    /// How long a rank may take to answer beyond its deadlines; to start, half a minute more. Then
-    /// what its threads do is shown
+    /// How long a rank may take to answer beyond its deadlines; then its threads are shown
     #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=limits::SECONDS))]
     pub patience: u64,
     #[command(flatten)]
@@ -97,9 +90,8 @@ impl Args {
     }
 
     fn deadline(&self) -> Duration {
-        // Connecting and building have the same deadline: NCCL opens its connections, of which four
-        // ranks had some 0.7 s to join and more than 1.3 s for the first message once, and kernels
-        // are loaded.
+        // Connecting has this deadline too: four ranks of NCCL took 0.7 s to join and 1.3 s for a
+        // message.
         let own = || match self.transport {
             Select::Nccl | Select::Mixed => 5000,
             _ if self.on_gpus() => 2000,
@@ -127,8 +119,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     suite::run(args)
 }
 
-/// Global extents that both `ranks` ranks and one less can split; on GPUs large enough that most
-/// moments are inside a kernel.
+/// Global extents that `ranks` ranks and one less can split; on GPUs most of the time is in
+/// kernels.
 fn shape(op: OpKind, ranks: u32, on_gpus: bool) -> (usize, usize, usize) {
     let both = (ranks * (ranks - 1)) as usize;
     let (m, split, whole) = if on_gpus { (16 * both, 64 * both, 4096) } else { (both, 8 * both, 64) };

@@ -1,8 +1,7 @@
-//! A rank process, as the program that started it sees it.
+//! A rank process, as seen by the process that started it.
 //!
-//! Invariant: a process is killed and reaped when its [`Process`] is dropped, whatever it was
-//! doing, unless the kernel does not let it go within [`GRACE`]; no wait for it lasts longer than
-//! is said.
+//! Invariant: it is killed and reaped on drop, unless the kernel keeps it for [`GRACE`]. Every wait
+//! has a limit.
 
 use super::interrupt::Interrupt;
 use super::messages::{Reply, Request};
@@ -26,7 +25,6 @@ const LOOK: Duration = Duration::from_millis(2);
 /// How often whoever waits for a report looks whether a signal ends the run.
 const LOOK_AROUND: Duration = Duration::from_millis(50);
 
-/// One rank.
 #[derive(Debug)]
 pub(super) struct Process {
     pub(super) rank: u32,
@@ -38,9 +36,8 @@ pub(super) struct Process {
 }
 
 impl Process {
-    /// Starts rank `rank` of `world`, which meets the others in `rendezvous` and puts files in
-    /// `temporary`: this program again, with `words`. `sharing`: whether ranks share devices. A
-    /// signal that `interrupt` notes ends all waits for it.
+    /// Starts this program with `words` as rank `rank` of `world`, which meets the others in
+    /// `rendezvous` and puts files in `temporary`. `sharing`: whether ranks share devices.
     pub(super) fn start(
         rank: u32,
         world: u32,
@@ -60,8 +57,7 @@ impl Process {
             .env("XDG_RUNTIME_DIR", temporary)
             // NVLink multicast can take a shared host's devices out of service.
             .env("NCCL_NVLS_ENABLE", "0")
-            // Connections of its RAS subsystem, which belong to no communicator, stay a minute
-            // after their last use: what is looked for here is what grows.
+            // Its connections stay a minute after their last use and would pass for leaks.
             .env("NCCL_RAS_ENABLE", "0")
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())
@@ -77,7 +73,6 @@ impl Process {
         Ok(Self { rank, child, orders, reports, reader: Some(reader), interrupt })
     }
 
-    /// Gives an order.
     pub(super) fn request(&mut self, order: Request) -> anyhow::Result<()> {
         let line = serde_json::to_string(&order)? + "\n";
         self.orders.write_all(line.as_bytes()).with_context(|| format!("rank {} takes no orders", self.rank))
@@ -97,7 +92,6 @@ impl Process {
         }
     }
 
-    /// Sends a signal.
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
         rustix::process::kill_process(Pid::from_child(&self.child), signal).with_context(|| format!("rank {} gets no signal", self.rank))
     }

@@ -1,9 +1,7 @@
-//! What a rank process does, which it says when asked by a signal: its step, how far its side
-//! stream is, its last calls.
+//! Reports a rank's step, progress and last calls, when asked by a signal.
 //!
-//! Invariant: a thread of its own answers, which waits for nothing that the rank's other threads
-//! wait for, but for what the communicator promises to answer soon. The signal's handler only
-//! writes a byte.
+//! Invariant: a thread of its own answers and waits for no other thread of the rank. The signal's
+//! handler only writes a byte.
 
 use crate::end;
 use flux_transport::{CallRecord, CallState, Communicator};
@@ -17,7 +15,6 @@ use std::time::Instant;
 /// Calls in a report.
 const CALLS: usize = 4;
 
-/// What is known of the rank.
 #[derive(Debug)]
 pub(super) struct ProgressReporter {
     seen: Mutex<Seen>,

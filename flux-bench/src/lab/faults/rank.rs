@@ -1,8 +1,7 @@
-//! A rank process of the fault suite: it does as it is told, and says what came of it.
+//! A rank process of the fault suite.
 //!
-//! Invariant: every output of a call that succeeded is compared to the bit with one that was
-//! verified against the reference; calls alternate between ops and between data, and outputs are
-//! filled with NaN first, so nothing can be right by what an earlier call left behind.
+//! Invariant: every output is compared to the bit with a verified one. Calls alternate between ops
+//! and data, and outputs are filled with NaN first.
 
 use super::messages::{FailureKind, Reply, Request, now};
 use super::progress::ProgressReporter;
@@ -24,8 +23,7 @@ use std::time::{Duration, Instant};
 
 /// Calls that are verified on a new communicator.
 const FRESH_CALLS: u64 = 6;
-/// Deadlines that a call may take to end: twice its own for a stream that stands still, and again
-/// for what ends it.
+/// Deadlines that a call may take to end: two for a stalled stream, and as long for the abort.
 const DEADLINES: u32 = 5;
 
 /// The rank's communicator, and what it calls.
@@ -47,7 +45,6 @@ struct CheckedOp {
     expected: Option<Vec<bf16>>,
 }
 
-/// How far calls came.
 struct CallsMade {
     wrong: u64,
     failed: Option<(Failure, u64, u64)>,
@@ -58,8 +55,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     // The program that started this one may die; nothing is to be left of it.
     rustix::process::set_parent_process_death_signal(Some(rustix::process::Signal::KILL))?;
     let progress = ProgressReporter::start()?;
-    // A new process takes seconds to come to its device: longer than the deadline of the ranks that
-    // it joins, so it does that first.
+    // Opening the device takes longer than the deadline of the ranks that it joins, so it comes
+    // first.
     let local: Option<u32> = std::env::var(FLUX_LOCAL_RANK).ok().and_then(|rank| rank.parse().ok());
     let device = local.filter(|_| args.on_gpus()).map(|local| CudaDevice::open(local / args.ranks_per_gpu)).transpose()?;
     let world = World::from_env()?;
@@ -134,8 +131,7 @@ impl Group {
         Ok(Reply::Ready { world, wrong: ran.wrong, usage: settled_usage()?, device: self.device_memory()? })
     }
 
-    /// Bytes in use of the rank's device. What ranks that share one hold cannot be told apart, and
-    /// is not the same from one moment to the next.
+    /// Bytes in use of the rank's device; `None` where ranks share it.
     fn device_memory(&self) -> anyhow::Result<Option<u64>> {
         let Some(ordinal) = self.ctx.comm().device().ordinal().filter(|_| !self.shared) else { return Ok(None) };
         let device = CudaDevice::open(ordinal)?;
@@ -210,8 +206,7 @@ fn bits(elements: &[bf16]) -> &[u8] {
     bytemuck::cast_slice(elements)
 }
 
-/// What the process holds when threads that have ended are gone: a join returns a moment before the
-/// system forgets the thread.
+/// What the process holds when ended threads are gone, which the system forgets after the join.
 fn settled_usage() -> std::io::Result<Usage> {
     let (mut usage, end) = (Usage::now()?, Instant::now() + Duration::from_millis(50));
     while Instant::now() < end {

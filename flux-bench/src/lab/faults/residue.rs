@@ -1,10 +1,7 @@
-//! What ranks leave behind under names: in a folder of their own, and in the one where all programs
-//! name shared memory.
+//! Files that ranks leave behind: in their own folder, and in the system's folder of shared memory.
 //!
-//! Invariant: what other programs have is not taken for the ranks'. In the folder of their own
-//! everything is theirs. Of shared memory it is what came since they began, of this user, with a
-//! name of this library's or of NCCL's, and only where no live process holds it: asked when the
-//! ranks have ended, as somebody else's then.
+//! Invariant: other programs' files do not count. Shared memory counts where it is new, of this
+//! user, named as this library or NCCL would, and held by no live process.
 
 use std::collections::BTreeSet;
 use std::ffi::OsString;
@@ -36,9 +33,8 @@ impl SharedMemory {
         Self { folder: folder.to_owned(), before }
     }
 
-    /// What the ranks have left when all of them have ended. Another program may be between naming
-    /// its memory and mapping it, so a name counts only where it is there, and held by nobody,
-    /// until the limit.
+    /// What ended ranks have left. A name counts only if it stays, unheld, until the limit: another
+    /// program may be about to map it.
     pub(super) fn left(&self, limit: Instant) -> Vec<PathBuf> {
         loop {
             let left = self.unheld();
@@ -73,8 +69,7 @@ fn entries(folder: &Path) -> impl Iterator<Item = DirEntry> {
     std::fs::read_dir(folder).into_iter().flatten().filter_map(Result::ok)
 }
 
-/// Files of a folder that live processes have mapped or open. Those of other users cannot be looked
-/// into, but hold nothing that only this user may open.
+/// Files of a folder that live processes have mapped or open, as far as this user may see them.
 fn held_in(folder: &Path) -> BTreeSet<PathBuf> {
     let mut held = BTreeSet::new();
     for process in entries(Path::new("/proc")) {

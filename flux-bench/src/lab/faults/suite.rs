@@ -1,7 +1,7 @@
-//! A run of the suite: its group of ranks, and the episodes one after another.
+//! A run of the suite: its group of ranks, and one episode after another.
 //!
-//! Invariant: every episode starts with a whole group of working ranks; where one ends otherwise,
-//! the group is killed and a new one started, and that is counted against the run.
+//! Invariant: every episode starts with a whole group of working ranks. An episode that ends early
+//! counts against the run and is followed by a new group.
 
 use super::Args;
 use super::device_memory::DeviceMemory;
@@ -30,7 +30,6 @@ const SETTLES: Duration = Duration::from_secs(5);
 /// For the last words of ranks that do not answer.
 const LAST_WORDS: Duration = Duration::from_millis(700);
 
-/// A run of the suite.
 pub(super) struct Suite<'a> {
     pub(super) args: &'a Args,
     words: Vec<String>,
@@ -55,8 +54,7 @@ impl From<anyhow::Error> for EarlyEnd {
     }
 }
 
-/// Runs all episodes and says whether all passed. A signal ends it between them, or where it waits
-/// for a rank; when ranks and files are gone the process ends as that signal has it.
+/// Runs all episodes and says whether all passed. A signal ends the run after clean-up.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     let interrupt = Interrupt::catch().context("signals cannot be caught")?;
     let passed = run_until(args, &interrupt);
@@ -71,8 +69,7 @@ fn run_until(args: &Args, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let shared = SharedMemory::now(Path::new(SHARED_MEMORY));
     let private = PermissionsExt::from_mode(0o700);
     let directory = tempfile::Builder::new().prefix("flux-faults-").permissions(private).tempdir().context("no directory to meet in")?;
-    // For what the ranks would put where all programs put temporary files: what lies there in the
-    // end is theirs.
+    // Everything that is left in the ranks' temporary folder is theirs.
     let temporary = directory.path().join("temporary");
     std::fs::create_dir(&temporary)?;
     let own = Usage::now()?;
@@ -144,7 +141,6 @@ impl<'a> Suite<'a> {
         Self { args, words, rendezvous, temporary, ranks: Vec::new(), held, on_device, tally, random: 0, interrupt }
     }
 
-    /// A random number below `end`.
     pub(super) fn below(&mut self, end: u64) -> u64 {
         self.random += 1;
         data::seed(self.args.seed, 91, self.random) % end.max(1)
@@ -167,7 +163,6 @@ impl<'a> Suite<'a> {
         Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words, self.interrupt.clone())
     }
 
-    /// Starts a whole group.
     fn fill(&mut self) -> anyhow::Result<()> {
         for rank in 0..self.args.ranks {
             let process = self.start(rank)?;
@@ -179,8 +174,8 @@ impl<'a> Suite<'a> {
         }
     }
 
-    /// Whether every rank says that it is ready, in a world of `world`, and leaks nothing. `alone`:
-    /// whether no rank that they have given up still lives.
+    /// Checks that every rank is ready in a world of `world` and leaks nothing. `alone`: whether no
+    /// given-up rank still lives.
     pub(super) fn all_ready(&mut self, world: u32, alone: bool) -> Result<(), EarlyEnd> {
         let limit = self.start_limit();
         for at in 0..self.ranks.len() {
@@ -226,8 +221,7 @@ impl<'a> Suite<'a> {
         Err(EarlyEnd(None))
     }
 
-    /// Shows what every rank does: from outside, thread by thread, and in its own words, which it
-    /// writes to its standard error.
+    /// Shows what every rank does: its threads, and its own report on the standard error.
     fn show(&self) {
         for rank in &self.ranks {
             rank.threads().iter().for_each(|thread| out::line(&format_args!("  rank {}: {thread}", rank.rank)));

@@ -1,16 +1,14 @@
-//! What a run of the fault suite has counted.
+//! Counts of a run of the fault suite.
 //!
-//! Invariant: a run has passed only if every fault was injected and nothing was counted against it.
+//! Invariant: a run passes only if nothing was counted against it.
 
 use super::interrupt::Interrupt;
 use crate::out;
 use std::fmt;
 use std::time::Duration;
 
-/// What is injected.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Injection {
-    /// SIGKILL at a random moment.
     Kill,
     /// SIGSTOP at a random moment, for less than the deadline.
     ShortStop,
@@ -20,7 +18,6 @@ pub(super) enum Injection {
     Missing,
 }
 
-/// What is counted against a run.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Finding {
     /// Something that did not end within its limit.
@@ -31,7 +28,6 @@ pub(super) enum Finding {
     Misnamed,
     /// An error that came too early or too late.
     Mistimed,
-    /// Something that was left behind.
     Residue,
     /// A process that ended, or an order that failed, for another reason.
     Broken,
@@ -46,7 +42,6 @@ const ALL: [(Finding, &str); 6] = [
     (Finding::Broken, "broken"),
 ];
 
-/// The counts.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Tally {
     pub(super) kills: u32,
@@ -56,8 +51,7 @@ pub(super) struct Tally {
     pub(super) rebuilt_with_survivors: u32,
     pub(super) rebuilt_whole: u32,
     finding: [u32; ALL.len()],
-    /// Where a signal has come nothing is held against the run any more: a terminal's has ended
-    /// ranks too.
+    /// After a signal nothing counts: a terminal's signal ends ranks too.
     interrupt: Option<Interrupt>,
     /// The longest time from a kill to a survivor's error.
     pub(super) slowest_loss: Duration,

@@ -1,5 +1,4 @@
-//! What the threads of a process do, as the system says: where a rank does not answer, whether it
-//! waits, and for what.
+//! What the threads of a process do, as the system reports it.
 //!
 //! Invariant: reading waits for nothing, and what cannot be read is left out.
 
@@ -29,8 +28,7 @@ fn describe(task: u32, folder: &Path) -> String {
     words.join(", ")
 }
 
-/// The state's letter and the time on processors of a line of `stat`, whose second field is a name
-/// in brackets, of any characters.
+/// State and processor time of a line of `stat`, whose second field is a name in brackets.
 fn state(stat: &str) -> Option<(&str, u64)> {
     let mut fields = stat.rsplit_once(") ")?.1.split_ascii_whitespace();
     let state = fields.next()?;

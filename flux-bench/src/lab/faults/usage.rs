@@ -1,8 +1,7 @@
-//! What a process holds that others could be made to run out of: descriptors, threads, shared
-//! mappings. Memory of a device is in [`super::device_memory`].
+//! Resources of a process: descriptors, threads and shared mappings.
 //!
-//! Invariant: each thing has a kind, which stays the same where it is let go and taken anew, and
-//! words by which a person finds whose it is.
+//! Invariant: a resource's kind stays the same when it is released and taken anew; its words
+//! identify it.
 
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
@@ -15,7 +14,6 @@ use std::net::Ipv4Addr;
 pub(super) struct Held {
     /// What can be counted: without the numbers that the system gives each anew.
     pub(super) kind: String,
-    /// This one.
     pub(super) words: String,
 }
 
@@ -38,12 +36,10 @@ impl FromIterator<Held> for Usage {
 }
 
 impl Usage {
-    /// Of this process.
     pub(super) fn now() -> io::Result<Self> {
         Ok(descriptors()?.into_iter().chain(threads()?).chain(mappings(&std::fs::read_to_string("/proc/self/maps")?)).collect())
     }
 
-    /// How many of each kind.
     pub(super) fn counts(&self) -> BTreeMap<&str, usize> {
         let mut counts = BTreeMap::new();
         for held in &self.held {
@@ -88,8 +84,7 @@ fn threads() -> io::Result<Vec<Held>> {
     std::fs::read_dir("/proc/self/task")?.map(|entry| entry.map(name)).collect()
 }
 
-/// Mappings of memory that is shared with others by name or descriptor. Those of the driver's
-/// devices come and go with its own memory.
+/// Mappings shared by name or descriptor, without those of the driver's devices.
 fn mappings(maps: &str) -> Vec<Held> {
     let of = |line: &str| {
         let mut fields = line.split_ascii_whitespace();
@@ -159,8 +154,7 @@ impl Sockets {
 fn address(hex: &str) -> String {
     let parse = || {
         let (ip, port) = hex.split_once(':').filter(|(ip, _)| ip.len() == 8)?;
-        // The table has the bytes in the order of the machine, which is little-endian wherever GPUs
-        // are.
+        // The table's bytes are in machine order, little-endian wherever GPUs are.
         let ip = Ipv4Addr::from(u32::from_str_radix(ip, 16).ok()?.swap_bytes());
         Some(format!("{ip}:{}", u16::from_str_radix(port, 16).ok()?))
     };

@@ -1,8 +1,7 @@
-//! `flux-bench lab first-call`: what the first call of an op takes in a process that has just built it,
-//! beside the calls after it.
+//! `flux-bench lab first-call`: an op's first call in a new process, beside its later calls.
 //!
-//! Invariant: every shape is timed in a process of its own, so nothing that an earlier shape has
-//! loaded, compiled or registered is there.
+//! Invariant: every shape has a process of its own, so no earlier shape has loaded or compiled
+//! anything.
 
 mod report;
 #[cfg(test)]
@@ -42,8 +41,8 @@ pub(crate) struct Args {
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// How many times as long as a warm call a first one may take (first/warm); 2 on GPUs, and any
-    /// on the host, where it is left out
+    /// How many times a warm call's time a first call may take; 2 on GPUs and any on the host where
+    /// left out
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
@@ -56,7 +55,6 @@ pub(crate) struct Args {
     defect: Defect,
 }
 
-/// The ratio of an `--at-most` word.
 fn ratio(word: &str) -> Result<f64, String> {
     match word.parse::<f64>() {
         Ok(ratio) if ratio.is_finite() && ratio >= 0.0 => Ok(ratio),
@@ -66,10 +64,6 @@ fn ratio(word: &str) -> Result<f64, String> {
 
 /// Times every shape in a process of its own, prints the table, writes the file, and says whether
 /// no first call was too slow.
-///
-/// # Errors
-/// A shape that the ranks cannot split, or a process that failed, found a wrong result or ran past
-/// its limit.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("first-call")?;
     let on_gpus = machine::uses_gpus(args.transport)?;

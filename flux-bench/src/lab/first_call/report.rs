@@ -5,7 +5,6 @@ use crate::report::{Head, Origin, ms};
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
 
-/// Version of the file's form.
 pub(crate) const SCHEMA: u32 = 3;
 
 /// First calls, with what is needed to judge and repeat them.
@@ -40,9 +39,8 @@ pub struct FirstCallRow {
 }
 
 impl FirstCallRow {
-    /// How many times as long as a warm call the first one took: what is judged. A first call finds
-    /// a device that has rested and links that have gone to sleep, whatever the op did when it was
-    /// built; a call after as long a rest finds the same, so what is left is the op's own.
+    /// The first call's time over a warm call's. Both come after as long a rest, in which NVLink
+    /// falls asleep, so the ratio is the op's own.
     pub fn of_warm(&self) -> f64 {
         self.first_call_ms / self.warm_ms.median
     }
@@ -54,7 +52,7 @@ impl FirstCallReport {
         self.rows.iter().all(|r| self.keeps(r))
     }
 
-    /// Not a number is no success.
+    /// NaN is no success.
     fn keeps(&self, row: &FirstCallRow) -> bool {
         self.at_most.is_none_or(|most| row.of_warm() <= most)
     }

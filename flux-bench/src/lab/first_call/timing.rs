@@ -1,9 +1,8 @@
 //! The first call and those after it, in this process.
 //!
-//! Invariant: both are timed alike: the device rests, the ranks agree on an instant, hold their
-//! streams until then, and time the call between two events. The hold is too short to hide a
-//! module's loading or a compilation. The rest matters: NVLink sleeps after 50 ms without traffic
-//! (`nvidia-smi nvlink -gLowPwrInfo`, H200), and whoever uses it first waits until it is awake.
+//! Invariant: each call follows a rest, starts at an instant that the ranks agree on, and is timed
+//! between two events. NVLink sleeps after 50 ms without traffic (`nvidia-smi nvlink -gLowPwrInfo`,
+//! H200).
 
 use super::FirstCallRow;
 use crate::harness::Fill;
@@ -17,11 +16,9 @@ use flux_kernels::Element;
 use flux_transport::{Communicator, Select, World};
 use std::time::{Duration, Instant};
 
-/// From the ranks' agreement to the call: enough to enqueue a call that has nothing to load, as the
-/// spinning kernel of the benchmark.
+/// From the ranks' agreement to the call: time to enqueue a call that has nothing to load.
 const LEAD: Duration = Duration::from_micros(300);
-/// For which the streams are held before a call, so that the clocks are those of a machine at work,
-/// and the links those of one that has just built an op.
+/// Rest before each call, with the streams held, so that clocks are those of a machine at work.
 const REST: Duration = Duration::from_millis(100);
 /// Calls after the first that are thrown away, and those that are kept.
 const SETTLING: usize = 2;
@@ -50,8 +47,7 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
                 ctx.delay(REST)?;
             }
             calls.push(call(&ctx, &op, &mut set, origin)?);
-            // The first, whose time counts by itself; what follows it is thrown away, so a check
-            // disturbs nothing. And the last.
+            // The check after the first call disturbs nothing that counts.
             if number == 0 || number == SETTLING + WARM {
                 defect.apply(&ctx, &mut set)?;
                 let verdict = ctx.verify(&set, op.plan().is_flattened())?;

@@ -1,8 +1,7 @@
-//! What `cargo xtask dist` carries to a GPU host, run there: doctor, every GPU test binary, soak
-//! and a quick benchmark.
+//! The checks that `cargo xtask dist` packs, run on a GPU host.
 //!
-//! Invariant: every step runs, however the ones before it ended, each with a time limit of its own;
-//! one failure fails the whole.
+//! Invariant: every step runs within a limit of its own, however the others ended; one failure
+//! fails the whole.
 
 mod step;
 mod steps;
@@ -35,8 +34,7 @@ pub(crate) struct Args {
     /// Run only the steps whose names contain this, or one of these if given several times
     #[arg(long, value_name = "TEXT")]
     pub only: Vec<String>,
-    /// Let a step fail of which every test was skipped, for want of a GPU more, of NCCL and the
-    /// like
+    /// Fail a step whose tests were all skipped
     #[arg(long)]
     pub no_skips: bool,
     /// Ranks of soak and benchmark: as many as there are GPUs where it is left out
@@ -50,14 +48,10 @@ pub(crate) struct Args {
 /// Version of the form of `gpu-ci.json`. 2: steps can be skipped.
 pub(super) const SCHEMA: u32 = 2;
 
-/// What `gpu-ci.json` holds.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub(super) struct Summary {
-    /// [`SCHEMA`].
     pub schema: u32,
-    /// Commit of the code.
     pub commit: String,
-    /// When the run ended, UTC.
     pub date: String,
     /// Whether every step passed or, unless that was asked to be a failure, was skipped.
     pub passed: bool,
@@ -66,9 +60,6 @@ pub(super) struct Summary {
 }
 
 /// Runs the steps, prints the summary, writes `gpu-ci.json`, and says whether none failed.
-///
-/// # Errors
-/// No GPU: tests that skip themselves would pass. [`Args::only`] of which one names no step.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     flux_transport::internal::cuda::available().context("gpu-ci checks GPUs")?;
     check(args, crate::machine::gpu_count())
@@ -135,8 +126,7 @@ fn find(name: &str, path: &OsStr) -> Option<PathBuf> {
     std::env::split_paths(path).map(|folder| folder.join(name)).find(|program| program.is_file())
 }
 
-/// The summary as a person reads it: a line a step, and below it the last output of each that
-/// failed.
+/// The summary: a line a step, and the last output of each that failed.
 fn text(summary: &Summary) -> String {
     let mut text = String::new();
     let width = summary.steps.iter().map(|s| s.name.len()).max().unwrap_or(0);
@@ -176,8 +166,8 @@ mod tests {
     use super::*;
     use clap::Parser;
 
-    /// Written by another process: one that a test thread forks meanwhile would keep the file open,
-    /// and the system runs no open file.
+    /// Written by another process: a fork of a test thread would keep the file open, and it could
+    /// not run.
     fn script(path: &Path, text: &str) {
         let write = format!("printf '#!/bin/sh\\n%s\\n' '{text}' > '{0}' && chmod +x '{0}'", path.display());
         assert!(Command::new("sh").args(["-c", &write]).status().unwrap().success());

@@ -1,7 +1,7 @@
 //! One program of the checks, and how it ended.
 //!
-//! Invariant: a step has passed only where its program ended by itself, in time, with success, and
-//! where it is one of tests, one of them ran.
+//! Invariant: a step passes only if its program succeeds in time, and if it has tests, one of them
+//! ran.
 
 use crate::limited;
 use serde::{Deserialize, Serialize};
@@ -10,17 +10,14 @@ use std::path::Path;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
-/// How a step ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Outcome {
-    /// It ended with success.
     Passed,
     /// So it did, and none of its tests ran.
     Skipped,
     /// It ended with another status, or could not be started.
     Failed,
-    /// It was killed at its limit.
     TimedOut,
 }
 
@@ -29,16 +26,12 @@ pub(crate) enum Outcome {
 pub(crate) struct Step {
     /// What it is called in the summary.
     pub name: String,
-    /// The command line.
     pub command: String,
-    /// How it ended.
     pub outcome: Outcome,
     /// Status or signal, in words; empty where it passed.
     pub status: String,
-    /// How long it ran.
     pub seconds: f64,
-    /// What its tests did not run for, a line for each test, and for each part of a test, that was
-    /// skipped.
+    /// Tests, and parts of tests, that were skipped, a line each.
     #[serde(default)]
     pub skipped: Vec<String>,
     /// The last lines that it wrote to stdout and stderr.
@@ -53,8 +46,7 @@ const IN_PART: &str = ", in part: ";
 const TAIL: usize = 60;
 
 impl Step {
-    /// Runs `command` for at most `limit`, with everything it writes in the file `log`, and what it
-    /// skips in one beside it.
+    /// Runs `command` for at most `limit`, with its output in the file `log`.
     pub(crate) fn run(name: &str, mut command: Command, limit: Duration, log: &Path) -> Self {
         let words = std::iter::once(command.get_program()).chain(command.get_args());
         let shown = words.map(|w| w.to_string_lossy().into_owned()).collect::<Vec<_>>().join(" ");
@@ -81,20 +73,17 @@ pub(super) fn is_part(line: &str) -> bool {
     line.contains(IN_PART)
 }
 
-/// Whether no test ran, where so many passed, by their own words, and so many of these were
-/// skipped. What says nothing of tests is none.
+/// Whether no test ran, of so many passed and so many skipped.
 fn ran_nothing(passed: Option<usize>, skipped: usize) -> bool {
     passed.is_some_and(|passed| passed <= skipped)
 }
 
-/// How many tests have passed by what the test binaries say that a log is of; none where it is of
-/// no test binary. Ranks of a launch each have their own say, and each counts its own skipped tests
-/// too. A test's processes, which are test binaries again, have theirs only where that test ran.
+/// Tests that passed, by the test binaries' own summaries in a log; `None` without one. Each rank
+/// of a launch has a summary.
 fn tests_passed(log: &Path) -> Option<usize> {
     let text = std::fs::read(log).unwrap_or_default();
     let text = String::from_utf8_lossy(&text);
-    // The words before the number are written apart from it, so those of another rank may stand
-    // between.
+    // Another rank's output may stand between the words and the number.
     let count = |(at, words): (usize, &str)| {
         let digits = text[..at].bytes().rev().take_while(u8::is_ascii_digit).count();
         let failed = text[at + words.len()..].split_once(" failed; ")?.0;

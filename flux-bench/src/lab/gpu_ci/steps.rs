@@ -1,7 +1,6 @@
-//! The steps of a run, in order: what each is called, and its command line.
+//! The steps of a run, in order: names and command lines.
 //!
-//! Invariant: they follow from what lies in the folder, the arguments and the GPUs that there are;
-//! every step of this program is a command that it takes.
+//! Invariant: they follow from the folder, the arguments and the GPUs.
 
 use super::{Args, find};
 use flux_transport::Select;
@@ -9,13 +8,13 @@ use std::ffi::OsStr;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-/// What the steps of the fault suite begin with, whose processes each come to their device anew, 80
-/// in the longest, and their least limit in seconds.
+/// Name of the fault suite's steps, and their least limit in seconds: the longest starts 80
+/// processes.
 pub(super) const FAULTS: &str = "faults";
 pub(super) const FAULTS_LIMIT: u64 = 570;
 
-/// Tests that run as processes of a launch, too, which share what GPUs there are, and what is left
-/// out of each: calls of such ranks take milliseconds.
+/// Tests that also run as processes of a launch on shared GPUs, and what is skipped there as too
+/// slow.
 const LAUNCHED: [(&str, &[&str]); 5] = [
     ("gpu_leaks", &[]),
     ("gpu_messages", &[]),
@@ -24,8 +23,8 @@ const LAUNCHED: [(&str, &[&str]); 5] = [
     ("gpu_ops_pcie", &["--skip", "a_thousand_calls_in_a_row"]),
 ];
 
-/// Enough queues for the streams of several ranks on one device, of kernels and of copies: where
-/// two share one, a wait in it holds up what another rank launches.
+/// Queues for the streams of several ranks on a device: a wait in a shared queue blocks other
+/// ranks.
 const QUEUES: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_DEVICE_MAX_COPY_CONNECTIONS", "32")];
 
 /// The steps' names and command lines. `out`: where figures go.
@@ -113,8 +112,7 @@ impl StepList<'_> {
         if let Some(sanitizer) = sanitizer.filter(|_| kernel_tests.exists()) {
             let mut memcheck = self.command(sanitizer.as_os_str());
             memcheck.args(["--tool", "memcheck", "--error-exitcode", "1"]).arg(kernel_tests);
-            // Tests whose ranks await each other cannot run: the tool lets one kernel run at a
-            // time.
+            // The tool runs one kernel at a time, so tests whose ranks await each other cannot run.
             memcheck.args(["--test-threads=1", "alone"]);
             self.add("memcheck", memcheck);
         }
@@ -128,8 +126,8 @@ impl StepList<'_> {
         self.ranked("soak-random", &["lab", "soak", "--random", "0.34"]);
     }
 
-    /// `per_gpu` ranks on each GPU: threads, which divide it, and processes, which take turns on
-    /// it.
+    /// `per_gpu` ranks on each GPU, as threads, which divide it, and as processes, which take
+    /// turns.
     fn shared(&mut self, per_gpu: &str) {
         let soak = ["lab", "soak", "--quick", "--ranks-per-gpu", per_gpu];
         let processes = |words: &[&'static str]| [&soak, ["--processes"].as_slice(), words].concat();
@@ -167,8 +165,7 @@ impl StepList<'_> {
         }
     }
 
-    /// The fault suite over every transport: all of it over peer memory, some over the others. More
-    /// ranks than one need as many GPUs, or to share them.
+    /// The fault suite over every transport, all of it over peer memory.
     fn faults(&mut self, suffix: &str, ranks: u32, per_gpu: &str) {
         if ranks < 2 {
             return;
@@ -181,8 +178,7 @@ impl StepList<'_> {
             });
         };
         let few = ["--kills", "5", "--stops", "4", "--missing", "2"];
-        // To connect ranks that take turns NCCL alone takes longer than the deadline that is good
-        // for the others.
+        // Connecting ranks that take turns takes NCCL longer than the usual deadline.
         let slow: &[&str] = if per_gpu == "1" { &[] } else { &["--deadline-ms", "8000"] };
         let slow = [few.as_slice(), slow].concat();
         faults(FAULTS, Select::NvLink, &[]);

@@ -8,8 +8,7 @@ use flux_kernels::harness::{BulkCopy, Links, PingPong};
 
 /// Bytes of all that one device sends in an all-gather, over its peers.
 const ALL_GATHER: usize = BOX;
-/// CTAs and pieces of bulk copies: few CTAs with large pieces, as where SMs are set aside for
-/// moving, and all with those of the fused kernel's movers.
+/// CTAs and bytes of a piece: few CTAs with large pieces, and all with the fused kernel's pieces.
 const BULK: [(u32, u32); 6] = [(4, 16 << 10), (8, 16 << 10), (16, 16 << 10), (32, 16 << 10), (128, 16 << 10), (128, 4 << 10)];
 const RING: u32 = 4;
 
@@ -97,7 +96,7 @@ fn all_gather(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Resu
                 } else {
                     (rig.inbox.address() + place(peer, me) as u64, rigs[peer].outbox.address())
                 };
-                // SAFETY: every source has a place of its own in each inbox, and outboxes are only
+                // SAFETY: every source has a slot of its own in each inbox, and outboxes are only
                 // read.
                 unsafe { copy(stream, to, from, piece)? };
             }

@@ -1,8 +1,7 @@
-//! What this machine's links do: the figures that schedules are chosen by.
+//! `flux-bench lab links`: rates and latencies of this machine's links.
 //!
-//! Invariant: a figure is the median of repeated runs of one movement, between events on the
-//! streams that carry it; where several devices move at once it is the slowest one's, from when the
-//! first began.
+//! Invariant: a figure is the median of repeated runs between events; where several devices move at
+//! once, of the slowest one.
 
 mod measures;
 mod rig;
@@ -27,14 +26,12 @@ pub(crate) struct Args {
     pub samples: u32,
 }
 
-/// One measured movement.
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub(super) struct Link {
     /// What moves, and how.
     pub movement: String,
     /// Bytes that one device moves; 0 for a signal.
     pub bytes: u64,
-    /// Median, in microseconds.
     pub us: f64,
     /// Rate of one device, in GB/s (10^9); absent for a signal.
     pub gb_per_s: Option<f64>,

@@ -1,7 +1,7 @@
 //! Devices made ready for moving bytes between them.
 //!
-//! Invariant: nothing but what is measured uses a device's `outbox`, `inbox` and `staging`; where
-//! [`reach`] says so, every other device can read and write the first two.
+//! Invariant: only what is measured uses `outbox`, `inbox` and `staging`; after [`reach`] every
+//! device can access the others' boxes.
 
 use crate::harness::gpu::{Gpu, kernels};
 use anyhow::Context;
@@ -13,11 +13,9 @@ use std::time::Duration;
 
 /// Bytes of an inbox and of an outbox: what one device moves at most in one go.
 pub(super) const BOX: usize = 256 << 20;
-/// How long the streams are held while the host enqueues what is timed: some hundred driver calls
-/// for 8 devices with 7 streams each.
+/// How long streams are held while the host enqueues: some hundred driver calls for 8 devices.
 const HOLD: Duration = Duration::from_millis(3);
 
-/// One device.
 pub(super) struct Rig {
     pub(super) gpu: Gpu,
     pub(super) links: Links,
@@ -82,8 +80,8 @@ impl Rig {
     }
 }
 
-/// Runs a movement once on `streams` streams of each of `rigs`, and returns the microseconds of the
-/// slowest rig, from its first stream's start to its last stream's end.
+/// Runs a movement once on `streams` streams of each of `rigs`; the microseconds of the slowest
+/// rig.
 pub(super) fn once(
     rigs: &[&Rig],
     streams: usize,
@@ -115,10 +113,10 @@ pub(super) fn once(
     Ok(slowest)
 }
 
-/// Copies by a copy engine, on a stream's stream.
+/// Copies by a copy engine.
 ///
 /// # Safety
-/// Both ranges are memory of rigs, or pinned, and nothing else writes or reads them meanwhile.
+/// Both ranges are memory of rigs, or pinned, and nothing else uses them meanwhile.
 pub(super) unsafe fn copy(stream: &TimedStream, to: u64, from: u64, bytes: usize) -> anyhow::Result<()> {
     // SAFETY: the caller's promise; one address space covers all devices and pinned memory.
     unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cuda.cu_stream())? };

@@ -1,7 +1,7 @@
 //! The Python process that times the peers.
 //!
-//! Invariant: it ends by the deadline, with all that it started, and what it says is either whole
-//! or an error.
+//! Invariant: it ends by the deadline with all that it started, and its output is whole or an
+//! error.
 
 use crate::limited;
 use crate::report::PeerRow;
@@ -38,7 +38,6 @@ pub(super) struct ScriptCase {
     pub(super) ms: Vec<u32>,
 }
 
-/// The versions that the script found.
 #[derive(Clone, Debug, PartialEq, Eq, Deserialize)]
 pub(super) struct Versions {
     pub(super) torch: String,
@@ -55,9 +54,6 @@ struct ScriptInput<'a> {
 }
 
 /// Runs the script under `python` for at most `limit`.
-///
-/// # Errors
-/// No Python, no PyTorch, too few GPUs, a failed or late child, or rows that are missing.
 pub(super) fn run(python: &OsStr, job: &ScriptJob, limit: Duration) -> anyhow::Result<(Versions, Vec<PeerRow>)> {
     // Only this user can read or replace what is in it.
     let folder = tempfile::tempdir().context("a folder for the script cannot be made")?;

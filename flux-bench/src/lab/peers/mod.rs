@@ -1,7 +1,6 @@
-//! `flux-bench lab peers`: what a user would pick instead, timed on the same host, with the same shapes
-//! and by the same method as the fused ops.
+//! `flux-bench lab peers`: PyTorch on the same host and shapes, by the fused ops' method.
 //!
-//! The peers are PyTorch's: `torch.mm` alone, NCCL and `torch.mm` in turn, and the fused ops of its
+//! The peers are `torch.mm` alone, NCCL and `torch.mm` in turn, and PyTorch's fused ops on
 //! symmetric memory ("async-TP").
 
 mod child;
@@ -42,11 +41,7 @@ pub(crate) struct Args {
     pub python: OsString,
 }
 
-/// Times the peers, prints the table, writes the file, and says whether every row was verified.
-///
-/// # Errors
-/// No GPUs, Python or PyTorch, a shape that the ranks cannot split, or a child that failed or ran
-/// past its limit.
+/// Times the peers, prints the table, writes the file, and says whether all rows verified.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     launch::refuse("peers")?;
     if let Some(path) = &args.json {

@@ -23,11 +23,10 @@ fn small_job() -> ScriptJob {
     }
 }
 
-/// A program that stands in for Python: a shell script, called with the peers' script and the order
-/// as JSON.
+/// A shell script in place of Python, called with the peers' script and its input as JSON.
 ///
-/// Written by another process: one that a test thread forks meanwhile would keep the file open, and
-/// the system runs no open file.
+/// Written by another process: a fork of a test thread would keep the file open, and it could not
+/// run.
 fn python(folder: &Path, text: &str) -> OsString {
     let path = folder.join("python3");
     let source = folder.join("source");

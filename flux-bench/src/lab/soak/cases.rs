@@ -7,9 +7,7 @@ use flux_core::{DType, OpKind, Problem, ProblemError, WorldSize};
 /// One problem of the matrix.
 #[derive(Clone, Debug)]
 pub(crate) struct SoakCase {
-    /// What reports call it.
     pub name: String,
-    /// The problem.
     pub problem: Problem,
     /// What the op does to its sums.
     pub epilogue: EpilogueSpec,
@@ -17,13 +15,11 @@ pub(crate) struct SoakCase {
     pub heavy: bool,
 }
 
-/// Per-rank extents of the small shapes: name, rows of a shard, split extent of one rank, the other
-/// extent.
+/// Per-rank extents of the small shapes: name, rows, split extent, other extent.
 const SMALL: [(&str, usize, usize, usize); 5] = [
     // The least that there is: a row a rank, one tile.
     ("least", 1, 8, 8),
-    // 129 = 128 + 1 rows; 296 = 256 + 40 = 2 * 128 + 40; 200 = 3 * 64 + 8: tails of every tile
-    // extent in use.
+    // 129 = 128 + 1; 296 = 2 * 128 + 40; 200 = 3 * 64 + 8: partial tiles in every extent.
     ("unaligned", 129, 296, 200),
     ("unaligned-deep", 129, 200, 1032),
     // One tile less and one more than whole.
@@ -32,9 +28,6 @@ const SMALL: [(&str, usize, usize, usize); 5] = [
 ];
 
 /// The matrix for `world`; with `models` also whole layers of models.
-///
-/// # Errors
-/// A world in which a shape cannot be split.
 pub(crate) fn matrix(world: WorldSize, models: bool) -> anyhow::Result<Vec<SoakCase>> {
     let ranks = world.index();
     let mut cases = Vec::new();
@@ -56,8 +49,7 @@ pub(crate) fn matrix(world: WorldSize, models: bool) -> anyhow::Result<Vec<SoakC
                 push(name, op, rows * ranks, extents(split, whole), dtype, plain)?;
             }
         }
-        // A bias, alone and with each activation, where a tile ends at every column and where there
-        // is the least of everything.
+        // A bias, alone and with each activation, with partial tiles and in the least shape.
         for (name, rows, split, whole) in SMALL.into_iter().filter(|(name, ..)| ["least", "unaligned"].contains(name)) {
             for (dtype, epilogue) in [DType::Bf16, DType::F16].into_iter().flat_map(|d| EpilogueSpec::with_bias(op).map(move |f| (d, f))) {
                 push(name, op, rows * ranks, extents(split, whole), dtype, epilogue)?;

@@ -1,20 +1,16 @@
-//! The correctness matrix: every shape that is hard, on integer data that must come out exact, with
-//! the memory poisoned, ranks delayed, and runs repeated.
+//! `flux-bench lab soak`: hard shapes on integers, with poisoned memory, delayed ranks and repeated
+//! runs.
 //!
-//! Invariant: a case passes only if every checked output, over all its elements on every rank, was
-//! exact or within its derived bound.
+//! Invariant: a case passes only if every checked output was exact, or within its derived bound.
 //!
 //! Three phases a case:
-//! - **apart**: before each call the outputs and each rank's whole data region are filled with NaN
-//!   and the ranks meet, so nothing can be right by what an earlier call left there (in memory of
-//!   the host, where it passes through, it may be found);
-//! - **in a row**: calls follow each other with nothing between them, with new data each and one
-//!   rank after the other delayed, so ranks are as far apart as the protocol lets them be; some of
-//!   the results are checked, the last among them;
+//!
+//! - **apart**: outputs and data regions are filled with NaN before each call, so nothing is right
+//!   by an earlier call's result;
+//! - **in a row**: calls follow each other with new data, and one rank after another is delayed;
 //! - **again**: the same random data with other delays must give the same bits.
 //!
-//! With `--random` the cases are not the matrix's but random ones, of random plans, until the time
-//! is up.
+//! `--random` runs random cases in place of the matrix.
 
 mod cases;
 mod phases;
@@ -40,8 +36,7 @@ use std::time::Instant;
 /// Arguments of `flux-bench lab soak`.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
-    /// Ranks; as many as there are GPUs times --ranks-per-gpu, or 8 on the host, where it is left
-    /// out
+    /// Ranks; as many as GPUs times --ranks-per-gpu, or 8 on the host, where left out
     #[arg(long, value_name = "RANKS")]
     pub tp: Option<u32>,
     /// auto, host, nvlink, mixed, nccl or pcie
@@ -56,12 +51,10 @@ pub(crate) struct Args {
     /// Ranks as processes, one each, instead of threads of this one
     #[arg(long)]
     pub processes: bool,
-    /// Ranks on each GPU, to check large worlds on few GPUs: as threads they divide it, as
-    /// processes they take turns
+    /// Ranks on each GPU: as threads they divide it, as processes they take turns
     #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU))]
     pub ranks_per_gpu: u32,
-    /// Nodes that the ranks are dealt to, as if they were on several machines: for transports auto,
-    /// mixed and host; mixed by name where ranks share GPUs
+    /// Nodes that the ranks are dealt to, for transports auto, host and mixed
     #[arg(long, value_name = "NODES")]
     pub nodes: Option<u32>,
     /// Only the cases whose names contain this
@@ -73,8 +66,7 @@ pub(crate) struct Args {
     /// The one random case of this number
     #[arg(long, value_name = "NUMBER", requires = "seed", conflicts_with_all = ["calls", "quick", "only", "random"])]
     pub case: Option<u64>,
-    /// Seed of data and delays, and of random cases: where it is left out 1, and for random cases
-    /// that of the clock
+    /// Seed of data, delays and random cases; where left out 1, and for random cases the clock's
     #[arg(long)]
     pub seed: Option<u64>,
     #[command(flatten)]
@@ -87,16 +79,14 @@ fn check(args: &Args, on_gpus: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Runs the matrix and says whether all of it passed. Inside a launch this process is one of the
-/// ranks.
+/// Runs the matrix and says whether all of it passed. Inside a launch this process is one rank.
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
         Ok(world) => {
             let checked = launch::agree(args.tp, &world).and_then(|()| check(args, machine::uses_gpus(args.transport)?));
             let passed = checked.and_then(|()| soak_rank(args, &world));
             let passed = passed.unwrap_or_else(|error| end::give_up(world.rank(), &error));
-            // Rank 0 knows what all have found, and a launcher would end it in the middle of its
-            // words when another has failed.
+            // A launcher would end rank 0 amid its output when another rank fails.
             return Ok(passed || world.rank().get() > 0);
         }
         Err(WorldError::NoLauncher) => {}

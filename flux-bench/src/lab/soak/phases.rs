@@ -67,7 +67,6 @@ impl fmt::Display for SoakResult {
     }
 }
 
-/// How a problem is soaked.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SoakRun {
     pub(super) execution: Execution,
@@ -75,7 +74,6 @@ pub(super) struct SoakRun {
     /// Calls apart, and in a row.
     pub(super) apart: u64,
     pub(super) in_a_row: u64,
-    /// Of data and delays.
     pub(super) seed: u64,
     pub(super) defect: Defect,
 }
@@ -108,8 +106,8 @@ impl<T: Element> RankCase<'_, T> {
         Operands::new(*self.op.problem(), self.seed, call, fill).with_epilogue(self.epilogue)
     }
 
-    /// Delays this rank where it is its turn in `call`: turns of 4 calls, half of them delayed; the
-    /// seed says who begins.
+    /// Delays this rank in its turn: turns of 4 calls, half of them delayed, in an order by the
+    /// seed.
     fn delay(&self, call: u64, pattern: u32) -> anyhow::Result<()> {
         let turn = (call / 4).wrapping_add(self.seed) % u64::from(self.op.problem().world().get());
         let random = data::seed(self.seed, pattern, call);
@@ -128,8 +126,7 @@ impl<T: Element> RankCase<'_, T> {
         for call in 0..calls {
             self.ctx.fill(set, self.operands(call, Fill::SmallInts))?;
             self.ctx.poison(&mut set.y)?;
-            // SAFETY: every rank has met the others after its last call, and meets them below
-            // before the next.
+            // SAFETY: the ranks met after the last call, and meet below before the next.
             unsafe { self.ctx.poison_workspace()? };
             self.ctx.sync(self.op)?;
             self.ctx.comm().barrier()?;

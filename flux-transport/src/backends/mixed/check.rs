@@ -1,7 +1,7 @@
 //! What a mixed transport asks of an exchange beyond that it lies in the workspace.
 //!
-//! Invariant: of an exchange that passed, messages go along the rail, copies go to ranks that this
-//! one reaches, and what is passed on is what the rounds bring, in their order.
+//! Invariant: in an exchange that passed, messages go along the rail and copies to ranks that this
+//! one reaches. What is passed on is what the rounds bring, in their order.
 
 use super::passing::of_round;
 use crate::{Exchange, Source};
@@ -62,11 +62,11 @@ mod tests {
                     assert!(fault_of(&apart, &[], &flat, nodes).unwrap().contains("leave its rail"));
                     assert_eq!(program.forwards.len(), rounds.len() * (nodes.per_node() as usize - 1));
                     assert!(fault_of(&program, &program.forwards, &rounds[1..], nodes).unwrap().contains("not what the rounds bring"));
-                    let mut turned = program.forwards.clone();
-                    turned.rotate_left(1);
-                    assert_eq!(fault_of(&program, &turned, &rounds, nodes).is_some(), rounds.len() > 1, "{nodes}");
-                    turned[0].to.dest = nodes.rail(program.rank).next().unwrap().get();
-                    assert!(fault_of(&program, &turned, &rounds, nodes).unwrap().contains("another node"));
+                    let mut rotated = program.forwards.clone();
+                    rotated.rotate_left(1);
+                    assert_eq!(fault_of(&program, &rotated, &rounds, nodes).is_some(), rounds.len() > 1, "{nodes}");
+                    rotated[0].to.dest = nodes.rail(program.rank).next().unwrap().get();
+                    assert!(fault_of(&program, &rotated, &rounds, nodes).unwrap().contains("another node"));
                 }
             }
         }

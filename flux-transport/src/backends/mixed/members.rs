@@ -20,8 +20,8 @@ impl Members {
     /// Introduces the ranks to each other. Collective.
     ///
     /// # Errors
-    /// [`ConnectError::Unusable`] where the ranks are not dealt evenly to several nodes, node peers do
-    /// not reach each other's memory, or a rail's ranks cannot be a communicator.
+    /// [`ConnectError::Unusable`] where the ranks are not dealt evenly to several nodes, node
+    /// peers do not reach each other's memory, or a rail's ranks cannot be a communicator.
     pub(crate) fn meet(world: &World, options: &Options) -> Result<Self, ConnectError> {
         let unusable = |why| ConnectError::Unusable { select: Select::Mixed, why };
         // By what all ranks know: refused on all or on none.

@@ -1,12 +1,13 @@
-//! What goes to node peers by copy engines: own rows, and what has come along the rail.
+//! Copies to node peers by copy engines: own rows, and what has come along the rail.
 //!
-//! Invariant: a node peer's signal gets the epoch with own rows, which are there, and otherwise
-//! the word that came with the chunk, after the chunk: what is not whole is passed on as not whole.
-//! Messages that are aborted may leave a chunk torn whose word has come, and that is passed on as
-//! if it were whole: by then this rank's kernel has told its node peers' that it failed, and they
-//! look before they close the call (`nccl/guard.rs` has the order, and what stands in for a kernel
-//! that has not begun). What is whole, but of another call, they find by what its sender says of
-//! its calls, which is passed on too.
+//! Invariant: a node peer's signal gets the epoch with own rows, which are there from the start.
+//! Otherwise it gets the word that came with the chunk, after the chunk: a torn chunk is passed on
+//! with a word that no call awaits.
+//!
+//! Aborted messages may leave a torn chunk whose word has come. By then this rank's kernel has told
+//! the node peers' kernels that it failed, and they look before they close the call
+//! (`nccl/guard.rs` has the order). A whole chunk of another call is found by its sender's
+//! op-sequence hash, which is passed on too.
 
 use super::workspace::Workspace;
 use crate::backends::nccl::{HASH_BYTES, StepsSeen};
@@ -59,8 +60,8 @@ impl<'a> Passing<'a> {
         Ok(Self { device, lane, at, push, epoch, rest: push.forwards, heard: StepsSeen::default() })
     }
 
-    /// Enqueues what passes on the chunk that `round` brings, and with the first of a rank what
-    /// that says of its calls: the stream that `event` is recorded on is past it then.
+    /// Enqueues copies of the chunk of `round` to node peers, behind what `event` is recorded on.
+    /// With the first chunk of a rank goes its op-sequence hash.
     pub(super) fn arrived(&mut self, round: &Round, rail: &Lane, event: &Event) -> Result<(), TransportError> {
         let (now, later) = self.rest.split_at(of_round(self.rest, round));
         self.rest = later;

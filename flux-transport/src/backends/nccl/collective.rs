@@ -1,5 +1,5 @@
-//! The collective of a sequential call: NCCL's AllGather before one GEMM, or its ReduceScatter after
-//! it.
+//! The collective of a sequential call: NCCL's AllGather before one GEMM, or its ReduceScatter
+//! after it.
 //!
 //! Invariant: what comes next on the caller's stream comes after the collective, unless that was
 //! aborted, for which the host sets the abort word first. In the same group of NCCL each rank sends
@@ -65,8 +65,8 @@ impl Streams<'_> {
     /// Enqueues the collective of call `epoch`, whose hash the host has noted.
     ///
     /// # Safety
-    /// The job was checked against the workspace; the caller's stream is ordered after the call
-    /// before; the shard is the caller's until the stream is past what is enqueued here.
+    /// The job was checked against the workspace. The caller's stream is ordered after the call
+    /// before. Nothing else uses the shard until the stream is past what is enqueued here.
     pub(super) unsafe fn enqueue(&self, job: &LibraryCollective, epoch: Epoch) -> Result<(), TransportError> {
         let &Self { device, caller, lane, watched, at } = self;
         let hashes = at.outbox.hashes();

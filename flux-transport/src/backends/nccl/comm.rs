@@ -99,8 +99,8 @@ impl Comm {
     /// from a thread of its own.
     ///
     /// # Errors
-    /// No NCCL, NCCL's refusal, or [`NcclError::Deadline`] when the others have not come: the
-    /// attempt then goes on in a thread that is left behind, because NCCL offers no way to end it.
+    /// No NCCL, NCCL's refusal, or [`NcclError::Deadline`] when the others have not come. The
+    /// attempt then goes on in a thread that is left behind: NCCL offers no way to end it.
     pub fn join(device: &CudaDevice, id: UniqueId, rank: u32, world: u32, deadline: Duration) -> Result<Self, NcclError> {
         let library = library()?;
         // Without a place for a result: one that nobody takes is given back to be aborted, whenever

@@ -1,15 +1,13 @@
-//! What NCCL may still use while it gives a communicator up or destroys it, which it does on
-//! threads that wait for peers.
+//! Deferred destruction: memory and streams that NCCL may still use while it aborts or destroys a
+//! communicator, on threads that wait for peers.
 //!
-//! Invariant: what was left here is freed when every communicator that was being ended on its
-//! device by then is gone, and by a thread none of whose calls is under way there: freeing waits
-//! for the device and may hold the driver meanwhile, which a call that is half handed over needs.
+//! Invariant: deferred things are freed when every communicator of their device is gone that was
+//! being ended when they were deferred. The thread that frees them has no call under way there:
+//! freeing waits for the device and may hold the driver, which a half-enqueued call needs.
 //!
-//! What NCCL itself frees then it frees when it likes, and what frees memory may wait for the
-//! device and keep the driver meanwhile: a call that is half handed over and awaits a peer is then
-//! stuck until its deadline. So a new communicator first gives NCCL some time to be past the old
-//! ([`settle`]), and so does the end of the process: libraries that end with it take from those
-//! threads what they stand on.
+//! NCCL frees its own memory whenever it likes, with the same effect on a call that awaits a peer.
+//! So a new communicator first gives NCCL some time to end the old one ([`settle`]). So does the
+//! end of the process: libraries that end with it take from those threads what they use.
 
 use crate::cuda::{CudaDevice, done_by};
 use std::any::Any;
@@ -81,9 +79,9 @@ pub(crate) fn settle(device: &CudaDevice, until: Instant) {
     sweep(device);
 }
 
-/// Frees what was left of `device` and NCCL is past. By whoever has no call under way, in a step
-/// that its peers take too: what is pinned waits for all devices of the process, and the kernel of
-/// a peer there may wait for this rank's next call.
+/// Frees what was deferred on `device` and NCCL is past. The caller has no call under way, nor have
+/// its peers: unpinning waits for all devices of the process, where a peer's kernel may wait for
+/// this rank's next call.
 pub(crate) fn sweep(device: &CudaDevice) {
     let done = ground().sweep(device.ordinal());
     // What is dropped may wait for the device.

@@ -1,8 +1,7 @@
 //! The flags of what an executor stores for other nodes, in pinned host memory.
 //!
-//! Invariant: whoever waits for a flag can be let go by stores of the host. A call into the driver
-//! would do it as well, but waits where another thread waits in the driver for the device, and so
-//! for what is to be let go.
+//! Invariant: stores of the host release every wait for a flag. A call into the driver could block:
+//! another thread may wait there for the device, and so for the wait that is to be released.
 
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
 use std::sync::atomic::{AtomicU32, Ordering};

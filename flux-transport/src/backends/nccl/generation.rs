@@ -46,9 +46,9 @@ impl<W: Outgoing> Generation<W> {
         Arc::clone(&self.views.plain)
     }
 
-    /// Gives the call in progress on `caller`, of the op with number `op`, its side streams, by
-    /// `fork`, and its flags, which they may then wait for, and says what this rank says of the
-    /// call. The device's context is current.
+    /// Opens the call in progress on `caller`, of the op with number `op`: orders its side streams
+    /// by `fork`, gives it flags to wait for, and notes its op-sequence hash. The device's context
+    /// is current.
     pub(crate) fn open(
         &mut self,
         calls: &mut Calls,

@@ -1,18 +1,17 @@
-//! The threads that end what the side stream waits for, when a call has failed.
+//! The threads that end the side stream's waits when a call has failed.
 //!
-//! Invariant: the side stream waits for flags that this rank's kernel raises, and for messages of
-//! peers; neither has a deadline of its own. Once there is a fault record, an abort word or an
-//! error of NCCL, or the stream has stood still in a call for too long, the communicator is given
-//! up, and flags are let go again and again, until the guard is stopped. For none of that is
-//! anything asked of the driver, where another thread may wait for the device, and so for this. No
-//! wait of these threads that a rank's calls depend on is without an end, nor is one for them.
+//! Invariant: the side stream waits for flags of this rank's kernel and for messages of peers;
+//! neither wait has a deadline of its own. The guard looks for a fault record, an abort word, an
+//! error of NCCL, and a stream that stands still in a call for too long. Then it gives the
+//! communicator up and releases flags again and again until it is stopped. It asks the driver for
+//! nothing, where another thread may wait for the device. Nobody's calls depend on an endless wait
+//! of these threads.
 //!
-//! Before any of that the rank's kernel is given a [moment](RECORD) to leave its fault record, for
-//! which the abort word is set. An aborted communicator may leave a chunk torn whose word has come,
-//! and streams pass both on to node peers; a kernel that leaves a record has told its node peers
-//! before, so none of them closes the call with such a chunk. Where no kernel waits, because none
-//! was launched, say, the moment is for the message by which the peers hear of it
-//! (`Communicator::abort`).
+//! First the kernel gets a [moment](RECORD) to leave its fault record, for which the abort word is
+//! set. An aborted communicator may leave a torn chunk whose word has come, and streams pass both
+//! on to node peers. A kernel that leaves a record has told its node peers before, so none of
+//! them closes the call with such a chunk. Without a kernel the moment is for the message that
+//! tells the peers (`Communicator::abort`).
 
 use super::messages::GivenUp;
 use super::progress::Standing;
@@ -139,11 +138,10 @@ impl Guard {
         self.thread.as_ref().map(JoinHandle::thread)
     }
 
-    /// Ends the thread, which was needed until nothing waited any more, then leaves the
-    /// communicator in good order, unless it was given up before: then NCCL may still be at that,
-    /// and what it may use is best [left](super::deferred::leave). With `drained` calls all that the
-    /// thread could end has ended; without, the communicator is given up and the device's memory
-    /// stays.
+    /// Ends the thread, then leaves the communicator in good order, unless it was given up before:
+    /// what NCCL may still use is then best [deferred](super::deferred::leave). With `drained` all
+    /// calls have ended that the thread could end. Without, the communicator is given up and the
+    /// device's memory stays.
     pub(crate) fn leave(&mut self, drained: bool) {
         let watched = &self.watched;
         let rank = watched.rank.get();

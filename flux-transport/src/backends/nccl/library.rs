@@ -230,9 +230,8 @@ fn load() -> Result<Library, NcclUnavailable> {
     // NVLink multicast can take a shared host's devices out of service; NCCL reads this when it
     // makes communicators.
     if std::env::var_os("NCCL_NVLS_ENABLE").is_none() {
-        // SAFETY: Rust code reads the environment under the lock that this takes; the documentation
-        // of `available` asks to call it before foreign threads run, and launchers set the variable
-        // for their children.
+        // SAFETY: Rust code reads the environment under the lock that this takes. `available` asks
+        // to be called before foreign threads run, and launchers set the variable for children.
         unsafe { std::env::set_var("NCCL_NVLS_ENABLE", "0") };
     }
     open(search::candidates(|key| std::env::var_os(key)))

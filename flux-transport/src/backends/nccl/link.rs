@@ -1,9 +1,9 @@
-//! The communicator of a rank's calls, which another thread may take away.
+//! The communicators of a rank's calls, which another thread may take away.
 //!
-//! Invariant: whoever uses the messages holds their lock, also while the end of a group waits for a
-//! stream that is full; nobody waits for that lock before the family was given up, which ends that
-//! wait. The lock of the family is only held for what waits for nobody; once the family was taken,
-//! no group is begun. Both are given up with the link.
+//! Invariant: a thread that uses the messages holds their lock, also while the end of a group waits
+//! for a full stream. Nobody waits for that lock before the family was given up, which ends that
+//! wait. The family's lock is held only for what waits for nobody. Once the family was taken, no
+//! group is begun. Both are given up with the link.
 
 use super::library::NcclError;
 use super::messages::{Family, GivenUp, Group, Messages, Use, abort, leave};

@@ -1,7 +1,7 @@
 //! An NCCL communicator for messages, made, and ended, without blocking.
 //!
-//! It is two or three. The [family](Family) is of NCCL's mode in which calls return at once: there a
-//! thread that NCCL starts puts each group on its stream, which takes the host longer than a short
+//! It is two or three. The [family](Family) is of NCCL's mode in which calls return at once. There
+//! NCCL starts a thread that puts each group on its stream: longer work for the host than a short
 //! call. So the communicators that carry data are split from it, of the other mode: the thread that
 //! ends a group puts it on its stream. It waits like any launch where the stream is full, for a
 //! peer in the end. The family ends that wait: all share NCCL's flag for aborts.
@@ -259,12 +259,13 @@ pub(super) struct GivenUp {
 }
 
 impl GivenUp {
-    /// Ends what is on streams of it, now and later, without regard for the peers, and then what
-    /// `messages` gives, which may wait until a call of NCCL has returned: it does then. The
-    /// device's context is current. The flags that end NCCL's kernels are set before anything is
-    /// asked of the driver. Then it may take as long as a peer that is stopped: NCCL waits until
-    /// processes of this host that have reached its memory have closed their connections (2.28),
-    /// and frees what it has on the device.
+    /// Ends what is on streams of it, now and later, without regard for the peers. Then it ends
+    /// what `messages` gives, which may wait for a call of NCCL to return: that returns now. The
+    /// device's context is current.
+    ///
+    /// The flags that end NCCL's kernels are set before anything is asked of the driver. The rest
+    /// may take as long as a stopped peer: NCCL waits until processes of this host have closed
+    /// their connections to its memory (2.28).
     pub(super) fn end(self, messages: impl FnOnce() -> Option<Messages>) {
         let Self { family, _note } = self;
         family.0.abort();
@@ -274,8 +275,8 @@ impl GivenUp {
     }
 }
 
-/// Operations that go together. Dropped, it ends the group; [`end`](Self::end) says whether that was
-/// accepted.
+/// Operations that go together. Dropped, it ends the group; [`end`](Self::end) says whether that
+/// was accepted.
 pub(super) struct Group<'a> {
     of: &'a Communicator,
     stream: usize,
@@ -330,7 +331,7 @@ impl Group<'_> {
         library.accepted("ncclReduceScatter", code)
     }
 
-    /// Hands the operations over.
+    /// Puts the operations on the stream.
     pub(super) fn end(mut self) -> Result<(), NcclError> {
         self.open = false;
         self.close()

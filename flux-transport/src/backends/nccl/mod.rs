@@ -1,20 +1,23 @@
-//! NCCL, from whatever library a machine has, without a panic where it has none: its collectives,
-//! to measure against, and the `nccl` transport.
+//! NCCL, from whatever library a machine has, without a panic where it has none: its collectives as
+//! a baseline, and the `nccl` transport.
 //!
 //! Invariant: at most one NCCL is loaded per process, and NVLink multicast (NVLS) is off in it
 //! unless the environment asks for it. The library is found in this order: `FLUX_NCCL_LIB` (a file,
 //! or a folder), the loader's path, the PyTorch wheel of the virtual environment or of the
 //! `python3` on the path, the system's library folder.
 //!
-//! The transport: no rank reaches another's memory. Each has its own, and messages on a side stream
-//! carry chunks between them.
+//! On the transport no rank reaches another's memory. Calls overlap their kernel with messages on a
+//! side stream, or are sequential: one collective before or after the kernel.
 //!
 //! ```text
-//! connect   identities, then the unique id -> communicator, and one or two split from it -> a word to and from every peer, read -> memory of each rank, cleared
-//! a call    rows:    begin | exchange: fork, then group by group of rounds send and receive, raise the own signals | kernel | finish: join
-//!           stored:  begin | exchange: fork | kernel | exchange_stored: group by group [wait for the chunks' flags] send and receive, raise the own signals | finish: join
-//!           sequential: begin | AllGather | kernel | finish; or begin | kernel | ReduceScatter | finish
-//! a fault   the record, the abort word, NCCL's own error or a stream that stands still -> flags released with a word that nobody believes -> all aborted
+//! connect      identities, the unique id, a communicator and those split from it; each is proven
+//! rows         begin, exchange: fork; group by group of rounds send and receive, raise own signals;
+//!              kernel, finish: join
+//! stored       begin, exchange: fork, kernel, exchange_stored: group by group wait for the chunks'
+//!              flags, send and receive, raise own signals; finish: join
+//! sequential   begin, AllGather, kernel, finish; or begin, kernel, ReduceScatter, finish
+//! a fault      the record, the abort word, NCCL's error, or a stream that stands still; then flags
+//!              are released with a word that no call awaits, and all communicators are aborted
 //! ```
 
 mod collective;

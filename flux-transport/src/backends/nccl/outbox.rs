@@ -1,9 +1,9 @@
 //! What a rank's executor gives to the other ranks of its rail, in memory of the rank's own device,
 //! until messages have carried it.
 //!
-//! Invariant: what is stored for peer `p` lies in a place of its own, and the signals that the
-//! executor raises at `p` are flags of `p`'s own pad here; so a chunk whose flag is this call's
-//! epoch can be sent as it lies. Words come from peers into `words`, never straight into a pad.
+//! Invariant: data for peer `p` is stored in a place of its own, and the signals that the executor
+//! raises at `p` are flags of `p`'s own pad here. A chunk whose flag is this call's epoch can be
+//! sent as it lies. Words of peers come into `words`, never straight into a pad.
 
 use super::flags::Flags;
 use super::hashes::CallHashes;

@@ -1,9 +1,9 @@
 //! Where a side stream stands, in a word of pinned memory that the stream itself writes.
 //!
-//! Invariant: the host only loads, so that a stream that is stuck is found and described without
-//! the driver, which might wait for it. A stream that has begun a call takes each step within the
-//! deadline and what the kernel computes before it: longer than [`ALLOWED`] deadlines at one step
-//! it is not on its way. Where no kernel computes or waits beside it, it takes them all within one.
+//! Invariant: the host only loads, so it finds and describes a stuck stream without the driver,
+//! which might wait for it. Beside a kernel each step of a call takes at most the kernel's own
+//! deadline and what the kernel computes before: [`ALLOWED`] deadlines. A collective that no kernel
+//! waits for takes one.
 
 use crate::cuda::{CudaDevice, CudaError, PinnedBlock};
 use flux_core::signal::Epoch;

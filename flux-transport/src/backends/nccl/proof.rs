@@ -1,10 +1,10 @@
 //! A word from every rank to every other, sent as chunks are, and read by its receiver.
 //!
-//! Invariant: it ends by the deadline, whatever else the device does: all of it is on a stream of
-//! its own, which is looked at and not waited for, and NCCL connects on a thread of its own. It
-//! also makes NCCL open its connections and load its kernels, and the driver those that copy words:
-//! none of that can be done while a kernel waits for data. The group of a sequential call is proven
-//! as it is used: messages beside a collective.
+//! Invariant: it ends by the deadline, whatever else the device does. All of it is on a stream of
+//! its own, which is polled, and NCCL connects on a thread of its own. It also makes NCCL open its
+//! connections and load its kernels, and the driver those that copy words: a kernel that waits for
+//! data would keep them from that. The group of a sequential call is proven as it is used: messages
+//! beside a collective.
 
 use super::deferred;
 use super::link::Link;

@@ -2,14 +2,14 @@
 //! once as the call says.
 //!
 //! Invariant: a signal of the own pad gets the word that came with its chunk, after the chunk. The
-//! sender's word is the epoch only where the chunk is whole: for what its kernel stores when that
-//! has raised the flag, for the caller's rows from the start, unless a call before has failed: its
-//! word is the number of the call that the device has then, which stands still with the first
-//! failure. A stream that is let go because a call has failed sends other words; so what is not
-//! whole, or comes from what a failed call wrote, is never sent as if it were. Only where messages
-//! are aborted may a word have come before its chunk: by then this rank's call has failed, as the
-//! guard sees to, and takes nothing for whole any more. Nothing is received before this stream asks
-//! for it, which is after the call that read the half before.
+//! sender's word is the epoch only if the chunk is whole. For stored chunks it is the flag that the
+//! kernel raised. For the caller's rows it is the number of the call that the device has, which
+//! stands still with the first failure. A stream that is released because a call has failed sends
+//! other words: a torn chunk, or one computed from a failed call, is never sent as whole.
+//!
+//! Only where messages are aborted may a word have come before its chunk. By then this rank's call
+//! has failed, as the guard sees to. Nothing is received before this stream asks for it, after the
+//! call that read the half before.
 
 use super::hashes::HASH_BYTES;
 use super::messages::Use;
@@ -79,9 +79,9 @@ pub(crate) unsafe fn carry(
     };
     let stored = matches!(source, Source::Stored { .. });
     let calling = |far: Rank| pad + calling_offset(far.get(), epoch.half());
-    // Mates say on each other's pads which ops their calls were of, and what a rank says along the
-    // rail is copied there, and passed on to node peers with its rows. Of the ranks of other nodes
-    // whose sums come by another's hand that relay has compared, so here they are taken to agree.
+    // Node peers compare op-sequence hashes on each other's pads. A hash that comes along the rail
+    // is copied there too. Ranks of other nodes whose sums come by a relay were compared by that
+    // relay: here their hashes are taken to agree.
     let of_relayed = nodes.world().ranks().filter(|&far| stored && is_relayed(nodes, rank, far));
     let of_relayed = of_relayed.map(|far| WordOp::WriteLong { address: calling(far), value: outbox.hashes().last().word() });
     // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
@@ -328,8 +328,8 @@ mod tests {
             prop_assert_eq!(sent, received);
         }
 
-        /// From node peers on the pad, along the rail, of rows that a node peer passes on by that
-        /// node peer, and of sums that a relay has added up by nobody: that has compared.
+        /// Each hash comes once: node peers' on the pad; along the rail; with rows by the node
+        /// peer that passes them on; of sums by nobody, as the relay has compared.
         #[test]
         fn whoever_closes_a_call_hears_of_each_rank_in_one_way(
             op in prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)],

@@ -1,17 +1,18 @@
 //! How NCCL's multiprocessors are shared among messages that go at once.
 //!
-//! Invariant: a group of messages never takes more than [`Sharing::channels`] say, of NCCL 2.18 to
-//! 2.30, whatever its variables are. It launches a CTA for each channel that a message of the group
-//! uses. Of `all` channels, a power of two, a message has as many as leave each rank of the
-//! communicator as many, a power of two again, and twice as many, again and again, while its parts
-//! are larger than 32 chunks; over a network, as many as it has for a peer
-//! (`scheduleP2pTasksToPlan`, `addP2pToPlan`, `ncclTopoComputeP2pChannels`).
+//! Invariant: a group of messages never takes more multiprocessors than [`Sharing::channels`] say,
+//! of NCCL 2.18 to 2.30, whatever its variables are. NCCL launches a CTA for each channel that a
+//! message of the group uses (`scheduleP2pTasksToPlan`, `addP2pToPlan`,
+//! `ncclTopoComputeP2pChannels`):
+//!
+//! - a message has as many of `all` channels as leave each rank as many, a power of two;
+//! - twice as many, again and again, while its parts are larger than 32 chunks;
+//! - over a network, as many as it has for a peer.
 
 use flux_core::program::Channels;
 use std::fmt;
 
-/// Multiprocessors of a message, unless `FLUX_NCCL_CTAS` says otherwise: with 4 an H200 keeps 128,
-/// for which tiles of the reference shapes are whole waves.
+/// Multiprocessors of a message, unless `FLUX_NCCL_CTAS` says otherwise: with 4 an H200 keeps 128.
 pub(super) const LANES: u32 = 4;
 /// Most of them.
 pub(super) const MOST_LANES: u32 = 32;

@@ -1,7 +1,7 @@
 //! What the guard's thread shares with the rank's calls.
 //!
-//! Invariant: whatever ended this rank's calls without a record on the device has a record here
-//! before any wait ends by it, so whoever finds the stream past a failed call also finds the fault.
+//! Invariant: a failure without a record on the device has a record here before any wait ends by
+//! it. So a host that finds the stream past a failed call also finds the fault.
 
 use super::flags::Flags;
 use super::hashes::CallHashes;
@@ -51,7 +51,7 @@ fn stuck(rank: Rank, epoch: Epoch, silent: Option<(Rank, Epoch)>) -> FaultRecord
     FaultRecord { state: 1, code: fault::TIMEOUT, wait, rank, peer, epoch: expected, expected, seen, ..FaultRecord::default() }
 }
 
-/// What was heard of while it was waited for.
+/// What came first while a fault was waited for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum News {
     Fault,
@@ -188,9 +188,9 @@ impl Watched {
         self.fault.abort(reason);
     }
 
-    /// Lets go of what the side stream waits for, without the driver. What goes with words from
-    /// here on is taken for no call's; should the stream set the word of rows once more, that is
-    /// the number of the call that failed, of which they are, or which no later call awaits.
+    /// Releases the side stream's waits, without the driver. Words that are sent from here on are
+    /// those of no call. Should the stream set the word of rows once more, it is the number of the
+    /// failed call, which no later call awaits.
     pub(super) fn release(&self) {
         // Held while they are set: whoever replaces them has the old ones to itself.
         let Awaited { flags, hashes, epoch } = &*self.awaited();
@@ -203,12 +203,10 @@ impl Watched {
         }
     }
 
-    /// Waits until calls are `done`: as long as the side stream takes steps, however many are left.
-    /// Where it takes none for some deadlines and more though nothing has failed, the caller's
-    /// stream does not come to the next call, or a kernel does not end that has all that it waits
-    /// for. Once calls have failed they are waited for as on the other transports. A device that
-    /// was waited for in vain after a failure is given up: who goes on with it, to rebuild say,
-    /// would wait for it in the driver.
+    /// Waits until calls are `done`, as long as the side stream takes steps. Where it takes none
+    /// for some deadlines though nothing has failed, the caller's stream does not come to the next
+    /// call, or a kernel does not end. Failed calls are waited for as on the other transports. A
+    /// device whose failed calls do not end is given up: a rebuild would wait for it in the driver.
     pub(crate) fn drain(&self, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
         let mut steps = HostSteps::new(self.deadline);
         let drained =

@@ -1,10 +1,7 @@
-//! One GEMM of the baseline: its descriptors and its algorithm are made once, and a call does
-//! nothing but launch.
+//! One GEMM of the baseline: descriptors and algorithm are made once, and a call only launches.
 //!
-//! Invariant: `y[m, n] = x[m, k] * transpose(w[n, k])`, all row-major and dense, with fp32
-//! accumulation. cuBLASLt counts columns first, so it is asked for
-//! `transpose(y) = w * transpose(x)`: its A is `w`, transposed from its view, and its B is `x`, not
-//! transposed.
+//! Invariant: `y[m, n] = x[m, k] * transpose(w[n, k])`, row-major and dense, with fp32
+//! accumulation. cuBLASLt is column-major, so it computes `transpose(y) = w * transpose(x)`.
 
 use super::library::{Algo, Candidate, CublasError, Library, check, library};
 use cudarc::cublaslt::sys;
@@ -137,15 +134,14 @@ impl Gemm {
     /// Launches the GEMM on `stream` and returns.
     ///
     /// # Safety
-    /// `x`, `w` and `y` are device addresses of dense operands of the shape that the GEMM was made
-    /// for, until the stream is past the call; `stream` is a `CUstream` of the device, the only one
-    /// on which this GEMM is used at a time (its workspace is one).
+    /// `x`, `w` and `y` are device addresses of dense operands of the GEMM's shape until the stream
+    /// is past the call. `stream` is a `CUstream` of the device, and the only one that uses this
+    /// GEMM at a time.
     pub unsafe fn launch(&self, x: u64, w: u64, y: u64, stream: usize) -> Result<(), CublasError> {
         let (alpha, beta) = (1.0_f32, 0.0_f32);
         let source = |address: u64| with_exposed_provenance::<c_void>(address as usize);
         let target = |address: u64| with_exposed_provenance_mut::<c_void>(address as usize);
-        // SAFETY: the caller's promise for the operands; descriptors, workspace and algorithm are
-        // this object's.
+        // SAFETY: the caller's promise for the operands; all else is this object's.
         let status = unsafe {
             (self.library.matmul)(
                 self.handle,

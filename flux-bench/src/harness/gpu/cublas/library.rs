@@ -1,8 +1,7 @@
 //! The table of cuBLASLt entry points, loaded once.
 //!
-//! Invariant: a [`Library`] exists only with every entry point found; it stays loaded for the life
-//! of the process. Results are plain integers: a library newer than the bindings may return codes
-//! that they do not know.
+//! Invariant: a [`Library`] has every entry point and stays loaded. Results are plain integers, as
+//! a newer library may return unknown codes.
 
 use flux_transport::internal::loading;
 use std::ffi::{c_int, c_void};
@@ -13,40 +12,18 @@ use std::sync::OnceLock;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CublasError {
-    /// No candidate can be loaded.
     #[error("no cuBLASLt library can be loaded: {reason}; install CUDA's libraries or PyTorch, or set FLUX_CUBLASLT_LIB")]
     Library {
-        /// What the loader said of those that are there; where none is, the names and paths that
-        /// were looked at.
+        /// What the loader reported, or the names and paths that were tried.
         reason: String,
     },
-    /// A library lacks an entry point.
     #[error("{} has no `{symbol}`", path.display())]
-    Symbol {
-        /// The library.
-        path: PathBuf,
-        /// The missing entry point.
-        symbol: &'static str,
-    },
-    /// cuBLASLt refused a call.
+    Symbol { path: PathBuf, symbol: &'static str },
     #[error("{call} failed with status {status}")]
-    Call {
-        /// The call.
-        call: &'static str,
-        /// Its `cublasStatus_t`.
-        status: i32,
-    },
+    Call { call: &'static str, status: i32 },
     /// The heuristic knows no algorithm for the shape.
     #[error("cuBLASLt has no algorithm for m={m} n={n} k={k}")]
-    NoAlgorithm {
-        /// Rows.
-        m: u32,
-        /// Columns.
-        n: u32,
-        /// Length of the inner product.
-        k: u32,
-    },
-    /// The driver refused memory.
+    NoAlgorithm { m: u32, n: u32, k: u32 },
     #[error(transparent)]
     Device(#[from] flux_transport::internal::cuda::CudaError),
 }
@@ -80,9 +57,8 @@ macro_rules! table {
                 let missing = |symbol| CublasError::Symbol { path: path.clone(), symbol };
                 Ok(Self {
                     $($name: {
-                        // SAFETY: the type is the entry point's declaration in cublasLt.h (handles
-                        // as `usize`, enums as integers, which have the same representation);
-                        // `_loaded` keeps it loaded as long as the table.
+                        // SAFETY: the type is the entry point's declaration in cublasLt.h, with
+                        // handles as `usize` and enums as integers; `_loaded` outlives the table.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) };
                         *symbol.map_err(|_| missing(stringify!($name)))?
                     },)*
@@ -130,8 +106,7 @@ pub(super) fn library() -> Result<&'static Library, CublasError> {
 
 const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so"];
 
-/// What to try, in order: what the user names, what the loader finds, toolkits, and PyTorch's
-/// wheels in the virtual environment.
+/// Paths to try, in order: the user's, the loader's, toolkits, the virtual environment's wheels.
 fn candidates() -> Vec<PathBuf> {
     let folder = |key: &str, below: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(|v| PathBuf::from(v).join(below));
     if let Some(named) = folder("FLUX_CUBLASLT_LIB", "") {

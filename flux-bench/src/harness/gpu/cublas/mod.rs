@@ -9,18 +9,15 @@ pub(crate) use library::CublasError;
 use std::path::PathBuf;
 
 /// The library's version, as in `13.1.0`.
-///
-/// # Errors
-/// As [`available`].
 pub(crate) fn version() -> Result<String, CublasError> {
     available().map(|(_, version)| format!("{}.{}.{}", version / 10_000, version / 100 % 100, version % 100))
 }
 
-/// Whether this process has a cuBLASLt: the file it came from and its version,
-/// `10000 * major + 100 * minor + patch`.
+/// The cuBLASLt of this process: its file, and its version as `10000 * major + 100 * minor +
+/// patch`.
 ///
 /// # Errors
-/// [`CublasError`] says what was tried.
+/// [`CublasError`] lists what was tried.
 pub fn available() -> Result<(PathBuf, usize), CublasError> {
     let library = library::library()?;
     // SAFETY: takes nothing and reads a constant.

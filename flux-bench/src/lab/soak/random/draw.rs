@@ -1,7 +1,7 @@
-//! Random cases: problems from tiny to a few thousand, with tails, and plans for them.
+//! Random cases: problems from tiny to a few thousand, with partial tiles, and plans for them.
 //!
-//! Invariant: a case is a function of seed, number, world, processor and links, so all ranks agree
-//! on it without an exchange, and it can be had again.
+//! Invariant: a case is a function of seed, number, world, processor and links, so ranks agree
+//! without an exchange and cases can be repeated.
 
 use crate::harness::{EpilogueSpec, data};
 use crate::plan::Execution;
@@ -9,18 +9,15 @@ use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use std::fmt;
 
-/// Where ranks compute, which decides the sizes: a host's ranks share its few cores, and their code
-/// may be built for debugging.
+/// Where ranks compute, which bounds the sizes: a host's ranks share its few cores.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Processor {
-    /// Threads of this machine.
     Host,
     /// A GPU that runs so many CTAs of a rank at once.
     Gpu {
-        /// CTAs.
         ctas: u32,
-        /// Whether no other rank works there. Where one does, copies may wait in the device's
-        /// queues behind its kernel that waits for them, so the kernels move data.
+        /// Whether no other rank works there. Copies would wait behind another rank's kernel, so
+        /// shared devices have the kernel as their mover.
         alone: bool,
     },
 }
@@ -28,7 +25,6 @@ pub(super) enum Processor {
 /// What a transport can do with a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Legal {
-    /// Any plan.
     All,
     /// Whole chunks as messages.
     Messages,
@@ -41,13 +37,11 @@ pub(super) enum Legal {
 pub(super) struct RandomCase {
     /// What it is called by: with the seed it says everything.
     pub(super) number: u64,
-    /// The problem.
     pub(super) problem: Problem,
     /// What the op does to its sums.
     pub(super) epilogue: EpilogueSpec,
     /// The plan; the op's own where there is none.
     pub(super) plan: Option<Plan>,
-    /// Calls in a row.
     pub(super) calls: u64,
     /// Of its data, its delays and the ranks' own choices.
     pub(super) seed: u64,
@@ -55,9 +49,6 @@ pub(super) struct RandomCase {
 
 impl RandomCase {
     /// Case `number` of `seed`.
-    ///
-    /// # Errors
-    /// None for the worlds that there are; they would be a fault of this function.
     pub(super) fn new(seed: u64, number: u64, world: WorldSize, processor: Processor, legal: Legal) -> Result<Self, ProblemError> {
         let mut draw = Draw::new(data::seed(seed, 1, number));
         let (most_rows, most) = match processor {

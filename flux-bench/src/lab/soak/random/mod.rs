@@ -1,6 +1,6 @@
 //! `flux-bench lab soak --random`: random problems with random plans, until the time is up.
 //!
-//! Invariant: what failed is told with the command that does it again.
+//! Invariant: a failure is reported with the command that repeats it.
 
 mod draw;
 #[cfg(test)]
@@ -22,7 +22,7 @@ use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 /// How often the first rank says how far it is.
 const SAY: Duration = Duration::from_secs(10);
 
-/// What a word of minutes says.
+/// The minutes of a `--random` word.
 pub(super) fn minutes(word: &str) -> Result<f64, String> {
     match word.parse() {
         Ok(minutes) if 0.0 < minutes && minutes <= 10_000.0 => Ok(minutes),
@@ -30,8 +30,8 @@ pub(super) fn minutes(word: &str) -> Result<f64, String> {
     }
 }
 
-/// One rank's part: the one case that was asked for, or cases from 0 on until the minutes have
-/// passed or one has failed. The kernels of `at_once` ranks are to fit on a GPU. Collective.
+/// One rank's part: one case, or cases until the minutes have passed or one has failed. The kernels
+/// of `at_once` ranks share a GPU. Collective.
 pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow::Result<bool> {
     let (comm, first) = (ctx.comm(), ctx.rank().get() == 0);
     let seed = agree(ctx, args.seed.unwrap_or_else(of_the_clock))?;
@@ -100,8 +100,7 @@ fn of_the_clock() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).map_or(1, |time| time.as_secs())
 }
 
-/// The command that runs one case again; that the cases before it matter is possible too, so they
-/// are offered.
+/// The command that repeats a case, alone or after the cases before it.
 fn again(args: &Args, ctx: &RankContext, at_once: u32, (seed, case): (u64, u64)) -> String {
     let (ranks, transport) = (ctx.comm().world_size(), ctx.comm().transport());
     let mut command = format!("flux-bench lab soak --seed {seed} --case {case} --tp {ranks} --transport {transport}");

@@ -1,0 +1,80 @@
+//! The arguments of a launch.
+
+use super::trace::TraceBuffer;
+use crate::epilogue::Activation;
+
+/// A row-major matrix on the device.
+#[derive(Clone, Copy, Debug)]
+pub struct Matrix {
+    /// First element; a multiple of 16.
+    pub address: u64,
+    /// Bytes between rows; a multiple of 16.
+    pub row_bytes: u64,
+}
+
+/// Pacing that keeps bursts off the links: gaps in the traffic of a CTA, and a limit of CTAs. Zero
+/// sends as fast as the link takes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Pace {
+    /// Nanoseconds between 2 KiB pieces of the caller's shard, from the second destination on.
+    pub push_gap_ns: u32,
+    /// Nanoseconds between 4 KiB pieces of a partial tile.
+    pub send_gap_ns: u32,
+    /// CTAs that scatter a tile's rows at once, each by one warp while its consumers multiply the
+    /// next tile. With 0 the consumers scatter their rows.
+    pub in_flight_limit: u32,
+}
+
+impl Pace {
+    /// Bytes of a piece of the caller's shard.
+    pub const PUSHED_BYTES: u32 = 2048;
+    /// Bytes of a piece of a partial tile.
+    pub const SENT_BYTES: u32 = 4096;
+}
+
+/// The operands and memory of one launch. Shapes are those of the program's problem.
+#[derive(Clone, Copy, Debug)]
+pub struct LaunchArgs<'a> {
+    /// The caller's `x`.
+    pub x: Matrix,
+    /// The caller's `w`.
+    pub w: Matrix,
+    /// The caller's `y`.
+    pub y: Matrix,
+    /// Address of the caller's bias, one element for each column of `y`, a multiple of 4; 0 for
+    /// none.
+    pub bias: u64,
+    /// Applied to the sum with the bias; none for GEMM-ReduceScatter.
+    pub activation: Activation,
+    /// Every rank's data region, as mapped on this device.
+    pub data: &'a [u64],
+    /// Every rank's pad, as mapped on this device.
+    pub pads: &'a [u64],
+    /// The buffer of peers' scattered rows: this rank's data region, unless peers cannot reach it.
+    pub scatter_buffer: u64,
+    /// This rank's control block.
+    pub control: u64,
+    /// This rank's fault block, as the device sees it.
+    pub fault: u64,
+    /// Bytes between the halves of a data region.
+    pub half_stride: u64,
+    /// The op's number, or the op-sequence hash of the calls up to this one, that ranks compare on
+    /// each other's pads. 0 where the transport compares.
+    pub op_hash: u32,
+    /// Whether a collective brought the operands: an abort of the host then fails the call.
+    pub after_collective: bool,
+    /// Longest wait for another rank, in nanoseconds.
+    pub deadline_ns: u64,
+    /// Whether a mover outside the kernel reads `x`, and reports its end in the control block.
+    pub await_pushed: bool,
+    /// CTAs of this launch.
+    pub workers: u32,
+    /// Whether the kernel is the mover, which pushes the caller's shard.
+    pub push: bool,
+    /// Pacing of the traffic.
+    pub pace: Pace,
+    /// The time stamps' buffer; given exactly for a traced kernel.
+    pub trace: Option<&'a TraceBuffer>,
+    /// The stream.
+    pub stream: usize,
+}

@@ -1,0 +1,147 @@
+//! From a program and the arguments of a launch to the kernel's parameters.
+
+use super::args::{LaunchArgs, Matrix};
+use super::error::LaunchError;
+use super::program::DeviceProgram;
+use super::tensor_map::{BoxCols, Fetch, Operand, encode};
+use super::trace::TraceBuffer;
+use crate::abi::Params;
+use crate::variant::Variant;
+use cudarc::driver::sys::CUtensorMap;
+use flux_core::layout::gather_place_bytes;
+use flux_core::program::TileProgram;
+use flux_core::rank::MAX_WORLD;
+use flux_core::{OpKind, WorldSize};
+
+/// The operands' tensor maps.
+struct Maps {
+    a_caller: CUtensorMap,
+    a_gather: CUtensorMap,
+    b: CUtensorMap,
+    y: CUtensorMap,
+}
+
+fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Result<Maps, LaunchError> {
+    let problem = &p.problem;
+    let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
+    let (m_shard, k) = (problem.m_shard(), problem.k_local());
+    // Global rows are a matrix for each shard, so that a tile's box ends at the shard's border, or
+    // one flattened matrix.
+    let (global_rows, shards) = if p.flattened { (problem.m(), 1) } else { (m_shard, world.get()) };
+    let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
+        OpKind::AllGatherGemm => (m_shard, 1, global_rows, shards),
+        OpKind::GemmReduceScatter => (global_rows, shards, m_shard, 1),
+    };
+    let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
+    let x_outer = [(x_shards, shard_bytes(args.x)), (1, shard_bytes(args.x))];
+    let x = Operand {
+        operand: "x",
+        address: args.x.address,
+        cols: k,
+        rows: x_rows,
+        row_bytes: args.x.row_bytes,
+        outer: &x_outer,
+        box_rows: tile.m,
+        box_cols: BoxCols::Wide,
+        fetch: Fetch::Pair,
+    };
+    let w = Operand {
+        operand: "w",
+        address: args.w.address,
+        cols: k,
+        rows: problem.n_local(),
+        row_bytes: args.w.row_bytes,
+        outer: &[],
+        box_rows: tile.n,
+        box_cols: BoxCols::Wide,
+        fetch: if variant.loads_pairs() { Fetch::Line } else { Fetch::Pair },
+    };
+    let y_outer = [(y_shards, shard_bytes(args.y))];
+    let y = Operand {
+        operand: "y",
+        address: args.y.address,
+        cols: problem.n_local(),
+        rows: y_rows,
+        row_bytes: args.y.row_bytes,
+        outer: &y_outer,
+        box_rows: variant.box_rows(),
+        box_cols: BoxCols::of(variant),
+        fetch: Fetch::Pair,
+    };
+    let row_bytes = u64::from(k) * dtype.bytes() as u64;
+    let a_caller = encode(dtype, &x)?;
+    let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
+    let a_gather = if gathers {
+        let places = if p.flattened { 1 } else { world.peers() };
+        let outer = [(places, gather_place_bytes(problem)), (2, args.half_stride)];
+        let address = args.data[p.rank.index()];
+        encode(dtype, &Operand { operand: "the gather buffer", address, rows: global_rows, row_bytes, outer: &outer, ..x })?
+    } else {
+        a_caller
+    };
+    Ok(Maps { a_caller, a_gather, b: encode(dtype, &w)?, y: encode(dtype, &y)? })
+}
+
+/// The kernel's parameters.
+pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Params, LaunchError> {
+    let p = program.program();
+    let problem = &p.problem;
+    let (dtype, world) = (problem.dtype(), problem.world());
+    let row_bytes = u64::from(problem.k_local()) * dtype.bytes() as u64;
+    let Maps { a_caller, a_gather, b, y } = encode_maps(variant, p, args)?;
+    Ok(Params {
+        a_caller,
+        a_gather,
+        b,
+        y,
+        data: by_rank(args.data, world),
+        pad: by_rank(args.pads, world),
+        items: program.items(),
+        awaits: program.awaits(),
+        transfers: program.transfers(),
+        control: args.control,
+        fault: args.fault,
+        half_stride: args.half_stride,
+        deadline_ns: args.deadline_ns,
+        x: args.x.address,
+        x_row_bytes: args.x.row_bytes,
+        row_bytes,
+        shard_slot_bytes: gather_place_bytes(problem),
+        y_address: args.y.address,
+        y_row_bytes: args.y.row_bytes,
+        split_k_offset: p.split_k_offset(),
+        global_staging: program.global_staging(),
+        bias: args.bias,
+        scatter_buffer: args.scatter_buffer,
+        rank: p.rank.get(),
+        world: world.get(),
+        item_count: p.items.len() as u32,
+        transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
+        slots_per_source: p.slots_per_source,
+        await_pushed: u32::from(args.await_pushed),
+        gap_ns: match problem.op() {
+            OpKind::AllGatherGemm => args.pace.push_gap_ns,
+            OpKind::GemmReduceScatter => args.pace.send_gap_ns,
+        },
+        // The kernel compares counts of stores with a sign.
+        in_flight_limit: args.pace.in_flight_limit.min(i32::MAX as u32),
+        m_shard: problem.m_shard(),
+        source_row_bytes: problem.n_local() * dtype.bytes() as u32,
+        activation: args.activation as u32,
+        push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
+        in_mainloop: p.in_mainloop,
+        in_mainloop_first: p.in_mainloop_steps().0,
+        in_mainloop_gap: p.in_mainloop_steps().1,
+        op_hash: args.op_hash,
+        after_collective: u32::from(args.after_collective),
+        item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
+        worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
+    })
+}
+
+/// The addresses in the kernel's array of fixed capacity.
+fn by_rank(addresses: &[u64], world: WorldSize) -> [u64; MAX_WORLD] {
+    let mut all = [0; MAX_WORLD];
+    all[..world.index()].copy_from_slice(&addresses[..world.index()]);
+    all
+}
