@@ -2,7 +2,7 @@
 //!
 //! Invariant: the exit status is 0 only where everything was done, and found right where checked.
 
-use crate::{bench, doctor, end, lab, launch, limited, out, run, show, simulate, trace};
+use crate::{bench, doctor, end, lab, launch, limited, out, run, show, simulate, trace, tune};
 use clap::error::ErrorKind;
 use clap::{Parser, Subcommand};
 use std::process::ExitCode;
@@ -21,6 +21,8 @@ pub(crate) struct Cli {
 enum Command {
     /// Verify and measure both ops beside the unfused path
     Bench(bench::Args),
+    /// Time the cost model's best plans of layers, and keep the fastest for later runs
+    Tune(tune::Args),
     /// Run an op on operands from a safetensors file
     Run(run::Args),
     /// Start a program once for every rank, as processes of this machine
@@ -100,6 +102,7 @@ fn read(value: &str) -> anyhow::Result<EnvFilter> {
 fn act(command: Command) -> anyhow::Result<u8> {
     match command {
         Command::Bench(args) => bench::run(&args).map(status),
+        Command::Tune(args) => tune::run(&args).map(status),
         Command::Run(args) => run::run(&args).map(|()| 0),
         Command::Launch(args) => launch::run(&args),
         Command::Doctor => Ok(status(doctor::run())),
@@ -131,7 +134,10 @@ mod tests {
         let words = ["flux-bench", "bench", "--ms", "512,1024", "--shapes", "gpt3,llama70b", "--ops", "ag_gemm"];
         let Command::Bench(args) = Cli::parse_from(words).command else { panic!("not a bench") };
         let layers = args.layers;
-        assert_eq!((layers.ms, layers.shapes.unwrap().to_string(), layers.ops.len()), (vec![512, 1024], "gpt3,llama70b".to_owned(), 1));
+        assert_eq!(
+            (layers.ms, layers.shapes.unwrap().to_string(), layers.ops.len()),
+            ("512,1024".parse().ok(), "gpt3,llama70b".to_owned(), 1)
+        );
     }
 
     #[test]

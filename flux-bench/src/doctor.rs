@@ -19,6 +19,7 @@ pub(crate) fn run() -> bool {
     line("cores", machine::cores());
     gpus();
     libraries();
+    plan_table();
     let proof = peers();
     transports(proof.as_ref())
 }
@@ -67,7 +68,7 @@ fn gpus() {
     if let Some(advice) = if infos.is_empty() { topology::unseen() } else { topology::instances(&infos) } {
         line("try", advice);
     }
-    for variable in ["CUDA_VISIBLE_DEVICES", "FLUX_TRANSPORT", "NCCL_P2P_DISABLE", "FLUX_VETO_PEER"] {
+    for variable in ["CUDA_VISIBLE_DEVICES", "FLUX_TRANSPORT", "NCCL_P2P_DISABLE", "FLUX_VETO_PEER", "FLUX_PLAN_TABLE"] {
         if let Some(value) = std::env::var_os(variable) {
             line(variable, format!("`{}`", value.display()));
         }
@@ -77,6 +78,16 @@ fn gpus() {
 /// The devices that this process sees.
 fn infos() -> Vec<DeviceInfo> {
     (0..machine::gpu_count()).filter_map(|ordinal| cuda::device_info(ordinal).ok()).collect()
+}
+
+/// The user's measured plans for each kind of device.
+fn plan_table() {
+    let mut names: Vec<String> = infos().into_iter().map(|info| info.name).collect();
+    names.dedup();
+    if names.is_empty() {
+        names.push("host".to_owned());
+    }
+    names.iter().for_each(|device| line("plan table", flux_ops::explain_plan_table(None, device)));
 }
 
 /// What the devices are to each other, by topology and by proof.

@@ -26,6 +26,7 @@ mod shapes;
 mod show;
 mod simulate;
 mod trace;
+mod tune;
 
 pub use cli::{check_words, main};
 pub use end::give_up;

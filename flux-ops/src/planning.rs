@@ -181,10 +181,10 @@ impl UserTable {
     }
 }
 
-/// The user's plan table: its file, and how many rows serve the device with this name (`host` for
-/// the host), or why the file is ignored.
-pub fn explain_plan_table(device: &str) -> String {
-    UserTable::at(None, false).explain(device)
+/// The plan table in `file`, or the user's: its path and how many rows serve the device with this
+/// name (`host` for the host), or why it is ignored.
+pub fn explain_plan_table(file: Option<&Path>, device: &str) -> String {
+    UserTable::at(file, false).explain(device)
 }
 
 #[cfg(test)]

@@ -32,6 +32,14 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
+    /// Time the cost model's best plans of layers, and keep the fastest for later runs (`--help` for
+    /// its options)
+    #[command(disable_help_flag = true)]
+    Tune {
+        /// Passed on to `flux-bench tune`
+        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+        args: Vec<OsString>,
+    },
     /// Run every test that needs no GPU: unit, integration and documentation tests, and the
     /// examples
     Test {
@@ -82,6 +90,7 @@ fn main() -> ExitCode {
 fn run(task: Task) -> anyhow::Result<()> {
     match task {
         Task::Bench { args } => cargo::flux_bench("release", &["bench"], &args),
+        Task::Tune { args } => cargo::flux_bench("release", &["tune"], &args),
         Task::Faults { args } => cargo::flux_bench("release", &["lab", "faults"], &args),
         Task::Doctor => cargo::flux_bench("release", &["doctor"], &[]),
         Task::Test { args } => test::run(&args),

@@ -155,7 +155,7 @@ impl BenchJob {
 
 fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<BenchCase>> {
     let layers = args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?;
-    let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_empty());
+    let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_none());
     let case = |Layer { name, problem }: Layer| {
         let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() == most));
         BenchCase { model: name, problem, sustained }

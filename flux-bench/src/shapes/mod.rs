@@ -6,7 +6,7 @@
 mod models;
 mod words;
 
-pub(crate) use words::{Shape, Shapes};
+pub(crate) use words::{Rows, Shape, Shapes};
 
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem, WorldSize};
@@ -22,9 +22,10 @@ struct Gemm {
 /// Which layers a command works on.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct LayerArgs {
-    /// Global rows; where left out, some that suit command and machine
-    #[arg(long, value_delimiter = ',', value_name = "M,...")]
-    pub(crate) ms: Vec<usize>,
+    /// Global rows, as in 64,512..8192 (a range is its powers of two); where left out, some that suit
+    /// command and machine
+    #[arg(long, value_name = "M,...")]
+    pub(crate) ms: Option<Rows>,
     /// Layers: names, HIDDENxFFN or OP:n=N,k=K, as in llama3-8b.qkv,4096x14336; where left out, the
     /// MLP of gpt3 and llama70b, and on the host a sixteenth of both
     #[arg(long, value_name = "SHAPE,...")]
@@ -42,10 +43,10 @@ impl LayerArgs {
     pub(crate) fn layers(&self, world: WorldSize, on_gpus: bool, ms: &[usize]) -> anyhow::Result<Vec<Layer>> {
         let usual = if on_gpus { "gpt3,llama70b" } else { "gpt3/16,llama70b/16" };
         let shapes = self.shapes.clone().map_or_else(|| usual.parse(), Ok)?;
-        let ms = match (&self.ms[..], on_gpus) {
-            ([], true) => ms,
-            ([], false) => &[512],
-            (given, _) => given,
+        let ms = match (&self.ms, on_gpus) {
+            (Some(Rows(given)), _) => given,
+            (None, true) => ms,
+            (None, false) => &[512],
         };
         layers(&shapes, &self.ops, ms, self.dtype, world)
     }

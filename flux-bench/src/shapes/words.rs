@@ -30,6 +30,32 @@ pub enum ShapeError {
     Divisor { word: String, extents: Vec<usize> },
 }
 
+/// A list of global rows: numbers, and ranges of powers of two as in `64..8192`, both ends included.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Rows(pub(super) Vec<usize>);
+
+impl FromStr for Rows {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut all = Vec::new();
+        for word in text.split(',') {
+            let wrong = || format!("{word:?} is neither a number of rows nor a range of powers of two as in 64..8192");
+            match word.split_once("..") {
+                None => all.push(extent(word).ok_or_else(wrong)?),
+                Some((first, last)) => {
+                    let ends = extent(first).zip(extent(last)).ok_or_else(wrong)?;
+                    if ends.0 > ends.1 || !ends.0.is_power_of_two() || !ends.1.is_power_of_two() {
+                        return Err(wrong());
+                    }
+                    all.extend((ends.0.ilog2()..=ends.1.ilog2()).map(|bits| 1_usize << bits));
+                }
+            }
+        }
+        Ok(Self(all))
+    }
+}
+
 /// All names, for an error.
 fn names() -> String {
     let names: Vec<String> = named().map(|(name, _)| name).collect();
@@ -145,6 +171,16 @@ mod tests {
         #[test]
         fn no_text_panics(text in "\\PC{0,40}") {
             let _ = text.parse::<Shapes>();
+        }
+    }
+
+    #[test]
+    fn rows_are_numbers_and_ranges_of_powers_of_two() {
+        let rows = |text: &str| text.parse::<Rows>().map(|rows| rows.0);
+        assert_eq!(rows("24").unwrap(), [24]);
+        assert_eq!(rows("64..512,100,1..1").unwrap(), [64, 128, 256, 512, 100, 1]);
+        for text in ["", "0", "64..", "..64", "64..100", "128..64", "64,,128", "a", "64..128..256"] {
+            assert!(rows(text).unwrap_err().contains("powers of two"), "{text}");
         }
     }
 

@@ -11,14 +11,11 @@ use crate::execute::LaunchOptions;
 use crate::op::{Builder, EpilogueSpec, FusedLinear, OpMarker, Request, agreement};
 use crate::planning::{self, Choice, UserTable};
 use crate::table_file::TableFileError;
-use crate::tensor::TensorError;
 use flux_core::plan::{PLAN_BYTES, Plan, PlanOrigin, PlanRow};
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
-use flux_kernels::harness::NoMemory;
 use flux_transport::internal::control::shortened;
-use flux_transport::internal::cuda::CudaError;
-use flux_transport::{Communicator, Fault, TransportError};
+use flux_transport::{Communicator, TransportError};
 use rank::TuneRank;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -135,13 +132,10 @@ pub enum TuneError {
     /// The op cannot be built on this communicator, whatever its plan.
     #[error(transparent)]
     Build(#[from] BuildError),
-    /// A call failed; the communicator is broken.
+    /// A call was refused or failed; the communicator is broken.
     #[error(transparent)]
     Call(#[from] CallError),
-    /// A call failed; the communicator is broken.
-    #[error(transparent)]
-    Fault(#[from] Fault),
-    /// The ranks could not talk.
+    /// The ranks could not talk, or a fault has broken the communicator.
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// The table's file cannot take the row.
@@ -165,19 +159,10 @@ pub enum TuneError {
         /// Its error.
         reason: String,
     },
-    /// There is no memory for operands.
-    #[error(transparent)]
-    Memory(#[from] NoMemory),
-    /// The extents are none of an operand.
-    #[error(transparent)]
-    Tensor(#[from] TensorError),
-    /// The device cannot be opened or has no memory.
-    #[error(transparent)]
-    Cuda(#[from] CudaError),
-    /// The device refuses.
-    #[error("the device: {reason}")]
-    Device {
-        /// What the driver says.
+    /// There is no memory for operands, or the device refuses them.
+    #[error("the operands to time with: {reason}")]
+    Operands {
+        /// What the system or the driver says.
         reason: String,
     },
 }

@@ -6,15 +6,15 @@
 use super::TuneError;
 use super::oracle::{Oracle, SEEDS};
 use crate::op::{FusedLinear, OpMarker};
-use crate::tensor::{Layout, Location, RawTensor, TensorMut, TensorRef};
+use crate::tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
 use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
 use flux_core::problem::Shape;
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
 use flux_kernels::harness::data::{self, Window, elements, w_window, x_window, y_window};
-use flux_kernels::harness::{Fill, HostBuffer};
-use flux_transport::internal::cuda::{CudaDevice, DeviceBlock};
-use flux_transport::{Communicator, Stream};
+use flux_kernels::harness::{Fill, HostBuffer, NoMemory};
+use flux_transport::internal::cuda::{CudaDevice, CudaError, DeviceBlock};
+use flux_transport::{Communicator, Stream, TransportError};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,9 +30,10 @@ pub(super) struct TuneRank<T> {
     oracle: Oracle,
 }
 
-enum Operand<T> {
-    Host(HostBuffer<T>),
-    Cuda(DeviceBlock),
+/// On the host, or on the device.
+struct Operand<T> {
+    host: HostBuffer<T>,
+    device: Option<DeviceBlock>,
 }
 
 /// The rank's device, with the stream of all its calls.
@@ -43,58 +44,39 @@ struct Gpu {
     end: CudaEvent,
 }
 
-impl From<DriverError> for TuneError {
-    fn from(error: DriverError) -> Self {
-        Self::Device { reason: error.to_string() }
-    }
-}
-
 impl<T: Element> TuneRank<T> {
     /// Allocates and fills the operands.
     pub(super) fn new(comm: &Communicator, problem: &Problem) -> Result<Self, TuneError> {
         let gpu = comm.device().ordinal().map(Gpu::open).transpose()?;
-        let operand = |window: fn(&Problem, Rank) -> Window, seed: Option<u64>| -> Result<Operand<T>, TuneError> {
+        let operand = |window: fn(&Problem, Rank) -> Window, seed: u64| -> Result<Operand<T>, TuneError> {
             let window = window(problem, comm.rank());
             let mut host = HostBuffer::new(elements(window))?;
-            if let Some(seed) = seed {
-                data::fill(host.elements_mut(), window, seed, Fill::Uniform);
-            }
-            match &gpu {
-                None => Ok(Operand::Host(host)),
-                Some(gpu) => gpu.uploaded(&host).map(Operand::Cuda),
-            }
+            data::fill(host.elements_mut(), window, seed, Fill::Uniform);
+            let Some(gpu) = &gpu else { return Ok(Operand { host, device: None }) };
+            let block = DeviceBlock::new(&gpu.device, size_of_val(host.elements()))?;
+            gpu.upload(&block, host.elements())?;
+            Ok(Operand { host: HostBuffer::new(0)?, device: Some(block) })
         };
-        let set = |_| Ok([operand(x_window, Some(SEEDS[0]))?, operand(w_window, Some(SEEDS[1]))?, operand(y_window, None)?]);
+        let set = |_| Ok([operand(x_window, SEEDS[0])?, operand(w_window, SEEDS[1])?, operand(y_window, 0)?]);
         let sets = (0..if gpu.is_some() { SETS } else { 1 }).map(set).collect::<Result<_, TuneError>>()?;
-        if let Some(gpu) = &gpu {
-            // Copies from pageable memory may be on their way, and the stream does not wait for them.
-            gpu.device.synchronize()?;
-        }
         Ok(Self { comm: comm.clone(), gpu, sets, oracle: Oracle::new::<T>(problem, comm.rank()) })
     }
 
     /// Whether the op's result is right; where it is not, why.
     pub(super) fn verify<K: OpMarker>(&mut self, op: &FusedLinear<K, T>) -> Result<Result<(), String>, TuneError> {
-        let problem = *op.problem();
-        if let (Some(gpu), Operand::Cuda(y)) = (&self.gpu, &self.sets[0][2]) {
-            gpu.poison(y)?;
-        }
-        if let Operand::Host(y) = &mut self.sets[0][2] {
-            y.elements_mut().fill(T::from_f32(f32::NAN));
+        let mut y = HostBuffer::new(elements(y_window(op.problem(), self.comm.rank())))?;
+        y.elements_mut().fill(T::from_f32(f32::NAN));
+        match (&self.gpu, &self.sets[0][2].device) {
+            (Some(gpu), Some(block)) => gpu.upload(block, y.elements())?,
+            _ => std::mem::swap(&mut y, &mut self.sets[0][2].host),
         }
         self.call(op, 0)?;
-        if let Some(gpu) = &self.gpu {
-            gpu.stream.synchronize()?;
+        match (&self.gpu, &self.sets[0][2].device) {
+            (Some(gpu), Some(block)) => gpu.download(y.elements_mut(), block)?,
+            _ => std::mem::swap(&mut y, &mut self.sets[0][2].host),
         }
-        op.status()?;
-        match (&self.sets[0][2], &self.gpu) {
-            (Operand::Cuda(y), Some(gpu)) => {
-                let y = gpu.downloaded::<T>(y, elements(y_window(&problem, self.comm.rank())))?;
-                Ok(self.oracle.check(y.elements(), op.plan().comm))
-            }
-            (Operand::Host(y), _) => Ok(self.oracle.check(y.elements(), op.plan().comm)),
-            (Operand::Cuda(_), None) => Err(TuneError::Device { reason: "device memory without a device".to_owned() }),
-        }
+        op.status().map_err(|fault| TransportError::Broken { fault })?;
+        Ok(self.oracle.check(y.elements(), op.plan().comm))
     }
 
     /// What one call takes on this rank, in microseconds; `call` counts the samples.
@@ -110,7 +92,7 @@ impl<T: Element> TuneRank<T> {
         self.call(op, call + 1)?;
         self.record(|gpu| &gpu.end)?;
         let ms = self.gpu.as_ref().map_or(Ok(0.0), |gpu| gpu.start.elapsed_ms(&gpu.end))?;
-        op.status()?;
+        op.status().map_err(|fault| TransportError::Broken { fault })?;
         Ok(f64::from(ms) * 1e3)
     }
 
@@ -125,11 +107,9 @@ impl<T: Element> TuneRank<T> {
         let stream = self.gpu.as_ref().map_or(Stream::Host, |gpu| Stream::from(&*gpu.stream));
         let raw = |operand: &mut Operand<T>, shape: Shape| {
             let layout = Layout::dense(shape.rows as usize, shape.cols as usize);
-            let address = match operand {
-                // Exposed: the executor makes slices from the address again.
-                Operand::Host(buffer) => buffer.elements_mut().as_mut_ptr().expose_provenance() as u64,
-                Operand::Cuda(block) => block.address(),
-            };
+            // Exposed: the executor makes slices from the address again.
+            let host = operand.host.elements_mut().as_mut_ptr().expose_provenance() as u64;
+            let address = operand.device.as_ref().map_or(host, DeviceBlock::address);
             RawTensor { address, dtype: T::DTYPE, location, layout, available: layout.rows * layout.cols }
         };
         let set = call % self.sets.len();
@@ -156,27 +136,29 @@ impl Gpu {
         Ok(Self { stream: device.context().new_stream()?, device, start, end })
     }
 
-    fn uploaded<T: Element>(&self, from: &HostBuffer<T>) -> Result<DeviceBlock, TuneError> {
-        let block = DeviceBlock::new(&self.device, size_of_val(from.elements()))?;
+    /// Copies to a block of as many bytes.
+    fn upload<T>(&self, to: &DeviceBlock, from: &[T]) -> Result<(), TuneError> {
         self.device.bind()?;
-        // SAFETY: the block has as many bytes, and nobody else knows it.
-        unsafe { result::memcpy_htod_sync(block.address(), from.elements()) }?;
-        Ok(block)
+        // SAFETY: the block has as many bytes; the copy is done before the slice can go away.
+        unsafe { result::memcpy_htod_async(to.address(), from, self.stream.cu_stream()) }?;
+        Ok(self.stream.synchronize()?)
     }
 
-    fn downloaded<T: Element>(&self, from: &DeviceBlock, elements: usize) -> Result<HostBuffer<T>, TuneError> {
-        let mut to = HostBuffer::new(elements)?;
+    /// Copies a block of as many bytes, once all that is on the stream is done.
+    fn download<T>(&self, to: &mut [T], from: &DeviceBlock) -> Result<(), TuneError> {
         self.device.bind()?;
-        // SAFETY: the block has as many elements, and the stream that writes it is done.
-        unsafe { result::memcpy_dtoh_sync(to.elements_mut(), from.address()) }?;
-        Ok(to)
-    }
-
-    /// Fills memory with NaN, in order on the stream.
-    fn poison(&self, block: &DeviceBlock) -> Result<(), TuneError> {
-        self.device.bind()?;
-        // SAFETY: the block's own bytes; all that uses them is on this stream.
-        unsafe { result::memset_d8_async(block.address(), 0xFF, block.bytes(), self.stream.cu_stream()) }?;
-        Ok(())
+        // SAFETY: as in `upload`.
+        unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream.cu_stream()) }?;
+        Ok(self.stream.synchronize()?)
     }
 }
+
+/// All that keeps a rank from timing alone.
+macro_rules! operands_error {
+    ($($error:ty),*) => { $(impl From<$error> for TuneError {
+        fn from(error: $error) -> Self {
+            Self::Operands { reason: error.to_string() }
+        }
+    })* };
+}
+operands_error!(NoMemory, TensorError, CudaError, DriverError);

@@ -1,0 +1,154 @@
+//! One rank's part of a tuning, as a thread or as a process.
+//!
+//! Invariant: every rank takes the same steps; rank 0 says before each layer whether it is begun.
+
+use super::TuneJob;
+use crate::machine;
+use crate::out;
+use crate::shapes::Layer;
+use flux_core::{DType, OpKind, Problem};
+use flux_kernels::Element;
+use flux_ops::{AllGatherGemm, Builder, GemmReduceScatter, Outcome, Timing, TuneError, TuneOptions, Tuned};
+use flux_transport::{Communicator, World};
+use half::{bf16, f16};
+use indicatif::{ProgressBar, ProgressStyle};
+use std::fmt;
+use std::time::{Duration, Instant};
+
+/// What came of all layers.
+#[derive(Clone, Debug, Default)]
+pub(super) struct TuneSummary {
+    /// Name of rank 0's device.
+    pub(super) device: String,
+    /// Parts of the time that were gained over the plans before, and over the model's.
+    gains: Vec<(f64, f64)>,
+    known: usize,
+    /// Layers none of whose plans could be timed.
+    pub(super) failed: usize,
+    /// Layers without a row at the end of the budget.
+    left: usize,
+}
+
+/// Tunes all layers; collective.
+pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
+    let begun = Instant::now();
+    let comm = Communicator::connect_blocking(world, machine::options(job.transport, world.local_rank(), 1))?;
+    let first = world.rank().get() == 0;
+    let bar = bar(job.layers.len(), first);
+    if first {
+        out::line(&format_args!("transport {}, TP {}, {}, {}", comm.transport(), job.world, job.dtype, comm.device().name()));
+    }
+    let mut summary = TuneSummary { device: comm.device().name().to_owned(), ..TuneSummary::default() };
+    for (number, layer) in job.layers.iter().enumerate() {
+        let left = job.options.budget.saturating_sub(begun.elapsed());
+        if comm.exchange(&[u8::from(left.is_zero())])?.first().is_none_or(|over| over[..] != [0]) {
+            summary.left += job.layers.len() - number;
+            break;
+        }
+        bar.set_message(format!("{}, {} s of the budget left", layer.problem, left.as_secs()));
+        let options = TuneOptions { budget: left, ..job.options };
+        let tuned = match job.dtype {
+            DType::Bf16 => tune::<bf16>(job, &layer.problem, &comm, &options),
+            DType::F16 => tune::<f16>(job, &layer.problem, &comm, &options),
+        };
+        let words = summary.add(layer, tuned)?;
+        if first {
+            bar.suspend(|| out::line(&words));
+        }
+        bar.inc(1);
+    }
+    bar.finish_and_clear();
+    Ok(summary)
+}
+
+/// Of all layers; rank 0 shows it.
+fn bar(layers: usize, shown: bool) -> ProgressBar {
+    if !shown {
+        return ProgressBar::hidden();
+    }
+    let bar = ProgressBar::new(layers as u64);
+    let style = ProgressStyle::with_template("{bar:30} {pos:>4}/{len} rows, {eta} left  {msg}");
+    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
+    bar.enable_steady_tick(Duration::from_millis(200));
+    bar
+}
+
+fn tune<T: Element>(job: &TuneJob, problem: &Problem, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
+    let [m, n, k] = [problem.m(), problem.n(), problem.k()].map(|extent| extent as usize);
+    match problem.op() {
+        OpKind::AllGatherGemm => from_table(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options),
+        OpKind::GemmReduceScatter => from_table(job, GemmReduceScatter::<T>::builder(m, n, k)).tune(comm, options),
+    }
+}
+
+fn from_table<Op>(job: &TuneJob, builder: Builder<Op>) -> Builder<Op> {
+    match &job.table {
+        Some(file) => builder.plan_table(file),
+        None => builder,
+    }
+}
+
+impl TuneSummary {
+    /// Counts what came of a layer, and says it.
+    ///
+    /// # Errors
+    /// What ends the tuning of all layers.
+    fn add(&mut self, layer: &Layer, tuned: Result<Tuned, TuneError>) -> Result<String, TuneError> {
+        let (op, m, name) = (layer.problem.op(), layer.problem.m(), &layer.name);
+        let what = match tuned {
+            Ok(Tuned::Known { plan, us }) => {
+                self.known += 1;
+                format!("{us:>10.1} us, known            {plan}")
+            }
+            Ok(Tuned::Timed(timing)) => {
+                let words = timed(&timing);
+                match timing.saved {
+                    Some(_) => self.gains.push((timing.gain_over(0).unwrap_or(0.0), timing.gain_over(timing.model).unwrap_or(0.0))),
+                    None => self.left += 1,
+                }
+                words
+            }
+            Err(error @ TuneError::NoCandidate { .. }) => {
+                self.failed += 1;
+                error.to_string()
+            }
+            Err(error) => return Err(error),
+        };
+        Ok(format!("{op:<8} {name:<16} m = {m:<6} {what}"))
+    }
+}
+
+/// `12.0 us ->  10.0 us, 16.7 %  PLAN (before: ORIGIN)`, and what failed on lines of their own.
+fn timed(timing: &Timing) -> String {
+    let before = timing.us(0).map_or_else(|| "         -".to_owned(), |us| format!("{us:>10.1}"));
+    let (now, gain) = (timing.us(timing.best).unwrap_or(0.0), timing.gain_over(0).unwrap_or(0.0) * 100.0);
+    let saved = if timing.saved.is_some() { "" } else { "; not saved: the budget left nothing to compare with" };
+    let mut words = format!("{before} us -> {now:>8.1} us {gain:>5.1} %  {} (before: {}{saved})", timing.plan(), timing.before);
+    for candidate in &timing.candidates {
+        if let Outcome::Failed { reason } = &candidate.outcome {
+            words += &format!("\n  skipped {}: {reason}", candidate.plan);
+        }
+    }
+    words
+}
+
+impl fmt::Display for TuneSummary {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { gains, known, failed, left, .. } = self;
+        write!(f, "{} rows tuned, {known} known, {failed} failed, {left} left", gains.len())?;
+        if *left > 0 {
+            f.write_str(" for another run of this command")?;
+        }
+        if gains.is_empty() {
+            return Ok(());
+        }
+        let mean = |of: fn(&(f64, f64)) -> f64| gains.iter().map(of).sum::<f64>() / gains.len() as f64 * 100.0;
+        let most = gains.iter().map(|gain| gain.0).fold(0.0, f64::max) * 100.0;
+        write!(
+            f,
+            "; gained {:.1} % in the mean, {most:.1} % at most, {:.1} % in the mean over the model's choice",
+            mean(|g| g.0),
+            mean(|g| g.1)
+        )
+    }
+}
