@@ -9,7 +9,8 @@ use flux_bench::{
     Buffer, EpilogueSpec, Fill, Gemm, OperandSet, Operands, RankContext, Violation, cublas_available, fill_operand, operand_value,
     verify_on_host, w_window, x_window,
 };
-use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+use flux_core::plan::Plan;
+use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Options, Select, World};
 use gpu_support::gpus;
@@ -61,6 +62,11 @@ fn fills_alike<T: Element>(ctx: &RankContext) {
     }
 }
 
+/// A plan per shard.
+fn plan() -> Plan {
+    Plan::of(TileShape::new(128, 128, 64))
+}
+
 #[test]
 fn the_device_generates_the_same_data() {
     let Some(ctx) = ctx("the_device_generates_the_same_data") else { return };
@@ -74,7 +80,7 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
         let mut set = set::<T>(ctx, operands);
         let y = right::<T>(&operands);
         ctx.upload(&mut set.y, &y).unwrap();
-        let (device, host) = (ctx.verify(&set, false).unwrap(), verify_on_host(&operands, Rank::new(0), &y, (false, ctx.comm().nodes())));
+        let (device, host) = (ctx.verify(&set, &plan()).unwrap(), verify_on_host(&operands, Rank::new(0), &y, (false, ctx.comm().nodes())));
         assert!(device.ok() && host.ok(), "{device} / {host}");
         // The device's is a float.
         assert!((device.max_error - host.max_error).abs() <= 1e-6 * host.max_reference, "{device:?} / {host:?}");
@@ -85,12 +91,12 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
             let mut spoilt = y.clone();
             spoilt[at] = T::from_f32(spoilt[at].to_f32() + wrong);
             ctx.upload(&mut set.y, &spoilt).unwrap();
-            let verdict = ctx.verify(&set, false).unwrap();
+            let verdict = ctx.verify(&set, &plan()).unwrap();
             assert_eq!(verdict.violations, 1, "{fill:?} + {wrong}: {verdict}");
             assert_eq!(verdict.first, Some(Violation { rank: 0, row: 71, col: 135 }));
         }
         ctx.poison(&mut set.y).unwrap();
-        assert_eq!(ctx.verify(&set, false).unwrap().violations, y.len() as u64, "poison is wrong everywhere");
+        assert_eq!(ctx.verify(&set, &plan()).unwrap().violations, y.len() as u64, "poison is wrong everywhere");
     }
 }
 
@@ -126,7 +132,7 @@ fn every_candidate_of_the_baseline_gemm_is_right() {
             });
             // SAFETY: operands of the GEMM's shape, on the rank's one stream.
             unsafe { gemm.launch(x, w, y, gpu.raw_stream()).unwrap() };
-            let verdict = ctx.verify(&set, false).unwrap();
+            let verdict = ctx.verify(&set, &plan()).unwrap();
             assert!(verdict.ok(), "candidate {candidate}, {fill:?}: {verdict}");
         }
     }

@@ -76,7 +76,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
                 self.ctx.fill(&mut self.sets[0], Operands { fill: Fill::SmallInts, ..held })?;
                 self.ctx.poison(&mut self.sets[0].y)?;
                 self.launch(Contender::Serial, 0)?;
-                self.ctx.verify(&self.sets[0], false)?
+                self.ctx.verify(&self.sets[0], self.op.plan())?
             }
             OpKind::GemmReduceScatter => self.verify_gemm()?,
         };
@@ -97,7 +97,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         gpu.fill(block(&set.x)?, x_window(&alone, first), operands.seed_x, operands.fill, alone.dtype())?;
         gpu.fill(block(&set.w)?, w_window(&alone, first), operands.seed_w, operands.fill, alone.dtype())?;
         self.gemm(0)?;
-        let verdict = gpu.verify(&operands, first, self.between[0].address(), (false, Nodes::apart(world)))?;
+        let verdict = gpu.verify(&operands, first, self.between[0].address(), (false, false, Nodes::apart(world)))?;
         let rank = self.ctx.rank().get();
         Ok(Verdict { first: verdict.first.map(|first| Violation { rank, ..first }), ..verdict })
     }

@@ -157,7 +157,7 @@ fn verify<T: Element>(ctx: &RankContext, op: &FusedOp<T>, set: &mut OperandSet<T
         ctx.forward(op, set)?;
         ctx.sync(op)?;
         defect.apply(ctx, set)?;
-        ctx.verify(set, op.plan().is_flattened())
+        ctx.verify(set, op.plan())
     };
     let exact = call(Fill::SmallInts)?.of_wrong_elements();
     Ok(exact.merge(call(Fill::Uniform)?))

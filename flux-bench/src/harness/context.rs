@@ -8,7 +8,8 @@ use crate::harness::data::{self, Window};
 use crate::harness::gpu::Gpu;
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, w_window, x_window, y_window};
-use flux_core::{Problem, Rank};
+use flux_core::plan::{CommMode, Plan};
+use flux_core::{OpKind, Problem, Rank};
 use flux_kernels::Element;
 use flux_ops::{Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::internal::cuda::CudaDevice;
@@ -188,14 +189,17 @@ impl RankContext {
 
     /// Waits for the stream and checks all of a set's `y` against the reference; `flattened`:
     /// whether tiles were cut over all rows.
-    pub fn verify<T: Element>(&self, set: &OperandSet<T>, flattened: bool) -> anyhow::Result<Verdict> {
+    pub fn verify<T: Element>(&self, set: &OperandSet<T>, plan: &Plan) -> anyhow::Result<Verdict> {
         let Some(operands) = &set.holds else {
             anyhow::bail!("there is nothing to verify: the operands were not generated");
         };
-        let nodes = self.comm.nodes();
+        let (flattened, nodes) = (plan.is_flattened(), self.comm.nodes());
         match &set.y {
             Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), (flattened, nodes))),
-            Buffer::Cuda { block, .. } => self.expect_gpu()?.verify(operands, self.rank(), block.address(), (flattened, nodes)),
+            Buffer::Cuda { block, .. } => {
+                let made_by = (flattened, plan.comm == CommMode::Sequential && operands.problem.op() == OpKind::GemmReduceScatter, nodes);
+                self.expect_gpu()?.verify(operands, self.rank(), block.address(), made_by)
+            }
         }
     }
 

@@ -144,7 +144,7 @@ fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueI
     // Here, before any memory is freed.
     let event_ms = last_call().unwrap_or_else(|error| end::give_up(local.rank(), &error));
     let timeline = op.timeline(ctx.stream())?;
-    let verdict = ctx.verify(&sets[(args.calls as usize - 1) % SETS], op.plan().is_flattened())?;
+    let verdict = ctx.verify(&sets[(args.calls as usize - 1) % SETS], op.plan())?;
     ensure!(verdict.ok(), "the call's result is wrong: {verdict}");
     Ok(Traced { timeline, event_ms, plan: format!("{}; {}", op.plan(), op.executor()) })
 }

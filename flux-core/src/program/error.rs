@@ -15,7 +15,7 @@ pub enum ScheduleError {
         name: &'static str,
     },
     /// An extent of the tile is beyond that of any problem, or there are more workers than
-    /// [`MAX_STREAM_K`](super::MAX_SHARES).
+    /// [`MAX_STREAM_K`](super::MAX_STREAM_K).
     #[error("{name} = {value} is above the limit {limit}")]
     TooLarge {
         /// `tile.m`, `tile.n`, `tile.k` or `stream_k`.
@@ -41,14 +41,14 @@ pub enum ScheduleError {
         /// Ranks of the problem.
         world: WorldSize,
     },
-    /// Tiles would span shards of several nodes.
-    #[error("tiles that span shards have no one owner, so nothing could be passed on between {nodes}: leave `flattened` out")]
+    /// Flattened rows of several nodes.
+    #[error("tiles of rows=flattened have several owners, so nothing can be passed on between {nodes}: use rows=per-shard:1")]
     FlattenedNodes {
         /// The nodes.
         nodes: Nodes,
     },
-    /// The tile is too small for the problem, or there are too many splits.
-    #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or fewer split_k")]
+    /// The tile is too small for the problem, or split among too many workers.
+    #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or no k=split-k")]
     TooManyItems {
         /// Extents of the tile.
         tile: TileShape,

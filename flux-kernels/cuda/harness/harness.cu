@@ -42,10 +42,11 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
 // Checks 64 x 32 elements a CTA, 4 x 2 a thread. The reference is accumulated in fp64 from the
 // generators, not from the operands in memory.
 //
-// The bound of an element is the sum of: the result's rounding, u * |y|; that of each partial sum
-// that was sent in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the
-// bias's addition, eps * |sum|. An inexact activation multiplies these by its slope and adds its
-// own error. Small integers must be equal, but for inexact activations.
+// The bound of an element sums four roundings: the result's, u * |y|; that of each partial sum sent
+// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the bias's
+// addition, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes. An inexact
+// activation multiplies the bound by its slope and adds its own error. Small integers must be
+// equal, but for inexact activations and rounded additions.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
     __shared__ float xs[kTileRows][kStep + 1];
     __shared__ float ws[kTileCols][kStep + 1];
@@ -138,6 +139,10 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                 whole += element(bf16, fill, p.bias_seed, 0, p.col0 + c);
                 if (fill != Fill::kSmallInts) inner += eps * (fabsf(static_cast<float>(whole)) + inner);
             }
+            if (p.rounded_additions != 0) {
+                const float bias = p.bias != 0 ? fabsf(element(bf16, fill, p.bias_seed, 0, p.col0 + c)) : 0.0f;
+                inner += u * p.rounded_additions * (partials[i][j] + bias + inner);
+            }
             double expected;
             with_activation(p.activation, [&]<Activation A>() {
                 expected = reference_of<A>(whole);
@@ -146,7 +151,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             const float reference = static_cast<float>(expected);
             const float error = static_cast<float>(fabs(static_cast<double>(y) - expected));
             bool ok;
-            if (fill == Fill::kSmallInts && exact) {
+            if (fill == Fill::kSmallInts && exact && p.rounded_additions == 0) {
                 ok = y == widen(bf16, round_to(bf16, reference));
             } else {
                 const float bound = u * (fabsf(reference) + inner) + inner;

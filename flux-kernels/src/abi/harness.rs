@@ -51,6 +51,8 @@ mirrored! {
         /// Segments of a node. A rank sends 16-bit partial sums to the relay on the owner's rail,
         /// and each other node's relay sends the node's sum.
         pub(crate) per_node: u32,
+        /// Additions that round to 16 bits, in any order: those of a library's ReduceScatter.
+        pub(crate) rounded_additions: u32,
     }
 }
 

@@ -72,12 +72,15 @@ pub struct Expected {
     /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to
     /// each.
     pub per_node: u32,
+    /// Whether a library's ReduceScatter sums partial sums that were rounded, of which rank 0's has
+    /// the bias. It adds in any order, and rounds after each addition.
+    pub collective: bool,
 }
 
 impl Expected {
     /// The product and nothing else.
     pub const fn product(seeds: Seeds, fill: Fill) -> Self {
-        Self { seeds, fill, bias: None, activation: Activation::None, flattened: false, per_node: 1 }
+        Self { seeds, fill, bias: None, activation: Activation::None, flattened: false, per_node: 1, collective: false }
     }
 }
 
@@ -232,6 +235,7 @@ impl Harness {
             bias: u32::from(expected.bias.is_some()),
             activation: expected.activation as u32,
             per_node,
+            rounded_additions: if expected.collective { problem.world().get() } else { 0 },
         };
         let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };
         self.module.write(self.report, bytemuck::bytes_of(&raw), stream)?;

@@ -268,7 +268,7 @@ impl World {
         let p = &self.problem;
         let program = self.ranks[0].program.program();
         let (flattened, per_node) = (program.flattened, program.nodes.per_node());
-        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, flattened, per_node };
+        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, flattened, per_node, collective: false };
         p.world()
             .ranks()
             .map(|r| {

@@ -114,7 +114,7 @@ impl Gpu {
         Ok(())
     }
 
-    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, (flattened, nodes): (bool, Nodes)) -> anyhow::Result<Verdict> {
+    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, (flattened, collective, nodes): (bool, bool, Nodes)) -> anyhow::Result<Verdict> {
         let problem = &operands.problem;
         let expected = Expected {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
@@ -124,6 +124,7 @@ impl Gpu {
             flattened,
             // Flattened, every rank's own is sent.
             per_node: if flattened { 1 } else { nodes.per_node() },
+            collective,
         };
         let y = (y, u64::from(problem.y_shape().cols));
         self.device.bind()?;

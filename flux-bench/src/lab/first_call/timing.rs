@@ -50,7 +50,7 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
             // The check after the first call disturbs nothing that counts.
             if number == 0 || number == SETTLING + WARM {
                 defect.apply(&ctx, &mut set)?;
-                let verdict = ctx.verify(&set, op.plan().is_flattened())?;
+                let verdict = ctx.verify(&set, op.plan())?;
                 ensure!(verdict.ok(), "the result of call {number} is wrong: {verdict}");
                 ctx.poison(&mut set.y)?;
             }

@@ -119,7 +119,7 @@ impl<T: Element> RankCase<'_, T> {
 
     fn verify(&self, set: &mut OperandSet<T>) -> anyhow::Result<Verdict> {
         self.defect.apply(self.ctx, set)?;
-        self.ctx.verify(set, self.op.plan().is_flattened())
+        self.ctx.verify(set, self.op.plan())
     }
 
     fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {

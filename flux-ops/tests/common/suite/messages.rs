@@ -33,7 +33,7 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
                 if i % 7 == node.rank.index() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                case.assert_equal(&expected[i % 2], &op, node.rank, &call(op, case, node).unwrap(), "a call");
+                case.assert_equal(&expected[i % 2], op, node.rank, &call(op, case, node).unwrap(), "a call");
             }
         });
     }

@@ -43,7 +43,9 @@ pub fn sequential_calls_share_the_workspace_with_others(machine: Machine) {
                 let first = first[at].get_or_insert_with(|| y.clone());
                 assert!(*first == y, "calls of {} differ: {}", case.problem, op.explain());
             }
-            ops.iter().for_each(|op| op.status().unwrap());
+            for op in &ops {
+                op.status().unwrap();
+            }
         });
     }
 }
