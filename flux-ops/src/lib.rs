@@ -19,6 +19,7 @@
 //! let size = builder.workspace(&comm)?;
 //! assert_eq!(builder.build(&comm)?.workspace(), size);
 //!
+//! // Memory of another framework, as an operand.
 //! let x = vec![bf16::ONE; 512 * 256];
 //! let address = x.as_ptr().expose_provenance() as u64;
 //! let (dtype, location, layout) = (DType::Bf16, Location::Host, (512, 256).into());
@@ -39,6 +40,7 @@ mod timeline;
 mod tune;
 
 pub use error::{BuildError, CallError, Requests};
+pub use execute::Execution;
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, TableKind};
 pub use flux_core::problem::Shape;
