@@ -1,4 +1,5 @@
 // From a run-time activation to its formula.
+
 #pragma once
 #include "abi.cuh"
 #include "ptx/warp.cuh"

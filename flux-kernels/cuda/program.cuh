@@ -1,4 +1,5 @@
 // Addresses in pads and the control block, as `flux-core/src/layout.rs` lays them out.
+
 #pragma once
 #include "abi.cuh"
 
@@ -15,8 +16,8 @@ __device__ __forceinline__ u64* calling_words(u64 pad, u32 rank, u32 epoch) {
     return reinterpret_cast<u64*>(pad + static_cast<u64>(rank) * kLine + kCallingOffset + (epoch & 1) * 8);
 }
 
-// Signal `index`. Each half has words of its own: different ranks may raise a signal in successive
-// ops, and a rank that is a call ahead must not be taken for an awaited one.
+// Signal `index`. Each half has signals of its own, as different ranks may raise one in successive
+// ops: a rank a call ahead must not be taken for an awaited one.
 __device__ __forceinline__ u32* signal_word(u64 pad, u32 index, u32 epoch) {
     return reinterpret_cast<u32*>(pad + (static_cast<u64>(kSignalsOffset / kLine) + 2 * static_cast<u64>(index) + (epoch & 1)) * kLine);
 }

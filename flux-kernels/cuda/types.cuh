@@ -1,4 +1,5 @@
 // Integer types of fixed width: NVRTC compiles these sources without any header but their own.
+
 #pragma once
 
 namespace flux {

@@ -107,7 +107,7 @@ impl Variant {
     }
 
     /// Whether it records.
-    pub const fn is_traced(&self) -> bool {
+    pub(crate) const fn is_traced(&self) -> bool {
         self.traced
     }
 
@@ -161,7 +161,7 @@ impl Variant {
 
     /// Global staging memory of each CTA of a launch, in bytes: the first consumer's part of a
     /// partial tile waits there until the second's is sent.
-    pub const fn epilogue_staging_bytes(&self) -> u64 {
+    pub(crate) const fn epilogue_staging_bytes(&self) -> u64 {
         match (self.op, self.staging) {
             (OpKind::GemmReduceScatter, Staging::Shared) => (self.tile.m * self.tile.n) as u64,
             _ => 0,

@@ -19,6 +19,7 @@
 //! let size = builder.workspace(&comm)?;
 //! assert_eq!(builder.build(&comm)?.workspace(), size);
 //!
+//! // Memory of another framework, as an operand.
 //! let x = vec![bf16::ONE; 512 * 256];
 //! let address = x.as_ptr().expose_provenance() as u64;
 //! let (dtype, location, layout) = (DType::Bf16, Location::Host, (512, 256).into());

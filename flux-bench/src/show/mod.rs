@@ -118,8 +118,8 @@ fn table(args: &Args, reports: &[Report], peers: Option<&PeersReport>) -> String
 /// The report in `path`.
 ///
 /// # Errors
-/// Where the file is no report of a known schema, has no rows, rows of several worlds or element
-/// types, unverified rows, or a time that is not above 0.
+/// The file is no report of a known schema, is empty, mixes worlds or element types, or has a row
+/// that is unverified or whose times cannot be.
 pub fn read(path: &Path) -> anyhow::Result<Report> {
     let name = path.display();
     let report: Report = parsed(path, "flux-bench bench --json")?;

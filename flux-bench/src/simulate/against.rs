@@ -31,14 +31,12 @@ impl Compared {
         let layer = Layer { name: row.head.model.clone(), problem: row.head.problem()? };
         let case = PlannedLayer::new(layer, args, *machine)?;
         let simulation = Simulation::of(&case, machine)?;
-        // Records of schema 1 have a schedule's words, and the kernel's behind them.
-        let same_plan = row.plan == case.plan.to_string() || row.plan.starts_with(&format!("{}, kernel ", case.schedule()));
         Ok(Self {
             head: row.head.clone(),
             measured: row.t_op_ms.median,
             simulated: millis(simulation.op),
             kernel: simulation.kernel,
-            same_plan,
+            same_plan: row.plan == case.plan.to_string(),
         })
     }
 

@@ -2,6 +2,7 @@
 //
 // Nobody announces that a buffer half is free. A rank reuses a half in the next call but one, which
 // it begins after it has heard from every peer in the next (`flux_core::signal`).
+
 #pragma once
 #include "program.cuh"
 #include "ptx/memory.cuh"

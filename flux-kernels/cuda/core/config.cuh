@@ -1,4 +1,5 @@
 // What a kernel is instantiated with, and the shared memory that follows from it.
+
 #pragma once
 #include "program.cuh"
 #include "ptx/memory.cuh"
@@ -92,7 +93,7 @@ struct Config {
     // Pieces that are added during the mainloop come into the staging buffers, idle at that time.
     static constexpr u32 kInMainloopPieces = kCanSendPartials && kStagingBuffers * kStagingBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
     static_assert(!kCanSendPartials || kStagingBuffers * kStagingBytes >= kConsumers * kPieceBytesPerConsumer, "pieces during the mainloop");
-    static_assert(kPieces <= 4, "EARLY_GAP of flux-core/src/program");
+    static_assert(kPieces <= 4, "flux-core plans four steps for a partial tile");
     // Split-K partials, in fp32, travel through the ring too, in more pieces.
     static constexpr u32 kSplitKVectors = kBlocks * kWgmmaN / 8;
     static constexpr u32 kSplitKPieceVectors = kSwapAB ? least(8, kSplitKVectors) : kSplitKVectors / (2 * kPieces);
@@ -112,7 +113,7 @@ struct Config {
     static constexpr u32 kArrivedOffset = kBarrierOffset + kBarriers * 8;
     static constexpr u32 kOpenedOffset = kArrivedOffset + 8;
     static constexpr u32 kSharedBytes = kOpenedOffset + 8 + 1024;
-    static_assert(kSharedBytes <= 232448, "shared memory of an sm_90 CTA");
+    static_assert(kSharedBytes <= kSharedBytesLimit, "shared memory of an sm_90 CTA");
 };
 
 // Addresses in the CTA's shared window.

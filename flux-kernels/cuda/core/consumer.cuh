@@ -1,6 +1,7 @@
-// A consumer: a warpgroup that multiplies the stages into its part of the tile's accumulators, adds
-// split-K partials and peers' partial tiles in a fixed order, and leaves the rounded result in its
-// staging buffer for the storer.
+// A consumer: a warpgroup that multiplies the stages into its part of the tile's accumulators. It
+// adds split-K partials and peers' partial tiles in a fixed order, and leaves the rounded result in
+// its staging buffer for the storer.
+
 #pragma once
 #include "core/config.cuh"
 #include "core/epilogue.cuh"
@@ -21,7 +22,7 @@ template <class C>
 struct Consumer {
     static constexpr u32 kAccumulators = C::kAccumulators;
     // Steps by which the second consumer adds later than the first, so that one multiplies while
-    // the other adds. EARLY_LAG of flux-core/src/program leaves room for them.
+    // the other adds. Tile programs leave room for them.
     static constexpr u32 kInMainloopLag = 2;
     // This consumer's rows of A and rows of B in a stage.
     static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;

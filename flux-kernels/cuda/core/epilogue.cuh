@@ -2,6 +2,7 @@
 //
 // It runs where a sum is complete (a stored tile, an own tile after the peers' partials, reduced
 // rows), never on a partial. Params choose it for the launch, so kernels have no variants for it.
+
 #pragma once
 #include "dispatch.cuh"
 #include "program.cuh"
@@ -45,8 +46,9 @@ __device__ __forceinline__ float2 bias_pair(const Params& p, u32 col) {
     return pair;
 }
 
-// Adds the bias to accumulators as wgmma leaves them to thread `thread` of 128: acc[block][4 j + i]
-// is column 8 j + 2 (thread mod 4) + (i mod 2), of one row for i < 2 and of another from 2 on.
+// Adds the bias to the accumulators of thread `thread` of 128, as wgmma leaves them: acc[block][4 j
+// + i] is column 8 j + 2 (thread mod 4) + (i mod 2). Its row for i < 2 differs from that for i >=
+// 2.
 template <class C>
 __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                          float (&acc)[C::kBlocks][C::kAccumulators]) {
@@ -67,8 +69,8 @@ __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, 
     }
 }
 
-// The same of a swap-AB tile: acc[block][4 j + i] is of the block's column thread / 4 mod 8 of the
-// warp's sixteen, plus 8 for i >= 2, and of several rows.
+// The same of a swap-AB tile: acc[block][4 j + i] is column thread / 4 mod 8 of the warp's sixteen
+// of the block, plus 8 for i >= 2. It has several rows.
 template <class C>
 __device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                                 float (&acc)[C::kBlocks][C::kAccumulators]) {

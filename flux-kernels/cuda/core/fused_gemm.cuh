@@ -1,5 +1,6 @@
 // The persistent kernel. The first warpgroup of every CTA is producer, storer, mover and signal
 // poller, a warp each; the other two are consumers.
+
 #pragma once
 #include "core/close.cuh"
 #include "core/config.cuh"

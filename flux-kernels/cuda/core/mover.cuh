@@ -7,6 +7,7 @@
 // CTA's one copy unit. A mover waits for nobody, so waiting producers can rely on it. All CTAs
 // share the work, so no multiprocessor is lost. Three warps push what every tile waits for, to
 // overlap the round trips.
+
 #pragma once
 #include "core/config.cuh"
 #include "core/trace.cuh"

@@ -1,5 +1,6 @@
 // The producer: one thread that keeps the ring of stages full. The signal poller awaits peers' rows
 // and partial tiles for it; split-K partials it awaits itself.
+
 #pragma once
 #include "core/config.cuh"
 #include "core/partials.cuh"

@@ -1,5 +1,6 @@
 // The reduction of scattered rows: every rank's rounded partial sums lie at the owner as [W,
 // m_shard, n], and are added in rank order, in fp32, and rounded once.
+
 #pragma once
 #include "core/config.cuh"
 #include "core/epilogue.cuh"

@@ -1,4 +1,5 @@
 // Scatters staged rows of a tile to the ranks that own them.
+
 #pragma once
 #include "core/config.cuh"
 #include "ptx/memory.cuh"

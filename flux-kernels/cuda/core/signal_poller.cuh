@@ -4,6 +4,7 @@
 // A poll is a round trip to memory, and what it finds has to be acquired. Done by the producer,
 // that would drain the ring of stages at every shard and delay the first partial tiles of every own
 // tile.
+
 #pragma once
 #include "core/config.cuh"
 #include "core/reduce_rows.cuh"

@@ -1,5 +1,6 @@
 // The storer: a warp that carries finished tiles from the staging buffers to the caller's y or to
 // their owners, and raises signals.
+
 #pragma once
 #include "core/config.cuh"
 #include "core/reduce_rows.cuh"
@@ -227,7 +228,7 @@ private:
         for (u32 c = 0; c < C::kStagingBuffers; ++c) ptx::mbarrier_arrive(smem.out_empty(c));
     }
 
-    // Hands the shared buffer from the first consumer to the second.
+    // Passes the shared buffer from the first consumer to the second.
     __device__ __forceinline__ void pass_staging() const {
         if constexpr (C::kStagingBuffers == 1) {
             ptx::bulk_wait_read<0>();

@@ -1,9 +1,10 @@
 // How a swap-AB tile leaves its accumulators, which hold its transpose: the matrix stores transpose
 // it back.
 //
-// acc[block][4 j + i] of thread `thread` of 128 is of the consumer's row 8 j + 2 (thread mod 4) +
-// (i mod 2), and of its column thread / 4 mod 8, plus 8 for i >= 2, of a warp's sixteen of the
-// block's 64 (PTX ISA: wgmma, matrix fragments for m64nNk16).
+// acc[block][4 j + i] of thread `thread` of 128 is row 8 j + 2 (thread mod 4) + (i mod 2) of the
+// consumer. Its column is thread / 4 mod 8, plus 8 for i >= 2, of a warp's sixteen of the block's
+// 64 (PTX ISA: wgmma, matrix fragments for m64nNk16).
+
 #pragma once
 #include "core/config.cuh"
 #include "ptx/memory.cuh"

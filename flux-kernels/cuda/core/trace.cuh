@@ -1,6 +1,7 @@
 // Time stamps of each item's phases, compiled only into traced kernels (`Config::kTrace`).
 //
 // Every stamp has one writer. Stamps are %globaltimer's: only differences on one GPU mean anything.
+
 #pragma once
 #include "core/config.cuh"
 #include "ptx/memory.cuh"

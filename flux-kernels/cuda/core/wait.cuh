@@ -1,5 +1,6 @@
 // Waits for other ranks. Each ends by the epoch, by the poison of another wait of this rank, by the
 // host's abort word, or by the deadline.
+
 #pragma once
 #include "program.cuh"
 #include "ptx/memory.cuh"
@@ -17,9 +18,8 @@ struct WaitTarget {
 // overwrite. Reading gigabytes takes less, and so does a time slice of a GPU that processes share.
 constexpr u64 kGraceNs = 50000000;
 
-// The op-sequence hash that `peer` has written to this rank's pad for this call: the call's number
-// is in the lower half of the word, the hash in the upper. 0 before, and where kernels compare none;
-// no hash on a pad is 0.
+// The op-sequence hash that `peer` has written to this rank's pad for this call. 0 before, and
+// where kernels compare none; no hash on a pad is 0.
 __device__ __forceinline__ u32 op_hash_of(const Params& p, u32 epoch, u32 peer) {
     if (p.op_hash == 0) return 0;
     const u64 calling = ptx::load_relaxed_sys_64(calling_words(p.pad[p.rank], peer, epoch));
@@ -91,8 +91,8 @@ struct Deadline {
         // Clock, poison and the peer's hash; the abort word more rarely, as it lies behind PCIe.
         if (++polls % 64 != 0) return true;
         if (ptx::load_relaxed_gpu(&p.control->poison) != 0) return false;
-        // The signal may be missing because the peer is in another op, or because the peer found that
-        // first. Other reasons do not end this wait: its deadline does.
+        // The signal may be missing because the peer is in another op, or has found that this rank
+        // is. Other reasons do not end this wait: its deadline does.
         u32 other = p.op_hash, reason = 0;
         if (t.peer != p.rank) {
             other = op_hash_of(p, epoch, t.peer);

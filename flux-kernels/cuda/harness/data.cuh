@@ -1,5 +1,6 @@
 // Operand data as a function of position, bit for bit what `flux-bench/src/data.rs` generates on
 // the host.
+
 #pragma once
 #include "ptx/warp.cuh"
 #include "types.cuh"

@@ -42,10 +42,10 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
 // Checks 64 x 32 elements a CTA, 4 x 2 a thread. The reference is accumulated in fp64 from the
 // generators, not from the operands in memory.
 //
-// The bound of an element is the sum of: the result's rounding, u * |y|; that of each partial sum
-// that was sent in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the
-// bias's addition, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes. An
-// inexact activation multiplies these by its slope and adds its own error. Small integers must be
+// The bound of an element sums four roundings: the result's, u * |y|; that of each partial sum sent
+// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the bias's
+// addition, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes. An inexact
+// activation multiplies the bound by its slope and adds its own error. Small integers must be
 // equal, but for inexact activations and rounded additions.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
     __shared__ float xs[kTileRows][kStep + 1];

@@ -1,5 +1,6 @@
 // Bulk asynchronous copies between global and shared memory (PTX ISA: cp.async.bulk,
 // cp.async.bulk.tensor).
+
 #pragma once
 #include "types.cuh"
 

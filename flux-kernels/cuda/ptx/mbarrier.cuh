@@ -1,5 +1,6 @@
 // Shared-memory barriers that count arrivals and bytes, and words with an explicit memory order
 // (PTX ISA: mbarrier, ld, st).
+
 #pragma once
 #include "types.cuh"
 

@@ -1,5 +1,6 @@
 // Loads, stores and atomics with an explicit memory order and scope (PTX ISA: ld, st, atom, fence),
 // and the clock.
+
 #pragma once
 #include "types.cuh"
 

@@ -1,5 +1,6 @@
 // Warps and warpgroups: election, register budgets and place (PTX ISA: elect.sync, setmaxnreg,
 // %smid), and packed conversions (cvt).
+
 #pragma once
 #include "types.cuh"
 

@@ -1,5 +1,6 @@
 // Warpgroup matrix instructions (PTX ISA: wgmma), A and B from shared memory, fp32 accumulators in
 // registers.
+
 #pragma once
 #include "types.cuh"
 

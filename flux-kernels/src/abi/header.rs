@@ -5,6 +5,7 @@ use crate::epilogue::Activation;
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::program::{Await, NONE, Transfer, WorkItem, sink, source};
 use flux_core::rank::MAX_WORLD;
+use flux_core::tile::HOPPER_SHARED_BYTES;
 use std::fmt::Write as _;
 use std::mem::offset_of;
 use std::sync::LazyLock;
@@ -34,6 +35,7 @@ fn write() -> String {
         ("kTimedOut", fault::TIMED_OUT),
         ("kInAnotherOp", fault::IN_ANOTHER_OP),
         ("kActivations", Activation::ALL.len() as u32),
+        ("kSharedBytesLimit", HOPPER_SHARED_BYTES),
     ];
     for (name, value) in constants {
         let _infallible = writeln!(text, "constexpr u32 {name} = {value}u;");

@@ -13,7 +13,8 @@ use flux_core::OpKind;
 ///
 /// # Safety
 /// - The program passes [`check::verify`](flux_core::program::check::verify) together with those of
-///   the other ranks, as [`TileProgram::build_across`](flux_core::program::TileProgram::build_across)
+///   the other ranks, as
+/// [`TileProgram::build_across`](flux_core::program::TileProgram::build_across)
 ///   makes it. Neither this function nor the kernel checks it. Awaits may be missing for data that
 ///   has arrived when the kernel begins.
 /// - Every address is valid on the current device for the extents that the program implies, until

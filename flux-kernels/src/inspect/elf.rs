@@ -1,8 +1,8 @@
 //! The sections of a cubin, an ELF file, that describe its functions.
 //!
 //! Section `.text.NAME` holds a function's instructions, 16 bytes each. Section `.nv.info` holds
-//! attributes: format and tag of a byte each, a length of two bytes, and for the two used here a
-//! symbol's index and a value, four bytes each.
+//! attributes: a format byte, a tag byte, and a length of two bytes. The two that are used here
+//! follow with a symbol's index and a value, four bytes each.
 
 use std::collections::HashMap;
 

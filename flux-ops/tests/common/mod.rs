@@ -26,9 +26,10 @@ pub use meeting::Meeting;
 use flux_core::OpKind;
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, BuildError, Builder, CallError, GemmReduceScatter, Plan, TensorMut, TensorRef, Timeline, TimelineError,
+    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, GemmReduceScatter, Plan, TensorMut, TensorRef, Timeline,
+    TimelineError,
 };
-use flux_transport::{Communicator, Fault, Stream};
+use flux_transport::{Communicator, Fault, Stream, TransportKind};
 
 /// Both operations.
 pub const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
@@ -76,11 +77,14 @@ impl<T: Element> AnyOp<T> {
         }
     }
 
-    /// The op of a case, with its bias and activation.
+    /// The op of a case, with its bias and activation. Without a plan, messages over NCCL go beside
+    /// the kernel: a library's collective adds in an order that is not modelled.
     pub fn of(case: &Case<T>, options: OpOptions, node: &Node) -> Self {
         let p = &case.problem;
         let workers = options.workers.or(node.workers);
-        let options = OpOptions { workers, bias: case.has_bias(), activation: case.activation, ..options };
+        let messages = || flux_ops::ranked_plans(&node.comm, p).into_iter().find(|plan| plan.comm != CommMode::Sequential);
+        let plan = if node.comm.transport() == TransportKind::Nccl { options.plan.or_else(messages) } else { options.plan };
+        let options = OpOptions { plan, workers, bias: case.has_bias(), activation: case.activation, ..options };
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm).unwrap()
     }
 

@@ -48,8 +48,7 @@ pub fn unaligned(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     }
 }
 
-/// The same of so few rows that tiles span shards by the op's own choice, whatever the number of
-/// ranks.
+/// The same with fewer rows in a shard than a tile has.
 pub fn few_rows(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let [_, n, k] = unaligned(machine, op, world);
     [21 * world as usize, n, k]
