@@ -1,5 +1,4 @@
-//! A call allocates nothing, neither on the caller's thread nor on the mover's, once it has seen
-//! its program.
+//! A call that has seen its program allocates nothing, on the caller's thread and the mover's.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 

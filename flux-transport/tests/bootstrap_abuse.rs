@@ -1,5 +1,4 @@
-//! Clients that mean no good while a group forms, and hosts that cannot give what it needs: the
-//! group forms or says why, and nothing is left.
+//! Hostile clients while a group forms, and hosts without resources: the group forms or says why.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
@@ -17,7 +16,7 @@ use std::time::{Duration, Instant};
 
 use bootstrap_common::network::{Site, told};
 use bootstrap_common::process::{ROLE, command, role, succeed};
-use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, knock, private};
+use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, private, raw_client};
 use flux_core::WorldSize;
 use flux_core::layout::WorkspaceSize;
 use flux_transport::internal::control::join;
@@ -172,11 +171,11 @@ impl Meeting for OnHost {
     }
 
     fn try_connect(&self) -> Option<OwnedFd> {
-        knock::connect_once(self.0.path())
+        raw_client::connect_once(self.0.path())
     }
 
     fn say(&self, client: &mut OwnedFd, bytes: &[u8]) -> bool {
-        knock::say(client, bytes)
+        raw_client::say(client, bytes)
     }
 
     fn directory(&self) -> &Path {
@@ -214,8 +213,7 @@ impl Drop for Done<'_> {
     }
 }
 
-/// A group forms, its last rank after 1,000 clients that come and go, 100 that talk nonsense, 10
-/// that drip and 10 that say nothing and stay.
+/// A group forms although 1,000 clients come and go, 100 talk nonsense, 10 drip and 10 stay silent.
 fn form_under_abuse<M: Meeting>(meeting: &M, nonsense: impl Fn(u64) -> Vec<u8>, drip: &[u8], also: impl Fn() + Sync) {
     let done = AtomicBool::new(false);
     let ranks = meeting.ranks();
@@ -265,8 +263,7 @@ fn a_group_on_one_host_forms_under_abuse() {
     form_under_abuse(&OnHost(private()), |number| noise(number, 1 + number as usize % 300), b"fluxhelo", || {});
 }
 
-/// Ports on which this process listens: rank 0's, and those where the other ranks wait for each
-/// other.
+/// Ports on which this process listens: rank 0's, and those of the second step.
 fn listening() -> Vec<u16> {
     let sockets: Vec<String> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
@@ -343,7 +340,7 @@ fn descriptors_for_the_ranks_are_taken_from_strangers() {
             command(role, directory.path(), &set).spawn().unwrap()
         };
         let mut children = vec![start(0)];
-        let silent_here: Vec<_> = (0..60).filter(|_| !across).map(|_| knock::connect(directory.path())).collect();
+        let silent_here: Vec<_> = (0..60).filter(|_| !across).map(|_| raw_client::connect(directory.path())).collect();
         let silent_there: Vec<_> = (0..60).filter(|_| across).map(|_| site.connect()).collect();
         children.extend((1..4).map(start));
         succeed(children);
@@ -424,8 +421,7 @@ fn a_directory_where_nothing_can_be_made_is_named() {
     assert!(errors[1].to_string().contains("not seen: rank 0; rank 0 was looked for in /proc/"), "{}", errors[1]);
 }
 
-/// How a process ends for which `full` is a file system of one inode, in a mount namespace of its
-/// own; `None` where this system gives none to tests.
+/// How a process ends whose `full` is a file system of one inode; `None` if the system gives none.
 fn ends_where_full(full: &Path, process: &Command) -> Option<Output> {
     let script = "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$0\" || exit 77; echo mounted; exec \"$@\"";
     let mut inside = Command::new("unshare");

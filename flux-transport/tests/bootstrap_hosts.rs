@@ -1,5 +1,4 @@
-//! Ranks on several hosts: how they meet over TCP, what each hears when they cannot, and the
-//! control plane over what they have then.
+//! Ranks on several hosts: how they meet over TCP, their errors, and their control plane.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
@@ -145,8 +144,7 @@ fn a_rank_with_another_secret_hears_so_and_the_others_that_it_is_missing() {
             assert!(matches!(error, BootstrapError::SecretDiffers { .. }) && error.to_string().contains("FLUX_SECRET"), "{error}");
             assert!(began.elapsed() < Duration::from_secs(6), "long before its deadline: {:?}", began.elapsed());
         });
-        // Rank 0's deadline ends it for all: it alone knows of those who could not prove
-        // themselves. Until the other is sure, it is there.
+        // Rank 0's deadline ends it for all: only rank 0 knows of failed proofs.
         let one = scope.spawn(|| join(&came[1], ample()).unwrap_err());
         for error in [join(&came[0], after(3000)).unwrap_err(), one.join().unwrap()] {
             let text = error.to_string();
@@ -166,8 +164,7 @@ fn a_rank_started_twice_or_for_another_world_is_named_to_all_ranks() {
         came.push(site.rank(&Told { host, ..told(twice, &hosts) }));
         let late = site.rank(&told(3, &hosts));
         std::thread::scope(|scope| {
-            // Without it the group cannot form before the second of the same rank is there; it
-            // hears of them all the same.
+            // Without this rank the group cannot form before the duplicate comes.
             let late = scope.spawn(move || {
                 std::thread::sleep(Duration::from_millis(300));
                 join(&late, ample()).unwrap_err()
@@ -204,8 +201,7 @@ fn a_rank_of_another_launch_hears_so_and_the_launch_forms_without_it() {
 #[test]
 fn who_held_rank_zeros_place_before_is_forgotten() {
     let (site, hosts) = (Site::new(), [0, 1, 2]);
-    // What an earlier launch had there: another secret, or the same address written otherwise,
-    // which names another launch.
+    // An earlier launch: another secret, or the same address spelled otherwise.
     let with_secret = site.rank(&Told { secret: "a secret of somebody else", ..told(0, &hosts) });
     let mut set = site.variables(&told(0, &hosts));
     set[3].1 = format!("tcp://127.0.0.1:0{}", site.address.port()).into();
@@ -218,8 +214,8 @@ fn who_held_rank_zeros_place_before_is_forgotten() {
                 let ended = join(&earlier, after(1000)).unwrap_err().to_string();
                 assert_eq!(ended.contains("did not know the secret"), secret, "{ended}");
                 if anew {
-                    // Rank 0 is there then, and rank 2 is missing; who comes to both must not speak
-                    // of the one before.
+                    // Rank 0 is there and rank 2 is missing; a rank that comes to both must not
+                    // report the first.
                     let zero = join(&site.rank(&told(0, &hosts)), ample()).unwrap_err().to_string();
                     assert!(zero.ends_with("not seen: rank 2"), "{zero}");
                 }
@@ -280,8 +276,7 @@ fn other_programs_at_the_address_are_passed_over() {
     other.set_nonblocking(true).unwrap();
     std::thread::scope(|scope| {
         let early = scope.spawn(|| join(&site.rank(&told(1, &[0, 1])), ample()).unwrap());
-        // It greets as other programs do, in turn: a banner, what reads as a short message,
-        // nothing.
+        // It greets like other programs: a banner, a short message, nothing.
         let mut greeted: Vec<TcpStream> = Vec::new();
         let deadline = ample();
         while greeted.len() < 3 {

@@ -1,7 +1,6 @@
 //! Real processes: the launcher, and ranks that die.
 //!
-//! A process that this test starts is this test's own program again, told by `FLUX_TEST_ROLE` what
-//! to be.
+//! Each process is this test's program again, with its role in `FLUX_TEST_ROLE`.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
@@ -252,8 +251,7 @@ fn processes_with_the_same_rank_both_hear_of_the_other() {
     // Rank 0 is this process.
     let of = |rank| bootstrap_common::environment(directory.path(), rank, 3);
     let error = std::thread::scope(|scope| {
-        // Rank 2 comes when the others have heard it: before, the group could form with one of the
-        // two.
+        // Rank 2 comes last: otherwise the group could form with one of the two.
         scope.spawn(|| {
             noted(&names[0], "error");
             assert!(matches!(join(&of(2), ample()), Err(BootstrapError::DuplicateRank { .. })));
@@ -343,8 +341,7 @@ fn a_program_that_does_not_start_is_named() {
     assert!(error.to_string().contains("/no/such/program"), "{error}");
 }
 
-/// The launcher in a process of its own, with ranks that wait: it, the ranks, and what the ranks
-/// started.
+/// The launcher in its own process, with waiting ranks; returns it, the ranks and their children.
 fn launch_waiting(notes: &Path) -> (Child, Vec<i32>, Vec<i32>) {
     let launcher = start("launches", notes, None);
     let pids: Vec<Vec<i32>> =

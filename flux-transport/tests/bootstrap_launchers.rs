@@ -53,8 +53,7 @@ fn sees_a_death() {
     }
     let error = world.control().barrier(ample()).unwrap_err();
     assert!(matches!(error, ControlError::PeerLost { rank } if rank == Rank::new(3)), "{error}");
-    // The kernel ends the killed rank's connections one by one: who leaves at once may be gone for
-    // another rank before that one is.
+    // The kernel ends a killed rank's connections one by one; leaving at once could be seen first.
     std::thread::sleep(Duration::from_millis(300));
 }
 

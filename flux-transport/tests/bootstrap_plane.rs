@@ -203,8 +203,7 @@ fn what_a_rank_sent_before_it_left_still_counts() {
             last.exchange(b"last", ample()).unwrap();
             last.goodbye();
         });
-        // The frame and the goodbye are in before this rank looks; its own frame is what the other
-        // waits for.
+        // The frame and the goodbye are in before this rank looks.
         let got = planes[0].exchange(b"first", ample()).unwrap();
         assert_eq!(got, [b"first".to_vec(), b"last".to_vec()]);
     });

@@ -9,7 +9,7 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, knock, place, private, with_mode};
+use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, place, private, raw_client, with_mode};
 use flux_core::Rank;
 use flux_transport::internal::control::join;
 use flux_transport::{BootstrapError, Environment};
@@ -88,8 +88,7 @@ fn a_rank_started_twice_is_named_to_all_ranks() {
     for twice in [0, 2] {
         let directory = private();
         let came: Vec<_> = [0, 1, 2, twice].map(|rank| environment(directory.path(), rank, 4)).into();
-        // Without it the group cannot form before the second of the same rank is there; it hears of
-        // them all the same.
+        // Without this rank the group cannot form before the duplicate comes.
         let late = environment(directory.path(), 3, 4);
         let pid = std::process::id();
         std::thread::scope(|scope| {
@@ -121,7 +120,7 @@ fn a_rank_of_another_version_is_named_to_all_ranks() {
     let directory = private();
     let came: Vec<_> = [0, 1].map(|rank| environment(directory.path(), rank, 3)).into();
     std::thread::scope(|scope| {
-        let stranger = scope.spawn(|| knock::as_rank(directory.path(), &knock::hello(knock::PROTOCOL, 2, 3, "9.8.7")));
+        let stranger = scope.spawn(|| raw_client::as_rank(directory.path(), &raw_client::hello(raw_client::PROTOCOL, 2, 3, "9.8.7")));
         for error in errors(directory.path(), &came, ample()) {
             let text = error.to_string();
             assert!(matches!(error, BootstrapError::VersionMismatch { rank, .. } if rank == Rank::new(2)), "{text}");
@@ -136,7 +135,7 @@ fn a_rank_of_another_protocol_is_named_to_all_ranks() {
     let directory = private();
     let came: Vec<_> = [0, 1].map(|rank| environment(directory.path(), rank, 3)).into();
     std::thread::scope(|scope| {
-        scope.spawn(|| knock::as_rank(directory.path(), &knock::hello(77, 2, 3, "")));
+        scope.spawn(|| raw_client::as_rank(directory.path(), &raw_client::hello(77, 2, 3, "")));
         for error in errors(directory.path(), &came, ample()) {
             assert!(matches!(error, BootstrapError::VersionMismatch { rank, .. } if rank == Rank::new(2)), "{error}");
             assert!(error.to_string().contains("protocol 77"), "{error}");
@@ -152,7 +151,7 @@ fn a_rank_that_died_while_the_others_wait_may_come_again() {
     let planes: Vec<_> = std::thread::scope(|scope| {
         let waiting = scope.spawn(move || join_all(&of([0, 2]), ample()));
         // Known to rank 0 (it hears who is missing), then gone.
-        assert_eq!(knock::as_rank(path, &knock::hello_of(path, 1, 4)), 0);
+        assert_eq!(raw_client::as_rank(path, &raw_client::hello_of(path, 1, 4)), 0);
         let rest = join_all(&of([1, 3]), ample());
         waiting.join().unwrap().into_iter().chain(rest).map(Result::unwrap).collect()
     });
@@ -165,7 +164,7 @@ fn a_client_that_says_nothing_is_closed_long_before_the_deadline() {
     let path = directory.path();
     std::thread::scope(|scope| {
         let waiting = scope.spawn(|| join(&environment(path, 0, 2), ample()).unwrap());
-        let silent = knock::connect(path);
+        let silent = raw_client::connect(path);
         let began = Instant::now();
         assert_eq!(rustix::net::recv(&silent, &mut [0; 8], rustix::net::RecvFlags::empty()), Ok((0, 0)));
         assert!(began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());

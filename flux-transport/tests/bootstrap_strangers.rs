@@ -1,7 +1,6 @@
-//! Clients that are no ranks, while the group forms: it forms all the same, and nothing of them
-//! stays.
+//! Clients that are no ranks: the group forms, and nothing of them stays.
 //!
-//! One test, alone in its process: it counts the process's descriptors.
+//! Alone in its process, as it counts the process's descriptors.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
@@ -13,7 +12,7 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bootstrap_common::network::{Site, group_on, told};
-use bootstrap_common::{after, ample, assert_empty, each, environment, group, join_all, knock, private};
+use bootstrap_common::{after, ample, assert_empty, each, environment, group, join_all, private, raw_client};
 use flux_transport::internal::control::join;
 
 struct Done<'a>(&'a AtomicBool);
@@ -42,19 +41,19 @@ fn form_among_strangers() {
         for number in 0..400_u32 {
             match number % 6 {
                 // Comes and goes.
-                0 => drop(knock::connect(path)),
+                0 => drop(raw_client::connect(path)),
                 // Garbage of any length, also longer than a hello.
                 1 => {
-                    knock::say(&knock::connect(path), &vec![0xa5; number as usize]);
+                    raw_client::say(&raw_client::connect(path), &vec![0xa5; number as usize]);
                 }
                 // The magic and not much else.
                 2 => {
-                    knock::say(&knock::connect(path), b"fluxhelo");
+                    raw_client::say(&raw_client::connect(path), b"fluxhelo");
                 }
                 // A hello with a descriptor, which nobody asked for.
                 3 => {
-                    let socket = knock::connect(path);
-                    let hello = knock::hello_of(path, 1, world);
+                    let socket = raw_client::connect(path);
+                    let hello = raw_client::hello_of(path, 1, world);
                     let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
                     let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
                     let fds = [socket.as_fd()];
@@ -64,10 +63,13 @@ fn form_among_strangers() {
                 }
                 // A rank that this world does not have, of another launch.
                 4 => {
-                    knock::say(&knock::connect(path), &knock::hello(knock::PROTOCOL, number, world, env!("CARGO_PKG_VERSION")));
+                    raw_client::say(
+                        &raw_client::connect(path),
+                        &raw_client::hello(raw_client::PROTOCOL, number, world, env!("CARGO_PKG_VERSION")),
+                    );
                 }
                 // Says nothing and stays: more than rank 0 keeps.
-                _ => silent.push(knock::connect(path)),
+                _ => silent.push(raw_client::connect(path)),
             }
         }
         // Streams are not spoken here at all.
@@ -78,8 +80,8 @@ fn form_among_strangers() {
         let _end = Done(done);
         scope.spawn(move || {
             while !done.load(Ordering::Relaxed) {
-                let socket = knock::connect_once(path);
-                while socket.as_ref().is_some_and(|socket| knock::say(socket, b"f")) {
+                let socket = raw_client::connect_once(path);
+                while socket.as_ref().is_some_and(|socket| raw_client::say(socket, b"f")) {
                     std::thread::sleep(Duration::from_millis(1));
                 }
                 dropped.fetch_add(1, Ordering::Relaxed);

@@ -1,8 +1,6 @@
-//! Processes of another user at the rendezvous of one host: no end of it takes them for ranks, even
-//! where the directory has let them in.
+//! Processes of another user at the rendezvous of one host are never taken for ranks.
 //!
-//! The directory keeps other users out by its mode, so each test opens it first: what is tested is
-//! that the ranks ask all the same.
+//! The directory's mode keeps other users out, so each test opens it first.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
@@ -16,7 +14,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::time::Duration;
 
-use bootstrap_common::{ample, assert_empty, environment, join_all, knock, private};
+use bootstrap_common::{ample, assert_empty, environment, join_all, private, raw_client};
 use flux_transport::BootstrapError;
 use flux_transport::internal::control::join;
 use rustix::event::{PollFd, PollFlags, Timespec};
@@ -27,9 +25,7 @@ use rustix::thread::set_thread_res_uid;
 /// `nobody` on most systems; the user needs no entry anywhere.
 const OTHER: u32 = 65_534;
 
-/// What another user does, on a thread of its own: the system keeps a thread's user for the thread,
-/// and says of a socket whose it was. `None` where this system does not let the tests take another
-/// user.
+/// Acts as another user, on a thread of its own; `None` where this system does not allow it.
 fn as_other<T: Send>(act: impl FnOnce() -> T + Send) -> Option<T> {
     let other = Uid::from_raw(OTHER);
     let body = || set_thread_res_uid(other, other, other).is_ok().then(act);
@@ -45,8 +41,7 @@ fn set_mode(path: &Path, mode: u32) {
     std::fs::set_permissions(path, Permissions::from_mode(mode)).unwrap();
 }
 
-/// What comes of a connection within some seconds: nothing at all, its end (no bytes), or a
-/// message.
+/// What comes of a connection within seconds: nothing, its end (no bytes), or a message.
 fn heard(socket: &OwnedFd) -> Option<Vec<u8>> {
     let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
     if rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).unwrap() == 0 {
@@ -65,13 +60,13 @@ fn a_caller_of_another_user_is_no_rank() {
     std::thread::scope(|scope| {
         let leader = scope.spawn(|| join(&ranks[0], ample()));
         // Once it listens the directory has been looked at.
-        drop(knock::connect(path));
+        drop(raw_client::connect(path));
         set_mode(path, 0o711);
         set_mode(&path.join("rank0.sock"), 0o777);
         let knocks = || {
-            let socket = knock::connect(path);
+            let socket = raw_client::connect(path);
             // All that a rank would say: only the user is wrong.
-            knock::say(&socket, &knock::hello_of(path, 1, 2));
+            raw_client::say(&socket, &raw_client::hello_of(path, 1, 2));
             heard(&socket)
         };
         let answer = as_other(knocks);

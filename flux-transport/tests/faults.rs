@@ -366,8 +366,7 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
     });
 }
 
-/// Whether rank 0's push of a chunk raises its signal at rank 1, where the rank has given up the
-/// call just before, or has not.
+/// Whether rank 0's push raises its signal at rank 1, after the rank has given up the call or not.
 fn a_push_is_announced(given_up: bool) -> bool {
     let announced = AtomicBool::new(false);
     each_rank(2, |world| {
@@ -394,8 +393,8 @@ fn a_push_is_announced(given_up: bool) -> bool {
             let at = call.memory().pads[1] + signal_offset(3, Epoch::FIRST.half());
             call.finish().unwrap();
             let signal = std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap());
-            // SAFETY: a signal of the peer's pad, which lives until the barrier, and is only
-            // accessed as a whole.
+            // SAFETY: a signal of the peer's pad, which lives until the barrier and is accessed as
+            // a whole.
             let raised = unsafe { AtomicU32::from_ptr(signal) }.load(Ordering::Acquire) == Epoch::FIRST.get();
             announced.store(raised, Ordering::Relaxed);
         }
@@ -435,8 +434,7 @@ fn a_call_whose_executor_does_not_return_breaks_the_communicator_and_one_that_ha
         assert_eq!(comm.status(), Ok(()));
         comm.barrier().unwrap();
         if world.rank().get() == 0 {
-            // As the first part of a ReduceScatter, which has no transfers: a partial tile that the
-            // peer may have by now.
+            // As in a ReduceScatter without transfers: the peer may have a partial tile by now.
             let panic = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
                 let mut call = comm.begin(Stream::Host).unwrap();
                 let words = Words::new(call.hand_over(), comm.rank());

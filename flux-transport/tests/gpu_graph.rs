@@ -1,5 +1,5 @@
-//! Captured calls give a graph their order and nothing else. A binary of its own: other tests would
-//! synchronise the context during the capture.
+//! Captured calls give a graph their order only. A binary of its own: other tests would synchronise
+//! the context during the capture.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;
@@ -59,8 +59,7 @@ fn captured_calls_on_two_streams_are_one_after_the_other_and_nothing_else() {
         let stream = this.stream.raw() as sys::CUstream;
         this.device.bind().unwrap();
 
-        // As long as there was no capture the copy engines are there, for calls that hand them
-        // something.
+        // Before any capture, copy engines can be used.
         let mut eager = this.comm.begin(this.stream()).unwrap();
         assert!(eager.copy_engine_usable() && !eager.capturing());
         // SAFETY: there is nothing to move.

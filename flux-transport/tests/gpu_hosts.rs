@@ -1,7 +1,8 @@
-//! What `auto` takes on several hosts: peer memory within each and NCCL between them, unless peer
-//! access fails or is forbidden on one. Ranks are processes of this machine that take themselves
-//! for ranks of two; the test starts its own binary again for each. Peer access is proven by
-//! `FLUX_PROBE`, where it is set, else within the first rank of each host.
+//! `auto` on several hosts takes peer memory within each and NCCL between, unless peer access fails
+//! or is forbidden on one.
+//!
+//! Ranks are processes of this machine that count as on two hosts; the test starts its own binary
+//! again. Peer access is proven by `FLUX_PROBE` if set.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;
@@ -15,8 +16,7 @@ use gpu_support::{linked_devices, skip};
 /// Set for the processes that are ranks, to what they are to find.
 const RANK: &str = "FLUX_GPU_TEST_HOSTS";
 
-/// Has every rank check `case`, and expects so many verdicts on disk; the script may set variables
-/// first.
+/// Has every rank check `case`, and expects `kept` verdicts on disk; the script may set variables.
 fn ranks(case: &str, script: &str, kept: usize) {
     if let Err(why) = nccl::available() {
         return skip("gpu_hosts", &why);

@@ -1,5 +1,4 @@
-//! A rank that does not come to an NCCL communicator. A binary of its own: the attempt leaves a
-//! thread behind.
+//! A rank that does not come to an NCCL communicator. Its own binary: the attempt leaves a thread.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;

@@ -1,6 +1,7 @@
-//! A device that does not become idle: whoever drops its communicator, or waits for its calls to
-//! rebuild it, gets away, nothing is freed, and nobody connects there again. For each transport in
-//! a process of its own, as a device is given up for the life of the process.
+//! A device that never becomes idle: dropping or rebuilding its communicator returns, frees
+//! nothing, and nobody connects there again.
+//!
+//! Each transport runs in its own process, as a device is given up for the life of the process.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;

@@ -1,7 +1,8 @@
-//! What `auto` takes where peers' writes vanish, or are forbidden, on one rank or on all, and where
-//! all is well. Ranks are processes, whom the environment tells what to find; the test starts its
-//! own binary again for each. Peer access is proven by `FLUX_PROBE`, where it is set, else within
-//! rank 0.
+//! What `auto` takes where peers' writes vanish or are forbidden, on one rank or all, and where all
+//! is well.
+//!
+//! Ranks are processes with variables that say what to find; the test starts its own binary again.
+//! Peer access is proven by `FLUX_PROBE` if set.
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;
@@ -57,8 +58,7 @@ fn ranks_that_see_their_own_device_alone_take_nvlink() {
     ranks("hidden", "unset NCCL_P2P_DISABLE FLUX_VETO_PEER; export CUDA_VISIBLE_DEVICES=$FLUX_LOCAL_RANK");
 }
 
-/// A script that shows each rank the devices of its list, as `name` writes them, and has it be on
-/// the one at its place there.
+/// A script that shows each rank the devices of its list and selects the one at its index.
 fn shown(lists: &[Vec<u32>], name: impl Fn(u32) -> String, place: impl Fn(usize) -> usize) -> String {
     let uuid = |device: u32| cuda::device_info(device).unwrap().uuid;
     let arms = lists.iter().enumerate().map(|(rank, list)| {

@@ -57,11 +57,9 @@ fn a_thousand_communicators_leave_nothing_behind() {
     let (threads_after, descriptors_after, kib_after) = usage();
     assert_eq!(threads_after, threads);
     assert_eq!(descriptors_after, descriptors);
-    // The allocator keeps arenas of threads that are gone for new ones, two mappings each, and
-    // takes a few more where more threads than ever are there at once: 0 to 10 mappings on two
-    // cores, as many runs have shown. One in each tenth cycle would be 50.
+    // The allocator reuses arenas of ended threads, two mappings each, and adds 0 to 10 mappings on
+    // two cores. One mapping lost in each tenth cycle would be 50.
     assert!(mappings() <= mapped + 40, "{mapped} mappings before, {} after", mappings());
-    // A cycle of 4 ranks touches three pads of 125 to 250 KiB each: 500 of them left behind would
-    // be 1 GiB. What the allocator keeps for later is well below a quarter of it.
+    // A cycle of 4 ranks touches three pads of 125 to 250 KiB each: 500 lost ones would be 1 GiB.
     assert!(kib_after < kib + (50 << 10), "{kib} KiB before, {kib_after} KiB after");
 }

@@ -1,5 +1,5 @@
 //! Communicators of processes, again and again: descriptors, threads and mappings come back. The
-//! test starts its own binary again for each rank.
+//! test starts its own binary again.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
@@ -26,8 +26,7 @@ fn a_thousand_communicators_of_processes_leave_nothing_behind() {
     assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
 }
 
-/// Descriptors, threads and mappings of shared memory, of which none is left when communicators are
-/// gone.
+/// Descriptors, threads and mappings of shared memory, which return to the start value.
 fn held() -> [usize; 3] {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();

@@ -15,8 +15,7 @@ use std::time::{Duration, Instant};
 
 type Planes = Vec<Arc<dyn ControlPlane>>;
 
-/// Two groups of the same size: ranks that are threads, and ranks that talk over sockets as
-/// processes do.
+/// Two groups of the same size: ranks as threads, and ranks that talk over sockets.
 fn groups(world: u32) -> [Planes; 2] {
     [local_planes(world).unwrap(), group(world)]
 }
@@ -106,8 +105,8 @@ fn a_rank_that_came_later_is_not_taken_for_late_and_those_that_are_left_make_one
     for planes in groups(3) {
         let start = Instant::now();
         let survivors = each(&planes[..2], |plane| {
-            // Rank 2 does not come, rank 0 comes half a deadline after rank 1, and both go on
-            // without whom they miss.
+            // Rank 2 does not come, rank 0 comes half a deadline after rank 1; both go on without
+            // it.
             let begins = start + if plane.rank().get() == 0 { DEADLINE / 2 } else { Duration::ZERO };
             std::thread::sleep(begins.saturating_duration_since(Instant::now()));
             let group = plane.regroup(&[], Instant::now() + DEADLINE).unwrap_or_else(|error| {

@@ -17,7 +17,7 @@ pub(crate) use operands::Operands;
 pub(crate) use request::Request;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, location};
+use crate::execute::{Execution, Executor, location};
 use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::Problem;
@@ -262,8 +262,8 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     }
 
     /// How this rank executes the plan, for people.
-    pub fn executor(&self) -> String {
-        self.executor.explain()
+    pub fn execution(&self) -> Execution {
+        self.executor.execution()
     }
 
     /// The plan and its origin, the executor, the workspace and the transport, for people.
@@ -274,7 +274,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             request.epilogue,
             comm.rank(),
             problem.world(),
-            self.executor.explain(),
+            self.executor.execution(),
             workspace.total_bytes(),
             comm.workspace_size().total_bytes(),
             request.user_table().explain(comm.device().name()),

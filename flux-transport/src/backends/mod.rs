@@ -16,6 +16,7 @@ mod nodes;
 pub(crate) mod nvlink;
 mod options;
 pub(crate) mod pcie;
+mod registry;
 mod transport;
 mod view;
 

@@ -85,8 +85,7 @@ impl Communicator {
     /// [`ConnectError`], as there.
     pub fn rebuild_blocking(&self, how: Rebuild) -> Result<Self, ConnectError> {
         let hosts = self.inner.world.hosts().count();
-        // All ranks see the same hosts, so each refuses it, and none before that breaks what the
-        // others may still use.
+        // All ranks see the same hosts, so each refuses it before anything breaks.
         if how == Rebuild::Survivors && hosts > 1 {
             return Err(ConnectError::AcrossHosts { hosts });
         }
@@ -107,15 +106,14 @@ impl Communicator {
         connect(&world, &inner.options, Some(inner.world.line())).inspect_err(|_| disown(&world))
     }
 
-    /// Breaks this communicator, tells the peers, and waits until nothing of this rank uses it any
-    /// more.
+    /// Breaks this communicator, tells the peers, and waits until this rank's calls have ended.
     fn stop(&self) -> Result<(), TransportError> {
         let inner = &self.inner;
         inner.turns.free_of_this_thread()?;
         if self.status().is_ok() {
             self.give_up(reason::REBUILT);
-            // A wait that has failed meanwhile was the first, and who is late is known by what it
-            // is asked.
+            // A wait that failed meanwhile was the first fault; asking about it finds the
+            // straggler.
             let _ = self.status();
         }
         let _turn = self.turn()?;
@@ -130,9 +128,8 @@ impl Communicator {
         self.regrouped_by(Instant::now() + failing(self.deadline()))
     }
 
-    /// Meets the survivors. Who does not come for a deadline and does not answer then is late. Who
-    /// answers is waited for until `limit`: it may wait for its calls to end, as this rank has
-    /// done, and to be given up is final.
+    /// Meets the survivors. A rank that neither comes by the deadline nor answers is given up. A
+    /// rank that answers is waited for until `limit`: its calls may still have to end.
     fn regrouped_by(&self, limit: Instant) -> Result<Regrouped, ConnectError> {
         let Inner { health, world, .. } = &*self.inner;
         self.not_given_up()?;
@@ -149,8 +146,7 @@ impl Communicator {
             };
             let (doubted, all_came) = match &error {
                 ControlError::Timeout { missing, .. } => (mask_of(missing.iter().copied()), false),
-                // One that has been stopped since makes no group, and takes part in none: it would
-                // stand in the way of every attempt.
+                // A rank that was stopped meanwhile would stand in the way of every attempt.
                 ControlError::Leader { source, .. } if source.kind() == ErrorKind::TimedOut => (!health.given_up(), true),
                 _ => return Err(error.into()),
             };
@@ -169,19 +165,16 @@ impl Communicator {
         self.inner.health.given_up_by().map_or(Ok(()), |by| Err(ConnectError::GivenUp { by }))
     }
 
-    /// Gives up those that had not come to a step of the new group in time, if they do not answer
-    /// now. Others may themselves have waited there for one that is stopped, and to be given up is
-    /// final, so one attempt more is better than to name a healthy rank.
+    /// Gives up ranks that missed a step of the new group, if they do not answer now. Others may
+    /// have waited for such a rank, so one more attempt is better than blaming them.
     fn stopped_in_connecting(&self, error: &ConnectError) {
         if let ConnectError::Control(ControlError::Timeout { missing, .. }) = error {
             self.inner.health.exclude(ranks_of(mask_of(missing.iter().copied()) & self.silent()));
         }
     }
 
-    /// The peers (bits) that are in the world and do not answer for this communicator. One that
-    /// rebuilds it does, whatever it waits for: it has it until that is over. So who does not is
-    /// stopped, or has dropped it and does not come. To be given up is final, so nobody is taken
-    /// for silent who answers when asked once more.
+    /// The peers (bits) in the world that do not answer for this communicator when asked twice:
+    /// they are stopped, or have dropped it. A rebuilding rank answers.
     fn silent(&self) -> u32 {
         let world = &self.inner.world;
         let silent = || {

@@ -3,9 +3,9 @@
 #![allow(dead_code, reason = "each test binary uses a part of it")]
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
-pub(crate) mod knock;
 pub(crate) mod network;
 pub(crate) mod process;
+pub(crate) mod raw_client;
 
 use std::ffi::OsString;
 use std::os::unix::fs::DirBuilderExt;

@@ -13,8 +13,7 @@ use super::{ample, assert_empty, join_all, private};
 
 pub(crate) const SECRET: &str = "a secret of the tests, long enough";
 
-/// A launch's place: a port of the loopback device that was free just now, and a directory for the
-/// ranks of a host.
+/// A launch's place: a loopback port that was free just now, and a directory for a host's ranks.
 #[derive(Debug)]
 pub(crate) struct Site {
     pub(crate) address: SocketAddr,

@@ -11,8 +11,8 @@ pub(crate) fn role() -> Option<String> {
     std::env::var(ROLE).ok()
 }
 
-/// A process of this program that runs its test `as_the_role_says`, with a role and a launcher's
-/// variables and nothing else of the environment that speaks of ranks.
+/// A process of this program that runs `as_the_role_says`, with a role and only a launcher's
+/// variables.
 pub(crate) fn command(role: &str, runtime: &Path, variables: &[(&'static str, OsString)]) -> Command {
     let mut command = Command::new(std::env::current_exe().unwrap());
     let families = ["FLUX_", "OMPI_", "PMIX_", "PMI_", "MPI_", "SLURM_", "RANK", "WORLD_SIZE", "LOCAL_", "MASTER_"];

@@ -1,5 +1,4 @@
-//! NCCL's collectives over all devices of the machine, each rank a thread, against sums made on the
-//! host.
+//! NCCL's collectives over all devices, each rank a thread, against sums made on the host.
 
 use crate::gpu_support::{Buffer, devices, on_threads, pattern, read_words, skip};
 use flux_core::layout::WorkspaceSize;
@@ -28,8 +27,7 @@ fn collectives_of_all_devices_give_the_sums_of_the_host() {
         let scattered = Buffer::new(&device, 4 * WORDS);
         let reduced = Buffer::new(&device, 4 * WORDS * blocks);
         let kind = ElementType::U32;
-        // SAFETY: the buffers have the sizes that the collectives need and outlive the reads below,
-        // which synchronise.
+        // SAFETY: the buffers have the needed sizes and outlive the reads below, which synchronise.
         unsafe {
             comm.all_gather(from.address, gathered.address, WORDS, kind, stream.raw()).unwrap();
             comm.reduce_scatter(from.address, scattered.address, WORDS, kind, stream.raw()).unwrap();

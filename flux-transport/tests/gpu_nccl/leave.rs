@@ -1,5 +1,5 @@
-//! A rank that drops a communicator which works while its peers keep theirs. Ranks are processes:
-//! among threads NCCL leaves the work to the last.
+//! A rank drops a working communicator while its peers keep theirs. Ranks are processes: among
+//! threads NCCL leaves the work to the last.
 
 use crate::gpu_support::{devices, processes, skip};
 use flux_transport::internal::nccl;
@@ -24,8 +24,7 @@ fn one_rank() {
     let world = processes::world();
     let options = processes::placed(&world, Options::from(Select::Nccl));
     let connect = || Communicator::connect_blocking(&world, options).unwrap();
-    // The first is kept by rank 1; the second is dropped by both, beside what NCCL still does of
-    // the first.
+    // Rank 1 keeps the first; both drop the second, beside NCCL's work for the first.
     let (first, second) = (connect(), connect());
     if world.rank().get() == 0 {
         let began = Instant::now();

@@ -12,8 +12,7 @@ pub(crate) fn options(first_epoch: u32) -> Options {
     Options { reserve: SIZE, first_epoch: Epoch::new(first_epoch), ..Options::default() }
 }
 
-/// Every rank writes a block of its own into both halves of every rank's data region, and reads
-/// what the others wrote into its own.
+/// Every rank writes a block into both buffers of every data region, and reads the others' blocks.
 pub(crate) fn exchange_blocks(this: &RankUnderTest) {
     let (rank, world, view) = (this.rank(), this.world(), this.view());
     let block = |from: u32| u64::from(from) * 4 * WORDS as u64;

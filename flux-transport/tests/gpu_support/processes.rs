@@ -10,8 +10,7 @@ const IS_RANK: &str = "FLUX_GPU_TEST_IS_RANK";
 /// How many devices the ranks of a test have, for their processes.
 const DEVICES: &str = "FLUX_GPU_TEST_DEVICES";
 
-/// Runs the test named `rank` in a process for each of so many ranks, which share the `devices` if
-/// those are fewer.
+/// Runs the test named `rank` in `ranks` processes, which share the `devices` if those are fewer.
 pub(crate) fn run(ranks: u32, devices: u32, rank: &str) {
     let launcher = Launcher::new(WorldSize::new(ranks).unwrap(), std::env::current_exe().unwrap())
         .args(["--ignored", "--exact", rank, "--nocapture", "--test-threads=1"])

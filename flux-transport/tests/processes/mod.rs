@@ -12,8 +12,7 @@ pub(crate) fn runs(pid: i32) -> bool {
     stat.rsplit_once(')').is_none_or(|(_, state)| !state.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Whether none of them runs after `time`, and usually long before. What was killed is reaped by
-/// whoever adopts it, soon after.
+/// Whether none of them runs after `time`. A killed process is reaped soon by its adopter.
 pub(crate) fn gone_within(pids: &[i32], time: Duration) -> bool {
     let deadline = Instant::now() + time;
     while pids.iter().any(|&pid| runs(pid)) {

@@ -6,19 +6,19 @@
 use super::block::{Block, pointer};
 use super::file::{self, MappedFile};
 use crate::TransportError;
+use crate::backends::registry::Registry;
 use crate::backends::view::checked_bytes;
 use flux_core::layout::WorkspaceSize;
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
+use std::sync::Arc;
 
 /// A data region and, behind it, a pad.
 #[derive(Debug)]
 pub(super) struct Region {
     memory: Memory,
     data_bytes: u64,
-    /// Its number, where threads find it.
-    number: Option<u64>,
+    /// The number under which threads find it, or 0.
+    number: u64,
 }
 
 #[derive(Debug)]
@@ -28,23 +28,16 @@ enum Memory {
 }
 
 /// The regions of this process that its threads share, by number.
-static REGIONS: Mutex<Registry> = Mutex::new(Registry { next: 0, live: BTreeMap::new() });
-
-struct Registry {
-    next: u64,
-    live: BTreeMap<u64, Weak<Region>>,
-}
+static REGIONS: Registry<Region> = Registry::new();
 
 impl Region {
     /// A region of zeros that the threads of this process can find.
     pub(super) fn for_threads(size: WorkspaceSize) -> Result<Arc<Self>, TransportError> {
         let (data_bytes, bytes) = checked_bytes(&size)?;
         let memory = Memory::Heap(Block::new("workspace", bytes)?);
-        let mut registry = REGIONS.lock().unwrap_or_else(PoisonError::into_inner);
-        let number = registry.next;
-        registry.next += 1;
-        let region = Arc::new(Self { memory, data_bytes, number: Some(number) });
-        registry.live.insert(number, Arc::downgrade(&region));
+        let number = REGIONS.next_key();
+        let region = Arc::new(Self { memory, data_bytes, number });
+        REGIONS.insert(number, &region);
         Ok(region)
     }
 
@@ -58,18 +51,18 @@ impl Region {
 
     /// The number under which threads find it; 0 where they do not.
     pub(super) fn number(&self) -> u64 {
-        self.number.unwrap_or_default()
+        self.number
     }
 
     /// The region with this number, if its owner holds it.
     pub(super) fn find(number: u64) -> Option<Arc<Self>> {
-        REGIONS.lock().unwrap_or_else(PoisonError::into_inner).live.get(&number).and_then(Weak::upgrade)
+        REGIONS.find(number)
     }
 
     /// The region of `size` that a descriptor is of; in words, what is wrong with it.
     pub(super) fn open(file: BorrowedFd<'_>, size: WorkspaceSize) -> Result<Arc<Self>, String> {
         let (data_bytes, bytes) = checked_bytes(&size).map_err(|error| error.to_string())?;
-        Ok(Arc::new(Self { memory: Memory::File(MappedFile::map(file, bytes)?), data_bytes, number: None }))
+        Ok(Arc::new(Self { memory: Memory::File(MappedFile::map(file, bytes)?), data_bytes, number: 0 }))
     }
 
     pub(super) fn data(&self) -> u64 {
@@ -90,8 +83,6 @@ impl Region {
 
 impl Drop for Region {
     fn drop(&mut self) {
-        if let Some(number) = &self.number {
-            REGIONS.lock().unwrap_or_else(PoisonError::into_inner).live.remove(number);
-        }
+        REGIONS.remove(self.number);
     }
 }

@@ -3,7 +3,7 @@
 //! Invariant: equal tokens mean a common address space. Process ids may repeat across containers.
 
 use super::error::NvLinkError;
-use std::io;
+use crate::bootstrap::random;
 use std::sync::OnceLock;
 
 pub(super) fn token() -> Result<[u8; 16], NvLinkError> {
@@ -11,15 +11,10 @@ pub(super) fn token() -> Result<[u8; 16], NvLinkError> {
     if let Some(token) = TOKEN.get() {
         return Ok(*token);
     }
-    let mut token = [0; 16];
-    let read = rustix::rand::getrandom(&mut token, rustix::rand::GetRandomFlags::empty()).map_err(io::Error::from);
-    let source = match read {
-        // Of two threads that come here at once, one's token stays.
-        Ok(16) => return Ok(*TOKEN.get_or_init(|| token)),
-        Ok(_) => io::Error::from(io::ErrorKind::UnexpectedEof),
-        Err(error) => error,
-    };
-    Err(NvLinkError::Io { what: "random bytes for a token of this process", source })
+    let what = "random bytes for a token of this process";
+    let token = random().map_err(|errno| NvLinkError::Io { what, source: errno.into() })?;
+    // Of two threads that come here at once, one's token stays.
+    Ok(*TOKEN.get_or_init(|| token))
 }
 
 #[cfg(test)]

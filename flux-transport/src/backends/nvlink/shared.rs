@@ -3,12 +3,10 @@
 //! Invariant: an address is valid as long as the rank holds its [`Peer`]. Within a process ranks
 //! share one mapping; across processes each has its own, which outlives a killed owner.
 
-use crate::cuda::keep;
-use crate::cuda::{Allocation, CudaDevice, CudaError, Handles, Mapping};
-use std::collections::BTreeMap;
+use crate::backends::registry::Registry;
+use crate::cuda::{Allocation, CudaDevice, CudaError, Handles, Mapping, keep};
 use std::os::fd::{BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::Arc;
 
 #[derive(Debug)]
 pub(super) struct Shared {
@@ -27,14 +25,7 @@ pub(super) enum Peer {
     Imported(Mapping),
 }
 
-// What ranks of one process find each other's memory by; an entry goes with its memory.
-static DIRECTORY: Mutex<BTreeMap<u64, Weak<Shared>>> = Mutex::new(BTreeMap::new());
-static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
-
-fn directory() -> MutexGuard<'static, BTreeMap<u64, Weak<Shared>>> {
-    // Every critical section is one call on the map: a panic leaves it whole.
-    DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner)
-}
+static MEMORIES: Registry<Shared> = Registry::new();
 
 impl Shared {
     /// Allocates at least `bytes` bytes on `device`, mapped for these ordinals of this process.
@@ -46,9 +37,9 @@ impl Shared {
         };
         let allocation = Allocation::new(device, bytes, handles)?;
         let mapping = allocation.map(ordinals)?;
-        let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+        let key = MEMORIES.next_key();
         let shared = Arc::new(Self { key, bytes, mapping, allocation });
-        directory().insert(key, Arc::downgrade(&shared));
+        MEMORIES.insert(key, &shared);
         Ok(shared)
     }
 
@@ -74,15 +65,14 @@ impl Shared {
 
 impl Drop for Shared {
     fn drop(&mut self) {
-        directory().remove(&self.key);
+        MEMORIES.remove(self.key);
     }
 }
 
 impl Peer {
     /// The memory of a rank of this process; `None` where there is none with this key and size.
     pub(super) fn local(key: u64, bytes: u64) -> Option<Self> {
-        let found = directory().get(&key).and_then(Weak::upgrade);
-        found.filter(|shared| shared.bytes == bytes).map(Self::Local)
+        MEMORIES.find(key).filter(|shared| shared.bytes == bytes).map(Self::Local)
     }
 
     /// The memory of a rank of another process, mapped for `device`.

@@ -8,12 +8,12 @@ use super::layout::{Layout, OP_HASHES, POISONED};
 use crate::TransportError;
 use crate::backends::calls::OpHashes;
 use crate::backends::host::file::{self, MappedFile};
+use crate::backends::registry::Registry;
 use crate::cuda::{CudaDevice, CudaError, Registration, host_size, near};
 use flux_core::layout::BROKEN_BYTES;
-use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 #[derive(Debug)]
 pub(super) struct PinnedRegion {
@@ -22,9 +22,7 @@ pub(super) struct PinnedRegion {
     pub(super) layout: Layout,
 }
 
-// By which ranks of one process find each other's regions; an entry goes with its region.
-static DIRECTORY: Mutex<BTreeMap<u64, Weak<PinnedRegion>>> = Mutex::new(BTreeMap::new());
-static NEXT_KEY: AtomicU64 = AtomicU64::new(1);
+static REGIONS: Registry<PinnedRegion> = Registry::new();
 
 impl PinnedRegion {
     /// Takes memory for the region of a rank on `device`, all words at `initial`, and its
@@ -33,7 +31,7 @@ impl PinnedRegion {
         let what = "pinned memory of the host";
         let bytes = layout.bytes().ok_or(TransportError::OutOfMemory { what, bytes: u64::MAX })?;
         let file = near(&device.info().pci, || file::create(what, bytes))?;
-        let key = NEXT_KEY.fetch_add(1, Ordering::Relaxed);
+        let key = REGIONS.next_key();
         let failed = |why| TransportError::Io { what: "mapping memory of the host", source: std::io::Error::other(why) };
         let map = MappedFile::map(file.as_fd(), bytes).map_err(failed)?;
         let region = Arc::new(Self::pin(device, key, layout, map)?);
@@ -42,13 +40,13 @@ impl PinnedRegion {
         for offset in (POISONED + 4..layout.words_bytes()).step_by(4).filter(|offset| !said.contains(offset)) {
             region.word(offset).store(initial, Ordering::Relaxed);
         }
-        DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).insert(key, Arc::downgrade(&region));
+        REGIONS.insert(key, &region);
         Ok((region, file))
     }
 
     /// The region of a rank of this process.
     pub(super) fn find(key: u64) -> Option<Arc<Self>> {
-        DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).get(&key).and_then(Weak::upgrade)
+        REGIONS.find(key)
     }
 
     /// Opens the region of a rank of another process.
@@ -100,8 +98,6 @@ impl PinnedRegion {
 
 impl Drop for PinnedRegion {
     fn drop(&mut self) {
-        if self.key != 0 {
-            DIRECTORY.lock().unwrap_or_else(PoisonError::into_inner).remove(&self.key);
-        }
+        REGIONS.remove(self.key);
     }
 }

@@ -1,5 +1,4 @@
-//! Connections to rank 0 by hand: the layout of the messages once more, so that a change of it is
-//! seen.
+//! Connections to rank 0 by hand: a second copy of the message layout, to detect its change.
 
 use std::os::fd::OwnedFd;
 use std::path::Path;
