@@ -4,7 +4,7 @@
 //! captured in a graph.
 
 use super::label;
-use super::plan::{ExecutionPlan, Traffic};
+use super::plan::{Execution, ExecutionPlan, Traffic};
 use super::sequential::Sequential;
 use crate::error::{BuildError, CallError};
 use crate::op::Operands;
@@ -248,8 +248,8 @@ impl CudaExecutor {
         }
     }
 
-    pub(super) fn explain(&self) -> String {
-        format!("kernel {} on {}, {}", self.kernel.variant(), self.device.info().name, self.plan)
+    pub(super) fn execution(&self) -> Execution {
+        self.plan.execution(format!("{} on {}", self.kernel.variant(), self.device.info().name))
     }
 }
 

@@ -22,6 +22,7 @@ use flux_kernels::{Activation, Element};
 use flux_transport::{Call, Communicator, Exchange, Label, Source, Stream};
 use host::HostExecutor;
 pub use pace::launch_of;
+pub use plan::Execution;
 pub(crate) use plan::ExecutionPlan;
 
 /// Caller overrides for the launch.
@@ -123,11 +124,11 @@ impl<T: Element> Executor<T> {
         }
     }
 
-    /// Who works, in words.
-    pub(crate) fn explain(&self) -> String {
+    /// What executes the op.
+    pub(crate) fn execution(&self) -> Execution {
         match self {
-            Self::Host(host) => host.explain(),
-            Self::Cuda(cuda) => cuda.explain(),
+            Self::Host(host) => host.execution(),
+            Self::Cuda(cuda) => cuda.execution(),
         }
     }
 }
