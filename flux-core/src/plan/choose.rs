@@ -7,8 +7,8 @@ use super::{Plan, PlanKey, PlanTable, Target};
 use crate::Problem;
 use std::fmt;
 
-/// Largest ratio of modelled times at which a neighbour's measured plan is taken: the model's own
-/// mean error.
+/// A neighbour's plan may be slower by the model by this factor: the model is off by as much in the
+/// mean, and the neighbour was measured.
 const INDIFFERENT: f64 = 1.02;
 
 /// Owner of a plan table.
