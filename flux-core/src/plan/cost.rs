@@ -9,6 +9,10 @@ use crate::program::Schedule;
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem};
 
+/// Margin of calls beside library messages, whose schedule on SMs is unknown. A sequential plan,
+/// which has no such uncertainty, is taken unless the gain is larger.
+const BESIDE_MESSAGES: f64 = 1.15;
+
 /// Exponent of the soft maximum of two overlapping streams: equal streams take an eighth longer
 /// than one, and a stream of half the length hides.
 const OVERLAP: i32 = 6;
@@ -32,7 +36,10 @@ impl Plan {
             (_, OpKind::AllGatherGemm) => cost.exposed_gather(body),
             (_, OpKind::GemmReduceScatter) => cost.exposed_scatter(body),
         };
-        body + exposed
+        match self.comm {
+            CommMode::Overlapped { .. } => (body + exposed) * BESIDE_MESSAGES,
+            CommMode::Fused { .. } | CommMode::Sequential => body + exposed,
+        }
     }
 }
 
@@ -122,7 +129,9 @@ impl<'a> PlanCost<'a> {
             (RowMapping::Flattened, _) => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP),
             (RowMapping::PerShard { group }, OpKind::AllGatherGemm) => {
                 let prologue = self.schedule.prologue.min(world);
-                prologue + (world - prologue).div_ceil(group)
+                // Chunk order takes one pass a chunk.
+                let chunks = if self.schedule.chunk_ordered > 0 { self.chunks() as u32 } else { 1 };
+                prologue + (world - prologue).div_ceil(group) * chunks
             }
             (RowMapping::PerShard { group }, OpKind::GemmReduceScatter) => (world - 1).div_ceil(group) + 1,
         };
