@@ -48,8 +48,8 @@ pub enum Source<'a> {
     /// crosses nodes of the transfers; what does not, and what is passed on of what the rounds
     /// bring, are copies.
     Rows(MoverJob<'a>),
-    /// What the executor stores where [`Transport::exchange`] shows it the readers' data regions,
-    /// each chunk when its signal is raised there (GEMM-ReduceScatter).
+    /// What the executor stores where [`Call::exchange`](crate::Call::exchange) shows it the
+    /// readers' data regions, each chunk when its signal is raised there (GEMM-ReduceScatter).
     Stored {
         /// Whether a reader has a place for every rank, in rank order, and so for itself, as where
         /// tiles span shards.
