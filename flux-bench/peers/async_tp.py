@@ -201,7 +201,7 @@ class Bench:
 
 
 def schedule(contenders, rounds):
-    """Who runs in each round and on which operand set: in all orders by turns, so that none always follows the same other, the sets one after the other."""
+    """Who runs in each round and on which operand set: in all orders in rotation, so that none always follows the same other, the sets one after the other."""
     orders, calls = list(itertools.permutations(range(contenders))), itertools.count()
     return [[(contender, next(calls) % SETS) for contender in orders[index % len(orders)]] for index in range(rounds)]
 

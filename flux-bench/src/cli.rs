@@ -120,7 +120,7 @@ fn status(right: bool) -> u8 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::plan::ExecutionArgs;
+    use crate::plan::OverrideArgs;
     use clap::{Args, CommandFactory};
     use flux_core::DType;
 
@@ -199,7 +199,7 @@ mod tests {
         }
         let both = ["flux-bench", "bench", "--candidate", "1", "--plan", "tile=128x128x64"];
         assert!(Cli::try_parse_from(both).is_err());
-        for argument in ExecutionArgs::augment_args(clap::Command::new("plan")).get_arguments() {
+        for argument in OverrideArgs::augment_args(clap::Command::new("plan")).get_arguments() {
             assert_eq!(argument.get_help_heading(), Some("Plan"), "{}", argument.get_id());
         }
     }

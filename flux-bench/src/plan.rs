@@ -18,7 +18,7 @@ pub struct PlanArgs {
 
 /// A plan, and how many work on it.
 #[derive(Clone, Copy, Debug, Default, clap::Args)]
-pub(crate) struct ExecutionArgs {
+pub(crate) struct OverrideArgs {
     #[command(flatten)]
     pub(crate) plan: PlanArgs,
     /// Workers of a rank: CTAs, or threads on the host
@@ -28,23 +28,23 @@ pub(crate) struct ExecutionArgs {
 
 /// How an op is executed; `None` is the op's choice.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Execution {
+pub(crate) struct Overrides {
     pub(crate) plan: Option<Plan>,
     pub(crate) workers: Option<u32>,
 }
 
-impl Execution {
+impl Overrides {
     /// The op's own plan with so many workers.
     pub(crate) fn with_workers(workers: u32) -> Self {
         Self { plan: None, workers: Some(workers) }
     }
 }
 
-impl ExecutionArgs {
+impl OverrideArgs {
     /// What is asked for of an op on `comm`.
-    pub(crate) fn on(&self, comm: &Communicator, problem: &Problem) -> anyhow::Result<Execution> {
+    pub(crate) fn on(&self, comm: &Communicator, problem: &Problem) -> anyhow::Result<Overrides> {
         let plan = self.plan.or_candidate(problem, || flux_ops::ranked_plans(comm, problem))?;
-        Ok(Execution { plan, workers: self.workers })
+        Ok(Overrides { plan, workers: self.workers })
     }
 }
 

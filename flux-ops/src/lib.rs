@@ -40,6 +40,7 @@ mod timeline;
 mod tune;
 
 pub use error::{BuildError, CallError, Requests};
+pub use execute::Execution;
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, TableKind};
 pub use flux_core::problem::Shape;

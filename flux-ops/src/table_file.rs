@@ -102,7 +102,7 @@ pub(crate) fn add(path: &Path, row: &PlanRow) -> Result<(), TableFileError> {
 struct Lock {
     /// The file itself, behind all links.
     file: PathBuf,
-    // Closing it releases the lock. It stays: whoever removed it would lock another file than the next.
+    // Closing it releases the lock. It is never removed: two writers could lock two files.
     _lock: File,
 }
 

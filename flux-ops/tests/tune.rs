@@ -57,6 +57,7 @@ fn the_fastest_plan_is_found_by_the_next_build_on_all_ranks() {
         assert!(op.explain().contains(&format!("plan: {} (from the user's plan table)", first.plan())), "{}", op.explain());
         let own = [": 1 of 1 rows are for host with driver host", ": no file yet"][rank];
         assert!(op.explain().contains(&format!("plan table: {}{own}", tables[rank].display())), "{}", op.explain());
+        assert!(comm.explain().contains(&format!("\nplan table: {}", tables[rank].display())), "{}", comm.explain());
         // Both element types have one speed.
         let known = AllGatherGemm::<f16>::builder(32, 64, 128).plan_table(&tables[rank]).tune(comm, &QUICK).unwrap();
         assert!(matches!(known, Tuned::Known { plan, us } if plan == first.plan() && us > 0.0), "{known:?}");

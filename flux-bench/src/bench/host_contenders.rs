@@ -7,7 +7,7 @@
 use super::measure::{Contender, Contenders, Sample};
 use super::shared_files::SharedFiles;
 use crate::harness::{Buffer, FusedOp, HostBuffer, OperandSet, Operands, RankContext, Span, elements, x_window};
-use crate::plan::Execution;
+use crate::plan::Overrides;
 use anyhow::{Context, bail};
 use flux_core::{OpKind, Problem, WorldSize};
 use flux_kernels::Element;
@@ -33,7 +33,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
         let (m, n, k) = (problem.m() as usize, problem.n_local() as usize, problem.k_local() as usize);
         let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), alone)?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
-        let gemm = FusedOp::build(&part, &comm, Execution::with_workers(workers))?;
+        let gemm = FusedOp::build(&part, &comm, Overrides::with_workers(workers))?;
         let gemm_ctx = RankContext::new(comm)?;
         let mut gemm_set = gemm_ctx.operand_set(&part)?;
         // The time does not depend on the values.

@@ -21,7 +21,7 @@ use crate::harness::{Defect, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
-use crate::plan::ExecutionArgs;
+use crate::plan::OverrideArgs;
 use crate::report::{self, Origin, Placement, Report, Row};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
@@ -58,7 +58,7 @@ pub(crate) struct Args {
     pub hosts: Option<u32>,
     /// Changes to the plan
     #[command(flatten)]
-    execution: ExecutionArgs,
+    execution: OverrideArgs,
     #[command(flatten)]
     defect: Defect,
 }
@@ -80,7 +80,7 @@ struct BenchJob {
     dtype: DType,
     cases: Vec<BenchCase>,
     samples: u32,
-    execution: ExecutionArgs,
+    execution: OverrideArgs,
     transport: Select,
     defect: Defect,
 }

@@ -12,7 +12,7 @@ use crate::harness::Fill;
 use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Verdict};
 use crate::machine;
 use crate::out;
-use crate::plan::Execution;
+use crate::plan::Overrides;
 use crate::report::{Measured, Placement, Row, Sustained, Verified};
 use anyhow::Context;
 use flux_core::{DType, Problem};
@@ -68,7 +68,7 @@ impl RankBench<'_> {
         let (ctx, problem) = (self.ctx, &case.problem);
         let asked = self.job.execution.on(ctx.comm(), problem)?;
         let workers = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
-        let op = FusedOp::<T>::build(problem, ctx.comm(), Execution { workers: Some(workers), ..asked })?;
+        let op = FusedOp::<T>::build(problem, ctx.comm(), Overrides { workers: Some(workers), ..asked })?;
         let mut set = ctx.operand_set(problem)?;
         let verdict = verify(ctx, &op, &mut set, self.job.defect)?;
         let mut contenders = HostContenders::new(ctx, &op, &mut set, workers)?;
@@ -135,7 +135,7 @@ impl RankBench<'_> {
         let &(measured, sustained) = times;
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
         let row = Row::new(&case.model, &case.problem, op.plan().to_string(), measured, verified, self.job.samples);
-        Ok(Row { execution: op.executor(), sustained, ..row })
+        Ok(Row { execution: Some(op.execution().into()), sustained, ..row })
     }
 }
 

@@ -1,12 +1,14 @@
 //! Either fused op, chosen by the problem.
 
 use crate::harness::EpilogueSpec;
-use crate::plan::Execution;
+use crate::plan::Overrides;
 use anyhow::bail;
 use flux_core::plan::Plan;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Element;
-use flux_ops::{Activation, AllGatherGemm, Builder, CallError, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError};
+use flux_ops::{
+    Activation, AllGatherGemm, Builder, CallError, Execution, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError,
+};
 use flux_transport::{Communicator, Fault, Stream};
 
 #[derive(Debug)]
@@ -16,22 +18,22 @@ pub(crate) enum FusedOp<T> {
 }
 
 impl<T: Element> FusedOp<T> {
-    /// Builds `problem` on `comm` as `execution` says; collective.
-    pub(crate) fn build(problem: &Problem, comm: &Communicator, execution: Execution) -> anyhow::Result<Self> {
-        Self::build_as(problem, comm, execution, EpilogueSpec::default(), false)
+    /// Builds `problem` on `comm` with `overrides`; collective.
+    pub(crate) fn build(problem: &Problem, comm: &Communicator, overrides: Overrides) -> anyhow::Result<Self> {
+        Self::build_as(problem, comm, overrides, EpilogueSpec::default(), false)
     }
 
     /// As [`Self::build`], with a bias and an activation.
-    pub(crate) fn build_with(problem: &Problem, comm: &Communicator, execution: Execution, epilogue: EpilogueSpec) -> anyhow::Result<Self> {
-        Self::build_as(problem, comm, execution, epilogue, false)
+    pub(crate) fn build_with(problem: &Problem, comm: &Communicator, overrides: Overrides, epilogue: EpilogueSpec) -> anyhow::Result<Self> {
+        Self::build_as(problem, comm, overrides, epilogue, false)
     }
 
     /// As [`Self::build`], with a time line of each call.
-    pub(crate) fn build_traced(problem: &Problem, comm: &Communicator, execution: Execution) -> anyhow::Result<Self> {
-        Self::build_as(problem, comm, execution, EpilogueSpec::default(), true)
+    pub(crate) fn build_traced(problem: &Problem, comm: &Communicator, overrides: Overrides) -> anyhow::Result<Self> {
+        Self::build_as(problem, comm, overrides, EpilogueSpec::default(), true)
     }
 
-    fn build_as(problem: &Problem, comm: &Communicator, execution: Execution, epilogue: EpilogueSpec, trace: bool) -> anyhow::Result<Self> {
+    fn build_as(problem: &Problem, comm: &Communicator, overrides: Overrides, epilogue: EpilogueSpec, trace: bool) -> anyhow::Result<Self> {
         if problem.dtype() != T::DTYPE {
             bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
         }
@@ -39,14 +41,14 @@ impl<T: Element> FusedOp<T> {
         Ok(match problem.op() {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k).bias(epilogue.bias).activation(epilogue.activation);
-                Self::AllGather(with(builder, execution).trace(trace).build(comm)?)
+                Self::AllGather(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
                 if epilogue.activation != Activation::None {
                     bail!("{} takes no activation, and {} was asked for", problem.op(), epilogue.activation);
                 }
                 let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias);
-                Self::ReduceScatter(with(builder, execution).trace(trace).build(comm)?)
+                Self::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
             }
         })
     }
@@ -88,10 +90,10 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    pub(crate) fn executor(&self) -> String {
+    pub(crate) fn execution(&self) -> Execution {
         match self {
-            Self::AllGather(op) => op.executor(),
-            Self::ReduceScatter(op) => op.executor(),
+            Self::AllGather(op) => op.execution(),
+            Self::ReduceScatter(op) => op.execution(),
         }
     }
 
@@ -104,7 +106,7 @@ impl<T: Element> FusedOp<T> {
 }
 
 /// Tells a builder what is not left to the op.
-fn with<Op>(mut builder: Builder<Op>, Execution { plan, workers }: Execution) -> Builder<Op> {
+fn with<Op>(mut builder: Builder<Op>, Overrides { plan, workers }: Overrides) -> Builder<Op> {
     if let Some(plan) = plan {
         builder = builder.plan(plan);
     }

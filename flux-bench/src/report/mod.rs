@@ -3,6 +3,7 @@
 //! Invariant: [`Row::new`] derives a row from four times of the same run.
 
 mod date;
+mod execution;
 mod head;
 mod origin;
 mod peers;
@@ -12,6 +13,7 @@ mod table;
 
 pub use crate::machine::Ranks;
 pub(crate) use date::now;
+pub use execution::Execution;
 pub(crate) use head::Head;
 pub(crate) use origin::Origin;
 pub use peers::PeersReport;
@@ -19,10 +21,9 @@ pub(crate) use peers::table as peers_table;
 pub(crate) use peers::{PEERS_SCHEMA, PeerRow};
 pub use placement::Placement;
 pub(crate) use sustained::Sustained;
-pub(crate) use table::table;
 pub(crate) use table::{aligned, ms, resolved};
 
-use crate::atomic_file::{self, WriteError};
+use crate::atomic_file;
 use crate::harness::Times;
 use crate::out;
 use flux_core::{Problem, metrics};
@@ -60,9 +61,9 @@ pub struct Row {
     pub head: Head,
     /// The fused op's plan; in schema 1 its schedule and executor, in words.
     pub plan: String,
-    /// What executed it, in words; absent in schema 1.
-    #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub execution: String,
+    /// What executed it on rank 0; absent in schema 1.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub execution: Option<Execution>,
     /// The fused op.
     pub t_op_ms: Times,
     /// The fastest GEMM that is known for one rank's part, unsplit.
@@ -164,7 +165,7 @@ impl Row {
         Self {
             head: Head::new(model, problem),
             plan,
-            execution: String::new(),
+            execution: None,
             t_op_ms: measured.op,
             t_gemm_ms: measured.gemm,
             t_comm_ms: measured.comm,
@@ -183,15 +184,15 @@ impl Row {
 }
 
 impl Report {
-    /// Writes the report as JSON, whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
-        atomic_file::write_json(path, self)
-    }
-
     /// Whether every row's numbers were verified.
     pub fn verified(&self) -> bool {
         self.rows.iter().all(|r| r.verified)
     }
+}
+
+/// The report as text: the rounds, then calls back to back where they were measured.
+pub(crate) fn table(report: &Report) -> String {
+    table::table(report) + &sustained::table(&report.rows)
 }
 
 /// Prints a report's table and, where a file is asked for, writes the report there as JSON.

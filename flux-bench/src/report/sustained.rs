@@ -45,7 +45,7 @@ pub(super) fn table(rows: &[Row]) -> String {
     for row in rows {
         let Some(s) = &row.sustained else { continue };
         if text.is_empty() {
-            let _ = writeln!(text, "\nback to back, {} s each, by turns: times of a call and E, and the rounds' E\n", s.seconds);
+            let _ = writeln!(text, "\nback to back, {} s each, alternating: times of a call and E, and the rounds' E\n", s.seconds);
             let _ = writeln!(text, "{}   T_op ms    T_gemm  T_serial     E %  rounds  difference", Head::ABOVE);
         }
         let (sustained, rounds) = (stands_out(&s.t_serial_ms, &s.t_gemm_ms, s.blocks), resolved(row));

@@ -1,6 +1,6 @@
 //! The table of a report: medians, the spread of the op, and its enqueue time.
 
-use super::{Late, Report, Row, sustained};
+use super::{Late, Report, Row};
 use crate::harness::Times;
 use std::fmt::Write as _;
 
@@ -28,7 +28,7 @@ pub(crate) fn table(report: &Report) -> String {
         ];
         lines.push(r.head.cells().into_iter().chain(figures).collect());
     }
-    heading(report) + &aligned(&lines) + &sustained::table(&report.rows)
+    heading(report) + &aligned(&lines)
 }
 
 /// Lines of equally many cells as columns: the first two words, the others numbers.

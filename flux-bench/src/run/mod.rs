@@ -14,7 +14,7 @@ use crate::harness::{EpilogueSpec, FusedOp, RankContext, bias_window, elements, 
 use crate::launch;
 use crate::machine;
 use crate::out;
-use crate::plan::Execution;
+use crate::plan::Overrides;
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use flux_kernels::Element;
@@ -95,7 +95,7 @@ fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input) -> anyhow:
     let body = |world: &World| {
         let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.local_rank(), 1))?;
         let ctx = RankContext::new(comm)?;
-        let op = FusedOp::<T>::build_with(problem, ctx.comm(), Execution::default(), epilogue)?;
+        let op = FusedOp::<T>::build_with(problem, ctx.comm(), Overrides::default(), epilogue)?;
         let mut set = ctx.operand_set_with(problem, epilogue)?;
         ctx.upload(&mut set.x, &cut(&x, k, x_window(problem, ctx.rank()))?)?;
         ctx.upload(&mut set.w, &cut(&w, k, w_window(problem, ctx.rank()))?)?;

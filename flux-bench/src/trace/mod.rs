@@ -20,7 +20,7 @@ use crate::launch;
 use crate::limits;
 use crate::machine;
 use crate::out;
-use crate::plan::ExecutionArgs;
+use crate::plan::OverrideArgs;
 use crate::shapes::{self, Shape};
 use anyhow::{Context, ensure};
 use flux_core::{DType, OpKind, Problem};
@@ -63,7 +63,7 @@ pub(crate) struct Args {
     pub summary: bool,
     /// Changes to the plan
     #[command(flatten)]
-    pub execution: ExecutionArgs,
+    pub execution: OverrideArgs,
 }
 
 #[derive(Clone, Debug, PartialEq)]
@@ -146,5 +146,5 @@ fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueI
     let timeline = op.timeline(ctx.stream())?;
     let verdict = ctx.verify(&sets[(args.calls as usize - 1) % SETS], op.plan())?;
     ensure!(verdict.ok(), "the call's result is wrong: {verdict}");
-    Ok(Traced { timeline, event_ms, plan: format!("{}; {}", op.plan(), op.executor()) })
+    Ok(Traced { timeline, event_ms, plan: format!("{}; {}", op.plan(), op.execution()) })
 }

@@ -110,9 +110,9 @@ pub(super) fn kind(item: &WorkItem) -> &'static str {
         (sink::REDUCE, _) => "reduce",
         (sink::STORE, source::GATHER) => "store gathered",
         (sink::STORE, _) => "store own",
-        (sink::PARTIAL, _) => "lend",
+        (sink::PARTIAL, _) => "partial",
         (sink::SCATTER, _) => "scatter",
-        (sink::REDUCE_ROWS, _) => "fold",
+        (sink::REDUCE_ROWS, _) => "reduce rows",
         _ => "other",
     }
 }

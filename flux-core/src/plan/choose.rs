@@ -7,8 +7,8 @@ use super::{Plan, PlanKey, PlanTable, Target};
 use crate::Problem;
 use std::fmt;
 
-/// A neighbour's plan may be slower by the model by this much and is taken all the same: the model
-/// is off by as much in the mean, and the neighbour was measured.
+/// A neighbour's plan may be slower by the model by this factor: the model is off by as much in the
+/// mean, and the neighbour was measured.
 const INDIFFERENT: f64 = 1.02;
 
 /// Whose table a row is of.

@@ -3,7 +3,7 @@
 //! Invariant: a call returns when `y` is written, or with the fault that ended it.
 
 use super::label;
-use super::plan::ExecutionPlan;
+use super::plan::{Execution, ExecutionPlan};
 use crate::error::{BuildError, CallError};
 use crate::op::Operands;
 use crate::tensor::{Location, View};
@@ -63,8 +63,8 @@ impl<T: Element> HostExecutor<T> {
         }
     }
 
-    pub(super) fn explain(&self) -> String {
-        format!("CPU executor, {}", self.plan)
+    pub(super) fn execution(&self) -> Execution {
+        self.plan.execution("CPU executor".to_owned())
     }
 }
 

@@ -179,22 +179,40 @@ fn share_of_cores(ranks: usize) -> u32 {
     u32::try_from(cores / ranks.max(1)).unwrap_or(MAX_THREADS).clamp(1, MAX_THREADS)
 }
 
-impl fmt::Display for ExecutionPlan {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} workers", self.workers)?;
+impl ExecutionPlan {
+    /// What executes the op by `kernel`, for people.
+    pub(super) fn execution(&self, kernel: String) -> Execution {
         let limit = self.pace.in_flight_limit;
-        match &self.traffic {
-            Traffic::PeerMemory if self.kernel_pushes => f.write_str(", the kernel stores into peers' memory")?,
-            Traffic::PeerMemory => f.write_str(", copy engines push the shard (the kernel once a call was captured)")?,
-            Traffic::Staged(_) => f.write_str(", copies through memory of the host carry what goes to other ranks")?,
-            Traffic::ScatteredToHost if limit > 0 => {
-                write!(f, ", the kernel scatters rows to memory of the host, {limit} CTAs at once, and reduces them from there")?;
-            }
-            Traffic::ScatteredToHost => f.write_str(", the kernel scatters rows to memory of the host and reduces them from there")?,
-            Traffic::Messages { peers: u32::MAX, .. } => f.write_str(", messages to all peers at once beside the kernel")?,
-            Traffic::Messages { peers, .. } => write!(f, ", messages to {peers} peers at once beside the kernel")?,
-            Traffic::Collective(sequential) => write!(f, ", {sequential}")?,
-        }
-        write!(f, ", gaps of {} ns", self.gap_ns())
+        let mover = match &self.traffic {
+            Traffic::PeerMemory if self.kernel_pushes => "the kernel stores into peers' memory".to_owned(),
+            Traffic::PeerMemory => "copy engines push the shard (the kernel once a call was captured)".to_owned(),
+            Traffic::Staged(_) => "copies through memory of the host".to_owned(),
+            Traffic::ScatteredToHost if limit > 0 => format!("the kernel scatters rows to memory of the host, {limit} CTAs at once"),
+            Traffic::ScatteredToHost => "the kernel scatters rows to memory of the host".to_owned(),
+            Traffic::Messages { peers: u32::MAX, .. } => "messages to all peers at once beside the kernel".to_owned(),
+            Traffic::Messages { peers, .. } => format!("messages to {peers} peers at once beside the kernel"),
+            Traffic::Collective(sequential) => sequential.to_string(),
+        };
+        Execution { kernel, workers: self.workers, mover, gap_ns: self.gap_ns() }
+    }
+}
+
+/// What executes an op on one rank.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Execution {
+    /// The kernel and its device, or the CPU executor.
+    pub kernel: String,
+    /// CTAs, or threads.
+    pub workers: u32,
+    /// What moves data between ranks.
+    pub mover: String,
+    /// Gaps between what a worker stores to peers, in nanoseconds.
+    pub gap_ns: u32,
+}
+
+impl fmt::Display for Execution {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { kernel, workers, mover, gap_ns } = self;
+        write!(f, "{kernel}, {workers} workers, {mover}, gaps of {gap_ns} ns")
     }
 }

@@ -17,7 +17,7 @@ pub(crate) use operands::Operands;
 pub(crate) use request::Request;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Executor, location};
+use crate::execute::{Execution, Executor, location};
 use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::Problem;
@@ -262,22 +262,21 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     }
 
     /// How this rank executes the plan, for people.
-    pub fn executor(&self) -> String {
-        self.executor.explain()
+    pub fn execution(&self) -> Execution {
+        self.executor.execution()
     }
 
     /// The plan and its origin, the executor, the workspace and the transport, for people.
     pub fn explain(&self) -> String {
         let Self { comm, request, problem, plan, origin, workspace, .. } = self;
         format!(
-            "{problem}, {}, rank {} of {}\n  plan: {plan} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  plan table: {}\n  {}",
+            "{problem}, {}, rank {} of {}\n  plan: {plan} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
             request.epilogue,
             comm.rank(),
             problem.world(),
-            self.executor.explain(),
+            self.executor.execution(),
             workspace.total_bytes(),
             comm.workspace_size().total_bytes(),
-            request.user_table().explain(comm.device().name()),
             comm.explain().replace('\n', "\n  "),
         )
     }
@@ -290,6 +289,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         // also drains earlier launches on all ranks, which loading a module may wait for.
         let name = request.name();
         let own = request.choice(comm);
+        comm.note("plan table", request.user_table().explain(comm.device().name()));
         let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().copied())?;
         let op = own.and_then(|own| {
             let choice = of_rank_0.unwrap_or(own);

@@ -168,9 +168,9 @@ pub enum TuneError {
 }
 
 impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
-    /// Times the model's best few plans beside the present one on all ranks together, verifies each,
-    /// and adds the fastest to the user's plan table, where the next build finds it. Collective, as
-    /// `build`; before graphs are captured. What is timed has no bias and no activation.
+    /// Times the model's best few plans beside the present one, verifies each, and adds the fastest
+    /// to the user's plan table for later builds. Bias and activation are left out. Collective, as
+    /// `build`; before graphs are captured.
     ///
     /// # Errors
     /// [`TuneError`], on every rank if on one. A plan that cannot be built or is wrong is no error,

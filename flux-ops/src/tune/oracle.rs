@@ -3,8 +3,8 @@
 //! Invariant: nothing comes from what is checked. Operands are generated anew, and the tolerance of
 //! an element follows from its own terms.
 //!
-//! With `u` the type's unit roundoff, `p_s` the partial sum of rank `s`, `A` the sum of the terms'
-//! absolute values, and `r` the times that a partial sum is rounded on its way:
+//! `u` is the type's unit roundoff, `p_s` the partial sum of rank `s`, and `A` the sum of the terms'
+//! absolute values. A partial sum is rounded `r` times on its way:
 //!
 //! ```text
 //! E = r u sum |p_s| + (sqrt(k) + W) eps_f32 A        partials on their way, accumulation in fp32

@@ -15,6 +15,7 @@ use flux_kernels::harness::data::{self, Window, elements, w_window, x_window, y_
 use flux_kernels::harness::{Fill, HostBuffer, NoMemory};
 use flux_transport::internal::cuda::{CudaDevice, CudaError, DeviceBlock};
 use flux_transport::{Communicator, Stream, TransportError};
+use std::num::NonZero;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -48,17 +49,15 @@ impl<T: Element> TuneRank<T> {
     /// Allocates and fills the operands.
     pub(super) fn new(comm: &Communicator, problem: &Problem) -> Result<Self, TuneError> {
         let gpu = comm.device().ordinal().map(Gpu::open).transpose()?;
-        let operand = |window: fn(&Problem, Rank) -> Window, seed: u64| -> Result<Operand<T>, TuneError> {
-            let window = window(problem, comm.rank());
-            let mut host = HostBuffer::new(elements(window))?;
-            data::fill(host.elements_mut(), window, seed, Fill::Uniform);
-            let Some(gpu) = &gpu else { return Ok(Operand { host, device: None }) };
-            let block = DeviceBlock::new(&gpu.device, size_of_val(host.elements()))?;
-            gpu.upload(&block, host.elements())?;
-            Ok(Operand { host: HostBuffer::new(0)?, device: Some(block) })
+        let host = |window: fn(&Problem, Rank) -> Window, seed| filled(window(problem, comm.rank()), seed, comm);
+        let hosts = [host(x_window, SEEDS[0])?, host(w_window, SEEDS[1])?, host(y_window, 0)?];
+        let sets = match &gpu {
+            None => vec![hosts.map(|host| Operand { host, device: None })],
+            Some(gpu) => {
+                let [x, w, y] = &hosts;
+                (0..SETS).map(|_| Ok([gpu.copy(x)?, gpu.copy(w)?, gpu.copy(y)?])).collect::<Result<_, TuneError>>()?
+            }
         };
-        let set = |_| Ok([operand(x_window, SEEDS[0])?, operand(w_window, SEEDS[1])?, operand(y_window, 0)?]);
-        let sets = (0..if gpu.is_some() { SETS } else { 1 }).map(set).collect::<Result<_, TuneError>>()?;
         Ok(Self { comm: comm.clone(), gpu, sets, oracle: Oracle::new::<T>(problem, comm.rank()) })
     }
 
@@ -127,6 +126,21 @@ impl<T: Element> TuneRank<T> {
     }
 }
 
+/// Random elements of a window, by this rank's share of the cores.
+fn filled<T: Element>(window: Window, seed: u64, comm: &Communicator) -> Result<HostBuffer<T>, TuneError> {
+    let mut host = HostBuffer::new(elements(window))?;
+    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).div_ceil(comm.world_size().index());
+    let rows = window.rows.div_ceil(u32::try_from(threads).unwrap_or(1));
+    let part = |at: u32| Window { row0: window.row0 + at, rows: rows.min(window.rows - at), ..window };
+    let starts = (0..window.rows).step_by(rows as usize);
+    std::thread::scope(|scope| {
+        for (at, to) in starts.zip(host.elements_mut().chunks_mut(rows as usize * window.cols as usize)) {
+            scope.spawn(move || data::fill(to, part(at), seed, Fill::Uniform));
+        }
+    });
+    Ok(host)
+}
+
 impl Gpu {
     fn open(ordinal: u32) -> Result<Self, TuneError> {
         let device = CudaDevice::open(ordinal)?;
@@ -134,6 +148,13 @@ impl Gpu {
         let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
         let (start, end) = (device.context().new_event(timed)?, device.context().new_event(timed)?);
         Ok(Self { stream: device.context().new_stream()?, device, start, end })
+    }
+
+    /// A copy in memory of its own.
+    fn copy<T: Element>(&self, from: &HostBuffer<T>) -> Result<Operand<T>, TuneError> {
+        let block = DeviceBlock::new(&self.device, size_of_val(from.elements()))?;
+        self.upload(&block, from.elements())?;
+        Ok(Operand { host: HostBuffer::new(0)?, device: Some(block) })
     }
 
     /// Copies to a block of as many bytes.

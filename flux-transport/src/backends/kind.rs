@@ -48,7 +48,7 @@ pub enum Mover {
     CopyEngine,
     /// Messages, sent and received on a stream of their own: an executor's kernel stores into
     /// memory of this rank's [node](crate::Communicator::nodes) only, and
-    /// [`Call::exchange`](crate::Call::exchange) carries both what is pushed and what is sent.
+    /// [`Call::send_rounds`](crate::Call::send_rounds) carries both what is pushed and what is sent.
     Messages {
         /// Multiprocessors that the messages' kernels need while the executor's waits.
         channels: Channels,
@@ -61,7 +61,7 @@ pub enum Mover {
 pub struct Capabilities {
     /// What an executor stores to peers itself.
     pub peer_stores: PeerStores,
-    /// Who carries out a [`MoverJob`](crate::MoverJob).
+    /// Who carries out a [`RowTransfers`](crate::RowTransfers).
     pub mover: Mover,
     /// Calls may be captured in a CUDA graph.
     pub graphs: bool,
@@ -76,8 +76,8 @@ pub enum PeerStores {
     /// Everything: into peers' data regions and pads.
     All,
     /// Rows of partial sums, where [the transport](crate::Call::scatter) says so in a call. Other
-    /// calls are [carried](crate::Call::carry).
+    /// calls are [staged](crate::Call::stage).
     Rows,
-    /// Nothing: each call is [carried](crate::Call::carry), or [exchanged](crate::Call::exchange).
+    /// Nothing: each call is [staged](crate::Call::stage), or [sent as messages](crate::Call::send_rounds).
     Nothing,
 }

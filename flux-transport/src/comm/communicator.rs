@@ -13,8 +13,9 @@ use crate::bootstrap::control::{Step, agree, agree_at};
 use crate::{Capabilities, Device, Options, TransportError, TransportKind, WorkspaceView, World};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Nodes, Rank, WorldSize};
+use std::collections::BTreeMap;
 use std::fmt;
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
 /// One rank's membership of a group that computes together. Clones are the same membership.
@@ -44,6 +45,8 @@ pub(super) struct Inner {
     pub(super) options: Options,
     pub(super) turns: Turns,
     explanation: String,
+    /// What layers above say of this communicator, by name.
+    notes: Mutex<BTreeMap<&'static str, String>>,
 }
 
 impl fmt::Debug for Inner {
@@ -61,7 +64,7 @@ impl Communicator {
         let world = world.share();
         let options = *options;
         let (turns, failure) = (Turns::default(), OnceLock::new());
-        let inner = Inner { _listener: listener, health, flight, failure, world, options, turns, explanation };
+        let inner = Inner { _listener: listener, health, flight, failure, world, options, turns, explanation, notes: Mutex::default() };
         Self { inner: Arc::new(inner) }
     }
 
@@ -96,9 +99,16 @@ impl Communicator {
         self.inner.health.transport().nodes().unwrap_or(Nodes::apart(self.world_size()))
     }
 
-    /// Which transport was chosen and why, in words.
+    /// Which transport was chosen and why, in words; then a line for each [`note`](Self::note).
     pub fn explain(&self) -> String {
-        self.inner.explanation.clone()
+        let notes = self.inner.notes.lock().unwrap_or_else(PoisonError::into_inner);
+        notes.iter().fold(self.inner.explanation.clone(), |text, (name, words)| format!("{text}\n{name}: {words}"))
+    }
+
+    /// Adds a line to [`explain`](Self::explain), in place of one with the same name.
+    #[doc(hidden)]
+    pub fn note(&self, name: &'static str, words: String) {
+        self.inner.notes.lock().unwrap_or_else(PoisonError::into_inner).insert(name, words);
     }
 
     /// How long a wait for a peer may take.

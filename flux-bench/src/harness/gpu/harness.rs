@@ -114,7 +114,13 @@ impl Gpu {
         Ok(())
     }
 
-    pub(crate) fn verify(&self, operands: &Operands, rank: Rank, y: u64, (flattened, collective, nodes): (bool, bool, Nodes)) -> anyhow::Result<Verdict> {
+    pub(crate) fn verify(
+        &self,
+        operands: &Operands,
+        rank: Rank,
+        y: u64,
+        (flattened, collective, nodes): (bool, bool, Nodes),
+    ) -> anyhow::Result<Verdict> {
         let problem = &operands.problem;
         let expected = Expected {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },

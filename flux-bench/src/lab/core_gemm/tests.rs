@@ -225,7 +225,7 @@ fn what_the_own_items_raise_is_left_to_them() {
     let problem = Problem::new(OPS[1], 48, 24, 160, DType::Bf16, shapes::world(4).unwrap()).unwrap();
     let schedule = Schedule { chunk: Chunk::Tiles(1), flattened: true, split_k: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
     let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
-    // Three tiles of four sources, and three lenders of the own.
+    // Three tiles of four sources, and three partials of the own.
     assert_eq!(program.signals, 15);
     // A signal has a line for each half.
     let lines = |first: u64, signals: u64| mock_peers::Words { offset: (16 + 2 * first) * LINE, count: 2 * signals * LINE / 4 };

@@ -10,7 +10,7 @@ use super::{Args, shape};
 use crate::end;
 use crate::harness::Fill;
 use crate::harness::{FusedOp, OperandSet, Operands, RankContext};
-use crate::plan::Execution;
+use crate::plan::Overrides;
 use anyhow::{Context, bail, ensure};
 use flux_core::{OpKind, Problem};
 use flux_transport::FLUX_LOCAL_RANK;
@@ -114,7 +114,7 @@ impl Group {
                 let problem = Problem::new(op, m, n, k, flux_core::DType::Bf16, ctx.comm().world_size())?;
                 let mut set = ctx.operand_set(&problem)?;
                 ctx.fill(&mut set, Operands::new(problem, args.seed, call, Fill::SmallInts))?;
-                ops.push(CheckedOp { op: FusedOp::build(&problem, ctx.comm(), Execution::default())?, set, expected: None });
+                ops.push(CheckedOp { op: FusedOp::build(&problem, ctx.comm(), Overrides::default())?, set, expected: None });
             }
         }
         let limit = args.deadline() * DEADLINES;

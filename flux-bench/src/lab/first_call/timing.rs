@@ -8,7 +8,7 @@ use super::FirstCallRow;
 use crate::harness::Fill;
 use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Span, Times, ranks};
 use crate::machine;
-use crate::plan::Execution;
+use crate::plan::Overrides;
 use crate::report::Head;
 use anyhow::{Context, ensure};
 use flux_core::Problem;
@@ -40,7 +40,7 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
         let mut set = ctx.operand_set::<T>(problem)?;
         ctx.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
         ctx.poison(&mut set.y)?;
-        let op = FusedOp::<T>::build(problem, ctx.comm(), Execution::default())?;
+        let op = FusedOp::<T>::build(problem, ctx.comm(), Overrides::default())?;
         let mut calls = Vec::new();
         for number in 0..=SETTLING + WARM {
             if ctx.gpu().is_some() {

@@ -24,7 +24,7 @@ use crate::launch;
 use crate::limits;
 use crate::machine;
 use crate::out;
-use crate::plan::Execution;
+use crate::plan::Overrides;
 use crate::shapes;
 use anyhow::ensure;
 use flux_core::DType;
@@ -126,7 +126,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
         let start = Instant::now();
         let few = args.quick || case.heavy;
         let run = SoakRun {
-            execution: Execution { workers, ..Execution::default() },
+            execution: Overrides { workers, ..Overrides::default() },
             epilogue: case.epilogue,
             apart: if few { 3 } else { 8 },
             in_a_row: if few { args.calls.min(16) } else { args.calls },

@@ -4,7 +4,7 @@ use crate::harness::Fill;
 use crate::harness::data;
 use crate::harness::reference::{Verdict, Violation};
 use crate::harness::{Defect, EpilogueSpec, FusedOp, OperandSet, Operands, RankContext};
-use crate::plan::Execution;
+use crate::plan::Overrides;
 use anyhow::Context;
 use flux_core::Problem;
 use flux_kernels::Element;
@@ -69,7 +69,7 @@ impl fmt::Display for SoakResult {
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SoakRun {
-    pub(super) execution: Execution,
+    pub(super) execution: Overrides,
     pub(super) epilogue: EpilogueSpec,
     /// Calls apart, and in a row.
     pub(super) apart: u64,

@@ -99,6 +99,10 @@ pub fn the_workspace_is_known_before_it_is_taken(machine: Machine) {
             assert_eq!(held.max(before), held);
             // All peers' partial tiles: 2 by 4 tiles of 128x128 elements of 2 bytes from each.
             assert_eq!(before.half_bytes, (w as u64 - 1) * 256 * 512 * 2);
+            // By the op's own plan, too.
+            let own = GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w).workers(node.workers.unwrap_or(1));
+            let before = own.workspace(&node.comm).unwrap();
+            assert_eq!(own.build(&node.comm).unwrap().workspace(), before);
             let explained = op.explain();
             for part in ["gemm_rs m=", "tile=", "worker", "workspace: ", "bytes"] {
                 assert!(explained.contains(part), "`{part}` is missing in: {explained}");

@@ -57,12 +57,12 @@ pub(crate) struct Caller {
 }
 
 impl<L: AsFd> Listener<L> {
-    pub(crate) fn unix(listener: L) -> Self {
-        Self { socket: listener, key: None, strangers: VecDeque::new(), denied: 0 }
+    pub(crate) fn unix(socket: L) -> Self {
+        Self { socket, key: None, strangers: VecDeque::new(), denied: 0 }
     }
 
     pub(crate) fn tcp(socket: L, key: LaunchKey) -> Self {
-        Self { socket: listener, key: Some(key), strangers: VecDeque::new(), denied: 0 }
+        Self { socket, key: Some(key), strangers: VecDeque::new(), denied: 0 }
     }
 
     /// Connections with a wrong proof so far.

@@ -4,7 +4,7 @@
 //! without an exchange and cases can be repeated.
 
 use crate::harness::{EpilogueSpec, data};
-use crate::plan::Execution;
+use crate::plan::Overrides;
 use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use std::fmt;
@@ -74,7 +74,7 @@ impl RandomCase {
     }
 
     /// The plan with `rank`'s own number of workers.
-    pub(super) fn execution(&self, rank: Rank, processor: Processor) -> Execution {
+    pub(super) fn execution(&self, rank: Rank, processor: Processor) -> Overrides {
         let mut draw = Draw::new(data::seed(self.seed, 3, u64::from(rank.get())));
         let workers = match processor {
             Processor::Host => 1 + draw.below(3),
@@ -83,7 +83,7 @@ impl RandomCase {
                 draw.of(&[ctas, ctas, ctas - ctas / 8, any])
             }
         };
-        Execution { plan: self.plan, workers: Some(workers) }
+        Overrides { plan: self.plan, workers: Some(workers) }
     }
 }
 
