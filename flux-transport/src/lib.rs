@@ -31,8 +31,8 @@ pub mod fuzz;
 mod topology;
 
 pub use backends::{
-    Capabilities, Carry, CollectiveKind, ConnectError, Exchange, Fault, LibraryCollective, Mover, MoverJob, Options, ParseSelectError,
-    PeerStores, Select, Source, TransportError, TransportKind, Wait, WorkspaceView, reason,
+    Capabilities, CollectiveKind, ConnectError, Fault, LibraryCollective, MessageRounds, Mover, Options, ParseSelectError, PeerStores,
+    RowTransfers, Select, Source, StagedTransfer, TransportError, TransportKind, Wait, WorkspaceView, reason,
 };
 pub use bootstrap::control::{ControlError, Hosts, Launch};
 pub use bootstrap::world::{Builder, World, WorldError};

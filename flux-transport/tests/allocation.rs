@@ -7,7 +7,7 @@ mod common;
 use common::{Words, each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
-use flux_transport::{Communicator, MoverJob, Stream};
+use flux_transport::{Communicator, RowTransfers, Stream};
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::sync::Barrier;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -49,7 +49,7 @@ fn a_call_allocates_nothing() {
         let address = x.as_ptr().expose_provenance() as u64;
         let place_bytes = size.half_bytes;
         let push =
-            MoverJob { x: address, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes, transfers: &transfers, forwards: &[] };
+            RowTransfers { x: address, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes, transfers: &transfers, forwards: &[] };
         let one = || {
             let mut call = comm.begin(Stream::Host).unwrap();
             // SAFETY: `x` outlives the call.

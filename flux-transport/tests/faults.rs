@@ -9,7 +9,9 @@ use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, signal_offset};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::{CallState, Communicator, ConnectError, ControlError, Fault, MoverJob, Options, Stream, TransportError, Wait, World};
+use flux_transport::{
+    CallState, Communicator, ConnectError, ControlError, Fault, Options, RowTransfers, Stream, TransportError, Wait, World,
+};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -349,8 +351,15 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         let x = [rank; 16];
         let transfers = [Transfer { dest: 1 - rank, rows: 1, cols: 16, ..Transfer::default() }];
         let address = x.as_ptr().expose_provenance() as u64;
-        let push =
-            MoverJob { x: address, row_stride: 64, row_bytes: 64, element_bytes: 4, place_bytes: 64, transfers: &transfers, forwards: &[] };
+        let push = RowTransfers {
+            x: address,
+            row_stride: 64,
+            row_bytes: 64,
+            element_bytes: 4,
+            place_bytes: 64,
+            transfers: &transfers,
+            forwards: &[],
+        };
         let mut call = comm.begin(Stream::Host).unwrap();
         // SAFETY: `x` outlives the call.
         unsafe { call.push(&push) }.unwrap();
@@ -375,7 +384,7 @@ fn a_push_is_announced(given_up: bool) -> bool {
             let x = [1; 16];
             let transfers = [Transfer { dest: 1, rows: 1, cols: 16, raise: 3, ..Transfer::default() }];
             let address = x.as_ptr().expose_provenance() as u64;
-            let push = MoverJob {
+            let push = RowTransfers {
                 x: address,
                 row_stride: 16,
                 row_bytes: 16,

@@ -7,7 +7,7 @@ mod gpu_support;
 use cudarc::driver::sys;
 use flux_core::layout::WorkspaceSize;
 use flux_transport::internal::cuda::{Event, SideStream};
-use flux_transport::{MoverJob, Options, TransportError};
+use flux_transport::{Options, RowTransfers, TransportError};
 use gpu_support::push::{PLACE, ROW, options, push, shard, transfers};
 use gpu_support::{Buffer, RankUnderTest, devices, read_words, stream_of, with_ranks, write_words};
 
@@ -21,7 +21,7 @@ fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, (address, wor
     let list = transfers(this.rank(), this.world());
     let row = 4 * ROW as u64;
     let push =
-        MoverJob { x: address, row_stride: row, row_bytes: row, element_bytes: 4, place_bytes: PLACE, transfers: &list, forwards: &[] };
+        RowTransfers { x: address, row_stride: row, row_bytes: row, element_bytes: 4, place_bytes: PLACE, transfers: &list, forwards: &[] };
     // SAFETY: it is refused before the address is looked at.
     let refused = unsafe { call.push(&push) };
     assert!(matches!(refused, Err(TransportError::MoverUnusable { .. })), "{refused:?}");

@@ -9,7 +9,7 @@ use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, control};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::{Communicator, ConnectError, Device, MoverJob, Options, Select, Stream, TransportError, TransportKind, World};
+use flux_transport::{Communicator, ConnectError, Device, Options, RowTransfers, Select, Stream, TransportError, TransportKind, World};
 
 const ROWS: u32 = 6;
 const ROW: u64 = 48;
@@ -40,9 +40,9 @@ fn transfers(comm: &Communicator) -> Vec<Transfer> {
     all
 }
 
-fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> MoverJob<'a> {
+fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> RowTransfers<'a> {
     let x = x.as_ptr().expose_provenance() as u64;
-    MoverJob { x, row_stride, row_bytes: ROW, element_bytes: 1, place_bytes: PLACE, transfers, forwards: &[] }
+    RowTransfers { x, row_stride, row_bytes: ROW, element_bytes: 1, place_bytes: PLACE, transfers, forwards: &[] }
 }
 
 fn shard(rank: u32, call: u32, stride: usize) -> Vec<u8> {

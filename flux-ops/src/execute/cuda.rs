@@ -16,7 +16,7 @@ use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, TraceBuffer,
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, Origin, Variant};
 use flux_transport::internal::cuda::CudaDevice;
-use flux_transport::{Call, Carry, CollectiveKind, Communicator, Source, Stream, TransportError};
+use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
 
@@ -96,7 +96,7 @@ impl CudaExecutor {
         let (plan, program, x) = (&self.plan, self.program.program(), &on.operands.x);
         let mut kernel_pushes = plan.kernel_pushes;
         let exchange = match &plan.traffic {
-            Traffic::Messages { rounds, peers } => Some(super::exchange_of::<T>(x, (program, plan.number), rounds, *peers)),
+            Traffic::Messages { rounds, peers } => Some(super::rounds_of::<T>(x, (program, plan.number), rounds, *peers)),
             _ => None,
         };
         match &plan.traffic {
@@ -113,7 +113,7 @@ impl CudaExecutor {
         if let Some(exchange) = &exchange {
             // SAFETY: as above; the program was agreed on when the op was built, and what the
             // kernel stores it announces by its signals.
-            unsafe { call.exchange(exchange) }?;
+            unsafe { call.send_rounds(exchange) }?;
         }
         let (await_pushed, hash) = (call.pushes(), call.sequence_hash());
         call.hand_over();
@@ -135,14 +135,14 @@ impl CudaExecutor {
         if let Some(exchange) = exchange.filter(|exchange| matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty())
         {
             // SAFETY: as above, of the same exchange.
-            return Ok(unsafe { call.exchange_stored(&exchange) }?);
+            return Ok(unsafe { call.send_stored_rounds(&exchange) }?);
         }
         if let Some((route, _)) = staged {
-            let carry = Carry { x: x.address, row_stride: x.row_bytes::<T>(), route, op: plan.number };
+            let carry = StagedTransfer { x: x.address, row_stride: x.row_bytes::<T>(), route, op: plan.number };
             // After the launch: enqueuing takes its time, and the kernel has the own shard to begin
             // with.
             // SAFETY: as for the push above.
-            return Ok(unsafe { call.carry(&carry) }?);
+            return Ok(unsafe { call.stage(&carry) }?);
         }
         Ok(())
     }
@@ -226,7 +226,7 @@ impl CudaExecutor {
         }
         let program = self.program.program();
         let items = program.items.iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
-        Ok(Timeline { rank: program.rank, items, workers: stamps.workers })
+        Ok(Timeline { rank: self.comm.rank(), items, workers: stamps.workers })
     }
 
     /// Asks the driver about memory whose location is only claimed.

@@ -19,7 +19,7 @@ use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Round, TileProgram};
 use flux_core::{OpKind, Problem};
 use flux_kernels::{Activation, Element};
-use flux_transport::{Call, Communicator, Exchange, Label, Source, Stream};
+use flux_transport::{Call, Communicator, Label, MessageRounds, Source, Stream};
 use host::HostExecutor;
 pub use pace::launch_of;
 pub use plan::Execution;
@@ -43,9 +43,9 @@ pub(crate) enum Executor<T> {
 
 /// What a mover is given of a call's `x`: a row's elements are as many as the problem says,
 /// wherever the rows start.
-pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::MoverJob<'p> {
+pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::RowTransfers<'p> {
     let element_bytes = size_of::<T>() as u64;
-    flux_transport::MoverJob {
+    flux_transport::RowTransfers {
         x: x.address,
         row_stride: x.row_bytes::<T>(),
         row_bytes: u64::from(program.problem.k_local()) * element_bytes,
@@ -57,17 +57,17 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flu
 }
 
 /// What messages carry of a call.
-pub(crate) fn exchange_of<'p, T: Element>(
+pub(crate) fn rounds_of<'p, T: Element>(
     x: &View,
     (program, op): (&'p TileProgram, u32),
     rounds: &'p [Round],
     peers: u32,
-) -> Exchange<'p> {
+) -> MessageRounds<'p> {
     let source = match program.problem.op() {
         OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
         OpKind::GemmReduceScatter => Source::Stored { of_all: program.flattened },
     };
-    Exchange { source, place_bytes: program.place_bytes(), rounds, peers, op }
+    MessageRounds { source, place_bytes: program.place_bytes(), rounds, peers, op }
 }
 
 /// What flight records and errors call a call.

@@ -8,7 +8,7 @@ mod check;
 
 /// A mover's work in one call: transfers from this rank's shard to gather buffers, with signals.
 #[derive(Clone, Copy, Debug)]
-pub struct MoverJob<'a> {
+pub struct RowTransfers<'a> {
     /// Address of the first row of the shard.
     pub x: u64,
     /// Bytes from a row to the next.
@@ -27,7 +27,7 @@ pub struct MoverJob<'a> {
 
 /// A mover's work in one call where chunks travel as messages.
 #[derive(Clone, Copy, Debug)]
-pub struct Exchange<'a> {
+pub struct MessageRounds<'a> {
     /// Where what this rank sends comes from.
     pub source: Source<'a>,
     /// Bytes of a place at a reader.
@@ -37,7 +37,7 @@ pub struct Exchange<'a> {
     pub rounds: &'a [Round],
     /// Peers that messages go to at once.
     pub peers: u32,
-    /// Number of the op, as in [`Carry::op`].
+    /// Number of the op, as in [`StagedTransfer::op`].
     pub op: u32,
 }
 
@@ -47,7 +47,7 @@ pub enum Source<'a> {
     /// The caller's shard, which is there when the call begins (AllGather-GEMM). Rounds carry what
     /// crosses nodes of the transfers; what does not, and what is passed on of what the rounds
     /// bring, are copies.
-    Rows(MoverJob<'a>),
+    Rows(RowTransfers<'a>),
     /// What the executor stores where [`Transport::exchange`] shows it the readers' data regions,
     /// each chunk when its signal is raised there (GEMM-ReduceScatter).
     Stored {
@@ -59,7 +59,7 @@ pub enum Source<'a> {
 
 /// All of a call's data that goes to other ranks, where they do not reach each other's memory.
 #[derive(Clone, Copy, Debug)]
-pub struct Carry<'a> {
+pub struct StagedTransfer<'a> {
     /// Address of the first row of this rank's shard (AllGather-GEMM).
     pub x: u64,
     /// Bytes from a row to the next.
@@ -89,7 +89,7 @@ pub struct LibraryCollective {
     pub offset: u64,
     /// Type of the elements.
     pub dtype: DType,
-    /// Number of the op, as in [`Carry::op`].
+    /// Number of the op, as in [`StagedTransfer::op`].
     pub op: u32,
 }
 

@@ -61,7 +61,7 @@ pub enum Mover {
 pub struct Capabilities {
     /// What an executor stores to peers itself.
     pub peer_stores: PeerStores,
-    /// Who carries out a [`MoverJob`].
+    /// Who carries out a [`RowTransfers`].
     pub mover: Mover,
     /// Calls may be captured in a CUDA graph.
     pub graphs: bool,
@@ -76,8 +76,8 @@ pub enum PeerStores {
     /// Everything: into peers' data regions and pads.
     All,
     /// Rows of partial sums, where [the transport](Transport::scatter) says so in a call. Other
-    /// calls are [carried](Transport::carry).
+    /// calls are [staged](Transport::stage).
     Rows,
-    /// Nothing: each call is [carried](Transport::carry), or [exchanged](Transport::exchange).
+    /// Nothing: each call is [staged](Transport::stage), or [sent as messages](Transport::send_rounds).
     Nothing,
 }

@@ -24,7 +24,7 @@ pub use connect_error::ConnectError;
 pub(crate) use drain::failing;
 pub use error::TransportError;
 pub use fault::{Fault, Wait, reason};
-pub use jobs::{Carry, CollectiveKind, Exchange, LibraryCollective, MoverJob, Source};
+pub use jobs::{CollectiveKind, LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer};
 pub use kind::{Capabilities, Mover, PeerStores, TransportKind};
 pub(crate) use nodes::{asked, grouped};
 pub use options::{Options, ParseSelectError, Select};

@@ -3,7 +3,7 @@
 //! Invariant: the communicator calls [`begin`](Transport::begin), [`push`](Transport::push) and
 //! [`finish`](Transport::finish) of one call under its lock, and [`reserve`](Transport::reserve)
 //! too; the other methods at any time from any thread.
-use super::{Capabilities, Carry, Exchange, LibraryCollective, MoverJob, TransportError, TransportKind, WorkspaceView};
+use super::{Capabilities, LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, TransportError, TransportKind, WorkspaceView};
 use crate::bootstrap::control::Collective;
 use crate::{Device, Stream};
 use flux_core::Nodes;
@@ -57,31 +57,31 @@ pub(crate) trait Transport: Send + Sync + Debug {
     ///
     /// # Safety
     /// The shard stays readable and unwritten until the call has finished on `stream`.
-    unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError>;
+    unsafe fn push(&self, stream: Stream, push: &RowTransfers<'_>) -> Result<(), TransportError>;
 
     /// Has messages carry the caller's [rows](Source::Rows) of `exchange`, in both directions. At
     /// most once in a call, and only where [`Mover::Messages`] carries. Returns the workspace as
     /// the executor of this call uses it: addresses of peers in other nodes are those of own
     /// memory, from where messages send. What the executor [stores](Source::Stored) is sent by
-    /// [`exchange_stored`](Self::exchange_stored).
+    /// [`send_stored_rounds`](Self::send_stored_rounds).
     ///
     /// An exchange is in rounds, which all ranks go through in one order; a route that is
-    /// [carried](Self::carry) has each side in its own order.
+    /// [staged](Self::stage) has each side in its own order.
     ///
     /// # Safety
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks
     /// hand over the same program's rounds.
-    unsafe fn exchange(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn send_rounds(&self, _stream: Stream, _messages: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
     }
 
     /// Has the messages of an exchange that was handed over in this call carry what the executor
     /// [stores](Source::Stored). After its launch: messages await what it stores, and the host
-    /// waits for these where a stream is full. Once after such an [`exchange`](Self::exchange).
+    /// waits for these where a stream is full. Once, after [`send_rounds`](Self::send_rounds).
     ///
     /// # Safety
     /// As there, and it is the same exchange.
-    unsafe fn exchange_stored(&self, _stream: Stream, _exchange: &Exchange<'_>) -> Result<(), TransportError> {
+    unsafe fn send_stored_rounds(&self, _stream: Stream, _messages: &MessageRounds<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
     }
 
@@ -106,13 +106,13 @@ pub(crate) trait Transport: Send + Sync + Debug {
     ///
     /// # Safety
     /// The shard stays readable and unwritten until the call has finished on `stream`.
-    unsafe fn carry(&self, _stream: Stream, _carry: &Carry<'_>) -> Result<(), TransportError> {
+    unsafe fn stage(&self, _stream: Stream, _carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
     }
 
     /// The workspace for an executor that scatters this call's rows itself, if it
-    /// [may](PeerStores::Rows). Instead of [`carry`](Self::carry), before the launch. `op`: as in
-    /// [`Carry::op`].
+    /// [may](PeerStores::Rows). Instead of [`stage`](Self::stage), before the launch. `op`: as in
+    /// [`StagedTransfer::op`].
     fn scatter(&self, _stream: Stream, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport has no memory of the host to scatter rows to" })
     }

@@ -7,7 +7,7 @@ use super::communicator::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
 use crate::backends::reason;
-use crate::{Carry, Exchange, LibraryCollective, MoverJob, Stream, TransportError, WorkspaceView};
+use crate::{LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, Stream, TransportError, WorkspaceView};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 
@@ -107,7 +107,7 @@ impl<'c> Call<'c> {
     ///
     /// # Errors
     /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything moves.
-    pub unsafe fn push(&mut self, push: &MoverJob<'_>) -> Result<(), TransportError> {
+    pub unsafe fn push(&mut self, push: &RowTransfers<'_>) -> Result<(), TransportError> {
         if push.transfers.is_empty() {
             return Ok(());
         }
@@ -124,16 +124,16 @@ impl<'c> Call<'c> {
     ///
     /// # Errors
     /// [`TransportError::BadTransfer`] and [`TransportError::MoverUnusable`] before anything moves.
-    pub unsafe fn carry(&mut self, carry: &Carry<'_>) -> Result<(), TransportError> {
+    pub unsafe fn stage(&mut self, carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the shard.
-        let handed = unsafe { self.comm.inner.health.transport().carry(self.stream, carry) };
+        let handed = unsafe { self.comm.inner.health.transport().stage(self.stream, carry) };
         self.handed |= Self::handed_out(&handed);
         handed
     }
 
     /// Lets the executor scatter rows to peers itself, where the transport [supports
     /// it](crate::PeerStores::Rows); [`memory`](Self::memory) then shows where. Instead of
-    /// [`carry`](Self::carry), before the kernel's launch. `op`: as in [`Carry::op`].
+    /// [`stage`](Self::stage), before the kernel's launch. `op`: as in [`StagedTransfer::op`].
     ///
     /// # Errors
     /// [`TransportError::MoverUnusable`] if unsupported or the call was scattered or carried
@@ -168,26 +168,26 @@ impl<'c> Call<'c> {
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub unsafe fn exchange(&mut self, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+    pub unsafe fn send_rounds(&mut self, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the rows and the rounds.
-        let handed = unsafe { self.comm.inner.health.transport().exchange(self.stream, exchange) };
+        let handed = unsafe { self.comm.inner.health.transport().send_rounds(self.stream, exchange) };
         self.handed |= Self::handed_out(&handed);
         self.view = handed?;
         Ok(())
     }
 
     /// Has messages carry what the executor stores, which was launched, for the
-    /// [exchange](Self::exchange) of this call.
+    /// [rounds](Self::send_rounds) of this call.
     ///
     /// # Safety
-    /// As [`exchange`](Self::exchange), of the same.
+    /// As [`send_rounds`](Self::send_rounds), of the same.
     ///
     /// # Errors
     /// [`TransportError::MoverUnusable`] where no such exchange waits for it;
     /// [`TransportError::Nccl`].
-    pub unsafe fn exchange_stored(&self, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+    pub unsafe fn send_stored_rounds(&self, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the rounds.
-        unsafe { self.comm.inner.health.transport().exchange_stored(self.stream, exchange) }
+        unsafe { self.comm.inner.health.transport().send_stored_rounds(self.stream, exchange) }
     }
 
     /// Puts a collective of the transport's library on the call's stream, as all the traffic of a

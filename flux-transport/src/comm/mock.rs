@@ -2,7 +2,7 @@
 
 use crate::backends::Transport;
 use crate::bootstrap::control::Collective;
-use crate::{Capabilities, Device, Mover, MoverJob, Stream, TransportError, TransportKind, WorkspaceView};
+use crate::{Capabilities, Device, Mover, RowTransfers, Stream, TransportError, TransportKind, WorkspaceView};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use std::fmt;
@@ -63,7 +63,7 @@ impl Transport for MockTransport {
         None
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &MoverJob<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
         Ok(())
     }
 

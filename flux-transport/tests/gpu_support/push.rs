@@ -6,7 +6,7 @@ use flux_core::layout::{WorkspaceSize, signal_offset};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
 use flux_transport::internal::cuda::SideStream;
-use flux_transport::{MoverJob, Options, WorkspaceView};
+use flux_transport::{Options, RowTransfers, WorkspaceView};
 
 pub(crate) const ROWS: u32 = 64;
 /// Calls of [`calls_arrive`].
@@ -49,8 +49,8 @@ pub(crate) fn shard(rank: u32, epoch: u32, stride: usize) -> Vec<u32> {
     pattern(rank + 1, ROWS as usize * stride).into_iter().map(|word| word ^ epoch).collect()
 }
 
-pub(crate) fn push<'a>(x: &Buffer, stride: usize, transfers: &'a [Transfer]) -> MoverJob<'a> {
-    MoverJob {
+pub(crate) fn push<'a>(x: &Buffer, stride: usize, transfers: &'a [Transfer]) -> RowTransfers<'a> {
+    RowTransfers {
         x: x.address,
         row_stride: 4 * stride as u64,
         row_bytes: 4 * ROW as u64,

@@ -16,7 +16,9 @@ mod region;
 use crate::backends::Transport;
 use crate::backends::nodes::grouped;
 use crate::bootstrap::control::{Collective, ControlError, Launch, together};
-use crate::{Capabilities, ConnectError, Device, MoverJob, Options, Select, Stream, TransportError, TransportKind, WorkspaceView, World};
+use crate::{
+    Capabilities, ConnectError, Device, Options, RowTransfers, Select, Stream, TransportError, TransportKind, WorkspaceView, World,
+};
 use flux_core::Nodes;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::{Epoch, Word, Words, read_fault};
@@ -119,7 +121,7 @@ impl Transport for Host {
         self.mover.is_some() && !self.pushed.load(Ordering::Relaxed)
     }
 
-    unsafe fn push(&self, _stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, push: &RowTransfers<'_>) -> Result<(), TransportError> {
         let Some(mover) = &self.mover else {
             return Err(TransportError::MoverUnusable { why: "a world of one rank has no peers to move to" });
         };

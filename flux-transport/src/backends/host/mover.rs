@@ -9,7 +9,7 @@
 use super::block::pointer;
 use super::mapping::Mapping;
 use crate::backends::fault::reason;
-use crate::{MoverJob, TransportError};
+use crate::{RowTransfers, TransportError};
 use flux_core::program::{Forward, Transfer};
 use flux_core::signal::{Protocol, Word, Words};
 use flux_core::{Rank, rank::MAX_WORLD};
@@ -82,9 +82,9 @@ impl MoverThread {
     /// Hands over a job; returns at once.
     ///
     /// # Safety
-    /// Every transfer passed `MoverJob::check`. The shard stays readable and unwritten until
+    /// Every transfer passed `RowTransfers::check`. The shard stays readable and unwritten until
     /// [`wait`](Self::wait) returns. The job before has ended.
-    pub(super) unsafe fn start(&self, mapping: Arc<Mapping>, push: &MoverJob<'_>) {
+    pub(super) unsafe fn start(&self, mapping: Arc<Mapping>, push: &RowTransfers<'_>) {
         let mut job = self.desk.lock();
         job.mapping = Some(mapping);
         (job.x, job.row_stride, job.row_bytes) = (push.x, push.row_stride, push.row_bytes);
@@ -180,7 +180,7 @@ fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64
         let to = pointer(to + row * job.row_bytes + col);
         let bytes = usize::try_from(piece_rows * width).expect("rows in memory are addressable");
         // SAFETY: `start`'s caller vouches for the shard; a forwarded slot's rows are there by the
-        // signal just awaited. The destination passed `MoverJob::check` and is this rank's to
+        // signal just awaited. The destination passed `RowTransfers::check` and is this rank's to
         // write: its owner has ended the call before the last, and reads after the signal.
         unsafe { std::ptr::copy_nonoverlapping(from, to, bytes) };
     }
@@ -207,7 +207,7 @@ mod tests {
             let transfers = [Transfer { dest, rows: 1, cols: 16, ..Transfer::default() }];
             let x = x.as_ptr().expose_provenance() as u64;
             let push =
-                MoverJob { x, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes: 16, transfers: &transfers, forwards: &[] };
+                RowTransfers { x, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes: 16, transfers: &transfers, forwards: &[] };
             // SAFETY: `x` lives on; the transfer is in the workspace, or to a rank that there is
             // none of, at whose address the job panics.
             unsafe { mover.start(Arc::clone(mapping), &push) };

@@ -2,11 +2,11 @@
 //!
 //! Invariant: checked work touches only the workspace and the caller's rows.
 
-use super::{Carry, Exchange, LibraryCollective, MoverJob, Source};
+use super::{LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer};
 use crate::TransportError;
 use flux_core::layout::WorkspaceSize;
 
-impl Carry<'_> {
+impl StagedTransfer<'_> {
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         let bad = |what, value, limit| Err(TransportError::BadTransfer { index: 0, what, value, limit });
         let needed = self.route.workspace();
@@ -22,7 +22,7 @@ impl Carry<'_> {
     }
 }
 
-impl Exchange<'_> {
+impl MessageRounds<'_> {
     /// Checks that every message lies in the workspace of `world` ranks.
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         let all = u64::from(world.saturating_sub(1)).saturating_mul(self.place_bytes);
@@ -65,7 +65,7 @@ impl LibraryCollective {
     }
 }
 
-impl MoverJob<'_> {
+impl RowTransfers<'_> {
     /// Checks that every transfer lies in the workspace of `world` ranks.
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         for (index, forward) in self.forwards.iter().enumerate() {
@@ -114,7 +114,7 @@ mod tests {
         let schedule = Schedule::of(TileShape::new(16, 24, 16));
         let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).unwrap()).collect();
         let (route, size) = (Route::new(Rank::new(0), &programs), programs[0].workspace());
-        let carry = Carry { x: 0, row_stride: 0, route: &route, op: 0 };
+        let carry = StagedTransfer { x: 0, row_stride: 0, route: &route, op: 0 };
         assert!(carry.check(2, size).is_ok() && carry.check(3, size).is_err());
         assert!(carry.check(2, WorkspaceSize { signals: size.signals - 1, ..size }).is_err());
         assert!(carry.check(2, WorkspaceSize { half_bytes: size.half_bytes - 1, ..size }).is_err());

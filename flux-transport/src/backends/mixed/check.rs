@@ -4,12 +4,12 @@
 //! one reaches. What is passed on is what the rounds bring, in their order.
 
 use super::passing::of_round;
-use crate::{Exchange, Source};
+use crate::{MessageRounds, Source};
 use flux_core::program::{Forward, Round};
 use flux_core::{Nodes, Rank};
 
 /// Why `exchange` cannot be that of `rank`, if so.
-pub(super) fn fault(exchange: &Exchange<'_>, rank: Rank, nodes: Nodes) -> Option<&'static str> {
+pub(super) fn fault(exchange: &MessageRounds<'_>, rank: Rank, nodes: Nodes) -> Option<&'static str> {
     let on_rail = |peer: Rank| nodes.on_one_rail(rank, peer) && !nodes.together(rank, peer);
     if !exchange.rounds.iter().all(|round| on_rail(round.sent.peer) && on_rail(round.received.peer)) {
         return Some("a message would leave its rail: the program is not one of these nodes");
@@ -30,7 +30,7 @@ fn follow(forwards: &[Forward], rounds: &[Round]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::MoverJob;
+    use crate::RowTransfers;
     use flux_core::program::{Chunk, Schedule, TileProgram};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 
@@ -43,9 +43,9 @@ mod tests {
 
     fn fault_of(program: &TileProgram, forwards: &[Forward], rounds: &[Round], nodes: Nodes) -> Option<&'static str> {
         let push =
-            MoverJob { x: 0, row_stride: 0, row_bytes: 0, element_bytes: 2, place_bytes: 0, transfers: &program.transfers, forwards };
+            RowTransfers { x: 0, row_stride: 0, row_bytes: 0, element_bytes: 2, place_bytes: 0, transfers: &program.transfers, forwards };
         let source = if program.problem.op() == OpKind::AllGatherGemm { Source::Rows(push) } else { Source::Stored { of_all: false } };
-        fault(&Exchange { source, place_bytes: 0, rounds, peers: u32::MAX, op: 1 }, program.rank, nodes)
+        fault(&MessageRounds { source, place_bytes: 0, rounds, peers: u32::MAX, op: 1 }, program.rank, nodes)
     }
 
     #[test]

@@ -13,7 +13,7 @@ use super::workspace::Workspace;
 use crate::backends::nccl::{HASH_BYTES, StepsSeen};
 use crate::backends::nvlink::{Addresses, Lane, by_copy_engine};
 use crate::cuda::{CudaDevice, CudaError, Event, copy_async, write_value_async};
-use crate::{MoverJob, TransportError};
+use crate::{RowTransfers, TransportError};
 use flux_core::Rank;
 use flux_core::layout::calling_offset;
 use flux_core::program::{Forward, Round};
@@ -25,7 +25,7 @@ pub(super) struct Passing<'a> {
     device: &'a CudaDevice,
     lane: &'a Lane,
     at: &'a Workspace,
-    push: &'a MoverJob<'a>,
+    push: &'a RowTransfers<'a>,
     epoch: Epoch,
     /// What is still to come.
     rest: &'a [Forward],
@@ -44,7 +44,7 @@ impl<'a> Passing<'a> {
         device: &'a CudaDevice,
         lane: &'a Lane,
         at: &'a Workspace,
-        push: &'a MoverJob<'a>,
+        push: &'a RowTransfers<'a>,
         epoch: Epoch,
     ) -> Result<Self, CudaError> {
         let word = at.outbox.own_word();
@@ -75,7 +75,7 @@ impl<'a> Passing<'a> {
         let half = memory.data + epoch.half() as u64 * memory.size.half_stride();
         for Forward { from, awaits, to } in now {
             // From a place, whose rows are dense.
-            let rows = MoverJob { x: half + u64::from(*from) * push.place_bytes, row_stride: push.row_bytes, ..*push };
+            let rows = RowTransfers { x: half + u64::from(*from) * push.place_bytes, row_stride: push.row_bytes, ..*push };
             let word = at.outbox.word(awaits.signal);
             // SAFETY: checked as `begin`'s caller promised; the rows are in the own gather buffer,
             // where the stream's next call is the first to overwrite them.

@@ -9,14 +9,14 @@ use super::passing::Passing;
 use super::workspace::Workspace;
 use crate::backends::Transport;
 use crate::backends::calls::{Calls, Captures};
-use crate::backends::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, carry, deferred, join};
+use crate::backends::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, deferred, enqueue_rounds, join};
 use crate::backends::nvlink::{Lane, Meeting, Wanted, build};
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, MoverJob, Options, Select, Source, Stream, TransportError, TransportKind, WorkspaceView,
-    World,
+    Capabilities, ConnectError, Device, MessageRounds, Options, RowTransfers, Select, Source, Stream, TransportError, TransportKind,
+    WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::program::Round;
@@ -188,13 +188,13 @@ impl Transport for Mixed {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &MoverJob<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable {
             why: "this transport carries what is pushed as messages too: it is handed over as an exchange",
         })
     }
 
-    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn send_rounds(&self, stream: Stream, exchange: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
@@ -211,7 +211,7 @@ impl Transport for Mixed {
             // SAFETY: as above.
             let carried = unsafe {
                 let arrived = |round: &Round| passing.arrived(round, rail, arrived);
-                carry(&self.device, rail.raw(), &self.watched, generation.workspace.memory(), exchange, epoch, arrived)
+                enqueue_rounds(&self.device, rail.raw(), &self.watched, generation.workspace.memory(), exchange, epoch, arrived)
             };
             carried.inspect_err(|error| self.watched.refused(error))?;
         } else {
@@ -220,14 +220,14 @@ impl Transport for Mixed {
         Ok(generation.view_of(exchange, epoch))
     }
 
-    unsafe fn exchange_stored(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+    unsafe fn send_stored_rounds(&self, stream: Stream, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
         let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
         calls.stored(stream)?;
         let epoch = calls.epoch();
         exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
         let memory = generation.workspace.memory();
         // SAFETY: checked, and forked by `exchange`.
-        let carried = unsafe { carry(&self.device, lanes.rail.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) };
+        let carried = unsafe { enqueue_rounds(&self.device, lanes.rail.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) };
         carried.inspect_err(|error| self.watched.refused(error))
     }
 

@@ -10,7 +10,7 @@ use super::watched::Watched;
 use crate::backends::calls::{Calls, Refreshed};
 use crate::backends::view::nanoseconds;
 use crate::cuda::CudaError;
-use crate::{Exchange, Source, TransportError, WorkspaceView};
+use crate::{MessageRounds, Source, TransportError, WorkspaceView};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 use std::time::Duration;
@@ -66,7 +66,7 @@ impl<W: Outgoing> Generation<W> {
     }
 
     /// The workspace as the executor of call `epoch` uses it, beside which `exchange` is carried.
-    pub(crate) fn view_of(&mut self, exchange: &Exchange<'_>, epoch: Epoch) -> Arc<WorkspaceView> {
+    pub(crate) fn view_of(&mut self, exchange: &MessageRounds<'_>, epoch: Epoch) -> Arc<WorkspaceView> {
         let Self { workspace, views, .. } = self;
         let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
         let storing = match exchange.source {

@@ -13,7 +13,7 @@
 //! connect      identities, the unique id, a communicator and those split from it; each is proven
 //! rows         begin, exchange: fork; group by group of rounds send and receive, raise own signals;
 //!              kernel, finish: join
-//! stored       begin, exchange: fork, kernel, exchange_stored: group by group wait for the chunks'
+//! stored       begin, exchange: fork, kernel, send_stored_rounds: group by group wait for the chunks'
 //!              flags, send and receive, raise own signals; finish: join
 //! sequential   begin, AllGather, kernel, finish; or begin, kernel, ReduceScatter, finish
 //! a fault      the record, the abort word, NCCL's error, or a stream that stands still; then flags
@@ -51,7 +51,7 @@ pub(crate) use hashes::HASH_BYTES;
 pub(crate) use join::join;
 pub(crate) use members::Members;
 pub(crate) use outbox::{Outbox, Storing};
-pub(crate) use rounds::{Memory, NO_GRAPHS, StepsSeen, carry};
+pub(crate) use rounds::{Memory, NO_GRAPHS, StepsSeen, enqueue_rounds};
 pub(crate) use transport::NcclTransport;
 pub(crate) use watched::Watched;
 

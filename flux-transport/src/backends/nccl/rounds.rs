@@ -19,7 +19,7 @@ use super::watched::Watched;
 use crate::cuda::{
     CudaDevice, CudaError, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size, wait_value_async, words_async,
 };
-use crate::{Exchange, MoverJob, Source, TransportError};
+use crate::{MessageRounds, RowTransfers, Source, TransportError};
 use flux_core::layout::{WorkspaceSize, calling_offset, control, signal_offset};
 use flux_core::program::{Round, groups};
 use flux_core::signal::Epoch;
@@ -59,16 +59,16 @@ impl Memory<'_> {
 /// # Safety
 /// The exchange was checked against the workspace; `stream` is ordered after the call before and
 /// after the caller's rows, which stay until it is past what is enqueued here.
-pub(crate) unsafe fn carry(
+pub(crate) unsafe fn enqueue_rounds(
     device: &CudaDevice,
     stream: usize,
     watched: &Watched,
     at: Memory<'_>,
-    exchange: &Exchange<'_>,
+    exchange: &MessageRounds<'_>,
     epoch: Epoch,
     mut arrived: impl FnMut(&Round) -> Result<(), TransportError>,
 ) -> Result<(), TransportError> {
-    let &Exchange { source, rounds, peers, .. } = exchange;
+    let &MessageRounds { source, rounds, peers, .. } = exchange;
     let Memory { pad, control, rank, outbox, .. } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
@@ -166,9 +166,9 @@ fn is_relayed(nodes: Nodes, rank: Rank, far: Rank) -> bool {
 /// them on `stream` first, as a message is one range of memory.
 ///
 /// # Safety
-/// As [`carry`], of the rows.
-unsafe fn rows_of(device: &CudaDevice, stream: usize, at: &Memory<'_>, exchange: &Exchange<'_>) -> Result<Option<u64>, CudaError> {
-    let Source::Rows(MoverJob { x, row_stride, row_bytes, .. }) = exchange.source else { return Ok(None) };
+/// As [`enqueue_rounds`], of the rows.
+unsafe fn rows_of(device: &CudaDevice, stream: usize, at: &Memory<'_>, exchange: &MessageRounds<'_>) -> Result<Option<u64>, CudaError> {
+    let Source::Rows(RowTransfers { x, row_stride, row_bytes, .. }) = exchange.source else { return Ok(None) };
     if row_stride == row_bytes || row_bytes == 0 {
         return Ok(Some(x));
     }
@@ -193,7 +193,7 @@ struct Ends {
 
 impl Ends {
     /// In call `epoch`, of the caller's rows or of what was stored.
-    fn of(at: &Memory<'_>, exchange: &Exchange<'_>, round: &Round, rows: Option<u64>, epoch: Epoch) -> Self {
+    fn of(at: &Memory<'_>, exchange: &MessageRounds<'_>, round: &Round, rows: Option<u64>, epoch: Epoch) -> Self {
         let &Round { offset, bytes, sent, received, .. } = round;
         let (nodes, place_bytes) = (at.outbox.nodes(), exchange.place_bytes);
         let half = at.half(epoch);

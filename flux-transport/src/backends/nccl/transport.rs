@@ -10,7 +10,7 @@ use super::generation::Generation;
 use super::guard::Guard;
 use super::join::join;
 use super::members::Members;
-use super::rounds::{NO_GRAPHS, carry};
+use super::rounds::{NO_GRAPHS, enqueue_rounds};
 use super::watched::Watched;
 use super::workspace::Workspace;
 use crate::backends::Transport;
@@ -21,8 +21,8 @@ use crate::bootstrap::control::{Collective, agree, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, Exchange, LibraryCollective, MoverJob, Options, Source, Stream, TransportError, TransportKind,
-    WorkspaceView, World,
+    Capabilities, ConnectError, Device, LibraryCollective, MessageRounds, Options, RowTransfers, Source, Stream, TransportError,
+    TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
@@ -147,11 +147,11 @@ impl Transport for NcclTransport {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &MoverJob<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries what is pushed as messages: it is handed over as an exchange" })
     }
 
-    unsafe fn exchange(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn send_rounds(&self, stream: Stream, exchange: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         let State { lane, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
@@ -165,19 +165,19 @@ impl Transport for NcclTransport {
             calls.stores();
         } else {
             // SAFETY: checked and forked above; the caller promises the rows.
-            let carried = unsafe { carry(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) };
+            let carried = unsafe { enqueue_rounds(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) };
             carried.inspect_err(|error| self.watched.refused(error))?;
         }
         Ok(generation.view_of(exchange, epoch))
     }
 
-    unsafe fn exchange_stored(&self, stream: Stream, exchange: &Exchange<'_>) -> Result<(), TransportError> {
+    unsafe fn send_stored_rounds(&self, stream: Stream, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
         let State { lane, calls, generation, .. } = &mut *locked(&self.state);
         calls.stored(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
         let (at, epoch) = (generation.workspace.memory(), calls.epoch());
         // SAFETY: checked above, and forked by `exchange`.
-        let sent = unsafe { carry(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) };
+        let sent = unsafe { enqueue_rounds(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) };
         sent.inspect_err(|error| self.watched.refused(error))
     }
 

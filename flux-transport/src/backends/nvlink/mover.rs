@@ -6,7 +6,7 @@
 
 use super::lane::Lane;
 use super::plan::copies;
-use crate::MoverJob;
+use crate::RowTransfers;
 use crate::cuda::{CudaDevice, CudaError, copy_async, copy_rows_async, host_size};
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::Transfer;
@@ -33,7 +33,7 @@ pub(crate) struct Addresses<'a> {
 pub(crate) unsafe fn by_copy_engine<'a>(
     device: &CudaDevice,
     lane: &Lane,
-    push: &MoverJob<'_>,
+    push: &RowTransfers<'_>,
     transfers: impl Iterator<Item = &'a Transfer>,
     at: Addresses<'_>,
     epoch: Epoch,

@@ -1,9 +1,9 @@
 //! Turns transfers into copies.
 //!
-//! Invariant: a push that passed [`MoverJob::check`] gives copies inside the peers' gather buffers
+//! Invariant: a push that passed [`RowTransfers::check`] gives copies inside the peers' gather buffers
 //! and pads only.
 
-use crate::MoverJob;
+use crate::RowTransfers;
 use flux_core::layout::signal_offset;
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
@@ -29,13 +29,13 @@ impl Copy {
 
 /// The copies of a checked push, in order, for call `epoch`. Transfers without rows only signal.
 pub(super) fn copies<'a>(
-    push: &MoverJob<'_>,
+    push: &RowTransfers<'_>,
     transfers: impl Iterator<Item = &'a Transfer>,
     (epoch, half_stride): (Epoch, u64),
     data: &[u64],
     pads: &[u64],
 ) -> impl Iterator<Item = Copy> {
-    let &MoverJob { x, row_stride, row_bytes, element_bytes, place_bytes, .. } = push;
+    let &RowTransfers { x, row_stride, row_bytes, element_bytes, place_bytes, .. } = push;
     let half = epoch.half() as u64 * half_stride;
     transfers.map(move |t| {
         let (dest, col) = (t.dest as usize, u64::from(t.col) * element_bytes);
@@ -60,8 +60,8 @@ mod tests {
 
     const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 3 * 1024, signals: 6, counters: 0 };
 
-    fn push(transfers: &[Transfer]) -> MoverJob<'_> {
-        MoverJob { x: 0x1000, row_stride: 96, row_bytes: 64, element_bytes: 2, place_bytes: 1024, transfers, forwards: &[] }
+    fn push(transfers: &[Transfer]) -> RowTransfers<'_> {
+        RowTransfers { x: 0x1000, row_stride: 96, row_bytes: 64, element_bytes: 2, place_bytes: 1024, transfers, forwards: &[] }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use crate::backends::view::nanoseconds;
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
-use crate::{Capabilities, Device, Mover, MoverJob, Options, PeerStores, Stream, TransportError, TransportKind, WorkspaceView, World};
+use crate::{Capabilities, Device, Mover, Options, PeerStores, RowTransfers, Stream, TransportError, TransportKind, WorkspaceView, World};
 use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex};
@@ -150,7 +150,7 @@ impl Transport for NvLink {
         self.members.world() > 1 && !state.calls.any_captured() && state.calls.is_uncarried()
     }
 
-    unsafe fn push(&self, stream: Stream, push: &MoverJob<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, stream: Stream, push: &RowTransfers<'_>) -> Result<(), TransportError> {
         let State { lane, calls, current: at, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         let why = if self.members.world() == 1 {

@@ -7,7 +7,7 @@
 
 use super::layout::POISONED;
 use super::workspace::Workspace;
-use crate::Carry;
+use crate::StagedTransfer;
 use crate::backends::nvlink::Lane;
 use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
 use flux_core::layout::{control, signal_offset};
@@ -36,7 +36,7 @@ impl Streams<'_> {
     /// # Safety
     /// The route was checked; both lanes are forked from the caller's stream, and the shard's rows
     /// stay until they are joined; the watch knows of the call; the device's context is current.
-    pub(super) unsafe fn carry(&self, carry: &Carry<'_>) -> Result<(), CudaError> {
+    pub(super) unsafe fn carry(&self, carry: &StagedTransfer<'_>) -> Result<(), CudaError> {
         // What a kernel stores comes only when that has raised a flag.
         if carry.route.outgoing().iter().any(|parcel| matches!(parcel.origin, Origin::Shard { .. })) {
             // SAFETY: this function's promise.
@@ -77,7 +77,7 @@ impl Streams<'_> {
         unsafe { copy_out_async(self.device, (row(to), row(from)), (1, 4), self.out.raw()) }
     }
 
-    unsafe fn send(&self, carry: &Carry<'_>, parcel: &Parcel) -> Result<(), CudaError> {
+    unsafe fn send(&self, carry: &StagedTransfer<'_>, parcel: &Parcel) -> Result<(), CudaError> {
         let (block, stream, value) = (&parcel.block, self.out.raw(), self.epoch.get());
         let from = match parcel.origin {
             Origin::Shard { row, before } => Rows { address: carry.x + row * carry.row_stride + before, pitch: carry.row_stride },

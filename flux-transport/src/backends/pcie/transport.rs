@@ -17,8 +17,8 @@ use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, words_async};
 use crate::{
-    Capabilities, Carry, ConnectError, Device, Mover, MoverJob, Options, PeerStores, Select, Stream, TransportError, TransportKind,
-    WorkspaceView, World,
+    Capabilities, ConnectError, Device, Mover, Options, PeerStores, RowTransfers, Select, StagedTransfer, Stream, TransportError,
+    TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
@@ -151,11 +151,11 @@ impl Transport for Pcie {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &MoverJob<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "peers' gather buffers cannot be reached: a call is carried as a whole" })
     }
 
-    unsafe fn carry(&self, stream: Stream, carry: &Carry<'_>) -> Result<(), TransportError> {
+    unsafe fn stage(&self, stream: Stream, carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
         let State { out, back, calls, current, .. } = &mut *locked(&self.state);
         calls.uncarried(stream)?;
         let (rank, epoch) = (self.members.rank, calls.epoch());
