@@ -4,8 +4,8 @@
 //! records, as the kernel reads them; their times are the machine's.
 //!
 //! A worker multiplies a tile's steps along `k` as rows arrive, adds partial results, then finishes
-//! the tile. A step takes the longer of its operations and its wave's reads of memory. A rank's
-//! link is two servers, one out and one in, each with one message at a time.
+//! the tile. A step takes the longest of its operations, shared memory and its wave's reads of
+//! memory. A rank's link is two servers, one out and one in, each with one message at a time.
 //!
 //! Through host memory ([`Machine::through_host`]) a message is a whole chunk. It goes on when all
 //! of it has arrived in host memory; rows leave once for all their readers.

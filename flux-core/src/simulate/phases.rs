@@ -24,9 +24,9 @@ pub(super) enum Phase {
 pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Machine) -> Vec<Phase> {
     let tile = program.tile;
     let multiply = |steps: u32| {
-        let ops = 2 * u128::from(tile.m) * u128::from(tile.n) * u128::from(tile.k);
+        let ops = 2 * u128::from(tile.m) * u128::from(tile.n) * u128::from(tile.k) * u128::from(tile.step_percent());
         // Loads overlap the multiplication: the slower of the two decides.
-        Phase::Multiply(machine.multiply_time(ops * u128::from(steps)).max(machine.read_time(u128::from(read) * u128::from(steps))))
+        Phase::Multiply(machine.multiply_time(ops * u128::from(steps) / 100).max(machine.read_time(u128::from(read) * u128::from(steps))))
     };
     let elements = u64::from(item.rows) * u64::from(item.cols);
     let partial = machine.add_time(elements * program.problem.dtype().bytes() as u64);

@@ -3,6 +3,7 @@
 //! Invariant: unless rows are flattened, a tile has rows of one shard: one source and one owner.
 
 mod grid;
+mod step;
 mod table;
 
 pub(crate) use grid::{TileExtent, TileGrid};

@@ -112,8 +112,8 @@ impl TileShape {
         self.stagings().any(|staging| self.sends_partials_from(staging))
     }
 
-    /// Whether this form sends partial tiles: `kCanSendPartials` of `config.cuh`. Swap-AB tiles need
-    /// a shared buffer, and 16-byte vectors of rounded accumulators in each thread.
+    /// Whether this form sends partial tiles: `kCanSendPartials` of `config.cuh`. Swap-AB tiles
+    /// need a shared buffer, and 16-byte vectors of rounded accumulators in each thread.
     pub const fn sends_partials_from(self, staging: Staging) -> bool {
         let whole_vectors = (self.m * self.n).is_multiple_of(8 * 128 * CONSUMERS);
         !self.swaps_ab() || matches!(staging, Staging::Shared) && whole_vectors
