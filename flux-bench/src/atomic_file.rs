@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 /// Why a file was not written. Nothing is left behind.
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
-pub enum WriteError {
+pub(crate) enum WriteError {
     /// The path has no file name, or names a folder, a device or another thing that is not a file.
     #[error("{0} cannot be written: it is not a regular file")]
     NotAFile(PathBuf),

@@ -23,7 +23,7 @@ pub use placement::Placement;
 pub(crate) use sustained::Sustained;
 pub(crate) use table::{aligned, ms, resolved};
 
-use crate::atomic_file::{self, WriteError};
+use crate::atomic_file;
 use crate::harness::Times;
 use crate::out;
 use flux_core::{Problem, metrics};
@@ -184,11 +184,6 @@ impl Row {
 }
 
 impl Report {
-    /// Writes the report as JSON, whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
-        atomic_file::write_json(path, self)
-    }
-
     /// Whether every row's numbers were verified.
     pub fn verified(&self) -> bool {
         self.rows.iter().all(|r| r.verified)

@@ -3,11 +3,9 @@
 //! Invariant: a missing time has its reason beside it.
 
 use super::{Head, Origin, Row, ms};
-use crate::atomic_file::{self, WriteError};
 use crate::harness::Times;
 use serde::{Deserialize, Serialize};
 use std::fmt::Write as _;
-use std::path::Path;
 
 pub(crate) const PEERS_SCHEMA: u32 = 1;
 
@@ -58,11 +56,6 @@ impl PeerRow {
 }
 
 impl PeersReport {
-    /// Writes the report as JSON, whole or not at all.
-    pub fn write(&self, path: &Path) -> Result<(), WriteError> {
-        atomic_file::write_json(path, self)
-    }
-
     /// Whether every row's numbers were verified.
     pub fn verified(&self) -> bool {
         self.rows.iter().all(|r| r.verified)

@@ -32,7 +32,7 @@ fn the_file_has_the_fields_of_the_schema_and_reads_back() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("r.json");
     let report = report();
-    report.write(&path).unwrap();
+    atomic_file::write_json(&path, &report).unwrap();
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(serde_json::from_str::<Report>(&text).unwrap(), report);
 

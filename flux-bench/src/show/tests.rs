@@ -80,7 +80,7 @@ fn what_must_not_be_shown_is_refused() {
     let refused = |change: fn(&mut Report)| {
         let mut report = both_ops();
         change(&mut report);
-        report.write(&path).unwrap();
+        atomic_file::write_json(&path, &report).unwrap();
         read(&path).unwrap_err().to_string()
     };
     assert!(
@@ -112,7 +112,7 @@ fn what_must_not_be_shown_is_refused() {
     }
     let mut piped = both_ops();
     piped.origin.command = "flux-bench bench | tee log".into();
-    piped.write(&path).unwrap();
+    atomic_file::write_json(&path, &piped).unwrap();
     assert_eq!(read(&path).unwrap().origin.command, piped.origin.command, "what is said of it may be a line of a shell");
 }
 
@@ -140,7 +140,7 @@ fn a_summary_has_a_line_for_each_record() {
 fn only_rows_that_are_asked_for_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a-x4-nvlink.json");
-    both_ops().write(&path).unwrap();
+    atomic_file::write_json(&path, &both_ops()).unwrap();
     let shown = |table, ms: &[u32]| rendered(&Args { files: vec![path.clone()], table, ms: ms.to_vec(), svg: None, peers: None });
     let rows = |text: String| text.lines().filter(|line| line.starts_with("| ag_gemm") || line.starts_with("| gemm_rs")).count();
     assert_eq!(rows(shown(None, &[]).unwrap()), 3);

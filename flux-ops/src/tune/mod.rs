@@ -17,6 +17,7 @@ use flux_kernels::Element;
 use flux_transport::internal::control::shortened;
 use flux_transport::{Communicator, TransportError};
 use rank::TuneRank;
+use std::mem::discriminant;
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
 
@@ -242,8 +243,14 @@ fn list(comm: &Communicator, request: &Request, options: &TuneOptions, (own, use
     user.check()?;
     let target = planning::target(comm);
     let present = own.plan.canonical(&problem, &target);
-    let mut plans = Plan::ranked(&problem, &target);
-    plans.truncate(options.candidates.max(1));
+    let ranked = Plan::ranked(&problem, &target);
+    let mut plans: Vec<Plan> = ranked.iter().copied().take(options.candidates.max(1)).collect();
+    // The best of each communication mode besides: the model is least sure between modes.
+    for &plan in &ranked {
+        if plans.iter().all(|known| discriminant(&known.comm) != discriminant(&plan.comm)) {
+            plans.push(plan);
+        }
+    }
     let model = u8::from(plans.first() != Some(&present));
     plans.retain(|plan| *plan != present);
     plans.insert(0, present);

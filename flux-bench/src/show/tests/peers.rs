@@ -61,10 +61,10 @@ fn peers_that_must_not_be_shown_are_refused() {
     let refused = |change: fn(&mut PeersReport)| {
         let mut peers = peers();
         change(&mut peers);
-        peers.write(&path).unwrap();
+        atomic_file::write_json(&path, &peers).unwrap();
         read_peers(&path, &both_ops()).unwrap_err().to_string()
     };
-    peers().write(&path).unwrap();
+    atomic_file::write_json(&path, &peers()).unwrap();
     assert_eq!(read_peers(&path, &both_ops()).unwrap(), peers());
     assert!(
         refused(|p| p.rows[1].verified = false).ends_with("ag_gemm gpt3 m 512: the result was not verified, so its times are not shown")
