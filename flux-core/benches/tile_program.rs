@@ -1,8 +1,7 @@
-//! Time to build, and to verify, the tile programs of the largest reference shapes, GPT-3 175B's
-//! MLP at m = 8192 over 8 ranks, and to rank its plans by the cost model.
+//! Time to choose a plan, and to build and verify tile programs, for GPT-3 175B's MLP at m = 8192
+//! over 8 ranks.
 //!
-//! An op chooses and builds its own rank's program once, when it is made; verifying takes the
-//! programs of all ranks.
+//! An op builds its own rank's program once; verifying takes the programs of all ranks.
 
 #![allow(missing_docs, reason = "criterion's macros generate undocumented functions")]
 

@@ -1,16 +1,21 @@
-//! Byte layout of the memory that a communicator's ranks share, and of a rank's control block.
+//! Byte layout of the memory that ranks share, and of a rank's private control block.
 //!
 //! Invariant: each word that another rank polls or writes lies on a [`LINE`] of its own and has one
 //! writer in a call. Kernels take these constants from `flux-kernels/src/abi`.
 //!
 //! ```text
-//! data     symmetric  [ half 0 ][ half 1 ]                     half = epoch mod 2
-//! half                [ gather buffer, slots or scattered rows ][ own split-K workspace slots ]
-//! pad      symmetric  [ broken and calling words of ranks 0..16 ][ signal 0 of half 0 ]
-//!                     [ signal 0 of half 1 ][ signal 1 of half 0 ] ...    a line each
-//! control  private    [ epoch ][ ticket ][ poison ][ pushed ][ stores begun ][ stores ended ]
-//!                     [ counters, dense u32 ]
-//! fault    host       [ FaultRecord ][ abort word ]            of host and device
+//! data    (symmetric)  [ half 0 ][ half 1 ]
+//!
+//! half                 [ gather buffer, slots or scattered rows ]
+//!                      [ own split-K slots, 1024-aligned ]
+//!
+//! pad     (symmetric)  [ words about ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ] ...
+//!                      one u32 at the start of each line; the words about a rank are its reason to
+//!                      give up, an unused u32, and for each half its call and the call's op
+//! control (private)    [ epoch ][ ticket ][ poison, call ][ pushed ]
+//!                      [ stores begun ][ stores ended ][ counters, dense u32 ]
+//!
+//! fault   (host)       [ FaultRecord ][ abort word ]      readable and writable by host and device
 //! ```
 
 use crate::rank::MAX_WORLD;
@@ -20,27 +25,30 @@ use bytemuck::{Pod, Zeroable};
 /// Bytes between words that different ranks write or poll.
 pub const LINE: u64 = 128;
 
-/// Offset, in a pad, of the word with the reason why `rank` has given up; 0 while it has not. When
-/// ranks connect, `rank` also shows the owner by it that it reaches the pad.
+/// Offset, in a pad, of the word with the reason why `rank` has given up, or 0. When they connect,
+/// `rank` also proves with it that it reaches the pad.
 pub const fn broken_offset(rank: u32) -> u64 {
     rank as u64 * LINE
 }
 
-/// Offset, in a pad, of `rank`'s call in half `half`: the call's number, then its op-sequence hash,
-/// which is not 0. Both words begin as 0, so the hash tells whether the number is written.
+/// Offset, in a pad, of two words of `rank`: the number of its call of half `half`, and its
+/// op-sequence hash, never 0.
+///
+/// Both words begin as 0, so a reader accepts the call number only with a hash.
 pub const fn calling_offset(rank: u32, half: usize) -> u64 {
     broken_offset(rank) + 8 + half as u64 * 8
 }
 
-/// Offset, in a pad, of signal `index` of calls in half `half`. Each half has signals of its own,
-/// because different ranks may raise one in successive ops: a rank that is a call ahead must not be
-/// taken for an awaited one.
+/// Offset, in a pad, of signal `index` of the calls that use half `half` of the data regions.
+///
+/// Each half has words of its own: another rank may raise the signal in the next call. A rank
+/// that is a call ahead must not end a wait of this call.
 pub const fn signal_offset(index: u32, half: usize) -> u64 {
     (MAX_WORLD as u64 + 2 * index as u64 + half as u64) * LINE
 }
 
-/// Bytes of the words about ranks, which begin as 0. The other words of a pad begin as the epoch
-/// before the first call's.
+/// Bytes of the words about ranks at the start of a pad, which begin as 0. Signals begin as the
+/// epoch before the first call's.
 pub const BROKEN_BYTES: u64 = signal_offset(0, 0);
 
 /// Bytes of a pad of `signals` signals.
@@ -51,21 +59,22 @@ pub const fn pad_bytes(signals: u32) -> u64 {
 /// Offsets in the control block.
 pub mod control {
     use super::LINE;
-    /// The number of the call in progress, or of the next one between calls.
+    /// The number of the call in progress, or of the next one between calls. It advances when no
+    /// worker waits for peers.
     pub const EPOCH: u64 = 0;
-    /// Workers that wait for peers no more; the last one closes the call.
+    /// Workers that have left the call; the last one closes it.
     pub const TICKET: u64 = LINE;
-    /// Non-zero once a wait of this rank has failed; every other wait then fails too.
+    /// Non-zero after a wait of this rank has failed: every other wait gives up.
     pub const POISON: u64 = 2 * LINE;
-    /// The op-sequence hash of a sequential call and the call's number, a u64: sent together with
-    /// the poison.
+    /// The op-sequence hash of a sequential call and the call's number, a u64 that is sent with the
+    /// poison.
     pub const CALL: u64 = POISON + 8;
-    /// The last epoch in which a mover outside the executor has read the caller's `x`.
+    /// The last epoch whose transfers an external mover has read from the caller's `x`.
     pub const PUSHED: u64 = 3 * LINE;
-    /// Tiles that storers have begun to scatter, of all calls. An in-flight limit compares it with
-    /// the ended ones.
+    /// Stores through host memory that workers have begun, over all calls. The in-flight limit
+    /// keeps them from delaying loads.
     pub const STORES_BEGUN: u64 = 4 * LINE;
-    /// Tiles that they have scattered.
+    /// Stores that have ended.
     pub const STORES_ENDED: u64 = 5 * LINE;
     /// First chunk counter, 4 bytes each.
     pub const COUNTERS: u64 = 6 * LINE;
@@ -80,8 +89,7 @@ pub const ABORT_OFFSET: u64 = LINE;
 /// Bytes of the fault block.
 pub const FAULT_BYTES: u64 = 2 * LINE;
 
-/// The record of a failed wait, in memory that the host can read while the device is busy; 64
-/// bytes.
+/// What a failed wait leaves in memory that the host can read while the device is busy. 64 bytes.
 ///
 /// `state` is written last, with release order; the other fields are valid once it is non-zero.
 #[repr(C)]
@@ -91,21 +99,21 @@ pub struct FaultRecord {
     pub state: u32,
     /// [`fault::TIMEOUT`], [`fault::ABORTED`] or [`fault::DISAGREED`].
     pub code: u32,
-    /// The awaited word: [`fault::SIGNAL`], [`fault::PUSHED`] or [`fault::CALL`].
+    /// The kind of wait: [`fault::SIGNAL`], [`fault::PUSHED`] or [`fault::CALL`].
     pub wait: u32,
-    /// The rank that waited or, where a rank had given up, that one.
+    /// The rank that waited, or the rank whose failure ended the wait.
     pub rank: u32,
     /// The rank that should have written the word.
     pub peer: u32,
-    /// Index of the signal, where a signal was waited for.
+    /// Index of the awaited signal.
     pub signal: u32,
-    /// The expected epoch; for a disagreement the own op-sequence hash.
+    /// The expected epoch, or the own op if the peer is in another.
     pub expected: u32,
-    /// The last value; for a disagreement the peer's op-sequence hash.
+    /// The last value seen, or the peer's op if it is in another.
     pub seen: u32,
     /// Epoch of the call.
     pub epoch: u32,
-    /// The reason of an abort word, or of a peer that has given up.
+    /// The reason, if an abort word or a failed peer ended the wait.
     pub abort: u32,
     /// Reserved, zero.
     pub reserved: [u32; 6],
@@ -119,21 +127,21 @@ pub mod fault {
     pub const ABORTED: u32 = 2;
     /// A peer is in a call of another op.
     pub const DISAGREED: u32 = 3;
-    /// Reason of a rank that has given up because a peer is in a call of another op.
+    /// Reason of a rank that gave up because a peer is in a call of another op.
     pub const IN_ANOTHER_OP: u32 = 0xffff_0009;
-    /// Reason of a rank that has given up because the deadline passed.
+    /// Reason of a rank that gave up at the deadline.
     pub const TIMED_OUT: u32 = 0xffff_0008;
     /// A chunk or partial tile did not arrive.
     pub const SIGNAL: u32 = 1;
     /// The own mover did not finish.
     pub const PUSHED: u32 = 2;
-    /// The peer's call did not become known.
+    /// The peer has not announced its call.
     pub const CALL: u32 = 3;
 }
 
 const _: () = assert!(size_of::<FaultRecord>() == 64);
 
-/// The workspace that a call needs; a communicator holds the largest of its ops.
+/// Workspace that a call needs; a communicator holds the largest of its ops.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub struct WorkspaceSize {
     /// Bytes of one half of the data region: the gather buffer or the slots of one epoch.
@@ -145,10 +153,10 @@ pub struct WorkspaceSize {
 }
 
 impl WorkspaceSize {
-    /// Alignment of the halves, which suits tensor maps and the driver's allocation granularity.
+    /// Alignment of the halves, for tensor maps and the driver's allocation granularity.
     pub const ALIGN: u64 = 1 << 21;
 
-    /// The smallest size that covers both.
+    /// A size that covers both.
     #[must_use]
     pub fn max(self, other: Self) -> Self {
         Self {
@@ -158,8 +166,7 @@ impl WorkspaceSize {
         }
     }
 
-    /// Distance between the halves: `half_bytes` rounded up to [`Self::ALIGN`]. It saturates, and
-    /// so does what follows from it: the allocation then fails.
+    /// Distance between the halves: `half_bytes` rounded up to [`Self::ALIGN`]. It saturates.
     pub const fn half_stride(&self) -> u64 {
         match self.half_bytes.checked_next_multiple_of(Self::ALIGN) {
             Some(stride) => stride,
@@ -178,18 +185,18 @@ impl WorkspaceSize {
     }
 }
 
-/// Bytes of a shard slot in the gather buffer: `m_shard` rows of `k` elements, dense.
+/// Bytes of a shard's place in the gather buffer: `m_shard` rows of `k` elements, dense.
 pub const fn gather_place_bytes(problem: &Problem) -> u64 {
     problem.m_shard() as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
 }
 
-/// Rows of a warp, in which partial tiles of small shards are sent.
+/// Rows that a warp sends of a partial tile.
 const STRIP: u32 = 16;
 
-/// Bytes of a slot for a partial tile, whatever the tile's valid extent. With fewer rows in a shard
-/// than in a tile of 64 or 128, the slot has the shard's rows, in strips of 16.
+/// Bytes of one slot: a whole tile of partial sums. Tiles of 64 and 128 rows hold only the rows of
+/// a smaller shard, rounded up to strips of 16.
 ///
-/// The executor chooses the order of the elements.
+/// The order of the elements is private to the executor.
 ///
 /// ```
 /// use flux_core::layout::slot_bytes;
@@ -207,35 +214,36 @@ pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
     rows as u64 * tile.n as u64 * problem.dtype().bytes() as u64
 }
 
-/// Bytes of a source's slot for scattered rows: `m_shard` rows of `n` elements, dense.
+/// Bytes of a source's place among the scattered rows of a flattened GEMM-ReduceScatter: `m_shard`
+/// rows of `n` elements, dense.
 pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
     problem.m_shard() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
 }
 
-/// Bytes of a split-K workspace slot: a whole tile in fp32, in an order that the executor chooses.
-pub const fn part_bytes(tile: TileShape) -> u64 {
+/// Bytes of one split-K slot: a whole tile in fp32, in an order that is private to the executor.
+pub const fn split_k_slot_bytes(tile: TileShape) -> u64 {
     tile.m as u64 * tile.n as u64 * 4
 }
 
-/// Alignment of the split-K workspace slots of a half.
-pub const PARTS_ALIGN: u64 = 1024;
+/// Alignment of the split-K slots in a half.
+pub const SPLIT_K_ALIGN: u64 = 1024;
 
-/// Offset of the first split-K workspace slot in a half: behind what peers write.
+/// Offset of the first split-K slot in a half, behind everything that peers write.
 pub const fn split_k_offset(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
-    shared_bytes(problem, tile, flattened).next_multiple_of(PARTS_ALIGN)
+    shared_bytes(problem, tile, flattened).next_multiple_of(SPLIT_K_ALIGN)
 }
 
-/// Bytes of one half for `problem`: what peers write, and the split-K workspace slots.
+/// Bytes of one half for `problem`: what peers write, then the split-K slots.
 pub const fn half_bytes(problem: &Problem, tile: TileShape, flattened: bool, split_k_slots: u32) -> u64 {
     if split_k_slots == 0 {
         return shared_bytes(problem, tile, flattened);
     }
-    // A sum that saturates is refused where memory is allocated.
-    split_k_offset(problem, tile, flattened).saturating_add(part_bytes(tile).saturating_mul(split_k_slots as u64))
+    // Saturates: allocation refuses such a size.
+    split_k_offset(problem, tile, flattened).saturating_add(split_k_slot_bytes(tile).saturating_mul(split_k_slots as u64))
 }
 
-/// Bytes that peers write of a half: the slots of peers' shards or partial tiles or, flattened, the
-/// slots of all ranks.
+/// Bytes of a half that peers write: a place or the slots of each peer, or with flattened rows a
+/// place of each rank.
 const fn shared_bytes(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
     let (world, peers) = (problem.world().get() as u64, problem.world().peers() as u64);
     match problem.op() {

@@ -1,10 +1,10 @@
-//! What a fused GEMM does and when, as data: problems, tiles, tile programs, the signal protocol
-//! and the measures of overlap.
+//! Fused GEMMs as data: problems, plans, tile programs, the signal protocol, a cost model and a
+//! simulator.
 //!
 //! This crate knows no CUDA, no I/O and no threads beyond the atomics of the signal protocol. A
-//! schedule is a [`TileProgram`](program::TileProgram), a list of fixed-layout records that the
-//! CUDA kernel, the CPU executor, the simulator and the property tests walk alike; the addresses
-//! behind its indices are laid out by [`layout`].
+//! [`TileProgram`](program::TileProgram) is a list of fixed-layout records. The CUDA kernel, the
+//! CPU executor, the simulator and the checks walk the same list; [`layout`] gives the addresses
+//! behind its indices.
 
 pub mod dtype;
 pub mod layout;

@@ -1,17 +1,15 @@
-//! The measures of overlap, as the FLUX paper defines them (arXiv 2406.06858, section 5).
+//! The measures of overlap of the FLUX paper (arXiv 2406.06858, section 5).
 //!
-//! Invariant: every time that enters one figure is for the same shapes, element type and ranks, and
-//! `t_gemm` is the fastest GEMM that is known for them, not split into pieces, and the same for
-//! every method that is compared. So a method is charged both for communication that is not hidden
-//! and for what hiding it costs the GEMM.
+//! Invariant: the times of one figure are for the same shapes, element type and ranks. `t_gemm` is
+//! the fastest known GEMM for them, unsplit, and the same for every compared method. So a method
+//! pays for exposed communication and for what overlap costs its GEMM.
 
 use std::time::Duration;
 
-/// Effective communication time, in seconds: `ECT = t_op - t_gemm`, what an operation takes beyond
-/// its GEMM.
+/// Effective communication time, in seconds: `ECT = t_op - t_gemm`.
 ///
-/// For the serial method it is the time of the collective. 0 is a perfect overlap; less than 0 is
-/// possible where the operation's own GEMM is faster than the one it is compared with.
+/// For the serial method it is the time of the collective. 0 is perfect overlap. It is negative if
+/// the operation's own GEMM is faster than the reference.
 ///
 /// ```
 /// use flux_core::metrics::ect;
@@ -26,16 +24,14 @@ pub fn ect(t_op: Duration, t_gemm: Duration) -> f64 {
 
 /// Overlap efficiency: `E = 1 - ECT / ECT_serial`, with `ECT_serial = t_serial - t_gemm`.
 ///
-/// `t_serial` is the time of the method without overlap: the fastest GEMM and the collective, one
-/// after the other. 1: all communication is hidden; 0: no gain; less than 0: slower than serial.
-/// `None` where the serial method is not slower than its GEMM, as there is then no communication to
-/// hide.
+/// `t_serial` is the time without overlap: the fastest GEMM and the collective, one after the
+/// other. 1 hides all communication, 0 gains nothing, less is slower than serial. `None` if the
+/// serial method is not slower than its GEMM.
 ///
 /// ```
 /// use flux_core::metrics::overlap_efficiency;
 /// use std::time::Duration;
 /// let ms = |ms: f64| Duration::from_secs_f64(ms * 1e-3);
-/// // Say 1.60 ms of GEMM, 2.12 ms serial, 1.73 ms overlapped.
 /// let efficiency = overlap_efficiency(ms(1.73), ms(1.60), ms(2.12)).unwrap();
 /// assert!((efficiency - 0.75).abs() < 1e-6);
 /// assert_eq!(overlap_efficiency(ms(2.12), ms(1.60), ms(2.12)), Some(0.0));
@@ -47,11 +43,10 @@ pub fn overlap_efficiency(t_op: Duration, t_gemm: Duration, t_serial: Duration) 
     (serial > 0.0).then(|| 1.0 - ect(t_op, t_gemm) / serial)
 }
 
-/// Rate in TFLOP/s, `10^12` floating-point operations a second, a multiply and an add counted as
-/// two.
+/// Rate in TFLOP/s; a multiply and an add count as two operations.
 ///
 /// With [`Problem::flop_per_rank`](crate::Problem::flop_per_rank) it is the rate of one GPU.
-/// Infinite where `time` is zero.
+/// Infinite if `time` is zero.
 ///
 /// ```
 /// use flux_core::metrics::tflops;

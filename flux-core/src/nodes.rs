@@ -1,8 +1,7 @@
-//! Nodes: groups of ranks that reach each other's memory; between them data travels as messages.
+//! Nodes: groups of ranks that reach each other's memory. Messages carry data between nodes.
 //!
-//! Invariant: all nodes have the same number of ranks, which are consecutive: rank
-//! `node * per_node + local`. The ranks with one local number are a **rail**, and whatever crosses
-//! nodes stays on its rail.
+//! Invariant: all nodes have equally many, consecutive ranks: rank `node * per_node + local`. The
+//! ranks with one local number form a **rail**; traffic between nodes stays on its rail.
 
 use crate::{Rank, WorldSize};
 use std::fmt;
@@ -24,12 +23,12 @@ pub struct Nodes {
 }
 
 impl Nodes {
-    /// `count` nodes; `None` where the ranks cannot be dealt evenly.
+    /// `count` nodes; `None` if they would not be equal.
     pub const fn new(world: WorldSize, count: u32) -> Option<Self> {
         if count == 0 || !world.get().is_multiple_of(count) { None } else { Some(Self { world, count }) }
     }
 
-    /// A node for each rank: nobody reaches another's memory, or it makes no difference.
+    /// One rank in each node.
     pub const fn apart(world: WorldSize) -> Self {
         Self { world, count: world.get() }
     }
@@ -49,7 +48,7 @@ impl Nodes {
         self.count
     }
 
-    /// Nodes other than one.
+    /// Nodes other than the own one.
     pub const fn others(self) -> u32 {
         self.count - 1
     }
@@ -79,12 +78,12 @@ impl Nodes {
         Rank::new(node * self.per_node() + local)
     }
 
-    /// Whether both ranks are of one node.
+    /// Whether both ranks are in one node.
     pub const fn together(self, a: Rank, b: Rank) -> bool {
         self.node_of(a) == self.node_of(b)
     }
 
-    /// Whether both ranks have the same number in their nodes.
+    /// Whether both ranks have the same local number.
     pub const fn on_one_rail(self, a: Rank, b: Rank) -> bool {
         self.local_of(a) == self.local_of(b)
     }
@@ -100,15 +99,15 @@ impl Nodes {
         (0..self.count).map(move |node| self.rank(node, self.local_of(rank))).filter(move |&peer| peer != rank)
     }
 
-    /// The rank `step` steps after `rank`: around its node, then around the next node from the same
-    /// local number on, and so on.
+    /// The rank `step` steps after `rank`: around its node, then around each next node from the
+    /// same local number on.
     #[must_use]
     pub const fn after(self, rank: Rank, step: u32) -> Rank {
         let (distance, turn) = (step / self.per_node(), step % self.per_node());
         self.rank((self.node_of(rank) + distance) % self.count, (self.local_of(rank) + turn) % self.per_node())
     }
 
-    /// The rank from which `rank` is `step` steps [after](Self::after).
+    /// The rank whose [`after`](Self::after) at `step` is `rank`.
     #[must_use]
     pub const fn before(self, rank: Rank, step: u32) -> Rank {
         let (distance, turn) = (step / self.per_node() % self.count, step % self.per_node());
@@ -145,10 +144,10 @@ mod tests {
                     let all: BTreeSet<Rank> = (0..world.get()).map(|step| nodes.after(rank, step)).collect();
                     assert_eq!(all.len(), world.index());
                     assert!((0..world.get()).all(|step| nodes.before(nodes.after(rank, step), step) == rank));
-                    // At one step no two ranks fix-up item to one.
+                    // At one step no two ranks reach the same rank.
                     let reached: BTreeSet<Rank> = world.ranks().map(|other| nodes.after(other, rank.get())).collect();
                     assert_eq!(reached.len(), world.index());
-                    // Where nodes make no difference it is the ring of the world.
+                    // Without mixed nodes it is the ring of the world.
                     let ring = |step| nodes.after(rank, step) == rank.after(step, world);
                     assert!(nodes.are_mixed() || (0..world.get()).all(ring));
                     assert_eq!(nodes.node_peers(rank).count() + 1, nodes.per_node() as usize);

@@ -1,13 +1,13 @@
 //! The two operations and their shapes.
 //!
-//! Invariant: a [`Problem`] that exists is executable: its extents are positive, divide by the
-//! world size where they are split, and every row of every operand is a multiple of 16 bytes, as
-//! the bulk tensor loads require.
+//! Invariant: every [`Problem`] is executable. Its extents are positive and divide by the world
+//! size where they are split. Rows of operands are multiples of 16 bytes, as bulk tensor loads
+//! require.
 
 use crate::{DType, Rank, WorldSize};
 use std::fmt;
 
-/// Which side of the GEMM the communication is on.
+/// The side of the GEMM with the communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
     /// `y[m, n/W] = gather(x[m/W, k]) * transpose(w[n/W, k])`.
@@ -42,17 +42,16 @@ pub struct Shape {
 }
 
 impl Shape {
-    /// Elements: what a dense operand of this shape has.
+    /// Elements of a dense operand.
     pub const fn elements(self) -> usize {
         self.rows as usize * self.cols as usize
     }
 }
 
-/// Extents are limited so that every index, in elements of one operand, fits 40 bits and every
-/// coordinate a positive `i32`.
+/// Largest extent: element indices fit 40 bits, and coordinates a positive `i32`.
 pub const MAX_EXTENT: u32 = 1 << 24;
 
-/// Elements that a row of an operand is a multiple of: 16 bytes.
+/// Divisor of the elements of an operand's row: 16 bytes.
 const ROW_MULTIPLE: u32 = 8;
 
 /// One fused operation: global `m`, `n`, `k`, element type and world size.
@@ -89,7 +88,7 @@ pub enum ProblemError {
     TooLarge {
         /// `m`, `n` or `k`.
         name: &'static str,
-        /// What was asked for.
+        /// The given value.
         value: usize,
     },
     /// An extent that is split over the ranks does not divide.
@@ -97,11 +96,11 @@ pub enum ProblemError {
     NotDivisible {
         /// `m`, `n` or `k`.
         name: &'static str,
-        /// What was asked for.
+        /// The given value.
         value: u32,
         /// Number of ranks.
         world: u32,
-        /// The next value that divides, into parts that are aligned.
+        /// The next value that divides into aligned parts.
         padded: u64,
     },
     /// A row of an operand would not be a multiple of 16 bytes.
@@ -111,9 +110,9 @@ pub enum ProblemError {
         name: &'static str,
         /// Extent of one rank.
         value: u32,
-        /// What it must be a multiple of.
+        /// Its required divisor.
         multiple: u32,
-        /// The next global value whose parts are.
+        /// The next global value with aligned parts.
         padded: u64,
     },
 }
@@ -136,7 +135,7 @@ impl Problem {
             OpKind::GemmReduceScatter => (1, w),
         };
         for (name, value, parts, multiple) in [("m", m, w, 1), ("n", n, n_parts, ROW_MULTIPLE), ("k", k, k_parts, ROW_MULTIPLE)] {
-            // Passes both checks.
+            // The padded value passes both checks.
             let padded = u64::from(value).next_multiple_of(u64::from(parts * multiple));
             if value % parts != 0 {
                 return Err(ProblemError::NotDivisible { name, value, world: w, padded });
@@ -148,7 +147,7 @@ impl Problem {
         Ok(Self { op, m, n, k, dtype, world })
     }
 
-    /// Which operation.
+    /// The operation.
     pub const fn op(&self) -> OpKind {
         self.op
     }
@@ -210,12 +209,11 @@ impl Problem {
             OpKind::GemmReduceScatter => Shape { rows: self.m_shard(), cols: self.n },
         }
     }
-    /// Floating-point operations of one rank, a multiply and an add counted as two. Saturates: no
-    /// program is so large.
+    /// Floating-point operations of one rank; a multiply and an add count as two. Saturates.
     pub const fn flop_per_rank(&self) -> u64 {
         (2 * self.m as u64 * self.n_local() as u64).saturating_mul(self.k_local() as u64)
     }
-    /// The rows, of all `m`, that belong to `rank`.
+    /// The rows of `rank`'s shard, of all `m`.
     pub const fn shard_rows(&self, rank: Rank) -> std::ops::Range<u32> {
         let r = rank.get() * self.m_shard();
         r..r + self.m_shard()
@@ -234,10 +232,9 @@ mod tests {
     use proptest::prelude::*;
 
     proptest! {
-        /// Whatever is wrong with some extents, whoever does what each error says comes to a
-        /// problem.
+        /// Following each error's advice leads to a valid problem.
         #[test]
-        fn what_an_error_advises_passes_every_check(extents in prop::array::uniform3(1_usize..200), ag: bool, world in 1_u32..=16) {
+        fn advised_values_pass_every_check(extents in prop::array::uniform3(1_usize..200), ag: bool, world in 1_u32..=16) {
             let op = if ag { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
             let build = |[m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).unwrap());
             let mut advised = extents;
@@ -263,7 +260,7 @@ mod tests {
     }
 
     #[test]
-    fn errors_name_the_global_value_that_would_do() {
+    fn errors_name_a_global_value_that_is_valid() {
         let error = |op, [m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(2).unwrap()).unwrap_err().to_string();
         assert_eq!(error(OpKind::AllGatherGemm, [2, 17, 8]), "n = 17 is not divisible by the world size 2: pad n to 32");
         let aligned = "is not a multiple of 8: rows of 16-byte multiples are required";

@@ -1,7 +1,6 @@
 //! Ranks and world sizes.
 //!
-//! Invariant: a [`WorldSize`] lies in `1..=MAX_WORLD`, so a rank's arrays of peers have a fixed
-//! capacity on the device.
+//! Invariant: a [`WorldSize`] lies in `1..=MAX_WORLD`, so peer arrays have a fixed capacity.
 
 use std::fmt;
 
@@ -13,8 +12,7 @@ pub const MAX_WORLD: usize = 16;
 pub struct Rank(u32);
 
 impl Rank {
-    /// The rank with this number. Whether it is below the world size is the communicator's
-    /// business.
+    /// The rank with this number, which the communicator checks against its world size.
     pub const fn new(rank: u32) -> Self {
         Self(rank)
     }
@@ -24,7 +22,7 @@ impl Rank {
         self.0
     }
 
-    /// The number, to index with.
+    /// The number as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
@@ -41,10 +39,8 @@ impl Rank {
         Self((self.0 + world.get() - steps % world.get()) % world.get())
     }
 
-    /// Position of this rank among the ranks other than `owner`, in rank order: the index of its
-    /// place in `owner`'s gather buffer.
-    ///
-    /// `None` for `owner` itself, which keeps nothing of its own there.
+    /// Index of this rank's place in the gather buffer of `owner`: its position among the other
+    /// ranks. `None` for `owner` itself.
     pub const fn place_at(self, owner: Self) -> Option<u32> {
         if self.0 == owner.0 {
             None
@@ -80,12 +76,12 @@ impl WorldSize {
         self.0
     }
 
-    /// The number of ranks, to index with.
+    /// The number of ranks as an index.
     pub const fn index(self) -> usize {
         self.0 as usize
     }
 
-    /// The ranks other than one.
+    /// Ranks other than one.
     pub const fn peers(self) -> u32 {
         self.0 - 1
     }

@@ -1,6 +1,6 @@
 //! The signal protocol in every interleaving and with every stale read that the memory model
-//! allows: what `src/signal` runs over real memory, unchanged, over loom's atomics. Those of
-//! signals, counters and the ticket are also broken on purpose, and each break must be found.
+//! allows: `src/signal`, unchanged, over loom's atomics. Flawed signals, counters and tickets must
+//! each be found.
 //!
 //! `RUSTFLAGS="--cfg loom" cargo test -p flux-core --test loom_protocol --release`
 #![cfg(loom)]
@@ -15,7 +15,7 @@ use loom::sync::atomic::{AtomicU32, Ordering};
 use loom::thread;
 use std::ops::ControlFlow;
 
-/// What is wrong with a word.
+/// The flaw of a word.
 #[derive(Clone, Copy, PartialEq)]
 enum Flaw {
     None,
@@ -42,7 +42,7 @@ impl Word for FlawedWord {
     }
 }
 
-/// Which words of the machine are flawed.
+/// Flaws by kind of word.
 #[derive(Clone, Copy)]
 struct Flaws {
     signal: Flaw,
@@ -52,7 +52,7 @@ struct Flaws {
 }
 const SOUND: Flaws = Flaws { signal: Flaw::None, counter: Flaw::None, ticket: Flaw::None, calling: Flaw::None };
 
-/// The last call before the wrap, so that the calls of a test have epochs `u32::MAX`, 0 and 1.
+/// The last call before the wrap: a test's calls have epochs `u32::MAX`, 0 and 1.
 const FIRST: Epoch = Epoch::new(u32::MAX);
 const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 1 };
 const SENDER: Rank = Rank::new(0);
@@ -61,7 +61,7 @@ const READER: Rank = Rank::new(1);
 /// The words of one rank's pad and blocks.
 struct Block {
     signals: [FlawedWord; 2],
-    /// What the peer says about its calls of each half.
+    /// The peer's words about its calls of each half.
     calling: [[FlawedWord; 2]; 2],
     control: [FlawedWord; 4],
     counter: FlawedWord,
@@ -69,15 +69,15 @@ struct Block {
     abort: FlawedWord,
 }
 
-/// Two ranks; each half of a rank's data region has a cell for each of its peer's workers.
-struct Machine {
+/// Two ranks; each half of a data region has a cell for each of the peer's workers.
+struct RankMemory {
     blocks: [Block; 2],
     data: [[[UnsafeCell<u32>; 2]; 2]; 2],
 }
 
 /// The machine as one rank reaches it.
 #[derive(Clone)]
-struct RankWords(Arc<Machine>, Rank);
+struct RankWords(Arc<RankMemory>, Rank);
 
 impl Words for RankWords {
     type Word = FlawedWord;
@@ -113,7 +113,7 @@ fn machine(flaws: Flaws) -> [RankWords; 2] {
         abort: word(Flaw::None),
     };
     let data = std::array::from_fn(|_| std::array::from_fn(|_| std::array::from_fn(|_| UnsafeCell::new(0))));
-    let machine = Arc::new(Machine { blocks: [block(), block()], data });
+    let machine = Arc::new(RankMemory { blocks: [block(), block()], data });
     let ranks = [SENDER, READER].map(|rank| RankWords(Arc::clone(&machine), rank));
     for words in &ranks {
         initialise(words, words.1, SIZE, FIRST);
@@ -126,18 +126,17 @@ fn patient(_looks: u64) -> ControlFlow<()> {
     ControlFlow::Continue(())
 }
 
-/// Every schedule with at most so many preemptions: loom's own measure of how deep to look, and the
-/// one that keeps a test at seconds.
+/// Explores every schedule with at most this many preemptions, loom's measure of depth.
 fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
     let mut model = loom::model::Builder::new();
     model.preemption_bound = Some(preemptions);
     model.check(test);
 }
 
-/// Writes a worker's cell at the peer and raises, which the last of `workers` does.
+/// Writes a worker's cell at the peer; the last of `workers` raises.
 fn send(call: Protocol<'_, RankWords>, words: &RankWords, worker: usize, workers: u32) {
     let peer = Rank::new(1 - words.1.get());
-    // SAFETY: no SAFETY is claimed: whether the access is exclusive is what loom checks.
+    // SAFETY: none is claimed: loom checks whether the access is exclusive.
     words.0.data[peer.index()][call.half()][worker].with_mut(|cell| unsafe { *cell = call.epoch().get() });
     let counter = if workers > 1 { 0 } else { NONE };
     let item = WorkItem { dest: peer.get(), raise: 0, counter, raise_after: workers, ..WorkItem::default() };
@@ -161,7 +160,7 @@ enum Part {
     Receives,
 }
 
-/// Calls one after the other, the third of which uses the half of the first again.
+/// Consecutive calls; the third uses the half of the first again.
 fn calls(flaws: Flaws, calls: u32, parts: [Part; 2]) {
     explore(3, move || {
         let [first, second] = machine(flaws);
@@ -185,8 +184,8 @@ fn calls_of(words: &RankWords, calls: u32, part: Part) {
     }
 }
 
-/// Two workers of a rank read in its first call, and the one that closes it makes the next, on the
-/// strength of which the peer writes over what both have read.
+/// Two workers of a rank read in its first call. The one that closes it makes the next call, after
+/// which the peer overwrites what both have read.
 fn readers(flaws: Flaws) {
     explore(2, move || {
         let [first, second] = machine(flaws);
@@ -203,8 +202,7 @@ fn readers(flaws: Flaws) {
         };
         let call = Protocol::open(&first, SENDER);
         send(call, &first, 0, 1);
-        // Before there are two of them: workers that spin beside each other have no end in the
-        // model.
+        // One worker awaits first: two that spin beside each other have no end in the model.
         call.wait(0, READER, patient).expect("nothing fails");
         let other = first.clone();
         let other = thread::spawn(move || work(other));
@@ -251,8 +249,7 @@ fn a_relaxed_publish_is_caught() {
     calls(Flaws { signal: Flaw::RelaxedStore, ..SOUND }, 1, [Part::Both; 2]);
 }
 
-/// That every rank hears from every other in a call is what holds it back from a half that is still
-/// read.
+/// A rank may reuse a half because it has heard from every peer.
 #[test]
 #[should_panic(expected = "Causality violation")]
 fn reuse_of_a_half_by_a_rank_that_hears_from_nobody_is_caught() {
@@ -311,8 +308,7 @@ fn of_two_failing_waits_one_leaves_a_whole_record_and_both_end() {
     });
 }
 
-/// Calls of two ranks that say which op each is of, `ops` of them on each; what the last call of
-/// each comes to.
+/// Calls of two ranks that announce their ops; the result of each rank's last call.
 fn announced(flaws: Flaws, ops: [&'static [u32]; 2]) {
     explore(3, move || {
         let [first, second] = machine(flaws);

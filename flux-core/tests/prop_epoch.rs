@@ -1,9 +1,9 @@
-//! Epochs, wherever on the circle of 2^32 numbers they lie.
+//! Epochs anywhere on the circle of 2^32 numbers.
 
 use flux_core::signal::Epoch;
 use proptest::prelude::*;
 
-/// Epochs on both sides of the wrap, and anywhere.
+/// Epochs on both sides of the wrap, and others.
 fn epoch() -> impl Strategy<Value = Epoch> {
     prop_oneof![(0..8_u32).prop_map(|n| Epoch::new(n.wrapping_sub(4))), any::<u32>().prop_map(Epoch::new)]
 }

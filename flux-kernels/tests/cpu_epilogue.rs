@@ -7,7 +7,6 @@ mod support;
 
 use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
-use flux_core::tile::Raster;
 use flux_core::{OpKind, Problem, TileShape, WorldSize};
 use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, Rows, RowsMut};
 use flux_kernels::{Activation, Element};
@@ -30,7 +29,7 @@ fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
     Problem::new(op, 13 * w, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
 }
 
-const SCHEDULE: Schedule = Schedule { chunk: Chunk::Tiles(2), raster: Raster::RowGroups(2), ..Schedule::of(TileShape::new(8, 16, 16)) };
+const SCHEDULE: Schedule = Schedule { chunk: Chunk::Tiles(2), raster_group: 2, ..Schedule::of(TileShape::new(8, 16, 16)) };
 
 /// What an op takes.
 fn activations(op: OpKind) -> &'static [Activation] {

@@ -10,7 +10,6 @@ mod support;
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
-use flux_core::tile::Raster;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
 use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, Rows, RowsMut};
@@ -38,7 +37,7 @@ fn problem<T: Element>(op: OpKind, world: u32, m_shard: usize, n: usize, k: usiz
 }
 
 fn schedule(tile_m: u32, tile_n: u32, chunk: Chunk) -> Schedule {
-    Schedule { chunk, raster: Raster::RowGroups(2), ..Schedule::of(TileShape::new(tile_m, tile_n, 16)) }
+    Schedule { chunk, raster_group: 2, ..Schedule::of(TileShape::new(tile_m, tile_n, 16)) }
 }
 
 /// `calls` calls on changing integers, each compared for equality; all memory that a call may read

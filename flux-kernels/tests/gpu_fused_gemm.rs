@@ -10,7 +10,6 @@ use cudarc::driver::{CudaContext, sys};
 use flux_core::layout::fault;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
-use flux_core::tile::Raster;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cuda::{LaunchError, Pace, loaded};
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
@@ -32,7 +31,7 @@ fn problem(op: OpKind, m_shard: usize, n: usize, k: usize, dtype: DType, world: 
 }
 
 fn schedule(tile: TileShape, chunk: Chunk) -> Schedule {
-    Schedule { chunk, raster: Raster::RowGroups(8), ..Schedule::of(tile) }
+    Schedule { chunk, raster_group: 8, ..Schedule::of(tile) }
 }
 
 type Case = (usize, usize, usize, u32, Chunk);
@@ -188,7 +187,7 @@ const SHARED: [(usize, usize, usize, u32, u32, u32); 4] =
 
 /// With the least number of workers for which first tiles are shared, at least `from`.
 fn shared_from(from: u32, p: Problem, schedule: Schedule) -> Schedule {
-    let ways = (from..from + 64).map(|stream_k| Schedule { stream_k, ..schedule });
+    let ways = (from..from + 64).map(|stream_k_workers| Schedule { stream_k_workers, ..schedule });
     let stream_k = |way: &Schedule| TileProgram::build(&p, Rank::new(0), way).expect("a valid schedule").split_k_slots > 0;
     ways.into_iter().find(stream_k).unwrap_or_else(|| panic!("{p}, {schedule}: no tiles are left over of any waves"))
 }
@@ -374,15 +373,15 @@ fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
     for (op, n, k) in [(OpKind::AllGatherGemm, 6144, 12288), (OpKind::GemmReduceScatter, 12288, 6144)] {
         let p = problem(op, 8192, n, k, DType::Bf16, 1);
         for tile in TileShape::all() {
-            for raster in [Raster::RowGroups(8), Raster::RowGroups(16)] {
-                let mut w = World::new(&context, p, &Schedule { raster, ..Schedule::of(tile) }, Epoch::FIRST);
+            for raster_group in [8, 16] {
+                let mut w = World::new(&context, p, &Schedule { raster_group, ..Schedule::of(tile) }, Epoch::FIRST);
                 let seeds = Seeds { x: 1, w: 2 };
                 w.prepare(seeds, Fill::Uniform);
                 w.time(5);
                 let mut ms = w.time(15);
                 ms.sort_by(f32::total_cmp);
                 let rate = p.flop_per_rank() as f64 / f64::from(ms[7]) / 1e9;
-                println!("{p} tile {tile} {raster:?}: {:.4} ms, {rate:.0} TFLOP/s", ms[7]);
+                println!("{p} tile {tile} groups of {raster_group} row blocks: {:.4} ms, {rate:.0} TFLOP/s", ms[7]);
                 let report = w.verify(seeds, Fill::Uniform)[0];
                 assert!(report.passed(), "{report:?}");
             }

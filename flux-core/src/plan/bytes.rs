@@ -17,7 +17,7 @@ use crate::TileShape;
 /// ```
 pub const PLAN_BYTES: usize = 36;
 
-/// Bytes that are no plan.
+/// The bytes are not a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 #[error("these {PLAN_BYTES} bytes are no plan")]
 pub struct PlanBytesError;
@@ -55,7 +55,7 @@ impl Plan {
     /// Reads the binary form.
     ///
     /// # Errors
-    /// [`PlanBytesError`] where a field has no such value.
+    /// [`PlanBytesError`] if a field has an invalid value.
     pub fn from_bytes(bytes: &[u8; PLAN_BYTES]) -> Result<Self, PlanBytesError> {
         let word = |at: usize| u32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]]);
         let comm = match (word(7), word(8)) {

@@ -1,6 +1,6 @@
 //! The legal plans of a problem.
 //!
-//! Invariant: every candidate is canonical, legal for the problem and the links, and there once.
+//! Invariant: every candidate is canonical, legal for the problem and the links, and listed once.
 
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{gather_place_bytes, slot_bytes};
@@ -8,24 +8,24 @@ use crate::tile::TileGrid;
 use crate::{OpKind, Problem, TileShape};
 use std::collections::HashSet;
 
-/// What one signal announces of a shard over peer memory: some ten signal latencies of an NVLink
-/// port, so that a reader starts after a fraction of a large shard.
+/// Bytes of a chunk over peer memory: about ten signal latencies of a link, so that a reader starts
+/// after a fraction of a large shard.
 const PEER_CHUNK_BYTES: u64 = 4 << 20;
-/// The same through host memory, where each chunk costs two copies of about 5 us.
+/// Bytes of a chunk through host memory, where each chunk costs two copies of about 5 us.
 const STAGED_CHUNK_BYTES: u64 = 2 << 20;
-/// Rows of a chunk through host memory, at least: a pass over `w` serves so many rows.
+/// Least rows of a chunk through host memory, so that a pass over `w` serves enough rows.
 const STAGED_CHUNK_ROWS: u32 = 256;
-/// Least bytes of a slice along `k`: some three signal latencies of a link.
+/// Least bytes of a slice of `k`: about three signal latencies of a link.
 const SLICE_BYTES: u64 = 1 << 20;
-/// Slices along `k` that are tried.
+/// Numbers of slices of `k`.
 const K_SLICES: [u32; 9] = [1, 2, 3, 4, 5, 6, 8, 10, 12];
-/// Workers of a tile that are tried.
+/// Numbers of parts of a split tile.
 const SPLITS: [u32; 2] = [2, 3];
-/// Chunks of a shard that are tried as messages.
+/// Numbers of messages of a shard.
 const MESSAGES: [u32; 4] = [1, 2, 4, 8];
 
 impl Plan {
-    /// Every plan that is worth a look for `problem` on `target`.
+    /// Every candidate for `problem` on `target`.
     pub fn candidates(problem: &Problem, target: &Target) -> Vec<Self> {
         let (mut all, mut known) = (Vec::new(), HashSet::new());
         for tile in TileShape::all() {
@@ -47,7 +47,7 @@ impl Plan {
     }
 }
 
-/// Whether a kernel can do what a GEMM-ReduceScatter asks of its tiles; an AllGather-GEMM asks
+/// Whether a kernel of this tile sends what a GEMM-ReduceScatter needs. An AllGather-GEMM needs
 /// nothing.
 fn has_kernel(problem: &Problem, tile: TileShape, rows: RowMapping) -> bool {
     match (problem.op(), rows) {
@@ -57,7 +57,7 @@ fn has_kernel(problem: &Problem, tile: TileShape, rows: RowMapping) -> bool {
     }
 }
 
-/// How rows may be mapped: per shard one, two, all peers' or all side by side; flattened.
+/// Row mappings: groups of one, two, all peers' or all shards, and flattened rows.
 fn row_mappings(problem: &Problem, target: &Target) -> Vec<RowMapping> {
     let (world, peers) = (problem.world().get(), problem.world().peers());
     let widest = target.widest_group(problem);
@@ -86,13 +86,13 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
     let [kernel, copies] = [Mover::Kernel, Mover::CopyEngine].map(|mover| CommMode::Fused { mover });
     let flattened = plan.is_flattened();
     match (target.links, problem.op()) {
-        // Of equals by the model the first is taken: copy engines leave the kernel alone.
+        // The model takes the first of equal plans: copy engines need no SM.
         (Links::PeerMemory, OpKind::AllGatherGemm) if !flattened => vec![copies, kernel],
         (Links::PeerMemory, _) => vec![kernel],
         (Links::HostStaged, OpKind::GemmReduceScatter) if flattened => vec![kernel, copies],
         (Links::HostStaged, _) => vec![copies],
         (Links::Messages(_), _) => {
-            // A GEMM-ReduceScatter has chunks of the shards of one group at the same time.
+            // A GEMM-ReduceScatter sends chunks of all shards of a group at once.
             let peers = problem.world().peers().max(1);
             let at_once = match (problem.op(), plan.rows) {
                 (OpKind::GemmReduceScatter, RowMapping::PerShard { group }) => group.min(peers)..=group.min(peers),
@@ -145,7 +145,7 @@ fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
     K_SLICES.into_iter().filter(|&slices| slices == 1 || sent / u64::from(slices) >= SLICE_BYTES).collect()
 }
 
-/// Ways to divide `k`. Tiles are split where all of their parts are one wave.
+/// Ways to divide `k`. Split tiles must fit one wave.
 fn split_k<'a>(problem: &Problem, target: &Target, plan: &'a Plan) -> impl Iterator<Item = KSplit> + use<'a> {
     let tiles = match plan.rows {
         RowMapping::Flattened => TileGrid::new(problem.m(), problem.n_local(), plan.tile).tiles(),

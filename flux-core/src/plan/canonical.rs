@@ -1,6 +1,6 @@
 //! The canonical form of a plan.
 //!
-//! Invariant: a plan and its canonical form have the same tile programs, and canonical forms of
+//! Invariant: a plan and its canonical form have the same tile programs; canonical forms of
 //! different programs differ. Tables, records and the ranks' agreement hold canonical plans.
 
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
@@ -8,8 +8,7 @@ use crate::tile::TileGrid;
 use crate::{OpKind, Problem};
 
 impl Plan {
-    /// The same plan without what has no effect for `problem` on `target`, and with no more of
-    /// anything than there is.
+    /// The plan without values that have no effect for `problem` on `target`.
     ///
     /// ```
     /// use flux_core::plan::{KSplit, Plan, Target};
@@ -82,19 +81,19 @@ impl Plan {
         };
         match u64::from(tiles) < all {
             false => Chunk::Shard,
-            // Flattened tiles are announced all together or one by one.
+            // Flattened tiles are announced together or one by one.
             true if problem.op() == OpKind::GemmReduceScatter && self.is_flattened() => Chunk::Tiles(1),
             true => Chunk::Tiles(tiles),
         }
     }
 
-    /// Who moves the data, where the links leave no choice; the plan's own mover where they do.
+    /// The mover that the links dictate, or the plan's own.
     fn canonical_mover(&self, problem: &Problem, target: &Target) -> CommMode {
         let (gathers, by_tile) = (problem.op() == OpKind::AllGatherGemm, self.chunk != Chunk::Shard);
         let mover = match (target.links, self.comm) {
             (Links::PeerMemory, CommMode::Fused { mover }) if gathers && !self.is_flattened() => mover,
             (Links::PeerMemory, _) => Mover::Kernel,
-            // Kernels reach host memory with the rows of single tiles only.
+            // Kernels store only rows of single tiles to host memory.
             (Links::HostStaged, _) if !gathers && self.is_flattened() && by_tile => Mover::Kernel,
             (Links::HostStaged, _) => Mover::CopyEngine,
             (Links::Messages(_), _) => return CommMode::Overlapped { peers: problem.world().peers() },

@@ -1,7 +1,7 @@
-//! The plan of a caller who names none.
+//! The choice of a plan.
 //!
-//! Invariant: a measured row for the problem comes first; without one, the model decides, and a
-//! neighbour's plan decides where the model sees no difference.
+//! Invariant: a measured row for the problem comes first. Otherwise the model decides, or a
+//! neighbour's plan where the model sees no difference.
 
 use super::{Plan, PlanKey, PlanTable, Target};
 use crate::Problem;
@@ -11,7 +11,7 @@ use std::fmt;
 /// mean, and the neighbour was measured.
 const INDIFFERENT: f64 = 1.02;
 
-/// Whose table a row is of.
+/// Owner of a plan table.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum TableKind {
     /// The user's file, which the tuner writes.
@@ -29,14 +29,14 @@ impl fmt::Display for TableKind {
     }
 }
 
-/// Where a plan came from.
+/// Origin of a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum PlanOrigin {
     /// The caller named it.
     Caller,
-    /// A row of a table, for exactly these rows.
+    /// A table row for the same `m`.
     Table(TableKind),
-    /// A row of a table for other rows of the same layer.
+    /// A table row for another `m` of the same layer.
     Neighbour {
         /// The table.
         table: TableKind,
@@ -58,8 +58,8 @@ impl fmt::Display for PlanOrigin {
     }
 }
 
-/// The plan for `problem` on `target`: from the first of `tables` that has it, or by the model. Rows
-/// whose plan no kernel executes are passed over. `None` where no candidate is legal.
+/// The plan for `problem` on `target`: from the first of `tables` with a row that a kernel can
+/// execute, or by the model. `None` without a legal candidate.
 pub fn choose(problem: &Problem, target: &Target, key: &PlanKey, tables: &[(TableKind, &PlanTable)]) -> Option<(Plan, PlanOrigin)> {
     let exact = tables.iter().find_map(|&(kind, table)| Some((kind, table.get(key, problem.m())?)));
     if let Some((kind, row)) = exact.filter(|(_, row)| row.plan.is_executable(problem)) {

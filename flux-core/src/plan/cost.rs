@@ -1,6 +1,6 @@
-//! A roofline that ranks plans.
+//! A roofline model that ranks plans.
 //!
-//! Invariant: every figure is a rate or a latency of the [`Machine`](crate::machine::Machine); none
+//! Invariant: every figure is a rate or a latency of the [`Machine`](crate::machine::Machine), none
 //! is fitted to a shape, a plan or a record. Times are in ns, rates in operations or bytes per ns.
 
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
@@ -9,17 +9,17 @@ use crate::program::Schedule;
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem};
 
-/// What a call beside messages may take longer than modelled: how a library schedules its messages
-/// on their SMs is not known here. A sequential plan, which is, is taken unless the gain is larger.
+/// Margin of calls beside library messages, whose schedule on SMs is unknown. A sequential plan,
+/// which has no such uncertainty, is taken unless the gain is larger.
 const BESIDE_MESSAGES: f64 = 1.15;
 
-/// Exponent of the soft maximum of two streams that overlap: equal ones take an eighth longer than
-/// each, and one that is half as long as the other hides under it.
+/// Exponent of the soft maximum of two overlapping streams: equal streams take an eighth longer
+/// than one, and a stream of half the length hides.
 const OVERLAP: i32 = 6;
 
 impl Plan {
-    /// The candidates, the fastest by the model first; of those within half a percent the first
-    /// candidate, which is the simplest.
+    /// The candidates, the fastest by the model first. Those within half a percent keep the order
+    /// of candidates, simplest first.
     pub fn ranked(problem: &Problem, target: &Target) -> Vec<Self> {
         let mut ranked = Self::candidates(problem, target);
         ranked.sort_by_cached_key(|plan| (plan.cost_ns(problem, target).max(1.0).ln() * 200.0).round() as i64);
@@ -28,13 +28,13 @@ impl Plan {
 
     /// Modelled time of a call on the slowest rank, in ns.
     pub fn cost_ns(&self, problem: &Problem, target: &Target) -> f64 {
-        let call = Call::new(self, problem, target);
-        let body = call.body();
+        let cost = PlanCost::new(self, problem, target);
+        let body = cost.body();
         let exposed = match (self.comm, problem.op()) {
             (_, _) if problem.world().peers() == 0 => 0.0,
-            (CommMode::Sequential, _) => call.collective(),
-            (_, OpKind::AllGatherGemm) => call.exposed_gather(body),
-            (_, OpKind::GemmReduceScatter) => call.exposed_scatter(body),
+            (CommMode::Sequential, _) => cost.collective(),
+            (_, OpKind::AllGatherGemm) => cost.exposed_gather(body),
+            (_, OpKind::GemmReduceScatter) => cost.exposed_scatter(body),
         };
         match self.comm {
             CommMode::Overlapped { .. } => (body + exposed) * BESIDE_MESSAGES,
@@ -43,23 +43,23 @@ impl Plan {
     }
 }
 
-/// A call of a plan, with what several parts of its time depend on.
-struct Call<'a> {
+/// A plan's call, with terms that several parts of its time share.
+struct PlanCost<'a> {
     plan: &'a Plan,
     problem: &'a Problem,
     target: &'a Target,
     schedule: Schedule,
     workers: f64,
-    /// Tiles of a shard, and of the whole program.
+    /// Tiles of a shard.
     of_shard: f64,
     tiles: f64,
-    /// Time of one worker for one whole tile.
+    /// Time of one worker for one tile.
     tile_ns: f64,
-    /// Bytes that a rank sends in a nanosecond.
+    /// Bytes that a rank sends in a ns.
     link: f64,
 }
 
-impl<'a> Call<'a> {
+impl<'a> PlanCost<'a> {
     fn new(plan: &'a Plan, problem: &'a Problem, target: &'a Target) -> Self {
         let of_shard = TileGrid::of_shard(problem, plan.tile).tiles() as f64;
         let tiles = match plan.rows {
@@ -68,14 +68,14 @@ impl<'a> Call<'a> {
         };
         let machine = &target.machine;
         let ops = 2.0 * f64::from(plan.tile.m) * f64::from(plan.tile.n) * f64::from(problem.k_local().next_multiple_of(plan.tile.k));
-        let multiply_ns = ops / machine.ops_per_ns() * plan.tile.step_percent() as f64 / 100.0;
-        // Every step loads a column of both operands' tiles from L2.
+        let multiply_ns = ops / machine.ops_per_ns();
+        // Every step loads a column of both operands from L2.
         let elements = f64::from(plan.tile.m + plan.tile.n) * f64::from(problem.k_local());
         let l2 = machine.l2_bytes_per_us as f64 / 1000.0 / f64::from(machine.multiprocessors);
         let load_ns = elements * problem.dtype().bytes() as f64 / l2;
         let steps_ns = multiply_ns.max(load_ns);
         let link = machine.both_ways_bytes_per_us as f64 / 1000.0;
-        // SMs of the messages beside the kernel, and what they carry.
+        // SMs of the messages beside the kernel, and their rate.
         let (taken, link) = match (target.links, plan.comm) {
             (Links::Messages(channels), CommMode::Overlapped { peers }) => {
                 let taken =
@@ -89,13 +89,13 @@ impl<'a> Call<'a> {
         Self { plan, problem, target, schedule, workers, of_shard, tiles, tile_ns: steps_ns, link }
     }
 
-    /// Multiplication and reads of operands, side by side.
+    /// Multiplication and operand reads, overlapped.
     fn body(&self) -> f64 {
         let sum = self.multiply().powi(OVERLAP) + self.read().powi(OVERLAP);
         sum.powf(1.0 / f64::from(OVERLAP))
     }
 
-    /// Waves of tiles, with the fix-up of those that several workers share.
+    /// Waves of tiles, with the fix-up of shared tiles.
     fn multiply(&self) -> f64 {
         let fixed = self.target.machine.tile_ns as f64;
         let partials = |tiles: f64| 2.0 * tiles * self.tile_elements() * 4.0 / self.memory();
@@ -126,10 +126,10 @@ impl<'a> Call<'a> {
     fn passes(&self) -> f64 {
         let world = self.problem.world().get();
         let passes = match (self.plan.rows, self.problem.op()) {
-            (RowMapping::Flattened, _) => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::ROW_GROUP),
+            (RowMapping::Flattened, _) => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP),
             (RowMapping::PerShard { group }, OpKind::AllGatherGemm) => {
                 let prologue = self.schedule.prologue.min(world);
-                // Chunks that are consumed as they come are one pass each.
+                // Chunk order takes one pass a chunk.
                 let chunks = if self.schedule.chunk_ordered > 0 { self.chunks() as u32 } else { 1 };
                 prologue + (world - prologue).div_ceil(group) * chunks
             }
@@ -138,9 +138,9 @@ impl<'a> Call<'a> {
         passes.into()
     }
 
-    /// What an AllGather-GEMM waits for: the rows of that group of shards that come latest against
-    /// the wave that begins them. Workers take tiles strided, so a late group delays the call by as
-    /// much. Beyond that, the link may be longer than the whole body.
+    /// Exposed time of an AllGather-GEMM: the largest delay of a group's rows against the wave that
+    /// begins it, and any link time beyond the body. Workers take tiles strided, so a late group
+    /// delays the whole call.
     fn exposed_gather(&self, body: f64) -> f64 {
         let world = self.problem.world();
         let groups: Vec<_> = match self.plan.rows {
@@ -157,14 +157,14 @@ impl<'a> Call<'a> {
             }
             let (piece, bytes) = (self.piece(peers, chunks, slices), peers * place);
             let first = match (group.len(), self.plan.is_flattened()) {
-                // Tiles of a shard by itself begin with its first chunk.
+                // A single shard begins with its first chunk.
                 (1, false) => piece + bytes / chunks / slices,
                 _ => chunks * piece + bytes / slices,
             };
             let begins = (f64::from(group.start) * self.of_shard / self.workers).floor() * self.tile_ns;
             let signal = self.target.machine.signal_ns as f64;
             let last = chunks * slices * piece + bytes;
-            // A sliced tile ends behind its last slice.
+            // A sliced tile ends after its last slice.
             let until_last = if slices > 1.0 { last - self.tile_ns * (1.0 - 1.0 / slices) } else { first };
             waited = waited.max(moved + first.max(until_last) + signal - begins);
             moved += last;
@@ -181,7 +181,7 @@ impl<'a> Call<'a> {
         }
     }
 
-    /// What the mover takes for a piece to so many peers besides its bytes.
+    /// The mover's fixed time of a piece to this many peers.
     fn piece(&self, peers: f64, chunks: f64, slices: f64) -> f64 {
         let machine = &self.target.machine;
         match self.plan.comm {
@@ -191,13 +191,13 @@ impl<'a> Call<'a> {
                 let rows = (f64::from(self.problem.m_shard()) / chunks).ceil() as u64;
                 let row_bytes = (f64::from(self.problem.k_local()) / slices).ceil() as u64 * self.problem.dtype().bytes() as u64;
                 let ranks = peers as u64 + u64::from(self.plan.is_flattened());
-                machine.pushing((rows, row_bytes), ranks).as_nanos() as f64
+                machine.push_overhead((rows, row_bytes), ranks).as_nanos() as f64
             }
         }
     }
 
-    /// What a GEMM-ReduceScatter adds behind its body: the link beyond it, the last wave's bytes for
-    /// peers, and partial tiles that are added after the multiplication.
+    /// Exposed time of a GEMM-ReduceScatter: link time beyond the body, the last wave's bytes, and
+    /// additions after the mainloop.
     fn exposed_scatter(&self, body: f64) -> f64 {
         let (machine, peers) = (&self.target.machine, f64::from(self.problem.world().peers()));
         let signal = machine.signal_ns as f64;
@@ -207,7 +207,7 @@ impl<'a> Call<'a> {
             let sent = scatter_place_bytes(self.problem) as f64 * peers;
             let rows = scatter_place_bytes(self.problem) as f64 * (peers + 1.0);
             let reduced = 2.0 * rows / self.memory() + 2.0 * signal;
-            // What one signal announces leaves when the last tile is done.
+            // A whole shard leaves when the last tile is done.
             if self.plan.chunk == Chunk::Shard {
                 return sent / self.link + 2.0 * machine.message_ns as f64 + reduced;
             }
@@ -218,8 +218,8 @@ impl<'a> Call<'a> {
         let late = peers - f64::from(self.schedule.in_mainloop);
         let chunk = f64::from(self.schedule.chunk_of(self.of_shard as u32)) * slot;
         let sent = self.of_shard * slot * peers;
-        // The link begins when the first wave is done. Staged chunks and messages go on when whole;
-        // the last is for the shard before the own one, whose tiles hide it.
+        // The link begins after the first wave. Staged chunks and messages go on when whole. The
+        // last is for the shard before the own one, whose tiles hide it.
         let whole_chunks = |latency: u64| {
             let own = (self.of_shard / self.workers).floor() * self.tile_ns;
             (chunk / self.link + 2.0 * latency as f64 - own).max(0.0)
@@ -233,7 +233,7 @@ impl<'a> Call<'a> {
         link + of_peers * slot / self.link + late * slot / (machine.add_bytes_per_us as f64 / 1000.0) + signal
     }
 
-    /// The library collective by itself.
+    /// Time of the library collective alone.
     fn collective(&self) -> f64 {
         let place = place_bytes(self.problem) as f64;
         self.target.machine.message_ns as f64 + place * f64::from(self.problem.world().peers()) / self.link
@@ -253,7 +253,7 @@ impl<'a> Call<'a> {
     }
 }
 
-/// Bytes of one message: a chunk, or all that one rank has for another.
+/// Bytes of one message: a chunk, or all bytes of a place.
 fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
     let grid = TileGrid::of_shard(problem, plan.tile);
     match (plan.chunk, problem.op()) {
@@ -265,7 +265,7 @@ fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
     }
 }
 
-/// Bytes that one rank has for another.
+/// Bytes that one rank gives another.
 fn place_bytes(problem: &Problem) -> u64 {
     match problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(problem),

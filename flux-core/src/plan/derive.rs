@@ -1,32 +1,33 @@
-//! The schedule of a plan: what a tile program is built from.
+//! The schedule of a plan, which tile programs are built from.
 //!
-//! Invariant: it depends on the plan, the problem and what all ranks know alike: the links, the
-//! nodes and the number of SMs that stream-K counts with. No rate of a machine is in it.
+//! Invariant: it depends only on what all ranks share: the plan, the problem, the links, the nodes
+//! and the SM count. It uses no rate of a machine.
 
 use super::{KSplit, Links, Plan, RowMapping, Target};
-use crate::program::{MAX_ITEMS, Schedule, most_in_mainloop};
-use crate::tile::{Raster, TileGrid};
+use crate::program::{MAX_ITEMS, Schedule, most_partials};
+use crate::tile::TileGrid;
 use crate::{OpKind, Problem};
 
-/// Row blocks of a raster group. The tiles of a wave share rows of `x` and of `w` in L2: with 8 row
-/// blocks a wave of 132 tiles reads 8 + 17 blocks of operands, close to the least there can be.
-pub(super) const ROW_GROUP: u32 = 8;
+/// Row blocks of a raster group. A wave of 132 tiles then reads 8 + 17 blocks of operands, close to
+/// the least.
+pub(super) const RASTER_GROUP: u32 = 8;
 
 impl Plan {
-    /// The schedule that tile programs of this plan are built from.
+    /// The schedule of this plan for `problem`.
     pub fn schedule(&self, problem: &Problem, target: &Target) -> Schedule {
         let (group, flattened) = match self.rows {
             RowMapping::PerShard { group } => (group, false),
             RowMapping::Flattened => (1, true),
         };
         let workers = target.machine.multiprocessors;
-        let (split_k, stream_k) = match self.k {
+        let (split_k, stream_k_workers) = match self.k {
             KSplit::Whole => (1, 1),
-            KSplit::SplitK(workers) => (workers, 1),
+            KSplit::SplitK(parts) => (parts, 1),
             KSplit::StreamK => (1, workers),
         };
-        let (raster, k_slices) = (Raster::RowGroups(ROW_GROUP), self.k_slices);
-        let plain = Schedule { chunk: self.chunk, raster, group, k_slices, split_k, stream_k, flattened, ..Schedule::of(self.tile) };
+        let (raster_group, k_slices) = (RASTER_GROUP, self.k_slices);
+        let plain =
+            Schedule { chunk: self.chunk, raster_group, group, k_slices, split_k, stream_k_workers, flattened, ..Schedule::of(self.tile) };
         if flattened || problem.world().peers() == 0 {
             return plain;
         }
@@ -38,29 +39,29 @@ impl Plan {
             },
             OpKind::GemmReduceScatter => match target.links {
                 Links::PeerMemory => Schedule { in_mainloop: in_mainloop(&plain, problem, workers.into()), ..plain },
-                // Staged partial tiles arrive late.
+                // Staged partial tiles arrive too late.
                 Links::HostStaged | Links::Messages(_) => plain,
             },
         }
     }
 }
 
-/// Shards that are consumed by themselves before the first group: the own one, where it keeps more
-/// than half of the workers busy while the group's rows arrive. Rows in slices need no prologue.
+/// Shards before the first group: the own one, if it keeps more than half of the workers busy while
+/// the group's rows arrive. Slices need no prologue.
 fn prologue_shards(schedule: &Schedule, problem: &Problem, workers: u32) -> u32 {
     let own = TileGrid::of_shard(problem, schedule.tile).tiles();
     u32::from(schedule.group > 1 && schedule.k_slices == 1 && 2 * own > u64::from(workers))
 }
 
-/// Peers' shards that are consumed chunk by chunk: all of them over links that are slower than the
-/// multiplication. Each chunk is one more pass over `w`, which peer memory has no need of.
+/// Peers' shards in chunk order: all, over links that are slower than the multiplication. Each
+/// chunk costs a pass over `w`, so peer memory takes none.
 fn chunk_ordered_shards(schedule: &Schedule, problem: &Problem, target: &Target) -> u32 {
     let in_order = target.links != Links::PeerMemory && schedule.k_slices == 1;
     if in_order { problem.world().peers() } else { 0 }
 }
 
-/// Partial tiles that the owner adds in the mainloop of its own tile: those that were multiplied at
-/// least a wave before. None where all own tiles are in the last wave, as adding then delays it.
+/// Partial tiles that an own tile adds in its mainloop: those that were multiplied at least a wave
+/// earlier. None if all own tiles are in the last wave, which the additions would delay.
 fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
     let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, schedule.tile).tiles());
     if tiles <= workers || world * tiles > MAX_ITEMS || schedule.split_k > 1 {
@@ -78,5 +79,5 @@ fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
         })
     };
     let there = (1..world).take_while(|&step| before(step)).count() as u32;
-    there.min(most_in_mainloop(problem.k_local().div_ceil(schedule.tile.k)))
+    there.min(most_partials(problem.k_local().div_ceil(schedule.tile.k)))
 }

@@ -1,7 +1,7 @@
-//! How an op is executed, as one value.
+//! Plans: how an op is executed.
 //!
-//! Invariant: a plan changes when and in which pieces a result is computed, and where partial sums
-//! are rounded, but nothing else. All ranks of a call use the same plan.
+//! Invariant: a plan changes when a result is computed, in which pieces, and where partial sums are
+//! rounded, nothing else. All ranks of a call use the same plan.
 
 mod bytes;
 mod candidates;
@@ -24,8 +24,8 @@ use crate::TileShape;
 
 /// How an op is executed. Comparable, printable, parsable; the same on every rank.
 ///
-/// What follows from these fields is derived when a tile program is built, and is no field: the
-/// raster, prologue shards, chunk order and in-mainloop accumulation.
+/// The schedule derives raster, prologue shards, chunk order and in-mainloop accumulation from
+/// these fields.
 ///
 /// ```
 /// use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
@@ -47,7 +47,7 @@ pub struct Plan {
     pub k: KSplit,
     /// Rows or tiles that one signal announces.
     pub chunk: Chunk,
-    /// Slices of `k` with signals of their own, so that tiles begin when the first slice is there.
+    /// Slices of `k` with signals of their own; tiles begin when the first slice has arrived.
     /// AllGather-GEMM only; 1 announces whole rows.
     pub k_slices: u32,
     /// How the traffic relates to the GEMM.
@@ -59,7 +59,7 @@ pub struct Plan {
 pub enum RowMapping {
     /// A tile has rows of one shard.
     PerShard {
-        /// Shards that are consumed side by side, so that they share one pass over `w`; at least 1.
+        /// Shards side by side, which share one pass over `w`; at least 1.
         group: u32,
     },
     /// Tiles are cut over all `m` rows: for shards with fewer rows than a tile, or unaligned `m`.
@@ -71,7 +71,7 @@ pub enum RowMapping {
 pub enum KSplit {
     /// One worker multiplies all of it.
     Whole,
-    /// So many workers share every tile; at least 2.
+    /// This many workers share every tile; at least 2.
     SplitK(u32),
     /// All workers share the tiles of a partial last wave.
     StreamK,
@@ -87,7 +87,7 @@ pub enum CommMode {
     },
     /// Messages of a collective library beside the kernel.
     Overlapped {
-        /// Peers that messages go to at once; at least 1.
+        /// Peers that receive messages at once; at least 1.
         peers: u32,
     },
     /// The collective before (AllGather) or after (ReduceScatter) one GEMM.
@@ -104,7 +104,8 @@ pub enum Mover {
 }
 
 impl Plan {
-    /// The simplest plan of a tile: per shard, one shard after another, whole shards announced.
+    /// The simplest plan of a tile: one shard after another, whole shards announced, a kernel
+    /// mover.
     pub const fn of(tile: TileShape) -> Self {
         Self {
             tile,

@@ -1,10 +1,10 @@
-//! What a plan is chosen for.
+//! The target of a plan.
 
 use crate::machine::Machine;
 use crate::program::Channels;
 use crate::{Nodes, OpKind, Problem};
 
-/// The machine, and how its ranks reach each other.
+/// A machine, and how its ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Target {
     /// Rates and latencies.
@@ -27,22 +27,22 @@ pub enum Links {
 }
 
 impl Target {
-    /// Ranks that reach each other's memory, on such a machine.
+    /// Ranks of this machine that reach each other's memory.
     pub const fn peer_memory(machine: Machine, problem: &Problem) -> Self {
         Self { machine, nodes: Nodes::apart(problem.world()), links: Links::PeerMemory }
     }
 
-    /// Whether an op's ranks can run the library collective and the GEMM one after the other.
+    /// Whether ranks can run the library collective before or after the GEMM.
     pub(super) fn has_collectives(&self) -> bool {
         matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed()
     }
 
-    /// Whether messages carry what is for other ranks.
+    /// Whether messages carry data between ranks.
     pub(super) const fn has_messages(&self) -> bool {
         matches!(self.links, Links::Messages(_))
     }
 
-    /// Most shards that can be consumed side by side.
+    /// Most shards of a group.
     pub(super) fn widest_group(&self, problem: &Problem) -> u32 {
         match problem.op() {
             OpKind::AllGatherGemm => problem.world().get(),

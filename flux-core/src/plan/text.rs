@@ -1,13 +1,13 @@
-//! The text of a plan: `key=value` words, as command lines, records and plan tables have it.
+//! The text of a plan: `key=value` words of command lines, records and plan tables.
 //!
-//! Invariant: parsing what is displayed gives the same plan.
+//! Invariant: parsing a displayed plan gives the same plan.
 
 use super::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use crate::TileShape;
 use std::fmt;
 use std::str::FromStr;
 
-/// Why a text is no plan.
+/// Why a text does not parse.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ParsePlanError {
@@ -17,36 +17,36 @@ pub enum ParsePlanError {
         /// The word.
         word: String,
     },
-    /// There is no such key.
+    /// The key is unknown.
     #[error("a plan has no {key:?}: its keys are tile, rows, k, chunk, k-slices and comm")]
     Key {
         /// The key.
         key: String,
     },
-    /// The key stands there twice.
+    /// The key occurs twice.
     #[error("{key} is given twice")]
     Twice {
         /// The key.
         key: String,
     },
-    /// The value is none of the key's.
+    /// The value does not fit the key.
     #[error("{key}={value}: {expected}")]
     Value {
         /// The key.
         key: String,
         /// The value.
         value: String,
-        /// What the key takes.
+        /// Values of the key.
         expected: &'static str,
     },
-    /// There is no tile.
+    /// The tile is missing.
     #[error("a plan names its tile, as in tile=128x256x64")]
     NoTile,
 }
 
 const EXAMPLE: &str = "tile=256x192x64 rows=per-shard:2 k=stream-k chunk=1 k-slices=4 comm=fused:kernel";
 
-/// Keys with what each takes.
+/// Keys with their values.
 const KEYS: [(&str, &str); 6] = [
     ("tile", "expected rows x columns x step along k, as in 128x256x64"),
     ("rows", "expected flattened, or per-shard:G with G shards side by side"),
@@ -59,7 +59,7 @@ const KEYS: [(&str, &str); 6] = [
 impl FromStr for Plan {
     type Err = ParsePlanError;
 
-    /// Reads `key=value` words in any order. `tile` is required; what is left out is as in
+    /// Reads `key=value` words in any order. `tile` is required; other keys default to
     /// [`Plan::of`].
     fn from_str(text: &str) -> Result<Self, ParsePlanError> {
         let mut seen = Vec::new();
@@ -166,7 +166,7 @@ pub(super) mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    /// Every kind of plan, legal or not for any problem.
+    /// Plans of every kind, legal or not.
     pub(in crate::plan) fn plans() -> impl Strategy<Value = Plan> {
         let rows = prop_oneof![Just(RowMapping::Flattened), (1_u32..20).prop_map(|group| RowMapping::PerShard { group })];
         let k = prop_oneof![Just(KSplit::Whole), Just(KSplit::StreamK), (2_u32..20).prop_map(KSplit::SplitK)];
@@ -214,7 +214,7 @@ pub(super) mod tests {
         assert_eq!(error("tile=1x1x1 k=split-k:1"), "k=split-k:1: expected whole, stream-k, or split-k:N with N of at least 2");
         assert_eq!(error("tile=1x1x1 tile=1x1x1"), "tile is given twice");
         assert!(error("band=2").starts_with("a plan has no \"band\": its keys are tile, rows,"));
-        assert!(error("stacked").starts_with("\"stacked\" is not of the form key=value; a plan reads like `tile="));
+        assert!(error("plain").starts_with("\"plain\" is not of the form key=value; a plan reads like `tile="));
         for text in ["rows=per-shard", "rows=flattened:1", "chunk=0", "k-slices=0", "comm=fused", "comm=fused:thread", "comm=overlapped:0"]
         {
             assert!(error(text).starts_with(&format!("{text}: expected ")), "{text}");

@@ -1,10 +1,10 @@
-//! A tile program as text, for the message of a failed property and for people.
+//! A tile program as text, for failed properties and for people.
 
 use super::{Await, Forward, NONE, TileProgram, Transfer, WorkItem, sink, source};
 use std::fmt;
 
 impl fmt::Display for TileProgram {
-    /// A header line, then a line for each item, each transfer and each forward, numbered.
+    /// A header line, then a numbered line for each item, transfer and forward.
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
@@ -35,7 +35,7 @@ impl fmt::Display for TileProgram {
 }
 
 impl TileProgram {
-    /// Written to be printed for broken programs too: nothing here may panic.
+    /// Broken programs are printed too: nothing here may panic.
     fn fmt_item(&self, f: &mut fmt::Formatter<'_>, item: &WorkItem) -> fmt::Result {
         let (row_end, col_end) = (item.row.saturating_add(item.rows), item.col.saturating_add(item.cols));
         let from = match item.a_source {
@@ -45,7 +45,7 @@ impl TileProgram {
         };
         write!(f, "[{}..{row_end}, {}..{col_end}]", item.row, item.col)?;
         if item.sink == sink::REDUCE_ROWS {
-            f.write_str(" folded")?;
+            f.write_str(" reduced")?;
         } else {
             write!(f, " of {from} {}", item.a_outer)?;
         }
@@ -55,7 +55,7 @@ impl TileProgram {
         self.fmt_awaits(f, item.await_first, item.await_count)?;
         self.fmt_awaits(f, item.late_first, item.late_count)?;
         if item.parts > 0 {
-            write!(f, " + {} parts from part slot {}", item.parts, item.part)?;
+            write!(f, " + {} parts from split-K slot {}", item.parts, item.part)?;
         }
         if item.partials > 0 && item.sink != sink::REDUCE_ROWS {
             write!(f, " + {} partials from slot {}", item.partials, item.partial_slot)?;
@@ -64,7 +64,7 @@ impl TileProgram {
             sink::STORE => write!(f, " -> y shard {}", item.out_outer)?,
             sink::SEND => write!(f, " -> rank {} slot {}", item.dest, item.slot)?,
             sink::REDUCE => f.write_str(" -> y")?,
-            sink::PARTIAL => write!(f, " -> part slot {}", item.part)?,
+            sink::PARTIAL => write!(f, " -> split-K slot {}", item.part)?,
             sink::SCATTER => f.write_str(" -> owners")?,
             sink::REDUCE_ROWS => write!(f, " of {} ranks -> y", item.partials)?,
             other => write!(f, " -> sink {other}?")?,

@@ -1,4 +1,4 @@
-//! Why a schedule cannot be built.
+//! Errors of schedules that cannot be built.
 
 use super::MAX_ITEMS;
 use crate::{Nodes, Rank, TileShape, WorldSize};
@@ -7,28 +7,27 @@ use crate::{Nodes, Rank, TileShape, WorldSize};
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ScheduleError {
-    /// An extent of the schedule is zero.
+    /// A value of the schedule is zero.
     #[error("{name} = 0: it must be at least 1")]
     Zero {
-        /// `tile.m`, `tile.n`, `tile.k`, `chunk`, `group`, `k_slices`, `split_k`, `stream_k` or
-        /// `raster group`.
+        /// The field.
         name: &'static str,
     },
-    /// An extent of the tile is beyond that of any problem, or there are more workers than
-    /// [`MAX_STREAM_K`](super::MAX_STREAM_K).
+    /// An extent of the tile is above that of any problem, or the workers are above
+    /// [`MAX_STREAM_K_WORKERS`](super::MAX_STREAM_K_WORKERS).
     #[error("{name} = {value} is above the limit {limit}")]
     TooLarge {
-        /// `tile.m`, `tile.n`, `tile.k` or `stream_k`.
+        /// The field.
         name: &'static str,
-        /// What was asked for.
+        /// The given value.
         value: u32,
-        /// The most that there may be.
+        /// The largest allowed value.
         limit: u32,
     },
-    /// The rank is none of the problem's.
+    /// The rank is outside the world.
     #[error("rank {rank} is outside the world of {world} ranks")]
     RankOutsideWorld {
-        /// Whose program was asked for.
+        /// The given rank.
         rank: Rank,
         /// Number of ranks.
         world: WorldSize,
@@ -41,38 +40,38 @@ pub enum ScheduleError {
         /// Ranks of the problem.
         world: WorldSize,
     },
-    /// Flattened rows of several nodes.
+    /// Rows are flattened over several nodes.
     #[error("tiles of rows=flattened have several owners, so nothing can be passed on between {nodes}: use rows=per-shard:1")]
     FlattenedNodes {
         /// The nodes.
         nodes: Nodes,
     },
-    /// The tile is too small for the problem, or split among too many workers.
+    /// The tile is too small for the problem, or `split_k` too large.
     #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or no k=split-k")]
     TooManyItems {
         /// Extents of the tile.
         tile: TileShape,
-        /// Items that one rank would work on.
+        /// Items of one rank.
         items: u64,
     },
-    /// What is announced is too small for the problem.
+    /// The chunks or slices are too small for the problem.
     #[error(
         "tile {tile} makes {signals} signals of one rank's pad, above the limit {MAX_ITEMS}: use a larger tile or chunk, or fewer slices of k"
     )]
     TooManySignals {
         /// Extents of the tile.
         tile: TileShape,
-        /// Signals that peers would raise.
+        /// Signals that peers raise.
         signals: u64,
     },
-    /// Too many row blocks, each of which awaits every slice of what it reads.
+    /// Too many row blocks, each of which awaits every slice of its shards.
     #[error(
         "tile {tile} makes {awaits} awaits of rows in one rank's program, above the limit {MAX_ITEMS}: use a larger tile, or fewer slices of k"
     )]
     TooManyAwaits {
         /// Extents of the tile.
         tile: TileShape,
-        /// Entries of the await list that announce rows.
+        /// Awaits of rows.
         awaits: u64,
     },
 }

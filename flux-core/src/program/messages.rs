@@ -1,38 +1,36 @@
-//! What messages take of a device, and to how many peers at once they go.
+//! Messages between ranks: their SMs, and how many peers receive one at once.
 //!
-//! Invariant: all of it is a function of the problem, of what the transport says and of the options
-//! that the ranks have agreed on: all ranks send and receive in the same groups, and leave as many
-//! multiprocessors as the largest group needs.
+//! Invariant: all of it follows from the problem, the transport's channels and options that the
+//! ranks agree on. So all ranks send and receive in the same groups, and leave the same number of
+//! SMs.
 
 use super::Round;
 
-/// How messages share the multiprocessors that they need, as far as it is known: never less than
-/// what they take.
+/// SMs that messages need: an upper bound.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Channels {
-    /// Multiprocessors of all messages that go at once, at most.
+    /// Most SMs of all messages that are in flight together.
     pub all: u32,
-    /// Those of one message whose parts are not too large, a power of two.
+    /// SMs of a message with parts of at most `part_bytes`, a power of two.
     pub each: u32,
-    /// Most bytes of a part: a message with larger ones takes twice as many multiprocessors, again
-    /// and again until it has `all`.
+    /// Most bytes of an SM's part: a message with larger parts doubles its SMs, up to `all`.
     pub part_bytes: u64,
-    /// Least bytes that are worth a message of their own.
+    /// Least bytes for which a message of its own pays off.
     pub least_bytes: u64,
-    /// Whether they cross a network: there small messages overlap on the way, and larger ones than
-    /// are worth it take longer.
+    /// Whether messages cross a network, where small ones overlap in flight and large ones gain
+    /// nothing.
     pub network: bool,
 }
 
 impl Channels {
-    /// Of messages that take no multiprocessor and may be of any size.
+    /// Messages that take no SM and may have any size.
     pub const FREE: Self = Self { all: 0, each: 0, part_bytes: u64::MAX, least_bytes: 0, network: false };
 
-    /// Multiprocessors of a message of so many bytes.
+    /// SMs of a message of `bytes`.
     ///
     /// ```
     /// use flux_core::program::Channels;
-    /// let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: false };
+    /// let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, ..Channels::FREE };
     /// assert_eq!([16, 17, 33, 200].map(|mib| channels.of_message(mib << 20)), [4, 8, 16, 16]);
     /// ```
     pub fn of_message(&self, bytes: u64) -> u32 {
@@ -43,15 +41,15 @@ impl Channels {
         taken.min(self.all)
     }
 
-    /// Multiprocessors that the messages of the largest group take.
+    /// SMs of the largest group's messages.
     pub fn of(&self, rounds: &[Round], peers: u32) -> u32 {
         let of_group = |group: &[Round]| group.iter().fold(0, |sum: u32, round| sum.saturating_add(self.of_message(round.bytes)));
         groups(rounds, peers).map(of_group).max().unwrap_or(0).min(self.all)
     }
 }
 
-/// The rounds of rows that are all there from the start, so that those of the peers that go together
-/// come before those of the next.
+/// Orders rounds of rows, all of which are there from the start: those of one batch of `peers`
+/// peers precede those of the next.
 pub fn in_batches_of(rounds: Vec<Round>, peers: u32) -> Vec<Round> {
     let mut numbered = Vec::with_capacity(rounds.len());
     for run in rounds.chunk_by(|a, b| a.offset == b.offset) {
@@ -61,16 +59,17 @@ pub fn in_batches_of(rounds: Vec<Round>, peers: u32) -> Vec<Round> {
     numbered.into_iter().map(|(_, round)| round).collect()
 }
 
-/// The rounds in groups, whose messages go at once: the same chunk to so many peers.
+/// The rounds in groups whose messages are in flight together: one chunk to at most `peers` peers.
 ///
-/// Ranks that are given the same number make the same groups: which rounds share one depends on
-/// chunks, that all ranks' rounds have in common.
+/// Chunks are the same on all ranks, so ranks with the same `peers` form the same groups.
 ///
 /// ```
 /// use flux_core::program::{Schedule, TileProgram, groups};
 /// use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-/// let p = Problem::new(OpKind::AllGatherGemm, 512, 1024, 1024, DType::Bf16, WorldSize::new(4).unwrap())?;
-/// let program = TileProgram::build(&p, Rank::new(0), &Schedule::of(TileShape::new(128, 128, 64)))?;
+/// let world = WorldSize::new(4).unwrap();
+/// let p = Problem::new(OpKind::AllGatherGemm, 512, 1024, 1024, DType::Bf16, world)?;
+/// let schedule = Schedule::of(TileShape::new(128, 128, 64));
+/// let program = TileProgram::build(&p, Rank::new(0), &schedule)?;
 /// let rounds = program.rounds().unwrap();
 /// assert_eq!((groups(&rounds, 3).count(), groups(&rounds, 1).count()), (1, 3));
 /// # Ok::<(), Box<dyn std::error::Error>>(())

@@ -1,28 +1,24 @@
-//! The tuning knobs of a tile program.
+//! What a tile program is built from: cuts and order of the tiles of one problem.
 //!
-//! Invariant: no value of a [`Schedule`] changes what is computed, only when and in which pieces;
-//! `split_k`, `stream_k`, and `in_mainloop` and `flattened` for GEMM-ReduceScatter, also
-//! where it is rounded.
+//! Invariant: no field of a [`Schedule`] changes what is computed. `split_k`, `stream_k_workers`,
+//! `in_mainloop` and, for GEMM-ReduceScatter, `flattened` change where sums are rounded.
 
 use super::ScheduleError;
 use crate::problem::MAX_EXTENT;
-use crate::tile::{Raster, TileExtent, TileGrid};
+use crate::tile::{TileExtent, TileGrid};
 use crate::{TileShape, WorldSize};
 use std::fmt;
 use std::ops::Range;
 
-/// How much of a shard one signal announces: the communication tile, independent of the GEMM tile.
+/// How much of a shard one signal announces.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Chunk {
     /// The whole shard.
     Shard,
-    /// So many tiles of the shard, at least 1; as many as the shard has, or more, are the whole
-    /// shard.
+    /// This many tiles of the shard, at least 1; at most the whole shard.
     ///
-    /// What is sent decides how they are counted. AllGather-GEMM sends rows of `x`: row blocks of
-    /// `tile.m` rows each. GEMM-ReduceScatter sends partial tiles: tiles, in the order of the
-    /// raster. Either way `Tiles(1)` is the finest. Where its rows are flattened a signal announces
-    /// all of them, or each by itself, as with any number below all.
+    /// AllGather-GEMM counts row blocks of `tile.m` rows of `x`. GEMM-ReduceScatter counts partial
+    /// tiles in raster order. With flattened rows it announces single tiles, or all of them.
     Tiles(u32),
 }
 
@@ -35,110 +31,102 @@ impl fmt::Display for Chunk {
     }
 }
 
-/// Most [`stream_k`](Schedule::shares): far more workers than any machine has, and few items beside
-/// [`MAX_ITEMS`](super::MAX_ITEMS).
-pub const MAX_STREAM_K: u32 = 1 << 16;
+/// Most [`stream_k_workers`](Schedule::stream_k_workers): above any SM count, and few items
+/// compared with [`MAX_ITEMS`](super::MAX_ITEMS).
+pub const MAX_STREAM_K_WORKERS: u32 = 1 << 16;
 
-/// How a problem is cut and ordered. All ranks of a call use the same.
+/// How a problem is cut and ordered. All ranks of a call use the same schedule.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Schedule {
     /// Extents of a GEMM tile.
     pub tile: TileShape,
     /// How much one signal announces.
     pub chunk: Chunk,
-    /// Order of the tiles within every shard.
-    pub raster: Raster,
-    /// Shards whose tiles are worked on side by side: 1 and a shard is finished before the next is
-    /// begun.
+    /// Row blocks of a raster group, at least 1: tiles run down a group's rows, then along its
+    /// columns. `u32::MAX` walks whole columns.
+    pub raster_group: u32,
+    /// Shards whose tiles are worked on side by side, so that they share one pass over `w`.
     ///
-    /// Every group reads all of `w` once, as long as its tiles keep in step. Thin shards, of a few
-    /// row blocks, are therefore better taken several at a time, though for AllGather-GEMM the group
-    /// then begins when its last rows are there. For GEMM-ReduceScatter the own shard is always a
-    /// group of its own.
+    /// An AllGather-GEMM begins a group when the last of its rows is there. The own shard of a
+    /// GEMM-ReduceScatter is always a group of its own.
     pub group: u32,
-    /// Shards that are groups of their own before those of `group` shards begin, the own one first
-    /// (AllGather-GEMM): with 1, the own shard is worked on while the rows of the first group come.
+    /// Shards that form groups of one before the first group of `group` shards, the own shard first
+    /// (AllGather-GEMM).
     pub prologue: u32,
-    /// Peers' shards that are worked on chunk by chunk, as they come, the first to come first; the
-    /// others in the order of the raster (AllGather-GEMM). Every chunk reads all of `w`, but none
-    /// waits for another. Of a group of several shards so does a chunk of each, if the group begins
-    /// with one of them and rows come whole; not where they come in slices of `k`.
+    /// Peers' shards that are worked on chunk by chunk, in order of arrival (AllGather-GEMM).
+    ///
+    /// Each chunk reads all of `w`, but waits for no other chunk. A group that begins with such a
+    /// shard takes a chunk of each of its shards; not if rows come in several slices.
     pub chunk_ordered: u32,
-    /// Most slices that the columns of a shard, its `k`, are cut into, each with signals of its own
-    /// (AllGather-GEMM): 1 and whole rows are announced.
+    /// Most slices of `k` with signals of their own (AllGather-GEMM); 1 announces whole rows.
     ///
-    /// An item waits for a slice only when it comes to it, so that with several it begins when the
-    /// first is there. Slices end at steps of `tile.k`.
+    /// An item waits for a slice when it comes to it. Slices end at steps of `tile.k`.
     pub k_slices: u32,
-    /// Items that share a tile, each of which multiplies a part of `k`; more than `k` has steps are
-    /// as many as it has steps.
+    /// Items that share a tile, each with a part of `k`; at most the steps of `k`.
     ///
-    /// For problems with fewer tiles than there are workers. The parts are added in the order of
-    /// `k`, in fp32: the same bits in every run, but others than those of another number of splits.
+    /// Parts are added in the order of `k`, in fp32: the same bits in every run.
     pub split_k: u32,
-    /// Workers whose last wave is to be a whole one, at most [`MAX_STREAM_K`], or 1: the tiles that
-    /// whole waves leave come first, or last where rows of an AllGather-GEMM come in slices of `k`,
-    /// or the first are of several shards, and are shared by groups of these workers so that all
-    /// are done after the same part of a tile.
+    /// Workers that share the tiles of a partial last wave, at most [`MAX_STREAM_K_WORKERS`]; 1 for
+    /// none.
     ///
-    /// Means nothing where that gains nothing, where `split_k` share every tile, where only some
-    /// ranks share a node, and where tiles of the own shard of a GEMM-ReduceScatter, which come
-    /// last, would have to be shared. As with splits, the bits are others than those of another
-    /// number.
-    pub stream_k: u32,
-    /// Whether rows are flattened, for shards with fewer rows than a tile, or that are not whole
-    /// tiles. Means nothing in a world of 1.
+    /// The shared tiles come first; last in an AllGather-GEMM with several slices or a first group
+    /// of several shards. It has no effect with `split_k`, with mixed nodes, where sharing gains
+    /// nothing, and where own tiles of a GEMM-ReduceScatter would be shared.
+    pub stream_k_workers: u32,
+    /// Whether tiles are cut over all `m` rows: for shards with fewer rows than a tile, or
+    /// unaligned `m`. It has no effect in a world of 1.
     ///
-    /// For GEMM-ReduceScatter it changes what is rounded: every rank's product, the own one too, is
-    /// then rounded before all are added.
+    /// A GEMM-ReduceScatter then rounds every rank's product before the sum.
     pub flattened: bool,
-    /// Partial tiles that a GEMM-ReduceScatter adds to a tile of the own shard while it is
-    /// multiplied, those that were sent first, at even distances along `k`; the others are added
-    /// after. More than there are, or than `k` has room for, are as many as there can be; there are
-    /// none where `k` is split, where rows are flattened, and where only some ranks share a node.
+    /// Partial tiles that a GEMM-ReduceScatter adds in the mainloop of an own tile, in the order in
+    /// which they were sent; at most what `k` has room for. The others are added afterwards.
     ///
-    /// What is awaited in the midst of a tile should be there by then. The order of the sum follows
-    /// from it: the same bits in every run, but others than those of another number.
+    /// It is 0 with `split_k`, with flattened rows and with mixed nodes.
     pub in_mainloop: u32,
 }
 
 impl Schedule {
-    /// The simplest schedule of these tiles: whole shards, one after another, each tile one item.
+    /// The simplest schedule of a tile: whole shards, one after another, each tile one item.
     ///
     /// ```
     /// use flux_core::TileShape;
     /// use flux_core::program::{Chunk, Schedule};
-    /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(128, 256, 64)) };
-    /// assert_eq!((schedule.group, schedule.k_slices, schedule.split_k, schedule.flattened), (1, 1, 1, false));
+    /// let tile = TileShape::new(128, 256, 64);
+    /// let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
+    /// assert_eq!((schedule.group, schedule.k_slices, schedule.split_k), (1, 1, 1));
     /// ```
     pub const fn of(tile: TileShape) -> Self {
         Self {
             tile,
             chunk: Chunk::Shard,
-            raster: Raster::RowsFastest,
+            raster_group: u32::MAX,
             group: 1,
             prologue: 0,
             chunk_ordered: 0,
             k_slices: 1,
             split_k: 1,
-            stream_k: 1,
+            stream_k_workers: 1,
             flattened: false,
             in_mainloop: 0,
         }
     }
 
-    /// What makes the schedule unusable whatever the problem.
+    /// Refuses values that no problem can use.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster, group, prologue: _, chunk_ordered: _, k_slices, split_k, stream_k, flattened: _, in_mainloop: _ } =
-            *self;
-        let limited = [
+        let Self { tile, chunk, raster_group, group, k_slices, split_k, stream_k_workers, .. } = *self;
+        let tiles = if let Chunk::Tiles(tiles) = chunk { tiles } else { 1 };
+        let values = [
             ("tile.m", tile.m, MAX_EXTENT),
             ("tile.n", tile.n, MAX_EXTENT),
             ("tile.k", tile.k, MAX_EXTENT),
-            ("shares", stream_k, MAX_STREAM_K),
+            ("stream_k_workers", stream_k_workers, MAX_STREAM_K_WORKERS),
+            ("group", group, u32::MAX),
+            ("k_slices", k_slices, u32::MAX),
+            ("split_k", split_k, u32::MAX),
+            ("chunk", tiles, u32::MAX),
+            ("raster_group", raster_group, u32::MAX),
         ];
-        let unlimited = [("band", group), ("k_slices", k_slices), ("splits", split_k)].map(|(name, value)| (name, value, u32::MAX));
-        for (name, value, limit) in limited.into_iter().chain(unlimited) {
+        for (name, value, limit) in values {
             if value == 0 {
                 return Err(ScheduleError::Zero { name });
             }
@@ -146,48 +134,39 @@ impl Schedule {
                 return Err(ScheduleError::TooLarge { name, value, limit });
             }
         }
-        match (chunk, raster) {
-            (Chunk::Tiles(0), _) => Err(ScheduleError::Zero { name: "chunk" }),
-            (_, Raster::RowGroups(0)) => Err(ScheduleError::Zero { name: "raster group" }),
-            _ => Ok(()),
-        }
+        Ok(())
     }
 
-    /// The groups of an AllGather-GEMM: the steps, counted from 0, whose shards are taken side by
-    /// side.
+    /// The groups of an AllGather-GEMM, as ranges of steps counted from 0.
     pub(crate) fn groups(&self, world: WorldSize) -> impl Iterator<Item = Range<u32>> + use<> {
         let (prologue, group) = (self.prologue.min(world.get()), self.group);
         (0..prologue).map(|step| step..step + 1).chain(groups_of(prologue..world.get(), group))
     }
 
-    /// The tiles of the shards at the steps of a group, with their step; each shard's in the order
-    /// of the raster.
-    pub(super) fn in_group(&self, grid: TileGrid, group: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
-        Self::in_order(grid, self.raster, group)
+    /// The tiles of a group's shards side by side, each with its step; each shard's in raster
+    /// order.
+    pub(super) fn tiles_of_group(&self, grid: TileGrid, group: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
+        side_by_side(grid, self.raster_group, group)
     }
 
-    /// The same of an AllGather-GEMM, whose first shards to come are taken chunk by chunk.
-    pub(super) fn as_they_come(&self, grid: TileGrid, group: Range<u32>, slices: u32) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
-        let comes = self.is_chunk_ordered(&group, slices);
-        Self::in_order(grid, if comes { Raster::RowGroups(self.chunk_of(grid.row_blocks())) } else { self.raster }, group)
+    /// As [`tiles_of_group`](Self::tiles_of_group), chunk by chunk where the group is
+    /// chunk-ordered.
+    pub(super) fn gather_order(&self, grid: TileGrid, group: Range<u32>, slices: u32) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
+        let chunk_ordered = self.is_chunk_ordered(&group, slices);
+        side_by_side(grid, if chunk_ordered { self.chunk_of(grid.row_blocks()) } else { self.raster_group }, group)
     }
 
-    /// Whether the rows of this group are taken chunk by chunk, where they come in so many slices.
+    /// Whether the rows of this group are taken chunk by chunk, given the number of slices.
     pub(super) fn is_chunk_ordered(&self, group: &Range<u32>, slices: u32) -> bool {
         (1..=self.chunk_ordered).contains(&group.start) && (group.len() == 1 || slices == 1)
     }
 
-    fn in_order(grid: TileGrid, raster: Raster, group: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> {
-        grid.order(raster).flat_map(move |tile| group.clone().map(move |step| (tile, step)))
-    }
-
-    /// Of so many tiles of a program, those that whole waves leave.
+    /// Tiles of the partial last wave that stream-K shares, of all `tiles` of a program.
     pub(super) fn partial_wave(&self, tiles: u64) -> u64 {
-        if self.stream_k == 1 || self.split_k > 1 { 0 } else { tiles % u64::from(self.stream_k) }
+        if self.stream_k_workers == 1 || self.split_k > 1 { 0 } else { tiles % u64::from(self.stream_k_workers) }
     }
 
-    /// Tiles of a chunk: row blocks for AllGather-GEMM, tiles for GEMM-ReduceScatter, of the
-    /// `available` ones of a shard.
+    /// Tiles of a chunk, of the `available` row blocks (AllGather-GEMM) or tiles of a shard.
     pub(crate) fn chunk_of(&self, available: u32) -> u32 {
         match self.chunk {
             Chunk::Shard => available,
@@ -196,15 +175,25 @@ impl Schedule {
     }
 }
 
-/// These steps, `group` at a time.
+fn side_by_side(grid: TileGrid, raster_group: u32, group: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> {
+    grid.order(raster_group).flat_map(move |tile| group.clone().map(move |step| (tile, step)))
+}
+
+/// The steps in ranges of `group`.
 pub(super) fn groups_of(steps: Range<u32>, group: u32) -> impl Iterator<Item = Range<u32>> {
     steps.clone().step_by(group as usize).map(move |first| first..steps.end.min(first.saturating_add(group)))
 }
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster, group, prologue, chunk_ordered, k_slices, split_k, stream_k, flattened, in_mainloop } = self;
-        write!(f, "tile {tile}, chunk {chunk}, {raster}, group {group}")?;
+        let Self { tile, chunk, raster_group, group, prologue, chunk_ordered, k_slices, split_k, stream_k_workers, flattened, in_mainloop } =
+            self;
+        write!(f, "tile {tile}, chunk {chunk}, ")?;
+        match raster_group {
+            &u32::MAX => f.write_str("rows fastest")?,
+            blocks => write!(f, "groups of {blocks} row blocks")?,
+        }
+        write!(f, ", group {group}")?;
         if *prologue > 0 {
             write!(f, " after {prologue} of one")?;
         }
@@ -215,13 +204,13 @@ impl fmt::Display for Schedule {
             write!(f, ", {k_slices} slices of k")?;
         }
         if *split_k > 1 {
-            write!(f, ", {split_k} split_k")?;
+            write!(f, ", split-K {split_k}")?;
         }
-        if *stream_k > 1 {
-            write!(f, ", {stream_k} workers share what whole waves leave")?;
+        if *stream_k_workers > 1 {
+            write!(f, ", stream-K over {stream_k_workers} workers")?;
         }
         if *in_mainloop > 0 {
-            write!(f, ", {in_mainloop} partial tiles in_mainloop")?;
+            write!(f, ", {in_mainloop} partial tiles in the mainloop")?;
         }
         f.write_str(if *flattened { ", flattened" } else { "" })
     }

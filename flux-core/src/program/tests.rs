@@ -1,8 +1,8 @@
 //! Programs of small problems, item by item.
 
 use super::*;
-use crate::tile::Raster;
-use crate::{DType, WorldSize};
+use crate::layout::WorkspaceSize;
+use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 
 const TILE: TileShape = TileShape::new(128, 256, 64);
 
@@ -25,7 +25,7 @@ fn ag_gemm_reads_its_own_shard_first_and_in_place() {
     let shards: Vec<u32> = program.items.iter().map(|item| item.out_outer).collect();
     assert_eq!(shards, [1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0]);
     assert!(program.items[..4].iter().all(|i| (i.a_source, i.a_outer, i.await_count) == (source::CALLER, 0, 0)));
-    // shard 2 lies in place 1 (ranks 0 and 2 have places 0 and 1) and has signals 2 and 3
+    // Shard 2 lies in place 1, as ranks 0 and 2 have places 0 and 1, and has signals 2 and 3.
     assert!(program.items[4..8].iter().all(|i| (i.a_source, i.a_outer) == (source::GATHER, 1)));
     let tail = program.items[5];
     assert_eq!((tail.row, tail.rows, tail.col, tail.cols), (128, 1, 0, 256));
@@ -49,8 +49,8 @@ fn gemm_rs_sends_to_the_next_rank_first_and_keeps_its_own_shard_for_last() {
     let program = build(&p, 1, Chunk::Tiles(3));
     let owners: Vec<u32> = program.items.iter().map(|item| item.dest).collect();
     assert_eq!(owners, [2, 2, 2, 2, 0, 0, 0, 0, 1, 1, 1, 1]);
-    // rank 1 works for rank 2 first, and has its first place: slots 0..4 and signals 0, 1; the
-    // second chunk is one tile and needs no counter
+    // Rank 1 works for rank 2 first, and has its first place: slots 0..4 and signals 0, 1. The
+    // second chunk is one tile and needs no counter.
     let sends: Vec<_> = program.items[..4].iter().map(|i| (i.slot, i.raise, i.counter, i.raise_after)).collect();
     assert_eq!(sends, [(0, 0, 2, 3), (1, 0, 2, 3), (2, 0, 2, 3), (3, 1, NONE, 1)]);
     let own = program.items[11];
@@ -60,7 +60,7 @@ fn gemm_rs_sends_to_the_next_rank_first_and_keeps_its_own_shard_for_last() {
 }
 
 #[test]
-fn the_k_of_a_tile_is_split_in_order_and_its_lead_comes_last() {
+fn the_k_of_a_tile_is_split_in_order_and_its_fix_up_item_comes_last() {
     let p = problem(OpKind::GemmReduceScatter, 2, 100); // 3 column blocks, 2 steps of 32 along k
     let schedule = Schedule { split_k: 9, ..Schedule::of(TileShape::new(128, 256, 32)) };
     let program = TileProgram::build(&p, Rank::new(0), &schedule).expect("a valid schedule");
@@ -87,12 +87,12 @@ fn an_item_awaits_the_slices_that_it_multiplies() {
     assert_eq!(program.awaits_of(&fix_up), [Await { signal: 0, peer: 1, k_step: 0 }]);
     let cut: Vec<_> = program.transfers.iter().map(|t| (t.col, t.cols, t.raise)).collect();
     assert_eq!(cut, [(0, 64, 0), (64, 64, 1)]);
-    let banded = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &Schedule { group: 3, ..schedule });
-    let order: Vec<_> = banded.expect("a valid schedule").transfers.iter().map(|t| (t.col > 0, t.step)).collect();
+    let grouped = TileProgram::build(&problem(OpKind::AllGatherGemm, 3, 100), Rank::new(0), &Schedule { group: 3, ..schedule });
+    let order: Vec<_> = grouped.expect("a valid schedule").transfers.iter().map(|t| (t.col > 0, t.step)).collect();
     assert_eq!(order, [(false, 1), (false, 2), (true, 1), (true, 2)], "the first slices of all shards come first");
     let schedule = Schedule { split_k: 1, group: 3, prologue: 2, ..schedule };
-    let apart = TileProgram::build(&problem(OpKind::AllGatherGemm, 4, 100), Rank::new(0), &schedule).expect("a valid schedule");
-    let shards: Vec<_> = apart.items.iter().map(|item| (item.out_outer, item.await_count)).collect();
+    let with_prologue = TileProgram::build(&problem(OpKind::AllGatherGemm, 4, 100), Rank::new(0), &schedule).expect("a valid schedule");
+    let shards: Vec<_> = with_prologue.items.iter().map(|item| (item.out_outer, item.await_count)).collect();
     let first = shards.iter().position(|&(shard, _)| shard > 1).expect("a group");
     assert!(
         shards[..first / 2].iter().all(|&own| own == (0, 0)) && shards[first / 2..first].iter().all(|&next| next == (1, 2)),
@@ -109,7 +109,7 @@ fn an_item_awaits_the_slices_that_it_multiplies() {
     );
 }
 
-/// Of two peers' shards of four row blocks side by side, two row blocks of each at a time.
+/// Two peers' shards of four row blocks are side by side, two row blocks of each at a time.
 #[test]
 fn shards_side_by_side_await_a_chunk_of_each() {
     let schedule = Schedule { chunk: Chunk::Tiles(2), group: 2, prologue: 1, chunk_ordered: 2, ..Schedule::of(TileShape::new(32, 16, 32)) };
@@ -125,9 +125,9 @@ fn shards_side_by_side_await_a_chunk_of_each() {
 }
 
 #[test]
-fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
+fn flattened_tiles_read_all_shards_from_the_gather_buffer() {
     let p = problem(OpKind::AllGatherGemm, 3, 100); // 3 row blocks of 128 rows over 3 shards
-    let schedule = Schedule { flattened: true, raster: Raster::RowGroups(1), ..Schedule::of(TILE) };
+    let schedule = Schedule { flattened: true, raster_group: 1, ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let item = program.items.iter().find(|item| item.row == 128).expect("a second row block");
     assert_eq!((item.a_source, item.a_outer, item.row, item.rows, item.out_outer), (source::GATHER, 0, 128, 128, 0));
@@ -139,25 +139,25 @@ fn stacked_tiles_span_shards_and_read_all_of_them_from_the_gather_buffer() {
 }
 
 #[test]
-fn stacked_tiles_are_scattered_to_their_owners_and_folded_there() {
+fn flattened_tiles_are_scattered_to_their_owners_and_reduced_there() {
     let p = problem(OpKind::GemmReduceScatter, 3, 20); // 1 row block over 3 shards by 4 column blocks of 960
     let schedule = Schedule { flattened: true, chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tile = program.items[2];
     assert_eq!((tile.sink, tile.row, tile.rows, tile.raise, tile.dest), (sink::SCATTER, 0, 60, 4 + 2, 1));
     assert_eq!(program.signalled_ranks(&tile).map(Rank::get).collect::<Vec<_>>(), [0, 1, 2]);
-    // 20 rows are reduced 16 and 4 at a time
+    // 20 rows are reduced as 16 and 4.
     let reductions: Vec<_> = program.items[4..].iter().map(|i| (i.sink, i.row, i.rows, i.col, i.partials)).collect();
     assert_eq!(reductions[..3], [(sink::REDUCE_ROWS, 0, 16, 0, 3), (sink::REDUCE_ROWS, 16, 4, 0, 3), (sink::REDUCE_ROWS, 0, 16, 256, 3)]);
     let late = [0, 1, 2].map(|source| Await { signal: source * 4, peer: source, k_step: 0 });
     assert_eq!((reductions.len(), program.late_awaits_of(&program.items[5])), (8, &late[..]));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 3 * 20 * 960 * 2, signals: 12, counters: 0 });
     let fewer = Schedule { chunk: Chunk::Tiles(3), ..schedule };
-    assert_eq!(TileProgram::build(&p, Rank::new(1), &fewer), Ok(program), "as each by itself");
+    assert_eq!(TileProgram::build(&p, Rank::new(1), &fewer), Ok(program), "as one by one");
 }
 
 #[test]
-fn what_is_scattered_may_be_announced_once_for_all_tiles() {
+fn one_signal_may_announce_all_scattered_tiles() {
     let p = problem(OpKind::GemmReduceScatter, 3, 100); // 3 row blocks by 4 column blocks, whose middle one holds no rows of the first shard
     let schedule = Schedule { flattened: true, ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
@@ -168,7 +168,7 @@ fn what_is_scattered_may_be_announced_once_for_all_tiles() {
     assert!(program.items[12..].iter().all(|reduction| program.late_awaits_of(reduction) == late));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 300 * 960 * 2, signals: 3, counters: 1 });
     let as_many = Schedule { chunk: Chunk::Tiles(12), ..schedule };
-    assert_eq!(TileProgram::build(&p, Rank::new(1), &as_many), Ok(program), "as many as there are, are all");
+    assert_eq!(TileProgram::build(&p, Rank::new(1), &as_many), Ok(program), "all tiles are the shard");
     // One tile needs no counter.
     let small = problem(OpKind::GemmReduceScatter, 3, 20);
     let wide = Schedule { tile: TileShape::new(128, 960, 64), ..schedule };
@@ -184,7 +184,7 @@ fn a_world_of_one_awaits_and_sends_nothing() {
         assert!(program.items.iter().all(|i| i.sink == sink::STORE && i.raise == NONE && i.await_count == 0));
         assert_eq!(program.workspace(), WorkspaceSize::default());
         let flattened = Schedule { chunk: Chunk::Tiles(1), flattened: true, ..Schedule::of(TILE) };
-        assert_eq!(TileProgram::build(&problem(op, 1, 300), Rank::new(0), &flattened), Ok(program), "there is nothing to span");
+        assert_eq!(TileProgram::build(&problem(op, 1, 300), Rank::new(0), &flattened), Ok(program), "there is nothing to flatten");
     }
 }
 
@@ -203,22 +203,22 @@ fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
     let text = |rank, schedule: Schedule| TileProgram::build(&p, Rank::new(rank), &schedule).expect_err("refused").to_string();
     assert_eq!(text(2, good), "rank 2 is outside the world of 2 ranks");
     assert_eq!(text(0, Schedule { chunk: Chunk::Tiles(0), ..good }), "chunk = 0: it must be at least 1");
-    assert!(text(0, Schedule { raster: Raster::RowGroups(0), ..good }).starts_with("raster group = 0"));
+    assert!(text(0, Schedule { raster_group: 0, ..good }).starts_with("raster_group = 0"));
     assert!(text(0, Schedule { tile: TileShape::new(0, 1, 1), ..good }).starts_with("tile.m = 0"));
     assert_eq!(text(0, Schedule { tile: TileShape::new(1 << 25, 1, 1), ..good }), "tile.m = 33554432 is above the limit 16777216");
 
-    assert_eq!(text(0, Schedule { split_k: 0, ..good }), "splits = 0: it must be at least 1");
+    assert_eq!(text(0, Schedule { split_k: 0, ..good }), "split_k = 0: it must be at least 1");
     assert_eq!(text(0, Schedule { k_slices: 0, ..good }), "k_slices = 0: it must be at least 1");
-    assert_eq!(text(0, Schedule { stream_k: 0, ..good }), "shares = 0: it must be at least 1");
-    assert_eq!(text(0, Schedule { stream_k: 3_000_000, ..good }), "shares = 3000000 is above the limit 65536");
-    assert!(TileProgram::build(&p, Rank::new(0), &Schedule { stream_k: MAX_STREAM_K, ..good }).is_ok());
+    assert_eq!(text(0, Schedule { stream_k_workers: 0, ..good }), "stream_k_workers = 0: it must be at least 1");
+    assert_eq!(text(0, Schedule { stream_k_workers: 3_000_000, ..good }), "stream_k_workers = 3000000 is above the limit 65536");
+    assert!(TileProgram::build(&p, Rank::new(0), &Schedule { stream_k_workers: MAX_STREAM_K_WORKERS, ..good }).is_ok());
 
     let deep = Problem::new(OpKind::AllGatherGemm, 1 << 18, 16, 1 << 10, DType::Bf16, p.world()).expect("a valid problem");
     let schedule = Schedule { chunk: Chunk::Tiles(1), k_slices: 1 << 10, ..Schedule::of(TileShape::new(16, 8, 1)) };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManySignals { tile: schedule.tile, signals: 1 << 24 });
-    // Few signals, of which each row block awaits all of its shard.
-    let schedule = Schedule { chunk: Chunk::Shard, raster: Raster::RowGroups(1), k_slices: u32::MAX, flattened: true, ..schedule };
+    // There are few signals, but each row block awaits all of its shard.
+    let schedule = Schedule { chunk: Chunk::Shard, raster_group: 1, k_slices: u32::MAX, flattened: true, ..schedule };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManyAwaits { tile: schedule.tile, awaits: 1 << 24 });
 

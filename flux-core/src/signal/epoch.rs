@@ -1,10 +1,9 @@
-//! Epochs: a signal word is never reset; it holds the number of the last call that raised it.
+//! Epochs: a signal word holds the number of the last call that raised it, and is never reset.
 //!
-//! Invariant: for one word, raised epochs only grow (modulo 2^32), and only one rank writes it in a
-//! call. No word is ahead of its reader: a rank that still awaits one of call `e` has raised none
-//! of call `e + 1`, so nobody has ended that call, and only the next one writes the word again, as
-//! each half has words of its own. So a wait is over when the word is the call's number, and a word
-//! of any other call but one 2^32 before is not taken for it.
+//! Invariant: the epochs of a word only grow (modulo 2^32), and one rank writes it in a call. No
+//! word is ahead of its reader: while a rank awaits a signal of call `e`, it has raised none of
+//! call `e + 1`, so nobody has ended that call. A wait therefore ends when the word equals the
+//! call's number.
 
 use std::fmt;
 
@@ -32,13 +31,13 @@ impl Epoch {
         Self(self.0.wrapping_add(1))
     }
 
-    /// The epoch `calls` before.
+    /// The epoch `calls` earlier.
     #[must_use]
     pub const fn before(self, calls: u32) -> Self {
         Self(self.0.wrapping_sub(calls))
     }
 
-    /// Which half of the data region the call uses.
+    /// The half of the data region that the call uses: the buffer index of double buffering.
     pub const fn half(self) -> usize {
         (self.0 & 1) as usize
     }

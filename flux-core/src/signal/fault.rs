@@ -1,18 +1,18 @@
-//! What a failed wait leaves behind.
+//! The record of a failed wait.
 //!
-//! Invariant: a rank's poison word goes from 0 to 1 once; who takes it there writes the fault
-//! record, and nobody else does.
+//! Invariant: a rank's poison word goes from 0 to 1 once. The worker that sets it writes the fault
+//! record.
 
 use super::{Control, Word, Words};
 use crate::layout::FaultRecord;
 
-/// The call has failed on this rank; its fault record ([`read_fault`]) says why. The communicator
-/// is of no use until it is rebuilt.
+/// The call has failed on this rank, and its communicator must be rebuilt; [`read_fault`] gives the
+/// reason.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, thiserror::Error)]
 #[error("the call has failed on this rank: see its fault record")]
 pub struct Poisoned;
 
-/// Poisons the call, and leaves the record if this is its first failure.
+/// Poisons the call, and writes the record if this is the first failure.
 pub(super) fn poison<S: Words>(words: &S, record: FaultRecord) -> Poisoned {
     if words.control(Control::Poison).claim(1) {
         let fields: [u32; 16] = bytemuck::cast(FaultRecord { state: 1, ..record });
@@ -24,7 +24,7 @@ pub(super) fn poison<S: Words>(words: &S, record: FaultRecord) -> Poisoned {
     Poisoned
 }
 
-/// The fault record of this rank, once one is complete; callable at any time, from any thread.
+/// The fault record of this rank, once complete. Any thread may call it at any time.
 pub fn read_fault<S: Words>(words: &S) -> Option<FaultRecord> {
     let mut fields = [0; 16];
     for (index, field) in (0..).zip(&mut fields) {

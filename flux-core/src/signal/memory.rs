@@ -1,7 +1,7 @@
 //! The words of the protocol in plain memory: a rank's view of its workspace on the host.
 //!
-//! Invariant: the memory outlives the view, is laid out as [`layout`](crate::layout) says, and its
-//! words are accessed atomically only.
+//! Invariant: the memory outlives the view, has the [`layout`](crate::layout) of this crate, and
+//! its words are accessed atomically only.
 
 use super::{Control, Words};
 use crate::Rank;
@@ -9,8 +9,7 @@ use crate::layout::{ABORT_OFFSET, WorkspaceSize, calling_offset, control, signal
 use crate::rank::MAX_WORLD;
 use std::sync::atomic::AtomicU32;
 
-/// One rank's words, by the addresses of the pads and blocks that hold them. Cheap to clone; all
-/// clones reach the same words.
+/// One rank's words, by the addresses of pads and blocks. Clones reach the same words.
 #[derive(Clone, Debug)]
 pub struct SharedMemory {
     pads: Vec<*mut u8>,
@@ -19,16 +18,16 @@ pub struct SharedMemory {
     size: WorkspaceSize,
 }
 
-/// Which block of memory a word lies in.
+/// The memory region of a word.
 #[derive(Clone, Copy)]
-enum Block {
+enum Region {
     Pad(Rank),
     Control,
     Fault,
 }
 
-// SAFETY: the pointers are only ever turned into references to atomics, which any thread may use;
-// `new`'s caller answers for the memory.
+// SAFETY: the pointers only become references to atomics, which any thread may use; `new`'s caller
+// answers for the memory.
 unsafe impl Send for SharedMemory {}
 // SAFETY: as for `Send`.
 unsafe impl Sync for SharedMemory {}
@@ -38,25 +37,25 @@ impl SharedMemory {
     /// fault blocks.
     ///
     /// # Safety
-    /// For as long as this view or a clone of it lives: each pad is readable and writable for
-    /// [`pad_bytes(size.signals)`](crate::layout::pad_bytes), `control` for
+    /// While this view or a clone lives, each pad is readable and writable for
+    /// [`pad_bytes(size.signals)`](crate::layout::pad_bytes) bytes. `control` is so for
     /// [`control::bytes(size.counters)`](control::bytes) and `fault` for
-    /// [`FAULT_BYTES`](crate::layout::FAULT_BYTES) bytes; all are aligned to 4 bytes; and nobody
-    /// accesses their words other than atomically.
+    /// [`FAULT_BYTES`](crate::layout::FAULT_BYTES) bytes. All are aligned to 4 bytes, and their
+    /// words are accessed atomically only.
     pub unsafe fn new(pads: &[*mut u8], control: *mut u8, fault: *mut u8, size: WorkspaceSize) -> Self {
         Self { pads: pads.to_vec(), control, fault, size }
     }
 
-    fn word(&self, block: Block, offset: u64) -> &AtomicU32 {
-        let base = match block {
-            Block::Pad(owner) => self.pads[owner.index()],
-            Block::Control => self.control,
-            Block::Fault => self.fault,
+    fn word(&self, region: Region, offset: u64) -> &AtomicU32 {
+        let base = match region {
+            Region::Pad(owner) => self.pads[owner.index()],
+            Region::Control => self.control,
+            Region::Fault => self.fault,
         };
         let offset = usize::try_from(offset).expect("mapped memory is addressable");
-        // SAFETY: every caller has checked its index against `size`, so the word lies in the block,
-        // which `new`'s caller promised to be valid, aligned, accessed atomically and alive while
-        // `self` is; offsets are multiples of 4.
+        // SAFETY: callers check their index against `size` and offsets are multiples of 4, so the
+        // word lies in the block. `new`'s caller promised a valid, aligned block that outlives
+        // `self`.
         unsafe { AtomicU32::from_ptr(base.add(offset).cast()) }
     }
 }
@@ -66,29 +65,29 @@ impl Words for SharedMemory {
 
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &AtomicU32 {
         assert!(index < self.size.signals && half < 2, "signal {index} is outside the pad of {} signals", self.size.signals);
-        self.word(Block::Pad(owner), signal_offset(index, half))
+        self.word(Region::Pad(owner), signal_offset(index, half))
     }
 
     fn calling(&self, owner: Rank, of: Rank, half: usize) -> [&AtomicU32; 2] {
         assert!(of.index() < MAX_WORLD && half < 2, "no rank {of} has words for half {half}");
-        [0, 4].map(|word| self.word(Block::Pad(owner), calling_offset(of.get(), half) + word))
+        [0, 4].map(|word| self.word(Region::Pad(owner), calling_offset(of.get(), half) + word))
     }
 
     fn control(&self, word: Control) -> &AtomicU32 {
-        self.word(Block::Control, word.offset())
+        self.word(Region::Control, word.offset())
     }
 
     fn counter(&self, index: u32) -> &AtomicU32 {
         assert!(index < self.size.counters, "counter {index} is outside the {} counters", self.size.counters);
-        self.word(Block::Control, control::COUNTERS + u64::from(index) * 4)
+        self.word(Region::Control, control::COUNTERS + u64::from(index) * 4)
     }
 
     fn fault(&self, index: u32) -> &AtomicU32 {
         assert!(index < 16, "a fault record has 16 words");
-        self.word(Block::Fault, u64::from(index) * 4)
+        self.word(Region::Fault, u64::from(index) * 4)
     }
 
     fn abort(&self) -> &AtomicU32 {
-        self.word(Block::Fault, ABORT_OFFSET)
+        self.word(Region::Fault, ABORT_OFFSET)
     }
 }

@@ -1,11 +1,10 @@
 //! One worker's part in one call.
 //!
-//! Invariant: when call `e + 1` begins on a rank, every peer has begun call `e`, and so has ended
-//! call `e - 1`, which was the last to read the half that call `e + 1` uses. So anybody may be
-//! written to from the first instruction on, and nobody says that a half is free again. It holds
-//! because of what the calls are: a rank's part of an AllGather or a ReduceScatter is made of
-//! something of each peer's, which is published no sooner than the peer has begun the call, and the
-//! last worker to leave has seen all of it.
+//! Invariant: when call `e + 1` begins on a rank, every peer has begun call `e`. So each has ended
+//! call `e - 1`, the last reader of the half that call `e + 1` uses, and may be written to at once.
+//!
+//! It holds because each result of a call needs data of every peer. A peer publishes it after it
+//! has begun the call, and the last worker to leave has seen all of it.
 
 use super::fault::poison;
 use super::{Control, Epoch, Poisoned, Word, Words};
@@ -23,7 +22,7 @@ pub struct Protocol<'w, S> {
     op: Option<Op>,
 }
 
-/// Which op a call is of, and whose.
+/// The op of a call, and its world.
 #[derive(Clone, Copy, Debug)]
 struct Op {
     number: u32,
@@ -41,13 +40,13 @@ impl<S> Copy for Protocol<'_, S> {}
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[must_use]
 pub enum Left {
-    /// Others are still at work.
+    /// Other workers are still in the call.
     Early,
-    /// It was the last one, and has closed the call.
+    /// It was the last worker and has closed the call.
     Closed,
 }
 
-/// What is waited for, for the fault record.
+/// The awaited word, for the fault record.
 #[derive(Clone, Copy)]
 struct Awaited {
     wait: u32,
@@ -56,26 +55,26 @@ struct Awaited {
 }
 
 impl<'w, S: Words> Protocol<'w, S> {
-    /// Joins the call in progress. Between calls that is the next one.
+    /// Joins the call in progress, or the next one between calls.
     ///
-    /// A worker does this before it first leaves the call; a mover before its rank's workers can
-    /// have left it.
+    /// A worker opens before it leaves the call; a mover, before all workers of its rank can have
+    /// left.
     pub fn open(words: &'w S, rank: Rank) -> Self {
         let epoch = Epoch::new(words.control(Control::Epoch).load_acquire());
         Self { words, rank, epoch, op: None }
     }
 
-    /// The same, of a call whose ranks tell each other which op it is of, `number` and not 0: all
-    /// say the same, or the call fails on all. Signals alone would not show it: ranks that make
-    /// their calls in different orders may raise all that the others await, and send each other
-    /// what belongs to another sum.
+    /// The same call with its op's `number`, which ranks compare; 0 compares nothing. If the
+    /// numbers differ, the call fails on all ranks.
+    ///
+    /// Signals alone do not detect this: ranks in different ops may raise all signals that the
+    /// others await.
     #[must_use]
     pub fn of(self, number: u32, world: WorldSize) -> Self {
         Self { op: (number != 0).then_some(Op { number, world }), ..self }
     }
 
-    /// Says on the pads of all peers which op this rank's call is of. By one worker, before it
-    /// leaves.
+    /// Publishes the op of this call on the pads of all peers. One worker does so before it leaves.
     pub fn announce(&self) {
         for (op, peer) in self.peers() {
             let [call, number] = self.words.calling(peer, self.rank, self.half());
@@ -94,7 +93,7 @@ impl<'w, S: Words> Protocol<'w, S> {
         self.epoch
     }
 
-    /// Which half of every rank's data region the call uses, 0 or 1.
+    /// The half of every rank's data region that the call uses, 0 or 1.
     pub const fn half(&self) -> usize {
         self.epoch.half()
     }
@@ -104,8 +103,8 @@ impl<'w, S: Words> Protocol<'w, S> {
         self.words.control(Control::Poison).load_acquire() != 0
     }
 
-    /// Says that the data behind `signal` of `owner`'s pad is there: it was written before, by this
-    /// thread or by one it has joined or acquired from.
+    /// Publishes the data behind `signal` of `owner`'s pad. This thread wrote the data, or one that
+    /// it joined or acquired from.
     pub fn publish(&self, owner: Rank, signal: u32) {
         self.words.signal(owner, signal, self.half()).store_release(self.epoch.get());
     }
@@ -113,21 +112,20 @@ impl<'w, S: Words> Protocol<'w, S> {
     /// Waits until `peer` has published `signal` of the own pad for this call; then its data may be
     /// read.
     ///
-    /// `pause` is called between looks at the word with the number of looks so far, from 1. It
-    /// makes the thread wait a moment in whatever way suits, and breaks when the deadline has
-    /// passed. The abort word and other workers' failures are looked at here.
+    /// Between looks at the word, `pause` is called with the number of looks so far, from 1. It
+    /// delays the thread, and breaks when the deadline has passed. Each look also checks the abort
+    /// word and the poison.
     ///
     /// # Errors
     /// [`Poisoned`] when the deadline has passed, the abort word is set, or another wait of this
-    /// rank has failed. The worker then neither reads what it waited for nor writes anything for
-    /// peers.
+    /// rank has failed. The worker then must not read the data or write for peers.
     pub fn wait(&self, signal: u32, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
         let awaited = Awaited { wait: fault::SIGNAL, peer, signal };
         self.await_epoch(self.words.signal(self.rank, signal, self.half()), awaited, pause)
     }
 
-    /// Says that `item`'s result is stored: raises its chunk's signal, if this was the chunk's last
-    /// item on this rank, on the pads of `owners`, who are
+    /// Completes `item`, whose result is stored: its chunk's last item raises the signal on the
+    /// pads of `owners`, the
     /// [`TileProgram::signalled_ranks`](crate::program::TileProgram::signalled_ranks).
     ///
     /// # Errors
@@ -145,34 +143,34 @@ impl<'w, S: Words> Protocol<'w, S> {
         Ok(())
     }
 
-    /// Counts a finished item of a chunk of `items`, and says whether it was the last. The last one
-    /// puts the counter back to 0; it sees what the workers that counted before it wrote, so that
-    /// its publication covers their results too.
+    /// Counts a finished item of a chunk of `items`; whether it was the last. The last one resets
+    /// the counter and has acquired the writes of the others, so its publication covers them.
     fn count(&self, counter: u32, items: u32) -> bool {
         let word = self.words.counter(counter);
         let last = word.increment().wrapping_add(1) == items;
         if last {
-            // released to the next call's workers by the ticket and the epoch
+            // The ticket and the epoch release this store to the next call's workers.
             word.store_release(0);
         }
         last
     }
 
-    /// Says, for a mover, that it has finished reading the caller's `x` for this call.
+    /// Publishes, for a mover, that it has read the caller's `x` of this call.
     pub fn pushed(&self) {
         self.words.control(Control::Pushed).store_release(self.epoch.get());
     }
 
-    /// Leaves the call, of which this rank has `workers`, after the worker's last read of the half.
-    /// The last worker closes it: with `await_pushed` it awaits the own mover, hears from every
-    /// peer which op its call is of, where they say it, and advances the epoch. Between them a
-    /// rank's workers have then heard from every peer anyhow (see above).
+    /// Leaves the call after the worker's last read of the half. `workers` is the number of this
+    /// rank's workers.
+    ///
+    /// The last worker closes the call: it awaits the own mover with `await_pushed`, compares the
+    /// peers' ops if they are announced, and advances the epoch.
     ///
     /// Every worker leaves once, unless a wait of it has failed. `pause` as for
     /// [`wait`](Self::wait).
     ///
     /// # Errors
-    /// [`Poisoned`], as for [`wait`](Self::wait); the epoch is not advanced then.
+    /// [`Poisoned`], as for [`wait`](Self::wait); the epoch then stays.
     pub fn leave(self, workers: u32, await_pushed: bool, mut pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<Left, Poisoned> {
         let ticket = self.words.control(Control::Ticket);
         if ticket.increment().wrapping_add(1) != workers {
@@ -187,21 +185,21 @@ impl<'w, S: Words> Protocol<'w, S> {
             self.await_epoch(self.words.control(Control::Pushed), awaited, &mut pause)?;
         }
         self.peers().try_for_each(|(op, peer)| self.same_op(op, peer, &mut pause))?;
-        // Releases all workers' reads and waits, acquired through the ticket, to those of the next
-        // call, and through what that publishes to the peers.
+        // Releases all workers' reads and waits, acquired through the ticket, to the next call and
+        // to the peers that it publishes to.
         self.words.control(Control::Epoch).store_release(self.epoch.next().get());
         Ok(Left::Closed)
     }
 
-    /// The op that the peer says it is in, once it is in this call.
+    /// The peer's op, if the peer is in this call.
     fn op_of(&self, peer: Rank) -> Option<u32> {
         let [call, number] = self.words.calling(self.rank, peer, self.half());
-        // Of a pad that nobody has written to both are 0, which may be the call's number.
+        // On an unwritten pad both are 0, which may be the call's number.
         let says = (call.load_acquire(), number.load_acquire());
         (says.0 == self.epoch.get() && says.1 != 0).then_some(says.1)
     }
 
-    /// Waits until the peer has said which op its call is of, which must be this one's.
+    /// Waits until the peer has announced the same op as this call's.
     fn same_op(&self, op: Op, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
         let look = || match self.op_of(peer) {
             Some(other) if other == op.number => Ok(()),
@@ -218,7 +216,7 @@ impl<'w, S: Words> Protocol<'w, S> {
         self.poll(look, awaited, pause)
     }
 
-    /// Waits until `look` finds what it looks for; otherwise it says what it has seen instead.
+    /// Waits until `look` succeeds; its error is the value seen instead.
     fn poll(
         &self,
         look: impl Fn() -> Result<(), u32>,
@@ -231,7 +229,7 @@ impl<'w, S: Words> Protocol<'w, S> {
             if self.poisoned() {
                 return Err(Poisoned);
             }
-            // What does not come may be another op's.
+            // The awaited signal may belong to another op.
             let other = self.op.filter(|_| awaited.peer != self.rank).and_then(|op| Some((op, self.op_of(awaited.peer)?)));
             if let Some((op, other)) = other.filter(|(op, other)| op.number != *other) {
                 return Err(self.disagree(op, awaited, other));
@@ -242,8 +240,8 @@ impl<'w, S: Words> Protocol<'w, S> {
                 return Err(self.fail(awaited, seen, abort));
             }
             if pause(looks).is_break() {
-                // A process that was stopped meanwhile finds its deadline over, and perhaps what it
-                // waited for there.
+                // A process that was stopped may find both its deadline passed and its signal
+                // raised.
                 return look().map_err(|seen| self.fail(awaited, seen, 0));
             }
         }
@@ -270,14 +268,14 @@ mod tests {
     use crate::layout::{FAULT_BYTES, WorkspaceSize, control, pad_bytes};
     use crate::signal::{SharedMemory, Words, initialise, read_fault};
 
-    /// The words of rank 0 of two.
+    /// Runs `body` with the words of rank 0 of two.
     fn with_words(body: impl FnOnce(&SharedMemory, Protocol<'_, SharedMemory>)) {
         const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 0 };
         let block = |bytes: u64| vec![0_u64; bytes as usize / 8 + 1];
         let mut blocks = [pad_bytes(1), pad_bytes(1), control::bytes(0), FAULT_BYTES].map(block);
         let [a, b, control, fault] = blocks.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
-        // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through
-        // which alone they are accessed.
+        // SAFETY: the blocks have the sizes that `SIZE` asks for, outlive the words, and are
+        // accessed through them alone.
         let words = unsafe { SharedMemory::new(&[a, b], control, fault, SIZE) };
         initialise(&words, Rank::new(0), SIZE, Epoch::FIRST);
         body(&words, Protocol::open(&words, Rank::new(0)));
@@ -304,9 +302,9 @@ mod tests {
         });
     }
 
-    /// Signal 0 of rank 0 is rank 2's to raise in the first call and rank 1's in the second, as
-    /// with two ops of different shapes. Rank 2 has sent rank 1 what it needs and not yet rank 0,
-    /// so rank 1 can be a call ahead.
+    /// Rank 2 raises signal 0 of rank 0 in the first call, rank 1 in the second, as in ops of
+    /// different shapes. Rank 2 has sent to rank 1 but not yet to rank 0, so rank 1 can be a call
+    /// ahead.
     #[test]
     fn a_rank_that_is_a_call_ahead_is_not_taken_for_the_one_that_is_awaited() {
         const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 0 };
@@ -315,8 +313,8 @@ mod tests {
         let mut private = [control::bytes(0), FAULT_BYTES, control::bytes(0), FAULT_BYTES].map(block);
         let pads = pads.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
         let [control_0, fault_0, control_1, fault_1] = private.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
-        // SAFETY: the blocks have the sizes that `SIZE` asks for and outlive the words, through
-        // which alone they are accessed.
+        // SAFETY: the blocks have the sizes that `SIZE` asks for, outlive the words, and are
+        // accessed through them alone.
         let ranks = unsafe { [SharedMemory::new(&pads, control_0, fault_0, SIZE), SharedMemory::new(&pads, control_1, fault_1, SIZE)] };
         for (rank, words) in (0..).map(Rank::new).zip(&ranks) {
             initialise(words, rank, SIZE, Epoch::FIRST);

@@ -1,22 +1,21 @@
 //! One 32-bit word that ranks, workers or devices share.
 //!
 //! Invariant: the protocol touches shared words through these four operations only, so their
-//! orderings are the whole memory model that it needs. This is the one place that knows of loom.
+//! orderings are its whole memory model. Only this file knows loom.
 
 /// An atomic 32-bit word.
 pub trait Word {
-    /// Reads the word. Everything its writer wrote before the
-    /// [`store_release`](Self::store_release) or [`increment`](Self::increment) that is read is
-    /// visible afterwards.
+    /// Reads the word. Everything written before the [`store_release`](Self::store_release) or
+    /// [`increment`](Self::increment) that it reads is then visible.
     fn load_acquire(&self) -> u32;
 
-    /// Writes the word, after everything written before.
+    /// Writes the word after all earlier writes.
     fn store_release(&self, value: u32);
 
-    /// Adds 1, modulo 2^32, and returns what was there; an acquire and a release in one.
+    /// Adds 1, modulo 2^32, and returns the old value; acquire and release.
     fn increment(&self) -> u32;
 
-    /// Writes `value` if the word is 0, and says whether it did; an acquire and a release in one.
+    /// Writes `value` if the word is 0; whether it did. Acquire and release.
     fn claim(&self, value: u32) -> bool;
 }
 

@@ -1,7 +1,7 @@
-//! Where a rank finds the words of the protocol.
+//! Access of a rank to the words of the protocol.
 //!
-//! Invariant: a word on a pad has one writer in a call, the rank that the tile program names; its
-//! owner only reads it. Control words, counters and fault words are private to a rank.
+//! Invariant: in a call one rank writes a pad word, as the tile program names it, and its owner
+//! reads it. Control words, counters and fault words are private to a rank.
 
 use super::{Epoch, Word};
 use crate::Rank;
@@ -14,14 +14,14 @@ pub enum Control {
     Epoch,
     /// Workers that have left the call.
     Ticket,
-    /// Non-zero once a wait of this rank has failed.
+    /// Non-zero after a wait of this rank has failed.
     Poison,
-    /// The last epoch whose transfers the own mover has finished reading from the caller's `x`.
+    /// The last epoch whose transfers the own mover has read from the caller's `x`.
     Pushed,
 }
 
 impl Control {
-    /// Where the word lies in the control block.
+    /// Offset of the word in the control block.
     pub const fn offset(self) -> u64 {
         match self {
             Self::Epoch => control::EPOCH,
@@ -32,8 +32,7 @@ impl Control {
     }
 }
 
-/// The words of the protocol as one rank reaches them; see [`layout`](crate::layout) for where they
-/// lie.
+/// The words of the protocol as one rank reaches them, in the [`layout`](crate::layout).
 pub trait Words {
     /// One word.
     type Word: Word;
@@ -41,8 +40,8 @@ pub trait Words {
     /// Signal `index` of `owner`'s pad, for calls that use half `half`.
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &Self::Word;
 
-    /// The words by which `of` says on `owner`'s pad which call of half `half` it is in: the call's
-    /// number, and the number of its op.
+    /// The words of `of` on `owner`'s pad for calls of half `half`: the call's number and its op's
+    /// number.
     fn calling(&self, owner: Rank, of: Rank, half: usize) -> [&Self::Word; 2];
 
     /// A control word of this rank.
@@ -54,17 +53,15 @@ pub trait Words {
     /// Word `index` of this rank's [`FaultRecord`](crate::layout::FaultRecord), `0..16`.
     fn fault(&self, index: u32) -> &Self::Word;
 
-    /// The abort word of this rank: non-zero ends every wait.
+    /// The abort word of this rank; non-zero ends every wait.
     fn abort(&self) -> &Self::Word;
 }
 
-/// Gives `rank`'s words the values that they have before the first call of a communicator, whose
-/// epoch is `first`.
+/// Sets `rank`'s words for a communicator whose first call has epoch `first`.
 ///
-/// Every rank does this for itself, before any rank begins a call. What ranks say about themselves
-/// ([`broken_offset`](crate::layout::broken_offset),
-/// [`calling_offset`](crate::layout::calling_offset)) is not among them: it begins as 0, as fresh
-/// memory does.
+/// Every rank does this before any rank begins a call. The words at
+/// [`broken_offset`](crate::layout::broken_offset) and
+/// [`calling_offset`](crate::layout::calling_offset) begin as 0, as fresh memory does.
 pub fn initialise<S: Words>(words: &S, rank: Rank, size: WorkspaceSize, first: Epoch) {
     let before = first.before(1).get();
     for index in 0..size.signals {

@@ -1,12 +1,11 @@
-//! Time, and what happens next.
+//! Time and the events to come.
 //!
-//! Invariant: time never goes back, and of events of one moment the one that was planned first
-//! comes first.
+//! Invariant: time never goes back; events of one moment come in the order of planning.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
 
-/// Events to come, and the moment of the last one that has been.
+/// Events to come, and the moment of the last event.
 #[derive(Debug)]
 pub(super) struct Clock<E> {
     now: Duration,
@@ -23,18 +22,18 @@ impl<E> Clock<E> {
         self.now
     }
 
-    /// Plans an event for `moment`, or for now if that is over.
+    /// Plans an event for `moment`, or for now if `moment` is past.
     pub(super) fn at(&mut self, moment: Duration, event: E) {
         self.to_come.insert((moment.max(self.now), self.planned), event);
         self.planned += 1;
     }
 
-    /// The same, so much later than now.
+    /// Plans an event `time` from now.
     pub(super) fn after(&mut self, time: Duration, event: E) {
         self.at(self.now.saturating_add(time), event);
     }
 
-    /// Goes on to the next event.
+    /// Takes the next event.
     pub(super) fn next(&mut self) -> Option<E> {
         let ((moment, _), event) = self.to_come.pop_first()?;
         self.now = moment;
@@ -55,7 +54,7 @@ mod tests {
         clock.after(us(1), "second");
         assert_eq!((clock.next(), clock.next(), clock.now()), (Some("first"), Some("second"), us(1)));
         clock.at(us(0), "now");
-        assert_eq!((clock.next(), clock.now()), (Some("now"), us(1)), "what is over is not gone back to");
+        assert_eq!((clock.next(), clock.now()), (Some("now"), us(1)), "time does not go back");
         assert_eq!((clock.next(), clock.next(), clock.now()), (Some("third"), None, us(2)));
     }
 }

@@ -1,36 +1,36 @@
-//! What a worker does for an item, in order.
+//! The phases of a worker's item, in order.
 //!
-//! Invariant: each step of the item is multiplied once, none before what the program awaits for it;
-//! and each partial result is added once, after its signal.
+//! Invariant: each step is multiplied once, after its awaits, and each partial result is added
+//! once, after its signal.
 
-use super::Machine;
+use crate::machine::Machine;
 use crate::program::{Await, TileProgram, WorkItem, sink};
 use std::time::Duration;
 
-/// One thing after the other.
+/// One phase.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Phase {
     /// Until the signal is raised.
     Await(Await),
     /// Steps along `k`.
     Multiply(Duration),
-    /// Partial tiles, parts of `k`, or scattered rows.
+    /// Addition of partial tiles, parts of `k`, or scattered rows.
     Add(Duration),
-    /// What a tile takes besides.
+    /// Fixed cost of a tile.
     Finish(Duration),
 }
 
-/// The phases of `item`, whose wave reads so many bytes at a step.
+/// The phases of `item`; its wave reads `read` bytes in a step.
 pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Machine) -> Vec<Phase> {
     let tile = program.tile;
     let multiply = |steps: u32| {
-        let ops = 2 * u128::from(tile.m) * u128::from(tile.n) * u128::from(tile.k) * u128::from(tile.step_percent());
-        // Loads run ahead of the multiplication: the slower of the two takes the time.
-        Phase::Multiply(machine.multiplying(ops * u128::from(steps) / 100).max(machine.reading(u128::from(read) * u128::from(steps))))
+        let ops = 2 * u128::from(tile.m) * u128::from(tile.n) * u128::from(tile.k);
+        // Loads overlap the multiplication: the slower of the two decides.
+        Phase::Multiply(machine.multiply_time(ops * u128::from(steps)).max(machine.read_time(u128::from(read) * u128::from(steps))))
     };
     let elements = u64::from(item.rows) * u64::from(item.cols);
-    let partial = machine.adding(elements * program.problem.dtype().bytes() as u64);
-    let part = machine.adding(elements * size_of::<f32>() as u64);
+    let partial = machine.add_time(elements * program.problem.dtype().bytes() as u64);
+    let part = machine.add_time(elements * size_of::<f32>() as u64);
 
     let (mut phases, mut step, end) = (Vec::new(), item.k_first, item.k_first + item.k_steps);
     for in_mainloop in program.awaits_of(item) {
@@ -41,7 +41,7 @@ pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Ma
         step = before;
         phases.push(Phase::Await(*in_mainloop));
         if item.partials > 0 {
-            // One of the two consumers adds while the other multiplies.
+            // One consumer adds while the other multiplies.
             phases.push(Phase::Add(partial / 2));
         }
     }

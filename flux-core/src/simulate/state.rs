@@ -1,13 +1,16 @@
-//! A rank while it works.
+//! The state of a rank during a call.
 //!
-//! Invariant: a rank has as many workers as there are multiprocessors, or tiles if those are fewer,
-//! and counts what is there of a chunk up to the whole chunk.
+//! Invariant: a rank has one worker for each SM, at most one for each tile. Chunk counters never
+//! exceed the chunk.
 
 use super::pad::Pad;
 use super::phases::{self, Phase};
+use super::result::RankTotals;
+use super::waves;
 use super::worker::Worker;
-use super::{Machine, Mover, RankTotals, waves};
 use crate::Rank;
+use crate::machine::Machine;
+use crate::plan::Mover;
 use crate::program::{NONE, TileProgram, WorkItem, sink};
 
 #[derive(Debug)]
@@ -18,14 +21,14 @@ pub(super) struct RankState<'a> {
     /// Whether copy engines push the shard.
     pub(super) copied: bool,
     pub(super) totals: RankTotals,
-    /// Items of a chunk that are there, by counter and by the rank where they are.
+    /// Arrived items of chunks, by counter and destination.
     counters: Vec<u32>,
-    /// By item: see [`waves`].
+    /// Bytes read in a step by the wave of each item: see [`waves`].
     read: Vec<u64>,
 }
 
 impl<'a> RankState<'a> {
-    /// Each worker at the beginning of its first item.
+    /// The rank with each worker at its first item.
     pub(super) fn new(program: &'a TileProgram, machine: &Machine, mover: Mover) -> Self {
         let tiles = program.items.iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
         let workers = tiles.min(machine.multiprocessors.max(1) as usize);
@@ -42,12 +45,12 @@ impl<'a> RankState<'a> {
         state
     }
 
-    /// What a worker does for the item with this index.
+    /// The phases of the item with this index.
     pub(super) fn phases(&self, index: usize, machine: &Machine) -> Vec<Phase> {
         phases::of(self.program, &self.program.items[index], self.read[index], machine)
     }
 
-    /// Whether the chunk of `item`, of which one more is there, at `to`, is now whole.
+    /// Counts an arrived item at `to`; whether its chunk is now whole.
     pub(super) fn completes(&mut self, item: &WorkItem, to: Rank) -> bool {
         if item.counter == NONE {
             return true;
@@ -58,7 +61,7 @@ impl<'a> RankState<'a> {
     }
 }
 
-/// How many rows of `item`, which are scattered, `owner` has.
+/// Rows of a scattered `item` that `owner` owns.
 pub(super) fn rows_of(program: &TileProgram, item: &WorkItem, owner: Rank) -> u64 {
     let own = program.problem.shard_rows(owner);
     u64::from(own.end.min(item.row + item.rows).saturating_sub(own.start.max(item.row)))

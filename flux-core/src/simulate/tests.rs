@@ -1,11 +1,12 @@
-//! Calls whose every moment can be counted by hand: a step takes 1 us, a tile on a link 1 us, a
-//! partial tile 1 us to add.
+//! Calls whose moments can be counted by hand: a step, a tile on a link, and the addition of a
+//! partial tile take 1 us each.
 
 use super::*;
+use crate::Rank;
 use crate::program::{Chunk, NONE, Schedule, TileProgram};
 use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 
-/// One worker a rank. Tiles are of 8x8x8: 1024 operations a step, 128 bytes of bf16.
+/// One worker a rank. Tiles of 8x8x8 have 1024 operations a step and 128 bytes of bf16.
 const ROUND: Machine = Machine {
     l2_bytes_per_us: 0,
     message_ns: 0,
@@ -80,7 +81,7 @@ fn workers_take_every_nth_item() {
 fn an_own_tile_awaits_the_partial_tile_of_its_peer() {
     let two = rs(2, (16, 8, 16), schedule());
     let call = simulate(&two, &ROUND, Mover::Kernel).unwrap();
-    // Sent at 2.5, there at 3.6. The own tile is multiplied at 3.5, whole at 4.6.
+    // Sent at 2.5, arrived at 3.6. The own tile is multiplied at 3.5, complete at 4.6.
     assert_eq!(call.time, NS(4600 + 500 + 2000));
     let totals =
         RankTotals { done: NS(5100), multiplied: NS(3500), multiplying: US(2), waiting: NS(100), adding: US(1), sent: 128, received: 128 };
@@ -95,28 +96,27 @@ fn an_own_tile_awaits_the_partial_tile_of_its_peer() {
 #[test]
 fn a_chunk_is_announced_when_its_last_tile_is_there() {
     let of = |chunk| rs(2, (16, 16, 16), Schedule { chunk, ..schedule() });
-    // The second tile is sent at 4 and the chunk announced at 5.1, when the first own tile has been
-    // multiplied for 0.1.
+    // The second tile is sent at 4 and the chunk announced at 5.1, 0.1 into the first own tile.
     assert_eq!(nanoseconds(&of(Chunk::Shard), ROUND), 5100 + 1000 + 500 + 2500 + 2000);
     assert_eq!(nanoseconds(&of(Chunk::Tiles(1)), ROUND), 5000 + 1000 + 500 + 2500 + 2000);
 }
 
 #[test]
-fn through_the_host_a_chunk_leaves_when_it_is_whole_and_goes_on_when_it_is_there() {
+fn through_the_host_a_chunk_leaves_whole_and_goes_on_whole() {
     let of = |chunk| rs(2, (16, 16, 16), Schedule { chunk, ..schedule() });
     let host = Machine { through_host: true, ..ROUND };
-    // The chunk of both leaves at 4, two tiles in 2 us, and is there 2 us later; one by one the
-    // first is there at 4.5 and the second at 6, when the first own one has been added.
+    // The chunk of two tiles leaves at 4, takes 2 us, and arrives 2 us later. Single tiles arrive
+    // at 4.5 and 6, the second when the first own tile is complete.
     assert_eq!(nanoseconds(&of(Chunk::Shard), host), 8100 + 1000 + 500 + 2500 + 2000);
     assert_eq!(nanoseconds(&of(Chunk::Tiles(1)), host), 5000 + 1000 + 500 + 2500 + 2000);
 }
 
 #[test]
-fn an_early_partial_tile_takes_half_and_is_added_on_the_way() {
+fn a_mainloop_partial_tile_takes_half_the_time() {
     let of = |in_mainloop| rs(2, (16, 8, 12 * 16), Schedule { in_mainloop, ..schedule() });
     assert_eq!(nanoseconds(&of(0), ROUND), 1000 + 12_500 + 12_000 + 1000 + 500 + 2000);
     assert_eq!(nanoseconds(&of(1), ROUND), 1000 + 12_500 + 6000 + 500 + 6000 + 500 + 2000);
-    // Sent at 13.5, there at 34.9, when the own tile has waited before its seventh step since 19.5.
+    // Sent at 13.5, arrived at 34.9. The own tile waits before its seventh step from 19.5 on.
     let slow = simulate(&of(1), &Machine { link_bytes_per_us: 6, both_ways_bytes_per_us: 6, ..ROUND }, Mover::Kernel).unwrap();
     let come = 13_500 + 21_334 + 100;
     assert_eq!((slow.time, slow.ranks[0].waiting), (NS(come + 500 + 6000 + 500 + 2000), NS(come - 19_500)));
@@ -130,8 +130,8 @@ fn a_tile_waits_for_its_rows() {
     assert_eq!((late.time, late.ranks[0].waiting), (NS(5100 + 1500 + 2000), NS(2600)));
     let copied = |programs: &[TileProgram]| simulate(programs, &ROUND, Mover::CopyEngine).unwrap().time.as_nanos();
     assert_eq!(copied(&two), 10_000 + 1100 + 1500 + 2000);
-    // In two slices the second is copied 1 us after the first is there, at 11, and awaited before
-    // the second step.
+    // With two slices the second is copied 1 us after the first has arrived, at 11, and awaited
+    // before the second step.
     let slices = ag(2, (16, 16, 16), Schedule { k_slices: 2, ..schedule() });
     assert_eq!(copied(&slices), 11_000 + 1000 + 1000 + 100 + 1500 + 2000);
     assert_eq!(nanoseconds(&slices, ROUND), 1000 + 2 * 2500 + 2000, "pushed one right after the other");
@@ -141,16 +141,16 @@ fn a_tile_waits_for_its_rows() {
 }
 
 #[test]
-fn the_lead_of_a_split_tile_adds_what_was_lent() {
+fn the_fix_up_item_of_a_split_tile_adds_its_parts() {
     let two = Machine { multiprocessors: 2, ..ROUND };
-    // Both halves are multiplied at 2, the partial item is done at 2.5, and its part has 256 bytes.
+    // Both parts are multiplied at 2, the partial item is done at 2.5, and its part has 256 bytes.
     assert_eq!(nanoseconds(&ag(1, (8, 8, 16), Schedule { split_k: 2, ..schedule() }), two), 2500 + 2000 + 500 + 2000);
 }
 
 #[test]
-fn a_fold_awaits_the_rows_that_all_ranks_have_scattered() {
+fn a_reduction_awaits_the_rows_that_all_ranks_have_scattered() {
     let flattened = simulate(&rs(2, (8, 8, 16), Schedule { flattened: true, ..schedule() }), &ROUND, Mover::Kernel).unwrap();
-    // 4 rows of 16 bytes go to the peer, there at 3.1; those of both are added.
+    // 4 rows of 16 bytes go to the peer, arrived at 3.1; those of both ranks are added.
     assert_eq!((flattened.time, flattened.ranks[1].sent), (NS(2500 + 500 + 100 + 1000 + 500 + 2000), 64));
 }
 

@@ -1,12 +1,12 @@
-//! What the workers of a rank read of its memory together.
+//! Memory reads of a wave of workers.
 //!
-//! Invariant: of what the items of a wave read, rows of `x` and of `w`, each block is read once a
-//! step: its workers keep in step, and find in L2 what another has read.
+//! Invariant: a wave reads each block of `x` and `w` once a step, since its workers keep in step
+//! and share L2.
 
 use crate::program::{TileProgram, WorkItem, sink};
 use std::collections::BTreeSet;
 
-/// By item: the bytes that the workers of its wave read together at a step along `k`.
+/// By item: bytes that its wave reads in a step along `k`.
 pub(super) fn read_by_step(program: &TileProgram, workers: usize) -> Vec<u64> {
     let waves = program.items.chunks(workers.max(1));
     waves.flat_map(|wave| std::iter::repeat_n(of_wave(program, wave), wave.len())).collect()
@@ -14,7 +14,7 @@ pub(super) fn read_by_step(program: &TileProgram, workers: usize) -> Vec<u64> {
 
 fn of_wave(program: &TileProgram, wave: &[WorkItem]) -> u64 {
     let tiles = || wave.iter().filter(|item| item.sink != sink::REDUCE_ROWS);
-    // Items that share a tile's k read other parts of the same rows.
+    // Items that share a tile's `k` read different columns of the same rows.
     let x: BTreeSet<_> = tiles().map(|item| (item.k_first, item.a_source, item.a_outer, item.row, item.rows)).collect();
     let w: BTreeSet<_> = tiles().map(|item| (item.k_first, item.col, item.cols)).collect();
     let rows = x.iter().map(|&(.., rows)| u64::from(rows)).chain(w.iter().map(|&(.., cols)| u64::from(cols))).sum::<u64>();
@@ -36,6 +36,6 @@ mod tests {
         // Rows fastest: both row blocks of a column, then those of the next.
         assert_eq!(read(&schedule, 4), [4 * block, 4 * block, 4 * block, 4 * block, 3 * block, 3 * block]);
         assert_eq!(read(&schedule, 1), [2 * block; 6]);
-        assert_eq!(read(&Schedule { split_k: 2, ..schedule }, 2), [4 * block; 12], "the halves of a tile have nothing in common");
+        assert_eq!(read(&Schedule { split_k: 2, ..schedule }, 2), [4 * block; 12], "two parts of a tile share nothing");
     }
 }

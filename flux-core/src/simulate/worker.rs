@@ -1,7 +1,6 @@
-//! A worker and where it is in its items.
+//! A worker and its progress.
 //!
-//! Invariant: worker `i` of `n` takes items `i`, `i + n`, ..., each when the one before is
-//! finished.
+//! Invariant: worker `i` of `n` takes items `i`, `i + n`, ... one after another.
 
 use super::phases::Phase;
 use crate::program::Await;
@@ -11,22 +10,22 @@ use std::time::Duration;
 pub(super) struct Worker {
     item: usize,
     phases: std::vec::IntoIter<Phase>,
-    /// What it waits for, and since when.
+    /// The awaited signal, and the moment at which the wait began.
     waits: Option<(Await, Duration)>,
 }
 
 impl Worker {
-    /// At the beginning of its first item.
+    /// A worker at the first phase of an item.
     pub(super) fn new(item: usize, phases: Vec<Phase>) -> Self {
         Self { item, phases: phases.into_iter(), waits: None }
     }
 
-    /// The item that it is at.
+    /// The index of its item.
     pub(super) const fn item(&self) -> usize {
         self.item
     }
 
-    /// What it does next for it.
+    /// The next phase of its item.
     pub(super) fn next_phase(&mut self) -> Option<Phase> {
         self.phases.next()
     }
@@ -35,11 +34,11 @@ impl Worker {
         self.waits = Some((what, now));
     }
 
-    pub(super) fn waits_for(&self) -> Option<Await> {
+    pub(super) fn awaited(&self) -> Option<Await> {
         self.waits.map(|(what, _)| what)
     }
 
-    /// Ends its wait, if it had one, and says how long it was.
+    /// Ends a wait, and returns its length.
     pub(super) fn waited(&mut self, now: Duration) -> Duration {
         self.waits.take().map_or(Duration::ZERO, |(_, since)| now.saturating_sub(since))
     }

@@ -1,37 +1,26 @@
-//! The tiles of one shard's output.
+//! The tiles of an output matrix.
 //!
-//! Invariant: the extents that a grid hands out are not empty, do not overlap, and together are the
-//! whole shard.
+//! Invariant: the extents of a grid are not empty, do not overlap, and cover the matrix.
 
-use super::{Raster, TileShape};
+use super::TileShape;
 use crate::Problem;
 
-/// The part of a shard's output that one tile computes, in elements; at the right and lower border
-/// less than a whole tile.
+/// The elements of one tile; fewer than the tile's extents at the right and lower border.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TileExtent {
-    /// First row within the shard.
-    pub row: u32,
+pub(crate) struct TileExtent {
+    /// First row.
+    pub(crate) row: u32,
     /// Rows, `1..=tile.m`.
-    pub rows: u32,
+    pub(crate) rows: u32,
     /// First column.
-    pub col: u32,
+    pub(crate) col: u32,
     /// Columns, `1..=tile.n`.
-    pub cols: u32,
+    pub(crate) cols: u32,
 }
 
-/// A shard's output, `[rows, cols]`, cut into tiles.
-///
-/// ```
-/// use flux_core::TileShape;
-/// use flux_core::tile::{Raster, TileGrid};
-/// let grid = TileGrid::new(129, 512, TileShape::new(128, 256, 64));
-/// assert_eq!((grid.row_blocks(), grid.col_blocks(), grid.tiles()), (2, 2, 4));
-/// let rows: Vec<u32> = grid.order(Raster::RowsFastest).map(|tile| tile.rows).collect();
-/// assert_eq!(rows, [128, 1, 128, 1]);
-/// ```
+/// An output matrix, `[rows, cols]`, cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct TileGrid {
+pub(crate) struct TileGrid {
     rows: u32,
     cols: u32,
     tile: TileShape,
@@ -41,35 +30,34 @@ impl TileGrid {
     /// Cuts `rows` by `cols` elements into tiles.
     ///
     /// # Panics
-    /// If an extent of the tile is 0; [`TileProgram::build`](crate::program::TileProgram::build)
-    /// has checked that.
-    pub const fn new(rows: u32, cols: u32, tile: TileShape) -> Self {
+    /// If an extent of the tile is 0.
+    pub(crate) const fn new(rows: u32, cols: u32, tile: TileShape) -> Self {
         assert!(tile.m > 0 && tile.n > 0, "a tile has rows and columns");
         Self { rows, cols, tile }
     }
 
     /// The grid of one shard of `problem`: `[m/W, n_local]` elements.
-    pub const fn of_shard(problem: &Problem, tile: TileShape) -> Self {
+    pub(crate) const fn of_shard(problem: &Problem, tile: TileShape) -> Self {
         Self::new(problem.m_shard(), problem.n_local(), tile)
     }
 
     /// Tiles from top to bottom.
-    pub const fn row_blocks(&self) -> u32 {
+    pub(crate) const fn row_blocks(&self) -> u32 {
         self.rows.div_ceil(self.tile.m)
     }
 
     /// Tiles from left to right.
-    pub const fn col_blocks(&self) -> u32 {
+    pub(crate) const fn col_blocks(&self) -> u32 {
         self.cols.div_ceil(self.tile.n)
     }
 
     /// Tiles in all.
-    pub const fn tiles(&self) -> u64 {
+    pub(crate) const fn tiles(&self) -> u64 {
         self.row_blocks() as u64 * self.col_blocks() as u64
     }
 
     /// The tile in this row block and column block.
-    pub const fn extent(&self, row_block: u32, col_block: u32) -> TileExtent {
+    pub(crate) const fn extent(&self, row_block: u32, col_block: u32) -> TileExtent {
         let (row, col) = (row_block * self.tile.m, col_block * self.tile.n);
         let (rows, cols) = (self.rows - row, self.cols - col);
         TileExtent {
@@ -80,13 +68,12 @@ impl TileGrid {
         }
     }
 
-    /// Every tile once, in the order of `raster`.
+    /// Every tile once, in groups of `group` row blocks: down the rows of a group, then along its
+    /// columns. The tiles of a wave then share rows of `x` and of `w` in L2.
     ///
     /// # Panics
-    /// If the raster's groups have 0 row blocks;
-    /// [`TileProgram::build`](crate::program::TileProgram::build) has checked that.
-    pub fn order(self, raster: Raster) -> impl Iterator<Item = TileExtent> {
-        let group = raster.group(self.row_blocks());
+    /// If `group` is 0.
+    pub(crate) fn order(self, group: u32) -> impl Iterator<Item = TileExtent> {
         assert!(group > 0, "a group has row blocks");
         let first_blocks = (0..self.row_blocks()).step_by(group as usize);
         first_blocks.flat_map(move |first| {
@@ -100,35 +87,34 @@ impl TileGrid {
 mod tests {
     use super::*;
 
-    fn order(raster: Raster) -> Vec<(u32, u32)> {
-        // 3 row blocks by 2 column blocks, both with tails
+    fn order(group: u32) -> Vec<(u32, u32)> {
+        // 3 row blocks by 2 column blocks, both with partial tiles.
         let grid = TileGrid::new(5, 12, TileShape::new(2, 8, 1));
-        grid.order(raster).map(|t| (t.row / 2, t.col / 8)).collect()
+        grid.order(group).map(|t| (t.row / 2, t.col / 8)).collect()
     }
 
     #[test]
-    fn every_raster_walks_each_tile_once() {
+    fn every_group_size_walks_each_tile_once() {
         for (rows, cols, group) in (1..=6).flat_map(|rows| (1..=6).flat_map(move |cols| (1..=7).map(move |group| (rows, cols, group)))) {
             let grid = TileGrid::new(rows * 2 - 1, cols * 8, TileShape::new(2, 8, 1));
             let all: Vec<(u32, u32)> = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).collect();
-            for raster in Raster::each(group) {
-                let mut walked: Vec<(u32, u32)> = grid.order(raster).map(|t| (t.row / 2, t.col / 8)).collect();
+            for group in [group, u32::MAX] {
+                let mut walked: Vec<(u32, u32)> = grid.order(group).map(|t| (t.row / 2, t.col / 8)).collect();
                 walked.sort_unstable();
-                assert_eq!(walked, all, "{raster}");
+                assert_eq!(walked, all, "groups of {group}");
             }
         }
     }
 
     #[test]
-    fn rasters_walk_as_they_are_named() {
-        assert_eq!(order(Raster::RowsFastest), [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]);
-        assert_eq!(order(Raster::ColumnsFastest), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
-        assert_eq!(order(Raster::RowGroups(2)), [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]);
-        assert_eq!(order(Raster::RowGroups(u32::MAX)), order(Raster::RowsFastest));
+    fn groups_are_walked_one_after_another() {
+        assert_eq!(order(u32::MAX), [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1)]);
+        assert_eq!(order(1), [(0, 0), (0, 1), (1, 0), (1, 1), (2, 0), (2, 1)]);
+        assert_eq!(order(2), [(0, 0), (1, 0), (0, 1), (1, 1), (2, 0), (2, 1)]);
     }
 
     #[test]
-    fn tails_are_what_is_left() {
+    fn border_tiles_have_the_rest() {
         let grid = TileGrid::new(5, 12, TileShape::new(2, 8, 1));
         assert_eq!(grid.extent(2, 1), TileExtent { row: 4, rows: 1, col: 8, cols: 4 });
     }

@@ -1,20 +1,16 @@
 //! Tiles of the output.
 //!
-//! Invariant: without flattened rows no tile crosses a shard's border, so it has one source of rows
-//! and one owner.
+//! Invariant: unless rows are flattened, a tile has rows of one shard: one source and one owner.
 
 mod grid;
-mod raster;
-mod step;
 mod table;
 
-pub use grid::{TileExtent, TileGrid};
-pub use raster::Raster;
+pub(crate) use grid::{TileExtent, TileGrid};
 pub use table::{HOPPER_SHARED_BYTES, Staging};
 
 use std::fmt;
 
-/// Extents of a GEMM tile: output rows, output columns, and the step along k of one pipeline stage.
+/// Extents of a GEMM tile: output rows, output columns, and the step along `k` of a pipeline stage.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct TileShape {
     /// Output rows.
@@ -26,9 +22,23 @@ pub struct TileShape {
 }
 
 impl TileShape {
-    /// A tile of `m` by `n` that advances by `k`.
+    /// A tile of `m` rows and `n` columns that advances by `k`.
     pub const fn new(m: u32, n: u32, k: u32) -> Self {
         Self { m, n, k }
+    }
+
+    /// Whether this is a swap-AB tile, whose columns take the place of rows in the MMA.
+    ///
+    /// wgmma takes rows in blocks of 64, and two consumers need equally many; a single block they
+    /// share by columns.
+    ///
+    /// ```
+    /// use flux_core::TileShape;
+    /// let swaps = |m| TileShape::new(m, 256, 64).swaps_ab();
+    /// assert_eq!([64, 128, 256, 136, 192].map(swaps), [false, false, false, true, true]);
+    /// ```
+    pub const fn swaps_ab(self) -> bool {
+        self.m != 64 && !self.m.is_multiple_of(2 * 64)
     }
 }
 

@@ -1,4 +1,4 @@
-//! The tile table: every tile that there are kernels for, and what follows from its shape.
+//! The tile table: every tile with kernels, and what follows from its shape.
 //!
 //! Invariant: the kernels are compiled from this list (`flux-kernels/src/variant.rs`), and plans
 //! take their tiles from it. `flux-kernels/cuda/core/config.cuh` computes the same bytes.
@@ -14,24 +14,24 @@ pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
 const CONSUMERS: u32 = 2;
 /// Fewest stages that keep the tensor cores fed.
 const FEWEST_STAGES: u32 = 3;
-/// Most stages: an even number, as a ring of whole pairs is loaded in pairs.
+/// Most stages of a ring; stages are loaded in pairs, so it is even.
 const MOST_STAGES: u32 = 12;
 /// Bytes between staged rows, so that the rows of a matrix store meet different banks.
 const ROW_GAP: u32 = 16;
 /// Two words and the alignment of the first stage.
 const WORDS_AND_ALIGNMENT: u32 = 16 + 1024;
 
-/// Where the consumers of a CTA leave a finished tile, in shared memory.
+/// Epilogue staging buffers of a CTA in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Staging {
-    /// One epilogue staging buffer for each consumer: the whole tile is there at once.
+    /// One buffer for each consumer, which holds the whole tile.
     PerConsumer,
-    /// One buffer that the consumers use in turn, which often leaves memory for one more stage.
+    /// One buffer for all consumers, which often leaves room for one more stage.
     Shared,
 }
 
 impl Staging {
-    /// Epilogue staging buffers of a CTA.
+    /// Number of epilogue staging buffers.
     pub const fn buffers(self) -> u32 {
         match self {
             Self::PerConsumer => CONSUMERS,
@@ -40,7 +40,7 @@ impl Staging {
     }
 }
 
-/// The forms of [`Staging`] that a tile's kernels are compiled with: measured where both fit.
+/// The [`Staging`] forms that a tile's kernels are compiled with.
 #[derive(Clone, Copy)]
 enum Kernels {
     PerConsumer,
@@ -78,11 +78,11 @@ const TABLE: [(u32, u32, Kernels); 27] = [
     (64, 96, PerConsumer),
     (64, 64, PerConsumer),
 ];
-/// Step along k of every tile: one swizzled row of 128 bytes.
+/// Step along `k` of every tile: one swizzled row of 128 bytes.
 const STEP: u32 = 64;
 
 impl TileShape {
-    /// Every tile that there are kernels for.
+    /// Every tile with kernels.
     ///
     /// ```
     /// use flux_core::TileShape;
@@ -93,34 +93,34 @@ impl TileShape {
         TABLE.iter().map(|&(m, n, _)| Self::new(m, n, STEP))
     }
 
-    /// The forms that its kernels are compiled with; none for a tile outside the table.
+    /// The staging forms of this tile's kernels; none outside the table.
     pub fn stagings(self) -> impl Iterator<Item = Staging> {
         let kernels = TABLE.iter().find(|&&(m, n, _)| (m, n, STEP) == (self.m, self.n, self.k)).map(|&(.., kernels)| kernels);
         let per_consumer = matches!(kernels, Some(PerConsumer | Both)).then_some(Staging::PerConsumer);
         per_consumer.into_iter().chain(matches!(kernels, Some(Shared | Both)).then_some(Staging::Shared))
     }
 
-    /// Whether a kernel of this tile scatters rows to several owners, which a GEMM-ReduceScatter
-    /// with flattened rows needs: the whole tile has to be staged at once.
+    /// Whether a kernel of this tile scatters rows to several owners, as a GEMM-ReduceScatter with
+    /// flattened rows needs. It stages the whole tile.
     pub fn scatters(self) -> bool {
         self.stagings().any(|staging| staging == Staging::PerConsumer)
     }
 
-    /// Whether a kernel of this tile sends partial tiles, which a GEMM-ReduceScatter with rows per
+    /// Whether a kernel of this tile sends partial tiles, as a GEMM-ReduceScatter with rows per
     /// shard needs.
     pub fn sends_partials(self) -> bool {
         self.stagings().any(|staging| self.sends_partials_from(staging))
     }
 
-    /// Whether this form sends partial tiles: `kCanSendPartials` of `config.cuh`. Swap-AB tiles
-    /// need a shared buffer, and whole 16-byte vectors of rounded accumulators in a thread.
+    /// Whether this form sends partial tiles: `kCanSendPartials` of `config.cuh`. Swap-AB tiles need
+    /// a shared buffer, and 16-byte vectors of rounded accumulators in each thread.
     pub const fn sends_partials_from(self, staging: Staging) -> bool {
         let whole_vectors = (self.m * self.n).is_multiple_of(8 * 128 * CONSUMERS);
         !self.swaps_ab() || matches!(staging, Staging::Shared) && whole_vectors
     }
 
-    /// Stages of operands that fit in `shared_bytes` of shared memory beside the staged tile;
-    /// `None` where they are too few.
+    /// Operand stages that fit in `shared_bytes` of shared memory beside the staging buffers;
+    /// `None` if they are too few.
     ///
     /// ```
     /// use flux_core::TileShape;
@@ -129,14 +129,14 @@ impl TileShape {
     /// assert_eq!([Staging::PerConsumer, Staging::Shared].map(stages), [Some(3), Some(4)]);
     /// ```
     pub fn stages(self, staging: Staging, shared_bytes: u32) -> Option<u32> {
-        // An eighth stage of 64x128 fits, and is not measured.
+        // An eighth stage of 64x128 fits, but no record measures it.
         let most = if (self.m, self.n) == (64, 128) { 7 } else { MOST_STAGES };
-        // Every kernel of a form has the stages of the one that scatters, whose rows have gaps.
+        // All kernels of a form have the stages of the scattering one, whose rows have gaps.
         (FEWEST_STAGES..=most).rev().find(|&stages| self.shared_bytes(staging, stages, true) <= shared_bytes)
     }
 
-    /// Dynamic shared memory of a CTA, in bytes: stages, staging buffers, barriers, two words, and
-    /// 1024 to align. Where the kernel `scatters`, staged rows have gaps.
+    /// Dynamic shared memory of a CTA, in bytes: stages, staging buffers, barriers, two words and
+    /// the alignment. Staged rows of scattering kernels have gaps.
     pub const fn shared_bytes(self, staging: Staging, stages: u32, scatters: bool) -> u32 {
         let stage = (self.m + self.n) * self.k * 2;
         let gaps = if scatters && matches!(staging, Staging::PerConsumer) { self.m * ROW_GAP } else { 0 };

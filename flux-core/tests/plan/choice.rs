@@ -39,7 +39,7 @@ proptest! {
         }
     }
 
-    /// A plan that is asked for and its canonical form have the same programs.
+    /// A plan and its canonical form have the same programs.
     #[test]
     fn canonical_plans_have_the_same_programs(problem in problems(), number in any::<prop::sample::Index>(), extra in 0_u32..5) {
         let target = Target::peer_memory(Machine::H100, &problem);

@@ -30,10 +30,10 @@ impl Row {
         Problem::new(op, extent("m"), extent("n"), extent("k"), dtype, world).unwrap()
     }
 
-    /// The machine that the row was measured on, over peer memory.
+    /// The row's machine, over peer memory.
     pub(crate) fn target(&self) -> Target {
         let machine = if self.get("device").contains("H200") { Machine::H200 } else { Machine::H100 };
-        // One GPU by itself has every row when it begins.
+        // A GPU by itself has every row from the start.
         let fast = Machine {
             link_bytes_per_us: 1 << 40,
             both_ways_bytes_per_us: 1 << 40,

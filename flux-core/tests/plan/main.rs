@@ -1,4 +1,4 @@
-//! Plans against what was measured: `results/timed-plans.csv` and `results/frozen-medians.csv`.
+//! Plans against the records `results/timed-plans.csv` and `results/frozen-medians.csv`.
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 

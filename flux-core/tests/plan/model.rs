@@ -1,21 +1,21 @@
-//! How far the model's choice is behind the fastest plan that was timed.
+//! Distance of the model's choice to the fastest timed plan.
 
 use crate::fixture::{Row, rows};
 use flux_core::plan::{CommMode, Mover};
 use std::collections::BTreeMap;
 
-/// Lines with so many plans say something of a choice.
+/// Least plans of a line that is compared.
 const PLANS: usize = 3;
 
-/// Of a line of plans timed beside each other, by how many percent the model's first plan, and the
-/// best of its first three, is behind the fastest.
+/// Percent by which the model's first plan, and the best of its first three, are slower than the
+/// fastest plan of a line.
 struct Behind {
     line: String,
     first: f64,
     of_three: f64,
 }
 
-/// The rows by line; one problem each.
+/// Rows of plans that were timed side by side, by line; one problem each.
 fn lines() -> BTreeMap<String, Vec<Row>> {
     let mut lines = BTreeMap::<String, Vec<Row>>::new();
     for row in rows("timed-plans.csv") {
@@ -51,7 +51,7 @@ fn the_models_choice_is_near_the_fastest_plan_that_was_timed() {
     assert!(behind.len() >= 250 && first < 1.5 && worst.first < 15.0 && of_three < 0.3, "{text}");
 }
 
-/// The frozen plans' programs are those of the records: what was a knob then follows from the plan.
+/// Schedules derived from frozen plans are those of the records.
 #[test]
 fn what_the_records_say_follows_from_their_plans() {
     let (mut rows_in_all, mut other) = (0, 0);
@@ -66,6 +66,6 @@ fn what_the_records_say_follows_from_their_plans() {
         let copies = plan.comm == CommMode::Fused { mover: Mover::CopyEngine };
         assert!(!copies || plan.canonical(&problem, &target).comm == plan.comm, "{problem}: {plan}");
     }
-    // Chunk order over peer memory was chosen in so many rows; each chunk is one more pass over w.
+    // The records have a few rows in chunk order over peer memory.
     assert!(rows_in_all >= 800 && other <= 4, "{other} of {rows_in_all}");
 }

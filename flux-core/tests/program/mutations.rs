@@ -1,8 +1,6 @@
-//! Each rule, broken on purpose in a valid set of programs: what is reported is the rule that was
-//! broken.
+//! Each rule, broken on purpose in valid programs: the report names that rule.
 
-use crate::schedules::chunks;
-use crate::strategies::{Call, any_calls, calls, calls_in_bands, plain_calls};
+use crate::strategies::{Call, any_calls, calls, calls_in_groups, chunks, plain_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Chunk, NONE, TileProgram, WorkItem, sink, source};
@@ -90,7 +88,7 @@ proptest! {
             item.slot = slots;
             "slot"
         } else {
-            // a reduction reads further slots too, so its first one must lie in the first source's
+            // A reduction reads further slots too, so its first one lies in the first source's.
             item.partial_slot = per_source;
             "partial_slot"
         };
@@ -184,7 +182,7 @@ proptest! {
         let first = p.items[index];
         match kind {
             0 => {
-                // one item too few, or too many
+                // One item too few, or too many.
                 p.items.iter_mut().filter(|i| i.raise == first.raise && i.dest == first.dest).for_each(|i| i.raise_after += 1);
                 assert_violates!(call, Violation::Miscounted { items, raise_after, .. } if raise_after == items + 1);
             }
@@ -194,7 +192,7 @@ proptest! {
                 assert_violates!(call, Violation::Miscounted { items: 1, raise_after: 2, .. });
             }
             _ => {
-                // two owners' chunks in one counter
+                // Two owners' chunks share a counter.
                 let other = pick_item(&p.items, item, |i| is_send(i) && i.dest != first.dest);
                 for p in &mut call.0 {
                     p.counters += 1;
@@ -210,7 +208,7 @@ proptest! {
 
     #[test]
     fn signals_raised_by_transfers(
-        call in calls_in_bands(AllGatherGemm, 3..=8, 1..=4, 1..=3, chunks(), 1..=1), rank: Index, which: Index, kind in 0..4,
+        call in calls_in_groups(AllGatherGemm, 3..=8, 1..=4, 1..=3, chunks(), 1..=1), rank: Index, which: Index, kind in 0..4,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
@@ -233,8 +231,8 @@ proptest! {
             }
             _ => {
                 p.items.iter_mut().filter(|item| item.await_first as usize == which).for_each(|item| (item.await_count, item.await_group) = (0, 0));
-                let (owner_rank, unheard) = (p.rank, p.awaits[which].signal);
-                assert_violates!(call, Violation::NeverAwaited { owner, signal, .. } if (owner, signal) == (owner_rank, unheard));
+                let (owner_rank, unawaited) = (p.rank, p.awaits[which].signal);
+                assert_violates!(call, Violation::NeverAwaited { owner, signal, .. } if (owner, signal) == (owner_rank, unawaited));
             }
         }
     }
@@ -249,7 +247,7 @@ proptest! {
         if kind == 0 {
             chunk.for_each(|item| item.raise = (item.raise + 1) % signals);
         } else {
-            // each item raises for itself
+            // Each item raises by itself.
             chunk.for_each(|item| { item.counter = NONE; item.raise_after = 1; });
         }
         assert_violates!(call, Violation::RaisedTwice { owner, .. } if owner.get() == dest);
@@ -281,17 +279,17 @@ proptest! {
 
     #[test]
     fn reads_of_rows_that_are_not_awaited(
-        call in calls_in_bands(AllGatherGemm, 2..=8, 2..=4, 2..=3, Just(Chunk::Tiles(1)), 1..=1), rank: Index, item: Index, kind in 0..3,
+        call in calls_in_groups(AllGatherGemm, 2..=8, 2..=4, 2..=3, Just(Chunk::Tiles(1)), 1..=1), rank: Index, item: Index, kind in 0..3,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, is_gather);
         match kind {
-            // other tiles of the row block still await the chunk
+            // Other tiles of the row block still await the chunk.
             0 => (p.items[index].await_count, p.items[index].await_group) = (0, 0),
             1 => p.items[index].await_first = (p.items[index].await_first + 1) % p.signals,
             _ => {
-                // the first two chunks that this rank sends arrive under each other's signal
+                // The first two chunks that this rank sends arrive under each other's signal.
                 let [first, second] = [p.transfers[0], p.transfers[1]];
                 p.transfers[0].raise = second.raise;
                 p.transfers[1].raise = first.raise;
@@ -310,7 +308,7 @@ proptest! {
             let index = pick_item(&p.items, item, |item| !is_send(item));
             p.items[index].late_count -= 1;
         } else {
-            // two sources use each other's slot
+            // Two sources use each other's slot.
             let (dest, at_dest) = (p.items[0].dest, p.items[0].slot);
             let other = p.rank.before(1, p.problem.world()).index();
             let theirs = call.0[other].items.iter_mut().find(|item| item.dest == dest).unwrap();
@@ -364,7 +362,7 @@ proptest! {
     fn order(call in calls(GemmReduceScatter, 2..=8, 1..=3, 1..=3, chunks()), rank: Index, distance: Index) {
         let mut call = call;
         let world = call.0.len();
-        // own shard first, on two ranks
+        // Two ranks work on their own shard first.
         let one = rank.index(world);
         let other = (one + 1 + distance.index(world - 1)) % world;
         for rank in [one, other] {

@@ -1,4 +1,4 @@
-//! The rules of slices and splits of `k`, broken on purpose.
+//! The rules of slices, split-K and stream-K, broken on purpose.
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
@@ -15,7 +15,7 @@ fn split_calls() -> impl Strategy<Value = Call> {
     split_calls_in_slices(3)
 }
 
-/// The same, with at most so many slices.
+/// The same, with at most `most` slices.
 fn split_calls_in_slices(most: u32) -> impl Strategy<Value = Call> {
     let knobs = move || {
         (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_slices, split_k, flattened)| Knobs {
@@ -39,15 +39,15 @@ fn sliced_calls(flattened: bool) -> impl Strategy<Value = Call> {
     )
 }
 
-fn lends(item: &WorkItem) -> bool {
+fn is_partial(item: &WorkItem) -> bool {
     item.sink == sink::PARTIAL
 }
 
-fn fix_ups(item: &WorkItem) -> bool {
+fn is_fix_up(item: &WorkItem) -> bool {
     item.parts > 0
 }
 
-fn gathers(item: &WorkItem) -> bool {
+fn is_gather(item: &WorkItem) -> bool {
     item.a_source == source::GATHER
 }
 
@@ -57,7 +57,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (k_steps, split_k_slots) = (p.k_steps(), p.split_k_slots);
-        let index = pick_item(&p.items, item, |item| if kind < 3 { item.k_steps > 0 } else { lends(item) == (kind == 3) && item.part != NONE });
+        let index = pick_item(&p.items, item, |item| if kind < 3 { item.k_steps > 0 } else { is_partial(item) == (kind == 3) && item.part != NONE });
         let item = &mut p.items[index];
         let expected = match kind {
             0 => { item.k_steps = 0; "k_steps" }
@@ -89,21 +89,21 @@ proptest! {
         let p = pick(&mut call, rank);
         let rank = p.rank.get();
         let world = p.problem.world().get();
-        let partial = pick_item(&p.items, item, lends);
-        let fix_up = pick_item(&p.items, item, fix_ups);
+        let partial = pick_item(&p.items, item, is_partial);
+        let fix_up = pick_item(&p.items, item, is_fix_up);
         match kind {
             0 => p.items[partial].raise = NONE,
             1 => p.items[partial].parts = 1,
             2 if world > 1 => p.items[partial].dest = (rank + 1) % world,
-            // a tile that is one item names no part slot
+            // A tile of one item names no split-K slot.
             2 | 3 => p.items[fix_up].parts = 0,
             4 => {
-                // what is awaited late has no step
+                // A late await has no step.
                 let entry = p.items[fix_up].late_first as usize;
                 p.awaits[entry].k_step = 1;
             }
             _ => {
-                // a partial item awaits nothing after its multiplication
+                // A partial item has no late awaits.
                 let late = (p.items[fix_up].late_first, p.items[fix_up].late_count);
                 (p.items[partial].late_first, p.items[partial].late_count) = late;
             }
@@ -116,7 +116,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let transfer = pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
-        let index = pick_item(&p.items, which, |item| gathers(item) && item.await_count > 0);
+        let index = pick_item(&p.items, which, |item| is_gather(item) && item.await_count > 0);
         let item = p.items[index];
         let (first, last) = (item.await_first as usize, (item.await_first + item.await_count - 1) as usize);
         match kind {
@@ -143,17 +143,17 @@ proptest! {
         let p = pick(&mut call, rank);
         let k_steps = p.k_steps();
         match kind {
-            // a step too few at the end of k, or one twice
+            // A step is missing at the end of `k`, or multiplied twice.
             0 => {
-                let index = pick_item(&p.items, item, |item| lends(item) && item.k_first + item.k_steps == k_steps);
+                let index = pick_item(&p.items, item, |item| is_partial(item) && item.k_first + item.k_steps == k_steps);
                 if p.items[index].k_steps > 1 { p.items[index].k_steps -= 1 } else { p.items[index].k_first -= 1 }
             }
             1 => {
-                let index = pick_item(&p.items, item, lends);
+                let index = pick_item(&p.items, item, is_partial);
                 p.items[index].k_first -= 1;
             }
             _ => {
-                let index = pick_item(&p.items, item, fix_ups);
+                let index = pick_item(&p.items, item, is_fix_up);
                 p.items[index].k_steps += 1;
             }
         }
@@ -164,17 +164,17 @@ proptest! {
     fn parts_that_are_taken_twice_or_not_at_all(call in split_calls(), rank: Index, item: Index, kind in 0..4) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let partial = pick_item(&p.items, item, lends);
-        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| fix_ups(&p.items[index])).collect();
+        let partial = pick_item(&p.items, item, is_partial);
+        let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
         match kind {
             0 => {
-                prop_assume!(leading.len() > 1);
-                let one = item.index(leading.len() - 1);
-                p.items[leading[one + 1]].part = p.items[leading[one]].part;
-                assert_violates!(call, Violation::PartReadTwice { first, second, .. } if (first, second) == (leading[one], leading[one + 1]));
+                prop_assume!(fix_ups.len() > 1);
+                let one = item.index(fix_ups.len() - 1);
+                p.items[fix_ups[one + 1]].part = p.items[fix_ups[one]].part;
+                assert_violates!(call, Violation::PartReadTwice { first, second, .. } if (first, second) == (fix_ups[one], fix_ups[one + 1]));
             }
             1 => {
-                // one slot more on every rank, where nobody looks for it
+                // Every rank has one more slot, which nobody reads.
                 for p in &mut call.0 {
                     p.split_k_slots += 1;
                 }
@@ -183,21 +183,20 @@ proptest! {
                 assert_violates!(call, Violation::PartMissing { item, .. } if item > partial);
             }
             2 => {
-                // the tile's last steps are multiplied twice, and added once
-                let fix_up = *item.get(&leading);
+                // The tile's last steps are multiplied twice, and added once.
+                let fix_up = *item.get(&fix_ups);
                 prop_assume!(p.items[fix_up].parts > 1);
                 p.items[fix_up - 2].k_steps += p.items[fix_up - 1].k_steps;
                 let WorkItem { await_group, k_first, parts, .. } = p.items[fix_up];
-                // its signal is awaited all the same, with rows, which only an AllGather-GEMM
-                // awaits
+                // Its signal is still awaited, with rows, as only an AllGather-GEMM does.
                 let mut rows = p.awaits_of(&p.items[fix_up]).to_vec();
                 let k_step = rows.last().map_or(k_first, |row| row.k_step);
                 let unread = Await { k_step, ..p.late_awaits_of(&p.items[fix_up])[parts as usize - 1] };
                 rows.resize(rows.len() + await_group.max(1) as usize, unread);
-                let lead_item = &mut p.items[fix_up];
-                (lead_item.parts, lead_item.late_count) = (parts - 1, lead_item.late_count - 1);
-                (lead_item.await_first, lead_item.await_count) = (p.awaits.len() as u32, rows.len() as u32);
-                lead_item.await_group = await_group.max(1);
+                let fix_up_item = &mut p.items[fix_up];
+                (fix_up_item.parts, fix_up_item.late_count) = (parts - 1, fix_up_item.late_count - 1);
+                (fix_up_item.await_first, fix_up_item.await_count) = (p.awaits.len() as u32, rows.len() as u32);
+                fix_up_item.await_group = await_group.max(1);
                 p.awaits.extend(rows);
                 match p.problem.op() {
                     AllGatherGemm => assert_violates!(call, Violation::PartNotRead { item, .. } if item == fix_up - 1),
@@ -205,12 +204,12 @@ proptest! {
                 }
             }
             _ => {
-                let partials_of: Vec<usize> = (0..p.items.len()).filter(|&index| lends(&p.items[index])).collect();
-                prop_assume!(partials_of.len() > 1);
-                let other = partials_of[(partials_of.iter().position(|&index| index == partial).unwrap() + 1) % partials_of.len()];
+                let partials: Vec<usize> = (0..p.items.len()).filter(|&index| is_partial(&p.items[index])).collect();
+                prop_assume!(partials.len() > 1);
+                let other = partials[(partials.iter().position(|&index| index == partial).unwrap() + 1) % partials.len()];
                 p.items[partial].part = p.items[other].part;
                 let (rank, slot) = (p.rank, p.items[other].part);
-                assert_violates!(call, Violation::WrittenTwice { owner, what: "part slot", index, .. } if (owner, index) == (rank, slot));
+                assert_violates!(call, Violation::WrittenTwice { owner, what: "split-K slot", index, .. } if (owner, index) == (rank, slot));
             }
         }
     }
@@ -219,10 +218,10 @@ proptest! {
     fn parts_of_other_tiles(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| fix_ups(&p.items[index])).collect();
-        prop_assume!(leading.len() > 1);
-        let one = item.index(leading.len());
-        let (first, second) = (leading[one], leading[(one + 1) % leading.len()]);
+        let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
+        prop_assume!(fix_ups.len() > 1);
+        let one = item.index(fix_ups.len());
+        let (first, second) = (fix_ups[one], fix_ups[(one + 1) % fix_ups.len()]);
         prop_assume!(p.items[first].parts == p.items[second].parts);
         let part = p.items[first].part;
         p.items[first].part = p.items[second].part;
@@ -234,39 +233,39 @@ proptest! {
     fn parts_that_are_not_awaited(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let leading: Vec<usize> = (0..p.items.len()).filter(|&index| fix_ups(&p.items[index])).collect();
-        prop_assume!(leading.len() > 1);
-        let one = item.index(leading.len());
-        // two tiles await each other's first part
-        let [first, second] = [leading[one], leading[(one + 1) % leading.len()]].map(|index| p.items[index].late_first as usize);
+        let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
+        prop_assume!(fix_ups.len() > 1);
+        let one = item.index(fix_ups.len());
+        // Two tiles await each other's first part.
+        let [first, second] = [fix_ups[one], fix_ups[(one + 1) % fix_ups.len()]].map(|index| p.items[index].late_first as usize);
         p.awaits.swap(first, second);
         let rank = p.rank;
-        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", peer, .. } if (unguarded, peer) == (rank, rank));
+        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "split-K slot", peer, .. } if (unguarded, peer) == (rank, rank));
     }
 
     #[test]
     fn parts_that_are_awaited_in_another_order_than_they_are_added(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let fix_up = p.items[pick_item(&p.items, item, fix_ups)];
+        let fix_up = p.items[pick_item(&p.items, item, is_fix_up)];
         prop_assume!(fix_up.parts > 1);
         let first = fix_up.late_first as usize;
         p.awaits.swap(first, first + 1);
         let rank = p.rank;
-        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "part slot", index, .. } if (unguarded, index) == (rank, fix_up.part));
+        assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "split-K slot", index, .. } if (unguarded, index) == (rank, fix_up.part));
     }
 
     #[test]
     fn more_that_is_awaited_than_there_are_parts(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let index = pick_item(&p.items, item, fix_ups);
+        let index = pick_item(&p.items, item, is_fix_up);
         let mut late = p.late_awaits_of(&p.items[index]).to_vec();
         late.push(late[0]);
         let (first, count) = (p.awaits.len() as u32, late.len() as u32);
         p.awaits.extend(late);
         (p.items[index].late_first, p.items[index].late_count) = (first, count);
-        let more = "more is awaited after the multiplication than is added";
+        let more = "more awaits after the multiplication than additions";
         assert_violates!(call, Violation::Form { record: Record::Item(wrong), what, .. } if (wrong, what) == (index, more));
     }
 
@@ -274,21 +273,21 @@ proptest! {
     fn partial_tiles_of_who_adds_none(call in split_calls(), rank: Index, item: Index, partials in 1..=4_u32) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        // A partial item, or a fix-up item that stores or scatters: of a GEMM-ReduceScatter of one rank too.
+        // A partial item, or a fix-up item that stores or scatters.
         let index = pick_item(&p.items, item, |item| matches!(item.sink, sink::PARTIAL | sink::STORE | sink::SCATTER));
         (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
-        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only what adds partial results counts them", .. } if wrong == index);
+        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item that adds partial results counts them", .. } if wrong == index);
     }
 
     #[test]
-    fn a_lead_before_its_lenders(call in split_calls(), rank: Index, item: Index) {
+    fn a_fix_up_item_before_its_partial_items(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let fix_up = pick_item(&p.items, item, fix_ups);
-        let partials_of = p.items[fix_up].parts as usize;
-        p.items[fix_up - partials_of..=fix_up].rotate_right(1);
+        let fix_up = pick_item(&p.items, item, is_fix_up);
+        let partials = p.items[fix_up].parts as usize;
+        p.items[fix_up - partials..=fix_up].rotate_right(1);
         let rank = p.rank;
-        assert_violates!(call, Violation::Deadlock { rank: stuck, item, peer, .. } if (stuck, item, peer) == (rank, fix_up - partials_of, rank));
+        assert_violates!(call, Violation::Deadlock { rank: stuck, item, peer, .. } if (stuck, item, peer) == (rank, fix_up - partials, rank));
     }
 
     #[test]
@@ -321,15 +320,14 @@ proptest! {
         let announced = announced(&call);
         let p = pick(&mut call, rank);
         if kind == 0 {
-            // an item of its own range of the await list, without its last entry, which the others
-            // still await
+            // The item loses its last await, which others of its range still have.
             let index = pick_item(&p.items, item, |_| true);
             let shared = p.items.iter().filter(|other| {
                 let (a, b) = (other.await_first + other.await_count, p.items[index].await_first + p.items[index].await_count);
                 a == b
             });
             prop_assume!(shared.count() > 1);
-            // the item's own rows: those that it awaits with others of its group it need not have
+            // The await covers the item's own rows, not only those of its raster group.
             let item = &mut p.items[index];
             let last = p.awaits[(item.await_first + item.await_count - 1) as usize].signal;
             let rows = announced.get(&(p.rank.get(), last)).cloned().unwrap_or(0..0);
@@ -340,18 +338,18 @@ proptest! {
             let later = p.awaits.iter().map(|entry| entry.k_step > 0 && entry.k_step + 1 < p.k_steps()).collect::<Vec<_>>();
             prop_assume!(later.contains(&true));
             let which = pick_transfer(&later, item);
-            // all that are awaited at this step
+            // All awaits of this step move.
             let step = p.awaits[which].k_step;
             let next = p.awaits.iter().map(|entry| entry.k_step).filter(|&k_step| k_step > step).min();
             prop_assume!(next.is_none_or(|next| next > step + 1));
             p.awaits.iter_mut().filter(|entry| entry.k_step == step).for_each(|entry| entry.k_step += 1);
         }
-        // where nothing else is multiplied from that step on, the step is none of the item's
+        // The new step may be outside the item.
         assert_violates!(call, Violation::Unguarded { what: "gather row", .. } | Violation::Form { .. });
     }
 }
 
-/// Of each rank and signal, the rows of all that it announces.
+/// Rows that each signal announces, by rank and signal.
 fn announced(call: &Call) -> BTreeMap<(u32, u32), Range<u32>> {
     let of_rank = |program: &TileProgram| {
         let first = program.problem.shard_rows(program.rank).start;

@@ -1,4 +1,4 @@
-//! The rules of tiles of flattened rows, broken on purpose.
+//! The rules of flattened rows, broken on purpose.
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, build, knob_calls};
@@ -21,17 +21,17 @@ fn scattering() -> impl Strategy<Value = Call> {
     knob_calls(GemmReduceScatter, 2..=6, 1..=3, flattened())
 }
 
-fn reductions(item: &WorkItem) -> bool {
+fn is_reduction(item: &WorkItem) -> bool {
     item.sink == sink::REDUCE_ROWS
 }
 
-fn scatters(item: &WorkItem) -> bool {
+fn is_scattered(item: &WorkItem) -> bool {
     item.sink == sink::SCATTER
 }
 
 /// Signals of a source's scattered tiles on a pad: one each, or one of all.
 fn signals(p: &TileProgram) -> u32 {
-    let tiles = p.items.iter().filter(|item| scatters(item));
+    let tiles = p.items.iter().filter(|item| is_scattered(item));
     if p.counters > 0 { 1 } else { tiles.count() as u32 }
 }
 
@@ -48,7 +48,7 @@ proptest! {
     fn one_rank(call in knob_calls(AllGatherGemm, 1..=1, 1..=3, Just(Knobs::PLAIN))) {
         let mut call = call;
         call.0[0].flattened = true;
-        assert_violates!(call, Violation::Disagreement { what: "stacking", .. });
+        assert_violates!(call, Violation::Disagreement { what: "row mapping", .. });
     }
 
     #[test]
@@ -66,7 +66,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (m, m_shard) = (p.problem.m(), p.problem.m_shard());
-        let index = pick_item(&p.items, item, |item| if kind < 2 { scatters(item) } else { reductions(item) });
+        let index = pick_item(&p.items, item, |item| if kind < 2 { is_scattered(item) } else { is_reduction(item) });
         let item = &mut p.items[index];
         let expected = match kind {
             0 => { item.row = m; "rows" }
@@ -98,7 +98,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world().get();
-        let index = pick_item(&p.items, item, |item| if kind < 4 { scatters(item) } else { reductions(item) });
+        let index = pick_item(&p.items, item, |item| if kind < 4 { is_scattered(item) } else { is_reduction(item) });
         let item = &mut p.items[index];
         match kind {
             0 => item.sink = sink::STORE,
@@ -115,14 +115,14 @@ proptest! {
     fn cover(call in scattering(), rank: Index, item: Index, kind in 0..4) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let index = pick_item(&p.items, item, |item| if kind < 2 { scatters(item) } else { reductions(item) });
+        let index = pick_item(&p.items, item, |item| if kind < 2 { is_scattered(item) } else { is_reduction(item) });
         let copy = p.items[index];
         if kind % 2 == 0 {
             p.items.remove(index);
         } else {
             p.items.insert(index, copy);
         }
-        let wanted = if kind < 2 { Output::AllShards } else { Output::Folded };
+        let wanted = if kind < 2 { Output::AllShards } else { Output::Reduced };
         match kind % 2 {
             0 => assert_violates!(call, Violation::NotCovered { output, .. } if output == wanted),
             _ => assert_violates!(call, Violation::CoveredTwice { output, .. } if output == wanted),
@@ -133,12 +133,12 @@ proptest! {
     fn signals_of_scattered_tiles(call in scattering(), rank: Index, item: Index, kind in 0..2) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let index = pick_item(&p.items, item, scatters);
+        let index = pick_item(&p.items, item, is_scattered);
         if kind == 0 {
-            // another source's, by all tiles of the chunk
+            // All tiles of the chunk raise another source's signal.
             let (of_source, raise) = (signals(p), p.items[index].raise);
             let others = (raise + of_source) % (of_source * p.problem.world().get());
-            p.items.iter_mut().filter(|item| scatters(item) && item.raise == raise).for_each(|item| item.raise = others);
+            p.items.iter_mut().filter(|item| is_scattered(item) && item.raise == raise).for_each(|item| item.raise = others);
             assert_violates!(call, Violation::RaisedTwice { .. });
         } else {
             let (rank, world) = (p.rank, p.problem.world());
@@ -153,15 +153,15 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         prop_assume!(p.counters > 0);
-        let index = pick_item(&p.items, item, scatters);
+        let index = pick_item(&p.items, item, is_scattered);
         match kind {
             0 => {
-                // Announced before the others are there, by whoever does not count.
+                // An uncounted item announces the chunk too early.
                 (p.items[index].counter, p.items[index].raise_after) = (NONE, 1);
                 assert_violates!(call, Violation::Miscounted { .. } | Violation::RaisedTwice { .. });
             }
             1 => {
-                p.items.iter_mut().filter(|item| scatters(item)).for_each(|item| item.raise_after -= 1);
+                p.items.iter_mut().filter(|item| is_scattered(item)).for_each(|item| item.raise_after -= 1);
                 assert_violates!(call, Violation::Miscounted { items, raise_after, .. } if raise_after + 1 == items);
             }
             _ => {
@@ -172,21 +172,21 @@ proptest! {
     }
 
     #[test]
-    fn folds_of_rows_that_are_not_awaited(call in scattering(), rank: Index, item: Index, last: bool) {
+    fn reductions_of_rows_that_are_not_awaited(call in scattering(), rank: Index, item: Index, last: bool) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world().get();
-        let folding: Vec<usize> = (0..p.items.len()).filter(|&index| reductions(&p.items[index])).collect();
-        prop_assume!(folding.len() > 1);
-        let one = item.index(folding.len());
-        let (index, other) = (folding[one], folding[(one + 1) % folding.len()]);
+        let reductions: Vec<usize> = (0..p.items.len()).filter(|&index| is_reduction(&p.items[index])).collect();
+        prop_assume!(reductions.len() > 1);
+        let one = item.index(reductions.len());
+        let (index, other) = (reductions[one], reductions[(one + 1) % reductions.len()]);
         let [this, that] = [p.items[index], p.items[other]].map(|reduction| (reduction.late_first, reduction.late_count));
         if this == that {
-            // the other reduction still awaits what this one does not any more
+            // The other reduction still awaits the entry that this one loses.
             p.items[index].late_first += u32::from(!last);
             p.items[index].late_count -= 1;
         } else {
-            // they await each other's tile of this source
+            // They await each other's tile of this source.
             let entry = |(first, count): (u32, u32)| (if last { first + count - 1 } else { first }) as usize;
             prop_assume!(p.awaits[entry(this)] != p.awaits[entry(that)]);
             p.awaits.swap(entry(this), entry(that));
@@ -196,19 +196,19 @@ proptest! {
     }
 
     #[test]
-    fn folds_before_tiles(call in scattering(), rank: Index) {
+    fn reductions_before_tiles(call in scattering(), rank: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let first = p.items.iter().position(reductions).unwrap();
+        let first = p.items.iter().position(is_reduction).unwrap();
         p.items.rotate_left(first);
-        assert_violates!(call, Violation::Form { what: "folds come after all tiles", .. });
+        assert_violates!(call, Violation::Form { what: "reductions come after all tiles", .. });
     }
 
     #[test]
     fn destinations_of_transfers(call in knob_calls(AllGatherGemm, 3..=6, 1..=3, flattened()), rank: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        // its own place when others fill theirs here
+        // The own place is filled at the step at which others fill theirs here.
         for transfer in &mut p.transfers {
             transfer.step = match transfer.step { 0 => 1, 1 => 0, step => step };
         }
@@ -217,15 +217,15 @@ proptest! {
     }
 }
 
-/// Nobody waits in a circle: the rows of each rank's first reduction are those of the first tile.
+/// No rank waits in a circle: each first reduction reads rows of the first tile.
 #[test]
-fn a_fold_between_tiles() {
+fn a_reduction_between_tiles() {
     let problem = Problem::new(GemmReduceScatter, 8, 32, 16, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
     let mut call = build(&problem, &Schedule { flattened: true, ..Schedule::of(TileShape::new(16, 16, 8)) });
     for p in &mut call.0 {
-        assert_eq!(p.items.iter().position(reductions), Some(2));
+        assert_eq!(p.items.iter().position(is_reduction), Some(2));
         p.items.swap(1, 2);
     }
     let rank = Rank::new(0);
-    assert_eq!(verify(&call.0), Err(Violation::Form { rank, record: Record::Item(2), what: "folds come after all tiles" }));
+    assert_eq!(verify(&call.0), Err(Violation::Form { rank, record: Record::Item(2), what: "reductions come after all tiles" }));
 }

@@ -1,4 +1,4 @@
-//! The rule of the grid, broken by items that together still compute everything once.
+//! The rule of the grid, broken by items that still compute everything once.
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, calls, knob_calls};
@@ -8,18 +8,18 @@ use flux_core::program::{Chunk, WorkItem, sink};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// Calls of either operation, with shards of two tiles by two that are announced whole.
+/// Calls with shards of two by two tiles, announced whole.
 fn two_by_two() -> impl Strategy<Value = Call> {
     let of = |op| calls(op, 1..=6, 2..=2, 2..=2, Just(Chunk::Shard));
     prop_oneof![of(AllGatherGemm), of(GemmReduceScatter)]
 }
 
-/// Calls of `op` whose rows are flattened.
+/// Calls of `op` with flattened rows.
 fn flattened(op: OpKind) -> impl Strategy<Value = Call> {
     knob_calls(op, 2..=6, 1..=3, Just(Knobs { flattened: true, ..Knobs::PLAIN }))
 }
 
-/// Moves the border between the first two blocks of `tile` elements each, by so many elements.
+/// Moves the border between the first two blocks of `tile` elements.
 fn shift(first: &mut u32, count: &mut u32, tile: u32, by: u32) {
     if *first == 0 {
         *count -= by;
@@ -41,7 +41,7 @@ proptest! {
         assert_violates!(call, Violation::OffGrid { what: "rows", item: 0, ref found, tile: ref of, .. } if found.start == of.start && found.end + 1 == of.end);
     }
 
-    /// By whole vectors of 8 columns, or not.
+    /// The border moves by whole vectors of 8 columns, or not.
     #[test]
     fn columns_between_two_tiles(call in two_by_two(), by: Index) {
         let mut call = call;
@@ -67,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn a_fold_in_two_by_columns(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
+    fn a_reduction_in_two_by_columns(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, |item| item.sink == sink::REDUCE_ROWS);
@@ -75,9 +75,9 @@ proptest! {
         assert_violates!(call, Violation::OffGrid { what: "columns", item, .. } if item == index);
     }
 
-    /// What a reduction's threads share is rows.
+    /// A reduction may be cut by rows.
     #[test]
-    fn a_fold_in_two_by_rows(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
+    fn a_reduction_in_two_by_rows(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         prop_assume!(p.items.iter().any(|item| item.sink == sink::REDUCE_ROWS && item.rows > 1));
@@ -90,7 +90,7 @@ proptest! {
     }
 }
 
-/// Makes two items of one, each with some of its columns.
+/// Cuts an item in two by columns.
 fn cut(items: &mut Vec<WorkItem>, index: usize, at: Index) {
     let whole = items[index];
     let cols = 1 + at.index(whole.cols as usize - 1) as u32;

@@ -1,5 +1,4 @@
-//! The rules of partial tiles that are added while their tile is multiplied, broken on purpose; and
-//! their order.
+//! The rules and the order of in-mainloop accumulation, broken on purpose.
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
@@ -9,8 +8,8 @@ use flux_core::program::{Await, WorkItem, sink};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
-/// Calls with room along `k` for two early partial tiles and more.
-fn early_calls() -> impl Strategy<Value = Call> {
+/// Calls with room along `k` for at least two mainloop partial tiles.
+fn mainloop_calls() -> impl Strategy<Value = Call> {
     let knobs = (2..=7_u32).prop_map(|in_mainloop| Knobs { in_mainloop, ..Knobs::PLAIN });
     knob_calls(GemmReduceScatter, 3..=8, 19..=40, knobs)
 }
@@ -21,7 +20,7 @@ fn reduces(item: &WorkItem) -> bool {
 
 proptest! {
     #[test]
-    fn partial_tiles_are_added_as_they_are_sent(call in early_calls()) {
+    fn partial_tiles_are_added_as_they_are_sent(call in mainloop_calls()) {
         prop_assert_eq!(verify(&call.0), Ok(()));
         for p in &call.0 {
             let world = p.problem.world();
@@ -31,7 +30,7 @@ proptest! {
             for item in p.items.iter().filter(|item| reduces(item)) {
                 let entries = p.awaits_of(item).iter().chain(p.late_awaits_of(item));
                 let sources: Vec<u32> = entries.map(|entry| entry.peer).collect();
-                // The rank before works for this one first.
+                // The rank before this one sends first.
                 let expected: Vec<u32> = (1..world.get()).map(|step| p.rank.before(step, world).get()).collect();
                 prop_assert_eq!(sources, expected);
                 prop_assert!(p.awaits_of(item).iter().all(|entry| entry.k_step >= first && entry.k_step < p.k_steps()));
@@ -40,7 +39,7 @@ proptest! {
     }
 
     #[test]
-    fn form_of_early_partial_tiles(call in early_calls(), rank: Index, item: Index, kind in 0..5) {
+    fn form_of_mainloop_partial_tiles(call in mainloop_calls(), rank: Index, item: Index, kind in 0..5) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, reduces);
@@ -56,20 +55,20 @@ proptest! {
     }
 
     #[test]
-    fn early_partial_tiles_that_are_not_awaited(call in early_calls(), rank: Index, item: Index) {
+    fn mainloop_partial_tiles_that_are_not_awaited(call in mainloop_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, reduces);
-        // Both are awaited, each by the entry of the other.
+        // Both are awaited, each at the other's step.
         let entry = p.items[index].await_first as usize;
         let [first, second] = [p.awaits[entry], p.awaits[entry + 1]];
         (p.awaits[entry].signal, p.awaits[entry].peer) = (second.signal, second.peer);
         (p.awaits[entry + 1].signal, p.awaits[entry + 1].peer) = (first.signal, first.peer);
         assert_violates!(call, Violation::Unguarded { what: "slot", .. });
     }
-    /// A tile with all that two items of it need but the steps at which the first one adds.
+    /// A valid split tile, except for the steps at which its fix-up item adds.
     #[test]
-    fn early_partial_tiles_of_an_item_that_lends_out_a_step(call in early_calls(), rank: Index, item: Index) {
+    fn mainloop_partial_tiles_of_an_item_without_its_last_step(call in mainloop_calls(), rank: Index, item: Index) {
         let mut call = call;
         for p in &mut call.0 {
             (p.signals, p.split_k_slots) = (p.signals + 1, 1);
@@ -89,9 +88,9 @@ proptest! {
         assert_violates!(call, Violation::InMainloopOfPart { item, k_steps, all: of, .. } if (item, k_steps + 1, of) == (index + 1, all, all));
     }
 
-    /// One more than each item adds, which awaits what it adds at the steps that follow.
+    /// The program counts one more than each item adds.
     #[test]
-    fn more_early_partial_tiles_than_there_are(call in knob_calls(GemmReduceScatter, 2..=3, 30..=40, Just(Knobs::PLAIN)), rank: Index) {
+    fn more_mainloop_partial_tiles_than_there_are(call in knob_calls(GemmReduceScatter, 2..=3, 30..=40, Just(Knobs::PLAIN)), rank: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let peers = p.problem.world().peers();

@@ -1,7 +1,6 @@
-//! What holds for every program that is built.
+//! Properties of every built program.
 
-use crate::schedules::chunks;
-use crate::strategies::{Call, any_calls, build, calls, plain_calls};
+use crate::strategies::{Call, any_calls, build, calls, chunks, plain_calls};
 use flux_core::machine::Machine;
 use flux_core::plan::{Plan, Target};
 use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check, sink};
@@ -17,8 +16,8 @@ fn shard_of(program: &TileProgram, item: &WorkItem) -> u32 {
     }
 }
 
-/// In every call, whatever the op, from all that it writes to in any: why nobody has to say that
-/// room is free again (`flux_core::signal`).
+/// In every call a rank awaits a signal from each rank that it writes to in any call. So no rank
+/// has to announce that a half is free (`flux_core::signal`).
 pub(crate) fn assert_hears_from_all_that_it_writes_to(call: &Call) {
     for program in &call.0 {
         let (rank, nodes) = (program.rank, program.nodes);
@@ -94,8 +93,7 @@ proptest! {
     }
 }
 
-/// Shapes of any size that a rank may have, in steps of 8 columns, with a number of candidates of
-/// theirs.
+/// Shapes in steps of 8 columns, with a number that selects a candidate.
 fn problems() -> impl Strategy<Value = (Problem, usize)> {
     (any::<bool>(), 2_u32..=8, 1_usize..=700, 1_usize..=200, 1_usize..=300, 0_usize..60).prop_map(
         |(gather, world, m_shard, n, k, number)| {

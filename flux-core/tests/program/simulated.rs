@@ -1,8 +1,8 @@
-//! What holds of every simulated call, whatever its schedule and machine.
+//! Properties of every simulated call.
 //!
-//! A slower machine is not always a slower call: with three ranks and more, a message that comes to
-//! a reader's link a little later may then be ahead of one that it was behind. With one peer each
-//! link has one sender, whose messages keep their order.
+//! A slower machine is not always a slower call. With three ranks and more, a late message may
+//! overtake another at a reader's link. With one peer each link has one sender, whose messages keep
+//! their order.
 
 use crate::strategies::{Call, any_calls, plain_calls};
 use flux_core::OpKind;
@@ -14,8 +14,7 @@ use flux_core::simulate::{RankTotals, simulate};
 use proptest::prelude::*;
 use std::time::Duration;
 
-/// Machines on which each of computing, memory, links, and what comes besides, is sometimes what
-/// takes longest.
+/// Machines on which computing, memory, links or fixed costs take longest.
 fn machines() -> impl Strategy<Value = Machine> {
     let rates = (1..=40_u32, 1..=5000_u64, 1..=5000_u64, 1..=5000_u64, 1..=5000_u64);
     let times = (0..=5000_u64, 0..=5000_u64, 0..=5000_u64, 0..=5000_u64);
@@ -40,7 +39,7 @@ fn movers() -> impl Strategy<Value = Mover> {
     prop_oneof![Just(Mover::Kernel), Just(Mover::CopyEngine)]
 }
 
-/// What a rank sends at least: its shard, or its partial tiles, to every peer.
+/// Least bytes that a rank sends: its shard or its partial tiles to every peer.
 fn least_sent(call: &Call) -> u64 {
     let program = &call.0[0];
     let (problem, peers) = (&program.problem, u64::from(program.problem.world().peers()));
@@ -68,7 +67,7 @@ proptest! {
         for (rank, program) in simulated.ranks.iter().zip(&call.0) {
             let RankTotals { done, multiplied, multiplying, waiting, adding, sent, received } = *rank;
             prop_assert!(multiplied <= done && done <= simulated.time);
-            // All that its workers did has room between the begin and the end.
+            // All work of its workers fits between begin and end.
             let finishing = Duration::from_nanos(machine.tile_ns) * program.items.len() as u32;
             let room = done.checked_sub(Duration::from_nanos(machine.begin_ns)).unwrap() * workers;
             prop_assert!(multiplying + waiting + adding + finishing <= room, "{rank:?} on {workers} workers");
@@ -90,8 +89,7 @@ proptest! {
 
     #[test]
     fn with_one_peer_the_way_through_the_host_is_never_faster(call in any_calls(2..=2), machine in machines()) {
-        // What a kernel takes for each piece that it pushes, it takes for none that a copy engine
-        // carries.
+        // Copy engines have no cost of pushed pieces.
         let links = Machine { push_ns: 0, push_round_ns: 0, ..machine };
         let host = Machine { through_host: true, ..links };
         let [links, host] = [links, host].map(|machine| simulate(&call.0, &machine, Mover::Kernel).unwrap());

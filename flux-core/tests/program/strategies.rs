@@ -1,8 +1,6 @@
 //! Problems and schedules that are valid by construction.
 
-use crate::schedules::chunks;
 use flux_core::program::{Chunk, Schedule, TileProgram};
-use flux_core::tile::Raster;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
 use std::fmt::Write;
@@ -24,10 +22,14 @@ pub(crate) fn build(problem: &Problem, schedule: &Schedule) -> Call {
     Call(problem.world().ranks().map(|rank| TileProgram::build(problem, rank, schedule).unwrap()).collect())
 }
 
-/// An extent that makes `blocks` blocks of `block`, the last of which may be anything from one
-/// element to a whole one.
+/// An extent of `blocks` blocks, the last with 1 to `block` elements.
 fn extent(blocks: RangeInclusive<u32>, block: RangeInclusive<u32>) -> impl Strategy<Value = (u32, u32)> {
     (blocks, block).prop_flat_map(|(blocks, block)| (1..=block).prop_map(move |tail| ((blocks - 1) * block + tail, block)))
+}
+
+/// Chunks from one tile to a whole shard, and beyond.
+pub(crate) fn chunks() -> impl Strategy<Value = Chunk> {
+    prop_oneof![Just(Chunk::Shard), (1..=14_u32).prop_map(Chunk::Tiles)]
 }
 
 /// Calls of `op`: `worlds` ranks, shards of `row_blocks` by `col_blocks` tiles.
@@ -38,11 +40,11 @@ pub(crate) fn calls(
     col_blocks: RangeInclusive<u32>,
     chunks: impl Strategy<Value = Chunk>,
 ) -> impl Strategy<Value = Call> {
-    calls_in_bands(op, worlds, row_blocks, col_blocks, chunks, 1..=5)
+    calls_in_groups(op, worlds, row_blocks, col_blocks, chunks, 1..=5)
 }
 
-/// The same, with groups of so many shards.
-pub(crate) fn calls_in_bands(
+/// The same, with groups of `groups` shards.
+pub(crate) fn calls_in_groups(
     op: OpKind,
     worlds: RangeInclusive<u32>,
     row_blocks: RangeInclusive<u32>,
@@ -50,9 +52,9 @@ pub(crate) fn calls_in_bands(
     chunks: impl Strategy<Value = Chunk>,
     groups: RangeInclusive<u32>,
 ) -> impl Strategy<Value = Call> {
-    let raster = (1..=6_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
-    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster, groups).prop_map(
-        move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster, group)| {
+    let raster_group = (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
+    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster_group, groups).prop_map(
+        move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster_group, group)| {
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {
                 OpKind::AllGatherGemm => (8 * n8 * world.get(), 8),
@@ -60,23 +62,23 @@ pub(crate) fn calls_in_bands(
             };
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
-            build(&problem, &Schedule { chunk, raster, group, ..Schedule::of(TileShape::new(tile_m, 8 * tile_n8, 64)) })
+            build(&problem, &Schedule { chunk, raster_group, group, ..Schedule::of(TileShape::new(tile_m, 8 * tile_n8, 64)) })
         },
     )
 }
 
-/// Calls of either operation, with tiles that are one item each and announced whole.
+/// Calls of either operation with one item a tile, and whole rows announced.
 pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
     let of = move |op| calls(op, worlds.clone(), 1..=4, 1..=3, chunks());
     prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
 }
 
-/// What a schedule says besides tiles, chunks, rasters and groups.
+/// Fields of a schedule besides tile, chunk, raster and group.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Knobs {
     pub(crate) k_slices: u32,
     pub(crate) split_k: u32,
-    pub(crate) stream_k: u32,
+    pub(crate) stream_k_workers: u32,
     pub(crate) flattened: bool,
     pub(crate) in_mainloop: u32,
     pub(crate) prologue: u32,
@@ -84,20 +86,20 @@ pub(crate) struct Knobs {
 }
 
 impl Knobs {
-    /// Tiles that are one item each and announced whole, a group after the other.
+    /// One item a tile, whole rows announced, one group after another.
     pub(crate) const PLAIN: Self =
-        Self { k_slices: 1, split_k: 1, stream_k: 1, flattened: false, in_mainloop: 0, prologue: 0, chunk_ordered: 0 };
+        Self { k_slices: 1, split_k: 1, stream_k_workers: 1, flattened: false, in_mainloop: 0, prologue: 0, chunk_ordered: 0 };
 }
 
-/// All of them.
+/// All values of the knobs.
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
-    // Shares mean nothing with splits.
+    // Stream-K has no effect with split-K.
     let parts = prop_oneof![(Just(1), Just(1)), (2..=4_u32, Just(1)), (Just(1), 2..=12_u32)];
     (1..=6_u32, parts, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32).prop_map(
-        |(k_slices, (split_k, stream_k), flattened, in_mainloop, prologue, chunk_ordered)| Knobs {
+        |(k_slices, (split_k, stream_k_workers), flattened, in_mainloop, prologue, chunk_ordered)| Knobs {
             k_slices,
             split_k,
-            stream_k,
+            stream_k_workers,
             flattened,
             in_mainloop,
             prologue,
@@ -106,19 +108,18 @@ pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     )
 }
 
-/// Calls of `op` with `k_blocks` steps along `k`, and shards of less than a tile as often as of
-/// several.
+/// Calls of `op` with `k_blocks` steps along `k`; shards have less than a tile as often as several.
 pub(crate) fn knob_calls(
     op: OpKind,
     worlds: RangeInclusive<u32>,
     k_blocks: RangeInclusive<u32>,
     knobs: impl Strategy<Value = Knobs>,
 ) -> impl Strategy<Value = Call> {
-    let raster = (1..=6_u32).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
+    let raster_group = (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let rows = prop_oneof![(1..=40_u32, 1..=160_u32), extent(1..=3, 1..=40)];
-    let order = (chunks(), raster, 1..=5_u32);
+    let order = (chunks(), raster_group, 1..=5_u32);
     (worlds, rows, extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
-        move |(world, (m_shard, tile_m), (n8, tile_n8), (k8, tile_k8), (chunk, raster, group), knobs)| {
+        move |(world, (m_shard, tile_m), (n8, tile_n8), (k8, tile_k8), (chunk, raster_group, group), knobs)| {
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {
                 OpKind::AllGatherGemm => (8 * n8 * world.get(), 8 * k8),
@@ -127,10 +128,22 @@ pub(crate) fn knob_calls(
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_slices, split_k, stream_k, flattened, in_mainloop, prologue, chunk_ordered } = knobs;
+            let Knobs { k_slices, split_k, stream_k_workers, flattened, in_mainloop, prologue, chunk_ordered } = knobs;
             build(
                 &problem,
-                &Schedule { tile, chunk, raster, group, prologue, chunk_ordered, k_slices, split_k, stream_k, flattened, in_mainloop },
+                &Schedule {
+                    tile,
+                    chunk,
+                    raster_group,
+                    group,
+                    prologue,
+                    chunk_ordered,
+                    k_slices,
+                    split_k,
+                    stream_k_workers,
+                    flattened,
+                    in_mainloop,
+                },
             )
         },
     )

@@ -1,32 +1,30 @@
-//! Random schedules for the suites of several crates, each of which includes this file.
+//! Random schedules, included by suites of several crates.
 
 use flux_core::TileShape;
 use flux_core::program::{Chunk, Schedule};
-use flux_core::tile::Raster;
 use proptest::prelude::*;
 
-/// Every knob, whether it means something for the problem or not: of these tiles and chunks, and of
-/// `numbers` from the least that a knob may be.
+/// Schedules with every field, effective or not. `numbers` gives values from a least one on.
 pub(crate) fn schedules<N: Strategy<Value = u32> + 'static>(
     tiles: impl Strategy<Value = TileShape>,
     chunks: impl Strategy<Value = Chunk>,
     numbers: impl Fn(u32) -> N,
 ) -> impl Strategy<Value = Schedule> {
-    let raster = numbers(1).prop_flat_map(|group| prop::sample::select(Raster::each(group).to_vec()));
+    let raster_group = numbers(1).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let shards = (numbers(1), numbers(0), numbers(0));
-    let stream_k = prop_oneof![Just(1), 2..=12_u32];
-    let along_k = (numbers(1), numbers(1), stream_k, any::<bool>(), numbers(0));
-    (tiles, chunks, raster, shards, along_k).prop_map(
-        |(tile, chunk, raster, (group, prologue, chunk_ordered), (k_slices, split_k, stream_k, flattened, in_mainloop))| Schedule {
+    let stream_k_workers = prop_oneof![Just(1), 2..=12_u32];
+    let along_k = (numbers(1), numbers(1), stream_k_workers, any::<bool>(), numbers(0));
+    (tiles, chunks, raster_group, shards, along_k).prop_map(
+        |(tile, chunk, raster_group, (group, prologue, chunk_ordered), (k_slices, split_k, stream_k_workers, flattened, in_mainloop))| Schedule {
             tile,
             chunk,
-            raster,
+            raster_group,
             group,
             prologue,
             chunk_ordered,
             k_slices,
             split_k,
-            stream_k,
+            stream_k_workers,
             flattened,
             in_mainloop,
         },

@@ -5,7 +5,7 @@
 //! writes them and a ReduceScatter sums them over the ranks.
 
 use crate::error::BuildError;
-use flux_core::layout::{PARTS_ALIGN, WorkspaceSize};
+use flux_core::layout::{SPLIT_K_ALIGN, WorkspaceSize};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::cuda::Matrix;
@@ -37,11 +37,11 @@ impl Sequential {
             OpKind::AllGatherGemm => (CollectiveKind::AllGather, k),
             OpKind::GemmReduceScatter => (CollectiveKind::ReduceScatter, n),
         };
-        let Schedule { tile, raster, split_k, stream_k, .. } = *schedule;
-        let program = TileProgram::build(&gemm, Rank::new(0), &Schedule { raster, split_k, stream_k, ..Schedule::of(tile) })?;
+        let Schedule { tile, raster_group, split_k, stream_k_workers, .. } = *schedule;
+        let program = TileProgram::build(&gemm, Rank::new(0), &Schedule { raster_group, split_k, stream_k_workers, ..Schedule::of(tile) })?;
         let row_bytes = (cols * problem.dtype().bytes()) as u64;
         let (rows, bytes) = (u64::from(problem.m_shard()), m as u64 * row_bytes);
-        let offset = program.workspace().half_bytes.next_multiple_of(PARTS_ALIGN);
+        let offset = program.workspace().half_bytes.next_multiple_of(SPLIT_K_ALIGN);
         Ok((Self { kind, dtype: problem.dtype(), rows, row_bytes, bytes, offset }, program))
     }
 
@@ -109,7 +109,7 @@ mod tests {
                 assert_eq!((sequential.row_bytes, sequential.rows, sequential.bytes), (u64::from(gathered_cols) * 2, 129, bytes));
                 let size = sequential.workspace(&program);
                 assert!(sequential.offset >= program.workspace().half_bytes && size.half_bytes == sequential.offset + bytes);
-                assert!(sequential.offset.is_multiple_of(PARTS_ALIGN));
+                assert!(sequential.offset.is_multiple_of(SPLIT_K_ALIGN));
             }
         }
     }

@@ -11,7 +11,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         return Err(Violation::Count { programs: 0, world: 1 });
     };
     let world = first.problem.world().index();
-    // the workspace is sized for the tiles of the layout, whatever the program says
+    // The workspace has slots for the tiles of the layout, whatever the program says.
     let slots = match first.problem.op() {
         _ if [first.tile.m, first.tile.n, first.tile.k].contains(&0) => return Err(Violation::Disagreement { index: 0, what: "tile" }),
         OpKind::GemmReduceScatter if !first.flattened => TileGrid::of_shard(&first.problem, first.tile).tiles(),
@@ -24,11 +24,10 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             (p.tile == first.tile, "tile"),
             (p.signals == first.signals, "signals"),
             (p.counters == first.counters, "counters"),
-            (p.split_k_slots == first.split_k_slots, "part slots"),
-            // One rank has no other's rows that its tiles could span, and its kernel no buffer of
-            // them.
-            (p.flattened == first.flattened && !(p.flattened && world == 1), "stacking"),
-            // What tiles of flattened rows send goes to all ranks alike.
+            (p.split_k_slots == first.split_k_slots, "split-K slots"),
+            // A world of 1 has nothing to flatten, and no buffer for it.
+            (p.flattened == first.flattened && !(p.flattened && world == 1), "row mapping"),
+            // Flattened rows go to all ranks alike.
             (p.nodes == first.nodes && p.nodes.world() == p.problem.world() && !(p.flattened && p.nodes.are_mixed()), "nodes"),
             (u64::from(p.slots_per_source) == slots, "slots per source"),
         ];

@@ -39,7 +39,7 @@ fn places(p: &TileProgram) -> u32 {
     if p.flattened { p.problem.world().get() } else { p.problem.world().peers() }
 }
 
-/// What an item reads and computes of the operands.
+/// Operands that an item reads, and the output that it computes.
 fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
     let world = p.problem.world().get();
     let reduction = item.sink == sink::REDUCE_ROWS;
@@ -53,7 +53,7 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
         OpKind::AllGatherGemm => (1, world),
         OpKind::GemmReduceScatter => (world, 1),
     };
-    // flattened, the places are one matrix
+    // Flattened places are one matrix.
     let outer = if item.a_source == source::GATHER && !p.flattened { places(p) } else { x_shards };
     at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
@@ -63,7 +63,7 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     at.range("k_steps", item.k_first, item.k_steps, p.k_steps(), p.k_steps())
 }
 
-/// What an item uses of the workspace.
+/// Workspace that an item uses.
 fn workspace(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
     let world = p.problem.world();
     at.below("dest", item.dest, world.get())?;
@@ -91,7 +91,7 @@ fn workspace(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Vio
     at.below("await_group", item.await_group, u64::from(item.await_count) + 1)
 }
 
-/// A record that is being checked.
+/// The record that is checked.
 #[derive(Clone, Copy)]
 struct Limits<'p> {
     p: &'p TileProgram,
@@ -104,7 +104,7 @@ impl Limits<'_> {
         if value < limit { Ok(()) } else { Err(Violation::OutOfBounds { rank: self.p.rank, record: self.record, field, value, limit }) }
     }
 
-    /// `count` elements from `first`, of `extent` in all, at least 1 and at most `most`.
+    /// Checks a range of `count` elements from `first` within `extent`; `count` is in `1..=most`.
     fn range(self, field: &'static str, first: u32, count: u32, extent: u32, most: u32) -> Result<(), Violation> {
         self.below(field, count.wrapping_sub(1), most)?;
         self.below(field, u64::from(first) + u64::from(count), u64::from(extent) + 1)

@@ -1,12 +1,11 @@
-//! Rule: a counter counts the items of one chunk, all of them, and an item without counter is a
-//! chunk of its own.
+//! Rule: a counter counts all items of one chunk, and an item without counter is a chunk.
 
 use super::Violation;
 use crate::program::{NONE, TileProgram};
 use std::collections::BTreeMap;
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
-    // by counter: the first item, the last, and how many there are
+    // By counter: the first item, the last, and their number.
     let mut chunks: BTreeMap<u32, (usize, usize, u32)> = BTreeMap::new();
     for (index, item) in p.items.iter().enumerate() {
         if item.raise == NONE {

@@ -1,5 +1,4 @@
-//! Rule: each rank computes each element of each shard of its output exactly once, and reductions each
-//! element of its own shard once where rows are scattered.
+//! Rule: a rank computes each element of its outputs exactly once.
 
 use super::rect::{Rect, overlap};
 use super::{Output, Violation};
@@ -16,7 +15,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         if let Some((first, second)) = overlap(&rects) {
             return Err(Violation::CoveredTwice { rank: p.rank, output, first: items[first], second: items[second] });
         }
-        // what does not overlap and lies inside the output covers it if the areas are equal
+        // Disjoint items inside the output cover it if the areas are equal.
         let rows = if output == Output::AllShards { p.problem.m() } else { p.problem.m_shard() };
         let all = u64::from(rows) * u64::from(p.problem.n_local());
         let covered: u64 = rects.iter().map(|rect| rect.area()).sum();
@@ -27,16 +26,16 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     Ok(())
 }
 
-/// What a rank computes, each a matrix.
+/// The matrices that a rank computes.
 fn outputs(p: &TileProgram) -> Vec<Output> {
     match (p.flattened, p.problem.op()) {
         (false, _) => (0..p.problem.world().get()).map(Output::Shard).collect(),
         (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
-        (true, OpKind::GemmReduceScatter) => vec![Output::AllShards, Output::Folded],
+        (true, OpKind::GemmReduceScatter) => vec![Output::AllShards, Output::Reduced],
     }
 }
 
-/// Which of them an item is of.
+/// Index of an item's output.
 fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
     let output = match (p.flattened, p.problem.op()) {
         (true, _) => u32::from(item.sink == sink::REDUCE_ROWS),

@@ -1,8 +1,8 @@
-//! Rule: at each step the ranks send to different destinations, so that no rank's links take the
-//! traffic of two.
+//! Rule: at each step the ranks send to different destinations, so that no link carries the traffic
+//! of two.
 //!
-//! An item that scatters is exempt: it has several destinations, and is of a problem so small that
-//! latency, not the links, decides.
+//! Items that scatter are exempt: they have several destinations, and latency bounds their small
+//! problems.
 
 use super::Violation;
 use super::signals::moves;
@@ -13,7 +13,7 @@ use std::collections::BTreeMap;
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let mut senders: BTreeMap<(usize, u32), Rank> = BTreeMap::new();
     for p in programs {
-        // items have no steps: equal workers are at about the same position
+        // Items have no steps: equal workers are at about the same position.
         let sends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::SEND).map(|(position, item)| (position, item.dest));
         let transfers = moves(p).map(|(transfer, _)| (transfer.step as usize, transfer.dest));
         for (step, dest) in sends.chain(transfers) {

@@ -1,12 +1,12 @@
-//! Rule: each item multiplies the rows that it stores, and each record is of the form that its
-//! operation has; all tiles come before all reductions.
+//! Rule: each item multiplies the rows that it stores, each record has the form of its operation,
+//! and reductions follow all tiles.
 
 use super::{Record, Violation};
 use crate::program::{Await, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
-    let fault = |record, what| Err(Violation::Form { rank: p.rank, record, what });
+    let violation = |record, what| Err(Violation::Form { rank: p.rank, record, what });
     for (index, item) in p.items.iter().enumerate() {
         let wrong = match (p.problem.op(), p.flattened) {
             (OpKind::AllGatherGemm, _) => ag_gemm_item(p, item),
@@ -14,22 +14,22 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             (OpKind::GemmReduceScatter, true) => flattened_gemm_rs_item(p, item),
         };
         if let Some(what) = wrong.or(signal_fields(p, item)).or(await_fields(p, item)).or(part_fields(item)) {
-            return fault(Record::Item(index), what);
+            return violation(Record::Item(index), what);
         }
     }
-    // A worker of the kernel multiplies no more once it has come to a reduction.
-    let first_fold = p.items.iter().position(|item| item.sink == sink::REDUCE_ROWS).unwrap_or(p.items.len());
-    if let Some(behind) = p.items[first_fold..].iter().position(|item| item.sink != sink::REDUCE_ROWS) {
-        return fault(Record::Item(first_fold + behind), "folds come after all tiles");
+    // A kernel's worker does not multiply after its first reduction.
+    let first_reduction = p.items.iter().position(|item| item.sink == sink::REDUCE_ROWS).unwrap_or(p.items.len());
+    if let Some(behind) = p.items[first_reduction..].iter().position(|item| item.sink != sink::REDUCE_ROWS) {
+        return violation(Record::Item(first_reduction + behind), "reductions come after all tiles");
     }
     for (index, transfer) in p.transfers.iter().enumerate() {
         if let Some(what) = transfer_form(p, p.rank, transfer).or_else(|| own_rows(p, transfer)) {
-            return fault(Record::Transfer(index), what);
+            return violation(Record::Transfer(index), what);
         }
     }
     for (index, forward) in p.forwards.iter().enumerate() {
         if let Some(what) = forward_form(p, forward) {
-            return fault(Record::Forward(index), what);
+            return violation(Record::Forward(index), what);
         }
     }
     Ok(())
@@ -56,17 +56,17 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         _ if item.a_source != source::CALLER => Some("operand A is the caller's shard of the owner's rows"),
         sink::SEND if sent_to.is_none() => Some("nothing is sent to oneself"),
-        sink::SEND if sent_to != Some(item.dest) => Some("a partial tile goes to its owner, or to the node_peer on the owner's rail"),
+        sink::SEND if sent_to != Some(item.dest) => Some("a partial tile goes to its owner, or to the intra-node peer on the owner's rail"),
         sink::SEND if item.partials as usize != added => {
-            Some("what crosses nodes is the sum of a node's partial tiles, and nothing else is one")
+            Some("a send between nodes adds the partial tiles of its node, and no other send adds any")
         }
         sink::SEND | sink::PARTIAL => None,
         _ if owner != p.rank || item.dest != p.rank.get() => Some("a partial tile of a peer's shard is sent"),
         sink::STORE if peers > 0 => Some("the own shard is reduced"),
         sink::REDUCE if item.partials as usize != added || added == 0 => {
-            Some("a reduction adds a partial tile of every node_peer, and one of every other node")
+            Some("a reduction adds a partial tile of every intra-node peer, and one of every other node")
         }
-        sink::SCATTER | sink::REDUCE_ROWS => Some("rows are scattered where tiles span shards"),
+        sink::SCATTER | sink::REDUCE_ROWS => Some("only flattened rows are scattered"),
         _ => None,
     }
 }
@@ -77,38 +77,38 @@ fn flattened_gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static s
         sink::REDUCE_ROWS if item.dest != p.rank.get() => Some("a reduction's rows are the rank's own"),
         sink::REDUCE_ROWS if item.partials != p.problem.world().get() => Some("a reduction adds the rows of every rank"),
         sink::SCATTER | sink::PARTIAL | sink::REDUCE_ROWS => None,
-        _ => Some("tiles that span shards are scattered"),
+        _ => Some("tiles of flattened rows are scattered"),
     }
 }
 
-/// Who raises a signal: what others read, alone or counted; and nothing else does.
+/// Items whose result others read raise a signal, and no other items do.
 fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
-        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if item.raise != NONE => Some("only what others read raises a signal"),
-        sink::SEND | sink::PARTIAL | sink::SCATTER if item.raise == NONE => Some("what others read is announced by a signal"),
-        sink::PARTIAL if item.counter != NONE => Some("a part has a signal of its own"),
-        sink::PARTIAL | sink::SCATTER if item.dest != p.rank.get() => Some("a part, and a tile that is scattered, is the rank's own"),
+        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if item.raise != NONE => {
+            Some("only an item whose result others read raises a signal")
+        }
+        sink::SEND | sink::PARTIAL | sink::SCATTER if item.raise == NONE => Some("an item whose result others read raises a signal"),
+        sink::PARTIAL if item.counter != NONE => Some("a partial item has a signal of its own"),
+        sink::PARTIAL | sink::SCATTER if item.dest != p.rank.get() => Some("a partial item or a scattered tile is the rank's own"),
         _ if item.raise == NONE && item.counter != NONE => Some("a counter is for a signal"),
         _ => None,
     }
 }
 
-/// What is awaited before rows of A are read, in the order of its steps, and what after the
-/// multiplication.
+/// Mainloop awaits are in the order of their steps; late awaits have no step.
 fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (rows, late) = (p.awaits_of(item), p.late_awaits_of(item));
     match late_reads(p, item) {
-        added if late.len() as u64 > added => Some("more is awaited after the multiplication than is added"),
+        added if late.len() as u64 > added => Some("more awaits after the multiplication than additions"),
         _ if !rows.is_sorted_by_key(|entry| entry.k_step) => Some("rows are awaited in the order of steps along k"),
         _ if rows.iter().any(|entry| entry.k_step >= item.k_first + item.k_steps) => Some("a step is awaited that is not multiplied"),
-        _ if late.iter().any(|entry| entry.k_step != 0) => Some("what is awaited after the multiplication has no step"),
-        _ if !in_groups(rows, item.await_group) => Some("entries that stand together have one step"),
+        _ if late.iter().any(|entry| entry.k_step != 0) => Some("an await after the multiplication has no step"),
+        _ if !in_groups(rows, item.await_group) => Some("the awaits of a group have one step"),
         _ => None,
     }
 }
 
-/// Parts and partial tiles that are added after the multiplication, one for each entry; what a reduction
-/// awaits is of other ranks' tiles, as many as hold rows of it.
+/// Most late awaits: one for each part and partial tile. A reduction awaits any number of tiles.
 fn late_reads(p: &TileProgram, item: &WorkItem) -> u64 {
     match item.sink {
         sink::REDUCE_ROWS => u64::MAX,
@@ -116,46 +116,46 @@ fn late_reads(p: &TileProgram, item: &WorkItem) -> u64 {
     }
 }
 
-/// Whether `rows` are whole groups of so many entries, each with one step.
+/// Whether `rows` are groups of `group` entries with one step each.
 fn in_groups(rows: &[Await], group: u32) -> bool {
     let together = |entries: &[Await]| entries.len() == group as usize && entries.iter().all(|entry| entry.k_step == entries[0].k_step);
     if rows.is_empty() { group == 0 } else { group > 0 && rows.chunks(group as usize).all(together) }
 }
 
-/// Who adds partial results, and who lends and borrows parts.
+/// Which items count partials and parts.
 fn part_fields(item: &WorkItem) -> Option<&'static str> {
     match item.sink {
-        // Whatever the sink is, a kernel adds as many as are counted.
-        sink::STORE | sink::PARTIAL | sink::SCATTER if item.partials != 0 => Some("only what adds partial results counts them"),
-        sink::PARTIAL | sink::REDUCE_ROWS if item.parts != 0 => Some("only a tile's last item adds parts"),
+        // A kernel adds as many as are counted, whatever the sink.
+        sink::STORE | sink::PARTIAL | sink::SCATTER if item.partials != 0 => Some("only an item that adds partial results counts them"),
+        sink::PARTIAL | sink::REDUCE_ROWS if item.parts != 0 => Some("only a fix-up item adds parts"),
         sink::PARTIAL => None,
-        _ if item.parts == 0 && item.part != NONE => Some("a part slot is named that is not used"),
+        _ if item.parts == 0 && item.part != NONE => Some("an unused split-K slot is named"),
         _ => None,
     }
 }
 
-/// The own rows go to intra-node peers, and along the rail.
+/// Own rows go to intra-node peers, and along the rail.
 fn own_rows(p: &TileProgram, transfer: &Transfer) -> Option<&'static str> {
     let dest = Rank::new(transfer.dest);
     let reached = p.nodes.together(p.rank, dest) || p.nodes.on_one_rail(p.rank, dest);
-    (!reached).then_some("what goes to another node goes to the rank with the same number there")
+    (!reached).then_some("traffic to another node goes to the rank with the same local number there")
 }
 
-/// What came along the rail goes to intra-node peers.
+/// Rows that came along the rail go to intra-node peers.
 fn forward_form(p: &TileProgram, forward: &Forward) -> Option<&'static str> {
     let source = p.nodes.rail(p.rank).find(|source| source.place_at(p.rank) == Some(forward.from));
     match source {
-        None => Some("what is passed on came from another node along the rail"),
+        None => Some("a forward reads rows that came along the rail"),
         Some(source) if (forward.awaits.peer, forward.awaits.k_step) != (source.get(), 0) => {
-            Some("what is passed on is awaited from its owner")
+            Some("a forward awaits its rows from their owner")
         }
-        _ if !p.nodes.together(p.rank, Rank::new(forward.to.dest)) => Some("what is passed on stays in the node"),
-        _ if forward.to.dest == p.rank.get() => Some("nothing is passed on to oneself"),
+        _ if !p.nodes.together(p.rank, Rank::new(forward.to.dest)) => Some("a forward stays in its node"),
+        _ if forward.to.dest == p.rank.get() => Some("a forward goes to another rank"),
         Some(source) => transfer_form(p, source, &forward.to),
     }
 }
 
-/// Of rows of `source`'s shard.
+/// Checks a transfer of rows of `source`'s shard.
 fn transfer_form(p: &TileProgram, source: Rank, transfer: &Transfer) -> Option<&'static str> {
     let place = if p.flattened { Some(source.get()) } else { source.place_at(Rank::new(transfer.dest)) };
     let end = transfer.col + transfer.cols;

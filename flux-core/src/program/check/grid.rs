@@ -1,9 +1,9 @@
-//! Rule: an item is a tile of the grid, which is that of a shard, or of all of them where tiles
-//! span shards; and the columns of a reduction are those of a column of tiles.
+//! Rule: an item is a tile of the grid, of a shard or with flattened rows of all; a reduction has
+//! the columns of a column of tiles.
 //!
-//! A kernel stores and sends whole blocks of a tile, which end only at the border of the matrix,
-//! and reads, scatters and reductions 8 columns at a time. All rows of the operands are whole vectors of
-//! 8 elements, as are its tiles' columns, so those of every item are.
+//! A kernel stores whole blocks of a tile, which end only at the border of the matrix. It reads,
+//! scatters and reduces 8 columns at a time, a multiple that rows of operands and columns of tiles
+//! have.
 
 use super::Violation;
 use crate::program::{TileProgram, sink};

@@ -1,7 +1,7 @@
-//! What every reader of tile programs relies on, as rules that can be checked.
+//! The rules that every reader of tile programs relies on.
 //!
-//! Invariant: a rule may read the programs only after the rules before it have held, so none
-//! panics, whatever the programs are.
+//! Invariant: a rule runs after the rules before it have held, so none panics, whatever the
+//! programs are.
 
 mod agreement;
 mod bounds;
@@ -23,35 +23,29 @@ pub use violation::{Output, Record, Violation};
 
 use super::TileProgram;
 
-/// Checks the programs of all ranks of one call, given in rank order. What then holds:
+/// Checks the programs of all ranks of one call, in rank order:
 ///
-/// - all are for the same problem, tile and workspace, and no index points outside of it;
-/// - each item multiplies the rows that it stores, and is of the form that the operation has; only
-///   what adds partial results counts them, and all tiles come before all reductions;
-/// - each rank computes each element of each shard of its output exactly once, each step along `k`
-///   of it once, and reductions each element of its own shard once where rows are scattered;
-/// - each item is a tile of the grid that the layout has, and a reduction takes the columns of a column
-///   of tiles;
-/// - an item that adds partial tiles early adds all that the program has early, and multiplies all
-///   of `k`;
-/// - a counter counts the items of one chunk;
-/// - every awaited signal is raised once in a call, by the rank that the await names, and every
-///   raised signal is awaited;
-/// - no two writers have a slot, a part slot or an element of a gather place in common;
-/// - each part slot has one partial item and one reader, which awaits the partial items and adds the parts of
-///   its own tile in the order of `k`;
-/// - whatever an item reads of its peers' data was announced by a signal that it awaits, each
-///   column of A, and each partial tile that is added early, before its step, the others after the
-///   multiplication, in the order in which they are added; and so was what a mover passes on;
-/// - what crosses nodes stays on its rail;
-/// - no rank waits on work that comes after its own, for any number of workers;
-/// - at each step the ranks send to different destinations. That is a rule of speed, and does not
-///   hold for what is scattered: tiles of flattened rows are small problems', whose rows go to
-///   several owners at once, and in an order that is the same on every rank each reduction's rows come
-///   early.
+/// - All have the same problem, tile and workspace, and every index is in bounds.
+/// - Each record has the form of its operation, only items that add partial results count them, and
+///   reductions follow all tiles.
+/// - An item with mainloop partial tiles adds all that the program counts, and multiplies all of
+///   `k`.
+/// - Each rank computes each element of its outputs once, and each step along `k` of it once.
+/// - Each item is a tile of the grid; a reduction has the columns of a column of tiles.
+/// - A counter counts the items of one chunk.
+/// - Every awaited signal is raised once in a call, by the rank that the await names. Every raised
+///   signal is awaited.
+/// - No two writers share a slot, a split-K slot or an element of a gather place.
+/// - Each split-K slot has one partial item and one reader of the same tile, which adds parts in
+///   the order of `k`.
+/// - An item awaits a signal for everything that it reads of peers' data, before the step that
+///   reads it; so does a mover that forwards.
+/// - Traffic between nodes stays on its rail.
+/// - No rank waits on work that comes after its own, for any number of workers.
+/// - At each step the ranks send to different destinations, except for scattered rows.
 ///
 /// # Errors
-/// The first rule that is broken, as a [`Violation`] that names where.
+/// The first broken rule and its place, as a [`Violation`].
 pub fn verify(programs: &[TileProgram]) -> Result<(), Violation> {
     agreement::check(programs)?;
     for program in programs {

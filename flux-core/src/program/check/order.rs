@@ -1,11 +1,9 @@
 //! Rule: no rank waits on work that comes after its own.
 //!
-//! Checked by walking all programs, one worker on each rank, until nobody can go on. That is the
-//! worst case: with `n` workers an item still comes after the items that its worker took before it,
-//! which all precede it in the program. So what each of `n` workers has to wait for is a part of
-//! what the one worker has, and if that has no circle, no part of it has one. Movers wait for
-//! nothing but other movers that wait for nothing (a forward's rows are another rank's transfer);
-//! their signals come of themselves.
+//! The check walks all programs with one worker on each rank until none can advance. This is the
+//! worst case: with more workers an item follows only some of the items before it, so it waits for
+//! fewer. Movers only wait for other movers, whose
+//! signals need no worker.
 
 use super::signals::raises;
 use super::{Record, Violation};
@@ -15,7 +13,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let mut raised: BTreeSet<(u32, u32)> = BTreeSet::new();
-    // by rank: the signals that its items raise, in the order in which they do
+    // By rank: the signals that its items raise, by item.
     let mut to_raise: Vec<BTreeMap<usize, Vec<(u32, u32)>>> = Vec::with_capacity(programs.len());
     for p in programs {
         let mut by_item: BTreeMap<usize, Vec<(u32, u32)>> = BTreeMap::new();
@@ -30,7 +28,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
 
     let mut next = vec![0; programs.len()];
     let mut ready: Vec<usize> = (0..programs.len()).collect();
-    // by signal: the rank that waits for it
+    // By signal: the waiting rank.
     let mut waiting: BTreeMap<(u32, u32), usize> = BTreeMap::new();
     while let Some(rank) = ready.pop() {
         let p = &programs[rank];
@@ -54,14 +52,13 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         Some((signal, entry.peer))
     };
     let Some(&first) = stuck.keys().next() else { return Ok(()) };
-    // who is waited for is stuck too, so after as many steps as there are ranks one is on the
-    // circle, not only behind it
+    // The awaited rank is stuck too, so a walk of as many steps as ranks ends on the circle.
     let on_circle = (0..programs.len()).fold(first, |rank, _| awaited(rank).map_or(rank, |(_, peer)| peer as usize));
     let (signal, peer) = awaited(on_circle).unwrap_or_default();
     Err(Violation::Deadlock { rank: programs[on_circle].rank, item: next[on_circle], signal, peer: Rank::new(peer) })
 }
 
-/// All that an item awaits, in order.
+/// All awaits of an item, in order.
 fn awaits<'p>(p: &'p TileProgram, item: &WorkItem) -> impl Iterator<Item = &'p Await> {
     p.awaits_of(item).iter().chain(p.late_awaits_of(item))
 }

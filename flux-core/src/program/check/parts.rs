@@ -1,6 +1,6 @@
-//! Rule: the items of a tile multiply each step along `k` once, in the order in which their parts
-//! are added; each part slot has one partial item and one reader, of the same tile, and the reader awaits
-//! the partial items in the order in which it adds their parts.
+//! Rule: the items of a tile multiply each step along `k` once, in the order in which parts are
+//! added. Each split-K slot has one partial item and one reader of the same tile, which awaits the
+//! partial items in that order.
 
 use super::Violation;
 use crate::program::{TileProgram, WorkItem, sink};
@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rank = p.rank;
-    let lends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::PARTIAL);
-    let partials_of: BTreeMap<u32, usize> = lends.map(|(index, item)| (item.part, index)).collect();
+    let partial_items = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::PARTIAL);
+    let partials: BTreeMap<u32, usize> = partial_items.map(|(index, item)| (item.part, index)).collect();
     let mut readers: BTreeMap<u32, usize> = BTreeMap::new();
     for (index, fix_up) in p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::PARTIAL | sink::REDUCE_ROWS)) {
         let split = |step| Err(Violation::KNotCovered { rank, item: index, step });
@@ -21,7 +21,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             if let Some(first) = readers.insert(part, index) {
                 return Err(Violation::PartReadTwice { rank, part, first, second: index });
             }
-            let Some(&partial_item) = partials_of.get(&part) else {
+            let Some(&partial_item) = partials.get(&part) else {
                 return Err(Violation::PartMissing { rank, item: index, part });
             };
             let partial = &p.items[partial_item];
@@ -32,22 +32,22 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
                 return split(step);
             }
             step += partial.k_steps;
-            // A kernel takes the entry of a part's number for that part's.
+            // The kernel awaits parts by their number.
             if p.late_awaits_of(fix_up).get(number).is_none_or(|entry| entry.signal != partial.raise) {
-                return Err(Violation::Unguarded { rank, item: index, what: "part slot", index: part, peer: rank });
+                return Err(Violation::Unguarded { rank, item: index, what: "split-K slot", index: part, peer: rank });
             }
         }
         if step != p.k_steps() {
             return split(step);
         }
     }
-    match partials_of.into_iter().find(|(part, _)| !readers.contains_key(part)) {
+    match partials.into_iter().find(|(part, _)| !readers.contains_key(part)) {
         Some((part, item)) => Err(Violation::PartNotRead { rank, item, part }),
         None => Ok(()),
     }
 }
 
-/// What the items of one tile have in common.
+/// Fields that the items of one tile share.
 fn tile(item: &WorkItem) -> [u32; 7] {
     [item.a_source, item.a_outer, item.row, item.rows, item.col, item.cols, item.out_outer]
 }

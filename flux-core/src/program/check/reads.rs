@@ -1,5 +1,5 @@
-//! Rule: whatever an item reads of other ranks' data was announced by a signal that it awaits, each
-//! column of A before the step that reads it; and partial results are of the item's own elements.
+//! Rule: an item awaits a signal for everything that it reads of other ranks' data, each column of
+//! A before the step that reads it. Partial results are of the item's own elements.
 
 use super::Violation;
 use super::rect::Rect;
@@ -8,14 +8,14 @@ use crate::Rank;
 use crate::program::{Await, Forward, Places, TileProgram, WorkItem, sink, source};
 use std::collections::BTreeMap;
 
-/// Who writes what. Writers do not overlap, so a slot has one.
+/// Writers of each location; a slot has one, since writers do not overlap.
 #[derive(Default)]
 struct Writers<'p> {
     /// By owner and slot.
     slots: BTreeMap<(u32, u32), (&'p TileProgram, &'p WorkItem)>,
-    /// By owner and place, each with its signal and what it fills.
+    /// By owner and place: signals and what they announce.
     places: BTreeMap<(u32, u32), Vec<(u32, Rect)>>,
-    /// By source and first column: the tiles that it scatters.
+    /// By source and first column: its scattered tiles.
     scattered: BTreeMap<(u32, u32), Vec<&'p WorkItem>>,
 }
 
@@ -40,7 +40,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             }
             match item.sink {
                 sink::REDUCE | sink::SEND => reduced(p, index, item, &writers)?,
-                sink::REDUCE_ROWS => folded(p, index, item, &writers)?,
+                sink::REDUCE_ROWS => reduced_rows(p, index, item, &writers)?,
                 _ => {}
             }
         }
@@ -51,7 +51,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     Ok(())
 }
 
-/// The rows of A, of one place or, flattened, of several.
+/// Checks the rows of A, of one place or with flattened rows of several.
 fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let m_shard = p.problem.m_shard();
     let first = item.a_outer * m_shard + item.row;
@@ -64,12 +64,12 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
         let read = Rect { row, rows: last - row, ..of_place };
         let written = writers.places.get(&(p.rank.get(), place)).map_or(&[][..], Vec::as_slice);
         let announced = written.iter().filter(|(signal, rect)| {
-            // the first step that reads what the transfer brings
+            // The first step that reads the transfer.
             let step = item.k_first.max(rect.col / p.tile.k);
             p.awaits_of(item).iter().any(|entry| entry.signal == *signal && entry.k_step <= step)
         });
         let parts: Vec<Rect> = announced.filter_map(|(_, rect)| rect.meet(read)).collect();
-        // they do not overlap, so they are everything if the areas are equal
+        // The parts are disjoint, so they are complete if the areas are equal.
         if parts.iter().map(|part| part.area()).sum::<u64>() < read.area() {
             let cols_of =
                 |row: u32| parts.iter().filter(|part| (part.row..part.row + part.rows).contains(&row)).map(|part| part.cols).sum::<u32>();
@@ -81,7 +81,7 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
     Ok(())
 }
 
-/// What a forward reads was announced by the one signal that it awaits.
+/// Checks that a forward awaits the signal of the rows that it reads.
 fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers<'_>) -> Result<(), Violation> {
     let read = Rect::of_transfer(&forward.to);
     let written = writers.places.get(&(p.rank.get(), forward.from)).map_or(&[][..], Vec::as_slice);
@@ -92,9 +92,8 @@ fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers
     Err(Violation::UnguardedForward { rank: p.rank, forward: index, place: forward.from, signal: forward.awaits.signal })
 }
 
-/// The partial tiles: one of each intra-node peer, for the own shard then the sum of each other node, as they
-/// are sent. Each is awaited by the entry of its number, of those that are early or of those that
-/// come after the other parts of the tile.
+/// Checks the partial tiles: of each intra-node peer, then for the own shard the sums of other
+/// nodes. Mainloop awaits come first, then those after the multiplication, behind the parts.
 fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let sources = Places::new(p.nodes).sources(p.rank, Rank::new(item.a_outer));
     for (place, peer) in (0..item.partials).zip(sources) {
@@ -115,9 +114,9 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
     Ok(())
 }
 
-/// The scattered rows of every rank: the tiles that hold some of them. That all are there follows
-/// from each rank's tiles covering the output.
-fn folded(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
+/// Checks the scattered rows of every rank, by the tiles that hold them. Completeness follows from
+/// the cover of each rank's output.
+fn reduced_rows(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let read = Rect { row: p.rank.get() * p.problem.m_shard() + item.row, ..Rect::of_item(item) };
     for source in p.problem.world().ranks() {
         let columns = (source.get(), (item.col + 1).saturating_sub(p.tile.n))..(source.get(), item.col + item.cols);

@@ -1,4 +1,4 @@
-//! Blocks of a matrix, and whether they overlap.
+//! Blocks of a matrix and their overlap.
 
 use crate::program::{Transfer, WorkItem};
 use std::collections::BTreeMap;
@@ -13,12 +13,12 @@ pub(super) struct Rect {
 }
 
 impl Rect {
-    /// What an item computes.
+    /// The elements that an item computes.
     pub(super) const fn of_item(item: &WorkItem) -> Self {
         Self { row: item.row, rows: item.rows, col: item.col, cols: item.cols }
     }
 
-    /// What a transfer fills of its place.
+    /// The elements of its place that a transfer fills.
     pub(super) const fn of_transfer(transfer: &Transfer) -> Self {
         Self { row: transfer.row, rows: transfer.rows, col: transfer.col, cols: transfer.cols }
     }
@@ -27,7 +27,7 @@ impl Rect {
         u64::from(self.rows) * u64::from(self.cols)
     }
 
-    /// What both have.
+    /// The common elements.
     pub(super) fn meet(self, other: Self) -> Option<Self> {
         let range = |a: u32, a_len: u32, b: u32, b_len: u32| {
             let (first, end) = (a.max(b), (a + a_len).min(b + b_len));
@@ -39,8 +39,8 @@ impl Rect {
     }
 }
 
-/// Two of these blocks that have elements in common, the earlier first: a sweep down the rows,
-/// which holds the columns of the blocks it is in.
+/// Two blocks that overlap, the earlier first. A sweep down the rows holds the columns of open
+/// blocks.
 pub(super) fn overlap(rects: &[Rect]) -> Option<(usize, usize)> {
     let mut starts: Vec<usize> = (0..rects.len()).collect();
     starts.sort_by_key(|&index| rects[index].row);
@@ -53,7 +53,7 @@ pub(super) fn overlap(rects: &[Rect]) -> Option<(usize, usize)> {
         while let Some(ended) = ends.next_if(|&ended| rects[ended].row + rects[ended].rows <= rect.row) {
             by_col.remove(&rects[ended].col);
         }
-        // the nearest block to the left of this one's last column
+        // The nearest open block to the left of this one's end.
         if let Some((_, &other)) = by_col.range(..rect.col + rect.cols).next_back()
             && rects[other].col + rects[other].cols > rect.col
         {

@@ -1,13 +1,13 @@
-//! Rule: every awaited signal is raised exactly once in a call, by the rank that the await names,
-//! and every raised one is awaited.
+//! Rule: every awaited signal is raised once in a call, by the rank that the await names, and every
+//! raised signal is awaited.
 
 use super::{Record, Violation};
 use crate::Rank;
 use crate::program::{NONE, TileProgram, Transfer};
 use std::collections::{BTreeMap, BTreeSet};
 
-/// The signals of a call, by owner and index, and what raises each: a transfer, or the last item of
-/// a chunk in program order. An item that scatters raises the same signal on several pads.
+/// The signals that a program raises, by owner and index, and the raising record: a transfer, or
+/// the last item of a chunk. A scattering item raises its signal on several pads.
 pub(super) fn raises(p: &TileProgram) -> impl Iterator<Item = ((u32, u32), Record)> {
     let mut left: BTreeMap<u32, u32> = BTreeMap::new();
     let items = p.items.iter().enumerate().filter(move |(_, item)| {
@@ -21,7 +21,7 @@ pub(super) fn raises(p: &TileProgram) -> impl Iterator<Item = ((u32, u32), Recor
     items.chain(moves(p).map(|(t, record)| ((t.dest, t.raise), record)))
 }
 
-/// All that a rank's mover copies, own rows and others'.
+/// All copies of a rank's mover: transfers and forwards.
 pub(super) fn moves(p: &TileProgram) -> impl Iterator<Item = (&Transfer, Record)> {
     let own = p.transfers.iter().enumerate().map(|(index, transfer)| (transfer, Record::Transfer(index)));
     own.chain(p.forwards.iter().enumerate().map(|(index, forward)| (&forward.to, Record::Forward(index))))

@@ -1,19 +1,19 @@
-//! How a set of tile programs can be wrong.
+//! Violations of the rules of tile programs.
 
 use crate::Rank;
 use std::fmt;
 use std::ops::Range;
 
-/// One record of a program, by its index.
+/// A record of a program, by its index in its list.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Record {
-    /// Of the items.
+    /// An item.
     Item(usize),
-    /// Of the await list.
+    /// An entry of the await list.
     Await(usize),
-    /// Of the transfers.
+    /// A transfer.
     Transfer(usize),
-    /// Of the forwards.
+    /// A forward.
     Forward(usize),
 }
 
@@ -31,12 +31,12 @@ impl fmt::Display for Record {
 /// A matrix that a rank computes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Output {
-    /// The rows of one shard.
+    /// A shard.
     Shard(u32),
-    /// The rows of all shards, in tiles that span them.
+    /// All shards, with flattened rows.
     AllShards,
-    /// The rows of the own shard, reduced from what was scattered.
-    Folded,
+    /// The own shard, reduced from scattered rows.
+    Reduced,
 }
 
 impl fmt::Display for Output {
@@ -44,12 +44,12 @@ impl fmt::Display for Output {
         match self {
             Self::Shard(shard) => write!(f, "shard {shard}"),
             Self::AllShards => f.write_str("the shards"),
-            Self::Folded => f.write_str("the folded shard"),
+            Self::Reduced => f.write_str("the reduced shard"),
         }
     }
 }
 
-/// The rule that a set of tile programs breaks, and where.
+/// A broken rule and its place.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum Violation {
@@ -61,44 +61,44 @@ pub enum Violation {
         /// What differs.
         what: &'static str,
     },
-    /// There are more or fewer programs than ranks.
+    /// The number of programs is not the number of ranks.
     #[error("{programs} programs of a world of {world}: give one for each rank, in rank order")]
     Count {
-        /// How many there are.
+        /// Number of programs.
         programs: usize,
-        /// How many ranks the first says that there are; 1 where there is none.
+        /// Ranks by the first program, or 1.
         world: usize,
     },
     /// A field reaches outside the problem, the world or the workspace.
     #[error("rank {rank}, {record}: {field} = {value} is not below {limit}")]
     OutOfBounds {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
-        /// Which record.
+        /// The record.
         record: Record,
-        /// The field, or the end of the range that starts there.
+        /// The field, or the end of the range that it starts.
         field: &'static str,
-        /// What it is.
+        /// Its value.
         value: u64,
-        /// What it must be below.
+        /// The exclusive limit.
         limit: u64,
     },
-    /// A record is not what the operation has at this place.
+    /// A record does not have the form of its operation.
     #[error("rank {rank}, {record}: {what}")]
     Form {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
-        /// Which record.
+        /// The record.
         record: Record,
-        /// What is wrong.
+        /// The broken condition.
         what: &'static str,
     },
     /// Elements of the output are computed by no item.
     #[error("rank {rank} leaves {missing} elements of {output} without an item")]
     NotCovered {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
-        /// Of which output.
+        /// The output.
         output: Output,
         /// Elements that no item computes.
         missing: u64,
@@ -106,50 +106,49 @@ pub enum Violation {
     /// Elements of the output are computed by two items.
     #[error("rank {rank} computes a part of {output} in item {first} and again in item {second}")]
     CoveredTwice {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
-        /// Of which output.
+        /// The output.
         output: Output,
         /// One item.
         first: usize,
         /// The other.
         second: usize,
     },
-    /// An item is no tile of the layout, or a reduction takes other columns than a column of tiles.
+    /// An item is not a tile of the layout, or a reduction not a column of tiles.
     #[error("rank {rank}, item {item} has {what} {}..{}, the tile there {}..{}", found.start, found.end, tile.start, tile.end)]
     OffGrid {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
         /// The item.
         item: usize,
         /// `rows` or `columns`.
         what: &'static str,
-        /// Those of the item.
+        /// The item's range.
         found: Range<u32>,
-        /// Those of the tile in which they begin.
+        /// The tile's range.
         tile: Range<u32>,
     },
-    /// An item adds fewer partial tiles than the program has early.
-    #[error("rank {rank}, item {item} adds {partials} partial tiles, where {in_mainloop} are added during the multiplication")]
+    /// An item adds fewer partial tiles than the program adds in the mainloop.
+    #[error("rank {rank}, item {item} adds {partials} partial tiles, where the mainloop adds {in_mainloop}")]
     FewerThanInMainloop {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
         /// The item.
         item: usize,
-        /// Partial tiles that it adds.
+        /// Partial tiles of the item.
         partials: u32,
-        /// Those of the program that are early.
+        /// Mainloop partial tiles of the program.
         in_mainloop: u32,
     },
-    /// An item adds partial tiles during the multiplication and leaves steps along `k` to others,
-    /// though the steps at which it adds are of all of `k`.
-    #[error("rank {rank}, item {item} adds partial tiles during the multiplication, but multiplies {k_steps} of {all} steps along k")]
+    /// An item with mainloop partial tiles multiplies a part of `k` only.
+    #[error("rank {rank}, item {item} adds partial tiles in its mainloop, but multiplies {k_steps} of {all} steps along k")]
     InMainloopOfPart {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
         /// The item.
         item: usize,
-        /// Steps that it multiplies.
+        /// Its steps.
         k_steps: u32,
         /// Steps of the tile.
         all: u32,
@@ -157,7 +156,7 @@ pub enum Violation {
     /// Items of one counter raise different signals.
     #[error("rank {rank}: items {first} and {second} share counter {counter} but not the signal and the count")]
     CounterShared {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
         /// The counter.
         counter: u32,
@@ -166,10 +165,10 @@ pub enum Violation {
         /// The other.
         second: usize,
     },
-    /// A counter never, or too early, reaches its count.
+    /// A counter reaches its count too early or never.
     #[error("rank {rank}: {items} items count to {raise_after}, the last of them item {item}")]
     Miscounted {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
         /// The last item that counts.
         item: usize,
@@ -181,11 +180,11 @@ pub enum Violation {
     /// A signal would be raised twice in a call.
     #[error("signal {signal} of rank {owner} is raised by rank {}, {}, and by rank {}, {}", first.0, first.1, second.0, second.1)]
     RaisedTwice {
-        /// Whose pad.
+        /// The pad's rank.
         owner: Rank,
         /// The signal.
         signal: u32,
-        /// One that raises it.
+        /// One raising record.
         first: (Rank, Record),
         /// The other.
         second: (Rank, Record),
@@ -193,45 +192,45 @@ pub enum Violation {
     /// A signal is awaited that nobody raises.
     #[error("rank {rank}, item {item} awaits signal {signal} of rank {peer}, which nobody raises")]
     NeverRaised {
-        /// Who waits.
+        /// The waiting rank.
         rank: Rank,
-        /// Its item.
+        /// The item.
         item: usize,
         /// The signal.
         signal: u32,
-        /// Who should raise it.
+        /// The rank that should raise it.
         peer: Rank,
     },
     /// A wait that times out would name the wrong rank.
     #[error("rank {rank}, item {item} awaits signal {signal} of rank {named}, but rank {raiser} raises it")]
     WrongPeer {
-        /// Who waits.
+        /// The waiting rank.
         rank: Rank,
-        /// Its item.
+        /// The item.
         item: usize,
         /// The signal.
         signal: u32,
-        /// Who should raise it.
+        /// The rank that should raise it.
         named: Rank,
-        /// Who does.
+        /// The rank that raises it.
         raiser: Rank,
     },
     /// A signal is raised that nobody awaits.
     #[error("rank {}, {} raises signal {signal} of rank {owner}, which nobody awaits", by.0, by.1)]
     NeverAwaited {
-        /// Whose pad.
+        /// The pad's rank.
         owner: Rank,
         /// The signal.
         signal: u32,
-        /// Who raises it.
+        /// The raising record.
         by: (Rank, Record),
     },
-    /// A slot, a part slot, or an element of a gather place, would be written twice in a call.
+    /// A slot, a split-K slot or an element of a gather place is written twice in a call.
     #[error("{what} {index} of rank {owner} is written by rank {}, {}, and by rank {}, {}", first.0, first.1, second.0, second.1)]
     WrittenTwice {
-        /// Whose memory.
+        /// The memory's rank.
         owner: Rank,
-        /// `slot`, `part slot` or `gather row`.
+        /// `slot`, `split-K slot` or `gather row`.
         what: &'static str,
         /// The slot, or the place times `m_shard` plus the row.
         index: u32,
@@ -240,80 +239,80 @@ pub enum Violation {
         /// The other.
         second: (Rank, Record),
     },
-    /// An item reads from a place or a slot what is not announced by a signal that it awaits.
+    /// An item reads data without awaiting its signal.
     #[error("rank {rank}, item {item} reads {what} {index}, but awaits nothing that says rank {peer} has written it")]
     Unguarded {
-        /// Who reads.
+        /// The reading rank.
         rank: Rank,
-        /// Its item.
+        /// The item.
         item: usize,
-        /// `slot`, `part slot`, `gather row` or `scattered row`.
+        /// `slot`, `split-K slot`, `gather row` or `scattered row`.
         what: &'static str,
         /// The slot, or the place times `m_shard` plus the row, or the row of the own shard.
         index: u32,
-        /// Who should have written it.
+        /// The rank that should have written it.
         peer: Rank,
     },
-    /// A mover passes on what is not announced by the signal that it awaits.
+    /// A forward reads rows that its signal does not announce.
     #[error("rank {rank}, forward {forward} passes on rows of place {place}, which signal {signal} does not announce")]
     UnguardedForward {
-        /// Whose mover.
+        /// The mover's rank.
         rank: Rank,
         /// Its forward.
         forward: usize,
         /// The place.
         place: u32,
-        /// What is awaited.
+        /// The awaited signal.
         signal: u32,
     },
     /// A reduction adds a partial result of another part of the output.
     #[error("rank {rank}, item {item} adds slot {slot}, where rank {peer} leaves another part of the shard")]
     WrongPartial {
-        /// Who reads.
+        /// The reading rank.
         rank: Rank,
-        /// Its item.
+        /// The item.
         item: usize,
         /// The slot.
         slot: u32,
-        /// Who wrote it.
+        /// The rank that wrote it.
         peer: Rank,
     },
     /// A step along `k` is multiplied by no item of a tile, or by two.
     #[error("rank {rank}: the parts of the tile of item {item} do not meet at step {step} along k")]
     KNotCovered {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
         /// The item that finishes the tile.
         item: usize,
-        /// Where the parts before end.
+        /// End of the parts before it.
         step: u32,
     },
-    /// An item adds a part that nobody leaves.
-    #[error("rank {rank}, item {item} adds part slot {part}, which no item fills")]
+    /// An item adds a part that no item fills.
+    #[error("rank {rank}, item {item} adds split-K slot {part}, which no item fills")]
     PartMissing {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
-        /// The item that reads.
+        /// The reading item.
         item: usize,
-        /// The part slot.
+        /// The split-K slot.
         part: u32,
     },
-    /// A part is left that no item adds.
-    #[error("rank {rank}, item {item} fills part slot {part}, which no item adds")]
+    /// A part is filled that no item adds.
+    #[error("rank {rank}, item {item} fills split-K slot {part}, which no item adds")]
     PartNotRead {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
-        /// The item that lends.
+        /// The partial item.
         item: usize,
-        /// The part slot.
+        /// The split-K slot.
         part: u32,
     },
     /// Two items add the same part.
-    #[error("rank {rank}: items {first} and {second} both add part slot {part}")]
+    #[error("rank {rank}: items {first} and {second} both add split-K slot {part}")]
     PartReadTwice {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
-        /// The part slot.
+        /// The split-K slot.
         part: u32,
         /// One item.
         first: usize,
@@ -321,33 +320,33 @@ pub enum Violation {
         second: usize,
     },
     /// An item adds a part of another tile.
-    #[error("rank {rank}, item {item} adds part slot {part}, where item {partial_item} leaves another tile")]
+    #[error("rank {rank}, item {item} adds split-K slot {part}, where item {partial_item} leaves another tile")]
     WrongPart {
-        /// Whose program.
+        /// The program's rank.
         rank: Rank,
-        /// The item that reads.
+        /// The reading item.
         item: usize,
-        /// The part slot.
+        /// The split-K slot.
         part: u32,
-        /// The item that lends.
+        /// The partial item.
         partial_item: usize,
     },
-    /// With programs walked in order, ranks wait for each other in a circle.
+    /// Ranks wait for each other in a circle.
     #[error("deadlock: rank {rank}, item {item} awaits signal {signal} of rank {peer}, which waits in turn")]
     Deadlock {
         /// A rank of the circle.
         rank: Rank,
-        /// Where it waits.
+        /// The waiting item.
         item: usize,
-        /// For what.
+        /// The awaited signal.
         signal: u32,
-        /// From whom.
+        /// The rank that should raise it.
         peer: Rank,
     },
     /// Two ranks would send to the same destination at the same time.
     #[error("ranks {first} and {second} both send to rank {dest} at step {step}")]
     SameDestination {
-        /// The step: of the transfers, or the position in the list of items.
+        /// The transfers' step, or the position in the list of items.
         step: usize,
         /// The destination.
         dest: Rank,

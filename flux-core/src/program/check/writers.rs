@@ -1,7 +1,6 @@
-//! Rule: no two writers have a slot, a part slot or an element of a gather place in common.
+//! Rule: no two writers share a slot, a split-K slot or an element of a gather place.
 //!
-//! Of scattered rows nothing is left to check: each source has a place of its own, and the tiles of
-//! one source do not overlap.
+//! Scattered rows need no check: each source has a place of its own, and its tiles do not overlap.
 
 use super::rect::{Rect, overlap};
 use super::signals::moves;
@@ -10,7 +9,7 @@ use crate::Rank;
 use crate::program::{TileProgram, sink};
 use std::collections::BTreeMap;
 
-/// Who writes which part of a place.
+/// A block of a place and its writer.
 type Write = (Rect, (Rank, Record));
 
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
@@ -20,7 +19,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         for (index, item) in p.items.iter().enumerate() {
             let (what, owner, slot) = match item.sink {
                 sink::SEND => ("slot", item.dest, item.slot),
-                sink::PARTIAL => ("part slot", p.rank.get(), item.part),
+                sink::PARTIAL => ("split-K slot", p.rank.get(), item.part),
                 _ => continue,
             };
             let second = (p.rank, Record::Item(index));

@@ -1,14 +1,13 @@
-//! What a call sends and receives where ranks cannot write to each other's memory: tile programs,
-//! read as copies from rank to rank.
+//! Routes: tile programs read as copies from rank to rank, where ranks cannot write to each other's
+//! memory.
 //!
-//! Invariant: what a rank receives from a source is derived from that source's own list of parcels,
-//! so the two sides cannot differ; and every signal that an item of the reader's program awaits
-//! from a peer is that of one parcel. Rows that a rank has itself are none of it.
+//! Invariant: a rank derives what it receives from the source's own list of parcels, so both sides
+//! agree. Every signal that an item awaits from a peer is that of one parcel.
 //!
-//! A source's bytes pass through a *half*, whose layout this module gives: for AllGather-GEMM its
-//! shard, dense; for GEMM-ReduceScatter a place for each destination, as large and as laid out as
-//! the source's place at that destination. The kernel of a GEMM-ReduceScatter writes such a half,
-//! the outbox, in its own memory: [`Route::data`] gives it the addresses.
+//! A source's bytes pass through a *half*. For AllGather-GEMM it is the shard, dense. For
+//! GEMM-ReduceScatter it has a place for each destination, laid out as the source's place there.
+//! The kernel writes such a half, the outbox, in its own memory at the addresses of
+//! [`Route::data`].
 
 mod order;
 mod parcels;
@@ -23,7 +22,7 @@ use crate::Rank;
 use crate::layout::WorkspaceSize;
 use crate::rank::MAX_WORLD;
 
-/// All that a rank sends and receives in a call of one op.
+/// All copies from and to a rank in a call.
 #[derive(Clone, Debug)]
 pub struct Route {
     rank: u32,
@@ -31,17 +30,16 @@ pub struct Route {
     size: WorkspaceSize,
     outgoing: Vec<Parcel>,
     incoming: Vec<Incoming>,
-    /// By rank: what is added to the outbox's address, modulo 2^64, so that the program's own slots
-    /// and places fix-up item to the rank's place in it.
+    /// By rank: the shift, modulo 2^64, from slots and places of the program to those in the
+    /// outbox.
     shifts: [u64; MAX_WORLD],
 }
 
 impl Route {
-    /// The route of `rank` in calls of these programs, which are those of all ranks, in rank order.
+    /// The route of `rank` in a call of these programs, one for each rank in order.
     ///
     /// # Panics
-    /// If there is no program of `rank`, and if tiles are scattered that have a signal each: those
-    /// are not carried.
+    /// If `rank` has no program, or scattered tiles have signals of their own.
     pub fn new(rank: Rank, programs: &[TileProgram]) -> Self {
         let own = &programs[rank.index()];
         let outgoing = parcels::outgoing(own);
@@ -62,18 +60,18 @@ impl Route {
         Self { rank: rank.get(), world, size: own.workspace(), outgoing, incoming, shifts }
     }
 
-    /// What is sent, in the order in which it becomes ready.
+    /// Sent parcels, in the order in which they become ready.
     pub fn outgoing(&self) -> &[Parcel] {
         &self.outgoing
     }
 
-    /// What is received, in the order in which it is best fetched.
+    /// Received parcels, in the order in which to fetch them.
     pub fn incoming(&self) -> &[Incoming] {
         &self.incoming
     }
 
-    /// The data regions that the kernel is given, by rank: its own, and for each peer that place of
-    /// the outbox. `regions` are the workspace's.
+    /// The data regions for the kernel, by rank: its own, and each peer's place in the outbox.
+    /// `regions` are the workspace's.
     pub fn data(&self, regions: &[u64]) -> [u64; MAX_WORLD] {
         let mut data = self.shifts;
         for (rank, (address, base)) in data.iter_mut().zip(regions).enumerate() {
@@ -87,7 +85,7 @@ impl Route {
         self.world
     }
 
-    /// The smallest workspace that holds it.
+    /// The smallest workspace that holds the route.
     pub fn workspace(&self) -> WorkspaceSize {
         self.size
     }

@@ -1,20 +1,19 @@
-//! In which order a rank fetches what its peers have sent.
+//! The order in which a rank fetches parcels.
 //!
-//! Invariant: the order is a permutation of what is received, the same in every call, and no parcel
-//! of a source comes before an earlier one of the same source and step.
+//! Invariant: the order is a permutation of the received parcels, the same in every call. Parcels
+//! of one source and step stay in order.
 
 use super::records::Incoming;
 use crate::OpKind;
 
-/// Sorts by when each parcel is wanted and can be there.
+/// Sorts parcels by when they are needed and available.
 ///
-/// AllGather-GEMM: all sources copy out at the same time, and on a host that many GPUs share a GPU
-/// copies in faster than one of them copies out. So the shards of the first two steps are fetched
-/// in turns, which no source holds up; when they are there the others have been copied out, and
-/// follow in the order of the steps, in which the program wants them.
+/// AllGather-GEMM: all sources copy out at once, slower than a GPU copies in. So the shards of the
+/// first two steps alternate. The other shards have been copied out by then, and follow in the
+/// order of steps.
 ///
-/// GEMM-ReduceScatter: at one step every source sends to another rank, so the steps bring one
-/// source's parcels after another's.
+/// GEMM-ReduceScatter: at one step every source sends to another rank, so sources follow one
+/// another.
 pub(super) fn sort(op: OpKind, incoming: &mut [Incoming]) {
     incoming.sort_by_key(|parcel| {
         let step = parcel.reader.step;

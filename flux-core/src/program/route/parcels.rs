@@ -1,16 +1,15 @@
-//! From a rank's tile program to what it sends.
+//! From a rank's tile program to its parcels.
 //!
 //! Invariant: each signal that a program raises for a peer is that of one reader of one parcel, and
-//! parcels come in the order in which the program completes them. Of a program whose kernels
-//! scatter tile by tile there are none.
+//! parcels come in order of completion. Programs that scatter tile by tile have none.
 
 use super::records::{Block, Origin, Parcel, Reader};
-use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::layout::slot_bytes;
 use crate::program::{Places, Round, TileProgram, sink};
 use crate::{OpKind, Rank};
 use std::collections::BTreeMap;
 
-/// What the rank of `program` sends.
+/// The parcels that the rank of `program` sends.
 pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
     match program.problem.op() {
         OpKind::AllGatherGemm => shard(program),
@@ -19,8 +18,7 @@ pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
     }
 }
 
-/// What fix-up items from an address of `peer`'s region, as the program has it, to that of its place in
-/// the outbox.
+/// Shift from an address in `peer`'s region, as the program has it, to its place in the outbox.
 pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
     let rank = program.rank;
     let (at_peer, in_outbox) = match program.problem.op() {
@@ -34,19 +32,10 @@ pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
             }
         }
     };
-    u64::from(in_outbox).wrapping_sub(u64::from(at_peer)).wrapping_mul(place_bytes(program))
+    u64::from(in_outbox).wrapping_sub(u64::from(at_peer)).wrapping_mul(program.place_bytes())
 }
 
-/// Bytes of a source's place at a destination of a GEMM-ReduceScatter.
-fn place_bytes(program: &TileProgram) -> u64 {
-    if program.flattened {
-        scatter_place_bytes(&program.problem)
-    } else {
-        u64::from(program.slots_per_source) * slot_bytes(&program.problem, program.tile)
-    }
-}
-
-/// The shard: every piece once, whoever of the peers reads it.
+/// The shard: every piece once, with all its readers.
 fn shard(program: &TileProgram) -> Vec<Parcel> {
     let element = program.problem.dtype().bytes() as u64;
     let row_bytes = u64::from(program.problem.k_local()) * element;
@@ -60,7 +49,7 @@ fn shard(program: &TileProgram) -> Vec<Parcel> {
             let block = Block { offset, rows: u64::from(t.rows), width: u64::from(t.cols) * element, pitch: row_bytes };
             parcels.push(Parcel { origin: Origin::Shard { row, before }, block, readers: Vec::new() });
         }
-        let offset = u64::from(t.place) * gather_place_bytes(&program.problem) + offset;
+        let offset = u64::from(t.place) * program.place_bytes() + offset;
         parcels[number].readers.push(Reader { rank: t.dest, signal: t.raise, offset, pitch: row_bytes, step: t.step });
     }
     parcels
@@ -71,7 +60,7 @@ fn step(program: &TileProgram, to: Rank) -> u32 {
     (to.get() + world - program.rank.get()) % world
 }
 
-/// Partial tiles: the slots of a chunk, which follow each other.
+/// Partial tiles: the consecutive slots of a chunk.
 fn slots(program: &TileProgram) -> Vec<Parcel> {
     let slot_bytes = slot_bytes(&program.problem, program.tile);
     let mut chunks: BTreeMap<(u32, u32), (u32, u32, usize)> = BTreeMap::new();
@@ -92,13 +81,13 @@ fn slots(program: &TileProgram) -> Vec<Parcel> {
     chunks.into_iter().map(parcel).collect()
 }
 
-/// All that the tiles of a flattened program scatter to each owner, but for what the rank keeps.
+/// The rows that flattened tiles scatter to each owner but the own rank.
 fn scattered(program: &TileProgram) -> Vec<Parcel> {
     let rounds =
         program.rounds().expect("one signal announces all tiles: where each has its own, kernels give them to each other themselves");
     let parcel = |round: &Round| {
         let Round { step, offset, bytes, sent, .. } = *round;
-        let offset = u64::from(sent.place) * place_bytes(program) + offset;
+        let offset = u64::from(sent.place) * program.place_bytes() + offset;
         let block = Block { offset: offset.wrapping_add(shift(program, sent.peer)), rows: 1, width: bytes, pitch: bytes };
         let reader = Reader { rank: sent.peer.get(), signal: sent.signal, offset, pitch: bytes, step };
         Parcel { origin: Origin::Outbox, block, readers: vec![reader] }

@@ -1,6 +1,6 @@
 //! Records of a route.
 
-/// Where a parcel lies in its source's half: `rows` rows of `width` bytes, `pitch` bytes apart.
+/// Location of a parcel in its source's half: `rows` rows of `width` bytes, `pitch` bytes apart.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Block {
     /// Bytes from the start of the half.
@@ -9,60 +9,59 @@ pub struct Block {
     pub rows: u64,
     /// Bytes of a row.
     pub width: u64,
-    /// Bytes from a row to the next.
+    /// Bytes from one row to the next.
     pub pitch: u64,
 }
 
-/// Where a parcel comes from.
+/// Origin of a parcel.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Origin {
-    /// The caller's shard, from the call's begin on.
+    /// The caller's shard, from the begin of the call.
     Shard {
         /// First row.
         row: u64,
         /// Bytes before the first column.
         before: u64,
     },
-    /// The outbox, at the same place as in the half, from when the kernel has raised the reader's
-    /// signal.
+    /// The outbox, at the half's offset, after the kernel has raised the reader's signal.
     Outbox,
 }
 
-/// Who reads a parcel, and where it goes.
+/// A reader of a parcel, and the destination there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Reader {
     /// The rank.
     pub rank: u32,
-    /// The signal of its pad that says that the parcel is there.
+    /// The signal of its pad that announces the parcel.
     pub signal: u32,
-    /// Bytes from the start of the half of its data region.
+    /// Bytes from the start of its half.
     pub offset: u64,
-    /// Bytes from a row to the next there.
+    /// Bytes from one row to the next at the destination.
     pub pitch: u64,
-    /// Step of the schedule at which it goes there.
+    /// Step of the schedule.
     pub step: u32,
 }
 
-/// A piece that travels as one, with one signal for each reader.
+/// Bytes that travel together, with one signal for each reader.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Parcel {
     /// Where it comes from.
     pub origin: Origin,
-    /// Where it lies on its way.
+    /// Its location in the source's half.
     pub block: Block,
-    /// Who reads it.
+    /// Its readers.
     pub readers: Vec<Reader>,
 }
 
-/// A parcel as this rank receives it.
+/// A parcel as its reader receives it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Incoming {
-    /// The rank that sends it.
+    /// The sending rank.
     pub source: u32,
-    /// Its number among all that the source sends.
+    /// Its index among all parcels of the source.
     pub index: u32,
-    /// Where it lies in the source's half.
+    /// Its location in the source's half.
     pub block: Block,
-    /// Where it goes.
+    /// Its destination.
     pub reader: Reader,
 }

@@ -1,10 +1,8 @@
-//! Routes of random problems, compared with what the same programs do where ranks reach each
-//! other's memory.
+//! Routes of random problems, compared with the transfers of the same programs over peer memory.
 
 use super::*;
 use crate::layout::slot_bytes;
 use crate::program::{Chunk, Schedule, check, sink};
-use crate::tile::Raster;
 use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -17,20 +15,11 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
         let w = world.get() as usize;
         let op = if gather { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
         let problem = Problem::new(op, m * w, 8 * n * w, 8 * k * w, DType::Bf16, world).expect("valid by construction");
-        // Tiles of several shards that have a signal each are not carried.
+        // Scattered tiles with signals of their own have no parcels.
         let chunk = if chunk == 0 || flattened && !gather { Chunk::Shard } else { Chunk::Tiles(chunk) };
         let tile = TileShape::new(16, 24, 16);
-        let schedule = Schedule {
-            chunk,
-            raster: Raster::RowGroups(2),
-            group,
-            prologue,
-            chunk_ordered,
-            k_slices,
-            split_k,
-            flattened,
-            ..Schedule::of(tile)
-        };
+        let schedule =
+            Schedule { chunk, raster_group: 2, group, prologue, chunk_ordered, k_slices, split_k, flattened, ..Schedule::of(tile) };
         let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule")).collect();
         check::verify(&programs).expect("programs are right");
         programs
@@ -41,13 +30,12 @@ fn routes(programs: &[TileProgram]) -> Vec<Route> {
     (0..).take(programs.len()).map(|rank| Route::new(Rank::new(rank), programs)).collect()
 }
 
-/// The bytes of rows, from the start of what they lie in.
+/// Byte offsets of a block of rows.
 fn bytes(offset: u64, rows: u64, width: u64, pitch: u64) -> impl Iterator<Item = u64> {
     (0..rows).flat_map(move |row| (0..width).map(move |byte| offset + row * pitch + byte))
 }
 
-/// What a peer's transfer would carry: by byte of the destination's half, the source's byte of its
-/// shard.
+/// Bytes that transfers bring to `reader`: by destination byte, the source and its byte.
 fn direct(programs: &[TileProgram], reader: u32) -> BTreeMap<u64, (u32, u64)> {
     let mut found = BTreeMap::new();
     for (source, program) in (0..).zip(programs) {
@@ -64,7 +52,7 @@ fn direct(programs: &[TileProgram], reader: u32) -> BTreeMap<u64, (u32, u64)> {
 }
 
 proptest! {
-    // Bytes are followed one by one.
+    // Every byte is tracked.
     #![proptest_config(ProptestConfig::with_cases(64))]
 
     #[test]
@@ -125,7 +113,7 @@ proptest! {
                     prop_assert!(arrived.insert((reader.rank, to)) && to < route.size.half_bytes, "{}", program);
                 }
             }
-            // as much as the program's items send
+            // As many bytes as the program's items send.
             let slot = slot_bytes(&program.problem, program.tile);
             let sent: u64 = program.items.iter().map(|item| match item.sink {
                 sink::SEND => slot,

@@ -1,91 +1,91 @@
 //! One call, event by event.
 //!
-//! Invariant: what an event changes is of its own moment; whatever it causes is planned for that
-//! moment or a later one.
+//! Invariant: an event changes state of its own moment only, and plans others for then or later.
 
 use super::clock::Clock;
-use super::links::{Left, Links, Message, Then};
+use super::links::{Departure, Effect, LinkQueues, Message};
 use super::phases::Phase;
+use super::result::{RankTotals, SimulateError};
 use super::state::{RankState, rows_of};
 use super::worker::Worker;
-use super::{Machine, Mover, RankTotals, SimulateError};
 use crate::Rank;
 use crate::layout::slot_bytes;
+use crate::machine::Machine;
+use crate::plan::Mover;
 use crate::program::{NONE, TileProgram, Transfer, sink};
 use std::time::Duration;
 
 #[derive(Debug)]
 enum Event {
-    /// A worker has finished a phase, or what it waited for is there.
-    Goes(Rank, usize),
+    /// A worker has finished a phase, or its awaited signal is raised.
+    WorkerReady(Rank, usize),
     /// The link out of a rank is free.
     LinkFree(Rank),
-    /// A message is at its reader.
-    Come(Message),
+    /// A message has arrived at its reader.
+    Arrived(Message),
     /// Workers of a rank see a signal.
     Raised(Rank, u32),
     /// A rank's mover begins a transfer.
-    Moves(Rank, usize),
+    TransferBegins(Rank, usize),
 }
 
 #[derive(Debug)]
-pub(super) struct Call<'a> {
+pub(super) struct Simulation<'a> {
     machine: &'a Machine,
     clock: Clock<Event>,
-    links: Links,
-    seats: Vec<RankState<'a>>,
+    links: LinkQueues,
+    ranks: Vec<RankState<'a>>,
 }
 
-impl<'a> Call<'a> {
+impl<'a> Simulation<'a> {
     pub(super) fn new(programs: &'a [TileProgram], machine: &'a Machine, mover: Mover) -> Self {
-        let seats = programs.iter().map(|program| RankState::new(program, machine, mover));
-        Self { machine, clock: Clock::new(), links: Links::new(programs.len(), machine), seats: seats.collect() }
+        let ranks = programs.iter().map(|program| RankState::new(program, machine, mover));
+        Self { machine, clock: Clock::new(), links: LinkQueues::new(programs.len(), machine), ranks: ranks.collect() }
     }
 
-    /// Goes through all events.
+    /// Runs until no event is left.
     pub(super) fn run(mut self) -> Result<Vec<RankTotals>, SimulateError> {
-        for (rank, state) in (0..).map(Rank::new).zip(&self.seats) {
+        for (rank, state) in (0..).map(Rank::new).zip(&self.ranks) {
             for worker in 0..state.workers.len() {
-                self.clock.at(Duration::from_nanos(self.machine.begin_ns), Event::Goes(rank, worker));
+                self.clock.at(Duration::from_nanos(self.machine.begin_ns), Event::WorkerReady(rank, worker));
             }
-            // A copy engine asks for the next transfer when the last is there, but through memory
-            // of the host.
+            // Over peer memory a copy engine begins the next transfer when the last has arrived.
             if self.machine.through_host || state.copied {
-                let asked = if self.machine.through_host { state.program.transfers.len() } else { state.program.transfers.len().min(1) };
-                for index in 0..asked {
-                    self.clock.at(Duration::from_nanos(self.machine.copy_begins_ns), Event::Moves(rank, index));
+                let begun = if self.machine.through_host { state.program.transfers.len() } else { state.program.transfers.len().min(1) };
+                for index in 0..begun {
+                    self.clock.at(Duration::from_nanos(self.machine.copy_begins_ns), Event::TransferBegins(rank, index));
                 }
             } else {
-                for (at, index) in pushed(state.program, self.machine).into_iter().zip(0..) {
-                    self.clock.at(at, Event::Moves(rank, index));
+                for (at, index) in push_times(state.program, self.machine).into_iter().zip(0..) {
+                    self.clock.at(at, Event::TransferBegins(rank, index));
                 }
             }
         }
         while let Some(event) = self.clock.next() {
             match event {
-                Event::Goes(rank, worker) => self.go(rank, worker),
+                Event::WorkerReady(rank, worker) => self.advance(rank, worker),
                 Event::LinkFree(rank) => {
-                    if let Some(left) = self.links.free(rank, self.clock.now()) {
-                        self.leave(left);
+                    if let Some(departure) = self.links.free(rank, self.clock.now()) {
+                        self.depart(departure);
                     }
                 }
-                Event::Come(message) => self.come(&message),
+                Event::Arrived(message) => self.arrive(&message),
                 Event::Raised(rank, signal) => {
-                    for worker in self.seats[rank.index()].pad.raise(signal) {
-                        self.go(rank, worker);
+                    for worker in self.ranks[rank.index()].pad.raise(signal) {
+                        self.advance(rank, worker);
                     }
                 }
-                Event::Moves(rank, index) => self.transfer(rank, index),
+                Event::TransferBegins(rank, index) => self.transfer(rank, index),
             }
         }
         self.all_done()?;
-        Ok(self.seats.into_iter().map(|state| state.totals).collect())
+        Ok(self.ranks.into_iter().map(|state| state.totals).collect())
     }
 
     fn all_done(&self) -> Result<(), SimulateError> {
-        for (rank, state) in (0..).map(Rank::new).zip(&self.seats) {
+        for (rank, state) in (0..).map(Rank::new).zip(&self.ranks) {
             if let Some(worker) = state.pad.first_waiting(&state.workers)
-                && let Some(what) = worker.waits_for()
+                && let Some(what) = worker.awaited()
             {
                 return Err(SimulateError::Stuck { rank, item: worker.item(), signal: what.signal, peer: Rank::new(what.peer) });
             }
@@ -93,14 +93,14 @@ impl<'a> Call<'a> {
         Ok(())
     }
 
-    /// A worker goes on until something takes time.
-    fn go(&mut self, rank: Rank, index: usize) {
+    /// A worker advances until a phase takes time or a signal is missing.
+    fn advance(&mut self, rank: Rank, index: usize) {
         let now = self.clock.now();
-        let state = &mut self.seats[rank.index()];
+        let state = &mut self.ranks[rank.index()];
         let waited = state.workers[index].waited(now);
         state.totals.waiting = state.totals.waiting.saturating_add(waited);
         loop {
-            let state = &mut self.seats[rank.index()];
+            let state = &mut self.ranks[rank.index()];
             let worker = &mut state.workers[index];
             let totals = &mut state.totals;
             let takes = match worker.next_phase() {
@@ -129,36 +129,36 @@ impl<'a> Call<'a> {
                     let of_next = (next < state.program.items.len()).then(|| state.phases(next, self.machine));
                     self.finished(rank, item);
                     let Some(phases) = of_next else { return };
-                    self.seats[rank.index()].workers[index] = Worker::new(next, phases);
+                    self.ranks[rank.index()].workers[index] = Worker::new(next, phases);
                     continue;
                 }
             };
-            self.clock.after(takes, Event::Goes(rank, index));
+            self.clock.after(takes, Event::WorkerReady(rank, index));
             return;
         }
     }
 
-    /// What a finished item gives to others.
+    /// Sends the result of a finished item.
     fn finished(&mut self, rank: Rank, index: usize) {
-        let program = self.seats[rank.index()].program;
+        let program = self.ranks[rank.index()].program;
         let item = &program.items[index];
         match item.sink {
             sink::PARTIAL => self.clock.after(Duration::ZERO, Event::Raised(rank, item.raise)),
             sink::SEND => {
                 let (to, bytes) = (Rank::new(item.dest), slot_bytes(&program.problem, program.tile));
                 if !self.machine.through_host || item.counter == NONE {
-                    self.send(Message { from: rank, to, bytes, again: false, then: Then::Tile(index) });
-                } else if self.seats[rank.index()].completes(item, to) {
-                    // A copy engine takes a chunk when it is whole.
+                    self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Tile(index) });
+                } else if self.ranks[rank.index()].completes(item, to) {
+                    // A copy engine takes whole chunks.
                     let bytes = bytes * u64::from(item.raise_after);
-                    self.send(Message { from: rank, to, bytes, again: false, then: Then::Chunk(index) });
+                    self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Chunk(index) });
                 }
             }
             sink::SCATTER => {
                 for owner in program.signalled_ranks(item) {
                     let rows = rows_of(program, item, owner) * u64::from(item.cols);
                     let bytes = rows * program.problem.dtype().bytes() as u64;
-                    self.send(Message { from: rank, to: owner, bytes, again: false, then: Then::Tile(index) });
+                    self.send(Message { from: rank, to: owner, bytes, again: false, effect: Effect::Tile(index) });
                 }
             }
             _ => {}
@@ -167,51 +167,50 @@ impl<'a> Call<'a> {
 
     /// A mover begins a transfer.
     fn transfer(&mut self, rank: Rank, index: usize) {
-        let program = self.seats[rank.index()].program;
+        let program = self.ranks[rank.index()].program;
         let transfer = &program.transfers[index];
         let bytes = u64::from(transfer.rows) * u64::from(transfer.cols) * program.problem.dtype().bytes() as u64;
         let same =
             |other: &Transfer| (other.row, other.rows, other.col, other.cols) == (transfer.row, transfer.rows, transfer.col, transfer.cols);
-        let left = || program.transfers[..index].iter().any(|other| other.dest != rank.get() && same(other));
-        let again = self.machine.through_host && left();
-        self.send(Message { from: rank, to: Rank::new(transfer.dest), bytes, again, then: Then::Transfer(index) });
+        let has_left = || program.transfers[..index].iter().any(|other| other.dest != rank.get() && same(other));
+        let again = self.machine.through_host && has_left();
+        self.send(Message { from: rank, to: Rank::new(transfer.dest), bytes, again, effect: Effect::Transfer(index) });
     }
 
-    /// Bytes that a rank gives to one. What is for the own rank is there at once: memory is an
-    /// order faster than a link.
+    /// Sends a message. One to the own rank arrives at once: memory is an order faster than a link.
     fn send(&mut self, message: Message) {
         let Message { from, to, bytes, .. } = message;
         if from == to {
-            self.clock.after(Duration::ZERO, Event::Come(message));
+            self.clock.after(Duration::ZERO, Event::Arrived(message));
             return;
         }
-        self.seats[from.index()].totals.sent += bytes;
-        self.seats[to.index()].totals.received += bytes;
-        if let Some(left) = self.links.send(message, self.clock.now()) {
-            self.leave(left);
+        self.ranks[from.index()].totals.sent += bytes;
+        self.ranks[to.index()].totals.received += bytes;
+        if let Some(departure) = self.links.send(message, self.clock.now()) {
+            self.depart(departure);
         }
     }
 
     /// A message has begun to leave.
-    fn leave(&mut self, Left { message, out, come }: Left) {
+    fn depart(&mut self, Departure { message, out, arrives }: Departure) {
         self.clock.at(out, Event::LinkFree(message.from));
-        self.clock.at(come, Event::Come(message));
+        self.clock.at(arrives, Event::Arrived(message));
     }
 
-    /// A message is there: it may complete what a signal announces, and a copy engine goes on.
-    fn come(&mut self, message: &Message) {
+    /// A message has arrived: it may complete a chunk, and a copy engine begins its next transfer.
+    fn arrive(&mut self, message: &Message) {
         let now = self.clock.now();
-        let state = &mut self.seats[message.from.index()];
+        let state = &mut self.ranks[message.from.index()];
         state.totals.done = state.totals.done.max(now);
-        let signal = match message.then {
-            Then::Tile(index) => {
+        let signal = match message.effect {
+            Effect::Tile(index) => {
                 let item = &state.program.items[index];
                 (item.raise != NONE && state.completes(item, message.to)).then_some(item.raise)
             }
-            Then::Chunk(index) => Some(state.program.items[index].raise),
-            Then::Transfer(index) => {
+            Effect::Chunk(index) => Some(state.program.items[index].raise),
+            Effect::Transfer(index) => {
                 if state.copied && !self.machine.through_host && index + 1 < state.program.transfers.len() {
-                    self.clock.after(Duration::from_nanos(self.machine.copy_ns), Event::Moves(message.from, index + 1));
+                    self.clock.after(Duration::from_nanos(self.machine.copy_ns), Event::TransferBegins(message.from, index + 1));
                 }
                 Some(state.program.transfers[index].raise)
             }
@@ -223,18 +222,18 @@ impl<'a> Call<'a> {
     }
 }
 
-/// When a kernel's CTAs have stored each transfer, but for its way: those of the same rows to
-/// several ranks together, one such group after another.
-fn pushed(program: &TileProgram, machine: &Machine) -> Vec<Duration> {
+/// Moments at which a kernel's CTAs have stored each transfer, without its time on the link.
+/// Transfers of the same rows to several ranks are stored together.
+fn push_times(program: &TileProgram, machine: &Machine) -> Vec<Duration> {
     let same = |a: &Transfer, b: &Transfer| (a.row, a.rows, a.col, a.cols) == (b.row, b.rows, b.col, b.cols);
     let mut at = Duration::from_nanos(machine.push_begins_ns);
     let mut all = Vec::with_capacity(program.transfers.len());
     for group in program.transfers.chunk_by(same) {
         let (rows, row_bytes) = (u64::from(group[0].rows), u64::from(group[0].cols) * program.problem.dtype().bytes() as u64);
         let ranks = group.iter().filter(|transfer| transfer.dest != program.rank.get()).count() as u64;
-        at = at.saturating_add(machine.pushing((rows, row_bytes), group.len() as u64));
+        at = at.saturating_add(machine.push_overhead((rows, row_bytes), group.len() as u64));
         all.resize(all.len() + group.len(), at);
-        at = at.saturating_add(machine.carrying(ranks * rows * row_bytes));
+        at = at.saturating_add(machine.one_way_time(ranks * rows * row_bytes));
     }
     all
 }

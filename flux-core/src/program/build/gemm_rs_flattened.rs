@@ -1,32 +1,31 @@
-//! The program of GEMM-ReduceScatter whose rows are flattened: every rank scatters the rows of its
-//! tiles to their owners, itself included, and at the end reductions what all have scattered to it. A
-//! signal announces a tile, or all that a rank has for an owner.
+//! The program of GEMM-ReduceScatter with flattened rows: every rank scatters the rows of its tiles
+//! to their owners, itself included, and then reduces the rows that it received.
 //!
-//! Invariant: the tiles are the same in the same order on every rank, so a tile's number is enough
-//! to name it; and a reduction awaits only what ranks do before their first reduction.
+//! Invariant: all ranks have the same tiles in the same order, so a number names a tile. A
+//! reduction awaits only tiles, never another reduction.
 
-use super::along_k::AlongK;
-use super::items::Items;
-use super::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
+use super::items::{AwaitRange, Items};
+use super::k_extent::KExtent;
+use crate::program::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, Problem, Rank};
 
-/// Most items that rows are reduced in, unless each has its fewest rows: about one for an SM.
+/// Most reductions of a rank, unless each has the least rows: about one for each SM.
 const WORKERS: u32 = 128;
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
-    let tiles: Vec<TileExtent> = grid.order(schedule.raster).collect();
+    let tiles: Vec<TileExtent> = grid.order(schedule.raster_group).collect();
     let count = tiles.len() as u32;
     let whole = is_whole(schedule, count);
-    // Of a source, and the one of a tile.
+    // Signals of one source.
     let signals = if whole { 1 } else { count };
     let signal_of = |t: u32| if whole { 0 } else { t };
     let counted = whole && count > 1;
-    let mut list =
-        Items::new(rank, count, AlongK::new(problem, schedule), schedule, world.get() * signals).shared(schedule.stream_k_tiles(problem));
-    // by column block, then row block: the tile's number
+    let mut list = Items::new(rank, count, KExtent::new(problem, schedule), schedule, world.get() * signals)
+        .with_stream_k(schedule.stream_k_tiles(problem));
+    // Numbers of tiles, by column block, then row block.
     let mut number = vec![0; tiles.len()];
     for (t, tile) in (0..).zip(&tiles) {
         number[index(grid, tile.row / schedule.tile.m, tile.col / schedule.tile.n)] = t;
@@ -43,7 +42,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             raise_after: if counted { count } else { 1 },
             ..WorkItem::default()
         };
-        list.tile(item, |_| (0, 0, 0));
+        list.tile(item, |_| AwaitRange::default());
     }
 
     list.all = list.in_order();
@@ -66,7 +65,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     reductions.sort_by_key(|reduction| reduction.last_tile);
     let mut listed: Option<(&Reduction, u32)> = None;
     for reduction in &reductions {
-        // reductions that await the same, which follow each other, share the entries
+        // Neighbours that await the same tiles share the entries.
         let late_first = match listed {
             Some((other, first)) if other.signals == reduction.signals => first,
             _ => {
@@ -116,21 +115,21 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     }
 }
 
-/// Whether one signal announces all of a rank's `tiles`.
+/// Whether one signal announces all `tiles` of a rank.
 pub(super) fn is_whole(schedule: &Schedule, tiles: u32) -> bool {
     schedule.chunk_of(tiles) == tiles
 }
 
-/// A reduction before it is put in order.
+/// A reduction before it is sorted.
 struct Reduction {
     row: u32,
     rows: u32,
     col_block: u32,
-    /// The first that holds some of its rows.
+    /// The first row block with some of its rows.
     row_block: u32,
-    /// Those of a source that announce the tiles of its rows.
+    /// Signals of a source that announce the tiles of its rows.
     signals: Vec<u32>,
-    /// The last of these tiles.
+    /// The last of these tiles in the program.
     last_tile: u32,
 }
 
@@ -138,11 +137,11 @@ fn index(grid: TileGrid, row_block: u32, col_block: u32) -> usize {
     col_block as usize * grid.row_blocks() as usize + row_block as usize
 }
 
-/// Least rows of a reduction: with fewer, a worker's threads have nothing to do.
+/// Least rows of a reduction: fewer leave threads of a worker idle.
 const REDUCED_ROWS: u32 = 16;
 
-/// Rows of a reduction, but for the last of a shard: as many as make no more reductions than workers, so that
-/// no worker waits for one after another.
+/// Rows of a reduction; the last of a shard may have fewer. There are at most [`WORKERS`]
+/// reductions, so that each worker has one.
 pub(super) const fn reduce_rows(problem: &Problem, grid: TileGrid) -> u32 {
     let blocks = WORKERS / grid.col_blocks();
     let rows = problem.m_shard().div_ceil(if blocks == 0 { 1 } else { blocks });

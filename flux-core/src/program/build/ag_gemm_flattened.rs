@@ -1,52 +1,51 @@
-//! The program of AllGather-GEMM whose rows are flattened: all rows as one matrix, which the gather
+//! The program of AllGather-GEMM with flattened rows: all rows are one matrix, which the gather
 //! buffer holds in rank order.
 //!
 //! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the
-//! gather buffer alone. Row blocks that are taken together await each other's rows.
+//! gather buffer alone. Row blocks of a raster group await each other's rows.
 
-use super::along_k::AlongK;
-use super::arrivals::Arrivals;
 use super::items::Items;
-use super::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use super::k_extent::KExtent;
+use super::shard_cut::ShardCut;
+use crate::program::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let m = problem.m();
-    let arrivals = Arrivals::new(problem, schedule);
-    let slices = arrivals.slices();
+    let cut = ShardCut::new(problem, schedule);
+    let slices = cut.slices();
     let grid = TileGrid::new(m, problem.n_local(), schedule.tile);
     let mut list = Items::new(
         rank,
         grid.row_blocks() * grid.col_blocks(),
-        AlongK::new(problem, schedule),
+        KExtent::new(problem, schedule),
         schedule,
-        world.get() * arrivals.chunks() * slices,
+        world.get() * cut.chunks() * slices,
     )
-    .shared(schedule.stream_k_tiles(problem));
+    .with_stream_k(schedule.stream_k_tiles(problem));
 
-    // by rows that are awaited together: the first entry of their await list, and entries for each
-    // slice
+    // By raster group: its first await, and its awaits for each slice.
     let together = rows_awaited_together(schedule, &grid);
     let mut awaited = Vec::new();
     for first_row in (0..m).step_by(together as usize) {
         let rows = first_row..first_row.saturating_add(together).min(m);
-        // in the order in which shards arrive
+        // In order of arrival.
         let pieces = || {
             (0..world.get()).map(|step| rank.after(step, world)).flat_map(|shard| {
                 let own = problem.shard_rows(shard);
                 let (first, end) = (rows.start.max(own.start), rows.end.min(own.end));
-                let chunks = if first < end { arrivals.chunks_of(first - own.start..end - own.start) } else { 0..0 };
+                let chunks = if first < end { cut.chunks_of(first - own.start..end - own.start) } else { 0..0 };
                 chunks.map(move |chunk| (shard, chunk))
             })
         };
         awaited.push((list.next_await(), pieces().count() as u32));
         for slice in 0..slices {
-            list.awaits.extend(pieces().map(|(shard, chunk)| arrivals.await_piece(shard.get(), shard, chunk, slice)));
+            list.awaits.extend(pieces().map(|(shard, chunk)| cut.await_piece(shard.get(), shard, chunk, slice)));
         }
     }
-    for tile in grid.order(schedule.raster) {
+    for tile in grid.order(schedule.raster_group) {
         let (first, per_slice) = awaited[(tile.row / together) as usize];
         let item = WorkItem {
             a_source: source::GATHER,
@@ -58,7 +57,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             dest: rank.get(),
             ..WorkItem::default()
         };
-        list.tile(item, |k| arrivals.awaits_of(first, per_slice, k));
+        list.tile(item, |k| cut.awaits_of(first, per_slice, k));
     }
     TileProgram {
         problem: *problem,
@@ -68,7 +67,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         split_k_slots: list.split_k_slots,
         items: list.in_order(),
         awaits: list.awaits,
-        transfers: transfers(&arrivals, problem, rank),
+        transfers: transfers(&cut, problem, rank),
         forwards: Vec::new(),
         slots_per_source: 0,
         in_mainloop: 0,
@@ -78,39 +77,35 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     }
 }
 
-/// Rows whose tiles await the same: those of a group of the raster, which read the same of `w`. A
-/// row block that began before the others, as it has all of its rows, would read it from memory,
-/// and they once more.
+/// Rows of a raster group. They await the same signals, since the tiles of a group share a pass
+/// over `w`.
 fn rows_awaited_together(schedule: &Schedule, grid: &TileGrid) -> u32 {
-    schedule.tile.m.saturating_mul(schedule.raster.group(grid.row_blocks()))
+    schedule.tile.m.saturating_mul(schedule.raster_group.min(grid.row_blocks()).max(1))
 }
 
-/// Entries of the await list that announce rows: of every slice, the chunks that each of the rows
-/// that are awaited together is in.
-pub(super) fn awaits(problem: &Problem, schedule: &Schedule, arrivals: &Arrivals) -> u64 {
+/// Entries of the await list: for every slice, the chunks that each raster group overlaps.
+pub(super) fn awaits(problem: &Problem, schedule: &Schedule, cut: &ShardCut) -> u64 {
     let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
     let together = rows_awaited_together(schedule, &grid);
-    // They read one chunk, and one more for each that begins within them. Chunks are whole row
-    // blocks of their shard.
-    let chunk_rows = u64::from(arrivals.chunk_rows());
+    // A group overlaps one chunk, and one more for each that begins within it.
+    let chunk_rows = u64::from(cut.chunk_rows());
     let begins_within = |shard: Rank| {
         let first = problem.shard_rows(shard).start;
-        (0..arrivals.chunks())
-            .filter(move |chunk| !(u64::from(first) + u64::from(*chunk) * chunk_rows).is_multiple_of(together.into()))
-            .count() as u64
+        (0..cut.chunks()).filter(move |chunk| !(u64::from(first) + u64::from(*chunk) * chunk_rows).is_multiple_of(together.into())).count()
+            as u64
     };
     let within: u64 = problem.world().ranks().map(begins_within).sum();
-    (u64::from(problem.m().div_ceil(together)) + within) * u64::from(arrivals.slices())
+    (u64::from(problem.m().div_ceil(together)) + within) * u64::from(cut.slices())
 }
 
-/// The own shard to every rank, the own one first: every reader's first steps along `k` need the
-/// first slice of all shards.
-fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank) -> Vec<Transfer> {
+/// Moves the own shard to every rank, itself first. First slices come first: every reader needs
+/// those of all shards.
+fn transfers(cut: &ShardCut, problem: &Problem, rank: Rank) -> Vec<Transfer> {
     let world = problem.world();
-    let mut list = Vec::with_capacity((world.get() * arrivals.chunks() * arrivals.slices()) as usize);
-    for slice in 0..arrivals.slices() {
-        for chunk in 0..arrivals.chunks() {
-            list.extend((0..world.get()).map(|step| arrivals.transfer((rank.before(step, world), step), rank.get(), chunk, slice)));
+    let mut list = Vec::with_capacity((world.get() * cut.chunks() * cut.slices()) as usize);
+    for slice in 0..cut.slices() {
+        for chunk in 0..cut.chunks() {
+            list.extend((0..world.get()).map(|step| cut.transfer((rank.before(step, world), step), rank.get(), chunk, slice)));
         }
     }
     list
@@ -120,18 +115,16 @@ fn transfers(arrivals: &Arrivals, problem: &Problem, rank: Rank) -> Vec<Transfer
 mod tests {
     use super::*;
     use crate::program::Chunk;
-    use crate::tile::Raster;
     use crate::{DType, OpKind, TileShape, WorldSize};
     use proptest::prelude::*;
 
-    /// Of 258 rows in blocks of 136, rank 1 has all of the second.
+    /// Rank 1 has all rows of the second of two row blocks.
     #[test]
-    fn row_blocks_that_are_taken_together_await_the_same() {
+    fn row_blocks_of_a_raster_group_await_the_same() {
         let two = WorldSize::new(2).expect("ranks");
         let problem = Problem::new(OpKind::AllGatherGemm, 258, 512, 512, DType::Bf16, two).expect("a valid problem");
         let awaited = |group| {
-            let schedule =
-                Schedule { raster: Raster::RowGroups(group), k_slices: 2, flattened: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
+            let schedule = Schedule { raster_group: group, k_slices: 2, flattened: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
             let program = TileProgram::build(&problem, Rank::new(1), &schedule).expect("a valid schedule");
             let mut peers: Vec<Vec<u32>> =
                 program.items.iter().map(|item| program.awaits_of(item).iter().map(|entry| entry.peer).collect()).collect();
@@ -147,8 +140,8 @@ mod tests {
         fn awaits_of_rows_are_counted(world in 2..=8_u32, m_shard in 1..=60_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_slices in 1..=6_u32, group in 1..=5_u32) {
             let world = WorldSize::new(world).expect("a world size");
             let problem = Problem::new(OpKind::AllGatherGemm, m_shard * world.index(), 8 * world.index(), 40, DType::Bf16, world).expect("a valid problem");
-            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster: Raster::RowGroups(group), k_slices, flattened: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
-            let counted = awaits(&problem, &schedule, &Arrivals::new(&problem, &schedule));
+            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster_group: group, k_slices, flattened: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
+            let counted = awaits(&problem, &schedule, &ShardCut::new(&problem, &schedule));
             for rank in world.ranks() {
                 let program = TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
                 prop_assert_eq!(program.awaits.len() as u64, counted);

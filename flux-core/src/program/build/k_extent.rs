@@ -1,20 +1,20 @@
 //! Where `k` is cut.
 //!
-//! Invariant: every cut is at a step of `tile.k`, no piece is empty, and the pieces in order are
-//! all of `k`.
+//! Invariant: every cut is at a step of `tile.k`, no piece is empty, and the pieces cover `k` in
+//! order.
 
-use super::Schedule;
 use crate::Problem;
+use crate::program::Schedule;
 use std::ops::Range;
 
-/// The steps along `k` that one rank multiplies, the last of which may be shorter.
+/// The inner extent of one rank, in steps of `tile.k`; the last step may be shorter.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct AlongK {
+pub(super) struct KExtent {
     k: u32,
     step: u32,
 }
 
-impl AlongK {
+impl KExtent {
     pub(super) fn new(problem: &Problem, schedule: &Schedule) -> Self {
         Self { k: problem.k_local(), step: schedule.tile.k }
     }
@@ -24,19 +24,19 @@ impl AlongK {
         self.k.div_ceil(self.step)
     }
 
-    /// The first of the elements of these steps, and how many there are.
+    /// The first element of these steps, and the number of elements.
     pub(super) fn columns(self, steps: &Range<u32>) -> (u32, u32) {
         let end = steps.end.checked_mul(self.step).map_or(self.k, |end| end.min(self.k));
         (steps.start * self.step, end - steps.start * self.step)
     }
 
-    /// At most `most` slices of equal width, but for the last, which is what is left.
+    /// At most `most` slices of equal width; the last may be narrower.
     pub(super) fn slices(self, most: u32) -> Vec<Range<u32>> {
         let width = self.steps().div_ceil(most);
         (0..self.steps()).step_by(width as usize).map(|first| first..first.saturating_add(width).min(self.steps())).collect()
     }
 
-    /// `count` parts, or as many as there are steps, whose widths differ by at most one step.
+    /// `count` parts, at most one a step, whose widths differ by at most one step.
     pub(super) fn parts(self, count: u32) -> Vec<Range<u32>> {
         let count = count.min(self.steps());
         let border = |part: u32| {
@@ -53,7 +53,7 @@ mod tests {
 
     #[test]
     fn slices_are_as_wide_as_the_first_and_parts_nearly_equal() {
-        let k = AlongK { k: 10 * 64 - 24, step: 64 };
+        let k = KExtent { k: 10 * 64 - 24, step: 64 };
         assert_eq!((k.steps(), k.slices(1).len(), k.slices(4)), (10, 1, vec![0..3, 3..6, 6..9, 9..10]));
         assert_eq!(k.slices(6).len(), 5, "five of two steps");
         assert_eq!(k.slices(u32::MAX).len(), 10);

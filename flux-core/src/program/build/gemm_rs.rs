@@ -1,0 +1,120 @@
+//! The program of GEMM-ReduceScatter: the peers' shards first, the own shard last.
+//!
+//! Invariant: rank `r` works for owners `r + 1`, `r + 2`, ..., `r`, with the same order of tiles in
+//! every shard. So at one step every rank sends to another rank, and a tile's partial tiles were
+//! sent at least one shard earlier. With several nodes the steps go around each other node first,
+//! then around the own one, and end in each at the rank of the own rail.
+//!
+//! A partial tile for an owner in another node goes to the **relay**, the intra-node peer on the
+//! owner's rail. The relay's own item for that tile adds the partial tiles of its node and sends
+//! the sum, so `per_node` times fewer bytes cross nodes.
+//!
+//! A tile adds its own product, the partial tiles of intra-node peers, then the sums of other
+//! nodes, in the order in which they were sent. Each was rounded once where it was sent.
+
+use super::items::{AwaitRange, Items};
+use super::k_extent::KExtent;
+use crate::program::mainloop::{accumulation_steps, most_partials};
+use crate::program::places::{Places, runs};
+use crate::program::schedule::groups_of;
+use crate::program::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
+use crate::tile::TileGrid;
+use crate::{Nodes, Problem, Rank};
+
+/// The owner for whom a rank works at a step, counted from 1 to the world size.
+fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
+    // The own local number is the last of each node.
+    let (local, distance) = ((step - 1) % nodes.per_node() + 1, (step - 1) / nodes.per_node() + 1);
+    nodes.rank((nodes.node_of(rank) + distance) % nodes.count(), (nodes.local_of(rank) + local) % nodes.per_node())
+}
+
+/// Partial tiles that an own tile adds in its mainloop, of `added` in all.
+fn in_mainloop(schedule: &Schedule, k_extent: KExtent, nodes: Nodes, added: u32) -> u32 {
+    if schedule.split_k > 1 || nodes.are_mixed() {
+        return 0;
+    }
+    schedule.in_mainloop.min(added).min(most_partials(k_extent.steps()))
+}
+
+pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
+    let world = problem.world();
+    let grid = TileGrid::of_shard(problem, schedule.tile);
+    let tiles = grid.row_blocks() * grid.col_blocks();
+    let tiles_per_chunk = schedule.chunk_of(tiles);
+    let chunks = tiles.div_ceil(tiles_per_chunk);
+    let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
+
+    let (places, k_extent) = (Places::new(nodes), KExtent::new(problem, schedule));
+    let in_mainloop = in_mainloop(schedule, k_extent, nodes, world.peers());
+    let (first_step, gap) = accumulation_steps(k_extent.steps(), in_mainloop);
+    let stream_k = schedule.stream_k_tiles(problem).filter(|_| !nodes.are_mixed());
+    let mut list = Items::new(rank, world.get() * tiles, k_extent, schedule, world.peers() * chunks).with_stream_k(stream_k);
+    // By owner: the first await of its first chunk.
+    let mut first_await = vec![0; world.index()];
+    for owner in nodes.rail(rank).chain([rank]) {
+        first_await[owner.index()] = list.next_await();
+        for chunk in 0..chunks {
+            let entries = (0..).zip(places.added(rank, owner)).zip(places.sources(rank, owner));
+            list.awaits.extend(entries.map(|((number, place), peer)| {
+                let k_step = if number < in_mainloop { first_step + number * gap } else { 0 };
+                Await { signal: place * chunks + chunk, peer: peer.get(), k_step }
+            }));
+        }
+    }
+
+    let mut taken = vec![0; world.index()];
+    for (tile, step) in
+        runs(nodes).into_iter().flat_map(|run| groups_of(run, schedule.group)).flat_map(|group| schedule.tiles_of_group(grid, group))
+    {
+        let owner = owner_at(rank, step, nodes);
+        let index = taken[owner.index()];
+        taken[owner.index()] += 1;
+        let chunk = index / tiles_per_chunk;
+        let added = if nodes.on_one_rail(rank, owner) { places.added(rank, owner) } else { 0..0 };
+        let partials = added.end - added.start;
+        let first = first_await[owner.index()] + chunk * partials;
+        let in_mainloop = in_mainloop.min(partials);
+        let item = WorkItem {
+            a_source: source::CALLER,
+            a_outer: owner.get(),
+            row: tile.row,
+            rows: tile.rows,
+            col: tile.col,
+            cols: tile.cols,
+            partials,
+            partial_slot: if partials > 0 { added.start * tiles + index } else { NONE },
+            late_first: if partials > in_mainloop { first + in_mainloop } else { 0 },
+            late_count: partials - in_mainloop,
+            ..WorkItem::default()
+        };
+        let item = match (places.destination(rank, owner), owner.place_at(rank)) {
+            (Some((dest, place)), Some(owner_place)) => WorkItem {
+                sink: sink::SEND,
+                dest: dest.get(),
+                slot: place * tiles + index,
+                raise: place * chunks + chunk,
+                counter: if tiles_in(chunk) > 1 { owner_place * chunks + chunk } else { NONE },
+                raise_after: tiles_in(chunk),
+                ..item
+            },
+            _ => WorkItem { sink: if world.peers() == 0 { sink::STORE } else { sink::REDUCE }, dest: rank.get(), ..item },
+        };
+        list.tile(item, |_| if in_mainloop > 0 { AwaitRange { first, count: in_mainloop, group: 1 } } else { AwaitRange::default() });
+    }
+    TileProgram {
+        problem: *problem,
+        rank,
+        tile: schedule.tile,
+        signals: list.signals(),
+        split_k_slots: list.split_k_slots,
+        items: list.in_order(),
+        awaits: list.awaits,
+        transfers: Vec::new(),
+        forwards: Vec::new(),
+        slots_per_source: tiles,
+        in_mainloop,
+        counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
+        flattened: false,
+        nodes,
+    }
+}

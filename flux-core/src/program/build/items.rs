@@ -1,0 +1,124 @@
+//! The items of a program while it is built: a tile becomes one item, or several that share its
+//! `k`.
+//!
+//! Invariant: the partial items of a tile precede its fix-up item, immediately unless stream-K
+//! shares the tile. Signals of partial items follow all other signals of the pad.
+
+use super::k_extent::KExtent;
+use super::stream_k::{Position, StreamK};
+use crate::Rank;
+use crate::program::{Await, NONE, Schedule, WorkItem, sink};
+use std::ops::Range;
+
+/// The lists of items and awaits.
+#[derive(Debug)]
+pub(super) struct Items {
+    /// Every item, tile by tile.
+    pub(super) all: Vec<WorkItem>,
+    pub(super) awaits: Vec<Await>,
+    /// Signals below those of partial items.
+    other_signals: u32,
+    /// Split-K slots in use.
+    pub(super) split_k_slots: u32,
+    /// The parts of a tile outside stream-K, the fix-up item's first.
+    parts: Vec<Range<u32>>,
+    stream_k: Option<StreamK>,
+    /// Tiles so far.
+    tiles: u64,
+    /// Sort keys of the shared tiles' items.
+    positions: Vec<Position>,
+    rank: Rank,
+}
+
+/// Entries of the await list: the first, how many, and how many form a group.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct AwaitRange {
+    pub(super) first: u32,
+    pub(super) count: u32,
+    pub(super) group: u32,
+}
+
+impl Items {
+    /// An empty list for `tiles` tiles of `rank`, whose partial items' signals begin at
+    /// `other_signals`.
+    pub(super) fn new(rank: Rank, tiles: u32, k_extent: KExtent, schedule: &Schedule, other_signals: u32) -> Self {
+        let parts = k_extent.parts(schedule.split_k);
+        let all = Vec::with_capacity(tiles as usize * parts.len());
+        Self { all, awaits: Vec::new(), other_signals, split_k_slots: 0, parts, stream_k: None, tiles: 0, positions: Vec::new(), rank }
+    }
+
+    /// The same list, with the tiles that stream-K shares.
+    pub(super) fn with_stream_k(self, stream_k: Option<StreamK>) -> Self {
+        Self { stream_k, ..self }
+    }
+
+    /// Signals used so far.
+    pub(super) const fn signals(&self) -> u32 {
+        self.other_signals + self.split_k_slots
+    }
+
+    /// The index of the next entry of the await list, whose length fits a `u32` by the limits that
+    /// are checked before building.
+    pub(super) fn next_await(&self) -> u32 {
+        self.awaits.len() as u32
+    }
+
+    /// Appends a tile, given as its fix-up item. `rows` gives the awaits of a range of steps.
+    pub(super) fn tile(&mut self, tile: WorkItem, rows: impl Fn(&Range<u32>) -> AwaitRange) {
+        let shared = self.stream_k.filter(|stream_k| stream_k.contains(self.tiles)).map(|stream_k| {
+            let (mut positions, parts): (Vec<_>, Vec<_>) = stream_k.parts(self.tiles).unzip();
+            // The fix-up item is the last in the list.
+            positions.rotate_left(1);
+            self.positions.append(&mut positions);
+            parts
+        });
+        self.tiles += 1;
+        let parts = shared.as_deref().unwrap_or(&self.parts);
+        let first_slot = self.split_k_slots;
+        let item = |k: &Range<u32>| {
+            let AwaitRange { first: await_first, count: await_count, group: await_group } = rows(k);
+            WorkItem { await_first, await_count, await_group, k_first: k.start, k_steps: k.end - k.start, ..tile }
+        };
+        let partial_items = parts.len() as u32 - 1;
+        for (part, k) in (first_slot..).zip(&parts[1..]) {
+            self.all.push(WorkItem {
+                sink: sink::PARTIAL,
+                dest: self.rank.get(),
+                slot: NONE,
+                partials: 0,
+                partial_slot: NONE,
+                raise: self.other_signals + part,
+                counter: NONE,
+                raise_after: 1,
+                part,
+                late_first: 0,
+                late_count: 0,
+                ..item(k)
+            });
+        }
+        let mut fix_up = item(&parts[0]);
+        if partial_items > 0 {
+            let late = fix_up.late_first as usize..(fix_up.late_first + fix_up.late_count) as usize;
+            (fix_up.part, fix_up.parts) = (first_slot, partial_items);
+            (fix_up.late_first, fix_up.late_count) = (self.next_await(), partial_items + fix_up.late_count);
+            let signals = self.other_signals + first_slot..self.other_signals + first_slot + partial_items;
+            self.awaits.extend(signals.map(|signal| Await { signal, peer: self.rank.get(), k_step: 0 }));
+            self.awaits.extend_from_within(late);
+            self.split_k_slots += partial_items;
+        }
+        self.all.push(fix_up);
+    }
+
+    /// Every item, in the order of the program.
+    pub(super) fn in_order(&mut self) -> Vec<WorkItem> {
+        // Tiles before the shared ones are one item each.
+        let first = self.stream_k.map_or(0, |stream_k| stream_k.first()) as usize;
+        let items = self.all.get_mut(first..).unwrap_or_default();
+        let mut shared: Vec<_> = self.positions.drain(..).zip(&*items).map(|(position, &item)| (position, item)).collect();
+        shared.sort_by_key(|&(position, _)| position);
+        for (place, (_, item)) in items.iter_mut().zip(shared) {
+            *place = item;
+        }
+        std::mem::take(&mut self.all)
+    }
+}

@@ -1,0 +1,122 @@
+//! From a problem and a schedule to the tile program of a rank.
+//!
+//! Invariant: a built program passes [`check::verify`](super::check::verify) together with those of
+//! the other ranks.
+
+mod ag_gemm;
+mod ag_gemm_flattened;
+mod gemm_rs;
+mod gemm_rs_flattened;
+mod items;
+mod k_extent;
+mod shard_cut;
+mod stream_k;
+
+use super::{MAX_ITEMS, Schedule, ScheduleError, TileProgram};
+use crate::tile::TileGrid;
+use crate::{Nodes, OpKind, Problem, Rank};
+use shard_cut::ShardCut;
+
+impl TileProgram {
+    /// The program of `rank` for `problem`, where all ranks reach each other alike. All ranks of a
+    /// call build with the same problem and schedule.
+    ///
+    /// ```
+    /// use flux_core::program::{Schedule, TileProgram, check};
+    /// use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+    /// let world = WorldSize::new(4).unwrap();
+    /// let p = Problem::new(OpKind::GemmReduceScatter, 4 * 129, 1000, 4096, DType::Bf16, world)?;
+    /// let schedule = Schedule::of(TileShape::new(128, 128, 64));
+    /// let build = |rank| TileProgram::build(&p, rank, &schedule);
+    /// let programs: Vec<_> = world.ranks().map(build).collect::<Result<_, _>>()?;
+    /// check::verify(&programs)?;
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ScheduleError`] names the value and the limit: a zero extent, a rank outside the world,
+    /// too many tiles.
+    pub fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<Self, ScheduleError> {
+        Self::build_across(problem, rank, schedule, Nodes::apart(problem.world()))
+    }
+
+    /// As [`build`](Self::build), with ranks grouped in nodes: traffic between nodes stays on its
+    /// rail.
+    ///
+    /// The rank that receives a shard of `x` forwards it to its node. The rank on an owner's rail
+    /// adds its node's partial tiles and sends the sum. With one node, or one rank in each, this is
+    /// [`build`](Self::build).
+    ///
+    /// ```
+    /// use flux_core::program::{Schedule, TileProgram, check};
+    /// use flux_core::{DType, Nodes, OpKind, Problem, TileShape, WorldSize};
+    /// let world = WorldSize::new(8).unwrap();
+    /// let p = Problem::new(OpKind::AllGatherGemm, 8 * 256, 1024, 512, DType::Bf16, world)?;
+    /// let schedule = Schedule::of(TileShape::new(128, 128, 64));
+    /// let nodes = Nodes::new(world, 2).unwrap();
+    /// let build = |rank| TileProgram::build_across(&p, rank, &schedule, nodes);
+    /// let programs: Vec<_> = world.ranks().map(build).collect::<Result<_, _>>()?;
+    /// check::verify(&programs)?;
+    /// let [first, ..] = &programs[..] else { unreachable!() };
+    /// // Three intra-node peers and one rank of the other node, which forwards to three peers.
+    /// assert_eq!((first.transfers.len(), first.forwards.len()), (4, 3));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ScheduleError`], also if `nodes` are of another world, or mixed with flattened rows.
+    pub fn build_across(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> Result<Self, ScheduleError> {
+        schedule.check()?;
+        let world = problem.world();
+        if nodes.world() != world {
+            return Err(ScheduleError::OtherWorld { nodes: nodes.world(), world });
+        }
+        if rank.get() >= world.get() {
+            return Err(ScheduleError::RankOutsideWorld { rank, world });
+        }
+        let flattened = schedule.flattened && world.peers() > 0;
+        if flattened && nodes.are_mixed() {
+            return Err(ScheduleError::FlattenedNodes { nodes });
+        }
+        limits(problem, schedule, flattened)?;
+        Ok(match (problem.op(), flattened) {
+            (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule, nodes),
+            (OpKind::AllGatherGemm, true) => ag_gemm_flattened::build(problem, rank, schedule, nodes),
+            (OpKind::GemmReduceScatter, false) => gemm_rs::build(problem, rank, schedule, nodes),
+            (OpKind::GemmReduceScatter, true) => gemm_rs_flattened::build(problem, rank, schedule, nodes),
+        })
+    }
+}
+
+/// Refuses programs with too many records.
+fn limits(problem: &Problem, schedule: &Schedule, flattened: bool) -> Result<(), ScheduleError> {
+    let world = problem.world();
+    let (tile, k_steps) = (schedule.tile, problem.k_local().div_ceil(schedule.tile.k));
+    let of_all = TileGrid::new(problem.m(), problem.n_local(), tile);
+    let tiles = if flattened { of_all.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
+    let whole = || gemm_rs_flattened::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX));
+    let (reductions, signals) = match problem.op() {
+        OpKind::AllGatherGemm => (0, ShardCut::new(problem, schedule).signals(world.get())),
+        OpKind::GemmReduceScatter if flattened => (
+            u64::from(problem.m_shard().div_ceil(gemm_rs_flattened::reduce_rows(problem, of_all))) * u64::from(of_all.col_blocks()),
+            u64::from(world.get()).saturating_mul(if whole() { 1 } else { tiles }),
+        ),
+        OpKind::GemmReduceScatter => (0, tiles),
+    };
+    let of_tiles = tiles.saturating_mul(u64::from(schedule.split_k.min(k_steps)));
+    let items = of_tiles.saturating_add(reductions + 2 * u64::from(schedule.stream_k_workers - 1));
+    if items > MAX_ITEMS {
+        return Err(ScheduleError::TooManyItems { tile, items });
+    }
+    if signals > MAX_ITEMS {
+        return Err(ScheduleError::TooManySignals { tile, signals });
+    }
+    // Other await lists have few entries for each signal, part and partial tile.
+    if flattened && problem.op() == OpKind::AllGatherGemm {
+        let awaits = ag_gemm_flattened::awaits(problem, schedule, &ShardCut::new(problem, schedule));
+        if awaits > MAX_ITEMS {
+            return Err(ScheduleError::TooManyAwaits { tile, awaits });
+        }
+    }
+    Ok(())
+}

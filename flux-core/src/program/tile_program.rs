@@ -1,0 +1,126 @@
+//! A rank's whole schedule as a list of records, and what readers derive from it.
+//!
+//! Invariant: readers rely on the rules of [`check::verify`](super::check::verify) and on nothing
+//! else.
+
+use super::mainloop;
+use super::{Await, Forward, NONE, Transfer, WorkItem, sink};
+use crate::layout::{self, WorkspaceSize};
+use crate::{Nodes, Problem, Rank, TileShape};
+
+/// The work of one rank in one call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TileProgram {
+    /// The problem.
+    pub problem: Problem,
+    /// The rank.
+    pub rank: Rank,
+    /// Extents of a tile.
+    pub tile: TileShape,
+    /// Items in the order of work; worker `i` of `n` takes items `i`, `i + n`, ...
+    pub items: Vec<WorkItem>,
+    /// Awaited signals, which items refer to.
+    pub awaits: Vec<Await>,
+    /// Copies of the own shard by the mover, in order (AllGather-GEMM).
+    pub transfers: Vec<Transfer>,
+    /// Copies by the mover of rows from other nodes, in order, after its transfers.
+    pub forwards: Vec<Forward>,
+    /// Slots of each source at this rank: tiles of a shard (GEMM-ReduceScatter).
+    pub slots_per_source: u32,
+    /// Partial tiles that a tile adds in its mainloop, those of the first slots, at
+    /// [`in_mainloop_steps`](Self::in_mainloop_steps) (GEMM-ReduceScatter).
+    pub in_mainloop: u32,
+    /// Signals used on this rank's pad.
+    pub signals: u32,
+    /// Local counters used.
+    pub counters: u32,
+    /// Split-K slots used.
+    pub split_k_slots: u32,
+    /// Whether rows are flattened: row indices are of all shards. Gathered and scattered rows lie
+    /// in a place for every rank, in rank order.
+    pub flattened: bool,
+    /// How the ranks are grouped.
+    pub nodes: Nodes,
+}
+
+impl TileProgram {
+    /// Workspace of a call, the same on every rank.
+    ///
+    /// Every transfer has a counter: the kernel's movers, one a CTA, share it, and the last raises
+    /// its signal.
+    pub fn workspace(&self) -> WorkspaceSize {
+        let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
+        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.flattened, self.split_k_slots);
+        WorkspaceSize { half_bytes, signals: self.signals, counters }
+    }
+
+    /// Offset of the first split-K slot in a half of the own data region.
+    pub const fn split_k_offset(&self) -> u64 {
+        layout::split_k_offset(&self.problem, self.tile, self.flattened)
+    }
+
+    /// Steps along `k`.
+    ///
+    /// # Panics
+    /// If the tile has no extent along `k`, which [`check::verify`](super::check::verify) rules
+    /// out.
+    pub const fn k_steps(&self) -> u32 {
+        self.problem.k_local().div_ceil(self.tile.k)
+    }
+
+    /// The step before which the first mainloop partial tile is added, and the steps from one to
+    /// the next.
+    ///
+    /// # Panics
+    /// If the tile has no extent along `k`, which [`check::verify`](super::check::verify) rules
+    /// out.
+    pub const fn in_mainloop_steps(&self) -> (u32, u32) {
+        mainloop::accumulation_steps(self.k_steps(), self.in_mainloop)
+    }
+
+    /// The ranks on whose pads `item` raises its signal: `dest`; for [`sink::SCATTER`] the owners
+    /// of its rows, or all ranks if it is one of a chunk.
+    pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
+        let ranks = if item.sink == sink::SCATTER && item.counter != NONE {
+            0..self.problem.world().get()
+        } else if item.sink == sink::SCATTER {
+            let last_row = item.row.saturating_add(item.rows.saturating_sub(1));
+            item.row / self.problem.m_shard()..last_row / self.problem.m_shard() + 1
+        } else {
+            item.dest..item.dest.saturating_add(1)
+        };
+        ranks.map(Rank::new)
+    }
+
+    /// This program for calls in which peers' rows and partial tiles are there from the start. It
+    /// awaits only the own partial items; reductions still await all sources.
+    #[must_use]
+    pub fn awaiting_no_rank(mut self) -> Self {
+        for item in &mut self.items {
+            (item.await_first, item.await_count, item.await_group) = (0, 0, 0);
+            if item.sink != sink::REDUCE_ROWS {
+                // The awaits of own partial items come first.
+                item.late_count = item.parts;
+            }
+        }
+        self
+    }
+
+    /// Awaits of `item` in its mainloop.
+    ///
+    /// # Panics
+    /// If the range is outside the await list, which [`check::verify`](super::check::verify) rules
+    /// out.
+    pub fn awaits_of(&self, item: &WorkItem) -> &[Await] {
+        &self.awaits[item.await_first as usize..][..item.await_count as usize]
+    }
+
+    /// Awaits of `item` after the multiplication.
+    ///
+    /// # Panics
+    /// If the range is outside the await list, which [`check::verify`](super::check::verify) rules
+    /// out.
+    pub fn late_awaits_of(&self, item: &WorkItem) -> &[Await] {
+        &self.awaits[item.late_first as usize..][..item.late_count as usize]
+    }
+}
