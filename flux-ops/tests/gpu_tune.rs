@@ -17,7 +17,10 @@ fn on_gpus(test: impl FnOnce(Machine)) {
 
 fn on_node<Op>(builder: Builder<Op>, node: &Node, table: &std::path::Path) -> Builder<Op> {
     let builder = builder.plan_table(table);
-    node.workers.into_iter().fold(builder, Builder::workers)
+    match node.workers {
+        Some(workers) => builder.workers(workers),
+        None => builder,
+    }
 }
 
 /// Every candidate of the model is right and timed.

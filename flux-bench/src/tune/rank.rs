@@ -143,7 +143,7 @@ impl fmt::Display for TuneSummary {
             return Ok(());
         }
         let mean = |of: fn(&(f64, f64)) -> f64| gains.iter().map(of).sum::<f64>() / gains.len() as f64 * 100.0;
-        let most = gains.iter().map(|gain| gain.0).fold(0.0, f64::max) * 100.0;
+        let most = gains.iter().map(|gain| gain.0).max_by(f64::total_cmp).unwrap_or(0.0) * 100.0;
         write!(
             f,
             "; gained {:.1} % in the mean, {most:.1} % at most, {:.1} % in the mean over the model's choice",

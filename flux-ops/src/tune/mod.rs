@@ -328,7 +328,8 @@ fn times<K: OpMarker, T: Element>(
     let slowest = |mine: &Vec<f64>| {
         let all = comm.exchange(bytemuck::cast_slice(mine))?;
         let of = |rank: &[u8], round: usize| rank.as_chunks().0.get(round).map_or(0.0, |us| f64::from_le_bytes(*us));
-        let mut slowest: Vec<f64> = (0..mine.len()).map(|round| all.iter().map(|rank| of(rank, round)).fold(0.0, f64::max)).collect();
+        let last = |round: usize| all.iter().map(|rank| of(rank, round)).max_by(f64::total_cmp).unwrap_or(0.0);
+        let mut slowest: Vec<f64> = (0..mine.len()).map(last).collect();
         slowest.sort_by(f64::total_cmp);
         Ok(slowest[slowest.len() / 2])
     };

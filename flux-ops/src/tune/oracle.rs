@@ -52,12 +52,13 @@ impl Oracle {
         let sources = if problem.op() == OpKind::GemmReduceScatter { problem.world().index() } else { 1 };
         let element = |x: &[f32], w: &[f32]| {
             let part = x.len() / sources;
-            let parts = x.chunks_exact(part).zip(w.chunks_exact(part)).map(|(x, w)| dot(x, w));
-            parts.fold(Expected { sum: 0.0, partials: 0.0, absolute: 0.0 }, |all, (sum, absolute)| Expected {
-                sum: all.sum + sum,
-                partials: all.partials + sum.abs(),
-                absolute: all.absolute + absolute,
-            })
+            let mut all = Expected { sum: 0.0, partials: 0.0, absolute: 0.0 };
+            for (sum, absolute) in x.chunks_exact(part).zip(w.chunks_exact(part)).map(|(x, w)| dot(x, w)) {
+                all.sum += sum;
+                all.partials += sum.abs();
+                all.absolute += absolute;
+            }
+            all
         };
         let expected = x.iter().flat_map(|x| w.iter().map(|w| element(x, w))).collect();
         Self { problem: *problem, rows, cols, expected }
@@ -110,7 +111,7 @@ fn wide<T: Element>(seed: u64, row: u32, k: u32) -> Vec<f32> {
 /// fp32.
 fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
     let products = x.iter().zip(w).map(|(x, w)| f64::from(x * w));
-    products.fold((0.0, 0.0), |(sum, absolute), product| (sum + product, absolute + product.abs()))
+    (products.clone().sum(), products.map(f64::abs).sum())
 }
 
 #[cfg(test)]

@@ -47,8 +47,8 @@ pub enum Mover {
     /// The device's copy engines, on a stream of their own.
     CopyEngine,
     /// Messages, sent and received on a stream of their own: an executor's kernel stores into
-    /// memory of this rank's [node](Transport::nodes) only, and [`Transport::exchange`] carries
-    /// both what is pushed and what is sent.
+    /// memory of this rank's [node](crate::Communicator::nodes) only, and
+    /// [`Call::send_rounds`](crate::Call::send_rounds) carries both what is pushed and what is sent.
     Messages {
         /// Multiprocessors that the messages' kernels need while the executor's waits.
         channels: Channels,
@@ -61,7 +61,7 @@ pub enum Mover {
 pub struct Capabilities {
     /// What an executor stores to peers itself.
     pub peer_stores: PeerStores,
-    /// Who carries out a [`RowTransfers`].
+    /// Who carries out a [`RowTransfers`](crate::RowTransfers).
     pub mover: Mover,
     /// Calls may be captured in a CUDA graph.
     pub graphs: bool,
@@ -75,9 +75,9 @@ pub struct Capabilities {
 pub enum PeerStores {
     /// Everything: into peers' data regions and pads.
     All,
-    /// Rows of partial sums, where [the transport](Transport::scatter) says so in a call. Other
-    /// calls are [staged](Transport::stage).
+    /// Rows of partial sums, where [the transport](crate::Call::scatter) says so in a call. Other
+    /// calls are [staged](crate::Call::stage).
     Rows,
-    /// Nothing: each call is [staged](Transport::stage), or [sent as messages](Transport::send_rounds).
+    /// Nothing: each call is [staged](crate::Call::stage), or [sent as messages](crate::Call::send_rounds).
     Nothing,
 }

@@ -11,7 +11,8 @@ pub struct WorkspaceView {
     pub data: Vec<u64>,
     /// Pads, by rank.
     pub pads: Vec<u64>,
-    /// Where peers' scattered rows arrive, if not in the data region ([`PeerStores::Rows`]).
+    /// Where peers' scattered rows arrive, if not in the data region
+    /// ([`PeerStores::Rows`](crate::PeerStores::Rows)).
     pub scattered: Option<u64>,
     /// The own control block.
     pub control: u64,

@@ -27,7 +27,7 @@ pub(crate) const PATIENCE: Duration = Duration::from_secs(2);
 /// A listening socket and those before it.
 #[derive(Debug)]
 pub(crate) struct Listener<L> {
-    listener: L,
+    socket: L,
     key: Option<LaunchKey>,
     /// Who has to go first, first.
     strangers: VecDeque<Stranger>,
@@ -57,12 +57,12 @@ pub(crate) struct Caller {
 }
 
 impl<L: AsFd> Listener<L> {
-    pub(crate) fn unix(listener: L) -> Self {
-        Self { listener, key: None, strangers: VecDeque::new(), denied: 0 }
+    pub(crate) fn unix(socket: L) -> Self {
+        Self { socket, key: None, strangers: VecDeque::new(), denied: 0 }
     }
 
-    pub(crate) fn tcp(listener: L, key: LaunchKey) -> Self {
-        Self { listener, key: Some(key), strangers: VecDeque::new(), denied: 0 }
+    pub(crate) fn tcp(socket: L, key: LaunchKey) -> Self {
+        Self { socket, key: Some(key), strangers: VecDeque::new(), denied: 0 }
     }
 
     /// Connections with a wrong proof so far.
@@ -81,7 +81,7 @@ impl<L: AsFd> Listener<L> {
 
     /// What to wait for before [`admit`](Self::admit).
     pub(crate) fn watched(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.strangers.iter().map(|stranger| socket::readable(&stranger.link)).chain([socket::readable(&self.listener)])
+        self.strangers.iter().map(|stranger| socket::readable(&stranger.link)).chain([socket::readable(&self.socket)])
     }
 
     /// Accepts and identifies callers. `ready`: which of [`watched`](Self::watched) are readable.
@@ -121,14 +121,14 @@ impl<L: AsFd> Listener<L> {
     fn accept(&self) -> Result<Option<Stranger>, Errno> {
         let until = Instant::now() + PATIENCE;
         let Some(key) = &self.key else {
-            let socket = socket::accept(self.listener.as_fd())?;
+            let socket = socket::accept(self.socket.as_fd())?;
             if !matches!(socket::same_user(socket.as_fd()), Ok(true)) {
                 tracing::warn!("refused a process of another user at the rendezvous");
                 return Ok(None);
             }
             return Ok(Some(Stranger { link: Link::Unix(socket), challenge: None, until }));
         };
-        let (socket, from): (OwnedFd, IpAddr) = tcp::accept(self.listener.as_fd())?;
+        let (socket, from): (OwnedFd, IpAddr) = tcp::accept(self.socket.as_fd())?;
         let (link, challenge) = (Link::tcp(socket), Challenge::new(key.launch)?);
         // A fresh connection takes this much at once, or is gone.
         if let Err(error) = link.send(&[challenge.bytes()], &[], Instant::now()) {
