@@ -91,7 +91,8 @@ fn activations() -> String {
     let names = Activation::ALL.map(name);
     let values: Vec<_> = names.iter().zip(Activation::ALL).map(|(name, activation)| (name.as_str(), activation as u32)).collect();
     let of_each = |value: fn(Activation) -> String| -> String {
-        names.iter().zip(Activation::ALL).map(|(name, activation)| format!("a == Activation::{name} ? {} : ", value(activation))).collect()
+        let case = |(name, activation)| format!("a == Activation::{name} ? {} : ", value(activation));
+        names.iter().zip(Activation::ALL).map(case).collect::<Vec<_>>().concat()
     };
     let slopes = of_each(|activation| format!("{:?}f", activation.slope()));
     let exact = of_each(|activation| activation.is_exact().to_string());

@@ -35,7 +35,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
     let x_outer = [(x_shards, shard_bytes(args.x)), (1, shard_bytes(args.x))];
     let x = Operand {
-        operand: "x",
+        name: "x",
         address: args.x.address,
         cols: k,
         rows: x_rows,
@@ -46,7 +46,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         fetch: Fetch::Pair,
     };
     let w = Operand {
-        operand: "w",
+        name: "w",
         address: args.w.address,
         cols: k,
         rows: problem.n_local(),
@@ -58,7 +58,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     };
     let y_outer = [(y_shards, shard_bytes(args.y))];
     let y = Operand {
-        operand: "y",
+        name: "y",
         address: args.y.address,
         cols: problem.n_local(),
         rows: y_rows,
@@ -75,7 +75,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         let places = if p.flattened { 1 } else { world.peers() };
         let outer = [(places, gather_place_bytes(problem)), (2, args.half_stride)];
         let address = args.data[p.rank.index()];
-        encode(dtype, &Operand { operand: "the gather buffer", address, rows: global_rows, row_bytes, outer: &outer, ..x })?
+        encode(dtype, &Operand { name: "the gather buffer", address, rows: global_rows, row_bytes, outer: &outer, ..x })?
     } else {
         a_caller
     };

@@ -13,10 +13,10 @@ use flux_core::OpKind;
 ///
 /// # Safety
 /// - The program passes [`check::verify`](flux_core::program::check::verify) together with those of
-///   the other ranks, as
-/// [`TileProgram::build_across`](flux_core::program::TileProgram::build_across)
-///   makes it. Neither this function nor the kernel checks it. Awaits may be missing for data that
-///   has arrived when the kernel begins.
+///   the other ranks, as built by
+///   [`TileProgram::build_across`](flux_core::program::TileProgram::build_across). Neither this
+///   function nor the kernel checks it. Awaits may be missing for data that has arrived when the
+///   kernel begins.
 /// - Every address is valid on the current device for the extents that the program implies, until
 ///   the launch has completed.
 /// - All ranks of the world enqueue the same call.

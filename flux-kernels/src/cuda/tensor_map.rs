@@ -44,8 +44,8 @@ impl BoxCols {
 /// An operand: outer dimensions, rows and columns.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct Operand<'a> {
-    /// Which operand, for errors.
-    pub(super) operand: &'static str,
+    /// Its name in errors.
+    pub(super) name: &'static str,
     /// First element.
     pub(super) address: u64,
     /// Elements of a row.
@@ -126,5 +126,5 @@ pub(super) fn encode(dtype: DType, shape: &Operand<'_>) -> Result<CUtensorMap, L
     if result == CUresult::CUDA_SUCCESS {
         return Ok(map);
     }
-    Err(LaunchError::TensorMap { operand: shape.operand, code: result as i32, address: shape.address, row_bytes: shape.row_bytes })
+    Err(LaunchError::TensorMap { operand: shape.name, code: result as i32, address: shape.address, row_bytes: shape.row_bytes })
 }

@@ -40,7 +40,7 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
     let matrix = |box_rows, outer| {
         let box_cols = BoxCols::Wide;
         let operand = Operand {
-            operand: "scratch",
+            name: "scratch",
             address: scratch.address,
             cols: 8,
             rows: 1,

@@ -126,8 +126,7 @@ impl Nvrtc {
     /// - `FLUX_CUDA_LIB_DIR`;
     /// - the toolkits in `CUDA_HOME`, `CUDA_PATH` and `/usr/local/cuda`;
     /// - the wheels of `VIRTUAL_ENV`, the libraries and wheels of `CONDA_PREFIX`, and the wheels of
-    /// the
-    ///   `python3` on the path;
+    ///   the `python3` on the path;
     /// - the folder of the executable, and where the loader looks.
     ///
     /// # Errors
