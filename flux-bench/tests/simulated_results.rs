@@ -32,9 +32,7 @@ fn deviations(name: &str, machine: &Machine, least: usize) -> Vec<f64> {
     // Copies through the host begin too late for less, and some rows were disturbed.
     let least_rows = if machine.through_host { 2 * LEAST_ROWS } else { LEAST_ROWS };
     let steady = |row: &Row| !machine.through_host || row.t_op_ms.p90 < 1.2 * row.t_op_ms.p10;
-    // Shared memory bounds these, which the simulator leaves out.
-    let small = |row: &Row| row.plan.starts_with("tile=128x128x64 ");
-    let rows = compared.iter().zip(&report.rows).filter(|(_, row)| steady(row) && !small(row)).map(|(compared, _)| compared);
+    let rows = compared.iter().zip(&report.rows).filter(|(_, row)| steady(row)).map(|(compared, _)| compared);
     let same = rows.filter(|row| row.head.m >= least_rows && row.same_plan);
     let mut off: Vec<f64> = same.map(Compared::off).collect();
     assert!(off.len() >= least, "{name}: only {} rows are of today's plans", off.len());
