@@ -87,7 +87,9 @@ fn plan_table() {
     if names.is_empty() {
         names.push("host".to_owned());
     }
-    names.iter().for_each(|device| line("plan table", flux_ops::explain_plan_table(None, device)));
+    for device in &names {
+        line("plan table", flux_ops::explain_plan_table(None, device));
+    }
 }
 
 /// What the devices are to each other, by topology and by proof.

@@ -2,7 +2,7 @@
 //! the same run, of an op whose whole output was verified.
 //!
 //! The program `flux-bench` is this library's command line. What users run stands beside what
-//! maintainers run, the [laboratory](lab). All else that is public is for the tests.
+//! maintainers run, the laboratory (`lab`). All else that is public is for the tests.
 
 #![warn(clippy::print_stderr)]
 #![allow(clippy::cast_possible_truncation, reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses")]

@@ -83,7 +83,7 @@ fn the_in_flight_limit_changes_no_bit() {
                 machine.run(world, suite::defaults, |node| {
                     let op = AnyOp::of(&case, options, node);
                     // Ranks that share a GPU have fewer workers by themselves.
-                    assert!(op.explain().contains(" at once, and ") == limited || node.workers.is_some(), "{}", op.explain());
+                    assert!(op.explain().contains(" CTAs at once") == limited || node.workers.is_some(), "{}", op.explain());
                     (0..3).map(|_| suite::call(&op, &case, node).unwrap()).collect::<Vec<_>>()
                 })
             };

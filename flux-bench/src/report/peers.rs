@@ -12,7 +12,7 @@ pub(crate) const PEERS_SCHEMA: u32 = 1;
 /// The peers' times, with what is needed to judge and repeat them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct PeersReport {
-    /// [`PEERS_SCHEMA`].
+    /// `PEERS_SCHEMA`.
     pub schema: u32,
     /// Where it was measured, and how it is repeated: `device` to `command`.
     #[serde(flatten)]

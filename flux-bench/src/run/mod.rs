@@ -40,7 +40,7 @@ pub struct Args {
     /// Applied to `y` before it is rounded (ag-gemm): none, gelu, silu or relu
     #[arg(long, default_value = "none", value_parser = activation)]
     pub activation: Activation,
-    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, optionally, `bias` [n], all
+    /// Safetensors file with the global `x` [m, k], `w` [n, k] and, optionally, `bias` `[n]`, all
     /// BF16 or all F16
     #[arg(long, value_name = "FILE")]
     pub input: PathBuf,

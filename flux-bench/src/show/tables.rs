@@ -20,8 +20,11 @@ pub(super) fn efficiencies<'r>(reports: &[(&'r str, &'r Report)]) -> String {
             lines.push(line);
         }
     }
-    let heads: String = ms.iter().map(|m| format!(" {m} |")).collect();
-    let mut text = format!("| record | op | model |{heads}\n|---|---|---|{}\n", "--:|".repeat(ms.len()));
+    let mut text = "| record | op | model |".to_owned();
+    for m in &ms {
+        let _ = write!(text, " {m} |");
+    }
+    let _ = writeln!(text, "\n|---|---|---|{}", "--:|".repeat(ms.len()));
     for [record, op, model] in lines {
         let _ = write!(text, "| `{record}` | {op} | {model} |");
         for &m in &ms {

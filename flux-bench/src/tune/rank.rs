@@ -13,6 +13,7 @@ use flux_transport::{Communicator, World};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt;
+use std::fmt::Write as _;
 use std::time::{Duration, Instant};
 
 /// What came of all layers.
@@ -126,7 +127,7 @@ fn timed(timing: &Timing) -> String {
     let mut words = format!("{before} us -> {now:>8.1} us {gain:>5.1} %  {} (before: {}{saved})", timing.plan(), timing.before);
     for candidate in &timing.candidates {
         if let Outcome::Failed { reason } = &candidate.outcome {
-            words += &format!("\n  skipped {}: {reason}", candidate.plan);
+            let _ = write!(words, "\n  skipped {}: {reason}", candidate.plan);
         }
     }
     words

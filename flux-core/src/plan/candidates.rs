@@ -74,7 +74,7 @@ fn of_tile(problem: &Problem, target: &Target, plan: Plan) -> Vec<Plan> {
     for comm in comm_modes(problem, target, &plan) {
         for chunk in chunks(problem, target, &plan, comm) {
             for k_slices in slices(problem, target, &plan) {
-                let whole = Plan { comm, chunk, k_slices, ..plan };
+                let whole = Plan { chunk, k_slices, comm, ..plan };
                 all.extend(split_k(problem, target, &whole).map(|k| Plan { k, ..whole }));
             }
         }
@@ -109,20 +109,20 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
 fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Vec<Chunk> {
     let grid = TileGrid::of_shard(problem, plan.tile);
     let tiles = |tiles: u64| Chunk::Tiles(u32::try_from(tiles).unwrap_or(u32::MAX).max(1));
+    let is_small = gather_place_bytes(problem) <= PEER_CHUNK_BYTES;
     let row_block = gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(plan.tile.m);
+    let by_kernel = matches!(comm, CommMode::Fused { mover: Mover::Kernel });
     match (target.links, problem.op()) {
-        (_, OpKind::AllGatherGemm) if plan.is_flattened() => vec![Chunk::Shard],
-        (Links::PeerMemory, OpKind::AllGatherGemm) if gather_place_bytes(problem) <= PEER_CHUNK_BYTES => vec![Chunk::Shard],
-        (Links::PeerMemory, OpKind::AllGatherGemm) => vec![tiles(PEER_CHUNK_BYTES / row_block)],
+        // The kernel announces the tiles of a GEMM-ReduceScatter one by one.
+        (Links::PeerMemory | Links::HostStaged, OpKind::GemmReduceScatter) if by_kernel => vec![Chunk::Tiles(1)],
+        _ if plan.is_flattened() => vec![Chunk::Shard],
+        (Links::PeerMemory, _) if is_small => vec![Chunk::Shard],
+        (Links::PeerMemory, _) => vec![tiles(PEER_CHUNK_BYTES / row_block)],
         (Links::HostStaged, OpKind::AllGatherGemm) => {
             let least = STAGED_CHUNK_ROWS.div_ceil(plan.tile.m);
             [least, 2 * least].map(|least| tiles((STAGED_CHUNK_BYTES / row_block).max(least.into()))).to_vec()
         }
-        (Links::PeerMemory, OpKind::GemmReduceScatter) => vec![Chunk::Tiles(1)],
-        (Links::HostStaged, OpKind::GemmReduceScatter) if comm == (CommMode::Fused { mover: Mover::Kernel }) => vec![Chunk::Tiles(1)],
-        (Links::HostStaged, OpKind::GemmReduceScatter) if plan.is_flattened() => vec![Chunk::Shard],
         (Links::HostStaged, OpKind::GemmReduceScatter) => vec![tiles(STAGED_CHUNK_BYTES / slot_bytes(problem, plan.tile))],
-        (Links::Messages(_), _) if plan.is_flattened() => vec![Chunk::Shard],
         (Links::Messages(channels), op) => {
             let of_shard = if op == OpKind::AllGatherGemm { grid.row_blocks().into() } else { grid.tiles() };
             let bytes =

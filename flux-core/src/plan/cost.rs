@@ -3,6 +3,8 @@
 //! Invariant: every figure is a rate or a latency of the [`Machine`](crate::machine::Machine), none
 //! is fitted to a shape, a plan or a record. Times are in ns, rates in operations or bytes per ns.
 
+#![allow(clippy::cast_sign_loss, reason = "extents, counts and times are not negative")]
+
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::program::Schedule;
@@ -144,7 +146,7 @@ impl<'a> PlanCost<'a> {
     fn exposed_gather(&self, body: f64) -> f64 {
         let world = self.problem.world();
         let groups: Vec<_> = match self.plan.rows {
-            RowMapping::Flattened => vec![0..world.get()],
+            RowMapping::Flattened => std::iter::once(0..world.get()).collect(),
             RowMapping::PerShard { .. } => self.schedule.groups(world).collect(),
         };
         let place = gather_place_bytes(self.problem) as f64 / self.link;

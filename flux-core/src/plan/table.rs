@@ -152,8 +152,10 @@ impl PlanTable {
         }
         Self::parse(text)?;
         let replaced = |line: &&str| !is_comment(line) && row(0, line).is_ok_and(|old| old.key == new.key && old.m == new.m);
-        let kept: String = text.lines().filter(|line| !replaced(line)).map(|line| format!("{line}\n")).collect();
-        Ok(format!("{kept}{new}\n"))
+        let mut kept: Vec<&str> = text.lines().filter(|line| !replaced(line)).collect();
+        let row = new.to_string();
+        kept.push(&row);
+        Ok(kept.join("\n") + "\n")
     }
 }
 

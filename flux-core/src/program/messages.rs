@@ -50,7 +50,7 @@ impl Channels {
 
 /// Orders rounds of rows, all of which are there from the start: those of one batch of `peers`
 /// peers precede those of the next.
-pub fn in_batches_of(rounds: Vec<Round>, peers: u32) -> Vec<Round> {
+pub fn in_batches_of(rounds: &[Round], peers: u32) -> Vec<Round> {
     let mut numbered = Vec::with_capacity(rounds.len());
     for run in rounds.chunk_by(|a, b| a.offset == b.offset) {
         numbered.extend(run.iter().enumerate().map(|(peer, &round)| (peer / peers.max(1) as usize, round)));
@@ -90,7 +90,7 @@ mod tests {
         let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(16, 16, 16)) };
         let rounds = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().rounds().unwrap();
         let sent = |peers: u32| -> Vec<(u32, u64)> {
-            in_batches_of(rounds.clone(), peers).iter().map(|round| (round.sent.peer.get(), round.offset / (16 * 64 * 2))).collect()
+            in_batches_of(&rounds, peers).iter().map(|round| (round.sent.peer.get(), round.offset / (16 * 64 * 2))).collect()
         };
         let chunks = |groups: &[&[u32]]| -> Vec<(u32, u64)> {
             groups.iter().flat_map(|group| (0..4).flat_map(move |chunk| group.iter().map(move |&peer| (peer, chunk)))).collect()

@@ -36,7 +36,7 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
 /// The rounds in the order of sending to `peers` peers at once.
 fn ordered(program: &TileProgram, peers: u32) -> Vec<Round> {
     let rounds = program.rounds().unwrap();
-    if program.problem.op() == OpKind::AllGatherGemm { program::in_batches_of(rounds, peers) } else { rounds }
+    if program.problem.op() == OpKind::AllGatherGemm { program::in_batches_of(&rounds, peers) } else { rounds }
 }
 
 proptest! {

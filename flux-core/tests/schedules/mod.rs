@@ -15,18 +15,20 @@ pub(crate) fn schedules<N: Strategy<Value = u32> + 'static>(
     let stream_k_workers = prop_oneof![Just(1), 2..=12_u32];
     let along_k = (numbers(1), numbers(1), stream_k_workers, any::<bool>(), numbers(0));
     (tiles, chunks, raster_group, shards, along_k).prop_map(
-        |(tile, chunk, raster_group, (group, prologue, chunk_ordered), (k_slices, split_k, stream_k_workers, flattened, in_mainloop))| Schedule {
-            tile,
-            chunk,
-            raster_group,
-            group,
-            prologue,
-            chunk_ordered,
-            k_slices,
-            split_k,
-            stream_k_workers,
-            flattened,
-            in_mainloop,
+        |(tile, chunk, raster_group, (group, prologue, chunk_ordered), (k_slices, split_k, stream_k_workers, flattened, in_mainloop))| {
+            Schedule {
+                tile,
+                chunk,
+                raster_group,
+                group,
+                prologue,
+                chunk_ordered,
+                k_slices,
+                split_k,
+                stream_k_workers,
+                flattened,
+                in_mainloop,
+            }
         },
     )
 }

@@ -147,7 +147,8 @@ impl<T: Element> Call<'_, T> {
     /// Row `row` of a split-K workspace slot, checked for `cols` elements.
     fn split_k_row(&self, part: u32, row: usize, cols: u32) -> *mut f32 {
         let tile = self.program.tile;
-        let offset = self.program.split_k_offset() + u64::from(part) * layout::split_k_slot_bytes(tile) + row as u64 * u64::from(tile.n) * 4;
+        let offset =
+            self.program.split_k_offset() + u64::from(part) * layout::split_k_slot_bytes(tile) + row as u64 * u64::from(tile.n) * 4;
         self.memory.half(self.program.rank, self.protocol.half(), offset, u64::from(cols) * 4)
     }
 

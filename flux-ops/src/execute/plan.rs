@@ -129,7 +129,7 @@ fn traffic(comm: &Communicator, problem: &Problem, plan: &Plan, schedule: &Sched
         // Rows that are passed on to intra-node peers go in the order in which they come, as does
         // what the kernel stores.
         let in_batches = problem.op() == OpKind::AllGatherGemm && !program.nodes.are_mixed();
-        let rounds = if in_batches { in_batches_of(rounds, peers) } else { rounds };
+        let rounds = if in_batches { in_batches_of(&rounds, peers) } else { rounds };
         return Ok((Traffic::Messages { rounds, peers }, program));
     }
     if capabilities.peer_stores == PeerStores::All || !has_peers {

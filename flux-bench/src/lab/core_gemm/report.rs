@@ -13,7 +13,7 @@ pub(super) const SCHEMA: u32 = 1;
 /// The kernel beside cuBLASLt, with what is needed to judge and repeat it.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct CoreReport {
-    /// [`SCHEMA`].
+    /// `SCHEMA`.
     pub schema: u32,
     /// Where it was measured, and how it is repeated: `device` to `command`.
     #[serde(flatten)]

@@ -10,7 +10,7 @@ pub(crate) const SCHEMA: u32 = 3;
 /// First calls, with what is needed to judge and repeat them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct FirstCallReport {
-    /// [`SCHEMA`].
+    /// `SCHEMA`.
     pub schema: u32,
     /// Where it was measured, and how it is repeated: `device` to `command`.
     #[serde(flatten)]

@@ -291,7 +291,7 @@ mod tests {
             let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();
             // As ops have them.
             let rows = op == OpKind::AllGatherGemm && !nodes.are_mixed();
-            let rounds = if rows { in_batches_of(rounds, peers) } else { rounds };
+            let rounds = if rows { in_batches_of(&rounds, peers) } else { rounds };
             note(rank, &rounds, peers, (&mut sent, &mut received));
         }
         (sent, received)

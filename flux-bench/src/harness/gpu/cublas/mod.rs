@@ -17,7 +17,7 @@ pub(crate) fn version() -> Result<String, CublasError> {
 /// patch`.
 ///
 /// # Errors
-/// [`CublasError`] lists what was tried.
+/// `CublasError` lists what was tried.
 pub fn available() -> Result<(PathBuf, usize), CublasError> {
     let library = library::library()?;
     // SAFETY: takes nothing and reads a constant.
