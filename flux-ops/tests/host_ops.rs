@@ -38,6 +38,11 @@ fn many_calls_in_a_row() {
 }
 
 #[test]
+fn calls_with_other_rows_fail_on_every_rank() {
+    suite::calls_with_other_rows_fail_on_every_rank(MACHINE);
+}
+
+#[test]
 fn calls_in_different_orders_fail_on_every_rank() {
     suite::calls_in_different_orders_fail_on_every_rank(MACHINE);
 }
@@ -155,7 +160,10 @@ fn ranks_agree_on_the_plan() {
         let build = |texts| AllGatherGemm::<bf16>::builder(16, 16, 16).plan(named(node.rank.get(), texts)).build(&node.comm);
         let refused = build(["tile=16x16x16", "tile=16x16x16 rows=flattened"]).unwrap_err();
         assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
-        assert!(refused.to_string().contains("rank 1 `ag_gemm m=16 n=16 k=16 bf16, no bias, tile=16x16x16 rows=flattened"), "{refused}");
+        assert!(
+            refused.to_string().contains("rank 1 `ag_gemm max_m=16 n=16 k=16 bf16, no bias, tile=16x16x16 rows=flattened"),
+            "{refused}"
+        );
         assert!(build(["tile=16x16x16 comm=fused:copy-engine"; 2]).is_ok());
     });
 }
@@ -169,7 +177,8 @@ fn a_sequential_plan_is_carried_out_by_the_hosts_mover() {
         let plan: Plan = "tile=16x16x16 comm=sequential".parse().unwrap();
         MACHINE.run(3, suite::defaults, |node| {
             let op = AnyOp::of(&case, OpOptions::of(plan), node);
-            assert!(op.plan().is_flattened() && op.plan().comm != CommMode::Sequential, "{}", op.explain());
+            let plan = op.plan(24);
+            assert!(plan.is_flattened() && plan.comm != CommMode::Sequential, "{}", op.explain());
             case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "a call");
         });
     }

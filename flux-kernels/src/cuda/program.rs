@@ -35,6 +35,12 @@ impl EpilogueStaging {
     pub fn bytes_for(kernel: &Kernel) -> u64 {
         kernel.variant().epilogue_staging_bytes() * u64::from(kernel.multiprocessors())
     }
+
+    /// Bytes that suffice for every kernel on a device of so many multiprocessors.
+    pub fn most_bytes(multiprocessors: u32) -> u64 {
+        let most = Variant::all().iter().map(Variant::epilogue_staging_bytes).max().unwrap_or(0);
+        most * u64::from(multiprocessors)
+    }
 }
 
 impl DeviceProgram {

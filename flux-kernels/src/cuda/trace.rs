@@ -50,6 +50,16 @@ impl TraceBuffer {
         Ok(this)
     }
 
+    /// Zeroes the stamps on `stream`, for a launch of another program.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`].
+    pub fn clear(&self, stream: usize) -> Result<(), LaunchError> {
+        let bytes = self.items * size_of::<ItemStamps>() + self.workers * size_of::<WorkerStamps>();
+        // SAFETY: the buffer has this length.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(self.memory, 0, bytes, stream as sys::CUstream) })
+    }
+
     /// Waits for `stream`, on which the launches are, and reads the stamps of the last launch, of
     /// so many items and CTAs.
     ///

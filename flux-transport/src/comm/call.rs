@@ -55,6 +55,17 @@ impl Communicator {
 }
 
 impl Communicator {
+    /// Does `work` in this rank's turn: no call of another thread is in progress meanwhile.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    #[doc(hidden)]
+    pub fn in_turn<R>(&self, work: impl FnOnce() -> R) -> Result<R, TransportError> {
+        let _turn = self.turn()?;
+        self.working()?;
+        Ok(work())
+    }
+
     /// Counts a call without rows: it has no number, and nothing is enqueued. Later calls say how
     /// many went before, so ranks that differ are found in the next call that has rows.
     ///

@@ -38,15 +38,27 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
         CallError::Shape { operand, found: in_error, .. } => assert_eq!((operand, in_error), (name, found)),
         other => panic!("{other}"),
     };
-    for wrong in smaller(lx) {
-        named(refused(wrong, lw, ly), "x", wrong);
+    // The operand with all rows says how many the call has, so with fewer the other one is wrong.
+    let (others, gathers) = (|error| matches!(error, CallError::Problem(_) | CallError::Shape { .. }), case.problem.op() == OPS[0]);
+    let [fewer, narrower] = smaller(lx);
+    let error = refused(fewer, lw, ly);
+    if gathers {
+        named(error, "x", fewer)
+    } else {
+        assert!(others(error))
     }
+    named(refused(narrower, lw, ly), "x", narrower);
     for wrong in smaller(lw) {
         named(refused(lx, wrong, ly), "w", wrong);
     }
-    for wrong in smaller(ly) {
-        named(refused(lx, lw, wrong), "y", wrong);
+    let [fewer, narrower] = smaller(ly);
+    let error = refused(lx, lw, fewer);
+    if gathers {
+        assert!(others(error))
+    } else {
+        named(error, "y", fewer)
     }
+    named(refused(lx, lw, narrower), "y", narrower);
     assert!(node.download(&y).iter().all(|e| e.is_nan()), "y was written by a refused call");
     make_every_misplaced_call(op, case, node);
 }
