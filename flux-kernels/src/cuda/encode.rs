@@ -127,7 +127,6 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         in_flight_limit: args.pace.in_flight_limit.min(i32::MAX as u32),
         m_shard: problem.m_shard(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
-        activation: args.activation as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
         in_mainloop: p.in_mainloop,
         in_mainloop_first: p.in_mainloop_steps().0,
