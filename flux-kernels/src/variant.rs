@@ -1,7 +1,7 @@
 //! The instantiations of the fused kernel.
 //!
 //! Invariant: a variant's numbers are those of `struct Config` in
-//! `flux-kernels/cuda/core/config.cuh`.
+//! `flux-kernels/cuda/sm90/config.cuh`.
 
 use crate::epilogue::Activation;
 use crate::sources::Source;
@@ -203,7 +203,7 @@ impl Variant {
         let (buffers, stages, traced, activation) = (self.staging.buffers(), self.stages, self.traced, self.activation.cuda_name());
         let TileShape { m, n, k, .. } = self.tile;
         let text = format!(
-            "#include \"core/fused_gemm.cuh\"\n\
+            "#include \"sm90/fused_gemm.cuh\"\n\
              using C = flux::Config<{m}, {n}, {buffers}, {stages}, {bf16}, {rs}, flux::Activation::{activation}, {traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kPairs == {pairs} && C::kTileK == {k}, \"variant.rs\");\n\
              static_assert(C::kBoxCols == {box_cols} && C::kBoxRows == {box_rows}, \"variant.rs\");\n\
