@@ -9,9 +9,9 @@
 // overlap the round trips.
 
 #pragma once
-#include "core/config.cuh"
-#include "core/trace.cuh"
-#include "core/wait.cuh"
+#include "sm90/config.cuh"
+#include "common/trace.cuh"
+#include "common/wait.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 

@@ -2,13 +2,13 @@
 // and partial tiles for it; split-K partials it awaits itself.
 
 #pragma once
-#include "core/config.cuh"
-#include "core/partials.cuh"
+#include "sm90/config.cuh"
+#include "sm90/partials.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
-#include "core/trace.cuh"
-#include "core/wait.cuh"
-#include "core/signal_poller.cuh"
+#include "common/trace.cuh"
+#include "common/wait.cuh"
+#include "sm90/signal_poller.cuh"
 
 namespace flux {
 

@@ -1,7 +1,7 @@
 // Scatters staged rows of a tile to the ranks that own them.
 
 #pragma once
-#include "core/config.cuh"
+#include "sm90/config.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux {

@@ -2,14 +2,14 @@
 // their owners, and raises signals.
 
 #pragma once
-#include "core/config.cuh"
-#include "core/reduce_rows.cuh"
-#include "core/partials.cuh"
-#include "core/scatter.cuh"
+#include "sm90/config.cuh"
+#include "common/reduce_rows.cuh"
+#include "sm90/partials.cuh"
+#include "common/scatter.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
-#include "core/trace.cuh"
-#include "core/wait.cuh"
+#include "common/trace.cuh"
+#include "common/wait.cuh"
 
 namespace flux {
 
