@@ -21,7 +21,7 @@ fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, (address, wor
     let list = transfers(this.rank(), this.world());
     let row = 4 * ROW as u64;
     let push =
-        RowTransfers { x: address, row_stride: row, row_bytes: row, element_bytes: 4, place_bytes: PLACE, transfers: &list, forwards: &[] };
+        RowTransfers { x: address, row_stride: row, row_bytes: row, element_bytes: 4, rows: 1, place_bytes: PLACE, full_places: u32::MAX, transfers: &list, forwards: &[] };
     // SAFETY: it is refused before the address is looked at.
     let refused = unsafe { call.push(&push) };
     assert!(matches!(refused, Err(TransportError::MoverUnusable { .. })), "{refused:?}");
