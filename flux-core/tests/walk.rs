@@ -112,8 +112,7 @@ fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 
     let (m_shard, k_steps) = (p.problem.m_shard(), p.k_steps());
     for row in item.row..item.row + item.rows {
         let (owner, own_row) = p.problem.owner_of(row);
-        let (place, source, row) =
-            if p.flattened { (owner.get(), owner.get(), own_row) } else { (item.a_outer, item.out_outer, row) };
+        let (place, source, row) = if p.flattened { (owner.get(), owner.get(), own_row) } else { (item.a_outer, item.out_outer, row) };
         for step in item.k_first..item.k_first + item.k_steps {
             let index = row * k_steps + step;
             let seen = data[p.rank.index()][call.half()].read(place * m_shard * k_steps + index);

@@ -71,7 +71,13 @@ fn integers_are_exact_for_every_world_type_and_chunk() {
     for op in OPS {
         for world in 1..=8 {
             for chunk in [Chunk::Shard, Chunk::Tiles(1), Chunk::Tiles(2)] {
-                exact_calls::<bf16>(problem::<bf16>(op, world, 21 * world as usize - 1, 40, 24), &schedule(8, 16, chunk), 1, Epoch::FIRST, 3);
+                exact_calls::<bf16>(
+                    problem::<bf16>(op, world, 21 * world as usize - 1, 40, 24),
+                    &schedule(8, 16, chunk),
+                    1,
+                    Epoch::FIRST,
+                    3,
+                );
                 exact_calls::<f16>(problem::<f16>(op, world, 5 * world as usize, 24, 16), &schedule(8, 16, chunk), 2, Epoch::FIRST, 3);
             }
         }

@@ -124,7 +124,8 @@ fn together_every_variant_is_right_on_whole_and_ragged_tiles() {
 fn together_every_variant_is_right_on_shards_of_different_sizes() {
     let Some(context) = device("together_every_variant_is_right_on_shards_of_different_sizes") else { return };
     // A row less is a row block less where m = 4 * 128 + 1.
-    let cases = [(3, 4, Chunk::Tiles(1)), (3, 4, Chunk::Shard), (70, 3, Chunk::Tiles(1)), (513, 4, Chunk::Tiles(2)), (1030, 4, Chunk::Tiles(1))];
+    let cases =
+        [(3, 4, Chunk::Tiles(1)), (3, 4, Chunk::Shard), (70, 3, Chunk::Tiles(1)), (513, 4, Chunk::Tiles(2)), (1030, 4, Chunk::Tiles(1))];
     for (op, tile) in OPS.into_iter().flat_map(|op| TileShape::all().map(move |tile| (op, tile))) {
         for (m, world, chunk) in cases {
             for flattened in [false, true] {

@@ -95,17 +95,15 @@ proptest! {
 
 /// Shapes in steps of 8 columns, with a number that selects a candidate.
 fn problems() -> impl Strategy<Value = (Problem, usize)> {
-    (any::<bool>(), 2_u32..=8, 1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..60).prop_map(
-        |(gather, world, m, n, k, number)| {
-            let world = WorldSize::new(world).unwrap();
-            let (op, n, k) = if gather {
-                (OpKind::AllGatherGemm, 8 * n * world.index(), 8 * k)
-            } else {
-                (OpKind::GemmReduceScatter, 8 * n, 8 * k * world.index())
-            };
-            (Problem::new(op, m, n, k, DType::Bf16, world).unwrap(), number)
-        },
-    )
+    (any::<bool>(), 2_u32..=8, 1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..60).prop_map(|(gather, world, m, n, k, number)| {
+        let world = WorldSize::new(world).unwrap();
+        let (op, n, k) = if gather {
+            (OpKind::AllGatherGemm, 8 * n * world.index(), 8 * k)
+        } else {
+            (OpKind::GemmReduceScatter, 8 * n, 8 * k * world.index())
+        };
+        (Problem::new(op, m, n, k, DType::Bf16, world).unwrap(), number)
+    })
 }
 
 proptest! {

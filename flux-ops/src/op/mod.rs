@@ -199,7 +199,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         stream: Stream,
     ) -> Result<(), CallError> {
         let operands = Operands { x: x.view(), w: w.view(), bias: bias.map(TensorRef::view), y: y.view() };
-        operands.check::<T>(&self.problem, self.request.epilogue, location(&self.comm))?;
+        operands.check::<T>(&self.problem, self.comm.rank(), self.request.epilogue, location(&self.comm))?;
         if let Some(stream) = stream.raw() {
             operands.check_stream(stream)?;
         }

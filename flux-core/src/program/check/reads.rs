@@ -82,7 +82,13 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
             let cols_of =
                 |row: u32| parts.iter().filter(|part| (part.row..part.row + part.rows).contains(&row)).map(|part| part.cols).sum::<u32>();
             let row = rows.clone().find(|&row| cols_of(row) < cols).unwrap_or(read.row);
-            return Err(Violation::Unguarded { rank: p.rank, item: index, what: "gather row", index: place * p.problem.m_shard() + row, peer });
+            return Err(Violation::Unguarded {
+                rank: p.rank,
+                item: index,
+                what: "gather row",
+                index: place * p.problem.m_shard() + row,
+                peer,
+            });
         }
     }
     Ok(())
@@ -92,9 +98,7 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
 fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers<'_>) -> Result<(), Violation> {
     let read = Rect::of_transfer(&forward.to);
     let written = writers.places.get(&(p.rank.get(), forward.from)).map_or(&[][..], Vec::as_slice);
-    let whole = |(signal, rect): &(u32, Rect)| {
-        *signal == forward.awaits.signal && (read.rows == 0 || rect.meet(read) == Some(read))
-    };
+    let whole = |(signal, rect): &(u32, Rect)| *signal == forward.awaits.signal && (read.rows == 0 || rect.meet(read) == Some(read));
     if written.iter().any(whole) {
         return Ok(());
     }

@@ -53,7 +53,8 @@ impl Job {
     /// Offset of a place in the gather buffer.
     const fn place(&self, place: u32) -> u64 {
         let &Self { x, row_stride, row_bytes, element_bytes, place_bytes, full_places, .. } = self;
-        let none = RowTransfers { x, row_stride, row_bytes, element_bytes, rows: 0, place_bytes, full_places, transfers: &[], forwards: &[] };
+        let none =
+            RowTransfers { x, row_stride, row_bytes, element_bytes, rows: 0, place_bytes, full_places, transfers: &[], forwards: &[] };
         none.place(place)
     }
 }
@@ -224,8 +225,17 @@ mod tests {
         let carry = |mapping: &Arc<Mapping>, dest| {
             let transfers = [Transfer { dest, rows: 1, cols: 16, ..Transfer::default() }];
             let x = x.as_ptr().expose_provenance() as u64;
-            let push =
-                RowTransfers { x, row_stride: 16, row_bytes: 16, element_bytes: 1, rows: 1, place_bytes: 16, full_places: u32::MAX, transfers: &transfers, forwards: &[] };
+            let push = RowTransfers {
+                x,
+                row_stride: 16,
+                row_bytes: 16,
+                element_bytes: 1,
+                rows: 1,
+                place_bytes: 16,
+                full_places: u32::MAX,
+                transfers: &transfers,
+                forwards: &[],
+            };
             // SAFETY: `x` lives on; the transfer is in the workspace, or to a rank that there is
             // none of, at whose address the job panics.
             unsafe { mover.start(Arc::clone(mapping), &push) };

@@ -62,7 +62,17 @@ mod tests {
     const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 3 * 1024, signals: 6, counters: 0 };
 
     fn push(transfers: &[Transfer]) -> RowTransfers<'_> {
-        RowTransfers { x: 0x1000, row_stride: 96, row_bytes: 64, element_bytes: 2, rows: 16, place_bytes: 1024, full_places: u32::MAX, transfers, forwards: &[] }
+        RowTransfers {
+            x: 0x1000,
+            row_stride: 96,
+            row_bytes: 64,
+            element_bytes: 2,
+            rows: 16,
+            place_bytes: 1024,
+            full_places: u32::MAX,
+            transfers,
+            forwards: &[],
+        }
     }
 
     #[test]
