@@ -117,17 +117,11 @@ proptest! {
                     prop_assert!(arrived.insert((reader.rank, to)) && to < route.size.half_bytes, "{}", program);
                 }
             }
-            // As many bytes as the program's items send; places have a row for the largest shard.
+            // A slot for each tile that is sent, or a place at each peer.
             let slot = slot_bytes(&program.problem, program.tile);
-            let sent: u64 = program.items.iter().map(|item| match item.sink {
-                sink::SEND => slot,
-                sink::SCATTER => {
-                    let own = program.problem.shard_rows(program.rank);
-                    let rows = (item.row..item.row + item.rows).filter(|row| !own.contains(row)).count() as u64;
-                    rows * u64::from(item.cols) * 2
-                }
-                _ => 0,
-            }).sum();
+            let slots: u64 = program.items.iter().map(|item| if item.sink == sink::SEND { slot } else { 0 }).sum();
+            let peers = u64::from(program.problem.world().peers());
+            let sent = if program.flattened { peers * program.place_bytes() } else { slots };
             prop_assert_eq!(left.len() as u64, sent, "{}", program);
         }
     }
