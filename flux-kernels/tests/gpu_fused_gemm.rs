@@ -119,19 +119,40 @@ fn together_every_variant_is_right_on_whole_and_ragged_tiles() {
     check_all_variants(&context, &cases);
 }
 
+/// Shards of which some have a row less, or none.
+#[test]
+fn together_every_variant_is_right_on_shards_of_different_sizes() {
+    let Some(context) = device("together_every_variant_is_right_on_shards_of_different_sizes") else { return };
+    // A row less is a row block less where m = 4 * 128 + 1.
+    let cases =
+        [(3, 4, Chunk::Tiles(1)), (3, 4, Chunk::Shard), (70, 3, Chunk::Tiles(1)), (513, 4, Chunk::Tiles(2)), (1030, 4, Chunk::Tiles(1))];
+    for (op, tile) in OPS.into_iter().flat_map(|op| TileShape::all().map(move |tile| (op, tile))) {
+        for (m, world, chunk) in cases {
+            for flattened in [false, true] {
+                let world = WorldSize::new(world).expect("a world");
+                let (n, k) = if op == OPS[0] { (328 * world.index(), 200) } else { (328, 200 * world.index()) };
+                let p = Problem::new(op, m, n, k, DType::Bf16, world).expect("a problem");
+                check(&context, p, &Schedule { flattened, ..schedule(tile, chunk) });
+            }
+        }
+    }
+}
+
 /// Every variant with every activation it takes, with and without a bias.
 fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
-        let activations = if op == OPS[0] { &Activation::ALL[..] } else { &[Activation::None] };
         for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| TileShape::all().map(move |tile| (dtype, tile))) {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
                 let flattened = op == OPS[1] && !tile.sends_partials();
-                let mut w = World::new(context, p, &Schedule { flattened, ..schedule(tile, chunk) }, Epoch::FIRST);
-                for (call, &activation) in (1..).zip(activations) {
+                let schedule = Schedule { flattened, ..schedule(tile, chunk) };
+                for (call, &activation) in (1..).zip(Activation::of(op)) {
+                    let programs = programs(p, &schedule, Nodes::apart(p.world()));
+                    let variant = Variant::of(&programs[0]).expect("a variant").with_activation(activation);
+                    let mut w = World::with(context, programs, variant, Epoch::FIRST);
                     for (bias, fill) in [(Some(50 + call), Fill::SmallInts), (Some(60 + call), Fill::Uniform), (None, Fill::Uniform)] {
                         let seeds = Seeds { x: 11 * call, w: 2000 + call };
-                        (w.bias, w.activation) = (bias, activation);
+                        w.bias = bias;
                         w.prepare(seeds, fill);
                         w.call();
                         for (rank, report) in w.verify(seeds, fill).iter().enumerate() {

@@ -40,6 +40,12 @@ pub enum BuildError {
         /// The device.
         place: Location,
     },
+    /// A call needs a kernel that the build has not loaded.
+    #[error("the kernel {kernel} was not loaded when the op was built")]
+    NotLoaded {
+        /// The kernel.
+        kernel: String,
+    },
     /// No SM is left.
     #[error("sm_margin = {value}: the device has {sms} SMs and a call needs one, so at most {} can be left to others", sms - 1)]
     SmMargin {

@@ -149,7 +149,7 @@ fn replay<T: Number>(node: &Node, cases: &[Case<T>], options: OpOptions) {
     let op = AnyOp::of(&cases[0], options, node);
     let eager: Vec<Vec<T>> = cases.iter().map(|case| suite::call(&op, case, node).unwrap()).collect();
 
-    let (lx, lw, ly) = suite::layouts(&cases[0]);
+    let (lx, lw, ly) = suite::layouts(&cases[0], node.rank);
     let (mut x, mut w) = (node.poisoned::<T>(lx.span()), node.poisoned::<T>(lw.span()));
     let mut y = node.poisoned::<T>(ly.span());
     let poison = node.download(&y);
@@ -182,17 +182,17 @@ fn graphs_of_prepared_rows_replay_between_calls_with_other_rows() {
         for world in machine.worlds(&[1, 2, 4, 8]) {
             for op in OPS {
                 let w = world as usize;
-                let shape = |rows: usize| if op == OPS[0] { [rows * w, 136 * w, 456] } else { [rows * w, 392, 136 * w] };
+                let shape = |rows: usize| if op == OPS[0] { [rows, 136 * w, 456] } else { [rows, 392, 136 * w] };
                 let case = |rows| Case::<bf16>::new(op, shape(rows), world, Values::Reals, 83);
-                let (captured, eager) = ([16, 70].map(case), [9, 40, 64, 77, 128, 200].map(case));
+                let (captured, eager) = ([16, 101].map(case), [1, 9, 64, 177, 256, 500].map(case));
                 machine.run(world, suite::defaults, |node| {
                     // Room for the captured programs and two or three more.
-                    limit_programs(&node.comm, 2048 * w as u64);
+                    limit_programs(&node.comm, 2048 * w.max(2) as u64);
                     let stream = node.cuda_stream().unwrap();
                     // SAFETY: every buffer of this rank is used on this one stream.
                     unsafe { stream.context().disable_event_tracking() };
                     let options = OpOptions { workers: node.workers, ..OpOptions::of(moved_by(machine, Mover::Kernel)) };
-                    let built = AnyOp::<bf16>::build(op, shape(200), options, &node.comm).unwrap();
+                    let built = AnyOp::<bf16>::build(op, shape(500), options, &node.comm).unwrap();
                     refused_capture(node, &built, &captured[0]);
                     let rows: Vec<usize> = captured.iter().map(|case| case.problem.m() as usize).collect();
                     built.prepare(&rows).unwrap();
@@ -224,7 +224,7 @@ fn graphs_of_prepared_rows_replay_between_calls_with_other_rows() {
 type Captured = (cudarc::driver::CudaGraph, Memory<bf16>, [Memory<bf16>; 2]);
 
 fn capture(node: &Node, op: &AnyOp<bf16>, case: &Case<bf16>) -> Captured {
-    let (lx, lw, ly) = suite::layouts(case);
+    let (lx, lw, ly) = suite::layouts(case, node.rank);
     let (x, w, mut y) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)), node.poisoned::<bf16>(ly.span()));
     let stream = node.cuda_stream().unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -234,7 +234,7 @@ fn capture(node: &Node, op: &AnyOp<bf16>, case: &Case<bf16>) -> Captured {
 }
 
 fn refused_capture(node: &Node, op: &AnyOp<bf16>, case: &Case<bf16>) {
-    let (lx, lw, ly) = suite::layouts(case);
+    let (lx, lw, ly) = suite::layouts(case, node.rank);
     let (x, w, mut y) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)), node.poisoned::<bf16>(ly.span()));
     let stream = node.cuda_stream().unwrap();
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -258,7 +258,7 @@ fn a_margin_leaves_sms_to_others() {
             for margin in [0, 20, sms - 1] {
                 let op = build(margin).unwrap();
                 assert!(op.execution(m).unwrap().workers <= sms - margin, "{}", op.explain());
-                let (lx, lw, ly) = suite::layouts(&case);
+                let (lx, lw, ly) = suite::layouts(&case, node.rank);
                 let (x, w, mut y) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)), node.poisoned::<bf16>(ly.span()));
                 op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
                 assert!(node.download(&y).iter().all(|e| e.is_finite()));

@@ -6,8 +6,7 @@
 use super::{PlanKey, PlanTable};
 
 /// The last `m` of each bucket of `1..=max_m`: powers of two and the points between them (1, 2, 3,
-/// 4, 6, 8, 12, 16, ...) as multiples of the world size, the `m` of each row that `tables` have of
-/// the layer, and `max_m`.
+/// 4, 6, 8, 12, 16, ...), the `m` of each row that `tables` have of the layer, and `max_m`.
 ///
 /// ```
 /// use flux_core::plan::{PlanKey, bucket_ends};
@@ -15,13 +14,11 @@ use super::{PlanKey, PlanTable};
 /// let world = WorldSize::new(4).unwrap();
 /// let p = Problem::new(OpKind::AllGatherGemm, 100, 1024, 1024, DType::Bf16, world)?;
 /// let ends = bucket_ends(p.m(), &PlanKey::new(&p, "host", "host", "host"), &[]);
-/// assert_eq!(ends, [4, 8, 12, 16, 24, 32, 48, 64, 96, 100]);
+/// assert_eq!(ends, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100]);
 /// # Ok::<(), flux_core::ProblemError>(())
 /// ```
 pub fn bucket_ends(max_m: u32, key: &PlanKey, tables: &[&PlanTable]) -> Vec<u32> {
-    let world = key.world.get();
-    let powers = (0..32).flat_map(|power| [1_u64 << power, (1_u64 << power) + (1 << power) / 2]);
-    let grid = powers.map(|end| end.next_multiple_of(world.into())).filter_map(|end| u32::try_from(end).ok());
+    let grid = (0..31).flat_map(|power| [1_u32 << power, (1 << power) + (1 << power) / 2]);
     let measured = tables.iter().flat_map(|table| table.measured_m(key, max_m));
     let mut ends: Vec<u32> = grid.take_while(|&end| end < max_m).chain(measured).chain([max_m]).collect();
     ends.sort_unstable();
@@ -47,8 +44,7 @@ mod tests {
         assert_eq!(ends(1, 1), [1]);
         assert_eq!(ends(24, 1), [1, 2, 3, 4, 6, 8, 12, 16, 24]);
         assert_eq!(ends(25, 1), [1, 2, 3, 4, 6, 8, 12, 16, 24, 25]);
-        assert_eq!(ends(40, 3), [3, 6, 9, 12, 18, 24, 33, 40]);
-        assert_eq!(ends(8, 8), [8]);
+        assert_eq!(ends(5, 3), [1, 2, 3, 4, 5]);
         assert_eq!(ends(1 << 24, 1).len(), 48);
     }
 

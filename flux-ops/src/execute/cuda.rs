@@ -4,7 +4,7 @@
 //! captured in a graph once its program is on the device.
 
 use super::device_programs::{CopyOn, DevicePrograms, PlacedProgram};
-use super::plan::{Execution, ExecutionPlan, Traffic};
+use super::plan::{Execution, Traffic};
 use super::ranges::NoRoom;
 use super::sequential::Sequential;
 use super::{Planned, Recipe, Resolved, label, no_room};
@@ -29,8 +29,8 @@ const COMPUTE: (u32, u32) = (9, 0);
 pub(crate) struct CudaExecutor {
     comm: Communicator,
     device: CudaDevice,
-    /// By bucket.
-    kernels: Vec<Arc<Kernel>>,
+    /// One for each variant that programs need.
+    kernels: Vec<(Variant, Arc<Kernel>)>,
     programs: Arc<DevicePrograms>,
     // Freed only where the device can be waited for.
     trace: ManuallyDrop<Option<Trace>>,
@@ -64,7 +64,12 @@ impl Drop for CudaExecutor {
 }
 
 impl CudaExecutor {
-    pub(super) fn new(comm: &Communicator, ordinal: u32, largest: &[(Recipe, Resolved)]) -> Result<Self, BuildError> {
+    pub(super) fn new(
+        comm: &Communicator,
+        ordinal: u32,
+        largest: &[(Recipe, Resolved)],
+        activation: Activation,
+    ) -> Result<Self, BuildError> {
         let device = CudaDevice::open(ordinal)?;
         let compute = device.info().compute;
         if compute != COMPUTE {
@@ -72,16 +77,19 @@ impl CudaExecutor {
         }
         let _current = device.enter()?;
         let programs = DevicePrograms::of(comm);
-        let mut kernels = Vec::with_capacity(largest.len());
+        let mut kernels: Vec<(Variant, Arc<Kernel>)> = Vec::new();
         for (recipe, Resolved { program, .. }) in largest {
             let (bytes, limit) = (DeviceProgram::bytes_of(program) as u64, programs.limit());
             if bytes > limit {
                 return Err(no_room(recipe, NoRoom { bytes, limit, pinned: 0 }));
             }
-            let variant = Variant::of(program)?;
-            kernels.push(kernel(if recipe.launch.trace { variant.traced() } else { variant })?);
+            let of_program = Variant::of(program)?;
+            if kernels.iter().all(|&(known, _)| known != of_program) {
+                let variant = of_program.with_activation(activation);
+                kernels.push((of_program, kernel(if recipe.launch.trace { variant.traced() } else { variant })?));
+            }
         }
-        programs.open(comm, &device, kernels.iter().any(|kernel| EpilogueStaging::bytes_for(kernel) > 0))?;
+        programs.open(comm, &device, kernels.iter().any(|(_, kernel)| EpilogueStaging::bytes_for(kernel) > 0))?;
         let traced = largest.iter().any(|(recipe, _)| recipe.launch.trace);
         let items = largest.iter().map(|(_, resolved)| resolved.bound.items).max().unwrap_or(0);
         let buffer = traced.then(|| TraceBuffer::new(items, device.info().sms)).transpose()?;
@@ -105,7 +113,7 @@ impl CudaExecutor {
         &self,
         comm: &Communicator,
         planned: &Planned,
-        (operands, activation): (&Operands, Activation),
+        operands: &Operands,
         stream: Stream,
     ) -> Result<(), CallError> {
         let wrong_stream = || TransportError::WrongStream { stream, device: comm.device() };
@@ -135,8 +143,9 @@ impl CudaExecutor {
                 placed.map_err(|error| planned.refused(error))?
             }
         };
+        let kernel = self.kernel_of(placed.variant).map_err(|error| planned.refused(error))?;
         let number = planned.call_number(&call);
-        let on = Launching { placed: &placed, kernel: &self.kernels[planned.bucket], number, operands, activation, stream: raw_stream };
+        let on = Launching { placed: &placed, kernel, number, operands, stream: raw_stream };
         let enqueued = match &placed.execution.traffic {
             Traffic::Collective(sequential) => self.enqueue_sequential::<T>(&mut call, sequential, on),
             _ => self.enqueue::<T>(&mut call, on),
@@ -243,14 +252,13 @@ impl CudaExecutor {
     /// past the call. The communicator's workspace covers the program, and stays until the device is
     /// drained. All ranks have agreed on the op.
     fn args<'a, T: Element>(&'a self, call: &'a Call<'_>, on: Launching<'_>) -> LaunchArgs<'a> {
-        let Launching { placed, operands, activation, stream, .. } = on;
+        let Launching { placed, operands, stream, .. } = on;
         let memory = call.memory();
         LaunchArgs {
             x: matrix::<T>(&operands.x),
             w: matrix::<T>(&operands.w),
             y: matrix::<T>(&operands.y),
             bias: operands.bias.map_or(0, |bias| bias.address),
-            activation,
             data: &memory.data,
             pads: &memory.pads,
             scatter_buffer: 0,
@@ -301,7 +309,7 @@ impl CudaExecutor {
 
     /// Asks the driver about memory whose location is only claimed.
     fn check_claim(&self, operand: &'static str, view: &View) -> Result<(), CallError> {
-        if !view.claimed {
+        if !view.claimed || view.layout.rows == 0 {
             return Ok(());
         }
         let mut ordinal = -1i32;
@@ -318,8 +326,16 @@ impl CudaExecutor {
         }
     }
 
-    pub(super) fn execution(&self, bucket: usize, plan: &ExecutionPlan) -> Execution {
-        plan.execution(format!("{} on {}", self.kernels[bucket].variant(), self.device.info().name))
+    /// The kernel of programs of this variant, which was loaded when the op was built.
+    fn kernel_of(&self, variant: Variant) -> Result<&Kernel, BuildError> {
+        let found = self.kernels.iter().find(|(known, _)| *known == variant);
+        found.map(|(_, kernel)| &**kernel).ok_or(BuildError::NotLoaded { kernel: variant.to_string() })
+    }
+
+    pub(super) fn execution(&self, Resolved { execution, program, .. }: &Resolved) -> Execution {
+        let kernel = Variant::of(program).ok().and_then(|variant| self.kernel_of(variant).ok());
+        let name = kernel.map_or_else(|| "no kernel".to_owned(), |kernel| kernel.variant().to_string());
+        execution.execution(format!("{name} on {}", self.device.info().name))
     }
 }
 
@@ -331,7 +347,6 @@ struct Launching<'a> {
     /// What ranks compare.
     number: u32,
     operands: &'a Operands,
-    activation: Activation,
     stream: usize,
 }
 

@@ -11,6 +11,7 @@ use super::ranges::Ranges;
 use super::recipe::{Recipe, Resolved};
 use super::{PROGRAM_BYTES, ProgramLimit, no_room};
 use crate::error::BuildError;
+use flux_kernels::Variant;
 use flux_kernels::cuda::{DeviceProgram, EpilogueStaging};
 use flux_transport::internal::cuda::{CudaDevice, DeviceBlock, Event, PinnedBlock, SideStream};
 use flux_transport::{Communicator, HeldBytes, TransportError};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 #[derive(Debug)]
 pub(super) struct PlacedProgram {
     pub(super) execution: ExecutionPlan,
+    /// What a kernel is chosen by, but for its activation.
+    pub(super) variant: Variant,
     pub(super) program: DeviceProgram,
 }
 
@@ -133,7 +136,7 @@ impl DevicePrograms {
         let mut state = self.lock();
         let state = state.as_mut().ok_or(BuildError::Transport { op: recipe.problem.to_string(), source: no_arena() })?;
         let Resolved { execution, program, .. } = resolved;
-        let bytes = DeviceProgram::bytes_of(&program);
+        let (variant, bytes) = (Variant::of(&program)?, DeviceProgram::bytes_of(&program));
         let evicted = &mut state.evicted;
         let before = evicted.len();
         let start = state.programs.find(bytes as u64, |range, Uploaded { copied, .. }| evicted.push((range, copied)));
@@ -164,7 +167,7 @@ impl DevicePrograms {
         if matches!(on, CopyOn::Aside) {
             state.aside.synchronize()?;
         }
-        let program = Arc::new(PlacedProgram { execution, program });
+        let program = Arc::new(PlacedProgram { execution, variant, program });
         state.programs.insert(*recipe, (start, bytes as u64), Uploaded { program: Arc::clone(&program), copied }, pin);
         Ok(program)
     }

@@ -19,10 +19,11 @@ use std::time::Duration;
 pub(crate) struct HostExecutor<T> {
     programs: Arc<HostPrograms<T>>,
     buffers: Arc<HostBuffers>,
+    activation: Activation,
 }
 
 impl<T: Element> HostExecutor<T> {
-    pub(super) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)]) -> Result<Self, BuildError> {
+    pub(super) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], activation: Activation) -> Result<Self, BuildError> {
         if largest.iter().any(|(recipe, _)| recipe.launch.trace) {
             return Err(BuildError::Trace { place: Location::Host });
         }
@@ -34,20 +35,14 @@ impl<T: Element> HostExecutor<T> {
         }
         comm.holds("buffers of calls", HeldBytes { host: shared.bytes() as u64, ..HeldBytes::default() });
         drop(shared);
-        Ok(Self { programs, buffers })
+        Ok(Self { programs, buffers, activation })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
         self.programs.get(comm, &planned.recipe, true).map(drop).map_err(|error| planned.refused(error))
     }
 
-    pub(super) fn run(
-        &self,
-        comm: &Communicator,
-        planned: &Planned,
-        (operands, activation): (&Operands, Activation),
-        stream: Stream,
-    ) -> Result<(), CallError> {
+    pub(super) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream) -> Result<(), CallError> {
         let program = self.programs.get(comm, &planned.recipe, false).map_err(|error| planned.refused(error))?;
         let mut call = comm.begin_as(stream, Some(label(&planned.recipe.problem)))?;
         let op_hash = planned.call_number(&call);
@@ -67,7 +62,7 @@ impl<T: Element> HostExecutor<T> {
         let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
-        let epilogue = Epilogue { bias, activation };
+        let epilogue = Epilogue { bias, activation: self.activation };
         let done = program.run(&mut self.buffers.lock(), CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash });
         let finished = call.finish();
         match done {

@@ -27,7 +27,6 @@ use flux_transport::{Call, Communicator, Label, MessageRounds, Source, Stream};
 use host::HostExecutor;
 pub use pace::launch_of;
 pub use plan::Execution;
-pub(crate) use plan::ExecutionPlan;
 use ranges::NoRoom;
 pub(crate) use recipe::{Recipe, Resolved};
 
@@ -63,8 +62,6 @@ pub(crate) struct LaunchOptions {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Planned {
     pub(crate) recipe: Recipe,
-    /// Number of the plan's bucket.
-    pub(crate) bucket: usize,
     /// The op's number.
     pub(crate) number: u32,
 }
@@ -92,12 +89,15 @@ pub(crate) enum Executor<T> {
 /// wherever the rows start.
 pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::RowTransfers<'p> {
     let element_bytes = size_of::<T>() as u64;
+    let problem = &program.problem;
     flux_transport::RowTransfers {
         x: x.address,
         row_stride: x.row_bytes::<T>(),
         row_bytes: u64::from(program.problem.k_local()) * element_bytes,
         element_bytes,
-        place_bytes: gather_place_bytes(&program.problem),
+        rows: problem.shard_rows(program.rank).len() as u64,
+        place_bytes: gather_place_bytes(problem),
+        full_places: if program.flattened { problem.full_shards() } else { u32::MAX },
         transfers: &program.transfers,
         forwards: &program.forwards,
     }
@@ -148,25 +148,19 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 
 impl<T: Element> Executor<T> {
     /// Makes everything that calls take, but the workspace. `largest` are the buckets' programs for
-    /// their last `m`, in order.
-    pub(crate) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)]) -> Result<Self, BuildError> {
+    /// their last `m`, in every form that a smaller `m` may take.
+    pub(crate) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], activation: Activation) -> Result<Self, BuildError> {
         match location(comm) {
-            Location::Host => HostExecutor::new(comm, largest).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::new(comm, ordinal, largest).map(Self::Cuda),
+            Location::Host => HostExecutor::new(comm, largest, activation).map(Self::Host),
+            Location::Cuda(ordinal) => CudaExecutor::new(comm, ordinal, largest, activation).map(Self::Cuda),
         }
     }
 
     /// Makes one call; on CUDA it returns when the work is on the stream.
-    pub(crate) fn run(
-        &self,
-        comm: &Communicator,
-        planned: &Planned,
-        (operands, activation): (&Operands, Activation),
-        stream: Stream,
-    ) -> Result<(), CallError> {
+    pub(crate) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream) -> Result<(), CallError> {
         match self {
-            Self::Host(host) => host.run(comm, planned, (operands, activation), stream),
-            Self::Cuda(cuda) => cuda.run::<T>(comm, planned, (operands, activation), stream),
+            Self::Host(host) => host.run(comm, planned, operands, stream),
+            Self::Cuda(cuda) => cuda.run::<T>(comm, planned, operands, stream),
         }
     }
 
@@ -186,11 +180,11 @@ impl<T: Element> Executor<T> {
         }
     }
 
-    /// What executes calls of this bucket.
-    pub(crate) fn execution(&self, bucket: usize, plan: &ExecutionPlan) -> Execution {
+    /// What executes a recipe's calls, for people.
+    pub(crate) fn execution(&self, resolved: &Resolved) -> Execution {
         match self {
-            Self::Host(_) => plan.execution("CPU executor".to_owned()),
-            Self::Cuda(cuda) => cuda.execution(bucket, plan),
+            Self::Host(_) => resolved.execution.execution("CPU executor".to_owned()),
+            Self::Cuda(cuda) => cuda.execution(resolved),
         }
     }
 }
@@ -231,12 +225,12 @@ mod tests {
         // Nobody has taken the workspace that it needs.
         let choice = Choice { plan: Plan::of(TileShape::new(8, 8, 8)), sms: 132, origin: PlanOrigin::Caller };
         let recipe = Recipe::new(problem, &choice, LaunchOptions::default());
-        let executor = Executor::<bf16>::new(&ranks[0], &[(recipe, recipe.resolve(&ranks[0]).unwrap())]).unwrap();
+        let executor = Executor::<bf16>::new(&ranks[0], &[(recipe, recipe.resolve(&ranks[0]).unwrap())], Activation::None).unwrap();
         let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
         let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());
         let operands = Operands { x, w, bias: None, y: TensorMut::host(&mut y, (16, 8)).unwrap().view() };
-        let planned = Planned { recipe, bucket: 0, number: 1 };
-        let refused = executor.run(&ranks[0], &planned, (&operands, Activation::None), Stream::Host).unwrap_err();
+        let planned = Planned { recipe, number: 1 };
+        let refused = executor.run(&ranks[0], &planned, &operands, Stream::Host).unwrap_err();
         assert!(matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })), "{refused}");
         for comm in &ranks {
             assert!(matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank()));

@@ -37,13 +37,21 @@ impl Recipe {
         Self { problem, plan: choice.plan, sms: choice.sms, launch }
     }
 
+    /// The recipe in the form that it has for shards that differ, if that is another.
+    pub(crate) fn for_unequal_shards(&self) -> Option<Self> {
+        let comm = CommMode::Overlapped { peers: self.problem.world().peers() };
+        (self.plan.comm == CommMode::Sequential && self.problem.world().peers() > 0)
+            .then(|| Self { plan: Plan { comm, ..self.plan }, ..*self })
+    }
+
     /// Plan and target, as far as the communicator lets a caller choose.
     fn asked(&self, comm: &Communicator) -> Result<(Plan, Target), BuildError> {
         let mut target = planning::target(comm, 0)?;
         target.machine.multiprocessors = self.sms;
         let mut plan = self.plan;
-        if plan.comm == CommMode::Sequential && comm.transport() == TransportKind::Mixed {
-            // It has no collective of all ranks.
+        let unequal = self.problem.full_shards() < self.problem.world().get();
+        if plan.comm == CommMode::Sequential && (unequal || comm.transport() == TransportKind::Mixed) {
+            // There is no collective of all ranks, or of shards that differ.
             plan.comm = CommMode::Overlapped { peers: self.problem.world().peers() };
         }
         Ok((plan, target))

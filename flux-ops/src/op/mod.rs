@@ -33,7 +33,7 @@ use std::ops::Range;
 /// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a tensor-parallel
 /// model, with rows of `x` split over the ranks.
 ///
-/// Each rank gives its rows `x[m/W, k]` and gets all rows of its columns `y[m, n/W]`. Bias and
+/// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n/W]`. Bias and
 /// activation are applied in fp32, before the one rounding.
 ///
 /// ```
@@ -61,7 +61,7 @@ pub type AllGatherGemm<T> = FusedLinear<kind::AllGather, T>;
 /// tensor-parallel model, with rows of `y` split over the ranks.
 ///
 /// Each rank gives all rows of its part of the inner dimension, `x[m, k/W]`, and gets its rows
-/// `y[m/W, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The plan
+/// `y[m_r, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The plan
 /// and the nodes fix the order, so every run has the same bits. There is no activation.
 ///
 /// ```
@@ -100,12 +100,13 @@ pub type GemmReduceScatter<T> = FusedLinear<kind::ReduceScatter, T>;
 /// One rank's part of a fused linear layer: an [`AllGatherGemm`] or a [`GemmReduceScatter`].
 ///
 /// `m` tokens, `n` output features and the inner extent `k` are global, `W` is the number of ranks.
-/// All operands are row-major:
+/// Rank `r` has `m_r` rows: [`rows`](Self::rows), as PyTorch's `tensor_split` cuts them. All
+/// operands are row-major:
 ///
 /// | op | `x` | `w` | bias | `y` |
 /// |---|---|---|---|---|
-/// | [`AllGatherGemm`] | `[m/W, k]` | `[n/W, k]` | `[n/W]`, the rank's columns | `[m, n/W]` |
-/// | [`GemmReduceScatter`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m/W, n]` |
+/// | [`AllGatherGemm`] | `[m_r, k]` | `[n/W, k]` | `[n/W]`, the rank's columns | `[m, n/W]` |
+/// | [`GemmReduceScatter`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m_r, n]` |
 ///
 /// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to `max_m`,
 /// the same on every rank; another `m` costs no exchange, allocation or wait. Without rows there is
@@ -130,9 +131,8 @@ pub struct FusedLinear<K, T> {
 }
 
 impl<K: OpMarker, T: Element> FusedLinear<K, T> {
-    /// Starts an op of global extents, for calls with at most `max_m` rows. `max_m` and the `m` of
-    /// calls are multiples of `W`; of an AllGather-GEMM `n/W` and `k` are multiples of 8, of a
-    /// GEMM-ReduceScatter `n` and `k/W`.
+    /// Starts an op of global extents, for calls with at most `max_m` rows. Of an AllGather-GEMM
+    /// `n/W` and `k` are multiples of 8, of a GEMM-ReduceScatter `n` and `k/W`.
     pub fn builder(max_m: usize, n: usize, k: usize) -> Builder<Self> {
         Builder::new(Request::new(K::OP, max_m, n, k, T::DTYPE))
     }
@@ -221,13 +221,12 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         if m == 0 {
             return Ok(self.comm.empty_call(stream)?);
         }
-        self.executor.run(&self.comm, &self.planned(problem), (&operands, self.request.epilogue.activation), stream)
+        self.executor.run(&self.comm, &self.planned(problem), &operands, stream)
     }
 
     /// What is known of calls of `problem`.
     fn planned(&self, problem: Problem) -> Planned {
-        let m = problem.m();
-        Planned { recipe: self.recipe(problem), bucket: self.buckets.number(m), number: self.number }
+        Planned { recipe: self.recipe(problem), number: self.number }
     }
 
     fn recipe(&self, problem: Problem) -> Recipe {
@@ -345,7 +344,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         let planned = self.planned(self.problem(m)?);
         let resolved = planned.recipe.resolve(&self.comm);
         let resolved = resolved.map_err(|source| CallError::Program { m: planned.recipe.problem.m(), source: Box::new(source) })?;
-        Ok(self.executor.execution(planned.bucket, &resolved.execution))
+        Ok(self.executor.execution(&resolved))
     }
 
     /// The plans and their origins, the executor, the workspace and the transport, for people.
@@ -385,7 +384,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
             let resolved = request.resolve(comm, &buckets)?;
             let (largest, number, workspace) = (request.largest(comm)?, request.number(), request::workspace(&resolved));
-            let executor = Executor::new(comm, &resolved)?;
+            let executor = Executor::new(comm, &resolved, request.epilogue.activation)?;
             Ok(Self { executor, comm: comm.clone(), request, largest, buckets, number, workspace, kind: PhantomData })
         });
         let op = agreement::all_ready(comm, &name, op)?;

@@ -45,14 +45,16 @@ impl Operands {
         location: Location,
     ) -> Result<(), CallError> {
         let rows = |shape: Shape| if m == 0 { Shape { rows: 0, ..shape } } else { shape };
-        let vector = Shape { rows: 1, cols: problem.y_shape().cols };
+        let vector = Shape { rows: 1, cols: problem.n_local() };
         match self.bias {
             None if epilogue.bias => return Err(CallError::NoBias { expected: vector }),
             Some(bias) if !epilogue.bias => return Err(CallError::UnwantedBias { found: bias.layout }),
             _ => {}
         }
-        let shapes =
-            [rows(problem.x_shape()), problem.w_shape()].into_iter().chain(self.bias.map(|_| vector)).chain([rows(problem.y_shape())]);
+        let shapes = [rows(problem.x_shape(rank)), problem.w_shape()]
+            .into_iter()
+            .chain(self.bias.map(|_| vector))
+            .chain([rows(problem.y_shape(rank))]);
         for ((operand, view), expected) in self.named().zip(shapes) {
             let found = view.layout;
             if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {

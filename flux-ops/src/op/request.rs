@@ -73,16 +73,20 @@ impl Request {
         UserTable::at(self.table.as_deref(), false)
     }
 
-    /// How this rank executes the op with the last `m` of each bucket.
+    /// How this rank executes the op with the last `m` of each bucket, and in the form that shards
+    /// have which differ.
     pub(super) fn resolve(&self, comm: &Communicator, buckets: &Buckets) -> Result<Vec<(Recipe, Resolved)>, BuildError> {
         // The margin counts on each rank; the others' choice may be of a larger device.
         planning::target(comm, self.launch.sm_margin)?;
         let largest = self.largest(comm)?;
-        let one = |bucket: &planning::Bucket| {
+        let mut all = Vec::new();
+        for bucket in buckets.iter() {
             let recipe = Recipe::new(largest.with_m(bucket.last)?, &bucket.choice, self.launch);
-            Ok((recipe, recipe.resolve(comm)?))
-        };
-        buckets.iter().map(one).collect()
+            for recipe in [Some(recipe), recipe.for_unequal_shards()].into_iter().flatten() {
+                all.push((recipe, recipe.resolve(comm)?));
+            }
+        }
+        Ok(all)
     }
 
     /// The op's number, by which ranks compare their calls: that of its text.

@@ -55,7 +55,7 @@ impl Layout {
     /// Whether a kernel can address this layout over `available` elements from `address` on.
     pub(super) fn check(&self, address: u64, available: usize) -> Result<(), TensorError> {
         if self.cols == 0 {
-            return Err(TensorError::Empty { name: "cols" });
+            return Err(TensorError::Empty);
         }
         if self.row_stride < self.cols {
             return Err(TensorError::RowStrideShort { row_stride: self.row_stride, cols: self.cols });
@@ -69,8 +69,8 @@ impl Layout {
         if self.span() > available {
             return Err(TensorError::TooShort { layout: *self, needed: self.span(), available });
         }
+        // Without rows there is no memory.
         if self.rows == 0 {
-            // A call without rows, or an empty shard: nothing is read or written.
             return Ok(());
         }
         if address == 0 {

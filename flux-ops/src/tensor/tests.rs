@@ -107,6 +107,7 @@ proptest::proptest! {
     ) {
         let m = memory(len + 32);
         let part = &m[offset..offset + len];
+        // A view without rows has no memory.
         let fits = cols > 0 && (rows == 0 || (rows - 1) * row_stride + cols <= len);
         let aligned = (rows == 0 || offset.is_multiple_of(ROW_MULTIPLE)) && row_stride.is_multiple_of(ROW_MULTIPLE);
         let accepted = TensorRef::host(part, Layout::strided(rows, cols, row_stride)).is_ok();

@@ -162,10 +162,11 @@ impl<T: Element> RankCase<'_, T> {
     /// Calls in a row, each with other rows than the one before.
     fn rows(&self, soaked: &mut SoakResult) -> anyhow::Result<()> {
         let largest = *self.op.problem();
-        let (shard, world) = (largest.m_shard(), largest.world().get());
-        let mut rows = vec![1, shard.div_ceil(7), shard.div_ceil(2), shard - shard / 3, shard];
+        let most = largest.m();
+        let mut rows = vec![1, most.div_ceil(7), most / 2 + 1, most - most / 3, most];
+        rows.sort_unstable();
         rows.dedup();
-        let problems = rows.into_iter().map(|rows| largest.with_m(rows * world)).collect::<Result<Vec<_>, _>>()?;
+        let problems = rows.into_iter().map(|m| largest.with_m(m)).collect::<Result<Vec<_>, _>>()?;
         let set = |problem| Ok((problem, self.ctx.operand_set_with::<T>(&problem, self.epilogue)?));
         let mut sets = problems.into_iter().map(set).collect::<anyhow::Result<Vec<_>>>()?;
         let (count, rank) = (sets.len() as u64, u64::from(self.ctx.rank().get()));

@@ -26,8 +26,10 @@ pub fn a_refused_call_launches_nothing(machine: Machine) {
 }
 
 fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
-    let (lx, lw, ly) = layouts(case);
-    let smaller = |l: Layout| [Layout::dense(l.rows - 1, l.cols), Layout::strided(l.rows, l.cols - 8, l.cols)];
+    let (lx, lw, ly) = layouts(case, node.rank);
+    // So few that every shard has other rows.
+    let fewer = case.problem.world().index();
+    let smaller = |l: Layout| [Layout::dense(l.rows - fewer, l.cols), Layout::strided(l.rows, l.cols - 8, l.cols)];
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned::<bf16>(ly.rows * ly.cols);
     let mut refused = |lx, lw, ly| {
@@ -39,7 +41,7 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
         other => panic!("{other}"),
     };
     // The operand with all rows says how many the call has, so with fewer the other one is wrong.
-    let (others, gathers) = (|error| matches!(error, CallError::Problem(_) | CallError::Shape { .. }), case.problem.op() == OPS[0]);
+    let (others, gathers) = (|error| matches!(error, CallError::Shape { .. }), case.problem.op() == OPS[0]);
     let [fewer, narrower] = smaller(lx);
     let error = refused(fewer, lw, ly);
     if gathers {
@@ -66,7 +68,7 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
 /// Operands of the right shape in the wrong place: another device, memory shared with `y`, a stream
 /// of another kind.
 fn make_every_misplaced_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
-    let (lx, lw, ly) = layouts(case);
+    let (lx, lw, ly) = layouts(case, node.rank);
     let (at_w, at_y) = (lx.span(), lx.span() + lw.span());
     let memory = node.poisoned::<bf16>(at_y + ly.span());
     let (start, here) = {

@@ -10,21 +10,21 @@ use flux_transport::{Fault, HeldBytes, Options, TransportError};
 use half::bf16;
 use std::time::{Duration, Instant};
 
-/// Most rows of a rank's shard.
-const MOST: usize = 70;
+/// Most rows of a call.
+const MOST: usize = 211;
 
-/// Global extents with so many rows a rank.
-fn shape(machine: Machine, op: OpKind, world: u32, rows: usize) -> [usize; 3] {
+/// Global extents with so many rows.
+fn shape(machine: Machine, op: OpKind, world: u32, m: usize) -> [usize; 3] {
     let w = world as usize;
     match (op, machine) {
-        (OpKind::AllGatherGemm, Machine::Host) => [rows * w, 24 * w, 40],
-        (OpKind::GemmReduceScatter, Machine::Host) => [rows * w, 40, 24 * w],
-        (OpKind::AllGatherGemm, _) => [rows * w, 264 * w, 456],
-        (OpKind::GemmReduceScatter, _) => [rows * w, 520, 200 * w],
+        (OpKind::AllGatherGemm, Machine::Host) => [m, 24 * w, 40],
+        (OpKind::GemmReduceScatter, Machine::Host) => [m, 40, 24 * w],
+        (OpKind::AllGatherGemm, _) => [m, 264 * w, 456],
+        (OpKind::GemmReduceScatter, _) => [m, 520, 200 * w],
     }
 }
 
-/// Cases of one layer, each with its expected result, by rows a rank.
+/// Cases of one layer, each with its expected result, by rows.
 fn cases(machine: Machine, op: OpKind, world: u32, rows: &[usize]) -> Vec<(Case<bf16>, super::super::case::Expected<bf16>)> {
     let case = |&rows: &usize| Case::<bf16>::new(op, shape(machine, op, world, rows), world, Values::Integers, 71);
     rows.iter().map(case).map(|case| (case.clone(), case.expected_on(machine))).collect()
@@ -32,7 +32,7 @@ fn cases(machine: Machine, op: OpKind, world: u32, rows: &[usize]) -> Vec<(Case<
 
 /// A call without rows.
 fn empty_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> Result<(), CallError> {
-    let (lx, lw, ly) = layouts(case);
+    let (lx, lw, ly) = layouts(case, node.rank);
     let without = |layout: Layout| Layout::dense(0, layout.cols);
     let (x, w, mut y) = (node.poisoned::<bf16>(8), node.upload(&case.w(node.rank)), node.poisoned::<bf16>(8));
     op.forward(&node.view(&x, without(lx)), &node.view(&w, lw), &mut node.view_mut(&mut y, without(ly)), node.stream())?;
@@ -43,7 +43,7 @@ fn empty_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> Result<(), Ca
 /// Each call has other rows than the one before, by turns of two ops, and some have none.
 pub fn rows_change_with_every_call(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3, 4]) {
-        let rows = [1, MOST, 7, 33, 2, 64, 16, 17, 5, 48];
+        let rows = [1, MOST, 7, 99, 2, 128, 48, 17, 5, 160];
         let layers = OPS.map(|op| cases(machine, op, world, &rows));
         machine.run(world, defaults, |node| {
             let build = |op| {
@@ -74,7 +74,7 @@ pub fn rows_change_with_every_call(machine: Machine) {
 pub fn evicted_programs_are_made_again(machine: Machine) {
     const ROOM: u64 = 2048;
     for world in machine.worlds(&[1, 2, 3]) {
-        let rows = [3, 40, 9, MOST, 21];
+        let rows = [3, 120, 27, MOST, 64];
         let plan = OpOptions::of(flux_core::Plan::of(machine.tiles()[0]));
         let layers = OPS.map(|op| cases(machine, op, world, &rows));
         machine.run(world, defaults, |node| {
@@ -107,9 +107,8 @@ pub fn prepared_programs_stay(machine: Machine) {
             limit_programs(&node.comm, 8192);
             let options = OpOptions { workers: node.workers, ..OpOptions::of(flux_core::Plan::of(machine.tiles()[0])) };
             let op = AnyOp::<bf16>::build(OPS[1], shape(machine, OPS[1], world, MOST), options, &node.comm).unwrap();
-            let w = world as usize;
-            op.prepare(&[16 * w, 0]).unwrap();
-            let refused = (1..=MOST).find_map(|rows| op.prepare(&[rows * w]).err());
+            op.prepare(&[16, 0]).unwrap();
+            let refused = (1..=MOST).find_map(|rows| op.prepare(&[rows]).err());
             assert!(
                 matches!(&refused, Some(CallError::Program { source, .. }) if matches!(**source, BuildError::ProgramMemory { .. })),
                 "{refused:?}"
@@ -176,19 +175,18 @@ pub fn rows_that_do_not_fit_are_refused(machine: Machine) {
                 let options = OpOptions { workers: node.workers, ..OpOptions::default() };
                 let built = AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm).unwrap();
                 if node.rank.get() == world - 1 {
-                    let most = MOST * world as usize;
                     match call(&built, &cases[2].0, node).unwrap_err() {
-                        CallError::TooManyRows { m, max_m } => assert_eq!((m, max_m), (most + world as usize, most)),
+                        CallError::TooManyRows { m, max_m } => assert_eq!((m, max_m), (MOST + 1, MOST)),
                         other => panic!("{other}"),
                     }
-                    assert!(matches!(built.prepare(&[most + 1]), Err(CallError::TooManyRows { .. })));
+                    assert!(matches!(built.prepare(&[MOST + 1]), Err(CallError::TooManyRows { .. })));
                     // The operand with a shard's rows is of another m.
-                    let [(lx, lw, ly), (other_x, _, other_y)] = [&cases[0].0, &cases[1].0].map(layouts);
+                    let [(lx, lw, ly), (other_x, _, other_y)] = [&cases[0].0, &cases[1].0].map(|case| layouts(case, node.rank));
                     let (lx, ly, name) = if op == OpKind::AllGatherGemm { (other_x, ly, "x") } else { (lx, other_y, "y") };
                     let (x, w, mut y) = (node.poisoned::<bf16>(lx.span()), node.poisoned(lw.span()), node.poisoned(ly.span()));
                     let refused = built.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream());
                     match refused.unwrap_err() {
-                        CallError::Shape { operand, m, .. } => assert_eq!((operand, m), (name, 16 * world as usize)),
+                        CallError::Shape { operand, m, .. } => assert_eq!((operand, m), (name, 16)),
                         other => panic!("{other}"),
                     }
                 }

@@ -3,13 +3,13 @@
 // its staging buffer for the storer.
 
 #pragma once
-#include "core/config.cuh"
-#include "core/epilogue.cuh"
-#include "core/reduce_rows.cuh"
-#include "core/scatter.cuh"
-#include "core/trace.cuh"
-#include "core/swap_ab.cuh"
-#include "core/wait.cuh"
+#include "sm90/config.cuh"
+#include "common/epilogue.cuh"
+#include "common/reduce_rows.cuh"
+#include "common/scatter.cuh"
+#include "common/trace.cuh"
+#include "sm90/swap_ab.cuh"
+#include "common/wait.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -21,9 +21,6 @@ namespace flux {
 template <class C>
 struct Consumer {
     static constexpr u32 kAccumulators = C::kAccumulators;
-    // Steps by which the second consumer adds later than the first, so that one multiplies while
-    // the other adds. Tile programs leave room for them.
-    static constexpr u32 kInMainloopLag = 2;
     // This consumer's rows of A and rows of B in a stage.
     static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;
     static constexpr u32 kOffsetB = C::kSplitColumns ? C::kCols * C::kTileK * 2 : 0;
@@ -337,6 +334,7 @@ private:
                 return;
             }
         }
+        if (!finishes(item)) ptx::trap();  // a sink that this kernel does not know
         if constexpr (C::kSwapAB) {
             write_boxes_swapped<C>(smem, index, thread, acc);
         } else {
