@@ -29,6 +29,11 @@ pub enum Fill {
     SmallInts = 1,
 }
 
+impl Fill {
+    /// Both, by their numbers.
+    pub(crate) const ALL: [Self; 2] = [Self::Uniform, Self::SmallInts];
+}
+
 /// A window of a global matrix and where it lies on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
