@@ -21,7 +21,9 @@ pub(crate) fn run() -> bool {
     line("cores", machine::cores());
     gpus();
     libraries();
-    requirements::lines().iter().for_each(|needed| line("needs", needed));
+    for needed in requirements::lines() {
+        line("needs", needed);
+    }
     plan_table();
     let proof = peers();
     transports(proof.as_ref())
