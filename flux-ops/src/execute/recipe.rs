@@ -8,7 +8,7 @@ use super::plan::ExecutionPlan;
 use crate::error::BuildError;
 use crate::planning::{self, Choice};
 use flux_core::Problem;
-use flux_core::plan::{CommMode, Plan, ProgramBound, Target};
+use flux_core::plan::{Chunk, CommMode, Plan, ProgramBound, RowMapping, Target};
 use flux_core::program::TileProgram;
 use flux_transport::{Communicator, TransportKind};
 
@@ -39,9 +39,10 @@ impl Recipe {
 
     /// The recipe in the form that it has for shards that differ, if that is another.
     pub(crate) fn for_unequal_shards(&self) -> Option<Self> {
-        let comm = CommMode::Overlapped { peers: self.problem.world().peers() };
+        // Collectives take equal shards.
+        let (comm, rows) = (CommMode::Overlapped { peers: self.problem.world().peers() }, RowMapping::Flattened);
         (self.plan.comm == CommMode::Sequential && self.problem.world().peers() > 0)
-            .then(|| Self { plan: Plan { comm, ..self.plan }, ..*self })
+            .then(|| Self { plan: Plan { comm, rows, chunk: Chunk::Shard, k_slices: 1, ..self.plan }, ..*self })
     }
 
     /// Plan and target, as far as the communicator lets a caller choose.
@@ -49,9 +50,8 @@ impl Recipe {
         let mut target = planning::target(comm, 0)?;
         target.machine.multiprocessors = self.sms;
         let mut plan = self.plan;
-        let unequal = self.problem.full_shards() < self.problem.world().get();
-        if plan.comm == CommMode::Sequential && (unequal || comm.transport() == TransportKind::Mixed) {
-            // There is no collective of all ranks, or of shards that differ.
+        if plan.comm == CommMode::Sequential && comm.transport() == TransportKind::Mixed {
+            // It has no collective of all ranks.
             plan.comm = CommMode::Overlapped { peers: self.problem.world().peers() };
         }
         Ok((plan, target))
