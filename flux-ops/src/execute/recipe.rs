@@ -41,8 +41,9 @@ impl Recipe {
     pub(crate) fn for_unequal_shards(&self) -> Option<Self> {
         // Collectives take equal shards.
         let (comm, rows) = (CommMode::Overlapped { peers: self.problem.world().peers() }, RowMapping::Flattened);
-        (self.plan.comm == CommMode::Sequential && self.problem.world().peers() > 0)
-            .then(|| Self { plan: Plan { comm, rows, chunk: Chunk::Shard, k_slices: 1, ..self.plan }, ..*self })
+        let plan = Plan { comm, rows, chunk: Chunk::Shard, k_slices: 1, ..self.plan };
+        let is_another = self.plan.comm == CommMode::Sequential && self.problem.world().peers() > 0;
+        is_another.then_some(Self { plan, ..*self })
     }
 
     /// Plan and target, as far as the communicator lets a caller choose.

@@ -45,9 +45,9 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
     let [fewer, narrower] = smaller(lx);
     let error = refused(fewer, lw, ly);
     if gathers {
-        named(error, "x", fewer)
+        named(error, "x", fewer);
     } else {
-        assert!(others(error))
+        assert!(others(error));
     }
     named(refused(narrower, lw, ly), "x", narrower);
     for wrong in smaller(lw) {
@@ -56,9 +56,9 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
     let [fewer, narrower] = smaller(ly);
     let error = refused(lx, lw, fewer);
     if gathers {
-        assert!(others(error))
+        assert!(others(error));
     } else {
-        named(error, "y", fewer)
+        named(error, "y", fewer);
     }
     named(refused(lx, lw, narrower), "y", narrower);
     assert!(node.download(&y).iter().all(|e| e.is_nan()), "y was written by a refused call");

@@ -206,7 +206,9 @@ pub fn ops_hold_no_memory_of_their_own(machine: Machine) {
             let build = |op| AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm).unwrap();
             let use_all = |ops: &[AnyOp<bf16>; 2]| {
                 for (op, cases) in ops.iter().zip(&cases) {
-                    cases.iter().for_each(|(case, _)| drop(call(op, case, node).unwrap()));
+                    for (case, _) in cases {
+                        call(op, case, node).unwrap();
+                    }
                 }
             };
             let first = OPS.map(build);
