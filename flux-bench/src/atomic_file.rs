@@ -233,7 +233,7 @@ mod tests {
             let new = NewFile::named(&target).unwrap();
             let file = ResultFile { _watch: Watch::over(&new).unwrap(), new, target };
             let error = write_to(file, |w| {
-                w.write_all(&[1; 100_000])?;
+                w.write_all(&[1; 10_000])?;
                 io::stdout().write_all(b"\nit writes\n")?;
                 loop {
                     std::thread::park();
