@@ -37,6 +37,12 @@ impl Target {
         matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed()
     }
 
+    /// Whether the library collective is all that the op can use: messages of a GEMM-AllReduce would
+    /// go from every rank to all.
+    pub(super) fn only_collectives(&self, problem: &Problem) -> bool {
+        problem.op() == OpKind::GemmAllReduce && self.has_collectives()
+    }
+
     /// Whether messages carry data between ranks.
     pub(super) const fn has_messages(&self) -> bool {
         matches!(self.links, Links::Messages(_))
@@ -46,7 +52,7 @@ impl Target {
     pub(super) fn widest_group(&self, problem: &Problem) -> u32 {
         match problem.op() {
             OpKind::AllGatherGemm => problem.world().get(),
-            OpKind::GemmReduceScatter => crate::program::widest_group(self.nodes),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => crate::program::widest_group(self.nodes),
         }
     }
 }

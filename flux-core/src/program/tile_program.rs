@@ -6,7 +6,7 @@
 use super::mainloop;
 use super::{Await, Forward, NONE, Transfer, WorkItem, sink};
 use crate::layout::{self, WorkspaceSize};
-use crate::{Nodes, Problem, Rank, TileShape};
+use crate::{Nodes, OpKind, Problem, Rank, TileShape};
 
 /// The work of one rank in one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -79,9 +79,10 @@ impl TileProgram {
     }
 
     /// The ranks on whose pads `item` raises its signal: `dest`; for [`sink::SCATTER`] the owners
-    /// of its rows, or all ranks if it is one of a chunk.
+    /// of its rows, which are all ranks for GEMM-AllReduce, or all ranks if it is one of a chunk.
     pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
-        let ranks = if item.sink == sink::SCATTER && item.counter != NONE {
+        let to_all = item.counter != NONE || self.problem.op() == OpKind::GemmAllReduce;
+        let ranks = if item.sink == sink::SCATTER && to_all {
             0..self.problem.world().get()
         } else if item.sink == sink::SCATTER {
             let last_row = item.row.saturating_add(item.rows.saturating_sub(1));

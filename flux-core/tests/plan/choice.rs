@@ -8,8 +8,7 @@ use flux_core::{DType, OpKind, Problem, WorldSize};
 use proptest::prelude::*;
 
 fn problems() -> impl Strategy<Value = Problem> {
-    (any::<bool>(), 1_u32..=8, 1_usize..300, 1_usize..200, 1_usize..200).prop_map(|(gathers, world, rows, n, k)| {
-        let op = if gathers { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
+    (prop::sample::select(&OpKind::ALL[..]), 1_u32..=8, 1_usize..300, 1_usize..200, 1_usize..200).prop_map(|(op, world, rows, n, k)| {
         let ranks = world as usize;
         Problem::new(op, rows * ranks, n * 8 * ranks, k * 8 * ranks, DType::Bf16, WorldSize::new(world).unwrap()).unwrap()
     })
@@ -45,7 +44,7 @@ proptest! {
         let target = Target::peer_memory(Machine::H100, &problem);
         let all = Plan::candidates(&problem, &target);
         let plan = all[number.index(all.len())];
-        let asked = Plan { k_slices: if problem.op() == OpKind::GemmReduceScatter { plan.k_slices + extra } else { plan.k_slices }, ..plan };
+        let asked = Plan { k_slices: if problem.op().reduces() { plan.k_slices + extra } else { plan.k_slices }, ..plan };
         for rank in problem.world().ranks() {
             let build = |plan: &Plan| TileProgram::build(&problem, rank, &plan.schedule(&problem, &target)).unwrap();
             prop_assert_eq!(build(&asked), build(&asked.canonical(&problem, &target)));

@@ -45,8 +45,10 @@ fn least_sent(call: &Call) -> u64 {
     let (problem, peers) = (&program.problem, u64::from(program.problem.world().peers()));
     match problem.op() {
         OpKind::AllGatherGemm => peers * gather_place_bytes(problem),
-        OpKind::GemmReduceScatter if program.flattened => peers * u64::from(problem.m_shard()) * u64::from(problem.n_local()) * 2,
-        OpKind::GemmReduceScatter => peers * u64::from(program.slots_per_source) * slot_bytes(problem, program.tile),
+        _ if program.flattened => peers * u64::from(problem.y_shape().rows) * u64::from(problem.n_local()) * 2,
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+            peers * u64::from(program.slots_per_source) * slot_bytes(problem, program.tile)
+        }
     }
 }
 

@@ -43,7 +43,11 @@ fn places(p: &TileProgram) -> u32 {
 fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
     let world = p.problem.world().get();
     let reduction = item.sink == sink::REDUCE_ROWS;
-    let rows = if p.flattened && !reduction { p.problem.m() } else { p.problem.m_shard() };
+    let rows = match (p.flattened, reduction) {
+        (true, true) => p.problem.y_shape().rows,
+        (true, false) => p.problem.m(),
+        (false, _) => p.problem.m_shard(),
+    };
     at.range("rows", item.row, item.rows, rows, if reduction { rows } else { p.tile.m })?;
     at.range("cols", item.col, item.cols, p.problem.n_local(), p.tile.n)?;
     at.below("a_source", item.a_source, source::GATHER + 1)?;
@@ -52,6 +56,7 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
         _ if p.flattened => (1, 1),
         OpKind::AllGatherGemm => (1, world),
         OpKind::GemmReduceScatter => (world, 1),
+        OpKind::GemmAllReduce => (world, world),
     };
     // Flattened places are one matrix.
     let outer = if item.a_source == source::GATHER && !p.flattened { places(p) } else { x_shards };

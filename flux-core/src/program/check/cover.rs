@@ -16,7 +16,11 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             return Err(Violation::CoveredTwice { rank: p.rank, output, first: items[first], second: items[second] });
         }
         // Disjoint items inside the output cover it if the areas are equal.
-        let rows = if output == Output::AllShards { p.problem.m() } else { p.problem.m_shard() };
+        let rows = match output {
+            Output::AllShards => p.problem.m(),
+            Output::Shard(_) => p.problem.m_shard(),
+            Output::Reduced => p.problem.y_shape().rows,
+        };
         let all = u64::from(rows) * u64::from(p.problem.n_local());
         let covered: u64 = rects.iter().map(|rect| rect.area()).sum();
         if covered < all {
@@ -31,7 +35,7 @@ fn outputs(p: &TileProgram) -> Vec<Output> {
     match (p.flattened, p.problem.op()) {
         (false, _) => (0..p.problem.world().get()).map(Output::Shard).collect(),
         (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
-        (true, OpKind::GemmReduceScatter) => vec![Output::AllShards, Output::Reduced],
+        (true, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => vec![Output::AllShards, Output::Reduced],
     }
 }
 
@@ -40,7 +44,7 @@ fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
     let output = match (p.flattened, p.problem.op()) {
         (true, _) => u32::from(item.sink == sink::REDUCE_ROWS),
         (false, OpKind::AllGatherGemm) => item.out_outer,
-        (false, OpKind::GemmReduceScatter) => item.a_outer,
+        (false, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => item.a_outer,
     };
     output as usize
 }

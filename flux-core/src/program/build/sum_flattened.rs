@@ -1,5 +1,6 @@
-//! The program of GEMM-ReduceScatter with flattened rows: every rank scatters the rows of its tiles
-//! to their owners, itself included, and then reduces the rows that it received.
+//! The programs of sums over the ranks with flattened rows: every rank scatters the rows of its
+//! tiles to their owners, itself included, and then reduces the rows that it received. A row of a
+//! GEMM-ReduceScatter has one owner; a GEMM-AllReduce's rows are owned by every rank.
 //!
 //! Invariant: all ranks have the same tiles in the same order, so a number names a tile. A
 //! reduction awaits only tiles, never another reduction.
@@ -49,10 +50,10 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
 
     let reduce_rows = reduce_rows(problem, grid);
     let mut reductions: Vec<Reduction> = Vec::new();
-    let own = problem.shard_rows(rank);
+    let own = problem.y_rows(rank);
     for col_block in 0..grid.col_blocks() {
-        for row in (0..problem.m_shard()).step_by(reduce_rows as usize) {
-            let rows = reduce_rows.min(problem.m_shard() - row);
+        for row in (0..own.end - own.start).step_by(reduce_rows as usize) {
+            let rows = reduce_rows.min(own.end - own.start - row);
             let (first, last) = (own.start + row, own.start + row + rows - 1);
             let row_blocks = first / schedule.tile.m..last / schedule.tile.m + 1;
             let tiles: Vec<u32> = row_blocks.clone().map(|row_block| number[index(grid, row_block, col_block)]).collect();
@@ -140,10 +141,10 @@ fn index(grid: TileGrid, row_block: u32, col_block: u32) -> usize {
 /// Least rows of a reduction: fewer leave threads of a worker idle.
 const REDUCED_ROWS: u32 = 16;
 
-/// Rows of a reduction; the last of a shard may have fewer. There are at most [`WORKERS`]
+/// Rows of a reduction; the last of a rank may have fewer. There are at most [`WORKERS`]
 /// reductions, so that each worker has one.
 pub(super) const fn reduce_rows(problem: &Problem, grid: TileGrid) -> u32 {
     let blocks = WORKERS / grid.col_blocks();
-    let rows = problem.m_shard().div_ceil(if blocks == 0 { 1 } else { blocks });
+    let rows = problem.y_shape().rows.div_ceil(if blocks == 0 { 1 } else { blocks });
     if rows < REDUCED_ROWS { REDUCED_ROWS } else { rows }
 }
