@@ -1,4 +1,4 @@
-// Scatters staged rows of a tile to the ranks that own them.
+// Scatters staged rows of a tile to the ranks that own them: one, or with a mask all of its ranks.
 
 #pragma once
 #include "core/config.cuh"
@@ -31,9 +31,14 @@ struct Scatter {
     __device__ __forceinline__ void store(u32 vector) const {
         const u32 row = first_row + vector / kPerRow, col = first_col + vector % kPerRow * 8;
         if (row >= item.rows || col >= item.cols) return;
-        const u32 owner = (item.row + row) / p.m_shard;
         const u64 at = place + static_cast<u64>((item.row + row) % p.m_shard) * p.source_row_bytes + (item.col + col) * u64{2};
-        ptx::store_global_16(p.data[owner] + at, ptx::load_shared_16(smem.out_row(row) + col * 2));
+        const uint4 eight = ptx::load_shared_16(smem.out_row(row) + col * 2);
+        if (p.scatter_mask == 0) {
+            ptx::store_global_16(p.data[(item.row + row) / p.m_shard] + at, eight);
+            return;
+        }
+#pragma unroll 1
+        for (u32 left = p.scatter_mask; left != 0; left &= left - 1) ptx::store_global_16(p.data[__ffs(left) - 1] + at, eight);
     }
 };
 

@@ -64,8 +64,11 @@ mirrored! {
         /// CTAs whose storers scatter a tile at once, while the next is multiplied; 0 where
         /// consumers scatter their rows.
         pub(crate) in_flight_limit: u32,
-        /// Rows of a shard.
+        /// Rows of a shard; with scattered rows, those of an owner.
         pub(crate) m_shard: u32,
+        /// The ranks at which every row is stored that is scattered; 0 where its shard's rank owns
+        /// it.
+        pub(crate) scatter_mask: u32,
         /// Bytes between scattered rows at their owner.
         pub(crate) source_row_bytes: u32,
         /// After the bias; AllGather-GEMM only.

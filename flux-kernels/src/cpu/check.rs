@@ -45,7 +45,7 @@ impl Stored {
 
 /// Whether rows are scattered and then reduced.
 fn scatters(program: &TileProgram) -> bool {
-    program.flattened && program.problem.op() == OpKind::GemmReduceScatter
+    program.flattened && program.problem.op().reduces()
 }
 
 /// Checks the item's extents, steps and rows of operand A.
@@ -55,7 +55,11 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         count > 0 && count <= block && first.is_multiple_of(block) && first.checked_add(count).is_some_and(|last| last <= end)
     };
     let reduces = item.sink == sink::REDUCE_ROWS;
-    let rows = if program.flattened && !reduces { problem.m() } else { problem.m_shard() };
+    let rows = match (program.flattened, reduces) {
+        (true, true) => problem.y_shape().rows,
+        (true, false) => problem.m(),
+        (false, _) => problem.m_shard(),
+    };
     let rows_exist = if reduces {
         item.rows > 0 && item.row.checked_add(item.rows).is_some_and(|last| last <= rows)
     } else {

@@ -6,15 +6,15 @@ use super::error::ExecuteError;
 use super::operands::fits;
 use crate::element::Element;
 use crate::epilogue::Activation;
+use flux_core::Problem;
 use flux_core::problem::Shape;
-use flux_core::{OpKind, Problem};
 
 /// The epilogue of a sum, before it is stored: nothing by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a, T> {
     /// One element for each column of `y`, added to every row.
     pub bias: Option<&'a [T]>,
-    /// Applied to the sum with the bias; nothing for GEMM-ReduceScatter.
+    /// Applied to the sum with the bias; AllGather-GEMM only.
     pub activation: Activation,
 }
 
@@ -27,8 +27,8 @@ impl<T> Default for Epilogue<'_, T> {
 impl<T: Element> Epilogue<'_, T> {
     /// Checks it against the problem.
     pub(super) fn fits(&self, problem: &Problem) -> Result<(), ExecuteError> {
-        if problem.op() == OpKind::GemmReduceScatter && self.activation != Activation::None {
-            return Err(ExecuteError::Activation { activation: self.activation });
+        if problem.op().reduces() && self.activation != Activation::None {
+            return Err(ExecuteError::Activation { op: problem.op(), activation: self.activation });
         }
         let shape = Shape { rows: 1, cols: problem.y_shape().cols };
         self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))

@@ -44,7 +44,7 @@ pub struct LaunchArgs<'a> {
     /// Address of the caller's bias, one element for each column of `y`, a multiple of 4; 0 for
     /// none.
     pub bias: u64,
-    /// Applied to the sum with the bias; none for GEMM-ReduceScatter.
+    /// Applied to the sum with the bias; AllGather-GEMM only.
     pub activation: Activation,
     /// Every rank's data region, as mapped on this device.
     pub data: &'a [u64],

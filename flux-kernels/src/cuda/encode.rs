@@ -31,6 +31,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
         OpKind::AllGatherGemm => (m_shard, 1, global_rows, shards),
         OpKind::GemmReduceScatter => (global_rows, shards, m_shard, 1),
+        OpKind::GemmAllReduce => (global_rows, shards, global_rows, shards),
     };
     let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
     let x_outer = [(x_shards, shard_bytes(args.x)), (1, shard_bytes(args.x))];
@@ -121,11 +122,12 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         await_pushed: u32::from(args.await_pushed),
         gap_ns: match problem.op() {
             OpKind::AllGatherGemm => args.pace.push_gap_ns,
-            OpKind::GemmReduceScatter => args.pace.send_gap_ns,
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => args.pace.send_gap_ns,
         },
         // The kernel compares counts of stores with a sign.
         in_flight_limit: args.pace.in_flight_limit.min(i32::MAX as u32),
-        m_shard: problem.m_shard(),
+        m_shard: if problem.op().reduces() && p.flattened { problem.y_shape().rows } else { problem.m_shard() },
+        scatter_mask: if problem.op() == OpKind::GemmAllReduce { distinct(&args.data[..world.index()]) } else { 0 },
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
@@ -137,6 +139,13 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })
+}
+
+/// The ranks whose address no lower rank has, as a mask: where copies carry rows on, one outbox
+/// stands for all peers.
+fn distinct(addresses: &[u64]) -> u32 {
+    let firsts = addresses.iter().enumerate().filter(|(rank, address)| !addresses[..*rank].contains(address));
+    firsts.map(|(rank, _)| 1 << rank).sum()
 }
 
 /// The addresses in the kernel's array of fixed capacity.

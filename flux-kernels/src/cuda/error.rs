@@ -1,6 +1,7 @@
 //! Why something could not be enqueued.
 
 use crate::epilogue::Activation;
+use flux_core::OpKind;
 
 /// A driver call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -37,8 +38,10 @@ pub enum LaunchError {
         kernel: String,
     },
     /// An activation of a sum that other ranks add to.
-    #[error("GEMM-ReduceScatter takes no activation, and {activation} was asked for")]
+    #[error("{op} takes no activation, and {activation} was asked for")]
     Activation {
+        /// The op.
+        op: OpKind,
         /// What was asked for.
         activation: Activation,
     },

@@ -7,7 +7,6 @@ use super::kernel::Kernel;
 use super::program::DeviceProgram;
 use crate::epilogue::Activation;
 use crate::variant::Variant;
-use flux_core::OpKind;
 
 /// Enqueues one call on the stream. Does not wait for the device and allocates nothing.
 ///
@@ -34,8 +33,8 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
     }
-    if variant.op() == OpKind::GemmReduceScatter && args.activation != Activation::None {
-        return Err(LaunchError::Activation { activation: args.activation });
+    if p.problem.op().reduces() && args.activation != Activation::None {
+        return Err(LaunchError::Activation { op: p.problem.op(), activation: args.activation });
     }
     let limit = kernel.multiprocessors();
     if ctas == 0 || ctas > limit {

@@ -12,7 +12,7 @@ const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 fn activations(op: OpKind) -> &'static [Activation] {
     match op {
         OpKind::AllGatherGemm => &Activation::ALL,
-        OpKind::GemmReduceScatter => &[Activation::None],
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => &[Activation::None],
     }
 }
 
@@ -22,7 +22,7 @@ fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], OpOptions) {
     let w = world as usize;
     match (op, machine) {
         (OpKind::AllGatherGemm, Machine::Host) => ([17 * w, 56 * w, 24], on_host(machine)),
-        (OpKind::GemmReduceScatter, Machine::Host) => ([17 * w, 56, 24 * w], on_host(machine)),
+        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, Machine::Host) => ([17 * w, 56, 24 * w], on_host(machine)),
         _ => (unaligned(machine, op, world), OpOptions::default()),
     }
 }
