@@ -197,7 +197,7 @@ impl RankContext {
         match &set.y {
             Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), (flattened, nodes))),
             Buffer::Cuda { block, .. } => {
-                let made_by = (flattened, plan.comm == CommMode::Sequential && operands.problem.op() == OpKind::GemmReduceScatter, nodes);
+                let made_by = (flattened, plan.comm == CommMode::Sequential && operands.problem.op().reduces(), nodes);
                 self.expect_gpu()?.verify(operands, self.rank(), block.address(), made_by)
             }
         }

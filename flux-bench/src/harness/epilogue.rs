@@ -20,7 +20,7 @@ impl EpilogueSpec {
     pub fn with_bias(op: OpKind) -> impl Iterator<Item = Self> {
         let activations = match op {
             OpKind::AllGatherGemm => &Activation::ALL[..],
-            OpKind::GemmReduceScatter => &[Activation::None],
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => &[Activation::None],
         };
         activations.iter().map(|&activation| Self { bias: true, activation })
     }
