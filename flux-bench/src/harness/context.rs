@@ -9,7 +9,7 @@ use crate::harness::gpu::Gpu;
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, w_window, x_window, y_window};
 use flux_core::plan::{CommMode, Plan};
-use flux_core::{OpKind, Problem, Rank};
+use flux_core::{Problem, Rank};
 use flux_kernels::Element;
 use flux_ops::{Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::internal::cuda::CudaDevice;

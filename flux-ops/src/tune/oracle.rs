@@ -117,8 +117,8 @@ fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::{OpKind, WorldSize};
     use flux_core::plan::Mover;
+    use flux_core::{OpKind, WorldSize};
     use half::bf16;
 
     const FUSED: CommMode = CommMode::Fused { mover: Mover::Kernel };
