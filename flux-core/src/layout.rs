@@ -190,6 +190,14 @@ pub const fn gather_place_bytes(problem: &Problem) -> u64 {
     problem.m_shard() as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
 }
 
+/// Offset of place `place` in the gather buffer. With flattened rows the shards follow each other
+/// without gaps, and some have one row less than a place.
+pub const fn gather_place_offset(problem: &Problem, flattened: bool, place: u32) -> u64 {
+    let bytes = place as u64 * gather_place_bytes(problem);
+    let missing = if flattened { place.saturating_sub(problem.full_shards()) } else { 0 };
+    bytes - missing as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
+}
+
 /// Rows that a warp sends of a partial tile.
 const STRIP: u32 = 16;
 
@@ -217,7 +225,7 @@ pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
 /// Bytes of a source's place among scattered rows: those of the reader's `y`, `n` elements each,
 /// dense.
 pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
-    problem.y_shape().rows as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
+    problem.most_y_rows() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
 }
 
 /// Bytes of one split-K slot: a whole tile in fp32, in an order that is private to the executor.

@@ -74,7 +74,7 @@ pub struct Machine {
 }
 
 /// Bytes of a row that a warp pushes in a round: `kPieceBytes` of
-/// `flux-kernels/cuda/core/mover.cuh`.
+/// `flux-kernels/cuda/common/mover.cuh`.
 const PUSHED_BYTES: u64 = 2048;
 
 impl Machine {

@@ -35,7 +35,7 @@ impl Half {
     fn new(p: &TileProgram) -> Self {
         let (world, m_shard) = (p.problem.world().get(), p.problem.m_shard());
         let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
-        let shared = world * p.slots_per_source.max(m_shard * p.k_steps()).max(p.problem.y_shape().rows * col_blocks);
+        let shared = world * p.slots_per_source.max(m_shard * p.k_steps()).max(p.problem.most_y_rows() * col_blocks);
         let cells = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
         Self { shared: cells(shared), parts: cells(p.split_k_slots) }
     }
@@ -111,9 +111,10 @@ fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 
     }
     let (m_shard, k_steps) = (p.problem.m_shard(), p.k_steps());
     for row in item.row..item.row + item.rows {
-        let (place, source) = if p.flattened { (row / m_shard, row / m_shard) } else { (item.a_outer, item.out_outer) };
+        let (owner, own_row) = p.problem.owner_of(row);
+        let (place, source, row) = if p.flattened { (owner.get(), owner.get(), own_row) } else { (item.a_outer, item.out_outer, row) };
         for step in item.k_first..item.k_first + item.k_steps {
-            let index = row % m_shard * k_steps + step;
+            let index = row * k_steps + step;
             let seen = data[p.rank.index()][call.half()].read(place * m_shard * k_steps + index);
             assert_eq!(seen, stamp(call.epoch(), source, index), "row {row}, step {step} in {item:?}");
         }
@@ -122,7 +123,7 @@ fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 
 
 /// Checks the partial results of `item`, and stores its own.
 fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], item: &WorkItem) {
-    let (rank, epoch, place) = (p.rank.get(), call.epoch(), p.problem.y_shape().rows);
+    let (rank, epoch, place) = (p.rank.get(), call.epoch(), p.problem.most_y_rows());
     let at = |rank: u32| &data[rank as usize][call.half()];
     let own = at(rank);
     for part in (0..item.parts).map(|i| item.part + i) {

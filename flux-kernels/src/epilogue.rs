@@ -1,7 +1,7 @@
 //! The epilogue of an output's fp32 value, before its one rounding: `y = act(v + bias)`.
 //!
 //! Invariant: whoever stores the element applies it once, to the complete sum; a partial sum has
-//! neither bias nor activation. `flux-kernels/cuda/core/epilogue.cuh` has the same formulas.
+//! neither bias nor activation. `flux-kernels/cuda/common/epilogue.cuh` has the same formulas.
 
 use std::fmt;
 

@@ -1,7 +1,7 @@
 //! The instantiations of the fused kernel.
 //!
 //! Invariant: a variant's numbers are those of `struct Config` in
-//! `flux-kernels/cuda/core/config.cuh`.
+//! `flux-kernels/cuda/sm90/config.cuh`.
 
 use crate::sources::Source;
 use flux_core::program::TileProgram;
@@ -190,7 +190,7 @@ impl Variant {
         let (buffers, stages, traced) = (self.staging.buffers(), self.stages, self.traced);
         let TileShape { m, n, .. } = self.tile;
         let text = format!(
-            "#include \"core/fused_gemm.cuh\"\n\
+            "#include \"sm90/fused_gemm.cuh\"\n\
              using C = flux::Config<{m}, {n}, {buffers}, {stages}, {bf16}, {rs}, {traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kPairs == {pairs}, \"variant.rs\");\n\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \

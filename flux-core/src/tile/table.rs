@@ -1,7 +1,7 @@
 //! The tile table: every tile with kernels, and what follows from its shape.
 //!
 //! Invariant: the kernels are compiled from this list (`flux-kernels/src/variant.rs`), and plans
-//! take their tiles from it. `flux-kernels/cuda/core/config.cuh` computes the same bytes.
+//! take their tiles from it. `flux-kernels/cuda/sm90/config.cuh` computes the same bytes.
 
 use super::TileShape;
 use Kernels::{Both, PerConsumer, Shared};

@@ -66,7 +66,7 @@ proptest! {
     fn bounds(call in scattering(), rank: Index, item: Index, kind in 0..5) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let (m, reduced) = (p.problem.m(), p.problem.y_shape().rows);
+        let (m, reduced) = (p.problem.m(), p.problem.y_rows(p.rank).len() as u32);
         let index = pick_item(&p.items, item, |item| if kind < 2 { is_scattered(item) } else { is_reduction(item) });
         let item = &mut p.items[index];
         let expected = match kind {

@@ -124,7 +124,7 @@ impl<T: Element> Call<'_, T> {
     /// Applies the epilogue to row `i` of an item and rounds it into `y`.
     fn store_row(&self, item: &WorkItem, i: u32, from: &mut [f32]) {
         self.epilogue.apply(item.col as usize, from);
-        let row = (item.out_outer * self.program.problem.m_shard() + item.row + i) as usize;
+        let row = (self.program.problem.shard_rows(Rank::new(item.out_outer)).start + item.row + i) as usize;
         let offset = row * self.y.stride + item.col as usize;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
         // rows and columns are among them (`check`). No other item stores these elements.

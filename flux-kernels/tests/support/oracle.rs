@@ -68,7 +68,7 @@ impl<T: Element> Global<T> {
 
     /// The epilogue of `rank`.
     pub fn epilogue(&self, rank: u32) -> Epilogue<'_, T> {
-        let cols = self.problem.y_shape().cols;
+        let cols = self.problem.n_local();
         let first = if self.problem.op() == OpKind::AllGatherGemm { rank * cols } else { 0 };
         Epilogue { bias: self.bias.as_ref().map(|bias| &bias[first as usize..][..cols as usize]), activation: self.activation }
     }
@@ -81,9 +81,11 @@ impl<T: Element> Global<T> {
     pub fn shard(&self, rank: u32) -> (Vec<T>, Vec<T>) {
         let (p, rank, k) = (&self.problem, rank as usize, self.problem.k() as usize);
         let (m, n) = (p.m() as usize, p.n() as usize);
+        let rows = p.shard_rows(Rank::new(rank as u32));
+        let rows = rows.start as usize..rows.end as usize;
         let of = |extent: u32| rank * extent as usize..(rank + 1) * extent as usize;
         match p.op() {
-            OpKind::AllGatherGemm => (Self::part(&self.x, k, of(p.m_shard()), 0..k), Self::part(&self.w, k, of(p.n_local()), 0..k)),
+            OpKind::AllGatherGemm => (Self::part(&self.x, k, rows, 0..k), Self::part(&self.w, k, of(p.n_local()), 0..k)),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
                 (Self::part(&self.x, k, 0..m, of(p.k_local())), Self::part(&self.w, k, 0..n, of(p.k_local())))
             }
@@ -113,11 +115,11 @@ impl<T: Element> Global<T> {
         let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
         let g = |n: usize| n as f64 * e / (1.0 - n as f64 * e);
         let subnormal = 2f64.powi(-25);
-        let shape = p.y_shape();
+        let shape = p.y_shape(Rank::new(rank));
         for row in 0..shape.rows as usize {
             for col in 0..shape.cols as usize {
                 let (i, j) = self.global(rank, row, col);
-                let (owner, parts) = (i as u32 / p.m_shard(), if p.op().reduces() { w } else { 1 });
+                let (owner, parts) = (p.owner_of(i as u32).0.get(), if p.op().reduces() { w } else { 1 });
                 let (mut exact, mut error, mut magnitude) = (0.0, 0.0, 0.0);
                 for part in 0..parts {
                     let (mut sum, mut terms) = (0.0, 0.0);
@@ -154,7 +156,7 @@ impl<T: Element> Global<T> {
     /// Compares `y` of `rank` with the product of integers, and an integer bias and ReLU if any:
     /// equal.
     pub fn verify_exact(&self, rank: u32, y: &[T]) {
-        let (p, shape) = (&self.problem, self.problem.y_shape());
+        let (p, shape) = (&self.problem, self.problem.y_shape(Rank::new(rank)));
         let k = p.k() as usize;
         for row in 0..shape.rows as usize {
             for col in 0..shape.cols as usize {

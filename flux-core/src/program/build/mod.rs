@@ -104,7 +104,7 @@ fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
     let (reductions, signals) = match problem.op() {
         OpKind::AllGatherGemm => (0, ShardCut::new(problem, schedule).signals(world.get())),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => (
-            u64::from(problem.y_shape().rows.div_ceil(sum_flattened::reduce_rows(problem, of_all))) * u64::from(of_all.col_blocks()),
+            u64::from(problem.most_y_rows().div_ceil(sum_flattened::reduce_rows(problem, of_all))) * u64::from(of_all.col_blocks()),
             u64::from(world.get()).saturating_mul(if whole() { 1 } else { tiles }),
         ),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, tiles),

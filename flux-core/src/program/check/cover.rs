@@ -2,12 +2,12 @@
 
 use super::rect::{Rect, overlap};
 use super::{Output, Violation};
-use crate::OpKind;
 use crate::program::{TileProgram, WorkItem, sink};
+use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let mut items: Vec<Vec<usize>> = vec![Vec::new(); outputs(p).len()];
-    for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::PARTIAL) {
+    for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::PARTIAL && item.rows > 0) {
         items[output_of(p, item)].push(index);
     }
     for (output, items) in outputs(p).into_iter().zip(items) {
@@ -18,8 +18,8 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         // Disjoint items inside the output cover it if the areas are equal.
         let rows = match output {
             Output::AllShards => p.problem.m(),
-            Output::Shard(_) => p.problem.m_shard(),
-            Output::Reduced => p.problem.y_shape().rows,
+            Output::Shard(shard) => p.problem.shard_rows(Rank::new(shard)).len() as u32,
+            Output::Reduced => p.problem.y_rows(p.rank).len() as u32,
         };
         let all = u64::from(rows) * u64::from(p.problem.n_local());
         let covered: u64 = rects.iter().map(|rect| rect.area()).sum();

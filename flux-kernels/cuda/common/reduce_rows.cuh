@@ -2,9 +2,9 @@
 // rows, n], and are added in rank order, in fp32, and rounded once.
 
 #pragma once
-#include "core/config.cuh"
-#include "core/epilogue.cuh"
-#include "core/wait.cuh"
+#include "sm90/config.cuh"
+#include "common/epilogue.cuh"
+#include "common/wait.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"

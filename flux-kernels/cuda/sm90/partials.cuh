@@ -5,7 +5,7 @@
 // rows, 16 each (`slot_bytes` of flux-core/src/layout.rs).
 
 #pragma once
-#include "core/config.cuh"
+#include "sm90/config.cuh"
 #include "ptx/bulk.cuh"
 
 namespace flux {

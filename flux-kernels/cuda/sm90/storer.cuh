@@ -2,14 +2,14 @@
 // their owners, and raises signals.
 
 #pragma once
-#include "core/config.cuh"
-#include "core/reduce_rows.cuh"
-#include "core/partials.cuh"
-#include "core/scatter.cuh"
+#include "sm90/config.cuh"
+#include "common/reduce_rows.cuh"
+#include "sm90/partials.cuh"
+#include "common/scatter.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
-#include "core/trace.cuh"
-#include "core/wait.cuh"
+#include "common/trace.cuh"
+#include "common/wait.cuh"
 
 namespace flux {
 
@@ -75,6 +75,9 @@ private:
     __device__ __forceinline__ void store(const WorkItem& item, u32 consumer) const {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
         const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
+        const bool is_short = item.out_outer >= p.full_shards;
+        const TensorMap* map = is_short ? &p.short_shards : &p.y;
+        const u32 outer = is_short ? item.out_outer - p.full_shards : item.out_outer;
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
             const u32 row = first_row + (C::kSwapAB ? 0 : block * 64);
@@ -83,7 +86,7 @@ private:
             for (u32 box = 0; box < C::kBoxes; ++box) {
                 const u32 col = first_col + (C::kSwapAB ? block * 64 : box * C::kBoxCols);
                 if (col >= item.cols) break;
-                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row, item.out_outer);
+                ptx::tensor_store_3d(map, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row, outer);
             }
         }
     }
@@ -123,12 +126,14 @@ private:
         ptx::store_relaxed_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
     }
 
-    // Raises the signals of the rows' owners. Where all tiles are one chunk, raises those of all
-    // ranks when the chunk is complete. By the warp.
+    // Raises the signals of the rows' owners, with the last row also those of ranks without rows.
+    // Where all tiles are one chunk, raises those of all ranks when the chunk is complete. By the
+    // warp.
     __device__ __forceinline__ void raise_scattered(const WorkItem& item) const {
         // Nobody awaits the rows.
         if (item.raise == kNone) return;
-        u32 first = item.row / p.m_shard, last = (item.row + item.rows - 1) / p.m_shard;
+        const u32 end = item.row + item.rows, all = p.world * (p.m_shard - 1) + p.full_shards;
+        u32 first = RowOwner(p, item.row).rank, last = end == all ? p.world - 1 : RowOwner(p, end - 1).rank;
         if (item.counter != kNone) {
             u32 counted = 0;
             if (lane == 0) {

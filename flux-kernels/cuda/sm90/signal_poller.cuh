@@ -6,10 +6,10 @@
 // tile.
 
 #pragma once
-#include "core/config.cuh"
-#include "core/reduce_rows.cuh"
-#include "core/trace.cuh"
-#include "core/wait.cuh"
+#include "sm90/config.cuh"
+#include "common/reduce_rows.cuh"
+#include "common/trace.cuh"
+#include "common/wait.cuh"
 #include "ptx/mbarrier.cuh"
 
 namespace flux {

@@ -7,7 +7,7 @@
 #include "program.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
-#include "core/wait.cuh"
+#include "common/wait.cuh"
 
 namespace flux {
 

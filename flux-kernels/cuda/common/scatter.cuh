@@ -1,10 +1,24 @@
 // Scatters staged rows of a tile to the ranks that own them: one, or with a mask all of its ranks.
 
 #pragma once
-#include "core/config.cuh"
+#include "sm90/config.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux {
+
+// The rank that owns a row of all shards, and the row's number there.
+struct RowOwner {
+    u32 rank, row;
+
+    __device__ __forceinline__ RowOwner(const Params& p, u32 of_all) {
+        const u32 full = p.full_shards * p.m_shard;
+        // Shards behind the full ones have one row less.
+        const bool is_short = of_all >= full;
+        const u32 behind = is_short ? of_all - full : of_all, rows = is_short ? p.m_shard - 1 : p.m_shard;
+        rank = behind / rows + (is_short ? p.full_shards : 0);
+        row = behind % rows;
+    }
+};
 
 // Scatters a consumer's part row by row, to the own rank too. Rows are short, and a bulk copy of a
 // short row takes about as long as of a long one. Not called after a failed wait: a peer may be
@@ -31,10 +45,11 @@ struct Scatter {
     __device__ __forceinline__ void store(u32 vector) const {
         const u32 row = first_row + vector / kPerRow, col = first_col + vector % kPerRow * 8;
         if (row >= item.rows || col >= item.cols) return;
-        const u64 at = place + static_cast<u64>((item.row + row) % p.m_shard) * p.source_row_bytes + (item.col + col) * u64{2};
+        const RowOwner owner(p, item.row + row);
+        const u64 at = place + static_cast<u64>(owner.row) * p.source_row_bytes + (item.col + col) * u64{2};
         const uint4 eight = ptx::load_shared_16(smem.out_row(row) + col * 2);
         if (p.scatter_mask == 0) {
-            ptx::store_global_16(p.data[(item.row + row) / p.m_shard] + at, eight);
+            ptx::store_global_16(p.data[owner.rank] + at, eight);
             return;
         }
 #pragma unroll 1

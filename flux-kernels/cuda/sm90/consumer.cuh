@@ -3,13 +3,13 @@
 // its staging buffer for the storer.
 
 #pragma once
-#include "core/config.cuh"
-#include "core/epilogue.cuh"
-#include "core/reduce_rows.cuh"
-#include "core/scatter.cuh"
-#include "core/trace.cuh"
-#include "core/swap_ab.cuh"
-#include "core/wait.cuh"
+#include "sm90/config.cuh"
+#include "common/epilogue.cuh"
+#include "common/reduce_rows.cuh"
+#include "common/scatter.cuh"
+#include "common/trace.cuh"
+#include "sm90/swap_ab.cuh"
+#include "common/wait.cuh"
 #include "ptx/bulk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"

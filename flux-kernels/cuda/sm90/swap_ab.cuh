@@ -6,7 +6,7 @@
 // 64 (PTX ISA: wgmma, matrix fragments for m64nNk16).
 
 #pragma once
-#include "core/config.cuh"
+#include "sm90/config.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 

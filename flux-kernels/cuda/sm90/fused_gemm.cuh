@@ -2,16 +2,16 @@
 // poller, a warp each; the other two are consumers.
 
 #pragma once
-#include "core/close.cuh"
-#include "core/config.cuh"
-#include "core/consumer.cuh"
-#include "core/mover.cuh"
-#include "core/producer.cuh"
-#include "core/trace.cuh"
+#include "common/close.cuh"
+#include "sm90/config.cuh"
+#include "sm90/consumer.cuh"
+#include "common/mover.cuh"
+#include "sm90/producer.cuh"
+#include "common/trace.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
-#include "core/storer.cuh"
-#include "core/signal_poller.cuh"
+#include "sm90/storer.cuh"
+#include "sm90/signal_poller.cuh"
 
 namespace flux {
 
