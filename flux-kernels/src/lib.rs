@@ -20,7 +20,7 @@ mod variant;
 pub use aot::compile_all;
 pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, write as write_whole};
 pub use element::Element;
-pub use epilogue::Activation;
+pub use epilogue::{Activation, NoSuchActivation};
 pub use inspect::{FunctionReport, ImageError, Report};
 pub use sources::Source;
 pub use variant::{NoSuchTile, Variant};

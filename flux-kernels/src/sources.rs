@@ -19,7 +19,6 @@ macro_rules! headers {
 
 headers![
     "types.cuh",
-    "dispatch.cuh",
     "program.cuh",
     "ptx/bulk.cuh",
     "ptx/mbarrier.cuh",

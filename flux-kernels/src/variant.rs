@@ -3,14 +3,19 @@
 //! Invariant: a variant's numbers are those of `struct Config` in
 //! `flux-kernels/cuda/sm90/config.cuh`.
 
+use crate::epilogue::Activation;
 use crate::sources::Source;
 use flux_core::program::TileProgram;
 use flux_core::tile::{HOPPER_SHARED_BYTES, Staging};
 use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
-/// One instantiation: operation (both sums over the ranks have one kernel), element type, tile, how a finished tile is staged, how many stages
-/// of operands are in flight, and whether it records its time line.
+/// One instantiation: operation, element type, tile, how a finished tile is staged, how many stages
+/// of operands are in flight, what is applied to the result, and whether it records its time line.
+/// Both sums over the ranks have one kernel.
+///
+/// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
+/// kernel that chose at run time would hold a copy for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
@@ -18,6 +23,7 @@ pub struct Variant {
     tile: TileShape,
     staging: Staging,
     stages: u32,
+    activation: Activation,
     traced: bool,
 }
 
@@ -58,7 +64,8 @@ impl Variant {
     pub fn all() -> Vec<Self> {
         let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter]; // see `kernel_of`
         let pairs = ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)));
-        pairs.flat_map(|(op, dtype)| TileShape::all().flat_map(move |tile| Self::with_tile(op, dtype, tile))).collect()
+        let plain = pairs.flat_map(|(op, dtype)| TileShape::all().flat_map(move |tile| Self::with_tile(op, dtype, tile)));
+        plain.flat_map(|variant| Activation::of(variant.op).iter().map(move |&a| variant.with_activation(a))).collect()
     }
 
     fn with_tile(op: OpKind, dtype: DType, tile: TileShape) -> impl Iterator<Item = Self> {
@@ -69,11 +76,11 @@ impl Variant {
         });
         stagings.filter_map(move |staging| {
             let stages = tile.stages(staging, HOPPER_SHARED_BYTES)?;
-            Some(Self { op, dtype, tile, staging, stages, traced: false })
+            Some(Self { op, dtype, tile, staging, stages, activation: Activation::None, traced: false })
         })
     }
 
-    /// The variant for a program: of two the one with more stages.
+    /// The variant for a program, without activation: of two the one with more stages.
     ///
     /// # Errors
     /// As of [`Self::fitting`].
@@ -111,6 +118,13 @@ impl Variant {
         Self { traced: true, ..self }
     }
 
+    /// The same kernel with this activation of the result; one of [`Activation::of`] the op, as
+    /// another does not compile.
+    #[must_use]
+    pub const fn with_activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
     /// Whether it records.
     pub(crate) const fn is_traced(&self) -> bool {
         self.traced
@@ -124,6 +138,11 @@ impl Variant {
     /// Element type of the operands.
     pub const fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// What is applied to the result.
+    pub const fn activation(&self) -> Activation {
+        self.activation
     }
 
     /// Extents of a tile.
@@ -187,17 +206,23 @@ impl Variant {
     pub fn source(&self) -> Source {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
-        let (buffers, stages, traced) = (self.staging.buffers(), self.stages, self.traced);
-        let TileShape { m, n, .. } = self.tile;
+        let (buffers, stages, traced, activation) = (self.staging.buffers(), self.stages, self.traced, self.activation.cuda_name());
+        let TileShape { m, n, k, .. } = self.tile;
         let text = format!(
             "#include \"sm90/fused_gemm.cuh\"\n\
-             using C = flux::Config<{m}, {n}, {buffers}, {stages}, {bf16}, {rs}, {traced}>;\n\
-             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kPairs == {pairs}, \"variant.rs\");\n\
+             using C = flux::Config<{m}, {n}, {buffers}, {stages}, {bf16}, {rs}, flux::Activation::{activation}, {traced}>;\n\
+             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kPairs == {pairs} && C::kTileK == {k}, \"variant.rs\");\n\
+             static_assert(C::kBoxCols == {box_cols} && C::kBoxRows == {box_rows}, \"variant.rs\");\n\
+             static_assert(C::kCanSendPartials == {sends} && C::kSwapAB == {swaps}, \"table.rs\");\n\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
              flux::fused_gemm<C>(p);\n}}\n",
             pairs = self.loads_pairs(),
             shared = self.shared_bytes(),
             threads = Self::THREADS,
+            box_cols = self.box_cols(),
+            box_rows = self.box_rows(),
+            sends = self.tile.sends_partials_from(self.staging),
+            swaps = self.tile.swaps_ab(),
         );
         Source { name, text }
     }
@@ -206,6 +231,9 @@ impl Variant {
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
+        if self.activation != Activation::None {
+            write!(f, "_{}", self.activation)?;
+        }
         if self.traced { f.write_str("_traced") } else { Ok(()) }
     }
 }

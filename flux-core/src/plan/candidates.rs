@@ -95,7 +95,7 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
         (Links::HostStaged, op) if op.reduces() && flattened => vec![kernel, copies],
         (Links::HostStaged, _) => vec![copies],
         (Links::Messages(_), OpKind::GemmAllReduce) => {
-            if flattened && target.has_collectives() {
+            if flattened && target.has_collectives(problem) {
                 vec![CommMode::Sequential]
             } else {
                 Vec::new()
@@ -109,7 +109,7 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
                 (_, RowMapping::PerShard { group }) => group.min(peers)..=group.min(peers),
                 (_, RowMapping::Flattened) => peers..=peers,
             };
-            let sequential = flattened && target.has_collectives();
+            let sequential = flattened && target.has_collectives(problem);
             let overlapped = at_once.map(|peers| CommMode::Overlapped { peers });
             overlapped.chain(sequential.then_some(CommMode::Sequential)).collect()
         }

@@ -27,7 +27,7 @@ impl<T> Default for Epilogue<'_, T> {
 impl<T: Element> Epilogue<'_, T> {
     /// Checks it against the problem.
     pub(super) fn fits(&self, problem: &Problem) -> Result<(), ExecuteError> {
-        if problem.op().reduces() && self.activation != Activation::None {
+        if !Activation::of(problem.op()).contains(&self.activation) {
             return Err(ExecuteError::Activation { op: problem.op(), activation: self.activation });
         }
         let shape = Shape { rows: 1, cols: problem.n_local() };

@@ -1,8 +1,5 @@
 //! Why something could not be enqueued.
 
-use crate::epilogue::Activation;
-use flux_core::OpKind;
-
 /// A driver call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -36,14 +33,6 @@ pub enum LaunchError {
         program: String,
         /// The kernel.
         kernel: String,
-    },
-    /// An activation of a sum that other ranks add to.
-    #[error("{op} takes no activation, and {activation} was asked for")]
-    Activation {
-        /// The op.
-        op: OpKind,
-        /// What was asked for.
-        activation: Activation,
     },
     /// There are no CTAs, or more than may be resident at once.
     #[error("{ctas} CTAs were asked for: at least 1 and at most {limit} run at once on this device")]
