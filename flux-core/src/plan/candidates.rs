@@ -94,7 +94,7 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
         (Links::PeerMemory, _) => vec![kernel],
         (Links::HostStaged, op) if op.reduces() && flattened => vec![kernel, copies],
         (Links::HostStaged, _) => vec![copies],
-        (Links::Messages(_), OpKind::GemmAllReduce) => {
+        (Links::Messages(_), OpKind::GemmAllReduce) if problem.world().peers() > 0 => {
             if flattened && target.has_collectives(problem) {
                 vec![CommMode::Sequential]
             } else {

@@ -133,7 +133,9 @@ pub fn all_ranks_of_an_all_reduce_have_the_same_bits(machine: Machine) {
                         let y = call(&op, &case, node).unwrap();
                         case.assert_close(&expected, &op, node.rank, &y, "a call");
                         let mut bits = DefaultHasher::new();
-                        y.iter().for_each(|y| bits.write_u16(y.to_bits()));
+                        for y in &y {
+                            bits.write_u16(y.to_bits());
+                        }
                         let all = node.comm.exchange(&bits.finish().to_le_bytes()).unwrap();
                         assert!(all.iter().all(|other| *other == all[0]), "rank {}: others have other bits: {}", node.rank, op.explain());
                     }
