@@ -1,4 +1,4 @@
-//! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, two
+//! The ops on GPUs: what must hold on any machine, and what only a device has (graphs, two
 //! movers).
 //!
 //! Ranks are threads with a GPU each, and on a machine with one GPU share it; or they are processes
@@ -130,7 +130,7 @@ fn a_replayed_graph_gives_the_bits_of_eager_calls() {
     on_gpus(|machine| {
         for world in machine.worlds(&[1, 2, 4, 8]) {
             let movers = [Mover::Kernel, Mover::CopyEngine].map(|mover| (OPS[0], OpOptions::of(moved_by(machine, mover))));
-            for (op, options) in movers.into_iter().chain([(OPS[1], OpOptions::default())]) {
+            for (op, options) in movers.into_iter().chain([OPS[1], OPS[2]].map(|op| (op, OpOptions::default()))) {
                 let w = world as usize;
                 let shape = if op == OPS[0] { [257 * w, 136 * w, 456] } else { [257 * w, 392, 136 * w] };
                 let cases: Vec<_> = (0..4).map(|seed| Case::<bf16>::new(op, shape, world, Values::Reals, seed)).collect();
@@ -187,7 +187,7 @@ fn graphs_of_prepared_rows_replay_between_calls_with_other_rows() {
                 let (captured, eager) = ([16, 101].map(case), [1, 9, 64, 177, 256, 500].map(case));
                 machine.run(world, suite::defaults, |node| {
                     // Room for the captured programs and two or three more.
-                    limit_programs(&node.comm, 2048 * w.max(2) as u64);
+                    limit_programs(&node.comm, if op == OPS[2] { 24 << 10 } else { 2048 * w.max(2) as u64 });
                     let stream = node.cuda_stream().unwrap();
                     // SAFETY: every buffer of this rank is used on this one stream.
                     unsafe { stream.context().disable_event_tracking() };

@@ -1,4 +1,4 @@
-//! Either fused op, chosen by the problem.
+//! A fused op, chosen by the problem.
 
 use crate::harness::EpilogueSpec;
 use crate::plan::Overrides;
@@ -7,9 +7,15 @@ use flux_core::plan::Plan;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, Builder, CallError, Execution, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError,
+    Activation, AllGatherGemm, Builder, CallError, Execution, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef, Timeline,
+    TimelineError,
 };
 use flux_transport::{Communicator, Fault, Stream};
+
+/// The ops that ranks of `comm` can make: a GEMM-AllReduce crosses no nodes of several ranks.
+pub(crate) fn ops_on(comm: &Communicator) -> &'static [OpKind] {
+    if comm.nodes().are_mixed() { &[OpKind::AllGatherGemm, OpKind::GemmReduceScatter] } else { &OpKind::ALL }
+}
 
 /// An op with what is known of its calls with the most rows.
 #[derive(Debug)]
@@ -24,6 +30,7 @@ pub(crate) struct FusedOp<T> {
 enum Kind<T> {
     AllGather(AllGatherGemm<T>),
     ReduceScatter(GemmReduceScatter<T>),
+    AllReduce(GemmAllReduce<T>),
 }
 
 impl<T: Element> FusedOp<T> {
@@ -47,22 +54,27 @@ impl<T: Element> FusedOp<T> {
             bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
         }
         let (m, n, k) = (problem.m() as usize, problem.n() as usize, problem.k() as usize);
+        if problem.op().reduces() && epilogue.activation != Activation::None {
+            bail!("{} takes no activation, and {} was asked for", problem.op(), epilogue.activation);
+        }
         let op = match problem.op() {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k).bias(epilogue.bias).activation(epilogue.activation);
                 Kind::AllGather(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
-                if epilogue.activation != Activation::None {
-                    bail!("{} takes no activation, and {} was asked for", problem.op(), epilogue.activation);
-                }
                 let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias);
                 Kind::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
+            }
+            OpKind::GemmAllReduce => {
+                let builder = GemmAllReduce::builder(m, n, k).bias(epilogue.bias);
+                Kind::AllReduce(with(builder, overrides).trace(trace).build(comm)?)
             }
         };
         let (plan, execution) = match &op {
             Kind::AllGather(op) => (op.plan(m)?, op.execution(m)?),
             Kind::ReduceScatter(op) => (op.plan(m)?, op.execution(m)?),
+            Kind::AllReduce(op) => (op.plan(m)?, op.execution(m)?),
         };
         Ok(Self { op, problem: *problem, plan, execution })
     }
@@ -79,7 +91,9 @@ impl<T: Element> FusedOp<T> {
             (Kind::AllGather(op), None) => op.forward(x, w, y, stream),
             (Kind::AllGather(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
             (Kind::ReduceScatter(op), None) => op.forward(x, w, y, stream),
+            (Kind::AllReduce(op), None) => op.forward(x, w, y, stream),
             (Kind::ReduceScatter(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
+            (Kind::AllReduce(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
         }
     }
 
@@ -87,6 +101,7 @@ impl<T: Element> FusedOp<T> {
         match &self.op {
             Kind::AllGather(op) => op.timeline(stream),
             Kind::ReduceScatter(op) => op.timeline(stream),
+            Kind::AllReduce(op) => op.timeline(stream),
         }
     }
 
@@ -94,6 +109,7 @@ impl<T: Element> FusedOp<T> {
         match &self.op {
             Kind::AllGather(op) => op.status(),
             Kind::ReduceScatter(op) => op.status(),
+            Kind::AllReduce(op) => op.status(),
         }
     }
 
@@ -115,6 +131,7 @@ impl<T: Element> FusedOp<T> {
         match &self.op {
             Kind::AllGather(op) => op.plan(problem.m() as usize),
             Kind::ReduceScatter(op) => op.plan(problem.m() as usize),
+            Kind::AllReduce(op) => op.plan(problem.m() as usize),
         }
     }
 }

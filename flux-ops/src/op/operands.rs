@@ -32,7 +32,7 @@ impl Operands {
     pub(crate) const fn rows(&self, op: OpKind) -> usize {
         match op {
             OpKind::AllGatherGemm => self.y.layout.rows,
-            OpKind::GemmReduceScatter => self.x.layout.rows,
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.x.layout.rows,
         }
     }
 

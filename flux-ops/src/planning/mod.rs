@@ -10,9 +10,10 @@ pub(crate) use choice::{Bucket, Buckets, Choice};
 pub(crate) use user_table::UserTable;
 
 use crate::error::BuildError;
-use flux_core::Problem;
 use flux_core::machine::Machine;
 use flux_core::plan::{Links, Plan, PlanKey, PlanTable, TableKind, Target, bucket_ends, choose};
+use flux_core::program::ScheduleError;
+use flux_core::{OpKind, Problem};
 use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::path::Path;
 use std::sync::OnceLock;
@@ -66,7 +67,12 @@ pub(crate) fn own_choice(comm: &Communicator, problem: &Problem, (user, sm_margi
     let target = target(comm, sm_margin)?;
     let tables = [(TableKind::User, user.rows()), (TableKind::Shipped, shipped())];
     let chosen = choose(problem, &target, &key(comm, problem), &tables, false);
-    let (plan, origin) = chosen.ok_or(BuildError::NoPlan { problem: *problem })?;
+    let nodes = target.nodes;
+    let none = || match problem.op() {
+        OpKind::GemmAllReduce if nodes.are_mixed() => ScheduleError::AllReduceNodes { nodes }.into(),
+        _ => BuildError::NoPlan { problem: *problem },
+    };
+    let (plan, origin) = chosen.ok_or_else(none)?;
     Ok(Choice { plan, sms: target.machine.multiprocessors, origin })
 }
 
