@@ -133,7 +133,7 @@ mod tests {
         assert_eq!(Buckets::from_bytes(&buckets.to_bytes()), Some(buckets.clone()));
         let bytes = buckets.to_bytes();
         let swapped = [&bytes[BUCKET_BYTES..2 * BUCKET_BYTES], &bytes[..BUCKET_BYTES]].concat();
-        for bytes in [&[][..], &bytes[1..], &bytes[..BUCKET_BYTES + 1], &swapped, &[0; BUCKET_BYTES]] {
+        for bytes in [&[][..], &bytes[1..], &bytes[..=BUCKET_BYTES], &swapped, &[0; BUCKET_BYTES]] {
             assert_eq!(Buckets::from_bytes(bytes), None);
         }
         let ends = |range: std::ops::RangeInclusive<u32>| range.map(|m| buckets.number(m)).collect::<Vec<_>>();

@@ -217,7 +217,9 @@ pub fn ops_hold_no_memory_of_their_own(machine: Machine) {
             assert_ne!(held.besides_workspace(), HeldBytes::default(), "{held}");
             assert!(held.besides_workspace().device < 64 << 20, "{held}");
             let more: Vec<_> = (0..20).map(|_| OPS.map(build)).collect();
-            more.iter().for_each(|ops| use_all(ops));
+            for ops in &more {
+                use_all(ops);
+            }
             assert_eq!(node.comm.memory(), held, "more is held by more ops");
         });
     }
