@@ -20,6 +20,7 @@ mod limits;
 mod machine;
 mod out;
 mod plan;
+mod progress;
 mod report;
 mod run;
 mod shapes;

@@ -373,3 +373,15 @@ fn the_commit_is_that_of_the_build_wherever_it_runs() {
     let built = option_env!("FLUX_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown");
     assert!(text(&doctor).lines().next().unwrap().ends_with(&format!(", commit {built}")), "{}", text(&doctor));
 }
+
+#[test]
+fn a_run_of_hours_on_the_host_is_refused_unless_it_is_asked_for() {
+    // Months, on any machine.
+    let words = ["bench", "--transport", "host", "--tp", "2", "--ms", "65536", "--shapes", "gpt3", "--samples", "100000"];
+    for more in [&[][..], &["--processes"]] {
+        let done = flux_bench(&[&words[..], more].concat());
+        let said = text(&done);
+        assert_eq!(done.status.code(), Some(1), "{said}");
+        assert!(said.contains("more than 60 minutes: give --yes to start it all the same"), "{said}");
+    }
+}

@@ -39,7 +39,7 @@ pub(crate) fn has_subcommand(subcommand: &str) -> bool {
 /// Whenever this returns: cargo could not be started.
 pub(crate) fn flux_bench(profile: &str, subcommand: &[&str], args: &[OsString]) -> anyhow::Result<()> {
     let mut run = cargo();
-    run.args(["run", "--profile", profile, "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
+    run.args(["run", "--profile", profile, "--manifest-path"]).arg(root().join("Cargo.toml"));
     run.args(["--package", "flux-bench", "--"]).args(subcommand).args(args);
     run.env("FLUX_COMMIT", commit());
     let error = run.exec();

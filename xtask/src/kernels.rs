@@ -33,6 +33,10 @@ pub(crate) fn provide_nvrtc() -> anyhow::Result<()> {
 
 /// Runs `flux-kernels` with the fetched NVRTC or the machine's; without either, fetches one.
 fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
+    // First, as its progress is shown and the program's first words are kept back.
+    let mut build = cargo();
+    build.args(["build", "--manifest-path"]).arg(root().join("Cargo.toml")).args(["--package", "flux-kernels", "--bin", "flux-kernels"]);
+    check(build)?;
     let fetched = target.join("nvrtc");
     let named = std::env::var_os("FLUX_NVRTC_LIB").is_some_and(|value| !value.is_empty());
     if !named && fetched.join(LIBRARY).is_file() {

@@ -3,6 +3,7 @@
 //! Invariant: a row's times and verification come from the same process, ops and buffers. An
 //! unverified row fails the run.
 
+mod estimate;
 pub(crate) mod gpu_contenders;
 mod host_contenders;
 mod measure;
@@ -56,6 +57,9 @@ pub(crate) struct Args {
     /// Have the processes take themselves for ranks of so many hosts, as `launch --hosts` does
     #[arg(long, value_name = "HOSTS", requires = "processes")]
     pub hosts: Option<u32>,
+    /// Start a run on the host that is expected to take more than an hour
+    #[arg(long)]
+    pub yes: bool,
     /// Changes to the plan
     #[command(flatten)]
     execution: OverrideArgs,
@@ -104,6 +108,7 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     check(args)?;
     let on_gpus = machine::uses_gpus(args.transport)?;
     let job = BenchJob::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }))?;
+    estimate::allow(&job, args.yes)?;
     if args.processes {
         return launch::again(job.world.get(), args.hosts, false);
     }
@@ -118,6 +123,9 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
     }
     launch::agree(args.tp, world)?;
     let job = BenchJob::new(args, machine::uses_gpus(args.transport)?, ranks)?;
+    if first {
+        estimate::allow(&job, args.yes)?;
+    }
     let found = rank::run(&job, world)?;
     // A launcher would end rank 0 amid its output when another rank fails.
     if first { tell(args, &job, found) } else { Ok(true) }

@@ -13,6 +13,7 @@ use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Verdict
 use crate::machine;
 use crate::out;
 use crate::plan::Overrides;
+use crate::progress;
 use crate::report::{Measured, Placement, Row, Sustained, Verified};
 use anyhow::Context;
 use flux_core::{DType, Problem};
@@ -20,7 +21,7 @@ use flux_kernels::Element;
 use flux_transport::internal::nccl::{Comm, UniqueId};
 use flux_transport::{Communicator, World};
 use half::{bf16, f16};
-use indicatif::{ProgressBar, ProgressStyle};
+use indicatif::ProgressBar;
 use std::time::Duration;
 
 /// Measures all cases, on one communicator, as a program would. Collective.
@@ -38,14 +39,7 @@ pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> 
 
 /// Of all rounds; rank 0 shows it.
 fn bar(job: &BenchJob, shown: bool) -> ProgressBar {
-    if !shown {
-        return ProgressBar::hidden();
-    }
-    let style = "{bar:30} {pos:>4}/{len} rounds, {eta} left  {msg}";
-    let bar = ProgressBar::new((job.cases.len() * (WARM_UP + job.samples as usize)) as u64);
-    bar.set_style(ProgressStyle::with_template(style).unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
+    progress::bar((job.cases.len() * (WARM_UP + job.samples as usize)) as u64, "rounds", shown)
 }
 
 struct RankBench<'a> {

@@ -68,8 +68,13 @@ fn heading(report: &Report) -> String {
     let tp = report.rows.first().map_or(0, |r| r.head.tp);
     let dtype = report.rows.first().map_or("", |r| &r.head.dtype);
     let samples = report.rows.first().map_or(0, |r| r.samples);
+    let shared = if report.transport == "host" {
+        "the ranks share this machine's processors: this shows that results are right, not what fusion gains on GPUs\n"
+    } else {
+        ""
+    };
     format!(
-        "{}, transport {}, TP {tp}, {dtype}{}{}{}{}\nmedians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - T_gemm)\n\n",
+        "{}, transport {}, TP {tp}, {dtype}{}{}{}{}\nmedians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - T_gemm)\n{shared}\n",
         report.origin.device,
         report.transport,
         report.placement,

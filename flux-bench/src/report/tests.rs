@@ -168,3 +168,9 @@ fn a_file_says_which_libraries_made_it_unless_it_is_older() {
     let host = Origin { gpus: 0, ..report().origin };
     assert_eq!(host.clone().with_libraries(), host);
 }
+
+#[test]
+fn a_table_of_the_host_says_what_it_shows() {
+    let said = |transport: &str| table(&Report { transport: transport.to_owned(), ..report() }).contains("not what fusion gains");
+    assert!(said("host") && !said("nvlink"));
+}

@@ -5,16 +5,16 @@
 use super::TuneJob;
 use crate::machine;
 use crate::out;
+use crate::progress;
 use crate::shapes::Layer;
 use flux_core::{DType, OpKind, Problem};
 use flux_kernels::Element;
 use flux_ops::{AllGatherGemm, Builder, GemmAllReduce, GemmReduceScatter, Outcome, Timing, TuneError, TuneOptions, Tuned};
 use flux_transport::{Communicator, World};
 use half::{bf16, f16};
-use indicatif::{ProgressBar, ProgressStyle};
 use std::fmt;
 use std::fmt::Write as _;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 /// What came of all layers.
 #[derive(Clone, Debug, Default)]
@@ -35,7 +35,7 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
     let begun = Instant::now();
     let comm = Communicator::connect_blocking(world, machine::options(job.transport, world.local_rank(), 1))?;
     let first = world.rank().get() == 0;
-    let bar = bar(job.layers.len(), first);
+    let bar = progress::bar(job.layers.len() as u64, "rows", first);
     if first {
         out::line(&format_args!("transport {}, TP {}, {}, {}", comm.transport(), job.world, job.dtype, comm.device().name()));
     }
@@ -60,18 +60,6 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
     }
     bar.finish_and_clear();
     Ok(summary)
-}
-
-/// Of all layers; rank 0 shows it.
-fn bar(layers: usize, shown: bool) -> ProgressBar {
-    if !shown {
-        return ProgressBar::hidden();
-    }
-    let bar = ProgressBar::new(layers as u64);
-    let style = ProgressStyle::with_template("{bar:30} {pos:>4}/{len} rows, {eta} left  {msg}");
-    bar.set_style(style.unwrap_or_else(|_| ProgressStyle::default_bar()));
-    bar.enable_steady_tick(Duration::from_millis(200));
-    bar
 }
 
 fn tune<T: Element>(job: &TuneJob, problem: &Problem, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
