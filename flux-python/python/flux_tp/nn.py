@@ -1,0 +1,125 @@
+"""Tensor-parallel linear layers as modules of PyTorch, with state dicts as Megatron-LM's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from ._comm import Communicator, default
+from ._ops import all_gather_matmul, matmul_reduce_scatter
+from .errors import OperandError
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+
+
+class _ParallelLinear(nn.Module):
+    """One rank's part of a linear layer whose weight is split along ``_dim``."""
+
+    _dim: int
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        group: Communicator | None,
+        device: Any,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.comm = group or default()
+        shape = [out_features, in_features]
+        world, names = self.comm.world_size, ("out_features", "in_features")
+        if shape[self._dim] % (8 * world):
+            raise OperandError(
+                f"{names[self._dim]} = {shape[self._dim]} is split over {world} ranks in multiples of 8: pad it to "
+                f"{-(-shape[self._dim] // (8 * world)) * 8 * world}"
+            )
+        shape[self._dim] //= world
+        if device is None and self.comm.device is not None:
+            device = torch.device("cuda", self.comm.device)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype or torch.bfloat16))
+        self.bias = nn.Parameter(self.weight.new_empty(shape[0])) if bias else None
+        # What Megatron-LM's optimizers and checkpoints ask of a parameter.
+        for parameter, split in ((self.weight, True), (self.bias, self._dim == 0)):
+            if parameter is not None:
+                parameter.tensor_model_parallel = split
+                parameter.partition_dim = self._dim if split else -1
+                parameter.partition_stride = 1
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weight as ``torch.nn.Linear`` does, from this rank's generator; the bias is zero, alike on every rank."""
+        bound = 1 / math.sqrt(self.in_features)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    # Megatron-LM's linear layers have this entry, too.
+    def get_extra_state(self) -> None:
+        """Returns nothing; makes the entry ``_extra_state`` that Megatron-LM's state dicts have."""
+
+    def set_extra_state(self, state: Any) -> None:
+        """Ignores the entry."""
+
+    def extra_repr(self) -> str:
+        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, comm={self.comm}"
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """``y = activation(gather(x) @ weight.T + bias)``, with the output features split over the ranks.
+
+    Input ``[m_r, ..., in_features]``, this rank's rows; output ``[m, ..., out_features / W]``. Parameters: ``weight``
+    ``[out_features / W, in_features]`` and ``bias`` ``[out_features / W]``, on the communicator's device.
+
+    ``activation``: ``gelu`` (tanh form), ``silu`` or ``relu``. Fused where no gradient is needed.
+    """
+
+    _dim = 0
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        activation: str | None = None,
+        group: Communicator | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, group, device, dtype)
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm)
+
+
+class RowParallelLinear(_ParallelLinear):
+    """``y = scatter(sum over ranks of x @ weight.T) + bias``, with the input features split over the ranks.
+
+    Input ``[m, ..., in_features / W]``; output ``[m_r, ..., out_features]``, this rank's rows. Parameters: ``weight``
+    ``[out_features, in_features / W]`` and ``bias`` ``[out_features]``, the same on every rank. The gradient of the
+    bias is that of all rows: it needs no all-reduce over the ranks.
+    """
+
+    _dim = 1
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        group: Communicator | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, group, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return matmul_reduce_scatter(x, self.weight, self.bias, self.comm)
