@@ -126,8 +126,9 @@ private:
         ptx::store_relaxed_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
     }
 
-    // Raises the signals of the rows' owners, with the last row those of ranks without rows, or, where all tiles are one chunk, those of all ranks
-    // when the chunk is complete. By the warp.
+    // Raises the signals of the rows' owners, with the last row also those of ranks without rows.
+    // Where all tiles are one chunk, raises those of all ranks when the chunk is complete. By the
+    // warp.
     __device__ __forceinline__ void raise_scattered(const WorkItem& item) const {
         // Nobody awaits the rows.
         if (item.raise == kNone) return;
@@ -145,6 +146,8 @@ private:
             if (ptx::from_lane(counted, 0) != item.raise_after) return;
             // Orders what the counting lane has acquired before the other lanes' signals.
             __syncwarp();
+        }
+        if (item.counter != kNone || p.scatter_mask != 0) {
             first = 0;
             last = p.world - 1;
         }

@@ -4,11 +4,14 @@ use flux_kernels::nvrtc::{Arch, Nvrtc};
 use flux_kernels::{Source, Variant};
 use flux_transport::internal::cuda::CudaDevice;
 
+/// The compute capabilities that [`arch`] takes, in words.
+pub(crate) const CAPABILITIES: &str = "9.0";
+
 /// What a device's kernels are compiled for, or why there are none for it.
 pub(crate) fn arch(ordinal: u32, compute: (u32, u32)) -> anyhow::Result<Arch> {
     match compute {
         (9, 0) => Ok(Arch::Sm90a),
-        (major, minor) => anyhow::bail!("GPU {ordinal} has compute capability {major}.{minor}, and the kernels are for 9.0"),
+        (major, minor) => anyhow::bail!("GPU {ordinal} has compute capability {major}.{minor}, and the kernels are for {CAPABILITIES}"),
     }
 }
 
