@@ -6,7 +6,7 @@
 use crate::error::{Error, of_view};
 use crate::member::Member;
 use flux_ops::{
-    Activation, AllGatherGemm, CallError, DType, Element, GemmReduceScatter, Layout, RawTensor, TensorMut, TensorRef, bf16, f16,
+    Activation, AllGatherGemm, CallError, DType, Element, GemmAllReduce, GemmReduceScatter, Layout, RawTensor, TensorMut, TensorRef, bf16, f16,
 };
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -18,10 +18,15 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 pub(crate) enum Kind {
     AllGather,
     ReduceScatter,
+    AllReduce,
 }
 
 impl Kind {
-    const ALL: [(&str, Self); 2] = [("all_gather_matmul", Self::AllGather), ("matmul_reduce_scatter", Self::ReduceScatter)];
+    const ALL: [(&str, Self); 3] = [
+        ("all_gather_matmul", Self::AllGather),
+        ("matmul_reduce_scatter", Self::ReduceScatter),
+        ("matmul_all_reduce", Self::AllReduce),
+    ];
 
     /// The op with this name in Python.
     pub(crate) fn named(name: &str) -> Result<Self, Error> {
@@ -30,7 +35,7 @@ impl Kind {
     }
 
     pub(crate) const fn from_number(number: u8) -> Self {
-        if number == Self::AllGather as u8 { Self::AllGather } else { Self::ReduceScatter }
+        Self::ALL[number as usize].1
     }
 
     /// The name in Python.
@@ -42,14 +47,14 @@ impl Kind {
     pub(crate) fn rows(self, m: Option<usize>, x_rows: usize, member: &Member) -> usize {
         match self {
             Self::AllGather => m.unwrap_or(x_rows * member.comm.world_size().get() as usize),
-            Self::ReduceScatter => x_rows,
+            Self::ReduceScatter | Self::AllReduce => x_rows,
         }
     }
 
     /// Rows and columns of the result, by the rows of the weight.
     pub(crate) fn result(self, m: usize, weight_rows: usize, member: &Member) -> (i64, i64) {
         let rows = match self {
-            Self::AllGather => m,
+            Self::AllGather | Self::AllReduce => m,
             Self::ReduceScatter => member.shard_rows(m),
         };
         (rows as i64, weight_rows as i64)
@@ -59,7 +64,7 @@ impl Kind {
     const fn extents(self, weight: Layout, world: usize) -> (usize, usize) {
         match self {
             Self::AllGather => (weight.rows * world, weight.cols),
-            Self::ReduceScatter => (weight.rows, weight.cols * world),
+            Self::ReduceScatter | Self::AllReduce => (weight.rows, weight.cols * world),
         }
     }
 }
@@ -175,6 +180,8 @@ fn build(spec: &OpSpec, comm: &Communicator) -> Result<Forward, Error> {
         (Kind::AllGather, DType::F16) => built!(AllGatherGemm, f16, comm, spec, activation),
         (Kind::ReduceScatter, DType::Bf16) => built!(GemmReduceScatter, bf16, comm, spec),
         (Kind::ReduceScatter, DType::F16) => built!(GemmReduceScatter, f16, comm, spec),
+        (Kind::AllReduce, DType::Bf16) => built!(GemmAllReduce, bf16, comm, spec),
+        (Kind::AllReduce, DType::F16) => built!(GemmAllReduce, f16, comm, spec),
     })
 }
 

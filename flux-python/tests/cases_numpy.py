@@ -78,6 +78,15 @@ def reduce_scatter_uneven_rows(comm):
         close(flux_tp.matmul_reduce_scatter(x, w), y, "float16", sums)
 
 
+def all_reduce(comm):
+    for m, bias in ((1, False), (comm.world_size * 8, True), (comm.world_size * 130 + 1, False)):
+        x, w, b, _, _ = scattered(comm, m, 24, 40, bias)
+        whole, weights = operand(1, comm.world_size, m, 40), operand(2, comm.world_size, 24, 40)
+        partials = whole @ weights.transpose(0, 2, 1)
+        y = partials.sum(0) + (0 if b is None else b.astype(np.float64))
+        close(flux_tp.matmul_all_reduce(x, w, b), y, "float16", np.abs(partials).sum(0))
+
+
 def out_and_strided_operands(comm):
     x, w, _, y = gathered(comm, comm.world_size * 8, 16, 32)
     wide = np.zeros((w.shape[0], 64), F16)

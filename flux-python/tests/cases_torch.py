@@ -176,6 +176,17 @@ def gradients(comm):
         near(B.grad, dy.sum(0), np.abs(dy).sum(0))
 
 
+    m, n, k = 8, 16, 24
+    x, w, dy = operand(9, world, m, k), operand(10, world, n, k), operand(11, m, n)
+    X, W, B = tensors(BF16, x[rank], w[rank], operand(12, n))
+    for leaf in (X, W, B):
+        leaf.requires_grad_()
+    flux_tp.matmul_all_reduce(X, W, B).backward(torch.from_numpy(dy).to(BF16))
+    near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
+    near(W.grad, dy.T @ x[rank], np.abs(dy).T @ np.abs(x[rank]))
+    near(B.grad, dy.sum(0), np.abs(dy).sum(0))
+
+
 def an_activation_has_a_gradient(comm):
     init_distributed()
     *operands, _ = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
@@ -222,6 +233,27 @@ def modules(comm):
         for parameter in parameters:
             parameter -= 0.5 * parameter.grad
     assert total() < before, (total(), before)
+
+
+def modules_without_sequence_parallelism(comm):
+    """The same MLP by whole inputs and outputs: values and gradients against fp64."""
+    world, rank, m = comm.world_size, comm.rank, 6
+    up = flux_tp.ColumnParallelLinear(32, 16 * world, activation="relu", sequence_parallel=False)
+    down = flux_tp.RowParallelLinear(16 * world, 24, sequence_parallel=False)
+    w1, w2, x, dy = operand(1, world, 16, 32), operand(2, world, 24, 16), operand(3, m, 32), operand(4, m, 24)
+    for module, weight in ((up, w1), (down, w2)):
+        module.load_state_dict({"weight": torch.from_numpy(weight[rank]), "bias": torch.zeros_like(module.bias), "_extra_state": None})
+    X = torch.from_numpy(x).to(BF16).requires_grad_()
+    y = down(up(X.reshape(2, 3, 32))).reshape(m, 24)
+    hidden = np.einsum("mk,pnk->pmn", x, w1)
+    active = np.maximum(hidden, 0)
+    near(y, np.einsum("pmn,pkn->mk", active, w2), np.einsum("pmn,pkn->mk", active, np.abs(w2)))
+    y.backward(torch.from_numpy(dy).to(BF16))
+    back = np.einsum("mk,pkn->pmn", dy, w2) * (hidden > 0)
+    scale = np.einsum("mk,pkn->pmn", np.abs(dy), np.abs(w2)) * (hidden > 0)
+    near(X.grad, np.einsum("pmn,pnk->mk", back, w1), np.einsum("pmn,pnk->mk", scale, np.abs(w1)))
+    near(up.weight.grad, back[rank].T @ x, scale[rank].T @ np.abs(x))
+    near(down.weight.grad, dy.T @ active[rank], np.abs(dy).T @ active[rank])
 
 
 def groups_inside_a_larger_job(comm):

@@ -14,6 +14,7 @@ CASES = [
     "all_gather_uneven_rows",
     "reduce_scatter",
     "reduce_scatter_uneven_rows",
+    "all_reduce",
     "out_and_strided_operands",
     "more_dimensions",
     "bad_operands_name_what_to_do_and_harm_nothing",

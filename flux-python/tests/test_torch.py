@@ -20,6 +20,7 @@ CASES = [
     "gradients",
     "an_activation_has_a_gradient",
     "modules",
+    "modules_without_sequence_parallelism",
     "groups_inside_a_larger_job",
 ]
 

@@ -6,6 +6,7 @@
     comm = flux_tp.init()                          # torchrun's ranks
     y = flux_tp.all_gather_matmul(x, weight)       # [m_r, k], [n/W, k] -> [m, n/W]
     z = flux_tp.matmul_reduce_scatter(y, weight2)  # [m, k/W], [n, k/W] -> [m_r, n]
+    z = flux_tp.matmul_all_reduce(y, weight2)      # [m, k/W], [n, k/W] -> [m, n]
 
 ``docs/python.md`` has the shapes, errors and limits of all of it.
 """
@@ -22,7 +23,7 @@ if (_probe := Path(__file__).parent / "flux-probe").exists():
     os.environ.setdefault("FLUX_PROBE", str(_probe))
 
 from ._comm import Communicator, check, default, init
-from ._ops import all_gather_matmul, matmul_reduce_scatter, prepare
+from ._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter, prepare
 from .errors import (
     AbortedError,
     BuildError,
@@ -55,6 +56,7 @@ __all__ = [
     "check",
     "default",
     "init",
+    "matmul_all_reduce",
     "matmul_reduce_scatter",
     "prepare",
 ]

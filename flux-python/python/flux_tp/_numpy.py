@@ -31,7 +31,7 @@ def run(op: str, x: Any, weight: Any, bias: Any, activation: int, comm: Communic
     gathers = op == "all_gather_matmul"
     if m is None:
         m = rows * comm.world_size if gathers else rows
-    shape = (m if gathers else shard_rows(comm, m), weight.shape[0] if weight.ndim else 0)
+    shape = (shard_rows(comm, m) if op == "matmul_reduce_scatter" else m, weight.shape[0] if weight.ndim else 0)
     y = np.empty(shape, x.dtype) if out is None else out
     described = [None if array is None else _describe(array) for array in (x, weight, bias, y)]
     if not y.flags.writeable:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 from . import _comm, _native
 from .errors import OperandError
 
-__all__ = ["all_gather_matmul", "matmul_reduce_scatter", "prepare"]
+__all__ = ["all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter", "prepare"]
 
 Operand = TypeVar("Operand")
 """A torch.Tensor or a numpy.ndarray."""
@@ -79,6 +79,31 @@ def matmul_reduce_scatter(
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
     return _backend(x).run("matmul_reduce_scatter", x, weight, bias, 0, group or _comm.default(), None, out)
+
+
+def matmul_all_reduce(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    group: _comm.Communicator | None = None,
+    *,
+    out: Operand | None = None,
+) -> Operand:
+    """``sum over ranks of x @ weight.T, + bias``: a row-parallel linear layer whose output every rank has whole.
+
+    Args:
+        x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
+        weight: ``[n, k/W]``. ``n`` and ``k/W`` are multiples of 8.
+        bias: ``[n]``, the same on every rank.
+        group: the communicator; the first that :func:`flux_tp.init` made.
+        out: where the result goes, ``[m, n]``.
+
+    Returns:
+        ``[m, n]``, with the same bits on every rank.
+
+    Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
+    """
+    return _backend(x).run("matmul_all_reduce", x, weight, bias, 0, group or _comm.default(), None, out)
 
 
 def prepare(

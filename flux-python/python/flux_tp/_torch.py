@@ -31,7 +31,7 @@ def _register() -> None:
 
 
 _register()
-_packets = {name: getattr(torch.ops.flux_tp, name) for name in ("all_gather_matmul", "matmul_reduce_scatter")}
+_packets = {name: getattr(torch.ops.flux_tp, name) for name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")}
 _calls = {name: packet.default for name, packet in _packets.items()}
 _out_calls = {name: packet.out for name, packet in _packets.items()}
 
@@ -45,6 +45,11 @@ def _(x, weight, bias, activation, m, comm):
 @torch.library.register_fake("flux_tp::matmul_reduce_scatter")
 def _(x, weight, bias, activation, m, comm):
     return x.new_empty(_ops.shard_rows(_known[comm], x.shape[0]), weight.shape[0])
+
+
+@torch.library.register_fake("flux_tp::matmul_all_reduce")
+def _(x, weight, bias, activation, m, comm):
+    return x.new_empty(x.shape[0], weight.shape[0])
 
 
 for _name in _packets:
@@ -78,11 +83,11 @@ def _run(op, x, weight, bias, activation, comm, m, out, needs_grad):
         return _calls[op](x, weight, bias, activation, m, comm.id)
     if op == "all_gather_matmul":
         # The derivative of an activation needs its input, which the fused op does not keep.
-        return _ACTIVATIONS[activation](_AllGatherMatmul.apply(x, weight, bias, m, comm.id))
-    return _MatmulReduceScatter.apply(x, weight, bias, comm.id)
+        return ACTIVATIONS[activation](_AllGatherMatmul.apply(x, weight, bias, m, comm.id))
+    return (_MatmulReduceScatter if op == "matmul_reduce_scatter" else _MatmulAllReduce).apply(x, weight, bias, comm.id)
 
 
-_ACTIVATIONS = {
+ACTIVATIONS = {
     _ops.ACTIVATIONS["none"]: lambda y: y,
     _ops.ACTIVATIONS["gelu"]: lambda y: F.gelu(y, approximate="tanh"),
     _ops.ACTIVATIONS["silu"]: F.silu,
@@ -142,6 +147,40 @@ class _MatmulReduceScatter(torch.autograd.Function):
         gathered = gather_rows(dy, m, _known[ctx.comm]) if needs_weight or needs_bias else None
         dweight = gathered.t() @ x if needs_weight else None
         return dx, dweight, gathered.sum(0) if needs_bias else None, None
+
+
+class _MatmulAllReduce(torch.autograd.Function):
+    """``y = sum over ranks of x @ weight.T, + bias``. Every rank has the same ``dy``, so nothing is sent back."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, comm):
+        ctx.save_for_backward(x, weight)
+        return _calls["matmul_all_reduce"](x, weight, bias, 0, -1, comm)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        return dy @ weight if needs_x else None, dy.t() @ x if needs_weight else None, dy.sum(0) if needs_bias else None, None
+
+
+class CopiedInputLinear(torch.autograd.Function):
+    """``y = x @ weight.T + bias`` of an ``x`` that every rank has whole; the gradient of ``x`` is summed over the ranks."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, comm):
+        ctx.save_for_backward(x, weight)
+        ctx.comm = comm
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        rows = dy.reshape(-1, dy.shape[-1])
+        dx = _call("matmul_all_reduce", rows.contiguous(), weight.t().contiguous(), -1, ctx.comm).reshape(x.shape) if needs_x else None
+        dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
+        return dx, dweight, rows.sum(0) if needs_bias else None, None
 
 
 def gather_rows(x: Tensor, m: int, comm: Communicator) -> Tensor:

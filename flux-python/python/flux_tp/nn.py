@@ -8,8 +8,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from . import _torch
 from ._comm import Communicator, default
-from ._ops import all_gather_matmul, matmul_reduce_scatter
+from ._ops import ACTIVATIONS, all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
 from .errors import OperandError
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
@@ -25,12 +26,14 @@ class _ParallelLinear(nn.Module):
         in_features: int,
         out_features: int,
         bias: bool,
+        sequence_parallel: bool,
         group: Communicator | None,
         device: Any,
         dtype: torch.dtype | None,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
+        self.sequence_parallel = sequence_parallel
         self.comm = group or default()
         shape = [out_features, in_features]
         world, names = self.comm.world_size, ("out_features", "in_features")
@@ -67,7 +70,8 @@ class _ParallelLinear(nn.Module):
         """Ignores the entry."""
 
     def extra_repr(self) -> str:
-        return f"in_features={self.in_features}, out_features={self.out_features}, bias={self.bias is not None}, comm={self.comm}"
+        words = [f"{name}={getattr(self, name)}" for name in ("in_features", "out_features", "sequence_parallel", "comm")]
+        return ", ".join([*words, f"bias={self.bias is not None}"])
 
 
 class ColumnParallelLinear(_ParallelLinear):
@@ -75,6 +79,9 @@ class ColumnParallelLinear(_ParallelLinear):
 
     Input ``[m_r, ..., in_features]``, this rank's rows; output ``[m, ..., out_features / W]``. Parameters: ``weight``
     ``[out_features / W, in_features]`` and ``bias`` ``[out_features / W]``, on the communicator's device.
+
+    ``sequence_parallel=False``: every rank has the whole input ``[m, ..., in_features]``, and nothing is gathered. The
+    gradient of the input is summed over the ranks by ``matmul_all_reduce``.
 
     ``activation``: ``gelu`` (tanh form), ``silu`` or ``relu``. Fused where no gradient is needed.
     """
@@ -87,22 +94,29 @@ class ColumnParallelLinear(_ParallelLinear):
         out_features: int,
         bias: bool = True,
         *,
+        sequence_parallel: bool = True,
         activation: str | None = None,
         group: Communicator | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, group, device, dtype)
+        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype)
+        if activation is not None and activation not in ACTIVATIONS:
+            raise OperandError(f"activation = {activation!r}: there are {', '.join(ACTIVATIONS)}")
         self.activation = activation
 
     def forward(self, x: Tensor) -> Tensor:
+        if not self.sequence_parallel:
+            y = _torch.CopiedInputLinear.apply(x, self.weight, self.bias, self.comm.id)
+            return _torch.ACTIVATIONS[ACTIVATIONS[self.activation or "none"]](y)
         return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm)
 
 
 class RowParallelLinear(_ParallelLinear):
     """``y = scatter(sum over ranks of x @ weight.T) + bias``, with the input features split over the ranks.
 
-    Input ``[m, ..., in_features / W]``; output ``[m_r, ..., out_features]``, this rank's rows. Parameters: ``weight``
+    Input ``[m, ..., in_features / W]``; output ``[m_r, ..., out_features]``, this rank's rows, or with
+    ``sequence_parallel=False`` ``[m, ..., out_features]`` on every rank. Parameters: ``weight``
     ``[out_features, in_features / W]`` and ``bias`` ``[out_features]``, the same on every rank. The gradient of the
     bias is that of all rows: it needs no all-reduce over the ranks.
     """
@@ -115,11 +129,13 @@ class RowParallelLinear(_ParallelLinear):
         out_features: int,
         bias: bool = True,
         *,
+        sequence_parallel: bool = True,
         group: Communicator | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, group, device, dtype)
+        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype)
 
     def forward(self, x: Tensor) -> Tensor:
-        return matmul_reduce_scatter(x, self.weight, self.bias, self.comm)
+        op = matmul_reduce_scatter if self.sequence_parallel else matmul_all_reduce
+        return op(x, self.weight, self.bias, self.comm)

@@ -13,29 +13,38 @@ use std::ffi::CStr;
 
 const NAMESPACE: &CStr = c"flux_tp";
 
-/// Names, schemas and kernels: each op with a result of its own, and with `out`.
-const OPS: [(&CStr, &CStr, shim::Boxed); 4] = [
-    (
-        c"all_gather_matmul",
-        c"all_gather_matmul(Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm) -> Tensor",
-        kernel::<{ Kind::AllGather as u8 }, false>,
-    ),
-    (
-        c"all_gather_matmul.out",
-        c"all_gather_matmul.out(Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm, *, Tensor(a!) out) -> ()",
-        kernel::<{ Kind::AllGather as u8 }, true>,
-    ),
-    (
-        c"matmul_reduce_scatter",
-        c"matmul_reduce_scatter(Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm) -> Tensor",
-        kernel::<{ Kind::ReduceScatter as u8 }, false>,
-    ),
-    (
-        c"matmul_reduce_scatter.out",
-        c"matmul_reduce_scatter.out(Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm, *, Tensor(a!) out) -> ()",
-        kernel::<{ Kind::ReduceScatter as u8 }, true>,
-    ),
-];
+type Op = (&'static CStr, &'static CStr, shim::Boxed);
+
+/// Name, schema and kernel of an op with a result of its own, then with `out`.
+macro_rules! op {
+    ($name:literal, $kind:ident) => {
+        [
+            (
+                c_str(concat!($name, "\0")),
+                c_str(concat!($name, "(Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm) -> Tensor\0")),
+                kernel::<{ Kind::$kind as u8 }, false> as shim::Boxed,
+            ),
+            (
+                c_str(concat!($name, ".out\0")),
+                c_str(concat!(
+                    $name,
+                    ".out(Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm, *, Tensor(a!) out) -> ()\0"
+                )),
+                kernel::<{ Kind::$kind as u8 }, true> as shim::Boxed,
+            ),
+        ]
+    };
+}
+
+const OPS: [[Op; 2]; 3] =
+    [op!("all_gather_matmul", AllGather), op!("matmul_reduce_scatter", ReduceScatter), op!("matmul_all_reduce", AllReduce)];
+
+const fn c_str(text: &'static str) -> &'static CStr {
+    match CStr::from_bytes_with_nul(text.as_bytes()) {
+        Ok(text) => text,
+        Err(_) => panic!("the text ends with its only zero"),
+    }
+}
 
 /// Registers the ops with the torch that has loaded these libraries; once a process.
 pub(crate) fn register(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
@@ -43,8 +52,8 @@ pub(crate) fn register(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
         return Ok(());
     }
     let Some(shim) = shim::shim() else { return Ok(()) };
-    shim.declare(NAMESPACE, OPS.iter().map(|op| op.1))?;
-    [c"CPU", c"CUDA"].into_iter().try_for_each(|key| shim.implement(NAMESPACE, key, OPS.iter().map(|op| (op.0, op.2))))
+    shim.declare(NAMESPACE, OPS.iter().flatten().map(|op| op.1))?;
+    [c"CPU", c"CUDA"].into_iter().try_for_each(|key| shim.implement(NAMESPACE, key, OPS.iter().flatten().map(|op| (op.0, op.2))))
 }
 
 pub(crate) use kernel::take_error;
