@@ -16,7 +16,7 @@ mod _native {
     use crate::error::Error;
     use crate::member::{self, Member};
     use crate::operand::{Dims, activation, operand};
-    use crate::ops::{Call, Kind, OpSpec};
+    use crate::ops::{Call, Kind, Limits, OpSpec};
     use flux_ops::{Activation, DType, Location, RawTensor};
     use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
@@ -40,10 +40,10 @@ mod _native {
         Ok(Options { select, device, deadline, ..Options::default() })
     }
 
-    fn connected(comm: Communicator) -> Connected {
+    fn connected(comm: Communicator, (max_m, sm_margin): (usize, u32)) -> Connected {
         let (rank, world, transport) = (comm.rank().get(), comm.world_size().get(), comm.transport().to_string());
         let device = comm.device().info().map(|info| info.ordinal);
-        (member::keep(Member::new(comm)), rank, world, transport, device)
+        (member::keep(Member::new(comm, Limits { max_m, sm_margin })), rank, world, transport, device)
     }
 
     fn connect_in(world: &World, options: &Options) -> Result<Communicator, Error> {
@@ -52,10 +52,10 @@ mod _native {
 
     /// Connects the ranks of the launcher.
     #[pyfunction]
-    fn connect(py: Python<'_>, transport: &str, timeout: f64, device: Option<u32>) -> PyResult<Connected> {
+    fn connect(py: Python<'_>, transport: &str, timeout: f64, device: Option<u32>, limits: (usize, u32)) -> PyResult<Connected> {
         let options = options(transport, timeout, device)?;
         let comm = py.detach(|| member::connect_launched(options.deadline.max(START), |world| connect_in(world, &options)));
-        Ok(connected(comm?))
+        Ok(connected(comm?, limits))
     }
 
     /// Connects the ranks of a group that have agreed where to meet.
@@ -67,6 +67,7 @@ mod _native {
         transport: &str,
         timeout: f64,
         device: Option<u32>,
+        limits: (usize, u32),
     ) -> PyResult<Connected> {
         let options = options(transport, timeout, device)?;
         let (rank, size, local_rank) = place;
@@ -83,7 +84,7 @@ mod _native {
             };
             connect_in(&world, &options)
         });
-        Ok(connected(comm?))
+        Ok(connected(comm?, limits))
     }
 
     /// Leaves a communicator.
@@ -132,14 +133,21 @@ mod _native {
         }
     }
 
-    /// Builds an op.
+    /// Builds an op, and has it ready for calls with these numbers of rows.
     #[pyfunction]
-    fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (usize, usize, usize), of: (String, bool, u64)) -> PyResult<()> {
+    fn prepare(
+        py: Python<'_>,
+        comm: u64,
+        kind: &str,
+        extents: (usize, usize),
+        of: (String, bool, u64),
+        rows: Vec<usize>,
+    ) -> PyResult<()> {
         with(py, comm, |member| {
-            let (m, n, k) = extents;
+            let (n, k) = extents;
             let (dtype, bias, activation) = (dtype(&of.0)?, of.1, activation(of.2)?);
-            let spec = OpSpec { kind: Kind::named(kind)?, m, n, k, dtype, bias, activation };
-            member.ops.op(&spec, Stream::Host).map(drop)
+            let spec = OpSpec { kind: Kind::named(kind)?, n, k, dtype, bias, activation };
+            member.ops.op(&spec, Stream::Host)?.prepare(&rows)
         })
     }
 
@@ -157,7 +165,6 @@ mod _native {
         comm: u64,
         kind: &str,
         activation_number: u64,
-        m: usize,
         operands: (Described, Described, Option<Described>, Described),
     ) -> PyResult<()> {
         with(py, comm, |member| {
@@ -165,7 +172,6 @@ mod _native {
             let call = Call {
                 kind: Kind::named(kind)?,
                 activation: activation(activation_number)?,
-                m,
                 x: described("x", x)?,
                 weight: described("weight", weight)?,
                 bias: bias.as_ref().map(|bias| described("bias", bias)).transpose()?,

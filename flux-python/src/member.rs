@@ -4,7 +4,7 @@
 //! stay alone in a forked child.
 
 use crate::error::Error;
-use crate::ops::Ops;
+use crate::ops::{Limits, Ops};
 use crate::process::OfProcess;
 use flux_ops::Location;
 use flux_transport::{Communicator, World};
@@ -21,8 +21,8 @@ pub(crate) struct Member {
 }
 
 impl Member {
-    pub(crate) fn new(comm: Communicator) -> Self {
-        Self { ops: Ops::new(comm.clone()), comm }
+    pub(crate) fn new(comm: Communicator, limits: Limits) -> Self {
+        Self { ops: Ops::new(comm.clone(), limits), comm }
     }
 
     /// The rows of this rank's shard, of all `m`: as `torch.tensor_split` cuts them.

@@ -23,7 +23,8 @@ pub(crate) fn operand(name: &'static str, address: u64, dtype: DType, location: 
     if dim != wanted {
         return Err(Error::operand(format!("{name} has {dim} dimensions, and {wanted} are needed")));
     }
-    if cols > 1 && col_stride != 1 {
+    // Without rows a stride says nothing.
+    if rows > 0 && cols > 1 && col_stride != 1 {
         return Err(Error::operand(format!(
             "{name} is [{rows}, {cols}] with a stride of {col_stride} between the elements of a row, and 1 is needed: call .contiguous()"
         )));

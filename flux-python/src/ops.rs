@@ -73,7 +73,6 @@ impl Kind {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OpSpec {
     pub(crate) kind: Kind,
-    pub(crate) m: usize,
     /// Global.
     pub(crate) n: usize,
     /// Global.
@@ -88,8 +87,6 @@ pub(crate) struct OpSpec {
 pub(crate) struct Call {
     pub(crate) kind: Kind,
     pub(crate) activation: Activation,
-    /// Rows of all ranks together.
-    pub(crate) m: usize,
     pub(crate) x: RawTensor,
     pub(crate) weight: RawTensor,
     pub(crate) bias: Option<RawTensor>,
@@ -97,19 +94,40 @@ pub(crate) struct Call {
     pub(crate) stream: Stream,
 }
 
-type Forward = Box<dyn Fn(&Call) -> Result<(), Error> + Send + Sync>;
+/// What all ops of a communicator are built with; the same on every rank.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Limits {
+    /// Most rows of a call, of all ranks together.
+    pub(crate) max_m: usize,
+    /// SMs that calls leave to other kernels.
+    pub(crate) sm_margin: u32,
+}
+
+/// An op, whatever its kind and dtype.
+pub(crate) struct Op {
+    forward: Box<dyn Fn(&Call) -> Result<(), Error> + Send + Sync>,
+    prepare: Box<dyn Fn(&[usize]) -> Result<(), Error> + Send + Sync>,
+}
+
+impl Op {
+    /// Has these numbers of rows ready for calls that are captured in a graph.
+    pub(crate) fn prepare(&self, rows: &[usize]) -> Result<(), Error> {
+        (self.prepare)(rows)
+    }
+}
 
 /// The ops of one communicator.
 pub(crate) struct Ops {
     comm: Communicator,
-    built: RwLock<HashMap<OpSpec, Arc<Forward>>>,
+    limits: Limits,
+    built: RwLock<HashMap<OpSpec, Arc<Op>>>,
     /// Held while an op is built, which is collective: one at a time.
     building: Mutex<()>,
 }
 
 impl Ops {
-    pub(crate) fn new(comm: Communicator) -> Self {
-        Self { comm, built: RwLock::default(), building: Mutex::default() }
+    pub(crate) fn new(comm: Communicator, limits: Limits) -> Self {
+        Self { comm, limits, built: RwLock::default(), building: Mutex::default() }
     }
 
     /// Makes a call; builds its op first where there is none.
@@ -118,15 +136,15 @@ impl Ops {
     /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask.
     pub(crate) unsafe fn call(&self, call: &Call) -> Result<(), Error> {
         let world = self.comm.world_size().get() as usize;
-        let Call { kind, m, activation, .. } = *call;
+        let Call { kind, activation, .. } = *call;
         let (n, k) = kind.extents(call.weight.layout, world);
-        let spec = OpSpec { kind, m, n, k, dtype: call.x.dtype, bias: call.bias.is_some(), activation };
+        let spec = OpSpec { kind, n, k, dtype: call.x.dtype, bias: call.bias.is_some(), activation };
         let op = self.op(&spec, call.stream)?;
-        (*op)(call)
+        (op.forward)(call)
     }
 
     /// Builds the op where there is none. Collective.
-    pub(crate) fn op(&self, spec: &OpSpec, stream: Stream) -> Result<Arc<Forward>, Error> {
+    pub(crate) fn op(&self, spec: &OpSpec, stream: Stream) -> Result<Arc<Op>, Error> {
         if let Some(op) = self.known(spec) {
             return Ok(op);
         }
@@ -144,22 +162,24 @@ impl Ops {
                 ),
             ));
         }
-        let op = Arc::new(build(spec, &self.comm)?);
+        let op = Arc::new(build(spec, &self.comm, self.limits)?);
         self.built.write().unwrap_or_else(PoisonError::into_inner).insert(*spec, Arc::clone(&op));
         Ok(op)
     }
 
-    fn known(&self, spec: &OpSpec) -> Option<Arc<Forward>> {
+    fn known(&self, spec: &OpSpec) -> Option<Arc<Op>> {
         self.built.read().unwrap_or_else(PoisonError::into_inner).get(spec).map(Arc::clone)
     }
 }
 
-/// Builds an op and returns how it is called.
+/// Builds an op of a kind and dtype.
 macro_rules! built {
-    ($op:ident, $element:ty, $comm:expr, $spec:expr $(, $option:ident)*) => {{
-        let spec: &OpSpec = $spec;
-        let op = $op::<$element>::builder(spec.m, spec.n, spec.k).bias(spec.bias)$(.$option(spec.$option))*.build($comm)?;
-        Box::new(move |call: &Call| {
+    ($op:ident, $element:ty, $comm:expr, $limits:expr, $spec:expr $(, $option:ident)*) => {{
+        let (spec, limits): (&OpSpec, Limits) = ($spec, $limits);
+        let builder = $op::<$element>::builder(limits.max_m, spec.n, spec.k).bias(spec.bias)$(.$option(spec.$option))*;
+        let op = Arc::new(builder.sm_margin(limits.sm_margin).build($comm)?);
+        let prepared = Arc::clone(&op);
+        let forward = move |call: &Call| {
             // SAFETY: as `Ops::call` asks.
             unsafe {
                 with_views::<$element>(call, |x, weight, bias, y| match bias {
@@ -167,21 +187,22 @@ macro_rules! built {
                     None => op.forward(x, weight, y, call.stream),
                 })
             }
-        })
+        };
+        Op { forward: Box::new(forward), prepare: Box::new(move |rows: &[usize]| Ok(prepared.prepare(rows)?)) }
     }};
 }
 
-fn build(spec: &OpSpec, comm: &Communicator) -> Result<Forward, Error> {
+fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<Op, Error> {
     if spec.kind != Kind::AllGather && spec.activation != Activation::None {
         return Err(Error::operand(format!("activation = {}: all_gather_matmul alone has activations", spec.activation)));
     }
     Ok(match (spec.kind, spec.dtype) {
-        (Kind::AllGather, DType::Bf16) => built!(AllGatherGemm, bf16, comm, spec, activation),
-        (Kind::AllGather, DType::F16) => built!(AllGatherGemm, f16, comm, spec, activation),
-        (Kind::ReduceScatter, DType::Bf16) => built!(GemmReduceScatter, bf16, comm, spec),
-        (Kind::ReduceScatter, DType::F16) => built!(GemmReduceScatter, f16, comm, spec),
-        (Kind::AllReduce, DType::Bf16) => built!(GemmAllReduce, bf16, comm, spec),
-        (Kind::AllReduce, DType::F16) => built!(GemmAllReduce, f16, comm, spec),
+        (Kind::AllGather, DType::Bf16) => built!(AllGatherGemm, bf16, comm, limits, spec, activation),
+        (Kind::AllGather, DType::F16) => built!(AllGatherGemm, f16, comm, limits, spec, activation),
+        (Kind::ReduceScatter, DType::Bf16) => built!(GemmReduceScatter, bf16, comm, limits, spec),
+        (Kind::ReduceScatter, DType::F16) => built!(GemmReduceScatter, f16, comm, limits, spec),
+        (Kind::AllReduce, DType::Bf16) => built!(GemmAllReduce, bf16, comm, limits, spec),
+        (Kind::AllReduce, DType::F16) => built!(GemmAllReduce, f16, comm, limits, spec),
     })
 }
 

@@ -119,17 +119,19 @@ def bad_operands_name_what_to_do_and_harm_nothing(comm):
     raises(bad, lambda: call(x.tolist(), w), "list", "numpy.ndarray")
     raises(bad, lambda: call(x, w.tolist()), "weight is a list")
     raises(bad, lambda: call(x, w, out=np.empty((3, 16), F16)), "[3, 16]")
+    raises(bad, lambda: call(np.zeros((8193, 32), F16), w), str(8193 * comm.world_size), "8192")
     raises(ValueError, lambda: flux_tp.init(max_m=0), "max_m = 0")
     raises(bad, lambda: flux_tp.init(transport="carrier"), "carrier")
     raises(bad, lambda: flux_tp.init(timeout=-1), "timeout = -1")
-    raises(bad, lambda: flux_tp.prepare("matmul", 8, 8, 8), "matmul is no op", "all_gather_matmul")
+    raises(bad, lambda: flux_tp.prepare("matmul", 8, 8), "matmul is no op", "all_gather_matmul")
     close(call(x, w, b), y, "float16")
     flux_tp.check()
 
 
 def prepared(comm):
     world = comm.world_size
-    flux_tp.prepare("all_gather_matmul", world * 8, world * 8, 16, dtype=np.dtype(F16), bias=True, activation="relu")
+    flux_tp.prepare("all_gather_matmul", world * 8, 16, rows=[1, world * 8], dtype=np.dtype(F16), bias=True, activation="relu")
+    raises(flux_tp.OperandError, lambda: flux_tp.prepare("matmul_all_reduce", 8, world * 8, rows=[8193]), "8193", "8192")
     x, w, b, y = gathered(comm, world * 8, 8, 16, bias=True, activation="relu")
     close(flux_tp.all_gather_matmul(x, w, b, "relu"), y, "float16", slope=1.0)
 

@@ -99,7 +99,7 @@ def serve(module: str, options: dict[str, Any]) -> None:
         signal.alarm(int(PATIENCE))
         answer = ""
         try:
-            comm = comm or flux_tp.init(transport="host", **options)
+            comm = comm or flux_tp.init(**({"transport": "host"} | options))
             getattr(cases, line.strip())(comm)
         except BaseException:  # noqa: BLE001 (the parent raises it)
             answer = traceback.format_exc()

@@ -94,6 +94,7 @@ def init(
     transport: str = "auto",
     max_m: int = 8192,
     timeout: float = 30.0,
+    sm_margin: int = 0,
     *,
     device: int | None = None,
 ) -> Communicator:
@@ -105,6 +106,7 @@ def init(
         transport: ``auto``, ``host`` (operands on the CPU), ``nvlink``, ``pcie``, ``nccl`` or ``mixed``.
         max_m: most rows of a call, of all ranks together.
         timeout: longest wait for a peer, in seconds.
+        sm_margin: SMs that calls leave to kernels on other streams which must run beside them.
         device: ordinal of the CUDA device. ``None``: torch's current device where torch uses CUDA, else the
             rank's number on its host.
 
@@ -116,13 +118,16 @@ def init(
     global _default
     if not 0 < max_m < 1 << 24:
         raise OperandError(f"max_m = {max_m}: give a number of rows from 1 to {(1 << 24) - 1}")
+    if sm_margin < 0:
+        raise OperandError(f"sm_margin = {sm_margin}: give a number of SMs from 0 on")
+    limits = (max_m, sm_margin)
     torch = sys.modules.get("torch")
     if device is None and torch is not None and torch.cuda.is_initialized():
         device = torch.cuda.current_device()
     if group is None:
-        connected = _native.connect(transport, timeout, device)
+        connected = _native.connect(transport, timeout, device, limits)
     else:
-        connected = _connect_group(group, transport, timeout, device)
+        connected = _connect_group(group, transport, timeout, device, limits)
     comm = Communicator(connected, max_m, group)
     if torch is not None:
         from . import _torch  # registers the ops, so that torch.compile finds them
@@ -150,7 +155,9 @@ def check(comm: Communicator | None = None) -> None:
     (comm or default()).check()
 
 
-def _connect_group(group: Any, transport: str, timeout: float, device: int | None) -> tuple[int, int, int, str, int | None]:
+def _connect_group(
+    group: Any, transport: str, timeout: float, device: int | None, limits: tuple[int, int]
+) -> tuple[int, int, int, str, int | None]:
     """Has the ranks of a ProcessGroup agree where to meet."""
     import torch.distributed as dist
 
@@ -158,7 +165,7 @@ def _connect_group(group: Any, transport: str, timeout: float, device: int | Non
     if rank < 0:
         raise ConnectError("this process is not of the group: call flux_tp.init on the group's ranks only")
     if size == 1:
-        return _native.connect_group((0, 1, 0), (None, None), transport, timeout, device)
+        return _native.connect_group((0, 1, 0), (None, None), transport, timeout, device, limits)
     hosts: list[Any] = [None] * size
     dist.all_gather_object(hosts, _host(), group=group)
     local_rank = hosts[:rank].count(hosts[rank])
@@ -166,7 +173,7 @@ def _connect_group(group: Any, transport: str, timeout: float, device: int | Non
     if rank == 0:
         meeting[0] = _one_host() if len(set(hosts)) == 1 else _several_hosts()
     dist.broadcast_object_list(meeting, src=dist.get_global_rank(group, 0), group=group)
-    return _native.connect_group((rank, size, local_rank), meeting[0], transport, timeout, device)
+    return _native.connect_group((rank, size, local_rank), meeting[0], transport, timeout, device, limits)
 
 
 def _host() -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any, TypeVar
 
 from . import _comm, _native
@@ -108,20 +109,21 @@ def matmul_all_reduce(
 
 def prepare(
     op: str,
-    m: int,
     n: int,
     k: int,
     *,
+    rows: Sequence[int] = (),
     dtype: Any = "bfloat16",
     bias: bool = False,
     activation: str | None = None,
     group: _comm.Communicator | None = None,
 ) -> None:
-    """Builds an op before its first call, which may then be captured in a CUDA graph. Collective.
+    """Builds an op before its first call. Collective.
 
     Args:
         op: the op's name, as ``all_gather_matmul``.
-        m, n, k: rows, output features and inner dimension, all global.
+        n, k: output features and inner dimension, both global.
+        rows: numbers ``m`` of rows whose calls are to be captured in CUDA graphs: captured calls build nothing.
         dtype: ``bfloat16`` or ``float16``: a name, or a dtype of torch or NumPy.
         bias: whether calls have one.
         activation: as in :func:`all_gather_matmul`.
@@ -129,7 +131,7 @@ def prepare(
     """
     comm = group or _comm.default()
     name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
-    _native.prepare(comm.id, op, (m, n, k), (name, bias, _number(activation)))
+    _native.prepare(comm.id, op, (n, k), (name, bias, _number(activation)), list(rows))
 
 
 def shard_rows(comm: _comm.Communicator, m: int) -> int:

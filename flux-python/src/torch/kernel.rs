@@ -69,7 +69,7 @@ unsafe fn run(shim: &'static Shim, kind: Kind, has_out: bool, stack: &mut [u64])
     };
     let bias = bias.map(|bias| place.operand("bias", &bias.meta()?)).transpose()?;
     let (weight, y) = (place.operand("weight", &weight)?, place.operand("out", &y)?);
-    let call = Call { kind, activation: activation(number)?, m, x: x_operand, weight, bias, y, stream };
+    let call = Call { kind, activation: activation(number)?, x: x_operand, weight, bias, y, stream };
     // SAFETY: torch keeps the operands until the call has ended on the stream; the result is new,
     // or the caller's to write.
     unsafe { member.ops.call(&call) }?;
