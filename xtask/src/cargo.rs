@@ -1,6 +1,6 @@
 //! Running cargo and other programs; errors name the program that failed.
 
-use anyhow::{Context, bail};
+use anyhow::{Context, bail, ensure};
 use serde::Deserialize;
 use std::ffi::{OsStr, OsString};
 use std::os::unix::process::CommandExt;
@@ -90,6 +90,19 @@ pub(crate) fn artifacts(mut command: Command) -> anyhow::Result<Vec<Artifact>> {
         }
     }
     Ok(found)
+}
+
+/// Where cargo builds this workspace.
+pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
+    #[derive(Deserialize)]
+    struct Metadata {
+        target_directory: PathBuf,
+    }
+    let mut metadata = cargo();
+    metadata.args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"]).arg(root().join("Cargo.toml"));
+    let out = metadata.output().context("cannot start cargo metadata")?;
+    ensure!(out.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&out.stderr));
+    Ok(serde_json::from_slice::<Metadata>(&out.stdout).context("cargo metadata wrote no metadata")?.target_directory)
 }
 
 fn shown(command: &Command) -> String {

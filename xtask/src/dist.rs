@@ -5,10 +5,11 @@
 //! dist/flux-bench     the program          dist/tests/gpu_*    the test binaries that need a GPU
 //! dist/tp_mlp         the example          dist/cubins/        kernels compiled ahead of time
 //! dist/gpu-ci         runs all of it       dist/flux-probe     asks the devices for the tests
+//! dist/*.whl          the Python package   dist/python-tests/  its tests
 //! ```
 
 use crate::cargo::{artifacts, cargo, check, commit, root};
-use crate::kernels;
+use crate::{kernels, wheel};
 use anyhow::{Context, ensure};
 use std::ffi::OsString;
 use std::fs;
@@ -65,6 +66,17 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     fs::set_permissions(&runner, fs::Permissions::from_mode(0o755))?;
 
     kernels::compile(Some(&dist.join("cubins")))?;
+
+    let wheel = wheel::build("gpu")?;
+    copy(&wheel, &dist.join(wheel.file_name().context("a wheel has a name")?))?;
+    let python_tests = dist.join("python-tests");
+    fs::create_dir_all(&python_tests)?;
+    for entry in fs::read_dir(root().join("flux-python/tests"))? {
+        let path = entry?.path();
+        if path.extension().is_some_and(|extension| extension == "py") {
+            copy(&path, &python_tests.join(path.file_name().context("a test has a name")?))?;
+        }
+    }
 
     let packed = pack(&dist)?;
     let (folder, archive) = (folder_bytes(&dist)?, fs::metadata(&packed)?.len());

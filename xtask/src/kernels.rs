@@ -3,9 +3,8 @@
 //!
 //! Without an NVRTC on the machine, its wheel is fetched once into `nvrtc/` of the target folder.
 
-use crate::cargo::{cargo, check, root};
+use crate::cargo::{cargo, check, root, target_folder};
 use anyhow::{Context, ensure};
-use serde::Deserialize;
 use std::ffi::OsStr;
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -91,17 +90,4 @@ fn fetch(folder: &Path) -> anyhow::Result<()> {
 
 fn python() -> Command {
     Command::new("python3")
-}
-
-/// Where cargo builds this workspace.
-fn target_folder() -> anyhow::Result<PathBuf> {
-    #[derive(Deserialize)]
-    struct Metadata {
-        target_directory: PathBuf,
-    }
-    let mut metadata = cargo();
-    metadata.args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"]).arg(root().join("Cargo.toml"));
-    let out = metadata.output().context("cannot start cargo metadata")?;
-    ensure!(out.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&out.stderr));
-    Ok(serde_json::from_slice::<Metadata>(&out.stdout).context("cargo metadata wrote no metadata")?.target_directory)
 }

@@ -9,6 +9,7 @@ mod cargo;
 mod dist;
 mod kernels;
 mod test;
+mod wheel;
 
 use clap::{Parser, Subcommand};
 use std::ffi::OsString;
@@ -64,6 +65,12 @@ enum Task {
     },
     /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
     Dist,
+    /// Build the wheel of the Python package `flux_tp`, with its tools from PyPI in the target folder
+    Wheel {
+        /// The cargo profile
+        #[arg(long, default_value = "release")]
+        profile: String,
+    },
     /// Build `dist/` and run its checks on this machine's GPUs
     #[command(disable_help_flag = true)]
     GpuCi {
@@ -98,6 +105,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Test { args } => test::run(&args),
         Task::Kernels { out } => kernels::compile(out.as_deref()),
         Task::Dist => dist::build().map(drop),
+        Task::Wheel { profile } => wheel::build(&profile).map(|wheel| println!("{}", wheel.display())),
         Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {
             cargo::flux_bench("release", &["lab", "gpu-ci"], &["--help".into()])
         }

@@ -1,0 +1,76 @@
+"""Fused tensor-parallel linear layers for PyTorch and NumPy.
+
+::
+
+    import flux_tp
+    comm = flux_tp.init()                          # torchrun's ranks
+    y = flux_tp.all_gather_matmul(x, weight)       # [m_r, k], [n/W, k] -> [m, n/W]
+    z = flux_tp.matmul_reduce_scatter(y, weight2)  # [m, k/W], [n, k/W] -> [m_r, n]
+    z = flux_tp.matmul_all_reduce(y, weight2)      # [m, k/W], [n, k/W] -> [m, n]
+
+``docs/python.md`` has the shapes, errors and limits of all of it.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+# The program that proves peer access, which travels in the wheel: a Python program cannot be its own.
+if (_probe := Path(__file__).parent / "flux-probe").exists():
+    os.environ.setdefault("FLUX_PROBE", str(_probe))
+
+from ._comm import Communicator, check, default, init
+from ._ops import all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter, prepare
+from .errors import (
+    AbortedError,
+    BuildError,
+    ConnectError,
+    DisagreedError,
+    FluxError,
+    OperandError,
+    PeerLeftError,
+    PeerLostError,
+    TimeoutError,
+)
+
+if TYPE_CHECKING:
+    from .nn import ColumnParallelLinear, RowParallelLinear
+
+__all__ = [
+    "AbortedError",
+    "BuildError",
+    "ColumnParallelLinear",
+    "Communicator",
+    "ConnectError",
+    "DisagreedError",
+    "FluxError",
+    "OperandError",
+    "PeerLeftError",
+    "PeerLostError",
+    "RowParallelLinear",
+    "TimeoutError",
+    "all_gather_matmul",
+    "check",
+    "default",
+    "init",
+    "matmul_all_reduce",
+    "matmul_reduce_scatter",
+    "prepare",
+]
+
+try:
+    __version__ = metadata.version("flux-tp")
+except metadata.PackageNotFoundError:
+    __version__ = "unknown"
+
+
+def __getattr__(name: str) -> Any:
+    # The modules need torch, which is imported on their first use.
+    if name in ("ColumnParallelLinear", "RowParallelLinear"):
+        from . import nn
+
+        return getattr(nn, name)
+    raise AttributeError(f"module 'flux_tp' has no attribute {name!r}")

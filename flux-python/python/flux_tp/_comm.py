@@ -1,0 +1,210 @@
+"""Communicators: how the ranks of a job come together.
+
+Invariant: only the process that has made a communicator uses or closes it.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import secrets
+import shutil
+import socket
+import sys
+import tempfile
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from . import _native
+from .errors import ConnectError, FluxError, OperandError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
+
+__all__ = ["Communicator", "check", "default", "init"]
+
+_default: Communicator | None = None
+_known: weakref.WeakValueDictionary[int, Communicator] = weakref.WeakValueDictionary()
+_process = os.getpid()
+
+
+class Communicator:
+    """One rank's membership of a group that computes together; :func:`init` makes one.
+
+    Every rank makes the same calls in the same order. Leaves the group when it is closed or collected.
+    """
+
+    id: int
+    rank: int
+    """This rank, from 0 to ``world_size - 1``."""
+    world_size: int
+    """Number of ranks, ``W``."""
+    transport: str
+    """The transport in use: ``host``, ``nvlink``, ``pcie``, ``nccl`` or ``mixed``."""
+    device: int | None
+    """Ordinal of the CUDA device, or ``None`` on the CPU."""
+    max_m: int
+    """Most rows of a call, of all ranks together."""
+    group: ProcessGroup | None
+    """The torch ProcessGroup of the same ranks, where one was given."""
+
+    def __init__(self, connected: tuple[int, int, int, str, int | None], max_m: int, group: ProcessGroup | None) -> None:
+        self.id, self.rank, self.world_size, self.transport, self.device = connected
+        self.max_m = max_m
+        self.group = group
+        self._process = os.getpid()
+        _known[self.id] = self
+
+    def check(self) -> None:
+        """Raises the fault that broke the communicator; see :func:`check`."""
+        _native.check(self.id)
+
+    def barrier(self) -> None:
+        """Returns when every rank has come here, on the host only."""
+        _native.barrier(self.id)
+
+    def explain(self) -> str:
+        """The transport and why it was chosen, in words."""
+        return _native.explain(self.id)
+
+    def close(self) -> None:
+        """Leaves the group, when the calls in progress have ended. Peers' later calls raise PeerLeftError."""
+        # First: a forked child touches no lock that a thread of its parent may hold.
+        if self._process == os.getpid():
+            _native.close(self.id)
+
+    def __enter__(self) -> Communicator:
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Without an attribute where `__init__` has failed; without `os` at the interpreter's end.
+        if os is not None and getattr(self, "_process", None) == os.getpid():
+            _native.close(self.id)
+
+    def __repr__(self) -> str:
+        place = "cpu" if self.device is None else f"cuda:{self.device}"
+        return f"<flux_tp.Communicator rank {self.rank} of {self.world_size} over {self.transport} on {place}>"
+
+
+def init(
+    group: ProcessGroup | None = None,
+    transport: str = "auto",
+    max_m: int = 8192,
+    timeout: float = 30.0,
+    sm_margin: int = 0,
+    *,
+    device: int | None = None,
+) -> Communicator:
+    """Connects the ranks; collective. The first communicator is the default of all ops.
+
+    Args:
+        group: a torch ProcessGroup, of any size inside a larger job. ``None``: the ranks of the launcher
+            (torchrun, srun, mpirun or ``flux-bench launch``), by its environment variables.
+        transport: ``auto``, ``host`` (operands on the CPU), ``nvlink``, ``pcie``, ``nccl`` or ``mixed``.
+        max_m: most rows of a call, of all ranks together.
+        timeout: longest wait for a peer, in seconds.
+        sm_margin: SMs that calls leave to kernels on other streams which must run beside them.
+        device: ordinal of the CUDA device. ``None``: torch's current device where torch uses CUDA, else the
+            rank's number on its host.
+
+    Raises:
+        ConnectError: no launcher, or a transport that does not work here.
+        TimeoutError: a rank did not come in time.
+        DisagreedError: the ranks give different arguments.
+    """
+    global _default
+    if not 0 < max_m < 1 << 24:
+        raise OperandError(f"max_m = {max_m}: give a number of rows from 1 to {(1 << 24) - 1}")
+    if sm_margin < 0:
+        raise OperandError(f"sm_margin = {sm_margin}: give a number of SMs from 0 on")
+    limits = (max_m, sm_margin)
+    torch = sys.modules.get("torch")
+    if device is None and torch is not None and torch.cuda.is_initialized():
+        device = torch.cuda.current_device()
+    if group is None:
+        connected = _native.connect(transport, timeout, device, limits)
+    else:
+        connected = _connect_group(group, transport, timeout, device, limits)
+    comm = Communicator(connected, max_m, group)
+    if torch is not None:
+        from . import _torch  # registers the ops, so that torch.compile finds them
+    if _default is None or _default._process != os.getpid():
+        _default = comm
+    return comm
+
+
+def default() -> Communicator:
+    """The communicator that :func:`init` has made first."""
+    if _default is None:
+        raise FluxError("there is no communicator: call flux_tp.init() on every rank first")
+    return _default
+
+
+def check(comm: Communicator | None = None) -> None:
+    """Raises the fault that broke the communicator; returns where it works. Waits for no call.
+
+    A result on a GPU is valid only if this returns after the stream has come past its call: ask once a step,
+    after a synchronization.
+
+    Raises:
+        PeerLostError, PeerLeftError, TimeoutError, DisagreedError, AbortedError: see :mod:`flux_tp.errors`.
+    """
+    (comm or default()).check()
+
+
+def _connect_group(
+    group: Any, transport: str, timeout: float, device: int | None, limits: tuple[int, int]
+) -> tuple[int, int, int, str, int | None]:
+    """Has the ranks of a ProcessGroup agree where to meet."""
+    import torch.distributed as dist
+
+    rank, size = dist.get_rank(group), dist.get_world_size(group)
+    if rank < 0:
+        raise ConnectError("this process is not of the group: call flux_tp.init on the group's ranks only")
+    if size == 1:
+        return _native.connect_group((0, 1, 0), (None, None), transport, timeout, device, limits)
+    hosts: list[Any] = [None] * size
+    dist.all_gather_object(hosts, _host(), group=group)
+    local_rank = hosts[:rank].count(hosts[rank])
+    meeting: list[Any] = [None]
+    if rank == 0:
+        meeting[0] = _one_host() if len(set(hosts)) == 1 else _several_hosts()
+    dist.broadcast_object_list(meeting, src=dist.get_global_rank(group, 0), group=group)
+    return _native.connect_group((rank, size, local_rank), meeting[0], transport, timeout, device, limits)
+
+
+def _host() -> str:
+    """What tells hosts apart: the boot, as names may repeat."""
+    try:
+        with open("/proc/sys/kernel/random/boot_id", encoding="ascii") as file:
+            return file.read().strip()
+    except OSError:
+        return socket.gethostname()
+
+
+def _one_host() -> tuple[str, None]:
+    # Kept to the end of the process: ranks that rebuild meet here again.
+    folder = tempfile.mkdtemp(prefix="flux-")
+    atexit.register(_remove, folder, os.getpid())
+    return folder, None
+
+
+def _remove(folder: str, process: int) -> None:
+    if process == os.getpid():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _several_hosts() -> tuple[None, tuple[str, bytes]]:
+    with socket.socket() as free:
+        free.bind(("", 0))
+        port = free.getsockname()[1]
+    return None, (f"{socket.gethostname()}:{port}", secrets.token_bytes(32))
+
+
+@atexit.register
+def _close_all() -> None:
+    if _process == os.getpid():
+        _native.close_all()

@@ -1,0 +1,163 @@
+"""The ops, for tensors of PyTorch and arrays of NumPy."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from typing import Any, TypeVar
+
+from . import _comm, _native
+from .errors import OperandError
+
+__all__ = ["all_gather_matmul", "matmul_all_reduce", "matmul_reduce_scatter", "prepare"]
+
+Operand = TypeVar("Operand")
+"""A torch.Tensor or a numpy.ndarray."""
+
+ACTIVATIONS = {name: number for number, name in enumerate(_native.activations())}
+
+# Set by `_torch`: its module and torch's Tensor.
+_torch: Any = None
+_Tensor: Any = ()
+
+
+def all_gather_matmul(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    activation: str | None = None,
+    group: _comm.Communicator | None = None,
+    *,
+    m: int | None = None,
+    out: Operand | None = None,
+) -> Operand:
+    """``activation(gather(x) @ weight.T + bias)``: a column-parallel linear layer whose input is split by rows.
+
+    Args:
+        x: ``[m_r, k]``, this rank's rows. More dimensions are taken as rows.
+        weight: ``[n/W, k]``, this rank's columns. ``n/W`` and ``k`` are multiples of 8.
+        bias: ``[n/W]``.
+        activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32.
+        group: the communicator; the first that :func:`flux_tp.init` made.
+        m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
+            ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
+        out: where the result goes, ``[m, n/W]``.
+
+    All operands are bfloat16, or all float16, in row-major order with 16-byte aligned rows. They are on the
+    communicator's device.
+
+    Returns:
+        ``[m, n/W]``: all rows of this rank's columns, from torch's allocator on torch's current stream.
+
+    Raises:
+        OperandError: a shape, dtype, device or layout that does not fit; nothing was launched.
+        BuildError, DisagreedError: on the first call of a shape.
+        PeerLostError, PeerLeftError, TimeoutError, AbortedError: see :mod:`flux_tp.errors`.
+    """
+    return _backend(x).run("all_gather_matmul", x, weight, bias, _number(activation), group or _comm.default(), m, out)
+
+
+def matmul_reduce_scatter(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    group: _comm.Communicator | None = None,
+    *,
+    out: Operand | None = None,
+) -> Operand:
+    """``scatter(sum over ranks of x @ weight.T) + bias``: a row-parallel linear layer whose output is split by rows.
+
+    Args:
+        x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
+        weight: ``[n, k/W]``. ``n`` and ``k/W`` are multiples of 8.
+        bias: ``[n]``, the same on every rank.
+        group: the communicator; the first that :func:`flux_tp.init` made.
+        out: where the result goes, ``[m_r, n]``.
+
+    Returns:
+        ``[m_r, n]``: this rank's rows of the sum, as ``torch.tensor_split`` cuts ``m`` rows.
+
+    Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
+    """
+    return _backend(x).run("matmul_reduce_scatter", x, weight, bias, 0, group or _comm.default(), None, out)
+
+
+def matmul_all_reduce(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    group: _comm.Communicator | None = None,
+    *,
+    out: Operand | None = None,
+) -> Operand:
+    """``sum over ranks of x @ weight.T, + bias``: a row-parallel linear layer whose output every rank has whole.
+
+    Args:
+        x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
+        weight: ``[n, k/W]``. ``n`` and ``k/W`` are multiples of 8.
+        bias: ``[n]``, the same on every rank.
+        group: the communicator; the first that :func:`flux_tp.init` made.
+        out: where the result goes, ``[m, n]``.
+
+    Returns:
+        ``[m, n]``, with the same bits on every rank.
+
+    Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
+    """
+    return _backend(x).run("matmul_all_reduce", x, weight, bias, 0, group or _comm.default(), None, out)
+
+
+def prepare(
+    op: str,
+    n: int,
+    k: int,
+    *,
+    rows: Sequence[int] = (),
+    dtype: Any = "bfloat16",
+    bias: bool = False,
+    activation: str | None = None,
+    group: _comm.Communicator | None = None,
+) -> None:
+    """Builds an op before its first call. Collective.
+
+    Args:
+        op: the op's name, as ``all_gather_matmul``.
+        n, k: output features and inner dimension, both global.
+        rows: numbers ``m`` of rows whose calls are to be captured in CUDA graphs: captured calls build nothing.
+        dtype: ``bfloat16`` or ``float16``: a name, or a dtype of torch or NumPy.
+        bias: whether calls have one.
+        activation: as in :func:`all_gather_matmul`.
+        group: the communicator; the first that :func:`flux_tp.init` made.
+    """
+    comm = group or _comm.default()
+    name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+    _native.prepare(comm.id, op, (n, k), (name, bias, _number(activation)), list(rows))
+
+
+def shard_rows(comm: _comm.Communicator, m: int) -> int:
+    """The rows of this rank, of ``m``."""
+    return m // comm.world_size + (comm.rank < m % comm.world_size)
+
+
+def _number(activation: str | None) -> int:
+    if activation is None:
+        return 0
+    number = ACTIVATIONS.get(activation)
+    if number is None:
+        raise OperandError(f"activation = {activation!r}: there are {', '.join(ACTIVATIONS)}")
+    return number
+
+
+def _backend(x: Any) -> Any:
+    if isinstance(x, _Tensor):
+        return _torch
+    if hasattr(x, "__array_interface__"):
+        from . import _numpy
+
+        return _numpy
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(x, torch.Tensor):
+        from . import _torch as backend
+
+        return backend
+    raise OperandError(f"x is a {type(x).__name__}: give a torch.Tensor or a numpy.ndarray")

@@ -1,0 +1,141 @@
+"""Tensor-parallel linear layers as modules of PyTorch, with state dicts as Megatron-LM's."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from . import _torch
+from ._comm import Communicator, default
+from ._ops import ACTIVATIONS, all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from .errors import OperandError
+
+__all__ = ["ColumnParallelLinear", "RowParallelLinear"]
+
+
+class _ParallelLinear(nn.Module):
+    """One rank's part of a linear layer whose weight is split along ``_dim``."""
+
+    _dim: int
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool,
+        sequence_parallel: bool,
+        group: Communicator | None,
+        device: Any,
+        dtype: torch.dtype | None,
+    ) -> None:
+        super().__init__()
+        self.in_features, self.out_features = in_features, out_features
+        self.sequence_parallel = sequence_parallel
+        self.comm = group or default()
+        shape = [out_features, in_features]
+        world, names = self.comm.world_size, ("out_features", "in_features")
+        if shape[self._dim] % (8 * world):
+            raise OperandError(
+                f"{names[self._dim]} = {shape[self._dim]} is split over {world} ranks in multiples of 8: pad it to "
+                f"{-(-shape[self._dim] // (8 * world)) * 8 * world}"
+            )
+        shape[self._dim] //= world
+        if device is None and self.comm.device is not None:
+            device = torch.device("cuda", self.comm.device)
+        self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype or torch.bfloat16))
+        self.bias = nn.Parameter(self.weight.new_empty(shape[0])) if bias else None
+        # What Megatron-LM's optimizers and checkpoints ask of a parameter.
+        for parameter, split in ((self.weight, True), (self.bias, self._dim == 0)):
+            if parameter is not None:
+                parameter.tensor_model_parallel = split
+                parameter.partition_dim = self._dim if split else -1
+                parameter.partition_stride = 1
+        self.reset_parameters()
+
+    def reset_parameters(self) -> None:
+        """Draws the weight as ``torch.nn.Linear`` does, from this rank's generator; the bias is zero, alike on every rank."""
+        bound = 1 / math.sqrt(self.in_features)
+        nn.init.uniform_(self.weight, -bound, bound)
+        if self.bias is not None:
+            nn.init.zeros_(self.bias)
+
+    # Megatron-LM's linear layers have this entry, too.
+    def get_extra_state(self) -> None:
+        """Returns nothing; makes the entry ``_extra_state`` that Megatron-LM's state dicts have."""
+
+    def set_extra_state(self, state: Any) -> None:
+        """Ignores the entry."""
+
+    def extra_repr(self) -> str:
+        words = [f"{name}={getattr(self, name)}" for name in ("in_features", "out_features", "sequence_parallel", "comm")]
+        return ", ".join([*words, f"bias={self.bias is not None}"])
+
+
+class ColumnParallelLinear(_ParallelLinear):
+    """``y = activation(gather(x) @ weight.T + bias)``, with the output features split over the ranks.
+
+    Input ``[m_r, ..., in_features]``, this rank's rows; output ``[m, ..., out_features / W]``. Parameters: ``weight``
+    ``[out_features / W, in_features]`` and ``bias`` ``[out_features / W]``, on the communicator's device.
+
+    ``sequence_parallel=False``: every rank has the whole input ``[m, ..., in_features]``, and nothing is gathered. The
+    gradient of the input is summed over the ranks by ``matmul_all_reduce``.
+
+    ``activation``: ``gelu`` (tanh form), ``silu`` or ``relu``. Fused where no gradient is needed.
+    """
+
+    _dim = 0
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        sequence_parallel: bool = True,
+        activation: str | None = None,
+        group: Communicator | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype)
+        if activation is not None and activation not in ACTIVATIONS:
+            raise OperandError(f"activation = {activation!r}: there are {', '.join(ACTIVATIONS)}")
+        self.activation = activation
+
+    def forward(self, x: Tensor) -> Tensor:
+        if not self.sequence_parallel:
+            y = _torch.CopiedInputLinear.apply(x, self.weight, self.bias, self.comm.id)
+            return _torch.ACTIVATIONS[ACTIVATIONS[self.activation or "none"]](y)
+        return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm)
+
+
+class RowParallelLinear(_ParallelLinear):
+    """``y = scatter(sum over ranks of x @ weight.T) + bias``, with the input features split over the ranks.
+
+    Input ``[m, ..., in_features / W]``; output ``[m_r, ..., out_features]``, this rank's rows, or with
+    ``sequence_parallel=False`` ``[m, ..., out_features]`` on every rank. Parameters: ``weight``
+    ``[out_features, in_features / W]`` and ``bias`` ``[out_features]``, the same on every rank. The gradient of the
+    bias is that of all rows: it needs no all-reduce over the ranks.
+    """
+
+    _dim = 1
+
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        bias: bool = True,
+        *,
+        sequence_parallel: bool = True,
+        group: Communicator | None = None,
+        device: Any = None,
+        dtype: torch.dtype | None = None,
+    ) -> None:
+        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype)
+
+    def forward(self, x: Tensor) -> Tensor:
+        op = matmul_reduce_scatter if self.sequence_parallel else matmul_all_reduce
+        return op(x, self.weight, self.bias, self.comm)

@@ -1,0 +1,204 @@
+//! `flux_tp._native`: what the Python package `flux_tp` is built on.
+//!
+//! Invariant: no function holds the interpreter's lock while it waits for another rank.
+
+mod error;
+mod member;
+mod operand;
+mod ops;
+mod process;
+mod torch;
+
+use pyo3::prelude::*;
+
+#[pymodule]
+mod _native {
+    use crate::error::Error;
+    use crate::member::{self, Member};
+    use crate::operand::{Dims, activation, operand};
+    use crate::ops::{Call, Kind, Limits, OpSpec};
+    use flux_ops::{Activation, DType, Location, RawTensor};
+    use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
+    use pyo3::prelude::*;
+    use std::time::Duration;
+
+    /// What names a communicator: its number, rank, world size, transport and CUDA device.
+    type Connected = (u64, u32, u32, String, Option<u32>);
+    /// An operand: address, dtype, dimensions, rows, columns, strides in elements.
+    type Described = (u64, String, usize, usize, usize, (i64, i64));
+    /// Where the ranks of a group meet: a folder of one host, or an address with a secret.
+    type Meeting = (Option<std::path::PathBuf>, Option<(String, Vec<u8>)>);
+
+    /// Shortest time for the ranks to come, which load their program first.
+    const START: Duration = Duration::from_secs(60);
+
+    /// Reads `timeout` and `transport`.
+    fn options(transport: &str, timeout: f64, device: Option<u32>) -> Result<Options, Error> {
+        let deadline = Duration::try_from_secs_f64(timeout)
+            .map_err(|error| Error::operand(format!("timeout = {timeout}: {error}: give seconds above 0")))?;
+        let select: Select = transport.parse().map_err(|error| Error::operand(format!("transport: {error}")))?;
+        Ok(Options { select, device, deadline, ..Options::default() })
+    }
+
+    fn connected(comm: Communicator, (max_m, sm_margin): (usize, u32)) -> Connected {
+        let (rank, world, transport) = (comm.rank().get(), comm.world_size().get(), comm.transport().to_string());
+        let device = comm.device().info().map(|info| info.ordinal);
+        (member::keep(Member::new(comm, Limits { max_m, sm_margin })), rank, world, transport, device)
+    }
+
+    fn connect_in(world: &World, options: &Options) -> Result<Communicator, Error> {
+        Ok(Communicator::connect_blocking(world, *options)?)
+    }
+
+    /// Connects the ranks of the launcher.
+    #[pyfunction]
+    fn connect(py: Python<'_>, transport: &str, timeout: f64, device: Option<u32>, limits: (usize, u32)) -> PyResult<Connected> {
+        let options = options(transport, timeout, device)?;
+        let comm = py.detach(|| member::connect_launched(options.deadline.max(START), |world| connect_in(world, &options)));
+        Ok(connected(comm?, limits))
+    }
+
+    /// Connects the ranks of a group that have agreed where to meet.
+    #[pyfunction]
+    fn connect_group(
+        py: Python<'_>,
+        place: (u32, u32, u32),
+        meeting: Meeting,
+        transport: &str,
+        timeout: f64,
+        device: Option<u32>,
+        limits: (usize, u32),
+    ) -> PyResult<Connected> {
+        let options = options(transport, timeout, device)?;
+        let (rank, size, local_rank) = place;
+        let comm = py.detach(|| {
+            let size = WorldSize::new(size).ok_or_else(|| Error::operand(format!("a group of {size} ranks is not possible")))?;
+            let builder = World::builder(Rank::new(rank), size).local_rank(local_rank).deadline(options.deadline.max(START));
+            let world = match meeting {
+                (Some(folder), _) => builder.on_host(folder)?,
+                (None, Some((address, secret))) => {
+                    let secret = Secret::new(secret).map_err(|error| Error::new("ConnectError", error.to_string()))?;
+                    builder.across_hosts(&address, secret)?
+                }
+                (None, None) => World::single(),
+            };
+            connect_in(&world, &options)
+        });
+        Ok(connected(comm?, limits))
+    }
+
+    /// Leaves a communicator.
+    #[pyfunction]
+    fn close(py: Python<'_>, comm: u64) {
+        py.detach(|| member::close(comm));
+    }
+
+    /// Leaves all communicators.
+    #[pyfunction]
+    fn close_all(py: Python<'_>) {
+        py.detach(member::close_all);
+    }
+
+    /// Runs without the interpreter's lock.
+    fn with<T: Send>(py: Python<'_>, comm: u64, run: impl FnOnce(&Member) -> Result<T, Error> + Send) -> PyResult<T> {
+        Ok(py.detach(|| run(member::named(comm)?.get()?))?)
+    }
+
+    /// Raises the fault that broke the communicator.
+    #[pyfunction]
+    fn check(py: Python<'_>, comm: u64) -> PyResult<()> {
+        with(py, comm, |member| match member.comm.failure() {
+            Some(failure) => Err(failure.into()),
+            None => Ok(()),
+        })
+    }
+
+    /// Returns when every rank has come here.
+    #[pyfunction]
+    fn barrier(py: Python<'_>, comm: u64) -> PyResult<()> {
+        with(py, comm, |member| Ok(member.comm.barrier()?))
+    }
+
+    /// The transport and why it was chosen, in words.
+    #[pyfunction]
+    fn explain(py: Python<'_>, comm: u64) -> PyResult<String> {
+        with(py, comm, |member| Ok(member.comm.explain()))
+    }
+
+    fn dtype(name: &str) -> Result<DType, Error> {
+        match name {
+            "bfloat16" => Ok(DType::Bf16),
+            "float16" => Ok(DType::F16),
+            _ => Err(Error::operand(format!("dtype {name}: bfloat16 and float16 are supported"))),
+        }
+    }
+
+    /// Builds an op, and has it ready for calls with these numbers of rows.
+    #[pyfunction]
+    fn prepare(
+        py: Python<'_>,
+        comm: u64,
+        kind: &str,
+        extents: (usize, usize),
+        of: (String, bool, u64),
+        rows: Vec<usize>,
+    ) -> PyResult<()> {
+        with(py, comm, |member| {
+            let (n, k) = extents;
+            let (dtype, bias, activation) = (dtype(&of.0)?, of.1, activation(of.2)?);
+            let spec = OpSpec { kind: Kind::named(kind)?, n, k, dtype, bias, activation };
+            member.ops.op(&spec, Stream::Host)?.prepare(&rows)
+        })
+    }
+
+    fn described(name: &'static str, of: &Described) -> Result<RawTensor, Error> {
+        let (address, type_name, dim, rows, cols, strides) = of;
+        let dims = Dims { dim: *dim, rows: *rows, cols: *cols, strides: [strides.0, strides.1] };
+        operand(name, *address, dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message)))?, Location::Host, &dims)
+    }
+
+    /// Makes a call with operands in host memory, which must live and not be accessed otherwise
+    /// until it returns: `x`, `weight`, `bias` or none, `out`.
+    #[pyfunction]
+    fn call_host(
+        py: Python<'_>,
+        comm: u64,
+        kind: &str,
+        activation_number: u64,
+        operands: (Described, Described, Option<Described>, Described),
+    ) -> PyResult<()> {
+        with(py, comm, |member| {
+            let (x, weight, bias, y) = &operands;
+            let call = Call {
+                kind: Kind::named(kind)?,
+                activation: activation(activation_number)?,
+                x: described("x", x)?,
+                weight: described("weight", weight)?,
+                bias: bias.as_ref().map(|bias| described("bias", bias)).transpose()?,
+                y: described("out", y)?,
+                stream: Stream::Host,
+            };
+            // SAFETY: `flux_tp` holds the arrays while it calls this, and host calls end before
+            // they return.
+            unsafe { member.ops.call(&call) }
+        })
+    }
+
+    /// Names of the activations, by number.
+    #[pyfunction]
+    fn activations() -> Vec<&'static str> {
+        Activation::ALL.iter().map(|activation| activation.name()).collect()
+    }
+
+    /// Registers the ops with the torch that has loaded these libraries.
+    #[pyfunction]
+    fn register_torch(cpu: &str, cuda: Option<&str>) -> PyResult<()> {
+        Ok(crate::torch::register(cpu, cuda)?)
+    }
+
+    /// Takes the exception behind a RuntimeError of torch's with this message, if it is one of an op.
+    #[pyfunction]
+    fn take_error(py: Python<'_>, message: &str) -> PyResult<Option<Py<PyAny>>> {
+        crate::torch::take_error(message).map(|error| error.exception(py)).transpose()
+    }
+}

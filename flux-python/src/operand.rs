@@ -1,0 +1,42 @@
+//! Operands as Python describes them.
+//!
+//! Invariant: a description that passes has at most two dimensions and contiguous rows; flux-ops
+//! checks the rest.
+
+use crate::error::Error;
+use flux_ops::{Activation, DType, Layout, Location, RawTensor};
+
+/// Extents of a tensor of at most two dimensions; a vector is one row.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Dims {
+    pub(crate) dim: usize,
+    pub(crate) rows: usize,
+    pub(crate) cols: usize,
+    /// In elements.
+    pub(crate) strides: [i64; 2],
+}
+
+/// Describes an operand for flux-ops.
+pub(crate) fn operand(name: &'static str, address: u64, dtype: DType, location: Location, dims: &Dims) -> Result<RawTensor, Error> {
+    let Dims { dim, rows, cols, strides: [row_stride, col_stride] } = *dims;
+    let wanted = if name == "bias" { 1 } else { 2 };
+    if dim != wanted {
+        return Err(Error::operand(format!("{name} has {dim} dimensions, and {wanted} are needed")));
+    }
+    // Without rows a stride says nothing.
+    if rows > 0 && cols > 1 && col_stride != 1 {
+        return Err(Error::operand(format!(
+            "{name} is [{rows}, {cols}] with a stride of {col_stride} between the elements of a row, and 1 is needed: call .contiguous()"
+        )));
+    }
+    // Of one row the stride says nothing.
+    let row_stride = if rows > 1 { usize::try_from(row_stride).unwrap_or(0) } else { cols };
+    let layout = Layout::strided(rows, cols, row_stride);
+    Ok(RawTensor { address, dtype, location, layout, available: layout.span() })
+}
+
+/// The activation with this number.
+pub(crate) fn activation(number: u64) -> Result<Activation, Error> {
+    let known = usize::try_from(number).ok().and_then(|number| Activation::ALL.get(number).copied());
+    known.ok_or_else(|| Error::operand(format!("activation = {number}: there are {}", Activation::ALL.len())))
+}

@@ -1,0 +1,222 @@
+"""Cases with arrays of NumPy; see ``ranks``."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+
+import numpy as np
+
+import flux_tp
+from oracle import activate, close, operand, rows
+from ranks import within
+
+F16 = np.float16
+
+
+def raises(kind, call, *words):
+    """Calls, and returns the error that must come."""
+    try:
+        call()
+    except kind as error:
+        for word in words:
+            assert word in str(error), f"{word!r} is not in {error}"
+        return error
+    raise AssertionError(f"no {kind.__name__}")
+
+
+def gathered(comm, m, n, k, bias=False, activation=None, dtype=F16):
+    """Operands and result of an all_gather_matmul: ``n`` columns a rank."""
+    x, w = operand(1, m, k), operand(2 + comm.rank, n, k)
+    b = operand(50 + comm.rank, n) if bias else None
+    y = activate(activation, x @ w.T + (0 if b is None else b))
+    own = x[rows(comm.world_size, comm.rank, m)]
+    return own.astype(dtype), w.astype(dtype), None if b is None else b.astype(dtype), y
+
+
+def scattered(comm, m, n, k, bias=False, dtype=F16):
+    """Operands, result and partial sums of a matmul_reduce_scatter: ``k`` of the inner dimension a rank."""
+    x, w = operand(1, comm.world_size, m, k), operand(2, comm.world_size, n, k)
+    partials = x @ w.transpose(0, 2, 1)
+    b = operand(50, n) if bias else None
+    own = rows(comm.world_size, comm.rank, m)
+    y = partials.sum(0)[own] + (0 if b is None else b)
+    sums = np.abs(partials).sum(0)[own]
+    return x[comm.rank].astype(dtype), w[comm.rank].astype(dtype), None if b is None else b.astype(dtype), y, sums
+
+
+def all_gather(comm):
+    for m in (comm.world_size * 8, comm.world_size * 8, comm.world_size * 130):
+        x, w, _, y = gathered(comm, m, 24, 48)
+        close(flux_tp.all_gather_matmul(x, w), y, "float16")
+
+
+def all_gather_bias_and_activations(comm):
+    m = comm.world_size * 16
+    for activation in (None, "gelu", "silu", "relu"):
+        x, w, b, y = gathered(comm, m, 16, 32, bias=True, activation=activation)
+        close(flux_tp.all_gather_matmul(x, w, b, activation, comm), y, "float16", slope=4.0)
+
+
+def all_gather_uneven_rows(comm):
+    for m in (comm.world_size * 4 + 1, comm.world_size - 1):
+        x, w, _, y = gathered(comm, m, 16, 32)
+        close(flux_tp.all_gather_matmul(x, w, m=m), y, "float16")
+
+
+def reduce_scatter(comm):
+    for m, bias in ((comm.world_size * 8, False), (comm.world_size * 130, True)):
+        x, w, b, y, sums = scattered(comm, m, 24, 40, bias)
+        close(flux_tp.matmul_reduce_scatter(x, w, b), y, "float16", sums)
+
+
+def reduce_scatter_uneven_rows(comm):
+    for m in (comm.world_size * 4 + 1, comm.world_size - 1):
+        x, w, _, y, sums = scattered(comm, m, 16, 32)
+        close(flux_tp.matmul_reduce_scatter(x, w), y, "float16", sums)
+
+
+def all_reduce(comm):
+    for m, bias in ((1, False), (comm.world_size * 8, True), (comm.world_size * 130 + 1, False)):
+        x, w, b, _, _ = scattered(comm, m, 24, 40, bias)
+        whole, weights = operand(1, comm.world_size, m, 40), operand(2, comm.world_size, 24, 40)
+        partials = whole @ weights.transpose(0, 2, 1)
+        y = partials.sum(0) + (0 if b is None else b.astype(np.float64))
+        close(flux_tp.matmul_all_reduce(x, w, b), y, "float16", np.abs(partials).sum(0))
+
+
+def out_and_strided_operands(comm):
+    x, w, _, y = gathered(comm, comm.world_size * 8, 16, 32)
+    wide = np.zeros((w.shape[0], 64), F16)
+    wide[:, :32] = w
+    out = np.full((y.shape[0], 24), 7, F16)
+    assert flux_tp.all_gather_matmul(x, wide[:, :32], out=out[:, :16]) is not None
+    close(out[:, :16], y, "float16")
+    assert (out[:, 16:] == 7).all(), "elements between rows are left alone"
+
+
+def more_dimensions(comm):
+    x, w, _, y = gathered(comm, comm.world_size * 8, 16, 32)
+    found = flux_tp.all_gather_matmul(x.reshape(4, 2, 32), w)
+    assert found.shape == (4 * comm.world_size, 2, 16)
+    close(found.reshape(-1, 16), y, "float16")
+
+
+def bad_operands_name_what_to_do_and_harm_nothing(comm):
+    x, w, b, y = gathered(comm, comm.world_size * 8, 16, 32, bias=True)
+    bad, call = flux_tp.OperandError, flux_tp.all_gather_matmul
+    raises(bad, lambda: call(x.astype(np.float32), w), "x: dtype float32", "bfloat16 and float16")
+    raises(bad, lambda: call(x, w.astype(np.float32)), "weight: dtype float32")
+    raises(bad, lambda: call(x, np.asfortranarray(w)), "weight", "contiguous")
+    raises(bad, lambda: call(x[0], w), "x has 1 dimensions")
+    raises(bad, lambda: call(x, w, b[None]), "bias has 2 dimensions")
+    raises(bad, lambda: call(x, w[:12]), "12", "multiple of 8")
+    raises(bad, lambda: call(x[:, :24], w), "x is [8, 24]", "[8, 32]")
+    raises(bad, lambda: call(x, w, b[:8]), "bias is [1, 8]")
+    raises(bad, lambda: call(x, w, activation="tanh"), "'tanh'", "gelu")
+    raises(bad, lambda: call(x.tolist(), w), "list", "numpy.ndarray")
+    raises(bad, lambda: call(x, w.tolist()), "weight is a list")
+    raises(bad, lambda: call(x, w, out=np.empty((3, 16), F16)), "[3, 16]")
+    raises(bad, lambda: call(np.zeros((8193, 32), F16), w), str(8193 * comm.world_size), "8192")
+    raises(ValueError, lambda: flux_tp.init(max_m=0), "max_m = 0")
+    raises(bad, lambda: flux_tp.init(transport="carrier"), "carrier")
+    raises(bad, lambda: flux_tp.init(timeout=-1), "timeout = -1")
+    raises(bad, lambda: flux_tp.prepare("matmul", 8, 8), "matmul is no op", "all_gather_matmul")
+    close(call(x, w, b), y, "float16")
+    flux_tp.check()
+
+
+def prepared(comm):
+    world = comm.world_size
+    flux_tp.prepare("all_gather_matmul", world * 8, 16, rows=[1, world * 8], dtype=np.dtype(F16), bias=True, activation="relu")
+    raises(flux_tp.OperandError, lambda: flux_tp.prepare("matmul_all_reduce", 8, world * 8, rows=[8193]), "8193", "8192")
+    x, w, b, y = gathered(comm, world * 8, 8, 16, bias=True, activation="relu")
+    close(flux_tp.all_gather_matmul(x, w, b, "relu"), y, "float16", slope=1.0)
+
+
+def the_ranks_disagree(comm):
+    x, w, _, y = gathered(comm, comm.world_size * 8, 16 + 8 * (comm.rank == 0), 32)
+    error = raises(flux_tp.DisagreedError, lambda: flux_tp.all_gather_matmul(x, w), "n=")
+    assert isinstance(error, flux_tp.FluxError)
+    all_gather(comm)
+
+
+def others_run_while_a_rank_waits(comm):
+    """The interpreter's lock is free while a rank waits for its peers."""
+    all_gather(comm)
+    if comm.rank == 0:
+        time.sleep(0.5)
+        return all_gather(comm)
+    steps, ended = 0, threading.Event()
+
+    def count():
+        nonlocal steps
+        while not ended.wait(0.01):
+            steps += 1
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    all_gather(comm)
+    ended.set()
+    counter.join()
+    assert steps > 5, steps
+
+
+def a_forked_child_harms_nobody(comm):
+    all_gather(comm)
+    child = os.fork()
+    if child == 0:
+        try:
+            raises(flux_tp.FluxError, lambda: flux_tp.check(comm), "forked")
+            x, w, _, _ = gathered(comm, comm.world_size * 8, 24, 48)
+            raises(flux_tp.FluxError, lambda: flux_tp.all_gather_matmul(x, w), "forked")
+            comm.close()
+            comm.__del__()
+            flux_tp._native.close(comm.id)
+            flux_tp._native.close_all()
+        except BaseException:  # noqa: BLE001 (the exit status says it)
+            os._exit(1)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    all_gather(comm)
+    flux_tp.check(comm)
+
+
+def a_second_communicator(comm):
+    with flux_tp.init(transport="host", max_m=64) as second:
+        assert second.id != comm.id and flux_tp.default() is comm
+        x, w, _, y = gathered(comm, comm.world_size * 8, 16, 32)
+        close(flux_tp.all_gather_matmul(x, w, group=second), y, "float16")
+        second.barrier()
+    raises(flux_tp.FluxError, second.check, "closed")
+    all_gather(comm)
+
+
+def rank_1_is_killed(comm):
+    all_gather(comm)
+    if comm.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    began = time.monotonic()
+    error = raises(flux_tp.PeerLostError, lambda: all_gather(comm), "rank 1")
+    assert (error.rank, error.ranks) == (1, (1,))
+    raises(flux_tp.PeerLostError, flux_tp.check, "rank 1")
+    within(10, began)
+
+
+def rank_1_is_late(comm):
+    all_gather(comm)
+    if comm.rank == 1:
+        time.sleep(3)
+        return
+    error = raises(flux_tp.TimeoutError, lambda: all_gather(comm))
+    assert error.rank == 1 and isinstance(error, TimeoutError)
+
+
+def rank_1_leaves(comm):
+    all_gather(comm)
+    if comm.rank == 1:
+        comm.close()
+        return
+    assert raises(flux_tp.PeerLeftError, lambda: all_gather(comm), "rank 1").rank == 1

@@ -1,0 +1,286 @@
+"""Cases with tensors of PyTorch on the CPU; see ``ranks``."""
+
+from __future__ import annotations
+
+import copy
+import threading
+import time
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import flux_tp
+from cases_numpy import gathered, raises, scattered
+from oracle import UNIT, close, operand, rows
+
+BF16, F16 = torch.bfloat16, torch.float16
+NAMES = {BF16: "bfloat16", F16: "float16"}
+
+
+def tensors(dtype, *arrays):
+    return [None if array is None else torch.from_numpy(array).to(dtype) for array in arrays]
+
+
+def numbers(tensor):
+    return tensor.detach().double().numpy()
+
+
+def all_gather(comm):
+    for dtype in (BF16, F16):
+        for m, bias, activation in ((comm.world_size * 8, False, None), (comm.world_size * 40, True, "gelu")):
+            *operands, y = gathered(comm, m, 24, 48, bias, activation, np.float64)
+            x, w, b = tensors(dtype, *operands)
+            found = flux_tp.all_gather_matmul(x, w, b, activation)
+            assert found.dtype == dtype
+            close(numbers(found), y, NAMES[dtype], slope=4.0)
+
+
+def reduce_scatter(comm):
+    for dtype in (BF16, F16):
+        for m, bias in ((comm.world_size * 8, False), (comm.world_size * 40 + 1, True)):
+            *operands, y, sums = scattered(comm, m, 24, 40, bias, np.float64)
+            x, w, b = tensors(dtype, *operands)
+            close(numbers(flux_tp.matmul_reduce_scatter(x, w, b)), y, NAMES[dtype], sums)
+
+
+def uneven_rows_and_more_dimensions(comm):
+    m = comm.world_size * 4 + 1
+    *operands, y = gathered(comm, m, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    close(numbers(flux_tp.all_gather_matmul(x, w, m=m)), y, "float16")
+    *operands, y = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    found = flux_tp.all_gather_matmul(x.reshape(4, 2, 32), w)
+    assert found.shape == (4 * comm.world_size, 2, 16)
+    close(numbers(found).reshape(-1, 16), y, "float16")
+
+
+def out(comm):
+    *operands, y = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    result = torch.empty(y.shape, dtype=F16)
+    assert flux_tp.all_gather_matmul(x, w, out=result) is result
+    close(numbers(result), y, "float16")
+    raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x.requires_grad_(), w, out=result), "out=", "no_grad")
+    with torch.no_grad():
+        flux_tp.all_gather_matmul(x, w, out=result)
+
+
+def errors_keep_their_class(comm):
+    *operands, y = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    call, bad = flux_tp.all_gather_matmul, flux_tp.OperandError
+    raises(bad, lambda: call(x.float(), w.float()), "x: its dtype", "torch.bfloat16")
+    raises(bad, lambda: call(x, w.to(BF16)), "weight", "bf16")
+    raises(bad, lambda: call(x, w.t().contiguous().t()), "weight", ".contiguous()")
+    raises(bad, lambda: call(x[:, :24], w), "x is [8, 24]")
+    raises(bad, lambda: call(x[0], w), "x has 1 dimensions")
+    raises(Exception, lambda: call(x, w.to("meta")))
+    wide = torch.zeros(16 + 8 * (comm.rank == 0), 32, dtype=F16)
+    if comm.world_size > 1:
+        raises(flux_tp.DisagreedError, lambda: call(x, wide))
+    close(numbers(call(x, w)), y, "float16")
+
+
+def others_run_while_a_rank_waits(comm):
+    all_gather(comm)
+    if comm.rank == 0:
+        time.sleep(0.5)
+        return all_gather(comm)
+    steps, ended = 0, threading.Event()
+
+    def count():
+        nonlocal steps
+        while not ended.wait(0.01):
+            steps += 1
+
+    counter = threading.Thread(target=count)
+    counter.start()
+    all_gather(comm)
+    ended.set()
+    counter.join()
+    assert steps > 5, steps
+
+
+def schemas_and_fakes(comm):
+    *operands, _ = gathered(comm, comm.world_size * 8, 16, 32, True, dtype=np.float64)
+    x, w, b = tensors(F16, *operands)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.default, (x, w, b, 0, -1, comm.id), test_utils=checks)
+    *operands, _, _ = scattered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, 0, -1, comm.id), test_utils=checks)
+
+
+def compiled(comm):
+    def mlp(x, up, down):
+        return flux_tp.matmul_reduce_scatter(flux_tp.all_gather_matmul(x, up, activation="relu") * 2, down)
+
+    m = comm.world_size * 8
+    x = operand(1, m, 32)[rows(comm.world_size, comm.rank, m)]
+    x, up, down = tensors(F16, x, operand(2 + comm.rank, 16, 32), operand(20 + comm.rank, 24, 16))
+    with torch.no_grad():
+        expected = mlp(x, up, down)
+        # The graph as inductor gets it; its C++ is not what is tested here.
+        found = torch.compile(mlp, fullgraph=True, backend="aot_eager")(x, up, down)
+    assert torch.equal(found, expected)
+
+
+def init_distributed():
+    if not dist.is_initialized():
+        dist.init_process_group("gloo")
+
+
+def weights_need_torch_distributed(comm):
+    if comm.world_size == 1 or dist.is_initialized():
+        return
+    *operands, _ = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    y = flux_tp.all_gather_matmul(x, w.requires_grad_())
+    raises(flux_tp.FluxError, lambda: y.sum().backward(), "init_process_group")
+
+
+def near(found, expected, scale):
+    """Gradients are rounded twice, and sums of rounded partials are; ``scale``: what is added, in absolute value."""
+    error = np.abs(numbers(found) - expected)
+    bound = 4 * UNIT["bfloat16"] * (scale + np.abs(expected)) + 2.0**-10
+    assert (error <= bound).all(), f"{error.max()} is above {bound.flat[error.argmax()]}"
+
+
+def gradients(comm):
+    """Gradients of both ops on every rank, against fp64."""
+    init_distributed()
+    world, rank = comm.world_size, comm.rank
+    for m, n, k in ((world * 8, 16, 24), (world * 8 + 1, 8, 32)):
+        own = rows(world, rank, m)
+        x, w = operand(1, m, k), operand(2, world, n, k)
+        dy = operand(3, world, m, n)
+        X, W, B = tensors(BF16, x[own], w[rank], operand(4 + rank, n))
+        for leaf in (X, W, B):
+            leaf.requires_grad_()
+        y = flux_tp.all_gather_matmul(X, W, B, m=m)
+        y.backward(torch.from_numpy(dy[rank]).to(BF16))
+        near(X.grad, np.einsum("pmn,pnk->mk", dy, w)[own], np.einsum("pmn,pnk->mk", np.abs(dy), np.abs(w))[own])
+        near(W.grad, dy[rank].T @ x, np.abs(dy[rank]).T @ np.abs(x))
+        near(B.grad, dy[rank].sum(0), np.abs(dy[rank]).sum(0))
+
+        x, w, dy = operand(5, world, m, k), operand(6, world, n, k), operand(7, m, n)
+        X, W, B = tensors(BF16, x[rank], w[rank], operand(8, n))
+        for leaf in (X, W, B):
+            leaf.requires_grad_()
+        y = flux_tp.matmul_reduce_scatter(X, W, B)
+        y.backward(torch.from_numpy(dy[own]).to(BF16))
+        near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
+        near(W.grad, dy.T @ x[rank], np.abs(dy).T @ np.abs(x[rank]))
+        near(B.grad, dy.sum(0), np.abs(dy).sum(0))
+
+
+    m, n, k = 8, 16, 24
+    x, w, dy = operand(9, world, m, k), operand(10, world, n, k), operand(11, m, n)
+    X, W, B = tensors(BF16, x[rank], w[rank], operand(12, n))
+    for leaf in (X, W, B):
+        leaf.requires_grad_()
+    flux_tp.matmul_all_reduce(X, W, B).backward(torch.from_numpy(dy).to(BF16))
+    near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
+    near(W.grad, dy.T @ x[rank], np.abs(dy).T @ np.abs(x[rank]))
+    near(B.grad, dy.sum(0), np.abs(dy).sum(0))
+
+
+def an_activation_has_a_gradient(comm):
+    init_distributed()
+    *operands, _ = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(BF16, *operands)
+    fused = flux_tp.all_gather_matmul(x, w, activation="silu")
+    y = flux_tp.all_gather_matmul(x, w.requires_grad_(), activation="silu")
+    torch.testing.assert_close(y.detach(), fused)
+    y.sum().backward()
+    plain = flux_tp.all_gather_matmul(x, w.detach()).float().requires_grad_()
+    torch.nn.functional.silu(plain).sum().backward()
+    full = operand(1, comm.world_size * 8, 32)
+    near(w.grad, numbers(plain.grad).T @ full, np.abs(numbers(plain.grad)).T @ np.abs(full))
+
+
+def modules(comm):
+    """An MLP of both modules: shapes, state dicts, one step that lowers the loss."""
+    init_distributed()
+    torch.manual_seed(comm.rank)
+    up = flux_tp.ColumnParallelLinear(32, 16 * comm.world_size, activation="gelu")
+    down = flux_tp.RowParallelLinear(16 * comm.world_size, 24)
+    assert up.weight.shape == (16, 32) and down.weight.shape == (24, 16)
+    assert list(up.state_dict()) == ["weight", "bias", "_extra_state"]
+    other = copy.deepcopy(up.state_dict())
+    up.load_state_dict(other, strict=True)
+    raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad it to")
+    m = comm.world_size * 4
+    x = torch.from_numpy(operand(1, m, 2, 32)[rows(comm.world_size, comm.rank, m)]).to(BF16)
+    goal = torch.from_numpy(operand(2, m, 2, 24)[rows(comm.world_size, comm.rank, m)]).to(BF16)
+    parameters = [*up.parameters(), *down.parameters()]
+
+    def loss():
+        y = down(up(x))
+        assert y.shape == goal.shape
+        return ((y - goal).float() ** 2).mean()
+
+    def total():
+        sum_of_all = loss().detach().clone()
+        dist.all_reduce(sum_of_all)
+        return sum_of_all.item()
+
+    before = total()
+    loss().backward()
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter -= 0.5 * parameter.grad
+    assert total() < before, (total(), before)
+
+
+def modules_without_sequence_parallelism(comm):
+    """The same MLP by whole inputs and outputs: values and gradients against fp64."""
+    world, rank, m = comm.world_size, comm.rank, 6
+    up = flux_tp.ColumnParallelLinear(32, 16 * world, activation="relu", sequence_parallel=False)
+    down = flux_tp.RowParallelLinear(16 * world, 24, sequence_parallel=False)
+    w1, w2, x, dy = operand(1, world, 16, 32), operand(2, world, 24, 16), operand(3, m, 32), operand(4, m, 24)
+    for module, weight in ((up, w1), (down, w2)):
+        module.load_state_dict({"weight": torch.from_numpy(weight[rank]), "bias": torch.zeros_like(module.bias), "_extra_state": None})
+    X = torch.from_numpy(x).to(BF16).requires_grad_()
+    y = down(up(X.reshape(2, 3, 32))).reshape(m, 24)
+    hidden = np.einsum("mk,pnk->pmn", x, w1)
+    active = np.maximum(hidden, 0)
+    near(y, np.einsum("pmn,pkn->mk", active, w2), np.einsum("pmn,pkn->mk", active, np.abs(w2)))
+    y.backward(torch.from_numpy(dy).to(BF16))
+    back = np.einsum("mk,pkn->pmn", dy, w2) * (hidden > 0)
+    scale = np.einsum("mk,pkn->pmn", np.abs(dy), np.abs(w2)) * (hidden > 0)
+    near(X.grad, np.einsum("pmn,pnk->mk", back, w1), np.einsum("pmn,pnk->mk", scale, np.abs(w1)))
+    near(up.weight.grad, back[rank].T @ x, scale[rank].T @ np.abs(x))
+    near(down.weight.grad, dy.T @ active[rank], np.abs(dy).T @ active[rank])
+
+
+def groups_inside_a_larger_job(comm):
+    init_distributed()
+    if comm.world_size < 3:
+        return
+    members = [2, 0]
+    group = dist.new_group(members)
+    if comm.rank not in members:
+        return raises(flux_tp.ConnectError, lambda: flux_tp.init(group, transport="host"), "not of the group")
+    with flux_tp.init(group, transport="host") as inner:
+        assert (inner.rank, inner.world_size) == (dist.get_rank(group), 2)
+        *operands, y = gathered(inner, 16, 16, 32, dtype=np.float64)
+        x, w, _ = tensors(F16, *operands)
+        close(numbers(flux_tp.all_gather_matmul(x, w, group=inner)), y, "float16")
+
+
+def a_call_costs_microseconds(comm):
+    """Python and binding of a call of one rank without rows, which does nothing else."""
+    if comm.world_size > 1:
+        return
+    x, w, b = torch.empty(0, 64, dtype=F16), torch.zeros(8, 64, dtype=F16), torch.zeros(8, dtype=F16)
+    times = []
+    with torch.no_grad():
+        for _ in range(300):
+            began = time.perf_counter()
+            for _ in range(10):
+                flux_tp.all_gather_matmul(x, w, b)
+            times.append((time.perf_counter() - began) / 10)
+    print(f"a call costs {min(times) * 1e6:.1f} us at least")

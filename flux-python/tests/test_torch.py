@@ -1,0 +1,36 @@
+"""The package with tensors of PyTorch, on the host transport."""
+
+import pytest
+
+from ranks import Ranks
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+# In this order: one of them asks for torch.distributed before another starts it.
+CASES = [
+    "all_gather",
+    "reduce_scatter",
+    "uneven_rows_and_more_dimensions",
+    "out",
+    "errors_keep_their_class",
+    "others_run_while_a_rank_waits",
+    "schemas_and_fakes",
+    "compiled",
+    "weights_need_torch_distributed",
+    "gradients",
+    "an_activation_has_a_gradient",
+    "modules",
+    "modules_without_sequence_parallelism",
+    "groups_inside_a_larger_job",
+]
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(3, "cases_torch") as ranks:
+        yield ranks
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks(ranks, case):
+    ranks.run(case)
