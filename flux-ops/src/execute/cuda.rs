@@ -223,7 +223,7 @@ impl CudaExecutor {
             return Err(TimelineError::NoCall);
         }
         let program = self.program.program();
-        let items = program.items.iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
+        let items = program.computed().iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
         Ok(Timeline { rank: self.comm.rank(), items, workers: stamps.workers })
     }
 
