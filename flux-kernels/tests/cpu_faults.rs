@@ -8,7 +8,7 @@ use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::{Schedule, TileProgram, WorkItem, sink};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
@@ -30,15 +30,18 @@ fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pus
     let p = &program.problem;
     let zeros = |shape: flux_core::problem::Shape| vec![bf16::ZERO; (shape.rows * shape.cols) as usize];
     let (x, w, mut y) = (zeros(p.x_shape(Rank::new(0))), zeros(p.w_shape()), zeros(p.y_shape(Rank::new(0))));
-    Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(CpuArgs {
-        x: Rows { elements: &x, stride: p.x_shape(Rank::new(0)).cols as usize },
-        w: Rows { elements: &w, stride: p.w_shape().cols as usize },
-        y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
-        epilogue: Epilogue::default(),
-        memory,
-        await_pushed,
-        op_hash: 0,
-    })
+    Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(
+        &mut Buffers::default(),
+        CpuArgs {
+            x: Rows { elements: &x, stride: p.x_shape(Rank::new(0)).cols as usize },
+            w: Rows { elements: &w, stride: p.w_shape().cols as usize },
+            y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
+            epilogue: Epilogue::default(),
+            memory,
+            await_pushed,
+            op_hash: 0,
+        },
+    )
 }
 
 /// Raises every signal that `rank` may wait for in call `epoch`.
@@ -159,15 +162,18 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
     let (x, w) = (vec![bf16::ONE; 24 * 16], vec![bf16::ONE; 32 * 16]);
     let run = |x_len: usize, x_stride: usize, y_len: usize| {
         let mut y = vec![bf16::ZERO; y_len];
-        let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(CpuArgs {
-            x: Rows { elements: &x[..x_len], stride: x_stride },
-            w: Rows { elements: &w, stride: 16 },
-            y: RowsMut { elements: &mut y, stride: 32 },
-            epilogue: Epilogue::default(),
-            memory: memory.view(0, SOON),
-            await_pushed: false,
-            op_hash: 0,
-        });
+        let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
+            &mut Buffers::default(),
+            CpuArgs {
+                x: Rows { elements: &x[..x_len], stride: x_stride },
+                w: Rows { elements: &w, stride: 16 },
+                y: RowsMut { elements: &mut y, stride: 32 },
+                epilogue: Epilogue::default(),
+                memory: memory.view(0, SOON),
+                await_pushed: false,
+                op_hash: 0,
+            },
+        );
         assert!(result.is_ok() || y.iter().all(|&y| y == bf16::ZERO));
         result
     };
