@@ -88,7 +88,7 @@ fn what_there_is_no_memory_for_is_refused_with_its_size() {
     let wide = Problem::new(OpKind::GemmReduceScatter, 2, 1 << 24, 1 << 24, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
     for (problem, what, bytes) in [(big, "a worker's rows of x in fp32", 1_usize << 49), (wide, "weights in fp32", 1 << 50)] {
         let program = TileProgram::build(&problem, Rank::new(0), &Schedule::of(TileShape::new(1 << 20, 1 << 20, 1 << 20))).unwrap();
-        let refused = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap_err();
+        let refused = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap().reserve(&mut Buffers::default()).unwrap_err();
         assert_eq!(refused, ExecuteError::OutOfMemory { what, bytes });
         assert!(refused.to_string().starts_with(&format!("{bytes} bytes of {what} cannot be had")), "{refused}");
     }
@@ -100,7 +100,8 @@ fn a_tiles_buffers_are_no_larger_than_the_operands() {
     for [m, n] in [[1 << 24, 16], [2, 1 << 24]] {
         let problem = Problem::new(OpKind::AllGatherGemm, m, n, 8, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
         let program = TileProgram::build(&problem, Rank::new(0), &Schedule::of(TileShape::new(1 << 24, 1 << 24, 1 << 24))).unwrap();
-        assert!(Executor::<bf16>::new(program, NonZeroUsize::MIN).is_ok(), "{problem}");
+        let executor = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap();
+        assert!(executor.reserve(&mut Buffers::default()).is_ok(), "{problem}");
     }
 }
 
