@@ -58,8 +58,7 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     let (x_shards, y_shards) = match p.problem.op() {
         _ if p.flattened => (1, 1),
         OpKind::AllGatherGemm => (1, world),
-        OpKind::GemmReduceScatter => (world, 1),
-        OpKind::GemmAllReduce => (world, 1),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (world, 1),
     };
     // Flattened places are one matrix.
     let outer = if item.a_source == source::GATHER && !p.flattened { places(p) } else { x_shards };

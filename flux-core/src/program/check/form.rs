@@ -65,10 +65,9 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         sink::SEND if item.partials as usize != added => {
             Some("a send between nodes adds the partial tiles of its node, and no other send adds any")
         }
-        sink::SEND | sink::PARTIAL => None,
         sink::COPY if p.problem.op() != OpKind::GemmAllReduce => Some("only a GEMM-AllReduce has peers' results"),
         sink::COPY if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
-        sink::COPY => None,
+        sink::SEND | sink::PARTIAL | sink::COPY => None,
         _ if owner != p.rank || item.dest != p.rank.get() => Some("a partial tile of a peer's shard is sent"),
         sink::STORE if peers > 0 => Some("the own shard is reduced"),
         sink::REDUCE if item.partials as usize != added || added == 0 => {
