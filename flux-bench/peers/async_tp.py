@@ -1,4 +1,5 @@
-"""Times what a PyTorch user would pick instead of flux: torch.mm alone, NCCL and torch.mm in turn, and symmetric memory's fused ops.
+"""Times what a PyTorch user would pick instead of flux: torch.mm alone, NCCL and torch.mm in turn, and symmetric memory's fused ops or, for
+gemm_ar, its one-shot and two-shot all-reduce after torch.mm. Calls of gemm_ar with up to 512 rows are CUDA graphs, as serving engines make them.
 
 `flux-bench lab peers` starts this with a job as JSON in argv[1]:
 
@@ -29,6 +30,8 @@ WARM_UP = 5
 # Operand sets in rotation: what one call leaves in the L2 cache is not what the next one reads.
 SETS = 3
 SPIN_US = 100
+# Most rows of a gemm_ar that are replayed from a graph.
+GRAPH_ROWS = 512
 # torch.cuda._sleep counts cycles; no SM of Hopper runs faster than this.
 CYCLES_PER_US = 1980
 # PyTorch's name of each element type, and half a unit in its last place, relative.
@@ -65,6 +68,8 @@ class Bench:
                 return "NVLink multicast is not switched off in this PyTorch"
             torch.ops.symm_mem.fused_all_gather_matmul
             torch.ops.symm_mem.fused_matmul_reduce_scatter
+            torch.ops.symm_mem.one_shot_all_reduce
+            torch.ops.symm_mem.two_shot_all_reduce_
             # Older versions need it, newer ones warn of it.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
@@ -93,7 +98,7 @@ class Bench:
         """All rows of one op and model, on operands that are made once, for the largest m."""
         torch, world = self.torch, self.world
         n, k, most = case["n"], case["k"], max(case["ms"])
-        gathers = case["op"] == "ag_gemm"
+        gathers, all_reduces = case["op"] == "ag_gemm", case["op"] == "gemm_ar"
         torch.manual_seed(1 + self.rank)
         if gathers:
             operands = [(self.random(most // world, k), self.random(n // world, k)) for _ in range(SETS)]
@@ -102,15 +107,40 @@ class Bench:
         else:
             operands = [(self.random(most, k // world), self.random(n, k // world)) for _ in range(SETS)]
             between = torch.empty(most, n, dtype=self.dtype, device="cuda")
-            y = torch.empty(most // world, n, dtype=self.dtype, device="cuda")
+            y = torch.empty(most if all_reduces else most // world, n, dtype=self.dtype, device="cuda")
+        # What every rank's all-reduce reads.
+        shared = self.symmetric(most * n) if all_reduces and self.no_fused is None else None
         for m in case["ms"]:
-            rows = (m // world, m, m) if gathers else (m, m, m // world)
-            yield self.row(case, m, [(x[: rows[0]], w.t()) for x, w in operands], between[: rows[1]], y[: rows[2]])
+            rows = (m // world, m, m) if gathers else (m, m, m if all_reduces else m // world)
+            part = None if shared is None else shared[: m * n].view(m, n)
+            yield self.row(case, m, [(x[: rows[0]], w.t()) for x, w in operands], between[: rows[1]], y[: rows[2]], part)
 
-    def row(self, case, m, sets, between, y):
+    def symmetric(self, elements):
+        """Memory that all ranks reach."""
+        import torch.distributed._symmetric_memory as symm_mem
+
+        memory = symm_mem.empty(elements, dtype=self.dtype, device="cuda")
+        symm_mem.rendezvous(memory, self.group)
+        return memory
+
+    def captured(self, call, sets):
+        """The call on each operand set, from graphs."""
+        torch, graphs = self.torch, {}
+        for x, w in sets:
+            call(x, w)
+            torch.cuda.synchronize()
+            graph = torch.cuda.CUDAGraph()
+            # The watchdog of NCCL calls the driver meanwhile.
+            with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+                call(x, w)
+            graphs[x.data_ptr()] = graph
+        torch.cuda.synchronize()
+        return lambda x, _w: graphs[x.data_ptr()].replay()
+
+    def row(self, case, m, sets, between, y, shared):
         torch, dist = self.torch, self.dist
         ops = torch.ops.symm_mem
-        gathers = case["op"] == "ag_gemm"
+        gathers, all_reduces = case["op"] == "ag_gemm", case["op"] == "gemm_ar"
 
         def gemm(x, w):
             torch.mm(between if gathers else x, w, out=y if gathers else between)
@@ -119,6 +149,9 @@ class Bench:
             if gathers:
                 dist.all_gather_into_tensor(between, x)
                 torch.mm(between, w, out=y)
+            elif all_reduces:
+                torch.mm(x, w, out=y)
+                dist.all_reduce(y)
             else:
                 torch.mm(x, w, out=between)
                 dist.reduce_scatter_tensor(y, between)
@@ -128,17 +161,32 @@ class Bench:
                 return ops.fused_all_gather_matmul(x, [w], gather_dim=0, group_name=self.group, return_A=False)[1][0]
             return ops.fused_matmul_reduce_scatter(x, w, "sum", scatter_dim=0, group_name=self.group)
 
+        def one_shot(x, w):
+            torch.mm(x, w, out=shared)
+            return ops.one_shot_all_reduce(shared, "sum", self.group)
+
+        def two_shot(x, w):
+            torch.mm(x, w, out=shared)
+            return ops.two_shot_all_reduce_(shared, "sum", self.group)
+
         y.fill_(float("nan"))
         serial(*sets[0])
-        verified, why = bool(torch.isfinite(y).all().item()), self.no_fused
-        if why is None:
-            try:
-                verified = self.same(fused, sets[0], y, gathers) and verified
-            except Failed as error:
-                why = str(error)
+        verified, reasons = bool(torch.isfinite(y).all().item()), []
+        contenders = [("gemm_ms", gemm), ("serial_ms", serial)]
+        for name, call in [("one_shot_ms", one_shot), ("two_shot_ms", two_shot)] if all_reduces else [("async_tp_ms", fused)]:
+            why = self.no_fused
+            if why is None:
+                try:
+                    verified = self.same(call, sets[0], y, gathers) and verified
+                except Failed as error:
+                    why = str(error)
+            if why is None:
+                contenders.append((name, call))
+            elif why not in reasons:
+                reasons.append(why)
         verified = self.agree(verified)
-
-        contenders = [("gemm_ms", gemm), ("serial_ms", serial)] + ([] if why else [("async_tp_ms", fused)])
+        if all_reduces and m <= GRAPH_ROWS:
+            contenders = [(name, self.captured(call, sets)) for name, call in contenders]
         spins = [self.spin_for(call, sets) for _, call in contenders]
         rounds = [[] for _ in contenders]
         for index, turns in enumerate(schedule(len(contenders), WARM_UP + self.job["samples"])):
@@ -150,8 +198,8 @@ class Bench:
         row["async_tp_ms"] = None
         for (name, _), times in zip(contenders, rounds):
             row[name] = percentiles(self.slowest(times))
-        if why:
-            row["why"] = why
+        if reasons:
+            row["why"] = "; ".join(reasons)
         row["verified"], row["samples"] = verified, self.job["samples"]
         return row
 

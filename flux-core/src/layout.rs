@@ -6,7 +6,7 @@
 //! ```text
 //! data    (symmetric)  [ half 0 ][ half 1 ]
 //!
-//! half                 [ gather buffer, slots or scattered rows ]
+//! half                 [ gather buffer, slots or scattered rows ][ results, 1024-aligned ]
 //!                      [ own split-K slots, 1024-aligned ]
 //!
 //! pad     (symmetric)  [ words about ranks 0..16 ][ signal 0 of half 0 ][ of half 1 ] ...
@@ -259,8 +259,29 @@ const fn shared_bytes(problem: &Problem, tile: TileShape, flattened: bool) -> u6
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => world * scatter_place_bytes(problem),
         OpKind::AllGatherGemm => peers * gather_place_bytes(problem),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-            let tiles = (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_local().div_ceil(tile.n) as u64);
-            peers * tiles * slot_bytes(problem, tile)
+            let slots = slots_bytes(problem, tile);
+            if peers == 0 || matches!(problem.op(), OpKind::GemmReduceScatter) {
+                slots
+            } else {
+                results_offset(problem, tile) + results_bytes(problem)
+            }
         }
     }
+}
+
+/// Bytes of the slots of all peers.
+const fn slots_bytes(problem: &Problem, tile: TileShape) -> u64 {
+    let tiles = (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_local().div_ceil(tile.n) as u64);
+    problem.world().peers() as u64 * tiles * slot_bytes(problem, tile)
+}
+
+/// Offset, in a half, of the results that peers leave for a GEMM-AllReduce with rows per shard: row
+/// `r` of all `m` begins `r * n` elements behind it.
+pub const fn results_offset(problem: &Problem, tile: TileShape) -> u64 {
+    slots_bytes(problem, tile).next_multiple_of(SPLIT_K_ALIGN)
+}
+
+/// Bytes of all rows of the result.
+const fn results_bytes(problem: &Problem) -> u64 {
+    problem.m() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
 }

@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control, fault, pad_bytes};
-use flux_core::program::{Await, Chunk, Forward, Schedule, TileProgram, WorkItem, sink, source};
+use flux_core::program::{Await, Chunk, Forward, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use flux_core::signal::{Control, Epoch, Left, Poisoned, Protocol, SharedMemory, Word, Words, initialise, read_fault};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use std::ops::ControlFlow;
@@ -29,6 +29,8 @@ struct RankMemory {
 struct Half {
     shared: Vec<AtomicU64>,
     parts: Vec<AtomicU64>,
+    /// By row of all `m`, then column block.
+    results: Vec<AtomicU64>,
 }
 
 impl Half {
@@ -37,7 +39,7 @@ impl Half {
         let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
         let shared = world * p.slots_per_source.max(m_shard * p.k_steps()).max(p.problem.most_y_rows() * col_blocks);
         let cells = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
-        Self { shared: cells(shared), parts: cells(p.split_k_slots) }
+        Self { shared: cells(shared), parts: cells(p.split_k_slots), results: cells(p.problem.m() * col_blocks) }
     }
 
     fn write(&self, cell: u32, value: u64) {
@@ -142,7 +144,20 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
             assert_eq!(own.read(slot), stamp(epoch, source.get(), slot % p.slots_per_source), "{item:?}");
         }
     }
+    let result = |row: u32| (row * col_blocks + item.col / p.tile.n) as usize;
     match item.sink {
+        sink::REDUCE if item.raise != NONE => {
+            let first = p.problem.shard_rows(p.rank).start;
+            for (peer, row) in p.signalled_ranks(item).flat_map(|peer| (item.row..item.row + item.rows).map(move |row| (peer, row))) {
+                at(peer.get()).results[result(first + row)].store(stamp(epoch, rank, row), Relaxed);
+            }
+        }
+        sink::COPY => {
+            for row in item.row..item.row + item.rows {
+                let (owner, own_row) = p.problem.owner_of(row);
+                assert_eq!(own.results[result(row)].load(Relaxed), stamp(epoch, owner.get(), own_row), "row {row} in {item:?}");
+            }
+        }
         sink::SEND => at(item.dest).write(item.slot, stamp(epoch, rank, item.slot % p.slots_per_source)),
         sink::PARTIAL => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
         sink::SCATTER => {

@@ -26,6 +26,7 @@ headers![
     "ptx/warp.cuh",
     "ptx/wgmma.cuh",
     "common/close.cuh",
+    "common/copy.cuh",
     "sm90/config.cuh",
     "sm90/consumer.cuh",
     "common/epilogue.cuh",

@@ -37,6 +37,12 @@ pub struct PeerRow {
     pub serial_ms: Option<Times>,
     /// PyTorch's fused op on symmetric memory.
     pub async_tp_ms: Option<Times>,
+    /// `torch.mm`, then PyTorch's all-reduce in one exchange on symmetric memory (`gemm_ar`).
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub one_shot_ms: Option<Times>,
+    /// The same in two exchanges.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub two_shot_ms: Option<Times>,
     /// Why a time is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,
@@ -48,9 +54,10 @@ pub struct PeerRow {
 }
 
 impl PeerRow {
-    /// Median and name of the faster way to run the whole op; `None` where none ran.
+    /// Median and name of the fastest way to run the whole op; `None` where none ran.
     pub fn best(&self) -> Option<(f64, &'static str)> {
-        let ways = [(self.serial_ms, "serial"), (self.async_tp_ms, "async-TP")];
+        let ways =
+            [(self.serial_ms, "serial"), (self.async_tp_ms, "async-TP"), (self.one_shot_ms, "one-shot"), (self.two_shot_ms, "two-shot")];
         ways.into_iter().filter_map(|(times, name)| Some((times?.median, name))).min_by(|a, b| a.0.total_cmp(&b.0))
     }
 }
@@ -73,7 +80,7 @@ pub(crate) fn table(report: &PeersReport) -> String {
     let samples = report.rows.first().map_or(0, |r| r.samples);
     let mut text = format!(
         "{}, TP {tp}, {dtype}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest rank\n\n\
-         {}       n       k     gemm   serial  async-TP  verified\n",
+         {}       n       k     gemm   serial  async-TP  one-shot  two-shot  verified\n",
         report.origin.device,
         report.torch,
         report.nccl,
@@ -81,11 +88,12 @@ pub(crate) fn table(report: &PeersReport) -> String {
     );
     for r in &report.rows {
         let time = |times: Option<Times>| times.map_or_else(|| "-".to_owned(), |t| ms(t.median));
-        let (gemm, serial, fused) = (time(r.gemm_ms), time(r.serial_ms), time(r.async_tp_ms));
+        let [gemm, serial] = [r.gemm_ms, r.serial_ms].map(time);
+        let [fused, one_shot, two_shot] = [r.async_tp_ms, r.one_shot_ms, r.two_shot_ms].map(time);
         let verified = if r.verified { "yes" } else { "NO" };
         let why = r.why.as_ref().map_or_else(String::new, |why| format!("  {why}"));
         let (line, n, k) = (r.head.line(), r.head.n, r.head.k);
-        let _ = writeln!(text, "{line} {n:>7} {k:>7} {gemm:>8} {serial:>8} {fused:>9}  {verified:>8}{why}");
+        let _ = writeln!(text, "{line} {n:>7} {k:>7} {gemm:>8} {serial:>8} {fused:>9} {one_shot:>9} {two_shot:>9}  {verified:>8}{why}");
     }
     text
 }

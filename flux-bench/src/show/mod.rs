@@ -167,7 +167,8 @@ pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     for row in &peers.rows {
         let shape = format!("{name}: {}", row.head);
         ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
-        let medians = || [row.gemm_ms, row.serial_ms, row.async_tp_ms].into_iter().flatten().map(|t| t.median);
+        let medians =
+            || [row.gemm_ms, row.serial_ms, row.async_tp_ms, row.one_shot_ms, row.two_shot_ms].into_iter().flatten().map(|t| t.median);
         row.head.problem().with_context(|| format!("{shape} is no shape"))?;
         ensure!(medians().all(is_time), "{shape}: times of {:?} ms cannot be compared", medians().collect::<Vec<_>>());
     }

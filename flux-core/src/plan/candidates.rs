@@ -65,7 +65,7 @@ fn row_mappings(problem: &Problem, target: &Target) -> Vec<RowMapping> {
     groups.sort_unstable();
     groups.dedup();
     let flattened = (peers > 0 && !target.nodes.are_mixed()).then_some(RowMapping::Flattened);
-    if peers > 0 && problem.op() == OpKind::GemmAllReduce {
+    if peers > 0 && problem.op() == OpKind::GemmAllReduce && target.links != Links::PeerMemory {
         return flattened.into_iter().collect();
     }
     groups.into_iter().map(|group| RowMapping::PerShard { group }).chain(flattened).collect()

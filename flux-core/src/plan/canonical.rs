@@ -37,7 +37,8 @@ impl Plan {
             return Self { comm, k: plan.canonical_split(problem, target), ..plan };
         }
         let rows = match self.rows {
-            _ if problem.op() == OpKind::GemmAllReduce => RowMapping::Flattened,
+            // Finished tiles are stored in peers' memory.
+            _ if problem.op() == OpKind::GemmAllReduce && target.links != Links::PeerMemory => RowMapping::Flattened,
             RowMapping::PerShard { group } => RowMapping::PerShard { group: group.min(target.widest_group(problem)).max(1) },
             RowMapping::Flattened => RowMapping::Flattened,
         };

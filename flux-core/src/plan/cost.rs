@@ -218,7 +218,9 @@ impl<'a> PlanCost<'a> {
             let last = sent * (last_wave / self.tiles).min(1.0);
             return (sent / self.link - body).max(0.0) + last / self.link + reduced;
         }
-        let of_peers = (last_wave - self.of_shard).max(0.0);
+        // Own tiles of the last wave.
+        let own = self.own_in_last_wave(last_wave);
+        let of_peers = (last_wave - own).max(0.0);
         let late = peers - f64::from(self.schedule.in_mainloop);
         let chunk = f64::from(self.schedule.chunk_of(self.of_shard as u32)) * slot;
         let sent = self.of_shard * slot * peers;
@@ -233,8 +235,26 @@ impl<'a> PlanCost<'a> {
             CommMode::Fused { mover: Mover::CopyEngine } => whole_chunks(machine.copy_ns),
             CommMode::Overlapped { .. } | CommMode::Sequential => whole_chunks(machine.message_ns),
         };
+        if self.problem.op() == OpKind::GemmAllReduce {
+            // Finished tiles travel as often as partial ones, and are then copied.
+            let results = own * peers * slot;
+            let link = (self.tile_ns + 2.0 * sent / self.link - body).max(0.0) + of_peers * slot / self.link + results / self.link;
+            let added = peers * slot / (machine.add_bytes_per_us as f64 / 1000.0);
+            return link + added + 2.0 * results / self.memory() + 2.0 * signal;
+        }
         let link = (self.tile_ns + sent / self.link - body).max(0.0) + chunk;
         link + of_peers * slot / self.link + late * slot / (machine.add_bytes_per_us as f64 / 1000.0) + signal
+    }
+
+    /// Own tiles among those of the last wave: all that fit, unless a GEMM-AllReduce's peers' shards
+    /// are worked on side by side, so that own tiles follow theirs.
+    fn own_in_last_wave(&self, last_wave: f64) -> f64 {
+        let (world, early) = (f64::from(self.problem.world().get()), self.schedule.group >= self.problem.world().peers());
+        if self.problem.op() == OpKind::GemmAllReduce && early {
+            let behind = f64::from(self.schedule.own_lag) / world;
+            return (last_wave / world + behind).min(self.of_shard).min(last_wave);
+        }
+        self.of_shard
     }
 
     /// Time of the library collective alone.

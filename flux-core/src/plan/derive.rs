@@ -38,6 +38,7 @@ impl Plan {
                 ..plain
             },
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => match target.links {
+                Links::PeerMemory if problem.op() == OpKind::GemmAllReduce => Schedule { own_lag: workers, ..plain },
                 Links::PeerMemory => Schedule { in_mainloop: in_mainloop(&plain, problem, workers.into()), ..plain },
                 // Staged partial tiles arrive too late.
                 Links::HostStaged | Links::Messages(_) => plain,

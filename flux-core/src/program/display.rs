@@ -46,6 +46,8 @@ impl TileProgram {
         write!(f, "[{}..{row_end}, {}..{col_end}]", item.row, item.col)?;
         if item.sink == sink::REDUCE_ROWS {
             f.write_str(" reduced")?;
+        } else if item.sink == sink::COPY {
+            f.write_str(" copied")?;
         } else {
             write!(f, " of {from} {}", item.a_outer)?;
         }
@@ -63,7 +65,8 @@ impl TileProgram {
         match item.sink {
             sink::STORE => write!(f, " -> y shard {}", item.out_outer)?,
             sink::SEND => write!(f, " -> rank {} slot {}", item.dest, item.slot)?,
-            sink::REDUCE => f.write_str(" -> y")?,
+            sink::REDUCE if item.raise != NONE => f.write_str(" -> y and peers")?,
+            sink::REDUCE | sink::COPY => f.write_str(" -> y")?,
             sink::PARTIAL => write!(f, " -> split-K slot {}", item.part)?,
             sink::SCATTER => f.write_str(" -> owners")?,
             sink::REDUCE_ROWS => write!(f, " of {} ranks -> y", item.partials)?,

@@ -43,7 +43,8 @@ pub mod sink {
     pub const SEND: u32 = 1;
     /// Partial tiles are added in the order of their slots, in fp32, the first
     /// [`in_mainloop`](crate::program::TileProgram::in_mainloop) of them during the multiplication.
-    /// The sum is rounded once and stored to the caller's `y`.
+    /// The sum is rounded once and stored to the caller's `y`. For GEMM-AllReduce it is also stored
+    /// among the results of every peer, where the signal is raised.
     pub const REDUCE: u32 = 2;
     /// Stored in fp32 in a split-K slot of this rank, for the tile's fix-up item.
     pub const PARTIAL: u32 = 3;
@@ -54,6 +55,8 @@ pub mod sink {
     /// No accumulators: scattered rows of all ranks are added in rank order, in fp32, rounded once
     /// and stored to the caller's `y`.
     pub const REDUCE_ROWS: u32 = 5;
+    /// No accumulators: a peer's tile is copied from the own results to the caller's `y`.
+    pub const COPY: u32 = 6;
 }
 }
 
@@ -70,7 +73,7 @@ pub struct WorkItem {
     /// flattened rows.
     pub a_outer: u32,
     /// First row within the shard; within all rows if they are flattened, except for
-    /// [`sink::REDUCE_ROWS`].
+    /// [`sink::REDUCE_ROWS`], and for [`sink::COPY`].
     pub row: u32,
     /// Existing rows of the tile, at most its `m`; any number for [`sink::REDUCE_ROWS`].
     pub rows: u32,
@@ -107,7 +110,7 @@ pub struct WorkItem {
     pub late_count: u32,
     /// First step along `k` that is multiplied.
     pub k_first: u32,
-    /// Steps that are multiplied; 0 for [`sink::REDUCE_ROWS`].
+    /// Steps that are multiplied; 0 for [`sink::REDUCE_ROWS`] and [`sink::COPY`].
     pub k_steps: u32,
     /// Split-K slot that a [`sink::PARTIAL`] fills, or the first that a fix-up item adds; else
     /// [`NONE`].

@@ -83,6 +83,10 @@ pub struct Schedule {
     ///
     /// It is 0 with `split_k`, with flattened rows and with mixed nodes.
     pub in_mainloop: u32,
+    /// Items from the last partial tile for an own tile to that tile, at least: a GEMM-AllReduce's
+    /// own tiles leave as early as that allows. At least
+    /// [`stream_k_workers`](Self::stream_k_workers) are taken.
+    pub own_lag: u32,
 }
 
 impl Schedule {
@@ -108,6 +112,7 @@ impl Schedule {
             stream_k_workers: 1,
             flattened: false,
             in_mainloop: 0,
+            own_lag: 0,
         }
     }
 
@@ -186,8 +191,20 @@ pub(super) fn groups_of(steps: Range<u32>, group: u32) -> impl Iterator<Item = R
 
 impl fmt::Display for Schedule {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { tile, chunk, raster_group, group, prologue, chunk_ordered, k_slices, split_k, stream_k_workers, flattened, in_mainloop } =
-            self;
+        let Self {
+            tile,
+            chunk,
+            raster_group,
+            group,
+            prologue,
+            chunk_ordered,
+            k_slices,
+            split_k,
+            stream_k_workers,
+            flattened,
+            in_mainloop,
+            own_lag,
+        } = self;
         write!(f, "tile {tile}, chunk {chunk}, ")?;
         match raster_group {
             &u32::MAX => f.write_str("rows fastest")?,
@@ -208,6 +225,9 @@ impl fmt::Display for Schedule {
         }
         if *stream_k_workers > 1 {
             write!(f, ", stream-K over {stream_k_workers} workers")?;
+        }
+        if *own_lag > 0 {
+            write!(f, ", own tiles after {own_lag} items")?;
         }
         if *in_mainloop > 0 {
             write!(f, ", {in_mainloop} partial tiles in the mainloop")?;

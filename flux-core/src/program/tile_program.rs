@@ -85,10 +85,13 @@ impl TileProgram {
 
     /// The ranks on whose pads `item` raises its signal: `dest`; for [`sink::SCATTER`] the owners
     /// of its rows, with the last row also ranks without rows. All ranks own the rows of a
-    /// GEMM-AllReduce, and a chunk of all tiles is for all ranks.
+    /// GEMM-AllReduce, and a chunk of all tiles is for all ranks. For a [`sink::REDUCE`] of a
+    /// GEMM-AllReduce all peers.
     pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
-        let to_all = item.counter != NONE || self.problem.op() == OpKind::GemmAllReduce;
-        let ranks = if item.sink == sink::SCATTER && to_all {
+        let all_reduces = self.problem.op() == OpKind::GemmAllReduce;
+        let to_all = item.counter != NONE || all_reduces;
+        let but = if all_reduces && item.sink == sink::REDUCE { self.rank.get() } else { NONE };
+        let ranks = if item.sink == sink::SCATTER && to_all || but != NONE {
             0..self.problem.world().get()
         } else if item.sink == sink::SCATTER {
             let end = item.row.saturating_add(item.rows);
@@ -97,16 +100,23 @@ impl TileProgram {
         } else {
             item.dest..item.dest.saturating_add(1)
         };
-        ranks.map(Rank::new)
+        ranks.filter(move |&rank| rank != but).map(Rank::new)
+    }
+
+    /// Items before the copies of peers' results, which end a program of GEMM-AllReduce with rows per
+    /// shard.
+    pub fn computed(&self) -> &[WorkItem] {
+        let copies = self.items.iter().rev().take_while(|item| item.sink == sink::COPY).count();
+        &self.items[..self.items.len() - copies]
     }
 
     /// This program for calls in which peers' rows and partial tiles are there from the start. It
-    /// awaits only the own partial items; reductions still await all sources.
+    /// awaits only the own partial items; reductions and copies still await all sources.
     #[must_use]
     pub fn awaiting_no_rank(mut self) -> Self {
         for item in &mut self.items {
             (item.await_first, item.await_count, item.await_group) = (0, 0, 0);
-            if item.sink != sink::REDUCE_ROWS {
+            if item.sink != sink::REDUCE_ROWS && item.sink != sink::COPY {
                 // The awaits of own partial items come first.
                 item.late_count = item.parts;
             }

@@ -14,7 +14,7 @@ pub(super) enum Phase {
     Await(Await),
     /// Steps along `k`.
     Multiply(Duration),
-    /// Addition of partial tiles, parts of `k`, or scattered rows.
+    /// Addition of partial tiles, parts of `k`, or scattered rows; a copy of results.
     Add(Duration),
     /// Fixed cost of a tile.
     Finish(Duration),
@@ -51,13 +51,17 @@ pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Ma
     for (number, late) in (0..).zip(program.late_awaits_of(item)) {
         phases.push(Phase::Await(*late));
         match item.sink {
-            sink::REDUCE_ROWS => {}
+            sink::REDUCE_ROWS | sink::COPY => {}
             _ if number < item.parts => phases.push(Phase::Add(part)),
             _ => phases.push(Phase::Add(partial)),
         }
     }
     if item.sink == sink::REDUCE_ROWS {
         phases.push(Phase::Add(partial.saturating_mul(item.partials)));
+    }
+    if item.sink == sink::COPY {
+        phases.push(Phase::Add(partial));
+        return phases;
     }
     phases.push(Phase::Finish(Duration::from_nanos(machine.tile_ns)));
     phases

@@ -30,7 +30,7 @@ pub(super) struct RankState<'a> {
 impl<'a> RankState<'a> {
     /// The rank with each worker at its first item.
     pub(super) fn new(program: &'a TileProgram, machine: &Machine, mover: Mover) -> Self {
-        let tiles = program.items.iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
+        let tiles = program.items.iter().filter(|item| item.sink != sink::REDUCE_ROWS && item.sink != sink::COPY).count();
         let workers = tiles.min(machine.multiprocessors.max(1) as usize);
         let mut state = Self {
             program,

@@ -13,7 +13,7 @@ pub(super) fn read_by_step(program: &TileProgram, workers: usize) -> Vec<u64> {
 }
 
 fn of_wave(program: &TileProgram, wave: &[WorkItem]) -> u64 {
-    let tiles = || wave.iter().filter(|item| item.sink != sink::REDUCE_ROWS);
+    let tiles = || wave.iter().filter(|item| item.sink != sink::REDUCE_ROWS && item.sink != sink::COPY);
     // Items that share a tile's `k` read different columns of the same rows.
     let x: BTreeSet<_> = tiles().map(|item| (item.k_first, item.a_source, item.a_outer, item.row, item.rows)).collect();
     let w: BTreeSet<_> = tiles().map(|item| (item.k_first, item.col, item.cols)).collect();

@@ -55,7 +55,7 @@ proptest! {
     #[test]
     fn the_order_within_a_shard_is_the_same_on_every_rank_and_for_every_shard(call in plain_calls(1..=8)) {
         let tiles = |p: &TileProgram, shard: u32| -> Vec<_> {
-            p.items.iter().filter(|item| shard_of(p, item) == shard).map(|item| (item.row, item.col)).collect()
+            p.computed().iter().filter(|item| shard_of(p, item) == shard).map(|item| (item.row, item.col)).collect()
         };
         let first = tiles(&call.0[0], 0);
         for program in &call.0 {

@@ -54,14 +54,15 @@ fn least_traffic(program: &TileProgram) -> (u64, u64) {
         }
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
             let slots = peers * u64::from(program.slots_per_source) * slot_bytes(problem, program.tile);
-            (slots, slots)
+            let results = if problem.op() == OpKind::GemmAllReduce { [peers * own * y_row, others * y_row] } else { [0; 2] };
+            (slots + results[0], slots + results[1])
         }
     }
 }
 
 /// Workers of a rank.
 fn workers(call: &Call, machine: &Machine) -> u32 {
-    let tiles = call.0[0].items.iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
+    let tiles = call.0[0].items.iter().filter(|item| item.sink != sink::REDUCE_ROWS && item.sink != sink::COPY).count();
     machine.multiprocessors.min(tiles as u32)
 }
 
@@ -77,7 +78,7 @@ proptest! {
             let RankTotals { done, multiplied, multiplying, waiting, adding, sent, received } = *rank;
             prop_assert!(multiplied <= done && done <= simulated.time);
             // All work of its workers fits between begin and end.
-            let finishing = Duration::from_nanos(machine.tile_ns) * program.items.len() as u32;
+            let finishing = Duration::from_nanos(machine.tile_ns) * program.computed().len() as u32;
             let room = done.checked_sub(Duration::from_nanos(machine.begin_ns)).unwrap() * workers;
             prop_assert!(multiplying + waiting + adding + finishing <= room, "{rank:?} on {workers} workers");
             let steps: u64 = program.items.iter().map(|item| u64::from(item.k_steps)).sum();

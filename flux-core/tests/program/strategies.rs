@@ -67,7 +67,7 @@ pub(crate) fn calls_in_groups(
     )
 }
 
-/// Calls in shards, with one item a tile, and whole rows announced.
+/// Calls of AllGather-GEMM and GEMM-ReduceScatter with one item a tile, and whole rows announced.
 pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
     let of = move |op| calls(op, worlds.clone(), 1..=4, 1..=3, chunks());
     prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
@@ -83,20 +83,21 @@ pub(crate) struct Knobs {
     pub(crate) in_mainloop: u32,
     pub(crate) prologue: u32,
     pub(crate) chunk_ordered: u32,
+    pub(crate) own_lag: u32,
 }
 
 impl Knobs {
     /// One item a tile, whole rows announced, one group after another.
     pub(crate) const PLAIN: Self =
-        Self { k_slices: 1, split_k: 1, stream_k_workers: 1, flattened: false, in_mainloop: 0, prologue: 0, chunk_ordered: 0 };
+        Self { k_slices: 1, split_k: 1, stream_k_workers: 1, flattened: false, in_mainloop: 0, prologue: 0, chunk_ordered: 0, own_lag: 0 };
 }
 
 /// All values of the knobs.
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     // Stream-K has no effect with split-K.
     let parts = prop_oneof![(Just(1), Just(1)), (2..=4_u32, Just(1)), (Just(1), 2..=12_u32)];
-    (1..=6_u32, parts, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32).prop_map(
-        |(k_slices, (split_k, stream_k_workers), flattened, in_mainloop, prologue, chunk_ordered)| Knobs {
+    (1..=6_u32, parts, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32, 0..=9_u32).prop_map(
+        |(k_slices, (split_k, stream_k_workers), flattened, in_mainloop, prologue, chunk_ordered, own_lag)| Knobs {
             k_slices,
             split_k,
             stream_k_workers,
@@ -104,6 +105,7 @@ pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
             in_mainloop,
             prologue,
             chunk_ordered,
+            own_lag,
         },
     )
 }
@@ -140,7 +142,7 @@ fn uneven_calls(
             let m = m_shard * world.get() - less % world.get();
             let problem = Problem::new(op, m as usize, n as usize, k as usize, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_slices, split_k, stream_k_workers, flattened, in_mainloop, prologue, chunk_ordered } = knobs;
+            let Knobs { k_slices, split_k, stream_k_workers, flattened, in_mainloop, prologue, chunk_ordered, own_lag } = knobs;
             build(
                 &problem,
                 &Schedule {
@@ -155,6 +157,7 @@ fn uneven_calls(
                     stream_k_workers,
                     flattened,
                     in_mainloop,
+                    own_lag,
                 },
             )
         },

@@ -11,11 +11,17 @@ pub(crate) fn schedules<N: Strategy<Value = u32> + 'static>(
     numbers: impl Fn(u32) -> N,
 ) -> impl Strategy<Value = Schedule> {
     let raster_group = numbers(1).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
-    let shards = (numbers(1), numbers(0), numbers(0));
+    let shards = (numbers(1), numbers(0), numbers(0), numbers(0));
     let stream_k_workers = prop_oneof![Just(1), 2..=12_u32];
     let along_k = (numbers(1), numbers(1), stream_k_workers, any::<bool>(), numbers(0));
     (tiles, chunks, raster_group, shards, along_k).prop_map(
-        |(tile, chunk, raster_group, (group, prologue, chunk_ordered), (k_slices, split_k, stream_k_workers, flattened, in_mainloop))| {
+        |(
+            tile,
+            chunk,
+            raster_group,
+            (group, prologue, chunk_ordered, own_lag),
+            (k_slices, split_k, stream_k_workers, flattened, in_mainloop),
+        )| {
             Schedule {
                 tile,
                 chunk,
@@ -28,6 +34,7 @@ pub(crate) fn schedules<N: Strategy<Value = u32> + 'static>(
                 stream_k_workers,
                 flattened,
                 in_mainloop,
+                own_lag,
             }
         },
     )

@@ -51,6 +51,14 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
     }
 }
 
+// The rank whose partial sums for a row of all are not rounded.
+__device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
+    const u32 full = p.m_shard * p.full_shards;
+    if (p.m_shard == 0) return p.own;
+    // Shards behind the full ones have one row less.
+    return row < full ? row / p.m_shard : p.full_shards + (row - full) / max(p.m_shard - 1, 1u);
+}
+
 // Checks 64 x 32 elements a CTA, 4 x 2 a thread. The reference is accumulated in fp64 from the
 // generators, not from the operands in memory.
 //
@@ -105,12 +113,12 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             in_segment += 8;
             if (in_segment == p.segment || c0 + c + 8 >= p.k) {
                 in_segment = 0;
-                const bool to_relay = source % p.per_node != p.own % p.per_node;
                 const bool node_ends = (source + 1) % p.per_node == 0;
-                const bool to_node = node_ends && source / p.per_node != p.own / p.per_node;
-                ++source;
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) {
+                    const u32 own = owner_of(p, p.row0 + row + ti + 16 * i);
+                    const bool to_relay = source % p.per_node != own % p.per_node;
+                    const bool to_node = node_ends && source / p.per_node != own / p.per_node;
 #pragma unroll
                     for (u32 j = 0; j < 2; ++j) {
                         // Integer partials are exact in fp32, so their rounding is known. The bound

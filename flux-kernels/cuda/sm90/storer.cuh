@@ -53,7 +53,9 @@ struct Storer {
                 const bool last = i + walk.stride >= walk.count;
                 if constexpr (C::kSendsPartials) load_in_mainloop(item);
                 open_staging();
-                if (!sends) {
+                if (is_shared(item)) {
+                    share(item);
+                } else if (!sends) {
                     store_or_announce_partial(item);
                 } else if (C::kStagingBuffers > 1 || last) {
                     send_in_order(item, last);
@@ -73,11 +75,14 @@ struct Storer {
 
 private:
     __device__ __forceinline__ void store(const WorkItem& item, u32 consumer) const {
-        const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
-        const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
         const bool is_short = item.out_outer >= p.full_shards;
         const TensorMap* map = is_short ? &p.short_shards : &p.y;
-        const u32 outer = is_short ? item.out_outer - p.full_shards : item.out_outer;
+        store_boxes(map, item, consumer, is_short ? item.out_outer - p.full_shards : item.out_outer);
+    }
+
+    __device__ __forceinline__ void store_boxes(const TensorMap* map, const WorkItem& item, u32 consumer, u32 outer) const {
+        const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
+        const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
             const u32 row = first_row + (C::kSwapAB ? 0 : block * 64);
@@ -89,6 +94,12 @@ private:
                 ptx::tensor_store_3d(map, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row, outer);
             }
         }
+    }
+
+    // Stores a consumer's part of a finished tile among the results of every peer.
+    __device__ __forceinline__ void store_at_peers(const WorkItem& item, u32 consumer) const {
+#pragma unroll 1
+        for (u32 step = 1; step < p.world; ++step) store_boxes(&p.results[(p.rank + step) % p.world], item, consumer, epoch & 1);
     }
 
     // Sends a consumer's part of a partial tile. The `last` of the CTA goes without gaps: no loads
@@ -281,6 +292,33 @@ private:
         }
         ptx::bulk_wait_read<0>();
         announce(item, live);
+    }
+
+    // Whether a finished tile also goes to every peer.
+    __device__ __forceinline__ static bool is_shared(const WorkItem& item) {
+        return C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce) && item.raise != kNone;
+    }
+
+    // Stores a finished tile in the caller's y and at every peer, whose signals it then raises.
+    __device__ __forceinline__ void share(const WorkItem& item) const {
+        bool live = !poisoned(p);
+#pragma unroll
+        for (u32 c = 0; c < C::kConsumers; ++c) {
+            ptx::mbarrier_wait(smem.out_full(c), phase);
+            if (c == 0) live = may_send(item, live);
+            store(item, c);
+            if (live) store_at_peers(item, c);
+            ptx::bulk_commit();
+            if (c == 0) pass_staging();
+        }
+        ptx::bulk_wait_read<0>();
+        if (!live) return;
+        // Completes the writes, not only the reads of the buffer: the signals follow them.
+        ptx::bulk_wait<0>();
+        // Orders the completed tile before the signals.
+        ptx::fence_acq_rel_sys();
+#pragma unroll 1
+        for (u32 step = 1; step < p.world; ++step) ptx::store_relaxed_sys(signal_word(p.pad[(p.rank + step) % p.world], item.raise, epoch), epoch);
     }
 
     // Copies the first part to global staging memory, so that the second consumer can write and

@@ -59,8 +59,12 @@ mirrored! {
         pub(crate) k: u32,
         /// The inner product is summed in segments of this length, one for each rank.
         pub(crate) segment: u32,
-        /// The rank whose output it is; no rank with flattened rows.
+        /// The rank whose partial sums are not rounded; no rank with flattened rows.
         pub(crate) own: u32,
+        /// Rows of the largest shard, where each row has an owner in place of `own`; else 0.
+        pub(crate) m_shard: u32,
+        /// Shards with so many rows, the first ones.
+        pub(crate) full_shards: u32,
         pub(crate) fill: u32,
         pub(crate) bf16: u32,
         /// Whether there is a bias.

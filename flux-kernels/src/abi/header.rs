@@ -158,10 +158,10 @@ mod tests {
     fn the_header_declares_what_kernels_use() {
         let text = header();
         for line in [
-            "enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2, kPartial = 3, kScatter = 4, kReduceRows = 5 };",
+            "enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2, kPartial = 3, kScatter = 4, kReduceRows = 5, kCopy = 6 };",
             "enum class Activation : u32 { kNone = 0, kGelu = 1, kSilu = 2, kRelu = 3 };",
             "constexpr u32 kNone = 4294967295u;",
-            "template <>\nconstexpr u32 kCountOf<Sink> = 6;",
+            "template <>\nconstexpr u32 kCountOf<Sink> = 7;",
             "constexpr float kGeluLinear = 1.5957692e0f, kGeluCubic = 7.1354814e-2f;",
             "static_assert(sizeof(WorkItem) == 96);",
             "    u32 pad_516[31];\n    u32 stores_ended;\n",

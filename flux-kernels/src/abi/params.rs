@@ -21,6 +21,9 @@ mirrored! {
         /// The shards behind the full ones, with one row less, of the operand that has all rows: y
         /// of AllGather-GEMM, else x.
         pub(crate) short_shards: CUtensorMap = "TensorMap short_shards",
+        /// The own rows among every peer's results, `[2 halves, own rows, n_local]`; used where finished
+        /// tiles are shared.
+        pub(crate) results: [CUtensorMap; MAX_WORLD] = "TensorMap results[kMaxWorld]",
         /// Every rank's data region, as mapped here.
         pub(crate) data: [u64; MAX_WORLD] = "u64 data[kMaxWorld]",
         /// Every rank's pad, as mapped here.
@@ -46,6 +49,8 @@ mirrored! {
         pub(crate) y_address: u64,
         /// Bytes between its rows.
         pub(crate) y_row_bytes: u64,
+        /// Offset of peers' results in a half, dense rows of all `m`.
+        pub(crate) results_offset: u64,
         /// Offset of the split-K workspace slots in a half.
         pub(crate) split_k_offset: u64,
         /// Memory of this GPU where CTAs stage the first consumer's part of a partial tile.
@@ -57,6 +62,8 @@ mirrored! {
         pub(crate) rank: u32,
         pub(crate) world: u32,
         pub(crate) item_count: u32,
+        /// Copies of peers' results, which follow the items.
+        pub(crate) copy_count: u32,
         pub(crate) transfer_count: u32,
         pub(crate) slots_per_source: u32,
         /// Whether copy engines read the caller's x: the call ends when they have.

@@ -60,7 +60,7 @@ impl<T: Element> Call<'_, T> {
             if self.protocol.poisoned() {
                 return Err(Poisoned);
             }
-            if item.sink != sink::REDUCE_ROWS {
+            if !matches!(item.sink, sink::REDUCE_ROWS | sink::COPY) {
                 self.multiply(item, scratch)?;
             }
             self.await_all(self.program.late_awaits_of(item))?;

@@ -30,14 +30,14 @@ pub(super) fn check(program: &TileProgram) -> Result<(), ExecuteError> {
 struct Stored(BTreeMap<(u32, u32, u32), u32>);
 
 impl Stored {
-    /// Adds the item's rows; `false` if one of them is stored already.
-    fn take(&mut self, item: &WorkItem) -> bool {
-        let (shard, col, end) = (item.out_outer, item.col, item.row + item.rows);
+    /// Adds the item's rows, the first of which is `row`; `false` if one of them is stored already.
+    fn take(&mut self, row: u32, item: &WorkItem) -> bool {
+        let (shard, col, end) = (item.out_outer, item.col, row + item.rows);
         // The last range that begins before the item's end also ends last.
         let before = self.0.range((shard, col, 0)..(shard, col, end)).next_back();
-        let free = before.is_none_or(|(_, &taken)| taken <= item.row);
+        let free = before.is_none_or(|(_, &taken)| taken <= row);
         if free {
-            self.0.insert((shard, col, item.row), end);
+            self.0.insert((shard, col, row), end);
         }
         free
     }
@@ -54,19 +54,19 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let within = |first: u32, count: u32, block: u32, end: u32| {
         count > 0 && count <= block && first.is_multiple_of(block) && first.checked_add(count).is_some_and(|last| last <= end)
     };
-    let reduces = item.sink == sink::REDUCE_ROWS;
+    let (reduces, copies) = (item.sink == sink::REDUCE_ROWS, item.sink == sink::COPY);
     let of_rank = |rank: u32| problem.shard_rows(Rank::new(rank)).len() as u32;
     let rows = match problem.op() {
         _ if reduces => problem.y_rows(program.rank).len() as u32,
-        _ if program.flattened => problem.m(),
+        _ if program.flattened || copies => problem.m(),
         OpKind::AllGatherGemm if item.out_outer < world => of_rank(item.out_outer),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce if item.a_outer < world => of_rank(item.a_outer),
         _ => return Some("its shard does not exist"),
     };
     let rows_exist = if item.rows == 0 {
         // Of a shard with one row less a tile may lie behind the end.
-        item.row >= rows && item.row <= problem.m_shard()
-    } else if reduces {
+        copies || item.row >= rows && item.row <= problem.m_shard()
+    } else if reduces || copies {
         item.row.checked_add(item.rows).is_some_and(|last| last <= rows)
     } else {
         within(item.row, item.rows, tile.m, rows)
@@ -77,11 +77,11 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     if !within(item.col, item.cols, tile.n, problem.n_local()) {
         return Some("its columns are not a tile's of the output");
     }
-    if !reduces && (item.k_steps == 0 || item.k_first.checked_add(item.k_steps).is_none_or(|end| end > program.k_steps())) {
+    if !reduces && !copies && (item.k_steps == 0 || item.k_first.checked_add(item.k_steps).is_none_or(|end| end > program.k_steps())) {
         return Some("its steps along k do not exist");
     }
     let outer = match (item.a_source, problem.op()) {
-        (source::CALLER, OpKind::GemmReduceScatter) if !program.flattened => world,
+        (source::CALLER, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) if !program.flattened => world,
         (source::GATHER, OpKind::AllGatherGemm) if !program.flattened => problem.world().peers(),
         (source::CALLER, _) | (source::GATHER, OpKind::AllGatherGemm) => 1,
         _ => 0,
@@ -96,6 +96,8 @@ fn adds_slots(program: &TileProgram, item: &WorkItem) -> bool {
     item.partials == 0 || last < u64::from(program.problem.world().peers()) * per_source
 }
 
+const STORED_TWICE: &str = "elements of y that it stores are stored by an earlier item too";
+
 /// Checks the item's destination, and the partials that it adds.
 fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Option<&'static str> {
     let (world, peers) = (program.problem.world().get(), program.problem.world().peers());
@@ -109,13 +111,17 @@ fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Optio
         sink::SEND | sink::REDUCE if !adds_slots(program, item) => Some("the slots that it adds do not exist"),
         sink::SEND if item.slot < peers.saturating_mul(program.slots_per_source) && item.dest < world => None,
         sink::REDUCE_ROWS if item.partials > world => Some("the rows that it adds do not exist"),
+        sink::COPY if scatters(program) || program.problem.op() != OpKind::GemmAllReduce => Some("there are no peers' results"),
+        sink::COPY => (item.rows > 0 && !stored.take(item.row, item)).then_some(STORED_TWICE),
         // Blocks of reduced rows must not mix with those of tiles.
         sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if (item.sink == sink::REDUCE_ROWS) == scatters(program) => {
             let y_shards = if program.problem.op() == OpKind::AllGatherGemm && !program.flattened { world } else { 1 };
             if item.out_outer >= y_shards {
                 return Some("its rows of y do not exist");
             }
-            (item.rows > 0 && !stored.take(item)).then_some("elements of y that it stores are stored by an earlier item too")
+            let to_all = program.problem.op() == OpKind::GemmAllReduce && item.sink == sink::REDUCE;
+            let first = if to_all { program.problem.shard_rows(program.rank).start } else { 0 };
+            (item.rows > 0 && !stored.take(first + item.row, item)).then_some(STORED_TWICE)
         }
         _ => Some("its sink does not exist"),
     }

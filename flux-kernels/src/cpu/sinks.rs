@@ -8,7 +8,7 @@ use super::call::Call;
 use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
-use flux_core::program::{WorkItem, sink};
+use flux_core::program::{NONE, WorkItem, sink};
 
 impl<T: Element> Call<'_, T> {
     /// Adds the arrived partials to the item's sum, and writes it where its sink says.
@@ -22,6 +22,7 @@ impl<T: Element> Call<'_, T> {
             sink::PARTIAL => self.write_partial(item, &scratch.acc),
             sink::SCATTER => self.scatter(item, &scratch.acc),
             sink::REDUCE_ROWS => self.reduce_rows(item, scratch),
+            sink::COPY => self.copy(item),
             sink::REDUCE => {
                 self.reduce(item, scratch);
                 self.store(item, &mut scratch.acc);
@@ -125,12 +126,49 @@ impl<T: Element> Call<'_, T> {
     /// Applies the epilogue to row `i` of an item and rounds it into `y`.
     fn store_row(&self, item: &WorkItem, i: u32, from: &mut [f32]) {
         self.epilogue.apply(item.col as usize, from);
-        let row = (self.program.problem.shard_rows(Rank::new(item.out_outer)).start + item.row + i) as usize;
-        let offset = row * self.y.stride + item.col as usize;
-        // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
-        // rows and columns are among them (`check`). No other item stores these elements.
-        let to = unsafe { std::slice::from_raw_parts_mut(self.y.first.add(offset), from.len()) };
+        let to_all = item.sink == sink::REDUCE && item.raise != NONE;
+        let shard = if to_all { self.program.rank } else { Rank::new(item.out_outer) };
+        let row = self.program.problem.shard_rows(shard).start + item.row + i;
+        let to = self.y_row(row, item);
         T::narrow(from, to);
+        if to_all {
+            for peer in self.program.signalled_ranks(item) {
+                let first = self.result_row(peer, row, item);
+                // SAFETY: `result_row` has checked that these columns lie inside the peer's data
+                // region. No other rank stores this row. The peer reads it after the signal that
+                // this item raises later, and has ended the call that read its last content.
+                unsafe { std::slice::from_raw_parts_mut(first, to.len()) }.copy_from_slice(to);
+            }
+        }
+    }
+
+    /// Copies a peer's finished tile to `y`.
+    fn copy(&self, item: &WorkItem) {
+        for row in item.row..item.row + item.rows {
+            let first: *const T = self.result_row(self.program.rank, row, item);
+            // SAFETY: as for a slot: inside the own data region, published before the awaited
+            // signal, and not written again before this call closes.
+            let from = unsafe { std::slice::from_raw_parts(first, item.cols as usize) };
+            self.y_row(row, item).copy_from_slice(from);
+        }
+    }
+
+    /// The item's columns of a row of `y`.
+    #[expect(clippy::mut_from_ref, reason = "workers store disjoint elements")]
+    fn y_row(&self, row: u32, item: &WorkItem) -> &mut [T] {
+        let offset = row as usize * self.y.stride + item.col as usize;
+        // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
+        // rows and columns are among them (`check`). No other item stores these elements, and the
+        // item has one slice at a time.
+        unsafe { std::slice::from_raw_parts_mut(self.y.first.add(offset), item.cols as usize) }
+    }
+
+    /// The item's columns of a row of the results that `owner` has of its peers, checked.
+    fn result_row(&self, owner: Rank, row: u32, item: &WorkItem) -> *mut T {
+        let (problem, bytes) = (&self.program.problem, size_of::<T>() as u64);
+        let in_place = (u64::from(row) * u64::from(problem.n_local()) + u64::from(item.col)) * bytes;
+        let offset = layout::results_offset(problem, self.program.tile) + in_place;
+        self.memory.half(owner, self.protocol.half(), offset, u64::from(item.cols) * bytes)
     }
 
     /// The rows of an item's accumulators.

@@ -8,7 +8,7 @@ use super::trace::TraceBuffer;
 use crate::abi::Params;
 use crate::variant::Variant;
 use cudarc::driver::sys::CUtensorMap;
-use flux_core::layout::gather_place_bytes;
+use flux_core::layout::{gather_place_bytes, results_offset};
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
 use flux_core::{OpKind, WorldSize};
@@ -20,6 +20,7 @@ struct Maps {
     b: CUtensorMap,
     y: CUtensorMap,
     short_shards: CUtensorMap,
+    results: [CUtensorMap; MAX_WORLD],
 }
 
 fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Result<Maps, LaunchError> {
@@ -33,7 +34,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
         OpKind::AllGatherGemm => (own_rows, 1, global_rows, shards),
         OpKind::GemmReduceScatter => (global_rows, shards, own_rows, 1),
-        OpKind::GemmAllReduce => (global_rows, shards, global_rows, shards),
+        OpKind::GemmAllReduce => (global_rows, shards, own_rows, 1),
     };
     // Tensor maps have no empty extents. Nothing is read of or stored to a shard without rows, so
     // any memory may stand in for it.
@@ -41,7 +42,9 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
     let x_outer = [(x_shards, shard_bytes(args.x)), (1, shard_bytes(args.x))];
     let (x_address, x_rows) = present(args.x.address, x_rows);
-    let (y_address, y_rows) = present(args.y.address, y_rows);
+    // Of a GEMM-AllReduce tiles are stored to the own rows of all.
+    let own_first = if problem.op() == OpKind::GemmAllReduce { u64::from(problem.shard_rows(p.rank).start) } else { 0 };
+    let (y_address, y_rows) = present(args.y.address + own_first * args.y.row_bytes, y_rows);
     let x = Operand {
         name: "x",
         address: x_address,
@@ -99,7 +102,17 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         let outer = [(short, bytes), (1, bytes)];
         encode(dtype, &Operand { address, rows, outer: &outer[..all.outer.len()], ..all })?
     };
-    Ok(Maps { a_caller, a_gather, b: encode(dtype, &w)?, y: y_map, short_shards })
+    let mut results = [y_map; MAX_WORLD];
+    if p.items.len() > p.computed().len() {
+        let row_bytes = u64::from(problem.n_local()) * dtype.bytes() as u64;
+        let offset = results_offset(problem, tile) + own_first * row_bytes;
+        let outer = [(2, args.half_stride)];
+        for (map, data) in results.iter_mut().zip(&args.data[..world.index()]) {
+            let (address, rows) = present(data + offset, own_rows);
+            *map = encode(dtype, &Operand { name: "the results", address, rows, row_bytes, outer: &outer, ..y })?;
+        }
+    }
+    Ok(Maps { a_caller, a_gather, b: encode(dtype, &w)?, y: y_map, short_shards, results })
 }
 
 /// The kernel's parameters.
@@ -108,7 +121,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
     let problem = &p.problem;
     let (dtype, world) = (problem.dtype(), problem.world());
     let row_bytes = u64::from(problem.k_local()) * dtype.bytes() as u64;
-    let Maps { a_caller, a_gather, b, y, short_shards } = encode_maps(variant, p, args)?;
+    let Maps { a_caller, a_gather, b, y, short_shards, results } = encode_maps(variant, p, args)?;
     let to_all = problem.op() == OpKind::GemmAllReduce && p.flattened;
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
     Ok(Params {
@@ -117,6 +130,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         b,
         y,
         short_shards,
+        results,
         data: by_rank(args.data, world),
         pad: by_rank(args.pads, world),
         items: program.items(),
@@ -132,13 +146,15 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         shard_slot_bytes: gather_place_bytes(problem),
         y_address: args.y.address,
         y_row_bytes: args.y.row_bytes,
+        results_offset: results_offset(problem, p.tile),
         split_k_offset: p.split_k_offset(),
         global_staging: program.global_staging(),
         bias: args.bias,
         scatter_buffer: args.scatter_buffer,
         rank: p.rank.get(),
         world: world.get(),
-        item_count: p.items.len() as u32,
+        item_count: p.computed().len() as u32,
+        copy_count: (p.items.len() - p.computed().len()) as u32,
         transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         slots_per_source: p.slots_per_source,
         await_pushed: u32::from(args.await_pushed),

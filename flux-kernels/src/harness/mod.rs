@@ -208,6 +208,7 @@ impl Harness {
                 (problem.y_rows(rank).start, 0, problem.k_local(), own, expected.per_node)
             }
         };
+        let owned = problem.op() == OpKind::GemmAllReduce && !expected.flattened;
         let params = VerifyParams {
             y: y.0,
             row_stride: y.1,
@@ -222,6 +223,8 @@ impl Harness {
             k: problem.k(),
             segment,
             own,
+            m_shard: if owned { problem.m_shard() } else { 0 },
+            full_shards: problem.full_shards(),
             fill: expected.fill as u32,
             bf16: u32::from(problem.dtype() == DType::Bf16),
             bias: u32::from(expected.bias.is_some()),

@@ -303,7 +303,7 @@ impl CudaExecutor {
         if stamps.workers.iter().any(|worker| worker.entered == 0) {
             return Err(TimelineError::NoCall);
         }
-        let items = program.items.iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
+        let items = program.computed().iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
         Ok(Timeline { rank: self.comm.rank(), items, workers: stamps.workers })
     }
 

@@ -19,7 +19,7 @@ pub fn launch_of(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
 /// As many of the CTAs that run at once as have a tile: with CTAs for reductions alone, tiles may
 /// share parts of the device unevenly.
 pub(super) fn with_a_tile(program: &TileProgram, ctas: u32) -> u32 {
-    let items = program.items.iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
+    let items = program.computed().iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
     ctas.min(u32::try_from(items).unwrap_or(u32::MAX))
 }
 
@@ -31,7 +31,7 @@ pub(super) fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     let tile = program.tile;
     // 4096 operations a cycle of a multiprocessor, at 1.5 GHz: a card at its power limit.
     let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / 6144;
-    let tiles = program.items.len() as u64 / u64::from(problem.world().get());
+    let tiles = program.computed().len() as u64 / u64::from(problem.world().get());
     let workers = u64::from(workers);
     if problem.world().peers() == 0 {
         return Pace::default();

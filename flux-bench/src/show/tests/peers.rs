@@ -10,6 +10,8 @@ fn times(op: OpKind, m: usize, (serial, fused): (f64, Option<f64>)) -> PeerRow {
         gemm_ms: Some(flat(1.0)),
         serial_ms: Some(flat(serial)),
         async_tp_ms: fused.map(flat),
+        one_shot_ms: None,
+        two_shot_ms: None,
         why,
         verified: true,
         samples: 30,

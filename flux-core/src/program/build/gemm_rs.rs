@@ -1,4 +1,5 @@
-//! The program of GEMM-ReduceScatter: the peers' shards first, the own shard last.
+//! The programs of GEMM-ReduceScatter and GEMM-AllReduce with rows per shard: the peers' shards
+//! first, the own shard last.
 //!
 //! Invariant: rank `r` works for owners `r + 1`, `r + 2`, ..., `r`, with the same order of tiles in
 //! every shard. So at one step every rank sends to another rank, and a tile's partial tiles were
@@ -9,6 +10,10 @@
 //! owner's rail. The relay's own item for that tile adds the partial tiles of its node and sends
 //! the sum, so `per_node` times fewer bytes cross nodes.
 //!
+//! A GEMM-AllReduce works on its own tiles as soon as [`Schedule::own_lag`] items lie between them and the
+//! last partial tile for each, so that finished tiles leave while others are multiplied. The peers'
+//! finished tiles are copied to `y` at the end.
+//!
 //! A tile adds its own product, the partial tiles of intra-node peers, then the sums of other
 //! nodes, in the order in which they were sent. Each was rounded once where it was sent.
 
@@ -18,8 +23,8 @@ use crate::program::mainloop::{accumulation_steps, most_partials};
 use crate::program::places::{Places, runs};
 use crate::program::schedule::groups_of;
 use crate::program::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
-use crate::tile::TileGrid;
-use crate::{Nodes, Problem, Rank};
+use crate::tile::{TileExtent, TileGrid};
+use crate::{Nodes, OpKind, Problem, Rank};
 use std::ops::Range;
 
 /// The owner for whom a rank works at a step, counted from 1 to the world size.
@@ -47,6 +52,60 @@ struct Shard {
     sent: Option<((Rank, u32), u32)>,
 }
 
+/// The order of a GEMM-ReduceScatter with each own tile as early as `lag` items behind the last
+/// partial tile of its chunk; own tiles, of step `world`, stay in order.
+fn own_tiles_early(order: Vec<(TileExtent, u32)>, world: u32, tiles_per_chunk: u32, lag: u32) -> Vec<(TileExtent, u32)> {
+    let (own, peers): (Vec<_>, Vec<_>) = order.into_iter().partition(|&(_, step)| step == world);
+    // By chunk: its tiles, and partial tiles that are still to come.
+    let mut missing: Vec<(usize, u32)> =
+        own.chunks(tiles_per_chunk as usize).map(|chunk| (chunk.len(), (world - 1) * chunk.len() as u32)).collect();
+    let mut taken = vec![0_usize; world as usize];
+    let mut all = Vec::with_capacity(own.len() + peers.len());
+    // Own tiles with all partial tiles, and the position from which on they may come.
+    let mut ready = std::collections::VecDeque::new();
+    let mut next = own.into_iter();
+    for (tile, step) in peers {
+        while ready.front().is_some_and(|&from| from <= all.len()) {
+            ready.pop_front();
+            all.extend(next.next());
+        }
+        all.push((tile, step));
+        let (of_chunk, left) = &mut missing[taken[step as usize] / tiles_per_chunk as usize];
+        taken[step as usize] += 1;
+        *left -= 1;
+        if *left == 0 {
+            ready.extend(std::iter::repeat_n(all.len() + lag as usize, *of_chunk));
+        }
+    }
+    all.extend(next);
+    all
+}
+
+/// Appends the copies of peers' finished tiles, in the order in which their owners finish them.
+fn copies((problem, rank, tiles): (&Problem, Rank, Vec<TileExtent>), results: u32, items: &mut Vec<WorkItem>, awaits: &mut Vec<Await>) {
+    let (world, of_shard) = (problem.world(), tiles.len() as u32);
+    for (index, tile) in (0..).zip(tiles) {
+        for owner in (1..world.get()).map(|step| rank.before(step, world)) {
+            let rows = problem.shard_rows(owner);
+            let tile = tile.above(rows.len() as u32);
+            let late_first = awaits.len() as u32;
+            awaits.push(Await { signal: results + owner.get() * of_shard + index, peer: owner.get(), k_step: 0 });
+            items.push(WorkItem {
+                a_source: source::CALLER,
+                row: rows.start + tile.row,
+                rows: tile.rows,
+                col: tile.col,
+                cols: tile.cols,
+                sink: sink::COPY,
+                dest: rank.get(),
+                late_first,
+                late_count: 1,
+                ..WorkItem::default()
+            });
+        }
+    }
+}
+
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard(problem, schedule.tile);
@@ -59,7 +118,11 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let in_mainloop = in_mainloop(schedule, k_extent, nodes, world.peers());
     let (first_step, gap) = accumulation_steps(k_extent.steps(), in_mainloop);
     let stream_k = schedule.stream_k_tiles(problem).filter(|_| !nodes.are_mixed());
-    let mut list = Items::new(rank, world.get() * tiles, k_extent, schedule, world.peers() * chunks).with_stream_k(stream_k);
+    let all_reduces = problem.op() == OpKind::GemmAllReduce && world.peers() > 0;
+    // Signals of finished tiles, by owner, follow those of chunks.
+    let results = world.peers() * chunks;
+    let signals = if all_reduces { results + world.get() * tiles } else { results };
+    let mut list = Items::new(rank, world.get() * tiles, k_extent, schedule, signals).with_stream_k(stream_k);
     // By owner: the first await of its first chunk.
     let mut first_await = vec![0; world.index()];
     for owner in nodes.rail(rank).chain([rank]) {
@@ -90,9 +153,14 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         .collect();
 
     let mut taken = vec![0; world.index()];
-    for (tile, step) in
-        runs(nodes).into_iter().flat_map(|run| groups_of(run, schedule.group)).flat_map(|group| schedule.tiles_of_group(grid, group))
-    {
+    let order =
+        runs(nodes).into_iter().flat_map(|run| groups_of(run, schedule.group)).flat_map(|group| schedule.tiles_of_group(grid, group));
+    let order: Vec<_> = if all_reduces {
+        own_tiles_early(order.collect(), world.get(), tiles_per_chunk, schedule.own_lag.max(schedule.stream_k_workers))
+    } else {
+        order.collect()
+    };
+    for (tile, step) in order {
         let Shard { owner, rows, ref added, sent } = shards[step as usize - 1];
         // Without rows the owner still gets a slot and its signal, as of every other tile.
         let tile = tile.above(rows);
@@ -125,9 +193,18 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
                 raise_after: tiles_in(chunk),
                 ..item
             },
+            None if all_reduces => {
+                let raise = results + rank.get() * tiles + index;
+                WorkItem { sink: sink::REDUCE, dest: rank.get(), raise, raise_after: 1, ..item }
+            }
             None => WorkItem { sink: if world.peers() == 0 { sink::STORE } else { sink::REDUCE }, dest: rank.get(), ..item },
         };
         list.tile(item, |_| if in_mainloop > 0 { AwaitRange { first, count: in_mainloop, group: 1 } } else { AwaitRange::default() });
+    }
+    let mut items = list.in_order();
+    if all_reduces {
+        let shard = (problem, rank, grid.order(schedule.raster_group).collect::<Vec<_>>());
+        copies(shard, results, &mut items, &mut list.awaits);
     }
     TileProgram {
         problem: *problem,
@@ -135,7 +212,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         tile: schedule.tile,
         signals: list.signals(),
         split_k_slots: list.split_k_slots,
-        items: list.in_order(),
+        items,
         awaits: list.awaits,
         transfers: Vec::new(),
         forwards: Vec::new(),

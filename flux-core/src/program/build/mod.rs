@@ -76,7 +76,7 @@ impl TileProgram {
             return Err(ScheduleError::RankOutsideWorld { rank, world });
         }
         let all_reduces = problem.op() == OpKind::GemmAllReduce;
-        let flattened = (schedule.flattened || all_reduces) && world.peers() > 0;
+        let flattened = schedule.flattened && world.peers() > 0;
         if all_reduces && nodes.are_mixed() {
             return Err(ScheduleError::AllReduceNodes { nodes });
         }
@@ -107,7 +107,9 @@ fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
             u64::from(problem.most_y_rows().div_ceil(sum_flattened::reduce_rows(problem, of_all))) * u64::from(of_all.col_blocks()),
             u64::from(world.get()).saturating_mul(if whole() { 1 } else { tiles }),
         ),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, tiles),
+        OpKind::GemmReduceScatter => (0, tiles),
+        // Every tile of a peer is copied, and announced once more.
+        OpKind::GemmAllReduce => (tiles, 2 * tiles),
     };
     let of_tiles = tiles.saturating_mul(u64::from(schedule.split_k.min(k_steps)));
     let items = of_tiles.saturating_add(reductions + 2 * u64::from(schedule.stream_k_workers - 1));

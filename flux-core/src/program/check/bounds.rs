@@ -54,17 +54,22 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     let of_rank = |rank: u32| p.problem.shard_rows(Rank::new(rank)).len() as u32;
     at.range("cols", item.col, item.cols, p.problem.n_local(), p.tile.n)?;
     at.below("a_source", item.a_source, source::GATHER + 1)?;
-    at.below("sink", item.sink, sink::REDUCE_ROWS + 1)?;
+    at.below("sink", item.sink, sink::COPY + 1)?;
     let (x_shards, y_shards) = match p.problem.op() {
         _ if p.flattened => (1, 1),
         OpKind::AllGatherGemm => (1, world),
-        OpKind::GemmReduceScatter => (world, 1),
-        OpKind::GemmAllReduce => (world, world),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (world, 1),
     };
     // Flattened places are one matrix.
     let outer = if item.a_source == source::GATHER && !p.flattened { places(p) } else { x_shards };
     at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
+    if item.sink == sink::COPY {
+        if item.rows > 0 {
+            at.rows(item.row, item.rows, p.problem.m(), p.tile.m)?;
+        }
+        return at.below("k_steps", item.k_steps, 1_u32);
+    }
     let rows = match p.problem.op() {
         _ if reduction => p.problem.y_rows(p.rank).len() as u32,
         _ if p.flattened => p.problem.m(),

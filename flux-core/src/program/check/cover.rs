@@ -20,6 +20,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             Output::AllShards => p.problem.m(),
             Output::Shard(shard) => p.problem.shard_rows(Rank::new(shard)).len() as u32,
             Output::Reduced => p.problem.y_rows(p.rank).len() as u32,
+            Output::Copied => p.problem.m() - p.problem.shard_rows(p.rank).len() as u32,
         };
         let all = u64::from(rows) * u64::from(p.problem.n_local());
         let covered: u64 = rects.iter().map(|rect| rect.area()).sum();
@@ -33,7 +34,10 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 /// The matrices that a rank computes.
 fn outputs(p: &TileProgram) -> Vec<Output> {
     match (p.flattened, p.problem.op()) {
-        (false, _) => (0..p.problem.world().get()).map(Output::Shard).collect(),
+        (false, op) => {
+            let copied = (op == OpKind::GemmAllReduce).then_some(Output::Copied);
+            (0..p.problem.world().get()).map(Output::Shard).chain(copied).collect()
+        }
         (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
         (true, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => vec![Output::AllShards, Output::Reduced],
     }
@@ -43,6 +47,7 @@ fn outputs(p: &TileProgram) -> Vec<Output> {
 fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
     let output = match (p.flattened, p.problem.op()) {
         (true, _) => u32::from(item.sink == sink::REDUCE_ROWS),
+        (false, _) if item.sink == sink::COPY => p.problem.world().get(),
         (false, OpKind::AllGatherGemm) => item.out_outer,
         (false, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => item.a_outer,
     };

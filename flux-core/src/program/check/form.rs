@@ -17,6 +17,11 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             return violation(Record::Item(index), what);
         }
     }
+    // A kernel's workers walk the items before the copies.
+    if p.computed().iter().any(|item| item.sink == sink::COPY) {
+        let index = p.items.iter().position(|item| item.sink == sink::COPY).unwrap_or_default();
+        return violation(Record::Item(index), "copies come after all else");
+    }
     // A kernel's worker does not multiply after its first reduction.
     let first_reduction = p.items.iter().position(|item| item.sink == sink::REDUCE_ROWS).unwrap_or(p.items.len());
     if let Some(behind) = p.items[first_reduction..].iter().position(|item| item.sink != sink::REDUCE_ROWS) {
@@ -60,7 +65,9 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         sink::SEND if item.partials as usize != added => {
             Some("a send between nodes adds the partial tiles of its node, and no other send adds any")
         }
-        sink::SEND | sink::PARTIAL => None,
+        sink::COPY if p.problem.op() != OpKind::GemmAllReduce => Some("only a GEMM-AllReduce has peers' results"),
+        sink::COPY if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
+        sink::SEND | sink::PARTIAL | sink::COPY => None,
         _ if owner != p.rank || item.dest != p.rank.get() => Some("a partial tile of a peer's shard is sent"),
         sink::STORE if peers > 0 => Some("the own shard is reduced"),
         sink::REDUCE if item.partials as usize != added || added == 0 => {
@@ -83,8 +90,12 @@ fn flattened_sum_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> 
 
 /// Items whose result others read raise a signal, and no other items do.
 fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
+    let all_reduces = p.problem.op() == OpKind::GemmAllReduce;
     match item.sink {
-        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if item.raise != NONE => {
+        sink::REDUCE if all_reduces && item.raise == NONE => Some("an item whose result others read raises a signal"),
+        sink::REDUCE if all_reduces && item.counter != NONE => Some("a finished tile has a signal of its own"),
+        sink::REDUCE if all_reduces => None,
+        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS | sink::COPY if item.raise != NONE => {
             Some("only an item whose result others read raises a signal")
         }
         sink::SEND | sink::PARTIAL | sink::SCATTER if item.raise == NONE => Some("an item whose result others read raises a signal"),
@@ -112,6 +123,7 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
 fn late_reads(p: &TileProgram, item: &WorkItem) -> u64 {
     match item.sink {
         sink::REDUCE_ROWS => u64::MAX,
+        sink::COPY => 1,
         _ => u64::from(item.parts) + u64::from(item.partials.saturating_sub(p.in_mainloop)),
     }
 }
@@ -127,7 +139,7 @@ fn part_fields(item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         // A kernel adds as many as are counted, whatever the sink.
         sink::STORE | sink::PARTIAL | sink::SCATTER if item.partials != 0 => Some("only an item that adds partial results counts them"),
-        sink::PARTIAL | sink::REDUCE_ROWS if item.parts != 0 => Some("only a fix-up item adds parts"),
+        sink::PARTIAL | sink::REDUCE_ROWS | sink::COPY if item.parts != 0 => Some("only a fix-up item adds parts"),
         sink::PARTIAL => None,
         _ if item.parts == 0 && item.part != NONE => Some("an unused split-K slot is named"),
         _ => None,

@@ -11,7 +11,9 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let partial_items = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::PARTIAL);
     let partials: BTreeMap<u32, usize> = partial_items.map(|(index, item)| (item.part, index)).collect();
     let mut readers: BTreeMap<u32, usize> = BTreeMap::new();
-    for (index, fix_up) in p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::PARTIAL | sink::REDUCE_ROWS)) {
+    for (index, fix_up) in
+        p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::PARTIAL | sink::REDUCE_ROWS | sink::COPY))
+    {
         let split = |step| Err(Violation::KNotCovered { rank, item: index, step });
         if fix_up.k_first != 0 {
             return split(0);

@@ -42,6 +42,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             match item.sink {
                 sink::REDUCE | sink::SEND => reduced(p, index, item, &writers)?,
                 sink::REDUCE_ROWS => reduced_rows(p, index, item, &writers)?,
+                sink::COPY => copied(p, index, item, programs)?,
                 _ => {}
             }
         }
@@ -142,6 +143,20 @@ fn reduced_rows(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writer
         }
     }
     Ok(())
+}
+
+/// Checks that a copy awaits the one signal of a peer's tile that has all of its elements.
+fn copied(p: &TileProgram, index: usize, item: &WorkItem, programs: &[TileProgram]) -> Result<(), Violation> {
+    let unguarded = |peer| Err(Violation::Unguarded { rank: p.rank, item: index, what: "result", index: item.row, peer });
+    let [entry] = p.late_awaits_of(item) else { return unguarded(p.rank) };
+    let owner = &programs[entry.peer as usize];
+    let shard = owner.problem.shard_rows(owner.rank);
+    let holds = |tile: &WorkItem| {
+        let all = Rect { row: shard.start + tile.row, ..Rect::of_item(tile) };
+        item.rows == 0 || all.meet(Rect::of_item(item)) == Some(Rect::of_item(item))
+    };
+    let finished = owner.items.iter().find(|tile| tile.sink == sink::REDUCE && tile.raise == entry.signal);
+    if owner.rank != p.rank && finished.is_some_and(holds) { Ok(()) } else { unguarded(owner.rank) }
 }
 
 fn awaits(entries: &[Await], signal: u32) -> bool {

@@ -37,6 +37,8 @@ pub enum Output {
     AllShards,
     /// The rows of the own `y`, reduced from scattered rows.
     Reduced,
+    /// The rows of the own `y` that peers have finished.
+    Copied,
 }
 
 impl fmt::Display for Output {
@@ -45,6 +47,7 @@ impl fmt::Display for Output {
             Self::Shard(shard) => write!(f, "shard {shard}"),
             Self::AllShards => f.write_str("the shards"),
             Self::Reduced => f.write_str("the reduced rows"),
+            Self::Copied => f.write_str("the peers' rows"),
         }
     }
 }
@@ -246,7 +249,7 @@ pub enum Violation {
         rank: Rank,
         /// The item.
         item: usize,
-        /// `slot`, `split-K slot`, `gather row` or `scattered row`.
+        /// `slot`, `split-K slot`, `gather row`, `scattered row` or `result`.
         what: &'static str,
         /// The slot, or the place times `m_shard` plus the row, or the row of the own `y`.
         index: u32,

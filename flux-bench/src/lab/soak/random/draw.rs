@@ -108,7 +108,6 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
     };
     // On the host every tile can do both.
     let (can_flatten, can_send) = (on_host || !scatters || tile.scatters(), on_host || !scatters || tile.sends_partials());
-    let can_send = can_send && problem.op() != OpKind::GemmAllReduce;
     let flattened = legal != Legal::Mixed && can_flatten && (draw.below(2) > 0 || !can_send);
     // Between nodes partial tiles are sent, whatever the tile: the table's first can.
     let tile = if flattened || can_send { tile } else { TileShape::new(128, 128, 64) };
