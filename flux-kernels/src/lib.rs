@@ -18,7 +18,7 @@ mod sources;
 mod variant;
 
 pub use aot::compile_all;
-pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, write as write_whole};
+pub use cache::{AheadError, Cubin, Cubins, Origin, cubin};
 pub use element::Element;
 pub use epilogue::{Activation, NoSuchActivation};
 pub use inspect::{FunctionReport, ImageError, Report};
