@@ -1,4 +1,4 @@
-//! A service that goes on when a rank is lost: `cargo run -p flux-ops --example survive` starts
+//! A service that goes on when a rank is lost: `cargo run -p flux-tp-ops --example survive` starts
 //! three processes, one of which ends in the midst of its requests. The others are told so, rebuild
 //! without it, take over its part of the weights and answer every request. Fails if a number is
 //! off, or a rank more is lost.

@@ -1,5 +1,5 @@
 //! A tensor-parallel MLP, `y = gelu(x w1^T + b1) w2^T + b2`, on whatever transport is there:
-//! `cargo run -p flux-ops --example tp_mlp`. Tokens are split over the ranks before and after, the
+//! `cargo run -p flux-tp-ops --example tp_mlp`. Tokens are split over the ranks before and after, the
 //! inner features in between. Fails if a number is off.
 #![allow(clippy::print_stdout, reason = "an example that shows its result")]
 

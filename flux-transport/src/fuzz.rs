@@ -77,7 +77,7 @@ mod tests {
             for (_, file, bytes) in seeds {
                 assert!(target(&bytes), "{name}: {file} is refused");
                 let path = folder(name).join(file);
-                let stale = "where a format has changed: cargo test --package flux-transport --lib write_the_seeds -- --ignored";
+                let stale = "where a format has changed: cargo test --package flux-tp-transport --lib write_the_seeds -- --ignored";
                 assert!(std::fs::read(&path).is_ok_and(|kept| kept == bytes), "{} is not what the code writes; {stale}", path.display());
             }
         }

@@ -42,12 +42,12 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     tests.args(["test", "--profile", "gpu", "--workspace", "--no-run", "--test", "gpu_*"]).env("FLUX_COMMIT", commit());
 
     let mut probe = cargo();
-    probe.args(["build", "--profile", "gpu", "--package", "flux-transport", "--bin", "flux-probe"]);
+    probe.args(["build", "--profile", "gpu", "--package", "flux-tp-transport", "--bin", "flux-probe"]);
     for artifact in artifacts(program)?.into_iter().chain(artifacts(probe)?) {
         copy(&artifact.path, &dist.join(artifact.name))?;
     }
     let mut example = cargo();
-    example.args(["build", "--profile", "gpu", "--package", "flux-ops", "--example", "tp_mlp"]);
+    example.args(["build", "--profile", "gpu", "--package", "flux-tp-ops", "--example", "tp_mlp"]);
     for artifact in artifacts(example)? {
         copy(&artifact.path, &dist.join(artifact.name))?;
     }

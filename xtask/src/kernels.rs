@@ -57,7 +57,7 @@ fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
 fn compiler(words: &[&OsStr], fetched: Option<&Path>) -> Command {
     let mut run = cargo();
     run.args(["run", "--quiet", "--manifest-path"]).arg(root().join("Cargo.toml"));
-    run.args(["--package", "flux-kernels", "--bin", "flux-kernels", "--"]).args(words);
+    run.args(["--package", "flux-tp-kernels", "--bin", "flux-kernels", "--"]).args(words);
     if let Some(fetched) = fetched {
         run.env("FLUX_NVRTC_LIB", fetched.join(LIBRARY));
     }

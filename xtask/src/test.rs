@@ -48,7 +48,7 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
 
     EXAMPLES.iter().try_for_each(|name| {
         let mut example = cargo();
-        example.args(["run", "--package", "flux-ops", "--example", name]).current_dir(root());
+        example.args(["run", "--package", "flux-tp-ops", "--example", name]).current_dir(root());
         check(example)
     })
 }
