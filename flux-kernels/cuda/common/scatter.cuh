@@ -1,7 +1,7 @@
 // Scatters staged rows of a tile to the ranks that own them.
 
 #pragma once
-#include "sm90/config.cuh"
+#include "common/walk.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux {

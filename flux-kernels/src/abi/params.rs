@@ -35,6 +35,10 @@ mirrored! {
         pub(crate) x: u64,
         /// Bytes between its rows.
         pub(crate) x_row_bytes: u64,
+        /// The caller's w.
+        pub(crate) w: u64,
+        /// Bytes between its rows.
+        pub(crate) w_row_bytes: u64,
         /// Bytes of a row of x, and between rows of a gather buffer.
         pub(crate) row_bytes: u64,
         /// Bytes between the shard slots of a gather buffer.
@@ -66,6 +70,8 @@ mirrored! {
         pub(crate) in_flight_limit: u32,
         /// Rows of a shard.
         pub(crate) m_shard: u32,
+        /// Columns of x and of w.
+        pub(crate) k_local: u32,
         /// Bytes between scattered rows at their owner.
         pub(crate) source_row_bytes: u32,
         /// After the bias; AllGather-GEMM only.

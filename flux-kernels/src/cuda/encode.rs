@@ -105,6 +105,8 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         deadline_ns: args.deadline_ns,
         x: args.x.address,
         x_row_bytes: args.x.row_bytes,
+        w: args.w.address,
+        w_row_bytes: args.w.row_bytes,
         row_bytes,
         shard_slot_bytes: gather_place_bytes(problem),
         y_address: args.y.address,
@@ -126,6 +128,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         // The kernel compares counts of stores with a sign.
         in_flight_limit: args.pace.in_flight_limit.min(i32::MAX as u32),
         m_shard: problem.m_shard(),
+        k_local: problem.k_local(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
