@@ -190,6 +190,14 @@ pub const fn gather_place_bytes(problem: &Problem) -> u64 {
     problem.m_shard() as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
 }
 
+/// Offset of place `place` in the gather buffer. With flattened rows the shards follow each other
+/// without gaps, and some have one row less than a place.
+pub const fn gather_place_offset(problem: &Problem, flattened: bool, place: u32) -> u64 {
+    let bytes = place as u64 * gather_place_bytes(problem);
+    let missing = if flattened { place.saturating_sub(problem.full_shards()) } else { 0 };
+    bytes - missing as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
+}
+
 /// Rows that a warp sends of a partial tile.
 const STRIP: u32 = 16;
 

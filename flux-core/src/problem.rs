@@ -1,8 +1,8 @@
 //! The two operations and their shapes.
 //!
-//! Invariant: every [`Problem`] is executable. Its extents are positive and divide by the world
-//! size where they are split. Rows of operands are multiples of 16 bytes, as bulk tensor loads
-//! require.
+//! Invariant: every [`Problem`] is executable. Its extents are positive; `n` and `k` divide by the
+//! world size where they are split. Rows of operands are multiples of 16 bytes, as bulk tensor
+//! loads require. Any `m` is split: the first `m % W` ranks have one row more than the others.
 
 use crate::{DType, Rank, WorldSize};
 use std::fmt;
@@ -10,9 +10,9 @@ use std::fmt;
 /// The side of the GEMM with the communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
-    /// `y[m, n/W] = gather(x[m/W, k]) * transpose(w[n/W, k])`.
+    /// `y[m, n/W] = gather(x[m_r, k]) * transpose(w[n/W, k])`; rank `r` has `m_r` rows of `m`.
     AllGatherGemm,
-    /// `y[m/W, n] = scatter(sum over ranks of x[m, k/W] * transpose(w[n, k/W]))`.
+    /// `y[m_r, n] = scatter(sum over ranks of x[m, k/W] * transpose(w[n, k/W]))`.
     GemmReduceScatter,
 }
 
@@ -94,7 +94,7 @@ pub enum ProblemError {
     /// An extent that is split over the ranks does not divide.
     #[error("{name} = {value} is not divisible by the world size {world}: pad {name} to {padded}")]
     NotDivisible {
-        /// `m`, `n` or `k`.
+        /// `n` or `k`.
         name: &'static str,
         /// The given value.
         value: u32,
@@ -134,7 +134,7 @@ impl Problem {
             OpKind::AllGatherGemm => (w, 1),
             OpKind::GemmReduceScatter => (1, w),
         };
-        for (name, value, parts, multiple) in [("m", m, w, 1), ("n", n, n_parts, ROW_MULTIPLE), ("k", k, k_parts, ROW_MULTIPLE)] {
+        for (name, value, parts, multiple) in [("n", n, n_parts, ROW_MULTIPLE), ("k", k, k_parts, ROW_MULTIPLE)] {
             // The padded value passes both checks.
             let padded = u64::from(value).next_multiple_of(u64::from(parts * multiple));
             if value % parts != 0 {
@@ -171,9 +171,20 @@ impl Problem {
     pub const fn world(&self) -> WorldSize {
         self.world
     }
-    /// Rows of one shard, `m / W`.
+    /// Rows of the largest shard, `m / W` rounded up.
     pub const fn m_shard(&self) -> u32 {
-        self.m / self.world.get()
+        self.m.div_ceil(self.world.get())
+    }
+    /// Shards of [`m_shard`](Self::m_shard) rows, the first ones; the others have one row less.
+    pub const fn full_shards(&self) -> u32 {
+        match self.m % self.world.get() {
+            0 => self.world.get(),
+            rest => rest,
+        }
+    }
+    /// Whether every shard has a row.
+    pub const fn all_have_rows(&self) -> bool {
+        self.m >= self.world.get()
     }
     /// Output columns that one rank computes: `n / W` for AllGather-GEMM, `n` for
     /// GEMM-ReduceScatter.
@@ -191,10 +202,10 @@ impl Problem {
             OpKind::GemmReduceScatter => self.k / self.world.get(),
         }
     }
-    /// Shape of one rank's `x`: `[m/W, k]` for AllGather-GEMM, `[m, k/W]` for GEMM-ReduceScatter.
-    pub const fn x_shape(&self) -> Shape {
+    /// Shape of `rank`'s `x`: `[m_r, k]` for AllGather-GEMM, `[m, k/W]` for GEMM-ReduceScatter.
+    pub fn x_shape(&self, rank: Rank) -> Shape {
         match self.op {
-            OpKind::AllGatherGemm => Shape { rows: self.m_shard(), cols: self.k },
+            OpKind::AllGatherGemm => Shape { rows: self.shard_rows(rank).len() as u32, cols: self.k },
             OpKind::GemmReduceScatter => Shape { rows: self.m, cols: self.k_local() },
         }
     }
@@ -202,21 +213,45 @@ impl Problem {
     pub const fn w_shape(&self) -> Shape {
         Shape { rows: self.n_local(), cols: self.k_local() }
     }
-    /// Shape of one rank's `y`: `[m, n/W]` for AllGather-GEMM, `[m/W, n]` for GEMM-ReduceScatter.
-    pub const fn y_shape(&self) -> Shape {
+    /// Shape of `rank`'s `y`: `[m, n/W]` for AllGather-GEMM, `[m_r, n]` for GEMM-ReduceScatter.
+    pub fn y_shape(&self, rank: Rank) -> Shape {
         match self.op {
             OpKind::AllGatherGemm => Shape { rows: self.m, cols: self.n_local() },
-            OpKind::GemmReduceScatter => Shape { rows: self.m_shard(), cols: self.n },
+            OpKind::GemmReduceScatter => Shape { rows: self.shard_rows(rank).len() as u32, cols: self.n },
         }
     }
     /// Floating-point operations of one rank; a multiply and an add count as two. Saturates.
     pub const fn flop_per_rank(&self) -> u64 {
         (2 * self.m as u64 * self.n_local() as u64).saturating_mul(self.k_local() as u64)
     }
-    /// The rows of `rank`'s shard, of all `m`.
+    /// The rows of `rank`'s shard, of all `m`; none for the last ranks where `m < W`.
+    ///
+    /// ```
+    /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+    /// let world = WorldSize::new(4).unwrap();
+    /// let p = Problem::new(OpKind::GemmReduceScatter, 10, 64, 64, DType::Bf16, world)?;
+    /// let rows = [0, 1, 2, 3].map(|rank| p.shard_rows(Rank::new(rank)));
+    /// assert_eq!(rows, [0..3, 3..6, 6..8, 8..10]);
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
     pub const fn shard_rows(&self, rank: Rank) -> std::ops::Range<u32> {
-        let r = rank.get() * self.m_shard();
-        r..r + self.m_shard()
+        let start = self.shard_start(rank.get());
+        start..start + self.m_shard() - (rank.get() >= self.full_shards()) as u32
+    }
+    /// The first row of the shard with this number.
+    const fn shard_start(&self, shard: u32) -> u32 {
+        shard * self.m_shard() - shard.saturating_sub(self.full_shards())
+    }
+    /// The rank whose shard has `row` of all `m`, and the row's number there.
+    pub const fn owner_of(&self, row: u32) -> (Rank, u32) {
+        let (rows, full) = (self.m_shard(), self.full_shards());
+        let of_full = full * rows;
+        if row < of_full {
+            return (Rank::new(row / rows), row % rows);
+        }
+        // Shards with one row less have rows, or no row lies behind the full ones.
+        let less = rows - 1;
+        (Rank::new(full + (row - of_full) / less), (row - of_full) % less)
     }
 }
 
@@ -252,6 +287,26 @@ mod tests {
         }
     }
 
+    proptest! {
+        /// As `tensor_split`: sizes differ by one at most, larger ones first.
+        #[test]
+        fn shards_follow_each_other_and_cover_all_rows(m in 1_usize..100, world in 1_u32..=16) {
+            let problem = Problem::new(OpKind::AllGatherGemm, m, 16 * world as usize, 8, DType::Bf16, WorldSize::new(world).unwrap()).unwrap();
+            let mut next = 0;
+            for rank in problem.world().ranks() {
+                let rows = problem.shard_rows(rank);
+                prop_assert_eq!(rows.start, next);
+                prop_assert_eq!(rows.len(), m / world as usize + usize::from(rank.index() < m % world as usize));
+                for row in rows.clone() {
+                    prop_assert_eq!(problem.owner_of(row), (rank, row - rows.start));
+                }
+                next = rows.end;
+            }
+            prop_assert_eq!(next as usize, m);
+            prop_assert_eq!(problem.all_have_rows(), problem.world().ranks().all(|rank| !problem.shard_rows(rank).is_empty()));
+        }
+    }
+
     #[test]
     fn operations_of_the_largest_problem_are_a_number() {
         let most = MAX_EXTENT as usize;
@@ -262,7 +317,7 @@ mod tests {
     #[test]
     fn errors_name_a_global_value_that_is_valid() {
         let error = |op, [m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(2).unwrap()).unwrap_err().to_string();
-        assert_eq!(error(OpKind::AllGatherGemm, [2, 17, 8]), "n = 17 is not divisible by the world size 2: pad n to 32");
+        assert_eq!(error(OpKind::AllGatherGemm, [3, 17, 8]), "n = 17 is not divisible by the world size 2: pad n to 32");
         let aligned = "is not a multiple of 8: rows of 16-byte multiples are required";
         assert_eq!(error(OpKind::AllGatherGemm, [2, 18, 8]), format!("n = 9 per rank {aligned}; pad n to 32"));
         assert_eq!(error(OpKind::GemmReduceScatter, [2, 12, 16]), format!("n = 12 per rank {aligned}; pad n to 16"));

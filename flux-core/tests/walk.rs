@@ -111,9 +111,10 @@ fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 
     }
     let (m_shard, k_steps) = (p.problem.m_shard(), p.k_steps());
     for row in item.row..item.row + item.rows {
-        let (place, source) = if p.flattened { (row / m_shard, row / m_shard) } else { (item.a_outer, item.out_outer) };
+        let (owner, own_row) = p.problem.owner_of(row);
+        let (place, source, row) = if p.flattened { (owner.get(), owner.get(), own_row) } else { (item.a_outer, item.out_outer, row) };
         for step in item.k_first..item.k_first + item.k_steps {
-            let index = row % m_shard * k_steps + step;
+            let index = row * k_steps + step;
             let seen = data[p.rank.index()][call.half()].read(place * m_shard * k_steps + index);
             assert_eq!(seen, stamp(call.epoch(), source, index), "row {row}, step {step} in {item:?}");
         }
@@ -146,8 +147,9 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
         sink::PARTIAL => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
         sink::SCATTER => {
             for row in item.row..item.row + item.rows {
-                let index = scattered(row % m_shard);
-                at(row / m_shard).write(rank * m_shard * col_blocks + index, stamp(epoch, rank, index));
+                let (owner, own_row) = p.problem.owner_of(row);
+                let index = scattered(own_row);
+                at(owner.get()).write(rank * m_shard * col_blocks + index, stamp(epoch, rank, index));
             }
         }
         sink::REDUCE_ROWS => {

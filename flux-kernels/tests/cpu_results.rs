@@ -25,15 +25,14 @@ use support::{Member, Memory, alone, run};
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 const NO_PAUSE: Duration = Duration::ZERO;
 
-/// A problem with tails on every side: `m_shard` rows a rank, `n` columns and `k` per rank where
-/// they are split.
-fn problem<T: Element>(op: OpKind, world: u32, m_shard: usize, n: usize, k: usize) -> Problem {
+/// A problem with tails on every side: `n` columns and `k` per rank where they are split.
+fn problem<T: Element>(op: OpKind, world: u32, m: usize, n: usize, k: usize) -> Problem {
     let w = world as usize;
     let (n, k) = match op {
         OpKind::AllGatherGemm => (n * w, k),
         OpKind::GemmReduceScatter => (n, k * w),
     };
-    Problem::new(op, m_shard * w, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
+    Problem::new(op, m, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
 }
 
 fn schedule(tile_m: u32, tile_n: u32, chunk: Chunk) -> Schedule {
@@ -62,7 +61,7 @@ fn exact_calls<T: Element>(problem: Problem, schedule: &Schedule, workers: usize
 fn tiles_that_are_larger_than_the_operands_cost_nothing() {
     let schedule = Schedule::of(TileShape::new(1 << 24, 1 << 24, 1 << 24));
     for workers in [1, 3] {
-        exact_calls::<bf16>(problem::<bf16>(OpKind::AllGatherGemm, 2, 21, 40, 24), &schedule, workers, Epoch::FIRST, 2);
+        exact_calls::<bf16>(problem::<bf16>(OpKind::AllGatherGemm, 2, 42, 40, 24), &schedule, workers, Epoch::FIRST, 2);
         exact_calls::<bf16>(problem::<bf16>(OpKind::GemmReduceScatter, 1, 21, 40, 24), &schedule, workers, Epoch::FIRST, 2);
     }
 }
@@ -72,8 +71,14 @@ fn integers_are_exact_for_every_world_type_and_chunk() {
     for op in OPS {
         for world in 1..=8 {
             for chunk in [Chunk::Shard, Chunk::Tiles(1), Chunk::Tiles(2)] {
-                exact_calls::<bf16>(problem::<bf16>(op, world, 21, 40, 24), &schedule(8, 16, chunk), 1, Epoch::FIRST, 3);
-                exact_calls::<f16>(problem::<f16>(op, world, 5, 24, 16), &schedule(8, 16, chunk), 2, Epoch::FIRST, 3);
+                exact_calls::<bf16>(
+                    problem::<bf16>(op, world, 21 * world as usize - 1, 40, 24),
+                    &schedule(8, 16, chunk),
+                    1,
+                    Epoch::FIRST,
+                    3,
+                );
+                exact_calls::<f16>(problem::<f16>(op, world, 5 * world as usize, 24, 16), &schedule(8, 16, chunk), 2, Epoch::FIRST, 3);
             }
         }
     }
@@ -88,10 +93,10 @@ fn small(flattened: bool, split_k: u32, k_slices: u32) -> Schedule {
 fn integers_are_exact_for_small_shards_however_they_are_cut() {
     for op in OPS {
         for world in [1, 2, 3, 4, 8] {
-            for m_shard in [1, 5, 8, 16] {
+            for m in [1, 2, 5, 8, 21, 31, 64] {
                 for schedule in [small(true, 1, 1), small(true, 3, 2), small(true, 2, 5), small(false, 3, 1), small(false, 2, 3)] {
                     // tails of columns and of steps along k
-                    exact_calls::<bf16>(problem::<bf16>(op, world, m_shard, 40, 72), &schedule, 2, Epoch::FIRST, 2);
+                    exact_calls::<bf16>(problem::<bf16>(op, world, m, 40, 72), &schedule, 2, Epoch::FIRST, 2);
                 }
             }
         }
@@ -101,9 +106,9 @@ fn integers_are_exact_for_small_shards_however_they_are_cut() {
 #[test]
 fn random_numbers_stay_within_the_derived_bound_for_small_shards() {
     for op in OPS {
-        for (world, m_shard) in [(1, 8), (2, 5), (4, 16), (8, 1)] {
+        for (world, m) in [(1, 8), (2, 9), (4, 64), (8, 5), (8, 17)] {
             for schedule in [small(true, 1, 1), small(true, 3, 4), small(false, 4, 2)] {
-                let problem = problem::<bf16>(op, world, m_shard, 40, 136);
+                let problem = problem::<bf16>(op, world, m, 40, 136);
                 let global: Global<bf16> = Global::new(problem, 7, Numbers::uniform);
                 run(&problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
                     let (x, w) = global.shard(member.rank);
@@ -117,7 +122,7 @@ fn random_numbers_stay_within_the_derived_bound_for_small_shards() {
 #[test]
 fn epochs_run_through_zero() {
     for op in OPS {
-        exact_calls::<bf16>(problem::<bf16>(op, 3, 17, 24, 16), &schedule(8, 16, Chunk::Tiles(1)), 1, Epoch::new(u32::MAX - 2), 7);
+        exact_calls::<bf16>(problem::<bf16>(op, 3, 50, 24, 16), &schedule(8, 16, Chunk::Tiles(1)), 1, Epoch::new(u32::MAX - 2), 7);
     }
 }
 
@@ -125,7 +130,7 @@ fn epochs_run_through_zero() {
 fn random_numbers_stay_within_the_derived_bound() {
     fn check<T: Element>() {
         for op in OPS {
-            let problem = problem::<T>(op, 4, 19, 72, 136);
+            let problem = problem::<T>(op, 4, 75, 72, 136);
             let global: Global<T> = Global::new(problem, 7, Numbers::uniform);
             run(&problem, &schedule(16, 32, Chunk::Tiles(2)), 1, Epoch::FIRST, |mut member: Member<'_, T>| {
                 let (x, w) = global.shard(member.rank);
@@ -157,7 +162,7 @@ fn outputs(problem: Problem, schedule: &Schedule, workers: usize, pause: Duratio
 #[test]
 fn results_are_the_same_bits_for_any_run_timing_chunk_and_number_of_workers() {
     for op in OPS {
-        let problem = problem::<bf16>(op, 5, 35, 56, 104);
+        let problem = problem::<bf16>(op, 5, 173, 56, 104);
         let expected = outputs(problem, &schedule(16, 16, Chunk::Shard), 1, NO_PAUSE);
         for workers in [1, 2, 3, 7] {
             for (chunk, pause) in [(Chunk::Shard, NO_PAUSE), (Chunk::Tiles(1), Duration::from_millis(3))] {
@@ -171,7 +176,7 @@ fn results_are_the_same_bits_for_any_run_timing_chunk_and_number_of_workers() {
 #[test]
 fn small_shards_give_the_same_bits_for_any_run_timing_and_number_of_workers() {
     for op in OPS {
-        let problem = problem::<bf16>(op, 5, 7, 56, 104);
+        let problem = problem::<bf16>(op, 5, 35, 56, 104);
         for (flattened, split_k) in [(true, 1), (true, 3), (false, 3)] {
             let expected = outputs(problem, &small(flattened, split_k, 1), 1, NO_PAUSE);
             for (workers, k_slices, pause) in [(1, 3, NO_PAUSE), (2, 1, Duration::from_millis(3)), (5, 4, Duration::from_millis(3))] {
@@ -185,7 +190,7 @@ fn small_shards_give_the_same_bits_for_any_run_timing_and_number_of_workers() {
 #[test]
 fn each_rank_in_turn_may_be_late() {
     for op in OPS {
-        let problem = problem::<bf16>(op, 4, 9, 24, 16);
+        let problem = problem::<bf16>(op, 4, 36, 24, 16);
         let globals: Vec<Global<bf16>> = (0..8).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
         run(&problem, &schedule(8, 8, Chunk::Tiles(1)), 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
             for (call, global) in (0u32..).zip(&globals) {
@@ -235,10 +240,10 @@ fn operations_of_different_sizes_take_turns_on_one_workspace() {
     const WORLD: u32 = 3;
     let schedule = schedule(8, 16, Chunk::Tiles(1));
     let problems = [
-        problem::<bf16>(OPS[0], WORLD, 33, 40, 48),
-        problem::<bf16>(OPS[1], WORLD, 9, 24, 16),
+        problem::<bf16>(OPS[0], WORLD, 33 * WORLD as usize, 40, 48),
+        problem::<bf16>(OPS[1], WORLD, 9 * WORLD as usize - 2, 24, 16),
         problem::<bf16>(OPS[0], WORLD, 7, 16, 8),
-        problem::<bf16>(OPS[1], WORLD, 40, 56, 24),
+        problem::<bf16>(OPS[1], WORLD, 40 * WORLD as usize, 56, 24),
     ];
     let sizes = problems.map(|problem| TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().workspace());
     let size = sizes.into_iter().reduce(WorkspaceSize::max).unwrap();
@@ -273,13 +278,13 @@ proptest! {
     fn any_problem_under_any_schedule_is_exact(
         op in prop_oneof![Just(OPS[0]), Just(OPS[1])],
         world in 1..=8u32,
-        m_shard in 1..50usize,
+        m in 1..300usize,
         n in 1..6usize,
         k in 1..7usize,
         workers in 1..4usize,
         schedule in schedules::schedules(tiles(), chunks(), |least| least..=least + 3),
         first in any::<u32>(),
     ) {
-        exact_calls::<bf16>(problem::<bf16>(op, world, m_shard, n * 8, k * 8), &schedule, workers, Epoch::new(first), 2);
+        exact_calls::<bf16>(problem::<bf16>(op, world, m, n * 8, k * 8), &schedule, workers, Epoch::new(first), 2);
     }
 }

@@ -119,6 +119,25 @@ fn together_every_variant_is_right_on_whole_and_ragged_tiles() {
     check_all_variants(&context, &cases);
 }
 
+/// Shards of which some have a row less, or none.
+#[test]
+fn together_every_variant_is_right_on_shards_of_different_sizes() {
+    let Some(context) = device("together_every_variant_is_right_on_shards_of_different_sizes") else { return };
+    // A row less is a row block less where m = 4 * 128 + 1.
+    let cases =
+        [(3, 4, Chunk::Tiles(1)), (3, 4, Chunk::Shard), (70, 3, Chunk::Tiles(1)), (513, 4, Chunk::Tiles(2)), (1030, 4, Chunk::Tiles(1))];
+    for (op, tile) in OPS.into_iter().flat_map(|op| TileShape::all().map(move |tile| (op, tile))) {
+        for (m, world, chunk) in cases {
+            for flattened in [false, true] {
+                let world = WorldSize::new(world).expect("a world");
+                let (n, k) = if op == OPS[0] { (328 * world.index(), 200) } else { (328, 200 * world.index()) };
+                let p = Problem::new(op, m, n, k, DType::Bf16, world).expect("a problem");
+                check(&context, p, &Schedule { flattened, ..schedule(tile, chunk) });
+            }
+        }
+    }
+}
+
 /// Every variant with every activation it takes, with and without a bias.
 fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {

@@ -143,7 +143,7 @@ fn replay<T: Number>(node: &Node, cases: &[Case<T>], options: OpOptions) {
     let op = AnyOp::of(&cases[0], options, node);
     let eager: Vec<Vec<T>> = cases.iter().map(|case| suite::call(&op, case, node).unwrap()).collect();
 
-    let (lx, lw, ly) = suite::layouts(&cases[0]);
+    let (lx, lw, ly) = suite::layouts(&cases[0], node.rank);
     let (mut x, mut w) = (node.poisoned::<T>(lx.span()), node.poisoned::<T>(lw.span()));
     let mut y = node.poisoned::<T>(ly.span());
     let poison = node.download(&y);

@@ -86,6 +86,7 @@ pub mod internal {
     /// Libraries that are opened at run time.
     pub mod loading {
         pub use crate::cuda::loading::{NotLoaded, first};
+        pub use crate::cuda::wheels::site_packages;
     }
 
     /// How this machine connects its GPUs.

@@ -48,8 +48,17 @@ fn a_call_allocates_nothing() {
         let words = Words::new(comm.begin(Stream::Host).unwrap().memory(), comm.rank());
         let address = x.as_ptr().expose_provenance() as u64;
         let place_bytes = size.half_bytes;
-        let push =
-            RowTransfers { x: address, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes, transfers: &transfers, forwards: &[] };
+        let push = RowTransfers {
+            x: address,
+            row_stride: 16,
+            row_bytes: 16,
+            element_bytes: 1,
+            rows: 1,
+            place_bytes,
+            full_places: u32::MAX,
+            transfers: &transfers,
+            forwards: &[],
+        };
         let one = || {
             let mut call = comm.begin(Stream::Host).unwrap();
             // SAFETY: `x` outlives the call.

@@ -356,7 +356,9 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
             row_stride: 64,
             row_bytes: 64,
             element_bytes: 4,
+            rows: 1,
             place_bytes: 64,
+            full_places: u32::MAX,
             transfers: &transfers,
             forwards: &[],
         };
@@ -389,7 +391,9 @@ fn a_push_is_announced(given_up: bool) -> bool {
                 row_stride: 16,
                 row_bytes: 16,
                 element_bytes: 1,
+                rows: 1,
                 place_bytes: 16,
+                full_places: u32::MAX,
                 transfers: &transfers,
                 forwards: &[],
             };

@@ -20,8 +20,17 @@ fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, (address, wor
     assert_eq!((call.capturing(), call.copy_engine_usable()), (captured, false));
     let list = transfers(this.rank(), this.world());
     let row = 4 * ROW as u64;
-    let push =
-        RowTransfers { x: address, row_stride: row, row_bytes: row, element_bytes: 4, place_bytes: PLACE, transfers: &list, forwards: &[] };
+    let push = RowTransfers {
+        x: address,
+        row_stride: row,
+        row_bytes: row,
+        element_bytes: 4,
+        rows: 1,
+        place_bytes: PLACE,
+        full_places: u32::MAX,
+        transfers: &list,
+        forwards: &[],
+    };
     // SAFETY: it is refused before the address is looked at.
     let refused = unsafe { call.push(&push) };
     assert!(matches!(refused, Err(TransportError::MoverUnusable { .. })), "{refused:?}");

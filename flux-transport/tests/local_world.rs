@@ -42,7 +42,17 @@ fn transfers(comm: &Communicator) -> Vec<Transfer> {
 
 fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> RowTransfers<'a> {
     let x = x.as_ptr().expose_provenance() as u64;
-    RowTransfers { x, row_stride, row_bytes: ROW, element_bytes: 1, place_bytes: PLACE, transfers, forwards: &[] }
+    RowTransfers {
+        x,
+        row_stride,
+        row_bytes: ROW,
+        element_bytes: 1,
+        rows: 1,
+        place_bytes: PLACE,
+        full_places: u32::MAX,
+        transfers,
+        forwards: &[],
+    }
 }
 
 fn shard(rank: u32, call: u32, stride: usize) -> Vec<u8> {

@@ -72,7 +72,11 @@ pub fn layers(shapes: &Shapes, ops: &[OpKind], ms: &[usize], dtype: DType, world
         for &op in ops {
             let Some((n, k)) = shape.extents(op) else { continue };
             for &m in ms {
-                let problem = Problem::new(op, m, n, k, dtype, world).with_context(|| format!("{op} of {shape} at m = {m}"))?;
+                let layer = || format!("{op} of {shape} at m = {m}");
+                let problem = Problem::new(op, m, n, k, dtype, world).with_context(layer)?;
+                // The collectives that the ops are compared with have equal shards.
+                let padded = m.next_multiple_of(world.index());
+                ensure!(padded == m, "{}: m = {m} is not divisible by the world size {world}: pad m to {padded}", layer());
                 layers.push(Layer { name: shape.name().to_owned(), problem });
             }
         }

@@ -12,13 +12,14 @@ use crate::{OpKind, Rank};
 use std::collections::BTreeMap;
 
 /// One exchange of a rank: a chunk sent to one peer, and the same chunk received from another.
+/// Chunks of rows may differ by a row, where a rank has one row less.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Round {
     /// Step of the schedule: the distance to the peer, in ranks.
     pub step: u32,
     /// Offset in the source's data and in its place at the reader.
     pub offset: u64,
-    /// Bytes.
+    /// Most bytes of the chunk on any rank, by which all form the same groups.
     pub bytes: u64,
     /// The sent message, as its reader sees it.
     pub sent: End,
@@ -35,6 +36,8 @@ pub struct End {
     pub place: u32,
     /// The signal of the reader's pad that announces the chunk.
     pub signal: u32,
+    /// Bytes of the message.
+    pub bytes: u64,
 }
 
 impl TileProgram {
@@ -84,15 +87,24 @@ impl TileProgram {
         let row_bytes = u64::from(self.problem.k_local()) * self.problem.dtype().bytes() as u64;
         let sent = || self.transfers.iter().filter(|t| self.crosses(t.dest));
         let per_place = self.per_place(sent().count());
+        // All chunks but the last have the same rows on every rank.
+        let rows_of = |shard: u32, chunk: u32, t: &super::Transfer| {
+            let rows = if shard < self.problem.full_shards() { self.problem.m_shard() } else { self.problem.m_shard() - 1 };
+            u64::from(if chunk + 1 == per_place { rows - t.row } else { t.rows })
+        };
         let round = |t: &super::Transfer| {
             let whole = t.col == 0 && t.cols == self.problem.k_local();
             let chunk = t.raise.checked_sub(t.place * per_place)?;
             whole.then_some(())?;
-            let end = |peer, place| End { peer, place, signal: place * per_place + chunk };
+            let end = |peer, (source, place): (Rank, u32)| {
+                let bytes = rows_of(source.get(), chunk, t) * row_bytes;
+                End { peer, place, signal: place * per_place + chunk, bytes }
+            };
             let source = self.nodes.after(self.rank, t.step);
             let from = if self.flattened { source.get() } else { source.place_at(self.rank)? };
-            let (sent, received) = (end(Rank::new(t.dest), t.place), end(source, from));
-            Some(Round { step: t.step, offset: u64::from(t.row) * row_bytes, bytes: u64::from(t.rows) * row_bytes, sent, received })
+            let (sent, received) = (end(Rank::new(t.dest), (self.rank, t.place)), end(source, (source, from)));
+            let bytes = rows_of(0, chunk, t) * row_bytes;
+            Some(Round { step: t.step, offset: u64::from(t.row) * row_bytes, bytes, sent, received })
         };
         let mut rounds = sent().map(round).collect::<Option<Vec<_>>>()?;
         rounds.sort_by_key(|round| round.offset);
@@ -123,9 +135,10 @@ impl TileProgram {
             let (place, from) = (places.destination(self.rank, dest)?.1, places.destination(source, self.rank)?.1);
             let offset = u64::from(first.checked_sub(place * self.slots_per_source)?) * slot;
             let chunk = item.raise.checked_sub(place * per_place)?;
-            let end = |peer, place| End { peer, place, signal: place * per_place + chunk };
+            let bytes = u64::from(*tiles) * slot;
+            let end = |peer, place| End { peer, place, signal: place * per_place + chunk, bytes };
             let step = distance * nodes.per_node();
-            rounds.push(Round { step, offset, bytes: u64::from(*tiles) * slot, sent: end(dest, place), received: end(source, from) });
+            rounds.push(Round { step, offset, bytes, sent: end(dest, place), received: end(source, from) });
         }
         Some(rounds)
     }
@@ -136,7 +149,7 @@ impl TileProgram {
         let signal = tiles.next()?.raise;
         tiles.all(|item| item.raise == signal).then(|| {
             let (nodes, bytes) = (self.nodes, self.place_bytes());
-            let end = |peer: Rank, source: Rank| End { peer, place: source.get(), signal: source.get() };
+            let end = |peer: Rank, source: Rank| End { peer, place: source.get(), signal: source.get(), bytes };
             let round = |step| {
                 let (dest, source) = (nodes.after(self.rank, step), nodes.before(self.rank, step));
                 Round { step, offset: 0, bytes, sent: end(dest, self.rank), received: end(source, source) }

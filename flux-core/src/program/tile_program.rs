@@ -54,6 +54,11 @@ impl TileProgram {
         WorkspaceSize { half_bytes, signals: self.signals, counters }
     }
 
+    /// Offset of place `place` in a half of a rank's data region (AllGather-GEMM).
+    pub const fn gather_place_offset(&self, place: u32) -> u64 {
+        layout::gather_place_offset(&self.problem, self.flattened, place)
+    }
+
     /// Offset of the first split-K slot in a half of the own data region.
     pub const fn split_k_offset(&self) -> u64 {
         layout::split_k_offset(&self.problem, self.tile, self.flattened)
@@ -79,13 +84,14 @@ impl TileProgram {
     }
 
     /// The ranks on whose pads `item` raises its signal: `dest`; for [`sink::SCATTER`] the owners
-    /// of its rows, or all ranks if it is one of a chunk.
+    /// of its rows, with the last row also ranks without rows, or all ranks if it is one of a chunk.
     pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
         let ranks = if item.sink == sink::SCATTER && item.counter != NONE {
             0..self.problem.world().get()
         } else if item.sink == sink::SCATTER {
-            let last_row = item.row.saturating_add(item.rows.saturating_sub(1));
-            item.row / self.problem.m_shard()..last_row / self.problem.m_shard() + 1
+            let end = item.row.saturating_add(item.rows);
+            let last = if end >= self.problem.m() { self.problem.world().peers() } else { self.problem.owner_of(end - 1).0.get() };
+            self.problem.owner_of(item.row).0.get()..last + 1
         } else {
             item.dest..item.dest.saturating_add(1)
         };

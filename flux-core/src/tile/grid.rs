@@ -18,6 +18,14 @@ pub(crate) struct TileExtent {
     pub(crate) cols: u32,
 }
 
+impl TileExtent {
+    /// The part of the tile above row `end`, perhaps without rows.
+    pub(crate) const fn above(self, end: u32) -> Self {
+        let left = end.saturating_sub(self.row);
+        Self { rows: if self.rows < left { self.rows } else { left }, ..self }
+    }
+}
+
 /// An output matrix, `[rows, cols]`, cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TileGrid {
@@ -36,9 +44,16 @@ impl TileGrid {
         Self { rows, cols, tile }
     }
 
-    /// The grid of one shard of `problem`: `[m/W, n_local]` elements.
+    /// The grid of a shard of `problem`, `[m_shard, n_local]` elements. The tiles of a shard with
+    /// one row less are [`above`](TileExtent::above) its end.
     pub(crate) const fn of_shard(problem: &Problem, tile: TileShape) -> Self {
         Self::new(problem.m_shard(), problem.n_local(), tile)
+    }
+
+    /// Tiles of an AllGather-GEMM with rows per shard, at least one row block of each shard.
+    pub(crate) fn gathered_tiles(problem: &Problem, tile: TileShape) -> u64 {
+        let of_shard = |rank| Self::new((problem.shard_rows(rank).len() as u32).max(1), problem.n_local(), tile).tiles();
+        problem.world().ranks().map(of_shard).sum()
     }
 
     /// Tiles from top to bottom.

@@ -115,18 +115,30 @@ pub(crate) fn knob_calls(
     k_blocks: RangeInclusive<u32>,
     knobs: impl Strategy<Value = Knobs>,
 ) -> impl Strategy<Value = Call> {
+    uneven_calls(op, worlds, k_blocks, knobs, Just(0))
+}
+
+/// The same, with `less` rows (modulo the world size) less than equal shards have.
+fn uneven_calls(
+    op: OpKind,
+    worlds: RangeInclusive<u32>,
+    k_blocks: RangeInclusive<u32>,
+    knobs: impl Strategy<Value = Knobs>,
+    less: impl Strategy<Value = u32>,
+) -> impl Strategy<Value = Call> {
     let raster_group = (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let rows = prop_oneof![(1..=40_u32, 1..=160_u32), extent(1..=3, 1..=40)];
     let order = (chunks(), raster_group, 1..=5_u32);
-    (worlds, rows, extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
-        move |(world, (m_shard, tile_m), (n8, tile_n8), (k8, tile_k8), (chunk, raster_group, group), knobs)| {
+    (worlds, (rows, less), extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
+        move |(world, ((m_shard, tile_m), less), (n8, tile_n8), (k8, tile_k8), (chunk, raster_group, group), knobs)| {
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {
                 OpKind::AllGatherGemm => (8 * n8 * world.get(), 8 * k8),
                 OpKind::GemmReduceScatter => (8 * n8, 8 * k8 * world.get()),
             };
-            let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
-            let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
+            // Shards differ by a row, or have none.
+            let m = m_shard * world.get() - less % world.get();
+            let problem = Problem::new(op, m as usize, n as usize, k as usize, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
             let Knobs { k_slices, split_k, stream_k_workers, flattened, in_mainloop, prologue, chunk_ordered } = knobs;
             build(
@@ -149,8 +161,8 @@ pub(crate) fn knob_calls(
     )
 }
 
-/// Calls of either operation, under any schedule.
+/// Calls of either operation, under any schedule, of any `m`.
 pub(crate) fn any_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
-    let of = move |op| knob_calls(op, worlds.clone(), 1..=5, knobs());
+    let of = move |op| uneven_calls(op, worlds.clone(), 1..=5, knobs(), prop_oneof![Just(0), 1..16_u32]);
     prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
 }

@@ -99,7 +99,7 @@ struct Mover {
 #pragma unroll 1
         for (u32 copy = 0; copy < g.copies; ++copy) {
             const u32 to = ptx::from_lane(g.to, copy);
-            const u64 dst = p.data[to & 0xFFFF] + (epoch & 1) * p.half_stride + (to >> 16) * p.shard_slot_bytes + q.offset;
+            const u64 dst = p.data[to & 0xFFFF] + (epoch & 1) * p.half_stride + slot_offset(to >> 16) + q.offset;
 #pragma unroll
             for (u32 i = 0; i < kVectors; ++i) {
                 const u32 at = (i * kThreads + thread) * 16;
@@ -108,11 +108,17 @@ struct Mover {
         }
     }
 
+    // Offset of a shard slot of a gather buffer.
+    __device__ __forceinline__ u64 slot_offset(u32 slot) const {
+        const u32 missing = slot > p.full_slots ? slot - p.full_slots : 0;
+        return slot * p.shard_slot_bytes - missing * p.row_bytes;
+    }
+
     // Prefetches into L2 this warp's first pieces of what all tiles wait for, and the chunk
     // counters. Assumes dense rows, before the transfers are known.
     __device__ __forceinline__ void ask_ahead(u32 index, u32 movers) const {
         if (!p.push_together || p.x_row_bytes != p.row_bytes) return;
-        const u64 shard = p.m_shard * p.row_bytes;
+        const u64 shard = p.own_rows * p.row_bytes;
         for (u32 j = part; j < 2 * kWarps; j += kWarps) {
             const u64 at = (index + static_cast<u64>(j) * movers) * kPieceBytes + thread * kLine;
             if (thread < kPieceBytes / kLine && at < shard) ptx::prefetch_line(p.x + at);

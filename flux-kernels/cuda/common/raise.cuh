@@ -1,6 +1,7 @@
 // Raising signals: what an item's results announce, to whom, and when.
 
 #pragma once
+#include "common/shards.cuh"
 #include "common/wait.cuh"
 #include "program.cuh"
 #include "ptx/memory.cuh"
@@ -22,13 +23,14 @@ __device__ __forceinline__ void raise(const Params& p, u32 epoch, const WorkItem
     ptx::store_relaxed_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
 }
 
-// Raises the signals of the rows' owners or, where all tiles are one chunk, those of all ranks
-// when the chunk is complete. By the warp.
+// Raises the signals of the rows' owners, with the last row those of ranks without rows. Where all
+// tiles are one chunk, raises those of all ranks when the chunk is complete. By the warp.
 __device__ __forceinline__ void raise_scattered(const Params& p, u32 epoch, const WorkItem& item) {
     // Nobody awaits the rows.
     if (item.raise == kNone) return;
     const u32 lane = threadIdx.x % 32;
-    u32 first = item.row / p.m_shard, last = (item.row + item.rows - 1) / p.m_shard;
+    const u32 end = item.row + item.rows, all = p.world * (p.m_shard - 1) + p.full_shards;
+    u32 first = RowOwner(p, item.row).rank, last = end == all ? p.world - 1 : RowOwner(p, end - 1).rank;
     if (item.counter != kNone) {
         u32 counted = 0;
         if (lane == 0) {

@@ -1,6 +1,7 @@
 // Scatters staged rows of a tile to the ranks that own them.
 
 #pragma once
+#include "common/shards.cuh"
 #include "common/walk.cuh"
 #include "ptx/memory.cuh"
 
@@ -31,9 +32,9 @@ struct Scatter {
     __device__ __forceinline__ void store(u32 vector) const {
         const u32 row = first_row + vector / kPerRow, col = first_col + vector % kPerRow * 8;
         if (row >= item.rows || col >= item.cols) return;
-        const u32 owner = (item.row + row) / p.m_shard;
-        const u64 at = place + static_cast<u64>((item.row + row) % p.m_shard) * p.source_row_bytes + (item.col + col) * u64{2};
-        ptx::store_global_16(p.data[owner] + at, ptx::load_shared_16(smem.out_row(row) + col * 2));
+        const RowOwner owner(p, item.row + row);
+        const u64 at = place + static_cast<u64>(owner.row) * p.source_row_bytes + (item.col + col) * u64{2};
+        ptx::store_global_16(p.data[owner.rank] + at, ptx::load_shared_16(smem.out_row(row) + col * 2));
     }
 };
 

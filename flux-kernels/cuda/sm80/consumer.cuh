@@ -5,6 +5,7 @@
 #include "common/epilogue.cuh"
 #include "common/progress.cuh"
 #include "common/reduce_rows.cuh"
+#include "common/shards.cuh"
 #include "common/trace.cuh"
 #include "common/wait.cuh"
 #include "ptx/mbarrier.cuh"
@@ -135,14 +136,14 @@ private:
                 const u64 place = half + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes + item.col * u64{2};
                 const bool live = !poisoned(p);
                 store_rows<C>(item, acc, [&](u32 row) -> u64 {
-                    const u32 global = item.row + row;
                     if (row >= item.rows || !live) return 0;
-                    return p.data[global / p.m_shard] + place + static_cast<u64>(global % p.m_shard) * p.source_row_bytes;
+                    const RowOwner owner(p, item.row + row);
+                    return p.data[owner.rank] + place + static_cast<u64>(owner.row) * p.source_row_bytes;
                 });
                 return;
             }
         }
-        const u64 y = p.y_address + (item.out_outer * static_cast<u64>(p.m_shard) + item.row) * p.y_row_bytes + item.col * u64{2};
+        const u64 y = p.y_address + (first_row_of_shard(p, item.out_outer) + item.row) * p.y_row_bytes + item.col * u64{2};
         store_rows<C>(item, acc, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; });
     }
 

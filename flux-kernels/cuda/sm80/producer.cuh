@@ -5,6 +5,7 @@
 // row change places by the row's number, so that eight rows of a chunk meet different banks.
 
 #pragma once
+#include "common/shards.cuh"
 #include "common/trace.cuh"
 #include "common/wait.cuh"
 #include "ptx/async_copy.cuh"
@@ -86,7 +87,7 @@ private:
         if (item.a_source == static_cast<u32>(Source::kGather)) {
             return p.data[p.rank] + (epoch & 1) * p.half_stride + item.a_outer * p.shard_slot_bytes + item.row * p.row_bytes;
         }
-        return p.x + (item.a_outer * static_cast<u64>(p.m_shard) + item.row) * p.x_row_bytes;
+        return p.x + (first_row_of_shard(p, item.a_outer) + item.row) * p.x_row_bytes;
     }
 
     __device__ __forceinline__ u64 a_stride(const WorkItem& item) const {

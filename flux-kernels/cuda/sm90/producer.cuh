@@ -62,14 +62,21 @@ struct Producer {
     }
 
 private:
-    __device__ __forceinline__ const TensorMap* a_map(const WorkItem& item) const {
-        return item.a_source == static_cast<u32>(Source::kGather) ? &p.a_gather : &p.a_caller;
+    // Operand A of an item: the map of its rows, and their place there.
+    struct RowsOfA {
+        const TensorMap* map;
+        u32 outer, buffer;
+    };
+
+    __device__ __forceinline__ RowsOfA rows_of_a(const WorkItem& item) const {
+        if (item.a_source == static_cast<u32>(Source::kGather)) return {&p.a_gather, item.a_outer, epoch & 1};
+        const bool is_short = item.a_outer >= p.full_shards;
+        return {is_short ? &p.short_shards : &p.a_caller, is_short ? item.a_outer - p.full_shards : item.a_outer, 0};
     }
 
     __device__ __forceinline__ void load_a(const WorkItem& item, u32 stage, u32 step) const {
-        const bool gather = item.a_source == static_cast<u32>(Source::kGather);
-        ptx::tensor_load_4d(smem.a(stage), a_map(item), smem.full(stage), step * C::kTileK, item.row, item.a_outer,
-                            gather ? (epoch & 1) : 0);
+        const RowsOfA rows = rows_of_a(item);
+        ptx::tensor_load_4d(smem.a(stage), rows.map, smem.full(stage), step * C::kTileK, item.row, rows.outer, rows.buffer);
     }
 
     __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) const {

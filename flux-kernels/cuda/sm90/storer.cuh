@@ -76,6 +76,9 @@ private:
     __device__ __forceinline__ void store(const WorkItem& item, u32 consumer) const {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
         const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
+        const bool is_short = item.out_outer >= p.full_shards;
+        const TensorMap* map = is_short ? &p.short_shards : &p.y;
+        const u32 outer = is_short ? item.out_outer - p.full_shards : item.out_outer;
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
             const u32 row = first_row + (C::kSwapAB ? 0 : block * 64);
@@ -84,7 +87,7 @@ private:
             for (u32 box = 0; box < C::kBoxes; ++box) {
                 const u32 col = first_col + (C::kSwapAB ? block * 64 : box * C::kBoxCols);
                 if (col >= item.cols) break;
-                ptx::tensor_store_3d(&p.y, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row, item.out_outer);
+                ptx::tensor_store_3d(map, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row, outer);
             }
         }
     }

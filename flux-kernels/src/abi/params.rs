@@ -9,15 +9,18 @@ mirrored! {
     /// data region, of even and of odd epochs.
     #[derive(Clone, Copy, Debug)]
     pub(crate) struct Params {
-        /// The caller's x, `[1, W or 1, m_shard, k_local]`; flattened `[1, 1, m, k_local]`.
+        /// The caller's x, `[1, full_shards or 1, m_shard, k_local]`; flattened `[1, 1, m, k_local]`.
         pub(crate) a_caller: CUtensorMap = "TensorMap a_caller",
         /// The own gather buffer, `[2 halves, W - 1 shard slots, m_shard, k_local]`; flattened
         /// `[2, 1, m, k_local]`.
         pub(crate) a_gather: CUtensorMap = "TensorMap a_gather",
         /// The caller's w, `[n_local, k_local]`.
         pub(crate) b: CUtensorMap = "TensorMap b",
-        /// The caller's y, `[W or 1, m_shard, n_local]`; flattened `[1, m, n_local]`.
+        /// The caller's y, `[full_shards or 1, m_shard, n_local]`; flattened `[1, m, n_local]`.
         pub(crate) y: CUtensorMap = "TensorMap y",
+        /// The shards behind the full ones, with one row less, of the operand that has all rows: y
+        /// of AllGather-GEMM, else x.
+        pub(crate) short_shards: CUtensorMap = "TensorMap short_shards",
         /// Every rank's data region, as mapped here.
         pub(crate) data: [u64; MAX_WORLD] = "u64 data[kMaxWorld]",
         /// Every rank's pad, as mapped here.
@@ -68,8 +71,15 @@ mirrored! {
         /// CTAs whose storers scatter a tile at once, while the next is multiplied; 0 where
         /// consumers scatter their rows.
         pub(crate) in_flight_limit: u32,
-        /// Rows of a shard.
+        /// Rows of the largest shard.
         pub(crate) m_shard: u32,
+        /// Shards with so many rows, the first ones.
+        pub(crate) full_shards: u32,
+        /// Rows of the own shard.
+        pub(crate) own_rows: u32,
+        /// Shard slots of the gather buffer that begin where their number says; each later one
+        /// begins a row earlier.
+        pub(crate) full_slots: u32,
         /// Columns of x and of w.
         pub(crate) k_local: u32,
         /// Bytes between scattered rows at their owner.

@@ -100,6 +100,9 @@ impl<T: Element> Call<'_, T> {
     /// GPU's mainloop have arrived.
     fn multiply(&self, item: &WorkItem, scratch: &mut Scratch<T>) -> Result<(), Poisoned> {
         self.await_all(self.program.awaits_of(item))?;
+        if item.rows == 0 {
+            return Ok(());
+        }
         let (row, rows) = (item.row as usize, item.rows as usize);
         let (col, cols) = (item.col as usize, item.cols as usize);
         let problem = &self.program.problem;
@@ -119,7 +122,7 @@ impl<T: Element> Call<'_, T> {
                 unsafe { std::slice::from_raw_parts(first, columns.len()) }
             })
         } else {
-            let outer = (item.a_outer * problem.m_shard()) as usize;
+            let outer = problem.shard_rows(Rank::new(item.a_outer)).start as usize;
             scratch.a.rows(key, (row, rows), steps, |i, columns| &self.x.row(outer + row + i, k)[columns])
         };
         let b = &self.weights[col * k + first_k..];

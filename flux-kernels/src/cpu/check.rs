@@ -5,7 +5,7 @@
 
 use super::error::ExecuteError;
 use flux_core::program::{NONE, TileProgram, WorkItem, sink, source};
-use flux_core::{OpKind, Problem};
+use flux_core::{OpKind, Rank};
 use std::collections::BTreeMap;
 
 /// Checks every item against the problem.
@@ -50,14 +50,24 @@ fn scatters(program: &TileProgram) -> bool {
 
 /// Checks the item's extents, steps and rows of operand A.
 fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
-    let (problem, tile) = (&program.problem, program.tile);
+    let (problem, tile, world) = (&program.problem, program.tile, program.problem.world().get());
     let within = |first: u32, count: u32, block: u32, end: u32| {
         count > 0 && count <= block && first.is_multiple_of(block) && first.checked_add(count).is_some_and(|last| last <= end)
     };
     let reduces = item.sink == sink::REDUCE_ROWS;
-    let rows = if program.flattened && !reduces { problem.m() } else { problem.m_shard() };
-    let rows_exist = if reduces {
-        item.rows > 0 && item.row.checked_add(item.rows).is_some_and(|last| last <= rows)
+    let of_rank = |rank: u32| problem.shard_rows(Rank::new(rank)).len() as u32;
+    let rows = match problem.op() {
+        _ if reduces => of_rank(program.rank.get()),
+        _ if program.flattened => problem.m(),
+        OpKind::AllGatherGemm if item.out_outer < world => of_rank(item.out_outer),
+        OpKind::GemmReduceScatter if item.a_outer < world => of_rank(item.a_outer),
+        _ => return Some("its shard does not exist"),
+    };
+    let rows_exist = if item.rows == 0 {
+        // Of a shard with one row less a tile may lie behind the end.
+        item.row >= rows && item.row <= problem.m_shard()
+    } else if reduces {
+        item.row.checked_add(item.rows).is_some_and(|last| last <= rows)
     } else {
         within(item.row, item.rows, tile.m, rows)
     };
@@ -70,22 +80,13 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     if !reduces && (item.k_steps == 0 || item.k_first.checked_add(item.k_steps).is_none_or(|end| end > program.k_steps())) {
         return Some("its steps along k do not exist");
     }
-    let outer = match item.a_source {
-        source::CALLER => shards(program, problem.x_shape().rows),
-        source::GATHER if problem.op() == OpKind::AllGatherGemm => shards(program, rows_gathered(program, problem)),
+    let outer = match (item.a_source, problem.op()) {
+        (source::CALLER, OpKind::GemmReduceScatter) if !program.flattened => world,
+        (source::GATHER, OpKind::AllGatherGemm) if !program.flattened => problem.world().peers(),
+        (source::CALLER, _) | (source::GATHER, OpKind::AllGatherGemm) => 1,
         _ => 0,
     };
     (item.a_outer >= outer).then_some("its rows of operand A do not exist")
-}
-
-/// Rows in the gather buffer.
-fn rows_gathered(program: &TileProgram, problem: &Problem) -> u32 {
-    if program.flattened { problem.m() } else { problem.m() - problem.m_shard() }
-}
-
-/// Shards in a matrix of `rows` rows; flattened rows count as one.
-fn shards(program: &TileProgram, rows: u32) -> u32 {
-    if program.flattened { rows / program.problem.m() } else { rows / program.problem.m_shard() }
 }
 
 /// Whether the slots of the item's partial tiles exist.
@@ -110,11 +111,11 @@ fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Optio
         sink::REDUCE_ROWS if item.partials > world => Some("the rows that it adds do not exist"),
         // Blocks of reduced rows must not mix with those of tiles.
         sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if (item.sink == sink::REDUCE_ROWS) == scatters(program) => {
-            let y_shards = if scatters(program) { 1 } else { shards(program, program.problem.y_shape().rows) };
+            let y_shards = if program.problem.op() == OpKind::AllGatherGemm && !program.flattened { world } else { 1 };
             if item.out_outer >= y_shards {
                 return Some("its rows of y do not exist");
             }
-            (!stored.take(item)).then_some("elements of y that it stores are stored by an earlier item too")
+            (item.rows > 0 && !stored.take(item)).then_some("elements of y that it stores are stored by an earlier item too")
         }
         _ => Some("its sink does not exist"),
     }

@@ -30,7 +30,7 @@ impl<T: Element> Epilogue<'_, T> {
         if problem.op() == OpKind::GemmReduceScatter && self.activation != Activation::None {
             return Err(ExecuteError::Activation { activation: self.activation });
         }
-        let shape = Shape { rows: 1, cols: problem.y_shape().cols };
+        let shape = Shape { rows: 1, cols: problem.n_local() };
         self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))
     }
 

@@ -75,9 +75,9 @@ impl<T: Element> Executor<T> {
     pub fn run(&mut self, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
         let CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash } = args;
         let problem = self.program.problem;
-        fits("x", problem.x_shape(), x.elements.len(), x.stride)?;
+        fits("x", problem.x_shape(self.program.rank), x.elements.len(), x.stride)?;
         fits("w", problem.w_shape(), w.elements.len(), w.stride)?;
-        fits("y", problem.y_shape(), y.elements.len(), y.stride)?;
+        fits("y", problem.y_shape(self.program.rank), y.elements.len(), y.stride)?;
         epilogue.fits(&problem)?;
         self.holds(&memory)?;
         let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);

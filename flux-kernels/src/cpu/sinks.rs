@@ -85,9 +85,9 @@ impl<T: Element> Call<'_, T> {
 
     /// Rounds each row of the tile into this rank's source slot at the row's owner.
     fn scatter(&self, item: &WorkItem, acc: &[f32]) {
-        let m_shard = self.program.problem.m_shard();
         for (row, from) in (item.row..).zip(self.rows(item, acc)) {
-            let first = self.scattered_row(Rank::new(row / m_shard), self.program.rank, (row % m_shard, item.col, item.cols));
+            let (owner, own_row) = self.program.problem.owner_of(row);
+            let first = self.scattered_row(owner, self.program.rank, (own_row, item.col, item.cols));
             // SAFETY: `scattered_row` has checked that these columns lie inside the owner's data
             // region. No other item scatters them. The owner reads them after the signal that this
             // item raises later, and has ended the call that read their last content.
@@ -122,7 +122,7 @@ impl<T: Element> Call<'_, T> {
     /// Applies the epilogue to row `i` of an item and rounds it into `y`.
     fn store_row(&self, item: &WorkItem, i: u32, from: &mut [f32]) {
         self.epilogue.apply(item.col as usize, from);
-        let row = (item.out_outer * self.program.problem.m_shard() + item.row + i) as usize;
+        let row = (self.program.problem.shard_rows(Rank::new(item.out_outer)).start + item.row + i) as usize;
         let offset = row * self.y.stride + item.col as usize;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
         // rows and columns are among them (`check`). No other item stores these elements.

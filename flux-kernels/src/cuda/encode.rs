@@ -19,6 +19,7 @@ struct Maps {
     a_gather: CUtensorMap,
     b: CUtensorMap,
     y: CUtensorMap,
+    short_shards: CUtensorMap,
 }
 
 fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Result<Maps, LaunchError> {
@@ -27,16 +28,22 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let (m_shard, k) = (problem.m_shard(), problem.k_local());
     // Global rows are a matrix for each shard, so that a tile's box ends at the shard's border, or
     // one flattened matrix.
-    let (global_rows, shards) = if p.flattened { (problem.m(), 1) } else { (m_shard, world.get()) };
+    let (global_rows, shards) = if p.flattened { (problem.m(), 1) } else { (m_shard, problem.full_shards()) };
+    let own_rows = problem.shard_rows(p.rank).len() as u32;
     let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
-        OpKind::AllGatherGemm => (m_shard, 1, global_rows, shards),
-        OpKind::GemmReduceScatter => (global_rows, shards, m_shard, 1),
+        OpKind::AllGatherGemm => (own_rows, 1, global_rows, shards),
+        OpKind::GemmReduceScatter => (global_rows, shards, own_rows, 1),
     };
+    // Tensor maps have no empty extents. Nothing is read of or stored to a shard without rows, so
+    // any memory may stand in for it.
+    let present = |address, rows: u32| if rows == 0 { (args.data[p.rank.index()], 1) } else { (address, rows) };
     let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
     let x_outer = [(x_shards, shard_bytes(args.x)), (1, shard_bytes(args.x))];
+    let (x_address, x_rows) = present(args.x.address, x_rows);
+    let (y_address, y_rows) = present(args.y.address, y_rows);
     let x = Operand {
         name: "x",
-        address: args.x.address,
+        address: x_address,
         cols: k,
         rows: x_rows,
         row_bytes: args.x.row_bytes,
@@ -59,7 +66,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let y_outer = [(y_shards, shard_bytes(args.y))];
     let y = Operand {
         name: "y",
-        address: args.y.address,
+        address: y_address,
         cols: problem.n_local(),
         rows: y_rows,
         row_bytes: args.y.row_bytes,
@@ -79,7 +86,19 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     } else {
         a_caller
     };
-    Ok(Maps { a_caller, a_gather, b: encode(dtype, &w)?, y: encode(dtype, &y)? })
+    let y_map = encode(dtype, &y)?;
+    let short = world.get() - problem.full_shards();
+    let short_shards = if p.flattened || short == 0 {
+        y_map
+    } else {
+        let (all, caller) = if problem.op() == OpKind::AllGatherGemm { (y, args.y) } else { (x, args.x) };
+        let first = caller.address + u64::from(problem.full_shards()) * shard_bytes(caller);
+        let (address, rows) = present(first, m_shard - 1);
+        let bytes = u64::from(rows) * caller.row_bytes;
+        let outer = [(short, bytes), (1, bytes)];
+        encode(dtype, &Operand { address, rows, outer: &outer[..all.outer.len()], ..all })?
+    };
+    Ok(Maps { a_caller, a_gather, b: encode(dtype, &w)?, y: y_map, short_shards })
 }
 
 /// The kernel's parameters.
@@ -88,12 +107,13 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
     let problem = &p.problem;
     let (dtype, world) = (problem.dtype(), problem.world());
     let row_bytes = u64::from(problem.k_local()) * dtype.bytes() as u64;
-    let Maps { a_caller, a_gather, b, y } = encode_maps(variant, p, args)?;
+    let Maps { a_caller, a_gather, b, y, short_shards } = encode_maps(variant, p, args)?;
     Ok(Params {
         a_caller,
         a_gather,
         b,
         y,
+        short_shards,
         data: by_rank(args.data, world),
         pad: by_rank(args.pads, world),
         items: program.items(),
@@ -128,6 +148,9 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         // The kernel compares counts of stores with a sign.
         in_flight_limit: args.pace.in_flight_limit.min(i32::MAX as u32),
         m_shard: problem.m_shard(),
+        full_shards: problem.full_shards(),
+        own_rows: problem.shard_rows(p.rank).len() as u32,
+        full_slots: if p.flattened { problem.full_shards() } else { u32::MAX },
         k_local: problem.k_local(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         activation: args.activation as u32,

@@ -71,9 +71,9 @@ pub const fn seed(base: u64, stream: u32, call: u64) -> u64 {
 
 /// What of the global `[m, k]` matrix is `rank`'s `x`.
 pub fn x_window(problem: &Problem, rank: Rank) -> Window {
-    let shape = problem.x_shape();
+    let shape = problem.x_shape(rank);
     let (row0, col0) = match problem.op() {
-        OpKind::AllGatherGemm => (rank.get() * shape.rows, 0),
+        OpKind::AllGatherGemm => (problem.shard_rows(rank).start, 0),
         OpKind::GemmReduceScatter => (0, rank.get() * shape.cols),
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
@@ -91,10 +91,10 @@ pub fn w_window(problem: &Problem, rank: Rank) -> Window {
 
 /// What of the global `[m, n]` matrix is `rank`'s `y`.
 pub fn y_window(problem: &Problem, rank: Rank) -> Window {
-    let shape = problem.y_shape();
+    let shape = problem.y_shape(rank);
     let (row0, col0) = match problem.op() {
         OpKind::AllGatherGemm => (0, rank.get() * shape.cols),
-        OpKind::GemmReduceScatter => (rank.get() * shape.rows, 0),
+        OpKind::GemmReduceScatter => (problem.shard_rows(rank).start, 0),
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
 }

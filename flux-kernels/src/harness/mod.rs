@@ -174,6 +174,9 @@ impl Harness {
     /// # Errors
     /// [`LaunchError::Driver`] when the call is refused.
     pub unsafe fn poison(&self, address: u64, bytes: u64, stream: usize) -> Result<(), LaunchError> {
+        if bytes == 0 {
+            return Ok(());
+        }
         // SAFETY: the caller answers for the memory.
         unsafe { self.module.memset(address, 0xFF, bytes, stream) }
     }
@@ -195,7 +198,7 @@ impl Harness {
     /// [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
-    /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape).
+    /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape) for `rank`.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when a call is refused.
@@ -207,13 +210,13 @@ impl Harness {
         expected: &Expected,
         stream: usize,
     ) -> Result<VerifyReport, LaunchError> {
-        let shape = problem.y_shape();
+        let shape = problem.y_shape(rank);
         let (row0, col0, segment, own, per_node) = match problem.op() {
             OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k(), 0, 1),
             OpKind::GemmReduceScatter => {
                 // no source's partial sums stay as they are where tiles span shards
                 let own = if expected.flattened { problem.world().get() } else { rank.get() };
-                (rank.get() * problem.m_shard(), 0, problem.k_local(), own, expected.per_node)
+                (problem.shard_rows(rank).start, 0, problem.k_local(), own, expected.per_node)
             }
         };
         let params = VerifyParams {

@@ -8,6 +8,9 @@ use std::path::{Path, PathBuf};
 /// Names of the library: wheels have only one with a major version.
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
+/// A toolkit's folder of this architecture: NVIDIA calls servers with Arm processors SBSA.
+const TARGET_LIB: &str = if cfg!(target_arch = "aarch64") { "targets/sbsa-linux/lib" } else { "targets/x86_64-linux/lib" };
+
 /// The candidates in order. `FLUX_NVRTC_LIB`, where set, is the only one.
 pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>, executable: Option<&Path>) -> Vec<PathBuf> {
     let folder = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
@@ -16,7 +19,7 @@ pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>, executable: Opt
     }
     let mut folders = Vec::from_iter(folder("FLUX_CUDA_LIB_DIR"));
     for toolkit in [folder("CUDA_HOME"), folder("CUDA_PATH"), Some(PathBuf::from("/usr/local/cuda"))].into_iter().flatten() {
-        folders.extend(["lib64", "lib", "targets/x86_64-linux/lib"].map(|lib| toolkit.join(lib)));
+        folders.extend(["lib64", "lib", TARGET_LIB].map(|lib| toolkit.join(lib)));
     }
     folders.extend(folder("VIRTUAL_ENV").iter().flat_map(|prefix| wheels(prefix)));
     if let Some(conda) = folder("CONDA_PREFIX") {

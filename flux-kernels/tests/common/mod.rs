@@ -8,7 +8,7 @@ use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
-use flux_core::{Nodes, OpKind, Problem};
+use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::nvrtc::Arch;
@@ -126,15 +126,16 @@ impl World {
         let ranks: Vec<_> = programs
             .into_iter()
             .map(|program| {
+                let rank = program.rank;
                 let control = Memory::words(control::bytes(size.counters), 0);
                 control.write(control::EPOCH, &[first.get()]);
                 RankState {
                     program: DeviceProgram::upload(program, &kernel).expect("an upload"),
                     stream: context.new_stream().expect("a stream"),
-                    x: Memory::new(bytes(problem.x_shape())),
+                    x: Memory::new(bytes(problem.x_shape(rank)).max(16)),
                     w: Memory::new(bytes(problem.w_shape())),
-                    y: Memory::new(bytes(problem.y_shape())),
-                    bias: Memory::new(u64::from(problem.y_shape().cols) * 2),
+                    y: Memory::new(bytes(problem.y_shape(rank)).max(16)),
+                    bias: Memory::new(u64::from(problem.n_local()) * 2),
                     control,
                     fault: Memory::words(layout::FAULT_BYTES, 0),
                 }
@@ -164,7 +165,7 @@ impl World {
         for (i, rank) in self.ranks.iter().enumerate() {
             let r = p.world().ranks().nth(i).expect("a rank");
             let (x0, w0) = match p.op() {
-                OpKind::AllGatherGemm => ((r.get() * p.m_shard(), 0), (r.get() * p.n_local(), 0)),
+                OpKind::AllGatherGemm => ((p.shard_rows(r).start, 0), (r.get() * p.n_local(), 0)),
                 OpKind::GemmReduceScatter => ((0, r.get() * p.k_local()), (0, r.get() * p.k_local())),
             };
             let window = |m: &Memory, s: flux_core::problem::Shape, at: (u32, u32)| Window {
@@ -176,10 +177,10 @@ impl World {
                 cols: s.cols,
             };
             let stream = self.raw(i);
-            let y = p.y_shape();
+            let y = p.y_shape(r);
             // SAFETY: the windows are this rank's whole buffers.
             unsafe {
-                self.harness.fill(window(&rank.x, p.x_shape(), x0), seeds.x, fill, p.dtype(), stream).expect("fill");
+                self.harness.fill(window(&rank.x, p.x_shape(r), x0), seeds.x, fill, p.dtype(), stream).expect("fill");
                 self.harness.fill(window(&rank.w, p.w_shape(), w0), seeds.w, fill, p.dtype(), stream).expect("fill");
                 if let Some(seed) = self.bias {
                     let col0 = if p.op() == OpKind::AllGatherGemm { r.get() * y.cols } else { 0 };
@@ -197,13 +198,13 @@ impl World {
     /// Enqueues one rank's call.
     pub(crate) fn enqueue(&self, i: usize) {
         let rank = &self.ranks[i];
-        let p = &self.problem;
+        let (p, r) = (&self.problem, Rank::new(i as u32));
         let matrix = |m: &Memory, s: flux_core::problem::Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let args = LaunchArgs {
-            x: matrix(&rank.x, p.x_shape()),
+            x: matrix(&rank.x, p.x_shape(r)),
             w: matrix(&rank.w, p.w_shape()),
-            y: matrix(&rank.y, p.y_shape()),
+            y: matrix(&rank.y, p.y_shape(r)),
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
             activation: self.activation,
             data: &addresses(&self.data),
@@ -272,7 +273,7 @@ impl World {
         p.world()
             .ranks()
             .map(|r| {
-                let y = (self.ranks[r.index()].y.0, u64::from(p.y_shape().cols));
+                let y = (self.ranks[r.index()].y.0, u64::from(p.n_local()));
                 // SAFETY: `y` is this rank's result.
                 unsafe { self.harness.verify(p, r, y, &expected, self.raw(r.index())) }.expect("verify")
             })
@@ -280,7 +281,7 @@ impl World {
     }
 
     pub(crate) fn result(&self, i: usize) -> Vec<u16> {
-        let y = self.problem.y_shape();
+        let y = self.problem.y_shape(Rank::new(i as u32));
         self.ranks[i].y.read(0, y.rows as usize * y.cols as usize)
     }
 

@@ -138,7 +138,7 @@ impl Memory {
             for row in transfer.row..transfer.row + transfer.rows {
                 let from = &x[row as usize * k + transfer.col as usize..][..transfer.cols as usize];
                 let offset = epoch.half() as u64 * self.size.half_stride()
-                    + u64::from(transfer.place) * layout::gather_place_bytes(&program.problem)
+                    + program.gather_place_offset(transfer.place)
                     + u64::from(row) * row_bytes
                     + u64::from(transfer.col) * size_of::<T>() as u64;
                 let to = (self.data_addresses[transfer.dest as usize] + offset) as usize;
@@ -169,7 +169,8 @@ impl<T: Element> Member<'_, T> {
     /// One call on dense operands with an epilogue.
     pub fn call_with(&mut self, x: &[T], w: &[T], epilogue: Epilogue<'_, T>, pause: Duration) -> Result<Vec<T>, ExecuteError> {
         let problem = self.executor.program().problem;
-        let (xs, ws, ys) = (problem.x_shape(), problem.w_shape(), problem.y_shape());
+        let rank = Rank::new(self.rank);
+        let (xs, ws, ys) = (problem.x_shape(rank), problem.w_shape(), problem.y_shape(rank));
         let mut y = vec![T::from_f32(f32::NAN); (ys.rows * ys.cols) as usize];
         let pushes = problem.op() == OpKind::AllGatherGemm && problem.world().get() > 1;
         let (memory, epoch) = (self.memory, self.memory.epoch(self.rank));

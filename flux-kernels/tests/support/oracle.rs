@@ -3,7 +3,7 @@
 //! Invariant: the tolerance is derived from the roundings that the executor makes, none of it is
 //! chosen.
 
-use flux_core::{OpKind, Problem};
+use flux_core::{OpKind, Problem, Rank};
 use flux_kernels::cpu::Epilogue;
 use flux_kernels::{Activation, Element};
 
@@ -67,7 +67,7 @@ impl<T: Element> Global<T> {
 
     /// The epilogue of `rank`.
     pub fn epilogue(&self, rank: u32) -> Epilogue<'_, T> {
-        let cols = self.problem.y_shape().cols;
+        let cols = self.problem.n_local();
         let first = if self.problem.op() == OpKind::AllGatherGemm { rank * cols } else { 0 };
         Epilogue { bias: self.bias.as_ref().map(|bias| &bias[first as usize..][..cols as usize]), activation: self.activation }
     }
@@ -80,9 +80,11 @@ impl<T: Element> Global<T> {
     pub fn shard(&self, rank: u32) -> (Vec<T>, Vec<T>) {
         let (p, rank, k) = (&self.problem, rank as usize, self.problem.k() as usize);
         let (m, n) = (p.m() as usize, p.n() as usize);
+        let rows = p.shard_rows(Rank::new(rank as u32));
+        let rows = rows.start as usize..rows.end as usize;
         let of = |extent: u32| rank * extent as usize..(rank + 1) * extent as usize;
         match p.op() {
-            OpKind::AllGatherGemm => (Self::part(&self.x, k, of(p.m_shard()), 0..k), Self::part(&self.w, k, of(p.n_local()), 0..k)),
+            OpKind::AllGatherGemm => (Self::part(&self.x, k, rows, 0..k), Self::part(&self.w, k, of(p.n_local()), 0..k)),
             OpKind::GemmReduceScatter => (Self::part(&self.x, k, 0..m, of(p.k_local())), Self::part(&self.w, k, 0..n, of(p.k_local()))),
         }
     }
@@ -102,12 +104,12 @@ impl<T: Element> Global<T> {
         let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
         let g = |n: usize| n as f64 * e / (1.0 - n as f64 * e);
         let subnormal = 2f64.powi(-25);
-        let shape = p.y_shape();
+        let (shape, first) = (p.y_shape(Rank::new(rank)), p.shard_rows(Rank::new(rank)).start);
         for row in 0..shape.rows as usize {
             for col in 0..shape.cols as usize {
                 let (i, j, parts) = match p.op() {
                     OpKind::AllGatherGemm => (row, (rank * p.n_local()) as usize + col, 1),
-                    OpKind::GemmReduceScatter => ((rank * p.m_shard()) as usize + row, col, w),
+                    OpKind::GemmReduceScatter => (first as usize + row, col, w),
                 };
                 let (mut exact, mut error, mut magnitude) = (0.0, 0.0, 0.0);
                 for part in 0..parts {
@@ -145,13 +147,14 @@ impl<T: Element> Global<T> {
     /// Compares `y` of `rank` with the product of integers, and an integer bias and ReLU if any:
     /// equal.
     pub fn verify_exact(&self, rank: u32, y: &[T]) {
-        let (p, shape) = (&self.problem, self.problem.y_shape());
+        let (p, shape) = (&self.problem, self.problem.y_shape(Rank::new(rank)));
+        let first = p.shard_rows(Rank::new(rank)).start;
         let k = p.k() as usize;
         for row in 0..shape.rows as usize {
             for col in 0..shape.cols as usize {
                 let (i, j) = match p.op() {
                     OpKind::AllGatherGemm => (row, (rank * p.n_local()) as usize + col),
-                    OpKind::GemmReduceScatter => ((rank * p.m_shard()) as usize + row, col),
+                    OpKind::GemmReduceScatter => (first as usize + row, col),
                 };
                 let sum: f32 = self.x[i * k..][..k].iter().zip(&self.w[j * k..][..k]).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
                 let sum = sum + self.bias.as_ref().map_or(0.0, |bias| bias[j].to_f32());

@@ -45,12 +45,15 @@ pub(crate) enum Executor<T> {
 /// wherever the rows start.
 pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::RowTransfers<'p> {
     let element_bytes = size_of::<T>() as u64;
+    let problem = &program.problem;
     flux_transport::RowTransfers {
         x: x.address,
         row_stride: x.row_bytes::<T>(),
         row_bytes: u64::from(program.problem.k_local()) * element_bytes,
         element_bytes,
-        place_bytes: gather_place_bytes(&program.problem),
+        rows: problem.shard_rows(program.rank).len() as u64,
+        place_bytes: gather_place_bytes(problem),
+        full_places: if program.flattened { problem.full_shards() } else { u32::MAX },
         transfers: &program.transfers,
         forwards: &program.forwards,
     }

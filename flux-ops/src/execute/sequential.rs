@@ -100,9 +100,9 @@ mod tests {
             let schedule = Schedule { split_k: 3, group: 2, flattened: true, k_slices: 2, ..Schedule::of(TILE) };
             for (p, x_cols, gathered_cols) in [(ag, ag.k(), ag.k()), (rs, rs.k() / world, rs.n())] {
                 let (sequential, program) = Sequential::new(&p, &schedule).unwrap();
-                assert_eq!(program.problem.x_shape(), Shape { rows: p.m(), cols: x_cols });
+                assert_eq!(program.problem.x_shape(Rank::new(0)), Shape { rows: p.m(), cols: x_cols });
                 assert_eq!(program.problem.w_shape(), p.w_shape());
-                assert_eq!(program.problem.y_shape(), Shape { rows: p.m(), cols: p.n_local() });
+                assert_eq!(program.problem.y_shape(Rank::new(0)), Shape { rows: p.m(), cols: p.n_local() });
                 check::verify(std::slice::from_ref(&program)).unwrap();
                 assert!(program.split_k_slots > 0 && program.transfers.is_empty(), "{p}");
                 let bytes = u64::from(p.m()) * u64::from(gathered_cols) * 2;

@@ -30,7 +30,7 @@ use std::marker::PhantomData;
 /// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a tensor-parallel
 /// model, with rows of `x` split over the ranks.
 ///
-/// Each rank gives its rows `x[m/W, k]` and gets all rows of its columns `y[m, n/W]`. Bias and
+/// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n/W]`. Bias and
 /// activation are applied in fp32, before the one rounding.
 ///
 /// ```
@@ -58,7 +58,7 @@ pub type AllGatherGemm<T> = FusedLinear<kind::AllGather, T>;
 /// tensor-parallel model, with rows of `y` split over the ranks.
 ///
 /// Each rank gives all rows of its part of the inner dimension, `x[m, k/W]`, and gets its rows
-/// `y[m/W, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The plan
+/// `y[m_r, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The plan
 /// and the nodes fix the order, so every run has the same bits. There is no activation.
 ///
 /// ```
@@ -97,12 +97,13 @@ pub type GemmReduceScatter<T> = FusedLinear<kind::ReduceScatter, T>;
 /// One rank's part of a fused linear layer: an [`AllGatherGemm`] or a [`GemmReduceScatter`].
 ///
 /// `m` tokens, `n` output features and the inner extent `k` are global, `W` is the number of ranks.
-/// All operands are row-major:
+/// Rank `r` has `m_r` rows: [`Problem::shard_rows`], as PyTorch's `tensor_split` cuts them. All
+/// operands are row-major:
 ///
 /// | op | `x` | `w` | bias | `y` |
 /// |---|---|---|---|---|
-/// | [`AllGatherGemm`] | `[m/W, k]` | `[n/W, k]` | `[n/W]`, the rank's columns | `[m, n/W]` |
-/// | [`GemmReduceScatter`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m/W, n]` |
+/// | [`AllGatherGemm`] | `[m_r, k]` | `[n/W, k]` | `[n/W]`, the rank's columns | `[m, n/W]` |
+/// | [`GemmReduceScatter`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m_r, n]` |
 ///
 /// An op outlives the graphs that its calls were captured in: their kernels read memory that it
 /// frees when it is dropped.
@@ -119,7 +120,7 @@ pub struct FusedLinear<K, T> {
 }
 
 impl<K: OpMarker, T: Element> FusedLinear<K, T> {
-    /// Starts an op of global extents. `m` is a multiple of `W`; of an AllGather-GEMM `n/W` and `k`
+    /// Starts an op of global extents, of any `m`. Of an AllGather-GEMM `n/W` and `k`
     /// are multiples of 8, of a GEMM-ReduceScatter `n` and `k/W`.
     pub fn builder(m: usize, n: usize, k: usize) -> Builder<Self> {
         Builder::new(Request::new(K::OP, m, n, k, T::DTYPE))
@@ -199,7 +200,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         stream: Stream,
     ) -> Result<(), CallError> {
         let operands = Operands { x: x.view(), w: w.view(), bias: bias.map(TensorRef::view), y: y.view() };
-        operands.check::<T>(&self.problem, self.request.epilogue, location(&self.comm))?;
+        operands.check::<T>(&self.problem, self.comm.rank(), self.request.epilogue, location(&self.comm))?;
         if let Some(stream) = stream.raw() {
             operands.check_stream(stream)?;
         }

@@ -6,8 +6,8 @@
 use super::epilogue::EpilogueSpec;
 use crate::error::CallError;
 use crate::tensor::{Location, View};
-use flux_core::Problem;
 use flux_core::problem::Shape;
+use flux_core::{Problem, Rank};
 
 /// The operands of one call.
 #[derive(Clone, Copy, Debug)]
@@ -29,14 +29,14 @@ impl Operands {
     }
 
     /// Checks presence, shapes, locations and overlap of operands of type `T`.
-    pub(crate) fn check<T>(&self, problem: &Problem, epilogue: EpilogueSpec, location: Location) -> Result<(), CallError> {
-        let vector = Shape { rows: 1, cols: problem.y_shape().cols };
+    pub(crate) fn check<T>(&self, problem: &Problem, rank: Rank, epilogue: EpilogueSpec, location: Location) -> Result<(), CallError> {
+        let vector = Shape { rows: 1, cols: problem.n_local() };
         match self.bias {
             None if epilogue.bias => return Err(CallError::NoBias { expected: vector }),
             Some(bias) if !epilogue.bias => return Err(CallError::UnwantedBias { found: bias.layout }),
             _ => {}
         }
-        let shapes = [problem.x_shape(), problem.w_shape()].into_iter().chain(self.bias.map(|_| vector)).chain([problem.y_shape()]);
+        let shapes = [problem.x_shape(rank), problem.w_shape()].into_iter().chain(self.bias.map(|_| vector)).chain([problem.y_shape(rank)]);
         for ((operand, view), expected) in self.named().zip(shapes) {
             let found = view.layout;
             if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {
@@ -49,7 +49,7 @@ impl Operands {
         let y = self.y.bytes::<T>();
         for (operand, view) in self.inputs() {
             let input = view.bytes::<T>();
-            if y.start < input.end && input.start < y.end {
+            if !y.is_empty() && y.start < input.end && input.start < y.end {
                 return Err(CallError::Overlap { operand, y, input });
             }
         }
@@ -91,11 +91,11 @@ mod tests {
 
     fn refused(operands: Operands) -> String {
         let epilogue = EpilogueSpec { bias: operands.bias.is_some(), ..EpilogueSpec::default() };
-        operands.check::<bf16>(&problem(), epilogue, HERE).unwrap_err().to_string()
+        operands.check::<bf16>(&problem(), Rank::new(0), epilogue, HERE).unwrap_err().to_string()
     }
 
     fn passes(operands: Operands, bias: bool) -> Result<(), CallError> {
-        operands.check::<bf16>(&problem(), EpilogueSpec { bias, ..EpilogueSpec::default() }, HERE)
+        operands.check::<bf16>(&problem(), Rank::new(0), EpilogueSpec { bias, ..EpilogueSpec::default() }, HERE)
     }
 
     #[test]

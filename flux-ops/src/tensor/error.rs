@@ -7,12 +7,9 @@ use flux_core::DType;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum TensorError {
-    /// An extent is zero.
-    #[error("{name} = 0: a view has at least one row and one column")]
-    Empty {
-        /// `rows` or `cols`.
-        name: &'static str,
-    },
+    /// A view without columns.
+    #[error("cols = 0: a view has at least one column")]
+    Empty,
     /// Rows overlap each other.
     #[error("row stride {row_stride} is below the {cols} columns of a row: rows would overlap")]
     RowStrideShort {

@@ -69,7 +69,7 @@ impl Oracle {
     /// # Errors
     /// The first wrong element, in words.
     pub(super) fn check<T: Element>(&self, y: &[T], comm: CommMode) -> Result<(), String> {
-        let columns = self.problem.y_shape().cols as usize;
+        let columns = self.problem.n_local() as usize;
         if let Some(at) = y.iter().position(|y| y.to_f32().is_nan()) {
             return Err(format!("row {}, column {} of y was not written", at / columns, at % columns));
         }
@@ -143,7 +143,7 @@ mod tests {
             let mut missing = y.clone();
             let last = missing.len() - 1;
             missing[last] = bf16::NAN;
-            let columns = problem.y_shape().cols as usize;
+            let columns = problem.n_local() as usize;
             assert_eq!(oracle.check(&missing, FUSED), Err(format!("row {}, column {} of y was not written", last / columns, columns - 1)));
         }
     }

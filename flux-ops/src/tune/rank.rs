@@ -117,9 +117,9 @@ impl<T: Element> TuneRank<T> {
         // stream alone. Its memory outlives them: freeing device memory waits for the device.
         let (x, w, mut y) = unsafe {
             (
-                TensorRef::from_raw(raw(x, problem.x_shape()))?,
+                TensorRef::from_raw(raw(x, problem.x_shape(self.comm.rank())))?,
                 TensorRef::from_raw(raw(w, problem.w_shape()))?,
-                TensorMut::from_raw(raw(y, problem.y_shape()))?,
+                TensorMut::from_raw(raw(y, problem.y_shape(self.comm.rank())))?,
             )
         };
         Ok(op.forward(&x, &w, &mut y, stream)?)

@@ -103,7 +103,7 @@ impl<T: Element> Case<T> {
 
     /// The bias of `rank`: its own columns.
     pub fn bias(&self, rank: Rank) -> Option<Vec<T>> {
-        let cols = self.problem.y_shape().cols as usize;
+        let cols = self.problem.n_local() as usize;
         let first = if self.problem.op() == OpKind::AllGatherGemm { rank.index() * cols } else { 0 };
         self.bias.as_ref().map(|bias| bias[first..first + cols].to_vec())
     }
@@ -114,17 +114,20 @@ impl<T: Element> Case<T> {
 
     /// The operand `x` of `rank`, dense.
     pub fn x(&self, rank: Rank) -> Vec<T> {
-        self.part(&self.x, self.problem.x_shape(), rank)
+        let (p, shape) = (&self.problem, self.problem.x_shape(rank));
+        let rows = p.shard_rows(rank).start as usize;
+        self.part(&self.x, shape, if p.op() == OpKind::AllGatherGemm { (rows, 0) } else { (0, rank.index() * shape.cols as usize) })
     }
 
     /// The operand `w` of `rank`, dense.
     pub fn w(&self, rank: Rank) -> Vec<T> {
-        self.part(&self.w, self.problem.w_shape(), rank)
+        let (p, shape) = (&self.problem, self.problem.w_shape());
+        let (rows, cols) = (rank.index() * shape.rows as usize, rank.index() * shape.cols as usize);
+        self.part(&self.w, shape, if p.op() == OpKind::AllGatherGemm { (rows, 0) } else { (0, cols) })
     }
 
-    fn part(&self, global: &[T], shape: flux_core::problem::Shape, rank: Rank) -> Vec<T> {
+    fn part(&self, global: &[T], shape: flux_core::problem::Shape, (row, col): (usize, usize)) -> Vec<T> {
         let (rows, cols, k) = (shape.rows as usize, shape.cols as usize, self.problem.k() as usize);
-        let (row, col) = if cols == k { (rank.index() * rows, 0) } else { (0, rank.index() * cols) };
         let rows = global.chunks_exact(k).skip(row).take(rows);
         rows.flat_map(|row| &row[col..col + cols]).copied().collect()
     }
@@ -144,7 +147,7 @@ impl<T: Element> Case<T> {
         let empty = || Modelled { rounded: Vec::new(), bound: Vec::new() };
         let mut expected = Expected { exact: Vec::new(), per_shard: empty(), flattened: empty(), collective_bound: Vec::new() };
         for (i, a) in x.chunks_exact(k).enumerate() {
-            let owner = Rank::new(i as u32 / p.m_shard());
+            let (owner, _) = p.owner_of(i as u32);
             for (j, b) in w.chunks_exact(k).enumerate() {
                 let sum = Sum::new(p, a, b, self.bias.as_ref().map(|bias| f64::from(bias[j].to_f32())), self.activation);
                 expected.exact.push(sum.exact());
@@ -163,11 +166,11 @@ impl<T: Element> Case<T> {
 
     /// The parts of a global `[m, n]` that are `rank`'s output, as indices in the order of its `y`.
     pub fn output_of(&self, rank: Rank) -> impl Iterator<Item = usize> + use<T> {
-        let (p, shape) = (self.problem, self.problem.y_shape());
+        let (p, shape) = (self.problem, self.problem.y_shape(rank));
         let (rows, cols, n) = (shape.rows as usize, shape.cols as usize, p.n() as usize);
         let (row, col) = match p.op() {
             OpKind::AllGatherGemm => (0, rank.index() * cols),
-            OpKind::GemmReduceScatter => (rank.index() * rows, 0),
+            OpKind::GemmReduceScatter => (p.shard_rows(rank).start as usize, 0),
         };
         (row..row + rows).flat_map(move |i| (col..col + cols).map(move |j| i * n + j))
     }

@@ -17,12 +17,24 @@ pub struct RowTransfers<'a> {
     pub row_bytes: u64,
     /// Bytes of an element, which columns are counted in.
     pub element_bytes: u64,
+    /// Rows of the shard.
+    pub rows: u64,
     /// Bytes of a place in the gather buffer.
     pub place_bytes: u64,
+    /// Places without a gap behind their rows: each later one begins a row earlier than its number
+    /// says. `u32::MAX` where all places are equal.
+    pub full_places: u32,
     /// What to move, in order.
     pub transfers: &'a [Transfer],
     /// What to pass on then, in order, of what comes from other nodes.
     pub forwards: &'a [Forward],
+}
+
+impl RowTransfers<'_> {
+    /// Offset of a place in the gather buffer.
+    pub(crate) const fn place(&self, place: u32) -> u64 {
+        place as u64 * self.place_bytes - place.saturating_sub(self.full_places) as u64 * self.row_bytes
+    }
 }
 
 /// A mover's work in one call where chunks travel as messages.

@@ -84,7 +84,7 @@ pub enum BootstrapError {
         limit: usize,
     },
     /// Two processes were started with the same rank.
-    #[error("rank {rank} was started twice: process {first} and process {second}")]
+    #[error("rank {rank} was started twice: process {first} and process {second}{}", apart(*first, *second))]
     DuplicateRank {
         rank: Rank,
         /// Process id of the first, as it sees itself.
@@ -144,6 +144,16 @@ fn listed(set: &[&str]) -> String {
     if set.is_empty() { "none of its variables is".to_owned() } else { set.join(", ") }
 }
 
+/// What equal process ids of one rank's two processes mean.
+fn apart(first: u32, second: u32) -> &'static str {
+    if first == second {
+        "; one process took the rank twice, or two PID namespaces have such a process. Two launches with equal variables and one temporary folder \
+         need a FLUX_RENDEZVOUS each"
+    } else {
+        ""
+    }
+}
+
 fn strangers(denied: u32) -> String {
     match denied {
         0 => String::new(),
@@ -154,4 +164,16 @@ fn strangers(denied: u32) -> String {
 
 pub(crate) fn ranks_in(mask: u64, world: WorldSize) -> Vec<Rank> {
     world.ranks().filter(|rank| mask >> rank.get() & 1 == 1).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn equal_process_ids_of_a_rank_started_twice_name_the_namespaces_and_the_remedy() {
+        let said = |second| BootstrapError::DuplicateRank { rank: Rank::new(2), first: 1, second }.to_string();
+        assert_eq!(said(7), "rank 2 was started twice: process 1 and process 7");
+        assert!(said(1).contains("PID namespaces") && said(1).ends_with("need a FLUX_RENDEZVOUS each"), "{}", said(1));
+    }
 }

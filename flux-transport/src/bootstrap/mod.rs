@@ -18,6 +18,7 @@
 //! first meet at rank 0's address over TCP, learn who shares their host, and connect in pairs.
 
 pub(crate) mod control;
+mod credentials;
 mod deadlines;
 mod environment;
 mod error;

@@ -50,11 +50,6 @@ pub(crate) fn pair() -> Result<(OwnedFd, OwnedFd), Errno> {
     rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, FLAGS, None)
 }
 
-/// Whether the process at the other end ran as this process's user when it connected or listened.
-pub(crate) fn same_user(socket: BorrowedFd<'_>) -> Result<bool, Errno> {
-    Ok(rustix::net::sockopt::socket_peercred(socket)?.uid == rustix::process::geteuid())
-}
-
 /// Whether the descriptor is a socket of the kind that [`pair`] makes.
 pub(crate) fn is_ours(socket: BorrowedFd<'_>) -> bool {
     matches!(rustix::net::sockopt::socket_type(socket), Ok(SocketType::SEQPACKET))

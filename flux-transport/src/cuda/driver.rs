@@ -3,8 +3,9 @@
 //! Invariant: a [`Driver`] exists only if every entry point was found, `cuInit` succeeded and there
 //! is a device. Handles travel as `usize`.
 
+use super::vmm::{Access, PageProperties};
 use super::{CudaError, Unavailable};
-use cudarc::driver::sys::{CUDA_MEMCPY2D, CUmemAccessDesc, CUmemAllocationProp, CUstreamBatchMemOpParams};
+use cudarc::driver::sys::{CUDA_MEMCPY2D, CUstreamBatchMemOpParams};
 use libloading::Library;
 use std::ffi::{CStr, c_char, c_int, c_uint, c_ulonglong, c_void};
 use std::sync::OnceLock;
@@ -85,16 +86,16 @@ table! {
     cu_memcpy_2d_async = b"cuMemcpy2DAsync_v2\0" (*const CUDA_MEMCPY2D, Handle);
     cu_memcpy_dtoh = b"cuMemcpyDtoH_v2\0" (*mut c_void, u64, usize);
     cu_memset_d32_async = b"cuMemsetD32Async\0" (u64, c_uint, usize, Handle);
-    cu_mem_create = b"cuMemCreate\0" (*mut u64, usize, *const CUmemAllocationProp, c_ulonglong);
+    cu_mem_create = b"cuMemCreate\0" (*mut u64, usize, *const PageProperties, c_ulonglong);
     cu_mem_release = b"cuMemRelease\0" (u64);
-    cu_mem_get_allocation_granularity = b"cuMemGetAllocationGranularity\0" (*mut usize, *const CUmemAllocationProp, c_uint);
+    cu_mem_get_allocation_granularity = b"cuMemGetAllocationGranularity\0" (*mut usize, *const PageProperties, c_uint);
     cu_mem_export_to_shareable_handle = b"cuMemExportToShareableHandle\0" (*mut c_void, u64, c_uint, c_ulonglong);
     cu_mem_import_from_shareable_handle = b"cuMemImportFromShareableHandle\0" (*mut u64, *mut c_void, c_uint);
     cu_mem_address_reserve = b"cuMemAddressReserve\0" (*mut u64, usize, usize, u64, c_ulonglong);
     cu_mem_address_free = b"cuMemAddressFree\0" (u64, usize);
     cu_mem_map = b"cuMemMap\0" (u64, usize, usize, u64, c_ulonglong);
     cu_mem_unmap = b"cuMemUnmap\0" (u64, usize);
-    cu_mem_set_access = b"cuMemSetAccess\0" (u64, usize, *const CUmemAccessDesc, usize);
+    cu_mem_set_access = b"cuMemSetAccess\0" (u64, usize, *const Access, usize);
 }
 
 /// What the loader tries, in order. `libcuda.so` alone may be a link-time stub, so it comes last.

@@ -6,7 +6,7 @@
 use super::CudaError;
 use super::driver::{Driver, driver};
 use cudarc::driver::sys::CUdevice_attribute as Attribute;
-use std::ffi::{c_char, c_int};
+use std::ffi::c_int;
 use std::fmt;
 use std::str::FromStr;
 
@@ -126,21 +126,22 @@ fn attribute(driver: &Driver, device: c_int, attribute: Attribute) -> Result<u32
     Ok(value.unsigned_abs())
 }
 
-fn text(bytes: &[c_char]) -> String {
-    let bytes: Vec<u8> = bytes.iter().take_while(|&&b| b != 0).map(|b| b.cast_unsigned()).collect();
-    String::from_utf8_lossy(&bytes).into_owned()
+/// A text of the driver's, which ends at the first zero.
+fn text(bytes: &[u8]) -> String {
+    let end = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
+    String::from_utf8_lossy(&bytes[..end]).into_owned()
 }
 
 /// What the driver says of device `ordinal`.
 pub fn device_info(ordinal: u32) -> Result<DeviceInfo, CudaError> {
     let driver = driver()?;
     let device = device_handle(driver, ordinal)?;
-    let mut name: [c_char; 128] = [0; 128];
+    let mut name = [0_u8; 128];
     // SAFETY: room for 128 characters, the last of which the driver leaves alone.
-    driver.check("cuDeviceGetName", unsafe { (driver.cu_device_get_name)(name.as_mut_ptr(), 127, device) })?;
-    let mut pci: [c_char; 32] = [0; 32];
+    driver.check("cuDeviceGetName", unsafe { (driver.cu_device_get_name)(name.as_mut_ptr().cast(), 127, device) })?;
+    let mut pci = [0_u8; 32];
     // SAFETY: room for 32 characters, the last of which the driver leaves alone.
-    driver.check("cuDeviceGetPCIBusId", unsafe { (driver.cu_device_get_pci_bus_id)(pci.as_mut_ptr(), 31, device) })?;
+    driver.check("cuDeviceGetPCIBusId", unsafe { (driver.cu_device_get_pci_bus_id)(pci.as_mut_ptr().cast(), 31, device) })?;
     let mut uuid = [0; 16];
     // SAFETY: `uuid` has the 16 bytes of a CUuuid.
     driver.check("cuDeviceGetUuid", unsafe { (driver.cu_device_get_uuid)(&raw mut uuid, device) })?;
@@ -202,6 +203,7 @@ mod tests {
 
     #[test]
     fn text_ends_at_the_first_zero() {
-        assert_eq!(text(&[72, 50, 48, 48, 0, 88]), "H200");
+        assert_eq!(text(b"H200\0X"), "H200");
+        assert_eq!(text("H200 \u{b5}".as_bytes()), "H200 \u{b5}");
     }
 }

@@ -16,6 +16,7 @@ mod shared;
 mod staging;
 mod stream;
 mod vmm;
+pub(crate) mod wheels;
 
 pub use context::CudaDevice;
 pub(crate) use context::Current;

@@ -4,11 +4,7 @@
 //! multiples of the granularity.
 
 use super::{CudaDevice, CudaError, host_size};
-use cudarc::driver::sys::{
-    CUmemAccess_flags, CUmemAccessDesc, CUmemAllocationHandleType, CUmemAllocationProp, CUmemAllocationProp_st__bindgen_ty_1 as AllocFlags,
-    CUmemAllocationType, CUmemLocation, CUmemLocationType,
-};
-use std::ffi::c_int;
+use std::ffi::{c_int, c_uint, c_void};
 use std::os::fd::{AsRawFd, BorrowedFd, FromRawFd, OwnedFd};
 use std::ptr;
 
@@ -20,29 +16,76 @@ pub(crate) enum Handles {
 }
 
 impl Handles {
-    fn kind(self) -> CUmemAllocationHandleType {
+    /// Its `CUmemAllocationHandleType`.
+    const fn kind(self) -> c_uint {
         match self {
-            Self::None => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_NONE,
-            Self::PosixFd => CUmemAllocationHandleType::CU_MEM_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR,
+            Self::None => 0,
+            Self::PosixFd => 1,
         }
     }
 }
 
-const RECOMMENDED: u32 = 1;
+/// `CU_MEM_ALLOC_GRANULARITY_RECOMMENDED`.
+const RECOMMENDED: c_uint = 1;
 
-fn location(ordinal: u32) -> CUmemLocation {
-    CUmemLocation { type_: CUmemLocationType::CU_MEM_LOCATION_TYPE_DEVICE, id: ordinal.cast_signed() }
+/// `CUmemLocation`. Declared here, as cudarc's fields differ with the version of CUDA.
+#[repr(C)]
+#[derive(Debug)]
+struct Location {
+    kind: c_uint,
+    ordinal: c_int,
 }
 
-fn properties(device: &CudaDevice, handles: Handles) -> CUmemAllocationProp {
-    CUmemAllocationProp {
-        type_: CUmemAllocationType::CU_MEM_ALLOCATION_TYPE_PINNED,
-        requestedHandleTypes: handles.kind(),
-        location: location(device.ordinal()),
-        win32HandleMetaData: ptr::null_mut(),
-        allocFlags: AllocFlags { compressionType: 0, gpuDirectRDMACapable: 0, usage: 0, reserved: [0; 4] },
+impl Location {
+    fn device(ordinal: u32) -> Self {
+        const CU_MEM_LOCATION_TYPE_DEVICE: c_uint = 1;
+        Self { kind: CU_MEM_LOCATION_TYPE_DEVICE, ordinal: ordinal.cast_signed() }
     }
 }
+
+/// `CUmemAllocationProp`: what pages are made of.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct PageProperties {
+    kind: c_uint,
+    handles: c_uint,
+    location: Location,
+    /// Of Windows.
+    handle_attributes: *mut c_void,
+    /// No compression, no GPUDirect RDMA, no usage.
+    flags: [u8; 8],
+}
+
+impl PageProperties {
+    fn pinned(device: &CudaDevice, handles: Handles) -> Self {
+        const CU_MEM_ALLOCATION_TYPE_PINNED: c_uint = 1;
+        Self {
+            kind: CU_MEM_ALLOCATION_TYPE_PINNED,
+            handles: handles.kind(),
+            location: Location::device(device.ordinal()),
+            handle_attributes: ptr::null_mut(),
+            flags: [0; 8],
+        }
+    }
+}
+
+/// `CUmemAccessDesc`: a device that may read and write a mapping.
+#[repr(C)]
+#[derive(Debug)]
+pub(crate) struct Access {
+    location: Location,
+    flags: c_uint,
+}
+
+impl Access {
+    fn read_and_write(ordinal: u32) -> Self {
+        const CU_MEM_ACCESS_FLAGS_PROT_READWRITE: c_uint = 3;
+        Self { location: Location::device(ordinal), flags: CU_MEM_ACCESS_FLAGS_PROT_READWRITE }
+    }
+}
+
+// The sizes of cuda.h on 64-bit hosts.
+const _: () = assert!(size_of::<PageProperties>() == 32 && size_of::<Access>() == 12);
 
 /// `bytes` rounded up to a multiple of `granularity`; `None` on overflow or zero bytes.
 pub(crate) fn round_up(bytes: u64, granularity: u64) -> Option<u64> {
@@ -61,7 +104,7 @@ impl Allocation {
     /// The multiple that sizes on `device` are rounded up to.
     pub(crate) fn granularity(device: &CudaDevice, handles: Handles) -> Result<u64, CudaError> {
         let driver = device.driver();
-        let properties = properties(device, handles);
+        let properties = PageProperties::pinned(device, handles);
         let mut granularity = 0;
         // SAFETY: `granularity` is a place for the result; the properties are read before the call
         // returns.
@@ -74,7 +117,7 @@ impl Allocation {
     pub(crate) fn new(device: &CudaDevice, bytes: u64, handles: Handles) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
-        let properties = properties(device, handles);
+        let properties = PageProperties::pinned(device, handles);
         let mut handle = 0;
         // SAFETY: `handle` is a place for the result; the properties are read before the call
         // returns.
@@ -89,7 +132,7 @@ impl Allocation {
         let mut fd: c_int = -1;
         // SAFETY: for this kind of handle the driver stores an `int`; the allocation was made with
         // the kind.
-        let code = unsafe { (driver.cu_mem_export_to_shareable_handle)((&raw mut fd).cast(), self.handle, Handles::PosixFd.kind().0, 0) };
+        let code = unsafe { (driver.cu_mem_export_to_shareable_handle)((&raw mut fd).cast(), self.handle, Handles::PosixFd.kind(), 0) };
         driver.check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver has just opened it for this process, which nobody else knows of.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -105,7 +148,7 @@ impl Allocation {
         let number = ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
         // SAFETY: `handle` is a place for the result; the descriptor is open during the call, which
         // keeps no hold of it.
-        let code = unsafe { (driver.cu_mem_import_from_shareable_handle)(&raw mut handle, number, Handles::PosixFd.kind().0) };
+        let code = unsafe { (driver.cu_mem_import_from_shareable_handle)(&raw mut handle, number, Handles::PosixFd.kind()) };
         driver.check("cuMemImportFromShareableHandle", code)?;
         Ok(Self { device: device.clone(), handle, bytes })
     }
@@ -124,11 +167,10 @@ impl Allocation {
         // be 0.
         driver.check("cuMemMap", unsafe { (driver.cu_mem_map)(address, bytes, 0, self.handle, 0) })?;
         mapping.mapped = true;
-        let mut access: Vec<CUmemAccessDesc> = Vec::with_capacity(ordinals.len());
+        let mut access = Vec::with_capacity(ordinals.len());
         for (i, &ordinal) in ordinals.iter().enumerate() {
             if !ordinals[..i].contains(&ordinal) {
-                let flags = CUmemAccess_flags::CU_MEM_ACCESS_FLAGS_PROT_READWRITE;
-                access.push(CUmemAccessDesc { location: location(ordinal), flags });
+                access.push(Access::read_and_write(ordinal));
             }
         }
         // SAFETY: the range is mapped; the descriptors are read before the call returns.

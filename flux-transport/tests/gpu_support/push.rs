@@ -55,7 +55,9 @@ pub(crate) fn push<'a>(x: &Buffer, stride: usize, transfers: &'a [Transfer]) -> 
         row_stride: 4 * stride as u64,
         row_bytes: 4 * ROW as u64,
         element_bytes: 4,
+        rows: 1,
         place_bytes: PLACE,
+        full_places: u32::MAX,
         transfers,
         forwards: &[],
     }

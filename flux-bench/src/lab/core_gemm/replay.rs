@@ -5,11 +5,11 @@
 use super::mock_peers::{self, Words};
 use crate::harness::gpu::Gpu;
 use anyhow::ensure;
-use flux_core::Problem;
 use flux_core::layout::{BROKEN_BYTES, FAULT_BYTES, FaultRecord, LINE, control, pad_bytes};
 use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
+use flux_core::{Problem, Rank};
 use flux_kernels::Activation;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_ops::internal::launch_of;
@@ -30,7 +30,7 @@ impl OperandBlocks {
     /// Of one rank of a problem that has the whole local `x` and `y`.
     pub(super) fn new(gpu: &Gpu, alone: &Problem) -> anyhow::Result<Self> {
         let part = |shape: Shape| gpu.alloc(shape.rows as usize * shape.cols as usize * alone.dtype().bytes());
-        Ok(Self { x: part(alone.x_shape())?, w: part(alone.w_shape())?, y: part(alone.y_shape())? })
+        Ok(Self { x: part(alone.x_shape(Rank::new(0)))?, w: part(alone.w_shape())?, y: part(alone.y_shape(Rank::new(0)))? })
     }
 }
 
@@ -108,9 +108,9 @@ impl Replay {
             Ok(Matrix { address: block.address(), row_bytes })
         };
         let args = LaunchArgs {
-            x: matrix(&set.x, problem.x_shape())?,
+            x: matrix(&set.x, problem.x_shape(program.rank))?,
             w: matrix(&set.w, problem.w_shape())?,
-            y: matrix(&set.y, problem.y_shape())?,
+            y: matrix(&set.y, problem.y_shape(program.rank))?,
             bias: 0,
             activation: Activation::None,
             data: &self.data,

@@ -141,10 +141,10 @@ impl HostReplay {
         // address.
         let memory = unsafe { HostMemory::new(&self.data, &pads, control, fault, program.workspace(), Duration::ZERO) };
         let rows = |elements, cols: u32| Rows { elements, stride: cols as usize };
-        let ys = problem.y_shape();
+        let ys = problem.y_shape(rank);
         let mut y = vec![bf16::NAN; ys.rows as usize * ys.cols as usize];
         let called = self.executor.run(CpuArgs {
-            x: rows(x, problem.x_shape().cols),
+            x: rows(x, problem.k_local()),
             w: rows(w, problem.w_shape().cols),
             y: RowsMut { elements: &mut y, stride: ys.cols as usize },
             epilogue: Epilogue::default(),

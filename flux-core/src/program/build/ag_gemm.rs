@@ -17,7 +17,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let grid = TileGrid::of_shard(problem, schedule.tile);
     let cut = ShardCut::new(problem, schedule);
     let (chunks, slices) = (cut.chunks(), cut.slices());
-    let (tiles, k_extent) = (world.get() * grid.row_blocks() * grid.col_blocks(), KExtent::new(problem, schedule));
+    let (tiles, k_extent) = (TileGrid::gathered_tiles(problem, schedule.tile) as u32, KExtent::new(problem, schedule));
     let stream_k = schedule.stream_k_tiles(problem).filter(|_| !nodes.are_mixed());
     let mut list = Items::new(rank, tiles, k_extent, schedule, world.peers() * chunks * slices).with_stream_k(stream_k);
     awaits(&mut list, &cut, rank, schedule, nodes);
@@ -26,6 +26,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         let chunk_ordered = schedule.is_chunk_ordered(&group, slices);
         for (tile, step) in schedule.gather_order(grid, group.clone(), slices) {
             let shard = nodes.after(rank, step);
+            let shard_rows = problem.shard_rows(shard).len() as u32;
+            let tile = tile.above(shard_rows);
+            // A tile of a shard without rows stays: it awaits the rank's signal, so that no call
+            // ends before all ranks are in it.
+            if tile.rows == 0 && shard_rows > 0 {
+                continue;
+            }
             let place = shard.place_at(rank);
             // The await list is in the order of groups, without the own shard. A single shard
             // begins chunk by chunk. The tiles of a larger group share a pass over `w`, so all of
@@ -130,7 +137,7 @@ fn moves(cut: &ShardCut, rank: Rank, schedule: &Schedule, nodes: Nodes) -> (Vec<
     // No rank moves anything to itself.
     let transfer = |shard: Rank, dest: Rank, (step, chunk, slice)| {
         let place = shard.place_at(dest)?;
-        Some(cut.transfer((dest, step), place, chunk, slice))
+        Some(cut.transfer(shard, (dest, step), place, chunk, slice))
     };
     let transfers = pieces.iter().filter_map(|&piece| transfer(rank, nodes.before(rank, piece.0), piece)).collect();
     // In order of arrival, which is that of the rounds: all ranks send alike.

@@ -2,7 +2,8 @@
 //! buffer holds in rank order.
 //!
 //! Invariant: the own shard is moved and awaited like any other, at step 0, so every tile reads the
-//! gather buffer alone. Row blocks of a raster group await each other's rows.
+//! gather buffer alone. Row blocks of a raster group await each other's rows. The last group also
+//! awaits shards without rows, so that no call ends before all ranks are in it.
 
 use super::items::Items;
 use super::k_extent::KExtent;
@@ -36,7 +37,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             (0..world.get()).map(|step| rank.after(step, world)).flat_map(|shard| {
                 let own = problem.shard_rows(shard);
                 let (first, end) = (rows.start.max(own.start), rows.end.min(own.end));
-                let chunks = if first < end { cut.chunks_of(first - own.start..end - own.start) } else { 0..0 };
+                let chunks = if first < end {
+                    cut.chunks_of(first - own.start..end - own.start)
+                } else if own.is_empty() && rows.end == m {
+                    0..1
+                } else {
+                    0..0
+                };
                 chunks.map(move |chunk| (shard, chunk))
             })
         };
@@ -87,15 +94,17 @@ fn rows_awaited_together(schedule: &Schedule, grid: &TileGrid) -> u32 {
 pub(super) fn awaits(problem: &Problem, schedule: &Schedule, cut: &ShardCut) -> u64 {
     let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
     let together = rows_awaited_together(schedule, &grid);
-    // A group overlaps one chunk, and one more for each that begins within it.
-    let chunk_rows = u64::from(cut.chunk_rows());
-    let begins_within = |shard: Rank| {
-        let first = problem.shard_rows(shard).start;
-        (0..cut.chunks()).filter(move |chunk| !(u64::from(first) + u64::from(*chunk) * chunk_rows).is_multiple_of(together.into())).count()
-            as u64
+    // Groups that overlap a chunk of `shard`.
+    let groups = |shard: Rank, chunk| {
+        let (rows, start) = (cut.rows_of(shard, chunk), problem.shard_rows(shard).start);
+        if rows.is_empty() { 0 } else { (start + rows.end - 1) / together - (start + rows.start) / together + 1 }
     };
-    let within: u64 = problem.world().ranks().map(begins_within).sum();
-    (u64::from(problem.m().div_ceil(together)) + within) * u64::from(cut.slices())
+    let of_shard = |shard: Rank| match (0..cut.chunks()).map(|chunk| u64::from(groups(shard, chunk))).sum() {
+        // The last group awaits a shard without rows.
+        0 => 1,
+        awaited => awaited,
+    };
+    problem.world().ranks().map(of_shard).sum::<u64>() * u64::from(cut.slices())
 }
 
 /// Moves the own shard to every rank, itself first. First slices come first: every reader needs
@@ -105,7 +114,7 @@ fn transfers(cut: &ShardCut, problem: &Problem, rank: Rank) -> Vec<Transfer> {
     let mut list = Vec::with_capacity((world.get() * cut.chunks() * cut.slices()) as usize);
     for slice in 0..cut.slices() {
         for chunk in 0..cut.chunks() {
-            list.extend((0..world.get()).map(|step| cut.transfer((rank.before(step, world), step), rank.get(), chunk, slice)));
+            list.extend((0..world.get()).map(|step| cut.transfer(rank, (rank.before(step, world), step), rank.get(), chunk, slice)));
         }
     }
     list
@@ -137,9 +146,9 @@ mod tests {
 
     proptest! {
         #[test]
-        fn awaits_of_rows_are_counted(world in 2..=8_u32, m_shard in 1..=60_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_slices in 1..=6_u32, group in 1..=5_u32) {
+        fn awaits_of_rows_are_counted(world in 2..=8_u32, m in 1..=480_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_slices in 1..=6_u32, group in 1..=5_u32) {
             let world = WorldSize::new(world).expect("a world size");
-            let problem = Problem::new(OpKind::AllGatherGemm, m_shard * world.index(), 8 * world.index(), 40, DType::Bf16, world).expect("a valid problem");
+            let problem = Problem::new(OpKind::AllGatherGemm, m, 8 * world.index(), 40, DType::Bf16, world).expect("a valid problem");
             let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster_group: group, k_slices, flattened: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
             let counted = awaits(&problem, &schedule, &ShardCut::new(&problem, &schedule));
             for rank in world.ranks() {

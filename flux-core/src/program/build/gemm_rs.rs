@@ -67,6 +67,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         runs(nodes).into_iter().flat_map(|run| groups_of(run, schedule.group)).flat_map(|group| schedule.tiles_of_group(grid, group))
     {
         let owner = owner_at(rank, step, nodes);
+        // Without rows the owner still gets a slot and its signal, as of every other tile.
+        let tile = tile.above(problem.shard_rows(owner).len() as u32);
         let index = taken[owner.index()];
         taken[owner.index()] += 1;
         let chunk = index / tiles_per_chunk;

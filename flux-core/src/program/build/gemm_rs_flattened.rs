@@ -2,7 +2,8 @@
 //! to their owners, itself included, and then reduces the rows that it received.
 //!
 //! Invariant: all ranks have the same tiles in the same order, so a number names a tile. A
-//! reduction awaits only tiles, never another reduction.
+//! reduction awaits only tiles, never another reduction. A rank without rows has one for each column
+//! of tiles, of no rows, which awaits the last tile: no call ends before all ranks are in it.
 
 use super::items::{AwaitRange, Items};
 use super::k_extent::KExtent;
@@ -50,17 +51,19 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let reduce_rows = reduce_rows(problem, grid);
     let mut reductions: Vec<Reduction> = Vec::new();
     let own = problem.shard_rows(rank);
+    let reduction = |(first, rows): (u32, u32), col_block| {
+        // Without rows, that of the last row.
+        let (top, bottom) = if rows == 0 { (problem.m() - 1, problem.m() - 1) } else { (first, first + rows - 1) };
+        let row_blocks = top / schedule.tile.m..bottom / schedule.tile.m + 1;
+        let tiles: Vec<u32> = row_blocks.clone().map(|row_block| number[index(grid, row_block, col_block)]).collect();
+        let last_tile = tiles.iter().copied().max().unwrap_or(0);
+        let mut signals: Vec<u32> = tiles.into_iter().map(signal_of).collect();
+        signals.dedup();
+        Reduction { row: first - own.start, rows, col_block, row_block: row_blocks.start, signals, last_tile }
+    };
+    let firsts = || (own.start..own.end.max(own.start + 1)).step_by(reduce_rows as usize);
     for col_block in 0..grid.col_blocks() {
-        for row in (0..problem.m_shard()).step_by(reduce_rows as usize) {
-            let rows = reduce_rows.min(problem.m_shard() - row);
-            let (first, last) = (own.start + row, own.start + row + rows - 1);
-            let row_blocks = first / schedule.tile.m..last / schedule.tile.m + 1;
-            let tiles: Vec<u32> = row_blocks.clone().map(|row_block| number[index(grid, row_block, col_block)]).collect();
-            let last_tile = tiles.iter().copied().max().unwrap_or(0);
-            let mut signals: Vec<u32> = tiles.into_iter().map(signal_of).collect();
-            signals.dedup();
-            reductions.push(Reduction { row, rows, col_block, row_block: row_blocks.start, signals, last_tile });
-        }
+        reductions.extend(firsts().map(|first| reduction((first, reduce_rows.min(own.end - first)), col_block)));
     }
     reductions.sort_by_key(|reduction| reduction.last_tile);
     let mut listed: Option<(&Reduction, u32)> = None;

@@ -1,6 +1,7 @@
 //! How an AllGather-GEMM cuts a shard: chunks of rows by slices of `k`, each piece with a signal.
 //!
-//! Invariant: the pieces of a shard do not overlap and cover it.
+//! Invariant: the pieces of a shard do not overlap and cover it. All shards have the same number of
+//! pieces; the last ones of a shard with one row less may be empty, and have their signals.
 
 use super::items::AwaitRange;
 use super::k_extent::KExtent;
@@ -17,25 +18,28 @@ pub(super) struct ShardCut {
     slices: Vec<Range<u32>>,
     /// Rows of a chunk; the last chunk may have fewer.
     chunk_rows: u32,
-    m_shard: u32,
+    problem: Problem,
 }
 
 impl ShardCut {
     pub(super) fn new(problem: &Problem, schedule: &Schedule) -> Self {
         let row_blocks = TileGrid::of_shard(problem, schedule.tile).row_blocks();
-        let (k_extent, m_shard) = (KExtent::new(problem, schedule), problem.m_shard());
-        let chunk_rows = schedule.chunk_of(row_blocks).saturating_mul(schedule.tile.m).min(m_shard);
-        Self { k_extent, slices: k_extent.slices(schedule.k_slices), chunk_rows, m_shard }
+        let k_extent = KExtent::new(problem, schedule);
+        let chunk_rows = schedule.chunk_of(row_blocks).saturating_mul(schedule.tile.m).min(problem.m_shard());
+        Self { k_extent, slices: k_extent.slices(schedule.k_slices), chunk_rows, problem: *problem }
     }
 
     /// Chunks of a shard.
     pub(super) const fn chunks(&self) -> u32 {
-        self.m_shard.div_ceil(self.chunk_rows)
+        self.problem.m_shard().div_ceil(self.chunk_rows)
     }
 
-    /// Rows of a chunk; the last chunk may have fewer.
-    pub(super) const fn chunk_rows(&self) -> u32 {
-        self.chunk_rows
+    /// The rows of a chunk of `shard`, numbered within the shard; perhaps none.
+    pub(super) const fn rows_of(&self, shard: Rank, chunk: u32) -> Range<u32> {
+        let rows = self.problem.shard_rows(shard);
+        let (first, end) = (chunk * self.chunk_rows, (chunk + 1) * self.chunk_rows);
+        let all = rows.end - rows.start;
+        (if first < all { first } else { all })..(if end < all { end } else { all })
     }
 
     /// Slices of a shard.
@@ -74,11 +78,11 @@ impl ShardCut {
         Await { signal: self.signal(place, chunk, slice), peer: peer.get(), k_step: self.slices[slice as usize].start }
     }
 
-    /// The transfer of a piece to its `place` at `dest`.
-    pub(super) fn transfer(&self, (dest, step): (Rank, u32), place: u32, chunk: u32, slice: u32) -> Transfer {
-        let row = chunk * self.chunk_rows;
+    /// The transfer of a piece of `shard` to its `place` at `dest`.
+    pub(super) fn transfer(&self, shard: Rank, (dest, step): (Rank, u32), place: u32, chunk: u32, slice: u32) -> Transfer {
+        let rows = self.rows_of(shard, chunk);
         let (col, cols) = self.k_extent.columns(&self.slices[slice as usize]);
-        let rows = self.chunk_rows.min(self.m_shard - row);
+        let (row, rows) = (rows.start, rows.len() as u32);
         Transfer { dest: dest.get(), place, row, rows, col, cols, raise: self.signal(place, chunk, slice), step }
     }
 

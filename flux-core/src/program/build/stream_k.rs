@@ -62,8 +62,11 @@ impl Schedule {
         let (k_extent, peers) = (KExtent::new(problem, self), problem.world().peers());
         let (gathers, flattened) = (problem.op() == OpKind::AllGatherGemm, self.flattened && peers > 0);
         let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
-        let tiles =
-            if flattened { TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles() } else { u64::from(peers + 1) * of_shard };
+        let tiles = match (flattened, gathers) {
+            (true, _) => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
+            (false, true) => TileGrid::gathered_tiles(problem, self.tile),
+            (false, false) => u64::from(peers + 1) * of_shard,
+        };
         // Own tiles of a GEMM-ReduceScatter come last and stay whole, except in a world of 1.
         let whole = if gathers || flattened || peers == 0 { 0 } else { of_shard };
         let stream_k = StreamK::of(self, k_extent, tiles, whole)?;

@@ -2,11 +2,11 @@
 
 use super::signals::moves;
 use super::{Record, Violation};
-use crate::OpKind;
-use crate::program::{NONE, TileProgram, WorkItem, sink, source};
+use crate::program::{NONE, TileProgram, Transfer, WorkItem, sink, source};
+use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
-    let (world, m_shard, k) = (p.problem.world(), p.problem.m_shard(), p.problem.k_local());
+    let (world, k) = (p.problem.world(), p.problem.k_local());
     for (index, item) in p.items.iter().enumerate() {
         let at = Limits { p, record: Record::Item(index) };
         operands(p, at, item)?;
@@ -25,13 +25,21 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     }
     for (transfer, record) in moves(p) {
         let at = Limits { p, record };
+        let rows = shard_of(p, transfer).map_or(p.problem.m_shard(), |shard| p.problem.shard_rows(shard).len() as u32);
         at.below("dest", transfer.dest, world.get())?;
         at.below("place", transfer.place, places(p))?;
-        at.range("rows", transfer.row, transfer.rows, m_shard, m_shard)?;
+        at.rows(transfer.row, transfer.rows, rows, rows)?;
         at.range("cols", transfer.col, transfer.cols, k, k)?;
         at.below("raise", transfer.raise, p.signals)?;
     }
     Ok(())
+}
+
+/// The shard whose rows a transfer moves; `None` for a place that it does not fill.
+fn shard_of(p: &TileProgram, transfer: &Transfer) -> Option<Rank> {
+    let dest = Rank::new(transfer.dest);
+    let fills = |shard: &Rank| if p.flattened { shard.get() == transfer.place } else { shard.place_at(dest) == Some(transfer.place) };
+    p.problem.world().ranks().find(fills)
 }
 
 /// Places in the gather buffer.
@@ -43,8 +51,7 @@ fn places(p: &TileProgram) -> u32 {
 fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
     let world = p.problem.world().get();
     let reduction = item.sink == sink::REDUCE_ROWS;
-    let rows = if p.flattened && !reduction { p.problem.m() } else { p.problem.m_shard() };
-    at.range("rows", item.row, item.rows, rows, if reduction { rows } else { p.tile.m })?;
+    let of_rank = |rank: u32| p.problem.shard_rows(Rank::new(rank)).len() as u32;
     at.range("cols", item.col, item.cols, p.problem.n_local(), p.tile.n)?;
     at.below("a_source", item.a_source, source::GATHER + 1)?;
     at.below("sink", item.sink, sink::REDUCE_ROWS + 1)?;
@@ -57,6 +64,13 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     let outer = if item.a_source == source::GATHER && !p.flattened { places(p) } else { x_shards };
     at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
+    let rows = match p.problem.op() {
+        _ if reduction => of_rank(p.rank.get()),
+        _ if p.flattened => p.problem.m(),
+        OpKind::AllGatherGemm => of_rank(item.out_outer),
+        OpKind::GemmReduceScatter => of_rank(item.a_outer),
+    };
+    at.rows(item.row, item.rows, rows, if reduction { rows } else { p.tile.m })?;
     if reduction {
         return at.below("k_steps", item.k_steps, 1_u32);
     }
@@ -102,6 +116,12 @@ impl Limits<'_> {
     fn below(self, field: &'static str, value: impl Into<u64>, limit: impl Into<u64>) -> Result<(), Violation> {
         let (value, limit) = (value.into(), limit.into());
         if value < limit { Ok(()) } else { Err(Violation::OutOfBounds { rank: self.p.rank, record: self.record, field, value, limit }) }
+    }
+
+    /// As [`range`](Self::range), of rows. There are none of a tile or chunk behind the end, which a
+    /// shard with one row less may have.
+    fn rows(self, first: u32, count: u32, extent: u32, most: u32) -> Result<(), Violation> {
+        if count == 0 && first >= extent { Ok(()) } else { self.range("rows", first, count, extent, most) }
     }
 
     /// Checks a range of `count` elements from `first` within `extent`; `count` is in `1..=most`.

@@ -2,12 +2,12 @@
 
 use super::rect::{Rect, overlap};
 use super::{Output, Violation};
-use crate::OpKind;
 use crate::program::{TileProgram, WorkItem, sink};
+use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let mut items: Vec<Vec<usize>> = vec![Vec::new(); outputs(p).len()];
-    for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::PARTIAL) {
+    for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::PARTIAL && item.rows > 0) {
         items[output_of(p, item)].push(index);
     }
     for (output, items) in outputs(p).into_iter().zip(items) {
@@ -16,7 +16,11 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             return Err(Violation::CoveredTwice { rank: p.rank, output, first: items[first], second: items[second] });
         }
         // Disjoint items inside the output cover it if the areas are equal.
-        let rows = if output == Output::AllShards { p.problem.m() } else { p.problem.m_shard() };
+        let rows = match output {
+            Output::AllShards => p.problem.m(),
+            Output::Shard(shard) => p.problem.shard_rows(Rank::new(shard)).len() as u32,
+            Output::Reduced => p.problem.shard_rows(p.rank).len() as u32,
+        };
         let all = u64::from(rows) * u64::from(p.problem.n_local());
         let covered: u64 = rects.iter().map(|rect| rect.area()).sum();
         if covered < all {

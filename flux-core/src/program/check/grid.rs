@@ -8,12 +8,19 @@
 use super::Violation;
 use crate::program::{TileProgram, sink};
 use crate::tile::TileGrid;
+use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rows = if p.flattened { p.problem.m() } else { p.problem.m_shard() };
     let grid = TileGrid::new(rows, p.problem.n_local(), p.tile);
     for (index, item) in p.items.iter().enumerate() {
         let tile = grid.extent(item.row / p.tile.m, item.col / p.tile.n);
+        let shard = match p.problem.op() {
+            OpKind::AllGatherGemm => item.out_outer,
+            OpKind::GemmReduceScatter => item.a_outer,
+        };
+        let end = if p.flattened { rows } else { p.problem.shard_rows(Rank::new(shard)).len() as u32 };
+        let tile = tile.above(end);
         let off = |what, (first, count), (tile, of_tile)| {
             Err(Violation::OffGrid { rank: p.rank, item: index, what, found: first..first + count, tile: tile..tile + of_tile })
         };

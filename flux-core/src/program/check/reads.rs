@@ -7,6 +7,7 @@ use super::signals::moves;
 use crate::Rank;
 use crate::program::{Await, Forward, Places, TileProgram, WorkItem, sink, source};
 use std::collections::BTreeMap;
+use std::ops::Range;
 
 /// Writers of each location; a slot has one, since writers do not overlap.
 #[derive(Default)]
@@ -53,15 +54,22 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
 
 /// Checks the rows of A, of one place or with flattened rows of several.
 fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
-    let m_shard = p.problem.m_shard();
-    let first = item.a_outer * m_shard + item.row;
-    let (places, end) = (first / m_shard..=(first + item.rows - 1) / m_shard, first + item.rows);
+    let of_rank = |rank: Rank| p.problem.shard_rows(rank);
     let col = item.k_first * p.tile.k;
     let cols = p.problem.k_local().min((item.k_first + item.k_steps).saturating_mul(p.tile.k)) - col;
-    for place in places {
-        let of_place = Rect { row: 0, rows: m_shard, col, cols };
-        let (row, last) = (first.max(place * m_shard) - place * m_shard, end.min((place + 1) * m_shard) - place * m_shard);
-        let read = Rect { row, rows: last - row, ..of_place };
+    // Shards with their places, and the rows of each that are read.
+    let shards: Vec<(Rank, u32, Range<u32>)> = if p.flattened {
+        let within = |rank: Rank| {
+            let own = of_rank(rank);
+            let (first, end) = (item.row.max(own.start), (item.row + item.rows).min(own.end));
+            (first < end).then(|| (rank, rank.get(), first - own.start..end - own.start))
+        };
+        p.problem.world().ranks().filter_map(within).collect()
+    } else {
+        vec![(Rank::new(item.out_outer), item.a_outer, item.row..item.row + item.rows)]
+    };
+    for (peer, place, rows) in shards {
+        let read = Rect { row: rows.start, rows: rows.len() as u32, col, cols };
         let written = writers.places.get(&(p.rank.get(), place)).map_or(&[][..], Vec::as_slice);
         let announced = written.iter().filter(|(signal, rect)| {
             // The first step that reads the transfer.
@@ -73,9 +81,14 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
         if parts.iter().map(|part| part.area()).sum::<u64>() < read.area() {
             let cols_of =
                 |row: u32| parts.iter().filter(|part| (part.row..part.row + part.rows).contains(&row)).map(|part| part.cols).sum::<u32>();
-            let row = (read.row..last).find(|&row| cols_of(row) < cols).unwrap_or(read.row);
-            let peer = Rank::new(if p.flattened { place } else { item.out_outer });
-            return Err(Violation::Unguarded { rank: p.rank, item: index, what: "gather row", index: place * m_shard + row, peer });
+            let row = rows.clone().find(|&row| cols_of(row) < cols).unwrap_or(read.row);
+            return Err(Violation::Unguarded {
+                rank: p.rank,
+                item: index,
+                what: "gather row",
+                index: place * p.problem.m_shard() + row,
+                peer,
+            });
         }
     }
     Ok(())
@@ -85,7 +98,7 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
 fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers<'_>) -> Result<(), Violation> {
     let read = Rect::of_transfer(&forward.to);
     let written = writers.places.get(&(p.rank.get(), forward.from)).map_or(&[][..], Vec::as_slice);
-    let whole = |(signal, rect): &(u32, Rect)| *signal == forward.awaits.signal && rect.meet(read) == Some(read);
+    let whole = |(signal, rect): &(u32, Rect)| *signal == forward.awaits.signal && (read.rows == 0 || rect.meet(read) == Some(read));
     if written.iter().any(whole) {
         return Ok(());
     }
@@ -117,7 +130,7 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
 /// Checks the scattered rows of every rank, by the tiles that hold them. Completeness follows from
 /// the cover of each rank's output.
 fn reduced_rows(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
-    let read = Rect { row: p.rank.get() * p.problem.m_shard() + item.row, ..Rect::of_item(item) };
+    let read = Rect { row: p.problem.shard_rows(p.rank).start + item.row, ..Rect::of_item(item) };
     for source in p.problem.world().ranks() {
         let columns = (source.get(), (item.col + 1).saturating_sub(p.tile.n))..(source.get(), item.col + item.cols);
         let tiles = writers.scattered.range(columns).flat_map(|(_, tiles)| tiles);

@@ -1,5 +1,5 @@
 //! Rule: every awaited signal is raised once in a call, by the rank that the await names, and every
-//! raised signal is awaited.
+//! raised signal is awaited, but those of chunks without rows.
 
 use super::{Record, Violation};
 use crate::Rank;
@@ -54,7 +54,16 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             }
         }
     }
-    match raised.into_iter().find(|(key, _)| !awaited.contains(key)) {
+    let announces_rows = |key: &(u32, u32), (by, record): &(Rank, Record)| {
+        let p = &programs[by.index()];
+        let moved = match *record {
+            Record::Transfer(index) => Some(&p.transfers[index]),
+            Record::Forward(index) => Some(&p.forwards[index].to),
+            _ => None,
+        };
+        !awaited.contains(key) && moved.is_none_or(|transfer| transfer.rows > 0)
+    };
+    match raised.into_iter().find(|(key, by)| announces_rows(key, by)) {
         None => Ok(()),
         Some(((owner, signal), by)) => Err(Violation::NeverAwaited { owner: Rank::new(owner), signal, by }),
     }

@@ -27,7 +27,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
                 return Err(Violation::WrittenTwice { owner: Rank::new(owner), what, index: slot, first, second });
             }
         }
-        for (transfer, record) in moves(p) {
+        for (transfer, record) in moves(p).filter(|(transfer, _)| transfer.rows > 0) {
             let by = (p.rank, record);
             places.entry((transfer.dest, transfer.place)).or_default().push((Rect::of_transfer(transfer), by));
         }

@@ -49,7 +49,7 @@ fn shard(program: &TileProgram) -> Vec<Parcel> {
             let block = Block { offset, rows: u64::from(t.rows), width: u64::from(t.cols) * element, pitch: row_bytes };
             parcels.push(Parcel { origin: Origin::Shard { row, before }, block, readers: Vec::new() });
         }
-        let offset = u64::from(t.place) * program.place_bytes() + offset;
+        let offset = program.gather_place_offset(t.place) + offset;
         parcels[number].readers.push(Reader { rank: t.dest, signal: t.raise, offset, pitch: row_bytes, step: t.step });
     }
     parcels

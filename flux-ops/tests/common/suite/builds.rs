@@ -54,7 +54,7 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
             assert!(shape_refused(OPS[1], [8 * w, 20, 8 * w]).starts_with("n = 20 per rank is not a multiple of 8"));
             assert!(shape_refused(OPS[1], [1 << 30, 8, 8 * w]).starts_with("m = 1073741824 is above the limit"));
             if w > 1 {
-                assert!(shape_refused(OPS[0], [8 * w + 1, 8 * w, 8]).contains("not divisible by the world size 3: pad m to 27"));
+                assert!(shape_refused(OPS[0], [8 * w, 8 * w + 1, 8]).contains("n = 25 is not divisible by the world size 3: pad n to 48"));
                 assert!(shape_refused(OPS[1], [8 * w, 8, 8 * w + 8]).starts_with("k = 32 is not divisible by the world size 3"));
             }
             let bad = Plan { chunk: Chunk::Tiles(0), ..Plan::of(machine.tiles()[0]) };

@@ -120,7 +120,7 @@ pub fn a_bias_that_does_not_fit_is_refused(machine: Machine) {
 }
 
 fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf16>, node: &crate::common::Node) {
-    let (lx, lw, ly) = layouts(case);
+    let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned::<bf16>(ly.span());
     let bias = node.poisoned::<bf16>(ly.cols + 8);

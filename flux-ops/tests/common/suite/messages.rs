@@ -46,7 +46,7 @@ pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let op = AnyOp::of(&case, OpOptions::default(), node);
-            let (lx, lw, ly) = layouts(&case);
+            let (lx, lw, ly) = layouts(&case, node.rank);
             let wide = Layout { row_stride: lx.cols + 24, ..lx };
             let mut spread = vec![bf16::NAN; wide.span()];
             for (row, dense) in case.x(node.rank).chunks_exact(lx.cols).enumerate() {
@@ -94,7 +94,7 @@ fn captured(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> CallError {
     let stream = node.cuda_stream().unwrap();
     // SAFETY: every buffer of this rank is used on this one stream.
     unsafe { stream.context().disable_event_tracking() };
-    let (lx, lw, ly) = layouts(case);
+    let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned(ly.span());
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
@@ -189,7 +189,7 @@ fn rank_1_never_calls_while_streams_are_filled(machine: Machine, case: &Case<bf1
     /// More than a stream takes: 1,024 launches, of which a call has several.
     const CALLS: usize = 20_000;
     let fill = |op: &AnyOp<bf16>, node: &Node| {
-        let (lx, lw, ly) = layouts(case);
+        let (lx, lw, ly) = layouts(case, node.rank);
         let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
         let mut y = node.poisoned(ly.span());
         let one = |_| op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).err();

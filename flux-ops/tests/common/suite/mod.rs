@@ -35,10 +35,16 @@ impl Number for f16 {}
 
 pub fn defaults(_: &mut Options) {}
 
-/// Extents for a world: a row block of 128 and one of a single row in each shard, tails of columns
-/// and of the inner dimension. On GPUs, where the tests are optimised, several column blocks and
+/// Extents for a world: a row block of 128 in each shard and one of a single row in all but the
+/// last, tails of columns and of the inner dimension. On GPUs, where the tests are optimised, several column blocks and
 /// pipeline stages too.
 pub fn unaligned(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
+    let [m, n, k] = equal_shards(machine, op, world);
+    [m - usize::from(world > 1), n, k]
+}
+
+/// The same with a row more, so that all shards are equal.
+pub fn equal_shards(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let w = world as usize;
     match (op, machine) {
         (OpKind::AllGatherGemm, Machine::Host) => [129 * w, 40 * w, 72],
@@ -51,18 +57,18 @@ pub fn unaligned(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
 /// The same with fewer rows in a shard than a tile has.
 pub fn few_rows(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let [_, n, k] = unaligned(machine, op, world);
-    [21 * world as usize, n, k]
+    [21 * world as usize - usize::from(world > 1), n, k]
 }
 
 /// Dense layouts of a rank's operands.
-pub fn layouts<T: Number>(case: &Case<T>) -> (Layout, Layout, Layout) {
+pub fn layouts<T: Number>(case: &Case<T>, rank: flux_core::Rank) -> (Layout, Layout, Layout) {
     let dense = |s: Shape| Layout::dense(s.rows as usize, s.cols as usize);
-    (dense(case.problem.x_shape()), dense(case.problem.w_shape()), dense(case.problem.y_shape()))
+    (dense(case.problem.x_shape(rank)), dense(case.problem.w_shape()), dense(case.problem.y_shape(rank)))
 }
 
 /// One call on fresh buffers.
 pub fn call<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Result<Vec<T>, CallError> {
-    let (lx, lw, ly) = layouts(case);
+    let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned(ly.span());
     match case.bias(node.rank) {

@@ -26,7 +26,7 @@ pub fn a_refused_call_launches_nothing(machine: Machine) {
 }
 
 fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
-    let (lx, lw, ly) = layouts(case);
+    let (lx, lw, ly) = layouts(case, node.rank);
     let smaller = |l: Layout| [Layout::dense(l.rows - 1, l.cols), Layout::strided(l.rows, l.cols - 8, l.cols)];
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned::<bf16>(ly.rows * ly.cols);
@@ -54,7 +54,7 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
 /// Operands of the right shape in the wrong place: another device, memory shared with `y`, a stream
 /// of another kind.
 fn make_every_misplaced_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
-    let (lx, lw, ly) = layouts(case);
+    let (lx, lw, ly) = layouts(case, node.rank);
     let (at_w, at_y) = (lx.span(), lx.span() + lw.span());
     let memory = node.poisoned::<bf16>(at_y + ly.span());
     let (start, here) = {

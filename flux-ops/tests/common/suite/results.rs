@@ -80,11 +80,12 @@ pub fn small_shards_give_the_right_result_however_they_are_cut(machine: Machine)
     for world in machine.worlds(&[1, 2, 3, 4, 8]) {
         let w = world as usize;
         let mut all = Vec::new();
-        let sizes = [1, 5, 8, 16, 40, 75].into_iter().filter(|&m_shard| m_shard <= tile.m as usize);
-        for (op, m_shard) in OPS.into_iter().flat_map(|op| sizes.clone().map(move |m_shard| (op, m_shard))) {
+        // Some have shards without rows, or that differ by a row.
+        let sizes = [1, 5, 8 * w, 16 * w - 1, 40 * w + 1, 75 * w].into_iter().filter(|&m| m <= tile.m as usize * w);
+        for (op, m) in OPS.into_iter().flat_map(|op| sizes.clone().map(move |m| (op, m))) {
             // a tail of columns, and nine and a half steps along k of every rank
             let (n, k) = (tile.n as usize + 8, 9 * tile.k as usize + 8);
-            let shape = if op == OPS[0] { [m_shard * w, n * w, k] } else { [m_shard * w, n, k * w] };
+            let shape = if op == OPS[0] { [m, n * w, k] } else { [m, n, k * w] };
             let cases = [Values::Integers, Values::Reals].map(|values| Case::<bf16>::new(op, shape, world, values, 17));
             let expected = cases.each_ref().map(|case| case.expected_on(machine));
             all.push((cases, expected));

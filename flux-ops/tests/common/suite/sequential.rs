@@ -1,7 +1,7 @@
 //! Sequential calls: one collective of all rows, before or after one GEMM.
 
 use super::messages::{before_a_new_group, plain, rank_1_never_calls};
-use super::{AnyOp, Case, Machine, Number, call, defaults, few_rows, layouts, unaligned};
+use super::{AnyOp, Case, Machine, Number, call, defaults, equal_shards, few_rows, layouts};
 use crate::common::{Memory, Node, OPS, OpOptions, Values};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, KSplit, Plan};
@@ -20,7 +20,8 @@ fn sequential(machine: Machine) -> Plan {
 pub fn sequential_calls_share_the_workspace_with_others(machine: Machine) {
     for world in machine.worlds(&[2, 3, 4, 8]) {
         let of = |op| {
-            let (few, many) = (few_rows(machine, op, world), unaligned(machine, op, world));
+            let many = equal_shards(machine, op, world);
+            let few = [21 * world as usize, many[1], many[2]];
             let (whole, split) = (sequential(machine), Plan { k: KSplit::SplitK(2), ..sequential(machine) });
             let plans = [(few, whole), (many, plain(machine)), (many, whole), (many, split)];
             plans.map(|(shape, plan)| (Case::<bf16>::new(op, shape, world, Values::Integers, 67), OpOptions::of(plan)))
@@ -53,7 +54,7 @@ pub fn sequential_calls_share_the_workspace_with_others(machine: Machine) {
 /// Sums of two addends are exact in any order.
 pub fn sequential_integers_of_two_ranks_are_exact(machine: Machine) {
     for op in OPS {
-        let case = Case::<bf16>::new(op, unaligned(machine, op, 2), 2, Values::Integers, 71);
+        let case = Case::<bf16>::new(op, equal_shards(machine, op, 2), 2, Values::Integers, 71);
         let expected = case.expected_on(machine);
         for world in machine.worlds(&[2]) {
             machine.run(world, defaults, |node| {
@@ -79,7 +80,7 @@ fn finish<T: Number>(machine: Machine) {
         let activation = if op == OpKind::AllGatherGemm { Activation::Silu } else { Activation::None };
         for (bias, activation) in [(false, Activation::None), (true, activation)] {
             let case =
-                Case::<T>::new(op, unaligned(machine, op, world), world, Values::Reals, 73).finished(bias, Values::Reals, activation);
+                Case::<T>::new(op, equal_shards(machine, op, world), world, Values::Reals, 73).finished(bias, Values::Reals, activation);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
@@ -92,12 +93,12 @@ fn finish<T: Number>(machine: Machine) {
 /// Rows of `x`, `w` and `y` with gaps, which keep what is in them.
 pub fn sequential_calls_honour_row_strides(machine: Machine) {
     for (world, op) in machine.worlds(&[2, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-        let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 57);
+        let case = Case::<bf16>::new(op, equal_shards(machine, op, world), world, Values::Integers, 57);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
             let wide = |layout: Layout| Layout { row_stride: layout.cols + 24, ..layout };
-            let (lx, lw, ly) = layouts(&case);
+            let (lx, lw, ly) = layouts(&case, node.rank);
             let (x, w) = (with_gaps(&case.x(node.rank), wide(lx), node), with_gaps(&case.w(node.rank), wide(lw), node));
             let mut y = node.poisoned(wide(ly).span());
             for _ in 0..3 {
@@ -124,5 +125,5 @@ fn with_gaps(dense: &[bf16], layout: Layout, node: &Node) -> Memory<bf16> {
 
 /// No kernel of a sequential call waits for a peer, so the guard ends the collective.
 pub fn a_rank_that_never_makes_a_sequential_call_is_named(machine: Machine) {
-    before_a_new_group(machine, &[2, 3, 4], unaligned, OpOptions::of(sequential(machine)), rank_1_never_calls);
+    before_a_new_group(machine, &[2, 3, 4], equal_shards, OpOptions::of(sequential(machine)), rank_1_never_calls);
 }

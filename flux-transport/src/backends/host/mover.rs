@@ -44,8 +44,19 @@ struct Job {
     row_bytes: u64,
     element_bytes: u64,
     place_bytes: u64,
+    full_places: u32,
     transfers: Vec<Transfer>,
     forwards: Vec<Forward>,
+}
+
+impl Job {
+    /// Offset of a place in the gather buffer.
+    const fn place(&self, place: u32) -> u64 {
+        let &Self { x, row_stride, row_bytes, element_bytes, place_bytes, full_places, .. } = self;
+        let none =
+            RowTransfers { x, row_stride, row_bytes, element_bytes, rows: 0, place_bytes, full_places, transfers: &[], forwards: &[] };
+        none.place(place)
+    }
 }
 
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -67,9 +78,18 @@ impl Desk {
 
 impl MoverThread {
     pub(super) fn spawn(rank: Rank) -> Result<Self, TransportError> {
-        let (x, row_stride, row_bytes, element_bytes, place_bytes) = (0, 0, 0, 0, 0);
-        let (transfers, forwards) = (Vec::with_capacity(64 * MAX_WORLD), Vec::new());
-        let job = Job { state: State::Idle, mapping: None, x, row_stride, row_bytes, element_bytes, place_bytes, transfers, forwards };
+        let job = Job {
+            state: State::Idle,
+            mapping: None,
+            x: 0,
+            row_stride: 0,
+            row_bytes: 0,
+            element_bytes: 0,
+            place_bytes: 0,
+            full_places: u32::MAX,
+            transfers: Vec::with_capacity(64 * MAX_WORLD),
+            forwards: Vec::new(),
+        };
         let desk = Arc::new(Desk { job: Mutex::new(job), changed: Condvar::new() });
         let for_thread = Arc::clone(&desk);
         let thread = std::thread::Builder::new()
@@ -88,7 +108,7 @@ impl MoverThread {
         let mut job = self.desk.lock();
         job.mapping = Some(mapping);
         (job.x, job.row_stride, job.row_bytes) = (push.x, push.row_stride, push.row_bytes);
-        (job.element_bytes, job.place_bytes) = (push.element_bytes, push.place_bytes);
+        (job.element_bytes, job.place_bytes, job.full_places) = (push.element_bytes, push.place_bytes, push.full_places);
         job.transfers.clear();
         job.transfers.extend_from_slice(push.transfers);
         job.forwards.clear();
@@ -140,8 +160,7 @@ fn carry_out(job: &Job, mapping: &Mapping) {
         if call.poisoned() || mapping.words.abort().load_acquire() != 0 {
             return;
         }
-        let place = half + u64::from(transfer.place) * job.place_bytes;
-        let to = mapping.view.data[transfer.dest as usize] + place;
+        let to = mapping.view.data[transfer.dest as usize] + half + job.place(transfer.place);
         copy_rows(job, transfer, (job.x, job.row_stride), to);
         call.publish(Rank::new(transfer.dest), transfer.raise);
     }
@@ -149,7 +168,7 @@ fn carry_out(job: &Job, mapping: &Mapping) {
         if call.wait(awaits.signal, Rank::new(awaits.peer), until(Duration::from_nanos(mapping.view.deadline_ns))).is_err() {
             return;
         }
-        let at = |rank: usize, place: u32| mapping.view.data[rank] + half + u64::from(place) * job.place_bytes;
+        let at = |rank: usize, place: u32| mapping.view.data[rank] + half + job.place(place);
         copy_rows(job, to, (at(mapping.rank.index(), *from), job.row_bytes), at(to.dest as usize, to.place));
         call.publish(Rank::new(to.dest), to.raise);
     }
@@ -206,8 +225,17 @@ mod tests {
         let carry = |mapping: &Arc<Mapping>, dest| {
             let transfers = [Transfer { dest, rows: 1, cols: 16, ..Transfer::default() }];
             let x = x.as_ptr().expose_provenance() as u64;
-            let push =
-                RowTransfers { x, row_stride: 16, row_bytes: 16, element_bytes: 1, place_bytes: 16, transfers: &transfers, forwards: &[] };
+            let push = RowTransfers {
+                x,
+                row_stride: 16,
+                row_bytes: 16,
+                element_bytes: 1,
+                rows: 1,
+                place_bytes: 16,
+                full_places: u32::MAX,
+                transfers: &transfers,
+                forwards: &[],
+            };
             // SAFETY: `x` lives on; the transfer is in the workspace, or to a rank that there is
             // none of, at whose address the job panics.
             unsafe { mover.start(Arc::clone(mapping), &push) };

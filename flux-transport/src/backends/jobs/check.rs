@@ -35,7 +35,8 @@ impl MessageRounds<'_> {
         }
         for (index, round) in self.rounds.iter().enumerate() {
             let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
-            let end = round.offset.saturating_add(round.bytes);
+            let bytes = round.bytes.max(round.sent.bytes).max(round.received.bytes);
+            let end = round.offset.saturating_add(bytes);
             if end > self.place_bytes {
                 return bad("end of the chunk", end, self.place_bytes);
             }

@@ -42,8 +42,17 @@ mod tests {
     }
 
     fn fault_of(program: &TileProgram, forwards: &[Forward], rounds: &[Round], nodes: Nodes) -> Option<&'static str> {
-        let push =
-            RowTransfers { x: 0, row_stride: 0, row_bytes: 0, element_bytes: 2, place_bytes: 0, transfers: &program.transfers, forwards };
+        let push = RowTransfers {
+            x: 0,
+            row_stride: 0,
+            row_bytes: 0,
+            element_bytes: 2,
+            rows: 0,
+            place_bytes: 0,
+            full_places: u32::MAX,
+            transfers: &program.transfers,
+            forwards,
+        };
         let source = if program.problem.op() == OpKind::AllGatherGemm { Source::Rows(push) } else { Source::Stored { of_all: false } };
         fault(&MessageRounds { source, place_bytes: 0, rounds, peers: u32::MAX, op: 1 }, program.rank, nodes)
     }

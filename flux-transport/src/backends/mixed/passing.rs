@@ -75,7 +75,7 @@ impl<'a> Passing<'a> {
         let half = memory.data + epoch.half() as u64 * memory.size.half_stride();
         for Forward { from, awaits, to } in now {
             // From a place, whose rows are dense.
-            let rows = RowTransfers { x: half + u64::from(*from) * push.place_bytes, row_stride: push.row_bytes, ..*push };
+            let rows = RowTransfers { x: half + push.place(*from), row_stride: push.row_bytes, ..*push };
             let word = at.outbox.word(awaits.signal);
             // SAFETY: checked as `begin`'s caller promised; the rows are in the own gather buffer,
             // where the stream's next call is the first to overwrite them.

@@ -6,14 +6,16 @@
 
 use super::library::{Library, NcclError, library};
 use crate::cuda::CudaDevice;
-use cudarc::nccl::sys::{ncclDataType_t, ncclRedOp_t, ncclUniqueId};
-use std::ffi::{c_char, c_int, c_void};
+use std::ffi::{c_int, c_void};
 use std::marker::PhantomData;
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::mpsc;
 use std::time::Duration;
 
 /// Names one communicator to all its ranks; made by one of them.
+///
+/// It is NCCL's `ncclUniqueId`, 128 bytes that NCCL takes by value.
+#[repr(C)]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct UniqueId([u8; 128]);
 
@@ -21,10 +23,10 @@ impl UniqueId {
     /// A fresh one.
     pub fn new() -> Result<Self, NcclError> {
         let library = library()?;
-        let mut id = ncclUniqueId { internal: [0; 128] };
+        let mut id = Self([0; 128]);
         // SAFETY: `id` is a place for the result.
         library.check("ncclGetUniqueId", unsafe { (library.nccl_get_unique_id)(&raw mut id) })?;
-        Ok(Self(id.internal.map(c_char::cast_unsigned)))
+        Ok(id)
     }
 
     /// From the bytes of another rank's.
@@ -54,15 +56,15 @@ pub enum ElementType {
 }
 
 impl ElementType {
-    pub(super) fn code(self) -> c_int {
-        let code = match self {
-            Self::Bf16 => ncclDataType_t::ncclBfloat16,
-            Self::F16 => ncclDataType_t::ncclFloat16,
-            Self::F32 => ncclDataType_t::ncclFloat32,
-            Self::U8 => ncclDataType_t::ncclUint8,
-            Self::U32 => ncclDataType_t::ncclUint32,
-        };
-        code as c_int
+    /// Its `ncclDataType_t`.
+    pub(super) const fn code(self) -> c_int {
+        match self {
+            Self::U8 => 1,
+            Self::U32 => 3,
+            Self::F16 => 6,
+            Self::F32 => 7,
+            Self::Bf16 => 9,
+        }
     }
 }
 
@@ -75,7 +77,8 @@ impl From<flux_core::DType> for ElementType {
     }
 }
 
-pub(super) const SUM: c_int = ncclRedOp_t::ncclSum as c_int;
+/// `ncclSum` of `ncclRedOp_t`.
+pub(super) const SUM: c_int = 0;
 
 /// One rank's communicator.
 pub struct Comm {
@@ -109,7 +112,6 @@ impl Comm {
         let on = device.clone();
         let join = move || {
             let joined = on.bind().map_err(NcclError::from).and_then(|()| {
-                let id = ncclUniqueId { internal: id.0.map(u8::cast_signed) };
                 let mut comm = 0;
                 // SAFETY: `comm` is a place for the result; the id is passed by value; NCCL checks
                 // rank and world.

@@ -3,9 +3,9 @@
 //! Invariant: a [`Library`] exists only with every entry point found; the library stays loaded for
 //! the life of the process.
 
+use super::comm::UniqueId;
 use super::search;
 use crate::cuda::loading;
-use cudarc::nccl::sys::ncclUniqueId;
 use std::ffi::{CStr, c_char, c_int, c_void};
 use std::ops::RangeInclusive;
 use std::path::PathBuf;
@@ -185,15 +185,15 @@ table! {
     nccl_get_version = b"ncclGetVersion\0" (*mut c_int) -> c_int;
     nccl_get_error_string = b"ncclGetErrorString\0" (c_int) -> *const c_char;
     nccl_get_last_error = b"ncclGetLastError\0" (usize) -> *const c_char;
-    nccl_get_unique_id = b"ncclGetUniqueId\0" (*mut ncclUniqueId) -> c_int;
-    nccl_comm_init_rank = b"ncclCommInitRank\0" (*mut usize, c_int, ncclUniqueId, c_int) -> c_int;
+    nccl_get_unique_id = b"ncclGetUniqueId\0" (*mut UniqueId) -> c_int;
+    nccl_comm_init_rank = b"ncclCommInitRank\0" (*mut usize, c_int, UniqueId, c_int) -> c_int;
     nccl_comm_destroy = b"ncclCommDestroy\0" (usize) -> c_int;
     nccl_comm_abort = b"ncclCommAbort\0" (usize) -> c_int;
     nccl_comm_get_async_error = b"ncclCommGetAsyncError\0" (usize, *mut c_int) -> c_int;
     nccl_all_gather = b"ncclAllGather\0" (*const c_void, *mut c_void, usize, c_int, usize, usize) -> c_int;
     nccl_reduce_scatter = b"ncclReduceScatter\0" (*const c_void, *mut c_void, usize, c_int, c_int, usize, usize) -> c_int;
     nccl_comm_split = b"ncclCommSplit\0" (usize, c_int, c_int, *mut usize, *mut Config) -> c_int;
-    nccl_comm_init_rank_config = b"ncclCommInitRankConfig\0" (*mut usize, c_int, ncclUniqueId, c_int, *mut Config) -> c_int;
+    nccl_comm_init_rank_config = b"ncclCommInitRankConfig\0" (*mut usize, c_int, UniqueId, c_int, *mut Config) -> c_int;
     nccl_comm_finalize = b"ncclCommFinalize\0" (usize) -> c_int;
     nccl_group_start = b"ncclGroupStart\0" () -> c_int;
     nccl_group_end = b"ncclGroupEnd\0" () -> c_int;

@@ -20,7 +20,6 @@ use super::library::{Config, Library, NcclError, library, version};
 use super::members::Members;
 use super::sharing::most;
 use crate::cuda::{CudaDevice, done_by};
-use cudarc::nccl::sys::{ncclDataType_t, ncclUniqueId};
 use flux_core::DType;
 use std::convert::Infallible;
 use std::ffi::c_int;
@@ -84,12 +83,11 @@ pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Re
     // A communicator that is split from the family has no more channels than that.
     let all = if members.have_collectives() { sharing.asked..=most(version) } else { overlapped.clone() };
     let (mut raw, mut first) = (0, Config::new(false, all, sharing.lanes, version));
-    let id = ncclUniqueId { internal: members.id.to_bytes().map(u8::cast_signed) };
     let current = device.enter()?;
     let init = library.nccl_comm_init_rank_config;
     // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is
     // read before the call returns.
-    let code = unsafe { init(&raw mut raw, count.cast_signed(), id, place.cast_signed(), &raw mut first) };
+    let code = unsafe { init(&raw mut raw, count.cast_signed(), members.id, place.cast_signed(), &raw mut first) };
     library.accepted("ncclCommInitRankConfig", code)?;
     let family = Family(Communicator { library, device: device.clone(), raw });
     let split = |channels| match family.split(place, Config::new(true, channels, sharing.lanes, version), until) {
@@ -354,7 +352,7 @@ impl Drop for Group<'_> {
     }
 }
 
-const BYTES: c_int = ncclDataType_t::ncclUint8 as c_int;
+const BYTES: c_int = ElementType::U8.code();
 
 impl Library {
     /// As [`check`](Self::check), where a call may also be under way.

@@ -2,8 +2,9 @@
 //!
 //! Invariant: nothing is executed and nothing is loaded here; a candidate may not exist.
 
-use std::ffi::{OsStr, OsString};
-use std::path::{Path, PathBuf};
+use crate::cuda::wheels::site_packages;
+use std::ffi::OsString;
+use std::path::PathBuf;
 
 /// What the library is called: wheels have only the first, development packages both.
 const NAMES: [&str; 2] = ["libnccl.so.2", "libnccl.so"];
@@ -17,53 +18,19 @@ pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf>
     }
     // Without a slash the loader searches: LD_LIBRARY_PATH, the cache, what is loaded already.
     let mut found: Vec<PathBuf> = NAMES.iter().map(PathBuf::from).collect();
-    let mut prefixes: Vec<PathBuf> = env("VIRTUAL_ENV").map(PathBuf::from).into_iter().collect();
-    prefixes.extend(python_prefixes(env("PATH").as_deref()));
-    for prefix in prefixes {
-        for site in site_packages(&prefix) {
-            let wheel = site.join("nvidia/nccl/lib").join(NAMES[0]);
-            if wheel.is_file() && !found.contains(&wheel) {
-                found.push(wheel);
-            }
-        }
-    }
-    found.extend(NAMES.map(|name| Path::new("/usr/lib/x86_64-linux-gnu").join(name)));
+    let wheels = site_packages(env).into_iter().map(|site| site.join("nvidia/nccl/lib").join(NAMES[0]));
+    found.extend(wheels.filter(|wheel| wheel.is_file()));
+    // Debian's folder of libraries of this architecture.
+    let system = PathBuf::from(format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH));
+    found.extend(NAMES.map(|name| system.join(name)));
     found
-}
-
-/// The prefixes of the first `python3` on `path`: as it is named there (a virtual environment) and
-/// as its links resolve.
-fn python_prefixes(path: Option<&OsStr>) -> Vec<PathBuf> {
-    let python = path.into_iter().flat_map(std::env::split_paths).map(|dir| dir.join("python3")).find(|p| p.is_file());
-    let Some(python) = python else {
-        return Vec::new();
-    };
-    let resolved = python.canonicalize().ok();
-    [Some(python), resolved].into_iter().flatten().filter_map(|p| Some(p.parent()?.parent()?.to_path_buf())).collect()
-}
-
-/// The package folders below a prefix, the newest Python first.
-fn site_packages(prefix: &Path) -> Vec<PathBuf> {
-    let mut sites = Vec::new();
-    for lib in ["lib", "local/lib"] {
-        let Ok(entries) = std::fs::read_dir(prefix.join(lib)) else {
-            continue;
-        };
-        for entry in entries.flatten() {
-            if entry.file_name().to_string_lossy().starts_with("python3") {
-                sites.extend(["site-packages", "dist-packages"].map(|packages| entry.path().join(packages)));
-            }
-        }
-    }
-    sites.sort();
-    sites.reverse();
-    sites
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use std::collections::HashMap;
+    use std::path::Path;
 
     fn env(pairs: &[(&str, &Path)]) -> impl Fn(&str) -> Option<OsString> {
         let map: HashMap<String, OsString> = pairs.iter().map(|(k, v)| ((*k).to_owned(), v.as_os_str().to_owned())).collect();
@@ -93,6 +60,7 @@ mod tests {
         std::fs::write(dir.path().join("usr/bin/python3"), "").unwrap();
         let found = candidates(env(&[("VIRTUAL_ENV", &dir.path().join("venv")), ("PATH", &dir.path().join("usr/bin"))]));
         assert_eq!(found[..4], [PathBuf::from("libnccl.so.2"), PathBuf::from("libnccl.so"), venv, system]);
+        assert!(found[4..].iter().all(|p| p.starts_with(format!("/usr/lib/{}-linux-gnu", std::env::consts::ARCH))), "{found:?}");
         assert_eq!(found.len(), 6);
     }
 }

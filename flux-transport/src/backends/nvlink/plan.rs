@@ -35,12 +35,13 @@ pub(super) fn copies<'a>(
     data: &[u64],
     pads: &[u64],
 ) -> impl Iterator<Item = Copy> {
-    let &RowTransfers { x, row_stride, row_bytes, element_bytes, place_bytes, .. } = push;
+    let push = *push;
+    let RowTransfers { x, row_stride, row_bytes, element_bytes, .. } = push;
     let half = epoch.half() as u64 * half_stride;
     transfers.map(move |t| {
         let (dest, col) = (t.dest as usize, u64::from(t.col) * element_bytes);
         Copy {
-            to: data[dest] + half + u64::from(t.place) * place_bytes + u64::from(t.row) * row_bytes + col,
+            to: data[dest] + half + push.place(t.place) + u64::from(t.row) * row_bytes + col,
             from: x + u64::from(t.row) * row_stride + col,
             rows: u64::from(t.rows),
             width: u64::from(t.cols) * element_bytes,
@@ -61,7 +62,17 @@ mod tests {
     const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 3 * 1024, signals: 6, counters: 0 };
 
     fn push(transfers: &[Transfer]) -> RowTransfers<'_> {
-        RowTransfers { x: 0x1000, row_stride: 96, row_bytes: 64, element_bytes: 2, place_bytes: 1024, transfers, forwards: &[] }
+        RowTransfers {
+            x: 0x1000,
+            row_stride: 96,
+            row_bytes: 64,
+            element_bytes: 2,
+            rows: 16,
+            place_bytes: 1024,
+            full_places: u32::MAX,
+            transfers,
+            forwards: &[],
+        }
     }
 
     #[test]

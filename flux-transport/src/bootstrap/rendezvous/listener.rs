@@ -13,6 +13,7 @@ use rustix::event::PollFd;
 use rustix::io::Errno;
 
 use super::auth::{self, Challenge, MAX_RESPONSE, Response};
+use crate::bootstrap::credentials::same_user;
 use crate::bootstrap::deadlines::ANSWER;
 use crate::bootstrap::link::Link;
 use crate::bootstrap::secret::Secret;
@@ -122,7 +123,7 @@ impl<L: AsFd> Listener<L> {
         let until = Instant::now() + PATIENCE;
         let Some(key) = &self.key else {
             let socket = socket::accept(self.socket.as_fd())?;
-            if !matches!(socket::same_user(socket.as_fd()), Ok(true)) {
+            if !matches!(same_user(socket.as_fd()), Ok(true)) {
                 tracing::warn!("refused a process of another user at the rendezvous");
                 return Ok(None);
             }

@@ -13,6 +13,7 @@ use super::directory::{NamedSocket, open_private, socket_path};
 use super::gather::{self, Member, RankGroup};
 use super::hello::{GIVING_UP, Hello, REPLY_BYTES, Reply};
 use super::listener::Listener;
+use crate::bootstrap::credentials::same_user;
 use crate::bootstrap::deadlines::{ANSWER, WAITING_FOR_RANKS};
 use crate::bootstrap::environment::HostPlace;
 use crate::bootstrap::error::{BootstrapError, ranks_in};
@@ -117,7 +118,7 @@ impl UnixRendezvous {
 
     /// Says hello and waits for the verdict; `None` if the connection ended without one.
     fn listen_to_leader(&self, socket: OwnedFd, deadline: Instant, missing: &mut u64) -> Result<Option<Vec<OwnedFd>>, BootstrapError> {
-        if !socket::same_user(socket.as_fd()).map_err(BootstrapError::io("asking for the leader's user"))? {
+        if !same_user(socket.as_fd()).map_err(BootstrapError::io("asking for the leader's user"))? {
             return Err(BootstrapError::Protocol(format!(
                 "the process that listens in rank {}'s place runs as another user",
                 self.leader()

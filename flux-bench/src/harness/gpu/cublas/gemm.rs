@@ -4,7 +4,6 @@
 //! accumulation. cuBLASLt is column-major, so it computes `transpose(y) = w * transpose(x)`.
 
 use super::library::{Algo, Candidate, CublasError, Library, check, library};
-use cudarc::cublaslt::sys;
 use flux_core::DType;
 use flux_transport::internal::cuda::{CudaDevice, DeviceBlock};
 use std::ffi::{c_int, c_void};
@@ -12,8 +11,16 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 
 /// What an algorithm may use; cuBLAS itself recommends 32 MiB on Hopper.
 const WORKSPACE: usize = 64 << 20;
-/// `CUBLAS_OP_T` of `cublasOperation_t`, which the bindings leave out.
+/// `CUBLAS_OP_T` of `cublasOperation_t`.
 const OP_T: c_int = 1;
+/// `CUDA_R_32F` of `cudaDataType`: alpha and beta.
+const R_32F: c_int = 0;
+/// `CUBLAS_COMPUTE_32F` of `cublasComputeType_t`: fp32 accumulation.
+const COMPUTE_32F: c_int = 68;
+/// `CUBLASLT_MATMUL_DESC_TRANSA` of `cublasLtMatmulDescAttributes_t`.
+const DESC_TRANSA: c_int = 3;
+/// `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES` of `cublasLtMatmulPreferenceAttributes_t`.
+const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
 /// Algorithms that the heuristic is asked for.
 const CANDIDATES: c_int = 16;
 
@@ -61,20 +68,19 @@ impl Gemm {
 
     fn describe(&mut self, (m, n, k): (u32, u32, u32), dtype: DType) -> Result<(), CublasError> {
         let lt = self.library;
-        let element = match dtype {
-            DType::Bf16 => sys::cudaDataType_t::CUDA_R_16BF,
-            DType::F16 => sys::cudaDataType_t::CUDA_R_16F,
-        } as c_int;
+        // Of `cudaDataType`: CUDA_R_16BF and CUDA_R_16F.
+        let element: c_int = match dtype {
+            DType::Bf16 => 14,
+            DType::F16 => 2,
+        };
         // SAFETY: a place for the result.
         check("cublasLtCreate", unsafe { (lt.create)(&raw mut self.handle) })?;
-        let (compute, scale) = (sys::cublasComputeType_t::CUBLAS_COMPUTE_32F as c_int, sys::cudaDataType_t::CUDA_R_32F as c_int);
         // SAFETY: a place for the result.
-        check("cublasLtMatmulDescCreate", unsafe { (lt.desc_create)(&raw mut self.desc, compute, scale) })?;
+        check("cublasLtMatmulDescCreate", unsafe { (lt.desc_create)(&raw mut self.desc, COMPUTE_32F, R_32F) })?;
         let transpose = OP_T;
-        let attribute = sys::cublasLtMatmulDescAttributes_t::CUBLASLT_MATMUL_DESC_TRANSA as c_int;
         // SAFETY: the attribute is an int, and the descriptor exists.
         check("cublasLtMatmulDescSetAttribute", unsafe {
-            (lt.desc_set)(self.desc, attribute, (&raw const transpose).cast::<c_void>(), size_of::<c_int>())
+            (lt.desc_set)(self.desc, DESC_TRANSA, (&raw const transpose).cast::<c_void>(), size_of::<c_int>())
         })?;
         let (m, n, k) = (u64::from(m), u64::from(n), u64::from(k));
         for (layout, rows, cols) in [(&mut self.w_layout, k, n), (&mut self.x_layout, k, m), (&mut self.y_layout, n, m)] {
@@ -89,10 +95,10 @@ impl Gemm {
         let mut preference = 0;
         // SAFETY: a place for the result.
         check("cublasLtMatmulPreferenceCreate", unsafe { (lt.preference_create)(&raw mut preference) })?;
-        let attribute = sys::cublasLtMatmulPreferenceAttributes_t::CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES as c_int;
         let limit = WORKSPACE;
         // SAFETY: the attribute is a size_t, and the preference exists.
-        let set = unsafe { (lt.preference_set)(preference, attribute, (&raw const limit).cast::<c_void>(), size_of::<usize>()) };
+        let set =
+            unsafe { (lt.preference_set)(preference, PREF_MAX_WORKSPACE_BYTES, (&raw const limit).cast::<c_void>(), size_of::<usize>()) };
         let mut found: c_int = 0;
         // SAFETY: all descriptors exist; there is room for `CANDIDATES` results.
         let asked = unsafe {

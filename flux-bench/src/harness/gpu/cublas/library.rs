@@ -4,7 +4,7 @@
 //! a newer library may return unknown codes.
 
 use flux_transport::internal::loading;
-use std::ffi::{c_int, c_void};
+use std::ffi::{OsString, c_int, c_void};
 use std::path::PathBuf;
 use std::sync::OnceLock;
 
@@ -101,25 +101,27 @@ pub(super) fn check(call: &'static str, status: c_int) -> Result<(), CublasError
 /// The library of this process, loaded at the first call.
 pub(super) fn library() -> Result<&'static Library, CublasError> {
     static LIBRARY: OnceLock<Result<Library, CublasError>> = OnceLock::new();
-    LIBRARY.get_or_init(|| open(candidates())).as_ref().map_err(Clone::clone)
+    LIBRARY.get_or_init(|| open(candidates(|key| std::env::var_os(key)))).as_ref().map_err(Clone::clone)
 }
 
-const NAMES: [&str; 2] = ["libcublasLt.so.13", "libcublasLt.so"];
+/// Names of the library, the newest first: wheels have only one with a major version.
+const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so", "libcublasLt.so.12"];
 
-/// Paths to try, in order: the user's, the loader's, toolkits, the virtual environment's wheels.
-fn candidates() -> Vec<PathBuf> {
-    let folder = |key: &str, below: &str| std::env::var_os(key).filter(|v| !v.is_empty()).map(|v| PathBuf::from(v).join(below));
-    if let Some(named) = folder("FLUX_CUBLASLT_LIB", "") {
-        return vec![named];
+/// Paths to try: the user's, then for each name the loader's, toolkits' and wheels'.
+fn candidates(env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
+    let folder = |key: &str| env(key).filter(|v| !v.is_empty()).map(PathBuf::from);
+    if let Some(named) = folder("FLUX_CUBLASLT_LIB") {
+        return if named.is_dir() { NAMES.map(|name| named.join(name)).to_vec() } else { vec![named] };
     }
-    let mut found: Vec<PathBuf> = Vec::new();
-    found.extend(folder("FLUX_CUDA_LIB_DIR", "").into_iter().flat_map(|f| NAMES.map(|n| f.join(n))));
-    found.extend(NAMES.map(PathBuf::from));
-    let toolkits = [folder("CUDA_HOME", "lib64"), folder("CUDA_PATH", "lib64"), Some(PathBuf::from("/usr/local/cuda/lib64"))];
-    found.extend(toolkits.into_iter().flatten().flat_map(|f| NAMES.map(|n| f.join(n))));
-    let pythons = folder("VIRTUAL_ENV", "lib").and_then(|lib| std::fs::read_dir(lib).ok());
-    for python in pythons.into_iter().flatten().flatten() {
-        found.push(python.path().join("ctx-packages/nvidia/cu13/lib").join(NAMES[0]));
+    let toolkits = [folder("CUDA_HOME"), folder("CUDA_PATH"), Some(PathBuf::from("/usr/local/cuda"))].into_iter().flatten();
+    let mut folders: Vec<PathBuf> = toolkits.map(|toolkit| toolkit.join("lib64")).collect();
+    let wheels = loading::site_packages(&env).into_iter();
+    folders.extend(wheels.flat_map(|site| ["nvidia/cu13/lib", "nvidia/cublas/lib"].map(|lib| site.join(lib))).filter(|lib| lib.is_dir()));
+    let mut found: Vec<PathBuf> = folder("FLUX_CUDA_LIB_DIR").into_iter().flat_map(|own| NAMES.map(|name| own.join(name))).collect();
+    for name in NAMES {
+        // Without a slash the loader searches: LD_LIBRARY_PATH, its cache, what is loaded already.
+        found.push(PathBuf::from(name));
+        found.extend(folders.iter().map(|folder| folder.join(name)));
     }
     found
 }
@@ -133,6 +135,24 @@ fn open(candidates: Vec<PathBuf>) -> Result<Library, CublasError> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_newest_name_is_tried_everywhere_before_the_next() {
+        let venv = tempfile::tempdir().unwrap();
+        let wheel = venv.path().join("lib/python3.12/site-packages/nvidia/cublas/lib");
+        std::fs::create_dir_all(&wheel).unwrap();
+        let (own, toolkit) = (PathBuf::from("/own"), PathBuf::from("/usr/local/cuda/lib64"));
+        let found = candidates(|key| match key {
+            "VIRTUAL_ENV" => Some(venv.path().into()),
+            "FLUX_CUDA_LIB_DIR" => Some(own.clone().into()),
+            _ => None,
+        });
+        let of = |name: &str| [PathBuf::from(name), toolkit.join(name), wheel.join(name)];
+        let expected: Vec<PathBuf> = NAMES.map(|name| own.join(name)).into_iter().chain(NAMES.iter().flat_map(|name| of(name))).collect();
+        assert_eq!(found, expected);
+        let named = candidates(|key| (key == "FLUX_CUBLASLT_LIB").then(|| venv.path().into()));
+        assert_eq!(named, NAMES.map(|name| venv.path().join(name)));
+    }
 
     #[test]
     fn a_missing_library_is_an_error_that_names_what_was_tried() {
