@@ -8,6 +8,8 @@ use crate::table_file::{self, TableFileError};
 use flux_core::Problem;
 use flux_core::machine::Machine;
 use flux_core::plan::{Links, PLAN_BYTES, Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, TableKind, Target, choose};
+use flux_core::tile::Generation;
+use flux_kernels::KernelTarget;
 use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
@@ -65,7 +67,11 @@ impl Choice {
 /// tried there as on GPUs.
 pub(crate) fn target(comm: &Communicator) -> Target {
     let device = comm.device();
-    let machine = device.info().map_or(Machine::H100, |info| Machine::of_gpu(&info.name, info.sms));
+    let machine = device.info().map_or(Machine::H100, |info| {
+        // Where no kernel runs, the build says so.
+        let generation = KernelTarget::of(info.compute).map_or(Generation::Portable, |target| target.generation);
+        Machine::of_gpu(&info.name, info.sms).running(generation)
+    });
     let links = links(&comm.capabilities());
     let machine = if links == Links::HostStaged { machine.staged(comm.world_size().get()) } else { machine };
     Target { machine, nodes: comm.nodes(), links }

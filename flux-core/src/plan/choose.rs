@@ -62,13 +62,13 @@ impl fmt::Display for PlanOrigin {
 /// execute, or by the model. `None` without a legal candidate.
 pub fn choose(problem: &Problem, target: &Target, key: &PlanKey, tables: &[(TableKind, &PlanTable)]) -> Option<(Plan, PlanOrigin)> {
     let exact = tables.iter().find_map(|&(kind, table)| Some((kind, table.get(key, problem.m())?)));
-    if let Some((kind, row)) = exact.filter(|(_, row)| row.plan.is_executable(problem)) {
+    if let Some((kind, row)) = exact.filter(|(_, row)| row.plan.is_executable(problem, target)) {
         return Some((row.plan.canonical(problem, target), PlanOrigin::Table(kind)));
     }
     let model = *Plan::ranked(problem, target).first()?;
     let limit = model.cost_ns(problem, target) * INDIFFERENT;
     let rows = tables.iter().flat_map(|&(kind, table)| table.neighbours(key, problem.m()).map(move |row| (kind, row)));
-    let adapted = rows.filter(|(_, row)| row.plan.is_executable(problem)).map(|(table, row)| {
+    let adapted = rows.filter(|(_, row)| row.plan.is_executable(problem, target)).map(|(table, row)| {
         let plan = row.plan.canonical(problem, target);
         (plan.cost_ns(problem, target), plan, PlanOrigin::Neighbour { table, m: row.m })
     });

@@ -11,6 +11,7 @@ use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
+use flux_core::tile::Generation;
 use flux_core::{OpKind, WorldSize};
 
 /// The operands' tensor maps.
@@ -20,6 +21,14 @@ struct Maps {
     b: CUtensorMap,
     y: CUtensorMap,
     short_shards: CUtensorMap,
+}
+
+impl Maps {
+    /// Nothing's.
+    const NONE: Self = {
+        let map = CUtensorMap { opaque: [0; 16] };
+        Self { a_caller: map, a_gather: map, b: map, y: map, short_shards: map }
+    };
 }
 
 fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Result<Maps, LaunchError> {
@@ -107,7 +116,12 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
     let problem = &p.problem;
     let (dtype, world) = (problem.dtype(), problem.world());
     let row_bytes = u64::from(problem.k_local()) * dtype.bytes() as u64;
-    let Maps { a_caller, a_gather, b, y, short_shards } = encode_maps(variant, p, args)?;
+    let maps = match variant.generation() {
+        Generation::Hopper => encode_maps(variant, p, args)?,
+        // It computes addresses itself, and other devices have no tensor maps.
+        Generation::Portable => Maps::NONE,
+    };
+    let Maps { a_caller, a_gather, b, y, short_shards } = maps;
     Ok(Params {
         a_caller,
         a_gather,

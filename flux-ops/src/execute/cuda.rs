@@ -14,14 +14,11 @@ use cudarc::driver::sys;
 use flux_core::program::TileProgram;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Activation, Element, Origin, Variant};
+use flux_kernels::{Activation, Element, KernelTarget, Origin, Variant};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError};
 use std::mem::ManuallyDrop;
 use std::sync::Arc;
-
-/// The compute capability that the kernels are compiled for.
-const COMPUTE: (u32, u32) = (9, 0);
 
 /// A kernel with a program on the device.
 #[derive(Debug)]
@@ -57,13 +54,10 @@ impl Drop for CudaExecutor {
 impl CudaExecutor {
     pub(super) fn prepare(comm: &Communicator, ordinal: u32, (plan, program): (ExecutionPlan, TileProgram)) -> Result<Self, BuildError> {
         let device = CudaDevice::open(ordinal)?;
-        let compute = device.info().compute;
-        if compute != COMPUTE {
-            return Err(BuildError::Compute { found: compute, needed: COMPUTE });
-        }
+        let target = KernelTarget::of(device.info().compute)?;
         let _current = device.enter()?;
-        let variant = Variant::of(&program)?;
-        let kernel = kernel(if plan.trace { variant.traced() } else { variant })?;
+        let variant = Variant::of(&program, target)?;
+        let kernel = kernel(if plan.trace { variant.traced() } else { variant }, target.arch)?;
         let trace = plan.trace.then(|| TraceBuffer::new(program.items.len(), plan.workers)).transpose()?;
         let (program, trace) = (ManuallyDrop::new(DeviceProgram::upload(program, &kernel)?), ManuallyDrop::new(trace));
         Ok(Self { comm: comm.clone(), device, kernel, program, trace, plan })
@@ -266,9 +260,9 @@ fn matrix<T: Element>(view: &View) -> Matrix {
 }
 
 /// The variant in the current context: as an op before has loaded it, or loaded now.
-fn kernel(variant: Variant) -> Result<Arc<Kernel>, BuildError> {
+fn kernel(variant: Variant, arch: Arch) -> Result<Arc<Kernel>, BuildError> {
     loaded(variant, || {
-        let cubin = flux_kernels::cubin(&variant.source(), Arch::Sm90a)?;
+        let cubin = flux_kernels::cubin(&variant.source(), arch)?;
         if cubin.origin == Origin::Compiled {
             tracing::info!(kernel = %variant, "compiled; the next process finds it in the cache");
         }
