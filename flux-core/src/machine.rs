@@ -76,9 +76,8 @@ pub struct Machine {
     pub staged_total_bytes_per_us: u64,
 }
 
-/// Bytes of a row that a warp pushes in a round: `kPieceBytes` of
-/// `flux-kernels/cuda/common/mover.cuh`.
-const PUSHED_BYTES: u64 = 2048;
+/// Bytes of a row that a warp of the kernel's mover pushes in a round.
+pub const PUSHED_BYTES: u64 = 2048;
 
 impl Machine {
     /// H200 (SXM) on one switch.

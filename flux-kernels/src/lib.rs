@@ -22,7 +22,7 @@ pub use aot::compile_all;
 pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, write as write_whole};
 pub use device::{KernelTarget, NoKernel};
 pub use element::Element;
-pub use epilogue::Activation;
+pub use epilogue::{Activation, NoSuchActivation};
 pub use inspect::{FunctionReport, ImageError, Report};
 pub use sources::Source;
 pub use variant::{NoSuchTile, Variant};

@@ -19,7 +19,6 @@ macro_rules! headers {
 
 headers![
     "types.cuh",
-    "dispatch.cuh",
     "program.cuh",
     "ptx/async_copy.cuh",
     "ptx/bulk.cuh",

@@ -4,6 +4,7 @@
 //! `flux-kernels/cuda/sm90/` or `sm80/`.
 
 use crate::device::KernelTarget;
+use crate::epilogue::Activation;
 use crate::sources::Source;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
@@ -11,7 +12,10 @@ use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
 /// One instantiation: operation, element type, tile, how a finished tile is staged, how many stages
-/// of operands are in flight, and whether it records its time line.
+/// of operands are in flight, what is applied to the result, and whether it records its time line.
+///
+/// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
+/// kernel that chose at run time would hold a copy for each.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Variant {
     op: OpKind,
@@ -19,6 +23,7 @@ pub struct Variant {
     tile: TileShape,
     form: Form,
     stages: u32,
+    activation: Activation,
     traced: bool,
 }
 
@@ -65,7 +70,8 @@ impl Variant {
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
         let pairs = ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)));
-        pairs.flat_map(|(op, dtype)| target.generation.tiles().flat_map(move |tile| Self::with_tile(op, dtype, tile, target))).collect()
+        let plain = pairs.flat_map(|(op, dtype)| target.generation.tiles().flat_map(move |tile| Self::with_tile(op, dtype, tile, target)));
+        plain.flat_map(|variant| Activation::of(variant.op).iter().map(move |&a| variant.with_activation(a))).collect()
     }
 
     fn with_tile(op: OpKind, dtype: DType, tile: TileShape, target: KernelTarget) -> impl Iterator<Item = Self> {
@@ -78,7 +84,7 @@ impl Variant {
                 Form::Hopper(staging) => tile.stages(staging, target.shared_bytes)?,
                 Form::Portable => tile.portable_stages(target.shared_bytes)?,
             };
-            Some(Self { op, dtype, tile, form, stages, traced: false })
+            Some(Self { op, dtype, tile, form, stages, activation: Activation::None, traced: false })
         })
     }
 
@@ -91,7 +97,7 @@ impl Variant {
         }
     }
 
-    /// The variant for a program: of two the one with more stages.
+    /// The variant for a program, without activation: of two the one with more stages.
     ///
     /// # Errors
     /// As of [`Self::fitting`].
@@ -142,6 +148,13 @@ impl Variant {
         }
     }
 
+    /// The same kernel with this activation of the result; one of [`Activation::of`] the op, as
+    /// another does not compile.
+    #[must_use]
+    pub const fn with_activation(self, activation: Activation) -> Self {
+        Self { activation, ..self }
+    }
+
     /// Whether it records.
     pub(crate) const fn is_traced(&self) -> bool {
         self.traced
@@ -155,6 +168,11 @@ impl Variant {
     /// Element type of the operands.
     pub const fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// What is applied to the result.
+    pub const fn activation(&self) -> Activation {
+        self.activation
     }
 
     /// Extents of a tile.
@@ -222,28 +240,43 @@ impl Variant {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
         let (stages, traced, shared, threads) = (self.stages, self.traced, self.shared_bytes(), Self::THREADS);
-        let TileShape { m, n, .. } = self.tile;
-        let (folder, config, check) = match self.form {
-            Form::Hopper(staging) => {
-                let (buffers, pairs) = (staging.buffers(), self.loads_pairs());
-                ("sm90", format!("{m}, {n}, {buffers}, {stages}, {bf16}, {rs}, {traced}"), format!(" && C::kPairs == {pairs}"))
-            }
-            Form::Portable => ("sm80", format!("{m}, {n}, {stages}, {bf16}, {rs}, {traced}"), String::new()),
+        let activation = self.activation.cuda_name();
+        let TileShape { m, n, k, .. } = self.tile;
+        let (folder, numbers, check) = match self.form {
+            Form::Hopper(staging) => ("sm90", format!("{m}, {n}, {}, {stages}", staging.buffers()), self.hopper_check(staging)),
+            Form::Portable => ("sm80", format!("{m}, {n}, {stages}"), String::new()),
         };
         let text = format!(
             "#include \"{folder}/fused_gemm.cuh\"\n\
-             using C = flux::Config<{config}>;\n\
-             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads}{check}, \"variant.rs\");\n\
+             using C = flux::Config<{numbers}, {bf16}, {rs}, flux::Activation::{activation}, {traced}>;\n\
+             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == {k}, \"variant.rs\");\n\
+             {check}\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
              flux::fused_gemm<C>(p);\n}}\n"
         );
         Source { name, text }
+    }
+
+    /// That a Hopper kernel has the boxes and the form that are assumed here.
+    fn hopper_check(&self, staging: Staging) -> String {
+        format!(
+            "static_assert(C::kPairs == {pairs} && C::kBoxCols == {box_cols} && C::kBoxRows == {box_rows}, \"variant.rs\");\n\
+             static_assert(C::kCanSendPartials == {sends} && C::kSwapAB == {swaps}, \"table.rs\");\n",
+            pairs = self.loads_pairs(),
+            box_cols = self.box_cols(),
+            box_rows = self.box_rows(),
+            sends = self.tile.sends_partials_from(staging),
+            swaps = self.tile.swaps_ab(),
+        )
     }
 }
 
 impl fmt::Display for Variant {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
+        if self.activation != Activation::None {
+            write!(f, "_{}", self.activation)?;
+        }
         if self.form == Form::Portable {
             write!(f, "_{}", Generation::Portable)?;
         }

@@ -31,14 +31,6 @@ fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
 
 const SCHEDULE: Schedule = Schedule { chunk: Chunk::Tiles(2), raster_group: 2, ..Schedule::of(TileShape::new(8, 16, 16)) };
 
-/// What an op takes.
-fn activations(op: OpKind) -> &'static [Activation] {
-    match op {
-        OpKind::AllGatherGemm => &Activation::ALL,
-        OpKind::GemmReduceScatter => &[Activation::None],
-    }
-}
-
 /// Runs every rank and hands each result to `check`.
 fn each_rank<T: Element>(global: &Global<T>, workers: usize, check: impl Fn(u32, &[T]) + Sync) {
     run(&global.problem, &SCHEDULE, workers, Epoch::FIRST, |mut member: Member<'_, T>| {
@@ -57,7 +49,7 @@ fn integer_biases_are_added_exactly_once() {
         // column shows.
         let bias = |numbers: &mut Numbers| (numbers.next() % 129) as f32 - 64.0;
         for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
-            for activation in [Activation::None, Activation::Relu].iter().filter(|a| activations(op).contains(a)) {
+            for activation in Activation::of(op).iter().filter(|activation| activation.is_exact()) {
                 let global = Global::<T>::new(problem::<T>(op, world), 5, Numbers::unit).with_epilogue(5, bias, *activation);
                 each_rank(&global, 2, |rank, y| global.verify_exact(rank, y));
             }
@@ -71,7 +63,7 @@ fn integer_biases_are_added_exactly_once() {
 fn every_activation_stays_within_the_derived_bound() {
     fn check<T: Element>() {
         for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
-            for &activation in activations(op) {
+            for &activation in Activation::of(op) {
                 // Sums reach both ends of the gates.
                 let global = Global::<T>::new(problem::<T>(op, world), 9, |n| 2.0 * n.uniform());
                 let global = global.with_epilogue(9, |n| 4.0 * n.uniform(), activation);

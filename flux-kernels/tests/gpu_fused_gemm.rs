@@ -142,18 +142,20 @@ fn together_every_variant_is_right_on_shards_of_different_sizes() {
 /// Every variant with every activation it takes, with and without a bias.
 fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
-        let activations = if op == OPS[0] { &Activation::ALL[..] } else { &[Activation::None] };
         for (dtype, tile) in
             [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| target(context).generation.tiles().map(move |tile| (dtype, tile)))
         {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
                 let flattened = op == OPS[1] && !target(context).generation.sends_partials(tile);
-                let mut w = World::new(context, p, &Schedule { flattened, ..schedule(tile, chunk) }, Epoch::FIRST);
-                for (call, &activation) in (1..).zip(activations) {
+                let schedule = Schedule { flattened, ..schedule(tile, chunk) };
+                for (call, &activation) in (1..).zip(Activation::of(op)) {
+                    let programs = programs(p, &schedule, Nodes::apart(p.world()));
+                    let variant = Variant::of(&programs[0], target(context)).expect("a variant").with_activation(activation);
+                    let mut w = World::with(context, programs, variant, Epoch::FIRST);
                     for (bias, fill) in [(Some(50 + call), Fill::SmallInts), (Some(60 + call), Fill::Uniform), (None, Fill::Uniform)] {
                         let seeds = Seeds { x: 11 * call, w: 2000 + call };
-                        (w.bias, w.activation) = (bias, activation);
+                        w.bias = bias;
                         w.prepare(seeds, fill);
                         w.call();
                         for (rank, report) in w.verify(seeds, fill).iter().enumerate() {

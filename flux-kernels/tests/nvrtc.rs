@@ -1,28 +1,16 @@
-//! Compiling with a real NVRTC: one that is installed, or the one that `cargo xtask kernels` has
-//! fetched. Without either the tests are skipped, and fail where `CI` is set: there
-//! `cargo xtask test` fetches one first.
+//! Compiling with a real NVRTC.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
+mod compiler;
 mod skipped;
 
-use flux_core::tile::Generation;
+use flux_kernels::Source;
 use flux_kernels::nvrtc::{Arch, CompileError, KernelSource, Nvrtc};
-use flux_kernels::{KernelTarget, Source, Variant};
 use std::path::Path;
-use std::sync::OnceLock;
 
 fn nvrtc() -> Option<&'static Nvrtc> {
-    static NVRTC: OnceLock<Option<Nvrtc>> = OnceLock::new();
-    let found = Nvrtc::get().ok().or_else(|| {
-        let fetched = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../nvrtc/nvidia/cu13/lib/libnvrtc.so.13");
-        NVRTC.get_or_init(|| Nvrtc::open(&fetched).ok()).as_ref()
-    });
-    if found.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "CI is set, and there is no NVRTC here; `cargo xtask kernels` fetches one");
-        skipped::skip("nvrtc", &"no NVRTC here; `cargo xtask kernels` fetches one");
-    }
-    found
+    compiler::nvrtc("nvrtc")
 }
 
 const SOURCE: KernelSource<'_> = KernelSource {
@@ -59,65 +47,6 @@ fn the_same_source_gives_the_same_image() {
         (nvrtc.compile(&source).unwrap(), other.join().unwrap())
     });
     assert!(first.cubin == second.cubin);
-}
-
-/// Time stamps make no kernel of this tile spill: one test a tile, as compiling takes seconds.
-macro_rules! traced_kernels_of_tile {
-    ($($name:ident = $tile:literal),* $(,)?) => {
-        $(#[test]
-        fn $name() {
-            traced_kernels_do_not_spill($tile);
-        })*
-        const TESTED: usize = [$($tile),*].len();
-    };
-}
-
-traced_kernels_of_tile![
-    traced_tile_0 = 0,
-    traced_tile_1 = 1,
-    traced_tile_2 = 2,
-    traced_tile_3 = 3,
-    traced_tile_4 = 4,
-    traced_tile_5 = 5,
-    traced_tile_6 = 6,
-    traced_tile_7 = 7,
-    traced_tile_8 = 8,
-    traced_tile_9 = 9,
-    traced_tile_10 = 10,
-    traced_tile_11 = 11,
-    traced_tile_12 = 12,
-    traced_tile_13 = 13,
-    traced_tile_14 = 14,
-    traced_tile_15 = 15,
-    traced_tile_16 = 16,
-    traced_tile_17 = 17,
-    traced_tile_18 = 18,
-    traced_tile_19 = 19,
-    traced_tile_20 = 20,
-    traced_tile_21 = 21,
-    traced_tile_22 = 22,
-    traced_tile_23 = 23,
-    traced_tile_24 = 24,
-    traced_tile_25 = 25,
-    traced_tile_26 = 26,
-];
-
-#[test]
-fn every_tile_has_a_test_of_its_traced_kernels() {
-    assert_eq!(Generation::Hopper.tiles().count(), TESTED);
-}
-
-fn traced_kernels_do_not_spill(tile: usize) {
-    let Some(nvrtc) = nvrtc() else { return };
-    let tile = Generation::Hopper.tiles().nth(tile).unwrap();
-    let mut defects = Vec::new();
-    for variant in Variant::all(KernelTarget::of_arch(Arch::Sm90a)).into_iter().filter(|variant| variant.tile() == tile) {
-        let source = variant.traced().source();
-        let report = nvrtc.compile(&KernelSource::ours(&source, Arch::Sm90a)).unwrap().report;
-        defects.extend(report.defects());
-        assert_eq!(report.functions[0].function, format!("{}_traced", variant.entry()));
-    }
-    assert_eq!(defects, [""; 0], "{}", defects.join("\n"));
 }
 
 #[test]

@@ -104,7 +104,7 @@ pub(crate) fn key(comm: &Communicator, problem: &Problem) -> PlanKey {
 pub(crate) fn own_choice(comm: &Communicator, problem: &Problem, user: &UserTable) -> Result<Choice, BuildError> {
     let target = target(comm);
     let tables = [(TableKind::User, user.rows()), (TableKind::Shipped, shipped())];
-    let chosen = choose(problem, &target, &key(comm, problem), &tables);
+    let chosen = choose(problem, &target, &key(comm, problem), &tables, false);
     let (plan, origin) = chosen.ok_or(BuildError::NoPlan { problem: *problem })?;
     Ok(Choice { plan, sms: target.machine.multiprocessors, origin })
 }

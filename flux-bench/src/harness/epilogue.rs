@@ -1,6 +1,4 @@
 //! What an op does to its sums before it rounds them.
-//!
-//! Invariant: reference activations follow the definitions in fp64, not the ops' formulas.
 
 use flux_core::OpKind;
 use flux_ops::Activation;
@@ -18,16 +16,12 @@ pub struct EpilogueSpec {
 impl EpilogueSpec {
     /// A bias with everything that `op` can apply to the sum with it.
     pub fn with_bias(op: OpKind) -> impl Iterator<Item = Self> {
-        let activations = match op {
-            OpKind::AllGatherGemm => &Activation::ALL[..],
-            OpKind::GemmReduceScatter => &[Activation::None],
-        };
-        activations.iter().map(|&activation| Self { bias: true, activation })
+        Activation::of(op).iter().map(|&activation| Self { bias: true, activation })
     }
 
     /// Whether integers stay integers, so that the result is known to the last bit.
     pub fn is_exact(self) -> bool {
-        matches!(self.activation, Activation::None | Activation::Relu)
+        self.activation.is_exact()
     }
 }
 
@@ -41,15 +35,5 @@ impl fmt::Display for EpilogueSpec {
             Activation::None => Ok(()),
             activation => write!(f, "+{activation}"),
         }
-    }
-}
-
-/// `activation` of `v`, by its definition.
-pub(super) fn activated(activation: Activation, v: f64) -> f64 {
-    match activation {
-        Activation::None => v,
-        Activation::Gelu => 0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v.powi(3))).tanh()),
-        Activation::Silu => v / (1.0 + (-v).exp()),
-        Activation::Relu => v.max(0.0),
     }
 }

@@ -18,7 +18,6 @@ mod stats;
 pub use context::{OperandSet, RankContext};
 pub(crate) use defect::Defect;
 pub use epilogue::EpilogueSpec;
-use epilogue::activated;
 pub use flux_kernels::harness::Fill;
 pub(crate) use flux_kernels::harness::data;
 pub(crate) use flux_kernels::harness::data::{elements, y_window};

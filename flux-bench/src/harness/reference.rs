@@ -27,7 +27,7 @@
 
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
-use crate::harness::{Operands, activated, bias_window, elements, y_window};
+use crate::harness::{Operands, bias_window, elements, y_window};
 use flux_core::{Nodes, OpKind, Rank};
 use flux_kernels::Element;
 use flux_ops::Activation;
@@ -193,7 +193,7 @@ fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes)
         sent += if stays { off } else { off + unit * (f64::abs(sum) + off) };
     }
     let (epilogue, bias, epsilon) = (operands.epilogue, f64::from(bias), f64::from(f32::EPSILON));
-    let activated = |v| activated(epilogue.activation, v);
+    let activated = |v| epilogue.activation.definition(v);
     let (sum, mut before) = match operands.fill {
         Fill::SmallInts if epilogue.is_exact() => return Expected { value: round(activated(rounded + bias)), bound: 0.0 },
         Fill::SmallInts => (rounded + bias, 0.0),

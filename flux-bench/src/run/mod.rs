@@ -16,6 +16,7 @@ use crate::machine;
 use crate::out;
 use crate::plan::Overrides;
 use anyhow::{Context, ensure};
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use flux_kernels::Element;
 use flux_ops::Activation;
@@ -37,8 +38,8 @@ pub struct Args {
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// Applied to `y` before it is rounded (ag-gemm): none, gelu, silu or relu
-    #[arg(long, default_value = "none", value_parser = activation)]
+    /// Applied to `y` before it is rounded (ag-gemm)
+    #[arg(long, default_value = "none", value_parser = activations())]
     pub activation: Activation,
     /// Safetensors file with the global `x` [m, k], `w` [n, k] and, optionally, `bias` `[n]`, all
     /// BF16 or all F16
@@ -49,9 +50,9 @@ pub struct Args {
     pub output: PathBuf,
 }
 
-fn activation(word: &str) -> Result<Activation, String> {
-    let found = Activation::ALL.into_iter().find(|activation| activation.to_string() == word);
-    found.ok_or_else(|| format!("{word:?} is none of none, gelu, silu and relu"))
+/// Reads one of the activations, which the help lists.
+fn activations() -> impl TypedValueParser<Value = Activation> {
+    PossibleValuesParser::new(Activation::ALL.map(Activation::name)).try_map(|word| word.parse::<Activation>())
 }
 
 /// Reads, computes, assembles, writes.

@@ -100,7 +100,7 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
                 (OpKind::GemmReduceScatter, RowMapping::Flattened) => peers..=peers,
                 (OpKind::AllGatherGemm, _) => 1..=peers,
             };
-            let sequential = flattened && target.has_collectives();
+            let sequential = flattened && target.has_collectives(problem);
             let overlapped = at_once.map(|peers| CommMode::Overlapped { peers });
             overlapped.chain(sequential.then_some(CommMode::Sequential)).collect()
         }

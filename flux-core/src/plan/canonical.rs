@@ -33,7 +33,7 @@ impl Plan {
         }
         if self.comm == CommMode::Sequential {
             let plan = Self { rows: RowMapping::Flattened, chunk: Chunk::Shard, k_slices: 1, ..*self };
-            let comm = if target.has_collectives() { CommMode::Sequential } else { plan.canonical_mover(problem, target) };
+            let comm = if target.has_collectives(problem) { CommMode::Sequential } else { plan.canonical_mover(problem, target) };
             return Self { comm, k: plan.canonical_split(problem, target), ..plan };
         }
         let rows = match self.rows {

@@ -32,9 +32,10 @@ impl Target {
         Self { machine, nodes: Nodes::apart(problem.world()), links: Links::PeerMemory }
     }
 
-    /// Whether ranks can run the library collective before or after the GEMM.
-    pub(super) fn has_collectives(&self) -> bool {
-        matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed()
+    /// Whether ranks can run the library collective before or after the GEMM: it takes equal shards.
+    pub(super) fn has_collectives(&self, problem: &Problem) -> bool {
+        let equal_shards = problem.full_shards() == problem.world().get();
+        matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed() && equal_shards
     }
 
     /// Whether messages carry data between ranks.

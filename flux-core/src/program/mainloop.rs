@@ -5,21 +5,21 @@
 
 /// Least steps from one added partial tile to the next: a kernel adds a tile in up to 4 pieces,
 /// with steps between them.
-pub(super) const GAP: u32 = 4;
+pub const IN_MAINLOOP_GAP: u32 = 4;
 
 /// Steps between a kernel's consumers when they add, so that one multiplies meanwhile.
-const LAG: u32 = 2;
+pub const IN_MAINLOOP_LAG: u32 = 2;
 
 /// The steps at which the leading consumer adds, as first and count. They are the second half of a
 /// tile: the worker's previous tile may be in flight during the first.
 const fn steps(k_steps: u32) -> (u32, u32) {
     let first = k_steps / 2;
-    (first, (k_steps - first).saturating_sub(LAG))
+    (first, (k_steps - first).saturating_sub(IN_MAINLOOP_LAG))
 }
 
 /// Most partial tiles that `k_steps` have room for.
 pub(crate) const fn most_partials(k_steps: u32) -> u32 {
-    steps(k_steps).1 / GAP
+    steps(k_steps).1 / IN_MAINLOOP_GAP
 }
 
 /// The step before which the first partial tile is added, and the steps from one to the next.

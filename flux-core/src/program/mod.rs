@@ -20,6 +20,7 @@ mod tile_program;
 
 pub use error::ScheduleError;
 pub(crate) use mainloop::most_partials;
+pub use mainloop::{IN_MAINLOOP_GAP, IN_MAINLOOP_LAG};
 pub use messages::{Channels, groups, in_batches_of};
 pub use places::Places;
 pub(crate) use places::widest_group;

@@ -11,6 +11,19 @@ pub const MAX_ITEMS: u64 = 1 << 22;
 /// Value of a `raise`, `counter`, `part`, `slot` or `partial_slot` that is not used.
 pub const NONE: u32 = u32::MAX;
 
+/// Adds to a module of numbers its list, `ALL`, from which the CUDA enum is generated.
+macro_rules! listed {
+    ($(#[$doc:meta])* pub mod $module:ident { $($(#[$of:meta])* pub const $name:ident: u32 = $number:literal;)* }) => {
+        $(#[$doc])*
+        pub mod $module {
+            $($(#[$of])* pub const $name: u32 = $number;)*
+            /// All of them with their names; a number is its place.
+            pub const ALL: &[(&str, u32)] = &[$((stringify!($name), $name)),*];
+        }
+    };
+}
+
+listed! {
 /// Sources of an item's rows of operand A.
 pub mod source {
     /// The caller's `x`, in place.
@@ -18,7 +31,9 @@ pub mod source {
     /// From this rank's gather buffer, which peers fill.
     pub const GATHER: u32 = 1;
 }
+}
 
+listed! {
 /// Destinations of an item's accumulators.
 pub mod sink {
     /// Rounded and stored to the caller's `y`.
@@ -38,6 +53,7 @@ pub mod sink {
     /// No accumulators: scattered rows of all ranks are added in rank order, in fp32, rounded once
     /// and stored to the caller's `y`.
     pub const REDUCE_ROWS: u32 = 5;
+}
 }
 
 /// A piece of work of one rank: what to await, multiply, store and raise. 96 bytes.

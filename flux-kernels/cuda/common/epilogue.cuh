@@ -1,10 +1,9 @@
 // The epilogue of an output's fp32 value, before its one rounding: y = act(v + bias).
 //
 // It runs where a sum is complete (a stored tile, an own tile after the peers' partials, reduced
-// rows), never on a partial. Params choose it for the launch, so kernels have no variants for it.
+// rows), never on a partial. Params say whether there is a bias; the activation is the kernel's.
 
 #pragma once
-#include "dispatch.cuh"
 #include "program.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -25,7 +24,7 @@ __device__ __forceinline__ float gate(float v, float negated) {
 template <Activation A>
 __device__ __forceinline__ float activate(float v) {
     if constexpr (A == Activation::kGelu) {
-        return gate(v, v * fmaf(v * v, -0.0713548163f, -1.5957691216f));
+        return gate(v, v * fmaf(v * v, -kGeluCubic, -kGeluLinear));
     } else if constexpr (A == Activation::kSilu) {
         // Elfwing, Uchibe, Doya, "Sigmoid-weighted linear units", arXiv 1702.03118.
         return gate(v, -v);
@@ -92,18 +91,8 @@ __device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem
     }
 }
 
-template <Activation A, u32 Blocks, u32 N>
-__device__ __forceinline__ void activate_all(float (&acc)[Blocks][N]) {
-#pragma unroll
-    for (u32 block = 0; block < Blocks; ++block) {
-#pragma unroll
-        for (u32 i = 0; i < N; ++i) acc[block][i] = activate<A>(acc[block][i]);
-    }
-}
-
 // Applies the epilogue to one thread's accumulators of item `i`. The item's columns are loaded only
-// here: kept through the mainloop they would cost a register of every tile. A GEMM-ReduceScatter
-// has no activation.
+// here: kept through the mainloop they would cost a register of every tile.
 template <class C>
 __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread,
                                             float (&acc)[C::kBlocks][C::kAccumulators]) {
@@ -114,8 +103,10 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
             add_bias<C>(p, load_item(p, i), consumer, thread, acc);
         }
     }
-    if constexpr (!C::kReduceScatter) {
-        with_activation(p.activation, [&]<Activation A>() { activate_all<A>(acc); });
+#pragma unroll
+    for (u32 block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+        for (u32 at = 0; at < C::kAccumulators; ++at) acc[block][at] = activate<C::kActivation>(acc[block][at]);
     }
 }
 

@@ -27,8 +27,7 @@ template <class C>
 struct Mover {
     static constexpr u32 kThreads = 32;
     static constexpr u32 kWarps = C::kMoverWarps;
-    static constexpr u32 kVectors = 4;  // vectors of a piece in one thread
-    static constexpr u32 kPieceBytes = kVectors * kThreads * 16;
+    static constexpr u32 kVectors = kPushedBytes / (kThreads * 16);  // vectors of a piece in one thread
 
     const Params& p;
     const u32 epoch;
@@ -60,7 +59,7 @@ struct Mover {
         const u64 whole = static_cast<u64>(part) * rows;
         const bool dense = part == p.row_bytes && p.x_row_bytes == p.row_bytes && whole < (u64{1} << 31);
         const u32 bytes = dense ? static_cast<u32>(whole) : part;
-        return {bytes, dense ? 1 : rows, (bytes + kPieceBytes - 1) / kPieceBytes};
+        return {bytes, dense ? 1 : rows, (bytes + kPushedBytes - 1) / kPushedBytes};
     }
 
     __device__ __forceinline__ u32 share(const Spans& s, u32 index, u32 movers) const {
@@ -81,10 +80,10 @@ struct Mover {
 
     __device__ __forceinline__ Piece piece(const Group& g, u32 i) const {
         const u64 row = g.row + i / g.spans.pieces_each;
-        const u32 in_span = i % g.spans.pieces_each * kPieceBytes;
+        const u32 in_span = i % g.spans.pieces_each * kPushedBytes;
         const u32 left = g.spans.bytes - in_span;
         const u32 in_row = g.col_bytes + in_span;
-        return {p.x + row * p.x_row_bytes + in_row, row * p.row_bytes + in_row, left < kPieceBytes ? left : kPieceBytes};
+        return {p.x + row * p.x_row_bytes + in_row, row * p.row_bytes + in_row, left < kPushedBytes ? left : kPushedBytes};
     }
 
     __device__ __forceinline__ void load(const Piece& q, uint4 (&v)[kVectors]) const {
@@ -120,8 +119,8 @@ struct Mover {
         if (!p.push_together || p.x_row_bytes != p.row_bytes) return;
         const u64 shard = p.own_rows * p.row_bytes;
         for (u32 j = part; j < 2 * kWarps; j += kWarps) {
-            const u64 at = (index + static_cast<u64>(j) * movers) * kPieceBytes + thread * kLine;
-            if (thread < kPieceBytes / kLine && at < shard) ptx::prefetch_line(p.x + at);
+            const u64 at = (index + static_cast<u64>(j) * movers) * kPushedBytes + thread * kLine;
+            if (thread < kPushedBytes / kLine && at < shard) ptx::prefetch_line(p.x + at);
         }
         if (thread == 0) ptx::prefetch_line(reinterpret_cast<u64>(chunk_counter(p.control, 0)));
     }

@@ -1,15 +1,11 @@
-// Operand data as a function of position, bit for bit what `flux-bench/src/data.rs` generates on
-// the host.
+// Operand data as a function of position, bit for bit what `flux-kernels/src/harness/data.rs`
+// generates on the host. It shares no code with the kernels that it checks: it rounds by integers.
 
 #pragma once
-#include "ptx/warp.cuh"
-#include "types.cuh"
+#include "abi.cuh"
 
 namespace flux::harness {
 
-enum class Fill : u32 { kUniform = 0, kSmallInts = 1 };
-
-constexpr u32 kRawEnd = 1u << 24;
 constexpr u32 kSixth = kRawEnd / 6;
 
 // 24 random bits of an element: the top of splitmix64's finaliser over its seed and position.
@@ -24,22 +20,43 @@ __device__ __forceinline__ u32 raw(u64 seed, u32 row, u32 col) {
 __device__ __forceinline__ float value(Fill fill, u64 seed, u32 row, u32 col) {
     const u32 r = raw(seed, row, col);
     if (fill == Fill::kUniform) return static_cast<float>(r) / (kRawEnd / 2) - 1.0f;
+    if (fill != Fill::kSmallInts) __trap();
     return static_cast<float>(static_cast<i32>(r >= kRawEnd - kSixth) - static_cast<i32>(r < kSixth));
+}
+
+// To the nearest, ties to even; infinite from 2^128 on.
+__device__ __forceinline__ u16 to_bf16(float v) {
+    const u32 bits = __float_as_uint(v);
+    return static_cast<u16>((bits + 0x7FFFu + (bits >> 16 & 1)) >> 16);
+}
+
+// To the nearest, ties to even; infinite from 65520 on.
+__device__ __forceinline__ u16 to_fp16(float v) {
+    const u32 bits = __float_as_uint(v), sign = bits >> 16 & 0x8000u, magnitude = bits & 0x7FFFFFFFu;
+    u32 rounded;
+    if (magnitude >= 0x47800000u) {  // 2^16
+        rounded = 0x7C00u;
+    } else if (magnitude < 0x38800000u) {  // 2^-14: a subnormal, whose step of 2^-24 is that of fp32 at 1/2
+        rounded = __float_as_uint(__uint_as_float(magnitude) + 0.5f) - 0x3F000000u;
+    } else {
+        rounded = (magnitude + 0xFFFu + (magnitude >> 13 & 1) - (112u << 23)) >> 13;
+    }
+    return static_cast<u16>(sign | rounded);
+}
+
+__device__ __forceinline__ float from_fp16(u16 v) {
+    const u32 sign = (v & 0x8000u) << 16, exponent = v >> 10 & 31, mantissa = v & 0x3FFu;
+    if (exponent == 0) return __uint_as_float(sign | __float_as_uint(static_cast<float>(mantissa) * 0x1p-24f));
+    return __uint_as_float(sign | (exponent == 31 ? 255 : exponent + 112) << 23 | mantissa << 13);
 }
 
 // Rounded to 16 bits.
 __device__ __forceinline__ u16 round_to(bool bf16, float v) {
-    return static_cast<u16>(bf16 ? ptx::pack_2<true>(v, 0.0f) : ptx::pack_2<false>(v, 0.0f));
+    return bf16 ? to_bf16(v) : to_fp16(v);
 }
 
 __device__ __forceinline__ float widen(bool bf16, u16 v) {
-    float lo, hi;
-    if (bf16) {
-        ptx::unpack_2<true>(v, lo, hi);
-    } else {
-        ptx::unpack_2<false>(v, lo, hi);
-    }
-    return lo;
+    return bf16 ? __uint_as_float(static_cast<u32>(v) << 16) : from_fp16(v);
 }
 
 // The element as the operands hold it.

@@ -1,6 +1,5 @@
 // Kernels of the harness: operands, checks against an fp64 reference, and a delay.
 #include "harness/data.cuh"
-#include "dispatch.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux::harness {
@@ -21,6 +20,19 @@ __device__ __forceinline__ double reference_of(double v) {
     } else {
         static_assert(A == Activation::kNone, "an activation without a reference");
         return v;
+    }
+}
+
+// Calls `f<A>()` for the activation with this number. Every activation of the Rust enum has an
+// instantiation, so one without a reference does not compile; another number traps.
+template <u32 A = 0, class F>
+__device__ __forceinline__ void with_activation(u32 activation, F f) {
+    if constexpr (A == kCountOf<Activation>) {
+        __trap();
+    } else if (activation == A) {
+        f.template operator()<static_cast<Activation>(A)>();
+    } else {
+        with_activation<A + 1>(activation, f);
     }
 }
 

@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
+template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -13,6 +13,8 @@ struct Config {
     static constexpr u32 kStages = Stages;
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
+    static constexpr Activation kActivation = A;  // of the result
+    static_assert(!ReduceScatter || A == Activation::kNone, "partial sums have no activation");
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
     static constexpr bool kSendsPartials = ReduceScatter;
     static constexpr bool kScatters = ReduceScatter;

@@ -112,22 +112,18 @@ struct Slot {
         for (u32 b = 0; b < C::kBlocks; ++b) {
             if (part.row() + b * 16 >= rows) break;
             const u64 from = first + b * C::kStripBytes;
-            constexpr u32 kTogether = least(2, C::kBlockVectors);  // loads under way, as registers allow
 #pragma unroll
-            for (u32 v = 0; v < C::kBlockVectors; v += kTogether) {
-                uint4 sent[kTogether];
+            for (u32 v = 0; v < C::kBlockVectors; ++v) {
+                // Registers are left for two loads under way, and the compiler would have more.
+                if (v % 2 == 0) __syncwarp();
+                const uint4 four = ptx::load_global_16(from + v * 512);
+                const u32 pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
-                for (u32 n = 0; n < kTogether; ++n) sent[n] = ptx::load_global_16(from + (v + n) * 512);
-#pragma unroll
-                for (u32 n = 0; n < kTogether; ++n) {
-                    const u32 pairs[4] = {sent[n].x, sent[n].y, sent[n].z, sent[n].w};
-#pragma unroll
-                    for (u32 i = 0; i < 4; ++i) {
-                        float lo, hi;
-                        ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
-                        acc[b][(v + n) * 8 + 2 * i] += lo;
-                        acc[b][(v + n) * 8 + 2 * i + 1] += hi;
-                    }
+                for (u32 i = 0; i < 4; ++i) {
+                    float lo, hi;
+                    ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
+                    acc[b][v * 8 + 2 * i] += lo;
+                    acc[b][v * 8 + 2 * i + 1] += hi;
                 }
             }
         }

@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, bool Trace>
+template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -16,6 +16,8 @@ struct Config {
     static constexpr bool kPairs = Stages >= 6 && Stages % 2 == 0;
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
+    static constexpr Activation kActivation = A;  // of the result
+    static_assert(!ReduceScatter || A == Activation::kNone, "partial sums have no activation");
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
@@ -89,7 +91,7 @@ struct Config {
     // Pieces that are added during the mainloop come into the staging buffers, idle at that time.
     static constexpr u32 kInMainloopPieces = kCanSendPartials && kStagingBuffers * kStagingBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
     static_assert(!kCanSendPartials || kStagingBuffers * kStagingBytes >= kConsumers * kPieceBytesPerConsumer, "pieces during the mainloop");
-    static_assert(kPieces <= 4, "flux-core plans four steps for a partial tile");
+    static_assert(kPieces <= kInMainloopGap, "steps that flux-core plans for a partial tile");
     // Split-K partials, in fp32, travel through the ring too, in more pieces.
     static constexpr u32 kSplitKVectors = kBlocks * kWgmmaN / 8;
     static constexpr u32 kSplitKPieceVectors = kSwapAB ? least(8, kSplitKVectors) : kSplitKVectors / (2 * kPieces);
@@ -97,9 +99,6 @@ struct Config {
     static constexpr u32 kSplitKSlotBytes = kSplitKVectors * 128 * 16 * kConsumers;  // of a workspace slot
     static constexpr __device__ u32 split_k_piece_vectors(u32 piece) { return least(kSplitKPieceVectors, kSplitKVectors - piece * kSplitKPieceVectors); }
     static_assert(kSplitKSlotBytes == TileM * TileN * 4 && kAccumulators % 4 == 0 && kSplitKPieceVectors * 128 * 16 * kConsumers <= kStageBytes, "split-K pieces");
-
-    // Bytes that go to a peer at once, where a partial tile is sent in pieces.
-    static constexpr u32 kPieceBytes = 4096;
 
     // Dynamic shared memory: stages, staging buffers, barriers, from a 1024-byte border as the
     // swizzle needs.

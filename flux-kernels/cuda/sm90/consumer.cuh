@@ -21,9 +21,6 @@ namespace flux {
 template <class C>
 struct Consumer {
     static constexpr u32 kAccumulators = C::kAccumulators;
-    // Steps by which the second consumer adds later than the first, so that one multiplies while
-    // the other adds. Tile programs leave room for them.
-    static constexpr u32 kInMainloopLag = 2;
     // This consumer's rows of A and rows of B in a stage.
     static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;
     static constexpr u32 kOffsetB = C::kSplitColumns ? C::kCols * C::kTileK * 2 : 0;
@@ -337,6 +334,7 @@ private:
                 return;
             }
         }
+        if (!finishes(item)) ptx::trap();  // a sink that this kernel does not know
         if constexpr (C::kSwapAB) {
             write_boxes_swapped<C>(smem, index, thread, acc);
         } else {

@@ -63,7 +63,7 @@ struct Slot {
         }
     }
 
-    // Stores a consumer's part from its staging buffer to a slot, in pieces of kPieceBytes with
+    // Stores a consumer's part from its staging buffer to a slot, in pieces of kSentBytes with
     // gaps of `gap_ns` between them, or at once without gaps.
     __device__ __forceinline__ void store(u64 slot, u32 staging, u32 consumer, u32 gap_ns) const {
         const u64 to = slot + part(consumer);
@@ -75,8 +75,8 @@ struct Slot {
             ptx::bulk_store(to, staging, C::kOutBytesPerConsumer);
             return;
         }
-        for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += C::kPieceBytes) {
-            ptx::bulk_store(to + offset, staging + offset, least(C::kOutBytesPerConsumer - offset, C::kPieceBytes));
+        for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += kSentBytes) {
+            ptx::bulk_store(to + offset, staging + offset, least(C::kOutBytesPerConsumer - offset, kSentBytes));
             ptx::bulk_commit();
             ptx::sleep_ns(gap_ns);
         }
@@ -90,7 +90,7 @@ private:
 #pragma unroll 1
         for (u32 v = 0; v < C::kVectors; ++v) {
             ptx::bulk_store(to + v * row, staging + v * kVectorBytes, row);
-            if (gap_ns == 0 || (since += row) < C::kPieceBytes) continue;
+            if (gap_ns == 0 || (since += row) < kSentBytes) continue;
             since = 0;
             ptx::bulk_commit();
             ptx::sleep_ns(gap_ns);

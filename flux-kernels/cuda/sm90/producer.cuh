@@ -26,6 +26,7 @@ struct Producer {
             if (number != 0) item = load_item(p, i);
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
+            if (item.a_source >= kCountOf<Source>) ptx::trap();
             stamp<C>(p, i, &ItemStamps::opened);
             if constexpr (C::kReduceScatter) {
                 const bool reduces = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);

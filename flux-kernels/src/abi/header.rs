@@ -1,9 +1,11 @@
 //! The text of `abi.cuh`.
 
 use super::{BulkCopy, FillParams, ItemStamps, Params, PingPong, RawReport, VerifyParams, WorkerStamps, declare_words};
-use crate::epilogue::Activation;
+use crate::cuda::Pace;
+use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
+use crate::harness::{Fill, data::RAW_END};
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
-use flux_core::program::{Await, NONE, Transfer, WorkItem, sink, source};
+use flux_core::program::{Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, Transfer, WorkItem, sink, source};
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::HOPPER_SHARED_BYTES;
 use std::fmt::Write as _;
@@ -34,23 +36,20 @@ fn write() -> String {
         ("kSignalsOffset", layout::signal_offset(0, 0) as u32),
         ("kTimedOut", fault::TIMED_OUT),
         ("kInAnotherOp", fault::IN_ANOTHER_OP),
-        ("kActivations", Activation::ALL.len() as u32),
+        ("kInMainloopGap", IN_MAINLOOP_GAP),
+        ("kInMainloopLag", IN_MAINLOOP_LAG),
+        ("kPushedBytes", Pace::PUSHED_BYTES),
+        ("kSentBytes", Pace::SENT_BYTES),
         ("kSharedBytesLimit", HOPPER_SHARED_BYTES),
+        ("kRawEnd", RAW_END),
     ];
     for (name, value) in constants {
         let _infallible = writeln!(text, "constexpr u32 {name} = {value}u;");
     }
-    text += "\n";
-    text += &enumeration("Source", &[("kCaller", source::CALLER), ("kGather", source::GATHER)]);
-    let sinks = [
-        ("kStore", sink::STORE),
-        ("kSend", sink::SEND),
-        ("kReduce", sink::REDUCE),
-        ("kPartial", sink::PARTIAL),
-        ("kScatter", sink::SCATTER),
-        ("kReduceRows", sink::REDUCE_ROWS),
-    ];
-    text += &enumeration("Sink", &sinks);
+    text += "\n// Values of an enum that are numbered from 0 on.\ntemplate <class Enum>\nconstexpr u32 kCountOf = 0;\n\n";
+    text += &counted("Source", source::ALL.iter().map(|&(name, number)| (cuda_name(name), number)));
+    text += &counted("Sink", sink::ALL.iter().map(|&(name, number)| (cuda_name(name), number)));
+    text += &counted("Fill", Fill::ALL.map(|fill| (format!("k{fill:?}"), fill as u32)).into_iter());
     let codes = [("kTimeout", fault::TIMEOUT), ("kAborted", fault::ABORTED), ("kDisagreed", fault::DISAGREED)];
     text += &enumeration("FaultCode", &codes);
     text += &enumeration("FaultWait", &[("kSignal", fault::SIGNAL), ("kPushed", fault::PUSHED), ("kCall", fault::CALL)]);
@@ -81,26 +80,38 @@ fn enumeration(name: &str, values: &[(&str, u32)]) -> String {
     format!("enum class {name} : u32 {{ {} }};\n\n", values.join(", "))
 }
 
-/// The activations, and for the harness the bounds of their errors.
+/// An enum whose numbers are places, with their count: what [`kCountOf`](write) says.
+fn counted(name: &str, values: impl Iterator<Item = (String, u32)>) -> String {
+    let values: Vec<_> = values.collect();
+    debug_assert!((0..).zip(&values).all(|(place, &(_, number))| place == number), "{name}: {values:?}");
+    let listed: Vec<_> = values.iter().map(|(value, number)| (value.as_str(), *number)).collect();
+    format!("{}template <>\nconstexpr u32 kCountOf<{name}> = {};\n\n", enumeration(name, &listed), values.len())
+}
+
+/// `REDUCE_ROWS` as `kReduceRows`.
+fn cuda_name(rust: &str) -> String {
+    let mut name = String::from("k");
+    for word in rust.split('_') {
+        name.push_str(&word[..1]);
+        name.push_str(&word[1..].to_lowercase());
+    }
+    name
+}
+
+/// The activations, constants of their formulas, and for the harness the bounds of their errors.
 fn activations() -> String {
-    let name = |activation: Activation| {
-        let (word, mut name) = (activation.to_string(), String::from("k"));
-        name.extend(word[..1].to_uppercase().chars().chain(word[1..].chars()));
-        name
-    };
-    let names = Activation::ALL.map(name);
-    let values: Vec<_> = names.iter().zip(Activation::ALL).map(|(name, activation)| (name.as_str(), activation as u32)).collect();
     let of_each = |value: fn(Activation) -> String| -> String {
-        let case = |(name, activation)| format!("a == Activation::{name} ? {} : ", value(activation));
-        names.iter().zip(Activation::ALL).map(case).collect::<Vec<_>>().concat()
+        let case = |activation: Activation| format!("a == Activation::{} ? {} : ", activation.cuda_name(), value(activation));
+        Activation::ALL.map(case).concat()
     };
     let slopes = of_each(|activation| format!("{:?}f", activation.slope()));
     let exact = of_each(|activation| activation.is_exact().to_string());
     format!(
         "{}constexpr float activation_slope(Activation a) {{ return {slopes}0.0f; }}\n\
          constexpr bool activation_is_exact(Activation a) {{ return {exact}false; }}\n\
-         constexpr float kActivationError = {:e}f;\n\n",
-        enumeration("Activation", &values),
+         constexpr float kActivationError = {:e}f;\n\
+         constexpr float kGeluLinear = {GELU_LINEAR:e}f, kGeluCubic = {GELU_CUBIC:e}f;\n\n",
+        counted("Activation", Activation::ALL.map(|activation| (activation.cuda_name().to_owned(), activation as u32)).into_iter()),
         Activation::ERROR,
     )
 }
@@ -143,17 +154,14 @@ mod tests {
     use super::*;
 
     #[test]
-    fn activations_are_numbered_in_order() {
-        assert!(Activation::ALL.iter().enumerate().all(|(i, &activation)| activation as usize == i));
-    }
-
-    #[test]
     fn the_header_declares_what_kernels_use() {
         let text = header();
         for line in [
             "enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2, kPartial = 3, kScatter = 4, kReduceRows = 5 };",
             "enum class Activation : u32 { kNone = 0, kGelu = 1, kSilu = 2, kRelu = 3 };",
             "constexpr u32 kNone = 4294967295u;",
+            "template <>\nconstexpr u32 kCountOf<Sink> = 6;",
+            "constexpr float kGeluLinear = 1.5957692e0f, kGeluCubic = 7.1354814e-2f;",
             "static_assert(sizeof(WorkItem) == 96);",
             "    u32 pad_516[31];\n    u32 stores_ended;\n",
             "static_assert(sizeof(Control) == 768);",

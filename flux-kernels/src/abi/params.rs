@@ -84,8 +84,6 @@ mirrored! {
         pub(crate) k_local: u32,
         /// Bytes between scattered rows at their owner.
         pub(crate) source_row_bytes: u32,
-        /// After the bias; AllGather-GEMM only.
-        pub(crate) activation: u32,
         /// Whether every tile waits for the first transfers.
         pub(crate) push_together: u32,
         /// Partial tiles that the mainloop adds, of an item that adds any.

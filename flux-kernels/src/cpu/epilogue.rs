@@ -6,8 +6,8 @@ use super::error::ExecuteError;
 use super::operands::fits;
 use crate::element::Element;
 use crate::epilogue::Activation;
+use flux_core::Problem;
 use flux_core::problem::Shape;
-use flux_core::{OpKind, Problem};
 
 /// The epilogue of a sum, before it is stored: nothing by default.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +27,7 @@ impl<T> Default for Epilogue<'_, T> {
 impl<T: Element> Epilogue<'_, T> {
     /// Checks it against the problem.
     pub(super) fn fits(&self, problem: &Problem) -> Result<(), ExecuteError> {
-        if problem.op() == OpKind::GemmReduceScatter && self.activation != Activation::None {
+        if !Activation::of(problem.op()).contains(&self.activation) {
             return Err(ExecuteError::Activation { activation: self.activation });
         }
         let shape = Shape { rows: 1, cols: problem.n_local() };

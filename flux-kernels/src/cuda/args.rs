@@ -1,7 +1,6 @@
 //! The arguments of a launch.
 
 use super::trace::TraceBuffer;
-use crate::epilogue::Activation;
 
 /// A row-major matrix on the device.
 #[derive(Clone, Copy, Debug)]
@@ -27,7 +26,7 @@ pub struct Pace {
 
 impl Pace {
     /// Bytes of a piece of the caller's shard.
-    pub const PUSHED_BYTES: u32 = 2048;
+    pub const PUSHED_BYTES: u32 = flux_core::machine::PUSHED_BYTES as u32;
     /// Bytes of a piece of a partial tile.
     pub const SENT_BYTES: u32 = 4096;
 }
@@ -44,8 +43,6 @@ pub struct LaunchArgs<'a> {
     /// Address of the caller's bias, one element for each column of `y`, a multiple of 4; 0 for
     /// none.
     pub bias: u64,
-    /// Applied to the sum with the bias; none for GEMM-ReduceScatter.
-    pub activation: Activation,
     /// Every rank's data region, as mapped on this device.
     pub data: &'a [u64],
     /// Every rank's pad, as mapped on this device.

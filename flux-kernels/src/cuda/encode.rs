@@ -167,7 +167,6 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         full_slots: if p.flattened { problem.full_shards() } else { u32::MAX },
         k_local: problem.k_local(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
-        activation: args.activation as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
         in_mainloop: p.in_mainloop,
         in_mainloop_first: p.in_mainloop_steps().0,

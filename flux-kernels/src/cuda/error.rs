@@ -1,7 +1,5 @@
 //! Why something could not be enqueued.
 
-use crate::epilogue::Activation;
-
 /// A driver call was refused.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -35,12 +33,6 @@ pub enum LaunchError {
         program: String,
         /// The kernel.
         kernel: String,
-    },
-    /// An activation of a sum that other ranks add to.
-    #[error("GEMM-ReduceScatter takes no activation, and {activation} was asked for")]
-    Activation {
-        /// What was asked for.
-        activation: Activation,
     },
     /// There are no CTAs, or more than may be resident at once.
     #[error("{ctas} CTAs were asked for: at least 1 and at most {limit} run at once on this device")]

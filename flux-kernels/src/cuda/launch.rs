@@ -5,9 +5,7 @@ use super::encode::encode_params;
 use super::error::LaunchError;
 use super::kernel::Kernel;
 use super::program::DeviceProgram;
-use crate::epilogue::Activation;
 use crate::variant::Variant;
-use flux_core::OpKind;
 
 /// Enqueues one call on the stream. Does not wait for the device and allocates nothing.
 ///
@@ -33,9 +31,6 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     if !variant.fits(p) || !program.has_room_for(variant, ctas) {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
-    }
-    if variant.op() == OpKind::GemmReduceScatter && args.activation != Activation::None {
-        return Err(LaunchError::Activation { activation: args.activation });
     }
     let limit = kernel.multiprocessors();
     if ctas == 0 || ctas > limit {

@@ -29,6 +29,11 @@ pub enum Fill {
     SmallInts = 1,
 }
 
+impl Fill {
+    /// Both, by their numbers.
+    pub(crate) const ALL: [Self; 2] = [Self::Uniform, Self::SmallInts];
+}
+
 /// A window of a global matrix and where it lies on the device.
 #[derive(Clone, Copy, Debug)]
 pub struct Window {
@@ -243,8 +248,12 @@ impl Harness {
         let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };
         self.module.write(self.report, bytemuck::bytes_of(&raw), stream)?;
         let grid = (shape.cols.div_ceil(32), shape.rows.div_ceil(64));
-        // SAFETY: the kernel takes `VerifyParams`; the caller answers for `y`, the report is ours.
-        unsafe { self.module.launch(self.verify, grid, 256, 0, &params, stream) }?;
+        // A grid is not empty.
+        if shape.rows > 0 {
+            // SAFETY: the kernel takes `VerifyParams`; the caller answers for `y`, the report is
+            // ours.
+            unsafe { self.module.launch(self.verify, grid, 256, 0, &params, stream) }?;
+        }
         self.module.read(self.report, bytemuck::bytes_of_mut(&mut raw), stream)?;
         Ok(VerifyReport {
             violations: raw.violations,

@@ -11,7 +11,7 @@ use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
-use flux_kernels::{Activation, KernelTarget, NoKernel, Source, Variant};
+use flux_kernels::{KernelTarget, NoKernel, Source, Variant};
 use std::sync::Arc;
 
 /// Device memory, freed on drop.
@@ -112,8 +112,6 @@ pub(crate) struct World {
     pub(crate) op: u32,
     /// Seed of a bias, which the next [`World::prepare`] fills and calls add.
     pub(crate) bias: Option<u64>,
-    /// What calls apply.
-    pub(crate) activation: Activation,
     epoch: Epoch,
 }
 
@@ -160,8 +158,7 @@ impl World {
         context.synchronize().expect("initialised");
         let workers = kernel.multiprocessors() / ranks.len() as u32;
         let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
-        let (bias, activation) = (None, Activation::None);
-        Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, op: 1, bias, activation, epoch: first }
+        Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, op: 1, bias: None, epoch: first }
     }
 
     fn raw(&self, rank: usize) -> usize {
@@ -215,7 +212,6 @@ impl World {
             w: matrix(&rank.w, p.w_shape()),
             y: matrix(&rank.y, p.y_shape(r)),
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
-            activation: self.activation,
             data: &addresses(&self.data),
             pads: &addresses(&self.pads),
             scatter_buffer: self.data[i].0,
@@ -278,7 +274,15 @@ impl World {
         let p = &self.problem;
         let program = self.ranks[0].program.program();
         let (flattened, per_node) = (program.flattened, program.nodes.per_node());
-        let expected = Expected { seeds, fill, bias: self.bias, activation: self.activation, flattened, per_node, collective: false };
+        let expected = Expected {
+            seeds,
+            fill,
+            bias: self.bias,
+            activation: self.kernel.variant().activation(),
+            flattened,
+            per_node,
+            collective: false,
+        };
         p.world()
             .ranks()
             .map(|r| {

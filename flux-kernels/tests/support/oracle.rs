@@ -17,16 +17,6 @@ pub struct Global<T> {
     pub activation: Activation,
 }
 
-/// The activation by its definition, in fp64.
-pub fn activated(activation: Activation, v: f64) -> f64 {
-    match activation {
-        Activation::None => v,
-        Activation::Gelu => 0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v * v * v)).tanh()),
-        Activation::Silu => v / (1.0 + (-v).exp()),
-        Activation::Relu => v.max(0.0),
-    }
-}
-
 /// A small generator of reproducible numbers (splitmix64).
 pub struct Numbers(pub u64);
 
@@ -135,7 +125,7 @@ impl<T: Element> Global<T> {
                 }
                 if self.activation != Activation::None {
                     error = self.activation.slope() * error + Activation::ERROR * (exact.abs() + error);
-                    exact = activated(self.activation, exact);
+                    exact = self.activation.definition(exact);
                 }
                 error += u * (exact.abs() + error) + subnormal;
                 let got = f64::from(y[row * shape.cols as usize + col].to_f32());

@@ -52,24 +52,23 @@ impl Drop for CudaExecutor {
 }
 
 impl CudaExecutor {
-    pub(super) fn prepare(comm: &Communicator, ordinal: u32, (plan, program): (ExecutionPlan, TileProgram)) -> Result<Self, BuildError> {
+    pub(super) fn prepare(
+        comm: &Communicator,
+        ordinal: u32,
+        (plan, program): (ExecutionPlan, TileProgram),
+        activation: Activation,
+    ) -> Result<Self, BuildError> {
         let device = CudaDevice::open(ordinal)?;
         let target = KernelTarget::of(device.info().compute)?;
         let _current = device.enter()?;
-        let variant = Variant::of(&program, target)?;
+        let variant = Variant::of(&program, target)?.with_activation(activation);
         let kernel = kernel(if plan.trace { variant.traced() } else { variant }, target.arch)?;
         let trace = plan.trace.then(|| TraceBuffer::new(program.items.len(), plan.workers)).transpose()?;
         let (program, trace) = (ManuallyDrop::new(DeviceProgram::upload(program, &kernel)?), ManuallyDrop::new(trace));
         Ok(Self { comm: comm.clone(), device, kernel, program, trace, plan })
     }
 
-    pub(super) fn run<T: Element>(
-        &self,
-        comm: &Communicator,
-        operands: &Operands,
-        activation: Activation,
-        stream: Stream,
-    ) -> Result<(), CallError> {
+    pub(super) fn run<T: Element>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
         let wrong_stream = || TransportError::WrongStream { stream, device: comm.device() };
         let raw_stream = stream.raw().ok_or_else(wrong_stream)?;
         let _current = self.device.enter().map_err(TransportError::from)?;
@@ -77,7 +76,7 @@ impl CudaExecutor {
             self.check_claim(operand, view)?;
         }
         let mut call = comm.begin_as(stream, Some(label(&self.plan.problem)))?;
-        let on = Launching { operands, activation, stream: raw_stream };
+        let on = Launching { operands, stream: raw_stream };
         let enqueued = match &self.plan.traffic {
             Traffic::Collective(sequential) => self.enqueue_sequential::<T>(&mut call, sequential, on),
             _ => self.enqueue::<T>(&mut call, on),
@@ -184,14 +183,13 @@ impl CudaExecutor {
     /// past the call. The communicator's workspace covers the program, and stays until the device is
     /// drained. All ranks have agreed on the op.
     fn args<'a, T: Element>(&'a self, call: &'a Call<'_>, on: Launching<'_>) -> LaunchArgs<'a> {
-        let Launching { operands, activation, stream } = on;
+        let Launching { operands, stream } = on;
         let memory = call.memory();
         LaunchArgs {
             x: matrix::<T>(&operands.x),
             w: matrix::<T>(&operands.w),
             y: matrix::<T>(&operands.y),
             bias: operands.bias.map_or(0, |bias| bias.address),
-            activation,
             data: &memory.data,
             pads: &memory.pads,
             scatter_buffer: 0,
@@ -251,7 +249,6 @@ impl CudaExecutor {
 #[derive(Clone, Copy)]
 struct Launching<'a> {
     operands: &'a Operands,
-    activation: Activation,
     stream: usize,
 }
 

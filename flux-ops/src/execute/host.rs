@@ -20,20 +20,21 @@ use std::time::Duration;
 #[derive(Debug)]
 pub(crate) struct HostExecutor<T> {
     plan: ExecutionPlan,
+    activation: Activation,
     executor: Mutex<Executor<T>>,
 }
 
 impl<T: Element> HostExecutor<T> {
-    pub(super) fn prepare((plan, program): (ExecutionPlan, TileProgram)) -> Result<Self, BuildError> {
+    pub(super) fn prepare((plan, program): (ExecutionPlan, TileProgram), activation: Activation) -> Result<Self, BuildError> {
         if plan.trace {
             return Err(BuildError::Trace { place: Location::Host });
         }
         let workers = NonZeroUsize::new(plan.workers as usize).unwrap_or(NonZeroUsize::MIN);
         let executor = Mutex::new(Executor::new(program, workers)?);
-        Ok(Self { plan, executor })
+        Ok(Self { plan, activation, executor })
     }
 
-    pub(super) fn run(&self, comm: &Communicator, operands: &Operands, activation: Activation, stream: Stream) -> Result<(), CallError> {
+    pub(super) fn run(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
         // A panic in an earlier call leaves buffers that the next one fills before it reads them.
         let mut executor = self.executor.lock().unwrap_or_else(PoisonError::into_inner);
         let mut call = comm.begin_as(stream, Some(label(&executor.program().problem)))?;
@@ -54,7 +55,7 @@ impl<T: Element> HostExecutor<T> {
         let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
-        let epilogue = Epilogue { bias, activation };
+        let epilogue = Epilogue { bias, activation: self.activation };
         let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash: self.plan.number });
         let finished = call.finish();
         match done {

@@ -104,18 +104,18 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 
 impl<T: Element> Executor<T> {
     /// Makes everything that calls take, but the workspace.
-    pub(crate) fn prepare(comm: &Communicator, plan: (ExecutionPlan, TileProgram)) -> Result<Self, BuildError> {
+    pub(crate) fn prepare(comm: &Communicator, plan: (ExecutionPlan, TileProgram), activation: Activation) -> Result<Self, BuildError> {
         match location(comm) {
-            Location::Host => HostExecutor::prepare(plan).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, plan).map(Self::Cuda),
+            Location::Host => HostExecutor::prepare(plan, activation).map(Self::Host),
+            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, plan, activation).map(Self::Cuda),
         }
     }
 
     /// Runs the program once; on CUDA it returns when the work is on the stream.
-    pub(crate) fn run(&self, comm: &Communicator, operands: &Operands, activation: Activation, stream: Stream) -> Result<(), CallError> {
+    pub(crate) fn run(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
         match self {
-            Self::Host(host) => host.run(comm, operands, activation, stream),
-            Self::Cuda(cuda) => cuda.run::<T>(comm, operands, activation, stream),
+            Self::Host(host) => host.run(comm, operands, stream),
+            Self::Cuda(cuda) => cuda.run::<T>(comm, operands, stream),
         }
     }
 
@@ -173,11 +173,11 @@ mod tests {
         // Nobody has taken the workspace that it needs.
         let plan =
             ExecutionPlan::resolve(&ranks[0], &problem, (&Plan::of(tile), &Schedule::of(tile)), LaunchOptions::default(), 1).unwrap();
-        let executor = HostExecutor::<bf16>::prepare(plan).unwrap();
+        let executor = HostExecutor::<bf16>::prepare(plan, Activation::None).unwrap();
         let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
         let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());
         let operands = Operands { x, w, bias: None, y: TensorMut::host(&mut y, (16, 8)).unwrap().view() };
-        let refused = executor.run(&ranks[0], &operands, Activation::None, Stream::Host).unwrap_err();
+        let refused = executor.run(&ranks[0], &operands, Stream::Host).unwrap_err();
         assert!(matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })), "{refused}");
         for comm in &ranks {
             assert!(matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank()));

@@ -204,7 +204,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         if let Some(stream) = stream.raw() {
             operands.check_stream(stream)?;
         }
-        self.executor.run(&self.comm, &operands, self.request.epilogue.activation, stream)
+        self.executor.run(&self.comm, &operands, stream)
     }
 
     /// Whether a call is known to have failed; waits for no call.
@@ -296,7 +296,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             let choice = of_rank_0.unwrap_or(own);
             let resolved = request.resolve(comm, choice)?;
             let (problem, plan, workspace) = (resolved.problem, resolved.plan, resolved.workspace());
-            let executor = Executor::prepare(comm, resolved.execution)?;
+            let executor = Executor::prepare(comm, resolved.execution, request.epilogue.activation)?;
             Ok(Self { comm: comm.clone(), request, problem, plan, origin: choice.origin, workspace, executor, kind: PhantomData })
         });
         let op = agreement::all_ready(comm, &name, op)?;

@@ -80,9 +80,8 @@ impl Request {
         let mut target = planning::target(comm);
         target.machine.multiprocessors = choice.sms;
         let mut plan = choice.plan;
-        let unequal = problem.full_shards() < problem.world().get();
-        if plan.comm == CommMode::Sequential && (unequal || comm.transport() == TransportKind::Mixed) {
-            // There is no collective of all ranks, or of shards that differ.
+        if plan.comm == CommMode::Sequential && comm.transport() == TransportKind::Mixed {
+            // It has no collective of all ranks.
             plan.comm = CommMode::Overlapped { peers: problem.world().peers() };
         }
         let plan = plan.canonical(&problem, &target);

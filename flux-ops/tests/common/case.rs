@@ -45,16 +45,6 @@ fn fill<T: Element>(len: usize, seed: u64, values: Values) -> Vec<T> {
     (0..len as u64).map(|i| T::from_f32(value(i))).collect()
 }
 
-/// The activation by its definition.
-fn activated(activation: Activation, v: f64) -> f64 {
-    match activation {
-        Activation::None => v,
-        Activation::Gelu => 0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v * v * v)).tanh()),
-        Activation::Silu => v / (1.0 + (-v).exp()),
-        Activation::Relu => v.max(0.0),
-    }
-}
-
 /// A global result, `[m, n]`, for every plan.
 #[derive(Clone, Debug)]
 pub struct Expected<T> {
@@ -247,7 +237,7 @@ impl<'a> Sum<'a> {
     }
 
     fn exact(&self) -> f64 {
-        activated(self.activation, self.partials.iter().sum::<f64>() + self.bias.unwrap_or(0.0))
+        self.activation.definition(self.partials.iter().sum::<f64>() + self.bias.unwrap_or(0.0))
     }
 
     /// The result with every rounding of the ops, and how far one may be from the exact result.
@@ -277,7 +267,7 @@ impl<'a> Sum<'a> {
         }
         if self.activation != Activation::None {
             error = self.activation.slope() * error + Activation::ERROR * (y.abs() + error);
-            (y, rounded) = (activated(self.activation, y), activated(self.activation, rounded));
+            (y, rounded) = (self.activation.definition(y), self.activation.definition(rounded));
         }
         (T::from_f32(rounded as f32), error + u * (y.abs() + error) + tiny)
     }

@@ -18,13 +18,13 @@ pub struct DeviceBlock {
 }
 
 impl DeviceBlock {
-    /// Allocates; the contents are undefined.
+    /// Allocates; the contents are undefined. No bytes have an address, too.
     pub fn new(device: &CudaDevice, bytes: usize) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let mut address = 0;
         // SAFETY: a context is current; `address` is a place for the result.
-        driver.check("cuMemAlloc", unsafe { (driver.cu_mem_alloc)(&raw mut address, bytes) })?;
+        driver.check("cuMemAlloc", unsafe { (driver.cu_mem_alloc)(&raw mut address, bytes.max(1)) })?;
         Ok(Self { device: device.clone(), address, bytes })
     }
 

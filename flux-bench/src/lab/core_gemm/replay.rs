@@ -10,7 +10,6 @@ use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::Epoch;
 use flux_core::{Problem, Rank};
-use flux_kernels::Activation;
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_ops::internal::launch_of;
 use flux_transport::internal::cuda::DeviceBlock;
@@ -112,7 +111,6 @@ impl Replay {
             w: matrix(&set.w, problem.w_shape())?,
             y: matrix(&set.y, problem.y_shape(program.rank))?,
             bias: 0,
-            activation: Activation::None,
             data: &self.data,
             pads: &self.pads,
             scatter_buffer: self.data[program.rank.index()],

@@ -80,8 +80,13 @@ mod tests {
             let cases = matrix(world, false).unwrap();
             assert!(cases.len() >= 20, "{ranks} ranks: {}", cases.len());
             assert!(cases.iter().all(|c| c.problem.world() == world && !c.heavy));
-            for name in ["unaligned+bias gemm_rs", "unaligned+bias+gelu ag", "unaligned+bias+silu ag", "least+bias+relu ag"] {
-                assert_eq!(cases.iter().filter(|c| c.name.starts_with(name)).count(), 2, "{name}");
+            for name in ["least", "unaligned"] {
+                for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+                    for epilogue in EpilogueSpec::with_bias(op) {
+                        let name = format!("{name}{epilogue} {op}");
+                        assert_eq!(cases.iter().filter(|c| c.name.starts_with(&name)).count(), 2, "{name}");
+                    }
+                }
             }
         }
         let whole = matrix(WorldSize::new(8).unwrap(), true).unwrap();

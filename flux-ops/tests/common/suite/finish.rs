@@ -9,13 +9,6 @@ use half::{bf16, f16};
 
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 
-fn activations(op: OpKind) -> &'static [Activation] {
-    match op {
-        OpKind::AllGatherGemm => &Activation::ALL,
-        OpKind::GemmReduceScatter => &[Activation::None],
-    }
-}
-
 /// Extents and options with several column blocks, the last a tail, so that each tile has its own
 /// part of the bias.
 fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], OpOptions) {
@@ -34,7 +27,7 @@ fn on_host(machine: Machine) -> OpOptions {
 fn adds_an_integer_bias_once<T: Number>(machine: Machine) {
     for world in machine.worlds(&WORLDS) {
         for op in OPS {
-            for activation in [Activation::None, Activation::Relu].into_iter().filter(|a| activations(op).contains(a)) {
+            for activation in Activation::of(op).iter().copied().filter(|activation| activation.is_exact()) {
                 let (shape, options) = tiled(machine, op, world);
                 let case = Case::<T>::new(op, shape, world, Values::Integers, 41);
                 let case = case.finished(true, Values::Integers, activation);
@@ -58,7 +51,7 @@ pub fn an_integer_bias_is_added_exactly_once(machine: Machine) {
 fn activates_within_the_bound<T: Number>(machine: Machine) {
     for world in machine.worlds(&WORLDS) {
         for op in OPS {
-            for (&activation, bias) in activations(op).iter().flat_map(|a| [(a, true), (a, false)]) {
+            for (&activation, bias) in Activation::of(op).iter().flat_map(|a| [(a, true), (a, false)]) {
                 let (shape, options) = tiled(machine, op, world);
                 let case = Case::<T>::new(op, shape, world, Values::Reals, 43);
                 let case = case.finished(bias, Values::Reals, activation);

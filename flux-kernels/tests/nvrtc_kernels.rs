@@ -1,0 +1,45 @@
+//! A test for each kernel that it compiles: compiling one takes seconds, and all of them minutes.
+//!
+//! - `activation NAME`: the kernel has the formula, in its smallest form.
+//! - `reference`: the harness's verification has a reference for every activation.
+//! - `traced NAME`: time stamps make no kernel spill.
+
+mod compiler;
+mod skipped;
+
+use flux_core::{DType, OpKind};
+use flux_kernels::nvrtc::{Arch, KernelSource};
+use flux_kernels::{Activation, KernelTarget, Source, Variant};
+use libtest_mimic::{Arguments, Failed, Trial};
+
+fn main() {
+    let reference = compiles("reference".to_owned(), Source::harness(), Arch::Sm90a);
+    let fused = [Arch::Sm90a, Arch::Sm80].into_iter().flat_map(of_arch);
+    libtest_mimic::run(&Arguments::from_args(), fused.chain([reference]).collect()).exit();
+}
+
+/// The kernels of an architecture.
+fn of_arch(arch: Arch) -> Vec<Trial> {
+    let variants = Variant::all(KernelTarget::of_arch(arch));
+    let smallest = |variant: &&Variant| variant.op() == OpKind::AllGatherGemm && variant.dtype() == DType::Bf16;
+    let tile = variants.iter().filter(smallest).map(Variant::tile).min_by_key(|tile| tile.m * tile.n);
+    let activated = variants.iter().filter(|variant| smallest(variant) && Some(variant.tile()) == tile);
+    let activated =
+        activated.map(|variant| compiles(format!("activation {} {}", variant.activation(), arch.name()), variant.source(), arch));
+    let plain = variants.iter().filter(|variant| variant.activation() == Activation::None);
+    let traced = plain.map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
+    activated.chain(traced).collect()
+}
+
+/// It compiles, without spills where it is a fused kernel.
+fn compiles(name: String, source: Source, arch: Arch) -> Trial {
+    Trial::test(name, move || {
+        let Some(nvrtc) = compiler::nvrtc("nvrtc_kernels") else { return Ok(()) };
+        let report = nvrtc.compile(&KernelSource::ours(&source, arch)).map_err(|error| error.to_string())?.report;
+        let defects = report.defects();
+        if report.functions.is_empty() || !defects.is_empty() {
+            return Err(Failed::from(format!("{} functions, {}", report.functions.len(), defects.join("; "))));
+        }
+        Ok(())
+    })
+}
