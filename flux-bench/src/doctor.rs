@@ -2,6 +2,8 @@
 //!
 //! Invariant: every line is the answer of the code that a run would ask.
 
+mod requirements;
+
 use crate::harness::gpu;
 use crate::machine;
 use crate::out;
@@ -19,6 +21,9 @@ pub(crate) fn run() -> bool {
     line("cores", machine::cores());
     gpus();
     libraries();
+    for needed in requirements::lines() {
+        line("needs", needed);
+    }
     plan_table();
     let proof = peers();
     transports(proof.as_ref())
@@ -190,7 +195,8 @@ fn mixed(nvlink: Result<u32, String>, nccl: &Result<u32, String>) -> Result<u32,
 
 fn nccl() -> Result<u32, String> {
     let count = devices()?;
-    nccl::available().map_err(|why| why.to_string())?;
+    let version = nccl::version().map_err(|why| why.to_string())?;
+    nccl::supported(version)?;
     Ok(count)
 }
 

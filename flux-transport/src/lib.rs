@@ -69,13 +69,13 @@ pub mod internal {
 
     pub mod cuda {
         pub use crate::cuda::{
-            CudaDevice, CudaError, DeviceBlock, DeviceInfo, Event, PinnedBlock, SideStream, Unavailable, available, can_access_peer,
-            device_count, device_info, driver_version, near, peer_matrix,
+            CudaDevice, CudaError, DeviceBlock, DeviceInfo, Event, OLDEST_DRIVER, PinnedBlock, SideStream, Unavailable, available,
+            can_access_peer, device_count, device_info, driver_version, near, peer_matrix,
         };
     }
 
     pub mod nccl {
-        pub use crate::backends::nccl::{Comm, ElementType, NcclError, NcclUnavailable, UniqueId, available, version};
+        pub use crate::backends::nccl::{Comm, ElementType, NcclError, NcclUnavailable, OLDEST, UniqueId, available, supported, version};
     }
 
     /// Limits on processes that this one has started.

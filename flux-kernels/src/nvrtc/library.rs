@@ -12,7 +12,7 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 /// The first version that compiles for `sm_90a`.
-const OLDEST: Version = Version { major: 12, minor: 0, build: 0 };
+pub(super) const OLDEST: Version = Version { major: 12, minor: 0, build: 0 };
 
 /// Version of an NVRTC library.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]

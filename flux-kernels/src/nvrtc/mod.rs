@@ -157,6 +157,9 @@ impl std::fmt::Debug for Nvrtc {
 }
 
 impl Nvrtc {
+    /// The oldest version that is used: the first that compiles for `sm_90a`.
+    pub const OLDEST: Version = library::OLDEST;
+
     /// The library of this process, searched for at the first call: only `FLUX_NVRTC_LIB` if it is
     /// set, else in this order:
     /// - `FLUX_CUDA_LIB_DIR`;

@@ -7,13 +7,13 @@ use super::TuneError;
 use super::oracle::{Oracle, SEEDS};
 use crate::op::{FusedLinear, OpMarker};
 use crate::tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};
-use cudarc::driver::{CudaEvent, CudaStream, DriverError, result, sys};
+use cudarc::driver::{CudaStream, DriverError, result};
 use flux_core::problem::Shape;
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
 use flux_kernels::harness::data::{self, Window, elements, w_window, x_window, y_window};
 use flux_kernels::harness::{Fill, HostBuffer, NoMemory};
-use flux_transport::internal::cuda::{CudaDevice, CudaError, DeviceBlock};
+use flux_transport::internal::cuda::{CudaDevice, CudaError, DeviceBlock, Event};
 use flux_transport::{Communicator, Stream, TransportError};
 use std::num::NonZero;
 use std::sync::Arc;
@@ -41,8 +41,8 @@ struct Operand<T> {
 struct Gpu {
     device: CudaDevice,
     stream: Arc<CudaStream>,
-    start: CudaEvent,
-    end: CudaEvent,
+    start: Event,
+    end: Event,
 }
 
 impl<T: Element> TuneRank<T> {
@@ -95,8 +95,8 @@ impl<T: Element> TuneRank<T> {
         Ok(f64::from(ms) * 1e3)
     }
 
-    fn record(&self, event: fn(&Gpu) -> &CudaEvent) -> Result<(), TuneError> {
-        Ok(self.gpu.as_ref().map_or(Ok(()), |gpu| event(gpu).record(&gpu.stream))?)
+    fn record(&self, event: fn(&Gpu) -> &Event) -> Result<(), TuneError> {
+        Ok(self.gpu.as_ref().map_or(Ok(()), |gpu| event(gpu).record(gpu.stream.cu_stream().addr()))?)
     }
 
     /// Calls the op on the next set, in order on the rank's stream.
@@ -145,8 +145,7 @@ impl Gpu {
     fn open(ordinal: u32) -> Result<Self, TuneError> {
         let device = CudaDevice::open(ordinal)?;
         device.bind()?;
-        let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let (start, end) = (device.context().new_event(timed)?, device.context().new_event(timed)?);
+        let (start, end) = (Event::timed(&device)?, Event::timed(&device)?);
         Ok(Self { stream: device.context().new_stream()?, device, start, end })
     }
 

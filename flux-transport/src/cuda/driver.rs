@@ -72,6 +72,8 @@ table! {
     cu_event_destroy = b"cuEventDestroy_v2\0" (Handle);
     cu_event_query = b"cuEventQuery\0" (Handle);
     cu_event_record = b"cuEventRecord\0" (Handle, Handle);
+    cu_event_synchronize = b"cuEventSynchronize\0" (Handle);
+    cu_event_elapsed_time = b"cuEventElapsedTime\0" (*mut f32, Handle, Handle);
     cu_mem_get_info = b"cuMemGetInfo_v2\0" (*mut usize, *mut usize);
     cu_mem_alloc = b"cuMemAlloc_v2\0" (*mut u64, usize);
     cu_mem_free = b"cuMemFree_v2\0" (u64);

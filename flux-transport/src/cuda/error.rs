@@ -1,5 +1,9 @@
 //! Why a call to the driver failed: the call, the code and its name, never a type of the bindings.
 
+/// The first version of CUDA, as `1000 * major + 10 * minor`, whose drivers have every entry point
+/// that is called: `cuStreamGetCaptureInfo_v3` is the newest.
+pub const OLDEST_DRIVER: u32 = 12_030;
+
 /// Why this process cannot use CUDA.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
@@ -12,8 +16,8 @@ pub enum Unavailable {
         /// What the loader said of the first.
         reason: String,
     },
-    /// The driver lacks an entry point: it is older than CUDA 12.3.
-    #[error("the NVIDIA driver has no `{symbol}`: a driver of CUDA 12.3 or newer is needed")]
+    /// The driver lacks an entry point: it is older than [`OLDEST_DRIVER`].
+    #[error("the NVIDIA driver has no `{symbol}`: a driver of CUDA {}.{} or newer is needed", OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10)]
     Symbol { symbol: &'static str },
     /// The driver does not start.
     #[error("the NVIDIA driver does not start: {call}: {name} ({code})")]

@@ -21,7 +21,7 @@ pub(crate) mod wheels;
 pub use context::CudaDevice;
 pub(crate) use context::Current;
 pub use device::{Device, Stream};
-pub use error::{CudaError, Unavailable};
+pub use error::{CudaError, OLDEST_DRIVER, Unavailable};
 pub use info::{DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info, driver_version, peer_matrix};
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use near::near;

@@ -66,7 +66,7 @@ impl Drop for SideStream {
     }
 }
 
-/// An event without timing.
+/// A place in the work of a stream.
 #[derive(Debug)]
 pub struct Event {
     device: CudaDevice,
@@ -74,14 +74,41 @@ pub struct Event {
 }
 
 impl Event {
-    /// Makes an event on `device`. Waiting for one that was never recorded returns at once.
+    /// Makes an event on `device`, without timing. Waiting for one that was never recorded returns
+    /// at once.
     pub fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+        Self::with_flags(device, DISABLE_TIMING)
+    }
+
+    /// Makes an event on `device` for [`elapsed_ms`](Self::elapsed_ms).
+    pub fn timed(device: &CudaDevice) -> Result<Self, CudaError> {
+        Self::with_flags(device, 0)
+    }
+
+    fn with_flags(device: &CudaDevice, flags: u32) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let mut event = 0;
         // SAFETY: a context is current; `event` is a place for the result.
-        driver.check("cuEventCreate", unsafe { (driver.cu_event_create)(&raw mut event, DISABLE_TIMING) })?;
+        driver.check("cuEventCreate", unsafe { (driver.cu_event_create)(&raw mut event, flags) })?;
         Ok(Self { device: device.clone(), event })
+    }
+
+    /// Milliseconds from this event to `end`, both timed and recorded; waits until both are done.
+    ///
+    /// With cudarc's bindings of CUDA 13 its own events call an entry point that drivers before 12.8
+    /// lack, and panic there.
+    pub fn elapsed_ms(&self, end: &Self) -> Result<f32, CudaError> {
+        let _current = self.device.enter()?;
+        let driver = self.device.driver();
+        for event in [self.event, end.event] {
+            // SAFETY: both events live as long as their owners.
+            driver.check("cuEventSynchronize", unsafe { (driver.cu_event_synchronize)(event) })?;
+        }
+        let mut ms = 0.0;
+        // SAFETY: `ms` is a place for the result; the driver refuses events without timing.
+        driver.check("cuEventElapsedTime", unsafe { (driver.cu_event_elapsed_time)(&raw mut ms, self.event, end.event) })?;
+        Ok(ms)
     }
 
     /// Records what is on `stream` so far.

@@ -9,7 +9,7 @@ use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_core::{DType, Nodes, Rank};
 use flux_kernels::harness::{self, Expected, Harness, Seeds};
 use flux_transport::Stream;
-use flux_transport::internal::cuda::{CudaDevice, DeviceBlock};
+use flux_transport::internal::cuda::{CudaDevice, DeviceBlock, Event};
 use flux_transport::internal::nccl::{Comm, ElementType};
 use std::sync::Arc;
 use std::time::Duration;
@@ -19,8 +19,8 @@ pub struct Gpu {
     device: CudaDevice,
     stream: Arc<CudaStream>,
     harness: Harness,
-    start: CudaEvent,
-    end: CudaEvent,
+    start: Event,
+    end: Event,
 }
 
 impl Gpu {
@@ -31,8 +31,7 @@ impl Gpu {
     pub fn open(device: &CudaDevice) -> anyhow::Result<Self> {
         device.bind()?;
         let harness = Harness::load(&kernels::harness(device)?)?;
-        let timed = Some(sys::CUevent_flags::CU_EVENT_DEFAULT);
-        let (start, end) = (device.context().new_event(timed)?, device.context().new_event(timed)?);
+        let (start, end) = (Event::timed(device)?, Event::timed(device)?);
         Ok(Self { stream: device.context().new_stream()?, device: device.clone(), harness, start, end })
     }
 
@@ -166,9 +165,9 @@ impl Gpu {
 
     /// Times what `launch` puts on the stream in milliseconds, and waits for it.
     pub fn time(&self, launch: impl FnOnce() -> anyhow::Result<()>) -> anyhow::Result<f64> {
-        self.start.record(&self.stream)?;
+        self.start.record(self.raw_stream())?;
         launch()?;
-        self.end.record(&self.stream)?;
+        self.end.record(self.raw_stream())?;
         Ok(f64::from(self.start.elapsed_ms(&self.end)?))
     }
 

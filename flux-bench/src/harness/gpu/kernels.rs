@@ -5,6 +5,9 @@ use flux_kernels::nvrtc::{Arch, Nvrtc};
 use flux_kernels::{KernelTarget, Source, Variant};
 use flux_transport::internal::cuda::CudaDevice;
 
+/// The compute capabilities that kernels run on, in words.
+pub(crate) const CAPABILITIES: &str = "8.0 and later";
+
 /// The kernels of a device, or why there are none for it.
 pub(crate) fn target(ordinal: u32, compute: (u32, u32)) -> anyhow::Result<KernelTarget> {
     KernelTarget::of(compute).with_context(|| format!("GPU {ordinal}"))

@@ -5,9 +5,9 @@
 
 use crate::harness::gpu::{Gpu, kernels};
 use anyhow::Context;
-use cudarc::driver::{CudaEvent, CudaStream, result, sys};
+use cudarc::driver::{CudaStream, result, sys};
 use flux_kernels::harness::Links;
-use flux_transport::internal::cuda::{self, CudaDevice, DeviceBlock, PinnedBlock};
+use flux_transport::internal::cuda::{self, CudaDevice, DeviceBlock, Event, PinnedBlock};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -28,8 +28,8 @@ pub(super) struct Rig {
 /// A stream with a timed end and beginning.
 pub(super) struct TimedStream {
     pub(super) cuda: Arc<CudaStream>,
-    start: CudaEvent,
-    end: CudaEvent,
+    start: Event,
+    end: Event,
 }
 
 impl TimedStream {
@@ -70,8 +70,10 @@ impl Rig {
     fn open(device: &CudaDevice, streams: usize) -> anyhow::Result<Self> {
         let gpu = Gpu::open(device)?;
         let links = Links::load(&kernels::links(device)?)?;
-        let timed = || device.context().new_event(Some(sys::CUevent_flags::CU_EVENT_DEFAULT));
-        let stream = || anyhow::Ok(TimedStream { cuda: device.context().new_stream()?, start: timed()?, end: timed()? });
+        let stream = || {
+            let (cuda, start, end) = (device.context().new_stream()?, Event::timed(device)?, Event::timed(device)?);
+            anyhow::Ok(TimedStream { cuda, start, end })
+        };
         let streams = (0..streams).map(|_| stream()).collect::<anyhow::Result<_>>()?;
         let (outbox, inbox) = (gpu.alloc(BOX)?, gpu.alloc(BOX)?);
         // Where the transport takes it.
@@ -98,9 +100,9 @@ pub(super) fn once(
     for (device, rig) in rigs.iter().enumerate() {
         rig.gpu.device().bind()?;
         for (number, stream) in rig.streams[..streams].iter().enumerate() {
-            stream.start.record(&stream.cuda)?;
+            stream.start.record(stream.cuda.cu_stream().addr())?;
             movement(device, rig, number, stream)?;
-            stream.end.record(&stream.cuda)?;
+            stream.end.record(stream.cuda.cu_stream().addr())?;
         }
     }
     let mut slowest = 0.0_f64;

@@ -114,8 +114,9 @@ pub(super) struct Config {
     nvlink_centric_sched: c_int,
 }
 
-/// The oldest version whose communicators are told all that they are here.
-const OLDEST: u32 = 21_800;
+/// The oldest version whose communicators are told all that they are here: `10000 * major + 100 *
+/// minor + patch`.
+pub const OLDEST: u32 = 21_800;
 
 /// Bytes of it that 2.18 knows.
 const FIRST_CONFIG: usize = 48;
@@ -270,7 +271,7 @@ pub(super) fn words(version: u32) -> String {
 
 /// The library's version, where it is new enough for communicators that carry messages; otherwise
 /// why not.
-pub(super) fn supported(version: u32) -> Result<u32, String> {
+pub fn supported(version: u32) -> Result<u32, String> {
     if version >= OLDEST { Ok(version) } else { Err(format!("NCCL {} was found, {} or newer is needed", words(version), words(OLDEST))) }
 }
 

@@ -56,4 +56,4 @@ pub(crate) use transport::NcclTransport;
 pub(crate) use watched::Watched;
 
 pub use comm::{Comm, ElementType, UniqueId};
-pub use library::{NcclError, NcclUnavailable, available, version};
+pub use library::{NcclError, NcclUnavailable, OLDEST, available, supported, version};
