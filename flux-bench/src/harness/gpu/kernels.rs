@@ -1,6 +1,5 @@
 //! The harness's kernels and the fused one, as images for a device.
 
-use anyhow::Context;
 use flux_kernels::nvrtc::{Arch, Nvrtc};
 use flux_kernels::{KernelTarget, Source, Variant};
 use flux_transport::internal::cuda::CudaDevice;
@@ -10,7 +9,7 @@ pub(crate) const CAPABILITIES: &str = "8.0 and later";
 
 /// The kernels of a device, or why there are none for it.
 pub(crate) fn target(ordinal: u32, compute: (u32, u32)) -> anyhow::Result<KernelTarget> {
-    KernelTarget::of(compute).with_context(|| format!("GPU {ordinal}"))
+    KernelTarget::of(compute).map_err(|why| anyhow::anyhow!("GPU {ordinal}: {why}"))
 }
 
 /// The kernels of an open device.
