@@ -7,6 +7,8 @@ mod run_support;
 
 use run_support::Case;
 use safetensors::Dtype;
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
 use std::process::{Command, Output};
 
@@ -148,4 +150,18 @@ fn an_input_that_may_have_no_end_is_refused() {
         limited.args(["20", "sh", "-c", r#"ulimit -v 8000000; exec "$@""#, "sh", env!("CARGO_BIN_EXE_flux-bench")]).args(words);
         refused(&case, &limited.output().unwrap(), &format!("{path} cannot be read: it is not a regular file"), &["pipe"]);
     }
+}
+
+#[test]
+fn an_output_at_a_link_is_written_to_its_file_which_keeps_its_mode() {
+    let case = Case::new(Dtype::BF16);
+    let link = case.folder.path().join("link");
+    std::os::unix::fs::symlink("out.safetensors", &link).unwrap();
+    std::fs::write(case.output(), "old").unwrap();
+    std::fs::set_permissions(case.output(), Permissions::from_mode(0o600)).unwrap();
+    let done = program().args(words(&case, "gemm-rs", "2", &link)).output().unwrap();
+    assert!(done.status.success(), "{done:?}");
+    case.assert_product("behind a link");
+    assert!(std::fs::symlink_metadata(&link).unwrap().is_symlink());
+    assert_eq!(std::fs::metadata(case.output()).unwrap().permissions().mode() & 0o777, 0o600);
 }

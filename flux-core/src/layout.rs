@@ -222,10 +222,10 @@ pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
     rows as u64 * tile.n as u64 * problem.dtype().bytes() as u64
 }
 
-/// Bytes of a source's place among the scattered rows of a flattened GEMM-ReduceScatter: `m_shard`
-/// rows of `n` elements, dense.
+/// Bytes of a source's place among scattered rows: those of the reader's `y`, `n` elements each,
+/// dense.
 pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
-    problem.m_shard() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
+    problem.most_y_rows() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
 }
 
 /// Bytes of one split-K slot: a whole tile in fp32, in an order that is private to the executor.
@@ -256,9 +256,9 @@ const fn shared_bytes(problem: &Problem, tile: TileShape, flattened: bool) -> u6
     let (world, peers) = (problem.world().get() as u64, problem.world().peers() as u64);
     match problem.op() {
         OpKind::AllGatherGemm if flattened => world * gather_place_bytes(problem),
-        OpKind::GemmReduceScatter if flattened => world * scatter_place_bytes(problem),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => world * scatter_place_bytes(problem),
         OpKind::AllGatherGemm => peers * gather_place_bytes(problem),
-        OpKind::GemmReduceScatter => {
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
             let tiles = (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_local().div_ceil(tile.n) as u64);
             peers * tiles * slot_bytes(problem, tile)
         }

@@ -1,4 +1,4 @@
-//! The two operations and their shapes.
+//! The operations and their shapes.
 //!
 //! Invariant: every [`Problem`] is executable. Its extents are positive; `n` and `k` divide by the
 //! world size where they are split. Rows of operands are multiples of 16 bytes, as bulk tensor
@@ -14,15 +14,26 @@ pub enum OpKind {
     AllGatherGemm,
     /// `y[m_r, n] = scatter(sum over ranks of x[m, k/W] * transpose(w[n, k/W]))`.
     GemmReduceScatter,
+    /// `y[m, n] = sum over ranks of x[m, k/W] * transpose(w[n, k/W])`, the same bits on every rank.
+    GemmAllReduce,
 }
 
 impl OpKind {
+    /// Every op.
+    pub const ALL: [Self; 3] = [Self::AllGatherGemm, Self::GemmReduceScatter, Self::GemmAllReduce];
+
     /// The name used in reports and on command lines.
     pub const fn name(self) -> &'static str {
         match self {
             Self::AllGatherGemm => "ag_gemm",
             Self::GemmReduceScatter => "gemm_rs",
+            Self::GemmAllReduce => "gemm_ar",
         }
+    }
+
+    /// Whether a result is a sum over the ranks, each with a part of `k`.
+    pub const fn reduces(self) -> bool {
+        !matches!(self, Self::AllGatherGemm)
     }
 }
 
@@ -132,7 +143,7 @@ impl Problem {
         let w = world.get();
         let (n_parts, k_parts) = match op {
             OpKind::AllGatherGemm => (w, 1),
-            OpKind::GemmReduceScatter => (1, w),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (1, w),
         };
         for (name, value, parts, multiple) in [("n", n, n_parts, ROW_MULTIPLE), ("k", k, k_parts, ROW_MULTIPLE)] {
             // The padded value passes both checks.
@@ -186,37 +197,37 @@ impl Problem {
     pub const fn all_have_rows(&self) -> bool {
         self.m >= self.world.get()
     }
-    /// Output columns that one rank computes: `n / W` for AllGather-GEMM, `n` for
-    /// GEMM-ReduceScatter.
+    /// Output columns that one rank computes: `n / W` for AllGather-GEMM, `n` for the others.
     pub const fn n_local(&self) -> u32 {
         match self.op {
             OpKind::AllGatherGemm => self.n / self.world.get(),
-            OpKind::GemmReduceScatter => self.n,
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.n,
         }
     }
-    /// Length of the inner product that one rank computes: `k` for AllGather-GEMM, `k / W` for
-    /// GEMM-ReduceScatter.
+    /// Length of the inner product that one rank computes: `k` for AllGather-GEMM, `k / W` for the
+    /// others.
     pub const fn k_local(&self) -> u32 {
         match self.op {
             OpKind::AllGatherGemm => self.k,
-            OpKind::GemmReduceScatter => self.k / self.world.get(),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.k / self.world.get(),
         }
     }
-    /// Shape of `rank`'s `x`: `[m_r, k]` for AllGather-GEMM, `[m, k/W]` for GEMM-ReduceScatter.
+    /// Shape of `rank`'s `x`: `[m_r, k]` for AllGather-GEMM, `[m, k/W]` for the others.
     pub fn x_shape(&self, rank: Rank) -> Shape {
         match self.op {
             OpKind::AllGatherGemm => Shape { rows: self.shard_rows(rank).len() as u32, cols: self.k },
-            OpKind::GemmReduceScatter => Shape { rows: self.m, cols: self.k_local() },
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => Shape { rows: self.m, cols: self.k_local() },
         }
     }
-    /// Shape of one rank's `w`: `[n/W, k]` for AllGather-GEMM, `[n, k/W]` for GEMM-ReduceScatter.
+    /// Shape of one rank's `w`: `[n/W, k]` for AllGather-GEMM, `[n, k/W]` for the others.
     pub const fn w_shape(&self) -> Shape {
         Shape { rows: self.n_local(), cols: self.k_local() }
     }
-    /// Shape of `rank`'s `y`: `[m, n/W]` for AllGather-GEMM, `[m_r, n]` for GEMM-ReduceScatter.
+    /// Shape of `rank`'s `y`: `[m, n/W]` for AllGather-GEMM, `[m_r, n]` for GEMM-ReduceScatter,
+    /// `[m, n]` for GEMM-AllReduce.
     pub fn y_shape(&self, rank: Rank) -> Shape {
         match self.op {
-            OpKind::AllGatherGemm => Shape { rows: self.m, cols: self.n_local() },
+            OpKind::AllGatherGemm | OpKind::GemmAllReduce => Shape { rows: self.m, cols: self.n_local() },
             OpKind::GemmReduceScatter => Shape { rows: self.shard_rows(rank).len() as u32, cols: self.n },
         }
     }
@@ -253,6 +264,20 @@ impl Problem {
         let less = rows - 1;
         (Rank::new(full + (row - of_full) / less), (row - of_full) % less)
     }
+    /// Most rows of a rank's `y`: those of the largest shard for GEMM-ReduceScatter, else all.
+    pub const fn most_y_rows(&self) -> u32 {
+        match self.op {
+            OpKind::GemmReduceScatter => self.m_shard(),
+            OpKind::AllGatherGemm | OpKind::GemmAllReduce => self.m,
+        }
+    }
+    /// The rows of all `m` that `rank`'s `y` has: its shard for GEMM-ReduceScatter, else all.
+    pub const fn y_rows(&self, rank: Rank) -> std::ops::Range<u32> {
+        match self.op {
+            OpKind::GemmReduceScatter => self.shard_rows(rank),
+            OpKind::AllGatherGemm | OpKind::GemmAllReduce => 0..self.m,
+        }
+    }
 }
 
 impl fmt::Display for Problem {
@@ -269,8 +294,7 @@ mod tests {
     proptest! {
         /// Following each error's advice leads to a valid problem.
         #[test]
-        fn advised_values_pass_every_check(extents in prop::array::uniform3(1_usize..200), ag: bool, world in 1_u32..=16) {
-            let op = if ag { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
+        fn advised_values_pass_every_check(extents in prop::array::uniform3(1_usize..200), op in prop::sample::select(&OpKind::ALL[..]), world in 1_u32..=16) {
             let build = |[m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).unwrap());
             let mut advised = extents;
             for at in 0..3 {

@@ -35,7 +35,7 @@ impl Half {
     fn new(p: &TileProgram) -> Self {
         let (world, m_shard) = (p.problem.world().get(), p.problem.m_shard());
         let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
-        let shared = world * p.slots_per_source.max(m_shard * p.k_steps().max(col_blocks));
+        let shared = world * p.slots_per_source.max(m_shard * p.k_steps()).max(p.problem.most_y_rows() * col_blocks);
         let cells = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
         Self { shared: cells(shared), parts: cells(p.split_k_slots) }
     }
@@ -123,14 +123,14 @@ fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 
 
 /// Checks the partial results of `item`, and stores its own.
 fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], item: &WorkItem) {
-    let (rank, epoch, m_shard) = (p.rank.get(), call.epoch(), p.problem.m_shard());
+    let (rank, epoch, place) = (p.rank.get(), call.epoch(), p.problem.most_y_rows());
     let at = |rank: u32| &data[rank as usize][call.half()];
     let own = at(rank);
     for part in (0..item.parts).map(|i| item.part + i) {
         assert_eq!(own.parts[part as usize].load(Relaxed), stamp(epoch, rank, part), "{item:?}");
     }
     let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
-    // Index of a row within its shard.
+    // Index of a row within its owner's rows.
     let scattered = |row: u32| row * col_blocks + item.col / p.tile.n;
     if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 {
         // In the order of sending: around the own node, then for the own shard around the others.
@@ -146,16 +146,18 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
         sink::SEND => at(item.dest).write(item.slot, stamp(epoch, rank, item.slot % p.slots_per_source)),
         sink::PARTIAL => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
         sink::SCATTER => {
-            for row in item.row..item.row + item.rows {
-                let (owner, own_row) = p.problem.owner_of(row);
-                let index = scattered(own_row);
-                at(owner.get()).write(rank * m_shard * col_blocks + index, stamp(epoch, rank, index));
+            for owner in p.problem.world().ranks() {
+                let owned = p.problem.y_rows(owner);
+                for row in (item.row..item.row + item.rows).filter(|row| owned.contains(row)) {
+                    let index = scattered(row - owned.start);
+                    at(owner.get()).write(rank * place * col_blocks + index, stamp(epoch, rank, index));
+                }
             }
         }
         sink::REDUCE_ROWS => {
             for (source, row) in (0..item.partials).flat_map(|source| (item.row..item.row + item.rows).map(move |row| (source, row))) {
                 let index = scattered(row);
-                assert_eq!(own.read(source * m_shard * col_blocks + index), stamp(epoch, source, index), "row {row} in {item:?}");
+                assert_eq!(own.read(source * place * col_blocks + index), stamp(epoch, source, index), "row {row} in {item:?}");
             }
         }
         _ => {}
@@ -199,7 +201,7 @@ fn programs_on(op: OpKind, nodes: u32, world: u32, schedule: Schedule) -> Vec<Ti
     let world = WorldSize::new(world).unwrap();
     let (m, n, k) = match op {
         OpKind::AllGatherGemm => (37, 40 * world.index(), 40),
-        OpKind::GemmReduceScatter => (37, 40 * world.index(), 40 * world.index()),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (37, 40 * world.index(), 40 * world.index()),
     };
     let problem = Problem::new(op, m * world.index(), n, k, DType::Bf16, world).unwrap();
     let nodes = Nodes::new(world, nodes).unwrap();
@@ -244,7 +246,7 @@ const TILE: TileShape = TileShape::new(16, 16, 16);
 
 #[test]
 fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
-    for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+    for op in OpKind::ALL {
         for (world, chunk, raster_group) in
             [(1, Chunk::Shard, u32::MAX), (2, Chunk::Tiles(1), 1), (3, Chunk::Tiles(2), 2), (5, Chunk::Shard, u32::MAX)]
         {
@@ -255,7 +257,7 @@ fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
 
 #[test]
 fn calls_with_split_k_slices_and_flattened_rows_read_what_the_same_call_left() {
-    for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+    for op in OpKind::ALL {
         for (world, k_slices, split_k, flattened, group) in
             [(1, 2, 3, true, 1), (2, 3, 1, true, 1), (3, 2, 2, false, 2), (3, 2, 2, true, 1), (5, 3, 3, true, 1)]
         {

@@ -62,7 +62,7 @@ impl Activation {
     pub const fn of(op: OpKind) -> &'static [Self] {
         match op {
             OpKind::AllGatherGemm => &Self::ALL,
-            OpKind::GemmReduceScatter => &[Self::None],
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => &[Self::None],
         }
     }
 

@@ -19,7 +19,7 @@ mod sources;
 mod variant;
 
 pub use aot::compile_all;
-pub use cache::{AheadError, Cubin, Cubins, Origin, cubin, write as write_whole};
+pub use cache::{AheadError, Cubin, Cubins, Origin, cubin};
 pub use device::{KernelTarget, NoKernel};
 pub use element::Element;
 pub use epilogue::{Activation, NoSuchActivation};

@@ -13,6 +13,7 @@ use std::fmt;
 
 /// One instantiation: operation, element type, tile, how a finished tile is staged, how many stages
 /// of operands are in flight, what is applied to the result, and whether it records its time line.
+/// Both sums over the ranks have one kernel.
 ///
 /// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
 /// kernel that chose at run time would hold a copy for each.
@@ -54,9 +55,16 @@ fn advice(generation: Generation) -> String {
     let [scatters, sends] = [list(&|tile| !generation.sends_partials(tile)), list(&|tile| !generation.scatters(tile))];
     let mut text = format!("use {}", list(&|tile| generation.scatters(tile) && generation.sends_partials(tile)));
     if !scatters.is_empty() {
-        text += &format!("; for gemm_rs of several ranks with flattened rows also {scatters}, and with rows per shard also {sends}");
+        text += &format!(
+            "; for gemm_rs and gemm_ar of several ranks with flattened rows also {scatters}, and with rows per shard also {sends}"
+        );
     }
     text
+}
+
+/// The op whose kernel executes `op`: the program alone tells sums for one owner from sums for all.
+const fn kernel_of(op: OpKind) -> OpKind {
+    if op.reduces() { OpKind::GemmReduceScatter } else { op }
 }
 
 impl Variant {
@@ -68,7 +76,7 @@ impl Variant {
     /// Every variant that is compiled ahead of time for a target; the [`traced`](Self::traced)
     /// forms are compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
-        let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+        let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter]; // see `kernel_of`
         let pairs = ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)));
         let plain = pairs.flat_map(|(op, dtype)| target.generation.tiles().flat_map(move |tile| Self::with_tile(op, dtype, tile, target)));
         plain.flat_map(|variant| Activation::of(variant.op).iter().map(move |&a| variant.with_activation(a))).collect()
@@ -93,7 +101,7 @@ impl Variant {
         match op {
             // Nothing is scattered, so one buffer does.
             OpKind::AllGatherGemm => staging == Staging::Shared || tile.stagings().count() == 1,
-            OpKind::GemmReduceScatter => staging == Staging::PerConsumer || tile.sends_partials_from(staging),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => staging == Staging::PerConsumer || tile.sends_partials_from(staging),
         }
     }
 
@@ -112,14 +120,14 @@ impl Variant {
     /// # Errors
     /// [`NoSuchTile`] when no kernel has this tile, or none that does what the program asks of it.
     pub fn fitting(program: &TileProgram, target: KernelTarget) -> Result<Vec<Self>, NoSuchTile> {
-        let (op, dtype, tile) = (program.problem.op(), program.problem.dtype(), program.tile);
+        let (op, dtype, tile) = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
         let fitting: Vec<_> = Self::with_tile(op, dtype, tile, target).filter(|variant| variant.fits(program)).collect();
         if fitting.is_empty() { Err(NoSuchTile { tile, generation: target.generation }) } else { Ok(fitting) }
     }
 
     /// Whether it can execute a program.
     pub fn fits(&self, program: &TileProgram) -> bool {
-        let of_program = (program.problem.op(), program.problem.dtype(), program.tile);
+        let of_program = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
         let reduce_scatter = self.op == OpKind::GemmReduceScatter;
         // Rows that go to several owners leave from a buffer of the whole tile.
         let scatters = reduce_scatter && program.flattened;
@@ -160,7 +168,7 @@ impl Variant {
         self.traced
     }
 
-    /// Which operation.
+    /// The operation; GEMM-ReduceScatter also stands for GEMM-AllReduce.
     pub const fn op(&self) -> OpKind {
         self.op
     }

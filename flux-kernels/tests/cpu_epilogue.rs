@@ -5,7 +5,7 @@
 
 mod support;
 
-use flux_core::program::{Chunk, Schedule};
+use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, TileShape, WorldSize};
 use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, Rows, RowsMut};
@@ -16,7 +16,7 @@ use std::time::Duration;
 use support::oracle::{Global, Numbers};
 use support::{Member, alone, run};
 
-const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+const OPS: [OpKind; 3] = OpKind::ALL;
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 
 /// Two row blocks and three column blocks a shard, the last of each a tail.
@@ -24,7 +24,7 @@ fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
     let w = world as usize;
     let (n, k) = match op {
         OpKind::AllGatherGemm => (40 * w, 24),
-        OpKind::GemmReduceScatter => (40, 24 * w),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (40, 24 * w),
     };
     Problem::new(op, 13 * w, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
 }
@@ -32,12 +32,12 @@ fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
 const SCHEDULE: Schedule = Schedule { chunk: Chunk::Tiles(2), raster_group: 2, ..Schedule::of(TileShape::new(8, 16, 16)) };
 
 /// Runs every rank and hands each result to `check`.
-fn each_rank<T: Element>(global: &Global<T>, workers: usize, check: impl Fn(u32, &[T]) + Sync) {
+fn each_rank<T: Element>(global: &Global<T>, workers: usize, check: impl Fn(&TileProgram, &[T]) + Sync) {
     run(&global.problem, &SCHEDULE, workers, Epoch::FIRST, |mut member: Member<'_, T>| {
         let (x, w) = global.shard(member.rank);
         for _ in 0..2 {
             let y = member.call_with(&x, &w, global.epilogue(member.rank), Duration::ZERO).unwrap();
-            check(member.rank, &y);
+            check(member.executor.program(), &y);
         }
     });
 }
@@ -51,7 +51,7 @@ fn integer_biases_are_added_exactly_once() {
         for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
             for activation in Activation::of(op).iter().filter(|activation| activation.is_exact()) {
                 let global = Global::<T>::new(problem::<T>(op, world), 5, Numbers::unit).with_epilogue(5, bias, *activation);
-                each_rank(&global, 2, |rank, y| global.verify_exact(rank, y));
+                each_rank(&global, 2, |program, y| global.verify_exact(program.rank.get(), y));
             }
         }
     }
@@ -67,9 +67,9 @@ fn every_activation_stays_within_the_derived_bound() {
                 // Sums reach both ends of the gates.
                 let global = Global::<T>::new(problem::<T>(op, world), 9, |n| 2.0 * n.uniform());
                 let global = global.with_epilogue(9, |n| 4.0 * n.uniform(), activation);
-                each_rank(&global, 1, |rank, y| global.verify(rank, y, false));
+                each_rank(&global, 1, |program, y| global.verify(program, y));
                 let unbiased = Global { bias: None, ..global };
-                each_rank(&unbiased, 1, |rank, y| unbiased.verify(rank, y, false));
+                each_rank(&unbiased, 1, |program, y| unbiased.verify(program, y));
             }
         }
     }
@@ -99,8 +99,8 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
     let text = call(Epilogue { bias: Some(&bias[..39]), ..Epilogue::default() }).unwrap_err().to_string();
     assert_eq!(text, "bias holds 39 elements with a row stride of 40; 1 rows of 40 need 40");
     let refused = call(Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
-    assert_eq!(refused, ExecuteError::Activation { activation: Activation::Gelu });
-    assert_eq!(refused.to_string(), "GEMM-ReduceScatter takes no activation, and gelu was asked for");
+    assert_eq!(refused, ExecuteError::Activation { op: p.op(), activation: Activation::Gelu });
+    assert_eq!(refused.to_string(), "gemm_rs takes no activation, and gelu was asked for");
     assert_eq!(memory.epoch(0), Epoch::FIRST);
     call(Epilogue { bias: Some(&bias), ..Epilogue::default() }).unwrap();
 }

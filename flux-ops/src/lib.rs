@@ -1,10 +1,11 @@
-//! AllGather-GEMM and GEMM-ReduceScatter, fused at tile level, over any transport.
+//! AllGather-GEMM, GEMM-ReduceScatter and GEMM-AllReduce, fused at tile level, over any transport.
 //!
 //! Invariant: an op computes the same on every transport, from operands that were checked before
 //! anything is launched. Nothing here knows how bytes move.
 //!
 //! [`AllGatherGemm`] and [`GemmReduceScatter`] are the two halves of a tensor-parallel MLP or
-//! attention block. `examples/tp_mlp.rs` shows them together; `examples/survive.rs` shows a service
+//! attention block; with [`GemmAllReduce`] in place of the second, activations are replicated.
+//! `examples/tp_mlp.rs` shows them together; `examples/survive.rs` shows a service
 //! that goes on when a rank is lost.
 //!
 //! A [`Plan`] says how an op is executed. Without one in the [`Builder`], a plan table or the cost
@@ -48,7 +49,7 @@ pub use flux_core::program::ScheduleError;
 pub use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 pub use flux_kernels::{Activation, Element};
 pub use half::{bf16, f16};
-pub use op::{AllGatherGemm, Builder, FusedLinear, GemmReduceScatter};
+pub use op::{AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter};
 pub use planning::{explain_plan_table, ranked_plans};
 pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};

@@ -5,10 +5,11 @@
 
 use crate::error::BuildError;
 use crate::table_file::{self, TableFileError};
-use flux_core::Problem;
 use flux_core::machine::Machine;
 use flux_core::plan::{Links, PLAN_BYTES, Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, TableKind, Target, choose};
+use flux_core::program::ScheduleError;
 use flux_core::tile::Generation;
+use flux_core::{OpKind, Problem};
 use flux_kernels::KernelTarget;
 use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::collections::HashMap;
@@ -105,7 +106,12 @@ pub(crate) fn own_choice(comm: &Communicator, problem: &Problem, user: &UserTabl
     let target = target(comm);
     let tables = [(TableKind::User, user.rows()), (TableKind::Shipped, shipped())];
     let chosen = choose(problem, &target, &key(comm, problem), &tables, false);
-    let (plan, origin) = chosen.ok_or(BuildError::NoPlan { problem: *problem })?;
+    let nodes = target.nodes;
+    let none = || match problem.op() {
+        OpKind::GemmAllReduce if nodes.are_mixed() => ScheduleError::AllReduceNodes { nodes }.into(),
+        _ => BuildError::NoPlan { problem: *problem },
+    };
+    let (plan, origin) = chosen.ok_or_else(none)?;
     Ok(Choice { plan, sms: target.machine.multiprocessors, origin })
 }
 

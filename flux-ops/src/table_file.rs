@@ -1,9 +1,10 @@
 //! The user's table of measured plans: one file, shared by many processes.
 //!
-//! Invariant: a reader sees a whole table. A writer reads, adds its row and renames while it holds
+//! Invariant: a reader sees a whole table. A writer reads, adds its row and replaces the file while it holds
 //! the lock, and leaves a file alone that is no table of this version.
 
 use flux_core::plan::{PlanRow, PlanTable, PlanTableError};
+use flux_files::NewFile;
 use std::fs::{self, File, TryLockError};
 use std::io::{self, ErrorKind};
 use std::path::{Path, PathBuf};
@@ -83,7 +84,7 @@ pub(crate) fn read(path: &Path) -> Result<Option<PlanTable>, TableFileError> {
 pub(crate) fn check(path: &Path) -> Result<(), TableFileError> {
     let lock = Lock::take(path)?;
     read(&lock.file)?;
-    tempfile::tempfile_in(lock.folder()).map(drop).map_err(refused(path))
+    NewFile::create(&lock.file).map(drop).map_err(refused(path))
 }
 
 /// Adds a row to the table in a file, in place of one with the same key and `m`. A link keeps its
@@ -95,7 +96,7 @@ pub(crate) fn add(path: &Path, row: &PlanRow) -> Result<(), TableFileError> {
     let lock = Lock::take(path)?;
     let old = text(&lock.file)?.unwrap_or_default();
     let new = PlanTable::with_row(&old, row).map_err(no_table(path))?;
-    flux_kernels::write_whole(&lock.file, new.as_bytes()).map_err(refused(path))
+    flux_files::write(&lock.file, new.as_bytes()).map_err(refused(path))
 }
 
 /// The right to replace a table's file, until it is dropped.
@@ -130,10 +131,6 @@ impl Lock {
                 Err(TryLockError::Error(error)) => return Err(refused(path)(error)),
             }
         }
-    }
-
-    fn folder(&self) -> &Path {
-        folder(&self.file)
     }
 }
 

@@ -1,4 +1,4 @@
-//! Both ops over NCCL's messages: the bits of peer memory, and faults as everywhere.
+//! The ops over NCCL's messages: the bits of peer memory, and faults as everywhere.
 //!
 //! Ranks are threads with a GPU each, as NCCL takes no two of a process on one; or processes of a
 //! launch (`common/launched.rs`), with any number on each. Where there are not two GPUs and no
@@ -9,7 +9,7 @@ mod common;
 
 use common::launched::places;
 use common::suite::{self, call};
-use common::{AnyOp, Case, Machine, Node, OPS, OpOptions, Values};
+use common::{AnyOp, Case, Machine, Node, OPS, OpOptions, SHARDED, Values};
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_transport::TransportKind;
 use flux_transport::internal::{cuda, nccl};
@@ -66,7 +66,7 @@ fn ops_stay_within_the_bound_by_their_own_choice() {
 fn messages_give_the_bits_of_peer_memory() {
     on_gpus(|machine| {
         let Machine::Messages(count) = machine else { unreachable!("as found above") };
-        for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
+        for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| SHARDED.map(|op| (world, op))) {
             for shape in [suite::unaligned(machine, op, world), suite::few_rows(machine, op, world)] {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 51);
                 let expected = case.expected_on(machine);

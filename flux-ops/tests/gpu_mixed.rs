@@ -1,4 +1,4 @@
-//! Both ops on ranks of two nodes: peer memory within, NCCL between.
+//! The ops on ranks of two nodes: peer memory within, NCCL between.
 //!
 //! Ranks are threads with a GPU each, and this machine is taken for two nodes: threads that share a
 //! GPU hold up each other's NCCL kernels. Processes of a launch (`common/launched.rs`) take turns on
@@ -9,7 +9,7 @@ mod common;
 
 use common::launched::places;
 use common::suite::{self, call};
-use common::{AnyOp, Case, Machine, OPS, OpOptions, Values, skipped};
+use common::{AnyOp, Case, Machine, OpOptions, SHARDED, Values, skipped};
 use flux_core::OpKind;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, RowMapping};
 use flux_transport::internal::nccl;
@@ -73,7 +73,7 @@ fn plans(machine: Machine) -> [Option<Plan>; 4] {
 #[test]
 fn a_sequential_plan_is_carried_out_by_messages() {
     on_worlds(|machine, world| {
-        for op in OPS {
+        for op in SHARDED {
             let case = case(machine, op, world, Values::Integers, 79);
             let expected = case.expected_on(machine);
             let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
@@ -94,7 +94,7 @@ fn calls_in_different_orders_fail_on_every_rank() {
 #[test]
 fn integers_give_the_exact_sums_of_nodes() {
     on_worlds(|machine, world| {
-        for op in OPS {
+        for op in SHARDED {
             let case = case(machine, op, world, Values::Integers, 71);
             let expected = case.expected_on(machine);
             for plan in plans(machine) {
@@ -114,7 +114,7 @@ fn integers_give_the_exact_sums_of_nodes() {
 #[test]
 fn reals_stay_within_the_bound_and_are_the_same_bits_in_every_run() {
     on_worlds(|machine, world| {
-        for op in OPS {
+        for op in SHARDED {
             let case = case(machine, op, world, Values::Reals, 73);
             let expected = case.expected_on(machine);
             let run = |plan: Option<Plan>| {

@@ -1,4 +1,4 @@
-//! Both ops on GPUs: what must hold on any machine, and what only a device has (graphs, two
+//! The ops on GPUs: what must hold on any machine, and what only a device has (graphs, two
 //! movers).
 //!
 //! Ranks are threads with a GPU each, and on a machine with one GPU share it; or they are processes
@@ -124,7 +124,7 @@ fn a_replayed_graph_gives_the_bits_of_eager_calls() {
     on_gpus(|machine| {
         for world in machine.worlds(&[1, 2, 4, 8]) {
             let movers = [Mover::Kernel, Mover::CopyEngine].map(|mover| (OPS[0], OpOptions::of(moved_by(machine, mover))));
-            for (op, options) in movers.into_iter().chain([(OPS[1], OpOptions::default())]) {
+            for (op, options) in movers.into_iter().chain([OPS[1], OPS[2]].map(|op| (op, OpOptions::default()))) {
                 let w = world as usize;
                 let shape = if op == OPS[0] { [257 * w, 136 * w, 456] } else { [257 * w, 392, 136 * w] };
                 let cases: Vec<_> = (0..4).map(|seed| Case::<bf16>::new(op, shape, world, Values::Reals, seed)).collect();

@@ -1,4 +1,4 @@
-//! Both ops on GPUs whose ranks reach each other through the host only: what must hold on any
+//! The ops on GPUs whose ranks reach each other through the host only: what must hold on any
 //! machine, and that the way makes no difference.
 //!
 //! Ranks are threads with a GPU each, or processes of a launch (`common/launched.rs`), with any
@@ -49,7 +49,7 @@ fn the_way_through_the_host_changes_no_bit() {
             // Few rows go by the kernels themselves, tile by tile, or by copy engines at once.
             let flattened = [plan, by_tile].map(|plan| (few, Plan { rows: RowMapping::Flattened, ..plan }));
             // Rows in another order have other tiles in the last wave, which stream-K splits.
-            let k = if op == OPS[1] { KSplit::StreamK } else { KSplit::SplitK(2) };
+            let k = if op.reduces() { KSplit::StreamK } else { KSplit::SplitK(2) };
             for (shape, plan) in [(many, by_tile), (many, Plan { k, ..by_tile })].into_iter().chain(flattened) {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 41);
                 let results = |machine: Machine| {

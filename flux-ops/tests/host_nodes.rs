@@ -7,10 +7,10 @@ mod common;
 
 use common::plans::{per_shard, plans, side_by_side};
 use common::suite::{call, unaligned};
-use common::{AnyOp, Case, Machine, Meeting, Node, OPS, OpOptions, Values};
+use common::{AnyOp, Case, Machine, Meeting, Node, OPS, OpOptions, SHARDED, Values};
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::program::ScheduleError;
-use flux_core::{Nodes, Rank, TileShape, WorldSize};
+use flux_core::{Nodes, OpKind, Rank, TileShape, WorldSize};
 use flux_ops::{BuildError, CallError};
 use flux_transport::{Communicator, ConnectError, Fault, Options, Select, World};
 use half::bf16;
@@ -35,7 +35,7 @@ fn plan() -> Plan {
 #[test]
 fn integers_give_the_exact_result_on_every_group() {
     for (count, world) in [(2, 4), (2, 8), (3, 6), (4, 4), (1, 3)] {
-        for op in OPS {
+        for op in SHARDED {
             let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, u64::from(world));
             let expected = case.expected_across(nodes(count, world));
             let cut = Plan { rows: RowMapping::PerShard { group: 3 }, k: KSplit::SplitK(2), k_slices: 2, ..plan() };
@@ -56,7 +56,7 @@ fn integers_give_the_exact_result_on_every_group() {
 #[test]
 fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
     let (count, world) = (2, 4);
-    for op in OPS {
+    for op in SHARDED {
         let case = Case::<bf16>::new(op, [8 * 4, 64 * 4, 64 * 4], world, Values::Integers, 41);
         let expected = case.expected_across(nodes(count, world));
         MACHINE.run(world, in_nodes(count), |node| {
@@ -72,7 +72,7 @@ fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
 #[test]
 fn sums_of_nodes_are_rounded_in_a_fixed_order() {
     let (count, world) = (2, 6);
-    for op in OPS {
+    for op in SHARDED {
         let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Reals, 3);
         let expected = case.expected_across(nodes(count, world));
         let run = |count, workers| {
@@ -96,7 +96,7 @@ fn sums_of_nodes_are_rounded_in_a_fixed_order() {
 
 #[test]
 fn ranks_may_be_late_call_after_call() {
-    for op in OPS {
+    for op in SHARDED {
         let world = 4;
         let cases = [5, 6, 7].map(|seed| Case::<bf16>::new(op, [16 * 4, 32, 32], world, Values::Integers, seed));
         let fine = Plan { chunk: Chunk::Tiles(1), ..Plan::of(TileShape::new(8, 8, 8)) };
@@ -117,7 +117,7 @@ fn ranks_may_be_late_call_after_call() {
 /// Rank 1 is on the rail of rank 3, and passes its shard on to rank 0.
 #[test]
 fn a_rank_that_never_calls_is_the_one_that_is_late() {
-    for op in OPS {
+    for op in SHARDED {
         let world = 4;
         let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 31);
         let together = Meeting::new(world as usize);
@@ -144,6 +144,16 @@ fn flattened_rows_are_refused_across_nodes() {
         let plan = Plan { rows: RowMapping::Flattened, ..plan() };
         let refused = AnyOp::<bf16>::build(OPS[0], [32, 32, 16], OpOptions::of(plan), &node.comm).unwrap_err();
         assert!(matches!(refused, BuildError::Schedule(ScheduleError::FlattenedNodes { .. })), "{refused}");
+    });
+}
+
+#[test]
+fn an_all_reduce_is_refused_across_nodes() {
+    MACHINE.run(4, in_nodes(2), |node| {
+        let refused =
+            |plan| AnyOp::<bf16>::build(OpKind::GemmAllReduce, [32, 32, 32], OpOptions::of(plan), &node.comm).unwrap_err().to_string();
+        let why = "gemm_ar stores rows at every rank, so nothing can be passed on between 2 nodes of 2: use the transport nccl";
+        assert_eq!([refused(Some(plan())), refused(None)], [why, why]);
     });
 }
 

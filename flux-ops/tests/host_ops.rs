@@ -1,4 +1,4 @@
-//! Both ops on the host transport, between threads and between processes.
+//! The ops on the host transport, between threads and between processes.
 
 mod common;
 

@@ -14,7 +14,7 @@ proptest! {
 
     #[test]
     fn every_plan_of_every_problem_gives_the_exact_result(
-        op in 0usize..2, world in 1u32..8, m in 1usize..300, n in 1usize..7, k in 1usize..5, plan in plans(rows(), comm_modes()),
+        op in 0usize..3, world in 1u32..8, m in 1usize..300, n in 1usize..7, k in 1usize..5, plan in plans(rows(), comm_modes()),
         workers in 1u32..4, seed: u16, bias: bool, relu: bool,
     ) {
         let w = world as usize;

@@ -64,8 +64,8 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         self.choose_spin()
     }
 
-    /// Verifies the baseline on integers: for AllGather-GEMM the serial path, for
-    /// GEMM-ReduceScatter the GEMM alone, as NCCL rounds its sums in an order of its own.
+    /// Verifies the baseline on integers: for AllGather-GEMM the serial path, for the
+    /// sums over ranks the GEMM alone, as NCCL rounds its sums in an order of its own.
     /// Collective.
     pub(super) fn verify(&mut self) -> anyhow::Result<Verdict> {
         self.watchdog.heartbeat();
@@ -78,7 +78,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
                 self.launch(Contender::Serial, 0)?;
                 self.ctx.verify(&self.sets[0], self.op.plan())?
             }
-            OpKind::GemmReduceScatter => self.verify_gemm()?,
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.verify_gemm()?,
         };
         self.ctx.fill(&mut self.sets[0], held)?;
         // Random data again, in the GEMM's `x` and in what the collective reads.
@@ -86,7 +86,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         Ok(verdict)
     }
 
-    /// Verifies the GEMM of a GEMM-ReduceScatter on the first set, which it overwrites.
+    /// Verifies the GEMM of a sum over the ranks on the first set, which it overwrites.
     fn verify_gemm(&mut self) -> anyhow::Result<Verdict> {
         let (gpu, problem, set) = (self.gpu, self.op.problem(), &mut self.sets[0]);
         let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
@@ -149,7 +149,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
                 self.comm(set)?;
                 self.gemm(set)
             }
-            (Contender::Serial, OpKind::GemmReduceScatter) => {
+            (Contender::Serial, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
                 self.gemm(set)?;
                 self.comm(set)
             }
@@ -160,7 +160,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let (set, between) = (&self.sets[set], self.between[set].address());
         let (x, y) = match self.op.problem().op() {
             OpKind::AllGatherGemm => (between, address(&set.y)?),
-            OpKind::GemmReduceScatter => (address(&set.x)?, between),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (address(&set.x)?, between),
         };
         self.gpu.device().bind()?;
         // SAFETY: the operands have the shapes of `new`, and everything is on this one stream.
@@ -182,6 +182,11 @@ impl<'a, T: Element> GpuContenders<'a, T> {
                 let count = elements(y_window(problem, self.ctx.rank()));
                 // SAFETY: `between` holds all rows and `y` a shard of them; all on this one stream.
                 unsafe { self.nccl.reduce_scatter(between, address(&set.y)?, count, of, stream)? };
+            }
+            OpKind::GemmAllReduce => {
+                let count = elements(y_window(problem, self.ctx.rank()));
+                // SAFETY: `between` and `y` hold all rows; all on this one stream.
+                unsafe { self.nccl.all_reduce(between, address(&set.y)?, count, of, stream)? };
             }
         }
         Ok(())
@@ -222,7 +227,7 @@ pub(super) fn device_bytes(problem: &Problem) -> u64 {
 fn between_elements(problem: &Problem) -> u64 {
     let columns = match problem.op() {
         OpKind::AllGatherGemm => problem.k(),
-        OpKind::GemmReduceScatter => problem.n(),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => problem.n(),
     };
     u64::from(problem.m()) * u64::from(columns)
 }

@@ -41,7 +41,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
         gemm_ctx.fill(&mut gemm_set, Operands { problem: part, ..held })?;
         let shown = match problem.op() {
             OpKind::AllGatherGemm => elements(x_window(&problem, ctx.rank())),
-            OpKind::GemmReduceScatter => m * problem.n() as usize,
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => m * problem.n() as usize,
         };
         let shown = SharedFiles::new::<T>(ctx.comm(), shown)?;
         if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (problem.op(), &set.x) {
@@ -62,12 +62,12 @@ impl<'a, T: Element> HostContenders<'a, T> {
         self.op.problem().world().ranks().zip(shards).try_for_each(|(rank, shard)| self.shown.read(rank, 0, shard))
     }
 
-    /// Adds every rank's partial sums of the own rows in rank order in fp32, and rounds once into
+    /// Adds every rank's partial sums of the rows of `y` in rank order in fp32, and rounds once into
     /// `y`.
-    fn reduce_scatter(&mut self) -> anyhow::Result<()> {
+    fn reduce(&mut self) -> anyhow::Result<()> {
         let Buffer::Host(y) = &mut self.set.y else { bail!("not host memory") };
         let rows = y.elements().len();
-        let first = rows * self.ctx.rank().index();
+        let first = self.op.problem().y_rows(self.ctx.rank()).start as usize * self.op.problem().n() as usize;
         let mut sum = vec![0.0_f32; rows];
         let mut wide = vec![0.0_f32; rows];
         let mut part = HostBuffer::new(rows)?;
@@ -90,7 +90,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
         match (contender, self.op.problem().op()) {
             (Contender::Gemm, _) => self.gemm(),
             (Contender::Comm, OpKind::AllGatherGemm) => self.all_gather(),
-            (Contender::Comm, OpKind::GemmReduceScatter) => self.reduce_scatter(),
+            (Contender::Comm, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => self.reduce(),
             (Contender::Serial, _) => self.serial(),
             (Contender::Op, _) => self.ctx.forward(self.op, self.set),
         }
@@ -102,11 +102,11 @@ impl<'a, T: Element> HostContenders<'a, T> {
                 self.all_gather()?;
                 self.gemm()
             }
-            OpKind::GemmReduceScatter => {
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
                 self.gemm()?;
                 self.show_partials()?;
                 self.ctx.comm().barrier()?;
-                self.reduce_scatter()
+                self.reduce()
             }
         }
     }

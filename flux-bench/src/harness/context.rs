@@ -7,15 +7,18 @@ use crate::harness::Fill;
 use crate::harness::data::{self, Window};
 use crate::harness::gpu::Gpu;
 use crate::harness::reference::{self, Verdict};
-use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, w_window, x_window, y_window};
+use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, room, w_window, x_window, y_window};
 use flux_core::plan::{CommMode, Plan};
-use flux_core::{OpKind, Problem, Rank};
+use flux_core::{Problem, Rank};
 use flux_kernels::Element;
 use flux_ops::{Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
 use std::time::{Duration, Instant};
+
+/// Elements of a copy from a device: enough for its full speed.
+const BLOCK: usize = 1 << 21;
 
 /// A rank's communicator and device.
 #[derive(Debug)]
@@ -156,12 +159,35 @@ impl RankContext {
 
     /// Waits for the stream, then copies to host memory.
     pub fn download<T: Element>(&self, buffer: &Buffer<T>) -> anyhow::Result<Vec<T>> {
+        let mut all = room(buffer.len())?;
+        self.download_blocks(buffer, BLOCK, |_, block| {
+            all.extend_from_slice(block);
+            Ok(())
+        })?;
+        Ok(all)
+    }
+
+    /// Waits for the stream, then shows the elements, at most `size` at a time, each time with the
+    /// number of the first. Those of a device pass through one block of host memory.
+    pub(crate) fn download_blocks<T: Element>(
+        &self,
+        buffer: &Buffer<T>,
+        size: usize,
+        mut show: impl FnMut(usize, &[T]) -> anyhow::Result<()>,
+    ) -> anyhow::Result<()> {
+        let size = size.min(buffer.len()).max(1);
+        let firsts = (0..buffer.len()).step_by(size);
         match buffer {
-            Buffer::Host(buffer) => Ok(buffer.elements().to_vec()),
+            Buffer::Host(buffer) => firsts.zip(buffer.elements().chunks(size)).try_for_each(|(first, block)| show(first, block)),
             Buffer::Cuda { block, elements } => {
-                let mut to = vec![T::from_f32(0.0); *elements];
-                self.expect_gpu()?.download(block, bytemuck::cast_slice_mut(&mut to))?;
-                Ok(to)
+                let mut to = room(size)?;
+                to.resize(size, T::from_f32(0.0));
+                for first in firsts {
+                    let part = &mut to[..size.min(elements - first)];
+                    self.expect_gpu()?.download(block, first * size_of::<T>(), bytemuck::cast_slice_mut(part))?;
+                    show(first, part)?;
+                }
+                Ok(())
             }
         }
     }
@@ -198,7 +224,7 @@ impl RankContext {
         match &set.y {
             Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), (flattened, nodes))),
             Buffer::Cuda { block, .. } => {
-                let made_by = (flattened, plan.comm == CommMode::Sequential && operands.problem.op() == OpKind::GemmReduceScatter, nodes);
+                let made_by = (flattened, plan.comm == CommMode::Sequential && operands.problem.op().reduces(), nodes);
                 self.expect_gpu()?.verify(operands, self.rank(), block.address(), made_by)
             }
         }

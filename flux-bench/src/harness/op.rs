@@ -1,4 +1,4 @@
-//! Either fused op, chosen by the problem.
+//! A fused op, chosen by the problem.
 
 use crate::harness::EpilogueSpec;
 use crate::plan::Overrides;
@@ -7,14 +7,21 @@ use flux_core::plan::Plan;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, Builder, CallError, Execution, GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError,
+    Activation, AllGatherGemm, Builder, CallError, Execution, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef, Timeline,
+    TimelineError,
 };
 use flux_transport::{Communicator, Fault, Stream};
+
+/// The ops that ranks of `comm` can make: a GEMM-AllReduce crosses no nodes of several ranks.
+pub(crate) fn ops_on(comm: &Communicator) -> &'static [OpKind] {
+    if comm.nodes().are_mixed() { &[OpKind::AllGatherGemm, OpKind::GemmReduceScatter] } else { &OpKind::ALL }
+}
 
 #[derive(Debug)]
 pub(crate) enum FusedOp<T> {
     AllGather(AllGatherGemm<T>),
     ReduceScatter(GemmReduceScatter<T>),
+    AllReduce(GemmAllReduce<T>),
 }
 
 impl<T: Element> FusedOp<T> {
@@ -38,17 +45,21 @@ impl<T: Element> FusedOp<T> {
             bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
         }
         let (m, n, k) = (problem.m() as usize, problem.n() as usize, problem.k() as usize);
+        if problem.op().reduces() && epilogue.activation != Activation::None {
+            bail!("{} takes no activation, and {} was asked for", problem.op(), epilogue.activation);
+        }
         Ok(match problem.op() {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k).bias(epilogue.bias).activation(epilogue.activation);
                 Self::AllGather(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
-                if epilogue.activation != Activation::None {
-                    bail!("{} takes no activation, and {} was asked for", problem.op(), epilogue.activation);
-                }
                 let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias);
                 Self::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
+            }
+            OpKind::GemmAllReduce => {
+                let builder = GemmAllReduce::builder(m, n, k).bias(epilogue.bias);
+                Self::AllReduce(with(builder, overrides).trace(trace).build(comm)?)
             }
         })
     }
@@ -65,7 +76,9 @@ impl<T: Element> FusedOp<T> {
             (Self::AllGather(op), None) => op.forward(x, w, y, stream),
             (Self::AllGather(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
             (Self::ReduceScatter(op), None) => op.forward(x, w, y, stream),
+            (Self::AllReduce(op), None) => op.forward(x, w, y, stream),
             (Self::ReduceScatter(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
+            (Self::AllReduce(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
         }
     }
 
@@ -73,6 +86,7 @@ impl<T: Element> FusedOp<T> {
         match self {
             Self::AllGather(op) => op.timeline(stream),
             Self::ReduceScatter(op) => op.timeline(stream),
+            Self::AllReduce(op) => op.timeline(stream),
         }
     }
 
@@ -80,6 +94,7 @@ impl<T: Element> FusedOp<T> {
         match self {
             Self::AllGather(op) => op.status(),
             Self::ReduceScatter(op) => op.status(),
+            Self::AllReduce(op) => op.status(),
         }
     }
 
@@ -87,6 +102,7 @@ impl<T: Element> FusedOp<T> {
         match self {
             Self::AllGather(op) => op.problem(),
             Self::ReduceScatter(op) => op.problem(),
+            Self::AllReduce(op) => op.problem(),
         }
     }
 
@@ -94,6 +110,7 @@ impl<T: Element> FusedOp<T> {
         match self {
             Self::AllGather(op) => op.execution(),
             Self::ReduceScatter(op) => op.execution(),
+            Self::AllReduce(op) => op.execution(),
         }
     }
 
@@ -101,6 +118,7 @@ impl<T: Element> FusedOp<T> {
         match self {
             Self::AllGather(op) => op.plan(),
             Self::ReduceScatter(op) => op.plan(),
+            Self::AllReduce(op) => op.plan(),
         }
     }
 }

@@ -170,7 +170,7 @@ fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes)
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
     let sources = match problem.op() {
         OpKind::AllGatherGemm => 1,
-        OpKind::GemmReduceScatter => problem.world().index(),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => problem.world().index(),
     };
     let part = x.len() / sources;
     let unit = problem.dtype().unit_roundoff();
@@ -284,8 +284,7 @@ mod tests {
 
     fn cases() -> impl Iterator<Item = (Operands, Rank)> {
         let world = WorldSize::new(4).unwrap();
-        let problems =
-            [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| Problem::new(op, 12, 64, 1056, DType::Bf16, world).unwrap());
+        let problems = OpKind::ALL.map(|op| Problem::new(op, 12, 64, 1056, DType::Bf16, world).unwrap());
         let fills = [Fill::Uniform, Fill::SmallInts];
         let plain = problems.into_iter().flat_map(move |p| fills.map(|f| (Operands::new(p, 3, 1, f), Rank::new(2))));
         plain.flat_map(|(operands, rank)| {

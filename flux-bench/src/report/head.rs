@@ -10,7 +10,7 @@ use std::fmt;
 /// One op at one shape.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Head {
-    /// `ag_gemm` or `gemm_rs`.
+    /// `ag_gemm`, `gemm_rs` or `gemm_ar`.
     pub op: String,
     /// Whose layer the shape is.
     pub model: String,

@@ -1,7 +1,7 @@
 //! The layers that are measured, as command lines name them.
 //!
 //! Invariant: an MLP's two layers are each other's transpose, so what AllGather-GEMM writes is what
-//! GEMM-ReduceScatter reads.
+//! GEMM-ReduceScatter and GEMM-AllReduce read.
 
 mod models;
 mod words;
@@ -30,7 +30,7 @@ pub(crate) struct LayerArgs {
     /// MLP of gpt3 and llama70b, and on the host a sixteenth of both
     #[arg(long, value_name = "SHAPE,...")]
     pub(crate) shapes: Option<Shapes>,
-    /// Ops; a layer of one op is left out where that is not among them
+    /// Ops: ag_gemm, gemm_rs, gemm_ar; a layer of one op is left out where that is not among them
     #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
     pub(crate) ops: Vec<OpKind>,
     /// Element type: bf16 or fp16
@@ -91,7 +91,8 @@ pub fn parse_op(word: &str) -> Result<OpKind, String> {
     match word.replace('-', "_").as_str() {
         "ag_gemm" => Ok(OpKind::AllGatherGemm),
         "gemm_rs" => Ok(OpKind::GemmReduceScatter),
-        _ => Err(format!("{word:?} is neither ag_gemm nor gemm_rs")),
+        "gemm_ar" => Ok(OpKind::GemmAllReduce),
+        _ => Err(format!("{word:?} is none of ag_gemm, gemm_rs and gemm_ar")),
     }
 }
 

@@ -8,7 +8,7 @@ use flux_core::OpKind;
 use std::fmt;
 use std::str::FromStr;
 
-/// GEMMs under one name, at most one for each op.
+/// GEMMs under one name, at most one for each op; GEMM-ReduceScatter also stands for GEMM-AllReduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     name: String,
@@ -67,9 +67,10 @@ impl Shape {
         &self.name
     }
 
-    /// Global `(n, k)` of an op, where the shape has that op.
+    /// Global `(n, k)` of an op, where the shape has that op. A row-parallel layer has both sums.
     pub(crate) fn extents(&self, op: OpKind) -> Option<(usize, usize)> {
-        self.gemms.iter().find(|gemm| gemm.op == op).map(|gemm| (gemm.n, gemm.k))
+        let has = |gemm: &&Gemm| gemm.op == op || op == OpKind::GemmAllReduce && gemm.op == OpKind::GemmReduceScatter;
+        self.gemms.iter().find(has).map(|gemm| (gemm.n, gemm.k))
     }
 
     /// `4096x14336`: both layers of an MLP.
@@ -150,7 +151,7 @@ mod tests {
 
     fn word() -> impl Strategy<Value = String> {
         let extent = 1..1_usize << 24;
-        let op = prop_oneof![Just("ag_gemm"), Just("gemm_rs")];
+        let op = prop_oneof![Just("ag_gemm"), Just("gemm_rs"), Just("gemm_ar")];
         let known: Vec<String> = named().map(|(name, _)| name).collect();
         prop_oneof![
             (extent.clone(), extent.clone()).prop_map(|(hidden, ffn)| format!("{hidden}x{ffn}")),
@@ -190,6 +191,9 @@ mod tests {
             let shape: Shape = word.parse().unwrap();
             [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| shape.extents(op))
         };
+        let all_reduce = |word: &str| word.parse::<Shape>().unwrap().extents(OpKind::GemmAllReduce);
+        assert_eq!(["gpt3", "llama3-8b.qkv"].map(all_reduce), [Some((12288, 49152)), None]);
+        assert_eq!((all_reduce("gemm_ar:n=8,k=16"), extents("gemm_ar:n=8,k=16")), (Some((8, 16)), [None; 2]));
         for (word, expected) in [
             ("gpt3", [Some((49152, 12288)), Some((12288, 49152))]),
             ("llama70b/16", [Some((1792, 512)), Some((512, 1792))]),

@@ -37,7 +37,7 @@ use std::time::Duration;
 #[derive(Debug, clap::Args)]
 #[command(group(clap::ArgGroup::new("shown").required(true).multiple(true)))]
 pub(crate) struct Args {
-    /// The op: ag_gemm or gemm_rs
+    /// The op: ag_gemm, gemm_rs or gemm_ar
     #[arg(long, alias = "op", value_name = "OP", value_parser = shapes::parse_op)]
     pub ops: OpKind,
     /// The layer: a name, HIDDENxFFN or OP:n=N,k=K, as in llama3-8b.qkv

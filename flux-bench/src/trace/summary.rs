@@ -22,8 +22,8 @@ const AG_PHASES: [Phase; 6] = [
     ("written", |t| t.written),
     ("stored", |t| t.sent),
 ];
-/// Phases of an item of GEMM-ReduceScatter.
-const RS_PHASES: [Phase; 6] = [
+/// Phases of an item of a sum over the ranks.
+const SUM_PHASES: [Phase; 6] = [
     ("opened", |t| t.opened),
     ("loaded", |t| t.loaded),
     ("multiplied", |t| t.multiplied),
@@ -44,7 +44,7 @@ const WORKER_PHASES: [WorkerPhase; 4] = [
 pub(crate) fn summary(problem: &Problem, ranks: &[Traced]) -> String {
     let phases = match problem.op() {
         OpKind::AllGatherGemm => &AG_PHASES,
-        OpKind::GemmReduceScatter => &RS_PHASES,
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => &SUM_PHASES,
     };
     let mut text = format!("{problem}\nus since the rank's first CTA began: first / median / last of the wave's tiles\n");
     if let Some(first) = ranks.first() {

@@ -8,7 +8,7 @@ use crate::out;
 use crate::shapes::Layer;
 use flux_core::{DType, OpKind, Problem};
 use flux_kernels::Element;
-use flux_ops::{AllGatherGemm, Builder, GemmReduceScatter, Outcome, Timing, TuneError, TuneOptions, Tuned};
+use flux_ops::{AllGatherGemm, Builder, GemmAllReduce, GemmReduceScatter, Outcome, Timing, TuneError, TuneOptions, Tuned};
 use flux_transport::{Communicator, World};
 use half::{bf16, f16};
 use indicatif::{ProgressBar, ProgressStyle};
@@ -79,6 +79,7 @@ fn tune<T: Element>(job: &TuneJob, problem: &Problem, comm: &Communicator, optio
     match problem.op() {
         OpKind::AllGatherGemm => from_table(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options),
         OpKind::GemmReduceScatter => from_table(job, GemmReduceScatter::<T>::builder(m, n, k)).tune(comm, options),
+        OpKind::GemmAllReduce => from_table(job, GemmAllReduce::<T>::builder(m, n, k)).tune(comm, options),
     }
 }
 

@@ -47,14 +47,14 @@ impl Plan {
     }
 }
 
-/// Whether a kernel of this tile sends what a GEMM-ReduceScatter needs. An AllGather-GEMM needs
-/// nothing.
+/// Whether a kernel of this tile sends partial sums as the op needs it. An AllGather-GEMM sends
+/// none.
 fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapping) -> bool {
     let generation = target.machine.generation;
     match (problem.op(), rows) {
-        (OpKind::GemmReduceScatter, RowMapping::Flattened) => generation.scatters(tile),
-        (OpKind::GemmReduceScatter, RowMapping::PerShard { .. }) => problem.world().peers() == 0 || generation.sends_partials(tile),
         (OpKind::AllGatherGemm, _) => true,
+        (_, RowMapping::Flattened) => generation.scatters(tile),
+        (_, RowMapping::PerShard { .. }) => problem.world().peers() == 0 || generation.sends_partials(tile),
     }
 }
 
@@ -66,6 +66,9 @@ fn row_mappings(problem: &Problem, target: &Target) -> Vec<RowMapping> {
     groups.sort_unstable();
     groups.dedup();
     let flattened = (peers > 0 && !target.nodes.are_mixed()).then_some(RowMapping::Flattened);
+    if peers > 0 && problem.op() == OpKind::GemmAllReduce {
+        return flattened.into_iter().collect();
+    }
     groups.into_iter().map(|group| RowMapping::PerShard { group }).chain(flattened).collect()
 }
 
@@ -90,15 +93,22 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
         // The model takes the first of equal plans: copy engines need no SM.
         (Links::PeerMemory, OpKind::AllGatherGemm) if !flattened => vec![copies, kernel],
         (Links::PeerMemory, _) => vec![kernel],
-        (Links::HostStaged, OpKind::GemmReduceScatter) if flattened => vec![kernel, copies],
+        (Links::HostStaged, op) if op.reduces() && flattened => vec![kernel, copies],
         (Links::HostStaged, _) => vec![copies],
+        (Links::Messages(_), OpKind::GemmAllReduce) if problem.world().peers() > 0 => {
+            if flattened && target.has_collectives(problem) {
+                vec![CommMode::Sequential]
+            } else {
+                Vec::new()
+            }
+        }
         (Links::Messages(_), _) => {
             // A GEMM-ReduceScatter sends chunks of all shards of a group at once.
             let peers = problem.world().peers().max(1);
             let at_once = match (problem.op(), plan.rows) {
-                (OpKind::GemmReduceScatter, RowMapping::PerShard { group }) => group.min(peers)..=group.min(peers),
-                (OpKind::GemmReduceScatter, RowMapping::Flattened) => peers..=peers,
                 (OpKind::AllGatherGemm, _) => 1..=peers,
+                (_, RowMapping::PerShard { group }) => group.min(peers)..=group.min(peers),
+                (_, RowMapping::Flattened) => peers..=peers,
             };
             let sequential = flattened && target.has_collectives(problem);
             let overlapped = at_once.map(|peers| CommMode::Overlapped { peers });
@@ -114,8 +124,8 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
     let row_block = gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(plan.tile.m);
     let by_kernel = matches!(comm, CommMode::Fused { mover: Mover::Kernel });
     match (target.links, problem.op()) {
-        // The kernel announces the tiles of a GEMM-ReduceScatter one by one.
-        (Links::PeerMemory | Links::HostStaged, OpKind::GemmReduceScatter) if by_kernel => vec![Chunk::Tiles(1)],
+        // The kernel announces tiles of partial sums one by one.
+        (Links::PeerMemory | Links::HostStaged, op) if op.reduces() && by_kernel => vec![Chunk::Tiles(1)],
         _ if plan.is_flattened() => vec![Chunk::Shard],
         (Links::PeerMemory, _) if is_small => vec![Chunk::Shard],
         (Links::PeerMemory, _) => vec![tiles(PEER_CHUNK_BYTES / row_block)],
@@ -123,7 +133,7 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
             let least = STAGED_CHUNK_ROWS.div_ceil(plan.tile.m);
             [least, 2 * least].map(|least| tiles((STAGED_CHUNK_BYTES / row_block).max(least.into()))).to_vec()
         }
-        (Links::HostStaged, OpKind::GemmReduceScatter) => vec![tiles(STAGED_CHUNK_BYTES / slot_bytes(problem, plan.tile))],
+        (Links::HostStaged, _) => vec![tiles(STAGED_CHUNK_BYTES / slot_bytes(problem, plan.tile))],
         (Links::Messages(channels), op) => {
             let of_shard = if op == OpKind::AllGatherGemm { grid.row_blocks().into() } else { grid.tiles() };
             let bytes =

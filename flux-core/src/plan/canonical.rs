@@ -31,16 +31,18 @@ impl Plan {
             let comm = CommMode::Fused { mover: Mover::Kernel };
             return Self { k: prologue.canonical_split(problem, target), comm, ..prologue };
         }
-        if self.comm == CommMode::Sequential {
+        if self.comm == CommMode::Sequential || target.only_collectives(problem) {
             let plan = Self { rows: RowMapping::Flattened, chunk: Chunk::Shard, k_slices: 1, ..*self };
             let comm = if target.has_collectives(problem) { CommMode::Sequential } else { plan.canonical_mover(problem, target) };
             return Self { comm, k: plan.canonical_split(problem, target), ..plan };
         }
         let rows = match self.rows {
+            _ if problem.op() == OpKind::GemmAllReduce => RowMapping::Flattened,
             RowMapping::PerShard { group } => RowMapping::PerShard { group: group.min(target.widest_group(problem)).max(1) },
             RowMapping::Flattened => RowMapping::Flattened,
         };
-        let plan = Self { rows, chunk: self.canonical_chunk(problem), ..*self };
+        let plan = Self { rows, ..*self };
+        let plan = Self { chunk: plan.canonical_chunk(problem), ..plan };
         let k_steps = problem.k_local().div_ceil(self.tile.k);
         let width = k_steps.div_ceil(self.k_slices.max(1));
         let comm = match self.comm {
@@ -76,13 +78,13 @@ impl Plan {
         let Chunk::Tiles(tiles) = self.chunk else { return Chunk::Shard };
         let all = match (problem.op(), self.rows) {
             (OpKind::AllGatherGemm, _) => shard.row_blocks().into(),
-            (OpKind::GemmReduceScatter, RowMapping::PerShard { .. }) => shard.tiles(),
-            (OpKind::GemmReduceScatter, RowMapping::Flattened) => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
+            (_, RowMapping::PerShard { .. }) => shard.tiles(),
+            (_, RowMapping::Flattened) => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
         };
         match u64::from(tiles) < all {
             false => Chunk::Shard,
             // Flattened tiles are announced together or one by one.
-            true if problem.op() == OpKind::GemmReduceScatter && self.is_flattened() => Chunk::Tiles(1),
+            true if problem.op().reduces() && self.is_flattened() => Chunk::Tiles(1),
             true => Chunk::Tiles(tiles),
         }
     }

@@ -38,7 +38,7 @@ impl Plan {
             (_, _) if problem.world().peers() == 0 => 0.0,
             (CommMode::Sequential, _) => cost.collective(),
             (_, OpKind::AllGatherGemm) => cost.exposed_gather(body),
-            (_, OpKind::GemmReduceScatter) => cost.exposed_scatter(body),
+            (_, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => cost.exposed_scatter(body),
         };
         match self.comm {
             CommMode::Overlapped { .. } => (body + exposed) * BESIDE_MESSAGES,
@@ -137,7 +137,7 @@ impl<'a> PlanCost<'a> {
                 let chunks = if self.schedule.chunk_ordered > 0 { self.chunks() as u32 } else { 1 };
                 prologue + (world - prologue).div_ceil(group) * chunks
             }
-            (RowMapping::PerShard { group }, OpKind::GemmReduceScatter) => (world - 1).div_ceil(group) + 1,
+            (RowMapping::PerShard { group }, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => (world - 1).div_ceil(group) + 1,
         };
         passes.into()
     }
@@ -264,7 +264,9 @@ fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
         (Chunk::Tiles(tiles), OpKind::AllGatherGemm) => {
             gather_place_bytes(problem) * u64::from(tiles.min(grid.row_blocks())) / u64::from(grid.row_blocks())
         }
-        (Chunk::Tiles(tiles), OpKind::GemmReduceScatter) => slot_bytes(problem, plan.tile) * u64::from(tiles).min(grid.tiles()),
+        (Chunk::Tiles(tiles), OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
+            slot_bytes(problem, plan.tile) * u64::from(tiles).min(grid.tiles())
+        }
         (Chunk::Shard, _) => place_bytes(problem),
     }
 }
@@ -273,6 +275,6 @@ fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
 fn place_bytes(problem: &Problem) -> u64 {
     match problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(problem),
-        OpKind::GemmReduceScatter => scatter_place_bytes(problem),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => scatter_place_bytes(problem),
     }
 }

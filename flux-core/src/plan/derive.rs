@@ -37,7 +37,7 @@ impl Plan {
                 chunk_ordered: chunk_ordered_shards(&plain, problem, target),
                 ..plain
             },
-            OpKind::GemmReduceScatter => match target.links {
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => match target.links {
                 Links::PeerMemory => Schedule { in_mainloop: in_mainloop(&plain, problem, workers.into()), ..plain },
                 // Staged partial tiles arrive too late.
                 Links::HostStaged | Links::Messages(_) => plain,

@@ -172,7 +172,7 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
         return Err(wrong(names.len().min(cells.len())));
     }
     let number = |at: usize| cell(at).parse::<u32>().ok().filter(|&value| value > 0).ok_or_else(|| wrong(at));
-    let op = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].into_iter().find(|op| op.name() == cell(4));
+    let op = OpKind::ALL.into_iter().find(|op| op.name() == cell(4));
     let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == cell(5));
     let key = PlanKey {
         device: cell(0).to_owned(),

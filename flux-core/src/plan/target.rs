@@ -32,10 +32,17 @@ impl Target {
         Self { machine, nodes: Nodes::apart(problem.world()), links: Links::PeerMemory }
     }
 
-    /// Whether ranks can run the library collective before or after the GEMM: it takes equal shards.
+    /// Whether ranks can run the library collective before or after the GEMM: it takes equal shards,
+    /// or all rows of an AllReduce.
     pub(super) fn has_collectives(&self, problem: &Problem) -> bool {
-        let equal_shards = problem.full_shards() == problem.world().get();
-        matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed() && equal_shards
+        let equal = problem.op() == OpKind::GemmAllReduce || problem.full_shards() == problem.world().get();
+        matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed() && equal
+    }
+
+    /// Whether the library collective is all that the op can use: messages of a GEMM-AllReduce would
+    /// go from every rank to all.
+    pub(super) fn only_collectives(&self, problem: &Problem) -> bool {
+        problem.op() == OpKind::GemmAllReduce && self.has_collectives(problem)
     }
 
     /// Whether messages carry data between ranks.
@@ -47,7 +54,7 @@ impl Target {
     pub(super) fn widest_group(&self, problem: &Problem) -> u32 {
         match problem.op() {
             OpKind::AllGatherGemm => problem.world().get(),
-            OpKind::GemmReduceScatter => crate::program::widest_group(self.nodes),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => crate::program::widest_group(self.nodes),
         }
     }
 }

@@ -46,6 +46,12 @@ pub enum ScheduleError {
         /// The nodes.
         nodes: Nodes,
     },
+    /// A GEMM-AllReduce over several nodes.
+    #[error("gemm_ar stores rows at every rank, so nothing can be passed on between {nodes}: use the transport nccl")]
+    AllReduceNodes {
+        /// The nodes.
+        nodes: Nodes,
+    },
     /// The tile is too small for the problem, or `split_k` too large.
     #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or no k=split-k")]
     TooManyItems {

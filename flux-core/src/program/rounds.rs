@@ -45,15 +45,16 @@ impl TileProgram {
     pub const fn place_bytes(&self) -> u64 {
         match self.problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(&self.problem),
-            OpKind::GemmReduceScatter if self.flattened => scatter_place_bytes(&self.problem),
-            OpKind::GemmReduceScatter => self.slots_per_source as u64 * slot_bytes(&self.problem, self.tile),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.flattened => scatter_place_bytes(&self.problem),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.slots_per_source as u64 * slot_bytes(&self.problem, self.tile),
         }
     }
 
     /// The rounds of this rank along its rail; none within one node.
     ///
     /// `None` if chunks are not contiguous in a place: rows in slices, or scattered tiles with
-    /// signals of their own.
+    /// signals of their own. `None` of a GEMM-AllReduce, whose messages the library's collective
+    /// makes.
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram};
@@ -74,6 +75,7 @@ impl TileProgram {
             OpKind::AllGatherGemm => self.gather_rounds(),
             OpKind::GemmReduceScatter if self.flattened => self.scattered_row_rounds(),
             OpKind::GemmReduceScatter => self.partial_tile_rounds(),
+            OpKind::GemmAllReduce => None,
         }
     }
 
@@ -143,11 +145,16 @@ impl TileProgram {
         Some(rounds)
     }
 
+    /// Whether one signal announces all tiles that are scattered.
+    pub fn scatters_at_once(&self) -> bool {
+        let mut raised = self.items.iter().filter(|item| item.sink == sink::SCATTER).map(|item| item.raise);
+        let first = raised.next();
+        first.is_some_and(|first| raised.all(|signal| signal == first))
+    }
+
     /// One message to each owner, which one signal announces.
     fn scattered_row_rounds(&self) -> Option<Vec<Round>> {
-        let mut tiles = self.items.iter().filter(|item| item.sink == sink::SCATTER);
-        let signal = tiles.next()?.raise;
-        tiles.all(|item| item.raise == signal).then(|| {
+        self.scatters_at_once().then(|| {
             let (nodes, bytes) = (self.nodes, self.place_bytes());
             let end = |peer: Rank, source: Rank| End { peer, place: source.get(), signal: source.get(), bytes };
             let round = |step| {

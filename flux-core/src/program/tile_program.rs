@@ -6,7 +6,7 @@
 use super::mainloop;
 use super::{Await, Forward, NONE, Transfer, WorkItem, sink};
 use crate::layout::{self, WorkspaceSize};
-use crate::{Nodes, Problem, Rank, TileShape};
+use crate::{Nodes, OpKind, Problem, Rank, TileShape};
 
 /// The work of one rank in one call.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -84,9 +84,11 @@ impl TileProgram {
     }
 
     /// The ranks on whose pads `item` raises its signal: `dest`; for [`sink::SCATTER`] the owners
-    /// of its rows, with the last row also ranks without rows, or all ranks if it is one of a chunk.
+    /// of its rows, with the last row also ranks without rows. All ranks own the rows of a
+    /// GEMM-AllReduce, and a chunk of all tiles is for all ranks.
     pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
-        let ranks = if item.sink == sink::SCATTER && item.counter != NONE {
+        let to_all = item.counter != NONE || self.problem.op() == OpKind::GemmAllReduce;
+        let ranks = if item.sink == sink::SCATTER && to_all {
             0..self.problem.world().get()
         } else if item.sink == sink::SCATTER {
             let end = item.row.saturating_add(item.rows);

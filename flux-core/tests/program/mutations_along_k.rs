@@ -200,7 +200,7 @@ proptest! {
                 p.awaits.extend(rows);
                 match p.problem.op() {
                     AllGatherGemm => assert_violates!(call, Violation::PartNotRead { item, .. } if item == fix_up - 1),
-                    GemmReduceScatter => assert_violates!(call, Violation::Form { .. }),
+                    _ => assert_violates!(call, Violation::Form { .. }),
                 }
             }
             _ => {

@@ -2,7 +2,7 @@
 
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, build, knob_calls};
-use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
+use flux_core::OpKind::{AllGatherGemm, GemmAllReduce, GemmReduceScatter};
 use flux_core::program::check::{Output, Record, Violation, verify};
 use flux_core::program::{NONE, Schedule, TileProgram, WorkItem, sink, source};
 use flux_core::{DType, Nodes, Problem, Rank, TileShape, WorldSize};
@@ -18,7 +18,8 @@ fn gathering() -> impl Strategy<Value = Call> {
 }
 
 fn scattering() -> impl Strategy<Value = Call> {
-    knob_calls(GemmReduceScatter, 2..=6, 1..=3, flattened())
+    let of = |op| knob_calls(op, 2..=6, 1..=3, flattened());
+    prop_oneof![of(GemmReduceScatter), of(GemmAllReduce)]
 }
 
 fn is_reduction(item: &WorkItem) -> bool {
@@ -65,14 +66,14 @@ proptest! {
     fn bounds(call in scattering(), rank: Index, item: Index, kind in 0..5) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let (m, m_shard) = (p.problem.m(), p.problem.m_shard());
+        let (m, reduced) = (p.problem.m(), p.problem.y_rows(p.rank).len() as u32);
         let index = pick_item(&p.items, item, |item| if kind < 2 { is_scattered(item) } else { is_reduction(item) });
         let item = &mut p.items[index];
         let expected = match kind {
             0 => { item.row = m; "rows" }
             1 => { item.a_outer = 1; "a_outer" }
-            2 => { item.row = m_shard; "rows" }
-            3 => { item.rows = m_shard + 1; "rows" }
+            2 => { item.row = reduced; "rows" }
+            3 => { item.rows = reduced + 1; "rows" }
             _ => { item.k_steps = 1; "k_steps" }
         };
         assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
@@ -94,7 +95,7 @@ proptest! {
     }
 
     #[test]
-    fn form_of_gemm_rs(call in scattering(), rank: Index, item: Index, kind in 0..6) {
+    fn form_of_sums(call in scattering(), rank: Index, item: Index, kind in 0..6) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world().get();

@@ -12,7 +12,7 @@ use std::collections::BTreeSet;
 fn shard_of(program: &TileProgram, item: &WorkItem) -> u32 {
     match program.problem.op() {
         OpKind::AllGatherGemm => item.out_outer,
-        OpKind::GemmReduceScatter => item.dest,
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => item.dest,
     }
 }
 
@@ -95,13 +95,10 @@ proptest! {
 
 /// Shapes in steps of 8 columns, with a number that selects a candidate.
 fn problems() -> impl Strategy<Value = (Problem, usize)> {
-    (any::<bool>(), 2_u32..=8, 1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..60).prop_map(|(gather, world, m, n, k, number)| {
+    let ops = prop::sample::select(&OpKind::ALL[..]);
+    (ops, 2_u32..=8, 1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..60).prop_map(|(op, world, m, n, k, number)| {
         let world = WorldSize::new(world).unwrap();
-        let (op, n, k) = if gather {
-            (OpKind::AllGatherGemm, 8 * n * world.index(), 8 * k)
-        } else {
-            (OpKind::GemmReduceScatter, 8 * n, 8 * k * world.index())
-        };
+        let (n, k) = if op.reduces() { (8 * n, 8 * k * world.index()) } else { (8 * n * world.index(), 8 * k) };
         (Problem::new(op, m, n, k, DType::Bf16, world).unwrap(), number)
     })
 }
@@ -128,9 +125,8 @@ fn the_reference_shapes_satisfy_every_rule_with_the_models_plan() {
     for world in [1, 2, 3, 5, 6, 7, 8, 16] {
         let world = WorldSize::new(world).unwrap();
         for m in [3, 64, 517, 8191] {
-            for (op, n, k) in
-                [(OpKind::AllGatherGemm, 6144 * world.index(), 12288), (OpKind::GemmReduceScatter, 12296, 6144 * world.index())]
-            {
+            for op in OpKind::ALL {
+                let (n, k) = if op.reduces() { (12296, 6144 * world.index()) } else { (6144 * world.index(), 12288) };
                 let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
                 let target = Target::peer_memory(Machine::H100, &problem);
                 let call = build(&problem, &Plan::ranked(&problem, &target)[0].schedule(&problem, &target));

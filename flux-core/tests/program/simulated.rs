@@ -48,7 +48,11 @@ fn least_traffic(program: &TileProgram) -> (u64, u64) {
     match problem.op() {
         OpKind::AllGatherGemm => (peers * own * x_row, others * x_row),
         OpKind::GemmReduceScatter if program.flattened => (others * y_row, peers * own * y_row),
-        OpKind::GemmReduceScatter => {
+        OpKind::GemmAllReduce if program.flattened => {
+            let all = peers * u64::from(problem.m()) * y_row;
+            (all, all)
+        }
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
             let slots = peers * u64::from(program.slots_per_source) * slot_bytes(problem, program.tile);
             (slots, slots)
         }

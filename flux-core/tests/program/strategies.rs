@@ -58,7 +58,7 @@ pub(crate) fn calls_in_groups(
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {
                 OpKind::AllGatherGemm => (8 * n8 * world.get(), 8),
-                OpKind::GemmReduceScatter => (8 * n8, 8 * world.get()),
+                OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (8 * n8, 8 * world.get()),
             };
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
@@ -67,7 +67,7 @@ pub(crate) fn calls_in_groups(
     )
 }
 
-/// Calls of either operation with one item a tile, and whole rows announced.
+/// Calls in shards, with one item a tile, and whole rows announced.
 pub(crate) fn plain_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
     let of = move |op| calls(op, worlds.clone(), 1..=4, 1..=3, chunks());
     prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
@@ -134,7 +134,7 @@ fn uneven_calls(
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {
                 OpKind::AllGatherGemm => (8 * n8 * world.get(), 8 * k8),
-                OpKind::GemmReduceScatter => (8 * n8, 8 * k8 * world.get()),
+                OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (8 * n8, 8 * k8 * world.get()),
             };
             // Shards differ by a row, or have none.
             let m = m_shard * world.get() - less % world.get();
@@ -161,8 +161,8 @@ fn uneven_calls(
     )
 }
 
-/// Calls of either operation, under any schedule, of any `m`.
+/// Calls of any op, under any schedule, of any `m`.
 pub(crate) fn any_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
     let of = move |op| uneven_calls(op, worlds.clone(), 1..=5, knobs(), prop_oneof![Just(0), 1..16_u32]);
-    prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter)]
+    prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter), of(OpKind::GemmAllReduce)]
 }

@@ -23,8 +23,8 @@ __device__ __forceinline__ void raise(const Params& p, u32 epoch, const WorkItem
     ptx::store_relaxed_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
 }
 
-// Raises the signals of the rows' owners, with the last row those of ranks without rows. Where all
-// tiles are one chunk, raises those of all ranks when the chunk is complete. By the warp.
+// Raises the signals of the rows' owners, with the last row also those of ranks without rows.
+// Where all tiles are one chunk, raises those of all ranks when the chunk is complete. By the warp.
 __device__ __forceinline__ void raise_scattered(const Params& p, u32 epoch, const WorkItem& item) {
     // Nobody awaits the rows.
     if (item.raise == kNone) return;
@@ -43,6 +43,8 @@ __device__ __forceinline__ void raise_scattered(const Params& p, u32 epoch, cons
         if (ptx::from_lane(counted, 0) != item.raise_after) return;
         // Orders what the counting lane has acquired before the other lanes' signals.
         __syncwarp();
+    }
+    if (item.counter != kNone || p.scatter_mask != 0) {
         first = 0;
         last = p.world - 1;
     }

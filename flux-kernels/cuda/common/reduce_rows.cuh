@@ -1,5 +1,5 @@
-// The reduction of scattered rows: every rank's rounded partial sums lie at the owner as [W,
-// m_shard, n], and are added in rank order, in fp32, and rounded once.
+// The reduction of scattered rows: every rank's rounded partial sums lie at the owner as [W, its
+// rows, n], and are added in rank order, in fp32, and rounded once.
 
 #pragma once
 #include "common/walk.cuh"

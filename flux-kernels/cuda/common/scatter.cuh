@@ -1,4 +1,4 @@
-// Scatters staged rows of a tile to the ranks that own them.
+// Scatters staged rows of a tile to the ranks that own them: one, or with a mask all of its ranks.
 
 #pragma once
 #include "common/shards.cuh"
@@ -34,7 +34,13 @@ struct Scatter {
         if (row >= item.rows || col >= item.cols) return;
         const RowOwner owner(p, item.row + row);
         const u64 at = place + static_cast<u64>(owner.row) * p.source_row_bytes + (item.col + col) * u64{2};
-        ptx::store_global_16(p.data[owner.rank] + at, ptx::load_shared_16(smem.out_row(row) + col * 2));
+        const uint4 eight = ptx::load_shared_16(smem.out_row(row) + col * 2);
+        if (p.scatter_mask == 0) {
+            ptx::store_global_16(p.data[owner.rank] + at, eight);
+            return;
+        }
+#pragma unroll 1
+        for (u32 left = p.scatter_mask; left != 0; left &= left - 1) ptx::store_global_16(p.data[__ffs(left) - 1] + at, eight);
     }
 };
 

@@ -71,7 +71,7 @@ mirrored! {
         /// CTAs whose storers scatter a tile at once, while the next is multiplied; 0 where
         /// consumers scatter their rows.
         pub(crate) in_flight_limit: u32,
-        /// Rows of the largest shard.
+        /// Rows of the largest shard. Scattered rows that every rank owns are one shard.
         pub(crate) m_shard: u32,
         /// Shards with so many rows, the first ones.
         pub(crate) full_shards: u32,
@@ -80,6 +80,9 @@ mirrored! {
         /// Shard slots of the gather buffer that begin where their number says; each later one
         /// begins a row earlier.
         pub(crate) full_slots: u32,
+        /// The ranks at which every row is stored that is scattered; 0 where its shard's rank owns
+        /// it.
+        pub(crate) scatter_mask: u32,
         /// Columns of x and of w.
         pub(crate) k_local: u32,
         /// Bytes between scattered rows at their owner.

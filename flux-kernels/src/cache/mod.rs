@@ -1,8 +1,7 @@
 //! Cubins: compiled ahead of time, cached on disk, or compiled now.
 //!
-//! Invariant: a file in the cache is complete once it has its name, because it is written under
-//! another, flushed and renamed. So any number of processes may share the folder. A damaged file is
-//! compiled again.
+//! Invariant: a file in the cache is complete once it has its name. So any number of processes may
+//! share the folder. A damaged file is compiled again.
 
 mod entry;
 
@@ -10,8 +9,7 @@ use crate::inspect::Report;
 use crate::nvrtc::{Arch, CompileError, Compiled, KernelSource, Nvrtc, Version};
 use crate::sources::Source;
 use entry::{Entry, Key};
-use std::io::{self, Write};
-use std::os::unix::fs::PermissionsExt;
+use std::io;
 use std::path::{Path, PathBuf};
 
 /// Where a cubin came from.
@@ -172,21 +170,10 @@ fn read(path: &Path, key: &Key) -> Option<Entry> {
     }
 }
 
-/// Puts a file in place whole, or not at all.
-///
-/// # Errors
-/// The system's; what was there stays.
-pub fn write(path: &Path, content: &[u8]) -> io::Result<()> {
-    let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
-    std::fs::create_dir_all(folder)?;
-    // The umask applies, as to any new file; a temporary file would be its owner's alone.
-    let permissions = std::fs::Permissions::from_mode(0o666);
-    let mut file = tempfile::Builder::new().permissions(permissions).tempfile_in(folder)?;
-    file.write_all(content)?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    // The rename itself lasts once the folder is on disk.
-    std::fs::File::open(folder)?.sync_all()
+/// Puts an entry in place whole, or not at all.
+fn write(path: &Path, content: &[u8]) -> io::Result<()> {
+    std::fs::create_dir_all(path.parent().ok_or(io::ErrorKind::InvalidInput)?)?;
+    flux_files::write(path, content)
 }
 
 #[cfg(test)]

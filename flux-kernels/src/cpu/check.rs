@@ -45,7 +45,7 @@ impl Stored {
 
 /// Whether rows are scattered and then reduced.
 fn scatters(program: &TileProgram) -> bool {
-    program.flattened && program.problem.op() == OpKind::GemmReduceScatter
+    program.flattened && program.problem.op().reduces()
 }
 
 /// Checks the item's extents, steps and rows of operand A.
@@ -57,10 +57,10 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let reduces = item.sink == sink::REDUCE_ROWS;
     let of_rank = |rank: u32| problem.shard_rows(Rank::new(rank)).len() as u32;
     let rows = match problem.op() {
-        _ if reduces => of_rank(program.rank.get()),
+        _ if reduces => problem.y_rows(program.rank).len() as u32,
         _ if program.flattened => problem.m(),
         OpKind::AllGatherGemm if item.out_outer < world => of_rank(item.out_outer),
-        OpKind::GemmReduceScatter if item.a_outer < world => of_rank(item.a_outer),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if item.a_outer < world => of_rank(item.a_outer),
         _ => return Some("its shard does not exist"),
     };
     let rows_exist = if item.rows == 0 {

@@ -14,7 +14,7 @@ use flux_core::problem::Shape;
 pub struct Epilogue<'a, T> {
     /// One element for each column of `y`, added to every row.
     pub bias: Option<&'a [T]>,
-    /// Applied to the sum with the bias; nothing for GEMM-ReduceScatter.
+    /// Applied to the sum with the bias; AllGather-GEMM only.
     pub activation: Activation,
 }
 
@@ -28,7 +28,7 @@ impl<T: Element> Epilogue<'_, T> {
     /// Checks it against the problem.
     pub(super) fn fits(&self, problem: &Problem) -> Result<(), ExecuteError> {
         if !Activation::of(problem.op()).contains(&self.activation) {
-            return Err(ExecuteError::Activation { activation: self.activation });
+            return Err(ExecuteError::Activation { op: problem.op(), activation: self.activation });
         }
         let shape = Shape { rows: 1, cols: problem.n_local() };
         self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))

@@ -2,7 +2,7 @@
 
 use crate::epilogue::Activation;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
-use flux_core::{DType, Rank};
+use flux_core::{DType, OpKind, Rank};
 
 /// Why a call was not, or not fully, executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -33,8 +33,10 @@ pub enum ExecuteError {
         have: usize,
     },
     /// An activation of a sum that other ranks add to.
-    #[error("GEMM-ReduceScatter takes no activation, and {activation} was asked for")]
+    #[error("{op} takes no activation, and {activation} was asked for")]
     Activation {
+        /// The op.
+        op: OpKind,
         /// What was asked for.
         activation: Activation,
     },

@@ -83,16 +83,18 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Rounds each row of the tile into this rank's source slot at the row's owner.
+    /// Rounds each row of the tile into this rank's source slot at the row's owners.
     fn scatter(&self, item: &WorkItem, acc: &[f32]) {
-        for (row, from) in (item.row..).zip(self.rows(item, acc)) {
-            let (owner, own_row) = self.program.problem.owner_of(row);
-            let first = self.scattered_row(owner, self.program.rank, (own_row, item.col, item.cols));
-            // SAFETY: `scattered_row` has checked that these columns lie inside the owner's data
-            // region. No other item scatters them. The owner reads them after the signal that this
-            // item raises later, and has ended the call that read their last content.
-            let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
-            T::narrow(from, to);
+        let problem = &self.program.problem;
+        for (owner, owned) in problem.world().ranks().map(|owner| (owner, problem.y_rows(owner))) {
+            for (row, from) in (item.row..).zip(self.rows(item, acc)).filter(|(row, _)| owned.contains(row)) {
+                let first = self.scattered_row(owner, self.program.rank, (row - owned.start, item.col, item.cols));
+                // SAFETY: `scattered_row` has checked that these columns lie inside the owner's data
+                // region. No other item scatters them. The owner reads them after the signal that
+                // this item raises later, and has ended the call that read their last content.
+                let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
+                T::narrow(from, to);
+            }
         }
     }
 

@@ -42,6 +42,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
         OpKind::AllGatherGemm => (own_rows, 1, global_rows, shards),
         OpKind::GemmReduceScatter => (global_rows, shards, own_rows, 1),
+        OpKind::GemmAllReduce => (global_rows, shards, global_rows, shards),
     };
     // Tensor maps have no empty extents. Nothing is read of or stored to a shard without rows, so
     // any memory may stand in for it.
@@ -122,6 +123,8 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         Generation::Portable => Maps::NONE,
     };
     let Maps { a_caller, a_gather, b, y, short_shards } = maps;
+    let to_all = problem.op() == OpKind::GemmAllReduce && p.flattened;
+    let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
     Ok(Params {
         a_caller,
         a_gather,
@@ -157,14 +160,15 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         await_pushed: u32::from(args.await_pushed),
         gap_ns: match problem.op() {
             OpKind::AllGatherGemm => args.pace.push_gap_ns,
-            OpKind::GemmReduceScatter => args.pace.send_gap_ns,
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => args.pace.send_gap_ns,
         },
         // The kernel compares counts of stores with a sign.
         in_flight_limit: args.pace.in_flight_limit.min(i32::MAX as u32),
-        m_shard: problem.m_shard(),
-        full_shards: problem.full_shards(),
+        m_shard: if scatter_mask != 0 { problem.m() } else { problem.m_shard() },
+        full_shards: if scatter_mask != 0 { 1 } else { problem.full_shards() },
         own_rows: problem.shard_rows(p.rank).len() as u32,
         full_slots: if p.flattened { problem.full_shards() } else { u32::MAX },
+        scatter_mask,
         k_local: problem.k_local(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
@@ -176,6 +180,13 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })
+}
+
+/// The ranks whose address no lower rank has, as a mask: where copies carry rows on, one outbox
+/// stands for all peers.
+fn distinct(addresses: &[u64]) -> u32 {
+    let firsts = addresses.iter().enumerate().filter(|(rank, address)| !addresses[..*rank].contains(address));
+    firsts.map(|(rank, _)| 1 << rank).sum()
 }
 
 /// The addresses in the kernel's array of fixed capacity.

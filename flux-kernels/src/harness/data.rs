@@ -2,7 +2,8 @@
 //!
 //! Invariant: [`raw`] equals its counterpart in `cuda/harness/data.cuh` bit for bit, so any rank can
 //! generate any part of any rank's operand. The ranks' windows of `y` tile the global `[m, n]`
-//! output; their windows of `x` tile `[m, k]` and those of `w` `[n, k]`.
+//! output, but those of a GEMM-AllReduce, each of which is all of it. Their windows of `x` tile `[m,
+//! k]` and those of `w` `[n, k]`.
 
 use super::Fill;
 use crate::Element;
@@ -74,7 +75,7 @@ pub fn x_window(problem: &Problem, rank: Rank) -> Window {
     let shape = problem.x_shape(rank);
     let (row0, col0) = match problem.op() {
         OpKind::AllGatherGemm => (problem.shard_rows(rank).start, 0),
-        OpKind::GemmReduceScatter => (0, rank.get() * shape.cols),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, rank.get() * shape.cols),
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
 }
@@ -84,7 +85,7 @@ pub fn w_window(problem: &Problem, rank: Rank) -> Window {
     let shape = problem.w_shape();
     let (row0, col0) = match problem.op() {
         OpKind::AllGatherGemm => (rank.get() * shape.rows, 0),
-        OpKind::GemmReduceScatter => (0, rank.get() * shape.cols),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, rank.get() * shape.cols),
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
 }
@@ -94,7 +95,7 @@ pub fn y_window(problem: &Problem, rank: Rank) -> Window {
     let shape = problem.y_shape(rank);
     let (row0, col0) = match problem.op() {
         OpKind::AllGatherGemm => (0, rank.get() * shape.cols),
-        OpKind::GemmReduceScatter => (problem.shard_rows(rank).start, 0),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (problem.y_rows(rank).start, 0),
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
 }
@@ -166,10 +167,11 @@ mod tests {
 
     #[test]
     fn windows_of_all_ranks_tile_the_global_matrices() {
-        for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+        for op in OpKind::ALL {
             let problem = Problem::new(op, 12, 48, 72, DType::Bf16, WorldSize::new(3).unwrap()).unwrap();
             let parts: [Part; 3] = [(x_window, 12, 72), (w_window, 48, 72), (y_window, 12, 48)];
-            for (window, rows, cols) in parts {
+            for (at, (window, rows, cols)) in parts.into_iter().enumerate() {
+                let times = if op == OpKind::GemmAllReduce && at == 2 { 3 } else { 1 };
                 let mut seen = vec![0; rows as usize * cols as usize];
                 for w in problem.world().ranks().map(|r| window(&problem, r)) {
                     for row in w.row0..w.row0 + w.rows {
@@ -178,7 +180,7 @@ mod tests {
                         }
                     }
                 }
-                assert!(seen.iter().all(|&n| n == 1), "{op} {rows} x {cols}");
+                assert!(seen.iter().all(|&n| n == times), "{op} {rows} x {cols}");
             }
         }
     }

@@ -7,7 +7,7 @@ use std::marker::PhantomData;
 
 /// There is not so much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes of operands cannot be had")]
+#[error("{bytes} bytes of memory cannot be had: the limit is `ulimit -v`, the container's or the machine's")]
 pub struct NoMemory {
     /// What was asked for.
     pub bytes: usize,
@@ -85,7 +85,10 @@ mod tests {
     #[test]
     fn memory_that_cannot_be_had_is_an_error_that_says_how_much() {
         let error = HostBuffer::<bf16>::new(1 << 60).unwrap_err();
-        assert_eq!(error.to_string(), format!("{} bytes of operands cannot be had", 1_u64 << 61));
+        assert_eq!(
+            error.to_string(),
+            format!("{} bytes of memory cannot be had: the limit is `ulimit -v`, the container's or the machine's", 1_u64 << 61)
+        );
         assert!(HostBuffer::<bf16>::new(usize::MAX).is_err());
     }
 }

@@ -71,13 +71,12 @@ pub struct Expected {
     pub bias: Option<u64>,
     /// What is applied to the sum with the bias.
     pub activation: Activation,
-    /// Whether rows are flattened: a GEMM-ReduceScatter then rounds the rank's own partial sums
-    /// too.
+    /// Whether rows are flattened: a sum over the ranks then rounds the rank's own partial sums too.
     pub flattened: bool,
     /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to
     /// each.
     pub per_node: u32,
-    /// Whether a library's ReduceScatter sums partial sums that were rounded, of which rank 0's has
+    /// Whether a library's collective sums partial sums that were rounded, of which rank 0's has
     /// the bias. It adds in any order, and rounds after each addition.
     pub collective: bool,
 }
@@ -198,7 +197,7 @@ impl Harness {
     /// Checks a rank's whole `y` in fp64, and waits for the result.
     ///
     /// The bound of an element of uniform data is the sum of its rounding, that of the partial sums
-    /// of a GEMM-ReduceScatter, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and the
+    /// that ranks add, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and the
     /// rounding of the bias's addition. An inexact activation multiplies it by its slope and adds
     /// [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
@@ -218,10 +217,10 @@ impl Harness {
         let shape = problem.y_shape(rank);
         let (row0, col0, segment, own, per_node) = match problem.op() {
             OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k(), 0, 1),
-            OpKind::GemmReduceScatter => {
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
                 // no source's partial sums stay as they are where tiles span shards
                 let own = if expected.flattened { problem.world().get() } else { rank.get() };
-                (problem.shard_rows(rank).start, 0, problem.k_local(), own, expected.per_node)
+                (problem.y_rows(rank).start, 0, problem.k_local(), own, expected.per_node)
             }
         };
         let params = VerifyParams {

@@ -172,7 +172,7 @@ impl World {
             let r = p.world().ranks().nth(i).expect("a rank");
             let (x0, w0) = match p.op() {
                 OpKind::AllGatherGemm => ((p.shard_rows(r).start, 0), (r.get() * p.n_local(), 0)),
-                OpKind::GemmReduceScatter => ((0, r.get() * p.k_local()), (0, r.get() * p.k_local())),
+                OpKind::GemmReduceScatter | OpKind::GemmAllReduce => ((0, r.get() * p.k_local()), (0, r.get() * p.k_local())),
             };
             let window = |m: &Memory, s: flux_core::problem::Shape, at: (u32, u32)| Window {
                 address: m.0,

@@ -3,6 +3,7 @@
 //! Invariant: the tolerance is derived from the roundings that the executor makes, none of it is
 //! chosen.
 
+use flux_core::program::TileProgram;
 use flux_core::{OpKind, Problem, Rank};
 use flux_kernels::cpu::Epilogue;
 use flux_kernels::{Activation, Element};
@@ -75,12 +76,22 @@ impl<T: Element> Global<T> {
         let of = |extent: u32| rank * extent as usize..(rank + 1) * extent as usize;
         match p.op() {
             OpKind::AllGatherGemm => (Self::part(&self.x, k, rows, 0..k), Self::part(&self.w, k, of(p.n_local()), 0..k)),
-            OpKind::GemmReduceScatter => (Self::part(&self.x, k, 0..m, of(p.k_local())), Self::part(&self.w, k, 0..n, of(p.k_local()))),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+                (Self::part(&self.x, k, 0..m, of(p.k_local())), Self::part(&self.w, k, 0..n, of(p.k_local())))
+            }
         }
     }
 
-    /// Compares `y` of `rank` with the product in fp64; the error of each element must stay below
-    /// its bound. Only where tiles are `flattened` the rank's own partial sum is rounded too.
+    /// The global row and column of an element of `rank`'s `y`.
+    fn global(&self, rank: u32, row: usize, col: usize) -> (usize, usize) {
+        let p = &self.problem;
+        let first_col = if p.op() == OpKind::AllGatherGemm { rank * p.n_local() } else { 0 };
+        (p.y_rows(Rank::new(rank)).start as usize + row, first_col as usize + col)
+    }
+
+    /// Compares `y` of a program's rank with the product in fp64; the error of each element must stay below
+    /// its bound. Only with flattened rows the
+    /// partial sum of the row's owner is rounded too.
     ///
     /// With `u` the roundoff of the element type, `e` that of fp32 and `g(k) = k e / (1 - k e)`: an
     /// inner product of `k` terms in fp32, in any order, is off by at most `g(k) s`, `s` the sum of
@@ -88,19 +99,17 @@ impl<T: Element> Global<T> {
     /// adds `u` of the value, and half the spacing of its subnormal numbers. A sum of `w` partials
     /// in fp32 adds `g(w)` of their magnitudes, the bias `e` of the sum with it. An activation
     /// multiplies the error by its slope and adds its own.
-    pub fn verify(&self, rank: u32, y: &[T], flattened: bool) {
-        let p = &self.problem;
+    pub fn verify(&self, program: &TileProgram, y: &[T]) {
+        let (p, rank, flattened) = (&self.problem, program.rank.get(), program.flattened);
         let (w, k_local) = (p.world().get(), p.k_local() as usize);
         let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
         let g = |n: usize| n as f64 * e / (1.0 - n as f64 * e);
         let subnormal = 2f64.powi(-25);
-        let (shape, first) = (p.y_shape(Rank::new(rank)), p.shard_rows(Rank::new(rank)).start);
+        let shape = p.y_shape(Rank::new(rank));
         for row in 0..shape.rows as usize {
             for col in 0..shape.cols as usize {
-                let (i, j, parts) = match p.op() {
-                    OpKind::AllGatherGemm => (row, (rank * p.n_local()) as usize + col, 1),
-                    OpKind::GemmReduceScatter => (first as usize + row, col, w),
-                };
+                let (i, j) = self.global(rank, row, col);
+                let (owner, parts) = (p.owner_of(i as u32).0.get(), if p.op().reduces() { w } else { 1 });
                 let (mut exact, mut error, mut magnitude) = (0.0, 0.0, 0.0);
                 for part in 0..parts {
                     let (mut sum, mut terms) = (0.0, 0.0);
@@ -111,7 +120,7 @@ impl<T: Element> Global<T> {
                         terms += product.abs();
                     }
                     let mut off = g(k_local) * terms;
-                    if parts > 1 && (part != rank || flattened) {
+                    if parts > 1 && (part != owner || flattened) {
                         off += u * (sum.abs() + off) + subnormal;
                     }
                     exact += sum;
@@ -138,14 +147,10 @@ impl<T: Element> Global<T> {
     /// equal.
     pub fn verify_exact(&self, rank: u32, y: &[T]) {
         let (p, shape) = (&self.problem, self.problem.y_shape(Rank::new(rank)));
-        let first = p.shard_rows(Rank::new(rank)).start;
         let k = p.k() as usize;
         for row in 0..shape.rows as usize {
             for col in 0..shape.cols as usize {
-                let (i, j) = match p.op() {
-                    OpKind::AllGatherGemm => (row, (rank * p.n_local()) as usize + col),
-                    OpKind::GemmReduceScatter => (first as usize + row, col),
-                };
+                let (i, j) = self.global(rank, row, col);
                 let sum: f32 = self.x[i * k..][..k].iter().zip(&self.w[j * k..][..k]).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
                 let sum = sum + self.bias.as_ref().map_or(0.0, |bias| bias[j].to_f32());
                 let sum = if self.activation == Activation::Relu { sum.max(0.0) } else { sum };

@@ -68,7 +68,7 @@ pub(crate) fn rounds_of<'p, T: Element>(
 ) -> MessageRounds<'p> {
     let source = match program.problem.op() {
         OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
-        OpKind::GemmReduceScatter => Source::Stored { of_all: program.flattened },
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => Source::Stored { of_all: program.flattened },
     };
     MessageRounds { source, place_bytes: program.place_bytes(), rounds, peers, op }
 }

@@ -107,7 +107,7 @@ impl ExecutionPlan {
         match (self.problem.op(), &self.traffic) {
             (_, Traffic::Collective(_)) | (OpKind::AllGatherGemm, Traffic::Messages { .. }) => 0,
             (OpKind::AllGatherGemm, _) => self.pace.push_gap_ns,
-            (OpKind::GemmReduceScatter, _) => self.pace.send_gap_ns,
+            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, _) => self.pace.send_gap_ns,
         }
     }
 }
@@ -147,7 +147,7 @@ fn traffic(comm: &Communicator, problem: &Problem, plan: &Plan, schedule: &Sched
 /// Whether the program scatters rows that are announced tile by tile. A word that announces all
 /// tiles would be polled in the host's memory by every CTA, one after another.
 fn scatters_tile_by_tile(program: &TileProgram) -> bool {
-    program.flattened && program.problem.op() == OpKind::GemmReduceScatter && program.rounds().is_none()
+    program.flattened && program.problem.op().reduces() && !program.scatters_at_once()
 }
 
 /// CTAs of the kernel, or threads of the CPU executor.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: the rows of all ranks lie in the own data region, dense and in rank order, behind the
 //! split-K workspace of the GEMM. An AllGather fills them and the GEMM reads them; or the GEMM
-//! writes them and a ReduceScatter sums them over the ranks.
+//! writes them, and a ReduceScatter or an AllReduce sums them over the ranks.
 
 use crate::error::BuildError;
 use flux_core::layout::{SPLIT_K_ALIGN, WorkspaceSize};
@@ -17,7 +17,7 @@ use std::fmt;
 pub(super) struct Sequential {
     pub(super) kind: CollectiveKind,
     dtype: DType,
-    /// Rows of a shard.
+    /// Rows of the caller's operand: a shard's, or all for an AllReduce.
     rows: u64,
     /// Bytes of a row.
     row_bytes: u64,
@@ -36,11 +36,13 @@ impl Sequential {
         let (kind, cols) = match problem.op() {
             OpKind::AllGatherGemm => (CollectiveKind::AllGather, k),
             OpKind::GemmReduceScatter => (CollectiveKind::ReduceScatter, n),
+            OpKind::GemmAllReduce => (CollectiveKind::AllReduce, n),
         };
         let Schedule { tile, raster_group, split_k, stream_k_workers, .. } = *schedule;
         let program = TileProgram::build(&gemm, Rank::new(0), &Schedule { raster_group, split_k, stream_k_workers, ..Schedule::of(tile) })?;
         let row_bytes = (cols * problem.dtype().bytes()) as u64;
-        let (rows, bytes) = (u64::from(problem.m_shard()), m as u64 * row_bytes);
+        let rows = if kind == CollectiveKind::AllReduce { problem.m() } else { problem.m_shard() };
+        let (rows, bytes) = (u64::from(rows), m as u64 * row_bytes);
         let offset = program.workspace().half_bytes.next_multiple_of(SPLIT_K_ALIGN);
         Ok((Self { kind, dtype: problem.dtype(), rows, row_bytes, bytes, offset }, program))
     }
@@ -56,7 +58,7 @@ impl Sequential {
         Matrix { address: half + self.offset, row_bytes: self.row_bytes }
     }
 
-    /// The collective of a call of the op with number `op`, of the caller's shard.
+    /// The collective of a call of the op with number `op`, of the caller's rows.
     pub(super) fn collective(&self, shard: Matrix, op: u32) -> LibraryCollective {
         let Self { kind, dtype, rows, row_bytes, offset, .. } = *self;
         LibraryCollective { kind, shard: shard.address, row_stride: shard.row_bytes, row_bytes, rows, offset, dtype, op }
@@ -74,6 +76,7 @@ impl fmt::Display for Sequential {
         f.write_str(match self.kind {
             CollectiveKind::AllGather => "NCCL's AllGather before the kernel",
             CollectiveKind::ReduceScatter => "NCCL's ReduceScatter after the kernel",
+            CollectiveKind::AllReduce => "NCCL's AllReduce after the kernel",
         })
     }
 }

@@ -18,10 +18,18 @@ pub enum AllGather {}
 #[derive(Debug)]
 pub enum ReduceScatter {}
 
+/// GEMM, then AllReduce.
+#[derive(Debug)]
+pub enum AllReduce {}
+
 impl OpMarker for AllGather {
     const OP: OpKind = OpKind::AllGatherGemm;
 }
 
 impl OpMarker for ReduceScatter {
     const OP: OpKind = OpKind::GemmReduceScatter;
+}
+
+impl OpMarker for AllReduce {
+    const OP: OpKind = OpKind::GemmAllReduce;
 }

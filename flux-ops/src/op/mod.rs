@@ -94,7 +94,48 @@ pub type AllGatherGemm<T> = FusedLinear<kind::AllGather, T>;
 /// ```
 pub type GemmReduceScatter<T> = FusedLinear<kind::ReduceScatter, T>;
 
-/// One rank's part of a fused linear layer: an [`AllGatherGemm`] or a [`GemmReduceScatter`].
+/// `y = sum over ranks of x * transpose(w) + bias`: the row-parallel linear layer of a
+/// tensor-parallel model whose activations are replicated, as in serving.
+///
+/// Each rank gives all rows of its part of the inner dimension, `x[m, k/W]`, and gets the whole sum
+/// `y[m, n]`: the same bits on every rank and in every run. Partial sums travel in the operands' type
+/// and are added in rank order in fp32. There is no activation. A library's collective
+/// (`comm=sequential`) adds in its own order and type.
+///
+/// ```
+/// use flux_ops::{GemmAllReduce, TensorMut, TensorRef};
+/// use flux_transport::{Communicator, Select, Stream, World};
+/// use half::bf16;
+///
+/// let (m, n, k) = (4, 16, 8);
+/// let rank = |world: World| {
+///     let comm = Communicator::connect_blocking(&world, Select::Host)?;
+///     let op = GemmAllReduce::<bf16>::builder(m, n, 2 * k).build(&comm)?;
+///
+///     let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
+///     op.forward(
+///         &TensorRef::host(&x, (m, k))?,
+///         &TensorRef::host(&w, (n, k))?,
+///         &mut TensorMut::host(&mut y, (m, n))?,
+///         Stream::Host,
+///     )?;
+///
+///     // 8 from each of 2 ranks.
+///     assert!(y.iter().all(|&y| y == bf16::from_f32(16.0)));
+///     Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// };
+///
+/// std::thread::scope(|scope| {
+///     let spawn = |world| scope.spawn(move || rank(world));
+///     let ranks: Vec<_> = World::local(2)?.into_iter().map(spawn).collect();
+///     ranks.into_iter().try_for_each(|rank| rank.join().expect("no assertion fails"))
+/// })?;
+/// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+/// ```
+pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
+
+/// One rank's part of a fused linear layer: an [`AllGatherGemm`], a [`GemmReduceScatter`] or a
+/// [`GemmAllReduce`].
 ///
 /// `m` tokens, `n` output features and the inner extent `k` are global, `W` is the number of ranks.
 /// Rank `r` has `m_r` rows: [`Problem::shard_rows`], as PyTorch's `tensor_split` cuts them. All
@@ -104,6 +145,7 @@ pub type GemmReduceScatter<T> = FusedLinear<kind::ReduceScatter, T>;
 /// |---|---|---|---|---|
 /// | [`AllGatherGemm`] | `[m_r, k]` | `[n/W, k]` | `[n/W]`, the rank's columns | `[m, n/W]` |
 /// | [`GemmReduceScatter`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m_r, n]` |
+/// | [`GemmAllReduce`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m, n]` |
 ///
 /// An op outlives the graphs that its calls were captured in: their kernels read memory that it
 /// frees when it is dropped.
@@ -120,8 +162,8 @@ pub struct FusedLinear<K, T> {
 }
 
 impl<K: OpMarker, T: Element> FusedLinear<K, T> {
-    /// Starts an op of global extents, of any `m`. Of an AllGather-GEMM `n/W` and `k`
-    /// are multiples of 8, of a GEMM-ReduceScatter `n` and `k/W`.
+    /// Starts an op of global extents, of any `m`. Of an AllGather-GEMM `n/W` and `k` are multiples
+    /// of 8, of the other ops `n` and `k/W`.
     pub fn builder(m: usize, n: usize, k: usize) -> Builder<Self> {
         Builder::new(Request::new(K::OP, m, n, k, T::DTYPE))
     }

@@ -14,7 +14,7 @@
 //! `sqrt(k)`: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
 
 use flux_core::plan::CommMode;
-use flux_core::{OpKind, Problem, Rank};
+use flux_core::{Problem, Rank};
 use flux_kernels::Element;
 use flux_kernels::harness::Fill;
 use flux_kernels::harness::data::{self, Window, y_window};
@@ -49,7 +49,7 @@ impl Oracle {
             lines.iter().map(|line| wide::<T>(seed, first + line, problem.k())).collect()
         };
         let (x, w) = (operand(SEEDS[0], window.row0, &rows), operand(SEEDS[1], window.col0, &cols));
-        let sources = if problem.op() == OpKind::GemmReduceScatter { problem.world().index() } else { 1 };
+        let sources = if problem.op().reduces() { problem.world().index() } else { 1 };
         let element = |x: &[f32], w: &[f32]| {
             let part = x.len() / sources;
             let mut all = Expected { sum: 0.0, partials: 0.0, absolute: 0.0 };
@@ -117,8 +117,8 @@ fn dot(x: &[f32], w: &[f32]) -> (f64, f64) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use flux_core::WorldSize;
     use flux_core::plan::Mover;
+    use flux_core::{OpKind, WorldSize};
     use half::bf16;
 
     const FUSED: CommMode = CommMode::Fused { mover: Mover::Kernel };
@@ -132,7 +132,7 @@ mod tests {
 
     #[test]
     fn right_results_pass_and_a_missing_partial_sum_or_element_does_not() {
-        for (op, rank) in [(OpKind::AllGatherGemm, 1), (OpKind::GemmReduceScatter, 0)] {
+        for (op, rank) in [(OpKind::AllGatherGemm, 1), (OpKind::GemmReduceScatter, 0), (OpKind::GemmAllReduce, 1)] {
             let (problem, rank) = (Problem::new(op, 80, 64, 256, bf16::DTYPE, WorldSize::new(2).unwrap()).unwrap(), Rank::new(rank));
             let (oracle, y) = (Oracle::new::<bf16>(&problem, rank), right(&problem, rank));
             for comm in [FUSED, CommMode::Sequential] {

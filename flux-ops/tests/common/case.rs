@@ -1,4 +1,4 @@
-//! Inputs, and what both ops must make of them.
+//! Inputs, and what the ops must make of them.
 //!
 //! The modelled result has every rounding of the ops: it holds to the last bit wherever fp32 sums
 //! are exact. The bound is derived: one rounding of the output, one of each partial sum that
@@ -54,7 +54,7 @@ pub struct Expected<T> {
     per_shard: Modelled<T>,
     /// Where rows are flattened: a rank's own partial sum is rounded like those that travel.
     flattened: Modelled<T>,
-    /// How far a ReduceScatter of the transport's library may be from `exact`.
+    /// How far a sum by the transport's library may be from `exact`.
     collective_bound: Vec<f64>,
 }
 
@@ -160,12 +160,12 @@ impl<T: Element> Case<T> {
         let (rows, cols, n) = (shape.rows as usize, shape.cols as usize, p.n() as usize);
         let (row, col) = match p.op() {
             OpKind::AllGatherGemm => (0, rank.index() * cols),
-            OpKind::GemmReduceScatter => (p.shard_rows(rank).start as usize, 0),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (p.y_rows(rank).start as usize, 0),
         };
         (row..row + rows).flat_map(move |i| (col..col + cols).map(move |j| i * n + j))
     }
 
-    /// Compares a rank's output with the modelled one, bit for bit. A library's ReduceScatter adds
+    /// Compares a rank's output with the modelled one, bit for bit. A library's collective adds
     /// in an order of its own: its sums of more than two addends are compared within the bound.
     pub fn assert_equal(&self, expected: &Expected<T>, op: &AnyOp<T>, rank: Rank, y: &[T], context: &str) {
         if is_collective(op) && (self.problem.world().get() > 2 || self.has_bias()) {
@@ -199,7 +199,7 @@ impl<T: Element> Case<T> {
 
 /// Whether the transport's library adds the partial sums.
 fn is_collective<T: Element>(op: &AnyOp<T>) -> bool {
-    matches!(op, AnyOp::Rs(_)) && op.plan().comm == CommMode::Sequential
+    matches!(op, AnyOp::Rs(_) | AnyOp::Ar(_)) && op.plan().comm == CommMode::Sequential
 }
 
 /// One element of the result, in fp64.
@@ -272,7 +272,7 @@ impl<'a> Sum<'a> {
         (T::from_f32(rounded as f32), error + u * (y.abs() + error) + tiny)
     }
 
-    /// What a ReduceScatter of the library may cost beyond the bound of flattened rows: a rounding
+    /// What a sum by the library may cost beyond the bound of flattened rows: a rounding
     /// after each addition, and one of a partial sum with the bias. No sum is larger than all
     /// magnitudes, or off by more than the bound.
     fn error_of_collective(&self, flattened: f64) -> f64 {

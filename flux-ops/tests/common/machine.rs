@@ -2,8 +2,9 @@
 
 use super::device::{Device, Memory};
 use super::launched::launched;
+use super::{OPS, SHARDED};
 use cudarc::driver::{CudaStream, DeviceRepr};
-use flux_core::{Nodes, Rank, TileShape, WorldSize};
+use flux_core::{Nodes, OpKind, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
 use flux_ops::{Layout, TensorMut, TensorRef};
 use flux_transport::{Communicator, Options, Select, Stream, World};
@@ -50,6 +51,14 @@ impl Machine {
             Self::TwoNodes { ranks } => return wanted.iter().copied().filter(|&w| w == ranks).collect(),
         };
         wanted.iter().copied().filter(|&w| w <= most).collect()
+    }
+
+    /// The ops that it has.
+    pub fn ops(self) -> &'static [OpKind] {
+        match self {
+            Self::TwoNodes { .. } => &SHARDED,
+            _ => &OPS,
+        }
     }
 
     /// Tile shapes that its executor has.

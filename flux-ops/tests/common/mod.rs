@@ -26,13 +26,15 @@ pub use meeting::Meeting;
 use flux_core::OpKind;
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, GemmReduceScatter, Plan, TensorMut, TensorRef, Timeline,
-    TimelineError,
+    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, GemmAllReduce, GemmReduceScatter, Plan, TensorMut, TensorRef,
+    Timeline, TimelineError,
 };
 use flux_transport::{Communicator, Fault, Stream, TransportKind};
 
-/// Both operations.
-pub const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+/// Every op.
+pub const OPS: [OpKind; 3] = OpKind::ALL;
+/// The ops that ranks of several nodes make, and that messages beside the kernel carry out.
+pub const SHARDED: [OpKind; 2] = [OPS[0], OPS[1]];
 
 /// What a builder is told.
 #[derive(Clone, Copy, Debug, Default)]
@@ -62,11 +64,12 @@ impl OpOptions {
     }
 }
 
-/// An op of either kind.
+/// An op of any kind.
 #[derive(Debug)]
 pub enum AnyOp<T> {
     Ag(AllGatherGemm<T>),
     Rs(GemmReduceScatter<T>),
+    Ar(GemmAllReduce<T>),
 }
 
 impl<T: Element> AnyOp<T> {
@@ -74,6 +77,7 @@ impl<T: Element> AnyOp<T> {
         match op {
             OpKind::AllGatherGemm => options.tell(AllGatherGemm::builder(m, n, k)).activation(options.activation).build(comm).map(Self::Ag),
             OpKind::GemmReduceScatter => options.tell(GemmReduceScatter::builder(m, n, k)).build(comm).map(Self::Rs),
+            OpKind::GemmAllReduce => options.tell(GemmAllReduce::builder(m, n, k)).build(comm).map(Self::Ar),
         }
     }
 
@@ -92,6 +96,7 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.forward(x, w, y, stream),
             Self::Rs(op) => op.forward(x, w, y, stream),
+            Self::Ar(op) => op.forward(x, w, y, stream),
         }
     }
 
@@ -106,6 +111,7 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.forward_with_bias(x, w, bias, y, stream),
             Self::Rs(op) => op.forward_with_bias(x, w, bias, y, stream),
+            Self::Ar(op) => op.forward_with_bias(x, w, bias, y, stream),
         }
     }
 
@@ -113,6 +119,7 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.status(),
             Self::Rs(op) => op.status(),
+            Self::Ar(op) => op.status(),
         }
     }
 
@@ -120,6 +127,7 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.timeline(stream),
             Self::Rs(op) => op.timeline(stream),
+            Self::Ar(op) => op.timeline(stream),
         }
     }
 
@@ -127,6 +135,7 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.plan(),
             Self::Rs(op) => op.plan(),
+            Self::Ar(op) => op.plan(),
         }
     }
 
@@ -134,6 +143,7 @@ impl<T: Element> AnyOp<T> {
         match self {
             Self::Ag(op) => op.explain(),
             Self::Rs(op) => op.explain(),
+            Self::Ar(op) => op.explain(),
         }
     }
 }

@@ -38,6 +38,7 @@ macro_rules! tests_of_any_machine {
             random_numbers_stay_within_the_derived_bound,
             no_chunk_and_no_group_changes_a_bit,
             runs_give_the_same_bits,
+            all_ranks_of_an_all_reduce_have_the_same_bits,
             ops_share_a_communicator_and_its_workspace,
             a_late_rank_is_waited_for,
             row_strides_are_honoured,

@@ -88,13 +88,13 @@ pub struct LibraryCollective {
     /// Which one.
     pub kind: CollectiveKind,
     /// Address of the first row of the caller's shard: an AllGather reads it, a ReduceScatter
-    /// writes it.
+    /// writes it. An AllReduce writes all rows there.
     pub shard: u64,
     /// Bytes from a row to the next.
     pub row_stride: u64,
     /// Bytes of a row.
     pub row_bytes: u64,
-    /// Rows of the shard.
+    /// Rows of the shard; all rows of an AllReduce.
     pub rows: u64,
     /// Bytes from the start of a half of the own data region to the rows of all ranks, which lie
     /// there densely and in rank order.
@@ -112,9 +112,19 @@ pub enum CollectiveKind {
     AllGather,
     /// Every rank gets its shard of the sum over all ranks.
     ReduceScatter,
+    /// Every rank gets all rows of the sum over all ranks.
+    AllReduce,
 }
 
 impl LibraryCollective {
+    /// Shards among the rows of all ranks.
+    pub(crate) const fn shards(&self, world: u32) -> u32 {
+        match self.kind {
+            CollectiveKind::AllGather | CollectiveKind::ReduceScatter => world,
+            CollectiveKind::AllReduce => 1,
+        }
+    }
+
     pub(crate) const fn shard_bytes(&self) -> u64 {
         self.rows.saturating_mul(self.row_bytes)
     }

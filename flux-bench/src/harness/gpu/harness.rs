@@ -180,11 +180,12 @@ impl Gpu {
         self.synchronize()
     }
 
-    pub(crate) fn download(&self, from: &DeviceBlock, to: &mut [u8]) -> anyhow::Result<()> {
-        anyhow::ensure!(to.len() <= from.bytes(), "{} bytes are more than {}", to.len(), from.bytes());
+    /// Copies from byte `first` of a block.
+    pub(crate) fn download(&self, from: &DeviceBlock, first: usize, to: &mut [u8]) -> anyhow::Result<()> {
+        anyhow::ensure!(first + to.len() <= from.bytes(), "{} bytes from {first} on are more than {}", to.len(), from.bytes());
         self.device.bind()?;
         // SAFETY: as above.
-        unsafe { result::memcpy_dtoh_async(to, from.address(), self.stream.cu_stream())? };
+        unsafe { result::memcpy_dtoh_async(to, from.address() + first as u64, self.stream.cu_stream())? };
         self.synchronize()
     }
 }

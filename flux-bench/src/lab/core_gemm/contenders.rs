@@ -40,7 +40,7 @@ pub(super) struct KernelContenders<'a> {
     sets: Vec<OperandBlocks>,
     /// In the order of [`OURS`].
     ours: [Replay; 3],
-    /// The other ranks of a GEMM-ReduceScatter, which make what rank 0 adds.
+    /// The other ranks of a sum, which make what rank 0 adds.
     peers: Vec<Replay>,
     /// Rank 0's data region: gather buffer or slots, both halves.
     own: DeviceBlock,
@@ -64,7 +64,7 @@ impl<'a> KernelContenders<'a> {
         let data = mock_peers::data_of_first(&first, own.address(), elsewhere.address());
         let peers = match problem.op() {
             OpKind::AllGatherGemm => Vec::new(),
-            OpKind::GemmReduceScatter => {
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
                 let data = mock_peers::data_of_peer(problem.world(), own.address(), elsewhere.address());
                 let harness = |rank| Replay::new(gpu, &kernel, case.program(rank)?, data.clone());
                 problem.world().ranks().skip(1).map(harness).collect::<anyhow::Result<_>>()?

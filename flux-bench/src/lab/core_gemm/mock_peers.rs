@@ -55,8 +55,8 @@ pub(super) fn gathered(program: &TileProgram) -> Window {
 pub(super) fn data_of_first(program: &TileProgram, own: u64, elsewhere: u64) -> Vec<u64> {
     let place = match program.problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(&program.problem),
-        OpKind::GemmReduceScatter if program.flattened => scatter_place_bytes(&program.problem),
-        OpKind::GemmReduceScatter => 0,
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if program.flattened => scatter_place_bytes(&program.problem),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => 0,
     };
     let peers = (0..program.problem.world().peers()).map(|peer| elsewhere + u64::from(peer) * place);
     std::iter::once(own).chain(peers).collect()

@@ -140,11 +140,11 @@ impl Replay {
     /// Waits for the stream and says whether every call so far has ended as it should.
     pub(super) fn check(&self, gpu: &Gpu) -> anyhow::Result<()> {
         let mut fault = [0; size_of::<FaultRecord>()];
-        gpu.download(&self.fault, &mut fault)?;
+        gpu.download(&self.fault, 0, &mut fault)?;
         let fault: FaultRecord = bytemuck::pod_read_unaligned(&fault);
         ensure!(fault.state == 0, "a call awaited a word that nobody had raised: {fault:?}");
         let mut line = [0; LINE as usize];
-        gpu.download(&self.control, &mut line)?;
+        gpu.download(&self.control, 0, &mut line)?;
         let epoch = bytemuck::pod_read_unaligned::<u32>(&line[control::EPOCH as usize..][..4]);
         ensure!(epoch == self.epoch.get(), "a call did not close: the next is {epoch}, and should be {}", self.epoch);
         Ok(())

@@ -126,7 +126,7 @@ fn shape(op: OpKind, ranks: u32, on_gpus: bool) -> (usize, usize, usize) {
     let (m, split, whole) = if on_gpus { (16 * both, 64 * both, 4096) } else { (both, 8 * both, 64) };
     match op {
         OpKind::AllGatherGemm => (m, split, whole),
-        OpKind::GemmReduceScatter => (m, whole, split),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (m, whole, split),
     }
 }
 
@@ -138,7 +138,7 @@ mod tests {
     #[test]
     fn a_world_and_the_one_without_a_rank_can_split_the_shapes() {
         for ranks in 2..=16 {
-            for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+            for op in OpKind::ALL {
                 for (world, on_gpus) in [(ranks, true), (ranks - 1, true), (ranks, false), (ranks - 1, false)] {
                     let (m, n, k) = shape(op, ranks, on_gpus);
                     Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).unwrap()).unwrap();

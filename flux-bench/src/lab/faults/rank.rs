@@ -9,10 +9,10 @@ use super::usage::Usage;
 use super::{Args, shape};
 use crate::end;
 use crate::harness::Fill;
-use crate::harness::{FusedOp, OperandSet, Operands, RankContext};
+use crate::harness::{FusedOp, OperandSet, Operands, RankContext, ops_on};
 use crate::plan::Overrides;
 use anyhow::{Context, bail, ensure};
-use flux_core::{OpKind, Problem};
+use flux_core::Problem;
 use flux_transport::FLUX_LOCAL_RANK;
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Communicator, Failure, Fault, Options, Rebuild, World};
@@ -109,7 +109,7 @@ impl Group {
         let ctx = RankContext::new(comm)?;
         let mut ops = Vec::new();
         for call in 0..2 {
-            for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+            for &op in ops_on(ctx.comm()) {
                 let (m, n, k) = shape(op, args.ranks, ctx.gpu().is_some());
                 let problem = Problem::new(op, m, n, k, flux_core::DType::Bf16, ctx.comm().world_size())?;
                 let mut set = ctx.operand_set(&problem)?;

@@ -158,7 +158,7 @@ fn flags(one: &Rig, other: &Rig, samples: usize, report: Report<'_>) -> anyhow::
             rig.streams[0].cuda.synchronize()?;
         }
         let mut bytes = [0; 256];
-        one.gpu.download(&one.inbox, &mut bytes)?;
+        one.gpu.download(&one.inbox, 0, &mut bytes)?;
         let ns = bytemuck::pod_read_unaligned::<u64>(&bytes[128..136]);
         anyhow::ensure!(ns > 0, "two GPUs did not answer each other in time");
         // The clock starts with the end of the first round.

@@ -27,22 +27,21 @@ const SMALL: [(&str, usize, usize, usize); 5] = [
     ("whole", 128, 256, 256),
 ];
 
-/// The matrix for `world`; with `models` also whole layers of models.
-pub(crate) fn matrix(world: WorldSize, models: bool) -> anyhow::Result<Vec<SoakCase>> {
+/// The matrix of `ops` for `world`; with `models` also whole layers of models.
+pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::Result<Vec<SoakCase>> {
     let ranks = world.index();
     let mut cases = Vec::new();
-    let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
     let mut push = |name: &str, op, m, (n, k), dtype, epilogue: EpilogueSpec| {
         let problem = Problem::new(op, m, n, k, dtype, world)?;
         cases.push(SoakCase { name: format!("{name}{epilogue} {problem}"), problem, epilogue, heavy: false });
         Ok::<_, ProblemError>(())
     };
     let plain = EpilogueSpec::default();
-    for op in ops {
+    for &op in ops {
         // Which of n and k is split over the ranks.
         let extents = |split: usize, whole: usize| match op {
             OpKind::AllGatherGemm => (split * ranks, whole),
-            OpKind::GemmReduceScatter => (whole, split * ranks),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (whole, split * ranks),
         };
         for (name, rows, split, whole) in SMALL {
             for dtype in [DType::Bf16, DType::F16] {
@@ -61,8 +60,7 @@ pub(crate) fn matrix(world: WorldSize, models: bool) -> anyhow::Result<Vec<SoakC
         }
     }
     if models {
-        for Layer { name, problem } in shapes::layers(&"gpt3,llama70b".parse()?, &ops, &[512, 1024, 2048, 4096, 8192], DType::Bf16, world)?
-        {
+        for Layer { name, problem } in shapes::layers(&"gpt3,llama70b".parse()?, ops, &[512, 1024, 2048, 4096, 8192], DType::Bf16, world)? {
             cases.push(SoakCase { name: format!("{name} {problem}"), problem, epilogue: plain, heavy: true });
         }
     }
@@ -77,11 +75,11 @@ mod tests {
     fn every_world_has_its_matrix() {
         for ranks in 1..=16 {
             let world = WorldSize::new(ranks).unwrap();
-            let cases = matrix(world, false).unwrap();
+            let cases = matrix(&OpKind::ALL, world, false).unwrap();
             assert!(cases.len() >= 20, "{ranks} ranks: {}", cases.len());
             assert!(cases.iter().all(|c| c.problem.world() == world && !c.heavy));
             for name in ["least", "unaligned"] {
-                for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
+                for op in OpKind::ALL {
                     for epilogue in EpilogueSpec::with_bias(op) {
                         let name = format!("{name}{epilogue} {op}");
                         assert_eq!(cases.iter().filter(|c| c.name.starts_with(&name)).count(), 2, "{name}");
@@ -89,8 +87,8 @@ mod tests {
                 }
             }
         }
-        let whole = matrix(WorldSize::new(8).unwrap(), true).unwrap();
-        assert_eq!(whole.iter().filter(|c| c.heavy).count(), 20);
+        let whole = matrix(&OpKind::ALL, WorldSize::new(8).unwrap(), true).unwrap();
+        assert_eq!(whole.iter().filter(|c| c.heavy).count(), 30);
         assert!(whole.iter().any(|c| c.problem.m() == 8 * 129 && c.problem.n_local() % 128 != 0 && c.problem.k_local() % 64 != 0));
     }
 }

@@ -19,7 +19,7 @@ mod random;
 pub(super) use cases::{SoakCase, matrix};
 
 use crate::end;
-use crate::harness::{Defect, RankContext, ranks};
+use crate::harness::{Defect, RankContext, ops_on, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
@@ -114,7 +114,7 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     }
     let comm = ctx.comm();
     let first = comm.rank().get() == 0;
-    let cases = matrix(comm.world_size(), !args.quick && ctx.gpu().is_some())?;
+    let cases = matrix(ops_on(comm), comm.world_size(), !args.quick && ctx.gpu().is_some())?;
     let wanted: Vec<&SoakCase> = cases.iter().filter(|c| args.only.as_deref().is_none_or(|only| c.name.contains(only))).collect();
     ensure!(!wanted.is_empty(), "no case has {:?} in its name", args.only.as_deref().unwrap_or_default());
     if first {

@@ -6,11 +6,11 @@
 mod ag_gemm;
 mod ag_gemm_flattened;
 mod gemm_rs;
-mod gemm_rs_flattened;
 mod items;
 mod k_extent;
 mod shard_cut;
 mod stream_k;
+mod sum_flattened;
 
 use super::{MAX_ITEMS, Schedule, ScheduleError, TileProgram};
 use crate::tile::TileGrid;
@@ -64,7 +64,8 @@ impl TileProgram {
     /// ```
     ///
     /// # Errors
-    /// [`ScheduleError`], also if `nodes` are of another world, or mixed with flattened rows.
+    /// [`ScheduleError`], also if `nodes` are of another world, or mixed with flattened rows or a
+    /// GEMM-AllReduce.
     pub fn build_across(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> Result<Self, ScheduleError> {
         schedule.check()?;
         let world = problem.world();
@@ -74,34 +75,39 @@ impl TileProgram {
         if rank.get() >= world.get() {
             return Err(ScheduleError::RankOutsideWorld { rank, world });
         }
-        let flattened = schedule.flattened && world.peers() > 0;
+        let all_reduces = problem.op() == OpKind::GemmAllReduce;
+        let flattened = (schedule.flattened || all_reduces) && world.peers() > 0;
+        if all_reduces && nodes.are_mixed() {
+            return Err(ScheduleError::AllReduceNodes { nodes });
+        }
         if flattened && nodes.are_mixed() {
             return Err(ScheduleError::FlattenedNodes { nodes });
         }
-        limits(problem, schedule, flattened)?;
+        let schedule = &Schedule { flattened, ..*schedule };
+        limits(problem, schedule)?;
         Ok(match (problem.op(), flattened) {
             (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule, nodes),
             (OpKind::AllGatherGemm, true) => ag_gemm_flattened::build(problem, rank, schedule, nodes),
-            (OpKind::GemmReduceScatter, false) => gemm_rs::build(problem, rank, schedule, nodes),
-            (OpKind::GemmReduceScatter, true) => gemm_rs_flattened::build(problem, rank, schedule, nodes),
+            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, false) => gemm_rs::build(problem, rank, schedule, nodes),
+            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, true) => sum_flattened::build(problem, rank, schedule, nodes),
         })
     }
 }
 
 /// Refuses programs with too many records.
-fn limits(problem: &Problem, schedule: &Schedule, flattened: bool) -> Result<(), ScheduleError> {
-    let world = problem.world();
+fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
+    let (world, flattened) = (problem.world(), schedule.flattened);
     let (tile, k_steps) = (schedule.tile, problem.k_local().div_ceil(schedule.tile.k));
     let of_all = TileGrid::new(problem.m(), problem.n_local(), tile);
     let tiles = if flattened { of_all.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
-    let whole = || gemm_rs_flattened::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX));
+    let whole = || sum_flattened::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX));
     let (reductions, signals) = match problem.op() {
         OpKind::AllGatherGemm => (0, ShardCut::new(problem, schedule).signals(world.get())),
-        OpKind::GemmReduceScatter if flattened => (
-            u64::from(problem.m_shard().div_ceil(gemm_rs_flattened::reduce_rows(problem, of_all))) * u64::from(of_all.col_blocks()),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => (
+            u64::from(problem.most_y_rows().div_ceil(sum_flattened::reduce_rows(problem, of_all))) * u64::from(of_all.col_blocks()),
             u64::from(world.get()).saturating_mul(if whole() { 1 } else { tiles }),
         ),
-        OpKind::GemmReduceScatter => (0, tiles),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, tiles),
     };
     let of_tiles = tiles.saturating_mul(u64::from(schedule.split_k.min(k_steps)));
     let items = of_tiles.saturating_add(reductions + 2 * u64::from(schedule.stream_k_workers - 1));

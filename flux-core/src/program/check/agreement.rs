@@ -1,7 +1,6 @@
 //! Rule: the programs are those of all ranks of one call, in rank order, for the same workspace.
 
 use super::Violation;
-use crate::OpKind;
 use crate::Rank;
 use crate::program::TileProgram;
 use crate::tile::TileGrid;
@@ -14,7 +13,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     // The workspace has slots for the tiles of the layout, whatever the program says.
     let slots = match first.problem.op() {
         _ if [first.tile.m, first.tile.n, first.tile.k].contains(&0) => return Err(Violation::Disagreement { index: 0, what: "tile" }),
-        OpKind::GemmReduceScatter if !first.flattened => TileGrid::of_shard(&first.problem, first.tile).tiles(),
+        op if op.reduces() && !first.flattened => TileGrid::of_shard(&first.problem, first.tile).tiles(),
         _ => 0,
     };
     for (index, (rank, p)) in (0..).map(Rank::new).zip(programs).enumerate() {

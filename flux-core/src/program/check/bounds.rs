@@ -59,16 +59,17 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
         _ if p.flattened => (1, 1),
         OpKind::AllGatherGemm => (1, world),
         OpKind::GemmReduceScatter => (world, 1),
+        OpKind::GemmAllReduce => (world, world),
     };
     // Flattened places are one matrix.
     let outer = if item.a_source == source::GATHER && !p.flattened { places(p) } else { x_shards };
     at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
     let rows = match p.problem.op() {
-        _ if reduction => of_rank(p.rank.get()),
+        _ if reduction => p.problem.y_rows(p.rank).len() as u32,
         _ if p.flattened => p.problem.m(),
         OpKind::AllGatherGemm => of_rank(item.out_outer),
-        OpKind::GemmReduceScatter => of_rank(item.a_outer),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => of_rank(item.a_outer),
     };
     at.rows(item.row, item.rows, rows, if reduction { rows } else { p.tile.m })?;
     if reduction {

@@ -19,7 +19,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         let rows = match output {
             Output::AllShards => p.problem.m(),
             Output::Shard(shard) => p.problem.shard_rows(Rank::new(shard)).len() as u32,
-            Output::Reduced => p.problem.shard_rows(p.rank).len() as u32,
+            Output::Reduced => p.problem.y_rows(p.rank).len() as u32,
         };
         let all = u64::from(rows) * u64::from(p.problem.n_local());
         let covered: u64 = rects.iter().map(|rect| rect.area()).sum();
@@ -35,7 +35,7 @@ fn outputs(p: &TileProgram) -> Vec<Output> {
     match (p.flattened, p.problem.op()) {
         (false, _) => (0..p.problem.world().get()).map(Output::Shard).collect(),
         (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
-        (true, OpKind::GemmReduceScatter) => vec![Output::AllShards, Output::Reduced],
+        (true, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => vec![Output::AllShards, Output::Reduced],
     }
 }
 
@@ -44,7 +44,7 @@ fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
     let output = match (p.flattened, p.problem.op()) {
         (true, _) => u32::from(item.sink == sink::REDUCE_ROWS),
         (false, OpKind::AllGatherGemm) => item.out_outer,
-        (false, OpKind::GemmReduceScatter) => item.a_outer,
+        (false, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => item.a_outer,
     };
     output as usize
 }

@@ -10,8 +10,8 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     for (index, item) in p.items.iter().enumerate() {
         let wrong = match (p.problem.op(), p.flattened) {
             (OpKind::AllGatherGemm, _) => ag_gemm_item(p, item),
-            (OpKind::GemmReduceScatter, false) => gemm_rs_item(p, item),
-            (OpKind::GemmReduceScatter, true) => flattened_gemm_rs_item(p, item),
+            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, false) => gemm_rs_item(p, item),
+            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, true) => flattened_sum_item(p, item),
         };
         if let Some(what) = wrong.or(signal_fields(p, item)).or(await_fields(p, item)).or(part_fields(item)) {
             return violation(Record::Item(index), what);
@@ -71,7 +71,7 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     }
 }
 
-fn flattened_gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
+fn flattened_sum_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         _ if item.a_source != source::CALLER => Some("operand A is the caller's"),
         sink::REDUCE_ROWS if item.dest != p.rank.get() => Some("a reduction's rows are the rank's own"),
@@ -160,7 +160,7 @@ fn transfer_form(p: &TileProgram, source: Rank, transfer: &Transfer) -> Option<&
     let place = if p.flattened { Some(source.get()) } else { source.place_at(Rank::new(transfer.dest)) };
     let end = transfer.col + transfer.cols;
     match (p.problem.op(), place) {
-        (OpKind::GemmReduceScatter, _) => Some("GEMM-ReduceScatter has no transfers"),
+        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, _) => Some("only an AllGather-GEMM has transfers"),
         (_, None) => Some("nothing is transferred to oneself"),
         (_, Some(place)) if place != transfer.place => Some("a rank fills its own place in a gather buffer"),
         _ if !transfer.col.is_multiple_of(p.tile.k) => Some("a slice begins at a step along k"),

@@ -17,7 +17,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         let tile = grid.extent(item.row / p.tile.m, item.col / p.tile.n);
         let shard = match p.problem.op() {
             OpKind::AllGatherGemm => item.out_outer,
-            OpKind::GemmReduceScatter => item.a_outer,
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => item.a_outer,
         };
         let end = if p.flattened { rows } else { p.problem.shard_rows(Rank::new(shard)).len() as u32 };
         let tile = tile.above(end);

@@ -130,7 +130,7 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
 /// Checks the scattered rows of every rank, by the tiles that hold them. Completeness follows from
 /// the cover of each rank's output.
 fn reduced_rows(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
-    let read = Rect { row: p.problem.shard_rows(p.rank).start + item.row, ..Rect::of_item(item) };
+    let read = Rect { row: p.problem.y_rows(p.rank).start + item.row, ..Rect::of_item(item) };
     for source in p.problem.world().ranks() {
         let columns = (source.get(), (item.col + 1).saturating_sub(p.tile.n))..(source.get(), item.col + item.cols);
         let tiles = writers.scattered.range(columns).flat_map(|(_, tiles)| tiles);

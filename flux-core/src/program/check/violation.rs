@@ -35,7 +35,7 @@ pub enum Output {
     Shard(u32),
     /// All shards, with flattened rows.
     AllShards,
-    /// The own shard, reduced from scattered rows.
+    /// The rows of the own `y`, reduced from scattered rows.
     Reduced,
 }
 
@@ -44,7 +44,7 @@ impl fmt::Display for Output {
         match self {
             Self::Shard(shard) => write!(f, "shard {shard}"),
             Self::AllShards => f.write_str("the shards"),
-            Self::Reduced => f.write_str("the reduced shard"),
+            Self::Reduced => f.write_str("the reduced rows"),
         }
     }
 }
@@ -248,7 +248,7 @@ pub enum Violation {
         item: usize,
         /// `slot`, `split-K slot`, `gather row` or `scattered row`.
         what: &'static str,
-        /// The slot, or the place times `m_shard` plus the row, or the row of the own shard.
+        /// The slot, or the place times `m_shard` plus the row, or the row of the own `y`.
         index: u32,
         /// The rank that should have written it.
         peer: Rank,

@@ -6,6 +6,7 @@
 //!
 //! A source's bytes pass through a *half*. For AllGather-GEMM it is the shard, dense. For
 //! GEMM-ReduceScatter it has a place for each destination, laid out as the source's place there.
+//! For GEMM-AllReduce it has one place, which all peers read.
 //! The kernel writes such a half, the outbox, in its own memory at the addresses of
 //! [`Route::data`].
 

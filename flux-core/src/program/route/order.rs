@@ -19,7 +19,7 @@ pub(super) fn sort(op: OpKind, incoming: &mut [Incoming]) {
         let step = parcel.reader.step;
         let turn = match op {
             OpKind::AllGatherGemm if step <= 2 => 0,
-            OpKind::AllGatherGemm | OpKind::GemmReduceScatter => step,
+            OpKind::AllGatherGemm | OpKind::GemmReduceScatter | OpKind::GemmAllReduce => step,
         };
         (turn, parcel.index, step)
     });

@@ -14,7 +14,8 @@ pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
     match program.problem.op() {
         OpKind::AllGatherGemm => shard(program),
         OpKind::GemmReduceScatter if program.flattened => scattered(program),
-        OpKind::GemmReduceScatter => slots(program),
+        OpKind::GemmAllReduce if program.flattened => scattered_to_all(program),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => slots(program),
     }
 }
 
@@ -22,7 +23,7 @@ pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
 pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
     let rank = program.rank;
     let (at_peer, in_outbox) = match program.problem.op() {
-        OpKind::AllGatherGemm => return 0,
+        OpKind::AllGatherGemm | OpKind::GemmAllReduce => return 0,
         OpKind::GemmReduceScatter if program.flattened => (rank.get(), peer.get()),
         OpKind::GemmReduceScatter => {
             let places = Places::new(program.nodes);
@@ -81,10 +82,22 @@ fn slots(program: &TileProgram) -> Vec<Parcel> {
     chunks.into_iter().map(parcel).collect()
 }
 
+/// The rows that flattened tiles scatter to every rank: all peers read the same ones.
+fn scattered_to_all(program: &TileProgram) -> Vec<Parcel> {
+    assert!(program.scatters_at_once(), "{SCATTERED_AT_ONCE}");
+    let (rank, bytes) = (program.rank, program.place_bytes());
+    let offset = u64::from(rank.get()) * bytes;
+    let peers = program.problem.world().ranks().filter(|&peer| peer != rank);
+    let reader = |to: Rank| Reader { rank: to.get(), signal: rank.get(), offset, pitch: bytes, step: step(program, to) };
+    let block = Block { offset, rows: 1, width: bytes, pitch: bytes };
+    vec![Parcel { origin: Origin::Outbox, block, readers: peers.map(reader).collect() }]
+}
+
+const SCATTERED_AT_ONCE: &str = "one signal announces all tiles: where each has its own, kernels give them to each other themselves";
+
 /// The rows that flattened tiles scatter to each owner but the own rank.
 fn scattered(program: &TileProgram) -> Vec<Parcel> {
-    let rounds =
-        program.rounds().expect("one signal announces all tiles: where each has its own, kernels give them to each other themselves");
+    let rounds = program.rounds().expect(SCATTERED_AT_ONCE);
     let parcel = |round: &Round| {
         let Round { step, offset, bytes, sent, .. } = *round;
         let offset = u64::from(sent.place) * program.place_bytes() + offset;

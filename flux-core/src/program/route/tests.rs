@@ -9,14 +9,14 @@ use std::collections::{BTreeMap, BTreeSet};
 
 fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
     let extents = (1u32..6, 1usize..180, 1usize..5, 1usize..5);
-    let knobs = (0u32..6, (1u32..4, 0u32..3, 0u32..3), 1u32..4, 1u32..3, any::<bool>(), any::<bool>());
-    (extents, knobs).prop_map(|((world, m, n, k), (chunk, (group, prologue, chunk_ordered), k_slices, split_k, flattened, gather))| {
+    let knobs = (0u32..6, (1u32..4, 0u32..3, 0u32..3), 1u32..4, 1u32..3, any::<bool>(), prop::sample::select(&OpKind::ALL[..]));
+    (extents, knobs).prop_map(|((world, m, n, k), (chunk, (group, prologue, chunk_ordered), k_slices, split_k, flattened, op))| {
         let world = WorldSize::new(world).expect("a small world");
         let w = world.get() as usize;
-        let op = if gather { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
         let problem = Problem::new(op, m, 8 * n * w, 8 * k * w, DType::Bf16, world).expect("valid by construction");
         // Scattered tiles with signals of their own have no parcels.
-        let chunk = if chunk == 0 || flattened && !gather { Chunk::Shard } else { Chunk::Tiles(chunk) };
+        let scatters = op == OpKind::GemmAllReduce || flattened && op.reduces();
+        let chunk = if chunk == 0 || scatters { Chunk::Shard } else { Chunk::Tiles(chunk) };
         let tile = TileShape::new(16, 24, 16);
         let schedule =
             Schedule { chunk, raster_group: 2, group, prologue, chunk_ordered, k_slices, split_k, flattened, ..Schedule::of(tile) };
@@ -123,6 +123,20 @@ proptest! {
             let peers = u64::from(program.problem.world().peers());
             let sent = if program.flattened { peers * program.place_bytes() } else { slots };
             prop_assert_eq!(left.len() as u64, sent, "{}", program);
+        }
+    }
+
+    #[test]
+    fn rows_for_all_ranks_leave_once_and_arrive_in_the_place_of_their_source(programs in programs()) {
+        prop_assume!(programs[0].problem.op() == OpKind::GemmAllReduce && programs[0].flattened);
+        let bytes = programs[0].place_bytes();
+        for (program, route) in programs.iter().zip(routes(&programs)) {
+            let [Parcel { origin: Origin::Outbox, block, readers }] = route.outgoing() else { panic!("one parcel: {program}") };
+            prop_assert_eq!((block.offset, block.width), (u64::from(program.rank.get()) * bytes, bytes), "the kernel stores them there");
+            prop_assert_eq!(readers.len() as u32, program.problem.world().peers());
+            for peer in readers {
+                prop_assert_eq!((peer.offset, route.shifts[peer.rank as usize]), (block.offset, 0));
+            }
         }
     }
 

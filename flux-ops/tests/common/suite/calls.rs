@@ -15,7 +15,7 @@ pub fn ops_share_a_communicator_and_its_workspace(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3]) {
         let shapes = |op| match op {
             OpKind::AllGatherGemm => [40 * world as usize, 24 * world as usize, 64],
-            OpKind::GemmReduceScatter => [136 * world as usize, 144, 24 * world as usize],
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => [136 * world as usize, 144, 24 * world as usize],
         };
         let cases = |op| -> Vec<_> {
             let case = |seed| Case::<bf16>::new(op, shapes(op), world, Values::Integers, seed);
@@ -166,8 +166,11 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
         let (w, k) = (world as usize, if machine == Machine::Host { 24 } else { 64 });
         let case = |op, [m, n, k]: [usize; 3]| Case::<bf16>::new(op, [m * w, n * w, k * w], world, Values::Integers, 37);
         let (ag, rs) = (case(OPS[0], [40, 24, k]), case(OPS[1], [40, 24, k]));
-        let [other, other_rs] = OPS.map(|op| case(op, [48, 24, k]));
-        for cases in [[&ag, &rs], [&ag, &other], [&rs, &ag], [&rs, &other_rs]] {
+        let [other, other_rs] = [OPS[0], OPS[1]].map(|op| case(op, [48, 24, k]));
+        // A GEMM-AllReduce has operands of the same shapes as the GEMM-ReduceScatter.
+        let ar = case(OPS[2], [40, 24, k]);
+        let with_all_reduce = [[&ar, &rs], [&rs, &ar]].into_iter().filter(|_| machine.ops().contains(&OPS[2]));
+        for cases in [[&ag, &rs], [&ag, &other], [&rs, &ag], [&rs, &other_rs]].into_iter().chain(with_all_reduce) {
             let together = Meeting::new(w);
             let deadline = Duration::from_secs(20);
             machine.run(

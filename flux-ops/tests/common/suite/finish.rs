@@ -15,7 +15,7 @@ fn tiled(machine: Machine, op: OpKind, world: u32) -> ([usize; 3], OpOptions) {
     let w = world as usize;
     match (op, machine) {
         (OpKind::AllGatherGemm, Machine::Host) => ([17 * w, 56 * w, 24], on_host(machine)),
-        (OpKind::GemmReduceScatter, Machine::Host) => ([17 * w, 56, 24 * w], on_host(machine)),
+        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, Machine::Host) => ([17 * w, 56, 24 * w], on_host(machine)),
         _ => (unaligned(machine, op, world), OpOptions::default()),
     }
 }

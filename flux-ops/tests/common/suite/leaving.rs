@@ -1,6 +1,6 @@
 //! Ranks that leave while others make calls.
 
-use super::super::{AnyOp, Case, Machine, OPS, OpOptions, Values};
+use super::super::{AnyOp, Case, Machine, OpOptions, Values};
 use super::{call, defaults, unaligned};
 use flux_core::Rank;
 use flux_ops::CallError;
@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
     let deadline = Duration::from_secs(20);
     for world in machine.worlds(&[2, 3, 4]) {
-        for op in OPS {
+        for &op in machine.ops() {
             let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 67);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.

@@ -2,7 +2,7 @@
 //! what cannot be carried, a rank that never comes.
 
 use super::{AnyOp, Case, Machine, call, defaults, few_rows, layouts, unaligned};
-use crate::common::{Meeting, Node, OPS, OpOptions, Values};
+use crate::common::{Meeting, Node, OPS, OpOptions, SHARDED, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::plan::{Chunk, Plan, RowMapping};
 use flux_core::signal::Epoch;
@@ -22,7 +22,7 @@ pub fn plain(machine: Machine) -> Plan {
 
 pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
-        let cases = OPS.map(|op| Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 53));
+        let cases = SHARDED.map(|op| Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 53));
         let expected = cases.each_ref().map(|case| case.expected_on(machine));
         let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
         machine.run(world, wrap, |node| {
@@ -105,26 +105,27 @@ fn captured(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> CallError {
 }
 
 pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: Machine) {
-    before_a_new_group(machine, &[2, 3, 4], unaligned, OpOptions::default(), rank_1_never_calls);
+    before_a_new_group(machine, &SHARDED, &[2, 3, 4], unaligned, OpOptions::default(), rank_1_never_calls);
 }
 
 /// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is
 /// full, and are let go with all that is on it.
 pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
-    before_a_new_group(machine, &[2, 4], few_rows, OpOptions::default(), rank_1_never_calls_while_streams_are_filled);
+    before_a_new_group(machine, &SHARDED, &[2, 4], few_rows, OpOptions::default(), rank_1_never_calls_while_streams_are_filled);
 }
 
 /// Has the calls of a group fail, which `fail` sees to, and then a new group make one: the devices
 /// and NCCL still work.
 pub(super) fn before_a_new_group(
     machine: Machine,
+    ops: &[OpKind],
     worlds: &[u32],
     shape: fn(Machine, OpKind, u32) -> [usize; 3],
     options: OpOptions,
     fail: fn(Machine, &Case<bf16>, OpOptions),
 ) {
     for world in machine.worlds(worlds) {
-        for op in OPS {
+        for &op in ops {
             let case = Case::<bf16>::new(op, shape(machine, op, world), world, Values::Integers, 61);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.

@@ -48,9 +48,9 @@ pub fn equal_shards(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let w = world as usize;
     match (op, machine) {
         (OpKind::AllGatherGemm, Machine::Host) => [129 * w, 40 * w, 72],
-        (OpKind::GemmReduceScatter, Machine::Host) => [129 * w, 136, 24 * w],
+        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, Machine::Host) => [129 * w, 136, 24 * w],
         (OpKind::AllGatherGemm, _) => [129 * w, 328 * w, 456],
-        (OpKind::GemmReduceScatter, _) => [129 * w, 584, 392 * w],
+        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, _) => [129 * w, 584, 392 * w],
     }
 }
 

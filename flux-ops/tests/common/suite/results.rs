@@ -1,10 +1,12 @@
 //! The numbers: exact where they can be, within the derived bound elsewhere, and always the same
 //! bits.
 
-use super::{AnyOp, Case, Machine, Number, call, defaults, unaligned};
+use super::{AnyOp, Case, Machine, Number, call, defaults, few_rows, unaligned};
 use crate::common::{OPS, OpOptions, Values};
+use flux_core::OpKind;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping, Target};
 use half::{bf16, f16};
+use std::hash::{DefaultHasher, Hasher};
 
 const WORLDS: [u32; 8] = [1, 2, 3, 4, 5, 6, 7, 8];
 
@@ -110,6 +112,36 @@ pub fn small_shards_give_the_right_result_however_they_are_cut(machine: Machine)
                 }
             }
         });
+    }
+}
+
+/// One row of each shard, few and many; sums of reals, whose bits tell the order of additions.
+pub fn all_ranks_of_an_all_reduce_have_the_same_bits(machine: Machine) {
+    let op = OpKind::GemmAllReduce;
+    for world in machine.worlds(&[2, 3, 4, 8]) {
+        let [_, n, k] = unaligned(machine, op, world);
+        for shape in [[world as usize, n, k], few_rows(machine, op, world), unaligned(machine, op, world)] {
+            let case = Case::<bf16>::new(op, shape, world, Values::Reals, 23);
+            let expected = case.expected_on(machine);
+            let plain = Plan::of(machine.tiles()[0]);
+            let by_tile = Plan { chunk: Chunk::Tiles(1), ..plain };
+            let split = Plan { rows: RowMapping::Flattened, k: KSplit::SplitK(2), ..by_tile };
+            for plan in [None, Some(plain), Some(by_tile), Some(split)] {
+                machine.run(world, defaults, |node| {
+                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                    for _ in 0..3 {
+                        let y = call(&op, &case, node).unwrap();
+                        case.assert_close(&expected, &op, node.rank, &y, "a call");
+                        let mut bits = DefaultHasher::new();
+                        for y in &y {
+                            bits.write_u16(y.to_bits());
+                        }
+                        let all = node.comm.exchange(&bits.finish().to_le_bytes()).unwrap();
+                        assert!(all.iter().all(|other| *other == all[0]), "rank {}: others have other bits: {}", node.rank, op.explain());
+                    }
+                });
+            }
+        }
     }
 }
 

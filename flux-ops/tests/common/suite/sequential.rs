@@ -125,5 +125,5 @@ fn with_gaps(dense: &[bf16], layout: Layout, node: &Node) -> Memory<bf16> {
 
 /// No kernel of a sequential call waits for a peer, so the guard ends the collective.
 pub fn a_rank_that_never_makes_a_sequential_call_is_named(machine: Machine) {
-    before_a_new_group(machine, &[2, 3, 4], equal_shards, OpOptions::of(sequential(machine)), rank_1_never_calls);
+    before_a_new_group(machine, &OPS, &[2, 3, 4], equal_shards, OpOptions::of(sequential(machine)), rank_1_never_calls);
 }

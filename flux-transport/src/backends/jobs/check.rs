@@ -58,7 +58,7 @@ impl MessageRounds<'_> {
 impl LibraryCollective {
     /// Checks that the rows of all `world` ranks lie in a half of the workspace.
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
-        let end = self.shard_bytes().saturating_mul(world.into()).saturating_add(self.offset);
+        let end = self.shard_bytes().saturating_mul(self.shards(world).into()).saturating_add(self.offset);
         if end > size.half_bytes {
             return Err(TransportError::BadTransfer { index: 0, what: "end of all shards", value: end, limit: size.half_bytes });
         }

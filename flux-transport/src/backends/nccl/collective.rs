@@ -1,5 +1,5 @@
-//! The collective of a sequential call: NCCL's AllGather before one GEMM, or its ReduceScatter
-//! after it.
+//! The collective of a sequential call: NCCL's AllGather before one GEMM, or its ReduceScatter or
+//! AllReduce after it.
 //!
 //! Invariant: what comes next on the caller's stream comes after the collective, unless that was
 //! aborted, for which the host sets the abort word first. In the same group of NCCL each rank sends
@@ -37,7 +37,7 @@ pub(super) struct Streams<'a> {
 struct Places {
     /// All ranks' rows, dense, in rank order.
     all: u64,
-    /// Those of this rank's shard among them.
+    /// Those of this rank's shard among them; all for an AllReduce, which is done in place there.
     own: u64,
     /// Whether the caller's rows have gaps, so that they are copied from or to the own place.
     packed: bool,
@@ -47,7 +47,8 @@ impl Places {
     fn of(job: &LibraryCollective, rank: u32, half: u64) -> Self {
         let all = half + job.offset;
         let packed = job.rows > 1 && job.row_stride != job.row_bytes;
-        Self { all, own: all + u64::from(rank) * job.shard_bytes(), packed }
+        let before = if job.kind == CollectiveKind::AllReduce { 0 } else { u64::from(rank) * job.shard_bytes() };
+        Self { all, own: all + before, packed }
     }
 }
 
@@ -91,6 +92,7 @@ impl Streams<'_> {
                 match job.kind {
                     CollectiveKind::AllGather => group.all_gather(shard, all, host_size(job.shard_bytes())),
                     CollectiveKind::ReduceScatter => group.reduce_scatter(all, shard, job.shard_elements(), job.dtype),
+                    CollectiveKind::AllReduce => group.all_reduce(all, shard, job.shard_elements(), job.dtype),
                 }?;
                 hashes.nodes_of_others().try_for_each(|node| {
                     group.send(at.control + control::POISON, CALL_BYTES, node)?;
@@ -131,5 +133,7 @@ mod tests {
         assert_eq!(places(gaps), Places { all: (1 << 30) + 4096, own, packed: true });
         assert!(!places(LibraryCollective { rows: 1, ..gaps }).packed, "one row has no gaps");
         assert_eq!(gaps.shard_elements(), 3 * 256);
+        let in_place = LibraryCollective { kind: CollectiveKind::AllReduce, ..gaps };
+        assert_eq!(places(in_place), Places { all: (1 << 30) + 4096, own: (1 << 30) + 4096, packed: true });
     }
 }

@@ -329,6 +329,18 @@ impl Group<'_> {
         library.accepted("ncclReduceScatter", code)
     }
 
+    /// Sums `elements` elements over the ranks.
+    ///
+    /// # Safety
+    /// As [`receive`](Self::receive), of both ranges, which may be one.
+    pub(super) unsafe fn all_reduce(&self, from: u64, to: u64, elements: usize, of: DType) -> Result<(), NcclError> {
+        let Communicator { library, raw, .. } = self.of;
+        let (code_of, entry) = (ElementType::from(of).code(), library.nccl_all_reduce);
+        // SAFETY: the caller's promise.
+        let code = unsafe { entry(source(from), target(to), elements, code_of, SUM, *raw, self.stream) };
+        library.accepted("ncclAllReduce", code)
+    }
+
     /// Puts the operations on the stream.
     pub(super) fn end(mut self) -> Result<(), NcclError> {
         self.open = false;

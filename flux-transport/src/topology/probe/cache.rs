@@ -1,17 +1,18 @@
 //! Verdicts on disk, so that a machine is asked once a boot.
 //!
 //! Invariant: an entry counts only if it is whole, of this user, and for the same devices, driver,
-//! boot and version. Files appear by rename.
+//! boot and version. Files appear whole.
 
 use super::report::{ChildReport, Report};
 use crate::cuda::{self, DeviceUuid};
+use flux_files::NewFile;
 use rustix::fs::{Mode, OFlags};
 use sha2::{Digest, Sha256};
 use std::ffi::OsString;
 use std::fmt::Write as _;
-use std::fs::File;
+use std::fs::{File, Permissions};
 use std::io::{self, Read, Write as _};
-use std::os::unix::fs::MetadataExt;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 const LIMIT: u64 = 1 << 20;
@@ -102,19 +103,17 @@ pub(super) fn write(folder: &Path, key: &CacheKey, report: &Report) {
 fn place(path: &Path, text: &str) -> io::Result<()> {
     let folder = path.parent().ok_or(io::ErrorKind::InvalidInput)?;
     std::fs::create_dir_all(folder)?;
-    // A temporary file is its owner's alone, and so is the verdict.
-    let mut file = tempfile::NamedTempFile::new_in(folder)?;
-    file.write_all(format!("{}\n{text}", hex(&Sha256::digest(text))).as_bytes())?;
-    file.as_file().sync_all()?;
-    file.persist(path)?;
-    Ok(())
+    let new = NewFile::create(path)?;
+    // Whatever the umask is, the verdict is its owner's alone.
+    new.file().set_permissions(Permissions::from_mode(0o600))?;
+    new.file().write_all(format!("{}\n{text}", hex(&Sha256::digest(text))).as_bytes())?;
+    new.commit()
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
     use crate::topology::probe::report::tests::{report, uuid};
-    use std::os::unix::fs::PermissionsExt;
 
     fn key() -> CacheKey {
         CacheKey::of(&[uuid(0), uuid(1)], "boot", "driver")

@@ -35,6 +35,15 @@ pub(super) enum Legal {
     Mixed,
 }
 
+impl Legal {
+    const fn ops(self) -> &'static [OpKind] {
+        match self {
+            Self::All | Self::Messages => &OpKind::ALL,
+            Self::Mixed => &[OpKind::AllGatherGemm, OpKind::GemmReduceScatter],
+        }
+    }
+}
+
 /// One problem with its plan.
 #[derive(Clone, Debug)]
 pub(super) struct RandomCase {
@@ -58,7 +67,7 @@ impl RandomCase {
             Processor::Host => (24, 12),
             Processor::Gpu { .. } => (2048, 512),
         };
-        let op = draw.of(&[OpKind::AllGatherGemm, OpKind::GemmReduceScatter]);
+        let op = draw.of(legal.ops());
         let dtype = draw.of(&[DType::Bf16, DType::F16]);
         let ranks = world.index();
         // Equal shards in half of the cases, else some with a row less, or none.
@@ -67,7 +76,7 @@ impl RandomCase {
         let (split, whole) = (8 * draw.extent(most, 16) as usize * ranks, 8 * draw.extent(most, 16) as usize);
         let (n, k) = match op {
             OpKind::AllGatherGemm => (split, whole),
-            OpKind::GemmReduceScatter => (whole, split),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (whole, split),
         };
         let problem = Problem::new(op, m, n, k, dtype, world)?;
         // In one of four cases the op chooses.
@@ -94,7 +103,7 @@ impl RandomCase {
 
 /// A plan that the transport can execute.
 fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) -> Plan {
-    let scatters = problem.op() == OpKind::GemmReduceScatter;
+    let scatters = problem.op().reduces();
     let world = problem.world();
     let tile = match processor {
         Processor::Host => TileShape::new(1 + draw.below(48), 8 * (1 + draw.below(12)), 64),
@@ -105,6 +114,7 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
         Processor::Gpu { generation, .. } if scatters => (generation.scatters(tile), generation.sends_partials(tile)),
         _ => (true, true),
     };
+    let can_send = can_send && problem.op() != OpKind::GemmAllReduce;
     let flattened = legal != Legal::Mixed && can_flatten && (draw.below(2) > 0 || !can_send);
     // Between nodes partial tiles are sent, whatever the tile: the table's first can.
     let tile = if flattened || can_send { tile } else { TileShape::new(128, 128, 64) };

@@ -1,5 +1,6 @@
-//! The program of GEMM-ReduceScatter with flattened rows: every rank scatters the rows of its tiles
-//! to their owners, itself included, and then reduces the rows that it received.
+//! The programs of sums over the ranks with flattened rows: every rank scatters the rows of its
+//! tiles to their owners, itself included, and then reduces the rows that it received. A row of a
+//! GEMM-ReduceScatter has one owner; a GEMM-AllReduce's rows are owned by every rank.
 //!
 //! Invariant: all ranks have the same tiles in the same order, so a number names a tile. A
 //! reduction awaits only tiles, never another reduction. A rank without rows has one for each column
@@ -50,7 +51,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
 
     let reduce_rows = reduce_rows(problem, grid);
     let mut reductions: Vec<Reduction> = Vec::new();
-    let own = problem.shard_rows(rank);
+    let own = problem.y_rows(rank);
     let reduction = |(first, rows): (u32, u32), col_block| {
         // Without rows, that of the last row.
         let (top, bottom) = if rows == 0 { (problem.m() - 1, problem.m() - 1) } else { (first, first + rows - 1) };
@@ -143,10 +144,10 @@ fn index(grid: TileGrid, row_block: u32, col_block: u32) -> usize {
 /// Least rows of a reduction: fewer leave threads of a worker idle.
 const REDUCED_ROWS: u32 = 16;
 
-/// Rows of a reduction; the last of a shard may have fewer. There are at most [`WORKERS`]
+/// Rows of a reduction; the last of a rank may have fewer. There are at most [`WORKERS`]
 /// reductions, so that each worker has one.
 pub(super) const fn reduce_rows(problem: &Problem, grid: TileGrid) -> u32 {
     let blocks = WORKERS / grid.col_blocks();
-    let rows = problem.m_shard().div_ceil(if blocks == 0 { 1 } else { blocks });
+    let rows = problem.most_y_rows().div_ceil(if blocks == 0 { 1 } else { blocks });
     if rows < REDUCED_ROWS { REDUCED_ROWS } else { rows }
 }
