@@ -158,6 +158,14 @@ impl Problem {
         Ok(Self { op, m, n, k, dtype, world })
     }
 
+    /// The same layer with `m` rows.
+    ///
+    /// # Errors
+    /// As [`new`](Self::new), of `m`.
+    pub fn with_m(&self, m: u32) -> Result<Self, ProblemError> {
+        Self::new(self.op, m as usize, self.n as usize, self.k as usize, self.dtype, self.world)
+    }
+
     /// The operation.
     pub const fn op(&self) -> OpKind {
         self.op

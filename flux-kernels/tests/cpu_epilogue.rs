@@ -8,7 +8,7 @@ mod support;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, TileShape, WorldSize};
-use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, Rows, RowsMut};
 use flux_kernels::{Activation, Element};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
@@ -84,15 +84,18 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
     let (x, w, bias) = (vec![bf16::ONE; 13 * 24], vec![bf16::ONE; 40 * 24], vec![bf16::ONE; 40]);
     let call = |epilogue: Epilogue<'_, bf16>| {
         let mut y = vec![bf16::NAN; 13 * 40];
-        let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(CpuArgs {
-            x: Rows { elements: &x, stride: 24 },
-            w: Rows { elements: &w, stride: 24 },
-            y: RowsMut { elements: &mut y, stride: 40 },
-            epilogue,
-            memory: memory.view(0, Duration::from_secs(1)),
-            await_pushed: false,
-            op_hash: 0,
-        });
+        let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
+            &mut Buffers::default(),
+            CpuArgs {
+                x: Rows { elements: &x, stride: 24 },
+                w: Rows { elements: &w, stride: 24 },
+                y: RowsMut { elements: &mut y, stride: 40 },
+                epilogue,
+                memory: memory.view(0, Duration::from_secs(1)),
+                await_pushed: false,
+                op_hash: 0,
+            },
+        );
         assert!(result.is_ok() || y.iter().all(|y| y.is_nan()));
         result
     };

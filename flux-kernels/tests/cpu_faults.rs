@@ -8,7 +8,7 @@ use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::{Schedule, TileProgram, WorkItem, sink};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
-use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
@@ -30,15 +30,18 @@ fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pus
     let p = &program.problem;
     let zeros = |shape: flux_core::problem::Shape| vec![bf16::ZERO; (shape.rows * shape.cols) as usize];
     let (x, w, mut y) = (zeros(p.x_shape(Rank::new(0))), zeros(p.w_shape()), zeros(p.y_shape(Rank::new(0))));
-    Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(CpuArgs {
-        x: Rows { elements: &x, stride: p.x_shape(Rank::new(0)).cols as usize },
-        w: Rows { elements: &w, stride: p.w_shape().cols as usize },
-        y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
-        epilogue: Epilogue::default(),
-        memory,
-        await_pushed,
-        op_hash: 0,
-    })
+    Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(
+        &mut Buffers::default(),
+        CpuArgs {
+            x: Rows { elements: &x, stride: p.x_shape(Rank::new(0)).cols as usize },
+            w: Rows { elements: &w, stride: p.w_shape().cols as usize },
+            y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
+            epilogue: Epilogue::default(),
+            memory,
+            await_pushed,
+            op_hash: 0,
+        },
+    )
 }
 
 /// Raises every signal that `rank` may wait for in call `epoch`.
@@ -85,7 +88,7 @@ fn what_there_is_no_memory_for_is_refused_with_its_size() {
     let wide = Problem::new(OpKind::GemmReduceScatter, 2, 1 << 24, 1 << 24, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
     for (problem, what, bytes) in [(big, "a worker's rows of x in fp32", 1_usize << 49), (wide, "weights in fp32", 1 << 50)] {
         let program = TileProgram::build(&problem, Rank::new(0), &Schedule::of(TileShape::new(1 << 20, 1 << 20, 1 << 20))).unwrap();
-        let refused = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap_err();
+        let refused = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap().reserve(&mut Buffers::default()).unwrap_err();
         assert_eq!(refused, ExecuteError::OutOfMemory { what, bytes });
         assert!(refused.to_string().starts_with(&format!("{bytes} bytes of {what} cannot be had")), "{refused}");
     }
@@ -97,7 +100,8 @@ fn a_tiles_buffers_are_no_larger_than_the_operands() {
     for [m, n] in [[1 << 24, 16], [2, 1 << 24]] {
         let problem = Problem::new(OpKind::AllGatherGemm, m, n, 8, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
         let program = TileProgram::build(&problem, Rank::new(0), &Schedule::of(TileShape::new(1 << 24, 1 << 24, 1 << 24))).unwrap();
-        assert!(Executor::<bf16>::new(program, NonZeroUsize::MIN).is_ok(), "{problem}");
+        let executor = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap();
+        assert!(executor.reserve(&mut Buffers::default()).is_ok(), "{problem}");
     }
 }
 
@@ -159,15 +163,18 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
     let (x, w) = (vec![bf16::ONE; 24 * 16], vec![bf16::ONE; 32 * 16]);
     let run = |x_len: usize, x_stride: usize, y_len: usize| {
         let mut y = vec![bf16::ZERO; y_len];
-        let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(CpuArgs {
-            x: Rows { elements: &x[..x_len], stride: x_stride },
-            w: Rows { elements: &w, stride: 16 },
-            y: RowsMut { elements: &mut y, stride: 32 },
-            epilogue: Epilogue::default(),
-            memory: memory.view(0, SOON),
-            await_pushed: false,
-            op_hash: 0,
-        });
+        let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
+            &mut Buffers::default(),
+            CpuArgs {
+                x: Rows { elements: &x[..x_len], stride: x_stride },
+                w: Rows { elements: &w, stride: 16 },
+                y: RowsMut { elements: &mut y, stride: 32 },
+                epilogue: Epilogue::default(),
+                memory: memory.view(0, SOON),
+                await_pushed: false,
+                op_hash: 0,
+            },
+        );
         assert!(result.is_ok() || y.iter().all(|&y| y == bf16::ZERO));
         result
     };

@@ -12,7 +12,7 @@ use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::Element;
-use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, Executor, Rows, RowsMut};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use schedules::chunks;
@@ -232,7 +232,7 @@ fn strided_operands_are_read_and_written_in_place() {
         await_pushed: false,
         op_hash: 1,
     };
-    Executor::new(program, NonZeroUsize::MIN).unwrap().run(args).unwrap();
+    Executor::new(program, NonZeroUsize::MIN).unwrap().run(&mut Buffers::default(), args).unwrap();
     y.extend([mark; PAD]);
     assert!(y.chunks(24 + PAD).all(|row| row[24..] == [mark; PAD]), "the columns beyond y were written");
     let dense: Vec<bf16> = y.chunks(24 + PAD).flat_map(|row| row[..24].to_vec()).collect();
@@ -260,7 +260,7 @@ fn operations_of_different_sizes_take_turns_on_one_workspace() {
                 let mut members = problems.map(|problem| {
                     let program = TileProgram::build(&problem, Rank::new(rank), &schedule).unwrap();
                     let executor = Executor::new(program, NonZeroUsize::MIN).unwrap();
-                    Member { rank, memory, executor, deadline: Duration::from_secs(10) }
+                    Member { rank, memory, executor, buffers: Buffers::default(), deadline: Duration::from_secs(10) }
                 });
                 for (call, global) in globals.iter().enumerate() {
                     let (x, w) = global.shard(rank);

@@ -8,7 +8,7 @@ mod support;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
-use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, Executor, Rows, RowsMut};
 use half::bf16;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use std::num::NonZeroUsize;
@@ -41,7 +41,9 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
     let global: Global<bf16> = Global::new(problem, 1, Numbers::unit);
     let (x, w) = global.shard(0);
     let (program, memory) = alone(&problem, 0, &schedule, Epoch::FIRST);
-    let mut executor = Executor::new(program, NonZeroUsize::new(7).unwrap()).unwrap();
+    let executor = Executor::<bf16>::new(program, NonZeroUsize::new(7).unwrap()).unwrap();
+    let mut buffers = Buffers::default();
+    executor.reserve(&mut buffers).unwrap();
     // A thread takes 2 MiB and a little: there is room for none, for two, and for all.
     for room in [MIB, 5 * MIB, 4096 * MIB] {
         let mut y = vec![bf16::NAN; 40 * 64];
@@ -54,7 +56,7 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
             await_pushed: false,
             op_hash: 0,
         };
-        with_room(room, || executor.run(args)).unwrap();
+        with_room(room, || executor.run(&mut buffers, args)).unwrap();
         global.verify_exact(0, &y);
     }
     assert_eq!(memory.epoch(0), Epoch::FIRST.next().next().next(), "each call was closed");

@@ -40,6 +40,35 @@ pub enum BuildError {
         /// The device.
         place: Location,
     },
+    /// A call needs a kernel that the build has not loaded.
+    #[error("the kernel {kernel} was not loaded when the op was built")]
+    NotLoaded {
+        /// The kernel.
+        kernel: String,
+    },
+    /// No SM is left.
+    #[error("sm_margin = {value}: the device has {sms} SMs and a call needs one, so at most {} can be left to others", sms - 1)]
+    SmMargin {
+        /// The value asked for.
+        value: u32,
+        /// SMs of the device.
+        sms: u32,
+    },
+    /// There is no room for the program of a call.
+    #[error(
+        "the program of {problem} takes {bytes} bytes of the {limit} that a communicator has for programs, of which captured and \
+         prepared calls keep {pinned}: use a larger tile, or prepare fewer m"
+    )]
+    ProgramMemory {
+        /// The problem.
+        problem: Problem,
+        /// Bytes of the program.
+        bytes: u64,
+        /// Bytes for all programs.
+        limit: u64,
+        /// Bytes of programs that stay.
+        pinned: u64,
+    },
     /// The transport carries messages, each a whole range of one owner's memory.
     #[error(
         "the {transport} transport sends whole rows, or tiles of one owner, which `{plan}` has not: use rows=per-shard:1, or chunk=shard"
@@ -122,19 +151,51 @@ impl std::fmt::Display for Requests {
 #[derive(Debug, thiserror::Error)]
 #[non_exhaustive]
 pub enum CallError {
-    /// An operand has another shape than the op.
-    #[error("{operand} is [{}, {}], but {op} of this shape takes [{}, {}] on each of {world} ranks", found.rows, found.cols, expected.rows, expected.cols)]
+    /// An operand has another shape than the op, or rows of another `m` than the others.
+    #[error(
+        "{operand} is [{}, {}], but {op} with m = {m} takes [{}, {}] on rank {rank} of {world}: all operands have the rows of one m",
+        found.rows, found.cols, expected.rows, expected.cols
+    )]
     Shape {
         /// `x`, `w`, `bias` or `y`.
         operand: &'static str,
         /// The op.
         op: OpKind,
+        /// Rows of the call.
+        m: usize,
+        /// This rank.
+        rank: Rank,
         /// Number of ranks.
         world: WorldSize,
         /// What it takes.
         expected: Shape,
         /// What was given.
         found: Layout,
+    },
+    /// The call has more rows than the op was built for.
+    #[error("m = {m} is above max_m = {max_m}, which the op was built with: build it with a larger max_m, or split the call")]
+    TooManyRows {
+        /// Rows of the call.
+        m: usize,
+        /// The most.
+        max_m: usize,
+    },
+    /// The ranks cannot split so many rows.
+    #[error(transparent)]
+    Problem(#[from] ProblemError),
+    /// The program for this `m` could not be made or be put on the device.
+    #[error("a call with m = {m} has no program: {source}")]
+    Program {
+        /// Rows of the call.
+        m: u32,
+        /// What went wrong.
+        source: Box<BuildError>,
+    },
+    /// The call is captured, and its program is not on the device.
+    #[error("a call with m = {m} cannot be captured: its program is not on the device; call op.prepare(&[{m}]) before the capture")]
+    NotPrepared {
+        /// Rows of the call.
+        m: u32,
     },
     /// The op adds a bias, and none was given.
     #[error("the op was built with a bias and none was given: call forward_with_bias with one of [{}, {}]", expected.rows, expected.cols)]

@@ -56,8 +56,8 @@ pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef}
 pub use timeline::{ItemStamps, TimedItem, Timeline, TimelineError, WorkerStamps};
 pub use tune::{Candidate, Outcome, Timing, TuneError, TuneOptions, Tuned};
 
-/// No part of the API: for the replay of an op's kernel in flux-bench.
+/// No part of the API: for the replay of an op's kernel in flux-bench, and for tests.
 #[doc(hidden)]
 pub mod internal {
-    pub use crate::execute::launch_of;
+    pub use crate::execute::{launch_of, limit_programs};
 }

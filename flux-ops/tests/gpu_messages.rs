@@ -78,7 +78,7 @@ fn messages_give_the_bits_of_peer_memory() {
                         op.status().unwrap();
                         assert!(ys.iter().all(|y| *y == ys[0]), "calls of {} differ", case.problem);
                         case.assert_close(&expected, &op, node.rank, &ys[0], "a call");
-                        (ys.into_iter().next().unwrap(), *op.plan())
+                        (ys.into_iter().next().unwrap(), op.plan(case.problem.m()))
                     });
                     let plan = carried.first().map(|&(_, plan)| plan);
                     let one = |node: &Node| call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node).unwrap();

@@ -79,7 +79,7 @@ fn a_sequential_plan_is_carried_out_by_messages() {
             let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
             machine.run(world, suite::defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::of(plan), node);
-                assert!(matches!(op.plan().comm, CommMode::Overlapped { .. }), "{}", op.explain());
+                assert!(matches!(op.plan(case.problem.m()).comm, CommMode::Overlapped { .. }), "{}", op.explain());
                 case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
             });
         }

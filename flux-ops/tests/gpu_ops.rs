@@ -10,13 +10,14 @@ mod common;
 
 use common::launched::places;
 use common::suite::{self, Number};
-use common::{AnyOp, Case, Machine, Node, OPS, OpOptions, Values};
+use common::{AnyOp, Case, Machine, Memory, Node, OPS, OpOptions, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, Mover, Plan};
 use flux_core::program::sink;
 use flux_kernels::nvrtc::Nvrtc;
-use flux_ops::{TimedItem, Timeline, TimelineError};
+use flux_ops::internal::limit_programs;
+use flux_ops::{CallError, TimedItem, Timeline, TimelineError};
 use half::bf16;
 
 /// Runs a test where it can run.
@@ -30,6 +31,11 @@ tests_of_any_machine!(on_gpus);
 #[test]
 fn ten_thousand_calls_in_a_row() {
     on_gpus(|machine| suite::many_calls_in_a_row(machine, 10_000));
+}
+
+#[test]
+fn calls_with_other_rows_fail_on_every_rank() {
+    on_gpus(suite::calls_with_other_rows_fail_on_every_rank);
 }
 
 #[test]
@@ -54,7 +60,7 @@ fn no_mover_changes_a_bit() {
                 for mover in [Mover::CopyEngine, Mover::Kernel] {
                     let plan = moved_by(machine, mover);
                     let op = AnyOp::of(&case, OpOptions::of(plan), node);
-                    assert_eq!(op.plan().comm, plan.comm);
+                    assert_eq!(op.plan(case.problem.m()).comm, plan.comm);
                     for _ in 0..3 {
                         case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "a call");
                     }
@@ -166,4 +172,99 @@ fn replay<T: Number>(node: &Node, cases: &[Case<T>], options: OpOptions) {
         }
     }
     op.status().unwrap();
+}
+
+/// Graphs of prepared rows keep their programs while calls with other rows evict each other, and
+/// replay between them. A capture of rows that were not prepared is refused, and changes nothing.
+#[test]
+fn graphs_of_prepared_rows_replay_between_calls_with_other_rows() {
+    on_gpus(|machine| {
+        for world in machine.worlds(&[1, 2, 4, 8]) {
+            for op in OPS {
+                let w = world as usize;
+                let shape = |rows: usize| if op == OPS[0] { [rows, 136 * w, 456] } else { [rows, 392, 136 * w] };
+                let case = |rows| Case::<bf16>::new(op, shape(rows), world, Values::Reals, 83);
+                let (captured, eager) = ([16, 101].map(case), [1, 9, 64, 177, 256, 500].map(case));
+                machine.run(world, suite::defaults, |node| {
+                    // Room for the captured programs and two or three more.
+                    limit_programs(&node.comm, if op == OPS[2] { 24 << 10 } else { 2048 * w.max(2) as u64 });
+                    let stream = node.cuda_stream().unwrap();
+                    // SAFETY: every buffer of this rank is used on this one stream.
+                    unsafe { stream.context().disable_event_tracking() };
+                    let options = OpOptions { workers: node.workers, ..OpOptions::of(moved_by(machine, Mover::Kernel)) };
+                    let built = AnyOp::<bf16>::build(op, shape(500), options, &node.comm).unwrap();
+                    refused_capture(node, &built, &captured[0]);
+                    let rows: Vec<usize> = captured.iter().map(|case| case.problem.m() as usize).collect();
+                    built.prepare(&rows).unwrap();
+                    let wanted: Vec<_> = captured.iter().chain(&eager).map(|case| suite::call(&built, case, node).unwrap()).collect();
+                    let mut graphs: Vec<_> = captured.iter().map(|case| capture(node, &built, case)).collect();
+                    for turn in 0..60 {
+                        let (graph, y, _operands) = &mut graphs[turn % 2];
+                        let poison = vec![bf16::NAN; wanted[turn % 2].len()];
+                        node.write(y, &poison);
+                        graph.launch().unwrap();
+                        assert!(node.download(y) == wanted[turn % 2], "rank {}: replay {turn} differs", node.rank);
+                        let other = turn % eager.len();
+                        let y = suite::call(&built, &eager[other], node).unwrap();
+                        assert!(y == wanted[2 + other], "rank {}: {} after replay {turn} differs", node.rank, eager[other].problem);
+                    }
+                    built.status().unwrap();
+                    // What graphs read outlives the op.
+                    drop(built);
+                    let (graph, y, _operands) = &mut graphs[0];
+                    graph.launch().unwrap();
+                    assert!(node.download(y) == wanted[0]);
+                });
+            }
+        }
+    });
+}
+
+/// A graph of one call, with its output and its operands.
+type Captured = (cudarc::driver::CudaGraph, Memory<bf16>, [Memory<bf16>; 2]);
+
+fn capture(node: &Node, op: &AnyOp<bf16>, case: &Case<bf16>) -> Captured {
+    let (lx, lw, ly) = suite::layouts(case, node.rank);
+    let (x, w, mut y) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)), node.poisoned::<bf16>(ly.span()));
+    let stream = node.cuda_stream().unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    (stream.end_capture(flags).unwrap().expect("a captured call"), y, [x, w])
+}
+
+fn refused_capture(node: &Node, op: &AnyOp<bf16>, case: &Case<bf16>) {
+    let (lx, lw, ly) = suite::layouts(case, node.rank);
+    let (x, w, mut y) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)), node.poisoned::<bf16>(ly.span()));
+    let stream = node.cuda_stream().unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    let refused = op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream());
+    assert!(matches!(refused, Err(CallError::NotPrepared { m }) if m == case.problem.m()), "{refused:?}");
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    // The capture goes on: nothing was put into it.
+    drop(stream.end_capture(flags).unwrap());
+    op.status().unwrap();
+}
+
+/// CTAs are at most those that a margin leaves.
+#[test]
+fn a_margin_leaves_sms_to_others() {
+    on_gpus(|machine| {
+        let case = Case::<bf16>::new(OPS[0], [2048, 4096, 64], 1, Values::Integers, 89);
+        machine.run(1, suite::defaults, |node| {
+            let sms = node.comm.device().info().unwrap().sms;
+            let [m, n, k] = [2048, 4096, 64];
+            let build = |margin| flux_ops::AllGatherGemm::<bf16>::builder(m, n, k).sm_margin(margin).build(&node.comm);
+            for margin in [0, 20, sms - 1] {
+                let op = build(margin).unwrap();
+                assert!(op.execution(m).unwrap().workers <= sms - margin, "{}", op.explain());
+                let (lx, lw, ly) = suite::layouts(&case, node.rank);
+                let (x, w, mut y) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)), node.poisoned::<bf16>(ly.span()));
+                op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+                assert!(node.download(&y).iter().all(|e| e.is_finite()));
+            }
+            let refused = build(sms).unwrap_err().to_string();
+            assert!(refused.starts_with(&format!("sm_margin = {sms}: the device has {sms} SMs")), "{refused}");
+        });
+    });
 }

@@ -61,7 +61,7 @@ fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
         let expected = case.expected_across(nodes(count, world));
         MACHINE.run(world, in_nodes(count), |node| {
             let op = AnyOp::of(&case, OpOptions::default(), node);
-            assert!(!op.plan().is_flattened(), "{}", op.explain());
+            assert!(!op.plan(case.problem.m()).is_flattened(), "{}", op.explain());
             case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
         });
     }

@@ -38,6 +38,11 @@ fn many_calls_in_a_row() {
 }
 
 #[test]
+fn calls_with_other_rows_fail_on_every_rank() {
+    suite::calls_with_other_rows_fail_on_every_rank(MACHINE);
+}
+
+#[test]
 fn calls_in_different_orders_fail_on_every_rank() {
     suite::calls_in_different_orders_fail_on_every_rank(MACHINE);
 }
@@ -155,9 +160,43 @@ fn ranks_agree_on_the_plan() {
         let build = |texts| AllGatherGemm::<bf16>::builder(16, 16, 16).plan(named(node.rank.get(), texts)).build(&node.comm);
         let refused = build(["tile=16x16x16", "tile=16x16x16 rows=flattened"]).unwrap_err();
         assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
-        assert!(refused.to_string().contains("rank 1 `ag_gemm m=16 n=16 k=16 bf16, no bias, tile=16x16x16 rows=flattened"), "{refused}");
+        assert!(
+            refused.to_string().contains("rank 1 `ag_gemm max_m=16 n=16 k=16 bf16, no bias, tile=16x16x16 rows=flattened"),
+            "{refused}"
+        );
         assert!(build(["tile=16x16x16 comm=fused:copy-engine"; 2]).is_ok());
     });
+}
+
+/// SMs count in what stream-K shares, so a margin is part of what ranks agree on.
+#[test]
+fn ranks_agree_on_the_margin() {
+    MACHINE.run(2, suite::defaults, |node| {
+        let build = |margin| AllGatherGemm::<bf16>::builder(16, 16, 16).sm_margin(margin).build(&node.comm);
+        let refused = build(4 * node.rank.get()).unwrap_err().to_string();
+        assert!(refused.contains("rank 1 `ag_gemm max_m=16 n=16 k=16 bf16, no bias, plan of rank 0, sm_margin=4"), "{refused}");
+        let refused = build(132).unwrap_err();
+        assert!(matches!(refused, BuildError::SmMargin { value: 132, sms: 132 }), "{refused}");
+        assert_eq!(build(4).unwrap().max_m(), 16);
+    });
+}
+
+/// What calls with fewer rows need was reserved when the op was built.
+#[test]
+fn no_number_of_rows_grows_the_workspace() {
+    let case = |m| Case::<bf16>::new(OPS[1], [m, 40, 48], 2, Values::Integers, 91);
+    let cases: Vec<_> = [1, 3, 77, 128, 150, 199].map(case).into_iter().map(|case| (case.expected_on(MACHINE), case)).collect();
+    for plan in ["tile=16x24x16 k=stream-k", "tile=16x16x8 rows=flattened k=stream-k chunk=1", "tile=32x16x32 chunk=3 k=split-k:2"] {
+        let options = OpOptions::of(plan.parse::<Plan>().unwrap());
+        MACHINE.run(2, suite::defaults, |node| {
+            let op = AnyOp::<bf16>::build(OPS[1], [199, 40, 48], options, &node.comm).unwrap();
+            let reserved = node.comm.workspace_size();
+            for (expected, case) in &cases {
+                case.assert_equal(expected, &op, node.rank, &suite::call(&op, case, node).unwrap(), plan);
+            }
+            assert_eq!(node.comm.workspace_size(), reserved);
+        });
+    }
 }
 
 /// The host has no library collective: its own mover brings flattened rows.
@@ -169,7 +208,8 @@ fn a_sequential_plan_is_carried_out_by_the_hosts_mover() {
         let plan: Plan = "tile=16x16x16 comm=sequential".parse().unwrap();
         MACHINE.run(3, suite::defaults, |node| {
             let op = AnyOp::of(&case, OpOptions::of(plan), node);
-            assert!(op.plan().is_flattened() && op.plan().comm != CommMode::Sequential, "{}", op.explain());
+            let plan = op.plan(24);
+            assert!(plan.is_flattened() && plan.comm != CommMode::Sequential, "{}", op.explain());
             case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "a call");
         });
     }

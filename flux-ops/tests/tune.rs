@@ -53,8 +53,8 @@ fn the_fastest_plan_is_found_by_the_next_build_on_all_ranks() {
         assert_eq!(first.saved.as_deref(), Some(&*tables[rank]));
         // Rank 1's table has no row: rank 0's plan and its origin hold on both.
         let op = builder().build(comm).unwrap();
-        assert_eq!(*op.plan(), first.plan());
-        assert!(op.explain().contains(&format!("plan: {} (from the user's plan table)", first.plan())), "{}", op.explain());
+        assert_eq!(op.plan(32).unwrap(), first.plan());
+        assert!(op.explain().contains(&format!("to 32: {} (from the user's plan table)", first.plan())), "{}", op.explain());
         let own = [": 1 of 1 rows are for host with driver host", ": no file yet"][rank];
         assert!(op.explain().contains(&format!("plan table: {}{own}", tables[rank].display())), "{}", op.explain());
         assert!(comm.explain().contains(&format!("\nplan table: {}", tables[rank].display())), "{}", comm.explain());
@@ -81,7 +81,7 @@ fn rank_0s_row_wins_where_tables_disagree() {
     std::fs::write(&tables[1], row("tile=128x128x64 k=stream-k")).unwrap();
     on_ranks(2, |comm| {
         let op = GemmReduceScatter::<bf16>::builder(32, 64, 128).plan_table(&tables[comm.rank().index()]).build(comm).unwrap();
-        assert_eq!(op.plan().tile.to_string(), "64x128x64");
+        assert_eq!(op.plan(32).unwrap().tile.to_string(), "64x128x64");
         assert!(op.explain().contains("(from the user's plan table)"));
     });
 }

@@ -40,7 +40,7 @@ pub use bootstrap::{
     BootstrapError, Environment, FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_SECRET_FILE,
     FLUX_WORLD_SIZE, Secret,
 };
-pub use comm::{Call, CallRecord, CallState, Communicator, Doing, Failure, Label, RankReport, Rebuild};
+pub use comm::{Call, CallRecord, CallState, Communicator, CommunicatorMemory, Doing, Failure, HeldBytes, Label, RankReport, Rebuild};
 pub use cuda::{CudaError, Device, DeviceInfo, DeviceUuid, ParseUuidError, Stream};
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::signal::Epoch;
@@ -70,7 +70,7 @@ pub mod internal {
     pub mod cuda {
         pub use crate::cuda::{
             CudaDevice, CudaError, DeviceBlock, DeviceInfo, Event, OLDEST_DRIVER, PinnedBlock, SideStream, Unavailable, available,
-            can_access_peer, device_count, device_info, driver_version, near, peer_matrix,
+            can_access_peer, device_count, device_info, driver_version, is_capturing, near, peer_matrix,
         };
     }
 

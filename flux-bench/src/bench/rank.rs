@@ -135,7 +135,7 @@ impl RankBench<'_> {
         let &(measured, sustained) = times;
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
         let row = Row::new(&case.model, &case.problem, op.plan().to_string(), measured, verified, self.job.samples);
-        Ok(Row { execution: Some(op.execution().into()), sustained, ..row })
+        Ok(Row { execution: Some(op.execution().clone().into()), sustained, ..row })
     }
 }
 

@@ -17,8 +17,17 @@ pub(crate) fn ops_on(comm: &Communicator) -> &'static [OpKind] {
     if comm.nodes().are_mixed() { &[OpKind::AllGatherGemm, OpKind::GemmReduceScatter] } else { &OpKind::ALL }
 }
 
+/// An op with what is known of its calls with the most rows.
 #[derive(Debug)]
-pub(crate) enum FusedOp<T> {
+pub(crate) struct FusedOp<T> {
+    op: Kind<T>,
+    problem: Problem,
+    plan: Plan,
+    execution: Execution,
+}
+
+#[derive(Debug)]
+enum Kind<T> {
     AllGather(AllGatherGemm<T>),
     ReduceScatter(GemmReduceScatter<T>),
     AllReduce(GemmAllReduce<T>),
@@ -48,20 +57,26 @@ impl<T: Element> FusedOp<T> {
         if problem.op().reduces() && epilogue.activation != Activation::None {
             bail!("{} takes no activation, and {} was asked for", problem.op(), epilogue.activation);
         }
-        Ok(match problem.op() {
+        let op = match problem.op() {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k).bias(epilogue.bias).activation(epilogue.activation);
-                Self::AllGather(with(builder, overrides).trace(trace).build(comm)?)
+                Kind::AllGather(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
                 let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias);
-                Self::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
+                Kind::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmAllReduce => {
                 let builder = GemmAllReduce::builder(m, n, k).bias(epilogue.bias);
-                Self::AllReduce(with(builder, overrides).trace(trace).build(comm)?)
+                Kind::AllReduce(with(builder, overrides).trace(trace).build(comm)?)
             }
-        })
+        };
+        let (plan, execution) = match &op {
+            Kind::AllGather(op) => (op.plan(m)?, op.execution(m)?),
+            Kind::ReduceScatter(op) => (op.plan(m)?, op.execution(m)?),
+            Kind::AllReduce(op) => (op.plan(m)?, op.execution(m)?),
+        };
+        Ok(Self { op, problem: *problem, plan, execution })
     }
 
     pub(crate) fn forward(
@@ -72,53 +87,51 @@ impl<T: Element> FusedOp<T> {
         y: &mut TensorMut<'_, T>,
         stream: Stream,
     ) -> Result<(), CallError> {
-        match (self, bias) {
-            (Self::AllGather(op), None) => op.forward(x, w, y, stream),
-            (Self::AllGather(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
-            (Self::ReduceScatter(op), None) => op.forward(x, w, y, stream),
-            (Self::AllReduce(op), None) => op.forward(x, w, y, stream),
-            (Self::ReduceScatter(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
-            (Self::AllReduce(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
+        match (&self.op, bias) {
+            (Kind::AllGather(op), None) => op.forward(x, w, y, stream),
+            (Kind::AllGather(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
+            (Kind::ReduceScatter(op), None) => op.forward(x, w, y, stream),
+            (Kind::AllReduce(op), None) => op.forward(x, w, y, stream),
+            (Kind::ReduceScatter(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
+            (Kind::AllReduce(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
         }
     }
 
     pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
-        match self {
-            Self::AllGather(op) => op.timeline(stream),
-            Self::ReduceScatter(op) => op.timeline(stream),
-            Self::AllReduce(op) => op.timeline(stream),
+        match &self.op {
+            Kind::AllGather(op) => op.timeline(stream),
+            Kind::ReduceScatter(op) => op.timeline(stream),
+            Kind::AllReduce(op) => op.timeline(stream),
         }
     }
 
     pub(crate) fn status(&self) -> Result<(), Fault> {
-        match self {
-            Self::AllGather(op) => op.status(),
-            Self::ReduceScatter(op) => op.status(),
-            Self::AllReduce(op) => op.status(),
+        match &self.op {
+            Kind::AllGather(op) => op.status(),
+            Kind::ReduceScatter(op) => op.status(),
+            Kind::AllReduce(op) => op.status(),
         }
     }
 
-    pub(crate) fn problem(&self) -> &Problem {
-        match self {
-            Self::AllGather(op) => op.problem(),
-            Self::ReduceScatter(op) => op.problem(),
-            Self::AllReduce(op) => op.problem(),
-        }
+    /// The problem with the most rows.
+    pub(crate) const fn problem(&self) -> &Problem {
+        &self.problem
     }
 
-    pub(crate) fn execution(&self) -> Execution {
-        match self {
-            Self::AllGather(op) => op.execution(),
-            Self::ReduceScatter(op) => op.execution(),
-            Self::AllReduce(op) => op.execution(),
-        }
+    pub(crate) const fn execution(&self) -> &Execution {
+        &self.execution
     }
 
-    pub(crate) fn plan(&self) -> &Plan {
-        match self {
-            Self::AllGather(op) => op.plan(),
-            Self::ReduceScatter(op) => op.plan(),
-            Self::AllReduce(op) => op.plan(),
+    pub(crate) const fn plan(&self) -> &Plan {
+        &self.plan
+    }
+
+    /// The plan of calls with fewer rows.
+    pub(crate) fn plan_of(&self, problem: &Problem) -> Result<Plan, CallError> {
+        match &self.op {
+            Kind::AllGather(op) => op.plan(problem.m() as usize),
+            Kind::ReduceScatter(op) => op.plan(problem.m() as usize),
+            Kind::AllReduce(op) => op.plan(problem.m() as usize),
         }
     }
 }

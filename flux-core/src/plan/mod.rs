@@ -3,6 +3,8 @@
 //! Invariant: a plan changes when a result is computed, in which pieces, and where partial sums are
 //! rounded, nothing else. All ranks of a call use the same plan.
 
+mod bound;
+mod buckets;
 mod bytes;
 mod candidates;
 mod canonical;
@@ -14,6 +16,8 @@ mod target;
 mod text;
 
 pub use crate::program::Chunk;
+pub use bound::ProgramBound;
+pub use buckets::bucket_ends;
 pub use bytes::{PLAN_BYTES, PlanBytesError};
 pub use choose::{PlanOrigin, TableKind, choose};
 pub use table::{PlanKey, PlanRow, PlanTable, PlanTableError};

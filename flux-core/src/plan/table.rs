@@ -115,6 +115,11 @@ impl PlanTable {
         self.rows.iter().filter(|row| row.m == m && key.is_served_by(&row.key)).max_by_key(|row| row.key.driver != ANY)
     }
 
+    /// The `m` of the layer's rows, at most `max_m`.
+    pub(super) fn measured_m(&self, key: &PlanKey, max_m: u32) -> impl Iterator<Item = u32> {
+        self.rows.iter().filter(move |row| row.m <= max_m && key.is_served_by(&row.key)).map(|row| row.m)
+    }
+
     /// The rows of the layer with the next smaller and the next larger `m`, within a factor of two.
     pub(super) fn neighbours(&self, key: &PlanKey, m: u32) -> impl Iterator<Item = &PlanRow> {
         let near = |row: &&PlanRow| row.m <= m.saturating_mul(NEIGHBOUR) && m <= row.m.saturating_mul(NEIGHBOUR);

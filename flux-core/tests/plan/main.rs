@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
+mod bound;
 mod choice;
 mod fixture;
 mod model;

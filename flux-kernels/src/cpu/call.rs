@@ -3,11 +3,11 @@
 //! Invariant: payload is touched only between the signals that hand it over, and nothing is
 //! published after a failure.
 
+use super::buffers::{Scratch, stride};
 use super::epilogue::Epilogue;
-use super::error::ExecuteError;
 use super::memory::HostMemory;
-use super::operands::{Rows, RowsMut, zeroed};
-use super::panel::{self, Panel};
+use super::operands::{Rows, RowsMut};
+use super::panel;
 use super::pause;
 use crate::element::Element;
 use flux_core::Rank;
@@ -15,34 +15,6 @@ use flux_core::layout;
 use flux_core::program::{Await, TileProgram, WorkItem, sink, source};
 use flux_core::signal::{Left, Poisoned, Protocol};
 use std::marker::PhantomData;
-
-/// One worker's buffers.
-#[derive(Debug)]
-pub(super) struct Scratch<T> {
-    /// Operand A of the current shard.
-    a: Panel,
-    /// Accumulators of a tile, its rows [`stride`] apart.
-    pub(super) acc: Vec<f32>,
-    /// One row of a partial tile.
-    pub(super) partial: Vec<f32>,
-    element: PhantomData<T>,
-}
-
-impl<T: Element> Scratch<T> {
-    pub(super) fn new(program: &TileProgram) -> Result<Self, ExecuteError> {
-        let problem = &program.problem;
-        let rows = if program.flattened { problem.m() } else { problem.m_shard() } as usize;
-        let (tile_m, stride) = (program.tile.m as usize, stride(program));
-        let a = Panel::new((rows, problem.k_local() as usize), (tile_m, program.tile.k as usize))?;
-        let acc = zeroed("a worker's accumulators of a tile", tile_m.min(rows) * stride)?;
-        Ok(Self { a, acc, partial: zeroed("a worker's row of a partial tile", stride)?, element: PhantomData })
-    }
-}
-
-/// Elements between the rows of a worker's accumulators: a tile may be wider than the output.
-pub(super) fn stride(program: &TileProgram) -> usize {
-    program.tile.n.min(program.problem.n_local()) as usize
-}
 
 /// `y`, of which workers store disjoint tiles.
 pub(super) struct Output<'a, T> {
@@ -79,8 +51,11 @@ pub(super) struct Call<'a, T> {
 impl<T: Element> Call<'_, T> {
     /// Executes the items `first`, `first + step`, ..., then leaves the call; the last worker
     /// closes it.
-    pub(super) fn work(&self, first: usize, step: usize, scratch: &mut Scratch<T>) -> Result<Left, Poisoned> {
-        scratch.a.reset();
+    pub(super) fn work(&self, first: usize, step: usize, scratch: &mut Scratch) -> Result<Left, Poisoned> {
+        let problem = &self.program.problem;
+        let rows = if self.program.flattened { problem.m() } else { problem.m_shard() } as usize;
+        let block = (self.program.tile.m as usize, self.program.tile.k as usize);
+        scratch.a.open((rows, problem.k_local() as usize), block);
         for item in self.program.items.iter().skip(first).step_by(step) {
             if self.protocol.poisoned() {
                 return Err(Poisoned);
@@ -98,7 +73,7 @@ impl<T: Element> Call<'_, T> {
 
     /// Multiplies the item into the accumulators, once its rows of A and the partial tiles of a
     /// GPU's mainloop have arrived.
-    fn multiply(&self, item: &WorkItem, scratch: &mut Scratch<T>) -> Result<(), Poisoned> {
+    fn multiply(&self, item: &WorkItem, scratch: &mut Scratch) -> Result<(), Poisoned> {
         self.await_all(self.program.awaits_of(item))?;
         if item.rows == 0 {
             return Ok(());

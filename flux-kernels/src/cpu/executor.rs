@@ -1,14 +1,16 @@
 //! One rank's executor. A call runs on this thread and on as many others as start.
 
-use super::call::{Call, Output, Scratch};
+use super::buffers::{Buffers, Scratch};
+use super::call::{Call, Output};
 use super::check;
 use super::epilogue::Epilogue;
 use super::error::ExecuteError;
 use super::memory::HostMemory;
-use super::operands::{Rows, RowsMut, fits, zeroed};
+use super::operands::{Rows, RowsMut, fits};
 use crate::element::Element;
 use flux_core::program::TileProgram;
 use flux_core::signal::{Left, Poisoned, Protocol, read_fault};
+use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
 
@@ -31,32 +33,35 @@ pub struct CpuArgs<'a, T> {
     pub op_hash: u32,
 }
 
-/// One rank's program and the buffers of its calls. A call allocates nothing but its threads.
+/// One rank's checked program. A call allocates nothing but its threads, once its buffers are
+/// [large enough](Buffers::reserve).
 #[derive(Debug)]
 pub struct Executor<T> {
     program: TileProgram,
-    weights: Vec<f32>,
-    first: Scratch<T>,
-    others: Vec<Scratch<T>>,
+    workers: NonZeroUsize,
+    element: PhantomData<fn() -> T>,
 }
 
 impl<T: Element> Executor<T> {
-    /// Checks the program and allocates the buffers: `w` in fp32, and for each worker a tile and a
-    /// shard of A, or all of A with flattened rows. Workers without a thread leave their work to
-    /// the others.
+    /// Checks the program. Workers without a thread leave their work to the others.
     ///
     /// # Errors
-    /// [`ExecuteError::DType`], [`ExecuteError::Program`] or [`ExecuteError::OutOfMemory`].
+    /// [`ExecuteError::DType`] or [`ExecuteError::Program`].
     pub fn new(program: TileProgram, workers: NonZeroUsize) -> Result<Self, ExecuteError> {
         let problem = &program.problem;
         if problem.dtype() != T::DTYPE {
             return Err(ExecuteError::DType { program: problem.dtype(), operands: T::DTYPE });
         }
         check::check(&program)?;
-        let weights = zeroed("weights in fp32", problem.n_local() as usize * problem.k_local() as usize)?;
-        let first = Scratch::new(&program)?;
-        let others = (1..workers.get()).map(|_| Scratch::new(&program)).collect::<Result<_, _>>()?;
-        Ok(Self { program, weights, first, others })
+        Ok(Self { program, workers, element: PhantomData })
+    }
+
+    /// Makes room for calls in `buffers`.
+    ///
+    /// # Errors
+    /// [`ExecuteError::OutOfMemory`].
+    pub fn reserve(&self, buffers: &mut Buffers) -> Result<(), ExecuteError> {
+        buffers.reserve(&self.program, self.workers.get())
     }
 
     /// The program.
@@ -68,11 +73,11 @@ impl<T: Element> Executor<T> {
     /// `y` is written and the epoch advanced.
     ///
     /// # Errors
-    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`] and [`ExecuteError::Workspace`]
-    /// before anything is touched. [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and
+    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Workspace`] and
+    /// [`ExecuteError::OutOfMemory`] before anything is touched. [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and
     /// [`ExecuteError::Disagreed`] when a wait failed: the fault record and the poison word are
     /// written, and `y` is undefined.
-    pub fn run(&mut self, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
+    pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
         let CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash } = args;
         let problem = self.program.problem;
         fits("x", problem.x_shape(self.program.rank), x.elements.len(), x.stride)?;
@@ -80,6 +85,7 @@ impl<T: Element> Executor<T> {
         fits("y", problem.y_shape(self.program.rank), y.elements.len(), y.stride)?;
         epilogue.fits(&problem)?;
         self.holds(&memory)?;
+        self.reserve(buffers)?;
         let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);
         let protocol = Protocol::open(&memory, self.program.rank).of(op_hash, problem.world());
         if protocol.poisoned() {
@@ -87,23 +93,15 @@ impl<T: Element> Executor<T> {
         }
         protocol.announce();
 
-        let k = problem.k_local() as usize;
-        for (row, to) in self.weights.chunks_exact_mut(k).enumerate() {
+        let (n, k) = (problem.n_local() as usize, problem.k_local() as usize);
+        let Buffers { weights, workers } = buffers;
+        for (row, to) in weights[..n * k].chunks_exact_mut(k).enumerate() {
             T::widen(w.row(row, k), to);
         }
-        let call = Call {
-            program: &self.program,
-            x,
-            weights: &self.weights,
-            y: Output::new(y),
-            epilogue,
-            memory: &memory,
-            protocol,
-            await_pushed,
-        };
+        let call = Call { program: &self.program, x, weights, y: Output::new(y), epilogue, memory: &memory, protocol, await_pushed };
         // A scope allocates, even one without threads.
-        let done =
-            if self.others.is_empty() { call.work(0, 1, &mut self.first) } else { together(&call, &mut self.first, &mut self.others) };
+        let (first, others) = workers[..self.workers.get()].split_at_mut(1);
+        let done = if others.is_empty() { call.work(0, 1, &mut first[0]) } else { together(&call, &mut first[0], others) };
         match done {
             Ok(_) => Ok(()),
             Err(Poisoned) => Err(failed()),
@@ -122,7 +120,7 @@ impl<T: Element> Executor<T> {
 
 /// Runs the call on as many workers as there are threads for, this one included. None begins before
 /// their number is known, so no call that has begun lacks one.
-fn together<T: Element>(call: &Call<'_, T>, first: &mut Scratch<T>, others: &mut [Scratch<T>]) -> Result<Left, Poisoned> {
+fn together<T: Element>(call: &Call<'_, T>, first: &mut Scratch, others: &mut [Scratch]) -> Result<Left, Poisoned> {
     let count = OnceLock::new();
     std::thread::scope(|scope| {
         let count = &count;

@@ -4,6 +4,7 @@
 //! order of `k`, peers' partial tiles in slot order, and values are rounded where the kernel
 //! rounds.
 
+mod buffers;
 mod call;
 mod check;
 mod epilogue;
@@ -15,6 +16,7 @@ mod panel;
 mod pause;
 mod sinks;
 
+pub use buffers::Buffers;
 pub use epilogue::Epilogue;
 pub use error::ExecuteError;
 pub use executor::{CpuArgs, Executor};

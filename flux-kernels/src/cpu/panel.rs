@@ -3,17 +3,19 @@
 //! Invariant: an item's product is one call of one routine on the same numbers, so it does not
 //! depend on the worker that computes it.
 
+use super::buffers::grow;
 use super::error::ExecuteError;
-use super::operands::zeroed;
 use crate::element::Element;
 use std::ops::Range;
 
 /// A row-major operand, converted in blocks of rows and steps along `k` when they are first used.
-#[derive(Debug)]
+#[derive(Debug, Default)]
 pub(super) struct Panel {
     values: Vec<f32>,
     /// By row block, then step.
     ready: Vec<bool>,
+    /// Marks in use.
+    blocks: usize,
     /// Steps of a row.
     steps: usize,
     /// Rows and columns.
@@ -24,16 +26,21 @@ pub(super) struct Panel {
 }
 
 impl Panel {
-    /// A panel for `rows` of `cols`, converted in blocks of `block` rows and columns.
-    pub(super) fn new((rows, cols): (usize, usize), block: (usize, usize)) -> Result<Self, ExecuteError> {
-        let steps = cols.div_ceil(block.1);
-        let ready = zeroed("marks of converted blocks", rows.div_ceil(block.0) * steps)?;
-        Ok(Self { values: zeroed("a worker's rows of x in fp32", rows * cols)?, ready, steps, block, cols, key: None })
+    /// Makes room for `rows` of `cols`, converted in blocks of `block` rows and columns.
+    pub(super) fn reserve(&mut self, (rows, cols): (usize, usize), block: (usize, usize)) -> Result<(), ExecuteError> {
+        grow("marks of converted blocks", &mut self.ready, rows.div_ceil(block.0) * cols.div_ceil(block.1))?;
+        grow("a worker's rows of x in fp32", &mut self.values, rows * cols)
     }
 
-    /// Forgets the converted blocks.
-    pub(super) fn reset(&mut self) {
-        self.key = None;
+    /// Takes these extents, for which there is room, and forgets the converted blocks.
+    pub(super) fn open(&mut self, (rows, cols): (usize, usize), block: (usize, usize)) {
+        (self.steps, self.block, self.cols, self.key) = (cols.div_ceil(block.1), block, cols, None);
+        self.blocks = rows.div_ceil(block.0) * self.steps;
+    }
+
+    /// Bytes that are held.
+    pub(super) fn bytes(&self) -> usize {
+        size_of_val(&self.values[..]) + size_of_val(&self.ready[..])
     }
 
     /// The rows from `row`, which begins a block, from the first column of `steps` on, converted
@@ -47,7 +54,7 @@ impl Panel {
         source: impl Fn(usize, Range<usize>) -> &'s [T],
     ) -> &[f32] {
         if self.key != Some(key) {
-            self.ready.fill(false);
+            self.ready[..self.blocks].fill(false);
             self.key = Some(key);
         }
         let cols = steps.start * self.block.1..self.cols.min(steps.end * self.block.1);

@@ -3,7 +3,8 @@
 //! Invariant: split-K partials are added in the order of `k` and partial tiles in slot order, so
 //! the bits do not depend on arrival.
 
-use super::call::{Call, Scratch, stride};
+use super::buffers::{Scratch, stride};
+use super::call::Call;
 use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
@@ -11,7 +12,7 @@ use flux_core::program::{WorkItem, sink};
 
 impl<T: Element> Call<'_, T> {
     /// Adds the arrived partials to the item's sum, and writes it where its sink says.
-    pub(super) fn sink(&self, item: &WorkItem, scratch: &mut Scratch<T>) {
+    pub(super) fn sink(&self, item: &WorkItem, scratch: &mut Scratch) {
         self.add_split_k_partials(item, &mut scratch.acc);
         match item.sink {
             sink::SEND => {
@@ -68,7 +69,7 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Adds peers' partial tiles, in slot order.
-    fn reduce(&self, item: &WorkItem, scratch: &mut Scratch<T>) {
+    fn reduce(&self, item: &WorkItem, scratch: &mut Scratch) {
         let (cols, stride) = (item.cols as usize, stride(self.program));
         let partial = &mut scratch.partial[..cols];
         for source in 0..item.partials {
@@ -99,7 +100,7 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// Reduces scattered rows: adds all ranks' in rank order and rounds the sums into `y`.
-    fn reduce_rows(&self, item: &WorkItem, scratch: &mut Scratch<T>) {
+    fn reduce_rows(&self, item: &WorkItem, scratch: &mut Scratch) {
         let cols = item.cols as usize;
         let (sum, partial) = (&mut scratch.acc[..cols], &mut scratch.partial[..cols]);
         for i in 0..item.rows {

@@ -22,5 +22,5 @@ pub use error::LaunchError;
 pub use kernel::Kernel;
 pub use launch::launch;
 pub use loaded::loaded;
-pub use program::DeviceProgram;
+pub use program::{DeviceProgram, EpilogueStaging};
 pub use trace::{Stamps, TraceBuffer};

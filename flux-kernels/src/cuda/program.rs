@@ -1,67 +1,125 @@
 //! A tile program in device memory, with the memory that its launches need.
+//!
+//! Invariant: whoever gives the memory keeps it, and the records in it, until the launches that walk
+//! them have completed.
 
 use super::call::{check, current_context, release_in, synchronize};
 use super::error::LaunchError;
 use super::kernel::Kernel;
+use crate::device::KernelTarget;
 use crate::variant::Variant;
 use cudarc::driver::sys;
 use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
+use flux_core::tile::Generation;
 
-/// A program on the device whose context was current: the records that every launch of an op walks.
+/// A program on a device: the records that a launch walks, and where.
 #[derive(Debug)]
 pub struct DeviceProgram {
     program: TileProgram,
-    /// Global staging memory, then the records.
-    memory: u64,
-    epilogue_staging_bytes: u64,
-    context: sys::CUcontext,
+    /// Address of the records.
+    records: u64,
+    staging: EpilogueStaging,
+    /// Where the memory is its own.
+    _memory: Option<OwnMemory>,
 }
 
-// SAFETY: the context handle and the address are plain values; the driver's calls on them are
-// thread-safe.
-unsafe impl Send for DeviceProgram {}
-// SAFETY: as above; nothing is changed through a shared reference.
-unsafe impl Sync for DeviceProgram {}
+/// Global staging memory of the CTAs of launches, which come one after another.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct EpilogueStaging {
+    /// Its address.
+    pub address: u64,
+    /// Its bytes.
+    pub bytes: u64,
+}
+
+impl EpilogueStaging {
+    /// Bytes that launches of `kernel` need.
+    pub fn bytes_for(kernel: &Kernel) -> u64 {
+        kernel.variant().epilogue_staging_bytes() * u64::from(kernel.multiprocessors())
+    }
+
+    /// Bytes that suffice for every kernel on a device of so many multiprocessors.
+    pub fn most_bytes(multiprocessors: u32) -> u64 {
+        let most =
+            Variant::all(KernelTarget::of_generation(Generation::Hopper)).iter().map(Variant::epilogue_staging_bytes).max().unwrap_or(0);
+        most * u64::from(multiprocessors)
+    }
+}
 
 impl DeviceProgram {
+    /// A program whose records are [copied](Self::copy_records) to `records`, an address of
+    /// [`bytes_of`](Self::bytes_of) bytes.
+    pub const fn at(program: TileProgram, records: u64, staging: EpilogueStaging) -> Self {
+        Self { program, records, staging, _memory: None }
+    }
+
     /// Allocates device memory on the current device for launches on `kernel`, and copies the
     /// records there; waits for the copy.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when memory is short.
     pub fn upload(program: TileProgram, kernel: &Kernel) -> Result<Self, LaunchError> {
-        let context = current_context()?;
-        let mut bytes = Vec::<u8>::with_capacity(Self::bytes_of(&program));
-        bytes.extend_from_slice(bytemuck::cast_slice(&program.items));
-        bytes.extend_from_slice(bytemuck::cast_slice(&program.awaits));
-        bytes.extend_from_slice(bytemuck::cast_slice(&program.transfers));
-        let epilogue_staging_bytes = kernel.variant().epilogue_staging_bytes() * u64::from(kernel.multiprocessors());
-        let mut memory = 0;
-        // SAFETY: the out pointer is valid and the size is not zero: a program has items.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut memory, epilogue_staging_bytes as usize + bytes.len()) })?;
-        let this = Self { program, memory, epilogue_staging_bytes, context };
+        let mut bytes = vec![0; Self::bytes_of(&program)];
+        Self::write_records(&program, &mut bytes);
+        let staging = EpilogueStaging::bytes_for(kernel);
+        let memory = OwnMemory::new(staging as usize + bytes.len())?;
+        let (address, records) = (memory.address, memory.address + staging);
         // SAFETY: the destination was allocated with this size, the source is a live vector.
-        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(this.items(), bytes.as_ptr().cast(), bytes.len()) })?;
+        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(records, bytes.as_ptr().cast(), bytes.len()) })?;
         synchronize(0)?;
-        Ok(this)
+        Ok(Self { program, records, staging: EpilogueStaging { address, bytes: staging }, _memory: Some(memory) })
+    }
+
+    /// Bytes of a program's records.
+    pub fn bytes_of(program: &TileProgram) -> usize {
+        size_of_val(&program.items[..]) + size_of_val(&program.awaits[..]) + program.transfers.len() * size_of::<Transfer>()
+    }
+
+    /// Writes a program's records to the start of `to`.
+    ///
+    /// # Panics
+    /// If there are fewer bytes than [`bytes_of`](Self::bytes_of).
+    pub fn write_records(program: &TileProgram, to: &mut [u8]) {
+        let parts: [&[u8]; 3] =
+            [bytemuck::cast_slice(&program.items), bytemuck::cast_slice(&program.awaits), bytemuck::cast_slice(&program.transfers)];
+        let mut at = 0;
+        for part in parts {
+            to[at..at + part.len()].copy_from_slice(part);
+            at += part.len();
+        }
+    }
+
+    /// Puts a copy of the records from pinned host memory on `stream`.
+    ///
+    /// # Safety
+    /// `from` has the program's [records](Self::write_records), which stay until the copy is done;
+    /// what came before on the stream is the last use of this program's memory by another.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`].
+    pub unsafe fn copy_records(&self, from: *const u8, stream: usize) -> Result<(), LaunchError> {
+        let bytes = Self::bytes_of(&self.program);
+        // SAFETY: both ranges have this length, and the caller keeps them.
+        let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(self.records, from.cast(), bytes, stream as sys::CUstream) };
+        check("cuMemcpyHtoDAsync", copied)
     }
 
     /// The program.
-    pub fn program(&self) -> &TileProgram {
+    pub const fn program(&self) -> &TileProgram {
         &self.program
     }
 
     /// Whether there is global staging memory for this many CTAs of a kernel.
     pub(super) fn has_room_for(&self, variant: Variant, ctas: u32) -> bool {
-        variant.epilogue_staging_bytes() * u64::from(ctas) <= self.epilogue_staging_bytes
+        variant.epilogue_staging_bytes() * u64::from(ctas) <= self.staging.bytes
     }
 
-    pub(super) fn global_staging(&self) -> u64 {
-        self.memory
+    pub(super) const fn global_staging(&self) -> u64 {
+        self.staging.address
     }
 
-    pub(super) fn items(&self) -> u64 {
-        self.memory + self.epilogue_staging_bytes
+    pub(super) const fn items(&self) -> u64 {
+        self.records
     }
 
     pub(super) fn awaits(&self) -> u64 {
@@ -71,17 +129,35 @@ impl DeviceProgram {
     pub(super) fn transfers(&self) -> u64 {
         self.awaits() + (self.program.awaits.len() * size_of::<Await>()) as u64
     }
+}
 
-    fn bytes_of(program: &TileProgram) -> usize {
-        size_of_val(&program.items[..]) + size_of_val(&program.awaits[..]) + program.transfers.len() * size_of::<Transfer>()
+/// Device memory of the context that was current.
+#[derive(Debug)]
+struct OwnMemory {
+    address: u64,
+    context: sys::CUcontext,
+}
+
+// SAFETY: the context handle and the address are plain values; the driver's calls on them are
+// thread-safe.
+unsafe impl Send for OwnMemory {}
+// SAFETY: as above; nothing is changed through a shared reference.
+unsafe impl Sync for OwnMemory {}
+
+impl OwnMemory {
+    fn new(bytes: usize) -> Result<Self, LaunchError> {
+        let (context, mut address) = (current_context()?, 0);
+        // SAFETY: the out pointer is valid and the size is not zero: a program has items.
+        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) })?;
+        Ok(Self { address, context })
     }
 }
 
-impl Drop for DeviceProgram {
+impl Drop for OwnMemory {
     fn drop(&mut self) {
         release_in(self.context, || {
-            // SAFETY: allocated in `upload`, freed once; the driver waits for work that uses it.
-            let _ = unsafe { sys::cuMemFree_v2(self.memory) };
+            // SAFETY: allocated in `new`, freed once; the driver waits for work that uses it.
+            let _ = unsafe { sys::cuMemFree_v2(self.address) };
         });
     }
 }

@@ -31,8 +31,8 @@ unsafe impl Send for TraceBuffer {}
 unsafe impl Sync for TraceBuffer {}
 
 impl TraceBuffer {
-    /// A zeroed buffer on the current device, for launches of `items` items with exactly `workers`
-    /// CTAs.
+    /// A zeroed buffer on the current device, for launches of at most `items` items by at most
+    /// `workers` CTAs.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when memory is short.
@@ -50,21 +50,33 @@ impl TraceBuffer {
         Ok(this)
     }
 
-    /// Waits for `stream`, on which the launches are, and reads the last launch's stamps.
+    /// Zeroes the stamps on `stream`, for a launch of another program.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`].
+    pub fn clear(&self, stream: usize) -> Result<(), LaunchError> {
+        let bytes = self.items * size_of::<ItemStamps>() + self.workers * size_of::<WorkerStamps>();
+        // SAFETY: the buffer has this length.
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(self.memory, 0, bytes, stream as sys::CUstream) })
+    }
+
+    /// Waits for `stream`, on which the launches are, and reads the stamps of the last launch, of
+    /// so many items and CTAs.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the stream has failed.
-    pub fn read(&self, stream: usize) -> Result<Stamps, LaunchError> {
+    pub fn read(&self, stream: usize, (items, workers): (usize, u32)) -> Result<Stamps, LaunchError> {
         synchronize(stream)?;
-        let mut stamps = Stamps { items: vec![Zeroable::zeroed(); self.items], workers: vec![Zeroable::zeroed(); self.workers] };
+        let (items, workers) = (items.min(self.items), (workers as usize).min(self.workers));
+        let mut stamps = Stamps { items: vec![Zeroable::zeroed(); items], workers: vec![Zeroable::zeroed(); workers] };
         copy(bytemuck::cast_slice_mut(&mut stamps.items), self.item_stamps())?;
         copy(bytemuck::cast_slice_mut(&mut stamps.workers), self.worker_stamps())?;
         Ok(stamps)
     }
 
-    /// Whether a launch of so many items by so many CTAs fills it exactly.
+    /// Whether a launch of so many items by so many CTAs has room.
     pub(super) fn fits(&self, items: usize, workers: u32) -> bool {
-        (self.items, self.workers) == (items, workers as usize)
+        self.items >= items && self.workers >= workers as usize
     }
 
     pub(super) fn item_stamps(&self) -> u64 {

@@ -14,7 +14,7 @@ use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::{Epoch, initialise};
 use flux_core::{OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
-use flux_kernels::cpu::{CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -157,6 +157,7 @@ pub struct Member<'a, T> {
     pub rank: u32,
     pub memory: &'a Memory,
     pub executor: Executor<T>,
+    pub buffers: Buffers,
     pub deadline: Duration,
 }
 
@@ -182,15 +183,18 @@ impl<T: Element> Member<'_, T> {
                     memory.push(&program, x, epoch);
                 });
             }
-            self.executor.run(CpuArgs {
-                x: Rows { elements: x, stride: xs.cols as usize },
-                w: Rows { elements: w, stride: ws.cols as usize },
-                y: RowsMut { elements: &mut y, stride: ys.cols as usize },
-                epilogue,
-                memory: memory.view(self.rank, self.deadline),
-                await_pushed: pushes,
-                op_hash: 1,
-            })
+            self.executor.run(
+                &mut self.buffers,
+                CpuArgs {
+                    x: Rows { elements: x, stride: xs.cols as usize },
+                    w: Rows { elements: w, stride: ws.cols as usize },
+                    y: RowsMut { elements: &mut y, stride: ys.cols as usize },
+                    epilogue,
+                    memory: memory.view(self.rank, self.deadline),
+                    await_pushed: pushes,
+                    op_hash: 1,
+                },
+            )
         })?;
         Ok(y)
     }
@@ -215,7 +219,7 @@ pub fn run<T: Element, R: Send>(
                 scope.spawn(move || {
                     let rank = program.rank.get();
                     let executor = Executor::new(program, workers).unwrap();
-                    member(Member { rank, memory, executor, deadline: Duration::from_secs(10) })
+                    member(Member { rank, memory, executor, buffers: Buffers::default(), deadline: Duration::from_secs(10) })
                 })
             })
             .collect();

@@ -1,39 +1,52 @@
 //! The fused kernel, on the communicator's CUDA device.
 //!
-//! Invariant: a call only enqueues: it allocates nothing and waits for nothing, so it may be
-//! captured in a graph.
+//! Invariant: a call only enqueues: it allocates no device memory and waits for nothing, so it may be
+//! captured in a graph once its program is on the device.
 
-use super::label;
-use super::plan::{Execution, ExecutionPlan, Traffic};
+use super::device_programs::{CopyOn, DevicePrograms, PlacedProgram};
+use super::plan::{Execution, Traffic};
+use super::ranges::NoRoom;
 use super::sequential::Sequential;
+use super::{Planned, Recipe, Resolved, label, no_room};
 use crate::error::{BuildError, CallError};
 use crate::op::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
-use flux_core::program::TileProgram;
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, TraceBuffer, launch, loaded};
+use flux_kernels::cuda::{DeviceProgram, EpilogueStaging, Kernel, LaunchArgs, Matrix, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, KernelTarget, Origin, Variant};
-use flux_transport::internal::cuda::CudaDevice;
+use flux_transport::internal::cuda::{CudaDevice, is_capturing};
 use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError};
 use std::mem::ManuallyDrop;
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 
-/// A kernel with a program on the device.
+/// An op's kernels, and what the communicator's ops share.
 #[derive(Debug)]
 pub(crate) struct CudaExecutor {
     comm: Communicator,
     device: CudaDevice,
-    kernel: Arc<Kernel>,
+    target: KernelTarget,
+    /// One for each variant that programs need.
+    kernels: Vec<(Variant, Arc<Kernel>)>,
+    programs: Arc<DevicePrograms>,
     // Freed only where the device can be waited for.
-    program: ManuallyDrop<DeviceProgram>,
-    trace: ManuallyDrop<Option<TraceBuffer>>,
-    plan: ExecutionPlan,
+    trace: ManuallyDrop<Option<Trace>>,
+}
+
+/// Where a traced op's calls leave their time line.
+#[derive(Debug)]
+struct Trace {
+    buffer: TraceBuffer,
+    /// The last call's program.
+    last: Mutex<Option<Arc<PlacedProgram>>>,
 }
 
 impl Drop for CudaExecutor {
     fn drop(&mut self) {
+        if self.trace.is_none() {
+            return;
+        }
         // Freeing waits for the device: at most a deadline for calls that work, and perhaps for
         // ever for calls that have failed. A device that has failed itself runs nothing.
         let failed = !self.device.is_given_up() && self.comm.is_broken();
@@ -44,40 +57,91 @@ impl Drop for CudaExecutor {
             return;
         }
         // SAFETY: dropped once, here, and not used after.
-        unsafe {
-            ManuallyDrop::drop(&mut self.trace);
-            ManuallyDrop::drop(&mut self.program);
-        }
+        unsafe { ManuallyDrop::drop(&mut self.trace) };
     }
 }
 
 impl CudaExecutor {
-    pub(super) fn prepare(
+    pub(super) fn new(
         comm: &Communicator,
         ordinal: u32,
-        (plan, program): (ExecutionPlan, TileProgram),
+        largest: &[(Recipe, Resolved)],
         activation: Activation,
     ) -> Result<Self, BuildError> {
         let device = CudaDevice::open(ordinal)?;
         let target = KernelTarget::of(device.info().compute)?;
         let _current = device.enter()?;
-        let variant = Variant::of(&program, target)?.with_activation(activation);
-        let kernel = kernel(if plan.trace { variant.traced() } else { variant }, target.arch)?;
-        let trace = plan.trace.then(|| TraceBuffer::new(program.items.len(), plan.workers)).transpose()?;
-        let (program, trace) = (ManuallyDrop::new(DeviceProgram::upload(program, &kernel)?), ManuallyDrop::new(trace));
-        Ok(Self { comm: comm.clone(), device, kernel, program, trace, plan })
+        let programs = DevicePrograms::of(comm);
+        let mut kernels: Vec<(Variant, Arc<Kernel>)> = Vec::new();
+        for (recipe, Resolved { program, .. }) in largest {
+            let (bytes, limit) = (DeviceProgram::bytes_of(program) as u64, programs.limit());
+            if bytes > limit {
+                return Err(no_room(recipe, NoRoom { bytes, limit, pinned: 0 }));
+            }
+            let of_program = Variant::of(program, target)?;
+            if kernels.iter().all(|&(known, _)| known != of_program) {
+                let variant = of_program.with_activation(activation);
+                kernels.push((of_program, kernel(if recipe.launch.trace { variant.traced() } else { variant }, target.arch)?));
+            }
+        }
+        programs.open(comm, &device, kernels.iter().any(|(_, kernel)| EpilogueStaging::bytes_for(kernel) > 0))?;
+        let traced = largest.iter().any(|(recipe, _)| recipe.launch.trace);
+        let items = largest.iter().map(|(_, resolved)| resolved.bound.items).max().unwrap_or(0);
+        let buffer = traced.then(|| TraceBuffer::new(items, device.info().sms)).transpose()?;
+        let trace = ManuallyDrop::new(buffer.map(|buffer| Trace { buffer, last: Mutex::new(None) }));
+        Ok(Self { comm: comm.clone(), device, target, kernels, programs, trace })
     }
 
-    pub(super) fn run<T: Element>(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
+        let _current = self.device.enter().map_err(TransportError::from)?;
+        let prepared = comm.in_turn(|| {
+            if self.programs.take(&planned.recipe, true).is_some() {
+                return Ok(());
+            }
+            let resolved = planned.recipe.resolve(comm)?;
+            self.programs.place(comm, &planned.recipe, resolved, (CopyOn::Aside, true)).map(drop)
+        })?;
+        prepared.map_err(|error| planned.refused(error))
+    }
+
+    pub(super) fn run<T: Element>(
+        &self,
+        comm: &Communicator,
+        planned: &Planned,
+        operands: &Operands,
+        stream: Stream,
+    ) -> Result<(), CallError> {
         let wrong_stream = || TransportError::WrongStream { stream, device: comm.device() };
         let raw_stream = stream.raw().ok_or_else(wrong_stream)?;
         let _current = self.device.enter().map_err(TransportError::from)?;
         for (operand, view) in operands.named() {
             self.check_claim(operand, view)?;
         }
-        let mut call = comm.begin_as(stream, Some(label(&self.plan.problem)))?;
-        let on = Launching { operands, stream: raw_stream };
-        let enqueued = match &self.plan.traffic {
+        let recipe = &planned.recipe;
+        let not_prepared = || CallError::NotPrepared { m: recipe.problem.m() };
+        // Before the call begins: a capture that was begun is never forgotten.
+        let resolved = if self.programs.contains(recipe) {
+            None
+        } else if is_capturing(raw_stream).map_err(TransportError::from)? {
+            return Err(not_prepared());
+        } else {
+            Some(recipe.resolve(comm).map_err(|error| planned.refused(error))?)
+        };
+        let mut call = comm.begin_as(stream, Some(label(&recipe.problem)))?;
+        let placed = match self.programs.take(recipe, call.capturing()) {
+            Some(placed) => placed,
+            // Another thread's call has evicted it meanwhile.
+            None if call.capturing() => return Err(not_prepared()),
+            None => {
+                let resolved = resolved.map_or_else(|| recipe.resolve(comm), Ok);
+                let placed = resolved.and_then(|made| self.programs.place(comm, recipe, made, (CopyOn::Call(raw_stream), false)));
+                placed.map_err(|error| planned.refused(error))?
+            }
+        };
+        let kernel = self.kernel_of(placed.variant).map_err(|error| planned.refused(error))?;
+        let number = planned.call_number(&call);
+        let on = Launching { placed: &placed, kernel, number, operands, stream: raw_stream };
+        let enqueued = match &placed.execution.traffic {
             Traffic::Collective(sequential) => self.enqueue_sequential::<T>(&mut call, sequential, on),
             _ => self.enqueue::<T>(&mut call, on),
         };
@@ -86,10 +150,10 @@ impl CudaExecutor {
 
     /// Puts the kernel of a call that has begun on its stream, and beside it what moves its data.
     fn enqueue<T: Element>(&self, call: &mut Call<'_>, on: Launching<'_>) -> Result<(), CallError> {
-        let (plan, program, x) = (&self.plan, self.program.program(), &on.operands.x);
+        let (plan, program, x) = (&on.placed.execution, on.placed.program.program(), &on.operands.x);
         let mut kernel_pushes = plan.kernel_pushes;
         let exchange = match &plan.traffic {
-            Traffic::Messages { rounds, peers } => Some(super::rounds_of::<T>(x, (program, plan.number), rounds, *peers)),
+            Traffic::Messages { rounds, peers } => Some(super::rounds_of::<T>(x, (program, on.number), rounds, *peers)),
             _ => None,
         };
         match &plan.traffic {
@@ -100,7 +164,7 @@ impl CudaExecutor {
                 unsafe { call.push(&super::push_of::<T>(x, program)) }?;
             }
             Traffic::PeerMemory => kernel_pushes = true,
-            Traffic::ScatteredToHost => call.scatter(plan.number)?,
+            Traffic::ScatteredToHost => call.scatter(on.number)?,
             Traffic::Staged(_) | Traffic::Messages { .. } | Traffic::Collective(_) => {}
         }
         if let Some(exchange) = &exchange {
@@ -118,20 +182,20 @@ impl CudaExecutor {
         let args = LaunchArgs {
             data: staged.as_ref().map_or(&memory.data, |(_, data)| &data[..memory.data.len()]),
             scatter_buffer: memory.scattered.unwrap_or(memory.data[program.rank.index()]),
-            op_hash: hash.unwrap_or(if plan.compares_on_pads { plan.number } else { 0 }),
+            op_hash: hash.unwrap_or(if plan.compares_on_pads { on.number } else { 0 }),
             await_pushed,
             push: kernel_pushes,
             ..self.args::<T>(call, on)
         };
         // SAFETY: see `args`.
-        unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch)?;
+        unsafe { self.launch(on, &args) }?;
         if let Some(exchange) = exchange.filter(|exchange| matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty())
         {
             // SAFETY: as above, of the same exchange.
             return Ok(unsafe { call.send_stored_rounds(&exchange) }?);
         }
         if let Some((route, _)) = staged {
-            let carry = StagedTransfer { x: x.address, row_stride: x.row_bytes::<T>(), route, op: plan.number };
+            let carry = StagedTransfer { x: x.address, row_stride: x.row_bytes::<T>(), route, op: on.number };
             // After the launch: enqueuing takes its time, and the kernel has the own shard to begin
             // with.
             // SAFETY: as for the push above.
@@ -147,7 +211,7 @@ impl CudaExecutor {
         let all_rows = sequential.all_rows(call.memory(), rank, call.epoch().ok_or(no_number)?);
         let gathers = sequential.kind == CollectiveKind::AllGather;
         let shard = matrix::<T>(if gathers { &operands.x } else { &operands.y });
-        let collective = sequential.collective(shard, self.plan.number);
+        let collective = sequential.collective(shard, on.number);
         if gathers {
             // SAFETY: the views borrow the shard, as in `enqueue`; the plan was agreed on when the
             // op was built.
@@ -169,7 +233,7 @@ impl CudaExecutor {
         };
         // SAFETY: see `args`; the program is that of a world of one rank, whose memory these are,
         // and the workspace holds the rows of all ranks.
-        unsafe { launch(&self.kernel, &self.program, &args) }.map_err(CallError::Launch)?;
+        unsafe { self.launch(on, &args) }?;
         if !gathers {
             // SAFETY: as above.
             unsafe { call.collective(&collective) }?;
@@ -183,7 +247,7 @@ impl CudaExecutor {
     /// past the call. The communicator's workspace covers the program, and stays until the device is
     /// drained. All ranks have agreed on the op.
     fn args<'a, T: Element>(&'a self, call: &'a Call<'_>, on: Launching<'_>) -> LaunchArgs<'a> {
-        let Launching { operands, stream } = on;
+        let Launching { placed, operands, stream, .. } = on;
         let memory = call.memory();
         LaunchArgs {
             x: matrix::<T>(&operands.x),
@@ -200,23 +264,40 @@ impl CudaExecutor {
             after_collective: false,
             deadline_ns: memory.deadline_ns,
             await_pushed: false,
-            workers: self.plan.workers,
+            workers: placed.execution.workers,
             push: false,
-            pace: self.plan.pace,
-            trace: self.trace.as_ref(),
+            pace: placed.execution.pace,
+            trace: self.trace.as_ref().map(|trace| &trace.buffer),
             stream,
         }
+    }
+
+    /// Launches the call's kernel.
+    ///
+    /// # Safety
+    /// As [`launch`].
+    unsafe fn launch(&self, on: Launching<'_>, args: &LaunchArgs<'_>) -> Result<(), CallError> {
+        if let Some(trace) = &*self.trace {
+            let mut last = trace.last.lock().unwrap_or_else(PoisonError::into_inner);
+            if !last.as_ref().is_some_and(|last| Arc::ptr_eq(last, on.placed)) {
+                trace.buffer.clear(args.stream).map_err(CallError::Launch)?;
+                *last = Some(Arc::clone(on.placed));
+            }
+        }
+        // SAFETY: the caller's promise.
+        unsafe { launch(on.kernel, &on.placed.program, args) }.map_err(CallError::Launch)
     }
 
     pub(super) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
         let trace = self.trace.as_ref().ok_or(TimelineError::NotTraced)?;
         let stream = stream.raw().ok_or(TimelineError::WrongStream)?;
         let _current = self.device.enter()?;
-        let stamps = trace.read(stream)?;
+        let last = trace.last.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(TimelineError::NoCall)?;
+        let program = last.program.program();
+        let stamps = trace.buffer.read(stream, (program.items.len(), last.execution.workers))?;
         if stamps.workers.iter().any(|worker| worker.entered == 0) {
             return Err(TimelineError::NoCall);
         }
-        let program = self.program.program();
         let items = program.items.iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
         Ok(Timeline { rank: self.comm.rank(), items, workers: stamps.workers })
     }
@@ -240,14 +321,26 @@ impl CudaExecutor {
         }
     }
 
-    pub(super) fn execution(&self) -> Execution {
-        self.plan.execution(format!("{} on {}", self.kernel.variant(), self.device.info().name))
+    /// The kernel of programs of this variant, which was loaded when the op was built.
+    fn kernel_of(&self, variant: Variant) -> Result<&Kernel, BuildError> {
+        let found = self.kernels.iter().find(|(known, _)| *known == variant);
+        found.map(|(_, kernel)| &**kernel).ok_or(BuildError::NotLoaded { kernel: variant.to_string() })
+    }
+
+    pub(super) fn execution(&self, Resolved { execution, program, .. }: &Resolved) -> Execution {
+        let kernel = Variant::of(program, self.target).ok().and_then(|variant| self.kernel_of(variant).ok());
+        let name = kernel.map_or_else(|| "no kernel".to_owned(), |kernel| kernel.variant().to_string());
+        execution.execution(format!("{name} on {}", self.device.info().name))
     }
 }
 
 /// What a call brings to its launch.
 #[derive(Clone, Copy)]
 struct Launching<'a> {
+    placed: &'a Arc<PlacedProgram>,
+    kernel: &'a Kernel,
+    /// What ranks compare.
+    number: u32,
     operands: &'a Operands,
     stream: usize,
 }

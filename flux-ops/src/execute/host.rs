@@ -2,45 +2,52 @@
 //!
 //! Invariant: a call returns when `y` is written, or with the fault that ended it.
 
-use super::label;
-use super::plan::{Execution, ExecutionPlan};
+use super::host_programs::{HostBuffers, HostPrograms};
+use super::{Planned, Recipe, Resolved, label};
 use crate::error::{BuildError, CallError};
 use crate::op::Operands;
 use crate::tensor::{Location, View};
-use flux_core::program::TileProgram;
-use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{CpuArgs, Epilogue, HostMemory, Rows, RowsMut};
 use flux_kernels::{Activation, Element};
-use flux_transport::{Communicator, Stream};
-use std::num::NonZeroUsize;
+use flux_transport::{Communicator, HeldBytes, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
-use std::sync::{Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
 
-/// A program with the buffers that walking it takes.
+/// What the communicator's ops share.
 #[derive(Debug)]
 pub(crate) struct HostExecutor<T> {
-    plan: ExecutionPlan,
+    programs: Arc<HostPrograms<T>>,
+    buffers: Arc<HostBuffers>,
     activation: Activation,
-    executor: Mutex<Executor<T>>,
 }
 
 impl<T: Element> HostExecutor<T> {
-    pub(super) fn prepare((plan, program): (ExecutionPlan, TileProgram), activation: Activation) -> Result<Self, BuildError> {
-        if plan.trace {
+    pub(super) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], activation: Activation) -> Result<Self, BuildError> {
+        if largest.iter().any(|(recipe, _)| recipe.launch.trace) {
             return Err(BuildError::Trace { place: Location::Host });
         }
-        let workers = NonZeroUsize::new(plan.workers as usize).unwrap_or(NonZeroUsize::MIN);
-        let executor = Mutex::new(Executor::new(program, workers)?);
-        Ok(Self { plan, activation, executor })
+        let (programs, buffers) = (HostPrograms::of(comm), HostBuffers::of(comm));
+        let mut shared = buffers.lock();
+        for (recipe, resolved) in largest {
+            programs.check(recipe, &resolved.program)?;
+            shared.reserve(&resolved.program, resolved.execution.workers as usize)?;
+        }
+        comm.holds("buffers of calls", HeldBytes { host: shared.bytes() as u64, ..HeldBytes::default() });
+        drop(shared);
+        Ok(Self { programs, buffers, activation })
     }
 
-    pub(super) fn run(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
-        // A panic in an earlier call leaves buffers that the next one fills before it reads them.
-        let mut executor = self.executor.lock().unwrap_or_else(PoisonError::into_inner);
-        let mut call = comm.begin_as(stream, Some(label(&executor.program().problem)))?;
-        let program = executor.program();
+    pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
+        self.programs.get(comm, &planned.recipe, true).map(drop).map_err(|error| planned.refused(error))
+    }
+
+    pub(super) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+        let program = self.programs.get(comm, &planned.recipe, false).map_err(|error| planned.refused(error))?;
+        let mut call = comm.begin_as(stream, Some(label(&planned.recipe.problem)))?;
+        let op_hash = planned.call_number(&call);
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
-        if let Err(error) = unsafe { call.push(&super::push_of::<T>(&operands.x, program)) } {
+        if let Err(error) = unsafe { call.push(&super::push_of::<T>(&operands.x, program.program())) } {
             return super::end(comm, call, Err(error.into()));
         }
         let await_pushed = call.pushes();
@@ -48,7 +55,7 @@ impl<T: Element> HostExecutor<T> {
         let deadline = Duration::from_nanos(memory.deadline_ns);
         // SAFETY: the communicator owns this workspace while the call lives, and gives every rank
         // this layout. Only calls and their movers touch it, one call of a rank at a time. The ranks
-        // agreed on their programs when the op was built.
+        // agreed on their plans when the op was built.
         let memory = unsafe { HostMemory::new(&memory.data, &memory.pads, memory.control, memory.fault, memory.size, deadline) };
         // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was
         // checked for, and that `y` overlaps neither.
@@ -56,16 +63,12 @@ impl<T: Element> HostExecutor<T> {
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
         let epilogue = Epilogue { bias, activation: self.activation };
-        let done = executor.run(CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash: self.plan.number });
+        let done = program.run(&mut self.buffers.lock(), CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash });
         let finished = call.finish();
         match done {
             Ok(()) => finished.map_err(|error| failure_of(comm, error.into())),
             Err(error) => Err(failure_of(comm, CallError::Execute(error))),
         }
-    }
-
-    pub(super) fn execution(&self) -> Execution {
-        self.plan.execution("CPU executor".to_owned())
     }
 }
 
@@ -82,6 +85,9 @@ fn first(view: &View) -> usize {
 /// # Safety
 /// The view is of host memory that is readable, and not written, for `'a`.
 unsafe fn rows<'a, T>(view: &View) -> Rows<'a, T> {
+    if view.layout.span() == 0 {
+        return Rows { elements: &[], stride: view.layout.row_stride };
+    }
     let memory = with_exposed_provenance::<T>(first(view));
     // SAFETY: as promised, for all of the layout's span, which the view's memory was checked to
     // hold; aligned, since to 16 bytes.
@@ -91,6 +97,9 @@ unsafe fn rows<'a, T>(view: &View) -> Rows<'a, T> {
 /// # Safety
 /// The view is of host memory that nothing else accesses for `'a`.
 unsafe fn rows_mut<'a, T>(view: &View) -> RowsMut<'a, T> {
+    if view.layout.span() == 0 {
+        return RowsMut { elements: &mut [], stride: view.layout.row_stride };
+    }
     let memory = with_exposed_provenance_mut::<T>(first(view));
     // SAFETY: as in `rows`.
     RowsMut { elements: unsafe { std::slice::from_raw_parts_mut(memory, view.layout.span()) }, stride: view.layout.row_stride }

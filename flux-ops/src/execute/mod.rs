@@ -1,17 +1,21 @@
-//! Who executes an op: threads of this process or a CUDA kernel, depending on where the
+//! Who executes calls: threads of this process or a CUDA kernel, depending on where the
 //! communicator works.
 //!
-//! Invariant: everything that can fail for lack of something (a library, memory, a kernel) fails
-//! when an executor is made, not when it runs.
+//! Invariant: kernels, memory and workspace are there when an op is built. A call with a new `m`
+//! makes its program on the host, and nothing else.
 
 mod cuda;
+mod device_programs;
 mod host;
+mod host_programs;
 mod pace;
 mod plan;
+mod ranges;
+mod recipe;
 mod sequential;
 
 use crate::error::{BuildError, CallError};
-use crate::op::Operands;
+use crate::op::{Operands, agreement};
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;
@@ -23,18 +27,58 @@ use flux_transport::{Call, Communicator, Label, MessageRounds, Source, Stream};
 use host::HostExecutor;
 pub use pace::launch_of;
 pub use plan::Execution;
-pub(crate) use plan::ExecutionPlan;
+use ranges::NoRoom;
+pub(crate) use recipe::{Recipe, Resolved};
+
+/// Bytes of the programs of a communicator's ops: some hundred of the largest shapes, some thousand
+/// of small ones.
+const PROGRAM_BYTES: u64 = 32 << 20;
+
+/// Bytes for programs, in place of [`PROGRAM_BYTES`]: an attachment of the communicator.
+#[derive(Debug)]
+struct ProgramLimit(u64);
+
+/// Sets the bytes for the programs of `comm`'s ops, before the first op is built.
+pub fn limit_programs(comm: &Communicator, bytes: u64) {
+    comm.attachment(|| ProgramLimit(bytes));
+}
+
+fn no_room(recipe: &Recipe, NoRoom { bytes, limit, pinned }: NoRoom) -> BuildError {
+    BuildError::ProgramMemory { problem: recipe.problem, bytes, limit, pinned }
+}
 
 /// Caller overrides for the launch.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub(crate) struct LaunchOptions {
     /// Threads of the host executor, or CTAs of the kernel.
     pub(crate) workers: Option<u32>,
     /// Whether each call leaves its time line.
     pub(crate) trace: bool,
+    /// SMs that are left to others.
+    pub(crate) sm_margin: u32,
 }
 
-/// One rank's program, ready to run.
+/// What is known of a call before it begins.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Planned {
+    pub(crate) recipe: Recipe,
+    /// The op's number.
+    pub(crate) number: u32,
+}
+
+impl Planned {
+    /// What ranks compare of a call: the op, its `m`, and how many calls without rows went before.
+    fn call_number(&self, call: &Call<'_>) -> u32 {
+        agreement::call_number(self.number, self.recipe.problem.m(), call.empty_calls_before())
+    }
+
+    /// Why the call has no program.
+    fn refused(&self, source: BuildError) -> CallError {
+        CallError::Program { m: self.recipe.problem.m(), source: Box::new(source) }
+    }
+}
+
+/// What one rank executes an op with.
 #[derive(Debug)]
 pub(crate) enum Executor<T> {
     Host(HostExecutor<T>),
@@ -103,19 +147,28 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 }
 
 impl<T: Element> Executor<T> {
-    /// Makes everything that calls take, but the workspace.
-    pub(crate) fn prepare(comm: &Communicator, plan: (ExecutionPlan, TileProgram), activation: Activation) -> Result<Self, BuildError> {
+    /// Makes everything that calls take, but the workspace. `largest` are the buckets' programs for
+    /// their last `m`, in every form that a smaller `m` may take.
+    pub(crate) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], activation: Activation) -> Result<Self, BuildError> {
         match location(comm) {
-            Location::Host => HostExecutor::prepare(plan, activation).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::prepare(comm, ordinal, plan, activation).map(Self::Cuda),
+            Location::Host => HostExecutor::new(comm, largest, activation).map(Self::Host),
+            Location::Cuda(ordinal) => CudaExecutor::new(comm, ordinal, largest, activation).map(Self::Cuda),
         }
     }
 
-    /// Runs the program once; on CUDA it returns when the work is on the stream.
-    pub(crate) fn run(&self, comm: &Communicator, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    /// Makes one call; on CUDA it returns when the work is on the stream.
+    pub(crate) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream) -> Result<(), CallError> {
         match self {
-            Self::Host(host) => host.run(comm, operands, stream),
-            Self::Cuda(cuda) => cuda.run::<T>(comm, operands, stream),
+            Self::Host(host) => host.run(comm, planned, operands, stream),
+            Self::Cuda(cuda) => cuda.run::<T>(comm, planned, operands, stream),
+        }
+    }
+
+    /// Makes the call's program, which then stays for good.
+    pub(crate) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
+        match self {
+            Self::Host(host) => host.prepare(comm, planned),
+            Self::Cuda(cuda) => cuda.prepare(comm, planned),
         }
     }
 
@@ -127,11 +180,11 @@ impl<T: Element> Executor<T> {
         }
     }
 
-    /// What executes the op.
-    pub(crate) fn execution(&self) -> Execution {
+    /// What executes a recipe's calls, for people.
+    pub(crate) fn execution(&self, resolved: &Resolved) -> Execution {
         match self {
-            Self::Host(host) => host.execution(),
-            Self::Cuda(cuda) => cuda.execution(),
+            Self::Host(_) => resolved.execution.execution("CPU executor".to_owned()),
+            Self::Cuda(cuda) => cuda.execution(resolved),
         }
     }
 }
@@ -139,9 +192,9 @@ impl<T: Element> Executor<T> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planning::Choice;
     use crate::tensor::{TensorMut, TensorRef};
-    use flux_core::plan::Plan;
-    use flux_core::program::Schedule;
+    use flux_core::plan::{Plan, PlanOrigin};
     use flux_core::{DType, TileShape};
     use flux_transport::{Fault, Select, TransportError, World};
     use half::bf16;
@@ -169,15 +222,15 @@ mod tests {
     fn the_peers_of_a_rank_whose_push_was_refused_need_not_wait_for_the_deadline() {
         let ranks = connected();
         let problem = Problem::new(OpKind::AllGatherGemm, 16, 16, 8, DType::Bf16, ranks[0].world_size()).unwrap();
-        let tile = TileShape::new(8, 8, 8);
         // Nobody has taken the workspace that it needs.
-        let plan =
-            ExecutionPlan::resolve(&ranks[0], &problem, (&Plan::of(tile), &Schedule::of(tile)), LaunchOptions::default(), 1).unwrap();
-        let executor = HostExecutor::<bf16>::prepare(plan, Activation::None).unwrap();
+        let choice = Choice { plan: Plan::of(TileShape::new(8, 8, 8)), sms: 132, origin: PlanOrigin::Caller };
+        let recipe = Recipe::new(problem, &choice, LaunchOptions::default());
+        let executor = Executor::<bf16>::new(&ranks[0], &[(recipe, recipe.resolve(&ranks[0]).unwrap())], Activation::None).unwrap();
         let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
         let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());
         let operands = Operands { x, w, bias: None, y: TensorMut::host(&mut y, (16, 8)).unwrap().view() };
-        let refused = executor.run(&ranks[0], &operands, Stream::Host).unwrap_err();
+        let planned = Planned { recipe, number: 1 };
+        let refused = executor.run(&ranks[0], &planned, &operands, Stream::Host).unwrap_err();
         assert!(matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })), "{refused}");
         for comm in &ranks {
             assert!(matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank()));

@@ -1,4 +1,4 @@
-//! How one rank executes an op: all that is decided of it, once, when the op is built.
+//! How one rank executes an op at one `m`: all that is decided of it, once.
 //!
 //! Invariant: executors obey it and decide nothing. What depends on the rank alone (workers, gaps
 //! between stores, who pushes) may differ between ranks; it changes no result.
@@ -8,8 +8,7 @@ use super::sequential::Sequential;
 use super::{LaunchOptions, location};
 use crate::error::BuildError;
 use crate::tensor::Location;
-use flux_core::layout::WorkspaceSize;
-use flux_core::plan::{CommMode, Mover as PlanMover, Plan};
+use flux_core::plan::{CommMode, Mover as PlanMover, Plan, ProgramBound};
 use flux_core::program::route::Route;
 use flux_core::program::{Round, Schedule, TileProgram, in_batches_of};
 use flux_core::{OpKind, Problem};
@@ -45,14 +44,9 @@ pub(crate) struct ExecutionPlan {
     pub(super) kernel_pushes: bool,
     /// Whether ranks compare the op on each other's pads; the transport compares elsewhere.
     pub(super) compares_on_pads: bool,
-    /// The op's number, which ranks compare in every call.
-    pub(super) number: u32,
     /// CTAs or threads.
     pub(super) workers: u32,
     pub(super) pace: Pace,
-    /// Whether calls leave their time line.
-    pub(super) trace: bool,
-    size: WorkspaceSize,
 }
 
 impl ExecutionPlan {
@@ -62,13 +56,8 @@ impl ExecutionPlan {
         problem: &Problem,
         (plan, schedule): (&Plan, &Schedule),
         options: LaunchOptions,
-        number: u32,
     ) -> Result<(Self, TileProgram), BuildError> {
         let (traffic, mut program) = traffic(comm, problem, plan, schedule)?;
-        let size = match &traffic {
-            Traffic::Collective(sequential) => sequential.workspace(&program),
-            _ => program.workspace(),
-        };
         let mixed = comm.nodes().are_mixed();
         // What goes to the rank's own device first: stores for messages and for copies through the
         // host.
@@ -88,18 +77,20 @@ impl ExecutionPlan {
             Traffic::PeerMemory => program.flattened || plan.comm != (CommMode::Fused { mover: PlanMover::CopyEngine }),
             Traffic::Staged(_) | Traffic::Messages { .. } | Traffic::Collective(_) => !program.transfers.is_empty(),
         };
-        let workers = workers(comm, &traffic, &program, options.workers)?;
+        let workers = workers(comm, &traffic, &program, options)?;
         let spread = if is_local { 0 } else { SPREAD_PERCENT };
         let limit = if matches!(traffic, Traffic::ScatteredToHost) { in_flight_limit(&program, workers) } else { 0 };
         let pace = Pace { in_flight_limit: limit, ..pace(&program, workers, spread) };
         let compares_on_pads = !is_local && !matches!(traffic, Traffic::ScatteredToHost);
-        let (problem, trace) = (*problem, options.trace);
-        Ok((Self { problem, traffic, kernel_pushes, compares_on_pads, number, workers, pace, trace, size }, program))
+        Ok((Self { problem: *problem, traffic, kernel_pushes, compares_on_pads, workers, pace }, program))
     }
 
-    /// What calls need of the communicator's workspace.
-    pub(crate) const fn workspace(&self) -> WorkspaceSize {
-        self.size
+    /// What calls of every `m` up to this one need, given what their programs do.
+    pub(super) fn bound(&self, of_programs: ProgramBound) -> ProgramBound {
+        match &self.traffic {
+            Traffic::Collective(sequential) => ProgramBound { workspace: sequential.workspace(of_programs.workspace), ..of_programs },
+            _ => of_programs,
+        }
     }
 
     /// Gaps between what a worker stores to peers, in nanoseconds.
@@ -135,11 +126,12 @@ fn traffic(comm: &Communicator, problem: &Problem, plan: &Plan, schedule: &Sched
     if capabilities.peer_stores == PeerStores::All || !has_peers {
         return Ok((Traffic::PeerMemory, build(comm.rank())?));
     }
+    let program = build(comm.rank())?;
+    if capabilities.peer_stores == PeerStores::Rows && scatters_tile_by_tile(&program) {
+        return Ok((Traffic::ScatteredToHost, program));
+    }
     let mut programs = comm.world_size().ranks().map(build).collect::<Result<Vec<_>, _>>()?;
     let own = comm.rank().index();
-    if capabilities.peer_stores == PeerStores::Rows && scatters_tile_by_tile(&programs[own]) {
-        return Ok((Traffic::ScatteredToHost, programs.swap_remove(own)));
-    }
     let route = Route::new(comm.rank(), &programs);
     Ok((Traffic::Staged(route), programs.swap_remove(own)))
 }
@@ -151,7 +143,7 @@ fn scatters_tile_by_tile(program: &TileProgram) -> bool {
 }
 
 /// CTAs of the kernel, or threads of the CPU executor.
-fn workers(comm: &Communicator, traffic: &Traffic, program: &TileProgram, asked: Option<u32>) -> Result<u32, BuildError> {
+fn workers(comm: &Communicator, traffic: &Traffic, program: &TileProgram, options: LaunchOptions) -> Result<u32, BuildError> {
     let place = location(comm);
     let (own, max) = match comm.device() {
         Device::Cuda { info, .. } => {
@@ -160,12 +152,12 @@ fn workers(comm: &Communicator, traffic: &Traffic, program: &TileProgram, asked:
                 (Traffic::Messages { rounds, peers }, Mover::Messages { channels }) => channels.of(rounds, *peers),
                 _ => 0,
             };
-            let free = info.sms.saturating_sub(taken).max(1);
+            let free = info.sms.saturating_sub(taken).saturating_sub(options.sm_margin).max(1);
             (with_a_tile(program, free), free)
         }
         _ => (share_of_cores(comm.world_size().index()), MAX_THREADS),
     };
-    match asked {
+    match options.workers {
         Some(value) if !(1..=max).contains(&value) => Err(BuildError::Workers { value, max, place }),
         Some(value) if place == Location::Host => Ok(value),
         Some(value) => Ok(with_a_tile(program, value)),

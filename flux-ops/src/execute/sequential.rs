@@ -47,9 +47,10 @@ impl Sequential {
         Ok((Self { kind, dtype: problem.dtype(), rows, row_bytes, bytes, offset }, program))
     }
 
-    /// What the call of such a program needs of the workspace.
-    pub(super) fn workspace(&self, program: &TileProgram) -> WorkspaceSize {
-        WorkspaceSize { half_bytes: self.offset.saturating_add(self.bytes), ..program.workspace() }
+    /// What calls need of the workspace whose programs need `of_programs`.
+    pub(super) const fn workspace(&self, of_programs: WorkspaceSize) -> WorkspaceSize {
+        let offset = of_programs.half_bytes.next_multiple_of(SPLIT_K_ALIGN);
+        WorkspaceSize { half_bytes: offset.saturating_add(self.bytes), ..of_programs }
     }
 
     /// The rows of all ranks in call `epoch`, as the GEMM reads or writes them.
@@ -110,7 +111,7 @@ mod tests {
                 assert!(program.split_k_slots > 0 && program.transfers.is_empty(), "{p}");
                 let bytes = u64::from(p.m()) * u64::from(gathered_cols) * 2;
                 assert_eq!((sequential.row_bytes, sequential.rows, sequential.bytes), (u64::from(gathered_cols) * 2, 129, bytes));
-                let size = sequential.workspace(&program);
+                let size = sequential.workspace(program.workspace());
                 assert!(sequential.offset >= program.workspace().half_bytes && size.half_bytes == sequential.offset + bytes);
                 assert!(sequential.offset.is_multiple_of(SPLIT_K_ALIGN));
             }
@@ -121,7 +122,7 @@ mod tests {
     fn without_split_k_the_rows_begin_the_half_of_the_call() {
         let p = problem(OpKind::GemmReduceScatter, 4);
         let (sequential, program) = Sequential::new(&p, &Schedule::of(TILE)).unwrap();
-        let size = sequential.workspace(&program);
+        let size = sequential.workspace(program.workspace());
         let memory = WorkspaceView { data: vec![1 << 40, 2 << 40, 3 << 40, 4 << 40], size, ..WorkspaceView::default() };
         let address = |epoch| sequential.all_rows(&memory, Rank::new(2), Epoch::new(epoch)).address;
         assert_eq!([address(4), address(7)], [3 << 40, (3 << 40) + size.half_stride()]);

@@ -3,7 +3,7 @@
 //! Invariant: either all ranks go on, or all leave the build with an error.
 
 use crate::error::{BuildError, Requests};
-use crate::planning::{CHOICE_BYTES, Choice};
+use crate::planning::Buckets;
 use flux_core::Rank;
 use flux_transport::internal::control::{Step, shortened};
 use flux_transport::{Communicator, TransportError};
@@ -13,30 +13,43 @@ pub(super) fn while_building(op: &str) -> impl Fn(TransportError) -> BuildError 
     move |source| BuildError::Transport { op: op.to_owned(), source }
 }
 
-/// Compares the ranks' requests, and returns rank 0's choice; collective.
+/// Compares the ranks' requests, and returns rank 0's plans; collective. Other ranks need give
+/// none.
 ///
 /// # Errors
 /// [`BuildError::Disagreement`], the same on every rank.
-pub(crate) fn same_request(comm: &Communicator, op: &str, request: &str, own: Option<Choice>) -> Result<Option<Choice>, BuildError> {
-    // Zeros are no choice.
-    let mut payload = own.map_or([0; CHOICE_BYTES], Choice::to_bytes).to_vec();
-    payload.extend_from_slice(request.as_bytes());
+pub(crate) fn same_request(comm: &Communicator, op: &str, request: &str, own: Option<&Buckets>) -> Result<Option<Buckets>, BuildError> {
+    let payload = [request.as_bytes(), &[0], &own.map_or_else(Vec::new, Buckets::to_bytes)].concat();
     let said = comm.exchange_at(Step::Build, &payload).map_err(while_building(op))?;
-    let split = |payload: &[u8]| payload.split_at_checked(CHOICE_BYTES).map(|(choice, request)| (choice.to_vec(), request.to_vec()));
-    let (choices, texts): (Vec<_>, Vec<_>) = said.iter().map(|payload| split(payload).unwrap_or_default()).unzip();
+    let split = |payload: &Vec<u8>| {
+        let end = payload.iter().position(|&byte| byte == 0).unwrap_or(payload.len());
+        (payload[..end].to_vec(), payload.get(end + 1..).unwrap_or_default().to_vec())
+    };
+    let (texts, plans): (Vec<_>, Vec<_>) = said.iter().map(split).unzip();
     let requests = group(&texts);
     if requests.0.len() != 1 {
         return Err(BuildError::Disagreement { requests });
     }
-    Ok(choices.first().and_then(|choice| Choice::from_bytes(choice)))
+    Ok(plans.first().and_then(|plans| Buckets::from_bytes(plans)))
 }
 
 /// The number by which ranks compare the ops of their calls: not 0, and the same for equal requests.
 ///
 /// FNV-1a of 32 bits (Fowler, Noll and Vo).
 pub(super) fn number(request: &str) -> u32 {
-    let hash = request.bytes().fold(0x811c_9dc5_u32, |hash, byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
-    hash.max(1)
+    then(0x811c_9dc5, request.as_bytes()).max(1)
+}
+
+/// The number by which ranks compare one call of the op with this number: it has `m` rows, and
+/// `empty` calls without rows went before it.
+pub(crate) fn call_number(op: u32, m: u32, empty: u32) -> u32 {
+    then(then(op, &m.to_le_bytes()), &empty.to_le_bytes()).max(1)
+}
+
+/// A hash with more bytes. Each step is invertible, so equal numbers go on differently with each
+/// `m`.
+fn then(hash: u32, bytes: &[u8]) -> u32 {
+    bytes.iter().fold(hash, |hash, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
 }
 
 /// Returns `mine` where every rank can go on; collective.
@@ -72,6 +85,14 @@ mod tests {
     #[test]
     fn requests_have_the_numbers_of_the_standard_and_never_none() {
         assert_eq!(["", "a", "foobar"].map(number), [0x811c_9dc5, 0xe40c_292c, 0xbf9c_f968]);
+    }
+
+    #[test]
+    fn calls_differ_by_rows_and_by_the_empty_calls_before() {
+        let op = number("a");
+        let calls: std::collections::BTreeSet<u32> = (1..2000).flat_map(|m| (0..20).map(move |empty| call_number(op, m, empty))).collect();
+        assert_eq!(calls.len(), 1999 * 20);
+        assert!(!calls.contains(&0) && !calls.contains(&call_number(number("b"), 7, 0)));
     }
 
     #[test]

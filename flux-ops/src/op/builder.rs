@@ -1,6 +1,6 @@
 //! The options of an op.
 
-use super::request::Request;
+use super::request::{self, Request};
 use super::{AllGatherGemm, FusedLinear, OpMarker};
 use crate::error::BuildError;
 use flux_core::layout::WorkspaceSize;
@@ -27,8 +27,8 @@ impl<Op> Builder<Op> {
         &self.request
     }
 
-    /// How the op is executed, in place of the plan table's or the cost model's choice. The same on
-    /// every rank.
+    /// How calls of any `m` are executed, in place of the plan table's or the cost model's choices.
+    /// The same on every rank.
     ///
     /// ```
     /// use flux_ops::{AllGatherGemm, Plan};
@@ -36,7 +36,7 @@ impl<Op> Builder<Op> {
     /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
     /// let plan: Plan = "tile=128x256x64 k=stream-k".parse()?;
     /// let op = AllGatherGemm::<half::bf16>::builder(512, 1024, 256).plan(plan).build(&comm)?;
-    /// assert_eq!(op.plan().tile.to_string(), "128x256x64");
+    /// assert_eq!(op.plan(512)?.tile.to_string(), "128x256x64");
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn plan(mut self, plan: Plan) -> Self {
@@ -58,6 +58,13 @@ impl<Op> Builder<Op> {
         self
     }
 
+    /// SMs that calls leave to others, in place of none: for kernels on other streams that must run
+    /// beside them. It has no effect on threads of the host executor. The same on every rank.
+    pub fn sm_margin(mut self, sms: u32) -> Self {
+        self.request.launch.sm_margin = sms;
+        self
+    }
+
     /// Workers on this rank, in place of as many as the device runs at once: CTAs of the kernel, or
     /// threads of the host executor. It does not change the result.
     pub fn workers(mut self, workers: u32) -> Self {
@@ -73,17 +80,16 @@ impl<Op> Builder<Op> {
         self
     }
 
-    /// What `build` would reserve on `comm` by this rank's choice of a plan; not collective. The
-    /// same for every rank with the same plan tables.
+    /// What `build` would reserve on `comm` by this rank's choice of plans: enough for every `m`.
+    /// Not collective. The same for every rank with the same plan tables.
     ///
-    /// A communicator holds the largest of its ops, not the sum. On the host transport an op takes
-    /// memory of its own besides: `w` in fp32, and for each worker the rows of `x` of a tile and the
-    /// tile in fp32.
+    /// A communicator holds the largest of its ops, not the sum;
+    /// [`Communicator::memory`] says what it holds besides.
     ///
     /// # Errors
     /// [`BuildError`], as `build` would find on this rank alone.
     pub fn workspace(&self, comm: &Communicator) -> Result<WorkspaceSize, BuildError> {
-        Ok(self.request.resolve(comm, self.request.choice(comm)?)?.workspace())
+        Ok(request::workspace(&self.request.resolve(comm, &self.request.choices(comm)?)?))
     }
 }
 

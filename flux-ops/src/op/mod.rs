@@ -1,7 +1,7 @@
 //! The ops as a caller sees them.
 //!
-//! Invariant: an op exists only when every rank of the communicator has built the same one, and the
-//! communicator's workspace holds it.
+//! Invariant: an op exists only when every rank of the communicator has built the same one. The
+//! communicator's workspace, its kernels and the plans suffice for every `m` of the op.
 
 pub(crate) mod agreement;
 mod builder;
@@ -17,15 +17,18 @@ pub(crate) use operands::Operands;
 pub(crate) use request::Request;
 
 use crate::error::{BuildError, CallError};
-use crate::execute::{Execution, Executor, location};
+use crate::execute::{Execution, Executor, Planned, Recipe, location};
+use crate::planning::Buckets;
 use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
-use flux_core::Problem;
 use flux_core::layout::WorkspaceSize;
-use flux_core::plan::{Plan, PlanOrigin};
+use flux_core::plan::Plan;
+use flux_core::{Problem, Rank};
 use flux_kernels::Element;
 use flux_transport::{Communicator, Failure, Fault, Stream};
+use std::fmt::Write as _;
 use std::marker::PhantomData;
+use std::ops::Range;
 
 /// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a tensor-parallel
 /// model, with rows of `x` split over the ranks.
@@ -138,7 +141,7 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 /// [`GemmAllReduce`].
 ///
 /// `m` tokens, `n` output features and the inner extent `k` are global, `W` is the number of ranks.
-/// Rank `r` has `m_r` rows: [`Problem::shard_rows`], as PyTorch's `tensor_split` cuts them. All
+/// Rank `r` has `m_r` rows: [`rows`](Self::rows), as PyTorch's `tensor_split` cuts them. All
 /// operands are row-major:
 ///
 /// | op | `x` | `w` | bias | `y` |
@@ -147,35 +150,44 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 /// | [`GemmReduceScatter`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m_r, n]` |
 /// | [`GemmAllReduce`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m, n]` |
 ///
-/// An op outlives the graphs that its calls were captured in: their kernels read memory that it
-/// frees when it is dropped.
+/// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to `max_m`,
+/// the same on every rank; another `m` costs no exchange, allocation or wait. Without rows there is
+/// nothing to do, but every rank makes the call.
+///
+/// Ops of a communicator share their programs and buffers
+/// ([`Communicator::memory`]). A communicator outlives the graphs that its calls were captured in:
+/// their kernels read its memory.
 #[derive(Debug)]
 pub struct FusedLinear<K, T> {
+    // Before the communicator, which outlives what its ops share.
+    executor: Executor<T>,
     comm: Communicator,
     request: Request,
-    problem: Problem,
-    plan: Plan,
-    origin: PlanOrigin,
+    /// With the most rows.
+    largest: Problem,
+    buckets: Buckets,
+    /// By which ranks compare the op.
+    number: u32,
     workspace: WorkspaceSize,
-    executor: Executor<T>,
     kind: PhantomData<fn() -> K>,
 }
 
 impl<K: OpMarker, T: Element> FusedLinear<K, T> {
-    /// Starts an op of global extents, of any `m`. Of an AllGather-GEMM `n/W` and `k` are multiples
-    /// of 8, of the other ops `n` and `k/W`.
-    pub fn builder(m: usize, n: usize, k: usize) -> Builder<Self> {
-        Builder::new(Request::new(K::OP, m, n, k, T::DTYPE))
+    /// Starts an op of global extents, for calls with at most `max_m` rows. Of an AllGather-GEMM
+    /// `n/W` and `k` are multiples of 8, of the other ops `n` and `k/W`.
+    pub fn builder(max_m: usize, n: usize, k: usize) -> Builder<Self> {
+        Builder::new(Request::new(K::OP, max_m, n, k, T::DTYPE))
     }
 
     /// Computes `y`, which is overwritten. Collective: every rank makes the same calls in the same
     /// order.
     ///
-    /// - `x`, `w`, `y`: shapes as [above](Self). Row strides are multiples of 8 elements.
+    /// - `x`, `w`, `y`: shapes as [above](Self), of one `m`. Row strides are multiples of 8 elements.
     /// - `stream`: of the communicator's device. On CUDA the call is put on it and returns: it
-    ///   allocates nothing and waits for nothing. The stream may be in capture where
-    ///   `comm.capabilities().graphs` says so. Calls of one communicator run in the order in which
-    ///   they are made, on whatever streams. On the host the call returns when `y` is written.
+    ///   allocates no device memory and waits for nothing. The stream may be in capture where
+    ///   `comm.capabilities().graphs` says so, if this `m` was [prepared](Self::prepare) or called
+    ///   before. Calls of one communicator run in the order in which they are made, on whatever
+    ///   streams. On the host the call returns when `y` is written.
     ///
     /// # Errors
     /// [`CallError`]. Bad operands are refused before anything is launched; peers wait until this
@@ -242,11 +254,46 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         stream: Stream,
     ) -> Result<(), CallError> {
         let operands = Operands { x: x.view(), w: w.view(), bias: bias.map(TensorRef::view), y: y.view() };
-        operands.check::<T>(&self.problem, self.comm.rank(), self.request.epilogue, location(&self.comm))?;
+        let m = operands.rows(K::OP);
+        let problem = if m == 0 { self.largest } else { self.problem(m)? };
+        operands.check::<T>((&problem, self.comm.rank(), m), self.request.epilogue, location(&self.comm))?;
         if let Some(stream) = stream.raw() {
             operands.check_stream(stream)?;
         }
-        self.executor.run(&self.comm, &operands, stream)
+        if m == 0 {
+            return Ok(self.comm.empty_call(stream)?);
+        }
+        self.executor.run(&self.comm, &self.planned(problem), &operands, stream)
+    }
+
+    /// What is known of calls of `problem`.
+    fn planned(&self, problem: Problem) -> Planned {
+        Planned { recipe: self.recipe(problem), number: self.number }
+    }
+
+    fn recipe(&self, problem: Problem) -> Recipe {
+        Recipe::new(problem, self.buckets.get(problem.m()), self.request.launch)
+    }
+
+    /// Makes the programs of these `m` and puts them on the device, where they stay for good: such
+    /// calls can be captured in a graph. Not collective; waits for this rank's calls. Before a
+    /// capture begins.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, bf16};
+    /// use flux_transport::{Communicator, Select, World};
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let op = AllGatherGemm::<bf16>::builder(512, 1024, 256).build(&comm)?;
+    /// op.prepare(&[1, 2, 4, 8])?;
+    /// assert!(op.prepare(&[513]).is_err());
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`CallError`]: too many rows, or no room for a program.
+    pub fn prepare(&self, rows: &[usize]) -> Result<(), CallError> {
+        let problems = rows.iter().filter(|&&m| m > 0).map(|&m| self.problem(m)).collect::<Result<Vec<_>, _>>()?;
+        problems.into_iter().try_for_each(|problem| self.executor.prepare(&self.comm, &self.planned(problem)))
     }
 
     /// Whether a call is known to have failed; waits for no call.
@@ -281,7 +328,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// made. Collective there.
     ///
     /// With fewer ranks each has larger shards: the caller shards its operands anew, as
-    /// [`problem`](Self::problem) says.
+    /// [`rows`](Self::rows) says.
     ///
     /// # Errors
     /// [`BuildError`], as `build`: the extents may not divide by the number of survivors.
@@ -289,39 +336,79 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         Self::build(self.request.clone(), comm)
     }
 
-    /// The problem: shapes of every operand on one rank.
-    pub const fn problem(&self) -> &Problem {
-        &self.problem
+    /// The most rows of a call.
+    pub const fn max_m(&self) -> usize {
+        self.largest.m() as usize
     }
 
-    /// The plan in use, in its canonical form.
-    pub const fn plan(&self) -> &Plan {
-        &self.plan
+    /// The problem of calls with `m` rows: shapes of every operand on one rank.
+    ///
+    /// # Errors
+    /// [`CallError::TooManyRows`] and [`CallError::Problem`].
+    pub fn problem(&self, m: usize) -> Result<Problem, CallError> {
+        match u32::try_from(m) {
+            Ok(rows) if rows <= self.largest.m() => Ok(self.largest.with_m(rows)?),
+            _ => Err(CallError::TooManyRows { m, max_m: self.max_m() }),
+        }
     }
 
-    /// What the op needs of the communicator's workspace.
+    /// The rows of `rank`'s shard, of all `m`.
+    ///
+    /// # Errors
+    /// As [`problem`](Self::problem), but `m` may be 0.
+    pub fn rows(&self, m: usize, rank: Rank) -> Result<Range<usize>, CallError> {
+        if m == 0 {
+            return Ok(0..0);
+        }
+        let rows = self.problem(m)?.shard_rows(rank);
+        Ok(rows.start as usize..rows.end as usize)
+    }
+
+    /// The plan of calls with `m` rows, in its canonical form.
+    ///
+    /// # Errors
+    /// As [`problem`](Self::problem).
+    pub fn plan(&self, m: usize) -> Result<Plan, CallError> {
+        let problem = self.problem(m)?;
+        self.recipe(problem).plan(&self.comm).map_err(|source| CallError::Program { m: problem.m(), source: Box::new(source) })
+    }
+
+    /// What calls need of the communicator's workspace, whatever their `m`.
     pub const fn workspace(&self) -> WorkspaceSize {
         self.workspace
     }
 
-    /// How this rank executes the plan, for people.
-    pub fn execution(&self) -> Execution {
-        self.executor.execution()
+    /// How this rank executes calls with `m` rows, for people.
+    ///
+    /// # Errors
+    /// As [`problem`](Self::problem).
+    pub fn execution(&self, m: usize) -> Result<Execution, CallError> {
+        let planned = self.planned(self.problem(m)?);
+        let resolved = planned.recipe.resolve(&self.comm);
+        let resolved = resolved.map_err(|source| CallError::Program { m: planned.recipe.problem.m(), source: Box::new(source) })?;
+        Ok(self.executor.execution(&resolved))
     }
 
-    /// The plan and its origin, the executor, the workspace and the transport, for people.
+    /// The plans and their origins, the executor, the workspace and the transport, for people.
     pub fn explain(&self) -> String {
-        let Self { comm, request, problem, plan, origin, workspace, .. } = self;
-        format!(
-            "{problem}, {}, rank {} of {}\n  plan: {plan} ({origin})\n  executor: {}\n  workspace: {} bytes of the communicator's {}\n  {}",
-            request.epilogue,
-            comm.rank(),
-            problem.world(),
-            self.executor.execution(),
-            workspace.total_bytes(),
-            comm.workspace_size().total_bytes(),
-            comm.explain().replace('\n', "\n  "),
-        )
+        let Self { comm, request, largest, workspace, .. } = self;
+        let mut text = format!("{largest} at most, {}, rank {} of {}", request.epilogue, comm.rank(), largest.world());
+        let mut first = 1;
+        for (bucket, next) in self.buckets.iter().zip(self.buckets.iter().map(Some).skip(1).chain([None])) {
+            // Neighbours with one plan are one line.
+            if next.is_some_and(|next| (next.choice.plan, next.choice.origin) == (bucket.choice.plan, bucket.choice.origin)) {
+                continue;
+            }
+            let plan = self.plan(bucket.last as usize).unwrap_or(bucket.choice.plan);
+            let _ = write!(text, "\n  plan for m = {first} to {}: {plan} ({})", bucket.last, bucket.choice.origin);
+            first = bucket.last + 1;
+        }
+        if let Ok(execution) = self.execution(self.max_m()) {
+            let _ = write!(text, "\n  executor for m = {}: {execution}", self.max_m());
+        }
+        let (needed, held) = (workspace.total_bytes(), comm.workspace_size().total_bytes());
+        let _ = write!(text, "\n  workspace: {needed} bytes of the communicator's {held}\n  {}", comm.explain().replace('\n', "\n  "));
+        text
     }
 }
 
@@ -331,15 +418,16 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         // Before anything can fail on one rank alone, so that the others do not wait for it. It
         // also drains earlier launches on all ranks, which loading a module may wait for.
         let name = request.name();
-        let own = request.choice(comm);
+        // Rank 0's plans hold: others need none of their own.
+        let own = if comm.rank().get() == 0 { request.choices(comm).map(Some) } else { Ok(None) };
         comm.note("plan table", request.user_table().explain(comm.device().name()));
-        let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().copied())?;
-        let op = own.and_then(|own| {
-            let choice = of_rank_0.unwrap_or(own);
-            let resolved = request.resolve(comm, choice)?;
-            let (problem, plan, workspace) = (resolved.problem, resolved.plan, resolved.workspace());
-            let executor = Executor::prepare(comm, resolved.execution, request.epilogue.activation)?;
-            Ok(Self { comm: comm.clone(), request, problem, plan, origin: choice.origin, workspace, executor, kind: PhantomData })
+        let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().and_then(Option::as_ref))?;
+        let op = own.and_then(|_| {
+            let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
+            let resolved = request.resolve(comm, &buckets)?;
+            let (largest, number, workspace) = (request.largest(comm)?, request.number(), request::workspace(&resolved));
+            let executor = Executor::new(comm, &resolved, request.epilogue.activation)?;
+            Ok(Self { executor, comm: comm.clone(), request, largest, buckets, number, workspace, kind: PhantomData })
         });
         let op = agreement::all_ready(comm, &name, op)?;
         comm.reserve(op.workspace).map_err(agreement::while_building(&name))?;
@@ -363,7 +451,10 @@ mod tests {
             let builder = AllGatherGemm::<bf16>::builder(16, 16, 128);
             let builder = if let Some(plan) = plan { builder.plan(plan) } else { builder };
             let op = builder.build(&comm).unwrap();
-            op.explain().lines().find_map(|line| line.strip_prefix("  plan: ")).unwrap().to_owned()
+            let explained = op.explain();
+            let plan =
+                explained.lines().rev().find_map(|line| line.split_once(" to 16: ").filter(|(m, _)| m.starts_with("  plan for m = ")));
+            plan.unwrap().1.to_owned()
         };
         let fine = Plan::of(TileShape::new(16, 16, 64));
         assert_eq!(plan(Some(fine)), format!("{fine} (named by the caller)"));

@@ -7,7 +7,7 @@ use super::epilogue::EpilogueSpec;
 use crate::error::CallError;
 use crate::tensor::{Location, View};
 use flux_core::problem::Shape;
-use flux_core::{Problem, Rank};
+use flux_core::{OpKind, Problem, Rank};
 
 /// The operands of one call.
 #[derive(Clone, Copy, Debug)]
@@ -28,19 +28,37 @@ impl Operands {
         [("x", &self.x), ("w", &self.w)].into_iter().chain(self.bias.as_ref().map(|bias| ("bias", bias)))
     }
 
-    /// Checks presence, shapes, locations and overlap of operands of type `T`.
-    pub(crate) fn check<T>(&self, problem: &Problem, rank: Rank, epilogue: EpilogueSpec, location: Location) -> Result<(), CallError> {
+    /// Rows of the call, by its operand with all rows.
+    pub(crate) const fn rows(&self, op: OpKind) -> usize {
+        match op {
+            OpKind::AllGatherGemm => self.y.layout.rows,
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.x.layout.rows,
+        }
+    }
+
+    /// Checks presence, shapes, locations and overlap of operands of type `T`, of a call with `m`
+    /// rows. `problem` is that of any number of rows but 0.
+    pub(crate) fn check<T>(
+        &self,
+        (problem, rank, m): (&Problem, Rank, usize),
+        epilogue: EpilogueSpec,
+        location: Location,
+    ) -> Result<(), CallError> {
+        let rows = |shape: Shape| if m == 0 { Shape { rows: 0, ..shape } } else { shape };
         let vector = Shape { rows: 1, cols: problem.n_local() };
         match self.bias {
             None if epilogue.bias => return Err(CallError::NoBias { expected: vector }),
             Some(bias) if !epilogue.bias => return Err(CallError::UnwantedBias { found: bias.layout }),
             _ => {}
         }
-        let shapes = [problem.x_shape(rank), problem.w_shape()].into_iter().chain(self.bias.map(|_| vector)).chain([problem.y_shape(rank)]);
+        let shapes = [rows(problem.x_shape(rank)), problem.w_shape()]
+            .into_iter()
+            .chain(self.bias.map(|_| vector))
+            .chain([rows(problem.y_shape(rank))]);
         for ((operand, view), expected) in self.named().zip(shapes) {
             let found = view.layout;
             if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {
-                return Err(CallError::Shape { operand, op: problem.op(), world: problem.world(), expected, found });
+                return Err(CallError::Shape { operand, op: problem.op(), m, rank, world: problem.world(), expected, found });
             }
             if view.location != location {
                 return Err(CallError::Location { operand, expected: location, found: view.location });
@@ -49,7 +67,7 @@ impl Operands {
         let y = self.y.bytes::<T>();
         for (operand, view) in self.inputs() {
             let input = view.bytes::<T>();
-            if !y.is_empty() && y.start < input.end && input.start < y.end {
+            if y.start < input.end && input.start < y.end && !y.is_empty() && !input.is_empty() {
                 return Err(CallError::Overlap { operand, y, input });
             }
         }
@@ -91,11 +109,11 @@ mod tests {
 
     fn refused(operands: Operands) -> String {
         let epilogue = EpilogueSpec { bias: operands.bias.is_some(), ..EpilogueSpec::default() };
-        operands.check::<bf16>(&problem(), Rank::new(0), epilogue, HERE).unwrap_err().to_string()
+        operands.check::<bf16>((&problem(), Rank::new(1), 8), epilogue, HERE).unwrap_err().to_string()
     }
 
     fn passes(operands: Operands, bias: bool) -> Result<(), CallError> {
-        operands.check::<bf16>(&problem(), Rank::new(0), EpilogueSpec { bias, ..EpilogueSpec::default() }, HERE)
+        operands.check::<bf16>((&problem(), Rank::new(1), 8), EpilogueSpec { bias, ..EpilogueSpec::default() }, HERE)
     }
 
     #[test]
@@ -111,10 +129,19 @@ mod tests {
     fn a_wrong_shape_names_operand_and_shapes() {
         assert_eq!(
             refused(Operands { x: view(0x1000, 8, 64), ..good() }),
-            "x is [8, 64], but ag_gemm of this shape takes [4, 64] on each of 2 ranks"
+            "x is [8, 64], but ag_gemm with m = 8 takes [4, 64] on rank 1 of 2: all operands have the rows of one m"
         );
         assert!(refused(Operands { w: view(0x2000, 16, 56), ..good() }).starts_with("w is [16, 56]"));
         assert!(refused(Operands { y: view(0x3000, 4, 16), ..good() }).starts_with("y is [4, 16]"));
+    }
+
+    #[test]
+    fn a_call_without_rows_takes_operands_without_rows() {
+        let without = Operands { x: view(0, 0, 64), y: view(0, 0, 16), ..good() };
+        let check = |operands: Operands| operands.check::<bf16>((&problem(), Rank::new(0), 0), EpilogueSpec::default(), HERE);
+        check(without).unwrap();
+        let refused = check(Operands { x: view(0x1000, 4, 64), ..without }).unwrap_err().to_string();
+        assert!(refused.starts_with("x is [4, 64], but ag_gemm with m = 0 takes [0, 64]"), "{refused}");
     }
 
     #[test]
@@ -130,7 +157,9 @@ mod tests {
         );
         // The whole op's columns, a column vector, a bias for each row.
         for (rows, cols) in [(1, 32), (16, 1), (8, 16)] {
-            let text = format!("bias is [{rows}, {cols}], but ag_gemm of this shape takes [1, 16] on each of 2 ranks");
+            let text = format!(
+                "bias is [{rows}, {cols}], but ag_gemm with m = 8 takes [1, 16] on rank 1 of 2: all operands have the rows of one m"
+            );
             assert_eq!(refused(bias(rows, cols)), text);
         }
         let elsewhere = View { location: Location::Cuda(0), ..view(0x5000, 1, 16) };

@@ -2,13 +2,13 @@
 
 use super::epilogue::EpilogueSpec;
 use crate::error::BuildError;
-use crate::execute::{ExecutionPlan, LaunchOptions};
-use crate::planning::{self, Choice, UserTable};
+use crate::execute::{LaunchOptions, Recipe, Resolved};
+use crate::planning::{self, Buckets, Choice, UserTable};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping};
-use flux_core::program::{ScheduleError, TileProgram};
+use flux_core::program::ScheduleError;
 use flux_core::{DType, OpKind, Problem};
-use flux_transport::{Communicator, TransportKind};
+use flux_transport::Communicator;
 use std::fmt;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -17,7 +17,7 @@ use std::sync::Arc;
 #[derive(Clone, Debug)]
 pub(crate) struct Request {
     pub(crate) op: OpKind,
-    pub(crate) m: usize,
+    pub(crate) max_m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
     pub(crate) dtype: DType,
@@ -28,45 +28,44 @@ pub(crate) struct Request {
     pub(crate) launch: LaunchOptions,
 }
 
-/// A request on one rank of a communicator.
-pub(super) struct Resolved {
-    pub(super) problem: Problem,
-    /// In its canonical form.
-    pub(super) plan: Plan,
-    pub(super) execution: (ExecutionPlan, TileProgram),
-}
-
-impl Resolved {
-    /// What calls need of the communicator's workspace.
-    pub(super) const fn workspace(&self) -> WorkspaceSize {
-        self.execution.0.workspace()
-    }
-}
-
 impl Request {
-    pub(super) fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        Self { op, m, n, k, dtype, epilogue: EpilogueSpec::default(), plan: None, table: None, launch: LaunchOptions::default() }
+    pub(super) fn new(op: OpKind, max_m: usize, n: usize, k: usize, dtype: DType) -> Self {
+        Self { op, max_m, n, k, dtype, epilogue: EpilogueSpec::default(), plan: None, table: None, launch: LaunchOptions::default() }
     }
 
-    /// The op and its extents, as flight records name its calls.
+    /// The op and its extents, as errors name it.
     pub(crate) fn name(&self) -> String {
-        format!("{} {}x{}x{}", self.op, self.m, self.n, self.k)
+        format!("{} {}x{}x{}", self.op, self.max_m, self.n, self.k)
     }
 
-    pub(crate) fn problem(&self, comm: &Communicator) -> Result<Problem, BuildError> {
-        Ok(Problem::new(self.op, self.m, self.n, self.k, self.dtype, comm.world_size())?)
+    /// The problem with the most rows.
+    pub(crate) fn largest(&self, comm: &Communicator) -> Result<Problem, BuildError> {
+        Ok(Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?)
     }
 
-    /// This rank's choice of the plan.
+    /// This rank's choice of the plan for the most rows.
     pub(crate) fn choice(&self, comm: &Communicator) -> Result<Choice, BuildError> {
-        let problem = self.problem(comm)?;
+        let problem = self.largest(comm)?;
         match self.plan {
-            Some(plan) => {
-                check(&plan)?;
-                Ok(Choice { plan, sms: planning::target(comm).machine.multiprocessors, origin: PlanOrigin::Caller })
-            }
-            None => planning::own_choice(comm, &problem, &self.user_table()),
+            Some(plan) => self.named(comm, &plan),
+            None => planning::own_choice(comm, &problem, (&self.user_table(), self.launch.sm_margin)),
         }
+    }
+
+    /// This rank's choices of plans for all numbers of rows.
+    pub(super) fn choices(&self, comm: &Communicator) -> Result<Buckets, BuildError> {
+        let largest = self.largest(comm)?;
+        match self.plan {
+            Some(plan) => Ok(Buckets::one(largest.m(), self.named(comm, &plan)?)),
+            None => planning::own_choices(comm, &largest, (&self.user_table(), self.launch.sm_margin)),
+        }
+    }
+
+    /// The caller's plan.
+    fn named(&self, comm: &Communicator, plan: &Plan) -> Result<Choice, BuildError> {
+        check(plan)?;
+        let sms = planning::target(comm, self.launch.sm_margin)?.machine.multiprocessors;
+        Ok(Choice { plan: *plan, sms, origin: PlanOrigin::Caller })
     }
 
     /// The user's table of measured plans.
@@ -74,26 +73,31 @@ impl Request {
         UserTable::at(self.table.as_deref(), false)
     }
 
-    /// How this rank executes the op by this choice.
-    pub(super) fn resolve(&self, comm: &Communicator, choice: Choice) -> Result<Resolved, BuildError> {
-        let problem = self.problem(comm)?;
-        let mut target = planning::target(comm);
-        target.machine.multiprocessors = choice.sms;
-        let mut plan = choice.plan;
-        if plan.comm == CommMode::Sequential && comm.transport() == TransportKind::Mixed {
-            // It has no collective of all ranks.
-            plan.comm = CommMode::Overlapped { peers: problem.world().peers() };
+    /// How this rank executes the op with the last `m` of each bucket, and in the form that shards
+    /// have which differ.
+    pub(super) fn resolve(&self, comm: &Communicator, buckets: &Buckets) -> Result<Vec<(Recipe, Resolved)>, BuildError> {
+        // The margin counts on each rank; the others' choice may be of a larger device.
+        planning::target(comm, self.launch.sm_margin)?;
+        let largest = self.largest(comm)?;
+        let mut all = Vec::new();
+        for bucket in buckets.iter() {
+            let recipe = Recipe::new(largest.with_m(bucket.last)?, &bucket.choice, self.launch);
+            for recipe in [Some(recipe), recipe.for_unequal_shards()].into_iter().flatten() {
+                all.push((recipe, recipe.resolve(comm)?));
+            }
         }
-        let plan = plan.canonical(&problem, &target);
-        let schedule = plan.schedule(&problem, &target);
-        let execution = ExecutionPlan::resolve(comm, &problem, (&plan, &schedule), self.launch, self.number())?;
-        Ok(Resolved { problem, plan, execution })
+        Ok(all)
     }
 
     /// The op's number, by which ranks compare their calls: that of its text.
-    fn number(&self) -> u32 {
+    pub(super) fn number(&self) -> u32 {
         super::agreement::number(&self.to_string())
     }
+}
+
+/// What calls of all buckets need of the communicator's workspace.
+pub(super) fn workspace(largest: &[(Recipe, Resolved)]) -> WorkspaceSize {
+    largest.iter().fold(WorkspaceSize::default(), |size, (_, resolved)| size.max(resolved.bound.workspace))
 }
 
 /// Refuses what no text of a plan says: extents and counts of zero.
@@ -115,11 +119,14 @@ fn check(plan: &Plan) -> Result<(), ScheduleError> {
 /// The text that the ranks compare: all that must be the same on every rank.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, m, n, k, dtype, epilogue, plan, table: _, launch: _ } = self;
-        write!(f, "{op} m={m} n={n} k={k} {dtype}, {epilogue}, ")?;
+        let Self { op, max_m, n, k, dtype, epilogue, plan, table: _, launch } = self;
+        write!(f, "{op} max_m={max_m} n={n} k={k} {dtype}, {epilogue}, ")?;
         match plan {
             Some(plan) => write!(f, "{plan}")?,
             None => f.write_str("plan of rank 0")?,
+        }
+        if launch.sm_margin > 0 {
+            write!(f, ", sm_margin={}", launch.sm_margin)?;
         }
         write!(f, ", flux {}", env!("CARGO_PKG_VERSION"))
     }

@@ -44,6 +44,15 @@ fn malformed_views_are_refused_with_value_and_limit() {
     }
 }
 
+/// Of memory that may not exist.
+#[test]
+fn views_without_rows_are_of_any_memory() {
+    assert!(TensorRef::<bf16>::host(&[], (0, 64)).is_ok());
+    let raw = RawTensor { address: 0, dtype: DType::Bf16, location: Location::Cuda(0), layout: Layout::dense(0, 64), available: 0 };
+    // SAFETY: nothing is read.
+    assert!(unsafe { TensorRef::<bf16>::from_raw(raw) }.is_ok());
+}
+
 #[test]
 fn a_layout_spans_less_than_can_be_addressed() {
     let check = |rows| Layout::dense(rows, 64).check(ALIGNMENT, usize::MAX);

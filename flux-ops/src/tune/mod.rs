@@ -9,7 +9,7 @@ mod rank;
 use crate::error::{BuildError, CallError};
 use crate::execute::LaunchOptions;
 use crate::op::{Builder, EpilogueSpec, FusedLinear, OpMarker, Request, agreement};
-use crate::planning::{self, Choice, UserTable};
+use crate::planning::{self, Buckets, Choice, UserTable};
 use crate::table_file::TableFileError;
 use flux_core::plan::{PLAN_BYTES, Plan, PlanOrigin, PlanRow};
 use flux_core::{Problem, Rank};
@@ -169,8 +169,8 @@ pub enum TuneError {
 }
 
 impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
-    /// Times the model's best few plans beside the present one, verifies each, and adds the fastest
-    /// to the user's plan table for later builds. Bias and activation are left out. Collective, as
+    /// Times the model's best few plans for `m = max_m` beside the present one, verifies each, and
+    /// adds the fastest to the user's plan table for later builds. Bias and activation are left out. Collective, as
     /// `build`; before graphs are captured.
     ///
     /// # Errors
@@ -187,11 +187,12 @@ pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicato
     let request =
         Request { epilogue: EpilogueSpec::default(), launch: LaunchOptions { trace: false, ..request.launch }, ..request.clone() };
     let own = request.choice(comm);
-    let of_rank_0 = agreement::same_request(comm, &request.name(), &format!("tune {request}"), own.as_ref().ok().copied())?;
+    let present = own.as_ref().ok().map(|&choice| Buckets::one(u32::MAX, choice));
+    let of_rank_0 = agreement::same_request(comm, &request.name(), &format!("tune {request}"), present.as_ref())?;
     let user = UserTable::at(request.table.as_deref(), false);
     let list = own.map_err(TuneError::from).and_then(|own| Ok((own, list(comm, &request, options, (own, &user))?)));
     let (own, list) = agreed(comm, list)?;
-    let (problem, present) = (request.problem(comm)?, of_rank_0.unwrap_or(own));
+    let (problem, present) = (request.largest(comm)?, of_rank_0.map_or(own, |plans| *plans.get(1)));
     let (us, model, plans) = listed(&list);
     if let (Some(us), [plan]) = (us, &plans[..]) {
         return Ok(Tuned::Known { plan: *plan, us });
@@ -233,7 +234,7 @@ pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicato
 
 /// What rank 0 tells the others: the known row, or the plans to time and which is the model's first.
 fn list(comm: &Communicator, request: &Request, options: &TuneOptions, (own, user): (Choice, &UserTable)) -> Result<Vec<u8>, TuneError> {
-    let problem = request.problem(comm)?;
+    let problem = request.largest(comm)?;
     if comm.rank().get() > 0 {
         return Ok(Vec::new());
     }
@@ -241,7 +242,7 @@ fn list(comm: &Communicator, request: &Request, options: &TuneOptions, (own, use
         return Ok([&row.us.to_le_bytes()[..], &[0], &row.plan.to_bytes()].concat());
     }
     user.check()?;
-    let target = planning::target(comm);
+    let target = planning::target(comm, request.launch.sm_margin)?;
     let present = own.plan.canonical(&problem, &target);
     let ranked = Plan::ranked(&problem, &target);
     let mut plans: Vec<Plan> = ranked.iter().copied().take(options.candidates.max(1)).collect();

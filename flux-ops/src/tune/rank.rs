@@ -25,6 +25,7 @@ const SETS: usize = 3;
 /// What a rank times and checks with.
 pub(super) struct TuneRank<T> {
     comm: Communicator,
+    problem: Problem,
     gpu: Option<Gpu>,
     /// `x`, `w` and `y`.
     sets: Vec<[Operand<T>; 3]>,
@@ -58,12 +59,12 @@ impl<T: Element> TuneRank<T> {
                 (0..SETS).map(|_| Ok([gpu.copy(x)?, gpu.copy(w)?, gpu.copy(y)?])).collect::<Result<_, TuneError>>()?
             }
         };
-        Ok(Self { comm: comm.clone(), gpu, sets, oracle: Oracle::new::<T>(problem, comm.rank()) })
+        Ok(Self { comm: comm.clone(), problem: *problem, gpu, sets, oracle: Oracle::new::<T>(problem, comm.rank()) })
     }
 
     /// Whether the op's result is right; where it is not, why.
     pub(super) fn verify<K: OpMarker>(&mut self, op: &FusedLinear<K, T>) -> Result<Result<(), String>, TuneError> {
-        let mut y = HostBuffer::new(elements(y_window(op.problem(), self.comm.rank())))?;
+        let mut y = HostBuffer::new(elements(y_window(&self.problem, self.comm.rank())))?;
         y.elements_mut().fill(T::from_f32(f32::NAN));
         match (&self.gpu, &self.sets[0][2].device) {
             (Some(gpu), Some(block)) => gpu.upload(block, y.elements())?,
@@ -75,7 +76,7 @@ impl<T: Element> TuneRank<T> {
             _ => std::mem::swap(&mut y, &mut self.sets[0][2].host),
         }
         op.status().map_err(|fault| TransportError::Broken { fault })?;
-        Ok(self.oracle.check(y.elements(), op.plan().comm))
+        Ok(self.oracle.check(y.elements(), op.plan(op.max_m())?.comm))
     }
 
     /// What one call takes on this rank, in microseconds; `call` counts the samples.
@@ -101,7 +102,7 @@ impl<T: Element> TuneRank<T> {
 
     /// Calls the op on the next set, in order on the rank's stream.
     fn call<K: OpMarker>(&mut self, op: &FusedLinear<K, T>, call: usize) -> Result<(), TuneError> {
-        let problem = op.problem();
+        let problem = self.problem;
         let location = self.comm.device().ordinal().map_or(Location::Host, Location::Cuda);
         let stream = self.gpu.as_ref().map_or(Stream::Host, |gpu| Stream::from(&*gpu.stream));
         let raw = |operand: &mut Operand<T>, shape: Shape| {

@@ -172,7 +172,7 @@ impl<T: Element> Case<T> {
             return self.assert_close(expected, op, rank, y, context);
         }
         assert_eq!(y.len(), self.output_of(rank).count());
-        let rounded = &expected.of(op.plan()).rounded;
+        let rounded = &expected.of(&op.plan(self.problem.m())).rounded;
         for (at, (found, i)) in y.iter().zip(self.output_of(rank)).enumerate() {
             let wanted = rounded[i];
             // +0 and -0 are the same number.
@@ -183,7 +183,7 @@ impl<T: Element> Case<T> {
     /// Compares a rank's output with the exact result, within the derived bound.
     pub fn assert_close(&self, expected: &Expected<T>, op: &AnyOp<T>, rank: Rank, y: &[T], context: &str) {
         assert_eq!(y.len(), self.output_of(rank).count());
-        let bound = if is_collective(op) { &expected.collective_bound } else { &expected.of(op.plan()).bound };
+        let bound = if is_collective(op) { &expected.collective_bound } else { &expected.of(&op.plan(self.problem.m())).bound };
         for (at, (found, i)) in y.iter().zip(self.output_of(rank)).enumerate() {
             let (exact, bound) = (expected.exact[i], bound[i]);
             let error = (f64::from(found.to_f32()) - exact).abs();
@@ -199,7 +199,7 @@ impl<T: Element> Case<T> {
 
 /// Whether the transport's library adds the partial sums.
 fn is_collective<T: Element>(op: &AnyOp<T>) -> bool {
-    matches!(op, AnyOp::Rs(_) | AnyOp::Ar(_)) && op.plan().comm == CommMode::Sequential
+    matches!(op, AnyOp::Rs(_) | AnyOp::Ar(_)) && op.plan(op.max_m()).comm == CommMode::Sequential
 }
 
 /// One element of the result, in fp64.

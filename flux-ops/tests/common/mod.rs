@@ -131,11 +131,27 @@ impl<T: Element> AnyOp<T> {
         }
     }
 
-    pub fn plan(&self) -> &Plan {
+    pub fn plan(&self, m: u32) -> Plan {
         match self {
-            Self::Ag(op) => op.plan(),
-            Self::Rs(op) => op.plan(),
-            Self::Ar(op) => op.plan(),
+            Self::Ag(op) => op.plan(m as usize).unwrap(),
+            Self::Rs(op) => op.plan(m as usize).unwrap(),
+            Self::Ar(op) => op.plan(m as usize).unwrap(),
+        }
+    }
+
+    pub fn max_m(&self) -> u32 {
+        match self {
+            Self::Ag(op) => op.max_m() as u32,
+            Self::Rs(op) => op.max_m() as u32,
+            Self::Ar(op) => op.max_m() as u32,
+        }
+    }
+
+    pub fn prepare(&self, rows: &[usize]) -> Result<(), CallError> {
+        match self {
+            Self::Ag(op) => op.prepare(rows),
+            Self::Rs(op) => op.prepare(rows),
+            Self::Ar(op) => op.prepare(rows),
         }
     }
 

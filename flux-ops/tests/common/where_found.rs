@@ -54,6 +54,11 @@ macro_rules! tests_of_any_machine {
             ranks_agree_on_bias_and_activation,
             a_bias_that_does_not_fit_is_refused,
             small_shards_give_the_right_result_however_they_are_cut,
+            rows_change_with_every_call,
+            evicted_programs_are_made_again,
+            prepared_programs_stay,
+            rows_that_do_not_fit_are_refused,
+            ops_hold_no_memory_of_their_own,
         );
     };
 }

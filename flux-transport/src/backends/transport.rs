@@ -5,7 +5,7 @@
 //! too; the other methods at any time from any thread.
 use super::{Capabilities, LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, TransportError, TransportKind, WorkspaceView};
 use crate::bootstrap::control::Collective;
-use crate::{Device, Stream};
+use crate::{Device, HeldBytes, Stream};
 use flux_core::Nodes;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
@@ -35,6 +35,15 @@ pub(crate) trait Transport: Send + Sync + Debug {
     fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError>;
 
     fn view(&self) -> Arc<WorkspaceView>;
+
+    /// What the workspace takes of this rank's memory.
+    fn held(&self) -> HeldBytes {
+        let bytes = self.view().size.total_bytes();
+        match self.device() {
+            Device::Host => HeldBytes { host: bytes, ..HeldBytes::default() },
+            Device::Cuda { .. } => HeldBytes { device: bytes, ..HeldBytes::default() },
+        }
+    }
 
     /// Orders what comes next on `stream` after the call before.
     fn begin(&self, stream: Stream) -> Result<(), TransportError>;

@@ -10,6 +10,7 @@ use crate::backends::reason;
 use crate::{LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, Stream, TransportError, WorkspaceView};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 /// A call in progress.
 #[derive(Debug)]
@@ -50,6 +51,35 @@ impl Communicator {
         let mut call = Call::new(self, turn, stream, label);
         call.count()?;
         Ok(call)
+    }
+}
+
+impl Communicator {
+    /// Does `work` in this rank's turn: no call of another thread is in progress meanwhile.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    #[doc(hidden)]
+    pub fn in_turn<R>(&self, work: impl FnOnce() -> R) -> Result<R, TransportError> {
+        let _turn = self.turn()?;
+        self.working()?;
+        Ok(work())
+    }
+
+    /// Counts a call without rows: it has no number, and nothing is enqueued. Later calls say how
+    /// many went before, so ranks that differ are found in the next call that has rows.
+    ///
+    /// # Errors
+    /// As [`begin`](Self::begin).
+    pub fn empty_call(&self, stream: Stream) -> Result<(), TransportError> {
+        let _turn = self.turn()?;
+        self.working()?;
+        let device = self.device();
+        if stream.raw().is_some() != device.ordinal().is_some() {
+            return Err(TransportError::WrongStream { stream, device });
+        }
+        self.inner.empty_calls.fetch_add(1, Ordering::Relaxed);
+        Ok(())
     }
 }
 
@@ -209,6 +239,11 @@ impl<'c> Call<'c> {
     /// The op-sequence hash that the executor announces on pads in the op's place, where it does.
     pub fn sequence_hash(&self) -> Option<u32> {
         self.comm.inner.health.transport().sequence_hash()
+    }
+
+    /// Calls [without rows](Communicator::empty_call) before this one, modulo 2^32.
+    pub fn empty_calls_before(&self) -> u32 {
+        self.comm.inner.empty_calls.load(Ordering::Relaxed)
     }
 
     /// The call's number, where the host knows it: not of a call that is captured.

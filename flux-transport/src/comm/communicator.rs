@@ -3,6 +3,7 @@
 //! Invariant: calls and changes of the workspace happen one at a time, in turns. Once there is a
 //! fault, no call begins.
 
+use super::attachments::Attachments;
 use super::failure::Failure;
 use super::flight::Flight;
 use super::health::Health;
@@ -15,6 +16,7 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::{Nodes, Rank, WorldSize};
 use std::collections::BTreeMap;
 use std::fmt;
+use std::sync::atomic::AtomicU32;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::{Duration, Instant};
 
@@ -47,6 +49,10 @@ pub(super) struct Inner {
     explanation: String,
     /// What layers above say of this communicator, by name.
     notes: Mutex<BTreeMap<&'static str, String>>,
+    /// Calls without rows that this rank has made: they have no number.
+    pub(super) empty_calls: AtomicU32,
+    /// After the transport, which ends the calls that use them.
+    pub(super) attachments: Attachments,
 }
 
 impl fmt::Debug for Inner {
@@ -63,8 +69,19 @@ impl Communicator {
         let listener = NoticeListener::new(number, &health, &flight, world.control());
         let world = world.share();
         let options = *options;
-        let (turns, failure) = (Turns::default(), OnceLock::new());
-        let inner = Inner { _listener: listener, health, flight, failure, world, options, turns, explanation, notes: Mutex::default() };
+        let inner = Inner {
+            _listener: listener,
+            health,
+            flight,
+            failure: OnceLock::new(),
+            world,
+            options,
+            turns: Turns::default(),
+            explanation,
+            notes: Mutex::default(),
+            empty_calls: AtomicU32::new(0),
+            attachments: Attachments::default(),
+        };
         Self { inner: Arc::new(inner) }
     }
 
@@ -238,14 +255,20 @@ impl Communicator {
 
 impl Drop for Inner {
     fn drop(&mut self) {
-        let Self { health, world, .. } = self;
+        let Self { health, world, attachments, .. } = self;
         if std::thread::panicking() {
             // the world may outlive the panic, in a thread that joins this one
             world.control().abort_peers(world.communicator(), reason::PANICKED);
         }
         // Peers need no barrier: shared memory outlives their last write.
         match health.transport().drain() {
-            Err(error) => tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped"),
+            Err(error) => {
+                tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped");
+                // A device that has failed runs nothing.
+                if !matches!(error, TransportError::Cuda(_)) {
+                    attachments.abandon();
+                }
+            }
             // Its calls have reached the peers. After a capture only the device knows how many
             // there were.
             Ok(()) if !std::thread::panicking() && health.status().is_ok() => {

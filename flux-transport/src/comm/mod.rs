@@ -1,5 +1,6 @@
 //! The communicator: one rank's handle to all ranks' memory, and the order of its calls.
 
+mod attachments;
 mod automatic;
 mod call;
 mod communicator;
@@ -20,6 +21,7 @@ mod status;
 mod straggler;
 mod turn;
 
+pub use attachments::{CommunicatorMemory, HeldBytes};
 pub use call::Call;
 pub use communicator::Communicator;
 pub use failure::{Doing, Failure, RankReport};

@@ -26,7 +26,7 @@ pub use info::{DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_c
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use near::near;
 pub(crate) use stream::{Capture, capture};
-pub use stream::{Event, SideStream};
+pub use stream::{Event, SideStream, is_capturing};
 
 pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async};
 pub(crate) use patience::{done_by, look, usable};

@@ -9,7 +9,7 @@ pub(crate) fn locked<T>(state: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 /// Leaks one reference, so that `shared` is never freed while a device that was given up uses it.
-pub(crate) fn keep<T>(shared: &Arc<T>) {
+pub(crate) fn keep<T: ?Sized>(shared: &Arc<T>) {
     let _ = Arc::into_raw(Arc::clone(shared));
 }
 

@@ -121,7 +121,7 @@ impl Event {
     }
 
     /// Whether what was recorded last is done; so it is where nothing was.
-    pub(crate) fn is_done(&self) -> Result<bool, CudaError> {
+    pub fn is_done(&self) -> Result<bool, CudaError> {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
         // SAFETY: the event lives as long as `self`.
@@ -177,6 +177,14 @@ pub(crate) fn capture(stream: usize) -> Result<Capture, CudaError> {
         1 => Capture::On(id),
         _ => Capture::Broken,
     })
+}
+
+/// Whether what is put on `stream`, a `CUstream` of the current context, becomes part of a graph.
+///
+/// # Errors
+/// As the driver's: for the default stream while another one is captured.
+pub fn is_capturing(stream: usize) -> Result<bool, CudaError> {
+    Ok(matches!(capture(stream)?, Capture::On(_)))
 }
 
 /// A stream's number, which unlike its handle is never reused. Not for a stream being captured.

@@ -10,7 +10,7 @@ use flux_core::program::{Chunk, Schedule, TileProgram, sink};
 use flux_core::signal::Epoch;
 use flux_core::tile::Generation;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape};
-use flux_kernels::cpu::{CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
 use flux_kernels::{KernelTarget, Variant};
 use half::bf16;
 use std::num::NonZeroUsize;
@@ -144,15 +144,18 @@ impl HostReplay {
         let rows = |elements, cols: u32| Rows { elements, stride: cols as usize };
         let ys = problem.y_shape(rank);
         let mut y = vec![bf16::NAN; ys.rows as usize * ys.cols as usize];
-        let called = self.executor.run(CpuArgs {
-            x: rows(x, problem.k_local()),
-            w: rows(w, problem.w_shape().cols),
-            y: RowsMut { elements: &mut y, stride: ys.cols as usize },
-            epilogue: Epilogue::default(),
-            memory,
-            await_pushed: false,
-            op_hash: 0,
-        });
+        let called = self.executor.run(
+            &mut Buffers::default(),
+            CpuArgs {
+                x: rows(x, problem.k_local()),
+                w: rows(w, problem.w_shape().cols),
+                y: RowsMut { elements: &mut y, stride: ys.cols as usize },
+                epilogue: Epilogue::default(),
+                memory,
+                await_pushed: false,
+                op_hash: 0,
+            },
+        );
         assert!(called.is_ok(), "{problem} rank {rank} call {epoch}: {called:?}");
         y
     }

@@ -3,12 +3,13 @@
 //!
 //! Invariant: a case passes only if every checked output was exact, or within its derived bound.
 //!
-//! Three phases a case:
+//! The phases of a case:
 //!
 //! - **apart**: outputs and data regions are filled with NaN before each call, so nothing is right
 //!   by an earlier call's result;
 //! - **in a row**: calls follow each other with new data, and one rank after another is delayed;
-//! - **again**: the same random data with other delays must give the same bits.
+//! - **again**: the same random data with other delays must give the same bits;
+//! - **rows**: each call has other rows than the one before.
 //!
 //! `--random` runs random cases in place of the matrix.
 

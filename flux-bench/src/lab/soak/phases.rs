@@ -1,4 +1,4 @@
-//! The three phases of a case, on one rank.
+//! The phases of a case, on one rank.
 
 use crate::harness::Fill;
 use crate::harness::data;
@@ -87,6 +87,8 @@ pub(super) fn soak<T: Element>(ctx: &RankContext, problem: &Problem, run: &SoakR
     rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;
     rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
+    drop(sets);
+    rank.rows(&mut soaked).context("calls with changing rows")?;
     Ok(soaked)
 }
 
@@ -119,7 +121,8 @@ impl<T: Element> RankCase<'_, T> {
 
     fn verify(&self, set: &mut OperandSet<T>) -> anyhow::Result<Verdict> {
         self.defect.apply(self.ctx, set)?;
-        self.ctx.verify(set, self.op.plan())
+        let problem = set.holds.map_or(*self.op.problem(), |held| held.problem);
+        self.ctx.verify(set, &self.op.plan_of(&problem)?)
     }
 
     fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
@@ -150,6 +153,33 @@ impl<T: Element> RankCase<'_, T> {
             soaked.calls += 1;
             // Ranks check different calls, so that checking does not bring them back into step.
             if (call + u64::from(self.ctx.rank().get())) % 8 == 0 || call + 2 >= calls {
+                soaked.add(self.verify(set)?);
+            }
+        }
+        self.ctx.sync(self.op)
+    }
+
+    /// Calls in a row, each with other rows than the one before.
+    fn rows(&self, soaked: &mut SoakResult) -> anyhow::Result<()> {
+        let largest = *self.op.problem();
+        let most = largest.m();
+        let mut rows = vec![1, most.div_ceil(7), most / 2 + 1, most - most / 3, most];
+        rows.sort_unstable();
+        rows.dedup();
+        let problems = rows.into_iter().map(|m| largest.with_m(m)).collect::<Result<Vec<_>, _>>()?;
+        let set = |problem| Ok((problem, self.ctx.operand_set_with::<T>(&problem, self.epilogue)?));
+        let mut sets = problems.into_iter().map(set).collect::<anyhow::Result<Vec<_>>>()?;
+        let (count, rank) = (sets.len() as u64, u64::from(self.ctx.rank().get()));
+        for call in 0..4 * count {
+            // Every order of neighbours.
+            let (problem, set) = &mut sets[((call * (1 + call / count)) % count) as usize];
+            let operands = Operands::new(*problem, self.seed, 2000 + call, Fill::SmallInts).with_epilogue(self.epilogue);
+            self.ctx.fill(set, operands)?;
+            self.ctx.poison(&mut set.y)?;
+            self.delay(call, 20)?;
+            self.ctx.forward(self.op, set)?;
+            soaked.calls += 1;
+            if (call + rank) % 3 == 0 || call + 2 >= 4 * count {
                 soaked.add(self.verify(set)?);
             }
         }

@@ -32,7 +32,7 @@ pub fn ranks_that_disagree_are_told_so(machine: Machine) {
             let texts = texts.unwrap();
             assert!(texts.iter().all(|text| *text == texts[0]), "the ranks were told different things");
             let text = String::from_utf8(texts[0].clone()).unwrap();
-            assert!(text.contains(&format!("rank 1 `ag_gemm m={}", 64 * world)), "{text}");
+            assert!(text.contains(&format!("rank 1 `ag_gemm max_m={}", 64 * world)), "{text}");
 
             let op = AnyOp::of(&case, OpOptions::default(), node);
             case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "after a disagreement");

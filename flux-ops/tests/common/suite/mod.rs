@@ -9,6 +9,7 @@ mod leaving;
 mod messages;
 mod refusals;
 mod results;
+mod rows;
 mod sequential;
 
 pub use builds::*;
@@ -18,6 +19,7 @@ pub use leaving::*;
 pub use messages::*;
 pub use refusals::*;
 pub use results::*;
+pub use rows::*;
 pub use sequential::*;
 
 use super::{AnyOp, Case, Machine, Node};

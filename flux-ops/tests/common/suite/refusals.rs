@@ -27,7 +27,9 @@ pub fn a_refused_call_launches_nothing(machine: Machine) {
 
 fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case, node.rank);
-    let smaller = |l: Layout| [Layout::dense(l.rows - 1, l.cols), Layout::strided(l.rows, l.cols - 8, l.cols)];
+    // So few that every shard has other rows.
+    let fewer = case.problem.world().index();
+    let smaller = |l: Layout| [Layout::dense(l.rows - fewer, l.cols), Layout::strided(l.rows, l.cols - 8, l.cols)];
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned::<bf16>(ly.rows * ly.cols);
     let mut refused = |lx, lw, ly| {
@@ -38,15 +40,27 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
         CallError::Shape { operand, found: in_error, .. } => assert_eq!((operand, in_error), (name, found)),
         other => panic!("{other}"),
     };
-    for wrong in smaller(lx) {
-        named(refused(wrong, lw, ly), "x", wrong);
+    // The operand with all rows says how many the call has, so with fewer the other one is wrong.
+    let (others, gathers) = (|error| matches!(error, CallError::Shape { .. }), case.problem.op() == OPS[0]);
+    let [fewer, narrower] = smaller(lx);
+    let error = refused(fewer, lw, ly);
+    if gathers {
+        named(error, "x", fewer);
+    } else {
+        assert!(others(error));
     }
+    named(refused(narrower, lw, ly), "x", narrower);
     for wrong in smaller(lw) {
         named(refused(lx, wrong, ly), "w", wrong);
     }
-    for wrong in smaller(ly) {
-        named(refused(lx, lw, wrong), "y", wrong);
+    let [fewer, narrower] = smaller(ly);
+    let error = refused(lx, lw, fewer);
+    if gathers {
+        assert!(others(error));
+    } else {
+        named(error, "y", fewer);
     }
+    named(refused(lx, lw, narrower), "y", narrower);
     assert!(node.download(&y).iter().all(|e| e.is_nan()), "y was written by a refused call");
     make_every_misplaced_call(op, case, node);
 }

@@ -59,7 +59,7 @@ pub fn sequential_integers_of_two_ranks_are_exact(machine: Machine) {
         for world in machine.worlds(&[2]) {
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
-                assert!(op.plan().is_flattened(), "{}", op.explain());
+                assert!(op.plan(case.problem.m()).is_flattened(), "{}", op.explain());
                 case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
             });
         }

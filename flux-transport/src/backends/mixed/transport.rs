@@ -15,8 +15,8 @@ use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, MessageRounds, Options, RowTransfers, Select, Source, Stream, TransportError, TransportKind,
-    WorkspaceView, World,
+    Capabilities, ConnectError, Device, HeldBytes, MessageRounds, Options, RowTransfers, Select, Source, Stream, TransportError,
+    TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::program::Round;
@@ -177,6 +177,10 @@ impl Transport for Mixed {
 
     fn view(&self) -> Arc<WorkspaceView> {
         locked(&self.state).generation.plain()
+    }
+
+    fn held(&self) -> HeldBytes {
+        HeldBytes { device: locked(&self.state).generation.workspace.bytes(), ..HeldBytes::default() }
     }
 
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {

@@ -21,7 +21,7 @@ use crate::bootstrap::control::{Collective, agree, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, LibraryCollective, MessageRounds, Options, RowTransfers, Source, Stream, TransportError,
+    Capabilities, ConnectError, Device, HeldBytes, LibraryCollective, MessageRounds, Options, RowTransfers, Source, Stream, TransportError,
     TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
@@ -136,6 +136,10 @@ impl Transport for NcclTransport {
 
     fn view(&self) -> Arc<WorkspaceView> {
         locked(&self.state).generation.plain()
+    }
+
+    fn held(&self) -> HeldBytes {
+        HeldBytes { device: locked(&self.state).generation.workspace.bytes(), ..HeldBytes::default() }
     }
 
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {

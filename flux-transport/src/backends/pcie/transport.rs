@@ -17,8 +17,8 @@ use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, words_async};
 use crate::{
-    Capabilities, ConnectError, Device, Mover, Options, PeerStores, RowTransfers, Select, StagedTransfer, Stream, TransportError,
-    TransportKind, WorkspaceView, World,
+    Capabilities, ConnectError, Device, HeldBytes, Mover, Options, PeerStores, RowTransfers, Select, StagedTransfer, Stream,
+    TransportError, TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
@@ -134,6 +134,13 @@ impl Transport for Pcie {
 
     fn view(&self) -> Arc<WorkspaceView> {
         Arc::clone(&locked(&self.state).view)
+    }
+
+    fn held(&self) -> HeldBytes {
+        let state = locked(&self.state);
+        let size = state.current.size();
+        let pinned = state.current.host_region(self.members.rank).layout.bytes().unwrap_or(u64::MAX);
+        HeldBytes { device: size.total_bytes() + size.data_bytes(), pinned, host: 0 }
     }
 
     fn begin(&self, stream: Stream) -> Result<(), TransportError> {

@@ -1,0 +1,75 @@
+//! The buffers of calls: what all programs of a rank share.
+//!
+//! Invariant: a call finds nothing in them that it reads before it has written it, so they belong to
+//! nobody between calls.
+
+use super::error::ExecuteError;
+use super::operands::zeroed;
+use super::panel::Panel;
+use bytemuck::Zeroable;
+use flux_core::program::TileProgram;
+
+/// Buffers that grow to the largest program: `w` in fp32, and for each worker a tile and a shard of
+/// A, or all of A with flattened rows.
+#[derive(Debug, Default)]
+pub struct Buffers {
+    pub(super) weights: Vec<f32>,
+    pub(super) workers: Vec<Scratch>,
+}
+
+/// One worker's buffers.
+#[derive(Debug, Default)]
+pub(super) struct Scratch {
+    /// Operand A of the current shard.
+    pub(super) a: Panel,
+    /// Accumulators of a tile, its rows [`stride`] apart.
+    pub(super) acc: Vec<f32>,
+    /// One row of a partial tile.
+    pub(super) partial: Vec<f32>,
+}
+
+impl Buffers {
+    /// Makes room for calls of `program` by so many workers.
+    ///
+    /// # Errors
+    /// [`ExecuteError::OutOfMemory`].
+    pub fn reserve(&mut self, program: &TileProgram, workers: usize) -> Result<(), ExecuteError> {
+        let problem = &program.problem;
+        grow("weights in fp32", &mut self.weights, problem.n_local() as usize * problem.k_local() as usize)?;
+        if self.workers.len() < workers {
+            self.workers.resize_with(workers, Scratch::default);
+        }
+        self.workers[..workers].iter_mut().try_for_each(|scratch| scratch.reserve(program))
+    }
+
+    /// Bytes that are held.
+    pub fn bytes(&self) -> usize {
+        let of = |scratch: &Scratch| scratch.a.bytes() + size_of_val(&scratch.acc[..]) + size_of_val(&scratch.partial[..]);
+        size_of_val(&self.weights[..]) + self.workers.iter().map(of).sum::<usize>()
+    }
+}
+
+impl Scratch {
+    fn reserve(&mut self, program: &TileProgram) -> Result<(), ExecuteError> {
+        let problem = &program.problem;
+        let rows = if program.flattened { problem.m() } else { problem.m_shard() } as usize;
+        let (tile_m, stride) = (program.tile.m as usize, stride(program));
+        self.a.reserve((rows, problem.k_local() as usize), (tile_m, program.tile.k as usize))?;
+        grow("a worker's accumulators of a tile", &mut self.acc, tile_m.min(rows) * stride)?;
+        grow("a worker's row of a partial tile", &mut self.partial, stride)
+    }
+}
+
+/// Elements between the rows of a worker's accumulators: a tile may be wider than the output.
+pub(super) fn stride(program: &TileProgram) -> usize {
+    program.tile.n.min(program.problem.n_local()) as usize
+}
+
+/// Makes `buffer` at least `length` long. The old one goes first, so that both are never held.
+pub(super) fn grow<V: Zeroable>(what: &'static str, buffer: &mut Vec<V>, length: usize) -> Result<(), ExecuteError> {
+    if buffer.len() < length {
+        *buffer = Vec::new();
+        *buffer = zeroed(what, length)?;
+    }
+    Ok(())
+}

@@ -1,0 +1,116 @@
+//! Which plans an op has: what its caller names, measured ones, or the cost model's.
+//!
+//! Invariant: every rank takes rank 0's choices. What a schedule is derived from beside the plan,
+//! the SM count, is part of a choice.
+
+mod choice;
+mod user_table;
+
+pub(crate) use choice::{Bucket, Buckets, Choice};
+pub(crate) use user_table::UserTable;
+
+use crate::error::BuildError;
+use flux_core::machine::Machine;
+use flux_core::plan::{Links, Plan, PlanKey, PlanTable, TableKind, Target, bucket_ends, choose};
+use flux_core::program::ScheduleError;
+use flux_core::tile::Generation;
+use flux_core::{OpKind, Problem};
+use flux_kernels::KernelTarget;
+use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
+use std::path::Path;
+use std::sync::OnceLock;
+
+/// What plans are chosen for on `comm`, where `sm_margin` SMs are left to others. On the host
+/// transport it is an H100's: the same plans are tried there as on GPUs.
+///
+/// # Errors
+/// [`BuildError::SmMargin`] where no SM is left.
+pub(crate) fn target(comm: &Communicator, sm_margin: u32) -> Result<Target, BuildError> {
+    let mut target = whole_target(comm);
+    let sms = target.machine.multiprocessors;
+    target.machine.multiprocessors =
+        sms.checked_sub(sm_margin).filter(|&left| left > 0).ok_or(BuildError::SmMargin { value: sm_margin, sms })?;
+    Ok(target)
+}
+
+fn whole_target(comm: &Communicator) -> Target {
+    let device = comm.device();
+    let machine = device.info().map_or(Machine::H100, |info| {
+        // Where no kernel runs, the build says so.
+        let generation = KernelTarget::of(info.compute).map_or(Generation::Portable, |target| target.generation);
+        Machine::of_gpu(&info.name, info.sms).running(generation)
+    });
+    let links = links(&comm.capabilities());
+    let machine = if links == Links::HostStaged { machine.staged(comm.world_size().get()) } else { machine };
+    Target { machine, nodes: comm.nodes(), links }
+}
+
+/// The legal plans of `problem` on `comm`, the fastest by the cost model first.
+pub fn ranked_plans(comm: &Communicator, problem: &Problem) -> Vec<Plan> {
+    Plan::ranked(problem, &whole_target(comm))
+}
+
+fn links(capabilities: &Capabilities) -> Links {
+    match (capabilities.mover, capabilities.peer_stores) {
+        (Mover::Messages { channels }, _) => Links::Messages(channels),
+        (_, PeerStores::All) => Links::PeerMemory,
+        _ => Links::HostStaged,
+    }
+}
+
+/// The key of a problem's rows on `comm`.
+pub(crate) fn key(comm: &Communicator, problem: &Problem) -> PlanKey {
+    let device = comm.device();
+    PlanKey::new(problem, device.name(), driver(device.name()), comm.transport().name())
+}
+
+/// This rank's choice for one `m` where the caller names no plan, by `user`'s rows, the shipped
+/// ones or the model.
+///
+/// # Errors
+/// [`BuildError::NoPlan`] where no plan is legal for the problem.
+pub(crate) fn own_choice(comm: &Communicator, problem: &Problem, (user, sm_margin): (&UserTable, u32)) -> Result<Choice, BuildError> {
+    let target = target(comm, sm_margin)?;
+    let tables = [(TableKind::User, user.rows()), (TableKind::Shipped, shipped())];
+    let chosen = choose(problem, &target, &key(comm, problem), &tables, false);
+    let nodes = target.nodes;
+    let none = || match problem.op() {
+        OpKind::GemmAllReduce if nodes.are_mixed() => ScheduleError::AllReduceNodes { nodes }.into(),
+        _ => BuildError::NoPlan { problem: *problem },
+    };
+    let (plan, origin) = chosen.ok_or_else(none)?;
+    Ok(Choice { plan, sms: target.machine.multiprocessors, origin })
+}
+
+/// This rank's choices for all `m` up to `largest`'s.
+///
+/// # Errors
+/// As [`own_choice`].
+pub(crate) fn own_choices(comm: &Communicator, largest: &Problem, from: (&UserTable, u32)) -> Result<Buckets, BuildError> {
+    let ends = bucket_ends(largest.m(), &key(comm, largest), &[from.0.rows(), shipped()]);
+    // A table that was edited by hand may have an `m` that the ranks cannot split.
+    let problems = ends.into_iter().filter_map(|end| largest.with_m(end).ok());
+    let bucket = |problem: Problem| Ok(Bucket { last: problem.m(), choice: own_choice(comm, &problem, from)? });
+    problems.map(bucket).collect::<Result<_, _>>().map(Buckets::new)
+}
+
+/// The driver's version as tables have it: of CUDA for a GPU, `host` for the host.
+fn driver(device: &str) -> &'static str {
+    static DRIVER: OnceLock<String> = OnceLock::new();
+    let version = || flux_transport::internal::cuda::driver_version().map_or_else(|_| "unknown".to_owned(), |version| version.to_string());
+    if device == HOST { HOST } else { DRIVER.get_or_init(version) }
+}
+
+/// Name of the host as a device, and its driver's.
+const HOST: &str = "host";
+
+fn shipped() -> &'static PlanTable {
+    static SHIPPED: OnceLock<PlanTable> = OnceLock::new();
+    SHIPPED.get_or_init(PlanTable::shipped)
+}
+
+/// The plan table in `file`, or the user's: its path and how many rows serve the device with this
+/// name (`host` for the host), or why it is ignored.
+pub fn explain_plan_table(file: Option<&Path>, device: &str) -> String {
+    UserTable::at(file, false).explain(device)
+}
