@@ -216,7 +216,7 @@ fn devices() -> Result<u32, String> {
     let count = cuda::device_count().map_err(|why| why.to_string())?;
     for ordinal in 0..count {
         let info = cuda::device_info(ordinal).map_err(|why| why.to_string())?;
-        gpu::kernels::arch(ordinal, info.compute).map_err(|why| why.to_string())?;
+        gpu::kernels::target(ordinal, info.compute).map_err(|why| why.to_string())?;
     }
     Ok(count)
 }

@@ -80,7 +80,9 @@ mod tests {
     use flux_core::machine::Machine;
     use flux_core::plan::KSplit;
     use flux_core::program::TileProgram;
+    use flux_core::tile::Generation;
     use flux_core::{DType, OpKind, Rank, WorldSize};
+    use flux_kernels::KernelTarget;
     use flux_kernels::Variant;
 
     fn problem(op: OpKind, m: usize) -> Problem {
@@ -123,10 +125,13 @@ mod tests {
     fn there_is_a_kernel_for_each_candidate() {
         for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
             for problem in [136, 768, 4096].map(|m| problem(op, m)) {
-                let target = Target::peer_memory(Machine::H100, &problem);
-                for plan in Plan::ranked(&problem, &target) {
-                    let program = TileProgram::build(&problem, Rank::new(0), &plan.schedule(&problem, &target)).unwrap();
-                    Variant::of(&program).unwrap_or_else(|why| panic!("{problem}, {plan}: {why}"));
+                for generation in [Generation::Hopper, Generation::Portable] {
+                    let target = Target::peer_memory(Machine::H100.running(generation), &problem);
+                    for plan in Plan::ranked(&problem, &target) {
+                        let program = TileProgram::build(&problem, Rank::new(0), &plan.schedule(&problem, &target)).unwrap();
+                        let found = Variant::of(&program, KernelTarget::of_generation(generation));
+                        found.unwrap_or_else(|why| panic!("{problem}, {plan}: {why}"));
+                    }
                 }
             }
         }

@@ -2,6 +2,7 @@
 //!
 //! Invariant: times round up to a nanosecond, so no rate is ever exceeded.
 
+use crate::tile::Generation;
 use std::time::Duration;
 
 /// A host of equal GPUs that reach each other's memory through a switch, or host memory only.
@@ -28,6 +29,8 @@ pub struct Machine {
     /// Whether the simulator sends through host memory: whole chunks, by copy engines, at the
     /// links' rates in and out.
     pub through_host: bool,
+    /// Which kernel its GPUs run.
+    pub generation: Generation,
     /// SMs; each is one worker.
     pub multiprocessors: u32,
     /// Operations of an SM in a cycle; a multiply and an add count as two.
@@ -82,6 +85,7 @@ impl Machine {
         name: "H200",
         gpu: "H200",
         through_host: false,
+        generation: Generation::Hopper,
         multiprocessors: 132,
         ops_per_cycle: 4096,
         clock_mhz: 1460,
@@ -140,6 +144,17 @@ impl Machine {
     pub fn of_gpu(name: &str, multiprocessors: u32) -> Self {
         let known = [Self::H200, Self::H800, Self::H100].into_iter().find(|machine| name.contains(machine.gpu));
         Self { multiprocessors: multiprocessors.max(1), ..known.unwrap_or(Self::H100) }
+    }
+
+    /// This machine with the kernel of `generation`. A probe of mma.sync reaches 645 TFLOP/s on an
+    /// H100, whose data sheet says 989 of wgmma.
+    #[must_use]
+    pub fn running(self, generation: Generation) -> Self {
+        let ops_per_cycle = match (self.generation, generation) {
+            (Generation::Hopper, Generation::Portable) => self.ops_per_cycle * 645 / 989,
+            _ => self.ops_per_cycle,
+        };
+        Self { generation, ops_per_cycle, ..self }
     }
 
     /// Whether committed records confirm the profile.

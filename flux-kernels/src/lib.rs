@@ -9,6 +9,7 @@ mod aot;
 mod cache;
 pub mod cpu;
 pub mod cuda;
+mod device;
 mod element;
 mod epilogue;
 pub mod harness;
@@ -19,6 +20,7 @@ mod variant;
 
 pub use aot::compile_all;
 pub use cache::{AheadError, Cubin, Cubins, Origin, cubin};
+pub use device::{KernelTarget, NoKernel};
 pub use element::Element;
 pub use epilogue::{Activation, NoSuchActivation};
 pub use inspect::{FunctionReport, ImageError, Report};

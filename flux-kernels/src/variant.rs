@@ -1,12 +1,13 @@
 //! The instantiations of the fused kernel.
 //!
-//! Invariant: a variant's numbers are those of `struct Config` in
-//! `flux-kernels/cuda/sm90/config.cuh`.
+//! Invariant: a variant's numbers are those of `struct Config` in `config.cuh` of its generation,
+//! `flux-kernels/cuda/sm90/` or `sm80/`.
 
+use crate::device::KernelTarget;
 use crate::epilogue::Activation;
 use crate::sources::Source;
 use flux_core::program::TileProgram;
-use flux_core::tile::{HOPPER_SHARED_BYTES, Staging};
+use flux_core::tile::{Generation, Staging};
 use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
@@ -21,31 +22,44 @@ pub struct Variant {
     op: OpKind,
     dtype: DType,
     tile: TileShape,
-    staging: Staging,
+    form: Form,
     stages: u32,
     activation: Activation,
     traced: bool,
 }
 
+/// The generation, with what only it distinguishes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+enum Form {
+    /// How a finished tile is staged.
+    Hopper(Staging),
+    /// Results leave from registers.
+    Portable,
+}
+
 /// There is no kernel for a tile, or none that does what the program asks of it.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("there is no kernel for tiles of {tile} here: {}", advice())]
+#[error("there is no kernel for tiles of {tile} here: {}", advice(*generation))]
 pub struct NoSuchTile {
     /// The requested tile.
     pub tile: TileShape,
+    /// The device's kernel.
+    pub generation: Generation,
 }
 
 /// The tiles that there are kernels for, in words.
-fn advice() -> String {
-    let list = |kept: fn(TileShape) -> bool| {
-        TileShape::all().filter(|&tile| kept(tile)).map(|tile| tile.to_string()).collect::<Vec<_>>().join(", ")
+fn advice(generation: Generation) -> String {
+    let list = |kept: &dyn Fn(TileShape) -> bool| {
+        generation.tiles().filter(|&tile| kept(tile)).map(|tile| tile.to_string()).collect::<Vec<_>>().join(", ")
     };
-    format!(
-        "use {}; for gemm_rs and gemm_ar of several ranks with flattened rows also {}, and with rows per shard also {}",
-        list(|tile| tile.scatters() && tile.sends_partials()),
-        list(|tile| !tile.sends_partials()),
-        list(|tile| !tile.scatters()),
-    )
+    let [scatters, sends] = [list(&|tile| !generation.sends_partials(tile)), list(&|tile| !generation.scatters(tile))];
+    let mut text = format!("use {}", list(&|tile| generation.scatters(tile) && generation.sends_partials(tile)));
+    if !scatters.is_empty() {
+        text += &format!(
+            "; for gemm_rs and gemm_ar of several ranks with flattened rows also {scatters}, and with rows per shard also {sends}"
+        );
+    }
+    text
 }
 
 /// The op whose kernel executes `op`: the program alone tells sums for one owner from sums for all.
@@ -54,49 +68,61 @@ const fn kernel_of(op: OpKind) -> OpKind {
 }
 
 impl Variant {
-    /// Threads of a CTA: a warpgroup with producer, storer, mover and signal poller, and two
-    /// consumers.
+    /// Threads of a CTA: eight consumer warps, and four of producer, mover and those that carry
+    /// results and signals.
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
 
-    /// Every variant that is compiled ahead of time; the [`traced`](Self::traced) forms are
-    /// compiled where they are used.
-    pub fn all() -> Vec<Self> {
+    /// Every variant that is compiled ahead of time for a target; the [`traced`](Self::traced)
+    /// forms are compiled where they are used.
+    pub fn all(target: KernelTarget) -> Vec<Self> {
         let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter]; // see `kernel_of`
         let pairs = ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)));
-        let plain = pairs.flat_map(|(op, dtype)| TileShape::all().flat_map(move |tile| Self::with_tile(op, dtype, tile)));
+        let plain = pairs.flat_map(|(op, dtype)| target.generation.tiles().flat_map(move |tile| Self::with_tile(op, dtype, tile, target)));
         plain.flat_map(|variant| Activation::of(variant.op).iter().map(move |&a| variant.with_activation(a))).collect()
     }
 
-    fn with_tile(op: OpKind, dtype: DType, tile: TileShape) -> impl Iterator<Item = Self> {
-        let stagings = tile.stagings().filter(move |&staging| match op {
+    fn with_tile(op: OpKind, dtype: DType, tile: TileShape, target: KernelTarget) -> impl Iterator<Item = Self> {
+        let forms: Vec<_> = match target.generation {
+            Generation::Hopper => tile.stagings().filter(|&staging| Self::is_staged(op, tile, staging)).map(Form::Hopper).collect(),
+            Generation::Portable => target.generation.tiles().filter(|&t| t == tile).map(|_| Form::Portable).collect(),
+        };
+        forms.into_iter().filter_map(move |form| {
+            let stages = match form {
+                Form::Hopper(staging) => tile.stages(staging, target.shared_bytes)?,
+                Form::Portable => tile.portable_stages(target.shared_bytes)?,
+            };
+            Some(Self { op, dtype, tile, form, stages, activation: Activation::None, traced: false })
+        })
+    }
+
+    /// Whether there is a Hopper kernel of this form.
+    fn is_staged(op: OpKind, tile: TileShape, staging: Staging) -> bool {
+        match op {
             // Nothing is scattered, so one buffer does.
             OpKind::AllGatherGemm => staging == Staging::Shared || tile.stagings().count() == 1,
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => staging == Staging::PerConsumer || tile.sends_partials_from(staging),
-        });
-        stagings.filter_map(move |staging| {
-            let stages = tile.stages(staging, HOPPER_SHARED_BYTES)?;
-            Some(Self { op, dtype, tile, staging, stages, activation: Activation::None, traced: false })
-        })
+        }
     }
 
     /// The variant for a program, without activation: of two the one with more stages.
     ///
     /// # Errors
     /// As of [`Self::fitting`].
-    pub fn of(program: &TileProgram) -> Result<Self, NoSuchTile> {
-        let fitting = Self::fitting(program)?;
-        fitting.into_iter().max_by_key(|variant| variant.stages).ok_or(NoSuchTile { tile: program.tile })
+    pub fn of(program: &TileProgram, target: KernelTarget) -> Result<Self, NoSuchTile> {
+        let fitting = Self::fitting(program, target)?;
+        let none = NoSuchTile { tile: program.tile, generation: target.generation };
+        fitting.into_iter().max_by_key(|variant| variant.stages).ok_or(none)
     }
 
     /// All variants that can execute a program, at least one; their results are equal to the bit.
     ///
     /// # Errors
     /// [`NoSuchTile`] when no kernel has this tile, or none that does what the program asks of it.
-    pub fn fitting(program: &TileProgram) -> Result<Vec<Self>, NoSuchTile> {
+    pub fn fitting(program: &TileProgram, target: KernelTarget) -> Result<Vec<Self>, NoSuchTile> {
         let (op, dtype, tile) = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
-        let fitting: Vec<_> = Self::with_tile(op, dtype, tile).filter(|variant| variant.fits(program)).collect();
-        if fitting.is_empty() { Err(NoSuchTile { tile }) } else { Ok(fitting) }
+        let fitting: Vec<_> = Self::with_tile(op, dtype, tile, target).filter(|variant| variant.fits(program)).collect();
+        if fitting.is_empty() { Err(NoSuchTile { tile, generation: target.generation }) } else { Ok(fitting) }
     }
 
     /// Whether it can execute a program.
@@ -106,9 +132,13 @@ impl Variant {
         // Rows that go to several owners leave from a buffer of the whole tile.
         let scatters = reduce_scatter && program.flattened;
         let sends_partials = reduce_scatter && !program.flattened && program.problem.world().peers() > 0;
-        (self.op, self.dtype, self.tile) == of_program
-            && (self.staging == Staging::PerConsumer || !scatters)
-            && (self.tile.sends_partials_from(self.staging) || !sends_partials)
+        let does = match self.form {
+            Form::Hopper(staging) => {
+                (staging == Staging::PerConsumer || !scatters) && (self.tile.sends_partials_from(staging) || !sends_partials)
+            }
+            Form::Portable => program.problem.op() != OpKind::GemmAllReduce || !sends_partials,
+        };
+        (self.op, self.dtype, self.tile) == of_program && does
     }
 
     /// The same kernel with time stamps: each launch takes a
@@ -116,6 +146,14 @@ impl Variant {
     #[must_use]
     pub const fn traced(self) -> Self {
         Self { traced: true, ..self }
+    }
+
+    /// Which kernel.
+    pub const fn generation(&self) -> Generation {
+        match self.form {
+            Form::Hopper(_) => Generation::Hopper,
+            Form::Portable => Generation::Portable,
+        }
     }
 
     /// The same kernel with this activation of the result; one of [`Activation::of`] the op, as
@@ -186,15 +224,18 @@ impl Variant {
     /// Global staging memory of each CTA of a launch, in bytes: the first consumer's part of a
     /// partial tile waits there until the second's is sent.
     pub(crate) const fn epilogue_staging_bytes(&self) -> u64 {
-        match (self.op, self.staging) {
-            (OpKind::GemmReduceScatter, Staging::Shared) => (self.tile.m * self.tile.n) as u64,
+        match (self.op, self.form) {
+            (OpKind::GemmReduceScatter, Form::Hopper(Staging::Shared)) => (self.tile.m * self.tile.n) as u64,
             _ => 0,
         }
     }
 
     /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(&self) -> u32 {
-        self.tile.shared_bytes(self.staging, self.stages, matches!(self.op, OpKind::GemmReduceScatter))
+        match self.form {
+            Form::Hopper(staging) => self.tile.shared_bytes(staging, self.stages, matches!(self.op, OpKind::GemmReduceScatter)),
+            Form::Portable => self.tile.portable_shared_bytes(self.stages),
+        }
     }
 
     /// Name of the kernel's entry point.
@@ -206,25 +247,35 @@ impl Variant {
     pub fn source(&self) -> Source {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
-        let (buffers, stages, traced, activation) = (self.staging.buffers(), self.stages, self.traced, self.activation.cuda_name());
+        let (stages, traced, shared, threads) = (self.stages, self.traced, self.shared_bytes(), Self::THREADS);
+        let activation = self.activation.cuda_name();
         let TileShape { m, n, k, .. } = self.tile;
+        let (folder, numbers, check) = match self.form {
+            Form::Hopper(staging) => ("sm90", format!("{m}, {n}, {}, {stages}", staging.buffers()), self.hopper_check(staging)),
+            Form::Portable => ("sm80", format!("{m}, {n}, {stages}"), String::new()),
+        };
         let text = format!(
-            "#include \"sm90/fused_gemm.cuh\"\n\
-             using C = flux::Config<{m}, {n}, {buffers}, {stages}, {bf16}, {rs}, flux::Activation::{activation}, {traced}>;\n\
-             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kPairs == {pairs} && C::kTileK == {k}, \"variant.rs\");\n\
-             static_assert(C::kBoxCols == {box_cols} && C::kBoxRows == {box_rows}, \"variant.rs\");\n\
-             static_assert(C::kCanSendPartials == {sends} && C::kSwapAB == {swaps}, \"table.rs\");\n\
+            "#include \"{folder}/fused_gemm.cuh\"\n\
+             using C = flux::Config<{numbers}, {bf16}, {rs}, flux::Activation::{activation}, {traced}>;\n\
+             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == {k}, \"variant.rs\");\n\
+             {check}\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
-             flux::fused_gemm<C>(p);\n}}\n",
-            pairs = self.loads_pairs(),
-            shared = self.shared_bytes(),
-            threads = Self::THREADS,
-            box_cols = self.box_cols(),
-            box_rows = self.box_rows(),
-            sends = self.tile.sends_partials_from(self.staging),
-            swaps = self.tile.swaps_ab(),
+             flux::fused_gemm<C>(p);\n}}\n"
         );
         Source { name, text }
+    }
+
+    /// That a Hopper kernel has the boxes and the form that are assumed here.
+    fn hopper_check(&self, staging: Staging) -> String {
+        format!(
+            "static_assert(C::kPairs == {pairs} && C::kBoxCols == {box_cols} && C::kBoxRows == {box_rows}, \"variant.rs\");\n\
+             static_assert(C::kCanSendPartials == {sends} && C::kSwapAB == {swaps}, \"table.rs\");\n",
+            pairs = self.loads_pairs(),
+            box_cols = self.box_cols(),
+            box_rows = self.box_rows(),
+            sends = self.tile.sends_partials_from(staging),
+            swaps = self.tile.swaps_ab(),
+        )
     }
 }
 
@@ -234,6 +285,9 @@ impl fmt::Display for Variant {
         if self.activation != Activation::None {
             write!(f, "_{}", self.activation)?;
         }
+        if self.form == Form::Portable {
+            write!(f, "_{}", Generation::Portable)?;
+        }
         if self.traced { f.write_str("_traced") } else { Ok(()) }
     }
 }
@@ -241,8 +295,11 @@ impl fmt::Display for Variant {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::nvrtc::Arch;
     use flux_core::program::Schedule;
     use flux_core::{Problem, Rank, WorldSize};
+
+    const HOPPER: KernelTarget = KernelTarget::of_arch(Arch::Sm90a);
 
     fn program(op: OpKind, m: usize, flattened: bool) -> TileProgram {
         let problem = Problem::new(op, m, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
@@ -252,11 +309,11 @@ mod tests {
     #[test]
     fn scattered_rows_need_a_buffer_for_each_consumer() {
         let stagings =
-            |op, flattened| Variant::fitting(&program(op, 512, flattened)).unwrap().iter().map(|v| v.staging).collect::<Vec<_>>();
-        assert_eq!(stagings(OpKind::GemmReduceScatter, true), [Staging::PerConsumer]);
-        assert_eq!(stagings(OpKind::GemmReduceScatter, false), [Staging::PerConsumer, Staging::Shared]);
-        assert_eq!(stagings(OpKind::AllGatherGemm, true), [Staging::Shared]);
-        let [_, shared] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, false)).unwrap()[..] else { unreachable!() };
+            |op, flattened| Variant::fitting(&program(op, 512, flattened), HOPPER).unwrap().iter().map(|v| v.form).collect::<Vec<_>>();
+        assert_eq!(stagings(OpKind::GemmReduceScatter, true), [Form::Hopper(Staging::PerConsumer)]);
+        assert_eq!(stagings(OpKind::GemmReduceScatter, false), [Staging::PerConsumer, Staging::Shared].map(Form::Hopper));
+        assert_eq!(stagings(OpKind::AllGatherGemm, true), [Form::Hopper(Staging::Shared)]);
+        let [_, shared] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, false), HOPPER).unwrap()[..] else { unreachable!() };
         assert!(!shared.fits(&program(OpKind::GemmReduceScatter, 512, true)), "a launch refuses it");
         assert!(!shared.fits(&program(OpKind::AllGatherGemm, 512, false)), "of another op");
     }
@@ -264,26 +321,29 @@ mod tests {
     /// As a launch finds them: a program of each tile, with flattened rows and with rows per shard.
     #[test]
     fn the_tile_table_says_what_there_are_kernels_for() {
-        for tile in TileShape::all() {
+        let targets = Arch::ALL.map(KernelTarget::of_arch);
+        for (target, tile) in targets.into_iter().flat_map(|target| target.generation.tiles().map(move |tile| (target, tile))) {
             let problem = Problem::new(OpKind::GemmReduceScatter, 1024, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
             let has_kernel = |flattened| {
                 let program = TileProgram::build(&problem, Rank::new(0), &Schedule { flattened, ..Schedule::of(tile) }).unwrap();
-                Variant::of(&program).is_ok()
+                Variant::of(&program, target).is_ok()
             };
-            assert_eq!([tile.scatters(), tile.sends_partials()], [true, false].map(has_kernel), "{tile}");
+            let generation = target.generation;
+            let says = [generation.scatters(tile), generation.sends_partials(tile)];
+            assert_eq!(says, [true, false].map(has_kernel), "{tile} {}", target.arch.name());
         }
     }
 
     #[test]
     fn a_tile_without_a_kernel_is_answered_with_those_that_have_one() {
-        let text = NoSuchTile { tile: TileShape::new(128, 160, 64) }.to_string();
+        let text = NoSuchTile { tile: TileShape::new(128, 160, 64), generation: Generation::Hopper }.to_string();
         assert!(text.starts_with("there is no kernel for tiles of 128x160x64 here: use 128x256x64, "), "{text}");
-        assert!(TileShape::all().all(|tile| text.contains(&tile.to_string())), "{text}");
+        assert!(Generation::Hopper.tiles().all(|tile| text.contains(&tile.to_string())), "{text}");
     }
 
     #[test]
     fn the_variant_with_more_stages_is_taken() {
-        let chosen = |op, flattened| Variant::of(&program(op, 512, flattened)).unwrap();
+        let chosen = |op, flattened| Variant::of(&program(op, 512, flattened), HOPPER).unwrap();
         let (ag, rs, scatters) =
             (chosen(OpKind::AllGatherGemm, false), chosen(OpKind::GemmReduceScatter, false), chosen(OpKind::GemmReduceScatter, true));
         assert_eq!([ag.stages, rs.stages, scatters.stages], [4, 4, 3]);

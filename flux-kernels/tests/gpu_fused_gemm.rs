@@ -5,11 +5,12 @@
 
 mod common;
 
-use common::{World, cubin, device, programs};
+use common::{World, cubin, device, programs, target};
 use cudarc::driver::{CudaContext, sys};
 use flux_core::layout::fault;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
+use flux_core::tile::Generation;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cuda::{LaunchError, Pace, loaded};
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
@@ -44,8 +45,8 @@ fn check(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule) {
 /// The same of ranks in nodes.
 fn check_across(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule, nodes: Nodes) {
     let program = &programs(p, schedule, nodes)[0];
-    let fitting = Variant::fitting(program).unwrap_or_default();
-    assert_eq!(fitting.is_empty(), is_refused(program), "{p}, {schedule}");
+    let fitting = Variant::fitting(program, target(context)).unwrap_or_default();
+    assert_eq!(fitting.is_empty(), is_refused(program, target(context).generation), "{p}, {schedule}");
     for variant in fitting {
         check_on(context, programs(p, schedule, nodes), variant, schedule);
     }
@@ -67,16 +68,16 @@ fn check_on(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Var
 
 /// Whether there is no kernel for it: the largest tiles have no buffer for the whole tile, which
 /// scattered rows need, and some swap-AB tiles do not send partial tiles.
-fn is_refused(program: &TileProgram) -> bool {
+fn is_refused(program: &TileProgram, generation: Generation) -> bool {
     let sends = program.problem.op().reduces() && program.problem.world().peers() > 0;
-    sends && !if program.flattened { program.tile.scatters() } else { program.tile.sends_partials() }
+    sends && !if program.flattened { generation.scatters(program.tile) } else { generation.sends_partials(program.tile) }
 }
 
 /// Every variant on every case.
 fn check_all_variants(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
         for dtype in [DType::Bf16, DType::F16] {
-            for tile in TileShape::all() {
+            for tile in target(context).generation.tiles() {
                 for &(m, n, k, world, chunk) in cases {
                     check(context, problem(op, m, n, k, dtype, world), &schedule(tile, chunk));
                 }
@@ -89,7 +90,7 @@ fn check_all_variants(context: &Arc<CudaContext>, cases: &[Case]) {
 fn relays_add_what_their_mates_send_and_send_the_sum() {
     let Some(context) = device("relays_add_what_their_mates_send_and_send_the_sum") else { return };
     for dtype in [DType::Bf16, DType::F16] {
-        for tile in TileShape::all() {
+        for tile in target(&context).generation.tiles() {
             for (count, world, chunk, split_k) in [(2, 4, Chunk::Tiles(1), 1), (2, 4, Chunk::Shard, 2), (3, 6, Chunk::Tiles(2), 1)] {
                 let p = problem(OpKind::GemmReduceScatter, 129, 584, 392, dtype, world);
                 let schedule = Schedule { split_k, ..schedule(tile, chunk) };
@@ -126,7 +127,7 @@ fn together_every_variant_is_right_on_shards_of_different_sizes() {
     // A row less is a row block less where m = 4 * 128 + 1.
     let cases =
         [(3, 4, Chunk::Tiles(1)), (3, 4, Chunk::Shard), (70, 3, Chunk::Tiles(1)), (513, 4, Chunk::Tiles(2)), (1030, 4, Chunk::Tiles(1))];
-    for (op, tile) in OPS.into_iter().flat_map(|op| TileShape::all().map(move |tile| (op, tile))) {
+    for (op, tile) in OPS.into_iter().flat_map(|op| target(&context).generation.tiles().map(move |tile| (op, tile))) {
         for (m, world, chunk) in cases {
             for flattened in [false, true] {
                 let world = WorldSize::new(world).expect("a world");
@@ -141,17 +142,19 @@ fn together_every_variant_is_right_on_shards_of_different_sizes() {
 /// Every variant with every activation it takes, with and without a bias.
 fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
-        for (dtype, tile) in [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| TileShape::all().map(move |tile| (dtype, tile))) {
+        for (dtype, tile) in
+            [DType::Bf16, DType::F16].into_iter().flat_map(|dtype| target(context).generation.tiles().map(move |tile| (dtype, tile)))
+        {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
-                let flattened = op.reduces() && !tile.sends_partials();
+                let flattened = op.reduces() && !target(context).generation.sends_partials(tile);
                 let schedule = Schedule { flattened, ..schedule(tile, chunk) };
-                if is_refused(&programs(p, &schedule, Nodes::apart(p.world()))[0]) {
+                if is_refused(&programs(p, &schedule, Nodes::apart(p.world()))[0], target(context).generation) {
                     continue;
                 }
                 for (call, &activation) in (1..).zip(Activation::of(op)) {
                     let programs = programs(p, &schedule, Nodes::apart(p.world()));
-                    let variant = Variant::of(&programs[0]).expect("a variant").with_activation(activation);
+                    let variant = Variant::of(&programs[0], target(context)).expect("a variant").with_activation(activation);
                     let mut w = World::with(context, programs, variant, Epoch::FIRST);
                     for (bias, fill) in [(Some(50 + call), Fill::SmallInts), (Some(60 + call), Fill::Uniform), (None, Fill::Uniform)] {
                         let seeds = Seeds { x: 11 * call, w: 2000 + call };
@@ -189,7 +192,7 @@ fn tiles_that_span_shards_and_split_k_are_right() {
     let Some(context) = device("tiles_that_span_shards_and_split_k_are_right") else { return };
     let cases = [(1, 264, 200, 2), (5, 328, 1048, 3), (16, 520, 1024, 4), (8, 264, 1048, 8), (72, 392, 712, 3), (129, 584, 392, 2)];
     for op in OPS {
-        for tile in TileShape::all() {
+        for tile in target(&context).generation.tiles() {
             for (m, n, k, world) in cases {
                 let p = problem(op, m, n, k, DType::Bf16, world);
                 for (flattened, split_k, k_slices) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
@@ -222,7 +225,7 @@ fn shared_from(from: u32, p: Problem, schedule: Schedule) -> Schedule {
 fn first_tiles_that_groups_of_workers_share_are_right() {
     let Some(context) = device("first_tiles_that_groups_of_workers_share_are_right") else { return };
     for op in OPS {
-        for tile in TileShape::all() {
+        for tile in target(&context).generation.tiles() {
             for (m_shard, n, k, world, from, in_mainloop) in SHARED {
                 let p = problem(op, m_shard, n, k, DType::Bf16, world);
                 let schedule = Schedule { in_mainloop, chunk: Chunk::Tiles(1), ..Schedule::of(tile) };
@@ -238,7 +241,7 @@ fn first_tiles_that_groups_of_workers_share_are_right() {
 fn partial_tiles_that_are_early_are_right() {
     let Some(context) = device("partial_tiles_that_are_early_are_right") else { return };
     for dtype in [DType::Bf16, DType::F16] {
-        for tile in TileShape::all() {
+        for tile in target(&context).generation.tiles() {
             for (m, n, k, world, chunk, in_mainloop) in [
                 (256, 512, 704, 2, Chunk::Tiles(1), 1),
                 (1160, 1800, 1176, 3, Chunk::Tiles(2), 2),
@@ -389,7 +392,7 @@ fn a_relay_whose_mate_has_given_up_sends_no_sum() {
     let p = problem(OpKind::GemmReduceScatter, 128, 512, 512, DType::Bf16, 4);
     let nodes = Nodes::new(p.world(), 2).expect("two nodes of two");
     let programs = programs(p, &schedule(TILE, Chunk::Tiles(1)), nodes);
-    let variant = Variant::of(&programs[0]).expect("a variant");
+    let variant = Variant::of(&programs[0], target(&context)).expect("a variant");
     let mut w = World::with(&context, programs, variant, Epoch::FIRST);
     w.deadline_ns = 200_000_000;
     w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
@@ -410,7 +413,7 @@ fn unsplit_gemm_at_the_reference_shapes_prints_its_rate() {
     let Some(context) = device("unsplit_gemm_at_the_reference_shapes_prints_its_rate") else { return };
     for (op, n, k) in [(OpKind::AllGatherGemm, 6144, 12288), (OpKind::GemmReduceScatter, 12288, 6144)] {
         let p = problem(op, 8192, n, k, DType::Bf16, 1);
-        for tile in TileShape::all() {
+        for tile in target(&context).generation.tiles() {
             for raster_group in [8, 16] {
                 let mut w = World::new(&context, p, &Schedule { raster_group, ..Schedule::of(tile) }, Epoch::FIRST);
                 let seeds = Seeds { x: 1, w: 2 };
@@ -485,13 +488,14 @@ fn a_kernel_is_loaded_once_while_its_context_lives() {
     let Some(primary) = device("a_kernel_is_loaded_once_while_its_context_lives") else { return };
     let variants = [OPS[0], OPS[1]].map(|op| {
         let problem = problem(op, 128, 128, 64, DType::Bf16, 1);
-        Variant::of(&programs(problem, &schedule(TILE, Chunk::Shard), Nodes::apart(problem.world()))[0]).expect("a variant")
+        Variant::of(&programs(problem, &schedule(TILE, Chunk::Shard), Nodes::apart(problem.world()))[0], target(&primary))
+            .expect("a variant")
     });
     let mut loads = 0;
     let mut load = |variant: Variant| {
         loaded::<LaunchError>(variant, || {
             loads += 1;
-            Ok(cubin(&variant.source()))
+            Ok(cubin(&primary, &variant.source()))
         })
         .expect("it loads")
     };

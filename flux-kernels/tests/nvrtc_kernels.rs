@@ -9,26 +9,33 @@ mod skipped;
 
 use flux_core::{DType, OpKind};
 use flux_kernels::nvrtc::{Arch, KernelSource};
-use flux_kernels::{Activation, Source, Variant};
+use flux_kernels::{Activation, KernelTarget, Source, Variant};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() {
-    let variants = Variant::all();
+    let reference = compiles("reference".to_owned(), Source::harness(), Arch::Sm90a);
+    let fused = [Arch::Sm90a, Arch::Sm80].into_iter().flat_map(of_arch);
+    libtest_mimic::run(&Arguments::from_args(), fused.chain([reference]).collect()).exit();
+}
+
+/// The kernels of an architecture.
+fn of_arch(arch: Arch) -> Vec<Trial> {
+    let variants = Variant::all(KernelTarget::of_arch(arch));
     let smallest = |variant: &&Variant| variant.op() == OpKind::AllGatherGemm && variant.dtype() == DType::Bf16;
     let tile = variants.iter().filter(smallest).map(Variant::tile).min_by_key(|tile| tile.m * tile.n);
     let activated = variants.iter().filter(|variant| smallest(variant) && Some(variant.tile()) == tile);
-    let activated = activated.map(|variant| compiles(format!("activation {}", variant.activation()), variant.source()));
+    let activated =
+        activated.map(|variant| compiles(format!("activation {} {}", variant.activation(), arch.name()), variant.source(), arch));
     let plain = variants.iter().filter(|variant| variant.activation() == Activation::None);
-    let traced = plain.map(|variant| compiles(format!("traced {variant}"), variant.traced().source()));
-    let reference = compiles("reference".to_owned(), Source::harness());
-    libtest_mimic::run(&Arguments::from_args(), activated.chain([reference]).chain(traced).collect()).exit();
+    let traced = plain.map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
+    activated.chain(traced).collect()
 }
 
 /// It compiles, without spills where it is a fused kernel.
-fn compiles(name: String, source: Source) -> Trial {
+fn compiles(name: String, source: Source, arch: Arch) -> Trial {
     Trial::test(name, move || {
         let Some(nvrtc) = compiler::nvrtc("nvrtc_kernels") else { return Ok(()) };
-        let report = nvrtc.compile(&KernelSource::ours(&source, Arch::Sm90a)).map_err(|error| error.to_string())?.report;
+        let report = nvrtc.compile(&KernelSource::ours(&source, arch)).map_err(|error| error.to_string())?.report;
         let defects = report.defects();
         if report.functions.is_empty() || !defects.is_empty() {
             return Err(Failed::from(format!("{} functions, {}", report.functions.len(), defects.join("; "))));

@@ -7,10 +7,10 @@ use flux_core::plan::Plan;
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
 use flux_core::{OpKind, Problem, ProblemError, Rank, WorldSize};
-use flux_kernels::NoSuchTile;
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
+use flux_kernels::{NoKernel, NoSuchTile};
 use flux_transport::internal::cuda::CudaError;
 use flux_transport::{ControlError, Failure, TransportError, TransportKind};
 
@@ -82,14 +82,9 @@ pub enum BuildError {
     /// No kernel has been written for this tile.
     #[error(transparent)]
     NoKernel(#[from] NoSuchTile),
-    /// The kernels do not run on this compute capability.
-    #[error("the device has compute capability {}.{}, the kernels need {}.{}", found.0, found.1, needed.0, needed.1)]
-    Compute {
-        /// Major and minor number of the device.
-        found: (u32, u32),
-        /// That of the kernels.
-        needed: (u32, u32),
-    },
+    /// No kernel runs on the device.
+    #[error(transparent)]
+    Compute(#[from] NoKernel),
     /// The ranks do not build the same op. The same on every rank.
     #[error("the ranks build different ops: {requests}; build the same ops with the same options, in the same order, on every rank")]
     Disagreement {

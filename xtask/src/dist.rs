@@ -19,6 +19,8 @@ use std::process::Command;
 
 /// Device files of NVIDIA GPUs, on Linux and in WSL.
 const DEVICES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
+/// What kernels are compiled for: the devices that there are, and PTX for what comes later.
+const ARCHS: [&str; 5] = ["sm_90a", "sm_80", "sm_86", "sm_89", "compute_80"];
 /// Limit of the archive.
 const LIMIT_MIB: u64 = 64;
 
@@ -65,7 +67,7 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     fs::write(&runner, RUNNER)?;
     fs::set_permissions(&runner, fs::Permissions::from_mode(0o755))?;
 
-    kernels::compile(Some(&dist.join("cubins")))?;
+    kernels::compile(Some(&dist.join("cubins")), &ARCHS)?;
 
     let wheel = wheel::build("gpu")?;
     copy(&wheel, &dist.join(wheel.file_name().context("a wheel has a name")?))?;

@@ -17,12 +17,14 @@ const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
 /// Exit status of `flux-kernels` without an NVRTC.
 const NO_NVRTC: i32 = 3;
 
-/// Compiles every kernel into `out`, by default `cubins/` of the target folder, and prints its
-/// resources.
-pub(crate) fn compile(out: Option<&Path>) -> anyhow::Result<()> {
+/// Compiles every kernel for `archs` into `out`, by default `cubins/` of the target folder, and
+/// prints its resources.
+pub(crate) fn compile(out: Option<&Path>, archs: &[&str]) -> anyhow::Result<()> {
     let target = target_folder()?;
     let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
-    with_nvrtc(&target, &["compile".as_ref(), "--out".as_ref(), out.as_ref()])
+    let mut words: Vec<&OsStr> = vec!["compile".as_ref(), "--out".as_ref(), out.as_ref()];
+    words.extend(archs.iter().flat_map(|arch| ["--arch", arch]).map(OsStr::new));
+    with_nvrtc(&target, &words)
 }
 
 /// Provides an NVRTC where tests look for one.

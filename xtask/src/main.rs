@@ -62,6 +62,10 @@ enum Task {
         /// Where the cubins go [default: `cubins` in the target folder]
         #[arg(long, value_name = "DIR")]
         out: Option<PathBuf>,
+        /// For which architecture: `sm_90a`, `sm_80`, `sm_86`, `sm_89`, `sm_100`, `sm_120`, or
+        /// `compute_80` for PTX; `all` for all of them
+        #[arg(long, value_name = "ARCH", default_values = ["sm_90a"])]
+        arch: Vec<String>,
     },
     /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
     Dist,
@@ -103,7 +107,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Faults { args } => cargo::flux_bench("release", &["lab", "faults"], &args),
         Task::Doctor => cargo::flux_bench("release", &["doctor"], &[]),
         Task::Test { args } => test::run(&args),
-        Task::Kernels { out } => kernels::compile(out.as_deref()),
+        Task::Kernels { out, arch } => kernels::compile(out.as_deref(), &arch.iter().map(String::as_str).collect::<Vec<_>>()),
         Task::Dist => dist::build().map(drop),
         Task::Wheel { profile } => wheel::build(&profile).map(|wheel| println!("{}", wheel.display())),
         Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {

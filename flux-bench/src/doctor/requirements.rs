@@ -65,7 +65,7 @@ impl Facts {
             return Err("this process sees no GPU".to_owned());
         }
         for (ordinal, &compute) in (0..).zip(&self.cards) {
-            gpu::kernels::arch(ordinal, compute).map_err(|why| why.to_string())?;
+            gpu::kernels::target(ordinal, compute).map_err(|why| why.to_string())?;
         }
         Ok(format!("{} of {}", self.cards.len(), self.cards.len()))
     }
@@ -116,7 +116,7 @@ mod tests {
             assert!(lines.len() == 1 && lines[0].starts_with(needed) && lines[0].contains(found), "{lines:?}");
         };
         one(Facts { driver: Some(12_020), nvrtc: Some((12, 0)), ..facts() }, "a driver of CUDA 12.3", "CUDA 12.2");
-        one(Facts { cards: vec![(9, 0), (7, 5)], ..facts() }, "a GPU", "GPU 1 has compute capability 7.5");
+        one(Facts { cards: vec![(9, 0), (7, 5)], ..facts() }, "a GPU", "GPU 1: the device has compute capability 7.5");
         one(Facts { cards: Vec::new(), ..facts() }, "a GPU", "sees no GPU");
         one(Facts { driver: Some(12_040), ..facts() }, "NVRTC", "install NVRTC 12 or update the driver");
         one(Facts { nccl: Some(21_701), ..facts() }, "NCCL 2.18", "2.17.1");

@@ -12,7 +12,7 @@ use flux_core::machine::Machine;
 use flux_core::plan::{CommMode, Mover, Plan};
 use flux_core::program::TileProgram;
 use flux_core::simulate::simulate;
-use flux_kernels::Variant;
+use flux_kernels::{KernelTarget, Variant};
 use std::time::Duration;
 
 /// Marks a tile without a kernel.
@@ -60,7 +60,7 @@ impl Simulation {
         let op = simulate(&programs, machine, mover)?;
         let gemm = simulate(&[case.core()?], machine, mover)?;
         let head = Head::new(&case.name, &case.problem);
-        let kernel = programs.iter().all(|program| Variant::of(program).is_ok());
+        let kernel = programs.iter().all(|program| Variant::of(program, KernelTarget::of_generation(machine.generation)).is_ok());
         Ok(Self { head, plan: case.plan, op: op.time, gemm: gemm.time, kernel, links: op.on_links(machine) })
     }
 }

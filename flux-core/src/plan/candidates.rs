@@ -28,8 +28,8 @@ impl Plan {
     /// Every candidate for `problem` on `target`.
     pub fn candidates(problem: &Problem, target: &Target) -> Vec<Self> {
         let (mut all, mut known) = (Vec::new(), HashSet::new());
-        for tile in TileShape::all() {
-            for rows in row_mappings(problem, target).into_iter().filter(|&rows| has_kernel(problem, tile, rows)) {
+        for tile in target.machine.generation.tiles() {
+            for rows in row_mappings(problem, target).into_iter().filter(|&rows| has_kernel(problem, target, tile, rows)) {
                 for plan in of_tile(problem, target, Self { rows, ..Self::of(tile) }) {
                     let plan = plan.canonical(problem, target);
                     if known.insert(plan) {
@@ -42,18 +42,22 @@ impl Plan {
     }
 
     /// Whether a kernel executes the plan for `problem`.
-    pub(super) fn is_executable(&self, problem: &Problem) -> bool {
-        TileShape::all().any(|tile| tile == self.tile) && has_kernel(problem, self.tile, self.rows)
+    pub(super) fn is_executable(&self, problem: &Problem, target: &Target) -> bool {
+        target.machine.generation.tiles().any(|tile| tile == self.tile) && has_kernel(problem, target, self.tile, self.rows)
     }
 }
 
 /// Whether a kernel of this tile sends partial sums as the op needs it. An AllGather-GEMM sends
 /// none.
-fn has_kernel(problem: &Problem, tile: TileShape, rows: RowMapping) -> bool {
+fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapping) -> bool {
+    let generation = target.machine.generation;
     match (problem.op(), rows) {
         (OpKind::AllGatherGemm, _) => true,
-        (_, RowMapping::Flattened) => tile.scatters(),
-        (_, RowMapping::PerShard { .. }) => problem.world().peers() == 0 || tile.sends_partials(),
+        (_, RowMapping::Flattened) => generation.scatters(tile),
+        (_, RowMapping::PerShard { .. }) if problem.world().peers() == 0 => true,
+        (op, RowMapping::PerShard { .. }) => {
+            generation.sends_partials(tile) && (op != OpKind::GemmAllReduce || generation.copies_results())
+        }
     }
 }
 

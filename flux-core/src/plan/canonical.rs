@@ -37,8 +37,7 @@ impl Plan {
             return Self { comm, k: plan.canonical_split(problem, target), ..plan };
         }
         let rows = match self.rows {
-            // Finished tiles are stored in peers' memory.
-            _ if problem.op() == OpKind::GemmAllReduce && target.links != Links::PeerMemory => RowMapping::Flattened,
+            _ if problem.op() == OpKind::GemmAllReduce && !target.copies_results() => RowMapping::Flattened,
             RowMapping::PerShard { group } => RowMapping::PerShard { group: group.min(target.widest_group(problem)).max(1) },
             RowMapping::Flattened => RowMapping::Flattened,
         };

@@ -68,7 +68,7 @@ pub fn choose(
     tables: &[(TableKind, &PlanTable)],
     batch_invariant: bool,
 ) -> Option<(Plan, PlanOrigin)> {
-    let serves = |plan: &Plan| plan.is_executable(problem) && (!batch_invariant || plan.is_batch_invariant(problem));
+    let serves = |plan: &Plan| plan.is_executable(problem, target) && (!batch_invariant || plan.is_batch_invariant(problem));
     let exact = tables.iter().find_map(|&(kind, table)| Some((kind, table.get(key, problem.m())?)));
     if let Some((kind, row)) = exact.filter(|(_, row)| serves(&row.plan)) {
         return Some((row.plan.canonical(problem, target), PlanOrigin::Table(kind)));

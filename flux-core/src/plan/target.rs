@@ -50,6 +50,11 @@ impl Target {
         matches!(self.links, Links::Messages(_))
     }
 
+    /// Whether kernels store finished tiles in peers' memory and copy theirs.
+    pub(super) fn copies_results(&self) -> bool {
+        self.links == Links::PeerMemory && self.machine.generation.copies_results()
+    }
+
     /// Most shards of a group.
     pub(super) fn widest_group(&self, problem: &Problem) -> u32 {
         match problem.op() {

@@ -4,6 +4,7 @@
 use super::*;
 use crate::Rank;
 use crate::program::{Chunk, NONE, Schedule, TileProgram};
+use crate::tile::Generation;
 use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 
 /// One worker a rank. Tiles of 8x8x8 have 1024 operations a step and 128 bytes of bf16.
@@ -16,6 +17,7 @@ const ROUND: Machine = Machine {
     name: "round",
     gpu: "round",
     through_host: false,
+    generation: Generation::Hopper,
     multiprocessors: 1,
     ops_per_cycle: 1024,
     clock_mhz: 1,

@@ -2,10 +2,12 @@
 //!
 //! Invariant: unless rows are flattened, a tile has rows of one shard: one source and one owner.
 
+mod generation;
 mod grid;
 mod step;
 mod table;
 
+pub use generation::Generation;
 pub(crate) use grid::{TileExtent, TileGrid};
 pub use table::{HOPPER_SHARED_BYTES, Staging};
 

@@ -1,7 +1,8 @@
-//! The tile table: every tile with kernels, and what follows from its shape.
+//! The tile tables: every tile with kernels, and what follows from its shape.
 //!
-//! Invariant: the kernels are compiled from this list (`flux-kernels/src/variant.rs`), and plans
-//! take their tiles from it. `flux-kernels/cuda/sm90/config.cuh` computes the same bytes.
+//! Invariant: the kernels are compiled from these lists (`flux-kernels/src/variant.rs`), and plans
+//! take their tiles from them. `config.cuh` of `flux-kernels/cuda/sm90/` and `sm80/` computes the
+//! same bytes.
 
 use super::TileShape;
 use Kernels::{Both, PerConsumer, Shared};
@@ -14,6 +15,8 @@ pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
 const CONSUMERS: u32 = 2;
 /// Fewest stages that keep the tensor cores fed.
 const FEWEST_STAGES: u32 = 3;
+/// Fewest stages of the portable kernel: one is filled while another is multiplied.
+const FEWEST_PORTABLE_STAGES: u32 = 2;
 /// Most stages of a ring; stages are loaded in pairs, so it is even.
 const MOST_STAGES: u32 = 12;
 /// Bytes between staged rows, so that the rows of a matrix store meet different banks.
@@ -42,14 +45,14 @@ impl Staging {
 
 /// The [`Staging`] forms that a tile's kernels are compiled with.
 #[derive(Clone, Copy)]
-enum Kernels {
+pub(super) enum Kernels {
     PerConsumer,
     Shared,
     Both,
 }
 
-/// Rows, columns, kernels; wide tiles first.
-const TABLE: [(u32, u32, Kernels); 27] = [
+/// Rows, columns, kernels of Hopper; wide tiles first.
+pub(super) const HOPPER: [(u32, u32, Kernels); 27] = [
     (256, 192, Shared),
     (192, 256, Shared),
     (128, 256, Both),
@@ -78,38 +81,18 @@ const TABLE: [(u32, u32, Kernels); 27] = [
     (64, 96, PerConsumer),
     (64, 64, PerConsumer),
 ];
+/// Rows and columns of the portable kernel's tiles; wide tiles first.
+pub(super) const PORTABLE: [(u32, u32); 9] =
+    [(256, 128), (128, 256), (128, 128), (64, 256), (64, 128), (32, 256), (32, 128), (16, 256), (16, 128)];
 /// Step along `k` of every tile: one swizzled row of 128 bytes.
-const STEP: u32 = 64;
+pub(super) const STEP: u32 = 64;
 
 impl TileShape {
-    /// Every tile with kernels.
-    ///
-    /// ```
-    /// use flux_core::TileShape;
-    /// assert!(TileShape::all().any(|tile| tile == TileShape::new(128, 256, 64)));
-    /// assert!(TileShape::all().all(|tile| tile.scatters() || tile.sends_partials()));
-    /// ```
-    pub fn all() -> impl Iterator<Item = Self> + Clone {
-        TABLE.iter().map(|&(m, n, _)| Self::new(m, n, STEP))
-    }
-
-    /// The staging forms of this tile's kernels; none outside the table.
+    /// The staging forms of this tile's kernels on Hopper; none outside the table.
     pub fn stagings(self) -> impl Iterator<Item = Staging> {
-        let kernels = TABLE.iter().find(|&&(m, n, _)| (m, n, STEP) == (self.m, self.n, self.k)).map(|&(.., kernels)| kernels);
+        let kernels = HOPPER.iter().find(|&&(m, n, _)| (m, n, STEP) == (self.m, self.n, self.k)).map(|&(.., kernels)| kernels);
         let per_consumer = matches!(kernels, Some(PerConsumer | Both)).then_some(Staging::PerConsumer);
         per_consumer.into_iter().chain(matches!(kernels, Some(Shared | Both)).then_some(Staging::Shared))
-    }
-
-    /// Whether a kernel of this tile scatters rows to several owners, as a GEMM-ReduceScatter with
-    /// flattened rows needs. It stages the whole tile.
-    pub fn scatters(self) -> bool {
-        self.stagings().any(|staging| staging == Staging::PerConsumer)
-    }
-
-    /// Whether a kernel of this tile sends partial tiles, as a GEMM-ReduceScatter with rows per
-    /// shard needs.
-    pub fn sends_partials(self) -> bool {
-        self.stagings().any(|staging| self.sends_partials_from(staging))
     }
 
     /// Whether this form sends partial tiles: `kCanSendPartials` of `config.cuh`. Swap-AB tiles
@@ -144,11 +127,30 @@ impl TileShape {
         let barriers = 2 * stages + 2 * CONSUMERS + 6;
         stages * stage + staged + barriers * 8 + WORDS_AND_ALIGNMENT
     }
+
+    /// Operand stages of the portable kernel that fit in `shared_bytes` of shared memory; `None` if
+    /// they are too few.
+    ///
+    /// ```
+    /// use flux_core::TileShape;
+    /// let stages = |kib| TileShape::new(128, 256, 64).portable_stages(kib << 10);
+    /// assert_eq!([99, 163, 227].map(stages), [Some(2), Some(3), Some(4)]);
+    /// ```
+    pub fn portable_stages(self, shared_bytes: u32) -> Option<u32> {
+        (FEWEST_PORTABLE_STAGES..=MOST_STAGES).rev().find(|&stages| self.portable_shared_bytes(stages) <= shared_bytes)
+    }
+
+    /// Dynamic shared memory of a CTA of the portable kernel, in bytes: stages, barriers, a word
+    /// and the alignment.
+    pub const fn portable_shared_bytes(self, stages: u32) -> u32 {
+        stages * (self.m + self.n) * self.k * 2 + (2 * stages + 3) * 8 + 8 + 1024
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::tile::Generation;
 
     #[test]
     fn stages_fill_the_memory_that_the_staged_tile_leaves() {
@@ -163,7 +165,7 @@ mod tests {
 
     #[test]
     fn every_form_fits_its_budget_and_none_fits_too_small_a_one() {
-        for (tile, staging) in TileShape::all().flat_map(|tile| tile.stagings().map(move |staging| (tile, staging))) {
+        for (tile, staging) in Generation::Hopper.tiles().flat_map(|tile| tile.stagings().map(move |staging| (tile, staging))) {
             let stages = tile.stages(staging, HOPPER_SHARED_BYTES).unwrap();
             assert!(tile.shared_bytes(staging, stages, true) <= HOPPER_SHARED_BYTES, "{tile}");
             assert!(tile.stages(staging, 100 << 10).is_none_or(|fewer| fewer < stages), "{tile}");
@@ -174,7 +176,9 @@ mod tests {
     #[test]
     fn tiles_outside_the_table_have_no_kernels() {
         for tile in [TileShape::new(128, 256, 32), TileShape::new(128, 160, 64)] {
-            assert_eq!((tile.stagings().count(), tile.scatters(), tile.sends_partials()), (0, false, false));
+            let has =
+                [Generation::Hopper, Generation::Portable].map(|generation| generation.scatters(tile) || generation.sends_partials(tile));
+            assert_eq!((tile.stagings().count(), has), (0, [false, false]));
         }
     }
 }

@@ -9,7 +9,7 @@
 // overlap the round trips.
 
 #pragma once
-#include "sm90/config.cuh"
+#include "common/walk.cuh"
 #include "common/trace.cuh"
 #include "common/wait.cuh"
 #include "ptx/memory.cuh"
@@ -26,7 +26,7 @@ __device__ __forceinline__ Transfer transfer_of_lane(const Params& p, u32 first)
 template <class C>
 struct Mover {
     static constexpr u32 kThreads = 32;
-    static constexpr u32 kWarps = 3;
+    static constexpr u32 kWarps = C::kMoverWarps;
     static constexpr u32 kVectors = kPushedBytes / (kThreads * 16);  // vectors of a piece in one thread
 
     const Params& p;

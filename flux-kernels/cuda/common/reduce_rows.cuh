@@ -2,7 +2,7 @@
 // rows, n], and are added in rank order, in fp32, and rounded once.
 
 #pragma once
-#include "sm90/config.cuh"
+#include "common/walk.cuh"
 #include "common/epilogue.cuh"
 #include "common/wait.cuh"
 #include "ptx/mbarrier.cuh"

@@ -1,24 +1,11 @@
 // Scatters staged rows of a tile to the ranks that own them: one, or with a mask all of its ranks.
 
 #pragma once
-#include "sm90/config.cuh"
+#include "common/shards.cuh"
+#include "common/walk.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux {
-
-// The rank that owns a row of all shards, and the row's number there.
-struct RowOwner {
-    u32 rank, row;
-
-    __device__ __forceinline__ RowOwner(const Params& p, u32 of_all) {
-        const u32 full = p.full_shards * p.m_shard;
-        // Shards behind the full ones have one row less.
-        const bool is_short = of_all >= full;
-        const u32 behind = is_short ? of_all - full : of_all, rows = is_short ? p.m_shard - 1 : p.m_shard;
-        rank = behind / rows + (is_short ? p.full_shards : 0);
-        row = behind % rows;
-    }
-};
 
 // Scatters a consumer's part row by row, to the own rank too. Rows are short, and a bulk copy of a
 // short row takes about as long as of a long one. Not called after a failed wait: a peer may be

@@ -3,7 +3,7 @@
 // Every stamp has one writer. Stamps are %globaltimer's: only differences on one GPU mean anything.
 
 #pragma once
-#include "sm90/config.cuh"
+#include "common/walk.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 

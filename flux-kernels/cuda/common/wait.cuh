@@ -152,4 +152,31 @@ __device__ __forceinline__ bool poisoned(const Params& p) {
     return ptx::load_relaxed_gpu(&p.control->poison) != 0;
 }
 
+// Waits for awaits in their order, by a whole warp that polls 32 at once. `begin` is called before
+// the deadline runs, and `publish(n)` when the first n have arrived. After a failed wait all are
+// published: the sums are garbage within bounds, and the call is reported as failed.
+template <class Begin, class Publish>
+__device__ __forceinline__ void await_in_order(const Params& p, u32 epoch, u32 first, u32 count, Begin begin, Publish publish) {
+    const u32 lane = threadIdx.x % 32;
+    for (u32 arrived = 0; arrived < count;) {
+        const u32 polled = count - arrived < 32 ? count - arrived : 32;
+        const WaitTarget target = await_target(p, epoch, first + arrived + (lane < polled ? lane : 0));
+        if (arrived == 0) begin();
+        for (Deadline deadline;;) {
+            const u32 seen = ptx::load_acquire_sys(target.word);
+            const u32 missing = __ballot_sync(0xFFFFFFFFu, lane < polled && seen != epoch);
+            if ((missing & 1) == 0) {
+                arrived += missing == 0 ? polled : __ffs(missing) - 1;
+                break;
+            }
+            // The first lane keeps the deadline of the first missing one.
+            if (__any_sync(0xFFFFFFFFu, lane == 0 && !deadline.again(p, epoch, target, seen))) {
+                arrived = count;
+                break;
+            }
+        }
+        publish(arrived);
+    }
+}
+
 }  // namespace flux

@@ -45,20 +45,29 @@ __device__ __forceinline__ void mbarrier_arrive_expect_tx(u32 bar, u32 bytes) {
                  : "memory");
 }
 
-// mbarrier.try_wait.parity, repeated until the phase of this parity has completed; acquire at CTA
-// scope. Only threads of this CTA, and bulk copies that they issued, complete these barriers; the
-// waits among them are bounded in `wait.cuh`.
+// Suspends a while where the architecture can.
+#if __CUDA_ARCH__ >= 900
+#define FLUX_TRY_WAIT "mbarrier.try_wait.parity"
+#else
+#define FLUX_TRY_WAIT "mbarrier.test_wait.parity"
+#endif
+
+// mbarrier.try_wait.parity or test_wait.parity, repeated until the phase of this parity has
+// completed; acquire at CTA scope. Only threads of this CTA, and copies that they issued, complete
+// these barriers; the waits among them are bounded in `wait.cuh`.
 __device__ __forceinline__ void mbarrier_wait(u32 bar, u32 parity) {
     u32 done;
     do {
         asm volatile(
-            "{\n.reg .pred p;\n"
-            "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+            "{\n.reg .pred p;\n" FLUX_TRY_WAIT
+            ".shared::cta.b64 p, [%1], %2;\n"
             "selp.u32 %0, 1, 0, p;\n}"
             : "=r"(done)
             : "r"(bar), "r"(parity)
             : "memory");
     } while (!done);
 }
+
+#undef FLUX_TRY_WAIT
 
 }  // namespace flux::ptx

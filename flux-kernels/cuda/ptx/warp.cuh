@@ -28,6 +28,12 @@ __device__ __forceinline__ u32 copied_here(u32 value) {
     return v;
 }
 
+__device__ __forceinline__ u64 copied_here(u64 value) {
+    u64 v;
+    asm volatile("mov.b64 %0, %1;" : "=l"(v) : "l"(value));
+    return v;
+}
+
 // shfl.sync.idx: a lane's value, in all lanes of the (converged) warp
 __device__ __forceinline__ u32 from_lane(u32 v, u32 lane) {
     return __shfl_sync(0xFFFFFFFFu, v, lane);

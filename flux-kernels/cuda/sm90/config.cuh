@@ -1,14 +1,9 @@
 // What a kernel is instantiated with, and the shared memory that follows from it.
 
 #pragma once
-#include "program.cuh"
-#include "ptx/memory.cuh"
+#include "common/walk.cuh"
 
 namespace flux {
-
-constexpr __host__ __device__ u32 least(u32 a, u32 b) { return a < b ? a : b; }
-
-constexpr __host__ __device__ u32 ceil_div(u32 a, u32 b) { return (a + b - 1) / b; }
 
 template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool Trace>
 struct Config {
@@ -27,6 +22,7 @@ struct Config {
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
     static constexpr u32 kThreads = 128 * (1 + kConsumers);  // and one of producer, storer, mover and signal poller
+    static constexpr u32 kMoverWarps = 3;
     // Without swap-AB, rows of A are wgmma's m, a multiple of 64 for each consumer or the same 64
     // for both, and columns are its n, any multiple of 8. Other rows are multiplied with swap-AB:
     // rows of B are m and rows of A are n. The accumulators then hold the transpose.
@@ -154,36 +150,5 @@ struct Shared {
     // Completed when a consumer may write its part of an item: its staging buffer is free.
     __device__ __forceinline__ u32 out_empty(u32 consumer) const { return full(2 * C::kStages + C::kConsumers + consumer); }
 };
-
-// A position in the ring of stages.
-template <u32 Stages>
-struct RingState {
-    u32 stage = 0;
-    u32 phase = 0;
-
-    __device__ __forceinline__ void advance() {
-        if (++stage == Stages) {
-            stage = 0;
-            phase ^= 1;
-        }
-    }
-};
-
-// The items of a CTA: every `stride`-th of the program's.
-struct Walk {
-    u32 first, stride, count;
-
-    // The last of them; there is at least one.
-    __device__ __forceinline__ u32 last() const { return first + (count - 1 - first) / stride * stride; }
-};
-
-__device__ __forceinline__ WorkItem load_item(const Params& p, u32 index) {
-    WorkItem item;
-    const char* src = reinterpret_cast<const char*>(p.items + index);
-    uint4* dst = reinterpret_cast<uint4*>(&item);
-#pragma unroll
-    for (u32 i = 0; i < sizeof(WorkItem) / 16; ++i) dst[i] = ptx::load_constant_16(src + 16 * i);
-    return item;
-}
 
 }  // namespace flux

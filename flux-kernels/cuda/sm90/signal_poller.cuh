@@ -7,18 +7,13 @@
 
 #pragma once
 #include "sm90/config.cuh"
+#include "common/progress.cuh"
 #include "common/reduce_rows.cuh"
 #include "common/trace.cuh"
 #include "common/wait.cuh"
 #include "ptx/mbarrier.cuh"
 
 namespace flux {
-
-// How far data has arrived: rows of A before step `step` of the CTA's `number`-th item, or `step`
-// of the partial tiles that the item awaits. Later is larger.
-__device__ __forceinline__ u64 progress(u32 number, u32 step) {
-    return static_cast<u64>(number) << 32 | step;
-}
 
 template <class C>
 struct SignalPoller {
@@ -104,29 +99,13 @@ private:
         }
     }
 
-    // Waits for an item's partial tiles and publishes each in their order. After a failed wait all
-    // are published: the sums are garbage within bounds, and the call is reported as failed.
+    // Waits for an item's partial tiles and publishes each in their order.
     __device__ __forceinline__ void await_partials(u32 number, u32 first, u32 count) const {
-        for (u32 arrived = 0; arrived < count;) {
-            const u32 polled = count - arrived < 32 ? count - arrived : 32;
-            const WaitTarget target = await_target(p, epoch, first + arrived + (lane < polled ? lane : 0));
-            // The deadline runs from the item's begin, not from the call's.
-            while (arrived == 0 && ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
-            for (Deadline deadline;;) {
-                const u32 seen = ptx::load_acquire_sys(target.word);
-                const u32 missing = __ballot_sync(0xFFFFFFFFu, lane < polled && seen != epoch);
-                if ((missing & 1) == 0) {
-                    arrived += missing == 0 ? polled : __ffs(missing) - 1;
-                    break;
-                }
-                // The first lane keeps the deadline of the first missing tile.
-                if (__any_sync(0xFFFFFFFFu, lane == 0 && !deadline.again(p, epoch, target, seen))) {
-                    arrived = count;
-                    break;
-                }
-            }
-            publish(number, arrived);
-        }
+        // The deadline runs from the item's begin, not from the call's.
+        const auto begin = [&] {
+            while (ptx::load_acquire_cta_shared(smem.opened()) <= number) ptx::sleep_ns(100);
+        };
+        await_in_order(p, epoch, first, count, begin, [&](u32 arrived) { publish(number, arrived); });
     }
 };
 

@@ -3,6 +3,7 @@
 
 #pragma once
 #include "sm90/config.cuh"
+#include "common/raise.cuh"
 #include "common/reduce_rows.cuh"
 #include "sm90/partials.cuh"
 #include "common/scatter.cuh"
@@ -41,7 +42,7 @@ struct Storer {
                     if (p.in_flight_limit != 0) {
                         scatter(item);
                     } else if (consumers_have_scattered()) {
-                        raise_scattered(item);
+                        raise_scattered(p, epoch, item);
                     }
                     __syncwarp();
                     stamp_sent(i);
@@ -123,52 +124,6 @@ private:
         ptx::mbarrier_wait(smem.staged_part_back(), number & 1);
     }
 
-    // Raises the item's signal at its owner, once its chunk is complete.
-    __device__ __forceinline__ void raise(const WorkItem& item) const {
-        if (item.counter != kNone) {
-            // Orders this worker's slot, at the peer, before the count that lets another worker
-            // raise the signal.
-            ptx::fence_acq_rel_sys();
-            if (ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, item.counter), item.raise_after - 1) != item.raise_after - 1) return;
-        }
-        // Orders the chunk's slots before the signal: the bulk stores are complete, and the count
-        // is acquired.
-        ptx::fence_acq_rel_sys();
-        ptx::store_relaxed_sys(signal_word(p.pad[item.dest], item.raise, epoch), epoch);
-    }
-
-    // Raises the signals of the rows' owners, with the last row also those of ranks without rows.
-    // Where all tiles are one chunk, raises those of all ranks when the chunk is complete. By the
-    // warp.
-    __device__ __forceinline__ void raise_scattered(const WorkItem& item) const {
-        // Nobody awaits the rows.
-        if (item.raise == kNone) return;
-        const u32 end = item.row + item.rows, all = p.world * (p.m_shard - 1) + p.full_shards;
-        u32 first = RowOwner(p, item.row).rank, last = end == all ? p.world - 1 : RowOwner(p, end - 1).rank;
-        if (item.counter != kNone) {
-            u32 counted = 0;
-            if (lane == 0) {
-                // Orders the consumers' rows, acquired with their barriers, before the count that
-                // lets another worker raise the signals.
-                ptx::fence_acq_rel_sys();
-                counted = ptx::atomic_inc_wrap_relaxed(chunk_counter(p.control, item.counter), item.raise_after - 1) + 1;
-                ptx::fence_acq_rel_sys();
-            }
-            if (ptx::from_lane(counted, 0) != item.raise_after) return;
-            // Orders what the counting lane has acquired before the other lanes' signals.
-            __syncwarp();
-        }
-        if (item.counter != kNone || p.scatter_mask != 0) {
-            first = 0;
-            last = p.world - 1;
-        }
-        const u32 owner = first + lane;
-        if (owner > last) return;
-        // Orders the consumers' rows, acquired with their barriers, before the signal.
-        ptx::fence_acq_rel_sys();
-        ptx::store_relaxed_sys(signal_word(p.pad[owner], item.raise, epoch), epoch);
-    }
-
     // Waits for the consumers; whether they have scattered all of their rows. By the warp.
     __device__ __forceinline__ bool consumers_have_scattered() const {
 #pragma unroll
@@ -200,7 +155,7 @@ private:
             }
             // Orders the lanes' rows before the fence of the lane that raises a signal.
             __syncwarp();
-            raise_scattered(item);
+            raise_scattered(p, epoch, item);
         }
         __syncwarp();
         // The raising lane's fence has completed the rows.
@@ -351,28 +306,8 @@ private:
         if (!live) return;
         // Completes the write, not only the read of the buffer: the signal follows it.
         ptx::bulk_wait<0>();
-        if (item.partials != 0 && !(intra_node_peers_agree(item) && intra_node_peers_work())) return;
-        raise(item);
-    }
-
-    // Whether the intra-node peers whose partial tiles are in a relay's sum are in the same op. The
-    // sum's owner hears from none of them. A relay adds none in its mainloop.
-    __device__ __forceinline__ bool intra_node_peers_agree(const WorkItem& item) const {
-#pragma unroll 1
-        for (u32 n = item.parts; n < item.late_count; ++n) {
-            if (!same_op(p, epoch, p.awaits[item.late_first + n].peer)) return false;
-        }
-        return true;
-    }
-
-    // Whether no intra-node peer has given up. A peer that has may have overwritten what it sent
-    // before the relay read it, and the sum's owner in another node does not hear of it.
-    __device__ __forceinline__ bool intra_node_peers_work() const {
-        u32 reasons = 0;
-#pragma unroll 4
-        for (u32 peer = 0; peer < p.world; ++peer) reasons |= ptx::load_relaxed_sys(broken_word(p.pad[p.rank], peer));
-        for (u32 peer = 0; reasons != 0 && peer < p.world; ++peer) peer_works(p, epoch, peer);
-        return reasons == 0;
+        if (item.partials != 0 && !intra_node_peers_stand(p, epoch, item)) return;
+        raise(p, epoch, item);
     }
 };
 

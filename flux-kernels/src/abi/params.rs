@@ -41,6 +41,10 @@ mirrored! {
         pub(crate) x: u64,
         /// Bytes between its rows.
         pub(crate) x_row_bytes: u64,
+        /// The caller's w.
+        pub(crate) w: u64,
+        /// Bytes between its rows.
+        pub(crate) w_row_bytes: u64,
         /// Bytes of a row of x, and between rows of a gather buffer.
         pub(crate) row_bytes: u64,
         /// Bytes between the shard slots of a gather buffer.
@@ -86,6 +90,8 @@ mirrored! {
         /// The ranks at which every row is stored that is scattered; 0 where its shard's rank owns
         /// it.
         pub(crate) scatter_mask: u32,
+        /// Columns of x and of w.
+        pub(crate) k_local: u32,
         /// Bytes between scattered rows at their owner.
         pub(crate) source_row_bytes: u32,
         /// Whether every tile waits for the first transfers.

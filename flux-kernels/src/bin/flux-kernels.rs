@@ -1,13 +1,13 @@
-//! `flux-kernels compile --out DIR` compiles every kernel ahead of time, without a GPU, and prints
-//! its resources; `flux-kernels nvrtc` prints the compiler.
+//! `flux-kernels compile --out DIR [--arch ARCH]...` compiles every kernel ahead of time, without a
+//! GPU, and prints its resources; `flux-kernels nvrtc` prints the compiler. ARCH is `sm_90a` or
+//! another name of [`Arch`], or `all`; by default `sm_90a`.
 //!
-//! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes
-//! `wgmma`; 3 without NVRTC.
+//! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes `wgmma`; 3 without NVRTC.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers there")]
 
-use flux_kernels::nvrtc::{CompileError, Nvrtc};
-use flux_kernels::{AheadError, Report, Variant, compile_all};
+use flux_kernels::nvrtc::{Arch, CompileError, Nvrtc};
+use flux_kernels::{AheadError, KernelTarget, Report, Variant, compile_all};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -15,17 +15,36 @@ const NO_NVRTC: u8 = 3;
 
 fn main() -> ExitCode {
     let args: Vec<String> = std::env::args().skip(1).collect();
-    if let [task, option, folder] = &args[..]
-        && task == "compile"
-        && option == "--out"
-    {
-        return compile(Path::new(folder));
+    let words: Vec<&str> = args.iter().map(String::as_str).collect();
+    match &words[..] {
+        ["nvrtc"] => return nvrtc(),
+        ["compile", "--out", folder, archs @ ..] => match archs_of(archs) {
+            Ok(archs) => return compile(&archs, Path::new(folder)),
+            Err(why) => eprintln!("error: {why}"),
+        },
+        _ => {}
     }
-    if args == ["nvrtc"] {
-        return nvrtc();
-    }
-    eprintln!("usage: flux-kernels compile --out DIR, or flux-kernels nvrtc");
+    eprintln!("usage: flux-kernels compile --out DIR [--arch ARCH]..., or flux-kernels nvrtc");
     ExitCode::FAILURE
+}
+
+/// The architectures that `--arch` options name.
+fn archs_of(mut options: &[&str]) -> Result<Vec<Arch>, String> {
+    let mut archs = Vec::new();
+    while let ["--arch", name, rest @ ..] = options {
+        let named: Vec<Arch> = Arch::ALL.into_iter().filter(|arch| *name == "all" || arch.name() == *name).collect();
+        if named.is_empty() {
+            let known = Arch::ALL.map(Arch::name).join(", ");
+            return Err(format!("--arch {name} names no architecture: use all, {known}"));
+        }
+        archs.extend(named);
+        options = rest;
+    }
+    match options {
+        [] if archs.is_empty() => Ok(vec![Arch::Sm90a]),
+        [] => Ok(archs),
+        [word, ..] => Err(format!("{word} is no option: use --arch ARCH")),
+    }
 }
 
 fn nvrtc() -> ExitCode {
@@ -41,37 +60,43 @@ fn nvrtc() -> ExitCode {
     }
 }
 
-fn compile(folder: &Path) -> ExitCode {
+fn compile(archs: &[Arch], folder: &Path) -> ExitCode {
     // Before minutes of work are lost to a misspelt path.
     if let Err(error) = std::fs::create_dir_all(folder) {
         eprintln!("error: {} cannot be made: {error}", folder.display());
         return ExitCode::FAILURE;
     }
-    let reports = match compile_all(folder) {
-        Ok(reports) => reports,
-        Err(error) => {
-            eprintln!("error: {error}");
-            let missing = matches!(error, AheadError::Compile(CompileError::Unavailable(_)));
-            return if missing { ExitCode::from(NO_NVRTC) } else { ExitCode::FAILURE };
+    let (mut count, mut defects) = (0, Vec::new());
+    for &arch in archs {
+        let reports = match compile_all(arch, folder) {
+            Ok(reports) => reports,
+            Err(error) => {
+                eprintln!("error: {}: {error}", arch.name());
+                let missing = matches!(error, AheadError::Compile(CompileError::Unavailable(_)));
+                return if missing { ExitCode::from(NO_NVRTC) } else { ExitCode::FAILURE };
+            }
+        };
+        println!("{}: {} bytes of shared memory for a CTA", arch.name(), arch.shared_bytes());
+        print(arch, &reports);
+        for warning in reports.iter().flat_map(|report| &report.warnings) {
+            println!("{warning}");
         }
-    };
-    print(&reports);
-    for warning in reports.iter().flat_map(|report| &report.warnings) {
-        println!("{warning}");
+        count += reports.len();
+        defects.extend(reports.iter().flat_map(Report::defects).map(|defect| format!("{}: {defect}", arch.name())));
     }
-    let defects: Vec<String> = reports.iter().flat_map(Report::defects).collect();
     for defect in &defects {
         eprintln!("error: {defect}");
     }
     if let Ok(nvrtc) = Nvrtc::get() {
-        println!("{} cubins in {}, by NVRTC {} ({})", reports.len(), folder.display(), nvrtc.version(), nvrtc.path().display());
+        println!("{count} images in {}, by NVRTC {} ({})", folder.display(), nvrtc.version(), nvrtc.path().display());
     }
     if defects.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Prints one line for each function, in bytes; launch shared memory is that of the fused kernel.
-fn print(reports: &[Report]) {
-    let variants = Variant::all();
+/// PTX has no functions yet.
+fn print(arch: Arch, reports: &[Report]) {
+    let variants: Vec<_> = KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all).collect();
     let width = reports.iter().flat_map(|r| &r.functions).map(|f| f.function.len()).max().unwrap_or(0);
     println!(
         "{:width$} {:>9} {:>12} {:>11} {:>6} {:>14} {:>14} {:>12}",

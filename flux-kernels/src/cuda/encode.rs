@@ -11,6 +11,7 @@ use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::{gather_place_bytes, results_offset};
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
+use flux_core::tile::Generation;
 use flux_core::{OpKind, WorldSize};
 
 /// The operands' tensor maps.
@@ -21,6 +22,14 @@ struct Maps {
     y: CUtensorMap,
     short_shards: CUtensorMap,
     results: [CUtensorMap; MAX_WORLD],
+}
+
+impl Maps {
+    /// Nothing's.
+    const NONE: Self = {
+        let map = CUtensorMap { opaque: [0; 16] };
+        Self { a_caller: map, a_gather: map, b: map, y: map, short_shards: map, results: [map; MAX_WORLD] }
+    };
 }
 
 fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Result<Maps, LaunchError> {
@@ -121,7 +130,12 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
     let problem = &p.problem;
     let (dtype, world) = (problem.dtype(), problem.world());
     let row_bytes = u64::from(problem.k_local()) * dtype.bytes() as u64;
-    let Maps { a_caller, a_gather, b, y, short_shards, results } = encode_maps(variant, p, args)?;
+    let maps = match variant.generation() {
+        Generation::Hopper => encode_maps(variant, p, args)?,
+        // It computes addresses itself, and other devices have no tensor maps.
+        Generation::Portable => Maps::NONE,
+    };
+    let Maps { a_caller, a_gather, b, y, short_shards, results } = maps;
     let to_all = problem.op() == OpKind::GemmAllReduce && p.flattened;
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
     Ok(Params {
@@ -142,6 +156,8 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         deadline_ns: args.deadline_ns,
         x: args.x.address,
         x_row_bytes: args.x.row_bytes,
+        w: args.w.address,
+        w_row_bytes: args.w.row_bytes,
         row_bytes,
         shard_slot_bytes: gather_place_bytes(problem),
         y_address: args.y.address,
@@ -169,6 +185,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         own_rows: problem.shard_rows(p.rank).len() as u32,
         full_slots: if p.flattened { problem.full_shards() } else { u32::MAX },
         scatter_mask,
+        k_local: problem.k_local(),
         source_row_bytes: problem.n_local() * dtype.bytes() as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
         in_mainloop: p.in_mainloop,

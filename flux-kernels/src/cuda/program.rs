@@ -6,9 +6,11 @@
 use super::call::{check, current_context, release_in, synchronize};
 use super::error::LaunchError;
 use super::kernel::Kernel;
+use crate::device::KernelTarget;
 use crate::variant::Variant;
 use cudarc::driver::sys;
 use flux_core::program::{Await, TileProgram, Transfer, WorkItem};
+use flux_core::tile::Generation;
 
 /// A program on a device: the records that a launch walks, and where.
 #[derive(Debug)]
@@ -38,7 +40,8 @@ impl EpilogueStaging {
 
     /// Bytes that suffice for every kernel on a device of so many multiprocessors.
     pub fn most_bytes(multiprocessors: u32) -> u64 {
-        let most = Variant::all().iter().map(Variant::epilogue_staging_bytes).max().unwrap_or(0);
+        let most =
+            Variant::all(KernelTarget::of_generation(Generation::Hopper)).iter().map(Variant::epilogue_staging_bytes).max().unwrap_or(0);
         most * u64::from(multiprocessors)
     }
 }

@@ -12,6 +12,7 @@ use crate::variant::Variant;
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
 use flux_core::layout::{FAULT_BYTES, LINE, control};
+use flux_core::tile::Generation;
 
 /// Device memory that goes when it is no longer looked at.
 struct Scratch<'a> {
@@ -36,37 +37,33 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
     // SAFETY: the range was just allocated with this size, and the default stream orders its end
     // after this.
     unsafe { module.memset(scratch.address, 0, bytes, 0) }?;
-    // Every launch fetches its maps, so they are valid ones, of a line of the scratch memory.
-    let matrix = |box_rows, outer| {
-        let box_cols = BoxCols::Wide;
-        let operand = Operand {
-            name: "scratch",
-            address: scratch.address,
-            cols: 8,
-            rows: 1,
-            row_bytes: 16,
-            outer,
-            box_rows,
-            box_cols,
-            fetch: Fetch::Line,
-        };
-        encode(variant.dtype(), &operand)
-    };
-    let (tile, alone): (_, &[(u32, u64)]) = (variant.tile(), &[(1, 16), (1, 16)]);
-    let a = matrix(tile.m, alone)?;
     let params = Params {
-        a_caller: a,
-        a_gather: a,
-        b: matrix(tile.n, &[])?,
-        y: matrix(variant.box_rows(), &alone[..1])?,
         control: scratch.address,
         fault: scratch.address + control_bytes,
         world: 1,
         worker_stamps: scratch.address + control_bytes + FAULT_BYTES,
         ..Params::zeroed()
     };
+    let params = match variant.generation() {
+        Generation::Hopper => with_maps(params, scratch.address, variant)?,
+        Generation::Portable => params,
+    };
     // SAFETY: a call without items and peers uses control block, fault block and stamps alone,
     // which live until the synchronisation below.
     unsafe { module.launch(function, (multiprocessors, 1), Variant::THREADS, variant.shared_bytes(), &params, 0) }?;
     module.synchronize(0)
+}
+
+/// The parameters with tensor maps. Every launch fetches its maps, so they are valid ones, of a line
+/// of the scratch memory.
+fn with_maps(params: Params, address: u64, variant: Variant) -> Result<Params, LaunchError> {
+    let matrix = |box_rows, outer| {
+        let box_cols = BoxCols::Wide;
+        let operand = Operand { name: "scratch", address, cols: 8, rows: 1, row_bytes: 16, outer, box_rows, box_cols, fetch: Fetch::Line };
+        encode(variant.dtype(), &operand)
+    };
+    let (tile, alone): (_, &[(u32, u64)]) = (variant.tile(), &[(1, 16), (1, 16)]);
+    let a = matrix(tile.m, alone)?;
+    let y = matrix(variant.box_rows(), &alone[..1])?;
+    Ok(Params { a_caller: a, a_gather: a, b: matrix(tile.n, &[])?, y, ..params })
 }

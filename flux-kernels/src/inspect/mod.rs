@@ -42,6 +42,11 @@ pub struct Report {
 }
 
 impl Report {
+    /// Of PTX, whose functions have no resources yet.
+    pub(crate) fn of_ptx(name: &str) -> Self {
+        Self { name: name.to_owned(), functions: Vec::new(), warnings: Vec::new() }
+    }
+
     /// Reads a cubin and the log of its compilation, which was asked for resources
     /// (`--ptxas-options=-v`).
     ///

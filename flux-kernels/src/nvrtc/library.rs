@@ -85,6 +85,8 @@ table! {
     log = b"nvrtcGetProgramLog\0" (usize, *mut c_char) -> c_int;
     cubin_size = b"nvrtcGetCUBINSize\0" (usize, *mut usize) -> c_int;
     cubin = b"nvrtcGetCUBIN\0" (usize, *mut c_char) -> c_int;
+    ptx_size = b"nvrtcGetPTXSize\0" (usize, *mut usize) -> c_int;
+    ptx = b"nvrtcGetPTX\0" (usize, *mut c_char) -> c_int;
 }
 
 impl Library {

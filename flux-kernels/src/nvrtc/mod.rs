@@ -15,20 +15,56 @@ use std::path::Path;
 use std::ptr::null;
 use std::sync::OnceLock;
 
-/// A GPU architecture that kernels are compiled for.
+/// What kernels are compiled for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
 pub enum Arch {
     /// Hopper, with the instructions of `wgmma`; its cubins run on compute capability 9.0 only.
     Sm90a,
+    /// A100 and its kin: cubins for compute capability 8.0 and 8.7.
+    Sm80,
+    /// Ampere of workstations: cubins for compute capability 8.6.
+    Sm86,
+    /// Ada: cubins for compute capability 8.9.
+    Sm89,
+    /// Blackwell of data centres: cubins for compute capability 10.x.
+    Sm100,
+    /// Blackwell of workstations: cubins for compute capability 12.x.
+    Sm120,
+    /// PTX, which the driver of any later device compiles.
+    Compute80,
 }
 
 impl Arch {
+    /// All of them.
+    pub const ALL: [Self; 7] = [Self::Sm90a, Self::Sm80, Self::Sm86, Self::Sm89, Self::Sm100, Self::Sm120, Self::Compute80];
+
     /// The name that the compiler knows it by.
     pub const fn name(self) -> &'static str {
         match self {
             Self::Sm90a => "sm_90a",
+            Self::Sm80 => "sm_80",
+            Self::Sm86 => "sm_86",
+            Self::Sm89 => "sm_89",
+            Self::Sm100 => "sm_100",
+            Self::Sm120 => "sm_120",
+            Self::Compute80 => "compute_80",
         }
+    }
+
+    /// Dynamic shared memory that a CTA may have, in bytes (CUDA C++ Programming Guide, table of
+    /// technical specifications); of PTX what every device has.
+    pub const fn shared_bytes(self) -> u32 {
+        match self {
+            Self::Sm90a | Self::Sm100 => 227 << 10,
+            Self::Sm80 => 163 << 10,
+            Self::Sm86 | Self::Sm89 | Self::Sm120 | Self::Compute80 => 99 << 10,
+        }
+    }
+
+    /// Whether the image is PTX.
+    pub(crate) const fn is_ptx(self) -> bool {
+        matches!(self, Self::Compute80)
     }
 }
 
@@ -60,7 +96,7 @@ impl<'a> KernelSource<'a> {
 /// A compiled translation unit.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Compiled {
-    /// The image that the driver loads.
+    /// The image that the driver loads: a cubin, or PTX.
     pub cubin: Vec<u8>,
     /// What the compiler said: warnings, and resources of each kernel.
     pub log: String,
@@ -179,6 +215,10 @@ impl Nvrtc {
             let log = if log.trim().is_empty() { self.0.text(code) } else { log };
             return Err(CompileError::Rejected { name: name(), version: self.version(), log });
         }
+        if source.arch.is_ptx() {
+            // Its resources are known when a driver has compiled it.
+            return Ok(Compiled { cubin: program.ptx()?, log, report: Report::of_ptx(source.name) });
+        }
         let cubin = program.cubin()?;
         let report =
             Report::new(source.name, &cubin, &log).map_err(|error| CompileError::Image { name: name(), reason: error.to_string() })?;
@@ -233,6 +273,11 @@ impl<'l> Program<'l> {
 
     fn cubin(&self) -> Result<Vec<u8>, CompileError> {
         self.bytes(("nvrtcGetCUBINSize", self.library.cubin_size), ("nvrtcGetCUBIN", self.library.cubin))
+    }
+
+    /// Terminated, as the driver takes it.
+    fn ptx(&self) -> Result<Vec<u8>, CompileError> {
+        self.bytes(("nvrtcGetPTXSize", self.library.ptx_size), ("nvrtcGetPTX", self.library.ptx))
     }
 
     fn bytes(

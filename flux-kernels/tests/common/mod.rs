@@ -11,8 +11,7 @@ use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
-use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Source, Variant};
+use flux_kernels::{KernelTarget, NoKernel, Source, Variant};
 use std::sync::Arc;
 
 /// Device memory, freed on drop.
@@ -56,17 +55,27 @@ pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
     // SAFETY: opening the driver's library runs its initialisers, as any CUDA program does.
     let driver = unsafe { libloading::Library::new("libcuda.so.1") }.map_err(|reason| format!("no CUDA driver on this machine: {reason}"));
     let context = driver.and_then(|_| CudaContext::new(0).map_err(|_| "the driver offers no device 0".to_owned()));
-    let suited = context.and_then(|context| {
-        let compute = context.compute_capability().expect("a device's compute capability");
-        skipped::suits(&context.name().expect("a device's name"), compute).map(|()| context)
+    let suited = context.and_then(|context| match target_of(&context) {
+        Ok(_) => Ok(context),
+        Err(why) => Err(format!("{}: {why}", context.name().expect("a device's name"))),
     });
     let context = suited.map_err(|why| skipped::skip(test, &why)).ok()?;
     context.bind_to_thread().expect("context");
     Some(context)
 }
 
-pub(crate) fn cubin(source: &Source) -> Vec<u8> {
-    flux_kernels::cubin(source, Arch::Sm90a).expect("a cubin").image
+fn target_of(context: &CudaContext) -> Result<KernelTarget, NoKernel> {
+    let (major, minor) = context.compute_capability().expect("a device's compute capability");
+    KernelTarget::of((major.unsigned_abs(), minor.unsigned_abs()))
+}
+
+/// The kernels of a device that has some.
+pub(crate) fn target(context: &CudaContext) -> KernelTarget {
+    target_of(context).expect("a kernel for the device")
+}
+
+pub(crate) fn cubin(context: &CudaContext, source: &Source) -> Vec<u8> {
+    flux_kernels::cubin(source, target(context).arch).expect("a cubin").image
 }
 
 /// Every rank's program, of ranks in nodes.
@@ -109,7 +118,7 @@ pub(crate) struct World {
 impl World {
     pub(crate) fn new(context: &Arc<CudaContext>, problem: Problem, schedule: &Schedule, first: Epoch) -> Self {
         let programs = programs(problem, schedule, Nodes::apart(problem.world()));
-        let variant = Variant::of(&programs[0]).expect("a variant");
+        let variant = Variant::of(&programs[0], target(context)).expect("a variant");
         Self::with(context, programs, variant, first)
     }
 
@@ -117,8 +126,8 @@ impl World {
     /// nobody would pass rows on.
     pub(crate) fn with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, first: Epoch) -> Self {
         let problem = programs[0].problem;
-        let kernel = Kernel::load(variant, &cubin(&variant.source())).expect("the kernel loads");
-        let harness = Harness::load(&cubin(&Source::harness())).expect("the harness loads");
+        let kernel = Kernel::load(variant, &cubin(context, &variant.source())).expect("the kernel loads");
+        let harness = Harness::load(&cubin(context, &Source::harness())).expect("the harness loads");
         let size = programs.iter().fold(WorkspaceSize::default(), |s, p| s.max(p.workspace()));
         let bytes = |s: flux_core::problem::Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
         let ranks: Vec<_> = programs

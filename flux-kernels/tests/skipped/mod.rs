@@ -36,11 +36,3 @@ pub(crate) fn count(test: &str, why: &dyn Display) {
     let added = OpenOptions::new().append(true).create(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()));
     added.expect("the file that FLUX_SKIPPED names takes a line");
 }
-
-/// Whether the kernels run on a device of this name and compute capability, or why they do not.
-pub(crate) fn suits(name: &str, (major, minor): (impl Into<i64>, impl Into<i64>)) -> Result<(), String> {
-    match (major.into(), minor.into()) {
-        (9, 0) => Ok(()),
-        (major, minor) => Err(format!("{name} has compute capability {major}.{minor}, the kernels need 9.0")),
-    }
-}

@@ -15,20 +15,18 @@ use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_kernels::cuda::{DeviceProgram, EpilogueStaging, Kernel, LaunchArgs, Matrix, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Activation, Element, Origin, Variant};
+use flux_kernels::{Activation, Element, KernelTarget, Origin, Variant};
 use flux_transport::internal::cuda::{CudaDevice, is_capturing};
 use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// The compute capability that the kernels are compiled for.
-const COMPUTE: (u32, u32) = (9, 0);
 
 /// An op's kernels, and what the communicator's ops share.
 #[derive(Debug)]
 pub(crate) struct CudaExecutor {
     comm: Communicator,
     device: CudaDevice,
+    target: KernelTarget,
     /// One for each variant that programs need.
     kernels: Vec<(Variant, Arc<Kernel>)>,
     programs: Arc<DevicePrograms>,
@@ -71,10 +69,7 @@ impl CudaExecutor {
         activation: Activation,
     ) -> Result<Self, BuildError> {
         let device = CudaDevice::open(ordinal)?;
-        let compute = device.info().compute;
-        if compute != COMPUTE {
-            return Err(BuildError::Compute { found: compute, needed: COMPUTE });
-        }
+        let target = KernelTarget::of(device.info().compute)?;
         let _current = device.enter()?;
         let programs = DevicePrograms::of(comm);
         let mut kernels: Vec<(Variant, Arc<Kernel>)> = Vec::new();
@@ -83,10 +78,10 @@ impl CudaExecutor {
             if bytes > limit {
                 return Err(no_room(recipe, NoRoom { bytes, limit, pinned: 0 }));
             }
-            let of_program = Variant::of(program)?;
+            let of_program = Variant::of(program, target)?;
             if kernels.iter().all(|&(known, _)| known != of_program) {
                 let variant = of_program.with_activation(activation);
-                kernels.push((of_program, kernel(if recipe.launch.trace { variant.traced() } else { variant })?));
+                kernels.push((of_program, kernel(if recipe.launch.trace { variant.traced() } else { variant }, target.arch)?));
             }
         }
         programs.open(comm, &device, kernels.iter().any(|(_, kernel)| EpilogueStaging::bytes_for(kernel) > 0))?;
@@ -94,7 +89,7 @@ impl CudaExecutor {
         let items = largest.iter().map(|(_, resolved)| resolved.bound.items).max().unwrap_or(0);
         let buffer = traced.then(|| TraceBuffer::new(items, device.info().sms)).transpose()?;
         let trace = ManuallyDrop::new(buffer.map(|buffer| Trace { buffer, last: Mutex::new(None) }));
-        Ok(Self { comm: comm.clone(), device, kernels, programs, trace })
+        Ok(Self { comm: comm.clone(), device, target, kernels, programs, trace })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
@@ -333,7 +328,7 @@ impl CudaExecutor {
     }
 
     pub(super) fn execution(&self, Resolved { execution, program, .. }: &Resolved) -> Execution {
-        let kernel = Variant::of(program).ok().and_then(|variant| self.kernel_of(variant).ok());
+        let kernel = Variant::of(program, self.target).ok().and_then(|variant| self.kernel_of(variant).ok());
         let name = kernel.map_or_else(|| "no kernel".to_owned(), |kernel| kernel.variant().to_string());
         execution.execution(format!("{name} on {}", self.device.info().name))
     }
@@ -355,9 +350,9 @@ fn matrix<T: Element>(view: &View) -> Matrix {
 }
 
 /// The variant in the current context: as an op before has loaded it, or loaded now.
-fn kernel(variant: Variant) -> Result<Arc<Kernel>, BuildError> {
+fn kernel(variant: Variant, arch: Arch) -> Result<Arc<Kernel>, BuildError> {
     loaded(variant, || {
-        let cubin = flux_kernels::cubin(&variant.source(), Arch::Sm90a)?;
+        let cubin = flux_kernels::cubin(&variant.source(), arch)?;
         if cubin.origin == Origin::Compiled {
             tracing::info!(kernel = %variant, "compiled; the next process finds it in the cache");
         }

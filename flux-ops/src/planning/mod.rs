@@ -13,7 +13,9 @@ use crate::error::BuildError;
 use flux_core::machine::Machine;
 use flux_core::plan::{Links, Plan, PlanKey, PlanTable, TableKind, Target, bucket_ends, choose};
 use flux_core::program::ScheduleError;
+use flux_core::tile::Generation;
 use flux_core::{OpKind, Problem};
+use flux_kernels::KernelTarget;
 use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -33,7 +35,11 @@ pub(crate) fn target(comm: &Communicator, sm_margin: u32) -> Result<Target, Buil
 
 fn whole_target(comm: &Communicator) -> Target {
     let device = comm.device();
-    let machine = device.info().map_or(Machine::H100, |info| Machine::of_gpu(&info.name, info.sms));
+    let machine = device.info().map_or(Machine::H100, |info| {
+        // Where no kernel runs, the build says so.
+        let generation = KernelTarget::of(info.compute).map_or(Generation::Portable, |target| target.generation);
+        Machine::of_gpu(&info.name, info.sms).running(generation)
+    });
     let links = links(&comm.capabilities());
     let machine = if links == Links::HostStaged { machine.staged(comm.world_size().get()) } else { machine };
     Target { machine, nodes: comm.nodes(), links }

@@ -1,6 +1,5 @@
 //! The GPUs that tests run on; for tests of any crate, beside its `skipped`.
 
-use super::skipped;
 use flux_transport::internal::cuda;
 
 /// How many there are, where the kernels run on all of them, or why there are none to test on.
@@ -9,7 +8,7 @@ pub(crate) fn count() -> Result<u32, String> {
     let count = cuda::device_count().map_err(|why| why.to_string())?;
     for ordinal in 0..count {
         let info = cuda::device_info(ordinal).map_err(|why| why.to_string())?;
-        skipped::suits(&info.name, info.compute)?;
+        flux_kernels::KernelTarget::of(info.compute).map_err(|why| format!("{}: {why}", info.name))?;
     }
     Ok(count)
 }

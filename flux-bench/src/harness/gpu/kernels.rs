@@ -1,42 +1,47 @@
-//! The harness's kernels and the fused one, as cubins for a device.
+//! The harness's kernels and the fused one, as images for a device.
 
 use flux_kernels::nvrtc::{Arch, Nvrtc};
-use flux_kernels::{Source, Variant};
+use flux_kernels::{KernelTarget, Source, Variant};
 use flux_transport::internal::cuda::CudaDevice;
 
-/// The compute capabilities that [`arch`] takes, in words.
-pub(crate) const CAPABILITIES: &str = "9.0";
+/// The compute capabilities that kernels run on, in words.
+pub(crate) const CAPABILITIES: &str = "8.0 and later";
 
-/// What a device's kernels are compiled for, or why there are none for it.
-pub(crate) fn arch(ordinal: u32, compute: (u32, u32)) -> anyhow::Result<Arch> {
-    match compute {
-        (9, 0) => Ok(Arch::Sm90a),
-        (major, minor) => anyhow::bail!("GPU {ordinal} has compute capability {major}.{minor}, and the kernels are for {CAPABILITIES}"),
-    }
+/// The kernels of a device, or why there are none for it.
+pub(crate) fn target(ordinal: u32, compute: (u32, u32)) -> anyhow::Result<KernelTarget> {
+    KernelTarget::of(compute).map_err(|why| anyhow::anyhow!("GPU {ordinal}: {why}"))
 }
 
-/// Cubin of the harness.
+/// The kernels of an open device.
+pub(crate) fn of_device(device: &CudaDevice) -> anyhow::Result<KernelTarget> {
+    target(device.ordinal(), device.info().compute)
+}
+
+/// Image of the harness.
 pub(crate) fn harness(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
-    cubin(device, &Source::harness())
+    image(device, &Source::harness())
 }
 
-/// Cubin of the link kernels.
+/// Image of the link kernels, which are Hopper's.
 pub(crate) fn links(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
-    cubin(device, &Source::links())
+    let compute = device.info().compute;
+    anyhow::ensure!(compute == (9, 0), "links are measured by kernels for compute capability 9.0, not {}.{}", compute.0, compute.1);
+    Ok(flux_kernels::cubin(&Source::links(), Arch::Sm90a)?.image)
 }
 
-/// Cubin of a variant of the fused kernel.
+/// Image of a variant of the fused kernel.
 pub(crate) fn fused(device: &CudaDevice, variant: Variant) -> anyhow::Result<Vec<u8>> {
-    cubin(device, &variant.source())
+    image(device, &variant.source())
 }
 
-fn cubin(device: &CudaDevice, source: &Source) -> anyhow::Result<Vec<u8>> {
-    Ok(flux_kernels::cubin(source, arch(device.ordinal(), device.info().compute)?)?.image)
+fn image(device: &CudaDevice, source: &Source) -> anyhow::Result<Vec<u8>> {
+    Ok(flux_kernels::cubin(source, of_device(device)?.arch)?.image)
 }
 
 /// The version of the compiler that made the kernels, as it is kept with them.
 pub(crate) fn compiled_by() -> anyhow::Result<String> {
-    Ok(flux_kernels::cubin(&Source::harness(), Arch::Sm90a)?.version.to_string())
+    let device = CudaDevice::open(0)?;
+    Ok(flux_kernels::cubin(&Source::harness(), of_device(&device)?.arch)?.version.to_string())
 }
 
 /// The compiler that would be used, in words.

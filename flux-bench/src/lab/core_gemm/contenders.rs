@@ -53,7 +53,7 @@ pub(super) struct KernelContenders<'a> {
 impl<'a> KernelContenders<'a> {
     pub(super) fn new(gpu: &'a Gpu, case: &'a PlannedLayer) -> anyhow::Result<Self> {
         let (problem, device) = (&case.problem, gpu.device());
-        let variant = Variant::of(&case.program(FIRST)?)?;
+        let variant = Variant::of(&case.program(FIRST)?, kernels::of_device(device)?)?;
         device.bind()?;
         let kernel = loaded(variant, || kernels::fused(device, variant))?;
         let gemm = Gemm::new(device, (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;

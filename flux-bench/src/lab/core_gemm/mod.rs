@@ -28,7 +28,7 @@ use report::{CoreRow, SCHEMA, table};
 
 use crate::atomic_file;
 use crate::harness::PlannedLayer;
-use crate::harness::gpu::Gpu;
+use crate::harness::gpu::{Gpu, kernels};
 use crate::launch;
 use crate::limits;
 use crate::machine;
@@ -73,7 +73,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     cuda::available().context("core measures the kernel on a GPU")?;
     let gpu = Gpu::open(&CudaDevice::open(0)?)?;
     let info = gpu.device().info();
-    let cases = cases(args, Machine::of_gpu(&info.name, info.sms))?;
+    let cases = cases(args, Machine::of_gpu(&info.name, info.sms).running(kernels::of_device(gpu.device())?.generation))?;
     let rows =
         cases.iter().map(|case| row(&gpu, case, args).with_context(|| case.problem.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(true, 1, bench_report::Ranks::Threads);

@@ -6,6 +6,7 @@
 use crate::harness::{EpilogueSpec, data};
 use crate::plan::Overrides;
 use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
+use flux_core::tile::Generation;
 use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use std::fmt;
 
@@ -16,6 +17,8 @@ pub(super) enum Processor {
     /// A GPU that runs so many CTAs of a rank at once.
     Gpu {
         ctas: u32,
+        /// Its kernel.
+        generation: Generation,
         /// Whether no other rank works there. Copies would wait behind another rank's kernel, so
         /// shared devices have the kernel as their mover.
         alone: bool,
@@ -101,13 +104,19 @@ impl RandomCase {
 /// A plan that the transport can execute.
 fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) -> Plan {
     let scatters = problem.op().reduces();
-    let (world, on_host) = (problem.world(), processor == Processor::Host);
+    let world = problem.world();
     let tile = match processor {
         Processor::Host => TileShape::new(1 + draw.below(48), 8 * (1 + draw.below(12)), 64),
-        Processor::Gpu { .. } => draw.of(&TileShape::all().collect::<Vec<_>>()),
+        Processor::Gpu { generation, .. } => draw.of(&generation.tiles().collect::<Vec<_>>()),
     };
     // On the host every tile can do both.
-    let (can_flatten, can_send) = (on_host || !scatters || tile.scatters(), on_host || !scatters || tile.sends_partials());
+    let (can_flatten, can_send) = match processor {
+        Processor::Gpu { generation, .. } if scatters => {
+            let copies = problem.op() != OpKind::GemmAllReduce || generation.copies_results();
+            (generation.scatters(tile), generation.sends_partials(tile) && copies)
+        }
+        _ => (true, true),
+    };
     let flattened = legal != Legal::Mixed && can_flatten && (draw.below(2) > 0 || !can_send);
     // Between nodes partial tiles are sent, whatever the tile: the table's first can.
     let tile = if flattened || can_send { tile } else { TileShape::new(128, 128, 64) };

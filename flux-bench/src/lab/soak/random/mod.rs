@@ -9,6 +9,7 @@ mod tests;
 use super::phases::{self, SoakResult, SoakRun};
 use super::{Args, exchange};
 use crate::harness::RankContext;
+use crate::harness::gpu::kernels;
 use crate::machine;
 use crate::out;
 use anyhow::Context;
@@ -35,10 +36,14 @@ pub(super) fn minutes(word: &str) -> Result<f64, String> {
 pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow::Result<bool> {
     let (comm, first) = (ctx.comm(), ctx.rank().get() == 0);
     let seed = agree(ctx, args.seed.unwrap_or_else(of_the_clock))?;
-    let processor = ctx.gpu().map_or(Processor::Host, |gpu| Processor::Gpu {
-        ctas: machine::ctas(ctx.comm(), gpu.device().info().sms / at_once),
-        alone: at_once == 1,
-    });
+    let processor = match ctx.gpu() {
+        None => Processor::Host,
+        Some(gpu) => Processor::Gpu {
+            ctas: machine::ctas(ctx.comm(), gpu.device().info().sms / at_once),
+            generation: kernels::of_device(gpu.device())?.generation,
+            alone: at_once == 1,
+        },
+    };
     let legal = match (comm.nodes().are_mixed(), comm.capabilities().mover) {
         (true, _) => Legal::Mixed,
         (false, Mover::Messages { .. }) => Legal::Messages,

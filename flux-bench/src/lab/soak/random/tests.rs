@@ -3,11 +3,17 @@ use crate::harness::EpilogueSpec;
 use flux_core::machine::Machine;
 use flux_core::plan::{Chunk, CommMode, Links, Plan, RowMapping, Target};
 use flux_core::program::{Channels, TileProgram};
+use flux_core::tile::Generation;
 use flux_core::{Nodes, OpKind, Rank, WorldSize};
-use flux_kernels::Variant;
+use flux_kernels::{KernelTarget, Variant};
 use flux_ops::Activation;
 
-const PROCESSORS: [Processor; 3] = [Processor::Host, Processor::Gpu { ctas: 132, alone: true }, Processor::Gpu { ctas: 16, alone: false }];
+const GENERATION: Generation = Generation::Hopper;
+const PROCESSORS: [Processor; 3] = [
+    Processor::Host,
+    Processor::Gpu { ctas: 132, generation: GENERATION, alone: true },
+    Processor::Gpu { ctas: 16, generation: GENERATION, alone: false },
+];
 
 fn cases(world: u32, processor: Processor, legal: Legal) -> impl Iterator<Item = RandomCase> {
     (0..400).map(move |number| RandomCase::new(7, number, WorldSize::new(world).unwrap(), processor, legal).unwrap())
@@ -33,7 +39,7 @@ fn program(case: &RandomCase, nodes: Nodes, links: Links) -> Option<TileProgram>
     let plan = case.plan?.canonical(&case.problem, &target);
     let schedule = plan.schedule(&case.problem, &target);
     let program = TileProgram::build_across(&case.problem, Rank::new(0), &schedule, nodes).unwrap();
-    assert!(Variant::of(&program).is_ok(), "{case}: no kernel for {plan}");
+    assert!(Variant::of(&program, KernelTarget::of_generation(GENERATION)).is_ok(), "{case}: no kernel for {plan}");
     Some(program)
 }
 

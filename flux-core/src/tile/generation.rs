@@ -1,0 +1,79 @@
+//! Generations of the fused kernel, and the tiles that each has.
+//!
+//! Invariant: the kernels of a generation are compiled from its tiles, and plans take theirs from
+//! the generation of their machine.
+
+use super::TileShape;
+use super::table::{self, Staging};
+use std::fmt;
+
+/// A kernel of its own, for the devices whose instructions it uses.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Generation {
+    /// Compute capability 9.0: wgmma and bulk tensor copies.
+    Hopper,
+    /// Compute capability 8.0 and up: mma.sync and cp.async.
+    Portable,
+}
+
+impl Generation {
+    /// Every tile with kernels, wide tiles first.
+    ///
+    /// ```
+    /// use flux_core::TileShape;
+    /// use flux_core::tile::Generation;
+    /// let tile = TileShape::new(128, 256, 64);
+    /// assert!([Generation::Hopper, Generation::Portable].iter().all(|generation| generation.tiles().any(|t| t == tile)));
+    /// ```
+    pub fn tiles(self) -> impl Iterator<Item = TileShape> + Clone {
+        let of = |generation| if self == generation { usize::MAX } else { 0 };
+        let hopper = table::HOPPER.iter().take(of(Self::Hopper)).map(|&(m, n, _)| (m, n));
+        hopper.chain(table::PORTABLE.iter().take(of(Self::Portable)).copied()).map(|(m, n)| TileShape::new(m, n, table::STEP))
+    }
+
+    /// Whether a kernel of this tile scatters rows to several owners, as a GEMM-ReduceScatter with
+    /// flattened rows needs.
+    pub fn scatters(self, tile: TileShape) -> bool {
+        match self {
+            // It stages the whole tile.
+            Self::Hopper => tile.stagings().any(|staging| staging == Staging::PerConsumer),
+            Self::Portable => self.tiles().any(|t| t == tile),
+        }
+    }
+
+    /// Whether a kernel of this tile sends partial tiles, as a GEMM-ReduceScatter with rows per
+    /// shard needs.
+    pub fn sends_partials(self, tile: TileShape) -> bool {
+        match self {
+            Self::Hopper => tile.stagings().any(|staging| tile.sends_partials_from(staging)),
+            Self::Portable => self.tiles().any(|t| t == tile),
+        }
+    }
+
+    /// Whether its kernels share finished tiles with all peers and copy theirs, as a GEMM-AllReduce
+    /// with rows per shard needs.
+    pub const fn copies_results(self) -> bool {
+        matches!(self, Self::Hopper)
+    }
+}
+
+impl fmt::Display for Generation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(match self {
+            Self::Hopper => "sm_90a",
+            Self::Portable => "sm_80",
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tiles_of_another_generation_have_no_kernels() {
+        let [hopper, portable] = [TileShape::new(136, 256, 64), TileShape::new(16, 128, 64)];
+        assert!(Generation::Hopper.scatters(hopper) && !Generation::Portable.scatters(hopper));
+        assert!(Generation::Portable.sends_partials(portable) && !Generation::Hopper.sends_partials(portable));
+    }
+}

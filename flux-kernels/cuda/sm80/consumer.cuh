@@ -1,0 +1,186 @@
+// The consumers: warps that multiply the stages into their parts of the tile's accumulators, add
+// split-K partials and peers' partial tiles in a fixed order, and store the result from registers.
+
+#pragma once
+#include "common/epilogue.cuh"
+#include "common/progress.cuh"
+#include "common/reduce_rows.cuh"
+#include "common/shards.cuh"
+#include "common/trace.cuh"
+#include "common/wait.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/mma.cuh"
+#include "sm80/config.cuh"
+#include "sm80/output.cuh"
+
+namespace flux {
+
+template <class C>
+struct Consumer {
+    static constexpr u32 kSteps = C::kTileK / 16;  // k16 steps of a stage
+
+    const Params& p;
+    const Shared<C> smem;
+    const u32 epoch;
+    const u32 warp;
+    RingState<C::kStages> ring;
+    u32 announced_phase = 0;
+
+    __device__ __forceinline__ void run(const Walk& walk) {
+        u32 i = ptx::from_lane(walk.first, 0);
+        for (u32 number = 0; i < walk.count; i = ptx::from_lane(i + walk.stride, 0), ++number) {
+            if (C::kScatters && p.items[i].sink == static_cast<u32>(Sink::kReduceRows)) break;
+            Accumulators<C> acc;
+            multiply(p.items[i].k_steps, acc);
+            mark(i, &ItemStamps::multiplied);
+            // Each phase loads the item's fields that it needs: the registers hold accumulators.
+            add_split_k_partials(p.items[i], number, acc);
+            if constexpr (C::kSendsPartials) add_peer_partials(p.items[i], number, acc);
+            mark(i, &ItemStamps::summed);
+            if (finishes(p.items[i])) finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, acc);
+            write(p.items[i], acc);
+            mark(i, &ItemStamps::written);
+            if (p.items[i].raise != kNone) announce();
+        }
+        if constexpr (C::kScatters) reduce_scattered_rows(i, walk);
+    }
+
+private:
+    // Multiplies at least one stage. Fragments of B are loaded a pair of n8 blocks ahead of their
+    // products. Those of A follow the last products that use the ones before: a second set would
+    // not fit beside the accumulators, and the multiprocessor's other consumers fill the gap.
+    __device__ __forceinline__ void multiply(u32 stages, Accumulators<C>& acc) {
+        // This lane's row of the first m16 block, and of the first pair of n8 blocks, with the
+        // swizzled chunk of step 0; a step moves it by two chunks, which flips two bits.
+        const u32 lane = threadIdx.x % 32;
+        const u32 lane_a = (warp / C::kWarpsN * C::kRows + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
+        const u32 lane_b = C::kBytesA + (warp % C::kWarpsN * C::kCols + lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+#pragma unroll
+        for (u32 block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+            for (u32 n = 0; n < C::kAccumulators; ++n) acc[block][n] = 0.0f;
+        }
+#pragma unroll 1
+        for (u32 left = stages; left != 0; --left) {
+            ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
+            const u32 base = smem.a(ring.stage);
+#pragma unroll
+            for (u32 step = 0; step < kSteps; ++step) {
+                u32 a[C::kBlocks][4];
+#pragma unroll
+                for (u32 block = 0; block < C::kBlocks; ++block) ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048);
+#pragma unroll
+                for (u32 pair = 0; pair < C::kPairs; ++pair) {
+                    u32 b[4];
+                    ptx::load_matrix_x4(b, base + (lane_b ^ step * 32) + pair * 2048);
+#pragma unroll
+                    for (u32 block = 0; block < C::kBlocks; ++block) {
+                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8], a[block], b[0], b[1]);
+                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8 + 4], a[block], b[2], b[3]);
+                    }
+                }
+            }
+            // All lanes have read the stage.
+            __syncwarp();
+            if (lane == 0) ptx::mbarrier_arrive(smem.empty(ring.stage));
+            ring.advance();
+        }
+    }
+
+    // Waits until the `n`-th of what the CTA's `number`-th item adds has arrived. Ends, because the
+    // signaller ends all its waits.
+    __device__ __forceinline__ void await_addend(u32 number, u32 n) const {
+        while (ptx::load_acquire_cta_shared(smem.arrived()) <= progress(number, n)) {}
+    }
+
+    // Adds the split-K partials of the tile, in their order.
+    __device__ __forceinline__ void add_split_k_partials(const WorkItem& item, u32 number, Accumulators<C>& acc) const {
+#pragma unroll 1
+        for (u32 n = 0; n < item.parts; ++n) {
+            await_addend(number, n);
+            SplitKSlot<C>::add(SplitKSlot<C>::vectors(p, epoch, item.part + n), acc);
+        }
+    }
+
+    // Adds peers' partial tiles, in slot order, each as it arrives.
+    __device__ __forceinline__ void add_peer_partials(const WorkItem& item, u32 number, Accumulators<C>& acc) const {
+        const Slot<C> slots{p};
+        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+#pragma unroll 1
+        for (u32 source = 0; source < item.partials; ++source) {
+            await_addend(number, item.parts + source);
+            slots.add(half + (item.partial_slot + source * p.slots_per_source) * slots.bytes(), item.rows, acc);
+        }
+    }
+
+    // Whether the sum is complete and goes to the caller's y.
+    __device__ __forceinline__ static bool finishes(const WorkItem& item) {
+        return item.sink == static_cast<u32>(Sink::kStore) || (C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce));
+    }
+
+    // Writes the accumulators where the item's sink says.
+    __device__ __forceinline__ void write(const WorkItem& item, const Accumulators<C>& acc) const {
+        if (item.sink == static_cast<u32>(Sink::kPartial)) {
+            SplitKSlot<C>::store(SplitKSlot<C>::vectors(p, epoch, item.part), acc);
+            return;
+        }
+        if constexpr (C::kReduceScatter) {
+            const u64 half = (epoch & 1) * p.half_stride;
+            if (item.sink == static_cast<u32>(Sink::kSend)) {
+                const Slot<C> slots{p};
+                // After a failed wait a peer may be gone, or in a new communicator.
+                if (!poisoned(p)) slots.store(p.data[item.dest] + half + item.slot * slots.bytes(), item.rows, acc);
+                return;
+            }
+            if (item.sink == static_cast<u32>(Sink::kScatter)) {
+                if (!poisoned(p)) scatter(item, half, acc);
+                return;
+            }
+        }
+        const u64 y = p.y_address + (first_row_of_shard(p, item.out_outer) + item.row) * p.y_row_bytes + item.col * u64{2};
+        store_rows<C>(item, acc, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; });
+    }
+
+    // Stores rows at the ranks that own them: one, or with a mask all of its ranks.
+    __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
+        const u64 place = half + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes + item.col * u64{2};
+        if (p.scatter_mask == 0) {
+            store_rows<C>(item, acc, [&](u32 row) -> u64 {
+                if (row >= item.rows) return 0;
+                const RowOwner owner(p, item.row + row);
+                return p.data[owner.rank] + place + static_cast<u64>(owner.row) * p.source_row_bytes;
+            });
+            return;
+        }
+#pragma unroll 1
+        for (u32 left = p.scatter_mask; left != 0; left &= left - 1) {
+            const u64 first = p.data[__ffs(left) - 1] + place + static_cast<u64>(item.row) * p.source_row_bytes;
+            store_rows<C>(item, acc, [&](u32 row) -> u64 { return row < item.rows ? first + row * u64{p.source_row_bytes} : 0; });
+        }
+    }
+
+    // Leaves the item's signal to the signaller, once it has raised the one before.
+    __device__ __forceinline__ void announce() {
+        ptx::mbarrier_wait(smem.announced(), announced_phase ^ 1);
+        announced_phase ^= 1;
+        // Orders the lanes' stores before the arrival of one of them.
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.stored());
+    }
+
+    // Reductions follow all tiles of the walk.
+    __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
+        if (i >= walk.count) return;
+        ptx::mbarrier_wait(smem.rows_ready(), 0);
+        for (; i < walk.count; i += walk.stride) reduce_rows<C>(p, epoch, load_item(p, i), threadIdx.x);
+    }
+
+    // One thread stamps for all.
+    __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
+        if constexpr (C::kTrace) {
+            if (threadIdx.x == 0) stamp<C>(p, item, phase);
+        }
+    }
+};
+
+}  // namespace flux

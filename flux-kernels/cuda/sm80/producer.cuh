@@ -1,0 +1,207 @@
+// The producers: two warps that keep the ring of stages full by asynchronous copies, and await
+// peers' rows.
+//
+// A stage holds kTileM rows of A, then kTileN rows of B, of 128 bytes each. The 16-byte chunks of a
+// row change places by the row's number, so that eight rows of a chunk meet different banks.
+
+#pragma once
+#include "common/shards.cuh"
+#include "common/trace.cuh"
+#include "common/wait.cuh"
+#include "ptx/async_copy.cuh"
+#include "ptx/mbarrier.cuh"
+#include "ptx/warp.cuh"
+#include "sm80/config.cuh"
+
+namespace flux {
+
+// This lane's part of an operand's rows of one item: a chunk of every eighth row.
+struct Rows {
+    u64 chunk;   // address of the lane's chunk of the item's first row, at step 0
+    u64 stride;  // bytes between rows
+    u32 last;    // last row that exists
+
+    // Of `count` rows from `address` on.
+    __device__ __forceinline__ static Rows of(u64 address, u64 stride, u32 count) {
+        return {address + threadIdx.x % 8 * 16, stride, count - 1};
+    }
+
+    // Copies `Count` rows of a step along k, in strips of eight. Rows that do not exist repeat the
+    // last one: what they add to is never stored.
+    template <u32 Count, bool Whole>
+    __device__ __forceinline__ void load(u32 dst, u32 step, u32 bytes) const {
+        const u32 row = threadIdx.x % 64 / 8;
+        const u32 to = dst + row * 128 + (threadIdx.x % 8 ^ row) * 16;
+        const u64 src = chunk + step * u64{128};
+        // Copied, or the offsets of all strips would be kept in registers through the item.
+        const u64 from = ptx::copied_here(src + row * stride);
+        const u32 end = ptx::copied_here(last);
+#pragma unroll
+        for (u32 strip = 0; strip < Count / 8; ++strip) {
+            if constexpr (Whole) {
+                ptx::async_copy_16(to + strip * 1024, from + strip * 8 * stride, bytes);
+            } else {
+                ptx::async_copy_16(to + strip * 1024, src + least(strip * 8 + row, end) * stride, bytes);
+            }
+        }
+    }
+};
+
+template <class C>
+struct Producer {
+    const Params& p;
+    const Shared<C> smem;
+    const u32 epoch;
+    RingState<C::kStages> ring;
+    Rows a{}, b{};
+    bool whole = false;  // whether the item's tile is
+
+    __device__ __forceinline__ void run(const Walk& walk) {
+        // The await list of the last item that had one: many tiles share a list, and its signals
+        // stay raised.
+        u32 seen_first = kNone, seen_count = 0;
+        for (u32 i = walk.first; i < walk.count; i += walk.stride) {
+            const WorkItem item = load_item(p, i);
+            if (C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows)) return;
+            mark(i, &ItemStamps::opened);
+            a = Rows::of(a_address(item), a_stride(item), item.rows);
+            b = Rows::of(p.w + item.col * p.w_row_bytes, p.w_row_bytes, item.cols);
+            whole = item.rows == C::kTileM && item.cols == C::kTileN;
+            u32 step = item.k_first;
+            const u32 end = step + item.k_steps;
+            if constexpr (!C::kReduceScatter) {
+                if (item.await_count != 0 && (item.await_first != seen_first || item.await_count != seen_count)) {
+                    step = load_as_they_come(item, step, end);
+                    seen_first = item.await_first;
+                    seen_count = item.await_count;
+                }
+            }
+            mark(i, &ItemStamps::rows_there);
+            for (; step < end; ++step) load(step);
+            mark(i, &ItemStamps::loaded);
+        }
+    }
+
+private:
+    __device__ __forceinline__ u64 a_address(const WorkItem& item) const {
+        if (item.a_source == static_cast<u32>(Source::kGather)) {
+            return p.data[p.rank] + (epoch & 1) * p.half_stride + item.a_outer * p.shard_slot_bytes + item.row * p.row_bytes;
+        }
+        return p.x + (first_row_of_shard(p, item.a_outer) + item.row) * p.x_row_bytes;
+    }
+
+    __device__ __forceinline__ u64 a_stride(const WorkItem& item) const {
+        return item.a_source == static_cast<u32>(Source::kGather) ? p.row_bytes : p.x_row_bytes;
+    }
+
+    // Bytes of this lane's chunk that exist at a step; the last step may have fewer chunks.
+    __device__ __forceinline__ u32 chunk_bytes(u32 step) const { return step * C::kTileK + threadIdx.x % 8 * 8 < p.k_local ? 16 : 0; }
+
+    __device__ __forceinline__ void load_a(u32 stage, u32 step) const {
+        const u32 bytes = chunk_bytes(step);
+        if (whole) {
+            a.load<C::kTileM, true>(smem.a(stage), step, bytes);
+        } else {
+            a.load<C::kTileM, false>(smem.a(stage), step, bytes);
+        }
+    }
+
+    __device__ __forceinline__ void load_b(u32 stage, u32 step) const {
+        const u32 bytes = chunk_bytes(step);
+        if (whole) {
+            b.load<C::kTileN, true>(smem.b(stage), step, bytes);
+        } else {
+            b.load<C::kTileN, false>(smem.b(stage), step, bytes);
+        }
+    }
+
+    __device__ __forceinline__ void load(u32 step) {
+        ptx::mbarrier_wait(smem.empty(ring.stage), ring.phase ^ 1);
+        load_b(ring.stage, step);
+        load_a(ring.stage, step);
+        ptx::async_copies_arrive(smem.full(ring.stage));
+        ring.advance();
+    }
+
+    // Groups of awaits of an item, each before one step along k, as its lanes await them.
+    struct Awaits {
+        u32 next, end, group;
+        u32 step;  // of the next group, where there is one
+
+        __device__ __forceinline__ void look(const Params& p) {
+            if (next < end) step = p.awaits[next].k_step;
+        }
+
+        // Whether a group is due before `at`.
+        __device__ __forceinline__ bool due(u32 at) const { return next < end && step <= at; }
+
+        __device__ __forceinline__ void pass(const Params& p) {
+            next += group;
+            look(p);
+        }
+    };
+
+    // Whether the signals of the next group are raised; polls each once.
+    __device__ __forceinline__ bool raised(const Awaits& awaits) const {
+        bool all = true;
+        for (u32 n = threadIdx.x % 32; n < awaits.group; n += 32) {
+            all = all && ptx::load_acquire_sys(await_target(p, epoch, awaits.next + n).word) == epoch;
+        }
+        // What one lane has acquired, all have.
+        all = __all_sync(0xFFFFFFFFu, all);
+        __syncwarp();
+        return all;
+    }
+
+    // After a failed wait the rows are garbage within bounds: the tile is computed and the call
+    // reported as failed.
+    __device__ __forceinline__ void await(Awaits& awaits) const {
+        for (u32 n = threadIdx.x % 32; n < awaits.group; n += 32) wait_for(p, epoch, await_target(p, epoch, awaits.next + n));
+        __syncwarp();
+        awaits.pass(p);
+    }
+
+    // Loads steps whose rows of A have not arrived: first the weights of as many stages as the ring
+    // holds, which need no signal, then the rows.
+    __device__ __forceinline__ u32 load_awaited(Awaits& awaits, u32 step, u32 end) {
+        const u32 ahead = least(end - step, C::kStages);
+        RingState<C::kStages> start = ring;
+        for (u32 s = step; s < step + ahead; ++s) {
+            ptx::mbarrier_wait(smem.empty(ring.stage), ring.phase ^ 1);
+            load_b(ring.stage, s);
+            ring.advance();
+        }
+        for (u32 s = step; s < step + ahead; ++s) {
+            while (awaits.due(s)) await(awaits);
+            load_a(start.stage, s);
+            ptx::async_copies_arrive(smem.full(start.stage));
+            start.advance();
+        }
+        return step + ahead;
+    }
+
+    // Loads in order of arrival. Returns the step from which on all rows have arrived.
+    __device__ __forceinline__ u32 load_as_they_come(const WorkItem& item, u32 step, u32 end) {
+        Awaits awaits{item.await_first, item.await_first + item.await_count, item.await_group, 0};
+        awaits.look(p);
+        while (step < end && awaits.next < awaits.end) {
+            if (!awaits.due(step)) {
+                load(step++);
+            } else if (raised(awaits)) {
+                awaits.pass(p);
+            } else {
+                step = load_awaited(awaits, step, end);
+            }
+        }
+        return step;
+    }
+
+    // One lane stamps for both warps.
+    __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
+        if constexpr (C::kTrace) {
+            if (threadIdx.x % 64 == 0) stamp<C>(p, item, phase);
+        }
+    }
+};
+
+}  // namespace flux

@@ -1,0 +1,127 @@
+//! What a device takes: the generation of its kernels, the image that its driver loads, and the
+//! shared memory of a CTA.
+//!
+//! Invariant: it follows from the compute capability and `FLUX_ARCH` alone, so all parts of a
+//! process agree.
+
+use crate::nvrtc::Arch;
+use flux_core::tile::{Generation, HOPPER_SHARED_BYTES};
+
+/// Runs the portable kernel on Hopper where it is `sm_80`.
+const FLUX_ARCH: &str = "FLUX_ARCH";
+
+/// The kernels of a device.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct KernelTarget {
+    /// Which of the kernels.
+    pub generation: Generation,
+    /// What it is compiled for.
+    pub arch: Arch,
+    /// Most dynamic shared memory of a CTA, in bytes.
+    pub shared_bytes: u32,
+}
+
+/// No kernel runs on a device, or not the one that `FLUX_ARCH` asks for.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum NoKernel {
+    /// The device is older than mma.sync of bf16.
+    #[error("the device has compute capability {}.{}, the kernels need 8.0 or later", compute.0, compute.1)]
+    TooOld {
+        /// Of the device.
+        compute: (u32, u32),
+    },
+    /// `FLUX_ARCH` names no kernel.
+    #[error("FLUX_ARCH={value} names no kernel: use sm_80 for the portable one, or leave it unset")]
+    UnknownArch {
+        /// What the variable holds.
+        value: String,
+    },
+}
+
+impl KernelTarget {
+    /// Of a device with this compute capability, in this process: `FLUX_ARCH=sm_80` takes the
+    /// portable kernel.
+    ///
+    /// # Errors
+    /// [`NoKernel`] says what the device lacks, or what is wrong with the variable.
+    pub fn of(compute: (u32, u32)) -> Result<Self, NoKernel> {
+        let asked = std::env::var_os(FLUX_ARCH).filter(|value| !value.is_empty());
+        match asked {
+            None => Self::chosen(compute, false),
+            Some(value) if value == "sm_80" => Self::chosen(compute, true),
+            Some(value) => Err(NoKernel::UnknownArch { value: value.to_string_lossy().into_owned() }),
+        }
+    }
+
+    /// Where a generation's kernels have all the shared memory that its machines are planned with.
+    pub const fn of_generation(generation: Generation) -> Self {
+        match generation {
+            Generation::Hopper => Self::of_arch(Arch::Sm90a),
+            Generation::Portable => Self::of_arch(Arch::Compute80),
+        }
+    }
+
+    /// The targets that kernels are compiled for ahead of time with `arch`: of PTX also Hopper's,
+    /// where the portable kernel is tested.
+    pub fn ahead_of_time(arch: Arch) -> Vec<Self> {
+        let of_arch = Self::of_arch(arch);
+        let of_hopper = (arch == Arch::Compute80).then_some(Self { shared_bytes: HOPPER_SHARED_BYTES, ..of_arch });
+        std::iter::once(of_arch).chain(of_hopper).collect()
+    }
+
+    /// The target of `arch` by itself.
+    pub const fn of_arch(arch: Arch) -> Self {
+        let generation = if matches!(arch, Arch::Sm90a) { Generation::Hopper } else { Generation::Portable };
+        Self { generation, arch, shared_bytes: arch.shared_bytes() }
+    }
+
+    /// The best kernel, or the portable one. Where there is no cubin the driver compiles PTX.
+    fn chosen(compute: (u32, u32), portable: bool) -> Result<Self, NoKernel> {
+        let arch = match compute {
+            (9, 0) if !portable => Arch::Sm90a,
+            (8, 6) => Arch::Sm86,
+            (8, 9) => Arch::Sm89,
+            (8, _) => Arch::Sm80,
+            (9, _) => Arch::Compute80,
+            (10, _) => Arch::Sm100,
+            (12, _) => Arch::Sm120,
+            (0..8, _) => return Err(NoKernel::TooOld { compute }),
+            _ => Arch::Compute80,
+        };
+        let of_arch = Self::of_arch(arch);
+        Ok(if compute.0 == 9 { Self { shared_bytes: HOPPER_SHARED_BYTES, ..of_arch } } else { of_arch })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn hopper_has_a_kernel_of_its_own_and_others_the_portable_one() {
+        let chosen =
+            |compute| KernelTarget::chosen(compute, false).map(|target| (target.generation, target.arch, target.shared_bytes >> 10));
+        assert_eq!(chosen((9, 0)), Ok((Generation::Hopper, Arch::Sm90a, 227)));
+        assert_eq!(chosen((8, 0)), Ok((Generation::Portable, Arch::Sm80, 163)));
+        assert_eq!(chosen((8, 7)), Ok((Generation::Portable, Arch::Sm80, 163)));
+        assert_eq!(chosen((8, 6)), Ok((Generation::Portable, Arch::Sm86, 99)));
+        assert_eq!(chosen((8, 9)), Ok((Generation::Portable, Arch::Sm89, 99)));
+        assert_eq!(chosen((10, 3)), Ok((Generation::Portable, Arch::Sm100, 227)));
+        assert_eq!(chosen((12, 0)), Ok((Generation::Portable, Arch::Sm120, 99)));
+        assert_eq!(chosen((13, 0)), Ok((Generation::Portable, Arch::Compute80, 99)), "the least of all");
+        assert_eq!(chosen((7, 5)), Err(NoKernel::TooOld { compute: (7, 5) }));
+    }
+
+    #[test]
+    fn hopper_runs_the_portable_kernel_with_all_of_its_shared_memory() {
+        let target = KernelTarget::chosen((9, 0), true);
+        assert_eq!(target, Ok(KernelTarget { generation: Generation::Portable, arch: Arch::Compute80, shared_bytes: 227 << 10 }));
+    }
+
+    #[test]
+    fn an_unsuited_device_is_told_what_is_needed() {
+        let text = NoKernel::TooOld { compute: (7, 5) }.to_string();
+        assert_eq!(text, "the device has compute capability 7.5, the kernels need 8.0 or later");
+    }
+}
