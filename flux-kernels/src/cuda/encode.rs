@@ -42,8 +42,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let own_rows = problem.shard_rows(p.rank).len() as u32;
     let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
         OpKind::AllGatherGemm => (own_rows, 1, global_rows, shards),
-        OpKind::GemmReduceScatter => (global_rows, shards, own_rows, 1),
-        OpKind::GemmAllReduce => (global_rows, shards, own_rows, 1),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (global_rows, shards, own_rows, 1),
     };
     // Tensor maps have no empty extents. Nothing is read of or stored to a shard without rows, so
     // any memory may stand in for it.
