@@ -135,14 +135,7 @@ mod _native {
 
     /// Builds an op, and has it ready for calls with these numbers of rows.
     #[pyfunction]
-    fn prepare(
-        py: Python<'_>,
-        comm: u64,
-        kind: &str,
-        extents: (usize, usize),
-        of: (String, bool, u64),
-        rows: Vec<usize>,
-    ) -> PyResult<()> {
+    fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (usize, usize), of: (String, bool, u64), rows: Vec<usize>) -> PyResult<()> {
         with(py, comm, |member| {
             let (n, k) = extents;
             let (dtype, bias, activation) = (dtype(&of.0)?, of.1, activation(of.2)?);
@@ -154,7 +147,13 @@ mod _native {
     fn described(name: &'static str, of: &Described) -> Result<RawTensor, Error> {
         let (address, type_name, dim, rows, cols, strides) = of;
         let dims = Dims { dim: *dim, rows: *rows, cols: *cols, strides: [strides.0, strides.1] };
-        operand(name, *address, dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message)))?, Location::Host, &dims)
+        operand(
+            name,
+            *address,
+            dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message)))?,
+            Location::Host,
+            &dims,
+        )
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise

@@ -6,7 +6,8 @@
 use crate::error::{Error, of_view};
 use crate::member::Member;
 use flux_ops::{
-    Activation, AllGatherGemm, CallError, DType, Element, GemmAllReduce, GemmReduceScatter, Layout, RawTensor, TensorMut, TensorRef, bf16, f16,
+    Activation, AllGatherGemm, CallError, DType, Element, GemmAllReduce, GemmReduceScatter, Layout, RawTensor, TensorMut, TensorRef, bf16,
+    f16,
 };
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -22,16 +23,15 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [(&str, Self); 3] = [
-        ("all_gather_matmul", Self::AllGather),
-        ("matmul_reduce_scatter", Self::ReduceScatter),
-        ("matmul_all_reduce", Self::AllReduce),
-    ];
+    const ALL: [(&str, Self); 3] =
+        [("all_gather_matmul", Self::AllGather), ("matmul_reduce_scatter", Self::ReduceScatter), ("matmul_all_reduce", Self::AllReduce)];
 
     /// The op with this name in Python.
     pub(crate) fn named(name: &str) -> Result<Self, Error> {
         let known = Self::ALL.iter().find(|(known, _)| *known == name);
-        known.map(|&(_, kind)| kind).ok_or_else(|| Error::operand(format!("{name} is no op: the ops are {}", Self::ALL.map(|(name, _)| name).join(", "))))
+        known
+            .map(|&(_, kind)| kind)
+            .ok_or_else(|| Error::operand(format!("{name} is no op: the ops are {}", Self::ALL.map(|(name, _)| name).join(", "))))
     }
 
     pub(crate) const fn from_number(number: u8) -> Self {
@@ -158,7 +158,9 @@ impl Ops {
                 format!(
                     "{} of n = {}, k = {} is built on its first call, and the stream is being captured: call flux_tp.prepare, or the op \
                      once, before the capture",
-                    spec.kind.name(), spec.n, spec.k
+                    spec.kind.name(),
+                    spec.n,
+                    spec.k
                 ),
             ));
         }
@@ -225,7 +227,7 @@ unsafe fn with_views<T: Element>(
 }
 
 fn is_capturing(stream: Stream) -> bool {
-    use cudarc::driver::sys::{CUstreamCaptureStatus, CUstream, cuStreamIsCapturing};
+    use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus, cuStreamIsCapturing};
     let Some(stream) = stream.raw() else { return false };
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the caller's stream, which is alive; `status` is a place for the answer.
