@@ -1,6 +1,6 @@
 //! A tensor-parallel MLP, `y = gelu(x w1^T + b1) w2^T + b2`, on whatever transport is there:
-//! `cargo run -p flux-tp-ops --example tp_mlp`. Tokens are split over the ranks before and after, the
-//! inner features in between. Fails if a number is off.
+//! `cargo run -p flux-tp-ops --example tp_mlp`. Tokens are split over the ranks before and after,
+//! the inner features in between. Fails if a number is off.
 #![allow(clippy::print_stdout, reason = "an example that shows its result")]
 
 #[path = "support/device.rs"]

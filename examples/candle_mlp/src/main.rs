@@ -1,5 +1,7 @@
-//! A tensor-parallel MLP, `y = gelu(x w1^T) w2^T`, on candle's tensors. flux's ops are custom ops of
-//! candle: they read its storage in place, on the CPU or on GPUs, and return its tensors.
+//! A tensor-parallel MLP on candle's tensors: `y = gelu(x w1^T) w2^T`.
+//!
+//! The ops of flux are custom ops of candle. They read candle's storage in place, on the CPU or on
+//! GPUs, and return candle's tensors.
 //!
 //! `cargo run` has two ranks on the CPU, and fails if a number is off. With `--features cuda` each
 //! GPU is a rank.
@@ -70,7 +72,11 @@ fn check(y: &Tensor, first: usize, global: [&Tensor; 3]) -> Result<()> {
     let (exact, bound) = (exact.narrow(0, first, rows)?, bound.narrow(0, first, rows)?);
     let within = (y.to_dtype(DType::F32)? - exact)?.abs()?.le(&bound)?.to_dtype(DType::F32)?;
     let right = within.sum_all()?.to_scalar::<f32>()?;
-    if right as usize == y.elem_count() { Ok(()) } else { Err(Error::msg(format!("{right} of {} numbers are within bounds", y.elem_count()))) }
+    if right as usize == y.elem_count() {
+        Ok(())
+    } else {
+        Err(Error::msg(format!("{right} of {} numbers are within bounds", y.elem_count())))
+    }
 }
 
 /// A global matrix, of numbers between -1 and 1 that are exact in bf16.
