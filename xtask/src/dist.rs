@@ -19,8 +19,8 @@ use std::process::Command;
 
 /// Device files of NVIDIA GPUs, on Linux and in WSL.
 const DEVICES: [&str; 2] = ["/dev/nvidiactl", "/dev/dxg"];
-/// What kernels are compiled for: the devices that there are, and PTX for what comes later.
-const ARCHS: [&str; 5] = ["sm_90a", "sm_80", "sm_86", "sm_89", "compute_80"];
+/// What kernels are compiled for: Hopper, and PTX for all others.
+const ARCHS: [&str; 2] = ["sm_90a", "compute_80"];
 /// Limit of the archive.
 const LIMIT_MIB: u64 = 64;
 

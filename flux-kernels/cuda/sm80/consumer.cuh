@@ -138,25 +138,28 @@ private:
             }
         }
         const u64 y = p.y_address + (first_row_of_shard(p, item.out_outer) + item.row) * p.y_row_bytes + item.col * u64{2};
-        store_rows<C>(item, acc, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; });
+        store_rows<C>(item, acc, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; }, ptx::store_global_16);
     }
 
     // Stores rows at the ranks that own them: one, or with a mask all of its ranks.
     __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
         const u64 place = half + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes + item.col * u64{2};
         if (p.scatter_mask == 0) {
-            store_rows<C>(item, acc, [&](u32 row) -> u64 {
+            const auto row_at = [&](u32 row) -> u64 {
                 if (row >= item.rows) return 0;
                 const RowOwner owner(p, item.row + row);
                 return p.data[owner.rank] + place + static_cast<u64>(owner.row) * p.source_row_bytes;
-            });
+            };
+            store_rows<C>(item, acc, row_at, ptx::store_global_16);
             return;
         }
+        // Of this rank's memory; other ranks' lies as far from it.
+        const u64 own = p.data[p.rank] + place;
+        const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + static_cast<u64>(item.row + row) * p.source_row_bytes : 0; };
+        store_rows<C>(item, acc, row_at, [&](u64 at, uint4 eight) {
 #pragma unroll 1
-        for (u32 left = p.scatter_mask; left != 0; left &= left - 1) {
-            const u64 first = p.data[__ffs(left) - 1] + place + static_cast<u64>(item.row) * p.source_row_bytes;
-            store_rows<C>(item, acc, [&](u32 row) -> u64 { return row < item.rows ? first + row * u64{p.source_row_bytes} : 0; });
-        }
+            for (u32 left = p.scatter_mask; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - p.data[p.rank]), eight);
+        });
     }
 
     // Leaves the item's signal to the signaller, once it has raised the one before.

@@ -35,14 +35,14 @@ __device__ __forceinline__ uint4 transpose_quad(u32 v0, u32 v1, u32 v2, u32 v3) 
     return upper ? uint4{first, second, b0, b1} : uint4{a0, a1, first, second};
 }
 
-// Stores rounded rows. `row_at(row)` is the address of a row of the tile at the item's first
-// column, or 0 for a row that does not exist.
-template <class C, class RowAt>
-__device__ __forceinline__ void store_rows(const WorkItem& item, const Accumulators<C>& acc, RowAt row_at) {
+// Stores rounded rows. `row_at(row)` is the place of a row of the tile at the item's first column,
+// or 0 for a row that does not exist; `put(at, eight)` stores eight columns at their place.
+template <class C, class RowAt, class Put>
+__device__ __forceinline__ void store_rows(const WorkItem& item, const Accumulators<C>& acc, RowAt row_at, Put put) {
     const Part<C> part;
     const u32 quad = part.lane / 4, within = part.lane % 4, first_row = part.row(), first_col = part.col();
     const auto store = [&](u64 row, u32 col, uint4 eight) {
-        if (row != 0 && col < item.cols) ptx::store_global_16(row + col * 2, eight);
+        if (row != 0 && col < item.cols) put(row + col * 2, eight);
     };
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
