@@ -12,6 +12,7 @@ mod torch;
 use pyo3::prelude::*;
 
 #[pymodule]
+#[allow(clippy::needless_pass_by_value, reason = "PyO3 converts arguments to values of our own")]
 mod _native {
     use crate::error::Error;
     use crate::member::{self, Member};
@@ -30,7 +31,7 @@ mod _native {
     type Meeting = (Option<std::path::PathBuf>, Option<(String, Vec<u8>)>);
 
     /// Shortest time for the ranks to come, which load their program first.
-    const START: Duration = Duration::from_secs(60);
+    const START: Duration = Duration::from_mins(1);
 
     /// Reads `timeout` and `transport`.
     fn options(transport: &str, timeout: f64, device: Option<u32>) -> Result<Options, Error> {
@@ -135,14 +136,7 @@ mod _native {
 
     /// Builds an op, and has it ready for calls with these numbers of rows.
     #[pyfunction]
-    fn prepare(
-        py: Python<'_>,
-        comm: u64,
-        kind: &str,
-        extents: (usize, usize),
-        of: (String, bool, u64),
-        rows: Vec<usize>,
-    ) -> PyResult<()> {
+    fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (usize, usize), of: (String, bool, u64), rows: Vec<usize>) -> PyResult<()> {
         with(py, comm, |member| {
             let (n, k) = extents;
             let (dtype, bias, activation) = (dtype(&of.0)?, of.1, activation(of.2)?);
@@ -154,7 +148,13 @@ mod _native {
     fn described(name: &'static str, of: &Described) -> Result<RawTensor, Error> {
         let (address, type_name, dim, rows, cols, strides) = of;
         let dims = Dims { dim: *dim, rows: *rows, cols: *cols, strides: [strides.0, strides.1] };
-        operand(name, *address, dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message)))?, Location::Host, &dims)
+        operand(
+            name,
+            *address,
+            dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message)))?,
+            Location::Host,
+            &dims,
+        )
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise

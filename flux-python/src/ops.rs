@@ -6,7 +6,8 @@
 use crate::error::{Error, of_view};
 use crate::member::Member;
 use flux_ops::{
-    Activation, AllGatherGemm, CallError, DType, Element, GemmAllReduce, GemmReduceScatter, Layout, RawTensor, TensorMut, TensorRef, bf16, f16,
+    Activation, AllGatherGemm, CallError, DType, Element, GemmAllReduce, GemmReduceScatter, Layout, RawTensor, TensorMut, TensorRef, bf16,
+    f16,
 };
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -22,16 +23,15 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [(&str, Self); 3] = [
-        ("all_gather_matmul", Self::AllGather),
-        ("matmul_reduce_scatter", Self::ReduceScatter),
-        ("matmul_all_reduce", Self::AllReduce),
-    ];
+    const ALL: [(&str, Self); 3] =
+        [("all_gather_matmul", Self::AllGather), ("matmul_reduce_scatter", Self::ReduceScatter), ("matmul_all_reduce", Self::AllReduce)];
 
     /// The op with this name in Python.
     pub(crate) fn named(name: &str) -> Result<Self, Error> {
         let known = Self::ALL.iter().find(|(known, _)| *known == name);
-        known.map(|&(_, kind)| kind).ok_or_else(|| Error::operand(format!("{name} is no op: the ops are {}", Self::ALL.map(|(name, _)| name).join(", "))))
+        known
+            .map(|&(_, kind)| kind)
+            .ok_or_else(|| Error::operand(format!("{name} is no op: the ops are {}", Self::ALL.map(|(name, _)| name).join(", "))))
     }
 
     pub(crate) const fn from_number(number: u8) -> Self {
@@ -52,12 +52,12 @@ impl Kind {
     }
 
     /// Rows and columns of the result, by the rows of the weight.
-    pub(crate) fn result(self, m: usize, weight_rows: usize, member: &Member) -> (i64, i64) {
+    pub(crate) fn result(self, m: usize, weight_rows: usize, member: &Member) -> [usize; 2] {
         let rows = match self {
             Self::AllGather | Self::AllReduce => m,
             Self::ReduceScatter => member.shard_rows(m),
         };
-        (rows as i64, weight_rows as i64)
+        [rows, weight_rows]
     }
 
     /// Global `n` and `k`, by the extents of the weight.
@@ -103,10 +103,13 @@ pub(crate) struct Limits {
     pub(crate) sm_margin: u32,
 }
 
+type Forward = Box<dyn Fn(&Call) -> Result<(), Error> + Send + Sync>;
+type Prepare = Box<dyn Fn(&[usize]) -> Result<(), Error> + Send + Sync>;
+
 /// An op, whatever its kind and dtype.
 pub(crate) struct Op {
-    forward: Box<dyn Fn(&Call) -> Result<(), Error> + Send + Sync>,
-    prepare: Box<dyn Fn(&[usize]) -> Result<(), Error> + Send + Sync>,
+    forward: Forward,
+    prepare: Prepare,
 }
 
 impl Op {
@@ -158,7 +161,9 @@ impl Ops {
                 format!(
                     "{} of n = {}, k = {} is built on its first call, and the stream is being captured: call flux_tp.prepare, or the op \
                      once, before the capture",
-                    spec.kind.name(), spec.n, spec.k
+                    spec.kind.name(),
+                    spec.n,
+                    spec.k
                 ),
             ));
         }
@@ -225,7 +230,7 @@ unsafe fn with_views<T: Element>(
 }
 
 fn is_capturing(stream: Stream) -> bool {
-    use cudarc::driver::sys::{CUstreamCaptureStatus, CUstream, cuStreamIsCapturing};
+    use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus, cuStreamIsCapturing};
     let Some(stream) = stream.raw() else { return false };
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;
     // SAFETY: the caller's stream, which is alive; `status` is a place for the answer.
