@@ -12,6 +12,7 @@ mod torch;
 use pyo3::prelude::*;
 
 #[pymodule]
+#[allow(clippy::needless_pass_by_value, reason = "PyO3 converts arguments to values of our own")]
 mod _native {
     use crate::error::Error;
     use crate::member::{self, Member};
@@ -30,7 +31,7 @@ mod _native {
     type Meeting = (Option<std::path::PathBuf>, Option<(String, Vec<u8>)>);
 
     /// Shortest time for the ranks to come, which load their program first.
-    const START: Duration = Duration::from_secs(60);
+    const START: Duration = Duration::from_mins(1);
 
     /// Reads `timeout` and `transport`.
     fn options(transport: &str, timeout: f64, device: Option<u32>) -> Result<Options, Error> {

@@ -52,12 +52,12 @@ impl Kind {
     }
 
     /// Rows and columns of the result, by the rows of the weight.
-    pub(crate) fn result(self, m: usize, weight_rows: usize, member: &Member) -> (i64, i64) {
+    pub(crate) fn result(self, m: usize, weight_rows: usize, member: &Member) -> [usize; 2] {
         let rows = match self {
             Self::AllGather | Self::AllReduce => m,
             Self::ReduceScatter => member.shard_rows(m),
         };
-        (rows as i64, weight_rows as i64)
+        [rows, weight_rows]
     }
 
     /// Global `n` and `k`, by the extents of the weight.
@@ -103,10 +103,13 @@ pub(crate) struct Limits {
     pub(crate) sm_margin: u32,
 }
 
+type Forward = Box<dyn Fn(&Call) -> Result<(), Error> + Send + Sync>;
+type Prepare = Box<dyn Fn(&[usize]) -> Result<(), Error> + Send + Sync>;
+
 /// An op, whatever its kind and dtype.
 pub(crate) struct Op {
-    forward: Box<dyn Fn(&Call) -> Result<(), Error> + Send + Sync>,
-    prepare: Box<dyn Fn(&[usize]) -> Result<(), Error> + Send + Sync>,
+    forward: Forward,
+    prepare: Prepare,
 }
 
 impl Op {

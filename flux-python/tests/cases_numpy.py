@@ -137,7 +137,8 @@ def prepared(comm):
 
 
 def the_ranks_disagree(comm):
-    x, w, _, y = gathered(comm, comm.world_size * 8, 16 + 8 * (comm.rank == 0), 32)
+    # A shape that no rank has built.
+    x, w, _, _ = gathered(comm, comm.world_size * 8, 16 + 8 * (comm.rank == 0), 56)
     error = raises(flux_tp.DisagreedError, lambda: flux_tp.all_gather_matmul(x, w), "n=")
     assert isinstance(error, flux_tp.FluxError)
     all_gather(comm)

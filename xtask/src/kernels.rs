@@ -7,7 +7,7 @@ use crate::cargo::{cargo, check, root, target_folder};
 use anyhow::{Context, ensure};
 use std::ffi::OsStr;
 use std::fs;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 use std::process::{Command, Stdio};
 
 /// The version for the GPU hosts' driver; the wheel has 90 MB.

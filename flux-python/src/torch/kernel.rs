@@ -54,12 +54,12 @@ unsafe fn run(shim: &'static Shim, kind: Kind, has_out: bool, stack: &mut [u64])
     let member = named(comm)?;
     let member = member.get()?;
     let (x, weight) = (x.meta()?, weight.meta()?);
-    let m = kind.rows(usize::try_from(m).ok(), x.sizes[0] as usize, member);
+    let m = kind.rows(usize::try_from(m).ok(), x.sizes[0], member);
     let place = Place { shim, member };
     let x_operand = place.operand("x", &x)?;
     let made = match &out {
         Some(_) => None,
-        None => Some(shim.empty(kind.result(m, weight.sizes[0] as usize, member), x.dtype, x.device)?),
+        None => Some(shim.empty(kind.result(m, weight.sizes[0], member), x.dtype, x.device)?),
     };
     let y = if let Some(y) = out.as_ref().or(made.as_ref()) { y.meta()? } else { return Ok(()) };
     let stream = match x_operand.location {
@@ -105,8 +105,8 @@ impl Place<'_> {
                  another transport"
             )));
         }
-        let [rows, cols] = meta.sizes.map(|size| usize::try_from(size).unwrap_or(usize::MAX));
-        let dims = Dims { dim: meta.dim as usize, rows, cols, strides: meta.strides };
+        let [rows, cols] = meta.sizes;
+        let dims = Dims { dim: meta.dim, rows, cols, strides: meta.strides };
         operand(name, meta.address, dtype, location, &dims)
     }
 }

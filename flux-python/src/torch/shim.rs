@@ -125,6 +125,10 @@ fn too_old(symbol: &CStr, error: &libloading::Error) -> Error {
     Error::new("FluxError", format!("this torch has no {}: flux_tp needs torch 2.10 or later ({error})", symbol.to_string_lossy()))
 }
 
+fn extent(size: usize) -> i64 {
+    i64::try_from(size).unwrap_or(i64::MAX)
+}
+
 fn checked(what: &str, code: Code) -> Result<(), Error> {
     if code == 0 { Ok(()) } else { Err(Error::new("FluxError", format!("torch's {what} failed with code {code}"))) }
 }
@@ -174,9 +178,9 @@ impl Shim {
     }
 
     /// A dense matrix from torch's allocator.
-    pub(super) fn empty(&'static self, (rows, cols): (i64, i64), dtype: i32, device: (i32, i32)) -> Result<Tensor, Error> {
+    pub(super) fn empty(&'static self, [rows, cols]: [usize; 2], dtype: i32, device: (i32, i32)) -> Result<Tensor, Error> {
         let mut handle = std::ptr::null_mut();
-        let (sizes, strides) = ([rows, cols], [cols, 1]);
+        let (sizes, strides) = ([rows, cols].map(extent), [extent(cols), 1]);
         let make = self.empty_strided;
         // SAFETY: sizes and strides of two dimensions; `handle` is a place for the result.
         checked("allocator", unsafe { make(2, sizes.as_ptr(), strides.as_ptr(), dtype, device.0, device.1, &raw mut handle) })?;
@@ -213,9 +217,9 @@ pub(super) struct Meta {
     pub(super) address: u64,
     pub(super) dtype: i32,
     pub(super) device: (i32, i32),
-    pub(super) dim: i64,
+    pub(super) dim: usize,
     /// Of the last two dimensions; a vector is one row.
-    pub(super) sizes: [i64; 2],
+    pub(super) sizes: [usize; 2],
     pub(super) strides: [i64; 2],
 }
 
@@ -254,7 +258,9 @@ impl Tensor {
             last[1 - at] = unsafe { [*sizes.offset(dimension as isize), *strides.offset(dimension as isize)] };
         }
         let [[rows, row_stride], [cols, col_stride]] = last;
-        let (sizes, strides) = ([rows, cols], [row_stride, col_stride]);
+        // No size is below 0.
+        let (sizes, strides) = ([rows, cols].map(|size| size.max(0).cast_unsigned() as usize), [row_stride, col_stride]);
+        let dim = dim.max(0).cast_unsigned() as usize;
         Ok(Meta { address: address as u64, dtype, device: (kind, index), dim, sizes, strides })
     }
 }
