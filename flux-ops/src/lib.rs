@@ -31,9 +31,12 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 
+mod agreement;
+mod epilogue;
 mod error;
 mod execute;
 mod op;
+mod operands;
 mod planning;
 mod table_file;
 mod tensor;

@@ -31,8 +31,8 @@ pub mod fuzz;
 mod topology;
 
 pub use backends::{
-    Capabilities, CollectiveKind, ConnectError, Fault, LibraryCollective, MessageRounds, Mover, Options, ParseSelectError, PeerStores,
-    RowTransfers, Select, Source, StagedTransfer, TransportError, TransportKind, Wait, WorkspaceView, reason,
+    Capabilities, CollectiveKind, ConnectError, Fault, HeldBytes, LibraryCollective, MessageRounds, Mover, Options, ParseSelectError,
+    PeerStores, RowTransfers, Select, Source, StagedTransfer, TransportError, TransportKind, Wait, WorkspaceView, reason,
 };
 pub use bootstrap::control::{ControlError, Hosts, Launch};
 pub use bootstrap::world::{Builder, World, WorldError};
@@ -40,7 +40,7 @@ pub use bootstrap::{
     BootstrapError, Environment, FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_SECRET_FILE,
     FLUX_WORLD_SIZE, Secret,
 };
-pub use comm::{Call, CallRecord, CallState, Communicator, CommunicatorMemory, Doing, Failure, HeldBytes, Label, RankReport, Rebuild};
+pub use comm::{Call, CallRecord, CallState, Communicator, CommunicatorMemory, Doing, Failure, Label, RankReport, Rebuild};
 pub use cuda::{CudaError, Device, DeviceInfo, DeviceUuid, ParseUuidError, Stream};
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::signal::Epoch;

@@ -2,6 +2,24 @@
 
 use super::mirrored;
 
+/// How elements are distributed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(u32)]
+pub enum Fill {
+    /// Evenly over [-1, 1), 2^24 values before rounding.
+    Uniform = 0,
+    /// -1, 0 and 1 with probabilities 1/6, 2/3 and 1/6: sums are exact integers.
+    SmallInts = 1,
+}
+
+impl Fill {
+    /// Both, by their numbers.
+    pub(crate) const ALL: [Self; 2] = [Self::Uniform, Self::SmallInts];
+}
+
+/// One above the largest of the random numbers that elements are made of.
+pub const RAW_END: u32 = 1 << 24;
+
 mirrored! {
     /// A window of a matrix that is filled.
     #[derive(Clone, Copy)]

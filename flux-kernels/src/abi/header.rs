@@ -1,10 +1,11 @@
 //! The text of `abi.cuh`.
 
-use super::{BulkCopy, FillParams, ItemStamps, Params, PingPong, RawReport, VerifyParams, WorkerStamps, declare_words};
-use crate::cuda::Pace;
+use super::{
+    BulkCopy, Fill, FillParams, ItemStamps, Params, PingPong, RAW_END, RawReport, SENT_BYTES, VerifyParams, WorkerStamps, declare_words,
+};
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
-use crate::harness::{Fill, data::RAW_END};
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
+use flux_core::machine::PUSHED_BYTES;
 use flux_core::program::{Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, Transfer, WorkItem, sink, source};
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::HOPPER_SHARED_BYTES;
@@ -38,8 +39,8 @@ fn write() -> String {
         ("kInAnotherOp", fault::IN_ANOTHER_OP),
         ("kInMainloopGap", IN_MAINLOOP_GAP),
         ("kInMainloopLag", IN_MAINLOOP_LAG),
-        ("kPushedBytes", Pace::PUSHED_BYTES),
-        ("kSentBytes", Pace::SENT_BYTES),
+        ("kPushedBytes", PUSHED_BYTES as u32),
+        ("kSentBytes", SENT_BYTES),
         ("kSharedBytesLimit", HOPPER_SHARED_BYTES),
         ("kRawEnd", RAW_END),
     ];

@@ -9,6 +9,7 @@ mod links;
 mod params;
 mod stamps;
 
+pub use harness::{Fill, RAW_END};
 pub(crate) use harness::{FillParams, RawReport, VerifyParams};
 pub(crate) use header::header;
 pub use links::{BulkCopy, PingPong};
@@ -16,6 +17,9 @@ pub(crate) use params::Params;
 pub use stamps::{ItemStamps, WorkerStamps};
 
 use std::fmt::Write as _;
+
+/// Bytes of a piece of a partial tile.
+pub(crate) const SENT_BYTES: u32 = 4096;
 
 /// A struct as the kernels see it.
 pub(crate) struct Mirror {

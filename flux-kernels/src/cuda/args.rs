@@ -28,7 +28,7 @@ impl Pace {
     /// Bytes of a piece of the caller's shard.
     pub const PUSHED_BYTES: u32 = flux_core::machine::PUSHED_BYTES as u32;
     /// Bytes of a piece of a partial tile.
-    pub const SENT_BYTES: u32 = 4096;
+    pub const SENT_BYTES: u32 = crate::abi::SENT_BYTES;
 }
 
 /// The operands and memory of one launch. Shapes are those of the program's problem.

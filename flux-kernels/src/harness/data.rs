@@ -9,8 +9,7 @@ use super::Fill;
 use crate::Element;
 use flux_core::{OpKind, Problem, Rank};
 
-/// One above the largest value of [`raw`].
-pub const RAW_END: u32 = 1 << 24;
+pub use crate::abi::RAW_END;
 /// Below this [`Fill::SmallInts`] yields -1, and as far from the end +1: one in six each.
 const SIXTH: u32 = RAW_END / 6;
 

@@ -8,7 +8,7 @@ pub mod data;
 mod links;
 mod memory;
 
-pub use crate::abi::{BulkCopy, PingPong};
+pub use crate::abi::{BulkCopy, Fill, PingPong};
 pub use links::Links;
 pub use memory::{HostBuffer, NoMemory, room};
 
@@ -18,21 +18,6 @@ use crate::cuda::module::Module;
 use crate::epilogue::Activation;
 use cudarc::driver::sys;
 use flux_core::{DType, OpKind, Problem, Rank};
-
-/// How elements are distributed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u32)]
-pub enum Fill {
-    /// Evenly over [-1, 1), 2^24 values before rounding.
-    Uniform = 0,
-    /// -1, 0 and 1 with probabilities 1/6, 2/3 and 1/6: sums are exact integers.
-    SmallInts = 1,
-}
-
-impl Fill {
-    /// Both, by their numbers.
-    pub(crate) const ALL: [Self; 2] = [Self::Uniform, Self::SmallInts];
-}
 
 /// A window of a global matrix and where it lies on the device.
 #[derive(Clone, Copy, Debug)]

@@ -9,7 +9,7 @@ use super::ranges::NoRoom;
 use super::sequential::Sequential;
 use super::{Planned, Recipe, Resolved, label, no_room};
 use crate::error::{BuildError, CallError};
-use crate::op::Operands;
+use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;

@@ -5,7 +5,7 @@
 use super::host_programs::{HostBuffers, HostPrograms};
 use super::{Planned, Recipe, Resolved, label};
 use crate::error::{BuildError, CallError};
-use crate::op::Operands;
+use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use flux_kernels::cpu::{CpuArgs, Epilogue, HostMemory, Rows, RowsMut};
 use flux_kernels::{Activation, Element};

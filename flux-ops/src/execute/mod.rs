@@ -14,8 +14,9 @@ mod ranges;
 mod recipe;
 mod sequential;
 
+use crate::agreement;
 use crate::error::{BuildError, CallError};
-use crate::op::{Operands, agreement};
+use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{Timeline, TimelineError};
 use cuda::CudaExecutor;

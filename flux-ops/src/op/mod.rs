@@ -3,21 +3,18 @@
 //! Invariant: an op exists only when every rank of the communicator has built the same one. The
 //! communicator's workspace, its kernels and the plans suffice for every `m` of the op.
 
-pub(crate) mod agreement;
 mod builder;
-mod epilogue;
 mod kind;
-mod operands;
 mod request;
 
 pub use builder::Builder;
-pub(crate) use epilogue::EpilogueSpec;
 pub(crate) use kind::OpMarker;
-pub(crate) use operands::Operands;
 pub(crate) use request::Request;
 
+use crate::agreement;
 use crate::error::{BuildError, CallError};
 use crate::execute::{Execution, Executor, Planned, Recipe, location};
+use crate::operands::Operands;
 use crate::planning::Buckets;
 use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};

@@ -1,6 +1,6 @@
 //! What a builder was told, and what follows from it on one communicator.
 
-use super::epilogue::EpilogueSpec;
+use crate::epilogue::EpilogueSpec;
 use crate::error::BuildError;
 use crate::execute::{LaunchOptions, Recipe, Resolved};
 use crate::planning::{self, Buckets, Choice, UserTable};
@@ -73,15 +73,18 @@ impl Request {
         UserTable::at(self.table.as_deref(), false)
     }
 
-    /// How this rank executes the op with the last `m` of each bucket, and in the form that shards
-    /// have which differ.
+    /// How this rank executes the op with the last `m` of each bucket: with equal shards, and in the
+    /// form of shards that differ.
     pub(super) fn resolve(&self, comm: &Communicator, buckets: &Buckets) -> Result<Vec<(Recipe, Resolved)>, BuildError> {
         // The margin counts on each rank; the others' choice may be of a larger device.
         planning::target(comm, self.launch.sm_margin)?;
         let largest = self.largest(comm)?;
         let mut all = Vec::new();
         for bucket in buckets.iter() {
-            let recipe = Recipe::new(largest.with_m(bucket.last)?, &bucket.choice, self.launch);
+            // A collective takes equal shards, as smaller `m` of the bucket have.
+            let equal = bucket.last.next_multiple_of(largest.world().get());
+            let last = if bucket.choice.plan.comm == CommMode::Sequential { equal } else { bucket.last };
+            let recipe = Recipe::new(largest.with_m(last)?, &bucket.choice, self.launch);
             for recipe in [Some(recipe), recipe.for_unequal_shards()].into_iter().flatten() {
                 all.push((recipe, recipe.resolve(comm)?));
             }
@@ -91,7 +94,7 @@ impl Request {
 
     /// The op's number, by which ranks compare their calls: that of its text.
     pub(super) fn number(&self) -> u32 {
-        super::agreement::number(&self.to_string())
+        crate::agreement::number(&self.to_string())
     }
 }
 

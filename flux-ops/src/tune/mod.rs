@@ -6,9 +6,11 @@
 mod oracle;
 mod rank;
 
+use crate::agreement;
+use crate::epilogue::EpilogueSpec;
 use crate::error::{BuildError, CallError};
 use crate::execute::LaunchOptions;
-use crate::op::{Builder, EpilogueSpec, FusedLinear, OpMarker, Request, agreement};
+use crate::op::{Builder, FusedLinear, OpMarker, Request};
 use crate::planning::{self, Buckets, Choice, UserTable};
 use crate::table_file::TableFileError;
 use flux_core::plan::{PLAN_BYTES, Plan, PlanOrigin, PlanRow};

@@ -3,22 +3,12 @@
 //! Invariant: an attachment lives as long as its communicator, and is dropped when no call uses it.
 
 use super::communicator::Communicator;
+use crate::HeldBytes;
 use crate::cuda::{keep, locked};
 use std::any::{Any, TypeId};
 use std::collections::{BTreeMap, HashMap};
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError};
-
-/// Bytes that serve one purpose.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct HeldBytes {
-    /// Device memory.
-    pub device: u64,
-    /// Pinned host memory.
-    pub pinned: u64,
-    /// Other host memory.
-    pub host: u64,
-}
 
 /// What one rank's communicator holds, by purpose; [`Communicator::memory`] makes it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -29,28 +19,10 @@ pub struct CommunicatorMemory {
     pub ops: BTreeMap<&'static str, HeldBytes>,
 }
 
-impl HeldBytes {
-    /// Both together.
-    #[must_use]
-    pub const fn plus(self, other: Self) -> Self {
-        Self { device: self.device + other.device, pinned: self.pinned + other.pinned, host: self.host + other.host }
-    }
-}
-
 impl CommunicatorMemory {
     /// What is held besides the workspace.
     pub fn besides_workspace(&self) -> HeldBytes {
         self.ops.values().fold(HeldBytes::default(), |sum, &held| sum.plus(held))
-    }
-}
-
-impl fmt::Display for HeldBytes {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts = [(self.device, "on the device"), (self.pinned, "of pinned host memory"), (self.host, "of host memory")];
-        let mut held = parts.iter().filter(|(bytes, _)| *bytes > 0);
-        let Some((bytes, place)) = held.next() else { return f.write_str("nothing") };
-        write!(f, "{bytes} bytes {place}")?;
-        held.try_for_each(|(bytes, place)| write!(f, ", {bytes} {place}"))
     }
 }
 

@@ -21,7 +21,7 @@ mod status;
 mod straggler;
 mod turn;
 
-pub use attachments::{CommunicatorMemory, HeldBytes};
+pub use attachments::CommunicatorMemory;
 pub use call::Call;
 pub use communicator::Communicator;
 pub use failure::{Doing, Failure, RankReport};

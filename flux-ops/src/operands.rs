@@ -3,7 +3,7 @@
 //! Invariant: operands that passed have the problem's shapes, lie where the communicator works, and
 //! the output shares no byte with an input.
 
-use super::epilogue::EpilogueSpec;
+use crate::epilogue::EpilogueSpec;
 use crate::error::CallError;
 use crate::tensor::{Location, View};
 use flux_core::problem::Shape;

@@ -9,7 +9,7 @@ use flux_transport::internal::control::{Step, shortened};
 use flux_transport::{Communicator, TransportError};
 
 /// Wraps the transport's errors in the build of an op.
-pub(super) fn while_building(op: &str) -> impl Fn(TransportError) -> BuildError {
+pub(crate) fn while_building(op: &str) -> impl Fn(TransportError) -> BuildError {
     move |source| BuildError::Transport { op: op.to_owned(), source }
 }
 
@@ -36,7 +36,7 @@ pub(crate) fn same_request(comm: &Communicator, op: &str, request: &str, own: Op
 /// The number by which ranks compare the ops of their calls: not 0, and the same for equal requests.
 ///
 /// FNV-1a of 32 bits (Fowler, Noll and Vo).
-pub(super) fn number(request: &str) -> u32 {
+pub(crate) fn number(request: &str) -> u32 {
     then(0x811c_9dc5, request.as_bytes()).max(1)
 }
 
@@ -56,7 +56,7 @@ fn then(hash: u32, bytes: &[u8]) -> u32 {
 ///
 /// # Errors
 /// This rank's own error, or [`BuildError::Peer`] with that of the first rank that has one.
-pub(super) fn all_ready<V>(comm: &Communicator, op: &str, mine: Result<V, BuildError>) -> Result<V, BuildError> {
+pub(crate) fn all_ready<V>(comm: &Communicator, op: &str, mine: Result<V, BuildError>) -> Result<V, BuildError> {
     let reason = mine.as_ref().err().map_or_else(String::new, |error| shortened(error.to_string()));
     let reasons = comm.exchange_at(Step::Ready, reason.as_bytes()).map_err(while_building(op));
     let value = mine?;
