@@ -1,14 +1,12 @@
 //! Starts the ranks of a program as processes of this host.
 //!
 //! Invariant: when [`Launcher::run`] returns, no process that it started runs and its directory is
-//! gone. If the launcher is killed, the kernel kills the ranks, and the next one removes the
-//! directory.
+//! gone. If the launcher is killed, the kernel kills the ranks.
 //!
 //! Each rank leads a process group: what it starts ends with it, and a terminal's signals reach it
 //! once.
 
 mod apart;
-mod directory;
 mod signals;
 
 pub use self::apart::one_host_each;
@@ -24,10 +22,10 @@ use flux_core::{Rank, WorldSize};
 use rustix::process::{Pid, Signal, WaitId, WaitIdOptions};
 
 use self::apart::Apart;
-use self::directory::Directory;
 pub use self::signals::{Signals, hear_of_children};
 use crate::bootstrap::environment::runtime_directory;
 use crate::bootstrap::names::{FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE};
+use crate::bootstrap::random::random;
 
 /// How often the ranks and the signals are looked at: ends are seen this late at most.
 const LOOK: Duration = Duration::from_millis(10);
@@ -313,5 +311,28 @@ impl Drop for ProcessGroup {
 fn signal_group(leader: Pid, signal: Signal) {
     if let Err(error) = rustix::process::kill_process_group(leader, signal) {
         tracing::debug!(%error, "a group of processes is gone already");
+    }
+}
+
+/// The private directory of one launch, removed with all that is in it.
+struct Directory {
+    path: PathBuf,
+}
+
+impl Directory {
+    fn make(within: &Path) -> Result<Self, LaunchError> {
+        let failed = |errno: rustix::io::Errno| LaunchError::Directory { within: within.to_owned(), source: errno.into() };
+        let number = u64::from_ne_bytes(random().map_err(failed)?);
+        let path = within.join(format!("flux-launch-{number:016x}"));
+        rustix::fs::mkdir(&path, rustix::fs::Mode::RWXU).map_err(failed)?;
+        Ok(Self { path })
+    }
+}
+
+impl Drop for Directory {
+    fn drop(&mut self) {
+        if let Err(error) = std::fs::remove_dir_all(&self.path) {
+            tracing::warn!(path = %self.path.display(), %error, "left behind");
+        }
     }
 }
