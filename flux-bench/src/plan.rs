@@ -59,8 +59,8 @@ impl PlanArgs {
         let table = PlanTable::shipped();
         let device = table.rows().iter().map(|row| &row.key.device).find(|device| device.contains(target.machine.gpu));
         let key = PlanKey::new(problem, device.map_or(target.machine.gpu, |device| device), "any", transport);
-        let (plan, _) = choose(problem, target, &key, &[(TableKind::Shipped, &table)], false)
-            .with_context(|| format!("{problem} has no legal plan"))?;
+        let (plan, _) =
+            choose(problem, target, &key, &[(TableKind::Shipped, &table)]).with_context(|| format!("{problem} has no legal plan"))?;
         Ok(plan)
     }
 

@@ -78,7 +78,7 @@ fn a_rank_that_cannot_take_part_fails_the_launch_with_its_words() {
     let done = flux_bench().args(["launch", "--ranks", "3", "--", "sh", "-c", script, program]).args(words).output().unwrap();
     assert_eq!(done.status.code(), Some(1), "{}", text(&done));
     assert!(
-        text(&done).contains("flux-bench: rank 1: ag_gemm of gpt3/128 at m = 25: m = 25 is not divisible by the world size 3"),
+        text(&done).contains("flux-bench: rank 1: ag_gemm of gpt3/128: m = 25 is not divisible by the world size 3: pad m to 27"),
         "{}",
         text(&done)
     );

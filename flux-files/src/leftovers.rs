@@ -81,7 +81,7 @@ mod tests {
         assert!(!dead.exists() && live.exists());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), others.len() + 2);
         drop(locked);
-        // A process that another test starts has a copy of the descriptor until it is another program.
+        // A process that another test starts has a copy of the descriptor until it runs its program.
         while live.exists() {
             sweep(dir.path());
         }

@@ -14,7 +14,7 @@ pub use target::behind_links;
 use std::io::{self, Write};
 use std::path::Path;
 
-/// Writes a whole file, or leaves what is there.
+/// Writes a whole file, or leaves the old one.
 ///
 /// # Errors
 /// The system's.

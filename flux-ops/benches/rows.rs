@@ -1,5 +1,5 @@
-//! What a call costs the host besides its work: a program for an `m` that was not called before, of
-//! the largest shapes, and all of a call with a known `m`, of the smallest.
+//! Host time of a call besides its work: of a first call with an `m` at the largest shapes, and of
+//! a call with a known `m` at the smallest.
 //!
 //! The ranks are on the host transport, which plans as for an H100. Another `m` is taken each time.
 

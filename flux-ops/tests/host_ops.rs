@@ -130,7 +130,8 @@ fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
                 (node.rank.get() == 0).then(|| AnyOp::<bf16>::build(OPS[1], [16, 24, 32], OpOptions::default(), &node.comm).map(drop));
             built.wait(); // the other has not left meanwhile
             if let Some(refused) = alone {
-                let why = "while building gemm_rs 16x24x32: building an op: the deadline passed while waiting for rank 1";
+                let why = "while building gemm_rs 16x24x32: building an op: the deadline passed while waiting for rank 1; \
+                     build blocks its thread, so ranks that are asynchronous tasks call it in spawn_blocking or on threads of their own";
                 assert_eq!(refused.unwrap_err().to_string(), why);
             }
         },

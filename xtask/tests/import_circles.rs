@@ -2,6 +2,8 @@
 //!
 //! A module is a file or a folder beside `lib.rs`. Test and fuzzing code may import anything.
 
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 

@@ -2,8 +2,8 @@
 //!
 //! Invariant: no program of the plan with fewer rows exceeds its bound. Shards, grids, chunks and
 //! their signals grow with `m`, and splits do not depend on it. Two things may be more for fewer
-//! rows. Stream-K shares the tiles of a partial last wave, which any `m` may have: each of its
-//! groups has fewer partial items than workers, and all groups have at most the schedule's workers.
+//! rows. Stream-K shares the tiles of a partial last wave, which any `m` may have. Each of its
+//! groups has fewer partial items than workers. All groups have at most the schedule's workers.
 //! Reductions of flattened rows are one for each worker of a wave, or fewer.
 
 use super::{KSplit, Plan, Target};

@@ -5,8 +5,9 @@
 
 use super::{PlanKey, PlanTable};
 
-/// The last `m` of each bucket of `1..=max_m`: powers of two and the points between them (1, 2, 3,
-/// 4, 6, 8, 12, 16, ...), the `m` of each row that `tables` have of the layer, and `max_m`.
+/// The last `m` of each bucket of `1..=max_m`: powers of two and the points between them.
+///
+/// `max_m` and the `m` of each row that `tables` have of the layer end a bucket, too.
 ///
 /// ```
 /// use flux_core::plan::{PlanKey, bucket_ends};

@@ -59,24 +59,16 @@ impl fmt::Display for PlanOrigin {
 }
 
 /// The plan for `problem` on `target`: from the first of `tables` with a row that a kernel can
-/// execute, or by the model. Only [batch-invariant](Plan::is_batch_invariant) plans if
-/// `batch_invariant`. `None` without a legal candidate.
-pub fn choose(
-    problem: &Problem,
-    target: &Target,
-    key: &PlanKey,
-    tables: &[(TableKind, &PlanTable)],
-    batch_invariant: bool,
-) -> Option<(Plan, PlanOrigin)> {
-    let serves = |plan: &Plan| plan.is_executable(problem, target) && (!batch_invariant || plan.is_batch_invariant(problem));
+/// execute, or by the model. `None` without a legal candidate.
+pub fn choose(problem: &Problem, target: &Target, key: &PlanKey, tables: &[(TableKind, &PlanTable)]) -> Option<(Plan, PlanOrigin)> {
     let exact = tables.iter().find_map(|&(kind, table)| Some((kind, table.get(key, problem.m())?)));
-    if let Some((kind, row)) = exact.filter(|(_, row)| serves(&row.plan)) {
+    if let Some((kind, row)) = exact.filter(|(_, row)| row.plan.is_executable(problem, target)) {
         return Some((row.plan.canonical(problem, target), PlanOrigin::Table(kind)));
     }
-    let model = Plan::ranked(problem, target).into_iter().find(serves)?;
+    let model = *Plan::ranked(problem, target).first()?;
     let limit = model.cost_ns(problem, target) * INDIFFERENT;
     let rows = tables.iter().flat_map(|&(kind, table)| table.neighbours(key, problem.m()).map(move |row| (kind, row)));
-    let adapted = rows.filter(|(_, row)| serves(&row.plan)).map(|(table, row)| {
+    let adapted = rows.filter(|(_, row)| row.plan.is_executable(problem, target)).map(|(table, row)| {
         let plan = row.plan.canonical(problem, target);
         (plan.cost_ns(problem, target), plan, PlanOrigin::Neighbour { table, m: row.m })
     });

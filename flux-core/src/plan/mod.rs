@@ -24,7 +24,7 @@ pub use table::{PlanKey, PlanRow, PlanTable, PlanTableError};
 pub use target::{Links, Target};
 pub use text::ParsePlanError;
 
-use crate::{OpKind, Problem, TileShape};
+use crate::TileShape;
 
 /// How an op is executed. Comparable, printable, parsable; the same on every rank.
 ///
@@ -119,16 +119,6 @@ impl Plan {
             k_slices: 1,
             comm: CommMode::Fused { mover: Mover::Kernel },
         }
-    }
-
-    /// Whether the bits of a row depend on its own values, `n`, `k`, `W` and the element type alone,
-    /// whatever else is in the batch and wherever the row is.
-    ///
-    /// One worker then multiplies all of `k`. Sums over ranks are of rounded addends in rank order,
-    /// as flattened rows have it: with rows per shard the owner's own addend is not rounded.
-    pub fn is_batch_invariant(&self, problem: &Problem) -> bool {
-        let sums = problem.op() != OpKind::AllGatherGemm && problem.world().peers() > 0;
-        self.k == KSplit::Whole && (!sums || self.is_flattened() && self.comm != CommMode::Sequential)
     }
 
     /// Whether tiles are cut over all rows.

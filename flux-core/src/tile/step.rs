@@ -25,7 +25,7 @@ impl TileShape {
         // With an odd number of blocks two consumers take half of the other side each.
         let blocks = blocked / BLOCK;
         let products = if blocks % 2 == 1 { 2 * blocks * (BLOCK + other / 2) } else { blocks * (BLOCK + other) };
-        // Bytes of one element along `k`, 16 bits wide, and those that the operations leave time for.
+        // Bytes of one element along `k`, 16 bits wide, and those that there is time for.
         let (moved, free) = ((products + m + n) * 2, 2 * m * n * SHARED / OPERATIONS);
         100 + if moved > free { (moved - free) * SEEN / free } else { 0 }
     }

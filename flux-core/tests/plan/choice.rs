@@ -2,7 +2,7 @@
 
 use flux_core::machine::Machine;
 use flux_core::plan::Links;
-use flux_core::plan::{CommMode, KSplit, Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, TableKind, Target, choose};
+use flux_core::plan::{Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, TableKind, Target, choose};
 use flux_core::program::{Channels, TileProgram, check};
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use proptest::prelude::*;
@@ -22,24 +22,6 @@ fn targets(problem: &Problem) -> [Target; 3] {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(40))]
-
-    /// Whatever the links, every problem has a batch-invariant plan, and all of them sum in one way.
-    /// Messages have none for a GEMM-AllReduce.
-    #[test]
-    fn a_batch_invariant_plan_is_chosen_on_request(problem in problems()) {
-        for target in targets(&problem) {
-            let key = PlanKey::new(&problem, "NVIDIA H200", "580.1", "nvlink");
-            let chosen = choose(&problem, &target, &key, &[(TableKind::Shipped, &PlanTable::shipped())], true);
-            let scatters = problem.op().reduces() && problem.world().peers() > 0;
-            if scatters && problem.op() == OpKind::GemmAllReduce && matches!(target.links, Links::Messages(_)) {
-                prop_assert_eq!(chosen, None, "a library adds in any order");
-                continue;
-            }
-            let (plan, _) = chosen.unwrap();
-            prop_assert_eq!(plan.k, KSplit::Whole, "{}", plan);
-            prop_assert!(!scatters || plan.is_flattened() && plan.comm != CommMode::Sequential, "{plan}");
-        }
-    }
 
     /// Every candidate is canonical and has right programs on all ranks.
     #[test]
@@ -79,7 +61,7 @@ fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
     let key = |problem: &Problem| PlanKey::new(problem, "GPU, new", "1.2", "nvlink");
     let choice = |table: &PlanTable, m: usize| {
         let problem = llama(m);
-        choose(&problem, &Target::peer_memory(Machine::H100, &problem), &key(&problem), &[(TableKind::User, table)], false).unwrap()
+        choose(&problem, &Target::peer_memory(Machine::H100, &problem), &key(&problem), &[(TableKind::User, table)]).unwrap()
     };
     let empty = PlanTable::default();
     let (model, origin) = choice(&empty, 2048);
@@ -94,7 +76,7 @@ fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
     assert_eq!(choice(&table, 4096).1, PlanOrigin::Model, "no row is near enough");
     let other = PlanKey { driver: "1.3".to_owned(), ..key(&llama(1024)) };
     let target = Target::peer_memory(Machine::H100, &llama(1024));
-    let choice = |key: &PlanKey, table: &PlanTable| choose(&llama(1024), &target, key, &[(TableKind::User, table)], false).unwrap().1;
+    let choice = |key: &PlanKey, table: &PlanTable| choose(&llama(1024), &target, key, &[(TableKind::User, table)]).unwrap().1;
     assert_eq!(choice(&other, &table), PlanOrigin::Model);
     let mut foreign = PlanTable::default();
     let no_kernel: Plan = "tile=96x96x64".parse().unwrap();
@@ -173,6 +155,6 @@ fn a_table_of_measured_machines_serves_the_layers_that_were_measured() {
     let problem = llama(1024);
     let key = PlanKey::new(&problem, "NVIDIA H100 80GB HBM3", "580.1", "nvlink");
     let target = Target::peer_memory(Machine::H100, &problem);
-    let (_, origin) = choose(&problem, &target, &key, &[(TableKind::Shipped, &PlanTable::shipped())], false).unwrap();
+    let (_, origin) = choose(&problem, &target, &key, &[(TableKind::Shipped, &PlanTable::shipped())]).unwrap();
     assert_eq!(origin, PlanOrigin::Table(TableKind::Shipped), "fp16 has the plan of bf16");
 }

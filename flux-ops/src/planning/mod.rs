@@ -72,7 +72,7 @@ pub(crate) fn key(comm: &Communicator, problem: &Problem) -> PlanKey {
 pub(crate) fn own_choice(comm: &Communicator, problem: &Problem, (user, sm_margin): (&UserTable, u32)) -> Result<Choice, BuildError> {
     let target = target(comm, sm_margin)?;
     let tables = [(TableKind::User, user.rows()), (TableKind::Shipped, shipped())];
-    let chosen = choose(problem, &target, &key(comm, problem), &tables, false);
+    let chosen = choose(problem, &target, &key(comm, problem), &tables);
     let nodes = target.nodes;
     let none = || match problem.op() {
         OpKind::GemmAllReduce if nodes.are_mixed() => ScheduleError::AllReduceNodes { nodes }.into(),

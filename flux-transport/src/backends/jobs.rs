@@ -33,8 +33,14 @@ pub struct RowTransfers<'a> {
 impl RowTransfers<'_> {
     /// Offset of a place in the gather buffer.
     pub(crate) const fn place(&self, place: u32) -> u64 {
-        place as u64 * self.place_bytes - place.saturating_sub(self.full_places) as u64 * self.row_bytes
+        place_offset(place, self.place_bytes, self.full_places, self.row_bytes)
     }
+}
+
+/// Offset of place `place` among places of `bytes`, of which those from `full` on begin a row
+/// earlier each.
+pub(crate) const fn place_offset(place: u32, bytes: u64, full: u32, row_bytes: u64) -> u64 {
+    place as u64 * bytes - place.saturating_sub(full) as u64 * row_bytes
 }
 
 /// A mover's work in one call where chunks travel as messages.

@@ -1,5 +1,7 @@
-//! The programs of sums over the ranks with flattened rows: every rank scatters the rows of its
-//! tiles to their owners, itself included, and then reduces the rows that it received. A row of a
+//! The programs of sums over the ranks with flattened rows.
+//!
+//! Every rank scatters the rows of its tiles to their owners, itself included. Then it reduces the
+//! rows that it received. A row of a
 //! GEMM-ReduceScatter has one owner; a GEMM-AllReduce's rows are owned by every rank.
 //!
 //! Invariant: all ranks have the same tiles in the same order, so a number names a tile. A

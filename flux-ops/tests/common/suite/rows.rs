@@ -40,7 +40,7 @@ fn empty_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> Result<(), Ca
     Ok(())
 }
 
-/// Each call has other rows than the one before, by turns of two ops, and some have none.
+/// Each call has other rows than the one before, alternating between two ops, and some have none.
 pub fn rows_change_with_every_call(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3, 4]) {
         let rows = [1, MOST, 7, 99, 2, 128, 48, 17, 5, 160];

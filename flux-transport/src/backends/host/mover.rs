@@ -9,6 +9,7 @@
 use super::block::pointer;
 use super::mapping::Mapping;
 use crate::backends::fault::reason;
+use crate::backends::jobs::place_offset;
 use crate::{RowTransfers, TransportError};
 use flux_core::program::{Forward, Transfer};
 use flux_core::signal::{Protocol, Word, Words};
@@ -52,10 +53,7 @@ struct Job {
 impl Job {
     /// Offset of a place in the gather buffer.
     const fn place(&self, place: u32) -> u64 {
-        let &Self { x, row_stride, row_bytes, element_bytes, place_bytes, full_places, .. } = self;
-        let none =
-            RowTransfers { x, row_stride, row_bytes, element_bytes, rows: 0, place_bytes, full_places, transfers: &[], forwards: &[] };
-        none.place(place)
+        place_offset(place, self.place_bytes, self.full_places, self.row_bytes)
     }
 }
 
