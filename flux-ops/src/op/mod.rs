@@ -445,6 +445,22 @@ mod tests {
     use half::bf16;
 
     #[test]
+    fn an_op_says_the_rows_of_each_shard() {
+        let op = |world: World| {
+            let comm = Communicator::connect_blocking(&world, Select::Host).unwrap();
+            AllGatherGemm::<bf16>::builder(16, 24, 8).build(&comm).unwrap()
+        };
+        let ops: Vec<_> = std::thread::scope(|scope| {
+            let ranks: Vec<_> = World::local(3).unwrap().into_iter().map(|world| scope.spawn(move || op(world))).collect();
+            ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
+        });
+        let rows = |m| [0, 1, 2].map(|rank| ops[0].rows(m, Rank::new(rank)).unwrap());
+        assert_eq!([rows(0), rows(1), rows(8)], [[0..0, 0..0, 0..0], [0..1, 1..1, 1..1], [0..3, 3..6, 6..8]]);
+        let refused = ops[0].rows(17, Rank::new(0)).unwrap_err().to_string();
+        assert_eq!(refused, "m = 17 is above max_m = 16, which the op was built with: build it with a larger max_m, or split the call");
+    }
+
+    #[test]
     fn an_op_says_its_plan_in_canonical_form_and_where_it_comes_from() {
         let comm = Communicator::connect_blocking(&World::single(), Select::Host).unwrap();
         let plan = |plan: Option<Plan>| {

@@ -16,7 +16,7 @@ use flux_core::program::ScheduleError;
 use flux_core::{OpKind, Problem};
 use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::path::Path;
-use std::sync::OnceLock;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 /// What plans are chosen for on `comm`, where `sm_margin` SMs are left to others. On the host
 /// transport it is an H100's: the same plans are tried there as on GPUs.
@@ -76,11 +76,34 @@ pub(crate) fn own_choice(comm: &Communicator, problem: &Problem, (user, sm_margi
     Ok(Choice { plan, sms: target.machine.multiprocessors, origin })
 }
 
+/// Choices that were made on a communicator: a model has many layers of one shape.
+#[derive(Debug, Default)]
+struct Chosen(Mutex<Vec<ChosenFor>>);
+
+/// The largest problem, the SMs that are left to others and the user's table, with the choices.
+type ChosenFor = (Problem, u32, Arc<UserTable>, Buckets);
+
 /// This rank's choices for all `m` up to `largest`'s.
 ///
 /// # Errors
 /// As [`own_choice`].
-pub(crate) fn own_choices(comm: &Communicator, largest: &Problem, from: (&UserTable, u32)) -> Result<Buckets, BuildError> {
+pub(crate) fn own_choices(
+    comm: &Communicator,
+    largest: &Problem,
+    (user, sm_margin): (&Arc<UserTable>, u32),
+) -> Result<Buckets, BuildError> {
+    let chosen = comm.attachment(Chosen::default);
+    let mut chosen = chosen.0.lock().unwrap_or_else(PoisonError::into_inner);
+    let is_it = |(problem, margin, table, _): &&ChosenFor| (problem, *margin) == (largest, sm_margin) && Arc::ptr_eq(table, user);
+    if let Some((.., buckets)) = chosen.iter().find(is_it) {
+        return Ok(buckets.clone());
+    }
+    let buckets = choices(comm, largest, (user, sm_margin))?;
+    chosen.push((*largest, sm_margin, Arc::clone(user), buckets.clone()));
+    Ok(buckets)
+}
+
+fn choices(comm: &Communicator, largest: &Problem, from: (&UserTable, u32)) -> Result<Buckets, BuildError> {
     let ends = bucket_ends(largest.m(), &key(comm, largest), &[from.0.rows(), shipped()]);
     // A table that was edited by hand may have an `m` that the ranks cannot split.
     let problems = ends.into_iter().filter_map(|end| largest.with_m(end).ok());

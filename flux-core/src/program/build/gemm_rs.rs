@@ -25,6 +25,7 @@ use crate::program::schedule::groups_of;
 use crate::program::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, OpKind, Problem, Rank};
+use std::ops::Range;
 
 /// The owner for whom a rank works at a step, counted from 1 to the world size.
 fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
@@ -95,6 +96,16 @@ fn copies((problem, rank, tiles): (&Problem, Rank, Vec<TileExtent>), results: u3
     }
 }
 
+/// A shard as this rank works on it.
+struct Shard {
+    owner: Rank,
+    rows: u32,
+    /// Places of the partial tiles that are added here.
+    added: Range<u32>,
+    /// The rank that its tiles are sent to, the place there, and the owner's place here.
+    sent: Option<((Rank, u32), u32)>,
+}
+
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard(problem, schedule.tile);
@@ -116,14 +127,30 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let mut first_await = vec![0; world.index()];
     for owner in nodes.rail(rank).chain([rank]) {
         first_await[owner.index()] = list.next_await();
-        for chunk in 0..chunks {
-            let entries = (0..).zip(places.added(rank, owner)).zip(places.sources(rank, owner));
-            list.awaits.extend(entries.map(|((number, place), peer)| {
+        let entries = (0..).zip(places.added(rank, owner)).zip(places.sources(rank, owner));
+        let of_first_chunk: Vec<_> = entries
+            .map(|((number, place), peer)| {
                 let k_step = if number < in_mainloop { first_step + number * gap } else { 0 };
-                Await { signal: place * chunks + chunk, peer: peer.get(), k_step }
-            }));
+                Await { signal: place * chunks, peer: peer.get(), k_step }
+            })
+            .collect();
+        for chunk in 0..chunks {
+            list.awaits.extend(of_first_chunk.iter().map(|first| Await { signal: first.signal + chunk, ..*first }));
         }
     }
+    // By step, from 1: what all tiles of its shard have in common.
+    let shards: Vec<_> = (1..=world.get())
+        .map(|step| {
+            let owner = owner_at(rank, step, nodes);
+            let added = if nodes.on_one_rail(rank, owner) { places.added(rank, owner) } else { 0..0 };
+            Shard {
+                owner,
+                rows: problem.shard_rows(owner).len() as u32,
+                added,
+                sent: places.destination(rank, owner).zip(owner.place_at(rank)),
+            }
+        })
+        .collect();
 
     let mut taken = vec![0; world.index()];
     let order =
@@ -134,13 +161,12 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         order.collect()
     };
     for (tile, step) in order {
-        let owner = owner_at(rank, step, nodes);
+        let Shard { owner, rows, ref added, sent } = shards[step as usize - 1];
         // Without rows the owner still gets a slot and its signal, as of every other tile.
-        let tile = tile.above(problem.shard_rows(owner).len() as u32);
+        let tile = tile.above(rows);
         let index = taken[owner.index()];
         taken[owner.index()] += 1;
         let chunk = index / tiles_per_chunk;
-        let added = if nodes.on_one_rail(rank, owner) { places.added(rank, owner) } else { 0..0 };
         let partials = added.end - added.start;
         let first = first_await[owner.index()] + chunk * partials;
         let in_mainloop = in_mainloop.min(partials);
@@ -157,8 +183,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             late_count: partials - in_mainloop,
             ..WorkItem::default()
         };
-        let item = match (places.destination(rank, owner), owner.place_at(rank)) {
-            (Some((dest, place)), Some(owner_place)) => WorkItem {
+        let item = match sent {
+            Some(((dest, place), owner_place)) => WorkItem {
                 sink: sink::SEND,
                 dest: dest.get(),
                 slot: place * tiles + index,
@@ -167,11 +193,11 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
                 raise_after: tiles_in(chunk),
                 ..item
             },
-            _ if all_reduces => {
+            None if all_reduces => {
                 let raise = results + rank.get() * tiles + index;
                 WorkItem { sink: sink::REDUCE, dest: rank.get(), raise, raise_after: 1, ..item }
             }
-            _ => WorkItem { sink: if world.peers() == 0 { sink::STORE } else { sink::REDUCE }, dest: rank.get(), ..item },
+            None => WorkItem { sink: if world.peers() == 0 { sink::STORE } else { sink::REDUCE }, dest: rank.get(), ..item },
         };
         list.tile(item, |_| if in_mainloop > 0 { AwaitRange { first, count: in_mainloop, group: 1 } } else { AwaitRange::default() });
     }
