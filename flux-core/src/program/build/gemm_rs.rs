@@ -42,16 +42,6 @@ fn in_mainloop(schedule: &Schedule, k_extent: KExtent, nodes: Nodes, added: u32)
     schedule.in_mainloop.min(added).min(most_partials(k_extent.steps()))
 }
 
-/// A shard as this rank works on it.
-struct Shard {
-    owner: Rank,
-    rows: u32,
-    /// Places of the partial tiles that are added here.
-    added: Range<u32>,
-    /// The rank that its tiles are sent to, the place there, and the owner's place here.
-    sent: Option<((Rank, u32), u32)>,
-}
-
 /// The order of a GEMM-ReduceScatter with each own tile as early as `lag` items behind the last
 /// partial tile of its chunk; own tiles, of step `world`, stay in order.
 fn own_tiles_early(order: Vec<(TileExtent, u32)>, world: u32, tiles_per_chunk: u32, lag: u32) -> Vec<(TileExtent, u32)> {
@@ -104,6 +94,16 @@ fn copies((problem, rank, tiles): (&Problem, Rank, Vec<TileExtent>), results: u3
             });
         }
     }
+}
+
+/// A shard as this rank works on it.
+struct Shard {
+    owner: Rank,
+    rows: u32,
+    /// Places of the partial tiles that are added here.
+    added: Range<u32>,
+    /// The rank that its tiles are sent to, the place there, and the owner's place here.
+    sent: Option<((Rank, u32), u32)>,
 }
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
