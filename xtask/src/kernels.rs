@@ -70,8 +70,15 @@ fn compiler(words: &[&OsStr], fetched: Option<&Path>) -> Command {
 fn fetch(folder: &Path) -> anyhow::Result<()> {
     let parent = folder.parent().context("the target folder has no parent")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
-    let scratch = tempfile::tempdir_in(parent).with_context(|| format!("cannot write to {}", parent.display()))?;
-    let (wheels, unpacked) = (scratch.path().join("wheels"), scratch.path().join("nvrtc"));
+    // One fetch at a time: what is in the scratch folder is then a killed one's.
+    let lock = fs::File::create(folder.with_extension("lock")).with_context(|| format!("cannot write to {}", parent.display()))?;
+    lock.lock().context("another fetch of NVRTC cannot be waited for")?;
+    if folder.join(LIBRARY).is_file() {
+        return Ok(());
+    }
+    let scratch = folder.with_extension("partial");
+    remove(&scratch)?;
+    let (wheels, unpacked) = (scratch.join("wheels"), scratch.join("nvrtc"));
     println!("no NVRTC here: fetching {WHEEL} (90 MB) into {}", folder.display());
 
     let mut download = python();
@@ -84,10 +91,19 @@ fn fetch(folder: &Path) -> anyhow::Result<()> {
     check(unpack)?;
     ensure!(unpacked.join(LIBRARY).is_file(), "{} holds no {LIBRARY}", wheel.display());
 
-    if folder.exists() {
-        fs::remove_dir_all(folder).with_context(|| format!("cannot replace {}", folder.display()))?;
+    remove(folder)?;
+    fs::rename(&unpacked, folder).with_context(|| format!("cannot move the wheel's files to {}", folder.display()))?;
+    remove(&scratch)
+}
+
+/// Removes a folder, if it is there.
+fn remove(folder: &Path) -> anyhow::Result<()> {
+    match fs::remove_dir_all(folder) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+            Err(error).with_context(|| format!("cannot remove {}", folder.display()))
+        }
+        _ => Ok(()),
     }
-    fs::rename(&unpacked, folder).with_context(|| format!("cannot move the wheel's files to {}", folder.display()))
 }
 
 fn python() -> Command {
