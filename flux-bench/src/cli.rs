@@ -164,6 +164,33 @@ mod tests {
         }
     }
 
+    /// Both words are in use, whichever a command prints first.
+    #[test]
+    fn ranks_and_tp_are_one_option_as_are_rounds_and_samples() {
+        let parse = |words: &str| Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split_whitespace()));
+        let ranks = [
+            "bench",
+            "tune",
+            "run ag-gemm --input a --output b",
+            "trace --ops ag_gemm --ms 64 --summary",
+            "simulate",
+            "lab soak",
+            "lab core",
+            "lab first-call",
+            "lab peers",
+            "lab faults",
+        ];
+        for command in ranks {
+            assert!(parse(&format!("{command} --tp 2")).is_ok() && parse(&format!("{command} --ranks 2")).is_ok(), "{command}");
+        }
+        assert!(parse("launch --tp 2 -- true").is_ok() && parse("launch --ranks 2 -- true").is_ok());
+        for command in ["bench", "tune", "lab core", "lab peers", "lab links"] {
+            assert!(parse(&format!("{command} --rounds 3")).is_ok() && parse(&format!("{command} --samples 3")).is_ok(), "{command}");
+            let misspelt = parse(&format!("{command} --round 3")).unwrap_err().to_string();
+            assert!(misspelt.contains("'--rounds'"), "{misspelt}");
+        }
+    }
+
     #[test]
     fn links_are_measured_at_least_once() {
         let parse = |samples: &str| Cli::try_parse_from(["flux-bench", "lab", "links", "--samples", samples]);

@@ -17,7 +17,7 @@ use std::os::unix::process::ExitStatusExt;
 #[derive(Debug, clap::Args)]
 pub(crate) struct Args {
     /// How many processes; each sees its rank in FLUX_RANK and their number in FLUX_WORLD_SIZE
-    #[arg(long)]
+    #[arg(long, visible_alias = "tp")]
     pub ranks: u32,
     /// Treat the processes as ranks of so many hosts, for tests: they meet over TCP, and NCCL has
     /// only sockets on the loopback device

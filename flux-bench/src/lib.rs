@@ -1,7 +1,7 @@
 //! Measuring and verifying flux: every figure that is reported was measured beside its baselines in
 //! the same run, of an op whose whole output was verified.
 //!
-//! The program `flux-bench` is this library's command line. What users run stands beside what
+//! Programs use [`flux_ops`]. The program `flux-bench` is this library's command line. What users run stands beside what
 //! maintainers run, the laboratory (`lab`). All else that is public is for the tests.
 
 #![warn(clippy::print_stderr)]

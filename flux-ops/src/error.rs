@@ -12,7 +12,7 @@ use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
 use flux_transport::internal::cuda::CudaError;
-use flux_transport::{Failure, TransportError, TransportKind};
+use flux_transport::{ControlError, Failure, TransportError, TransportKind};
 
 /// Why an op was not built. Where all ranks build, all have then left the build.
 #[derive(Debug, thiserror::Error)]
@@ -123,13 +123,23 @@ pub enum BuildError {
     #[error(transparent)]
     Execute(#[from] ExecuteError),
     /// The ranks could not exchange their requests, or not grow the communicator's workspace.
-    #[error("while building {op}: {source}")]
+    #[error("while building {op}: {source}{}", hint(source))]
     Transport {
         /// The op and its global extents.
         op: String,
         /// What went wrong.
         source: TransportError,
     },
+}
+
+/// What may have kept the other ranks from coming.
+const fn hint(source: &TransportError) -> &'static str {
+    match source {
+        TransportError::Control(ControlError::Timeout { .. }) => {
+            "; build blocks its thread, so ranks that are asynchronous tasks call it in spawn_blocking or on threads of their own"
+        }
+        _ => "",
+    }
 }
 
 /// What each group of ranks asked for, ordered by rank.
@@ -268,4 +278,18 @@ pub enum CallError {
     /// communicator is broken until rebuilt.
     #[error(transparent)]
     Fault(Box<Failure>),
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ranks_that_do_not_come_to_a_build_are_told_that_it_blocks() {
+        let building = |source: ControlError| BuildError::Transport { op: "ag_gemm 8x8x8".to_owned(), source: source.into() }.to_string();
+        let late = building(ControlError::Timeout { step: "building an op", missing: vec![Rank::new(1)] });
+        assert!(late.starts_with("while building ag_gemm 8x8x8: building an op: the deadline passed while waiting for rank 1; "), "{late}");
+        assert!(late.contains("spawn_blocking"), "{late}");
+        assert!(!building(ControlError::PeerLost { rank: Rank::new(1) }).contains("spawn_blocking"));
+    }
 }

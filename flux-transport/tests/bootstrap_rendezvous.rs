@@ -230,6 +230,7 @@ fn a_path_too_long_for_a_socket_is_refused_with_its_length() {
     std::fs::create_dir(&long).unwrap();
     for rank in 0..2 {
         let error = join(&environment(&long, rank, 2), ample()).unwrap_err();
+        assert!(error.to_string().contains("shorter"), "{error}");
         let BootstrapError::PathTooLong { length, limit, .. } = error else { panic!("{error}") };
         assert_eq!((length, limit), (long.as_os_str().len() + "/rank0.sock".len(), 107));
     }

@@ -73,6 +73,8 @@ enum Task {
     },
     /// Say what this machine has, which transports can work on it, and why others cannot
     Doctor,
+    /// Build the documentation of all crates, and open it at `flux_ops`
+    Docs,
     /// Run `.ci/run`, every check that a change must pass
     Ci,
 }
@@ -100,6 +102,17 @@ fn run(task: Task) -> anyhow::Result<()> {
             cargo::flux_bench("release", &["lab", "gpu-ci"], &["--help".into()])
         }
         Task::GpuCi { args } => dist::gpu_ci(&args),
+        Task::Docs => docs(),
         Task::Ci => cargo::check(std::process::Command::new(cargo::root().join(".ci/run"))),
     }
+}
+
+/// `cargo doc --open` opens the first crate by name, which is `flux_bench`.
+fn docs() -> anyhow::Result<()> {
+    for words in [&["--workspace"][..], &["--package", "flux-tp-ops", "--open"]] {
+        let mut doc = cargo::cargo();
+        doc.args(["doc", "--no-deps"]).args(words).current_dir(cargo::root());
+        cargo::check(doc)?;
+    }
+    Ok(())
 }

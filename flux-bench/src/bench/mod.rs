@@ -38,13 +38,13 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) layers: LayerArgs,
     /// Ranks; as many as GPUs, or 8 on the host, where left out. A launch sets their number
-    #[arg(long, value_name = "RANKS")]
+    #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     pub tp: Option<u32>,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
-    #[arg(long, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    #[arg(long, visible_alias = "rounds", value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: Option<u32>,
     /// Then call op, GEMM and serial path back to back for so long each, at every one of --ms, or
     /// at the largest where that is left out

@@ -19,11 +19,14 @@ pub(super) enum InputError {
     /// The file is a folder, a pipe, a device: reading it may have no end.
     #[error("{} cannot be read: it is not a regular file", .0.display())]
     NotAFile(PathBuf),
+    /// The file names another, which Git LFS has not fetched.
+    #[error("{} is the pointer of a Git LFS file, not the file: fetch it with `git lfs pull`", .0.display())]
+    LfsPointer(PathBuf),
     /// The file is not safetensors, or is damaged or cut short.
     #[error("{} is not a whole safetensors file: {reason}", path.display())]
     Damaged { path: PathBuf, reason: String },
     /// A tensor is missing.
-    #[error("{} has no tensor {name:?}; it has {found}", path.display())]
+    #[error("{} has no tensor {name:?}, and x, w and perhaps bias are read; it has {found}", path.display())]
     Missing { path: PathBuf, name: &'static str, found: String },
     /// A tensor has the wrong number of dimensions.
     #[error("tensor {name:?} has the shape {shape:?}: a matrix is needed")]
@@ -38,6 +41,9 @@ pub(super) enum InputError {
     #[error("x is [{m}, {k_x}] and w is [{n}, {k_w}]: both need the same number of columns, as y = x * transpose(w)")]
     Mismatch { m: usize, k_x: usize, n: usize, k_w: usize },
 }
+
+/// How a pointer file begins (git-lfs, `docs/spec.md`).
+const LFS_POINTER: &[u8] = b"version https://git-lfs.github.com/spec/";
 
 /// The operands, as bytes of elements in the file's order, on any border: row-major, little-endian.
 #[derive(Debug)]
@@ -71,6 +77,9 @@ impl Input {
     }
 
     fn parse(path: &Path, file: Vec<u8>) -> Result<Self, InputError> {
+        if file.starts_with(LFS_POINTER) {
+            return Err(InputError::LfsPointer(path.to_owned()));
+        }
         let tensors = SafeTensors::deserialize(&file).map_err(|e| InputError::Damaged { path: path.to_owned(), reason: e.to_string() })?;
         let (m, k_x, x_type, x) = matrix(path, &file, &tensors, "x")?;
         let (n, k_w, w_type, w) = matrix(path, &file, &tensors, "w")?;
@@ -106,15 +115,32 @@ type Matrix = (usize, usize, DType, Range<usize>);
 
 fn matrix(path: &Path, file: &[u8], tensors: &SafeTensors<'_>, name: &'static str) -> Result<Matrix, InputError> {
     let Ok(tensor) = tensors.tensor(name) else {
-        let found = tensors.names().iter().map(|n| format!("{n:?}")).collect::<Vec<_>>().join(", ");
-        let found = if found.is_empty() { "none".to_owned() } else { found };
-        return Err(InputError::Missing { path: path.to_owned(), name, found });
+        return Err(InputError::Missing { path: path.to_owned(), name, found: found(name, tensors.names()) });
     };
     let &[rows, cols] = tensor.shape() else {
         return Err(InputError::NotAMatrix { name, shape: tensor.shape().to_vec() });
     };
     let (dtype, bytes) = (dtype(name, &tensor)?, bytes(file, &tensor));
     Ok((rows, cols, dtype, bytes))
+}
+
+/// The tensors of a file without `wanted`, in words: first those whose last part is that name, then
+/// the others by name; of many the first.
+fn found(wanted: &str, mut names: Vec<&str>) -> String {
+    const SHOWN: usize = 8;
+    let close = |name: &str| name.rsplit(['.', '/']).next().is_some_and(|part| part.eq_ignore_ascii_case(wanted));
+    names.sort_unstable_by_key(|name| (!close(name), *name));
+    let shown: Vec<_> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
+    let more = names.len().saturating_sub(SHOWN);
+    let rename = match names.first() {
+        Some(name) if close(name) => format!(": rename {name:?} to {wanted:?} if it is that"),
+        _ => String::new(),
+    };
+    match (names.len(), more) {
+        (0, _) => "none".to_owned(),
+        (_, 0) => format!("{}{rename}", shown.join(", ")),
+        _ => format!("{} and {more} more{rename}", shown.join(", ")),
+    }
 }
 
 /// The bias of a `w` of `n` rows, in elements of `x`.
@@ -185,10 +211,32 @@ mod tests {
     }
 
     #[test]
+    fn a_pointer_of_git_lfs_is_told_from_a_damaged_file() {
+        let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
+        let text = parse(pointer.into()).unwrap_err().to_string();
+        assert_eq!(text, "in.safetensors is the pointer of a Git LFS file, not the file: fetch it with `git lfs pull`");
+    }
+
+    #[test]
+    fn the_tensors_of_a_checkpoint_are_named_in_order_and_in_short() {
+        let layers: Vec<_> = (0..20_000).map(|layer| format!("model.layers.{layer:05}.mlp.up_proj.weight")).collect();
+        let names = |more: &[&'static str]| layers.iter().rev().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>();
+        let text = found("x", names(&[]));
+        assert!(text.starts_with(r#""model.layers.00000.mlp.up_proj.weight", "model.layers.00001."#), "{text}");
+        assert!(text.ends_with(r#""model.layers.00007.mlp.up_proj.weight" and 19992 more"#), "{text}");
+        let close = found("x", names(&["mlp.X"]));
+        assert!(
+            close.starts_with(r#""mlp.X", "model.layers.00000."#) && close.ends_with(r#"rename "mlp.X" to "x" if it is that"#),
+            "{close}"
+        );
+        assert_eq!(found("x", Vec::new()), "none");
+    }
+
+    #[test]
     fn operands_that_do_not_fit_are_named_with_their_values() {
         let message = |tensors: &[(&str, Dtype, &[usize])]| parse(file(tensors)).unwrap_err().to_string();
         let x: (&str, Dtype, &[usize]) = ("x", Dtype::BF16, &[4, 16]);
-        assert_eq!(message(&[x]), r#"in.safetensors has no tensor "w"; it has "x""#);
+        assert_eq!(message(&[x]), r#"in.safetensors has no tensor "w", and x, w and perhaps bias are read; it has "x""#);
         assert!(message(&[x, ("w", Dtype::BF16, &[24, 8])]).contains("x is [4, 16] and w is [24, 8]"));
         assert!(message(&[x, ("w", Dtype::F16, &[24, 16])]).contains("holds fp16, x bf16"));
         assert!(message(&[x, ("w", Dtype::F32, &[24, 16])]).contains("holds F32"));

@@ -37,7 +37,7 @@ pub struct Args {
     #[arg(value_parser = crate::shapes::parse_op)]
     pub op: OpKind,
     /// Ranks, as threads of this process
-    #[arg(long, default_value_t = 1)]
+    #[arg(long, visible_alias = "tp", default_value_t = 1)]
     pub ranks: u32,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]

@@ -13,11 +13,13 @@ pub(crate) use markdown::markdown;
 pub use svg::svg;
 
 use crate::atomic_file;
+use crate::lab::{CoreReport, FirstCallReport};
 use crate::out;
 use crate::report::{PEERS_SCHEMA, PeersReport};
 use crate::report::{Report, Row, SCHEMA};
 use anyhow::{Context, bail, ensure};
 use flux_core::metrics;
+use serde::Deserialize;
 use serde::de::DeserializeOwned;
 use serde_json::Value;
 use std::fs;
@@ -122,7 +124,7 @@ fn table(args: &Args, reports: &[Report], peers: Option<&PeersReport>) -> String
 /// that is unverified or whose times cannot be.
 pub fn read(path: &Path) -> anyhow::Result<Report> {
     let name = path.display();
-    let report: Report = parsed(path, "flux-bench bench --json")?;
+    let report: Report = parsed(path, BENCH)?;
     ensure!((1..=SCHEMA).contains(&report.schema), "{name} has schema {}: this program reads 1 to {SCHEMA}", report.schema);
     let [Row { head: first, .. }, ..] = &report.rows[..] else { bail!("{name} has no rows") };
     for row in &report.rows {
@@ -157,7 +159,7 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
 /// that must not be shown.
 pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     let name = path.display();
-    let peers: PeersReport = parsed(path, "flux-bench lab peers --json")?;
+    let peers: PeersReport = parsed(path, PEERS)?;
     ensure!(peers.schema == PEERS_SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, PEERS_SCHEMA);
     let (theirs, ours) = ((&peers.origin.device, peers.origin.gpus), (&report.origin.device, report.origin.gpus));
     ensure!(theirs == ours, "{name} was measured on {} x {}, and the ops on {} x {}", theirs.1, theirs.0, ours.1, ours.0);
@@ -172,6 +174,24 @@ pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     Ok(peers)
 }
 
+/// What writes files that are shown, and files that are shown beside them.
+const BENCH: &str = "flux-bench bench --json";
+const PEERS: &str = "flux-bench lab peers --json";
+
+/// What writes such a file, and the option that takes it; where it is one of this program's.
+fn writer(value: &Value) -> Option<(&'static str, &'static str)> {
+    fn is<'de, T: Deserialize<'de>>(value: &'de Value) -> bool {
+        T::deserialize(value).is_ok()
+    }
+    let kinds = [
+        (is::<Report>(value), (BENCH, "show it as FILE.json")),
+        (is::<PeersReport>(value), (PEERS, "name it with --peers, beside a file that `flux-bench bench --json` has written")),
+        (is::<CoreReport>(value), ("flux-bench lab core --json", "its table is printed where it is measured")),
+        (is::<FirstCallReport>(value), ("flux-bench lab first-call --json", "its table is printed where it is measured")),
+    ];
+    kinds.into_iter().find(|(is, _)| *is).map(|(_, kind)| kind)
+}
+
 /// What `program` has written to `path`.
 fn parsed<T: DeserializeOwned>(path: &Path, program: &str) -> anyhow::Result<T> {
     let name = path.display();
@@ -179,7 +199,13 @@ fn parsed<T: DeserializeOwned>(path: &Path, program: &str) -> anyhow::Result<T> 
     let other = || format!("{name} is not what `{program}` writes");
     let value: Value = serde_json::from_slice(&text).with_context(other)?;
     ensure!(is_plain(&value), "{name} has texts with control characters, or a model with `|`, which would not be shown as they are");
-    serde_json::from_value(value).with_context(other)
+    match T::deserialize(&value) {
+        Ok(report) => Ok(report),
+        Err(error) => match writer(&value) {
+            Some((writer, remedy)) => bail!("{name} is what `{writer}` writes, not `{program}`: {remedy}"),
+            None => Err(error).with_context(other),
+        },
+    }
 }
 
 /// Whether no text of it would do anything to a terminal, a table or a picture.

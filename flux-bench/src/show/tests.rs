@@ -117,6 +117,21 @@ fn what_must_not_be_shown_is_refused() {
 }
 
 #[test]
+fn a_file_of_another_kind_is_named_with_what_takes_it() {
+    let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
+    let text = read(&results.join("h100-x2-peers.json")).unwrap_err().to_string();
+    assert!(text.contains("is what `flux-bench lab peers --json` writes, not `flux-bench bench --json`: name it with --peers"), "{text}");
+    let text = read_peers(&results.join("h100-x2-nvlink.json"), &both_ops()).unwrap_err().to_string();
+    assert!(text.contains("is what `flux-bench bench --json` writes, not `flux-bench lab peers --json`"), "{text}");
+    let text = read(&results.join("h200-x4-first-call.json")).unwrap_err().to_string();
+    assert!(text.contains("is what `flux-bench lab first-call --json` writes"), "{text}");
+    let folder = tempfile::tempdir().unwrap();
+    let other = folder.path().join("other.json");
+    fs::write(&other, "{}").unwrap();
+    assert!(read(&other).unwrap_err().to_string().ends_with("is not what `flux-bench bench --json` writes"));
+}
+
+#[test]
 fn efficiencies_have_a_cell_for_each_row() {
     let mut report = both_ops();
     report.rows[2].t_serial_ms.p90 += 0.6;

@@ -25,7 +25,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) layers: LayerArgs,
     /// Ranks of the world
-    #[arg(long, value_name = "RANKS", default_value_t = 8)]
+    #[arg(long, visible_alias = "ranks", value_name = "RANKS", default_value_t = 8)]
     pub tp: u32,
     /// The machine: h200, h100, h800 (never measured), or h100-pair-by-host, whose two GPUs have
     /// only the host's memory in common

@@ -50,7 +50,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = shapes::parse_dtype)]
     pub dtype: DType,
     /// Ranks; as many as there are GPUs where it is left out
-    #[arg(long, value_name = "RANKS")]
+    #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     pub tp: Option<u32>,
     /// Calls; the last one is shown
     #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]

@@ -26,7 +26,7 @@ pub(crate) struct Args {
     layers: LayerArgs,
     /// Ranks; as many as there are GPUs, or 2 on the host, where it is left out. A launch has as
     /// many as were launched
-    #[arg(long, value_name = "RANKS")]
+    #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     tp: Option<u32>,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
@@ -35,7 +35,7 @@ pub(crate) struct Args {
     #[arg(long, default_value_t = 4, value_parser = clap::value_parser!(u8).range(1..=64))]
     candidates: u8,
     /// Timed calls of each plan; 20 on GPUs and 5 on the host where it is left out
-    #[arg(long, value_parser = clap::value_parser!(u16).range(3..=1000))]
+    #[arg(long, visible_alias = "rounds", value_parser = clap::value_parser!(u16).range(3..=1000))]
     samples: Option<u16>,
     /// Time after which no further plan is begun, as in 120s or 10m
     #[arg(long, default_value = "10m", value_name = "TIME", value_parser = budget)]

@@ -104,7 +104,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
 
 impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
     /// Builds the op; collective. Blocks its thread until all ranks have come, and drains earlier
-    /// launches on `comm`: no other thread of this rank may be in a call meanwhile.
+    /// launches on `comm`: no other thread of this rank may be in a call meanwhile. Asynchronous
+    /// tasks call it in `spawn_blocking`, as ranks that share a thread would wait for each other.
     ///
     /// On CUDA, build all ops before the first graph is captured: growing the workspace moves it,
     /// and a captured call does not follow.

@@ -18,6 +18,12 @@ pub enum TensorError {
         /// Elements of a row.
         cols: usize,
     },
+    /// A dense column, whose rows of one element do not start on 16-byte borders.
+    #[error("a view of [{rows}, 1] is a column, whose rows would have to lie 16 bytes apart: a bias is one row, use ({rows},)")]
+    Column {
+        /// Rows.
+        rows: usize,
+    },
     /// Rows do not start on 16-byte borders.
     #[error("row stride {row_stride} is not a multiple of {ROW_MULTIPLE} elements (16 bytes): pad the rows or copy to a dense tensor")]
     RowStrideAlignment {

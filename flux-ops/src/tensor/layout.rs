@@ -60,6 +60,9 @@ impl Layout {
         if self.row_stride < self.cols {
             return Err(TensorError::RowStrideShort { row_stride: self.row_stride, cols: self.cols });
         }
+        if (self.cols, self.row_stride) == (1, 1) && self.rows > 1 {
+            return Err(TensorError::Column { rows: self.rows });
+        }
         if !self.row_stride.is_multiple_of(ROW_MULTIPLE) {
             return Err(TensorError::RowStrideAlignment { row_stride: self.row_stride });
         }

@@ -33,6 +33,7 @@ fn malformed_views_are_refused_with_value_and_limit() {
     let table = [
         (Layout::dense(64, 0), "cols = 0"),
         (Layout::strided(8, 64, 56), "row stride 56 is below the 64 columns"),
+        (Layout::dense(64, 1), "a bias is one row, use (64,)"),
         (Layout::strided(8, 60, 60), "row stride 60 is not a multiple of 8"),
         (Layout::dense(65, 64), "needs 4160 elements, but the memory behind it has 4096"),
         (Layout::strided(usize::MAX, 64, 64), "limit of 549755813888 elements"),

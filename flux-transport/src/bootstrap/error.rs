@@ -16,11 +16,11 @@ use crate::bootstrap::control::ranks;
 pub enum BootstrapError {
     /// The environment names no launcher.
     #[error(
-        "no launcher's variables are set: start with `flux-bench launch --ranks N -- PROGRAM`, torchrun, srun or mpirun, or take World::local or World::builder"
+        "no launcher's variables are set, or FLUX_LAUNCHER is none: start with `flux-bench launch --ranks N -- PROGRAM`, torchrun, srun or mpirun, or take World::local or World::builder"
     )]
     NoLauncher,
     /// Some variables of a launcher's family are set and others are not.
-    #[error("half a launcher: {} set, {} not set; set all or none of them", listed(.set), .missing.join(", "))]
+    #[error("half a launcher: {} set, {} not set; set all or none of them, or FLUX_LAUNCHER=none where this process is no rank of a launch", listed(.set), .missing.join(", "))]
     HalfSet {
         set: Vec<&'static str>,
         /// The variables of the same family that are not.
@@ -30,7 +30,7 @@ pub enum BootstrapError {
     #[error("{variable} = {value:?} is not {wanted}")]
     Variable { variable: &'static str, value: String, wanted: String },
     /// Two launchers say different things of this process.
-    #[error("{first} and {second}: unset the variables of one of them, or name the one that counts in FLUX_LAUNCHER")]
+    #[error("{first} and {second}: unset the variables of one of them, or name the one that counts in FLUX_LAUNCHER, or none")]
     Disagreement {
         /// What the one says, with the names of its variables.
         first: String,
@@ -76,9 +76,11 @@ pub enum BootstrapError {
         problem: String,
     },
     /// The path of the rendezvous socket does not fit into a socket address.
-    #[error("the path of the rendezvous socket, {}, has {length} bytes, the limit is {limit}: use a shorter directory", .path.display())]
+    #[error("the path of the rendezvous socket, {}, has {length} bytes, the limit is {limit}: {}", .path.display(), shorter(*.variable))]
     PathTooLong {
         path: PathBuf,
+        /// The variable that names the directory; the caller does where there is none.
+        variable: Option<&'static str>,
         length: usize,
         /// The most bytes it may have.
         limit: usize,
@@ -152,6 +154,11 @@ fn apart(first: u32, second: u32) -> &'static str {
     } else {
         ""
     }
+}
+
+/// How to have a shorter path.
+fn shorter(variable: Option<&str>) -> String {
+    variable.map_or_else(|| "use a shorter directory".to_owned(), |variable| format!("set {variable} to a directory with a shorter path"))
 }
 
 fn strangers(denied: u32) -> String {

@@ -52,12 +52,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) layers: LayerArgs,
     /// Ranks of the world whose rank 0 is measured, on one GPU whatever there is; at least 2
-    #[arg(long, value_name = "RANKS", default_value_t = 8)]
+    #[arg(long, visible_alias = "ranks", value_name = "RANKS", default_value_t = 8)]
     pub tp: u32,
     #[command(flatten)]
     pub plan: PlanArgs,
     /// Rounds
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    #[arg(long, visible_alias = "rounds", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: u32,
 }
 

@@ -24,6 +24,7 @@ mod usage;
 use crate::launch;
 use crate::limits;
 use crate::machine;
+use crate::out;
 use anyhow::ensure;
 use flux_core::OpKind;
 use flux_transport::Select;
@@ -33,7 +34,7 @@ use std::time::Duration;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Rank processes
-    #[arg(long, default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=16))]
+    #[arg(long, visible_alias = "tp", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=16))]
     pub ranks: u32,
     /// Ranks that are killed
     #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=limits::FAULTS))]
@@ -116,6 +117,9 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     );
     let on_gpus = machine::uses_gpus(args.transport)?;
     ensure!(on_gpus || args.ranks_per_gpu == 1, "--ranks-per-gpu is for GPUs, and changes nothing on the host: leave it out");
+    if !on_gpus && machine::asked(args.transport)? == Select::Auto {
+        out::line(&"no GPU is here, so all ranks compute on the host's processors");
+    }
     suite::run(args)
 }
 

@@ -16,6 +16,7 @@ use crate::end;
 use crate::harness::data;
 use crate::out;
 use anyhow::{Context, anyhow};
+use flux_transport::Select;
 use rustix::process::Signal;
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
@@ -119,7 +120,9 @@ fn plan(args: &Args) -> Vec<Injection> {
 impl<'a> Suite<'a> {
     fn new(args: &'a Args, rendezvous: &Path, temporary: &Path, interrupt: &Interrupt) -> Self {
         let mut words: Vec<String> = vec!["lab".into(), "faults".into(), "--as-rank".into()];
-        words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), args.transport.to_string()]);
+        // Each new rank 0 of `auto` would say again that there are no GPUs.
+        let transport = if args.on_gpus() { args.transport } else { Select::Host };
+        words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), transport.to_string()]);
         words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
         words.extend(["--ranks-per-gpu".into(), args.ranks_per_gpu.to_string()]);
         if let Some(nodes) = args.nodes {

@@ -36,7 +36,7 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) layers: LayerArgs,
     /// Ranks; as many as there are GPUs, or 8 on the host, where it is left out
-    #[arg(long, value_name = "RANKS")]
+    #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     pub tp: Option<u32>,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]

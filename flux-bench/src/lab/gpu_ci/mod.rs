@@ -38,7 +38,7 @@ pub(crate) struct Args {
     #[arg(long)]
     pub no_skips: bool,
     /// Ranks of soak and benchmark: as many as there are GPUs where it is left out
-    #[arg(long)]
+    #[arg(long, visible_alias = "ranks")]
     pub tp: Option<u32>,
     /// Where summary, logs and the benchmark's figures go: the folder itself where it is left out
     #[arg(long, value_name = "DIR")]

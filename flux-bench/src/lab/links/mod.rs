@@ -22,7 +22,7 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Runs of each movement
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    #[arg(long, visible_alias = "rounds", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: u32,
 }
 

@@ -28,10 +28,10 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub(crate) layers: LayerArgs,
     /// Ranks; as many as there are GPUs where it is left out
-    #[arg(long, value_name = "RANKS")]
+    #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     pub tp: Option<u32>,
     /// Rounds
-    #[arg(long, default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    #[arg(long, visible_alias = "rounds", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
     pub samples: u32,
     /// Seconds after which the peers are ended, and the run has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]

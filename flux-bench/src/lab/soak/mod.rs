@@ -38,7 +38,7 @@ use std::time::Instant;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Ranks; as many as GPUs times --ranks-per-gpu, or 8 on the host, where left out
-    #[arg(long, value_name = "RANKS")]
+    #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     pub tp: Option<u32>,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]

@@ -88,7 +88,7 @@ pub(super) fn soak<T: Element>(ctx: &RankContext, problem: &Problem, run: &SoakR
     rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
     drop(sets);
-    rank.rows(&mut soaked).context("calls with changing rows")?;
+    rank.rows(run.in_a_row / 2, &mut soaked).context("calls with changing rows")?;
     Ok(soaked)
 }
 
@@ -159,8 +159,8 @@ impl<T: Element> RankCase<'_, T> {
         self.ctx.sync(self.op)
     }
 
-    /// Calls in a row, each with other rows than the one before.
-    fn rows(&self, soaked: &mut SoakResult) -> anyhow::Result<()> {
+    /// Calls in a row, each with other rows than the one before: at least one of each number.
+    fn rows(&self, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
         let largest = *self.op.problem();
         let most = largest.m();
         let mut rows = vec![1, most.div_ceil(7), most / 2 + 1, most - most / 3, most];
@@ -170,7 +170,8 @@ impl<T: Element> RankCase<'_, T> {
         let set = |problem| Ok((problem, self.ctx.operand_set_with::<T>(&problem, self.epilogue)?));
         let mut sets = problems.into_iter().map(set).collect::<anyhow::Result<Vec<_>>>()?;
         let (count, rank) = (sets.len() as u64, u64::from(self.ctx.rank().get()));
-        for call in 0..4 * count {
+        let calls = calls.clamp(count, 4 * count);
+        for call in 0..calls {
             // Every order of neighbours.
             let (problem, set) = &mut sets[((call * (1 + call / count)) % count) as usize];
             let operands = Operands::new(*problem, self.seed, 2000 + call, Fill::SmallInts).with_epilogue(self.epilogue);
@@ -179,7 +180,7 @@ impl<T: Element> RankCase<'_, T> {
             self.delay(call, 20)?;
             self.ctx.forward(self.op, set)?;
             soaked.calls += 1;
-            if (call + rank) % 3 == 0 || call + 2 >= 4 * count {
+            if (call + rank) % 3 == 0 || call + 2 >= calls {
                 soaked.add(self.verify(set)?);
             }
         }

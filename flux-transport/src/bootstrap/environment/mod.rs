@@ -18,7 +18,7 @@ pub use place::{Address, HostPlace, NetworkPlace, Place};
 
 use self::launchers::{LAUNCHERS, LauncherFamily, Placement, SLURM_FAMILY};
 use self::place::digest;
-pub(crate) use self::place::runtime_directory;
+pub(crate) use self::place::{runtime_directory, variable_of};
 use self::variables::Variables;
 use super::error::BootstrapError;
 use super::names::{FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
@@ -26,6 +26,8 @@ use super::secret::Secret;
 
 const OWN: [&str; 4] = [FLUX_RANK, FLUX_WORLD_SIZE, FLUX_LOCAL_RANK, FLUX_RENDEZVOUS];
 const OWN_NAME: &str = "flux";
+/// The launcher of a process that is no rank of a launch, whatever variables a job has set.
+const NO_LAUNCHER: &str = "none";
 
 /// One process's place in a launch.
 ///
@@ -39,7 +41,8 @@ const OWN_NAME: &str = "flux";
 ///
 /// They are asked in this order. Flux's own family wins. Of torchrun, Open MPI and MPICH the first
 /// counts, and the others present must name the same rank and world size. Slurm counts only alone,
-/// as everything inside a job inherits its variables. `FLUX_LAUNCHER` names the one that counts.
+/// as everything inside a job inherits its variables. `FLUX_LAUNCHER` names the one that counts, or
+/// `none`.
 ///
 /// For any launcher: `FLUX_RENDEZVOUS` says where to meet, `FLUX_SECRET_FILE` or `FLUX_SECRET` is
 /// the secret of ranks on several hosts, `FLUX_HOST_ID` sets ranks of one host apart. Without
@@ -74,11 +77,14 @@ impl Environment {
     pub fn parse(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, BootstrapError> {
         let vars = Variables { lookup };
         if let Some(name) = vars.get(FLUX_LAUNCHER).filter(|name| !name.is_empty()) {
+            if name == NO_LAUNCHER {
+                return Err(BootstrapError::NoLauncher);
+            }
             if name == OWN_NAME {
                 return Self::own(vars);
             }
             let named = LAUNCHERS.iter().chain([&SLURM_FAMILY]).find(|family| name == family.name);
-            let family = named.ok_or_else(|| vars.wrong(FLUX_LAUNCHER, "one of flux, torchrun, openmpi, mpich and slurm"))?;
+            let family = named.ok_or_else(|| vars.wrong(FLUX_LAUNCHER, "one of flux, torchrun, openmpi, mpich, slurm and none"))?;
             return Self::placed(vars, family, (family.read)(&vars)?);
         }
         if vars.any(&OWN[..3]) {

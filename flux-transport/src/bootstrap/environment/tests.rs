@@ -75,6 +75,36 @@ fn no_variable_is_no_launcher() {
 }
 
 #[test]
+fn what_a_job_has_set_does_not_count_where_the_launcher_is_none() {
+    let (half, whole) = (&[("WORLD_SIZE", "8"), ("RANK", "3")][..], &TORCH_SET[..]);
+    let text = parse(half).unwrap_err().to_string();
+    assert!(text.starts_with("half a launcher: ") && text.contains("FLUX_LAUNCHER=none"), "{text}");
+    for set in [half, whole, &OWN_SET, &SLURM_SET, &[("WORLD_SIZE", "32")]] {
+        assert!(matches!(parse(&[set, &[("FLUX_LAUNCHER", "none")]].concat()), Err(BootstrapError::NoLauncher)), "{set:?}");
+    }
+}
+
+#[test]
+fn a_job_that_is_too_large_is_told_how_to_make_groups() {
+    let text = parse(&with(&TORCH_SET, "WORLD_SIZE", "32")).unwrap_err().to_string();
+    let parts = ["WORLD_SIZE = \"32\" is not a world size from 1 to 16", "World::builder", "docs/transports.md", "FLUX_LAUNCHER=none"];
+    assert!(parts.iter().all(|part| text.contains(part)), "{text}");
+}
+
+#[test]
+fn the_variable_that_places_a_rendezvous_directory_is_known() {
+    let of = |vars: &[(&str, &str)], directory: &str| {
+        variable_of(directory.as_ref(), &|name| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value)))
+    };
+    assert_eq!(of(&[("TMPDIR", "/a/b")], "/a/b/flux-0-1"), Some("TMPDIR"));
+    assert_eq!(of(&[("TMPDIR", "/a/b"), ("XDG_RUNTIME_DIR", "/")], "/flux-0-1"), Some("XDG_RUNTIME_DIR"));
+    // As `flux-bench launch` sets it.
+    assert_eq!(of(&[("TMPDIR", "/a/b"), ("FLUX_RENDEZVOUS", "/a/b/c")], "/a/b/c"), Some("TMPDIR"));
+    assert_eq!(of(&[("TMPDIR", "/a/b"), ("FLUX_RENDEZVOUS", "/c")], "/c"), Some("FLUX_RENDEZVOUS"));
+    assert_eq!(of(&[], "/c"), None);
+}
+
+#[test]
 fn every_launcher_seats_the_rank_on_one_host() {
     for set in [&TORCH_SET[..], &OPEN_MPI_SET, &MPICH_SET, &SLURM_SET] {
         let env = parse(set).unwrap();

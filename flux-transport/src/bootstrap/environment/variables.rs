@@ -46,7 +46,9 @@ impl Variables<'_> {
     }
 
     pub(super) fn world(&self, name: &'static str) -> Result<WorldSize, BootstrapError> {
-        WorldSize::new(self.number(name)?).ok_or_else(|| self.wrong(name, &format!("a world size from 1 to {MAX_WORLD}")))
+        let remedy = "a tensor-parallel group inside a larger job is made with World::builder (docs/transports.md), and \
+                      FLUX_LAUNCHER=none lets a command of one process ignore the job";
+        WorldSize::new(self.number(name)?).ok_or_else(|| self.wrong(name, &format!("a world size from 1 to {MAX_WORLD}: {remedy}")))
     }
 
     pub(super) fn below(&self, name: &'static str, limit: u32, of: &str) -> Result<u32, BootstrapError> {

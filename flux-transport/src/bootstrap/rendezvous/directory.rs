@@ -11,7 +11,7 @@ use std::time::{Duration, Instant};
 use rustix::fs::{FileType, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 
-use crate::bootstrap::environment::HostPlace;
+use crate::bootstrap::environment::{HostPlace, variable_of};
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::socket;
 
@@ -22,7 +22,11 @@ const SOCKET_NAME: &str = "rank0.sock";
 pub(crate) fn socket_path(place: &HostPlace) -> Result<PathBuf, BootstrapError> {
     let path = place.directory.join(SOCKET_NAME);
     let length = path.as_os_str().len();
-    if length > PATH_LIMIT { Err(BootstrapError::PathTooLong { path, length, limit: PATH_LIMIT }) } else { Ok(path) }
+    if length <= PATH_LIMIT {
+        return Ok(path);
+    }
+    let variable = variable_of(&place.directory, &|name| std::env::var_os(name));
+    Err(BootstrapError::PathTooLong { path, variable, length, limit: PATH_LIMIT })
 }
 
 /// Opens the directory and proves it private; `None` where it is not there (yet).

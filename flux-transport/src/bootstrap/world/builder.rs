@@ -30,6 +30,37 @@ impl World {
     /// })?;
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
+    ///
+    /// A group inside a larger job: the process says its place in its group, and each group meets in
+    /// a place of its own (`docs/transports.md`). Here a job of four ranks in two groups.
+    ///
+    /// ```
+    /// use flux_transport::{Communicator, Rank, Select, World, WorldSize};
+    /// # use std::os::unix::fs::DirBuilderExt;
+    /// let tp = 2;
+    /// # let run = std::env::temp_dir().join(format!("flux-groups-{}", std::process::id()));
+    /// # for group in 0..2 {
+    /// #     std::fs::DirBuilder::new().recursive(true).mode(0o700).create(run.join(format!("tp-{group}")))?;
+    /// # }
+    /// let member = |job_rank: u32| -> Result<u32, Box<dyn std::error::Error + Send + Sync>> {
+    ///     let (group, rank) = (job_rank / tp, job_rank % tp);
+    ///     let member = World::builder(Rank::new(rank), WorldSize::new(tp).ok_or("no world size")?);
+    ///     // A directory for each group, of mode 0700.
+    ///     let world = member.on_host(run.join(format!("tp-{group}")))?;
+    ///     let comm = Communicator::connect_blocking(&world, Select::Host)?;
+    ///     Ok(comm.world_size().get())
+    /// };
+    /// std::thread::scope(|scope| {
+    ///     let member = &member;
+    ///     let ranks: Vec<_> = (0..4).map(|job_rank| scope.spawn(move || member(job_rank))).collect();
+    ///     for rank in ranks {
+    ///         assert_eq!(rank.join().expect("no rank panics")?, 2);
+    ///     }
+    ///     Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// })?;
+    /// # std::fs::remove_dir_all(&run)?;
+    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// ```
     pub fn builder(rank: Rank, world: WorldSize) -> Builder {
         Builder::new(rank, world)
     }

@@ -66,7 +66,10 @@ pub(super) fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Tra
         Basis::Gpus(candidates) => candidates,
         Basis::Host(why) => {
             static SAID: Once = Once::new();
-            SAID.call_once(|| tracing::warn!("no rank has a GPU, so all compute on the host's processors: {why}"));
+            // The ranks know the same: one of them says it.
+            if world.rank() == Rank::new(0) {
+                SAID.call_once(|| tracing::warn!("no rank has a GPU, so all compute on the host's processors: {why}"));
+            }
             return Ok((host(world, options)?, format!("chosen by auto, as no rank has a GPU: {why}")));
         }
         Basis::Uneven(why) => return Err(none(&why)),
