@@ -121,7 +121,7 @@ fn run(task: Task) -> anyhow::Result<()> {
 
 /// `cargo doc --open` opens the first crate by name, which is `flux_bench`.
 fn docs() -> anyhow::Result<()> {
-    for words in [&["--workspace"][..], &["--package", "flux-ops", "--open"]] {
+    for words in [&["--workspace"][..], &["--package", "flux-tp-ops", "--open"]] {
         let mut doc = cargo::cargo();
         doc.args(["doc", "--no-deps"]).args(words).current_dir(cargo::root());
         cargo::check(doc)?;
