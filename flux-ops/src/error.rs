@@ -249,6 +249,11 @@ pub enum CallError {
         /// Handle of the call's stream.
         call: usize,
     },
+    /// The stream is in capture, and nobody has promised to keep what the graph will use.
+    #[error(
+        "the stream is in capture, and the op was built for eager calls: build it with Builder::captures, which says what outlives the graph"
+    )]
+    Captured,
     /// The memory is not what its description says.
     #[error("{operand} at {address:#x} is not device memory: the driver does not know it ({code})")]
     NotDeviceMemory {

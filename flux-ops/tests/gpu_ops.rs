@@ -17,7 +17,7 @@ use flux_core::plan::{CommMode, Mover, Plan};
 use flux_core::program::sink;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::internal::limit_programs;
-use flux_ops::{CallError, TimedItem, Timeline, TimelineError};
+use flux_ops::{AllGatherGemm, CallError, TimedItem, Timeline, TimelineError};
 use half::bf16;
 
 /// Runs a test where it can run.
@@ -137,6 +137,30 @@ fn a_replayed_graph_gives_the_bits_of_eager_calls() {
                 machine.run(world, suite::defaults, |node| replay(node, &cases, options));
             }
         }
+    });
+}
+
+/// Nothing is left in the capture, and the communicator works on.
+#[test]
+fn a_capture_that_nobody_has_vouched_for_is_refused() {
+    on_gpus(|machine| {
+        machine.run(1, suite::defaults, |node| {
+            let case = Case::<bf16>::new(OPS[0], [256, 128, 128], 1, Values::Reals, 1);
+            let op = AllGatherGemm::<bf16>::builder(256, 128, 128).build(&node.comm).unwrap();
+            let stream = node.cuda_stream().unwrap();
+            // SAFETY: every buffer of this rank is used on this one stream.
+            unsafe { stream.context().disable_event_tracking() };
+            let (lx, lw, ly) = suite::layouts(&case, node.rank);
+            let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
+            let mut y = node.poisoned(ly.span());
+            let mut call = || op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream());
+            stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+            assert!(matches!(call(), Err(CallError::Captured)));
+            drop(stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
+            call().unwrap();
+            stream.synchronize().unwrap();
+            op.status().unwrap();
+        });
     });
 }
 

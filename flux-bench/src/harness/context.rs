@@ -68,7 +68,7 @@ impl RankContext {
     }
 
     /// The stream of the rank's calls.
-    pub fn stream(&self) -> Stream {
+    pub fn stream(&self) -> Stream<'_> {
         self.gpu.as_ref().map_or(Stream::Host, Gpu::stream)
     }
 

@@ -85,7 +85,7 @@ impl<T: Element> FusedOp<T> {
         w: &TensorRef<'_, T>,
         bias: Option<&TensorRef<'_, T>>,
         y: &mut TensorMut<'_, T>,
-        stream: Stream,
+        stream: Stream<'_>,
     ) -> Result<(), CallError> {
         match (&self.op, bias) {
             (Kind::AllGather(op), None) => op.forward(x, w, y, stream),
@@ -97,7 +97,7 @@ impl<T: Element> FusedOp<T> {
         }
     }
 
-    pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+    pub(crate) fn timeline(&self, stream: Stream<'_>) -> Result<Timeline, TimelineError> {
         match &self.op {
             Kind::AllGather(op) => op.timeline(stream),
             Kind::ReduceScatter(op) => op.timeline(stream),

@@ -33,10 +33,10 @@ impl Device {
     }
 
     /// The stream of this rank's calls.
-    pub(crate) fn stream(&self) -> Stream {
+    pub(crate) fn stream(&self) -> Stream<'_> {
         match self {
             Self::Host => Stream::Host,
-            Self::Cuda(stream) => Stream::from(&**stream),
+            Self::Cuda(stream) => Stream::from(stream),
         }
     }
 

@@ -109,15 +109,18 @@ impl CudaExecutor {
         comm: &Communicator,
         planned: &Planned,
         operands: &Operands,
-        stream: Stream,
+        stream: Stream<'_>,
     ) -> Result<(), CallError> {
-        let wrong_stream = || TransportError::WrongStream { stream, device: comm.device() };
+        let wrong_stream = || TransportError::WrongStream { stream: stream.raw(), device: comm.device() };
         let raw_stream = stream.raw().ok_or_else(wrong_stream)?;
         let _current = self.device.enter().map_err(TransportError::from)?;
         for (operand, view) in operands.named() {
             self.check_claim(operand, view)?;
         }
         let recipe = &planned.recipe;
+        if !recipe.launch.captures && is_capturing(raw_stream).map_err(TransportError::from)? {
+            return Err(CallError::Captured);
+        }
         let not_prepared = || CallError::NotPrepared { m: recipe.problem.m() };
         // Before the call begins: a capture that was begun is never forgotten.
         let resolved = if self.programs.contains(recipe) {
@@ -288,7 +291,7 @@ impl CudaExecutor {
         unsafe { launch(on.kernel, &on.placed.program, args) }.map_err(CallError::Launch)
     }
 
-    pub(super) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+    pub(super) fn timeline(&self, stream: Stream<'_>) -> Result<Timeline, TimelineError> {
         let trace = self.trace.as_ref().ok_or(TimelineError::NotTraced)?;
         let stream = stream.raw().ok_or(TimelineError::WrongStream)?;
         let _current = self.device.enter()?;

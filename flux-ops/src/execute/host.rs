@@ -42,7 +42,7 @@ impl<T: Element> HostExecutor<T> {
         self.programs.get(comm, &planned.recipe, true).map(drop).map_err(|error| planned.refused(error))
     }
 
-    pub(super) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    pub(super) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream<'_>) -> Result<(), CallError> {
         let program = self.programs.get(comm, &planned.recipe, false).map_err(|error| planned.refused(error))?;
         let mut call = comm.begin_as(stream, Some(label(&planned.recipe.problem)))?;
         let op_hash = planned.call_number(&call);

@@ -55,6 +55,8 @@ pub(crate) struct LaunchOptions {
     pub(crate) workers: Option<u32>,
     /// Whether each call leaves its time line.
     pub(crate) trace: bool,
+    /// Whether calls may be captured in graphs.
+    pub(crate) captures: bool,
     /// SMs that are left to others.
     pub(crate) sm_margin: u32,
 }
@@ -158,7 +160,7 @@ impl<T: Element> Executor<T> {
     }
 
     /// Makes one call; on CUDA it returns when the work is on the stream.
-    pub(crate) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream) -> Result<(), CallError> {
+    pub(crate) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream<'_>) -> Result<(), CallError> {
         match self {
             Self::Host(host) => host.run(comm, planned, operands, stream),
             Self::Cuda(cuda) => cuda.run::<T>(comm, planned, operands, stream),
@@ -174,7 +176,7 @@ impl<T: Element> Executor<T> {
     }
 
     /// The last call's time line, when what is on `stream` is done.
-    pub(crate) fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+    pub(crate) fn timeline(&self, stream: Stream<'_>) -> Result<Timeline, TimelineError> {
         match self {
             Self::Host(_) => Err(TimelineError::NotTraced),
             Self::Cuda(cuda) => cuda.timeline(stream),

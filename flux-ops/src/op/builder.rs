@@ -80,6 +80,18 @@ impl<Op> Builder<Op> {
         self
     }
 
+    /// Lets calls be captured in CUDA graphs, where `comm.capabilities().graphs` says so.
+    ///
+    /// # Safety
+    /// A graph's kernels use memory that no type ties to the graph. Every graph with a call of the
+    /// op, or of one that [`rebuild`](FusedLinear::rebuild) makes of it, is destroyed before the
+    /// last handle of its communicator. Until then the operands of its captured calls stay where
+    /// they are, and nothing else accesses them while the graph runs.
+    pub unsafe fn captures(mut self) -> Self {
+        self.request.launch.captures = true;
+        self
+    }
+
     /// What `build` would reserve on `comm` by this rank's choice of plans: enough for every `m`.
     /// Not collective. The same for every rank with the same plan tables.
     ///

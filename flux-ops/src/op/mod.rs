@@ -151,9 +151,8 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 /// the same on every rank; another `m` costs no exchange, allocation or wait. Without rows there is
 /// nothing to do, but every rank makes the call.
 ///
-/// Ops of a communicator share their programs and buffers
-/// ([`Communicator::memory`]). A communicator outlives the graphs that its calls were captured in:
-/// their kernels read its memory.
+/// Ops of a communicator share their programs and buffers ([`Communicator::memory`]). It outlives
+/// the graphs that calls were captured in, whose kernels read that memory: [`Builder::captures`].
 #[derive(Debug)]
 pub struct FusedLinear<K, T> {
     // Before the communicator, which outlives what its ops share.
@@ -182,7 +181,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// - `x`, `w`, `y`: shapes as [above](Self), of one `m`. Row strides are multiples of 8 elements.
     /// - `stream`: of the communicator's device. On CUDA the call is put on it and returns: it
     ///   allocates no device memory and waits for nothing. The stream may be in capture where
-    ///   `comm.capabilities().graphs` says so, if this `m` was [prepared](Self::prepare) or called
+    ///   [`Builder::captures`] allows it, if this `m` was [prepared](Self::prepare) or called
     ///   before. Calls of one communicator run in the order in which they are made, on whatever
     ///   streams. On the host the call returns when `y` is written.
     ///
@@ -191,12 +190,12 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// rank makes a good call or [aborts](Communicator::abort). Ranks that make different calls all
     /// fail, with [`Fault::Disagreed`] or [`Fault::Aborted`]. [`status`](Self::status) finds what
     /// goes wrong on the device later.
-    pub fn forward(
+    pub fn forward<'s>(
         &self,
         x: &TensorRef<'_, T>,
         w: &TensorRef<'_, T>,
         y: &mut TensorMut<'_, T>,
-        stream: impl Into<Stream>,
+        stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
         self.call(x, w, None, y, stream.into())
     }
@@ -231,13 +230,13 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_with_bias(
+    pub fn forward_with_bias<'s>(
         &self,
         x: &TensorRef<'_, T>,
         w: &TensorRef<'_, T>,
         bias: &TensorRef<'_, T>,
         y: &mut TensorMut<'_, T>,
-        stream: impl Into<Stream>,
+        stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
         self.call(x, w, Some(bias), y, stream.into())
     }
@@ -248,7 +247,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         w: &TensorRef<'_, T>,
         bias: Option<&TensorRef<'_, T>>,
         y: &mut TensorMut<'_, T>,
-        stream: Stream,
+        stream: Stream<'_>,
     ) -> Result<(), CallError> {
         let operands = Operands { x: x.view(), w: w.view(), bias: bias.map(TensorRef::view), y: y.view() };
         let m = operands.rows(K::OP);
@@ -317,7 +316,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     ///
     /// # Errors
     /// [`TimelineError`]: the op does not trace, or was not called.
-    pub fn timeline(&self, stream: impl Into<Stream>) -> Result<Timeline, TimelineError> {
+    pub fn timeline<'s>(&self, stream: impl Into<Stream<'s>>) -> Result<Timeline, TimelineError> {
         self.executor.timeline(stream.into())
     }
 

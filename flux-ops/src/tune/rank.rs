@@ -104,7 +104,7 @@ impl<T: Element> TuneRank<T> {
     fn call<K: OpMarker>(&mut self, op: &FusedLinear<K, T>, call: usize) -> Result<(), TuneError> {
         let problem = self.problem;
         let location = self.comm.device().ordinal().map_or(Location::Host, Location::Cuda);
-        let stream = self.gpu.as_ref().map_or(Stream::Host, |gpu| Stream::from(&*gpu.stream));
+        let stream = self.gpu.as_ref().map_or(Stream::Host, |gpu| Stream::from(&gpu.stream));
         let raw = |operand: &mut Operand<T>, shape: Shape| {
             let layout = Layout::dense(shape.rows as usize, shape.cols as usize);
             // Exposed: the executor makes slices from the address again.

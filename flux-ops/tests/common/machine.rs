@@ -125,7 +125,7 @@ impl Machine {
 
 impl Node {
     /// The stream that the calls go to.
-    pub fn stream(&self) -> Stream {
+    pub fn stream(&self) -> Stream<'_> {
         self.device.stream()
     }
 

@@ -60,7 +60,8 @@ impl OpOptions {
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
-        builder.bias(self.bias).trace(self.trace)
+        // SAFETY: the tests declare a graph after its op, its communicator and the operands.
+        unsafe { builder.bias(self.bias).trace(self.trace).captures() }
     }
 }
 
@@ -92,7 +93,13 @@ impl<T: Element> AnyOp<T> {
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm).unwrap()
     }
 
-    pub fn forward(&self, x: &TensorRef<'_, T>, w: &TensorRef<'_, T>, y: &mut TensorMut<'_, T>, stream: Stream) -> Result<(), CallError> {
+    pub fn forward(
+        &self,
+        x: &TensorRef<'_, T>,
+        w: &TensorRef<'_, T>,
+        y: &mut TensorMut<'_, T>,
+        stream: Stream<'_>,
+    ) -> Result<(), CallError> {
         match self {
             Self::Ag(op) => op.forward(x, w, y, stream),
             Self::Rs(op) => op.forward(x, w, y, stream),
@@ -106,7 +113,7 @@ impl<T: Element> AnyOp<T> {
         w: &TensorRef<'_, T>,
         bias: &TensorRef<'_, T>,
         y: &mut TensorMut<'_, T>,
-        stream: Stream,
+        stream: Stream<'_>,
     ) -> Result<(), CallError> {
         match self {
             Self::Ag(op) => op.forward_with_bias(x, w, bias, y, stream),
@@ -123,7 +130,7 @@ impl<T: Element> AnyOp<T> {
         }
     }
 
-    pub fn timeline(&self, stream: Stream) -> Result<Timeline, TimelineError> {
+    pub fn timeline(&self, stream: Stream<'_>) -> Result<Timeline, TimelineError> {
         match self {
             Self::Ag(op) => op.timeline(stream),
             Self::Rs(op) => op.timeline(stream),

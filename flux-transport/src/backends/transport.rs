@@ -46,7 +46,7 @@ pub(crate) trait Transport: Send + Sync + Debug {
     }
 
     /// Orders what comes next on `stream` after the call before.
-    fn begin(&self, stream: Stream) -> Result<(), TransportError>;
+    fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError>;
 
     /// The number of the next call or the one in progress; `None` after a capture.
     fn epoch(&self) -> Option<Epoch>;
@@ -66,7 +66,7 @@ pub(crate) trait Transport: Send + Sync + Debug {
     ///
     /// # Safety
     /// The shard stays readable and unwritten until the call has finished on `stream`.
-    unsafe fn push(&self, stream: Stream, push: &RowTransfers<'_>) -> Result<(), TransportError>;
+    unsafe fn push(&self, stream: Stream<'_>, push: &RowTransfers<'_>) -> Result<(), TransportError>;
 
     /// Has messages carry the caller's [rows](crate::Source::Rows) of `exchange`, in both directions. At
     /// most once in a call, and only where [`Mover::Messages`](crate::Mover::Messages) carries. Returns the workspace as
@@ -80,7 +80,7 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// # Safety
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks
     /// hand over the same program's rounds.
-    unsafe fn send_rounds(&self, _stream: Stream, _messages: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn send_rounds(&self, _stream: Stream<'_>, _messages: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
     }
 
@@ -90,7 +90,7 @@ pub(crate) trait Transport: Send + Sync + Debug {
     ///
     /// # Safety
     /// As there, and it is the same exchange.
-    unsafe fn send_stored_rounds(&self, _stream: Stream, _messages: &MessageRounds<'_>) -> Result<(), TransportError> {
+    unsafe fn send_stored_rounds(&self, _stream: Stream<'_>, _messages: &MessageRounds<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
     }
 
@@ -100,7 +100,7 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// # Safety
     /// The shard is used by nothing else until the call has finished on `stream`. All ranks hand
     /// over the same collective.
-    unsafe fn collective(&self, _stream: Stream, _collective: &LibraryCollective) -> Result<(), TransportError> {
+    unsafe fn collective(&self, _stream: Stream<'_>, _collective: &LibraryCollective) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport has no collectives of a library" })
     }
 
@@ -115,25 +115,25 @@ pub(crate) trait Transport: Send + Sync + Debug {
     ///
     /// # Safety
     /// The shard stays readable and unwritten until the call has finished on `stream`.
-    unsafe fn stage(&self, _stream: Stream, _carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
+    unsafe fn stage(&self, _stream: Stream<'_>, _carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
     }
 
     /// The workspace for an executor that scatters this call's rows itself, if it
     /// [may](crate::PeerStores::Rows). Instead of [`stage`](Self::stage), before the launch. `op`: as in
     /// [`StagedTransfer::op`].
-    fn scatter(&self, _stream: Stream, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
+    fn scatter(&self, _stream: Stream<'_>, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport has no memory of the host to scatter rows to" })
     }
 
     /// Ends a call in which no executor ran: it does not count.
-    fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
+    fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         self.finish(stream)
     }
 
     /// Ends the call: what comes next on `stream` comes after its transfers. The host waits for
     /// them.
-    fn finish(&self, stream: Stream) -> Result<(), TransportError>;
+    fn finish(&self, stream: Stream<'_>) -> Result<(), TransportError>;
 
     /// This rank's fault record, if a wait has failed. Does not synchronise.
     fn read_fault(&self) -> Option<FaultRecord>;

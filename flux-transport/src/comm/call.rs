@@ -16,7 +16,7 @@ use std::sync::atomic::Ordering;
 #[derive(Debug)]
 pub struct Call<'c> {
     comm: &'c Communicator,
-    stream: Stream,
+    stream: Stream<'c>,
     view: Arc<WorkspaceView>,
     pushes: bool,
     // Whether peers may have been given anything, so that the call cannot be taken back.
@@ -36,7 +36,7 @@ impl Communicator {
     /// [`TransportError::Broken`] after a fault; [`TransportError::InCall`] in a call of this
     /// thread; [`TransportError::NoTurn`] if another thread's call does not end;
     /// [`TransportError::WrongStream`]. Nothing has begun then, and the call can be tried again.
-    pub fn begin(&self, stream: Stream) -> Result<Call<'_>, TransportError> {
+    pub fn begin<'c>(&'c self, stream: Stream<'c>) -> Result<Call<'c>, TransportError> {
         self.begin_as(stream, None)
     }
 
@@ -44,7 +44,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
-    pub fn begin_as(&self, stream: Stream, label: Option<Label>) -> Result<Call<'_>, TransportError> {
+    pub fn begin_as<'c>(&'c self, stream: Stream<'c>, label: Option<Label>) -> Result<Call<'c>, TransportError> {
         let turn = self.turn()?;
         self.working()?;
         self.inner.health.transport().begin(stream)?;
@@ -71,7 +71,7 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
-    pub fn empty_call(&self, stream: Stream) -> Result<(), TransportError> {
+    pub fn empty_call(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let _turn = self.turn()?;
         self.working()?;
         let device = self.device();
@@ -84,7 +84,7 @@ impl Communicator {
 }
 
 impl<'c> Call<'c> {
-    fn new(comm: &'c Communicator, turn: Turn<'c>, stream: Stream, label: Option<Label>) -> Self {
+    fn new(comm: &'c Communicator, turn: Turn<'c>, stream: Stream<'c>, label: Option<Label>) -> Self {
         let transport = comm.inner.health.transport();
         let noted = comm.inner.flight.begin(transport.epoch(), label);
         Self { comm, stream, view: transport.view(), pushes: false, handed: false, number: None, noted, finished: false, _turn: turn }
@@ -112,7 +112,7 @@ impl<'c> Call<'c> {
     }
 
     /// The stream that the call was begun with.
-    pub fn stream(&self) -> Stream {
+    pub fn stream(&self) -> Stream<'c> {
         self.stream
     }
 

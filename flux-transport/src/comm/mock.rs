@@ -55,7 +55,7 @@ impl Transport for MockTransport {
         Arc::default()
     }
 
-    fn begin(&self, _stream: Stream) -> Result<(), TransportError> {
+    fn begin(&self, _stream: Stream<'_>) -> Result<(), TransportError> {
         Ok(())
     }
 
@@ -63,11 +63,11 @@ impl Transport for MockTransport {
         None
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream<'_>, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
         Ok(())
     }
 
-    fn finish(&self, _stream: Stream) -> Result<(), TransportError> {
+    fn finish(&self, _stream: Stream<'_>) -> Result<(), TransportError> {
         Ok(())
     }
 

@@ -1,9 +1,11 @@
 //! Where a rank computes, and what orders its work there.
 //!
-//! Invariant: a [`Stream::Cuda`] is only made by who vouches for the handle.
+//! Invariant: a [`Stream::Cuda`] borrows its stream, or is made by who vouches for the handle.
 
 use crate::cuda::{self, CudaError, DeviceInfo, DeviceUuid};
+use cudarc::driver::CudaStream;
 use std::fmt;
+use std::marker::PhantomData;
 use std::sync::Arc;
 
 /// Where a rank's tensors and workspace lie.
@@ -84,38 +86,65 @@ impl fmt::Display for Device {
 }
 
 /// What orders a call's work: nothing on the host, where calls are synchronous; a stream on a
-/// device.
+/// device, which lives for `'s`.
+///
+/// ```no_run
+/// use cudarc::driver::CudaContext;
+/// use flux_transport::Stream;
+/// let stream = CudaContext::new(0)?.new_stream()?;
+/// let of_a_call = Stream::from(&stream);
+/// assert!(of_a_call.raw().is_some());
+/// # Ok::<(), cudarc::driver::DriverError>(())
+/// ```
+///
+/// The handle of a stream that is gone does not compile:
+///
+/// ```compile_fail,E0597
+/// use cudarc::driver::CudaContext;
+/// use flux_transport::Stream;
+/// let of_a_call = {
+///     let stream = CudaContext::new(0)?.new_stream()?;
+///     Stream::from(&stream)
+/// };
+/// assert!(of_a_call.raw().is_some());
+/// # Ok::<(), cudarc::driver::DriverError>(())
+/// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 #[non_exhaustive]
-pub enum Stream {
+pub enum Stream<'s> {
     /// The calling thread.
     Host,
     /// A `CUstream`.
     #[non_exhaustive]
-    Cuda(usize),
+    Cuda(usize, PhantomData<&'s ()>),
 }
 
-impl Stream {
+impl Stream<'_> {
     /// The stream with this `CUstream` handle.
     ///
     /// # Safety
     /// The handle is a stream of this process and stays one for as long as calls are made with it.
     pub const unsafe fn from_raw(stream: usize) -> Self {
-        Self::Cuda(stream)
+        Self::Cuda(stream, PhantomData)
     }
 
     /// The `CUstream`, if it is one.
     pub const fn raw(self) -> Option<usize> {
         match self {
             Self::Host => None,
-            Self::Cuda(stream) => Some(stream),
+            Self::Cuda(stream, _) => Some(stream),
         }
     }
 }
 
-/// The caller keeps the stream while calls are made with it.
-impl From<&cudarc::driver::CudaStream> for Stream {
-    fn from(stream: &cudarc::driver::CudaStream) -> Self {
-        Self::Cuda(stream.cu_stream() as usize)
+impl<'s> From<&'s CudaStream> for Stream<'s> {
+    fn from(stream: &'s CudaStream) -> Self {
+        Self::Cuda(stream.cu_stream().addr(), PhantomData)
+    }
+}
+
+impl<'s> From<&'s Arc<CudaStream>> for Stream<'s> {
+    fn from(stream: &'s Arc<CudaStream>) -> Self {
+        Self::from(&**stream)
     }
 }

@@ -134,7 +134,7 @@ impl RankUnderTest {
     }
 
     /// The stream, for calls.
-    pub(crate) fn stream(&self) -> Stream {
+    pub(crate) fn stream(&self) -> Stream<'_> {
         stream_of(&self.stream)
     }
 
@@ -156,7 +156,7 @@ impl RankUnderTest {
 }
 
 /// A stream of a test, for calls.
-pub(crate) fn stream_of(stream: &SideStream) -> Stream {
+pub(crate) fn stream_of(stream: &SideStream) -> Stream<'_> {
     // SAFETY: the tests keep their streams while they make calls with them.
     unsafe { Stream::from_raw(stream.raw()) }
 }

@@ -40,8 +40,8 @@ impl Gpu {
     }
 
     /// The stream, as ops take it.
-    pub fn stream(&self) -> Stream {
-        Stream::from(&*self.stream)
+    pub fn stream(&self) -> Stream<'_> {
+        Stream::from(&self.stream)
     }
 
     /// The stream's handle.

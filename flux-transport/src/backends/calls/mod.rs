@@ -98,7 +98,7 @@ impl Calls {
     }
 
     /// Begins a call on `stream`, after the call before; `fork` is then given the stream.
-    pub(crate) fn begin(&mut self, stream: Stream, fork: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+    pub(crate) fn begin(&mut self, stream: Stream<'_>, fork: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         let _current = self.device.enter()?;
         if !self.device.owns_stream(caller)? {
@@ -117,7 +117,7 @@ impl Calls {
     }
 
     /// The caller's stream, if side streams may be given the work of the call in progress: once.
-    pub(crate) fn uncarried(&self, stream: Stream) -> Result<usize, TransportError> {
+    pub(crate) fn uncarried(&self, stream: Stream<'_>) -> Result<usize, TransportError> {
         let caller = self.raw(stream)?;
         let why = match &self.call {
             None => "no call is in progress",
@@ -142,7 +142,7 @@ impl Calls {
     }
 
     /// The caller's stream, if what the executor [stores](Self::stores) is still to be sent.
-    pub(crate) fn stored(&mut self, stream: Stream) -> Result<usize, TransportError> {
+    pub(crate) fn stored(&mut self, stream: Stream<'_>) -> Result<usize, TransportError> {
         let caller = self.raw(stream)?;
         if self.call.as_mut().is_some_and(|call| std::mem::take(&mut call.stores)) {
             Ok(caller)
@@ -160,7 +160,7 @@ impl Calls {
 
     /// Takes the call back; `join` orders the caller's stream after side streams, which may read
     /// its rows.
-    pub(crate) fn abandon(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+    pub(crate) fn abandon(&mut self, stream: Stream<'_>, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         match self.call.take() {
             Some(call) if call.is_to_be_joined() => Ok(join(caller)?),
@@ -169,7 +169,7 @@ impl Calls {
     }
 
     /// Ends the call; `join` orders the caller's stream after its side streams.
-    pub(crate) fn finish(&mut self, stream: Stream, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+    pub(crate) fn finish(&mut self, stream: Stream<'_>, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         let Some(call) = self.call.take() else { return Ok(()) };
         if !call.turn.is_captured() {
@@ -183,12 +183,12 @@ impl Calls {
         Ok(self.order.finish(call.turn, caller)?)
     }
 
-    fn raw(&self, stream: Stream) -> Result<usize, TransportError> {
+    fn raw(&self, stream: Stream<'_>) -> Result<usize, TransportError> {
         stream.raw().ok_or_else(|| self.wrong_stream(stream))
     }
 
-    fn wrong_stream(&self, stream: Stream) -> TransportError {
-        TransportError::WrongStream { stream, device: Device::from(self.device.info().clone()) }
+    fn wrong_stream(&self, stream: Stream<'_>) -> TransportError {
+        TransportError::WrongStream { stream: stream.raw(), device: Device::from(self.device.info().clone()) }
     }
 }
 

@@ -105,9 +105,9 @@ impl Transport for Host {
         Arc::clone(&self.mapping().view)
     }
 
-    fn begin(&self, stream: Stream) -> Result<(), TransportError> {
+    fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         if stream != Stream::Host {
-            return Err(TransportError::WrongStream { stream, device: Device::Host });
+            return Err(TransportError::WrongStream { stream: stream.raw(), device: Device::Host });
         }
         self.pushed.store(false, Ordering::Relaxed);
         Ok(())
@@ -121,7 +121,7 @@ impl Transport for Host {
         self.mover.is_some() && !self.pushed.load(Ordering::Relaxed)
     }
 
-    unsafe fn push(&self, _stream: Stream, push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream<'_>, push: &RowTransfers<'_>) -> Result<(), TransportError> {
         let Some(mover) = &self.mover else {
             return Err(TransportError::MoverUnusable { why: "a world of one rank has no peers to move to" });
         };
@@ -136,7 +136,7 @@ impl Transport for Host {
         Ok(())
     }
 
-    fn finish(&self, _stream: Stream) -> Result<(), TransportError> {
+    fn finish(&self, _stream: Stream<'_>) -> Result<(), TransportError> {
         if let Some(mover) = &self.mover {
             mover.wait();
         }

@@ -183,7 +183,7 @@ impl Transport for Mixed {
         HeldBytes { device: locked(&self.state).generation.workspace.bytes(), ..HeldBytes::default() }
     }
 
-    fn begin(&self, stream: Stream) -> Result<(), TransportError> {
+    fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { calls, .. } = &mut *locked(&self.state);
         calls.begin(stream, |_| Ok(()))
     }
@@ -192,13 +192,13 @@ impl Transport for Mixed {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream<'_>, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable {
             why: "this transport carries what is pushed as messages too: it is handed over as an exchange",
         })
     }
 
-    unsafe fn send_rounds(&self, stream: Stream, exchange: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn send_rounds(&self, stream: Stream<'_>, exchange: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
@@ -224,7 +224,7 @@ impl Transport for Mixed {
         Ok(generation.view_of(exchange, epoch))
     }
 
-    unsafe fn send_stored_rounds(&self, stream: Stream, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
+    unsafe fn send_stored_rounds(&self, stream: Stream<'_>, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
         let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
         calls.stored(stream)?;
         let epoch = calls.epoch();
@@ -241,12 +241,12 @@ impl Transport for Mixed {
         self.members.nodes.are_mixed().then(|| generation.workspace.outbox.hashes().last().history())
     }
 
-    fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
+    fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { lanes, calls, .. } = &mut *locked(&self.state);
         calls.abandon(stream, |caller| lanes.join(caller))
     }
 
-    fn finish(&self, stream: Stream) -> Result<(), TransportError> {
+    fn finish(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { lanes, calls, .. } = &mut *locked(&self.state);
         calls.finish(stream, |caller| lanes.join(caller))
     }

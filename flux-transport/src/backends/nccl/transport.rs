@@ -142,7 +142,7 @@ impl Transport for NcclTransport {
         HeldBytes { device: locked(&self.state).generation.workspace.bytes(), ..HeldBytes::default() }
     }
 
-    fn begin(&self, stream: Stream) -> Result<(), TransportError> {
+    fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { calls, .. } = &mut *locked(&self.state);
         calls.begin(stream, |_| Ok(()))
     }
@@ -151,11 +151,11 @@ impl Transport for NcclTransport {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream<'_>, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries what is pushed as messages: it is handed over as an exchange" })
     }
 
-    unsafe fn send_rounds(&self, stream: Stream, exchange: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn send_rounds(&self, stream: Stream<'_>, exchange: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
         let State { lane, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
@@ -175,7 +175,7 @@ impl Transport for NcclTransport {
         Ok(generation.view_of(exchange, epoch))
     }
 
-    unsafe fn send_stored_rounds(&self, stream: Stream, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
+    unsafe fn send_stored_rounds(&self, stream: Stream<'_>, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
         let State { lane, calls, generation, .. } = &mut *locked(&self.state);
         calls.stored(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
@@ -185,7 +185,7 @@ impl Transport for NcclTransport {
         sent.inspect_err(|error| self.watched.refused(error))
     }
 
-    unsafe fn collective(&self, stream: Stream, collective: &LibraryCollective) -> Result<(), TransportError> {
+    unsafe fn collective(&self, stream: Stream<'_>, collective: &LibraryCollective) -> Result<(), TransportError> {
         let State { lane, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         collective.check(self.world.get(), generation.workspace.size())?;
@@ -200,12 +200,12 @@ impl Transport for NcclTransport {
         Ok(())
     }
 
-    fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
+    fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { lane, calls, .. } = &mut *locked(&self.state);
         calls.abandon(stream, |caller| lane.join(caller))
     }
 
-    fn finish(&self, stream: Stream) -> Result<(), TransportError> {
+    fn finish(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { lane, calls, .. } = &mut *locked(&self.state);
         calls.finish(stream, |caller| lane.join(caller))
     }

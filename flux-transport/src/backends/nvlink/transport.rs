@@ -132,7 +132,7 @@ impl Transport for NvLink {
         Arc::clone(&locked(&self.state).view)
     }
 
-    fn begin(&self, stream: Stream) -> Result<(), TransportError> {
+    fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         locked(&self.state).calls.begin(stream, |_| Ok(()))
     }
 
@@ -150,7 +150,7 @@ impl Transport for NvLink {
         self.members.world() > 1 && !state.calls.any_captured() && state.calls.is_uncarried()
     }
 
-    unsafe fn push(&self, stream: Stream, push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, stream: Stream<'_>, push: &RowTransfers<'_>) -> Result<(), TransportError> {
         let State { lane, calls, current: at, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         let why = if self.members.world() == 1 {
@@ -182,12 +182,12 @@ impl Transport for NvLink {
         Ok(unsafe { write_value_async(&self.device, at.control() + control::PUSHED, epoch.get(), lane.raw()) }?)
     }
 
-    fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
+    fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { lane, calls, .. } = &mut *locked(&self.state);
         calls.abandon(stream, |caller| lane.join(caller))
     }
 
-    fn finish(&self, stream: Stream) -> Result<(), TransportError> {
+    fn finish(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { lane, calls, .. } = &mut *locked(&self.state);
         calls.finish(stream, |caller| lane.join(caller))
     }

@@ -143,7 +143,7 @@ impl Transport for Pcie {
         HeldBytes { device: size.total_bytes() + size.data_bytes(), pinned, host: 0 }
     }
 
-    fn begin(&self, stream: Stream) -> Result<(), TransportError> {
+    fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { out, back, calls, current, refreshed, .. } = &mut *locked(&self.state);
         let epoch = calls.epoch();
         // Here, not in `carry`, which comes after the kernel's launch.
@@ -158,11 +158,11 @@ impl Transport for Pcie {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(&self, _stream: Stream<'_>, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "peers' gather buffers cannot be reached: a call is carried as a whole" })
     }
 
-    unsafe fn stage(&self, stream: Stream, carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
+    unsafe fn stage(&self, stream: Stream<'_>, carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
         let State { out, back, calls, current, .. } = &mut *locked(&self.state);
         calls.uncarried(stream)?;
         let (rank, epoch) = (self.members.rank, calls.epoch());
@@ -177,7 +177,7 @@ impl Transport for Pcie {
         Ok(unsafe { streams.carry(carry) }?)
     }
 
-    fn scatter(&self, stream: Stream, op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
+    fn scatter(&self, stream: Stream<'_>, op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
         let State { calls, current, scattering, scatters, .. } = &mut *locked(&self.state);
         calls.uncarried(stream)?;
         let epoch = calls.epoch();
@@ -188,7 +188,7 @@ impl Transport for Pcie {
         Ok(Arc::clone(scattering))
     }
 
-    fn abandon(&self, stream: Stream) -> Result<(), TransportError> {
+    fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { out, back, calls, current, scatters, .. } = &mut *locked(&self.state);
         let (scattered, epoch) = (std::mem::take(scatters), calls.epoch());
         let _current = self.device.enter()?;
@@ -203,7 +203,7 @@ impl Transport for Pcie {
         })
     }
 
-    fn finish(&self, stream: Stream) -> Result<(), TransportError> {
+    fn finish(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { back, calls, current, scatters, .. } = &mut *locked(&self.state);
         let (scattered, epoch) = (std::mem::take(scatters), calls.epoch());
         calls.finish(stream, |caller| {
