@@ -83,7 +83,6 @@ impl KernelTarget {
             (8, 6) => Arch::Sm86,
             (8, 9) => Arch::Sm89,
             (8, _) => Arch::Sm80,
-            (9, _) => Arch::Compute80,
             (10, _) => Arch::Sm100,
             (12, _) => Arch::Sm120,
             (0..8, _) => return Err(NoKernel::TooOld { compute }),

@@ -55,9 +55,10 @@ fn advice(generation: Generation) -> String {
     let [scatters, sends] = [list(&|tile| !generation.sends_partials(tile)), list(&|tile| !generation.scatters(tile))];
     let mut text = format!("use {}", list(&|tile| generation.scatters(tile) && generation.sends_partials(tile)));
     if !scatters.is_empty() {
-        text += &format!(
-            "; for gemm_rs and gemm_ar of several ranks with flattened rows also {scatters}, and with rows per shard also {sends}"
-        );
+        text.push_str("; for gemm_rs and gemm_ar of several ranks with flattened rows also ");
+        text.push_str(&scatters);
+        text.push_str(", and with rows per shard also ");
+        text.push_str(&sends);
     }
     text
 }

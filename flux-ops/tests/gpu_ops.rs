@@ -278,7 +278,7 @@ fn a_margin_leaves_sms_to_others() {
         machine.run(1, suite::defaults, |node| {
             let sms = node.comm.device().info().unwrap().sms;
             let [m, n, k] = [2048, 4096, 64];
-            let build = |margin| flux_ops::AllGatherGemm::<bf16>::builder(m, n, k).sm_margin(margin).build(&node.comm);
+            let build = |margin| AllGatherGemm::<bf16>::builder(m, n, k).sm_margin(margin).build(&node.comm);
             for margin in [0, 20, sms - 1] {
                 let op = build(margin).unwrap();
                 assert!(op.execution(m).unwrap().workers <= sms - margin, "{}", op.explain());

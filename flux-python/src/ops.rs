@@ -84,14 +84,14 @@ pub(crate) struct OpSpec {
 
 /// One call: the operands of this rank.
 #[derive(Clone, Copy, Debug)]
-pub(crate) struct Call {
+pub(crate) struct Call<'s> {
     pub(crate) kind: Kind,
     pub(crate) activation: Activation,
     pub(crate) x: RawTensor,
     pub(crate) weight: RawTensor,
     pub(crate) bias: Option<RawTensor>,
     pub(crate) y: RawTensor,
-    pub(crate) stream: Stream,
+    pub(crate) stream: Stream<'s>,
 }
 
 /// What all ops of a communicator are built with; the same on every rank.
@@ -103,7 +103,7 @@ pub(crate) struct Limits {
     pub(crate) sm_margin: u32,
 }
 
-type Forward = Box<dyn Fn(&Call) -> Result<(), Error> + Send + Sync>;
+type Forward = Box<dyn Fn(&Call<'_>) -> Result<(), Error> + Send + Sync>;
 type Prepare = Box<dyn Fn(&[usize]) -> Result<(), Error> + Send + Sync>;
 
 /// An op, whatever its kind and dtype.
@@ -137,7 +137,7 @@ impl Ops {
     ///
     /// # Safety
     /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask.
-    pub(crate) unsafe fn call(&self, call: &Call) -> Result<(), Error> {
+    pub(crate) unsafe fn call(&self, call: &Call<'_>) -> Result<(), Error> {
         let world = self.comm.world_size().get() as usize;
         let Call { kind, activation, .. } = *call;
         let (n, k) = kind.extents(call.weight.layout, world);
@@ -147,7 +147,7 @@ impl Ops {
     }
 
     /// Builds the op where there is none. Collective.
-    pub(crate) fn op(&self, spec: &OpSpec, stream: Stream) -> Result<Arc<Op>, Error> {
+    pub(crate) fn op(&self, spec: &OpSpec, stream: Stream<'_>) -> Result<Arc<Op>, Error> {
         if let Some(op) = self.known(spec) {
             return Ok(op);
         }
@@ -182,9 +182,12 @@ macro_rules! built {
     ($op:ident, $element:ty, $comm:expr, $limits:expr, $spec:expr $(, $option:ident)*) => {{
         let (spec, limits): (&OpSpec, Limits) = ($spec, $limits);
         let builder = $op::<$element>::builder(limits.max_m, spec.n, spec.k).bias(spec.bias)$(.$option(spec.$option))*;
+        // SAFETY: `flux_tp.init` asks that graphs go before their communicator, and torch's graphs
+        // keep the memory of their operands.
+        let builder = unsafe { builder.captures() };
         let op = Arc::new(builder.sm_margin(limits.sm_margin).build($comm)?);
         let prepared = Arc::clone(&op);
-        let forward = move |call: &Call| {
+        let forward = move |call: &Call<'_>| {
             // SAFETY: as `Ops::call` asks.
             unsafe {
                 with_views::<$element>(call, |x, weight, bias, y| match bias {
@@ -216,7 +219,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<Op, Error
 /// # Safety
 /// As [`Ops::call`].
 unsafe fn with_views<T: Element>(
-    call: &Call,
+    call: &Call<'_>,
     forward: impl FnOnce(&TensorRef<'_, T>, &TensorRef<'_, T>, Option<&TensorRef<'_, T>>, &mut TensorMut<'_, T>) -> Result<(), CallError>,
 ) -> Result<(), Error> {
     // SAFETY: as the caller has vouched.
@@ -229,7 +232,7 @@ unsafe fn with_views<T: Element>(
     Ok(forward(&x, &weight, bias.as_ref(), &mut y.map_err(of_view("out"))?)?)
 }
 
-fn is_capturing(stream: Stream) -> bool {
+fn is_capturing(stream: Stream<'_>) -> bool {
     use cudarc::driver::sys::{CUstream, CUstreamCaptureStatus, cuStreamIsCapturing};
     let Some(stream) = stream.raw() else { return false };
     let mut status = CUstreamCaptureStatus::CU_STREAM_CAPTURE_STATUS_NONE;

@@ -45,7 +45,7 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
         ..Params::zeroed()
     };
     let params = match variant.generation() {
-        Generation::Hopper => with_maps(params, scratch.address, variant)?,
+        Generation::Hopper => with_maps(&params, scratch.address, variant)?,
         Generation::Portable => params,
     };
     // SAFETY: a call without items and peers uses control block, fault block and stamps alone,
@@ -56,7 +56,7 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
 
 /// The parameters with tensor maps. Every launch fetches its maps, so they are valid ones, of a line
 /// of the scratch memory.
-fn with_maps(params: Params, address: u64, variant: Variant) -> Result<Params, LaunchError> {
+fn with_maps(params: &Params, address: u64, variant: Variant) -> Result<Params, LaunchError> {
     let matrix = |box_rows, outer| {
         let box_cols = BoxCols::Wide;
         let operand = Operand { name: "scratch", address, cols: 8, rows: 1, row_bytes: 16, outer, box_rows, box_cols, fetch: Fetch::Line };
@@ -65,5 +65,5 @@ fn with_maps(params: Params, address: u64, variant: Variant) -> Result<Params, L
     let (tile, alone): (_, &[(u32, u64)]) = (variant.tile(), &[(1, 16), (1, 16)]);
     let a = matrix(tile.m, alone)?;
     let y = matrix(variant.box_rows(), &alone[..1])?;
-    Ok(Params { a_caller: a, a_gather: a, b: matrix(tile.n, &[])?, y, ..params })
+    Ok(Params { a_caller: a, a_gather: a, b: matrix(tile.n, &[])?, y, ..*params })
 }

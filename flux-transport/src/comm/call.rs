@@ -76,7 +76,7 @@ impl Communicator {
         self.working()?;
         let device = self.device();
         if stream.raw().is_some() != device.ordinal().is_some() {
-            return Err(TransportError::WrongStream { stream, device });
+            return Err(TransportError::WrongStream { stream: stream.raw(), device });
         }
         self.inner.empty_calls.fetch_add(1, Ordering::Relaxed);
         Ok(())

@@ -106,6 +106,17 @@ struct Shard {
     sent: Option<((Rank, u32), u32)>,
 }
 
+/// What all tiles of a shard have in common, by step from 1.
+fn shards(problem: &Problem, rank: Rank, nodes: Nodes, places: Places) -> Vec<Shard> {
+    let shard = |step| {
+        let owner = owner_at(rank, step, nodes);
+        let added = if nodes.on_one_rail(rank, owner) { places.added(rank, owner) } else { 0..0 };
+        let sent = places.destination(rank, owner).zip(owner.place_at(rank));
+        Shard { owner, rows: problem.shard_rows(owner).len() as u32, added, sent }
+    };
+    (1..=problem.world().get()).map(shard).collect()
+}
+
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard(problem, schedule.tile);
@@ -138,19 +149,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             list.awaits.extend(of_first_chunk.iter().map(|first| Await { signal: first.signal + chunk, ..*first }));
         }
     }
-    // By step, from 1: what all tiles of its shard have in common.
-    let shards: Vec<_> = (1..=world.get())
-        .map(|step| {
-            let owner = owner_at(rank, step, nodes);
-            let added = if nodes.on_one_rail(rank, owner) { places.added(rank, owner) } else { 0..0 };
-            Shard {
-                owner,
-                rows: problem.shard_rows(owner).len() as u32,
-                added,
-                sent: places.destination(rank, owner).zip(owner.place_at(rank)),
-            }
-        })
-        .collect();
+    let shards = shards(problem, rank, nodes, places);
 
     let mut taken = vec![0; world.index()];
     let order =
