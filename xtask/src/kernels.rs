@@ -36,7 +36,7 @@ pub(crate) fn provide_nvrtc() -> anyhow::Result<()> {
 fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
     // First, as its progress is shown and the program's first words are kept back.
     let mut build = cargo();
-    build.args(["build", "--manifest-path"]).arg(root().join("Cargo.toml")).args(["--package", "flux-kernels", "--bin", "flux-kernels"]);
+    build.args(["build", "--manifest-path"]).arg(root().join("Cargo.toml")).args(["--package", "flux-tp-kernels", "--bin", "flux-kernels"]);
     check(build)?;
     let fetched = target.join("nvrtc");
     let named = std::env::var_os("FLUX_NVRTC_LIB").is_some_and(|value| !value.is_empty());

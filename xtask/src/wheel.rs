@@ -20,7 +20,7 @@ pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
     let package = root().join("flux-python");
     // The proof of peer access runs in a process of its own, which a Python program cannot be.
     let mut probe = cargo();
-    probe.args(["build", "--profile", profile, "--package", "flux-transport", "--bin", "flux-probe"]);
+    probe.args(["build", "--profile", profile, "--package", "flux-tp-transport", "--bin", "flux-probe"]);
     for artifact in artifacts(probe)? {
         let beside = package.join("python/flux_tp").join(&artifact.name);
         fs::copy(&artifact.path, &beside).with_context(|| format!("cannot copy to {}", beside.display()))?;
