@@ -1,5 +1,8 @@
 // The consumers: warps that multiply the stages into their parts of the tile's accumulators, add
 // split-K partials and peers' partial tiles in a fixed order, and store the result from registers.
+//
+// The largest tiles leave 40 registers beside the accumulators. So through the mainloop a thread
+// keeps only the item's number and its places in ring and barriers, and works out the rest anew.
 
 #pragma once
 #include "common/epilogue.cuh"
@@ -21,14 +24,13 @@ struct Consumer {
 
     const Params& p;
     const Shared<C> smem;
-    const u32 epoch;
-    const u32 warp;
     RingState<C::kStages> ring;
     u32 announced_phase = 0;
 
     __device__ __forceinline__ void run(const Walk& walk) {
-        u32 i = ptx::from_lane(walk.first, 0);
-        for (u32 number = 0; i < walk.count; i = ptx::from_lane(i + walk.stride, 0), ++number) {
+        u32 number = 0;
+        for (; walk.item(number) < walk.count; ++number) {
+            const u32 i = walk.item(number);
             if (C::kScatters && p.items[i].sink == static_cast<u32>(Sink::kReduceRows)) break;
             Accumulators<C> acc;
             multiply(p.items[i].k_steps, acc);
@@ -37,22 +39,24 @@ struct Consumer {
             add_split_k_partials(p.items[i], number, acc);
             if constexpr (C::kSendsPartials) add_peer_partials(p.items[i], number, acc);
             mark(i, &ItemStamps::summed);
-            if (finishes(p.items[i])) finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, acc);
+            if (finishes(p.items[i])) finish_tile<C>(p, i, threadIdx.x / 32 % C::kWarpsN, threadIdx.x % 32, acc);
             write(p.items[i], acc);
             mark(i, &ItemStamps::written);
             if (p.items[i].raise != kNone) announce();
         }
-        if constexpr (C::kScatters) reduce_scattered_rows(i, walk);
+        if constexpr (C::kScatters) reduce_scattered_rows(walk.item(number), walk);
     }
 
 private:
+    __device__ __forceinline__ u32 epoch() const { return static_cast<u32>(ptx::load_acquire_cta_shared(smem.epoch())); }
+
     // Multiplies at least one stage. Fragments of B are loaded a pair of n8 blocks ahead of their
     // products. Those of A follow the last products that use the ones before: a second set would
     // not fit beside the accumulators, and the multiprocessor's other consumers fill the gap.
     __device__ __forceinline__ void multiply(u32 stages, Accumulators<C>& acc) {
         // This lane's row of the first m16 block, and of the first pair of n8 blocks, with the
         // swizzled chunk of step 0; a step moves it by two chunks, which flips two bits.
-        const u32 lane = threadIdx.x % 32;
+        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const u32 lane_a = (warp / C::kWarpsN * C::kRows + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
         const u32 lane_b = C::kBytesA + (warp % C::kWarpsN * C::kCols + lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
 #pragma unroll
@@ -98,14 +102,14 @@ private:
 #pragma unroll 1
         for (u32 n = 0; n < item.parts; ++n) {
             await_addend(number, n);
-            SplitKSlot<C>::add(SplitKSlot<C>::vectors(p, epoch, item.part + n), acc);
+            SplitKSlot<C>::add(SplitKSlot<C>::vectors(p, epoch(), item.part + n), acc);
         }
     }
 
     // Adds peers' partial tiles, in slot order, each as it arrives.
     __device__ __forceinline__ void add_peer_partials(const WorkItem& item, u32 number, Accumulators<C>& acc) const {
         const Slot<C> slots{p};
-        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        const u64 half = p.data[p.rank] + (epoch() & 1) * p.half_stride;
 #pragma unroll 1
         for (u32 source = 0; source < item.partials; ++source) {
             await_addend(number, item.parts + source);
@@ -121,11 +125,11 @@ private:
     // Writes the accumulators where the item's sink says.
     __device__ __forceinline__ void write(const WorkItem& item, const Accumulators<C>& acc) const {
         if (item.sink == static_cast<u32>(Sink::kPartial)) {
-            SplitKSlot<C>::store(SplitKSlot<C>::vectors(p, epoch, item.part), acc);
+            SplitKSlot<C>::store(SplitKSlot<C>::vectors(p, epoch(), item.part), acc);
             return;
         }
         if constexpr (C::kReduceScatter) {
-            const u64 half = (epoch & 1) * p.half_stride;
+            const u64 half = (epoch() & 1) * p.half_stride;
             if (item.sink == static_cast<u32>(Sink::kSend)) {
                 const Slot<C> slots{p};
                 // After a failed wait a peer may be gone, or in a new communicator.
@@ -175,13 +179,13 @@ private:
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
         ptx::mbarrier_wait(smem.rows_ready(), 0);
-        for (; i < walk.count; i += walk.stride) reduce_rows<C>(p, epoch, load_item(p, i), threadIdx.x);
+        for (; i < walk.count; i += walk.stride) reduce_rows<C>(p, epoch(), load_item(p, i), threadIdx.x);
     }
 
-    // One thread stamps for all.
+    // One thread stamps for all. The stamp's address is not kept through the mainloop.
     __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
         if constexpr (C::kTrace) {
-            if (threadIdx.x == 0) stamp<C>(p, item, phase);
+            if (threadIdx.x == 0) stamp<C>(p, ptx::copied_here(item), phase);
         }
     }
 };
