@@ -442,7 +442,7 @@ fn a_killed_launcher_takes_its_ranks_with_it_and_the_next_one_removes_its_direct
     };
     let age = |path: &Path| {
         let old = std::time::SystemTime::now() - Duration::from_mins(2);
-        std::fs::File::open(path).unwrap().set_modified(old).unwrap();
+        File::open(path).unwrap().set_modified(old).unwrap();
     };
     let launch = || assert!(start("launches at once", notes.path(), None).wait().unwrap().success());
     let dead = left();
@@ -456,7 +456,9 @@ fn a_killed_launcher_takes_its_ranks_with_it_and_the_next_one_removes_its_direct
     }
     let (mut launcher, ..) = launch_waiting(notes.path());
     let live = left();
-    live.iter().for_each(|path| age(path));
+    for path in &live {
+        age(path);
+    }
     let unlocked = notes.path().join("flux-launch-0123456789abcdef");
     std::fs::create_dir(&unlocked).unwrap();
     age(&unlocked);

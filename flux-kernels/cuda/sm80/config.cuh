@@ -60,7 +60,7 @@ struct Config {
     static constexpr u32 kBarrierOffset = kStages * kStageBytes;
     static constexpr u32 kBarriers = 2 * kStages + 3;
     static constexpr u32 kArrivedOffset = kBarrierOffset + kBarriers * 8;
-    static constexpr u32 kSharedBytes = kArrivedOffset + 8 + 1024;
+    static constexpr u32 kSharedBytes = kArrivedOffset + 16 + 1024;
 };
 
 // Addresses in the CTA's shared window.
@@ -83,7 +83,7 @@ struct Shared {
     // How far what items add has arrived (`progress`), by the signaller.
     __device__ __forceinline__ u32 arrived() const { return base + C::kArrivedOffset; }
     // Items that the CTA has multiplied, where the last one adds split-K partials.
-    __device__ __forceinline__ u32 multiplied() const { return arrived() + 4; }
+    __device__ __forceinline__ u32 multiplied() const { return arrived() + 8; }
 };
 
 }  // namespace flux

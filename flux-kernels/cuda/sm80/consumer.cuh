@@ -18,6 +18,7 @@ namespace flux {
 template <class C>
 struct Consumer {
     static constexpr u32 kSteps = C::kTileK / 16;  // k16 steps of a stage
+    static constexpr u32 kBlocksN = 2 * C::kPairs;  // n8 blocks of a warp
 
     const Params& p;
     const Shared<C> smem;
@@ -51,15 +52,18 @@ struct Consumer {
     }
 
 private:
-    // Multiplies at least one stage. Fragments of B are loaded a pair of n8 blocks ahead of their
-    // products. Those of A follow the last products that use the ones before: a second set would
-    // not fit beside the accumulators, and the multiprocessor's other consumers fill the gap.
+    // Multiplies at least one stage. Fragments are loaded behind the last products that use the ones
+    // before in the same registers: a second set would not fit beside the accumulators.
     __device__ __forceinline__ void multiply(u32 stages, Accumulators<C>& acc) {
-        // This lane's row of the first m16 block, and of the first pair of n8 blocks, with the
-        // swizzled chunk of step 0; a step moves it by two chunks, which flips two bits.
+        // This lane's row of the first m16 block and of the first n8 block, with the swizzled chunk
+        // of step 0; a step moves it by two chunks, which flips two bits.
         const u32 lane = threadIdx.x % 32;
         const u32 lane_a = (warp / C::kWarpsN * C::kRows + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
-        const u32 lane_b = C::kBytesA + (warp % C::kWarpsN * C::kCols + lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+        const u32 lane_b = C::kBytesA + (warp % C::kWarpsN * C::kCols + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+        // Of B for two n8 blocks.
+        u32 a[C::kBlocks][4], b[2][2];
+        const auto load_a = [&](u32 base, u32 step, u32 block) { ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048); };
+        const auto load_b = [&](u32 base, u32 step, u32 n) { ptx::load_matrix_x2(b[n % 2], base + (lane_b ^ step * 32) + n * 1024); };
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
@@ -70,19 +74,21 @@ private:
             ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
             const u32 base = smem.a(ring.stage);
 #pragma unroll
+            for (u32 block = 0; block < C::kBlocks; ++block) load_a(base, 0, block);
+            load_b(base, 0, 0);
+            load_b(base, 0, 1);
+#pragma unroll
             for (u32 step = 0; step < kSteps; ++step) {
-                u32 a[C::kBlocks][4];
+                const bool last_step = step + 1 == kSteps;
 #pragma unroll
-                for (u32 block = 0; block < C::kBlocks; ++block) ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048);
-#pragma unroll
-                for (u32 pair = 0; pair < C::kPairs; ++pair) {
-                    u32 b[4];
-                    ptx::load_matrix_x4(b, base + (lane_b ^ step * 32) + pair * 2048);
+                for (u32 n = 0; n < kBlocksN; ++n) {
 #pragma unroll
                     for (u32 block = 0; block < C::kBlocks; ++block) {
-                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8], a[block], b[0], b[1]);
-                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8 + 4], a[block], b[2], b[3]);
+                        ptx::mma_16x8x16<C::kBf16>(&acc[block][n * 4], a[block], b[n % 2]);
+                        if (n + 1 == kBlocksN && !last_step) load_a(base, step + 1, block);
                     }
+                    if (n + 2 < kBlocksN) load_b(base, step, n + 2);
+                    if (n + 2 >= kBlocksN && !last_step) load_b(base, step + 1, n + 2 - kBlocksN);
                 }
             }
             // All lanes have read the stage.
