@@ -24,6 +24,7 @@ def call_host(
     comm: int,
     kind: str,
     activation_number: int,
+    m: int,
     operands: tuple[Described, Described, Described | None, Described],
 ) -> None: ...
 def activations() -> list[str]: ...

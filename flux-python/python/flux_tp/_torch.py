@@ -36,24 +36,34 @@ _calls = {name: packet.default for name, packet in _packets.items()}
 _out_calls = {name: packet.out for name, packet in _packets.items()}
 
 
+def _one_device(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    # The fake kernels are also those of the meta device: torch calls them if one operand is there.
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.device != x.device:
+            raise OperandError(f"{name} is on {tensor.device}, and x on {x.device}: move it there")
+
+
 @torch.library.register_fake("flux_tp::all_gather_matmul")
 def _(x, weight, bias, activation, m, comm):
+    _one_device(x, weight, bias)
     rows = x.shape[0] * _known[comm].world_size if isinstance(m, int) and m < 0 else m
     return x.new_empty(rows, weight.shape[0])
 
 
 @torch.library.register_fake("flux_tp::matmul_reduce_scatter")
 def _(x, weight, bias, activation, m, comm):
+    _one_device(x, weight, bias)
     return x.new_empty(_ops.shard_rows(_known[comm], x.shape[0]), weight.shape[0])
 
 
 @torch.library.register_fake("flux_tp::matmul_all_reduce")
 def _(x, weight, bias, activation, m, comm):
+    _one_device(x, weight, bias)
     return x.new_empty(x.shape[0], weight.shape[0])
 
 
 for _name in _packets:
-    torch.library.register_fake(f"flux_tp::{_name}.out", lambda x, weight, bias, activation, m, comm, *, out: None)
+    torch.library.register_fake(f"flux_tp::{_name}.out", lambda x, weight, bias, activation, m, comm, *, out: _one_device(x, weight, bias))
 
 
 def run(op: str, x: Any, weight: Any, bias: Any, activation: int, comm: Communicator, m: int | None, out: Any) -> Any:
