@@ -192,6 +192,12 @@ mod _native {
         Activation::ALL.iter().map(|activation| activation.name()).collect()
     }
 
+    /// The commit of this build, which `cargo xtask` names.
+    #[pyfunction]
+    fn commit() -> &'static str {
+        option_env!("FLUX_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown")
+    }
+
     /// Registers the ops with the torch that has loaded these libraries.
     #[pyfunction]
     fn register_torch(cpu: &str, cuda: Option<&str>) -> PyResult<()> {
