@@ -31,18 +31,31 @@ class Clock:
             self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 
     def rounds(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
-        """Milliseconds of the slowest rank: median, 10th and 90th percentile over the rounds."""
+        """Milliseconds of the slowest rank: median, 10th and 90th percentile over the rounds.
+
+        A call that some host enqueues too late is left out and counted in ``late``.
+        """
         names = list(calls)
         spins = {name: self._spin_for(call) for name, call in calls.items()}
         times: dict[str, list[float]] = {name: [] for name in names}
+        late: dict[str, list[float]] = {name: [] for name in names}
         for index in range(WARM_UP + self.samples):
             # Another mode begins each round, so that none always follows the same one.
             first = index % len(names)
             for name in names[first:] + names[:first]:
-                elapsed = self._sample(calls[name], spins[name])
+                elapsed, was_late = self._sample(calls[name], spins[name])
                 if index >= WARM_UP:
                     times[name].append(elapsed)
-        return {name: _percentiles(self.ranks.largest(values)) for name, values in times.items()}
+                    late[name].append(float(was_late))
+        return {name: self._summary(times[name], late[name]) for name in names}
+
+    def _summary(self, times: list[float], late: list[float]) -> dict[str, float]:
+        """Of one mode, over all ranks."""
+        slowest, late = self.ranks.largest(times), self.ranks.largest(late)
+        in_time = sorted(time for time, was_late in zip(slowest, late, strict=True) if not was_late) or sorted(slowest)
+        last = len(in_time) - 1
+        ends = {"p10": in_time[round(0.1 * last)], "p90": in_time[round(0.9 * last)]}
+        return ends | {"median": statistics.median(in_time), "late": sum(late)}
 
     def _line_up(self) -> None:
         if self._cuda:
@@ -50,19 +63,21 @@ class Clock:
         else:
             dist.barrier()
 
-    def _sample(self, call: Callable[[], object], spin_us: float) -> float:
+    def _sample(self, call: Callable[[], object], spin_us: float) -> tuple[float, bool]:
+        """Milliseconds of a call, and whether the device had to wait for the host."""
         self._line_up()
+        began = time.perf_counter()
         if not self._cuda:
-            began = time.perf_counter()
             call()
-            return (time.perf_counter() - began) * 1e3
+            return (time.perf_counter() - began) * 1e3, False
         # The device waits until the host has enqueued the call.
         torch.cuda._sleep(int(spin_us * CYCLES_PER_US))
         self._start.record()
         call()
         self._end.record()
+        enqueued = time.perf_counter() - began
         self._end.synchronize()
-        return self._start.elapsed_time(self._end)
+        return self._start.elapsed_time(self._end), enqueued * 1e6 > spin_us
 
     def _spin_for(self, call: Callable[[], object]) -> float:
         """Microseconds in which the slowest rank enqueues a call, and half as much again."""
@@ -93,9 +108,3 @@ def captured(call: Callable[[], object]) -> Callable[[], object]:
         return results
 
     return replay
-
-
-def _percentiles(times: list[float]) -> dict[str, float]:
-    ordered = sorted(times)
-    last = len(ordered) - 1
-    return {"p10": ordered[round(0.1 * last)], "median": statistics.median(ordered), "p90": ordered[round(0.9 * last)]}

@@ -133,6 +133,7 @@ def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: 
         # A layer's part of the stack's time.
         "ms": {label: spread["median"] / len(layers) for label, spread in times.items()},
         "spread": {label: [spread[end] / len(layers) for end in ("p10", "p90")] for label, spread in times.items()},
+        "late": {label: int(spread["late"]) for label, spread in times.items()},
         "error": errors,
         "largest_error": bound,
         "verified": all(error <= bound for label, error in errors.items() if label != "none"),
