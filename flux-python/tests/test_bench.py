@@ -3,6 +3,7 @@
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -12,8 +13,13 @@ PATIENCE = 240
 MODES = ["none", "ar", "one_shot", "two_shot", "sp", "async_tp", "flux"]
 
 
-def bench(*words):
-    ended = subprocess.run([sys.executable, "-m", "flux_tp.bench", *words], capture_output=True, text=True, timeout=PATIENCE)
+ROOT = Path(__file__).parents[2]
+MARK = "<!-- python -m flux_tp.bench show "
+
+
+def bench(*words, folder=ROOT):
+    command = [sys.executable, "-m", "flux_tp.bench", *words]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -51,6 +57,28 @@ def test_a_record_is_shown_as_tables(record):
     assert "tiny, prefill, TP 2, ms a layer" in shown and "| share hidden |" in shown
     for row in json.loads(record.read_text())["rows"]:
         assert f"| {row['m']} | {row['ms']['none']:.3f} | {row['ms']['ar']:.3f} |" in shown
+
+
+def foreign_lines(document, folder):
+    """Lines of a document's marked tables that the command in the mark does not print."""
+    lines = []
+    for part in document.split(MARK)[1:]:
+        words, rest = part.split(" -->", 1)
+        printed = bench("show", *words.split(), folder=folder).splitlines()
+        table = rest.lstrip().split("\n\n", 1)[0].splitlines()
+        lines += [line for line in table if line not in printed]
+    return lines
+
+
+def test_tables_of_documents_are_those_of_records(record):
+    table = [line for line in bench("show", "--summary", str(record)).splitlines() if line.startswith("|")]
+    right = f"{MARK}--summary {record.name} -->\n\n" + "\n".join(table) + "\n\ntext\n"
+    assert foreign_lines(right, record.parent) == []
+    wrong = table[2].replace("| 16 |", "| 17 |")
+    assert foreign_lines(right.replace(table[2], wrong), record.parent) == [wrong]
+    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
+        if path.exists():
+            assert foreign_lines(path.read_text(), ROOT) == [], path
 
 
 def test_unknown_words_are_refused():

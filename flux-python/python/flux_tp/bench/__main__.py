@@ -56,6 +56,7 @@ def _arguments() -> argparse.Namespace:
     layers.add_argument("--json", type=Path, help="where the record goes")
     layers.add_argument("--time-limit", type=float, default=3600.0, help="seconds after which no further row begins (3600)")
     show = commands.add_parser("show", help="print records as tables")
+    show.add_argument("--summary", action="store_true", help="one table: the bound, the base and flux")
     show.add_argument("files", type=Path, nargs="+")
     return parser.parse_args()
 
@@ -92,7 +93,7 @@ def main() -> int:
     if arguments.command == "show":
         from .show import show
 
-        show(arguments.files)
+        show(arguments.files, arguments.summary)
         return 0
     os.environ.update(_variables(arguments.transport))
     if "RANK" not in os.environ:

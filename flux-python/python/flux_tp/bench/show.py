@@ -57,35 +57,64 @@ def line(row: dict[str, Any]) -> str:
     return words
 
 
-def _tables(record: dict[str, Any]) -> Iterable[str]:
+def _set_up(record: dict[str, Any]) -> str:
     machine = record["device"] if not record["gpus"] else f"{record['gpus']} x {record['device']}"
     p2p = "" if record["nccl_p2p"] else ", NCCL without peer access"
-    yield (
+    return (
         f"{machine}, {record['transport']}{p2p}, torch {record['torch']}, NCCL {record['nccl']}, driver {record['driver']}, "
         f"commit {record['commit']}, {record['date'][:10]}"
     )
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> Iterable[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'--:|' * len(head)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def _rows_label(row: dict[str, Any]) -> str:
+    return f"{row['m']}" + ("" if row["verified"] else " (not verified)")
+
+
+def _gains(row: dict[str, Any]) -> list[str]:
+    return [_number(_over(row, BASES[row["phase"]]), 2, "x"), _number(_best_other(row), 2, "x"), _number(share_hidden(row), 2)]
+
+
+def _full(record: dict[str, Any]) -> Iterable[str]:
+    """A table of all modes for each phase and model."""
     groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
     for row in record["rows"]:
         groups.setdefault((row["phase"], row["model"]), []).append(row)
     for (phase, model), rows in groups.items():
         modes = [mode for mode in TITLES if any(mode in row["ms"] for row in rows)]
-        base = BASES[phase]
         yield f"\n{MODELS[model].title}, {phase}, TP {rows[0]['tp']}, ms a layer\n"
-        head = ["m", *(TITLES[mode] for mode in modes), f"over {TITLES[base]}", "over the best other", "share hidden"]
-        yield f"| {' | '.join(head)} |"
-        yield f"|{'--:|' * len(head)}"
-        for row in rows:
-            mark = "" if row["verified"] else " (not verified)"
-            cells = [f"{row['m']}{mark}"]
-            cells += [_number(row["ms"].get(mode), 3) + (" (no graph)" if mode in row["eager"] else "") for mode in modes]
-            cells += [_number(_over(row, base), 2, "x"), _number(_best_other(row), 2, "x"), _number(share_hidden(row), 2)]
-            yield f"| {' | '.join(cells)} |"
+        head = ["m", *(TITLES[mode] for mode in modes), f"over {TITLES[BASES[phase]]}", "over the best other", "share hidden"]
+
+        def time(row: dict[str, Any], mode: str) -> str:
+            return _number(row["ms"].get(mode), 3) + (" (no graph)" if mode in row["eager"] else "")
+
+        yield from _table(head, ([_rows_label(row), *(time(row, mode) for mode in modes), *_gains(row)] for row in rows))
         reasons = sorted({f"{TITLES[mode]}: {reason}" for row in rows for mode, reason in row["why"].items()})
         if reasons:
             yield f"\nNot run: {'; '.join(reasons)}."
 
 
-def show(paths: Iterable[Path]) -> None:
+def _summary(record: dict[str, Any]) -> Iterable[str]:
+    """One table of all rows: the bound, the base, flux, and what flux gains."""
+    yield ""
+    head = ["model", "phase", "TP", "m", "no collectives", "base", "flux", "over the base", "over the best other", "share hidden"]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        base = BASES[row["phase"]]
+        times = [_number(row["ms"].get(mode), 3) for mode in ("none", base, "flux")]
+        times[1] = f"{TITLES[base]} {times[1]}"
+        return [MODELS[row["model"]].title, row["phase"], str(row["tp"]), _rows_label(row), *times, *_gains(row)]
+
+    yield from _table(head, (cells(row) for row in record["rows"]))
+
+
+def show(paths: Iterable[Path], summary: bool) -> None:
     """Prints records."""
     for path in paths:
-        print("\n".join(_tables(json.loads(path.read_text(encoding="utf-8")))))
+        record = json.loads(path.read_text(encoding="utf-8"))
+        print("\n".join([_set_up(record), *(_summary if summary else _full)(record)]))
