@@ -17,6 +17,7 @@ from cases_torch import (  # noqa: F401 (cases)
     compiled,
     errors_keep_their_class,
     gradients,
+    gradients_with_frozen_weights,
     groups_inside_a_larger_job,
     init_distributed,
     modules,

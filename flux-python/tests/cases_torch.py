@@ -197,6 +197,21 @@ def gradients(comm):
     near(B.grad, dy.sum(0), np.abs(dy).sum(0))
 
 
+def gradients_with_frozen_weights(comm):
+    """The gradient of the input alone, which the ops compute without torch.distributed."""
+    world, rank, n, k = comm.world_size, comm.rank, 16, 24
+    for m in (world * 8, world * 8 + 1):
+        own = rows(world, rank, m)
+        x, w, dy = operand(1, m, k), operand(2, world, n, k), operand(3, world, m, n)
+        X, W = tensors(BF16, x[own], w[rank])
+        flux_tp.all_gather_matmul(X.requires_grad_(), W, m=m).backward(*tensors(BF16, dy[rank]))
+        near(X.grad, np.einsum("pmn,pnk->mk", dy, w)[own], np.einsum("pmn,pnk->mk", np.abs(dy), np.abs(w))[own])
+        x, w, dy = operand(5, world, m, k), operand(6, world, n, k), operand(7, m, n)
+        X, W = tensors(BF16, x[rank], w[rank])
+        flux_tp.matmul_reduce_scatter(X.requires_grad_(), W).backward(*tensors(BF16, dy[own]))
+        near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
+
+
 def an_activation_has_a_gradient(comm):
     init_distributed()
     *operands, _ = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)

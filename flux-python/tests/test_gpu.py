@@ -22,6 +22,7 @@ CASES = [
     "errors_keep_their_class",
     "schemas_and_fakes",
     "compiled",
+    "gradients_with_frozen_weights",
     "gradients",
     "an_activation_has_a_gradient",
     "modules",
