@@ -51,6 +51,8 @@ class Ranks:
                 "LOCAL_RANK": rank,
                 "LOCAL_WORLD_SIZE": world,
                 "OMP_NUM_THREADS": 1,
+                # Multicast may fail the links of a whole host.
+                "NCCL_NVLS_ENABLE": 0,
             }
             named = {name: str(value) for name, value in variables.items()}
             command = [sys.executable, str(HERE / "ranks.py"), module, json.dumps(options)]
