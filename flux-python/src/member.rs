@@ -25,12 +25,6 @@ impl Member {
         Self { ops: Ops::new(comm.clone(), limits), comm }
     }
 
-    /// The rows of this rank's shard, of all `m`: as `torch.tensor_split` cuts them.
-    pub(crate) fn shard_rows(&self, m: usize) -> usize {
-        let (rank, world) = (self.comm.rank().get() as usize, self.comm.world_size().get() as usize);
-        m / world + usize::from(rank < m % world)
-    }
-
     /// Where operands must be.
     pub(crate) fn location(&self) -> Location {
         self.comm.device().info().map_or(Location::Host, |info| Location::Cuda(info.ordinal))

@@ -5,6 +5,7 @@
 // keeps only the item's number and its places in ring and barriers, and works out the rest anew.
 
 #pragma once
+#include "common/copy.cuh"
 #include "common/epilogue.cuh"
 #include "common/progress.cuh"
 #include "common/reduce_rows.cuh"
@@ -35,16 +36,27 @@ struct Consumer {
             Accumulators<C> acc;
             multiply(p.items[i].k_steps, acc);
             mark(i, &ItemStamps::multiplied);
+            if (p.items[i].parts != 0 && threadIdx.x == 0) ptx::store_release_cta_shared(smem.multiplied(), number + 1);
             // Each phase loads the item's fields that it needs: the registers hold accumulators.
             add_split_k_partials(p.items[i], number, acc);
-            if constexpr (C::kSendsPartials) add_peer_partials(p.items[i], number, acc);
+            if constexpr (C::kSendsPartials) {
+                add_peer_partials(p.items[i], number, acc);
+                if (p.items[i].partials != 0) mark(i, &ItemStamps::partials_there);
+            }
             mark(i, &ItemStamps::summed);
             if (finishes(p.items[i])) finish_tile<C>(p, i, threadIdx.x / 32 % C::kWarpsN, threadIdx.x % 32, acc);
             write(p.items[i], acc);
             mark(i, &ItemStamps::written);
-            if (p.items[i].raise != kNone) announce();
+            if (p.items[i].raise != kNone) {
+                announce();
+            } else {
+                mark(i, &ItemStamps::sent);
+            }
         }
         if constexpr (C::kScatters) reduce_scattered_rows(walk.item(number), walk);
+        if constexpr (C::kSendsPartials) {
+            if (p.copy_count != 0) Copier<C>{p, smem, epoch(), threadIdx.x % 32}.behind_gemm(threadIdx.x / 32);
+        }
     }
 
 private:
@@ -136,33 +148,57 @@ private:
                 if (!poisoned(p)) slots.store(p.data[item.dest] + half + item.slot * slots.bytes(), item.rows, acc);
                 return;
             }
-            if (item.sink == static_cast<u32>(Sink::kScatter)) {
-                if (!poisoned(p)) scatter(item, half, acc);
+            const Rounded<C> rounded(acc);
+            const bool scatters = item.sink == static_cast<u32>(Sink::kScatter);
+            if (scatters && p.scatter_mask == 0) {
+                if (!poisoned(p)) scatter(item, half, rounded);
                 return;
             }
+            if (!scatters) store(item, rounded);
+            if ((scatters || is_shared(item)) && !poisoned(p)) store_at_ranks(item, half, rounded);
+        } else {
+            store(item, Rounded<C>(acc));
         }
-        const u64 y = p.y_address + (first_row_of_shard(p, item.out_outer) + item.row) * p.y_row_bytes + item.col * u64{2};
-        store_rows<C>(item, acc, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; }, ptx::store_global_16);
     }
 
-    // Stores rows at the ranks that own them: one, or with a mask all of its ranks.
-    __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
-        const u64 place = half + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes + item.col * u64{2};
-        if (p.scatter_mask == 0) {
-            const auto row_at = [&](u32 row) -> u64 {
-                if (row >= item.rows) return 0;
-                const RowOwner owner(p, item.row + row);
-                return p.data[owner.rank] + place + static_cast<u64>(owner.row) * p.source_row_bytes;
-            };
-            store_rows<C>(item, acc, row_at, ptx::store_global_16);
-            return;
-        }
+    // Stores rows in the caller's y.
+    __device__ __forceinline__ void store(const WorkItem& item, const Rounded<C>& rounded) const {
+        const u32 shard = is_shared(item) ? p.rank : item.out_outer;
+        const u64 y = p.y_address + (first_row_of_shard(p, shard) + item.row) * p.y_row_bytes + item.col * u64{2};
+        store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; }, ptx::store_global_16);
+    }
+
+    // Whether a finished tile also goes to every peer.
+    __device__ __forceinline__ static bool is_shared(const WorkItem& item) {
+        return C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce) && item.raise != kNone;
+    }
+
+    // The place of partial sums of a row in a half of their owner's memory.
+    __device__ __forceinline__ u64 place_of_own_rows() const { return static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes; }
+
+    // Stores rows at the ranks that own them.
+    __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Rounded<C>& rounded) const {
+        const u64 place = half + place_of_own_rows() + item.col * u64{2};
+        const auto row_at = [&](u32 row) -> u64 {
+            if (row >= item.rows) return 0;
+            const RowOwner owner(p, item.row + row);
+            return p.data[owner.rank] + place + static_cast<u64>(owner.row) * p.source_row_bytes;
+        };
+        store_rows<C>(item, rounded, row_at, ptx::store_global_16);
+    }
+
+    // Stores rows at several ranks alike: partial sums at all of a mask, a finished tile among the
+    // results of every peer.
+    __device__ __forceinline__ void store_at_ranks(const WorkItem& item, u64 half, const Rounded<C>& rounded) const {
+        const bool shared = is_shared(item);
+        const u64 rows = shared ? p.results_offset + first_row_of_shard(p, p.rank) * p.source_row_bytes : place_of_own_rows();
+        const u32 ranks = shared ? ((1u << p.world) - 1) & ~(1u << p.rank) : p.scatter_mask;
         // Of this rank's memory; other ranks' lies as far from it.
-        const u64 own = p.data[p.rank] + place;
-        const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + static_cast<u64>(item.row + row) * p.source_row_bytes : 0; };
-        store_rows<C>(item, acc, row_at, [&](u64 at, uint4 eight) {
+        const u64 own = p.data[p.rank] + half + rows + static_cast<u64>(item.row) * p.source_row_bytes + item.col * u64{2};
+        const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + row * p.source_row_bytes : 0; };
+        store_rows<C>(item, rounded, row_at, [&](u64 at, uint4 eight) {
 #pragma unroll 1
-            for (u32 left = p.scatter_mask; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - p.data[p.rank]), eight);
+            for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - p.data[p.rank]), eight);
         });
     }
 
