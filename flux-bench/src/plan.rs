@@ -57,7 +57,7 @@ impl PlanArgs {
         }
         let transport = if target.links == Links::HostStaged { "pcie" } else { "nvlink" };
         let table = PlanTable::shipped();
-        let device = table.rows().iter().map(|row| &row.key.device).find(|device| device.contains(target.machine.gpu));
+        let device = table.rows().iter().map(|row| &row.key.device).find(|device| target.machine.is_of(device));
         let key = PlanKey::new(problem, (device.map_or(target.machine.gpu, |device| device), target.machine.generation), "any", transport);
         let (plan, _) =
             choose(problem, target, &key, &[(TableKind::Shipped, &table)]).with_context(|| format!("{problem} has no legal plan"))?;
