@@ -258,6 +258,7 @@ mod tests {
         let window = y_window(p, rank);
         let mut y = Vec::new();
         for row in window.row0..window.row0 + window.rows {
+            let (owner, _) = p.owner_of(row);
             for col in window.col0..window.col0 + window.cols {
                 let sources = if p.op() == OpKind::AllGatherGemm { 1 } else { p.world().get() };
                 let sent = |sum: f64| f64::from(bf16::from_f64(sum).to_f32());
@@ -265,11 +266,11 @@ mod tests {
                 for source in (0..sources).rev() {
                     let ks = (source * p.k() / sources..(source + 1) * p.k() / sources).rev();
                     let part: f64 = ks.map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum();
-                    // Whoever adds up for the rank in the source's node.
-                    let relay = nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(rank)).get();
+                    // Whoever adds up for the owner in the source's node.
+                    let relay = nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(owner)).get();
                     sums[if sources == 1 { 0 } else { relay as usize }] += if sources == 1 || source == relay { part } else { sent(part) };
                 }
-                let own = |source: usize| sources == 1 || (source == rank.index() && !flattened);
+                let own = |source: usize| sources == 1 || (source == owner.index() && !flattened);
                 let sum: f64 = sums.iter().enumerate().map(|(source, &sum)| if own(source) { sum } else { sent(sum) }).sum();
                 let EpilogueSpec { bias, activation } = operands.epilogue;
                 let sum = sum + if bias { at(operands.seed_bias, 0, col) } else { 0.0 };
