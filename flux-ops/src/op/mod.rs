@@ -15,13 +15,13 @@ use crate::agreement;
 use crate::error::{BuildError, CallError};
 use crate::execute::{Execution, Executor, Planned, Recipe, location};
 use crate::operands::Operands;
-use crate::planning::Buckets;
+use crate::planning::{self, Buckets};
 use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
 use flux_core::{Problem, Rank};
-use flux_kernels::Element;
+use flux_kernels::{Element, KernelTarget};
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt::Write as _;
 use std::marker::PhantomData;
@@ -416,7 +416,11 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         let name = request.name();
         // Rank 0's plans hold: others need none of their own.
         let own = if comm.rank().get() == 0 { request.choices(comm).map(Some) } else { Ok(None) };
-        comm.note("plan table", request.user_table().explain(comm.device().name()));
+        let compute = comm.device().info().map(|info| info.compute);
+        comm.note("plan table", request.user_table().explain(comm.device().name(), planning::generation(compute)));
+        if let Some(compute) = compute {
+            comm.note("kernel", KernelTarget::explain(compute).unwrap_or_else(|none| none.to_string()));
+        }
         let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().and_then(Option::as_ref))?;
         let op = own.and_then(|_| {
             let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
