@@ -2,24 +2,82 @@
 //!
 //! Invariant: the ranks agree on it when they build, and a call that does not fit it is refused.
 
+use crate::tensor::{TensorRef, View};
 use flux_kernels::Activation;
 use std::fmt;
+use std::marker::PhantomData;
 
-/// Bias and activation; neither by default.
+/// Bias, residual and activation; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EpilogueSpec {
     /// Whether calls bring a bias.
     pub(crate) bias: bool,
-    /// Applied after the bias.
+    /// Whether calls bring a residual, which is added after the bias.
+    pub(crate) residual: bool,
+    /// Applied after both.
     pub(crate) activation: Activation,
 }
 
 impl fmt::Display for EpilogueSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bias = if self.bias { "with bias" } else { "no bias" };
-        match self.activation {
-            Activation::None => f.write_str(bias),
-            activation => write!(f, "{bias}, then {activation}"),
+        f.write_str(if self.bias { "with bias" } else { "no bias" })?;
+        if self.residual {
+            f.write_str(", with residual")?;
         }
+        match self.activation {
+            Activation::None => Ok(()),
+            activation => write!(f, ", then {activation}"),
+        }
+    }
+}
+
+/// The operands of a call besides `x`, `w` and `y`, for
+/// [`forward_with`](crate::FusedLinear::forward_with): those that the op was built with.
+#[derive(Debug)]
+#[must_use = "operands do nothing until they are given to a call"]
+pub struct EpilogueArgs<'a, T> {
+    pub(crate) bias: Option<View>,
+    pub(crate) residual: Option<Residual>,
+    memory: PhantomData<&'a [T]>,
+}
+
+/// Where a residual is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Residual {
+    Given(View),
+    InY,
+}
+
+impl<'a, T> EpilogueArgs<'a, T> {
+    /// None.
+    pub const fn new() -> Self {
+        Self { bias: None, residual: None, memory: PhantomData }
+    }
+
+    /// Of an op built with [`Builder::bias`](crate::Builder::bias): a view of shape `(cols,)` or
+    /// `(1, cols)` for the columns of `y`. It is added once to every row of the result.
+    pub const fn bias(mut self, bias: &'a TensorRef<'_, T>) -> Self {
+        self.bias = Some(bias.view());
+        self
+    }
+
+    /// Of an op built with [`Builder::residual`](crate::Builder::residual): a view of the shape of
+    /// `y`, which is added to it. Of a [`GemmAllReduce`](crate::GemmAllReduce) it holds the same on
+    /// every rank.
+    pub const fn residual(mut self, residual: &'a TensorRef<'_, T>) -> Self {
+        self.residual = Some(Residual::Given(residual.view()));
+        self
+    }
+
+    /// As [`residual`](Self::residual), where `y` itself holds it before the call.
+    pub const fn residual_in_y(mut self) -> Self {
+        self.residual = Some(Residual::InY);
+        self
+    }
+}
+
+impl<T> Default for EpilogueArgs<'_, T> {
+    fn default() -> Self {
+        Self::new()
     }
 }

@@ -167,7 +167,7 @@ pub enum CallError {
         found.rows, found.cols, expected.rows, expected.cols
     )]
     Shape {
-        /// `x`, `w`, `bias` or `y`.
+        /// `x`, `w`, `bias`, `residual` or `y`.
         operand: &'static str,
         /// The op.
         op: OpKind,
@@ -207,22 +207,29 @@ pub enum CallError {
         /// Rows of the call.
         m: u32,
     },
-    /// The op adds a bias, and none was given.
-    #[error("the op was built with a bias and none was given: call forward_with_bias with one of [{}, {}]", expected.rows, expected.cols)]
-    NoBias {
+    /// The op was built with an operand that was not given.
+    #[error("the op was built with a {operand} and none was given: call forward_with with one of [{}, {}]", expected.rows, expected.cols)]
+    NotGiven {
+        /// `bias` or `residual`.
+        operand: &'static str,
         /// What it takes.
         expected: Shape,
     },
-    /// A bias was given, and the op adds none.
-    #[error("a bias of [{}, {}] was given to an op that was built without: call forward, or build the op with bias(true)", found.rows, found.cols)]
-    UnwantedBias {
+    /// The op was built without an operand that was given.
+    #[error(
+        "a {operand} of [{}, {}] was given to an op that was built without: leave it out, or build the op with {operand}(true)",
+        found.rows, found.cols
+    )]
+    Unwanted {
+        /// `bias` or `residual`.
+        operand: &'static str,
         /// What was given.
         found: Layout,
     },
     /// An operand is on another device than the communicator.
     #[error("{operand} is in {found}, but this rank's communicator works on {expected}: copy it there")]
     Location {
-        /// `x`, `w`, `bias` or `y`.
+        /// `x`, `w`, `bias`, `residual` or `y`.
         operand: &'static str,
         /// Where the communicator works.
         expected: Location,
@@ -230,9 +237,9 @@ pub enum CallError {
         found: Location,
     },
     /// The output shares memory with an input, counted from the first element to the last.
-    #[error("y ({:#x}..{:#x}) overlaps {operand} ({:#x}..{:#x}): y needs memory of its own", y.start, y.end, input.start, input.end)]
+    #[error("y ({:#x}..{:#x}) overlaps {operand} ({:#x}..{:#x}): {}", y.start, y.end, input.start, input.end, remedy(operand))]
     Overlap {
-        /// `x`, `w` or `bias`.
+        /// `x`, `w`, `bias` or `residual`.
         operand: &'static str,
         /// Addresses of `y`.
         y: std::ops::Range<u64>,
@@ -242,7 +249,7 @@ pub enum CallError {
     /// An operand's earlier uses were awaited on another stream than the call's.
     #[error("the view of {operand} was made for stream {view:#x}, the call is on stream {call:#x}: make the view for the call's stream")]
     ViewStream {
-        /// `x`, `w`, `bias` or `y`.
+        /// `x`, `w`, `bias`, `residual` or `y`.
         operand: &'static str,
         /// Handle of the view's stream.
         view: usize,
@@ -257,7 +264,7 @@ pub enum CallError {
     /// The memory is not what its description says.
     #[error("{operand} at {address:#x} is not device memory: the driver does not know it ({code})")]
     NotDeviceMemory {
-        /// `x`, `w`, `bias` or `y`.
+        /// `x`, `w`, `bias`, `residual` or `y`.
         operand: &'static str,
         /// Its address.
         address: u64,
@@ -278,6 +285,14 @@ pub enum CallError {
     /// communicator is broken until rebuilt.
     #[error(transparent)]
     Fault(Box<Failure>),
+}
+
+/// What else the memory of `y` may be.
+fn remedy(overlapped: &str) -> &'static str {
+    match overlapped {
+        "residual" => "y needs memory of its own, or is the residual itself with the same rows",
+        _ => "y needs memory of its own",
+    }
 }
 
 #[cfg(test)]

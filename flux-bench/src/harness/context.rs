@@ -11,7 +11,7 @@ use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_w
 use flux_core::plan::{CommMode, Plan};
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
-use flux_ops::{Layout, Location, RawTensor, TensorMut, TensorRef};
+use flux_ops::{EpilogueArgs, Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
@@ -36,6 +36,8 @@ pub struct OperandSet<T> {
     pub w: Buffer<T>,
     /// The rank's bias, for an op that adds one.
     pub bias: Option<Buffer<T>>,
+    /// The rank's rows of the residual, for an op that adds one.
+    pub residual: Option<Buffer<T>>,
     /// The rank's `y`.
     pub y: Buffer<T>,
     /// What the inputs hold.
@@ -80,7 +82,7 @@ impl RankContext {
         })
     }
 
-    /// Memory of one call's operands, without a bias.
+    /// Memory of one call's operands, without a bias or a residual.
     pub fn operand_set<T: Element>(&self, problem: &Problem) -> anyhow::Result<OperandSet<T>> {
         self.operand_set_with(problem, EpilogueSpec::default())
     }
@@ -89,7 +91,8 @@ impl RankContext {
     pub fn operand_set_with<T: Element>(&self, problem: &Problem, epilogue: EpilogueSpec) -> anyhow::Result<OperandSet<T>> {
         let part = |window: fn(&Problem, Rank) -> Window| self.alloc(elements(window(problem, self.rank())));
         let bias = epilogue.bias.then(|| part(bias_window)).transpose()?;
-        Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, y: part(y_window)?, holds: None })
+        let residual = epilogue.residual.then(|| part(y_window)).transpose()?;
+        Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, residual, y: part(y_window)?, holds: None })
     }
 
     /// Writes the rank's parts of `operands`, in order on the stream, unless the set holds them
@@ -109,6 +112,10 @@ impl RankContext {
         anyhow::ensure!(set.bias.is_some() == operands.epilogue.bias, "the set's bias is not that of {:?}", operands.epilogue);
         if let Some(bias) = set.bias.as_mut().filter(|_| !same(|o| o.seed_bias)) {
             self.fill_part(bias, bias_window(problem, self.rank()), operands.seed_bias, operands.fill)?;
+        }
+        anyhow::ensure!(set.residual.is_some() == operands.epilogue.residual, "the set's residual is not that of {:?}", operands.epilogue);
+        if let Some(residual) = set.residual.as_mut().filter(|_| !same(|o| o.seed_residual)) {
+            self.fill_part(residual, y_window(problem, self.rank()), operands.seed_residual, operands.fill)?;
         }
         Ok(())
     }
@@ -210,7 +217,10 @@ impl RankContext {
                 unsafe { TensorMut::from_raw(raw)? }
             }
         };
-        op.forward(&x, &w, bias.as_ref(), &mut y, self.stream())?;
+        let residual = set.residual.as_ref().map(|residual| view(residual, y_layout, &self.comm)).transpose()?;
+        let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
+        let args = if let Some(residual) = &residual { args.residual(residual) } else { args };
+        op.forward(&x, &w, args, &mut y, self.stream())?;
         Ok(())
     }
 

@@ -63,8 +63,8 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 // generators, not from the operands in memory.
 //
 // The bound of an element sums four roundings: the result's, u * |y|; that of each partial sum sent
-// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the bias's
-// addition, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes. An inexact
+// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the addition of a
+// bias or a residual, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes. An inexact
 // activation multiplies the bound by its slope and adds its own error. Small integers must be
 // equal, but for inexact activations and rounded additions.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
@@ -155,14 +155,15 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             const float y = widen(bf16, bits);
             double whole = sum[i][j];
             float inner = fill == Fill::kSmallInts ? 0.0f : sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + per_sent * partials[i][j];
-            if (p.bias != 0) {
-                whole += element(bf16, fill, p.bias_seed, 0, p.col0 + c);
+            float added = 0.0f;  // magnitudes
+            const auto add = [&](float term) {
+                whole += term;
+                added += fabsf(term);
                 if (fill != Fill::kSmallInts) inner += eps * (fabsf(static_cast<float>(whole)) + inner);
-            }
-            if (p.rounded_additions != 0) {
-                const float bias = p.bias != 0 ? fabsf(element(bf16, fill, p.bias_seed, 0, p.col0 + c)) : 0.0f;
-                inner += u * p.rounded_additions * (partials[i][j] + bias + inner);
-            }
+            };
+            if (p.bias != 0) add(element(bf16, fill, p.bias_seed, 0, p.col0 + c));
+            if (p.residual != 0) add(element(bf16, fill, p.residual_seed, p.row0 + r, p.col0 + c));
+            if (p.rounded_additions != 0) inner += u * p.rounded_additions * (partials[i][j] + added + inner);
             double expected;
             with_activation(p.activation, [&]<Activation A>() {
                 expected = reference_of<A>(whole);

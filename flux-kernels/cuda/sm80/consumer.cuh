@@ -37,7 +37,7 @@ struct Consumer {
             add_split_k_partials(p.items[i], number, acc);
             if constexpr (C::kSendsPartials) add_peer_partials(p.items[i], number, acc);
             mark(i, &ItemStamps::summed);
-            if (finishes(p.items[i])) finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, acc);
+            if (finishes<C>(p.items[i])) finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, warp / C::kWarpsN * C::kRows, acc);
             write(p.items[i], acc);
             mark(i, &ItemStamps::written);
             if (p.items[i].raise != kNone) announce();
@@ -111,11 +111,6 @@ private:
             await_addend(number, item.parts + source);
             slots.add(half + (item.partial_slot + source * p.slots_per_source) * slots.bytes(), item.rows, acc);
         }
-    }
-
-    // Whether the sum is complete and goes to the caller's y.
-    __device__ __forceinline__ static bool finishes(const WorkItem& item) {
-        return item.sink == static_cast<u32>(Sink::kStore) || (C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce));
     }
 
     // Writes the accumulators where the item's sink says.

@@ -17,7 +17,7 @@ mod pause;
 mod sinks;
 
 pub use buffers::Buffers;
-pub use epilogue::Epilogue;
+pub use epilogue::{Epilogue, Residual};
 pub use error::ExecuteError;
 pub use executor::{CpuArgs, Executor};
 pub use memory::HostMemory;

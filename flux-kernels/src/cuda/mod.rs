@@ -17,7 +17,7 @@ mod trace;
 mod warm_up;
 
 pub use crate::abi::{ItemStamps, WorkerStamps};
-pub use args::{LaunchArgs, Matrix, Pace};
+pub use args::{LaunchArgs, Matrix, Pace, Residual};
 pub use error::LaunchError;
 pub use kernel::Kernel;
 pub use launch::launch;

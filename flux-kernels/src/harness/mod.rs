@@ -54,22 +54,24 @@ pub struct Expected {
     pub fill: Fill,
     /// Seed of the bias, a matrix `[1, n]`, where there is one.
     pub bias: Option<u64>,
-    /// What is applied to the sum with the bias.
+    /// Seed of the residual, a matrix `[m, n]`, where there is one.
+    pub residual: Option<u64>,
+    /// What is applied to the sum with both.
     pub activation: Activation,
     /// Whether rows are flattened: a sum over the ranks then rounds the rank's own partial sums too.
     pub flattened: bool,
     /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to
     /// each.
     pub per_node: u32,
-    /// Whether a library's collective sums partial sums that were rounded, of which rank 0's has
-    /// the bias. It adds in any order, and rounds after each addition.
+    /// Whether a library's collective sums partial sums that were rounded, of which one
+    /// has the bias and the residual. It adds in any order, and rounds after each addition.
     pub collective: bool,
 }
 
 impl Expected {
     /// The product and nothing else.
     pub const fn product(seeds: Seeds, fill: Fill) -> Self {
-        Self { seeds, fill, bias: None, activation: Activation::None, flattened: false, per_node: 1, collective: false }
+        Self { seeds, fill, bias: None, residual: None, activation: Activation::None, flattened: false, per_node: 1, collective: false }
     }
 }
 
@@ -216,6 +218,7 @@ impl Harness {
             w_seed: expected.seeds.w,
             report: self.report,
             bias_seed: expected.bias.unwrap_or_default(),
+            residual_seed: expected.residual.unwrap_or_default(),
             row0,
             col0,
             rows: shape.rows,
@@ -228,6 +231,7 @@ impl Harness {
             fill: expected.fill as u32,
             bf16: u32::from(problem.dtype() == DType::Bf16),
             bias: u32::from(expected.bias.is_some()),
+            residual: u32::from(expected.residual.is_some()),
             activation: expected.activation as u32,
             per_node,
             rounded_additions: if expected.collective { problem.world().get() } else { 0 },

@@ -13,7 +13,7 @@ use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
-use flux_kernels::cuda::{DeviceProgram, EpilogueStaging, Kernel, LaunchArgs, Matrix, TraceBuffer, launch, loaded};
+use flux_kernels::cuda::{DeviceProgram, EpilogueStaging, Kernel, LaunchArgs, Matrix, Residual, TraceBuffer, launch, loaded};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Activation, Element, KernelTarget, Origin, Variant};
 use flux_transport::internal::cuda::{CudaDevice, is_capturing};
@@ -228,6 +228,7 @@ impl CudaExecutor {
             x: if gathers { all_rows } else { own.x },
             y: if gathers { own.y } else { all_rows },
             bias: if sequential.adds_bias(rank) { own.bias } else { 0 },
+            residual: own.residual.and_then(|residual| sequential.residual(residual, self.comm.rank(), &on.placed.execution.problem)),
             data: &data,
             pads: &pads,
             scatter_buffer: data[0],
@@ -257,6 +258,7 @@ impl CudaExecutor {
             w: matrix::<T>(&operands.w),
             y: matrix::<T>(&operands.y),
             bias: operands.bias.map_or(0, |bias| bias.address),
+            residual: operands.residual.map(|view| Residual { matrix: matrix::<T>(&view), first: 0, rows: view.layout.rows as u32 }),
             data: &memory.data,
             pads: &memory.pads,
             scatter_buffer: 0,

@@ -7,7 +7,7 @@ use super::{Planned, Recipe, Resolved, label};
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::tensor::{Location, View};
-use flux_kernels::cpu::{CpuArgs, Epilogue, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{CpuArgs, Epilogue, HostMemory, Residual, Rows, RowsMut};
 use flux_kernels::{Activation, Element};
 use flux_transport::{Communicator, HeldBytes, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -58,11 +58,16 @@ impl<T: Element> HostExecutor<T> {
         // agreed on their plans when the op was built.
         let memory = unsafe { HostMemory::new(&memory.data, &memory.pads, memory.control, memory.fault, memory.size, deadline) };
         // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was
-        // checked for, and that `y` overlaps neither.
+        // checked for, and that `y` overlaps no other operand.
         let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
-        let epilogue = Epilogue { bias, activation: self.activation };
+        let residual = operands.residual.as_ref().map(|residual| match operands.residual_is_y() {
+            true => Residual::InY,
+            // SAFETY: as `x` and `w`; `y` does not overlap it.
+            false => Residual::Rows(unsafe { rows(residual) }),
+        });
+        let epilogue = Epilogue { bias, residual, activation: self.activation };
         let done = program.run(&mut self.buffers.lock(), CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash });
         let finished = call.finish();
         match done {

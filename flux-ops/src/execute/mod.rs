@@ -231,7 +231,7 @@ mod tests {
         let executor = Executor::<bf16>::new(&ranks[0], &[(recipe, recipe.resolve(&ranks[0]).unwrap())], Activation::None).unwrap();
         let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
         let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());
-        let operands = Operands { x, w, bias: None, y: TensorMut::host(&mut y, (16, 8)).unwrap().view() };
+        let operands = Operands { x, w, bias: None, residual: None, y: TensorMut::host(&mut y, (16, 8)).unwrap().view() };
         let planned = Planned { recipe, number: 1 };
         let refused = executor.run(&ranks[0], &planned, &operands, Stream::Host).unwrap_err();
         assert!(matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })), "{refused}");

@@ -125,6 +125,7 @@ impl Gpu {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
             fill: operands.fill,
             bias: operands.epilogue.bias.then_some(operands.seed_bias),
+            residual: operands.epilogue.residual.then_some(operands.seed_residual),
             activation: operands.epilogue.activation,
             flattened,
             // Flattened, every rank's own is sent.
