@@ -38,7 +38,7 @@ impl fmt::Display for EpilogueSpec {
 pub struct EpilogueArgs<'a, T> {
     pub(crate) bias: Option<View>,
     pub(crate) residual: Option<Residual>,
-    memory: PhantomData<&'a [T]>,
+    pub(crate) memory: PhantomData<&'a [T]>,
 }
 
 /// Where a residual is.

@@ -62,10 +62,12 @@ impl<T: Element> HostExecutor<T> {
         let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
-        let residual = operands.residual.as_ref().map(|residual| match operands.residual_is_y() {
-            true => Residual::InY,
+        let residual = operands.residual.as_ref().map(|residual| {
+            if operands.residual_is_y() {
+                return Residual::InY;
+            }
             // SAFETY: as `x` and `w`; `y` does not overlap it.
-            false => Residual::Rows(unsafe { rows(residual) }),
+            Residual::Rows(unsafe { rows(residual) })
         });
         let epilogue = Epilogue { bias, residual, activation: self.activation };
         let done = program.run(&mut self.buffers.lock(), CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash });

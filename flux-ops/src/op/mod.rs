@@ -237,11 +237,12 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
         let (y, stream) = (y.view(), stream.into());
-        let residual = epilogue.residual.map(|residual| match residual {
+        let EpilogueArgs { bias, residual, memory: _ } = epilogue;
+        let residual = residual.map(|residual| match residual {
             Residual::Given(view) => view,
             Residual::InY => y,
         });
-        let operands = Operands { x: x.view(), w: w.view(), bias: epilogue.bias, residual, y };
+        let operands = Operands { x: x.view(), w: w.view(), bias, residual, y };
         let m = operands.rows(K::OP);
         let problem = if m == 0 { self.largest } else { self.problem(m)? };
         operands.check::<T>((&problem, self.comm.rank(), m), self.request.epilogue, location(&self.comm))?;
