@@ -137,7 +137,7 @@ impl Variant {
             Form::Hopper(staging) => {
                 (staging == Staging::PerConsumer || !scatters) && (self.tile.sends_partials_from(staging) || !sends_partials)
             }
-            Form::Portable => program.problem.op() != OpKind::GemmAllReduce || !sends_partials,
+            Form::Portable => true,
         };
         (self.op, self.dtype, self.tile) == of_program && does
     }

@@ -427,9 +427,9 @@ fn a_launcher_that_ignores_its_children_hears_how_its_ranks_end_and_they_do_not_
 #[test]
 fn a_killed_launcher_takes_its_ranks_with_it_and_the_next_one_removes_its_directory() {
     let notes = private();
-    let (mut launcher, ranks, theirs) = launch_waiting(notes.path());
-    launcher.kill().unwrap();
-    launcher.wait().unwrap();
+    let (mut killed, ranks, theirs) = launch_waiting(notes.path());
+    killed.kill().unwrap();
+    killed.wait().unwrap();
     let gone = gone_within(&ranks, Duration::from_secs(1));
     // The kernel tells only the ranks; this test cleans up after them.
     for pid in theirs {
@@ -437,10 +437,35 @@ fn a_killed_launcher_takes_its_ranks_with_it_and_the_next_one_removes_its_direct
     }
     assert!(gone, "{ranks:?}");
     let left = || {
-        let names = std::fs::read_dir(notes.path()).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap());
-        names.filter(|name| name.starts_with("flux-launch-")).count()
+        let paths = std::fs::read_dir(notes.path()).unwrap().map(|entry| entry.unwrap().path());
+        paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("flux-launch-")).collect::<Vec<_>>()
     };
-    assert_eq!(left(), 1, "nothing to remove");
-    assert!(start("launches at once", notes.path(), None).wait().unwrap().success());
-    assert_eq!(left(), 0);
+    let age = |path: &Path| {
+        let old = std::time::SystemTime::now() - Duration::from_mins(2);
+        File::open(path).unwrap().set_modified(old).unwrap();
+    };
+    let launch = || assert!(start("launches at once", notes.path(), None).wait().unwrap().success());
+    let dead = left();
+    assert_eq!(dead.len(), 1, "nothing to remove");
+    launch();
+    assert_eq!(left(), dead, "a young directory's launcher may be about to take its lock");
+    age(&dead[0]);
+    // Those of a launcher that runs and of one that was killed before it made its file.
+    for rank in 0..3 {
+        std::fs::remove_file(notes.path().join(format!("pids-{rank}"))).unwrap();
+    }
+    let (mut launcher, ..) = launch_waiting(notes.path());
+    let live = left();
+    for path in &live {
+        age(path);
+    }
+    let unlocked = notes.path().join("flux-launch-0123456789abcdef");
+    std::fs::create_dir(&unlocked).unwrap();
+    age(&unlocked);
+    launch();
+    assert_eq!(left(), live);
+    assert!(live.len() == 1 && live != dead, "{live:?}");
+    rustix::process::kill_process(Pid::from_child(&launcher), Signal::TERM).unwrap();
+    launcher.wait().unwrap();
+    assert!(left().is_empty());
 }

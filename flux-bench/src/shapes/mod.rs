@@ -74,9 +74,13 @@ pub fn layers(shapes: &Shapes, ops: &[OpKind], ms: &[usize], dtype: DType, world
             for &m in ms {
                 let layer = || format!("{op} of {shape}");
                 let problem = Problem::new(op, m, n, k, dtype, world).with_context(layer)?;
-                // The collectives that the ops are compared with have equal shards.
+                // The AllGather and ReduceScatter that ops are compared with have equal shards.
                 let padded = m.next_multiple_of(world.index());
-                ensure!(padded == m, "{}: m = {m} is not divisible by the world size {world}: pad m to {padded}", layer());
+                ensure!(
+                    padded == m || op == OpKind::GemmAllReduce,
+                    "{}: m = {m} is not divisible by the world size {world}: pad m to {padded}",
+                    layer()
+                );
                 layers.push(Layer { name: shape.name().to_owned(), problem });
             }
         }

@@ -55,9 +55,7 @@ fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapp
         (OpKind::AllGatherGemm, _) => true,
         (_, RowMapping::Flattened) => generation.scatters(tile),
         (_, RowMapping::PerShard { .. }) if problem.world().peers() == 0 => true,
-        (op, RowMapping::PerShard { .. }) => {
-            generation.sends_partials(tile) && (op != OpKind::GemmAllReduce || generation.copies_results())
-        }
+        (_, RowMapping::PerShard { .. }) => generation.sends_partials(tile),
     }
 }
 

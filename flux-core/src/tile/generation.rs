@@ -49,12 +49,6 @@ impl Generation {
             Self::Portable => self.tiles().any(|t| t == tile),
         }
     }
-
-    /// Whether its kernels share finished tiles with all peers and copy theirs, as a GEMM-AllReduce
-    /// with rows per shard needs.
-    pub const fn copies_results(self) -> bool {
-        matches!(self, Self::Hopper)
-    }
 }
 
 impl fmt::Display for Generation {

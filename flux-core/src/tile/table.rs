@@ -140,10 +140,10 @@ impl TileShape {
         (FEWEST_PORTABLE_STAGES..=MOST_STAGES).rev().find(|&stages| self.portable_shared_bytes(stages) <= shared_bytes)
     }
 
-    /// Dynamic shared memory of a CTA of the portable kernel, in bytes: stages, barriers, a word
-    /// and the alignment.
+    /// Dynamic shared memory of a CTA of the portable kernel, in bytes: stages, barriers, two
+    /// words and the alignment.
     pub const fn portable_shared_bytes(self, stages: u32) -> u32 {
-        stages * (self.m + self.n) * self.k * 2 + (2 * stages + 3) * 8 + 8 + 1024
+        stages * (self.m + self.n) * self.k * 2 + (2 * stages + 3) * 8 + WORDS_AND_ALIGNMENT
     }
 }
 

@@ -5,8 +5,8 @@
 // its last signal arrives at `rows_ready`, before which no CTA closes the call.
 
 #pragma once
-#include "sm90/config.cuh"
 #include "common/wait.cuh"
+#include "common/walk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 

@@ -134,6 +134,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                         node[i][j] = 0.0;
                     }
                 }
+                ++source;
             }
         }
     }

@@ -59,11 +59,11 @@ struct Config {
     // Bytes of a strip of 16 rows in a slot of partial sums.
     static constexpr u32 kStripBytes = 16 * TileN * 2;
 
-    // Dynamic shared memory: stages, barriers and a word, from a 1024-byte border.
+    // Dynamic shared memory: stages, barriers and two words, from a 1024-byte border.
     static constexpr u32 kBarrierOffset = kStages * kStageBytes;
     static constexpr u32 kBarriers = 2 * kStages + 3;
     static constexpr u32 kArrivedOffset = kBarrierOffset + kBarriers * 8;
-    static constexpr u32 kSharedBytes = kArrivedOffset + 8 + 1024;
+    static constexpr u32 kSharedBytes = kArrivedOffset + 16 + 1024;
 };
 
 // Addresses in the CTA's shared window.
@@ -85,6 +85,8 @@ struct Shared {
     __device__ __forceinline__ u32 rows_ready() const { return full(2 * C::kStages + 2); }
     // How far what items add has arrived (`progress`), by the signaller.
     __device__ __forceinline__ u32 arrived() const { return base + C::kArrivedOffset; }
+    // Items that the CTA has multiplied, where the last one adds split-K partials.
+    __device__ __forceinline__ u32 multiplied() const { return arrived() + 8; }
 };
 
 }  // namespace flux

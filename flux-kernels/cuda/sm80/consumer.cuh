@@ -18,6 +18,7 @@ namespace flux {
 template <class C>
 struct Consumer {
     static constexpr u32 kSteps = C::kTileK / 16;  // k16 steps of a stage
+    static constexpr u32 kBlocksN = 2 * C::kPairs;  // n8 blocks of a warp
 
     const Params& p;
     const Shared<C> smem;
@@ -33,6 +34,7 @@ struct Consumer {
             Accumulators<C> acc;
             multiply(p.items[i].k_steps, acc);
             mark(i, &ItemStamps::multiplied);
+            if (p.items[i].parts != 0 && threadIdx.x == 0) ptx::store_release_cta_shared(smem.multiplied(), number + 1);
             // Each phase loads the item's fields that it needs: the registers hold accumulators.
             add_split_k_partials(p.items[i], number, acc);
             if constexpr (C::kSendsPartials) add_peer_partials(p.items[i], number, acc);
@@ -40,21 +42,28 @@ struct Consumer {
             if (finishes<C>(p.items[i])) finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, warp / C::kWarpsN * C::kRows, acc);
             write(p.items[i], acc);
             mark(i, &ItemStamps::written);
-            if (p.items[i].raise != kNone) announce();
+            if (p.items[i].raise != kNone) {
+                announce();
+            } else {
+                mark(i, &ItemStamps::sent);
+            }
         }
         if constexpr (C::kScatters) reduce_scattered_rows(i, walk);
     }
 
 private:
-    // Multiplies at least one stage. Fragments of B are loaded a pair of n8 blocks ahead of their
-    // products. Those of A follow the last products that use the ones before: a second set would
-    // not fit beside the accumulators, and the multiprocessor's other consumers fill the gap.
+    // Multiplies at least one stage. Fragments are loaded behind the last products that use the ones
+    // before in the same registers: a second set would not fit beside the accumulators.
     __device__ __forceinline__ void multiply(u32 stages, Accumulators<C>& acc) {
-        // This lane's row of the first m16 block, and of the first pair of n8 blocks, with the
-        // swizzled chunk of step 0; a step moves it by two chunks, which flips two bits.
+        // This lane's row of the first m16 block and of the first n8 block, with the swizzled chunk
+        // of step 0; a step moves it by two chunks, which flips two bits.
         const u32 lane = threadIdx.x % 32;
         const u32 lane_a = (warp / C::kWarpsN * C::kRows + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
-        const u32 lane_b = C::kBytesA + (warp % C::kWarpsN * C::kCols + lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+        const u32 lane_b = C::kBytesA + (warp % C::kWarpsN * C::kCols + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+        // Of B for two n8 blocks.
+        u32 a[C::kBlocks][4], b[2][2];
+        const auto load_a = [&](u32 base, u32 step, u32 block) { ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048); };
+        const auto load_b = [&](u32 base, u32 step, u32 n) { ptx::load_matrix_x2(b[n % 2], base + (lane_b ^ step * 32) + n * 1024); };
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
@@ -65,19 +74,21 @@ private:
             ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
             const u32 base = smem.a(ring.stage);
 #pragma unroll
+            for (u32 block = 0; block < C::kBlocks; ++block) load_a(base, 0, block);
+            load_b(base, 0, 0);
+            load_b(base, 0, 1);
+#pragma unroll
             for (u32 step = 0; step < kSteps; ++step) {
-                u32 a[C::kBlocks][4];
+                const bool last_step = step + 1 == kSteps;
 #pragma unroll
-                for (u32 block = 0; block < C::kBlocks; ++block) ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048);
-#pragma unroll
-                for (u32 pair = 0; pair < C::kPairs; ++pair) {
-                    u32 b[4];
-                    ptx::load_matrix_x4(b, base + (lane_b ^ step * 32) + pair * 2048);
+                for (u32 n = 0; n < kBlocksN; ++n) {
 #pragma unroll
                     for (u32 block = 0; block < C::kBlocks; ++block) {
-                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8], a[block], b[0], b[1]);
-                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8 + 4], a[block], b[2], b[3]);
+                        ptx::mma_16x8x16<C::kBf16>(&acc[block][n * 4], a[block], b[n % 2]);
+                        if (n + 1 == kBlocksN && !last_step) load_a(base, step + 1, block);
                     }
+                    if (n + 2 < kBlocksN) load_b(base, step, n + 2);
+                    if (n + 2 >= kBlocksN && !last_step) load_b(base, step + 1, n + 2 - kBlocksN);
                 }
             }
             // All lanes have read the stage.
@@ -127,33 +138,56 @@ private:
                 if (!poisoned(p)) slots.store(p.data[item.dest] + half + item.slot * slots.bytes(), item.rows, acc);
                 return;
             }
-            if (item.sink == static_cast<u32>(Sink::kScatter)) {
+            const bool scatters = item.sink == static_cast<u32>(Sink::kScatter);
+            if (scatters && p.scatter_mask == 0) {
                 if (!poisoned(p)) scatter(item, half, acc);
                 return;
             }
+            if (!scatters) store(item, acc);
+            if ((scatters || is_shared(item)) && !poisoned(p)) store_at_ranks(item, half, acc);
+            return;
         }
-        const u64 y = p.y_address + (first_row_of_shard(p, item.out_outer) + item.row) * p.y_row_bytes + item.col * u64{2};
+        store(item, acc);
+    }
+
+    // Stores rows in the caller's y.
+    __device__ __forceinline__ void store(const WorkItem& item, const Accumulators<C>& acc) const {
+        const u32 shard = is_shared(item) ? p.rank : item.out_outer;
+        const u64 y = p.y_address + (first_row_of_shard(p, shard) + item.row) * p.y_row_bytes + item.col * u64{2};
         store_rows<C>(item, acc, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; }, ptx::store_global_16);
     }
 
-    // Stores rows at the ranks that own them: one, or with a mask all of its ranks.
+    // Whether a finished tile also goes to every peer.
+    __device__ __forceinline__ static bool is_shared(const WorkItem& item) {
+        return C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce) && item.raise != kNone;
+    }
+
+    // The place of partial sums of a row in a half of their owner's memory.
+    __device__ __forceinline__ u64 place_of_own_rows() const { return static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes; }
+
+    // Stores rows at the ranks that own them.
     __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
-        const u64 place = half + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes + item.col * u64{2};
-        if (p.scatter_mask == 0) {
-            const auto row_at = [&](u32 row) -> u64 {
-                if (row >= item.rows) return 0;
-                const RowOwner owner(p, item.row + row);
-                return p.data[owner.rank] + place + static_cast<u64>(owner.row) * p.source_row_bytes;
-            };
-            store_rows<C>(item, acc, row_at, ptx::store_global_16);
-            return;
-        }
+        const u64 place = half + place_of_own_rows() + item.col * u64{2};
+        const auto row_at = [&](u32 row) -> u64 {
+            if (row >= item.rows) return 0;
+            const RowOwner owner(p, item.row + row);
+            return p.data[owner.rank] + place + static_cast<u64>(owner.row) * p.source_row_bytes;
+        };
+        store_rows<C>(item, acc, row_at, ptx::store_global_16);
+    }
+
+    // Stores rows at several ranks alike: partial sums at all of a mask, a finished tile among the
+    // results of every peer.
+    __device__ __forceinline__ void store_at_ranks(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
+        const bool shared = is_shared(item);
+        const u64 rows = shared ? p.results_offset + first_row_of_shard(p, p.rank) * p.source_row_bytes : place_of_own_rows();
+        const u32 ranks = shared ? ((1u << p.world) - 1) & ~(1u << p.rank) : p.scatter_mask;
         // Of this rank's memory; other ranks' lies as far from it.
-        const u64 own = p.data[p.rank] + place;
-        const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + static_cast<u64>(item.row + row) * p.source_row_bytes : 0; };
+        const u64 own = p.data[p.rank] + half + rows + static_cast<u64>(item.row) * p.source_row_bytes + item.col * u64{2};
+        const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + row * p.source_row_bytes : 0; };
         store_rows<C>(item, acc, row_at, [&](u64 at, uint4 eight) {
 #pragma unroll 1
-            for (u32 left = p.scatter_mask; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - p.data[p.rank]), eight);
+            for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - p.data[p.rank]), eight);
         });
     }
 

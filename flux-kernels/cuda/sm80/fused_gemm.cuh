@@ -3,6 +3,7 @@
 
 #pragma once
 #include "common/close.cuh"
+#include "common/copy.cuh"
 #include "common/mover.cuh"
 #include "common/trace.cuh"
 #include "ptx/mbarrier.cuh"
@@ -30,13 +31,17 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         }
         ptx::mbarrier_init(smem.stored(), C::kConsumerWarps);
         ptx::mbarrier_init(smem.announced(), 1);
-        ptx::mbarrier_init(smem.rows_ready(), 1);
+        ptx::mbarrier_init(smem.rows_ready(), C::kSendsPartials ? Copier<C>::arrivals(p) : 1);
         ptx::store_release_cta_shared(smem.arrived(), 0);
+        ptx::store_release_cta_shared(smem.multiplied(), 0);
     }
     __syncthreads();
 
     if (warp < C::kConsumerWarps) {
         Consumer<C>{p, smem, epoch, warp}.run(walk);
+        if constexpr (C::kSendsPartials) {
+            if (p.copy_count != 0) Copier<C>{p, smem, epoch, threadIdx.x % 32}.behind_gemm(warp);
+        }
     } else if (warp < C::kSignallerWarp) {
         Producer<C>{p, smem, epoch}.run(walk);
         // The signals that one producer has seen, the other need not wait for, and the signaller of
@@ -53,6 +58,9 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             mover.run(blockIdx.x, gridDim.x, transfer_of_lane(p, 0));
         }
         if (blockIdx.x == 0) announce_call(p, epoch);
+        if constexpr (C::kSendsPartials) {
+            if (p.copy_count != 0) Copier<C>{p, smem, epoch, threadIdx.x % 32}.beside_gemm();
+        }
     }
     if constexpr (C::kTrace) {
         __syncthreads();

@@ -20,14 +20,15 @@ struct Rows {
     u64 chunk;   // address of the lane's chunk of the item's first row, at step 0
     u64 stride;  // bytes between rows
     u32 last;    // last row that exists
+    u32 most;    // bytes of a chunk that exist at most: none without rows
 
     // Of `count` rows from `address` on.
     __device__ __forceinline__ static Rows of(u64 address, u64 stride, u32 count) {
-        return {address + threadIdx.x % 8 * 16, stride, count - 1};
+        return {address + threadIdx.x % 8 * 16, stride, count == 0 ? 0 : count - 1, count == 0 ? 0u : 16u};
     }
 
     // Copies `Count` rows of a step along k, in strips of eight. Rows that do not exist repeat the
-    // last one: what they add to is never stored.
+    // last one: what they add to is never stored. Of no rows nothing is read.
     template <u32 Count, bool Whole>
     __device__ __forceinline__ void load(u32 dst, u32 step, u32 bytes) const {
         const u32 row = threadIdx.x % 64 / 8;
@@ -36,6 +37,7 @@ struct Rows {
         // Copied, or the offsets of all strips would be kept in registers through the item.
         const u64 from = ptx::copied_here(src + row * stride);
         const u32 end = ptx::copied_here(last);
+        bytes &= most;
 #pragma unroll
         for (u32 strip = 0; strip < Count / 8; ++strip) {
             if constexpr (Whole) {

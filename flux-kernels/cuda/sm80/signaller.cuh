@@ -23,7 +23,10 @@ struct Signaller {
         for (u32 number = 0; i < walk.count; i += walk.stride, ++number) {
             const WorkItem item = load_item(p, i);
             if (C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows)) break;
-            if (item.parts != 0) await(number, 0, item.late_first, item.parts);
+            if (item.parts != 0) {
+                await_own_deadline(item, number);
+                await(number, 0, item.late_first, item.parts);
+            }
             if constexpr (C::kSendsPartials) {
                 if (item.partials != 0) await_partials(item, number);
             }
@@ -37,6 +40,12 @@ struct Signaller {
                 if (threadIdx.x % 32 == 0) stamp<C>(p, i, &ItemStamps::sent);
             }
         }
+        if constexpr (C::kSendsPartials) {
+            if (p.copy_count != 0) {
+                if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.rows_ready());
+                ptx::mbarrier_wait(smem.rows_ready(), 0);
+            }
+        }
         if constexpr (C::kScatters) {
             if (i < walk.count) await_rows_to_reduce<C>(p, smem, epoch, walk, i, RowAwaits::of(p, i));
         }
@@ -47,6 +56,18 @@ private:
     __device__ __forceinline__ void publish(u32 number, u32 arrived) const {
         __syncwarp();
         if (threadIdx.x % 32 == 0) ptx::store_release_cta_shared(smem.arrived(), progress(number, arrived));
+    }
+
+    // Returns when the split-K partials of an item have arrived, or the item is multiplied. A worker
+    // whose peers' rows are late sends no partial: the wait for the rows, which names the peer,
+    // began earlier and ends first.
+    __device__ __forceinline__ void await_own_deadline(const WorkItem& item, u32 number) const {
+        const u32 lane = threadIdx.x % 32;
+        const WaitTarget target = await_target(p, epoch, item.late_first + (lane < item.parts ? lane : 0));
+        while (!__all_sync(0xFFFFFFFFu, ptx::load_acquire_sys(target.word) == epoch)) {
+            if (ptx::load_acquire_cta_shared(smem.multiplied()) > number) return;
+            ptx::sleep_ns(20);
+        }
     }
 
     // Awaits addends of the CTA's `number`-th item behind the first `before`.
@@ -66,6 +87,15 @@ private:
         }
     }
 
+    // Raises the signal of a finished tile at every peer.
+    __device__ __forceinline__ void raise_at_peers(const WorkItem& item) const {
+        const u32 peer = threadIdx.x % 32;
+        if (peer >= p.world || peer == p.rank) return;
+        // Orders the consumers' rows, acquired with their barriers, before the signal.
+        ptx::fence_acq_rel_sys();
+        ptx::store_relaxed_sys(signal_word(p.pad[peer], item.raise, epoch), epoch);
+    }
+
     // Raises the item's signal. The consumers' stores are acquired with their barrier.
     __device__ __forceinline__ void announce(const WorkItem& item) const {
         if (item.sink == static_cast<u32>(Sink::kPartial)) {
@@ -78,6 +108,8 @@ private:
             if (__any_sync(0xFFFFFFFFu, poisoned(p))) return;
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
                 raise_scattered(p, epoch, item);
+            } else if (item.sink == static_cast<u32>(Sink::kReduce)) {
+                raise_at_peers(item);
             } else if (threadIdx.x % 32 == 0 && (item.partials == 0 || intra_node_peers_stand(p, epoch, item))) {
                 raise(p, epoch, item);
             }

@@ -1,12 +1,13 @@
 //! The private directory of one launch.
 //!
-//! Invariant: its launcher holds its lock (`flock`), which ends with the process in any PID
-//! namespace. So a directory without a lock is a dead launcher's, and this user's next one removes
-//! it.
+//! Invariant: its launcher holds the lock (`flock`) of a file in it, and the lock ends with the
+//! process, in any PID namespace. A directory whose file has no lock is a dead launcher's, and this
+//! user's next launcher removes it. Ranks lock the directory itself, for another purpose.
 
 use std::io;
 use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
+use std::time::{Duration, SystemTime};
 
 use rustix::fs::{FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
@@ -15,6 +16,10 @@ use super::LaunchError;
 use crate::bootstrap::random::random;
 
 const PREFIX: &str = "flux-launch-";
+/// The file that a launcher locks.
+const LOCK: &str = "launcher";
+/// A younger directory's launcher may not have its lock yet.
+const SETTLED: Duration = Duration::from_mins(1);
 
 /// Removed with all that is in it.
 pub(super) struct Directory {
@@ -26,15 +31,11 @@ impl Directory {
     pub(super) fn make(within: &Path) -> Result<Self, LaunchError> {
         sweep(within);
         let failed = |errno: Errno| LaunchError::Directory { within: within.to_owned(), source: errno.into() };
-        loop {
-            let number = u64::from_ne_bytes(random().map_err(failed)?);
-            let path = within.join(format!("{PREFIX}{number:016x}"));
-            rustix::fs::mkdir(&path, Mode::RWXU).map_err(failed)?;
-            // Another launcher's sweep may find it before it has its lock.
-            if let Some(lock) = locked(&path).map_err(failed)? {
-                return Ok(Self { path, _lock: lock });
-            }
-        }
+        let number = u64::from_ne_bytes(random().map_err(failed)?);
+        let path = within.join(format!("{PREFIX}{number:016x}"));
+        rustix::fs::mkdir(&path, Mode::RWXU).map_err(failed)?;
+        let lock = locked(&path).map_err(failed)?;
+        Ok(Self { path, _lock: lock })
     }
 }
 
@@ -46,21 +47,15 @@ impl Drop for Directory {
     }
 }
 
-/// The directory with its lock; `None` where it is gone.
-fn locked(path: &Path) -> Result<Option<OwnedFd>, Errno> {
-    let directory = match open(path) {
-        Err(Errno::NOENT) => return Ok(None),
-        directory => directory?,
-    };
-    if let Err(errno) = rustix::io::retry_on_intr(|| rustix::fs::flock(&directory, FlockOperation::LockExclusive)) {
-        // Then nobody else can lock it either, and it stays.
-        tracing::debug!(path = %path.display(), %errno, "the file system locks no directories");
+/// The locked file of a new directory.
+fn locked(directory: &Path) -> Result<OwnedFd, Errno> {
+    let flags = OFlags::RDWR | OFlags::CREATE | OFlags::EXCL | OFlags::CLOEXEC;
+    let file = rustix::fs::open(directory.join(LOCK), flags, Mode::RUSR | Mode::WUSR)?;
+    if let Err(errno) = rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+        // Then nobody else can lock it either, and the directory stays.
+        tracing::debug!(path = %directory.display(), %errno, "the file system has no locks");
     }
-    match rustix::fs::stat(path) {
-        Ok(_) => Ok(Some(directory)),
-        Err(Errno::NOENT) => Ok(None),
-        Err(errno) => Err(errno),
-    }
+    Ok(file)
 }
 
 /// Removes what killed launchers of this user left.
@@ -79,68 +74,29 @@ fn sweep(within: &Path) {
     }
 }
 
-/// Removes a directory whose launcher is dead; `false` where it lives, or is another user's.
+/// Removes a directory whose launcher is dead. `false` where it lives, may be about to take its
+/// lock, or is another user's.
 fn remove_dead(path: &Path) -> io::Result<bool> {
-    let directory = open(path)?;
-    if rustix::fs::fstat(&directory)?.st_uid != rustix::process::geteuid().as_raw() {
+    let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let directory = rustix::fs::open(path, flags, Mode::empty())?;
+    let stat = rustix::fs::fstat(&directory)?;
+    let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_mtime.try_into().unwrap_or(0));
+    let settled = SystemTime::now().duration_since(changed).is_ok_and(|age| age >= SETTLED);
+    if stat.st_uid != rustix::process::geteuid().as_raw() || !settled {
         return Ok(false);
     }
-    match rustix::fs::flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => std::fs::remove_dir_all(path).map(|()| true),
-        Err(Errno::WOULDBLOCK) => Ok(false),
-        Err(errno) => Err(errno.into()),
-    }
-}
-
-fn open(path: &Path) -> Result<OwnedFd, Errno> {
-    rustix::fs::open(path, OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC, Mode::empty())
-}
-
-#[cfg(test)]
-mod tests {
-    use std::os::unix::fs::{chown, symlink};
-
-    use super::*;
-
-    #[test]
-    fn a_dead_launchers_directory_goes_with_the_next_and_everything_else_stays() {
-        let within = tempfile::tempdir().unwrap();
-        let at = |name: &str| within.path().join(name);
-        let live = Directory::make(within.path()).unwrap();
-        // Two killed launchers', one of them with a secret in it.
-        let dead = [at("flux-launch-0123456789abcdef"), at("flux-launch-fedcba9876543210")];
-        let others = [at("flux-launch-0123"), at("flux-launch-0123456789abcdeg"), at("flux-other")];
-        for path in dead.iter().chain(&others) {
-            std::fs::create_dir(path).unwrap();
-        }
-        std::fs::write(dead[1].join("secret"), "").unwrap();
-        symlink(&others[2], at("flux-launch-00000000000000aa")).unwrap();
-        // Only root may give a directory away.
-        let theirs = at("flux-launch-00000000000000bb");
-        std::fs::create_dir(&theirs).unwrap();
-        let given = chown(&theirs, Some(4711), None).is_ok();
-
-        let next = Directory::make(within.path()).unwrap();
-        assert!(dead.iter().all(|path| !path.exists()) && others.iter().all(|path| path.exists()));
-        assert_eq!(theirs.exists(), given);
-        drop((live, next));
-        assert_eq!(std::fs::read_dir(within.path()).unwrap().count(), others.len() + 1 + usize::from(given));
-    }
-
-    #[test]
-    fn launchers_that_start_at_once_keep_their_directories() {
-        let within = tempfile::tempdir().unwrap();
-        std::thread::scope(|scope| {
-            for _ in 0..4 {
-                scope.spawn(|| {
-                    for _ in 0..50 {
-                        let own = Directory::make(within.path()).unwrap();
-                        std::fs::write(own.path.join("secret"), "").unwrap();
-                        assert!(own.path.join("secret").exists());
-                    }
-                });
+    let flags = OFlags::RDWR | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+    let _lock = match rustix::fs::openat(&directory, LOCK, flags, Mode::empty()) {
+        // Killed before it made the file.
+        Err(Errno::NOENT) => None,
+        file => {
+            let file = file?;
+            match rustix::fs::flock(&file, FlockOperation::NonBlockingLockExclusive) {
+                Ok(()) => Some(file),
+                Err(Errno::WOULDBLOCK) => return Ok(false),
+                Err(errno) => return Err(errno.into()),
             }
-        });
-        assert_eq!(std::fs::read_dir(within.path()).unwrap().count(), 0);
-    }
+        }
+    };
+    std::fs::remove_dir_all(path).map(|()| true)
 }

@@ -111,10 +111,7 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
     };
     // On the host every tile can do both.
     let (can_flatten, can_send) = match processor {
-        Processor::Gpu { generation, .. } if scatters => {
-            let copies = problem.op() != OpKind::GemmAllReduce || generation.copies_results();
-            (generation.scatters(tile), generation.sends_partials(tile) && copies)
-        }
+        Processor::Gpu { generation, .. } if scatters => (generation.scatters(tile), generation.sends_partials(tile)),
         _ => (true, true),
     };
     let flattened = legal != Legal::Mixed && can_flatten && (draw.below(2) > 0 || !can_send);
