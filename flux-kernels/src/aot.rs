@@ -22,7 +22,7 @@ pub fn compile_all(arch: Arch, folder: &Path) -> Result<Vec<Report>, AheadError>
     let variants = KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all);
     // Links are measured by Hopper's bulk copies.
     let links = (arch == Arch::Sm90a).then(Source::links);
-    let sources: Vec<_> = variants.map(|variant| variant.source()).chain([Source::harness()]).chain(links).collect();
+    let sources: Vec<_> = variants.map(|variant| variant.source()).chain([Source::rms_norm(), Source::harness()]).chain(links).collect();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());

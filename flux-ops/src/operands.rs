@@ -1,9 +1,9 @@
 //! The checks of a call's operands, before anything is launched.
 //!
 //! Invariant: operands that passed have the problem's shapes, lie where the communicator works, and
-//! the output shares no byte with an input, unless it is the residual itself.
+//! an output shares no byte with another operand, unless `y` is the residual itself.
 
-use crate::epilogue::EpilogueSpec;
+use crate::epilogue::{EpilogueSpec, Norm};
 use crate::error::CallError;
 use crate::tensor::{Location, View};
 use flux_core::problem::Shape;
@@ -17,20 +17,23 @@ pub(crate) struct Operands {
     pub(crate) bias: Option<View>,
     pub(crate) residual: Option<View>,
     pub(crate) y: View,
+    pub(crate) norm: Option<Norm>,
 }
 
 impl Operands {
     /// Each operand with its name, in the order of the call.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &View)> {
-        self.inputs().chain([("y", &self.y)])
+        self.inputs().chain(self.outputs())
     }
 
     fn inputs(&self) -> impl Iterator<Item = (&'static str, &View)> {
-        let [bias, residual] = [self.bias.as_ref(), self.residual.as_ref()];
-        [("x", &self.x), ("w", &self.w)]
-            .into_iter()
-            .chain(bias.map(|bias| ("bias", bias)))
-            .chain(residual.map(|residual| ("residual", residual)))
+        let (bias, residual, gain) = (self.bias.as_ref(), self.residual.as_ref(), self.norm.as_ref().map(|norm| &norm.gain));
+        let optional = [bias.map(|view| ("bias", view)), residual.map(|view| ("residual", view)), gain.map(|view| ("gain", view))];
+        [("x", &self.x), ("w", &self.w)].into_iter().chain(optional.into_iter().flatten())
+    }
+
+    fn outputs(&self) -> impl Iterator<Item = (&'static str, &View)> {
+        [("y", &self.y)].into_iter().chain(self.norm.as_ref().map(|norm| ("y_norm", &norm.y_norm)))
     }
 
     /// Whether the residual is what `y` holds.
@@ -57,7 +60,11 @@ impl Operands {
         let rows = |shape: Shape| if m == 0 { Shape { rows: 0, ..shape } } else { shape };
         let vector = Shape { rows: 1, cols: problem.n_local() };
         let output = rows(problem.y_shape(rank));
-        let optional = [("bias", self.bias, epilogue.bias, vector), ("residual", self.residual, epilogue.residual, output)];
+        let optional = [
+            ("bias", self.bias, epilogue.bias, vector),
+            ("residual", self.residual, epilogue.residual, output),
+            ("gain", self.norm.map(|norm| norm.gain), epilogue.rms_norm.is_some(), vector),
+        ];
         for (operand, given, wanted, expected) in optional {
             match given {
                 None if wanted => return Err(CallError::NotGiven { operand, expected }),
@@ -66,7 +73,7 @@ impl Operands {
             }
         }
         let given = optional.into_iter().filter_map(|(_, given, _, shape)| given.map(|_| shape));
-        let shapes = [rows(problem.x_shape(rank)), problem.w_shape()].into_iter().chain(given).chain([output]);
+        let shapes = [rows(problem.x_shape(rank)), problem.w_shape()].into_iter().chain(given).chain([output, output]);
         for ((operand, view), expected) in self.named().zip(shapes) {
             let found = view.layout;
             if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {
@@ -76,11 +83,14 @@ impl Operands {
                 return Err(CallError::Location { operand, expected: location, found: view.location });
             }
         }
-        let y = self.y.bytes::<T>();
-        for (operand, view) in self.inputs().filter(|&(operand, _)| operand != "residual" || !self.residual_is_y()) {
-            let input = view.bytes::<T>();
-            if y.start < input.end && input.start < y.end && !y.is_empty() && !input.is_empty() {
-                return Err(CallError::Overlap { operand, y, input });
+        for (at, (output, view)) in self.outputs().enumerate() {
+            let written = view.bytes::<T>();
+            let others = self.inputs().chain(self.outputs().skip(at + 1));
+            for (operand, other) in others.filter(|other| (output, other.0) != ("y", "residual") || !self.residual_is_y()) {
+                let other = other.bytes::<T>();
+                if written.start < other.end && other.start < written.end && !written.is_empty() && !other.is_empty() {
+                    return Err(CallError::Overlap { output, operand, written, other });
+                }
             }
         }
         Ok(())
@@ -116,7 +126,7 @@ mod tests {
     }
 
     fn good() -> Operands {
-        Operands { x: view(0x1000, 4, 64), w: view(0x2000, 16, 64), bias: None, residual: None, y: view(0x3000, 8, 16) }
+        Operands { x: view(0x1000, 4, 64), w: view(0x2000, 16, 64), bias: None, residual: None, y: view(0x3000, 8, 16), norm: None }
     }
 
     fn refused(operands: Operands) -> String {

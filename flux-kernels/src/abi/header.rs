@@ -1,7 +1,7 @@
 //! The text of `abi.cuh`.
 
 use super::{
-    BulkCopy, Fill, FillParams, ItemStamps, Params, PingPong, RAW_END, RawReport, SENT_BYTES, VerifyParams, WorkerStamps, declare_words,
+    BulkCopy, Fill, FillParams, ItemStamps, Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, VerifyParams, WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
@@ -65,6 +65,7 @@ fn write() -> String {
         ItemStamps::MIRROR,
         WorkerStamps::MIRROR,
         Params::MIRROR,
+        RmsNormParams::MIRROR,
         FillParams::MIRROR,
         VerifyParams::MIRROR,
         RawReport::MIRROR,

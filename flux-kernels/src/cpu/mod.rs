@@ -14,6 +14,7 @@ mod memory;
 mod operands;
 mod panel;
 mod pause;
+mod rms_norm;
 mod sinks;
 
 pub use buffers::Buffers;
@@ -22,3 +23,4 @@ pub use error::ExecuteError;
 pub use executor::{CpuArgs, Executor};
 pub use memory::HostMemory;
 pub use operands::{Rows, RowsMut};
+pub use rms_norm::rms_norm;

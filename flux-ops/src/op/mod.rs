@@ -228,6 +228,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
+    #[expect(clippy::needless_pass_by_value, reason = "the borrows of a call end with it")]
     pub fn forward_with<'s>(
         &self,
         x: &TensorRef<'_, T>,
@@ -237,12 +238,12 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
         let (y, stream) = (y.view(), stream.into());
-        let EpilogueArgs { bias, residual, memory: _ } = epilogue;
+        let EpilogueArgs { bias, residual, norm, memory: _ } = epilogue;
         let residual = residual.map(|residual| match residual {
             Residual::Given(view) => view,
             Residual::InY => y,
         });
-        let operands = Operands { x: x.view(), w: w.view(), bias, residual, y };
+        let operands = Operands { x: x.view(), w: w.view(), bias, residual, y, norm };
         let m = operands.rows(K::OP);
         let problem = if m == 0 { self.largest } else { self.problem(m)? };
         operands.check::<T>((&problem, self.comm.rank(), m), self.request.epilogue, location(&self.comm))?;
@@ -412,10 +413,11 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         comm.note("plan table", request.user_table().explain(comm.device().name()));
         let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().and_then(Option::as_ref))?;
         let op = own.and_then(|_| {
+            request.epilogue.check()?;
             let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
             let resolved = request.resolve(comm, &buckets)?;
             let (largest, number, workspace) = (request.largest(comm)?, request.number(), request::workspace(&resolved));
-            let executor = Executor::new(comm, &resolved, request.epilogue.activation)?;
+            let executor = Executor::new(comm, &resolved, request.epilogue)?;
             Ok(Self { executor, comm: comm.clone(), request, largest, buckets, number, workspace, kind: PhantomData })
         });
         let op = agreement::all_ready(comm, &name, op)?;
