@@ -118,7 +118,7 @@ fn assert_in_order(timeline: &Timeline) {
             assert_eq!(reduces, tile == [0; 4], "item {i}: {t:?}");
             assert!(reduces || t.loaded <= t.multiplied, "item {i}: {t:?}");
             assert!(adds || t.partials_there == 0, "item {i} adds nothing: {t:?}");
-            (opened_after, sent_after) = (producer[4], sent);
+            (opened_after, sent_after) = (t.loaded, sent);
         }
     }
 }

@@ -12,8 +12,8 @@ use common::launched::places;
 use common::suite;
 use common::{AnyOp, Case, Machine, OPS, OpOptions, Values};
 use cudarc::driver::sys::CUstreamCaptureMode;
-use flux_core::TileShape;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
+use flux_core::{OpKind, TileShape};
 use flux_ops::CallError;
 use flux_transport::TransportError;
 use half::bf16;
@@ -51,6 +51,10 @@ fn the_way_through_the_host_changes_no_bit() {
             // Rows in another order have other tiles in the last wave, which stream-K splits.
             let k = if op.reduces() { KSplit::StreamK } else { KSplit::SplitK(2) };
             for (shape, plan) in [(many, by_tile), (many, Plan { k, ..by_tile })].into_iter().chain(flattened) {
+                // Ranks that store to each other would make two exchanges.
+                if op == OpKind::GemmAllReduce && plan.rows != RowMapping::Flattened {
+                    continue;
+                }
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 41);
                 let results = |machine: Machine| {
                     machine

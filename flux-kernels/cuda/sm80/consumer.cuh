@@ -37,7 +37,10 @@ struct Consumer {
             if (p.items[i].parts != 0 && threadIdx.x == 0) ptx::store_release_cta_shared(smem.multiplied(), number + 1);
             // Each phase loads the item's fields that it needs: the registers hold accumulators.
             add_split_k_partials(p.items[i], number, acc);
-            if constexpr (C::kSendsPartials) add_peer_partials(p.items[i], number, acc);
+            if constexpr (C::kSendsPartials) {
+                add_peer_partials(p.items[i], number, acc);
+                if (p.items[i].partials != 0) mark(i, &ItemStamps::partials_there);
+            }
             mark(i, &ItemStamps::summed);
             if (finishes<C>(p.items[i])) finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, warp / C::kWarpsN * C::kRows, acc);
             write(p.items[i], acc);

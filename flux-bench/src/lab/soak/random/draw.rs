@@ -29,6 +29,8 @@ pub(super) enum Processor {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Legal {
     All,
+    /// Through host memory, where a GEMM-AllReduce has flattened rows, as over messages.
+    Staged,
     /// Whole chunks as messages.
     Messages,
     /// The same, between nodes of several ranks.
@@ -38,7 +40,7 @@ pub(super) enum Legal {
 impl Legal {
     const fn ops(self) -> &'static [OpKind] {
         match self {
-            Self::All | Self::Messages => &OpKind::ALL,
+            Self::All | Self::Staged | Self::Messages => &OpKind::ALL,
             Self::Mixed => &[OpKind::AllGatherGemm, OpKind::GemmReduceScatter],
         }
     }
@@ -114,14 +116,15 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
         Processor::Gpu { generation, .. } if scatters => (generation.scatters(tile), generation.sends_partials(tile)),
         _ => (true, true),
     };
-    let flattened = legal != Legal::Mixed && can_flatten && (draw.below(2) > 0 || !can_send);
-    // Between nodes partial tiles are sent, whatever the tile: the table's first can.
-    let tile = if flattened || can_send { tile } else { TileShape::new(128, 128, 64) };
+    let one_exchange = problem.op() == OpKind::GemmAllReduce && legal != Legal::All;
+    let flattened = legal != Legal::Mixed && (one_exchange || can_flatten && (draw.below(2) > 0 || !can_send));
+    // Where only one of both will do, a tile that can do both.
+    let tile = if if flattened { can_flatten } else { can_send } { tile } else { TileShape::new(128, 128, 64) };
     let rows = if flattened { RowMapping::Flattened } else { RowMapping::PerShard { group: 1 + draw.below(world.get() + 1) } };
     let chunk = match draw.below(6) {
         0 => Chunk::Shard,
         // One signal for all, as messages are of whole shards.
-        _ if legal != Legal::All && flattened && scatters => Chunk::Shard,
+        _ if matches!(legal, Legal::Messages | Legal::Mixed) && flattened && scatters => Chunk::Shard,
         tiles => Chunk::Tiles(tiles),
     };
     let k = draw.of(&[KSplit::Whole, KSplit::Whole, KSplit::StreamK, KSplit::SplitK(2), KSplit::SplitK(3)]);
@@ -131,7 +134,7 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
     let mover = if shared { Mover::Kernel } else { draw.of(&[Mover::Kernel, Mover::CopyEngine]) };
     let peers = draw.of(&[1, 2, world.peers().max(1)]);
     let comm = match legal {
-        Legal::All => fused(mover),
+        Legal::All | Legal::Staged => fused(mover),
         // The one kernel of sequential calls has flattened rows.
         Legal::Messages if flattened => draw.of(&[CommMode::Overlapped { peers }, CommMode::Sequential]),
         Legal::Messages | Legal::Mixed => CommMode::Overlapped { peers },

@@ -15,7 +15,7 @@ use crate::out;
 use anyhow::Context;
 use draw::{Legal, Processor, RandomCase};
 use flux_core::DType;
-use flux_transport::Mover;
+use flux_transport::{Capabilities, Mover, PeerStores};
 use half::{bf16, f16};
 use std::fmt::Write as _;
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -44,10 +44,12 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
             alone: at_once == 1,
         },
     };
-    let legal = match (comm.nodes().are_mixed(), comm.capabilities().mover) {
+    let Capabilities { mover, peer_stores, .. } = comm.capabilities();
+    let legal = match (comm.nodes().are_mixed(), mover) {
         (true, _) => Legal::Mixed,
         (false, Mover::Messages { .. }) => Legal::Messages,
-        (false, _) => Legal::All,
+        _ if peer_stores == PeerStores::All => Legal::All,
+        _ => Legal::Staged,
     };
     let (start, mut said) = (Instant::now(), Instant::now());
     let limit = Duration::from_secs_f64(args.random.unwrap_or(0.0) * 60.0);

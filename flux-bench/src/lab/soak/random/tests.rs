@@ -44,10 +44,12 @@ fn program(case: &RandomCase, nodes: Nodes, links: Links) -> Option<TileProgram>
 }
 
 #[test]
-fn there_is_a_kernel_for_every_plan_over_peer_memory() {
+fn there_is_a_kernel_for_every_plan_over_peer_memory_and_through_the_host() {
     for world in [1, 2, 4, 8] {
-        for case in cases(world, PROCESSORS[1], Legal::All) {
-            program(&case, Nodes::apart(case.problem.world()), Links::PeerMemory);
+        for (legal, links) in [(Legal::All, Links::PeerMemory), (Legal::Staged, Links::HostStaged)] {
+            for case in cases(world, PROCESSORS[1], legal) {
+                program(&case, Nodes::apart(case.problem.world()), links);
+            }
         }
     }
 }
