@@ -44,6 +44,8 @@ pub struct OpOptions {
     pub bias: bool,
     /// Not of AllGather-GEMM.
     pub residual: bool,
+    /// Its addend; not of AllGather-GEMM.
+    pub rms_norm: Option<f32>,
     /// AllGather-GEMM only.
     pub activation: Activation,
     pub trace: bool,
@@ -80,9 +82,15 @@ impl<T: Element> AnyOp<T> {
         match op {
             OpKind::AllGatherGemm => options.tell(AllGatherGemm::builder(m, n, k)).activation(options.activation).build(comm).map(Self::Ag),
             OpKind::GemmReduceScatter => {
-                options.tell(GemmReduceScatter::builder(m, n, k)).residual(options.residual).build(comm).map(Self::Rs)
+                let builder = options.tell(GemmReduceScatter::builder(m, n, k)).residual(options.residual);
+                let builder = if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
+                builder.build(comm).map(Self::Rs)
             }
-            OpKind::GemmAllReduce => options.tell(GemmAllReduce::builder(m, n, k)).residual(options.residual).build(comm).map(Self::Ar),
+            OpKind::GemmAllReduce => {
+                let builder = options.tell(GemmAllReduce::builder(m, n, k)).residual(options.residual);
+                let builder = if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
+                builder.build(comm).map(Self::Ar)
+            }
         }
     }
 
