@@ -39,6 +39,7 @@ headers![
     "common/trace.cuh",
     "common/wait.cuh",
     "common/walk.cuh",
+    "norm/rms_norm.cuh",
     "sm80/config.cuh",
     "sm80/consumer.cuh",
     "sm80/fused_gemm.cuh",

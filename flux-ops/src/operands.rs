@@ -108,6 +108,7 @@ impl Operands {
 }
 
 #[cfg(test)]
+#[expect(clippy::large_types_passed_by_value, reason = "operands are made where they are checked")]
 mod tests {
     use super::*;
     use crate::tensor::Layout;

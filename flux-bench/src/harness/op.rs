@@ -1,6 +1,7 @@
 //! A fused op, chosen by the problem.
 
 use crate::harness::EpilogueSpec;
+use crate::harness::epilogue::EPS;
 use crate::plan::Overrides;
 use anyhow::bail;
 use flux_core::plan::Plan;
@@ -64,10 +65,12 @@ impl<T: Element> FusedOp<T> {
             }
             OpKind::GemmReduceScatter => {
                 let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
+                let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmAllReduce => {
                 let builder = GemmAllReduce::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
+                let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::AllReduce(with(builder, overrides).trace(trace).build(comm)?)
             }
         };

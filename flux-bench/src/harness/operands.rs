@@ -20,6 +20,8 @@ pub struct Operands {
     pub seed_bias: u64,
     /// Of the residual, `[m, n]`.
     pub seed_residual: u64,
+    /// Of the norm's gain, `[1, n]`.
+    pub seed_gain: u64,
     /// Distribution of all.
     pub fill: Fill,
     /// What becomes of the product.
@@ -36,6 +38,7 @@ impl Operands {
             seed_w: seed(1),
             seed_bias: seed(2),
             seed_residual: seed(3),
+            seed_gain: seed(4),
             fill,
             epilogue: EpilogueSpec::default(),
         }

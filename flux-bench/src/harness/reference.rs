@@ -27,8 +27,9 @@
 
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
+use crate::harness::epilogue::EPS;
 use crate::harness::{Operands, bias_window, elements, y_window};
-use flux_core::{Nodes, OpKind, Rank};
+use flux_core::{DType, Nodes, OpKind, Rank};
 use flux_kernels::Element;
 use flux_ops::Activation;
 use std::fmt;
@@ -158,6 +159,31 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
     verdict
 }
 
+/// Checks `rank`'s normalised rows against the norm of its rows `y`, in fp64: a sum of `n` squares is
+/// off by at most `n` roundings, half of which the root leaves, and six operations follow.
+pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gain: &[T]) -> Verdict {
+    let cols = gain.len();
+    let wide = |v: &T| f64::from(v.to_f32());
+    let unit = T::DTYPE.unit_roundoff();
+    // Of fp32, and the rounding of a tiny number.
+    let error = (cols as f64 / 2.0 + 6.0) * f64::from(f32::EPSILON) / 2.0;
+    let tiny = if T::DTYPE == DType::F16 { 2f64.powi(-25) } else { 2f64.powi(-134) };
+    let mut verdict = Verdict::default();
+    for (row, (y, y_norm)) in y.chunks_exact(cols).zip(y_norm.chunks_exact(cols)).enumerate() {
+        let squares: f64 = y.iter().map(|v| wide(v).powi(2)).sum();
+        let scale = (squares / cols as f64 + f64::from(EPS)).sqrt().recip();
+        for (col, ((y, gain), found)) in y.iter().zip(gain).zip(y_norm).enumerate() {
+            let exact = wide(y) * scale * wide(gain);
+            let off = (wide(found) - exact).abs();
+            if off.is_nan() || off > exact.abs() * (unit + error * (1.0 + unit)) + tiny {
+                verdict.violations += 1;
+                verdict.first.get_or_insert(Violation { rank: rank.get(), row: row as u32, col: col as u32 });
+            }
+        }
+    }
+    verdict
+}
+
 /// A window of a global operand, as the elements' exact values.
 fn operand<T: Element>(operands: &Operands, seed: u64, window: Window) -> Vec<f32> {
     let mut narrow = vec![T::from_f32(0.0); elements(window)];
@@ -281,7 +307,7 @@ mod tests {
                 }
                 let own = |source: usize| sources == 1 || (source == owner.index() && !flattened);
                 let sum: f64 = sums.iter().enumerate().map(|(source, &sum)| if own(source) { sum } else { sent(sum) }).sum();
-                let EpilogueSpec { bias, residual, activation } = operands.epilogue;
+                let EpilogueSpec { bias, residual, activation, norm: _ } = operands.epilogue;
                 let sum = sum + if bias { at(operands.seed_bias, 0, col) } else { 0.0 };
                 let sum = sum + if residual { at(operands.seed_residual, row, col) } else { 0.0 };
                 y.push(bf16::from_f32(activation.apply(sum as f32)));
@@ -362,13 +388,33 @@ mod tests {
     fn the_output_of_another_finish_fails() {
         for (operands, rank) in cases() {
             let added = [(false, false), (true, false), (false, true), (true, true)];
-            let with = |(bias, residual)| Activation::ALL.map(|activation| EpilogueSpec { bias, residual, activation });
+            let with = |(bias, residual)| Activation::ALL.map(|activation| EpilogueSpec { bias, residual, activation, norm: false });
             let epilogues = added.into_iter().flat_map(with);
             for other in epilogues.filter(|&epilogue| epilogue != operands.epilogue) {
                 let verdict = verify(&operands, rank, &outputs(&operands.with_epilogue(other), rank, plain(&operands)), plain(&operands));
                 assert!(!verdict.ok(), "{operands:?} passes as {other:?}");
             }
         }
+    }
+
+    #[test]
+    fn rows_that_are_not_normalised_are_wrong() {
+        let y: Vec<bf16> = (0..64).map(|i| bf16::from_f32((i % 7) as f32 - 2.5)).collect();
+        let gain = [0.5, -1.0, 2.0, 0.25, 1.0, -2.0, 4.0, 0.0, 0.5, -1.0, 2.0, 0.25, 1.0, -2.0, 4.0, 1.0].map(bf16::from_f32);
+        let norm_of = |row: &[bf16]| {
+            let squares: f64 = row.iter().map(|v| f64::from(*v).powi(2)).sum();
+            let scale = (squares / 16.0 + f64::from(EPS)).sqrt().recip();
+            row.iter().zip(&gain).map(move |(v, gain)| bf16::from_f64(f64::from(*v) * scale * f64::from(*gain))).collect::<Vec<_>>()
+        };
+        let right: Vec<bf16> = y.chunks_exact(16).flat_map(norm_of).collect();
+        assert!(verify_norm(Rank::new(1), (&y, &right), &gain).ok());
+        for wrong in [bf16::NAN, right[35] * bf16::from_f32(1.02), bf16::ZERO] {
+            let mut off = right.clone();
+            off[35] = wrong;
+            let verdict = verify_norm(Rank::new(1), (&y, &off), &gain);
+            assert_eq!((verdict.violations, verdict.first), (1, Some(Violation { rank: 1, row: 2, col: 3 })), "{wrong}");
+        }
+        assert!(!verify_norm(Rank::new(1), (&y, &y), &gain).ok());
     }
 
     #[test]

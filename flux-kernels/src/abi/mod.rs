@@ -15,7 +15,7 @@ pub(crate) use harness::{FillParams, RawReport, VerifyParams};
 pub(crate) use header::header;
 pub use links::{BulkCopy, PingPong};
 pub(crate) use params::Params;
-pub(crate) use rms_norm::RmsNormParams;
+pub(crate) use rms_norm::{AddRmsNormParams, RmsNormParams};
 pub use stamps::{ItemStamps, WorkerStamps};
 
 use std::fmt::Write as _;

@@ -1,4 +1,4 @@
-//! The parameters of the RMSNorm kernel.
+//! The parameters of the RMSNorm kernels.
 
 use super::mirrored;
 
@@ -18,5 +18,15 @@ mirrored! {
         pub(crate) cols: u32,
         /// Added to the mean of squares.
         pub(crate) eps: f32 = "float eps",
+    }
+}
+
+mirrored! {
+    /// The same behind the addition of a residual to the rows, which lies like them.
+    #[derive(Clone, Copy)]
+    pub(crate) struct AddRmsNormParams {
+        pub(crate) norm: RmsNormParams,
+        pub(crate) residual: u64,
+        pub(crate) bf16: u32,
     }
 }

@@ -8,7 +8,7 @@ use crate::element::Element;
 use cudarc::driver::sys;
 use flux_core::DType;
 
-/// Most threads of a CTA: the kernel's launch bound.
+/// Most threads of a CTA: the kernels' launch bound.
 const THREADS: u32 = 512;
 
 /// The loaded kernel, for both element types.
@@ -43,6 +43,18 @@ pub struct RmsNormArgs {
     pub stream: usize,
 }
 
+impl RmsNormArgs {
+    pub(crate) fn params(&self) -> RmsNormParams {
+        let Self { y, gain, out, cols, eps, .. } = *self;
+        RmsNormParams { y: y.address, y_row_bytes: y.row_bytes, gain, out: out.address, out_row_bytes: out.row_bytes, cols, eps }
+    }
+
+    /// Threads of a CTA.
+    pub(crate) fn threads(&self) -> u32 {
+        (self.cols / 8).next_multiple_of(32).clamp(32, THREADS)
+    }
+}
+
 impl RmsNorm {
     /// Loads the kernel from its cubin ([`Source::rms_norm`](crate::Source::rms_norm)) into the
     /// current context. [`loaded_rms_norm`](super::loaded_rms_norm) shares it.
@@ -65,15 +77,11 @@ impl RmsNorm {
     /// # Errors
     /// [`LaunchError`], before anything is enqueued.
     pub unsafe fn launch<T: Element>(&self, args: &RmsNormArgs) -> Result<(), LaunchError> {
-        let RmsNormArgs { y, gain, out, rows, cols, eps, stream } = *args;
-        if rows == 0 {
+        if args.rows == 0 {
             return Ok(());
         }
         let function = if T::DTYPE == DType::Bf16 { self.bf16 } else { self.fp16 };
-        let params =
-            RmsNormParams { y: y.address, y_row_bytes: y.row_bytes, gain, out: out.address, out_row_bytes: out.row_bytes, cols, eps };
-        let threads = (cols / 8).next_multiple_of(32).clamp(32, THREADS);
         // SAFETY: the kernel takes `RmsNormParams`; the caller answers for the addresses in it.
-        unsafe { self.module.launch(function, (rows, 1), threads, 0, &params, stream) }
+        unsafe { self.module.launch(function, (args.rows, 1), args.threads(), 0, &args.params(), args.stream) }
     }
 }

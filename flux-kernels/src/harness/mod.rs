@@ -12,9 +12,9 @@ pub use crate::abi::{BulkCopy, Fill, PingPong};
 pub use links::Links;
 pub use memory::{HostBuffer, NoMemory, room};
 
-use crate::abi::{FillParams, RawReport, VerifyParams};
-use crate::cuda::LaunchError;
+use crate::abi::{AddRmsNormParams, FillParams, RawReport, VerifyParams};
 use crate::cuda::module::Module;
+use crate::cuda::{LaunchError, RmsNormArgs};
 use crate::epilogue::Activation;
 use cudarc::driver::sys;
 use flux_core::{DType, OpKind, Problem, Rank};
@@ -108,6 +108,7 @@ pub struct Harness {
     module: Module,
     fill: sys::CUfunction,
     verify: sys::CUfunction,
+    add_rms_norm: sys::CUfunction,
     spin: sys::CUfunction,
     report: u64,
 }
@@ -127,6 +128,7 @@ impl Harness {
         Ok(Self {
             fill: module.function(c"flux_fill")?,
             verify: module.function(c"flux_verify")?,
+            add_rms_norm: module.function(c"flux_add_rms_norm")?,
             spin: module.function(c"flux_spin")?,
             report,
             module,
@@ -253,6 +255,20 @@ impl Harness {
             max_reference: f32::from_bits(raw.max_reference),
             max_ratio: f32::from_bits(raw.max_ratio),
         })
+    }
+
+    /// Enqueues what follows an unfused layer: `y += residual`, then the norm of `y`, as one kernel.
+    /// The residual lies like `y`.
+    ///
+    /// # Safety
+    /// As [`RmsNorm::launch`](crate::cuda::RmsNorm::launch), but that `y` is written too.
+    ///
+    /// # Errors
+    /// [`LaunchError`] if the kernel cannot be enqueued.
+    pub unsafe fn add_rms_norm(&self, args: &RmsNormArgs, residual: u64, dtype: DType) -> Result<(), LaunchError> {
+        let params = AddRmsNormParams { norm: args.params(), residual, bf16: u32::from(dtype == DType::Bf16) };
+        // SAFETY: the kernel takes `AddRmsNormParams`; the caller answers for the addresses in it.
+        unsafe { self.module.launch(self.add_rms_norm, (args.rows, 1), args.threads(), 0, &params, args.stream) }
     }
 }
 

@@ -14,7 +14,10 @@ use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
-use flux_kernels::cuda::{DeviceProgram, EpilogueStaging, Kernel, LaunchArgs, Matrix, Residual, RmsNorm, RmsNormArgs, TraceBuffer, launch, loaded, loaded_rms_norm};
+use flux_kernels::cuda::{
+    DeviceProgram, EpilogueStaging, Kernel, LaunchArgs, Matrix, Residual, RmsNorm, RmsNormArgs, TraceBuffer, launch, loaded,
+    loaded_rms_norm,
+};
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Element, KernelTarget, Origin, Source as KernelSource, Variant};
 use flux_transport::internal::cuda::{CudaDevice, is_capturing};

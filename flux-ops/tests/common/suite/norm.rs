@@ -116,7 +116,8 @@ pub fn a_norm_of_no_rows_is_nothing(machine: Machine) {
             let (mut y, mut y_norm) = (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(ly.span()));
             let (gain, mut to) = (node.view(&gain, (ly.cols,)), node.view_mut(&mut y_norm, none(ly)));
             let args = EpilogueArgs::new().norm(&gain, &mut to);
-            op.forward_with(&node.view(&x, none(lx)), &node.view(&w, lw), args, &mut node.view_mut(&mut y, none(ly)), node.stream()).unwrap();
+            op.forward_with(&node.view(&x, none(lx)), &node.view(&w, lw), args, &mut node.view_mut(&mut y, none(ly)), node.stream())
+                .unwrap();
             drop((gain, to));
             assert!(node.download(&y_norm).iter().all(|v| v.is_nan()), "{}", op.explain());
             let (y, y_norm) = call_with_norm(&op, &case, node);

@@ -91,10 +91,11 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
         assert!(
             [false, true].into_iter().all(|bias| of_gpu().any(|c| c.problem.op() == op && c.epilogue.residual && c.epilogue.bias == bias))
         );
+        assert!(of_gpu().any(|c| c.problem.op() == op && c.epilogue.norm));
     }
     for activation in Activation::ALL {
         for bias in [false, true] {
-            assert!(of_gpu().any(|c| c.epilogue == EpilogueSpec { bias, residual: false, activation }), "{activation} {bias}");
+            assert!(of_gpu().any(|c| c.epilogue == EpilogueSpec { bias, activation, ..EpilogueSpec::default() }), "{activation} {bias}");
         }
     }
     for op in OpKind::ALL {
