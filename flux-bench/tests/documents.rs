@@ -52,8 +52,18 @@ impl Document {
 
 /// Whether the word is a path below the root, of a file or of a folder.
 fn is_path(word: &str) -> bool {
-    const TOPS: [&str; 9] =
-        ["flux-core/", "flux-kernels/", "flux-transport/", "flux-ops/", "flux-bench/", "xtask/", "docs/", "results/", ".ci/"];
+    const TOPS: [&str; 10] = [
+        "flux-core/",
+        "flux-kernels/",
+        "flux-transport/",
+        "flux-ops/",
+        "flux-bench/",
+        "flux-python/",
+        "xtask/",
+        "docs/",
+        "results/",
+        ".ci/",
+    ];
     TOPS.iter().any(|top| word.starts_with(top)) && !word.contains(['*', '{', '<'])
 }
 
@@ -110,7 +120,7 @@ fn identifiers() -> BTreeSet<String> {
                 if !name.starts_with('.') && name != "target" {
                     folders.push(path);
                 }
-            } else if [".rs", ".cu", ".cuh"].iter().any(|end| name.ends_with(end)) {
+            } else if [".rs", ".cu", ".cuh", ".py"].iter().any(|end| name.ends_with(end)) {
                 let text = fs::read_to_string(&path).unwrap();
                 words.extend(text.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned));
             }

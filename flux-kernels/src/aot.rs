@@ -1,6 +1,6 @@
-//! Compiling every kernel ahead of time.
+//! Compiling kernels ahead of time.
 //!
-//! Invariant: a folder that this wrote serves every lookup of this version of the sources, with no
+//! Invariant: a folder with [every](Selection::Every) variant serves every lookup of this version of the sources, with no
 //! compiler on the machine.
 
 use crate::cache::{AheadError, Cubins};
@@ -13,16 +13,34 @@ use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
 
-/// Compiles every source for an architecture into `folder`, on as many threads as there are cores,
-/// and returns their resources, variants first.
+/// Which variants are compiled ahead of time.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Selection {
+    /// All: a device of the architecture needs no compiler.
+    Every,
+    /// [`Variant::cover`], which checks the sources in a fraction of the time.
+    Cover,
+}
+
+impl Selection {
+    /// The variants for an architecture.
+    pub fn variants(self, arch: Arch) -> Vec<Variant> {
+        match self {
+            Self::Every => KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all).collect(),
+            Self::Cover => Variant::cover(KernelTarget::of_arch(arch)),
+        }
+    }
+}
+
+/// Compiles variants and the harness for an architecture into `folder`, on as many threads as there
+/// are cores, and returns their resources, variants first.
 ///
 /// # Errors
 /// The first [`AheadError`] in that order; the others are compiled all the same.
-pub fn compile_all(arch: Arch, folder: &Path) -> Result<Vec<Report>, AheadError> {
-    let variants = KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all);
+pub fn compile_ahead(arch: Arch, variants: &[Variant], folder: &Path) -> Result<Vec<Report>, AheadError> {
     // Links are measured by Hopper's bulk copies.
     let links = (arch == Arch::Sm90a).then(Source::links);
-    let sources: Vec<_> = variants.map(|variant| variant.source()).chain([Source::rms_norm(), Source::harness()]).chain(links).collect();
+    let sources: Vec<_> = variants.iter().map(Variant::source).chain([Source::rms_norm(), Source::harness()]).chain(links).collect();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());

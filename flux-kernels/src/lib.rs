@@ -18,7 +18,7 @@ pub mod nvrtc;
 mod sources;
 mod variant;
 
-pub use aot::compile_all;
+pub use aot::{Selection, compile_ahead};
 pub use cache::{AheadError, Cubin, Cubins, Origin, cubin};
 pub use device::{KernelTarget, NoKernel};
 pub use element::Element;

@@ -63,6 +63,9 @@ fn advice(generation: Generation) -> String {
     text
 }
 
+/// The ops that have kernels of their own; see [`kernel_of`].
+const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
+
 /// The op whose kernel executes `op`: the program alone tells sums for one owner from sums for all.
 const fn kernel_of(op: OpKind) -> OpKind {
     if op.reduces() { OpKind::GemmReduceScatter } else { op }
@@ -77,10 +80,29 @@ impl Variant {
     /// Every variant that is compiled ahead of time for a target; the [`traced`](Self::traced)
     /// forms are compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
-        let ops = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter]; // see `kernel_of`
-        let pairs = ops.into_iter().flat_map(|op| [DType::Bf16, DType::F16].map(|dtype| (op, dtype)));
-        let plain = pairs.flat_map(|(op, dtype)| target.generation.tiles().flat_map(move |tile| Self::with_tile(op, dtype, tile, target)));
-        plain.flat_map(|variant| Activation::of(variant.op).iter().map(move |&a| variant.with_activation(a))).collect()
+        let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
+        plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish))).collect()
+    }
+
+    /// The fewest variants in which each op has every tile of a target in each of its forms, and
+    /// every element type and activation.
+    pub fn cover(target: KernelTarget) -> Vec<Self> {
+        let of_op = |op| Self::plain(op, target).zip(Self::finishes(op).cycle()).map(|(variant, finish)| variant.finished(finish));
+        OPS.into_iter().flat_map(of_op).collect()
+    }
+
+    /// The kernels of an op, with one element type and no activation.
+    fn plain(op: OpKind, target: KernelTarget) -> impl Iterator<Item = Self> {
+        target.generation.tiles().flat_map(move |tile| Self::with_tile(op, DType::Bf16, tile, target))
+    }
+
+    /// Element types and activations of an op's kernels.
+    fn finishes(op: OpKind) -> impl Iterator<Item = (DType, Activation)> + Clone {
+        [DType::Bf16, DType::F16].into_iter().flat_map(move |dtype| Activation::of(op).iter().map(move |&activation| (dtype, activation)))
+    }
+
+    const fn finished(self, (dtype, activation): (DType, Activation)) -> Self {
+        Self { dtype, activation, ..self }
     }
 
     fn with_tile(op: OpKind, dtype: DType, tile: TileShape, target: KernelTarget) -> impl Iterator<Item = Self> {
@@ -317,6 +339,22 @@ mod tests {
         let [_, shared] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, false), HOPPER).unwrap()[..] else { unreachable!() };
         assert!(!shared.fits(&program(OpKind::GemmReduceScatter, 512, true)), "a launch refuses it");
         assert!(!shared.fits(&program(OpKind::AllGatherGemm, 512, false)), "of another op");
+    }
+
+    #[test]
+    fn a_cover_has_every_tile_type_and_activation_of_each_op_and_no_form_twice() {
+        for arch in Arch::ALL {
+            let target = KernelTarget::of_arch(arch);
+            let (all, cover) = (Variant::all(target), Variant::cover(target));
+            for wanted in &all {
+                let of_op = || cover.iter().filter(|variant| variant.op == wanted.op);
+                let forms = of_op().filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form)).count();
+                assert_eq!(forms, 1, "{wanted} {}", arch.name());
+                assert!(of_op().any(|variant| variant.dtype == wanted.dtype), "{wanted} {}", arch.name());
+                assert!(of_op().any(|variant| variant.activation == wanted.activation), "{wanted} {}", arch.name());
+            }
+            assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
+        }
     }
 
     /// As a launch finds them: a program of each tile, with flattened rows and with rows per shard.

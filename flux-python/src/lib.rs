@@ -165,6 +165,7 @@ mod _native {
         comm: u64,
         kind: &str,
         activation_number: u64,
+        m: usize,
         operands: (Described, Described, Option<Described>, Described),
     ) -> PyResult<()> {
         with(py, comm, |member| {
@@ -172,6 +173,7 @@ mod _native {
             let call = Call {
                 kind: Kind::named(kind)?,
                 activation: activation(activation_number)?,
+                m,
                 x: described("x", x)?,
                 weight: described("weight", weight)?,
                 bias: bias.as_ref().map(|bias| described("bias", bias)).transpose()?,
@@ -188,6 +190,12 @@ mod _native {
     #[pyfunction]
     fn activations() -> Vec<&'static str> {
         Activation::ALL.iter().map(|activation| activation.name()).collect()
+    }
+
+    /// The commit of this build, which `cargo xtask` names.
+    #[pyfunction]
+    fn commit() -> &'static str {
+        option_env!("FLUX_COMMIT").filter(|commit| !commit.is_empty()).unwrap_or("unknown")
     }
 
     /// Registers the ops with the torch that has loaded these libraries.

@@ -4,7 +4,6 @@
 //! knows how flux-ops builds and calls them.
 
 use crate::error::{Error, of_view};
-use crate::member::Member;
 use flux_ops::{
     Activation, AllGatherGemm, CallError, DType, Element, EpilogueArgs, GemmAllReduce, GemmReduceScatter, Layout, RawTensor, TensorMut,
     TensorRef, bf16, f16,
@@ -44,18 +43,20 @@ impl Kind {
     }
 
     /// The global rows of a call, where the caller does not say them.
-    pub(crate) fn rows(self, m: Option<usize>, x_rows: usize, member: &Member) -> usize {
+    pub(crate) fn rows(self, m: Option<usize>, x_rows: usize, comm: &Communicator) -> usize {
         match self {
-            Self::AllGather => m.unwrap_or(x_rows * member.comm.world_size().get() as usize),
+            Self::AllGather => m.unwrap_or(x_rows * comm.world_size().get() as usize),
             Self::ReduceScatter | Self::AllReduce => x_rows,
         }
     }
 
     /// Rows and columns of the result, by the rows of the weight.
-    pub(crate) fn result(self, m: usize, weight_rows: usize, member: &Member) -> [usize; 2] {
+    pub(crate) fn result(self, m: usize, weight_rows: usize, comm: &Communicator) -> [usize; 2] {
+        let (rank, world) = (comm.rank().get() as usize, comm.world_size().get() as usize);
         let rows = match self {
             Self::AllGather | Self::AllReduce => m,
-            Self::ReduceScatter => member.shard_rows(m),
+            // As `torch.tensor_split` cuts them.
+            Self::ReduceScatter => m / world + usize::from(rank < m % world),
         };
         [rows, weight_rows]
     }
@@ -87,6 +88,8 @@ pub(crate) struct OpSpec {
 pub(crate) struct Call<'s> {
     pub(crate) kind: Kind,
     pub(crate) activation: Activation,
+    /// Rows of all ranks together.
+    pub(crate) m: usize,
     pub(crate) x: RawTensor,
     pub(crate) weight: RawTensor,
     pub(crate) bias: Option<RawTensor>,
@@ -139,7 +142,11 @@ impl Ops {
     /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask.
     pub(crate) unsafe fn call(&self, call: &Call<'_>) -> Result<(), Error> {
         let world = self.comm.world_size().get() as usize;
-        let Call { kind, activation, .. } = *call;
+        let Call { kind, activation, m, .. } = *call;
+        let (found, needed) = ([call.y.layout.rows, call.y.layout.cols], kind.result(m, call.weight.layout.rows, &self.comm));
+        if found != needed {
+            return Err(Error::operand(format!("out is {found:?}, and the result of m = {m} is {needed:?}")));
+        }
         let (n, k) = kind.extents(call.weight.layout, world);
         let spec = OpSpec { kind, n, k, dtype: call.x.dtype, bias: call.bias.is_some(), activation };
         let op = self.op(&spec, call.stream)?;

@@ -1,10 +1,11 @@
-"""Cases with tensors of PyTorch on the CPU; see ``ranks``."""
+"""Cases with tensors of PyTorch on the communicator's device; see ``ranks``."""
 
 from __future__ import annotations
 
 import copy
 import threading
 import time
+from datetime import timedelta
 
 import numpy as np
 import torch
@@ -18,12 +19,21 @@ BF16, F16 = torch.bfloat16, torch.float16
 NAMES = {BF16: "bfloat16", F16: "float16"}
 
 
+def place():
+    """The device of the operands."""
+    device = flux_tp.default().device
+    return torch.device("cpu") if device is None else torch.device("cuda", device)
+
+
 def tensors(dtype, *arrays):
-    return [None if array is None else torch.from_numpy(array).to(dtype) for array in arrays]
+    return [None if array is None else torch.from_numpy(array).to(place(), dtype) for array in arrays]
 
 
 def numbers(tensor):
-    return tensor.detach().double().numpy()
+    """The values of a result, once they are valid."""
+    values = tensor.detach().double().cpu().numpy()
+    flux_tp.check()
+    return values
 
 
 def all_gather(comm):
@@ -59,7 +69,7 @@ def uneven_rows_and_more_dimensions(comm):
 def out(comm):
     *operands, y = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
     x, w, _ = tensors(F16, *operands)
-    result = torch.empty(y.shape, dtype=F16)
+    result = torch.empty(y.shape, dtype=F16, device=place())
     assert flux_tp.all_gather_matmul(x, w, out=result) is result
     close(numbers(result), y, "float16")
     raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x.requires_grad_(), w, out=result), "out=", "no_grad")
@@ -76,11 +86,11 @@ def errors_keep_their_class(comm):
     raises(bad, lambda: call(x, w.t().contiguous().t()), "weight", ".contiguous()")
     raises(bad, lambda: call(x[:, :24], w), "x is [8, 24]")
     raises(bad, lambda: call(x[0], w), "x has 1 dimensions")
-    raises(Exception, lambda: call(x, w.to("meta")))
+    raises(bad, lambda: call(x, w.to("meta")), "weight is on meta", "move it")
     if comm.world_size > 1:
         # A shape that no rank has built.
-        wide = torch.zeros(16 + 8 * (comm.rank == 0), 56, dtype=F16)
-        raises(flux_tp.DisagreedError, lambda: call(torch.zeros(8, 56, dtype=F16), wide))
+        wide = torch.zeros(16 + 8 * (comm.rank == 0), 56, dtype=F16, device=place())
+        raises(flux_tp.DisagreedError, lambda: call(torch.zeros(8, 56, dtype=F16, device=place()), wide))
     close(numbers(call(x, w)), y, "float16")
 
 
@@ -123,14 +133,14 @@ def compiled(comm):
     x, up, down = tensors(F16, x, operand(2 + comm.rank, 16, 32), operand(20 + comm.rank, 24, 16))
     with torch.no_grad():
         expected = mlp(x, up, down)
-        # The graph as inductor gets it; its C++ is not what is tested here.
-        found = torch.compile(mlp, fullgraph=True, backend="aot_eager")(x, up, down)
+        # On the CPU the graph as inductor gets it: its C++ is not what is tested here.
+        found = torch.compile(mlp, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
     assert torch.equal(found, expected)
 
 
 def init_distributed():
     if not dist.is_initialized():
-        dist.init_process_group("gloo")
+        dist.init_process_group("gloo" if place().type == "cpu" else "nccl", timeout=timedelta(minutes=2))
 
 
 def weights_need_torch_distributed(comm):
@@ -161,7 +171,7 @@ def gradients(comm):
         for leaf in (X, W, B):
             leaf.requires_grad_()
         y = flux_tp.all_gather_matmul(X, W, B, m=m)
-        y.backward(torch.from_numpy(dy[rank]).to(BF16))
+        y.backward(*tensors(BF16, dy[rank]))
         near(X.grad, np.einsum("pmn,pnk->mk", dy, w)[own], np.einsum("pmn,pnk->mk", np.abs(dy), np.abs(w))[own])
         near(W.grad, dy[rank].T @ x, np.abs(dy[rank]).T @ np.abs(x))
         near(B.grad, dy[rank].sum(0), np.abs(dy[rank]).sum(0))
@@ -171,21 +181,35 @@ def gradients(comm):
         for leaf in (X, W, B):
             leaf.requires_grad_()
         y = flux_tp.matmul_reduce_scatter(X, W, B)
-        y.backward(torch.from_numpy(dy[own]).to(BF16))
+        y.backward(*tensors(BF16, dy[own]))
         near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
         near(W.grad, dy.T @ x[rank], np.abs(dy).T @ np.abs(x[rank]))
         near(B.grad, dy.sum(0), np.abs(dy).sum(0))
-
 
     m, n, k = 8, 16, 24
     x, w, dy = operand(9, world, m, k), operand(10, world, n, k), operand(11, m, n)
     X, W, B = tensors(BF16, x[rank], w[rank], operand(12, n))
     for leaf in (X, W, B):
         leaf.requires_grad_()
-    flux_tp.matmul_all_reduce(X, W, B).backward(torch.from_numpy(dy).to(BF16))
+    flux_tp.matmul_all_reduce(X, W, B).backward(*tensors(BF16, dy))
     near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
     near(W.grad, dy.T @ x[rank], np.abs(dy).T @ np.abs(x[rank]))
     near(B.grad, dy.sum(0), np.abs(dy).sum(0))
+
+
+def gradients_with_frozen_weights(comm):
+    """The gradient of the input alone, which the ops compute without torch.distributed."""
+    world, rank, n, k = comm.world_size, comm.rank, 16, 24
+    for m in (world * 8, world * 8 + 1):
+        own = rows(world, rank, m)
+        x, w, dy = operand(1, m, k), operand(2, world, n, k), operand(3, world, m, n)
+        X, W = tensors(BF16, x[own], w[rank])
+        flux_tp.all_gather_matmul(X.requires_grad_(), W, m=m).backward(*tensors(BF16, dy[rank]))
+        near(X.grad, np.einsum("pmn,pnk->mk", dy, w)[own], np.einsum("pmn,pnk->mk", np.abs(dy), np.abs(w))[own])
+        x, w, dy = operand(5, world, m, k), operand(6, world, n, k), operand(7, m, n)
+        X, W = tensors(BF16, x[rank], w[rank])
+        flux_tp.matmul_reduce_scatter(X.requires_grad_(), W).backward(*tensors(BF16, dy[own]))
+        near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
 
 
 def an_activation_has_a_gradient(comm):
@@ -214,8 +238,8 @@ def modules(comm):
     up.load_state_dict(other, strict=True)
     raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad it to")
     m = comm.world_size * 4
-    x = torch.from_numpy(operand(1, m, 2, 32)[rows(comm.world_size, comm.rank, m)]).to(BF16)
-    goal = torch.from_numpy(operand(2, m, 2, 24)[rows(comm.world_size, comm.rank, m)]).to(BF16)
+    own = rows(comm.world_size, comm.rank, m)
+    x, goal = tensors(BF16, operand(1, m, 2, 32)[own], operand(2, m, 2, 24)[own])
     parameters = [*up.parameters(), *down.parameters()]
 
     def loss():
@@ -244,12 +268,12 @@ def modules_without_sequence_parallelism(comm):
     w1, w2, x, dy = operand(1, world, 16, 32), operand(2, world, 24, 16), operand(3, m, 32), operand(4, m, 24)
     for module, weight in ((up, w1), (down, w2)):
         module.load_state_dict({"weight": torch.from_numpy(weight[rank]), "bias": torch.zeros_like(module.bias), "_extra_state": None})
-    X = torch.from_numpy(x).to(BF16).requires_grad_()
+    X = tensors(BF16, x)[0].requires_grad_()
     y = down(up(X.reshape(2, 3, 32))).reshape(m, 24)
     hidden = np.einsum("mk,pnk->pmn", x, w1)
     active = np.maximum(hidden, 0)
     near(y, np.einsum("pmn,pkn->mk", active, w2), np.einsum("pmn,pkn->mk", active, np.abs(w2)))
-    y.backward(torch.from_numpy(dy).to(BF16))
+    y.backward(*tensors(BF16, dy))
     back = np.einsum("mk,pkn->pmn", dy, w2) * (hidden > 0)
     scale = np.einsum("mk,pkn->pmn", np.abs(dy), np.abs(w2)) * (hidden > 0)
     near(X.grad, np.einsum("pmn,pnk->mk", back, w1), np.einsum("pmn,pnk->mk", scale, np.abs(w1)))
@@ -258,18 +282,19 @@ def modules_without_sequence_parallelism(comm):
 
 
 def groups_inside_a_larger_job(comm):
+    """Even and odd ranks compute apart, as the tensor-parallel groups of a larger job do."""
     init_distributed()
-    if comm.world_size < 3:
-        return
-    members = [2, 0]
-    group = dist.new_group(members)
-    if comm.rank not in members:
-        return raises(flux_tp.ConnectError, lambda: flux_tp.init(group, transport="host"), "not of the group")
-    with flux_tp.init(group, transport="host") as inner:
-        assert (inner.rank, inner.world_size) == (dist.get_rank(group), 2)
-        *operands, y = gathered(inner, 16, 16, 32, dtype=np.float64)
-        x, w, _ = tensors(F16, *operands)
-        close(numbers(flux_tp.all_gather_matmul(x, w, group=inner)), y, "float16")
+    world, rank = comm.world_size, comm.rank
+    # Every rank makes every group.
+    even, odd = (dist.new_group(list(range(first, world, 2))) for first in (0, 1))
+    own, other = (odd, even) if rank % 2 else (even, odd)
+    raises(flux_tp.ConnectError, lambda: flux_tp.init(other), "not of the group")
+    with flux_tp.init(own, transport="host" if comm.device is None else "auto", device=comm.device) as inner:
+        assert (inner.rank, inner.world_size) == (rank // 2, dist.get_world_size(own))
+        *operands, y = gathered(inner, 16 * inner.world_size, 16, 32, dtype=np.float64)
+        x, w, _ = tensors(BF16, *operands)
+        close(numbers(flux_tp.all_gather_matmul(x, w.requires_grad_(), group=inner)), y, "bfloat16")
+        inner.check()
 
 
 def a_call_costs_microseconds(comm):

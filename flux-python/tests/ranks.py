@@ -13,6 +13,7 @@ import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 from importlib import import_module
@@ -20,14 +21,16 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).parent
-PATIENCE = 120.0
-"""Seconds for one case: a busy machine takes long, a hang does not end."""
+PATIENCE = 240.0
+"""Seconds for one case: a busy machine and a first compilation take long, a hang does not end."""
+GRACE = 30.0
+"""Seconds more until ranks are killed that answer nothing, as they hang outside Python."""
 
 
 class Ranks:
-    """``world`` processes; ``options`` go to ``flux_tp.init``."""
+    """``world`` processes; ``options`` go to ``flux_tp.init``, ``environment`` to the processes."""
 
-    def __init__(self, world: int, module: str, **options: Any) -> None:
+    def __init__(self, world: int, module: str, environment: dict[str, str] | None = None, **options: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="flux-test-")
         os.chmod(self._folder.name, 0o700)
         with socket.socket() as free:
@@ -48,11 +51,13 @@ class Ranks:
                 "LOCAL_RANK": rank,
                 "LOCAL_WORLD_SIZE": world,
                 "OMP_NUM_THREADS": 1,
+                # Multicast may fail the links of a whole host.
+                "NCCL_NVLS_ENABLE": 0,
             }
-            environment = os.environ | {name: str(value) for name, value in variables.items()}
+            named = {name: str(value) for name, value in variables.items()}
             command = [sys.executable, str(HERE / "ranks.py"), module, json.dumps(options)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
-            self.processes.append(subprocess.Popen(command, env=environment, cwd=HERE, **pipes))
+            self.processes.append(subprocess.Popen(command, env=os.environ | named | (environment or {}), cwd=HERE, **pipes))
 
     def run(self, case: str, *without: int) -> None:
         """Has every rank run a case; fails with what they say. Ranks in ``without`` need not answer."""
@@ -60,22 +65,35 @@ class Ranks:
             process.stdin.write(case + "\n")
             process.stdin.flush()
         words = []
-        for rank, process in enumerate(self.processes):
-            line = process.stdout.readline()
-            if rank in without:
-                continue
-            if not line:
-                words.append(f"rank {rank} has ended with {process.wait()}")
-            elif answer := json.loads(line):
-                words.append(f"rank {rank}:\n{answer}")
+        deadline = threading.Timer(PATIENCE + GRACE, self.kill)
+        deadline.start()
+        try:
+            for rank, process in enumerate(self.processes):
+                line = process.stdout.readline()
+                if rank in without:
+                    continue
+                if not line:
+                    words.append(f"rank {rank} has ended with {process.wait(GRACE)}")
+                elif answer := json.loads(line):
+                    words.append(f"rank {rank}:\n{answer}")
+        finally:
+            deadline.cancel()
         assert not words, "\n".join(words)
+
+    def kill(self) -> None:
+        """Ends the ranks at once."""
+        for process in self.processes:
+            process.kill()
 
     def close(self) -> None:
         """Ends the ranks; each must end well unless it was killed."""
         for process in self.processes:
             process.stdin.close()
-        ends = [process.wait(PATIENCE) for process in self.processes]
-        self._folder.cleanup()
+        try:
+            ends = [process.wait(GRACE) for process in self.processes]
+        finally:
+            self.kill()
+            self._folder.cleanup()
         assert all(end in (0, -signal.SIGKILL) for end in ends), ends
 
     def __enter__(self) -> Ranks:

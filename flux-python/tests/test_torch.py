@@ -16,6 +16,7 @@ CASES = [
     "others_run_while_a_rank_waits",
     "schemas_and_fakes",
     "compiled",
+    "gradients_with_frozen_weights",
     "weights_need_torch_distributed",
     "gradients",
     "an_activation_has_a_gradient",

@@ -1,4 +1,4 @@
-//! Compiles every kernel, without a GPU. Fails where one spills, uses local memory or has
+//! Compiles kernels, without a GPU. Fails where one spills, uses local memory or has
 //! serialized wgmma instructions.
 //!
 //! Without an NVRTC on the machine, its wheel is fetched once into `nvrtc/` of the target folder.
@@ -17,12 +17,13 @@ const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
 /// Exit status of `flux-kernels` without an NVRTC.
 const NO_NVRTC: i32 = 3;
 
-/// Compiles every kernel for `archs` into `out`, by default `cubins/` of the target folder, and
-/// prints its resources.
-pub(crate) fn compile(out: Option<&Path>, archs: &[&str]) -> anyhow::Result<()> {
+/// Compiles every kernel for `archs`, or a cover of them, into `out`, by default `cubins/` of the
+/// target folder, and prints its resources.
+pub(crate) fn compile(out: Option<&Path>, archs: &[&str], cover: bool) -> anyhow::Result<()> {
     let target = target_folder()?;
     let out = out.map_or_else(|| target.join("cubins"), Path::to_path_buf);
     let mut words: Vec<&OsStr> = vec!["compile".as_ref(), "--out".as_ref(), out.as_ref()];
+    words.extend(cover.then_some(OsStr::new("--cover")));
     words.extend(archs.iter().flat_map(|arch| ["--arch", arch]).map(OsStr::new));
     with_nvrtc(&target, &words)
 }

@@ -66,6 +66,9 @@ enum Task {
         /// `compute_80` for PTX; `all` for all of them
         #[arg(long, value_name = "ARCH", default_values = ["sm_90a"])]
         arch: Vec<String>,
+        /// Only the fewest kernels in which each op has every tile, element type and activation
+        #[arg(long)]
+        cover: bool,
     },
     /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
     Dist,
@@ -107,7 +110,7 @@ fn run(task: Task) -> anyhow::Result<()> {
         Task::Faults { args } => cargo::flux_bench("release", &["lab", "faults"], &args),
         Task::Doctor => cargo::flux_bench("release", &["doctor"], &[]),
         Task::Test { args } => test::run(&args),
-        Task::Kernels { out, arch } => kernels::compile(out.as_deref(), &arch.iter().map(String::as_str).collect::<Vec<_>>()),
+        Task::Kernels { out, arch, cover } => kernels::compile(out.as_deref(), &arch.iter().map(String::as_str).collect::<Vec<_>>(), cover),
         Task::Dist => dist::build().map(drop),
         Task::Wheel { profile } => wheel::build(&profile).map(|wheel| println!("{}", wheel.display())),
         Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {

@@ -23,8 +23,8 @@ impl Contender {
     pub(crate) const ALL: [Self; 4] = [Self::Gemm, Self::Comm, Self::Serial, Self::Op];
 
     /// All, in the order of a round.
-    pub(crate) fn in_round(round: usize) -> [Self; 4] {
-        in_round(Self::ALL, round)
+    pub(crate) fn in_round(round: usize) -> Vec<Self> {
+        in_round(&Self::ALL, round)
     }
 
     pub(crate) const fn of(self, measured: &Measured) -> Times {
@@ -37,12 +37,19 @@ impl Contender {
     }
 }
 
-/// Four contenders in the order of a round: in four rounds each follows each other once.
+/// Contenders in the order of a round: in as many rounds as there are contenders each follows each
+/// other once, or with an odd number of them twice in twice as many.
 ///
 /// Source: Williams, "Experimental designs balanced for the estimation of residual effects of
 /// treatments", 1949.
-pub(crate) fn in_round<C: Copy>(contenders: [C; 4], round: usize) -> [C; 4] {
-    [0, 1, 3, 2].map(|contender| contenders[(contender + round) % 4])
+pub(crate) fn in_round<C: Copy>(contenders: &[C], round: usize) -> Vec<C> {
+    let count = contenders.len();
+    // 0, 1, n - 1, 2, n - 2, ...
+    let mut order: Vec<_> = (0..count).map(|at| if at % 2 == 1 { at.div_ceil(2) } else { count - at / 2 }).collect();
+    if count % 2 == 1 && round / count % 2 == 1 {
+        order.reverse();
+    }
+    order.into_iter().map(|contender| contenders[(contender + round) % count]).collect()
 }
 
 /// One rank's sample of a call.

@@ -23,6 +23,8 @@ const MOST_STAGES: u32 = 12;
 const ROW_GAP: u32 = 16;
 /// Two words and the alignment of the first stage.
 const WORDS_AND_ALIGNMENT: u32 = 16 + 1024;
+/// Three words and the alignment of the first stage.
+const PORTABLE_WORDS_AND_ALIGNMENT: u32 = 24 + 1024;
 
 /// Epilogue staging buffers of a CTA in shared memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -133,17 +135,17 @@ impl TileShape {
     ///
     /// ```
     /// use flux_core::TileShape;
-    /// let stages = |kib| TileShape::new(128, 256, 64).portable_stages(kib << 10);
+    /// let stages = |kib: u32| TileShape::new(128, 256, 64).portable_stages(kib << 10);
     /// assert_eq!([99, 163, 227].map(stages), [Some(2), Some(3), Some(4)]);
     /// ```
     pub fn portable_stages(self, shared_bytes: u32) -> Option<u32> {
         (FEWEST_PORTABLE_STAGES..=MOST_STAGES).rev().find(|&stages| self.portable_shared_bytes(stages) <= shared_bytes)
     }
 
-    /// Dynamic shared memory of a CTA of the portable kernel, in bytes: stages, barriers, two
+    /// Dynamic shared memory of a CTA of the portable kernel, in bytes: stages, barriers, three
     /// words and the alignment.
     pub const fn portable_shared_bytes(self, stages: u32) -> u32 {
-        stages * (self.m + self.n) * self.k * 2 + (2 * stages + 3) * 8 + WORDS_AND_ALIGNMENT
+        stages * (self.m + self.n) * self.k * 2 + (2 * stages + 3) * 8 + PORTABLE_WORDS_AND_ALIGNMENT
     }
 }
 

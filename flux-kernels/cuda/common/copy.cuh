@@ -65,8 +65,10 @@ private:
             uint4 eight[kAhead];
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {
-                const u32 at = v + i * stride;
-                if (at < all) eight[i] = ptx::load_global_16(from + row(item, at, per_row) * p.source_row_bytes + col_bytes(item, at, per_row));
+                // A vector that does not exist repeats the last one: registers that only some threads
+                // write would be kept through the mainloop.
+                const u32 at = least(v + i * stride, all - 1);
+                eight[i] = ptx::load_global_16(from + row(item, at, per_row) * p.source_row_bytes + col_bytes(item, at, per_row));
             }
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {

@@ -32,6 +32,9 @@ struct RingState {
 struct Walk {
     u32 first, stride, count;
 
+    // The `number`-th of them.
+    __device__ __forceinline__ u32 item(u32 number) const { return first + number * stride; }
+
     // The last of them; there is at least one.
     __device__ __forceinline__ u32 last() const { return first + (count - 1 - first) / stride * stride; }
 };

@@ -59,11 +59,11 @@ struct Config {
     // Bytes of a strip of 16 rows in a slot of partial sums.
     static constexpr u32 kStripBytes = 16 * TileN * 2;
 
-    // Dynamic shared memory: stages, barriers and two words, from a 1024-byte border.
+    // Dynamic shared memory: stages, barriers and three words, from a 1024-byte border.
     static constexpr u32 kBarrierOffset = kStages * kStageBytes;
     static constexpr u32 kBarriers = 2 * kStages + 3;
     static constexpr u32 kArrivedOffset = kBarrierOffset + kBarriers * 8;
-    static constexpr u32 kSharedBytes = kArrivedOffset + 16 + 1024;
+    static constexpr u32 kSharedBytes = kArrivedOffset + 24 + 1024;
 };
 
 // Addresses in the CTA's shared window.
@@ -87,6 +87,8 @@ struct Shared {
     __device__ __forceinline__ u32 arrived() const { return base + C::kArrivedOffset; }
     // Items that the CTA has multiplied, where the last one adds split-K partials.
     __device__ __forceinline__ u32 multiplied() const { return arrived() + 8; }
+    // The call's epoch, for the consumers.
+    __device__ __forceinline__ u32 epoch() const { return arrived() + 16; }
 };
 
 }  // namespace flux

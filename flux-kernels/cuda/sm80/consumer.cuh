@@ -1,7 +1,11 @@
 // The consumers: warps that multiply the stages into their parts of the tile's accumulators, add
 // split-K partials and peers' partial tiles in a fixed order, and store the result from registers.
+//
+// The largest tiles leave 40 registers beside the accumulators. So through the mainloop a thread
+// keeps only the item's number and its places in ring and barriers, and works out the rest anew.
 
 #pragma once
+#include "common/copy.cuh"
 #include "common/epilogue.cuh"
 #include "common/progress.cuh"
 #include "common/reduce_rows.cuh"
@@ -18,18 +22,16 @@ namespace flux {
 template <class C>
 struct Consumer {
     static constexpr u32 kSteps = C::kTileK / 16;  // k16 steps of a stage
-    static constexpr u32 kBlocksN = 2 * C::kPairs;  // n8 blocks of a warp
 
     const Params& p;
     const Shared<C> smem;
-    const u32 epoch;
-    const u32 warp;
     RingState<C::kStages> ring;
     u32 announced_phase = 0;
 
     __device__ __forceinline__ void run(const Walk& walk) {
-        u32 i = ptx::from_lane(walk.first, 0);
-        for (u32 number = 0; i < walk.count; i = ptx::from_lane(i + walk.stride, 0), ++number) {
+        u32 number = 0;
+        for (; walk.item(number) < walk.count; ++number) {
+            const u32 i = walk.item(number);
             if (C::kScatters && p.items[i].sink == static_cast<u32>(Sink::kReduceRows)) break;
             Accumulators<C> acc;
             multiply(p.items[i].k_steps, acc);
@@ -42,7 +44,10 @@ struct Consumer {
                 if (p.items[i].partials != 0) mark(i, &ItemStamps::partials_there);
             }
             mark(i, &ItemStamps::summed);
-            if (finishes<C>(p.items[i])) finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, warp / C::kWarpsN * C::kRows, acc);
+            if (finishes<C>(p.items[i])) {
+                const u32 warp = threadIdx.x / 32;
+                finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, warp / C::kWarpsN * C::kRows, acc);
+            }
             write(p.items[i], acc);
             mark(i, &ItemStamps::written);
             if (p.items[i].raise != kNone) {
@@ -51,22 +56,24 @@ struct Consumer {
                 mark(i, &ItemStamps::sent);
             }
         }
-        if constexpr (C::kScatters) reduce_scattered_rows(i, walk);
+        if constexpr (C::kScatters) reduce_scattered_rows(walk.item(number), walk);
+        if constexpr (C::kSendsPartials) {
+            if (p.copy_count != 0) Copier<C>{p, smem, epoch(), threadIdx.x % 32}.behind_gemm(threadIdx.x / 32);
+        }
     }
 
 private:
-    // Multiplies at least one stage. Fragments are loaded behind the last products that use the ones
-    // before in the same registers: a second set would not fit beside the accumulators.
+    __device__ __forceinline__ u32 epoch() const { return static_cast<u32>(ptx::load_acquire_cta_shared(smem.epoch())); }
+
+    // Multiplies at least one stage. Fragments of B are loaded a pair of n8 blocks ahead of their
+    // products. Those of A follow the last products that use the ones before: a second set would
+    // not fit beside the accumulators, and the multiprocessor's other consumers fill the gap.
     __device__ __forceinline__ void multiply(u32 stages, Accumulators<C>& acc) {
-        // This lane's row of the first m16 block and of the first n8 block, with the swizzled chunk
-        // of step 0; a step moves it by two chunks, which flips two bits.
-        const u32 lane = threadIdx.x % 32;
+        // This lane's row of the first m16 block, and of the first pair of n8 blocks, with the
+        // swizzled chunk of step 0; a step moves it by two chunks, which flips two bits.
+        const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const u32 lane_a = (warp / C::kWarpsN * C::kRows + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
-        const u32 lane_b = C::kBytesA + (warp % C::kWarpsN * C::kCols + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
-        // Of B for two n8 blocks.
-        u32 a[C::kBlocks][4], b[2][2];
-        const auto load_a = [&](u32 base, u32 step, u32 block) { ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048); };
-        const auto load_b = [&](u32 base, u32 step, u32 n) { ptx::load_matrix_x2(b[n % 2], base + (lane_b ^ step * 32) + n * 1024); };
+        const u32 lane_b = C::kBytesA + (warp % C::kWarpsN * C::kCols + lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
@@ -77,21 +84,19 @@ private:
             ptx::mbarrier_wait(smem.full(ring.stage), ring.phase);
             const u32 base = smem.a(ring.stage);
 #pragma unroll
-            for (u32 block = 0; block < C::kBlocks; ++block) load_a(base, 0, block);
-            load_b(base, 0, 0);
-            load_b(base, 0, 1);
-#pragma unroll
             for (u32 step = 0; step < kSteps; ++step) {
-                const bool last_step = step + 1 == kSteps;
+                u32 a[C::kBlocks][4];
 #pragma unroll
-                for (u32 n = 0; n < kBlocksN; ++n) {
+                for (u32 block = 0; block < C::kBlocks; ++block) ptx::load_matrix_x4(a[block], base + (lane_a ^ step * 32) + block * 2048);
+#pragma unroll
+                for (u32 pair = 0; pair < C::kPairs; ++pair) {
+                    u32 b[4];
+                    ptx::load_matrix_x4(b, base + (lane_b ^ step * 32) + pair * 2048);
 #pragma unroll
                     for (u32 block = 0; block < C::kBlocks; ++block) {
-                        ptx::mma_16x8x16<C::kBf16>(&acc[block][n * 4], a[block], b[n % 2]);
-                        if (n + 1 == kBlocksN && !last_step) load_a(base, step + 1, block);
+                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8], a[block], b[0], b[1]);
+                        ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8 + 4], a[block], b[2], b[3]);
                     }
-                    if (n + 2 < kBlocksN) load_b(base, step, n + 2);
-                    if (n + 2 >= kBlocksN && !last_step) load_b(base, step + 1, n + 2 - kBlocksN);
                 }
             }
             // All lanes have read the stage.
@@ -112,14 +117,14 @@ private:
 #pragma unroll 1
         for (u32 n = 0; n < item.parts; ++n) {
             await_addend(number, n);
-            SplitKSlot<C>::add(SplitKSlot<C>::vectors(p, epoch, item.part + n), acc);
+            SplitKSlot<C>::add(SplitKSlot<C>::vectors(p, epoch(), item.part + n), acc);
         }
     }
 
     // Adds peers' partial tiles, in slot order, each as it arrives.
     __device__ __forceinline__ void add_peer_partials(const WorkItem& item, u32 number, Accumulators<C>& acc) const {
         const Slot<C> slots{p};
-        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        const u64 half = p.data[p.rank] + (epoch() & 1) * p.half_stride;
 #pragma unroll 1
         for (u32 source = 0; source < item.partials; ++source) {
             await_addend(number, item.parts + source);
@@ -130,34 +135,35 @@ private:
     // Writes the accumulators where the item's sink says.
     __device__ __forceinline__ void write(const WorkItem& item, const Accumulators<C>& acc) const {
         if (item.sink == static_cast<u32>(Sink::kPartial)) {
-            SplitKSlot<C>::store(SplitKSlot<C>::vectors(p, epoch, item.part), acc);
+            SplitKSlot<C>::store(SplitKSlot<C>::vectors(p, epoch(), item.part), acc);
             return;
         }
         if constexpr (C::kReduceScatter) {
-            const u64 half = (epoch & 1) * p.half_stride;
+            const u64 half = (epoch() & 1) * p.half_stride;
             if (item.sink == static_cast<u32>(Sink::kSend)) {
                 const Slot<C> slots{p};
                 // After a failed wait a peer may be gone, or in a new communicator.
                 if (!poisoned(p)) slots.store(p.data[item.dest] + half + item.slot * slots.bytes(), item.rows, acc);
                 return;
             }
+            const Rounded<C> rounded(acc);
             const bool scatters = item.sink == static_cast<u32>(Sink::kScatter);
             if (scatters && p.scatter_mask == 0) {
-                if (!poisoned(p)) scatter(item, half, acc);
+                if (!poisoned(p)) scatter(item, half, rounded);
                 return;
             }
-            if (!scatters) store(item, acc);
-            if ((scatters || is_shared(item)) && !poisoned(p)) store_at_ranks(item, half, acc);
-            return;
+            if (!scatters) store(item, rounded);
+            if ((scatters || is_shared(item)) && !poisoned(p)) store_at_ranks(item, half, rounded);
+        } else {
+            store(item, Rounded<C>(acc));
         }
-        store(item, acc);
     }
 
     // Stores rows in the caller's y.
-    __device__ __forceinline__ void store(const WorkItem& item, const Accumulators<C>& acc) const {
+    __device__ __forceinline__ void store(const WorkItem& item, const Rounded<C>& rounded) const {
         const u32 shard = is_shared(item) ? p.rank : item.out_outer;
         const u64 y = p.y_address + (first_row_of_shard(p, shard) + item.row) * p.y_row_bytes + item.col * u64{2};
-        store_rows<C>(item, acc, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; }, ptx::store_global_16);
+        store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; }, ptx::store_global_16);
     }
 
     // Whether a finished tile also goes to every peer.
@@ -169,26 +175,26 @@ private:
     __device__ __forceinline__ u64 place_of_own_rows() const { return static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes; }
 
     // Stores rows at the ranks that own them.
-    __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
+    __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Rounded<C>& rounded) const {
         const u64 place = half + place_of_own_rows() + item.col * u64{2};
         const auto row_at = [&](u32 row) -> u64 {
             if (row >= item.rows) return 0;
             const RowOwner owner(p, item.row + row);
             return p.data[owner.rank] + place + static_cast<u64>(owner.row) * p.source_row_bytes;
         };
-        store_rows<C>(item, acc, row_at, ptx::store_global_16);
+        store_rows<C>(item, rounded, row_at, ptx::store_global_16);
     }
 
     // Stores rows at several ranks alike: partial sums at all of a mask, a finished tile among the
     // results of every peer.
-    __device__ __forceinline__ void store_at_ranks(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
+    __device__ __forceinline__ void store_at_ranks(const WorkItem& item, u64 half, const Rounded<C>& rounded) const {
         const bool shared = is_shared(item);
         const u64 rows = shared ? p.results_offset + first_row_of_shard(p, p.rank) * p.source_row_bytes : place_of_own_rows();
         const u32 ranks = shared ? ((1u << p.world) - 1) & ~(1u << p.rank) : p.scatter_mask;
         // Of this rank's memory; other ranks' lies as far from it.
         const u64 own = p.data[p.rank] + half + rows + static_cast<u64>(item.row) * p.source_row_bytes + item.col * u64{2};
         const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + row * p.source_row_bytes : 0; };
-        store_rows<C>(item, acc, row_at, [&](u64 at, uint4 eight) {
+        store_rows<C>(item, rounded, row_at, [&](u64 at, uint4 eight) {
 #pragma unroll 1
             for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - p.data[p.rank]), eight);
         });
@@ -207,13 +213,13 @@ private:
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
         ptx::mbarrier_wait(smem.rows_ready(), 0);
-        for (; i < walk.count; i += walk.stride) reduce_rows<C>(p, epoch, load_item(p, i), threadIdx.x);
+        for (; i < walk.count; i += walk.stride) reduce_rows<C>(p, epoch(), load_item(p, i), threadIdx.x);
     }
 
-    // One thread stamps for all.
+    // One thread stamps for all. The stamp's address is not kept through the mainloop.
     __device__ __forceinline__ void mark(u32 item, u64 ItemStamps::* phase) const {
         if constexpr (C::kTrace) {
-            if (threadIdx.x == 0) stamp<C>(p, item, phase);
+            if (threadIdx.x == 0) stamp<C>(p, ptx::copied_here(item), phase);
         }
     }
 };

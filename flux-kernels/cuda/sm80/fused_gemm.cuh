@@ -34,14 +34,12 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         ptx::mbarrier_init(smem.rows_ready(), C::kSendsPartials ? Copier<C>::arrivals(p) : 1);
         ptx::store_release_cta_shared(smem.arrived(), 0);
         ptx::store_release_cta_shared(smem.multiplied(), 0);
+        ptx::store_release_cta_shared(smem.epoch(), epoch);
     }
     __syncthreads();
 
     if (warp < C::kConsumerWarps) {
-        Consumer<C>{p, smem, epoch, warp}.run(walk);
-        if constexpr (C::kSendsPartials) {
-            if (p.copy_count != 0) Copier<C>{p, smem, epoch, threadIdx.x % 32}.behind_gemm(warp);
-        }
+        Consumer<C>{p, smem}.run(walk);
     } else if (warp < C::kSignallerWarp) {
         Producer<C>{p, smem, epoch}.run(walk);
         // The signals that one producer has seen, the other need not wait for, and the signaller of

@@ -13,6 +13,21 @@ namespace flux {
 template <class C>
 using Accumulators = float[C::kBlocks][C::kAccumulators];
 
+// Accumulators as they leave: word 2 j + h of a block holds elements 4 j + 2 h and the next. They
+// take half of the registers, so more than one pass over them is possible.
+template <class C>
+struct Rounded {
+    u32 words[C::kBlocks][C::kAccumulators / 2];
+
+    __device__ __forceinline__ explicit Rounded(const Accumulators<C>& acc) {
+#pragma unroll
+        for (u32 block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+            for (u32 i = 0; i < C::kAccumulators / 2; ++i) words[block][i] = ptx::pack_2<C::kBf16>(acc[block][2 * i], acc[block][2 * i + 1]);
+        }
+    }
+};
+
 // Where a thread's accumulators lie in the tile. Made where it is used: kept through the mainloop,
 // its fields would take registers of accumulators.
 template <class C>
@@ -38,7 +53,7 @@ __device__ __forceinline__ uint4 transpose_quad(u32 v0, u32 v1, u32 v2, u32 v3) 
 // Stores rounded rows. `row_at(row)` is the place of a row of the tile at the item's first column,
 // or 0 for a row that does not exist; `put(at, eight)` stores eight columns at their place.
 template <class C, class RowAt, class Put>
-__device__ __forceinline__ void store_rows(const WorkItem& item, const Accumulators<C>& acc, RowAt row_at, Put put) {
+__device__ __forceinline__ void store_rows(const WorkItem& item, const Rounded<C>& rounded, RowAt row_at, Put put) {
     const Part<C> part;
     const u32 quad = part.lane / 4, within = part.lane % 4, first_row = part.row(), first_col = part.col();
     const auto store = [&](u64 row, u32 col, uint4 eight) {
@@ -46,8 +61,7 @@ __device__ __forceinline__ void store_rows(const WorkItem& item, const Accumulat
     };
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
-        const float* d = acc[block];
-        const auto pair = [&](u32 j, u32 half) { return ptx::pack_2<C::kBf16>(d[j * 4 + half * 2], d[j * 4 + half * 2 + 1]); };
+        const auto pair = [&](u32 j, u32 half) { return rounded.words[block][j * 2 + half]; };
         const u32 row = first_row + block * 16 + quad;
         if constexpr (C::kPairs % 2 == 0) {
             // Four column blocks of one row.

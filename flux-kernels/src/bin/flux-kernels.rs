@@ -1,13 +1,14 @@
-//! `flux-kernels compile --out DIR [--arch ARCH]...` compiles every kernel ahead of time, without a
-//! GPU, and prints its resources; `flux-kernels nvrtc` prints the compiler. ARCH is `sm_90a` or
-//! another name of [`Arch`], or `all`; by default `sm_90a`.
+//! `flux-kernels compile --out DIR [--cover] [--arch ARCH]...` compiles every kernel ahead of time,
+//! without a GPU, and prints its resources; with `--cover` the fewest that have every tile, element
+//! type and activation. `flux-kernels nvrtc` prints the compiler. ARCH is `sm_90a` or another name
+//! of [`Arch`], or `all`; by default `sm_90a`.
 //!
 //! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes `wgmma`; 3 without NVRTC.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers there")]
 
 use flux_kernels::nvrtc::{Arch, CompileError, Nvrtc};
-use flux_kernels::{AheadError, KernelTarget, Report, Variant, compile_all};
+use flux_kernels::{AheadError, Report, Selection, Variant, compile_ahead};
 use std::path::Path;
 use std::process::ExitCode;
 
@@ -18,13 +19,19 @@ fn main() -> ExitCode {
     let words: Vec<&str> = args.iter().map(String::as_str).collect();
     match &words[..] {
         ["nvrtc"] => return nvrtc(),
-        ["compile", "--out", folder, archs @ ..] => match archs_of(archs) {
-            Ok(archs) => return compile(&archs, Path::new(folder)),
-            Err(why) => eprintln!("error: {why}"),
-        },
+        ["compile", "--out", folder, options @ ..] => {
+            let (selection, archs) = match options {
+                ["--cover", archs @ ..] => (Selection::Cover, archs),
+                archs => (Selection::Every, archs),
+            };
+            match archs_of(archs) {
+                Ok(archs) => return compile(&archs, selection, Path::new(folder)),
+                Err(why) => eprintln!("error: {why}"),
+            }
+        }
         _ => {}
     }
-    eprintln!("usage: flux-kernels compile --out DIR [--arch ARCH]..., or flux-kernels nvrtc");
+    eprintln!("usage: flux-kernels compile --out DIR [--cover] [--arch ARCH]..., or flux-kernels nvrtc");
     ExitCode::FAILURE
 }
 
@@ -60,7 +67,7 @@ fn nvrtc() -> ExitCode {
     }
 }
 
-fn compile(archs: &[Arch], folder: &Path) -> ExitCode {
+fn compile(archs: &[Arch], selection: Selection, folder: &Path) -> ExitCode {
     // Before minutes of work are lost to a misspelt path.
     if let Err(error) = std::fs::create_dir_all(folder) {
         eprintln!("error: {} cannot be made: {error}", folder.display());
@@ -68,7 +75,8 @@ fn compile(archs: &[Arch], folder: &Path) -> ExitCode {
     }
     let (mut count, mut defects) = (0, Vec::new());
     for &arch in archs {
-        let reports = match compile_all(arch, folder) {
+        let variants = selection.variants(arch);
+        let reports = match compile_ahead(arch, &variants, folder) {
             Ok(reports) => reports,
             Err(error) => {
                 eprintln!("error: {}: {error}", arch.name());
@@ -77,7 +85,7 @@ fn compile(archs: &[Arch], folder: &Path) -> ExitCode {
             }
         };
         println!("{}: {} bytes of shared memory for a CTA", arch.name(), arch.shared_bytes());
-        print(arch, &reports);
+        print(&variants, &reports);
         for warning in reports.iter().flat_map(|report| &report.warnings) {
             println!("{warning}");
         }
@@ -95,8 +103,7 @@ fn compile(archs: &[Arch], folder: &Path) -> ExitCode {
 
 /// Prints one line for each function, in bytes; launch shared memory is that of the fused kernel.
 /// PTX has no functions yet.
-fn print(arch: Arch, reports: &[Report]) {
-    let variants: Vec<_> = KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all).collect();
+fn print(variants: &[Variant], reports: &[Report]) {
     let width = reports.iter().flat_map(|r| &r.functions).map(|f| f.function.len()).max().unwrap_or(0);
     println!(
         "{:width$} {:>9} {:>12} {:>11} {:>6} {:>14} {:>14} {:>12}",

@@ -80,8 +80,8 @@ class Communicator:
         self.close()
 
     def __del__(self) -> None:
-        # Without an attribute where `__init__` has failed; without `os` at the interpreter's end.
-        if os is not None and getattr(self, "_process", None) == os.getpid():
+        # Without an attribute where `__init__` has failed; without modules at the interpreter's end.
+        if os is not None and _native is not None and getattr(self, "_process", None) == os.getpid():
             _native.close(self.id)
 
     def __repr__(self) -> str:

@@ -36,7 +36,7 @@ def run(op: str, x: Any, weight: Any, bias: Any, activation: int, comm: Communic
     described = [None if array is None else _describe(array) for array in (x, weight, bias, y)]
     if not y.flags.writeable:
         raise OperandError("out is not writeable")
-    _native.call_host(comm.id, op, activation, tuple(described))
+    _native.call_host(comm.id, op, activation, m, tuple(described))
     return y.reshape(-1, *lead[1:], shape[1]) if out is None and len(lead) > 1 else y
 
 

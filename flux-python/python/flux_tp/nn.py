@@ -8,9 +8,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from . import _torch
+from ._autograd import CopiedInputLinear
 from ._comm import Communicator, default
 from ._ops import ACTIVATIONS, all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from ._torch import FUNCTIONS
 from .errors import OperandError
 
 __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
@@ -107,8 +108,8 @@ class ColumnParallelLinear(_ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.sequence_parallel:
-            y = _torch.CopiedInputLinear.apply(x, self.weight, self.bias, self.comm.id)
-            return _torch.ACTIVATIONS[ACTIVATIONS[self.activation or "none"]](y)
+            y = CopiedInputLinear.apply(x, self.weight, self.bias, self.comm.id)
+            return FUNCTIONS[ACTIVATIONS[self.activation or "none"]](y)
         return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm)
 
 

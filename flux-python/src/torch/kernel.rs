@@ -54,12 +54,12 @@ unsafe fn run(shim: &'static Shim, kind: Kind, has_out: bool, stack: &mut [u64])
     let member = named(comm)?;
     let member = member.get()?;
     let (x, weight) = (x.meta()?, weight.meta()?);
-    let m = kind.rows(usize::try_from(m).ok(), x.sizes[0], member);
+    let m = kind.rows(usize::try_from(m).ok(), x.sizes[0], &member.comm);
     let place = Place { shim, member };
     let x_operand = place.operand("x", &x)?;
     let made = match &out {
         Some(_) => None,
-        None => Some(shim.empty(kind.result(m, weight.sizes[0], member), x.dtype, x.device)?),
+        None => Some(shim.empty(kind.result(m, weight.sizes[0], &member.comm), x.dtype, x.device)?),
     };
     let y = if let Some(y) = out.as_ref().or(made.as_ref()) { y.meta()? } else { return Ok(()) };
     let stream = match x_operand.location {
@@ -69,7 +69,7 @@ unsafe fn run(shim: &'static Shim, kind: Kind, has_out: bool, stack: &mut [u64])
     };
     let bias = bias.map(|bias| place.operand("bias", &bias.meta()?)).transpose()?;
     let (weight, y) = (place.operand("weight", &weight)?, place.operand("out", &y)?);
-    let call = Call { kind, activation: activation(number)?, x: x_operand, weight, bias, y, stream };
+    let call = Call { kind, activation: activation(number)?, m, x: x_operand, weight, bias, y, stream };
     // SAFETY: torch keeps the operands until the call has ended on the stream; the result is new,
     // or the caller's to write.
     unsafe { member.ops.call(&call) }?;

@@ -10,11 +10,24 @@ pub(crate) const SPIN: Duration = Duration::from_micros(100);
 /// Samples of a candidate, and how many of them are thrown away.
 const SAMPLES: usize = 8;
 const SETTLING: usize = 3;
+/// Candidates that are judged by more than one sample.
+const SHORT: usize = 16;
 
 /// The samples that a candidate is judged by; `sample` is told their numbers.
 pub(crate) fn settled(mut sample: impl FnMut(usize) -> anyhow::Result<Span>) -> anyhow::Result<Vec<Span>> {
     let spans = (0..SAMPLES).map(&mut sample).collect::<anyhow::Result<Vec<_>>>()?;
     Ok(spans[SETTLING..].to_vec())
+}
+
+/// The candidates of the least single times, as many as are worth more samples.
+pub(crate) fn shortlist(candidates: usize, mut once: impl FnMut(usize) -> anyhow::Result<f64>) -> anyhow::Result<Vec<usize>> {
+    let mut short: Vec<usize> = (0..candidates).collect();
+    if candidates > SHORT {
+        let times = short.iter().map(|&candidate| once(candidate)).collect::<anyhow::Result<Vec<f64>>>()?;
+        short.sort_by(|&a, &b| times[a].total_cmp(&times[b]));
+        short.truncate(SHORT);
+    }
+    Ok(short)
 }
 
 /// The candidate of the least `median`; the first where there is no figure.
@@ -54,6 +67,14 @@ pub(crate) fn spin(longest: Duration) -> Duration {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn more_samples_are_taken_of_the_fastest_few() {
+        assert_eq!(shortlist(SHORT, |_| anyhow::bail!("not asked")).unwrap(), (0..SHORT).collect::<Vec<_>>());
+        let short = shortlist(3 * SHORT, |candidate| Ok(-(candidate as f64))).unwrap();
+        assert_eq!(short, (2 * SHORT..3 * SHORT).rev().collect::<Vec<_>>());
+        assert!(shortlist(2 * SHORT, |_| anyhow::bail!("refused")).is_err());
+    }
 
     #[test]
     fn first_uses_decide_nothing_and_the_least_median_everything() {

@@ -5,6 +5,7 @@
 pub(crate) mod choice;
 pub(crate) mod cublas;
 mod harness;
+pub(crate) mod kernel_names;
 pub(crate) mod kernels;
 
 pub(crate) use harness::Gpu;

@@ -13,13 +13,22 @@ pub(super) enum Contender {
     Order,
     /// Rank 0's program, every signal raised before.
     Flags,
+    /// The fastest cuBLASLt algorithm with kernels of sm_80.
+    Sm80Gemm,
 }
 
 impl Contender {
-    pub(super) const ALL: [Self; 4] = [Self::Gemm, Self::Core, Self::Order, Self::Flags];
+    /// Those of every measurement.
+    pub(super) const ALWAYS: [Self; 4] = [Self::Gemm, Self::Core, Self::Order, Self::Flags];
+    const WITH_SM80: [Self; 5] = [Self::Gemm, Self::Core, Self::Order, Self::Flags, Self::Sm80Gemm];
 
-    /// All, in the order of a round.
-    pub(super) fn in_round(round: usize) -> [Self; 4] {
-        in_round(Self::ALL, round)
+    /// Those of a measurement, with or without the last.
+    pub(super) const fn all(sm80: bool) -> &'static [Self] {
+        if sm80 { &Self::WITH_SM80 } else { &Self::ALWAYS }
+    }
+
+    /// The same in the order of a round.
+    pub(super) fn in_round(sm80: bool, round: usize) -> Vec<Self> {
+        in_round(Self::all(sm80), round)
     }
 }

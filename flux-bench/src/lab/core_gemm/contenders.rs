@@ -6,6 +6,7 @@
 use super::contender::Contender;
 use super::mock_peers;
 use super::replay::{OperandBlocks, Replay};
+use super::sm80_gemm::{kernels_of, sm80_gemm};
 use crate::bench::{SEED, WARM_UP, gpu_contenders::SETS};
 use crate::harness::Fill;
 use crate::harness::data::Window;
@@ -37,6 +38,7 @@ pub(super) struct KernelContenders<'a> {
     case: &'a PlannedLayer,
     kernel: Arc<Kernel>,
     gemm: Gemm,
+    sm80_gemm: Option<Gemm>,
     sets: Vec<OperandBlocks>,
     /// In the order of [`OURS`].
     ours: [Replay; 3],
@@ -57,7 +59,8 @@ impl<'a> KernelContenders<'a> {
         device.bind()?;
         let kernel = loaded(variant, || kernels::fused(device, variant))?;
         let gemm = Gemm::new(device, (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
-        let sets = (0..SETS).map(|_| OperandBlocks::new(gpu, &case.alone)).collect::<anyhow::Result<_>>()?;
+        let sets = (0..SETS).map(|_| OperandBlocks::new(gpu, &case.alone)).collect::<anyhow::Result<Vec<_>>>()?;
+        let sm80_gemm = sm80_gemm(gpu, &case.alone, &sets[0])?;
         let region = |program: &TileProgram| gpu.alloc(program.workspace().data_bytes().max(16) as usize);
         let (core, first) = (case.core()?, case.program(FIRST)?);
         let [own, elsewhere, of_core] = [region(&first)?, region(&first)?, region(&core)?];
@@ -79,6 +82,7 @@ impl<'a> KernelContenders<'a> {
             case,
             kernel,
             gemm,
+            sm80_gemm,
             sets,
             peers,
             own,
@@ -104,13 +108,18 @@ impl<'a> KernelContenders<'a> {
         self.verify_all(Fill::Uniform)
     }
 
-    /// Times all contenders on random data, in the order of
-    /// [`Contender::ALL`].
-    pub(super) fn measure(&mut self, samples: u32) -> anyhow::Result<[Times; 4]> {
+    /// Kernels of the chosen algorithm of sm_80.
+    pub(super) fn sm80_kernels(&self) -> anyhow::Result<Option<Vec<String>>> {
+        self.sm80_gemm.as_ref().map(|gemm| kernels_of(self.gpu, gemm, &self.sets[0])).transpose()
+    }
+
+    /// Times all contenders on random data, in the order of [`Contender::all`].
+    pub(super) fn measure(&mut self, samples: u32) -> anyhow::Result<Vec<Times>> {
         self.prepare()?;
-        let mut spans: [Vec<Span>; 4] = Default::default();
+        let sm80 = self.sm80_gemm.is_some();
+        let mut spans = vec![Vec::<Span>::new(); Contender::all(sm80).len()];
         for round in 0..WARM_UP + samples as usize {
-            for contender in Contender::in_round(round) {
+            for contender in Contender::in_round(sm80, round) {
                 let span = self.sample(contender).with_context(|| format!("{contender:?}, round {round}"))?;
                 if round >= WARM_UP {
                     spans[contender as usize].push(span);
@@ -119,15 +128,10 @@ impl<'a> KernelContenders<'a> {
         }
         // Before anything is said of times: a call that gave up waiting is a fast one.
         self.ours.iter().try_for_each(|harness| harness.check(self.gpu))?;
-        let times = |contender: Contender| {
-            let spans = std::mem::take(&mut spans[contender as usize]);
-            Times::of_slowest(&[spans]).context("no rounds")
-        };
-        let [gemm, core, order, flags] = Contender::ALL.map(times);
-        Ok([gemm?, core?, order?, flags?])
+        spans.into_iter().map(|spans| Times::of_slowest(&[spans]).context("no rounds")).collect()
     }
 
-    /// Fills all sets and both buffers with random data, and chooses algorithm and spin.
+    /// Fills all sets and both buffers with random data, and chooses algorithms and spin.
     fn prepare(&mut self) -> anyhow::Result<()> {
         for epoch in [Epoch::FIRST, Epoch::FIRST.next()] {
             self.arrive(epoch, &self.operands(Contender::Flags, 0, Fill::Uniform))?;
@@ -135,15 +139,11 @@ impl<'a> KernelContenders<'a> {
         for (call, set) in (0..).zip(&self.sets) {
             self.fill_own(set, &self.operands(Contender::Core, call, Fill::Uniform))?;
         }
-        let best = choice::fastest(self.gemm.candidates(), |candidate| {
-            self.gemm.choose(candidate);
-            // The first launch of an algorithm loads its kernel.
-            self.launch(Contender::Gemm, 0)?;
-            let spans = choice::settled(|_| self.sample(Contender::Gemm))?;
-            Ok(Times::of_slowest(&[spans]).context("no samples")?.median)
-        })?;
-        self.gemm.choose(best);
-        let longest = choice::longest_enqueue(&Contender::ALL, |contender, round| {
+        self.choose_algorithm(Contender::Gemm)?;
+        if self.sm80_gemm.is_some() {
+            self.choose_algorithm(Contender::Sm80Gemm)?;
+        }
+        let longest = choice::longest_enqueue(Contender::all(self.sm80_gemm.is_some()), |contender, round| {
             self.raise(contender)?;
             let start = Instant::now();
             self.launch(contender, round % SETS)?;
@@ -153,6 +153,34 @@ impl<'a> KernelContenders<'a> {
         })?;
         self.spin = choice::spin(longest);
         Ok(())
+    }
+
+    /// Chooses the fastest candidate of a library's GEMM.
+    fn choose_algorithm(&mut self, contender: Contender) -> anyhow::Result<()> {
+        let short = choice::shortlist(self.library_gemm(contender)?.candidates(), |candidate| {
+            self.launch_candidate(contender, candidate)?;
+            Ok(self.sample(contender)?.end)
+        })?;
+        let best = choice::fastest(short.len(), |at| {
+            self.launch_candidate(contender, short[at])?;
+            let spans = choice::settled(|_| self.sample(contender))?;
+            Ok(Times::of_slowest(&[spans]).context("no samples")?.median)
+        })?;
+        self.library_gemm(contender)?.choose(short[best]);
+        Ok(())
+    }
+
+    /// The first launch of an algorithm loads its kernel.
+    fn launch_candidate(&mut self, contender: Contender, candidate: usize) -> anyhow::Result<()> {
+        self.library_gemm(contender)?.choose(candidate);
+        self.launch(contender, 0)
+    }
+
+    fn library_gemm(&mut self, contender: Contender) -> anyhow::Result<&mut Gemm> {
+        match contender {
+            Contender::Sm80Gemm => self.sm80_gemm.as_mut().context("cuBLASLt has no algorithm of sm_80 for the shape"),
+            _ => Ok(&mut self.gemm),
+        }
     }
 
     fn sample(&mut self, contender: Contender) -> anyhow::Result<Span> {
@@ -174,15 +202,16 @@ impl<'a> KernelContenders<'a> {
         if let Some(ours) = among_ours(contender) {
             return self.ours[ours].launch(gpu, &self.kernel, set);
         }
+        let gemm = if contender == Contender::Sm80Gemm { self.sm80_gemm.as_ref() } else { Some(&self.gemm) };
         gpu.device().bind()?;
         // SAFETY: the sets hold operands of the GEMM's shape, and everything is on this one stream.
-        unsafe { self.gemm.launch(set.x.address(), set.w.address(), set.y.address(), gpu.raw_stream())? };
+        unsafe { gemm.context("no such contender")?.launch(set.x.address(), set.w.address(), set.y.address(), gpu.raw_stream())? };
         Ok(())
     }
 
     /// A contender's operands: of the GEMM alone, or of the world, with the same elements.
     fn operands(&self, contender: Contender, call: u64, fill: Fill) -> Operands {
-        let alone = matches!(contender, Contender::Gemm | Contender::Core);
+        let alone = matches!(contender, Contender::Gemm | Contender::Sm80Gemm | Contender::Core);
         Operands::new(if alone { self.case.alone } else { self.case.problem }, SEED, call, fill)
     }
 

@@ -9,6 +9,7 @@
 //! | T_core | the kernel as a world of 1, with the plan's tile and split |
 //! | T_order | rank 0's program of the world, without waits for peers |
 //! | T_flags | rank 0's program of the world, every peer's signal raised before |
+//! | T_sm80 | cuBLASLt's best algorithm with kernels of sm_80, where the portable kernel runs on a later GPU |
 //!
 //! T_order and T_flags include the order of shards, reads of the gather buffer, sends of partial
 //! tiles into this GPU's memory, and additions of the peers' partials. They include no link and no
@@ -20,6 +21,7 @@ mod contenders;
 mod mock_peers;
 mod replay;
 mod report;
+mod sm80_gemm;
 #[cfg(test)]
 mod tests;
 
@@ -87,11 +89,13 @@ fn row(gpu: &Gpu, case: &PlannedLayer, args: &Args) -> anyhow::Result<CoreRow> {
     let mut contenders = KernelContenders::new(gpu, case)?;
     let exact = contenders.verify_exact()?;
     let times = contenders.measure(args.samples)?;
+    let (always, sm80) = times.split_first_chunk().context("four contenders")?;
+    let sm80 = sm80.first().copied().zip(contenders.sm80_kernels()?);
     let verdict = exact.merge(contenders.verify_random()?);
     if !verdict.ok() {
         out::note(&format!("{}: {verdict}", case.problem));
     }
-    Ok(CoreRow::new(case, contenders.plan(), times, verdict, args.samples))
+    Ok(CoreRow::new(case, contenders.plan(), *always, sm80, verdict, args.samples))
 }
 
 fn layers(args: &Args) -> anyhow::Result<Vec<Layer>> {

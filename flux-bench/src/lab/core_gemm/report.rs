@@ -1,6 +1,6 @@
 //! The report of `flux-bench lab core`.
 //!
-//! Invariant: [`CoreRow::new`] derives every row from four times of the same rounds.
+//! Invariant: [`CoreRow::new`] derives every row from times of the same rounds.
 
 use crate::harness::{PlannedLayer, Times, Verdict};
 use crate::report::{Head, Origin, aligned, ms};
@@ -52,12 +52,34 @@ pub struct CoreRow {
     /// integers.
     pub verified: bool,
     pub samples: u32,
+    /// cuBLASLt with kernels of sm_80, where the portable kernel runs on a later GPU.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub sm80: Option<Sm80Gemm>,
+}
+
+/// cuBLASLt's fastest algorithm with kernels of sm_80.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Sm80Gemm {
+    pub t_gemm_ms: Times,
+    /// `T_gemm / T_core`, of the medians.
+    pub core: f64,
+    /// Names of the kernels.
+    pub kernels: Vec<String>,
 }
 
 impl CoreRow {
-    /// The row of a case, from times in the order of [`Contender::ALL`](super::Contender::ALL).
-    pub(super) fn new(case: &PlannedLayer, plan: String, times: [Times; 4], verdict: Verdict, samples: u32) -> Self {
+    /// The row of a case, from times in the order of [`Contender::all`](super::Contender::all), the
+    /// last with its kernels.
+    pub(super) fn new(
+        case: &PlannedLayer,
+        plan: String,
+        times: [Times; 4],
+        sm80: Option<(Times, Vec<String>)>,
+        verdict: Verdict,
+        samples: u32,
+    ) -> Self {
         let [t_gemm_ms, t_core_ms, t_order_ms, t_flags_ms] = times;
+        let sm80 = sm80.map(|(t_gemm_ms, kernels)| Sm80Gemm { t_gemm_ms, core: t_gemm_ms.median / t_core_ms.median, kernels });
         let problem = &case.problem;
         let core = Duration::from_secs_f64(t_core_ms.median.max(0.0) * 1e-3);
         Self {
@@ -74,6 +96,7 @@ impl CoreRow {
             max_rel_err: verdict.max_rel_err(),
             verified: verdict.ok(),
             samples,
+            sm80,
         }
     }
 }
@@ -101,13 +124,16 @@ const HEAD: [&str; 14] = [
     "TFLOP/s",
     "verified",
 ];
+/// Columns of [`Sm80Gemm`].
+const SM80_HEAD: [&str; 3] = ["T_sm80 ms", "sm80 %", "its kernels"];
 
 /// The report as text: what was measured and what it includes, then a line a row.
 pub(super) fn table(report: &CoreReport) -> String {
     let first = report.rows.first();
     let (tp, samples) = first.map_or((0, 0), |r| (r.head.tp, r.samples));
     let dtype = first.map_or("", |r| &r.head.dtype);
-    let mut lines = vec![HEAD.map(str::to_owned).to_vec()];
+    let sm80 = report.rows.iter().any(|r| r.sm80.is_some());
+    let mut lines = vec![HEAD.iter().chain(SM80_HEAD.iter().filter(|_| sm80)).map(|&word| word.to_owned()).collect::<Vec<_>>()];
     for r in &report.rows {
         let figures = [
             ms(r.t_gemm_ms.median),
@@ -120,14 +146,16 @@ pub(super) fn table(report: &CoreReport) -> String {
             format!("{:.0}", r.tflops),
             if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() },
         ];
-        lines.push(r.head.cells().into_iter().chain(figures).collect());
+        let of_sm80 = r.sm80.iter().flat_map(|g| [ms(g.t_gemm_ms.median), format!("{:.1}", g.core * 100.0), g.kernels.join(" + ")]);
+        lines.push(r.head.cells().into_iter().chain(figures).chain(of_sm80).collect());
     }
+    let explained = if sm80 { "T_sm80: best cuBLASLt algorithm with kernels of sm_80; sm80 % = T_sm80 / T_core\n" } else { "" };
     format!(
         "{}, one GPU as rank 0 of {tp}, {dtype}\nmedians of {samples} rounds; core % = T_gemm / T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\
          T_gemm: best cuBLASLt algorithm at the rank's shape; T_core: the kernel on it without peers\n\
          T_flags: the rank's tile program with every signal raised before; T_order: the same without its waits for peers\n\
          both include the order of shards, the close, and: ag_gemm peers' rows from the gather buffer, nothing pushed; gemm_rs partial tiles sent to memory of\n\
-         this GPU at the op's pace with their signals, and the peers' partial tiles read and added\n\n{}",
+         this GPU at the op's pace with their signals, and the peers' partial tiles read and added\n{explained}\n{}",
         report.origin.device,
         aligned(&lines)
     )

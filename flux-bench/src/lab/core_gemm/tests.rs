@@ -1,4 +1,5 @@
 use super::contender::Contender;
+use super::report::Sm80Gemm;
 use super::*;
 use crate::bench::gpu_contenders::SETS;
 use crate::harness::Fill;
@@ -67,19 +68,24 @@ fn the_gemm_alone_has_the_worlds_tiles_and_no_signal_but_of_shared_ones() {
 
 #[test]
 fn every_contender_takes_every_set_and_follows_every_other() {
-    const ROUNDS: usize = 4 * SETS;
-    let calls: Vec<_> = (0..ROUNDS).flat_map(Contender::in_round).map(|contender| contender as usize).collect();
-    let (mut taken, mut follows) = ([[0; SETS]; 4], [[0; 4]; 4]);
-    for (call, &contender) in calls.iter().enumerate() {
-        taken[contender][call % SETS] += 1;
-    }
-    for pair in calls.windows(2) {
-        follows[pair[1]][pair[0]] += 1;
-    }
-    assert_eq!(taken, [[ROUNDS / SETS; SETS]; 4]);
-    for (contender, follows) in follows.iter().enumerate() {
-        let as_often = |(other, &times): (usize, &usize)| if other == contender { times == 0 } else { times >= ROUNDS / 4 - 1 };
-        assert!(follows.iter().enumerate().all(as_often), "{contender}: {follows:?}");
+    for sm80 in [false, true] {
+        let count = Contender::all(sm80).len();
+        let rounds = 2 * count * SETS;
+        let calls: Vec<_> = (0..rounds).flat_map(|round| Contender::in_round(sm80, round)).map(|contender| contender as usize).collect();
+        let (mut taken, mut follows) = (vec![[0; SETS]; count], vec![vec![0; count]; count]);
+        for (call, &contender) in calls.iter().enumerate() {
+            taken[contender][call % SETS] += 1;
+        }
+        for round in calls.chunks(count) {
+            for pair in round.windows(2) {
+                follows[pair[1]][pair[0]] += 1;
+            }
+        }
+        assert_eq!(taken, vec![[rounds / SETS; SETS]; count]);
+        for (contender, follows) in follows.iter().enumerate() {
+            let expected: Vec<_> = (0..count).map(|other| if other == contender { 0 } else { rounds / count }).collect();
+            assert_eq!(*follows, expected, "{contender} of {count}");
+        }
     }
 }
 
@@ -247,7 +253,7 @@ fn flat(ms: f64) -> Times {
 fn report() -> CoreReport {
     let case = planned(&args("--ms 8192 --shapes gpt3 --ops ag_gemm")).unwrap().remove(0);
     let verdict = Verdict { max_error: 1.5, max_reference: 1000.0, ..Verdict::default() };
-    let row = CoreRow::new(&case, "128x256x64".into(), [1.592_5, 1.625, 1.64, 1.644_1].map(flat), verdict, 30);
+    let row = CoreRow::new(&case, "128x256x64".into(), [1.592_5, 1.625, 1.64, 1.644_1].map(flat), None, verdict, 30);
     CoreReport { schema: SCHEMA, origin: bench_report::Origin::of_a_test("a device", 1, "flux-bench core"), rows: vec![row] }
 }
 
@@ -288,6 +294,13 @@ fn the_table_shows_what_is_judged_and_a_row_that_failed() {
     assert_eq!(words, [["ag_gemm", "gpt3", "8192", "49152", "12288"].as_slice(), &figures].concat());
     report.rows[0].head.dtype = "fp16".to_owned();
     assert!(table(&report).starts_with("a device, one GPU as rank 0 of 8, fp16\n"), "{}", table(&report));
+    let kernels = vec!["ampere_gemm".to_owned(), "splitKreduce".to_owned()];
+    report.rows[0].sm80 = Some(Sm80Gemm { t_gemm_ms: flat(2.1), core: 2.1 / 1.625, kernels });
+    let text = table(&report);
+    let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
+    assert_eq!(words[words.len() - 5..], ["2.100", "129.2", "ampere_gemm", "+", "splitKreduce"], "{text}");
+    assert!(text.contains("T_sm80: best cuBLASLt algorithm"), "{text}");
+    report.rows[0].sm80 = None;
     report.rows[0].verified = false;
     assert!(!report.verified() && table(&report).lines().last().unwrap().ends_with("  NO"), "{}", table(&report));
 }

@@ -3,6 +3,7 @@
 //! Invariant: `y[m, n] = x[m, k] * transpose(w[n, k])`, row-major and dense, with fp32
 //! accumulation. cuBLASLt is column-major, so it computes `transpose(y) = w * transpose(x)`.
 
+use super::algorithms::Types;
 use super::library::{Algo, Candidate, CublasError, Library, check, library};
 use flux_core::DType;
 use flux_transport::internal::cuda::{CudaDevice, DeviceBlock};
@@ -13,27 +14,31 @@ use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 const WORKSPACE: usize = 64 << 20;
 /// `CUBLAS_OP_T` of `cublasOperation_t`.
 const OP_T: c_int = 1;
-/// `CUDA_R_32F` of `cudaDataType`: alpha and beta.
-const R_32F: c_int = 0;
-/// `CUBLAS_COMPUTE_32F` of `cublasComputeType_t`: fp32 accumulation.
-const COMPUTE_32F: c_int = 68;
 /// `CUBLASLT_MATMUL_DESC_TRANSA` of `cublasLtMatmulDescAttributes_t`.
 const DESC_TRANSA: c_int = 3;
 /// `CUBLASLT_MATMUL_PREF_MAX_WORKSPACE_BYTES` of `cublasLtMatmulPreferenceAttributes_t`.
 const PREF_MAX_WORKSPACE_BYTES: c_int = 1;
 /// Algorithms that the heuristic is asked for.
 const CANDIDATES: c_int = 16;
+/// The same where every algorithm is wanted: more than it has.
+const ALL_CANDIDATES: c_int = 512;
+
+/// Whether the library can run it in our workspace.
+fn is_usable(candidate: &Candidate) -> bool {
+    candidate.state == 0 && candidate.workspace <= WORKSPACE
+}
 
 /// A GEMM of one shape on one device.
 #[derive(Debug)]
 pub struct Gemm {
-    library: &'static Library,
+    pub(super) library: &'static Library,
     // Destroyed in `Drop`, in the order in which they were made.
-    handle: usize,
-    desc: usize,
-    w_layout: usize,
-    x_layout: usize,
-    y_layout: usize,
+    pub(super) handle: usize,
+    pub(super) desc: usize,
+    pub(super) w_layout: usize,
+    pub(super) x_layout: usize,
+    pub(super) y_layout: usize,
+    pub(super) types: Types,
     workspace: DeviceBlock,
     candidates: Vec<Candidate>,
     chosen: Algo,
@@ -55,28 +60,24 @@ impl Gemm {
             w_layout: 0,
             x_layout: 0,
             y_layout: 0,
+            types: Types::of(dtype),
             workspace,
-            candidates: vec![Candidate::default(); CANDIDATES.unsigned_abs() as usize],
+            candidates: Vec::new(),
             chosen: [0; 8],
         };
-        gemm.describe((m, n, k), dtype)?;
-        gemm.ask()?;
+        gemm.describe((m, n, k))?;
+        gemm.candidates = gemm.ask(CANDIDATES)?;
         let first = gemm.candidates.first().ok_or(CublasError::NoAlgorithm { m, n, k })?;
         gemm.chosen = first.algo;
         Ok(gemm)
     }
 
-    fn describe(&mut self, (m, n, k): (u32, u32, u32), dtype: DType) -> Result<(), CublasError> {
-        let lt = self.library;
-        // Of `cudaDataType`: CUDA_R_16BF and CUDA_R_16F.
-        let element: c_int = match dtype {
-            DType::Bf16 => 14,
-            DType::F16 => 2,
-        };
+    fn describe(&mut self, (m, n, k): (u32, u32, u32)) -> Result<(), CublasError> {
+        let (lt, Types { element, compute, scale }) = (self.library, self.types);
         // SAFETY: a place for the result.
         check("cublasLtCreate", unsafe { (lt.create)(&raw mut self.handle) })?;
         // SAFETY: a place for the result.
-        check("cublasLtMatmulDescCreate", unsafe { (lt.desc_create)(&raw mut self.desc, COMPUTE_32F, R_32F) })?;
+        check("cublasLtMatmulDescCreate", unsafe { (lt.desc_create)(&raw mut self.desc, compute, scale) })?;
         let transpose = OP_T;
         // SAFETY: the attribute is an int, and the descriptor exists.
         check("cublasLtMatmulDescSetAttribute", unsafe {
@@ -90,8 +91,10 @@ impl Gemm {
         Ok(())
     }
 
-    fn ask(&mut self) -> Result<(), CublasError> {
+    /// The heuristic's best algorithms, at most `most`.
+    fn ask(&self, most: c_int) -> Result<Vec<Candidate>, CublasError> {
         let lt = self.library;
+        let mut candidates = vec![Candidate::default(); most.unsigned_abs() as usize];
         let mut preference = 0;
         // SAFETY: a place for the result.
         check("cublasLtMatmulPreferenceCreate", unsafe { (lt.preference_create)(&raw mut preference) })?;
@@ -100,7 +103,7 @@ impl Gemm {
         let set =
             unsafe { (lt.preference_set)(preference, PREF_MAX_WORKSPACE_BYTES, (&raw const limit).cast::<c_void>(), size_of::<usize>()) };
         let mut found: c_int = 0;
-        // SAFETY: all descriptors exist; there is room for `CANDIDATES` results.
+        // SAFETY: all descriptors exist; there is room for `most` results.
         let asked = unsafe {
             (lt.heuristic)(
                 self.handle,
@@ -110,8 +113,8 @@ impl Gemm {
                 self.y_layout,
                 self.y_layout,
                 preference,
-                CANDIDATES,
-                self.candidates.as_mut_ptr(),
+                most,
+                candidates.as_mut_ptr(),
                 &raw mut found,
             )
         };
@@ -119,12 +122,29 @@ impl Gemm {
         unsafe { (lt.preference_destroy)(preference) };
         check("cublasLtMatmulPreferenceSetAttribute", set)?;
         check("cublasLtMatmulAlgoGetHeuristic", asked)?;
-        self.candidates.truncate(found.unsigned_abs() as usize);
-        self.candidates.retain(|c| c.state == 0 && c.workspace <= WORKSPACE);
+        candidates.truncate(found.unsigned_abs() as usize);
+        candidates.retain(is_usable);
+        Ok(candidates)
+    }
+
+    /// Takes every algorithm of the library for the shape as a candidate: those of the heuristic,
+    /// and all others that compute it in one pass over k.
+    ///
+    /// # Errors
+    /// A refusal of the library.
+    pub(crate) fn take_all(&mut self) -> Result<(), CublasError> {
+        self.candidates = self.ask(ALL_CANDIDATES)?;
+        self.candidates.extend(self.configurations()?.into_iter().filter(is_usable));
         Ok(())
     }
 
-    /// Algorithms that the heuristic proposed, the same on equal devices.
+    /// Keeps the candidates whose place in `kept` is true.
+    pub(crate) fn retain(&mut self, kept: &[bool]) {
+        let mut kept = kept.iter();
+        self.candidates.retain(|_| kept.next().copied().unwrap_or(false));
+    }
+
+    /// Number of candidates, the same on equal devices.
     pub fn candidates(&self) -> usize {
         self.candidates.len()
     }

@@ -88,6 +88,11 @@ table! {
     preference_set = b"cublasLtMatmulPreferenceSetAttribute\0" (usize, c_int, *const c_void, usize);
     heuristic = b"cublasLtMatmulAlgoGetHeuristic\0"
         (usize, usize, usize, usize, usize, usize, usize, c_int, *mut Candidate, *mut c_int);
+    algo_ids = b"cublasLtMatmulAlgoGetIds\0" (usize, c_int, c_int, c_int, c_int, c_int, c_int, c_int, *mut c_int, *mut c_int);
+    algo_init = b"cublasLtMatmulAlgoInit\0" (usize, c_int, c_int, c_int, c_int, c_int, c_int, c_int, *mut Algo);
+    algo_capability = b"cublasLtMatmulAlgoCapGetAttribute\0" (*const Algo, c_int, *mut c_void, usize, *mut usize);
+    algo_configure = b"cublasLtMatmulAlgoConfigSetAttribute\0" (*mut Algo, c_int, *const c_void, usize);
+    algo_check = b"cublasLtMatmulAlgoCheck\0" (usize, usize, usize, usize, usize, usize, *const Algo, *mut Candidate);
     matmul = b"cublasLtMatmul\0"
         (usize, usize, *const c_void, *const c_void, usize, *const c_void, usize, *const c_void, *const c_void, usize, *mut c_void, usize,
          *const Algo, *mut c_void, usize, usize);

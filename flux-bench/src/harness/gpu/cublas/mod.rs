@@ -1,5 +1,6 @@
 //! The baseline GEMM: cuBLASLt, with an algorithm chosen by timing.
 
+mod algorithms;
 mod gemm;
 mod library;
 

@@ -1,0 +1,98 @@
+"""Gradients of the ops. A forward pass saves its shard, and the backward pass gathers again."""
+
+from __future__ import annotations
+
+import torch
+import torch.nn.functional as F
+
+from ._comm import _known
+from ._kernels import call, calls
+from ._rows import Rows
+
+__all__ = ["AllGatherMatmul", "CopiedInputLinear", "MatmulAllReduce", "MatmulReduceScatter"]
+
+
+class AllGatherMatmul(torch.autograd.Function):
+    """``y = gather(x) @ weight.T + bias``."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, m, comm):
+        ctx.save_for_backward(x, weight)
+        ctx.comm = comm
+        return calls["all_gather_matmul"](x, weight, bias, 0, m, comm)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dy = dy.contiguous()
+        dx = dweight = None
+        if needs_weight:
+            # Each collective runs beside the GEMM that does not need it, as in Megatron-LM.
+            rows = Rows(dy.shape[0], _known[ctx.comm])
+            gathered = rows.gather(x)
+            sums = dy @ weight if needs_x else None
+            full = gathered()
+            scattered = rows.scatter(sums) if needs_x else None
+            dweight = dy.t() @ full
+            dx = scattered() if needs_x else None
+        elif needs_x:
+            # The kernels read both operands along rows, so the weight is transposed by a copy.
+            dx = call("matmul_reduce_scatter", dy, weight.t().contiguous(), -1, ctx.comm)
+        return dx, dweight, dy.sum(0) if needs_bias else None, None, None
+
+
+class MatmulReduceScatter(torch.autograd.Function):
+    """``y = scatter(sum over ranks of x @ weight.T) + bias``."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, comm):
+        ctx.save_for_backward(x, weight)
+        ctx.comm = comm
+        return calls["matmul_reduce_scatter"](x, weight, bias, 0, -1, comm)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        dy, m = dy.contiguous(), x.shape[0]
+        if not (needs_weight or needs_bias):
+            return call("all_gather_matmul", dy, weight.t().contiguous(), m, ctx.comm), None, None, None
+        # The gradient of the weight needs the gathered rows, so that of x takes them, too.
+        full = Rows(m, _known[ctx.comm]).gather(dy)()
+        dx, dweight = full @ weight if needs_x else None, full.t() @ x if needs_weight else None
+        return dx, dweight, full.sum(0) if needs_bias else None, None
+
+
+class MatmulAllReduce(torch.autograd.Function):
+    """``y = sum over ranks of x @ weight.T, + bias``. Every rank has the same ``dy``, so nothing is sent back."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, comm):
+        ctx.save_for_backward(x, weight)
+        return calls["matmul_all_reduce"](x, weight, bias, 0, -1, comm)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        return dy @ weight if needs_x else None, dy.t() @ x if needs_weight else None, dy.sum(0) if needs_bias else None, None
+
+
+class CopiedInputLinear(torch.autograd.Function):
+    """``y = x @ weight.T + bias`` of an ``x`` that every rank has whole; the gradient of ``x`` is summed over the ranks."""
+
+    @staticmethod
+    def forward(ctx, x, weight, bias, comm):
+        ctx.save_for_backward(x, weight)
+        ctx.comm = comm
+        return F.linear(x, weight, bias)
+
+    @staticmethod
+    def backward(ctx, dy):
+        x, weight = ctx.saved_tensors
+        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        rows = dy.reshape(-1, dy.shape[-1])
+        dx = call("matmul_all_reduce", rows.contiguous(), weight.t().contiguous(), -1, ctx.comm).reshape(x.shape) if needs_x else None
+        dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
+        return dx, dweight, rows.sum(0) if needs_bias else None, None

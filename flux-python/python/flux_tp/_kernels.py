@@ -1,0 +1,77 @@
+"""The ops in torch's dispatcher: kernels, and fake kernels for torch.compile.
+
+Invariant: an op's result is allocated by torch on torch's current stream, and the ops exist once a process.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from . import _native, _ops
+from ._comm import _known
+from .errors import FluxError, OperandError
+
+__all__ = ["call", "calls", "out_calls", "own_error"]
+
+_NEEDED = (2, 10)
+
+
+def _register() -> None:
+    found = tuple(int(part) for part in torch.__version__.split("+")[0].split(".")[:2])
+    if found < _NEEDED:
+        raise FluxError(f"torch is {torch.__version__}: flux_tp needs torch {_NEEDED[0]}.{_NEEDED[1]} or later")
+    libraries = Path(torch.__file__).parent / "lib"
+    cuda = libraries / "libtorch_cuda.so"
+    _native.register_torch(str(libraries / "libtorch_cpu.so"), str(cuda) if cuda.exists() else None)
+
+
+_register()
+_packets = {name: getattr(torch.ops.flux_tp, name) for name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")}
+calls = {name: packet.default for name, packet in _packets.items()}
+out_calls = {name: packet.out for name, packet in _packets.items()}
+
+
+def _one_device(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+    # The fake kernels are also those of the meta device: torch calls them if one operand is there.
+    for name, tensor in (("weight", weight), ("bias", bias)):
+        if tensor is not None and tensor.device != x.device:
+            raise OperandError(f"{name} is on {tensor.device}, and x on {x.device}: move it there")
+
+
+@torch.library.register_fake("flux_tp::all_gather_matmul")
+def _(x, weight, bias, activation, m, comm):
+    _one_device(x, weight, bias)
+    rows = x.shape[0] * _known[comm].world_size if isinstance(m, int) and m < 0 else m
+    return x.new_empty(rows, weight.shape[0])
+
+
+@torch.library.register_fake("flux_tp::matmul_reduce_scatter")
+def _(x, weight, bias, activation, m, comm):
+    _one_device(x, weight, bias)
+    return x.new_empty(_ops.shard_rows(_known[comm], x.shape[0]), weight.shape[0])
+
+
+@torch.library.register_fake("flux_tp::matmul_all_reduce")
+def _(x, weight, bias, activation, m, comm):
+    _one_device(x, weight, bias)
+    return x.new_empty(x.shape[0], weight.shape[0])
+
+
+for _name in _packets:
+    torch.library.register_fake(f"flux_tp::{_name}.out", lambda x, weight, bias, *_, out: _one_device(x, weight, bias))
+
+
+def own_error(error: RuntimeError) -> RuntimeError:
+    """The exception of flux_tp behind one of torch's, which has its message alone."""
+    return error if isinstance(error, FluxError) else _native.take_error(str(error)) or error
+
+
+def call(op: str, x: Tensor, weight: Tensor, m: int, comm: int) -> Tensor:
+    """A call inside a backward pass."""
+    try:
+        return calls[op](x, weight, None, 0, m, comm)
+    except RuntimeError as error:
+        raise own_error(error) from None

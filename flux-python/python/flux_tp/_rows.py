@@ -1,0 +1,75 @@
+"""Rows of ranks that torch.distributed moves, for gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch import Tensor
+
+from ._comm import Communicator
+from .errors import FluxError
+
+__all__ = ["Rows"]
+
+
+class Rows:
+    """Collectives of torch.distributed on ``m`` rows of all ranks, which may have one row more or less.
+
+    A collective is begun by a call, and ended by a call of what that returns.
+    """
+
+    def __init__(self, m: int, comm: Communicator) -> None:
+        self._m, self._world, self._rank = m, comm.world_size, comm.rank
+        self._group = _process_group(comm) if comm.world_size > 1 else None
+        self._most = -(-m // self._world)
+        self._counts = [m // self._world + (rank < m % self._world) for rank in range(self._world)]
+
+    def gather(self, x: Tensor) -> Callable[[], Tensor]:
+        """All rows, of each rank's own."""
+        if self._world == 1:
+            return lambda: x
+        gathered = x.new_empty(self._most * self._world, x.shape[1])
+        work = dist.all_gather_into_tensor(gathered, self._padded(x.contiguous()), group=self._group, async_op=True)
+
+        def finish() -> Tensor:
+            work.wait()
+            if self._m == gathered.shape[0]:
+                return gathered
+            return torch.cat([part[:count] for part, count in zip(gathered.split(self._most), self._counts)])
+
+        return finish
+
+    def scatter(self, x: Tensor) -> Callable[[], Tensor]:
+        """This rank's rows of the sum."""
+        if self._world == 1:
+            return lambda: x
+        if self._m % self._world:
+            x = torch.cat([self._padded(part) for part in x.split(self._counts)])
+        own = x.new_empty(self._most, x.shape[1])
+        work = dist.reduce_scatter_tensor(own, x, group=self._group, async_op=True)
+
+        def finish() -> Tensor:
+            work.wait()
+            return own[: self._counts[self._rank]]
+
+        return finish
+
+    def _padded(self, part: Tensor) -> Tensor:
+        # The collectives take equal parts.
+        return part if part.shape[0] == self._most else F.pad(part, (0, 0, 0, self._most - part.shape[0]))
+
+
+def _process_group(comm: Communicator) -> Any:
+    """The ProcessGroup of the communicator's ranks."""
+    if comm.group is not None:
+        return comm.group
+    if dist.is_initialized() and (dist.get_world_size(), dist.get_rank()) == (comm.world_size, comm.rank):
+        return dist.group.WORLD
+    raise FluxError(
+        "gradients of weights move rows by torch.distributed, which does not know these ranks: call "
+        "torch.distributed.init_process_group before the first step, or flux_tp.init with a ProcessGroup"
+    )

@@ -1,0 +1,109 @@
+"""``python -m flux_tp.bench``: starts the ranks where no launcher has, and measures."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from .models import MODELS
+
+MODES = "none,ar,one_shot,two_shot,sp,async_tp,flux"
+GRACE = 180.0
+"""Seconds past the time limit after which the ranks are given up."""
+
+
+def _words(known: list[str]):
+    def parse(text: str) -> list[str]:
+        words = text.split(",")
+        for word in words:
+            if word not in known:
+                raise argparse.ArgumentTypeError(f"{word!r} is none of {', '.join(known)}")
+        return words
+
+    return parse
+
+
+def _rows(text: str) -> list[int]:
+    rows = [int(word) for word in text.split(",")]
+    if min(rows) < 1:
+        raise argparse.ArgumentTypeError(f"{min(rows)} rows: give 1 or more")
+    return rows
+
+
+def _positive(text: str) -> int:
+    return _rows(text)[0]
+
+
+def _arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser(prog="python -m flux_tp.bench", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    layers = commands.add_parser("layers", help="time whole layers")
+    models = list(MODELS)
+    published = [model for model in models if model != "tiny"]
+    layers.add_argument("--models", type=_words(models), default=published, help=f"of {', '.join(models)}")
+    phases = ["prefill", "decode", "train"]
+    layers.add_argument("--phases", type=_words(phases), default=phases, help=f"of {', '.join(phases)}")
+    layers.add_argument("--ms", type=_rows, help="rows of every phase; by default each phase has its own")
+    modes = [*MODES.split(","), "flux_ar", "flux_sp"]
+    layers.add_argument("--modes", type=_words(modes), default=MODES.split(","), help=f"of {', '.join(modes)}")
+    layers.add_argument("--layers", type=_positive, default=4, help="layers of the stack (4)")
+    layers.add_argument("--tp", type=_positive, help="ranks to start (all GPUs; 2 on the CPU)")
+    layers.add_argument("--transport", default="auto", help="as of flux_tp.init; with pcie, NCCL has no peer access either")
+    layers.add_argument("--samples", type=_positive, default=15, help="rounds that are counted (15)")
+    layers.add_argument("--json", type=Path, help="where the record goes")
+    layers.add_argument("--time-limit", type=float, default=3600.0, help="seconds after which no further row begins (3600)")
+    show = commands.add_parser("show", help="print records as tables")
+    show.add_argument("--summary", action="store_true", help="one table: the bound, the base and flux")
+    show.add_argument("files", type=Path, nargs="+")
+    return parser.parse_args()
+
+
+def _variables(transport: str) -> dict[str, str]:
+    # Multicast may fail a whole host's links, and no mode uses it.
+    variables = {"NCCL_NVLS_ENABLE": "0", "TORCH_SYMM_MEM_DISABLE_MULTICAST": "1"}
+    if transport == "pcie":
+        variables["NCCL_P2P_DISABLE"] = "1"
+    return variables
+
+
+def _start(arguments: argparse.Namespace) -> int:
+    """Starts the ranks by torchrun."""
+    import torch
+
+    gpus = 0 if arguments.transport == "host" else torch.cuda.device_count()
+    world = arguments.tp or gpus or 2
+    if gpus and world > gpus:
+        print(f"--tp {world}: there are {gpus} GPUs", file=sys.stderr)
+        return 2
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(world)]
+    environment = {"OMP_NUM_THREADS": "1"} | os.environ
+    try:
+        ended = subprocess.run([*command, "-m", "flux_tp.bench", *sys.argv[1:]], env=environment, timeout=arguments.time_limit + GRACE)
+    except subprocess.TimeoutExpired:
+        print(f"the ranks have not ended {GRACE:.0f} s after the time limit", file=sys.stderr)
+        return 1
+    return ended.returncode
+
+
+def main() -> int:
+    arguments = _arguments()
+    if arguments.command == "show":
+        from .show import show
+
+        show(arguments.files, arguments.summary)
+        return 0
+    os.environ.update(_variables(arguments.transport))
+    if "RANK" not in os.environ:
+        return _start(arguments)
+    from .layers import Options, run
+
+    a = arguments
+    run(Options(a.models, a.phases, a.ms, a.modes, a.layers, a.transport, a.samples, a.json, a.time_limit))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""Times of passes: on the device, all ranks lined up, every mode once a round."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable, Mapping
+
+import torch
+import torch.distributed as dist
+
+from .ranks import Ranks
+
+__all__ = ["Clock", "captured"]
+
+WARM_UP = 3
+"""Rounds that are not counted."""
+LEAST_SPIN_US = 100.0
+CYCLES_PER_US = 1980
+"""``torch.cuda._sleep`` counts cycles; no SM of Hopper runs faster."""
+
+
+class Clock:
+    """Measures calls of this rank together with the other ranks."""
+
+    def __init__(self, ranks: Ranks, samples: int) -> None:
+        self.ranks, self.samples = ranks, samples
+        self._cuda = ranks.device.type == "cuda"
+        self._word = torch.zeros(1, dtype=torch.int32, device=ranks.device)
+        if self._cuda:
+            self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+
+    def rounds(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
+        """Milliseconds of the slowest rank: median, 10th and 90th percentile over the rounds.
+
+        A call that some host enqueues too late is left out and counted in ``late``.
+        """
+        names = list(calls)
+        spins = {name: self._spin_for(call) for name, call in calls.items()}
+        times: dict[str, list[float]] = {name: [] for name in names}
+        late: dict[str, list[float]] = {name: [] for name in names}
+        for index in range(WARM_UP + self.samples):
+            # Another mode begins each round, so that none always follows the same one.
+            first = index % len(names)
+            for name in names[first:] + names[:first]:
+                elapsed, was_late = self._sample(calls[name], spins[name])
+                if index >= WARM_UP:
+                    times[name].append(elapsed)
+                    late[name].append(float(was_late))
+        return {name: self._summary(times[name], late[name]) for name in names}
+
+    def _summary(self, times: list[float], late: list[float]) -> dict[str, float]:
+        """Of one mode, over all ranks."""
+        slowest, late = self.ranks.largest(times), self.ranks.largest(late)
+        in_time = sorted(time for time, was_late in zip(slowest, late, strict=True) if not was_late) or sorted(slowest)
+        last = len(in_time) - 1
+        ends = {"p10": in_time[round(0.1 * last)], "p90": in_time[round(0.9 * last)]}
+        return ends | {"median": statistics.median(in_time), "late": sum(late)}
+
+    def _line_up(self) -> None:
+        if self._cuda:
+            dist.all_reduce(self._word)
+        else:
+            dist.barrier()
+
+    def _sample(self, call: Callable[[], object], spin_us: float) -> tuple[float, bool]:
+        """Milliseconds of a call, and whether the device had to wait for the host."""
+        self._line_up()
+        began = time.perf_counter()
+        if not self._cuda:
+            call()
+            return (time.perf_counter() - began) * 1e3, False
+        # The device waits until the host has enqueued the call.
+        torch.cuda._sleep(int(spin_us * CYCLES_PER_US))
+        self._start.record()
+        call()
+        self._end.record()
+        enqueued = time.perf_counter() - began
+        self._end.synchronize()
+        return self._start.elapsed_time(self._end), enqueued * 1e6 > spin_us
+
+    def _spin_for(self, call: Callable[[], object]) -> float:
+        """Microseconds in which the slowest rank enqueues a call, and half as much again."""
+        if not self._cuda:
+            return 0.0
+        longest = 0.0
+        for index in range(4):
+            self._line_up()
+            torch.cuda.synchronize()
+            began = time.perf_counter()
+            call()
+            # The first call may load what is loaded lazily.
+            longest = max(longest, time.perf_counter() - began) if index else 0.0
+            torch.cuda.synchronize()
+        return max(LEAST_SPIN_US, 1.5e6 * self.ranks.largest([longest])[0])
+
+
+def captured(call: Callable[[], object]) -> Callable[[], object]:
+    """The call as a CUDA graph, which writes the same results on each replay."""
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    # NCCL's watchdog calls the driver meanwhile.
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        results = call()
+
+    def replay() -> object:
+        graph.replay()
+        return results
+
+    return replay

@@ -1,0 +1,154 @@
+"""The measurement: all modes of a model, phase and ``m`` in one process group, on the same weights and inputs.
+
+Invariant: every rank takes the same decisions, so all make the same calls in the same order.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from .attention import causal, decoding
+from .clock import Clock, captured
+from .models import MODELS
+from .modes import MODES, AllReduce, Mode
+from .ranks import Ranks
+from .record import Record
+from .show import line
+from .stack import TOLERANCE, Inputs, Step, reference, step, worst_row
+from .weights import Layer, random_layer
+
+__all__ = ["PHASES", "Options", "run"]
+
+PHASES = {
+    "prefill": (2048, 8192, 16384),
+    "decode": (1, 8, 16, 64, 128, 256, 512),
+    "train": (2048, 8192),
+}
+"""The phases, each with its numbers of rows."""
+GRACE = 90.0
+"""Seconds past the time limit after which a run that hangs ends itself."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """What a run measures."""
+
+    models: Sequence[str]
+    phases: Sequence[str]
+    ms: Sequence[int] | None
+    modes: Sequence[str]
+    layers: int
+    transport: str
+    samples: int
+    json: Path | None
+    time_limit: float
+
+    def rows(self, phase: str) -> Sequence[int]:
+        return self.ms or PHASES[phase]
+
+
+def run(options: Options) -> None:
+    """Measures as a rank of torchrun's."""
+    began = time.monotonic()
+    faulthandler.dump_traceback_later(options.time_limit + GRACE, exit=True)
+    ranks = Ranks(options.transport, max(max(options.rows(phase)) for phase in options.phases))
+    record = Record(ranks, options.layers, options.samples, options.json) if ranks.rank == 0 else None
+    if record:
+        print(f"{ranks.comm.explain()}\n", flush=True)
+    for name in options.models:
+        torch.manual_seed(1 + ranks.rank)
+        layers = [random_layer(MODELS[name], ranks.world, ranks.device) for _ in range(options.layers)]
+        for phase, m in ((phase, m) for phase in options.phases for m in options.rows(phase)):
+            if ranks.largest([time.monotonic() - began])[0] > options.time_limit:
+                if record:
+                    print(f"the time limit of {options.time_limit:.0f} s is reached before {name} {phase} m = {m}")
+                return ranks.close()
+            row = _row(ranks, options, name, layers, phase, m)
+            if record:
+                record.add(row)
+                print(line(row), flush=True)
+            if ranks.device.type == "cuda":
+                torch.cuda.empty_cache()
+        del layers
+    ranks.close()
+    faulthandler.cancel_dump_traceback_later()
+
+
+def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: str, m: int) -> dict[str, Any]:
+    model = MODELS[name]
+    inputs = Inputs(model, m, phase == "train", ranks)
+    if phase == "decode":
+        attend = decoding(model, ranks.world, m, len(layers), ranks.device)
+    else:
+        attend = causal(model, ranks.world, m)
+    exact = reference(model, layers, inputs, ranks, attend)
+
+    def prepared(kind: type[Mode]) -> tuple[Mode, Step]:
+        mode = kind(ranks, m, model.hidden)
+        return mode, step(model, layers, inputs, mode, attend)
+
+    def error_of(mode: Mode, call: Callable[[], Any]) -> float:
+        return ranks.largest([worst_row(call(), exact, mode, inputs.own)])[0]
+
+    modes: dict[str, Mode] = {}
+    calls: dict[str, Callable[[], Any]] = {}
+    why: dict[str, str] = {}
+    eager: dict[str, str] = {}
+    for label in options.modes:
+        kind = MODES[label](phase)
+        reason = kind.why_not(ranks, m, phase)
+        if reason is None:
+            made: list[tuple[Mode, Step]] = []
+            reason = _attempt(ranks, lambda: (made.append(prepared(kind)), made[0][1](), made[0][1]()))
+        if reason is not None:
+            why[label] = reason
+            continue
+        modes[label], calls[label] = made[0]
+        if phase == "decode" and ranks.device.type == "cuda":
+            graphs: list[Callable[[], Any]] = []
+            reason = _attempt(ranks, lambda: graphs.append(captured(calls[label])))
+            if reason is None:
+                calls[label] = graphs[0]
+            else:
+                eager[label] = reason
+    bound = TOLERANCE * error_of(*prepared(AllReduce))
+    times = Clock(ranks, options.samples).rounds(calls) if calls else {}
+    # After the timing, so that what replays and repetition spoil is seen.
+    errors = {label: error_of(modes[label], call) for label, call in calls.items()}
+    ranks.comm.check()
+    return {
+        "model": name,
+        "phase": phase,
+        "m": m,
+        "tp": ranks.world,
+        "transport": ranks.comm.transport,
+        "layers": len(layers),
+        # A layer's part of the stack's time.
+        "ms": {label: spread["median"] / len(layers) for label, spread in times.items()},
+        "spread": {label: [spread[end] / len(layers) for end in ("p10", "p90")] for label, spread in times.items()},
+        "late": {label: int(spread["late"]) for label, spread in times.items()},
+        "error": errors,
+        "largest_error": bound,
+        "verified": all(error <= bound for label, error in errors.items() if label != "none"),
+        "why": why,
+        "eager": eager,
+    }
+
+
+def _attempt(ranks: Ranks, call: Callable[[], Any]) -> str | None:
+    """Calls on every rank; why it fails on one, or ``None``."""
+    word = None
+    try:
+        call()
+        if ranks.device.type == "cuda":
+            torch.cuda.synchronize()
+    except (RuntimeError, NotImplementedError, ValueError) as error:
+        word = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+    return ranks.first_word(word)

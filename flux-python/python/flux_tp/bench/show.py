@@ -1,0 +1,120 @@
+"""Records as tables of Markdown."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from .models import MODELS
+
+__all__ = ["line", "show"]
+
+TITLES = {
+    "none": "no collectives",
+    "ar": "AllReduce",
+    "one_shot": "one-shot",
+    "two_shot": "two-shot",
+    "sp": "AG, RS",
+    "async_tp": "async-TP",
+    "flux": "flux",
+    "flux_ar": "flux, AR",
+    "flux_sp": "flux, AG and RS",
+}
+BASES = {"prefill": "ar", "decode": "ar", "train": "sp"}
+"""What each phase is compared with."""
+
+
+def share_hidden(row: dict[str, Any], mode: str = "flux") -> float | None:
+    """``(base - mode) / (base - none)``: the part of the exposed communication that a mode hides."""
+    ms, base = row["ms"], BASES[row["phase"]]
+    if not {mode, base, "none"} <= set(ms) or ms[base] <= ms["none"]:
+        return None
+    return (ms[base] - ms[mode]) / (ms[base] - ms["none"])
+
+
+def _over(row: dict[str, Any], base: str, mode: str = "flux") -> float | None:
+    return row["ms"][base] / row["ms"][mode] if {base, mode} <= set(row["ms"]) else None
+
+
+def _best_other(row: dict[str, Any]) -> float | None:
+    others = [row["ms"][mode] for mode in ("ar", "one_shot", "two_shot", "sp", "async_tp") if mode in row["ms"]]
+    return min(others) / row["ms"]["flux"] if others and "flux" in row["ms"] else None
+
+
+def _number(value: float | None, digits: int, end: str = "") -> str:
+    return "-" if value is None else f"{value:.{digits}f}{end}"
+
+
+def line(row: dict[str, Any]) -> str:
+    """A row as one line."""
+    times = "  ".join(f"{mode} {ms:.3f}" for mode, ms in row["ms"].items())
+    words = f"{row['model']} {row['phase']} m={row['m']} tp={row['tp']} {row['transport']}: {times} ms a layer"
+    words += "" if row["verified"] else f"  NOT VERIFIED {row['error']} above {row['largest_error']:.1e}"
+    for name, reasons in (("not run", row["why"]), ("without graph", row["eager"])):
+        words += "".join(f"\n    {mode} {name}: {reason}" for mode, reason in reasons.items())
+    return words
+
+
+def _set_up(record: dict[str, Any]) -> str:
+    machine = record["device"] if not record["gpus"] else f"{record['gpus']} x {record['device']}"
+    p2p = "" if record["nccl_p2p"] else ", NCCL without peer access"
+    return (
+        f"{machine}, {record['transport']}{p2p}, torch {record['torch']}, NCCL {record['nccl']}, driver {record['driver']}, "
+        f"commit {record['commit']}, {record['date'][:10]}"
+    )
+
+
+def _table(head: list[str], rows: Iterable[list[str]]) -> Iterable[str]:
+    yield f"| {' | '.join(head)} |"
+    yield f"|{'--:|' * len(head)}"
+    yield from (f"| {' | '.join(row)} |" for row in rows)
+
+
+def _rows_label(row: dict[str, Any]) -> str:
+    return f"{row['m']}" + ("" if row["verified"] else " (not verified)")
+
+
+def _gains(row: dict[str, Any]) -> list[str]:
+    return [_number(_over(row, BASES[row["phase"]]), 2, "x"), _number(_best_other(row), 2, "x"), _number(share_hidden(row), 2)]
+
+
+def _full(record: dict[str, Any]) -> Iterable[str]:
+    """A table of all modes for each phase and model."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for row in record["rows"]:
+        groups.setdefault((row["phase"], row["model"]), []).append(row)
+    for (phase, model), rows in groups.items():
+        modes = [mode for mode in TITLES if any(mode in row["ms"] for row in rows)]
+        yield f"\n{MODELS[model].title}, {phase}, TP {rows[0]['tp']}, ms a layer\n"
+        head = ["m", *(TITLES[mode] for mode in modes), f"over {TITLES[BASES[phase]]}", "over the best other", "share hidden"]
+
+        def time(row: dict[str, Any], mode: str) -> str:
+            return _number(row["ms"].get(mode), 3) + (" (no graph)" if mode in row["eager"] else "")
+
+        yield from _table(head, ([_rows_label(row), *(time(row, mode) for mode in modes), *_gains(row)] for row in rows))
+        reasons = sorted({f"{TITLES[mode]}: {reason}" for row in rows for mode, reason in row["why"].items()})
+        if reasons:
+            yield f"\nNot run: {'; '.join(reasons)}."
+
+
+def _summary(record: dict[str, Any]) -> Iterable[str]:
+    """One table of all rows: the bound, the base, flux, and what flux gains."""
+    yield ""
+    head = ["model", "phase", "TP", "m", "no collectives", "base", "flux", "over the base", "over the best other", "share hidden"]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        base = BASES[row["phase"]]
+        times = [_number(row["ms"].get(mode), 3) for mode in ("none", base, "flux")]
+        times[1] = f"{TITLES[base]} {times[1]}"
+        return [MODELS[row["model"]].title, row["phase"], str(row["tp"]), _rows_label(row), *times, *_gains(row)]
+
+    yield from _table(head, (cells(row) for row in record["rows"]))
+
+
+def show(paths: Iterable[Path], summary: bool) -> None:
+    """Prints records."""
+    for path in paths:
+        record = json.loads(path.read_text(encoding="utf-8"))
+        print("\n".join([_set_up(record), *(_summary if summary else _full)(record)]))

@@ -1,0 +1,100 @@
+"""Passes through a stack of layers, and how far rounding may lead from their fp32 results."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from .attention import Attend
+from .models import Model
+from .modes import AllReduce, Mode
+from .ranks import Ranks
+from .weights import Layer, activate, norm
+
+__all__ = ["TOLERANCE", "Inputs", "Step", "reference", "step", "worst_row"]
+
+TOLERANCE = 2.0
+"""Most times the error of ``ar`` that another mode may have, of the worst row.
+
+Modes round at the same places but in the sums over ranks. There ``ar`` rounds ``W`` partial sums and ``W - 1`` sums,
+which no mode exceeds. So the errors are alike, and twice as much leaves room for chance. One wrong tile makes the error
+of its rows several times larger.
+"""
+
+Step = Callable[[], tuple[Tensor, ...]]
+"""One pass. Inference returns the output; training also the gradients of the input and of all weights."""
+
+
+class Inputs:
+    """What enters the stack: the same rows on every rank, and in training the gradients of the outputs."""
+
+    def __init__(self, model: Model, m: int, train: bool, ranks: Ranks) -> None:
+        torch.manual_seed(0)
+        shape = (m, model.hidden)
+        self.x = torch.empty(shape, dtype=torch.bfloat16, device=ranks.device).normal_()
+        self.dy = torch.empty_like(self.x).normal_() if train else None
+        self.own = ranks.own(m)
+
+    def of(self, mode: Mode) -> tuple[Tensor, Tensor | None]:
+        """The rows of a mode's layout."""
+        if not mode.sharded:
+            return self.x, self.dy
+        return self.x[self.own], None if self.dy is None else self.dy[self.own]
+
+
+def _forward(model: Model, layers: Iterable[Layer], x: Tensor, mode: Mode, attend: Attend) -> Tensor:
+    for index, layer in enumerate(layers):
+        x = x + mode.row(attend(index, mode.column(norm(model, x), layer.qkv)), layer.out)
+        x = x + mode.row(activate(model, mode.column(norm(model, x), layer.up)), layer.down)
+    return x
+
+
+def _backward(model: Model, layers: Sequence[Layer], x: Tensor, dy: Tensor, mode: Mode, attend: Attend) -> tuple[Tensor, ...]:
+    layers = [layer.map(lambda weight: weight.detach().requires_grad_()) for layer in layers]
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        y = _forward(model, layers, x, mode, attend)
+        weights = [weight for layer in layers for weight in layer.tensors()]
+        return y.detach(), *torch.autograd.grad(y, [x, *weights], dy)
+
+
+def step(model: Model, layers: Sequence[Layer], inputs: Inputs, mode: Mode, attend: Attend) -> Step:
+    """A pass of a mode."""
+    x, dy = inputs.of(mode)
+    if dy is not None:
+        return lambda: _backward(model, layers, x, dy, mode, attend)
+
+    def infer() -> tuple[Tensor, ...]:
+        with torch.no_grad():
+            return (_forward(model, layers, x, mode, attend),)
+
+    return infer
+
+
+def reference(model: Model, layers: Sequence[Layer], inputs: Inputs, ranks: Ranks, attend: Attend) -> tuple[Tensor, ...]:
+    """The results of a pass in fp32, but for attention, of all rows."""
+    mode = AllReduce(ranks, inputs.x.shape[0], model.hidden)
+    x = inputs.x.float()
+    if inputs.dy is not None:
+        return _backward(model, [layer.map(Tensor.float) for layer in layers], x, inputs.dy.float(), mode, attend)
+    with torch.no_grad():
+        # One layer's weights at a time: all of them in fp32 may not fit.
+        return (_forward(model, (layer.map(Tensor.float) for layer in layers), x, mode, attend),)
+
+
+def worst_row(found: Sequence[Tensor], expected: Sequence[Tensor], mode: Mode, own: slice) -> float:
+    """The largest error of a row, over the mean size of its tensor's rows; in Euclidean norms."""
+    worst = 0.0
+    for index, (result, exact) in enumerate(zip(found, expected, strict=True)):
+        # The output and the input's gradient have the rows of the layout.
+        exact = exact[own] if mode.sharded and index < 2 else exact
+        if result.shape != exact.shape:
+            return float("inf")
+        if exact.numel():
+            size = exact.norm(dim=1).square().mean().sqrt()
+            error = ((result.float() - exact).norm(dim=1).max() / size).item()
+            # Not a number is no small error.
+            worst = max(worst, error if error == error else float("inf"))
+    return worst
