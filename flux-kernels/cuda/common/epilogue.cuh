@@ -176,7 +176,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
     }
     // Only sums have one, and those have no activation.
     if constexpr (C::kActivation == Activation::kNone) {
-        if (p.residual != 0) add_residual<C>(p, load_item(p, i), consumer, thread, first_row, acc);
+        if (p.residual != 0) add_residual<C>(p, p.items[i], consumer, thread, first_row, acc);
     }
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
