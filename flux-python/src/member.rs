@@ -37,8 +37,12 @@ static NEXT: AtomicU64 = AtomicU64::new(1);
 static LAUNCHED: Mutex<Option<OfProcess<World>>> = Mutex::new(None);
 
 /// Keeps a communicator, and returns its number.
+///
+/// Rank and world size are part of it. Shapes of results follow from both, and torch keeps compiled
+/// graphs by the arguments of their ops, on disk and for other worlds too.
 pub(crate) fn keep(member: Member) -> u64 {
-    let number = NEXT.fetch_add(1, Ordering::Relaxed);
+    let (rank, world) = (u64::from(member.comm.rank().get()), u64::from(member.comm.world_size().get()));
+    let number = NEXT.fetch_add(1, Ordering::Relaxed) << 16 | world << 8 | rank;
     let mut members = MEMBERS.write().unwrap_or_else(PoisonError::into_inner);
     members.get_or_insert_default().insert(number, Arc::new(OfProcess::new(member)));
     number

@@ -188,6 +188,8 @@ def a_forked_child_harms_nobody(comm):
 def a_second_communicator(comm):
     with flux_tp.init(transport="host", max_m=64) as second:
         assert second.id != comm.id and flux_tp.default() is comm
+        # Compiled graphs are kept by this number, and their shapes are of one rank of one world.
+        assert second.id % (1 << 16) == comm.world_size << 8 | comm.rank
         x, w, _, y = gathered(comm, comm.world_size * 8, 16, 32)
         close(flux_tp.all_gather_matmul(x, w, group=second), y, "float16")
         second.barrier()

@@ -1,0 +1,1 @@
+"""Other libraries' layers computed by flux_tp. Each module imports its library."""
