@@ -41,7 +41,7 @@ pub use report::{Execution, PeersReport, Placement, Ranks, Report, Row, SCHEMA};
 pub use run::{Args as RunArgs, run as run_file};
 pub use shapes::{Layer, layers, parse_op, world};
 pub use show::{Args as ShowArgs, read as read_report, read_peers as read_peers_report, rendered as shown_table, svg as shown_picture};
-pub use simulate::{Compared, LEAST_ROWS, Simulation, compare, plans, published_times, table as simulated_table};
+pub use simulate::{Compared, LEAST_ROWS, Simulation, compare, plans, published as simulated_published, table as simulated_table};
 
 /// The README's example, so that it is compiled and run.
 #[cfg(doctest)]

@@ -7,7 +7,7 @@ mod published;
 mod row;
 
 pub use against::{Compared, compare};
-pub use published::timed as published_times;
+pub use published::published;
 
 pub use row::{Simulation, plans, table};
 
@@ -56,7 +56,7 @@ fn machine(word: &str) -> Result<Machine, String> {
 /// Simulates every shape, or every row of the file, and prints the table.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     if args.published {
-        out::print(&published::published()?);
+        out::print(&published()?);
         return Ok(());
     }
     if let Some(path) = &args.against {

@@ -40,11 +40,7 @@ fn percent(value: f64) -> String {
     format!("{value:.1}")
 }
 
-/// The table of published times.
-///
-/// # Errors
-/// A layer without a plan.
-pub fn timed() -> anyhow::Result<String> {
+fn timed() -> anyhow::Result<String> {
     let head = ["machine", "op", "m", "T_gemm ms", "simulated", "T_serial", "simulated", "T_op", "simulated", "E %", "simulated"];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     for (machine, op, [gemm, serial, fused]) in TIMED {
@@ -75,7 +71,7 @@ fn stated() -> anyhow::Result<String> {
 ///
 /// # Errors
 /// A layer without a plan.
-pub(super) fn published() -> anyhow::Result<String> {
+pub fn published() -> anyhow::Result<String> {
     Ok(format!(
         "SIMULATED, not measured, beside what FLUX's authors published of their kernels (flux_core::simulate)\n\
          gpt3 at TP {TP}; profiles follow from data sheets, and the portable kernel is taken to reach its instructions' rate\n\
