@@ -1,9 +1,10 @@
 """Times what a PyTorch user would pick instead of flux: torch.mm alone, NCCL and torch.mm in turn, and symmetric memory's fused ops or, for
 gemm_ar, its one-shot and two-shot all-reduce after torch.mm. Calls of gemm_ar with up to 512 rows are CUDA graphs, as serving engines make them.
+With "norm" a compiled addition of a residual and RMSNorm follows all of them but the torch.mm alone.
 
 `flux-bench lab peers` starts this with a job as JSON in argv[1]:
 
-    {"out": FILE, "store": FILE, "tp": W, "dtype": "bf16" or "fp16", "samples": N, "cases": [{"op", "model", "n", "k", "ms": [m, ...]}, ...]}
+    {"out": FILE, "store": FILE, "tp": W, "dtype": "bf16" or "fp16", "samples": N, "norm": false or true, "cases": [{"op", "model", "n", "k", "ms": [m, ...]}, ...]}
 
 and reads FILE: a line of JSON that names the versions, then one for each row. One process a GPU, all in the caller's process group.
 
@@ -30,6 +31,8 @@ WARM_UP = 5
 # Operand sets in rotation: what one call leaves in the L2 cache is not what the next one reads.
 SETS = 3
 SPIN_US = 100
+# Added to the mean of a row's squares.
+EPS = 1e-5
 # Most rows of a gemm_ar that are replayed from a graph.
 GRAPH_ROWS = 512
 # torch.cuda._sleep counts cycles; no SM of Hopper runs faster than this.
@@ -55,6 +58,7 @@ class Bench:
         self.end = torch.cuda.Event(enable_timing=True)
         self.group = dist.group.WORLD.group_name
         self.no_fused = self.prepare_fused()
+        self.add_norm = self.compile_add_norm() if job["norm"] else None
 
     def prepare_fused(self):
         """Why the fused ops must not or cannot run at all, or None."""
@@ -81,6 +85,18 @@ class Bench:
     def random(self, *shape):
         """Uniform in +-0.1: other data on every rank and in every set."""
         return self.torch.empty(shape, dtype=self.dtype, device="cuda").uniform_(-0.1, 0.1)
+
+    def compile_add_norm(self):
+        """What makes of a result the residual stream and its normalised rows, as one kernel."""
+        torch = self.torch
+
+        def add_norm(y, residual, gain):
+            h = (y.float() + residual.float()).to(y.dtype)
+            wide = h.float()
+            scale = torch.rsqrt(wide.pow(2).mean(-1, keepdim=True) + EPS)
+            return h, (wide * scale * gain.float()).to(y.dtype)
+
+        return torch.compile(add_norm, dynamic=False)
 
     def agree(self, mine):
         """Whether it holds on every rank."""
@@ -185,6 +201,9 @@ class Bench:
             elif why not in reasons:
                 reasons.append(why)
         verified = self.agree(verified)
+        if self.add_norm is not None:
+            residual, gain = self.random(*y.shape), self.random(y.shape[1])
+            contenders = contenders[:1] + [(name, self.normed(call, y, residual, gain)) for name, call in contenders[1:]]
         if all_reduces and m <= GRAPH_ROWS:
             contenders = [(name, self.captured(call, sets)) for name, call in contenders]
         spins = [self.spin_for(call, sets) for _, call in contenders]
@@ -202,6 +221,15 @@ class Bench:
             row["why"] = "; ".join(reasons)
         row["verified"], row["samples"] = verified, self.job["samples"]
         return row
+
+    def normed(self, call, y, residual, gain):
+        """The call with residual and norm behind it; a call without a result leaves it in `y`."""
+
+        def both(x, w):
+            result = call(x, w)
+            return self.add_norm(y if result is None else result, residual, gain)
+
+        return both
 
     def same(self, fused, operands, serial, gathers):
         """Whether the fused op's result is the serial path's, up to the roundings of either."""

@@ -39,6 +39,7 @@ headers![
     "common/trace.cuh",
     "common/wait.cuh",
     "common/walk.cuh",
+    "norm/rms_norm.cuh",
     "sm80/config.cuh",
     "sm80/consumer.cuh",
     "sm80/fused_gemm.cuh",
@@ -66,6 +67,11 @@ pub struct Source {
 }
 
 impl Source {
+    /// RMSNorm of finished rows.
+    pub fn rms_norm() -> Self {
+        Self { name: "flux_rms_norm".to_owned(), text: include_str!("../cuda/norm/rms_norm.cu").to_owned() }
+    }
+
     /// Operand data, verification and timing.
     pub fn harness() -> Self {
         Self { name: "flux_harness".to_owned(), text: include_str!("../cuda/harness/harness.cu").to_owned() }

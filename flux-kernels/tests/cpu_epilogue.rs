@@ -8,7 +8,7 @@ mod support;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, TileShape, WorldSize};
-use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, Rows, RowsMut};
+use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, Residual, Rows, RowsMut};
 use flux_kernels::{Activation, Element};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
@@ -104,6 +104,9 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
     let refused = call(Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
     assert_eq!(refused, ExecuteError::Activation { op: p.op(), activation: Activation::Gelu });
     assert_eq!(refused.to_string(), "gemm_rs takes no activation, and gelu was asked for");
+    let rows = |elements| Residual::Rows(Rows { elements, stride: 40 });
+    let text = call(Epilogue { residual: Some(rows(&w[..519])), ..Epilogue::default() }).unwrap_err().to_string();
+    assert_eq!(text, "residual holds 519 elements with a row stride of 40; 13 rows of 40 need 520");
     assert_eq!(memory.epoch(0), Epoch::FIRST);
-    call(Epilogue { bias: Some(&bias), ..Epilogue::default() }).unwrap();
+    call(Epilogue { bias: Some(&bias), residual: Some(rows(&w[..520])), ..Epilogue::default() }).unwrap();
 }

@@ -139,7 +139,24 @@ fn together_every_variant_is_right_on_shards_of_different_sizes() {
     }
 }
 
-/// Every variant with every activation it takes, with and without a bias.
+/// With a residual in memory of its own and in `y`, on top of a bias or none.
+fn check_residuals(w: &mut World, tile: TileShape) {
+    let cases =
+        [(None, false, Fill::SmallInts), (Some(70), true, Fill::SmallInts), (Some(71), false, Fill::Uniform), (None, true, Fill::Uniform)];
+    for (bias, in_y, fill) in cases {
+        let seeds = Seeds { x: 31, w: 41 };
+        (w.bias, w.residual, w.residual_in_y) = (bias, Some(80), in_y);
+        w.prepare(seeds, fill);
+        w.call();
+        for (rank, report) in w.verify(seeds, fill).iter().enumerate() {
+            let fault = w.fault(rank);
+            let p = w.problem;
+            assert!(report.passed(), "{p} {tile} residual in y {in_y} bias {bias:?} {fill:?} rank {rank}: {report:?} {fault:?}");
+        }
+    }
+}
+
+/// Every variant with every activation it takes, with and without a bias; sums with a residual too.
 fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
     for op in OPS {
         for (dtype, tile) in
@@ -165,6 +182,9 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
                             let fault = w.fault(rank);
                             assert!(report.passed(), "{p} {tile} {activation} bias {bias:?} {fill:?} rank {rank}: {report:?} {fault:?}");
                         }
+                    }
+                    if op.reduces() {
+                        check_residuals(&mut w, tile);
                     }
                 }
             }

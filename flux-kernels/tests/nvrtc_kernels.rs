@@ -2,6 +2,7 @@
 //!
 //! - `activation NAME`: the kernel has the formula, in its smallest form.
 //! - `reference`: the harness's verification has a reference for every activation.
+//! - `rms_norm ARCH`: the normalisation behind an op.
 //! - `traced NAME`: time stamps make no kernel spill.
 
 mod compiler;
@@ -14,8 +15,9 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() {
     let reference = compiles("reference".to_owned(), Source::harness(), Arch::Sm90a);
+    let norms = [Arch::Sm90a, Arch::Sm80].map(|arch| compiles(format!("rms_norm {}", arch.name()), Source::rms_norm(), arch));
     let fused = [Arch::Sm90a, Arch::Sm80].into_iter().flat_map(of_arch);
-    libtest_mimic::run(&Arguments::from_args(), fused.chain([reference]).collect()).exit();
+    libtest_mimic::run(&Arguments::from_args(), fused.chain([reference]).chain(norms).collect()).exit();
 }
 
 /// The kernels of an architecture.

@@ -8,7 +8,7 @@
 mod device;
 
 use device::Device;
-use flux_ops::{Activation, AllGatherGemm, DType, GemmReduceScatter};
+use flux_ops::{Activation, AllGatherGemm, DType, EpilogueArgs, GemmReduceScatter};
 use flux_transport::internal::cuda;
 use flux_transport::{Communicator, Select, World, WorldError};
 use half::bf16;
@@ -63,9 +63,9 @@ fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
 
     let (x, w1) = (device.view(&x, (m_shard, FEATURES))?, device.view(&w1, (inner_shard, FEATURES))?);
     let (b1, b2) = (device.view(&b1, (inner_shard,))?, device.view(&b2, (FEATURES,))?);
-    up.forward_with_bias(&x, &w1, &b1, &mut device.view_mut(&mut h, (m, inner_shard))?, device.stream())?;
+    up.forward_with(&x, &w1, EpilogueArgs::new().bias(&b1), &mut device.view_mut(&mut h, (m, inner_shard))?, device.stream())?;
     let (h, w2) = (device.view(&h, (m, inner_shard))?, device.view(&w2, (FEATURES, inner_shard))?);
-    down.forward_with_bias(&h, &w2, &b2, &mut device.view_mut(&mut y, (m_shard, FEATURES))?, device.stream())?;
+    down.forward_with(&h, &w2, EpilogueArgs::new().bias(&b2), &mut device.view_mut(&mut y, (m_shard, FEATURES))?, device.stream())?;
     let y = device.get(&y)?;
     up.status()?; // the first fault of any call, from the device too
 

@@ -1,25 +1,130 @@
-//! What an op does with its fp32 sums before it rounds them.
+//! What an op does with its fp32 sums before it rounds them, and with the rounded rows.
 //!
 //! Invariant: the ranks agree on it when they build, and a call that does not fit it is refused.
 
+use crate::error::BuildError;
+use crate::tensor::{TensorMut, TensorRef, View};
 use flux_kernels::Activation;
 use std::fmt;
+use std::marker::PhantomData;
 
-/// Bias and activation; neither by default.
+/// Bias, residual, activation and norm; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EpilogueSpec {
     /// Whether calls bring a bias.
     pub(crate) bias: bool,
-    /// Applied after the bias.
+    /// Whether calls bring a residual, which is added after the bias.
+    pub(crate) residual: bool,
+    /// Applied after both.
     pub(crate) activation: Activation,
+    /// Of the rounded rows.
+    pub(crate) rms_norm: Option<Epsilon>,
+}
+
+/// What is added to the mean of a row's squares.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Epsilon {
+    bits: u32,
+}
+
+impl Epsilon {
+    pub(crate) const fn new(eps: f32) -> Self {
+        Self { bits: eps.to_bits() }
+    }
+
+    pub(crate) const fn get(self) -> f32 {
+        f32::from_bits(self.bits)
+    }
+}
+
+impl EpilogueSpec {
+    pub(crate) fn check(&self) -> Result<(), BuildError> {
+        match self.rms_norm.map(Epsilon::get) {
+            Some(eps) if !(eps.is_finite() && eps >= 0.0) => Err(BuildError::Epsilon { value: eps }),
+            _ => Ok(()),
+        }
+    }
 }
 
 impl fmt::Display for EpilogueSpec {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let bias = if self.bias { "with bias" } else { "no bias" };
-        match self.activation {
-            Activation::None => f.write_str(bias),
-            activation => write!(f, "{bias}, then {activation}"),
+        f.write_str(if self.bias { "with bias" } else { "no bias" })?;
+        if self.residual {
+            f.write_str(", with residual")?;
         }
+        if self.activation != Activation::None {
+            write!(f, ", then {}", self.activation)?;
+        }
+        if let Some(eps) = self.rms_norm {
+            write!(f, ", then rms_norm({:e})", eps.get())?;
+        }
+        Ok(())
+    }
+}
+
+/// The operands of a call besides `x`, `w` and `y`, for
+/// [`forward_with`](crate::FusedLinear::forward_with): those that the op was built with.
+#[derive(Debug)]
+#[must_use = "operands do nothing until they are given to a call"]
+pub struct EpilogueArgs<'a, T> {
+    pub(crate) bias: Option<View>,
+    pub(crate) residual: Option<Residual>,
+    pub(crate) norm: Option<Norm>,
+    pub(crate) memory: PhantomData<&'a mut [T]>,
+}
+
+/// The operands of a norm.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Norm {
+    pub(crate) gain: View,
+    /// The normalised rows.
+    pub(crate) y_norm: View,
+}
+
+/// Where a residual is.
+#[derive(Clone, Copy, Debug)]
+pub(crate) enum Residual {
+    Given(View),
+    InY,
+}
+
+impl<'a, T> EpilogueArgs<'a, T> {
+    /// None.
+    pub const fn new() -> Self {
+        Self { bias: None, residual: None, norm: None, memory: PhantomData }
+    }
+
+    /// Of an op built with [`Builder::bias`](crate::Builder::bias): a view of shape `(cols,)` or
+    /// `(1, cols)` for the columns of `y`. It is added once to every row of the result.
+    pub const fn bias(mut self, bias: &'a TensorRef<'_, T>) -> Self {
+        self.bias = Some(bias.view());
+        self
+    }
+
+    /// Of an op built with [`Builder::residual`](crate::Builder::residual): a view of the shape of
+    /// `y`, which is added to it. Of a [`GemmAllReduce`](crate::GemmAllReduce) it holds the same on
+    /// every rank.
+    pub const fn residual(mut self, residual: &'a TensorRef<'_, T>) -> Self {
+        self.residual = Some(Residual::Given(residual.view()));
+        self
+    }
+
+    /// As [`residual`](Self::residual), where `y` itself holds it before the call.
+    pub const fn residual_in_y(mut self) -> Self {
+        self.residual = Some(Residual::InY);
+        self
+    }
+
+    /// Of an op built with [`Builder::rms_norm`](crate::Builder::rms_norm): `gain` is a view of shape
+    /// `(cols,)` for the columns of `y`, and `y_norm` of the shape of `y`.
+    pub const fn norm(mut self, gain: &'a TensorRef<'_, T>, y_norm: &'a mut TensorMut<'_, T>) -> Self {
+        self.norm = Some(Norm { gain: gain.view(), y_norm: y_norm.view() });
+        self
+    }
+}
+
+impl<T> Default for EpilogueArgs<'_, T> {
+    fn default() -> Self {
+        Self::new()
     }
 }

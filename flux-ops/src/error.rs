@@ -46,6 +46,12 @@ pub enum BuildError {
         /// The kernel.
         kernel: String,
     },
+    /// The norm's addend is no number that a mean of squares can have.
+    #[error("rms_norm({value}): eps must be a finite number, 0 or above")]
+    Epsilon {
+        /// The value asked for.
+        value: f32,
+    },
     /// No SM is left.
     #[error("sm_margin = {value}: the device has {sms} SMs and a call needs one, so at most {} can be left to others", sms - 1)]
     SmMargin {
@@ -167,7 +173,7 @@ pub enum CallError {
         found.rows, found.cols, expected.rows, expected.cols
     )]
     Shape {
-        /// `x`, `w`, `bias` or `y`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
         operand: &'static str,
         /// The op.
         op: OpKind,
@@ -207,42 +213,54 @@ pub enum CallError {
         /// Rows of the call.
         m: u32,
     },
-    /// The op adds a bias, and none was given.
-    #[error("the op was built with a bias and none was given: call forward_with_bias with one of [{}, {}]", expected.rows, expected.cols)]
-    NoBias {
+    /// The op was built with an operand that was not given.
+    #[error("the op was built with a {operand} and none was given: call forward_with with one of [{}, {}]", expected.rows, expected.cols)]
+    NotGiven {
+        /// `bias`, `residual` or `gain`.
+        operand: &'static str,
         /// What it takes.
         expected: Shape,
     },
-    /// A bias was given, and the op adds none.
-    #[error("a bias of [{}, {}] was given to an op that was built without: call forward, or build the op with bias(true)", found.rows, found.cols)]
-    UnwantedBias {
+    /// The op was built without an operand that was given.
+    #[error(
+        "a {operand} of [{}, {}] was given to an op that was built without: leave it out, or build the op with {}",
+        found.rows, found.cols, option_of(operand)
+    )]
+    Unwanted {
+        /// `bias`, `residual` or `gain`.
+        operand: &'static str,
         /// What was given.
         found: Layout,
     },
     /// An operand is on another device than the communicator.
     #[error("{operand} is in {found}, but this rank's communicator works on {expected}: copy it there")]
     Location {
-        /// `x`, `w`, `bias` or `y`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
         operand: &'static str,
         /// Where the communicator works.
         expected: Location,
         /// Where the operand is.
         found: Location,
     },
-    /// The output shares memory with an input, counted from the first element to the last.
-    #[error("y ({:#x}..{:#x}) overlaps {operand} ({:#x}..{:#x}): y needs memory of its own", y.start, y.end, input.start, input.end)]
+    /// An output shares memory with another operand, counted from the first element to the last.
+    #[error(
+        "{output} ({:#x}..{:#x}) overlaps {operand} ({:#x}..{:#x}): {}",
+        written.start, written.end, other.start, other.end, remedy(output, operand)
+    )]
     Overlap {
-        /// `x`, `w` or `bias`.
+        /// `y` or `y_norm`.
+        output: &'static str,
+        /// The other operand.
         operand: &'static str,
-        /// Addresses of `y`.
-        y: std::ops::Range<u64>,
-        /// Addresses of the input.
-        input: std::ops::Range<u64>,
+        /// Addresses of the output.
+        written: std::ops::Range<u64>,
+        /// Addresses of the other operand.
+        other: std::ops::Range<u64>,
     },
     /// An operand's earlier uses were awaited on another stream than the call's.
     #[error("the view of {operand} was made for stream {view:#x}, the call is on stream {call:#x}: make the view for the call's stream")]
     ViewStream {
-        /// `x`, `w`, `bias` or `y`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
         operand: &'static str,
         /// Handle of the view's stream.
         view: usize,
@@ -257,7 +275,7 @@ pub enum CallError {
     /// The memory is not what its description says.
     #[error("{operand} at {address:#x} is not device memory: the driver does not know it ({code})")]
     NotDeviceMemory {
-        /// `x`, `w`, `bias` or `y`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
         operand: &'static str,
         /// Its address.
         address: u64,
@@ -278,6 +296,20 @@ pub enum CallError {
     /// communicator is broken until rebuilt.
     #[error(transparent)]
     Fault(Box<Failure>),
+}
+
+/// What the memory of an output may be.
+fn remedy(output: &str, other: &str) -> &'static str {
+    match (output, other) {
+        ("y", "residual") => "y needs memory of its own, or is the residual itself with the same rows",
+        ("y", _) => "y needs memory of its own",
+        _ => "y_norm needs memory of its own",
+    }
+}
+
+/// The option that brings an operand.
+fn option_of(operand: &str) -> String {
+    if operand == "gain" { "rms_norm(eps)".to_owned() } else { format!("{operand}(true)") }
 }
 
 #[cfg(test)]

@@ -43,6 +43,7 @@ mod tensor;
 mod timeline;
 mod tune;
 
+pub use epilogue::EpilogueArgs;
 pub use error::{BuildError, CallError, Requests};
 pub use execute::Execution;
 pub use flux_core::layout::WorkspaceSize;

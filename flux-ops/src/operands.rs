@@ -1,9 +1,9 @@
 //! The checks of a call's operands, before anything is launched.
 //!
 //! Invariant: operands that passed have the problem's shapes, lie where the communicator works, and
-//! the output shares no byte with an input.
+//! an output shares no byte with another operand, unless `y` is the residual itself.
 
-use crate::epilogue::EpilogueSpec;
+use crate::epilogue::{EpilogueSpec, Norm};
 use crate::error::CallError;
 use crate::tensor::{Location, View};
 use flux_core::problem::Shape;
@@ -15,17 +15,30 @@ pub(crate) struct Operands {
     pub(crate) x: View,
     pub(crate) w: View,
     pub(crate) bias: Option<View>,
+    pub(crate) residual: Option<View>,
     pub(crate) y: View,
+    pub(crate) norm: Option<Norm>,
 }
 
 impl Operands {
     /// Each operand with its name, in the order of the call.
     pub(crate) fn named(&self) -> impl Iterator<Item = (&'static str, &View)> {
-        self.inputs().chain([("y", &self.y)])
+        self.inputs().chain(self.outputs())
     }
 
     fn inputs(&self) -> impl Iterator<Item = (&'static str, &View)> {
-        [("x", &self.x), ("w", &self.w)].into_iter().chain(self.bias.as_ref().map(|bias| ("bias", bias)))
+        let (bias, residual, gain) = (self.bias.as_ref(), self.residual.as_ref(), self.norm.as_ref().map(|norm| &norm.gain));
+        let optional = [bias.map(|view| ("bias", view)), residual.map(|view| ("residual", view)), gain.map(|view| ("gain", view))];
+        [("x", &self.x), ("w", &self.w)].into_iter().chain(optional.into_iter().flatten())
+    }
+
+    fn outputs(&self) -> impl Iterator<Item = (&'static str, &View)> {
+        [("y", &self.y)].into_iter().chain(self.norm.as_ref().map(|norm| ("y_norm", &norm.y_norm)))
+    }
+
+    /// Whether the residual is what `y` holds.
+    pub(crate) fn residual_is_y(&self) -> bool {
+        self.residual.is_some_and(|residual| (residual.address, residual.layout) == (self.y.address, self.y.layout))
     }
 
     /// Rows of the call, by its operand with all rows.
@@ -46,15 +59,21 @@ impl Operands {
     ) -> Result<(), CallError> {
         let rows = |shape: Shape| if m == 0 { Shape { rows: 0, ..shape } } else { shape };
         let vector = Shape { rows: 1, cols: problem.n_local() };
-        match self.bias {
-            None if epilogue.bias => return Err(CallError::NoBias { expected: vector }),
-            Some(bias) if !epilogue.bias => return Err(CallError::UnwantedBias { found: bias.layout }),
-            _ => {}
+        let output = rows(problem.y_shape(rank));
+        let optional = [
+            ("bias", self.bias, epilogue.bias, vector),
+            ("residual", self.residual, epilogue.residual, output),
+            ("gain", self.norm.map(|norm| norm.gain), epilogue.rms_norm.is_some(), vector),
+        ];
+        for (operand, given, wanted, expected) in optional {
+            match given {
+                None if wanted => return Err(CallError::NotGiven { operand, expected }),
+                Some(view) if !wanted => return Err(CallError::Unwanted { operand, found: view.layout }),
+                _ => {}
+            }
         }
-        let shapes = [rows(problem.x_shape(rank)), problem.w_shape()]
-            .into_iter()
-            .chain(self.bias.map(|_| vector))
-            .chain([rows(problem.y_shape(rank))]);
+        let given = optional.into_iter().filter_map(|(_, given, _, shape)| given.map(|_| shape));
+        let shapes = [rows(problem.x_shape(rank)), problem.w_shape()].into_iter().chain(given).chain([output, output]);
         for ((operand, view), expected) in self.named().zip(shapes) {
             let found = view.layout;
             if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {
@@ -64,11 +83,14 @@ impl Operands {
                 return Err(CallError::Location { operand, expected: location, found: view.location });
             }
         }
-        let y = self.y.bytes::<T>();
-        for (operand, view) in self.inputs() {
-            let input = view.bytes::<T>();
-            if y.start < input.end && input.start < y.end && !y.is_empty() && !input.is_empty() {
-                return Err(CallError::Overlap { operand, y, input });
+        for (at, (output, view)) in self.outputs().enumerate() {
+            let written = view.bytes::<T>();
+            let others = self.inputs().chain(self.outputs().skip(at + 1));
+            for (operand, other) in others.filter(|other| (output, other.0) != ("y", "residual") || !self.residual_is_y()) {
+                let other = other.bytes::<T>();
+                if written.start < other.end && other.start < written.end && !written.is_empty() && !other.is_empty() {
+                    return Err(CallError::Overlap { output, operand, written, other });
+                }
             }
         }
         Ok(())
@@ -86,6 +108,7 @@ impl Operands {
 }
 
 #[cfg(test)]
+#[expect(clippy::large_types_passed_by_value, reason = "operands are made where they are checked")]
 mod tests {
     use super::*;
     use crate::tensor::Layout;
@@ -104,11 +127,12 @@ mod tests {
     }
 
     fn good() -> Operands {
-        Operands { x: view(0x1000, 4, 64), w: view(0x2000, 16, 64), bias: None, y: view(0x3000, 8, 16) }
+        Operands { x: view(0x1000, 4, 64), w: view(0x2000, 16, 64), bias: None, residual: None, y: view(0x3000, 8, 16), norm: None }
     }
 
     fn refused(operands: Operands) -> String {
-        let epilogue = EpilogueSpec { bias: operands.bias.is_some(), ..EpilogueSpec::default() };
+        let (bias, residual) = (operands.bias.is_some(), operands.residual.is_some());
+        let epilogue = EpilogueSpec { bias, residual, ..EpilogueSpec::default() };
         operands.check::<bf16>((&problem(), Rank::new(1), 8), epilogue, HERE).unwrap_err().to_string()
     }
 
@@ -149,11 +173,11 @@ mod tests {
         let bias = |rows, cols| Operands { bias: Some(view(0x5000, rows, cols)), ..good() };
         assert_eq!(
             passes(good(), true).unwrap_err().to_string(),
-            "the op was built with a bias and none was given: call forward_with_bias with one of [1, 16]"
+            "the op was built with a bias and none was given: call forward_with with one of [1, 16]"
         );
         assert_eq!(
             passes(bias(1, 16), false).unwrap_err().to_string(),
-            "a bias of [1, 16] was given to an op that was built without: call forward, or build the op with bias(true)"
+            "a bias of [1, 16] was given to an op that was built without: leave it out, or build the op with bias(true)"
         );
         // The whole op's columns, a column vector, a bias for each row.
         for (rows, cols) in [(1, 32), (16, 1), (8, 16)] {
@@ -165,6 +189,30 @@ mod tests {
         let elsewhere = View { location: Location::Cuda(0), ..view(0x5000, 1, 16) };
         assert!(refused(Operands { bias: Some(elsewhere), ..good() }).starts_with("bias is in CUDA device 0"));
         assert!(refused(Operands { bias: Some(view(0x3010, 1, 16)), ..good() }).contains("overlaps bias"));
+    }
+
+    #[test]
+    fn a_residual_has_the_shape_of_y_and_may_be_y_itself() {
+        let residual = |address, rows, cols| Operands { residual: Some(view(address, rows, cols)), ..good() };
+        let check = |operands: Operands, residual| {
+            let epilogue = EpilogueSpec { residual, ..EpilogueSpec::default() };
+            operands.check::<bf16>((&problem(), Rank::new(1), 8), epilogue, HERE)
+        };
+        check(residual(0x5000, 8, 16), true).unwrap();
+        check(residual(0x3000, 8, 16), true).unwrap();
+        assert!(residual(0x3000, 8, 16).residual_is_y() && !residual(0x5000, 8, 16).residual_is_y());
+        let refused_of = |operands, built| check(operands, built).unwrap_err().to_string();
+        assert_eq!(refused_of(good(), true), "the op was built with a residual and none was given: call forward_with with one of [8, 16]");
+        assert!(refused_of(residual(0x5000, 8, 16), false).ends_with("leave it out, or build the op with residual(true)"));
+        for (rows, cols) in [(4, 16), (1, 16), (8, 8)] {
+            assert!(refused_of(residual(0x5000, rows, cols), true).starts_with(&format!("residual is [{rows}, {cols}], but ag_gemm")));
+        }
+        // A row off, and the same first element with other rows.
+        let wide = View { layout: Layout::strided(8, 16, 24), ..view(0x3000, 8, 16) };
+        for residual in [view(0x3020, 8, 16), wide] {
+            let text = refused_of(Operands { residual: Some(residual), ..good() }, true);
+            assert!(text.contains("overlaps residual") && text.ends_with("or is the residual itself with the same rows"), "{text}");
+        }
     }
 
     #[test]

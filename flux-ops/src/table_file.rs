@@ -142,13 +142,19 @@ fn folder(file: &Path) -> &Path {
 mod tests {
     use super::*;
     use flux_core::plan::PlanKey;
+    use flux_core::tile::Generation;
     use flux_core::{DType, OpKind, Problem, WorldSize};
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::process::Command;
 
     fn row(m: u32, us: f64) -> PlanRow {
         let problem = Problem::new(OpKind::AllGatherGemm, 64, 256, 256, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-        PlanRow { key: PlanKey::new(&problem, "host", "host", "host"), m, plan: "tile=128x256x64".parse().unwrap(), us }
+        PlanRow {
+            key: PlanKey::new(&problem, ("host", Generation::Hopper), "host", "host"),
+            m,
+            plan: "tile=128x256x64".parse().unwrap(),
+            us,
+        }
     }
 
     #[test]

@@ -17,7 +17,7 @@ use flux_core::plan::{CommMode, Mover, Plan};
 use flux_core::program::sink;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::internal::limit_programs;
-use flux_ops::{AllGatherGemm, CallError, TimedItem, Timeline, TimelineError};
+use flux_ops::{AllGatherGemm, CallError, EpilogueArgs, TimedItem, Timeline, TimelineError};
 use half::bf16;
 
 /// Runs a test where it can run.
@@ -124,7 +124,8 @@ fn assert_in_order(timeline: &Timeline) {
 }
 
 /// A call is captured once and replayed on changing inputs, with eager calls in between. An op whose
-/// mover is the copy engines uses the kernel from the capture on, and computes the same bits.
+/// mover is the copy engines uses the kernel from the capture on, and computes the same bits. Sums
+/// have a residual, which replays find in `y`.
 #[test]
 fn a_replayed_graph_gives_the_bits_of_eager_calls() {
     on_gpus(|machine| {
@@ -133,11 +134,55 @@ fn a_replayed_graph_gives_the_bits_of_eager_calls() {
             for (op, options) in movers.into_iter().chain([OPS[1], OPS[2]].map(|op| (op, OpOptions::default()))) {
                 let w = world as usize;
                 let shape = if op == OPS[0] { [257 * w, 136 * w, 456] } else { [257 * w, 392, 136 * w] };
-                let cases: Vec<_> = (0..4).map(|seed| Case::<bf16>::new(op, shape, world, Values::Reals, seed)).collect();
+                let cases: Vec<_> =
+                    (0..4).map(|seed| Case::<bf16>::new(op, shape, world, Values::Reals, seed).with_residual(Values::Reals)).collect();
                 machine.run(world, suite::defaults, |node| replay(node, &cases, options));
             }
         }
     });
+}
+
+/// The norm behind an op is in the graph, and normalises the rows of each replay.
+#[test]
+fn a_replayed_graph_normalises() {
+    on_gpus(|machine| {
+        for (world, op) in machine.worlds(&[1, 2, 4, 8]).into_iter().flat_map(|world| [OPS[1], OPS[2]].map(|op| (world, op))) {
+            let shape = [257 * world as usize, 392, 136 * world as usize];
+            let cases = [151, 157].map(|seed| Case::<bf16>::new(op, shape, world, Values::Reals, seed));
+            let options = OpOptions { rms_norm: Some(1e-5), ..OpOptions::default() };
+            machine.run(world, suite::defaults, |node| replay_norm(node, &cases, options));
+        }
+    });
+}
+
+fn replay_norm(node: &Node, cases: &[Case<bf16>], options: OpOptions) {
+    let stream = node.cuda_stream().unwrap();
+    // SAFETY: every buffer of this rank is used on this one stream.
+    unsafe { stream.context().disable_event_tracking() };
+    let op = AnyOp::of(&cases[0], options, node);
+    let (lx, lw, ly) = suite::layouts(&cases[0], node.rank);
+    let (mut x, mut w) = (node.poisoned::<bf16>(lx.span()), node.poisoned::<bf16>(lw.span()));
+    let (mut y, mut y_norm) = (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(ly.span()));
+    let (gain, poison) = (node.upload(&suite::gain::<bf16>(ly.cols)), node.download(&y));
+    let mut call = || {
+        let (gain, mut to) = (node.view(&gain, (ly.cols,)), node.view_mut(&mut y_norm, ly));
+        let args = EpilogueArgs::new().norm(&gain, &mut to);
+        op.forward_with(&node.view(&x, lx), &node.view(&w, lw), args, &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+    };
+    call();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    call();
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).unwrap().expect("a captured call");
+    for case in cases.iter().cycle().take(6) {
+        node.write(&mut x, &case.x(node.rank));
+        node.write(&mut w, &case.w(node.rank));
+        node.write(&mut y, &poison);
+        node.write(&mut y_norm, &poison);
+        graph.launch().unwrap();
+        suite::assert_normalised(&node.download(&y), &node.download(&y_norm), ly.cols, &op);
+    }
+    op.status().unwrap();
 }
 
 /// Nothing is left in the capture, and the communicator works on.
@@ -178,7 +223,8 @@ fn replay<T: Number>(node: &Node, cases: &[Case<T>], options: OpOptions) {
     let mut y = node.poisoned::<T>(ly.span());
     let poison = node.download(&y);
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+    let args = if cases[0].has_residual() { EpilogueArgs::new().residual_in_y() } else { EpilogueArgs::new() };
+    op.forward_with(&node.view(&x, lx), &node.view(&w, lw), args, &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
     let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
     let graph = stream.end_capture(flags).unwrap().expect("a captured call");
 
@@ -186,7 +232,7 @@ fn replay<T: Number>(node: &Node, cases: &[Case<T>], options: OpOptions) {
         let (case, eager_bits) = (&cases[i % cases.len()], &eager[i % cases.len()]);
         node.write(&mut x, &case.x(node.rank));
         node.write(&mut w, &case.w(node.rank));
-        node.write(&mut y, &poison);
+        node.write(&mut y, &case.residual(node.rank).unwrap_or_else(|| poison.clone()));
         graph.launch().unwrap();
         assert!(node.download(&y) == *eager_bits, "rank {}: replay {i} of {} differs from the eager call", node.rank, case.problem);
         if i % 3 == 0 {

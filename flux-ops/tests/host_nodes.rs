@@ -189,13 +189,14 @@ proptest! {
     #[test]
     fn every_plan_across_nodes_gives_the_exact_result(
         op in 0usize..2, count in 1u32..4, per_node in 1u32..4, m in 1usize..30, n in 1usize..4, k in 1usize..4, plan in plans(per_shard(), side_by_side()),
-        workers in 1u32..3, seed: u16, bias: bool,
+        workers in 1u32..3, seed: u16, bias: bool, residual: bool,
     ) {
         let world = count * per_node;
         let w = world as usize;
         let shape = if op == 0 { [m * w, 8 * n * w, 8 * k] } else { [m * w, 8 * n, 8 * k * w] };
         let case = Case::<bf16>::new(OPS[op], shape, world, Values::Integers, u64::from(seed));
         let case = case.finished(bias, Values::Integers, flux_ops::Activation::None);
+        let case = if residual { case.with_residual(Values::Integers) } else { case };
         let expected = case.expected_across(nodes(count, world));
         let options = OpOptions { workers: Some(workers), ..OpOptions::of(plan) };
         Machine::Host.run(world, in_nodes(count), |node| {

@@ -5,8 +5,8 @@
 
 use crate::error::{Error, of_view};
 use flux_ops::{
-    Activation, AllGatherGemm, CallError, DType, Element, GemmAllReduce, GemmReduceScatter, Layout, RawTensor, TensorMut, TensorRef, bf16,
-    f16,
+    Activation, AllGatherGemm, CallError, DType, Element, EpilogueArgs, GemmAllReduce, GemmReduceScatter, Layout, RawTensor, TensorMut,
+    TensorRef, bf16, f16,
 };
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -197,10 +197,7 @@ macro_rules! built {
         let forward = move |call: &Call<'_>| {
             // SAFETY: as `Ops::call` asks.
             unsafe {
-                with_views::<$element>(call, |x, weight, bias, y| match bias {
-                    Some(bias) => op.forward_with_bias(x, weight, bias, y, call.stream),
-                    None => op.forward(x, weight, y, call.stream),
-                })
+                with_views::<$element>(call, |x, weight, epilogue, y| op.forward_with(x, weight, epilogue, y, call.stream))
             }
         };
         Op { forward: Box::new(forward), prepare: Box::new(move |rows: &[usize]| Ok(prepared.prepare(rows)?)) }
@@ -227,7 +224,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<Op, Error
 /// As [`Ops::call`].
 unsafe fn with_views<T: Element>(
     call: &Call<'_>,
-    forward: impl FnOnce(&TensorRef<'_, T>, &TensorRef<'_, T>, Option<&TensorRef<'_, T>>, &mut TensorMut<'_, T>) -> Result<(), CallError>,
+    forward: impl FnOnce(&TensorRef<'_, T>, &TensorRef<'_, T>, EpilogueArgs<'_, T>, &mut TensorMut<'_, T>) -> Result<(), CallError>,
 ) -> Result<(), Error> {
     // SAFETY: as the caller has vouched.
     let (x, weight) = unsafe { (TensorRef::<T>::from_raw(call.x), TensorRef::<T>::from_raw(call.weight)) };
@@ -236,7 +233,8 @@ unsafe fn with_views<T: Element>(
     // SAFETY: as above.
     let y = unsafe { TensorMut::<T>::from_raw(call.y) };
     let (x, weight, bias) = (x.map_err(of_view("x"))?, weight.map_err(of_view("weight"))?, bias.map_err(of_view("bias"))?);
-    Ok(forward(&x, &weight, bias.as_ref(), &mut y.map_err(of_view("out"))?)?)
+    let epilogue = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
+    Ok(forward(&x, &weight, epilogue, &mut y.map_err(of_view("out"))?)?)
 }
 
 fn is_capturing(stream: Stream<'_>) -> bool {

@@ -96,14 +96,24 @@ fn work(problem: &Problem) -> f64 {
 mod tests {
     use super::super::BenchCase;
     use super::*;
-    use crate::harness::Defect;
+    use crate::harness::{Defect, EpilogueSpec};
     use crate::plan::OverrideArgs;
 
     fn job(samples: u32, problems: &[Problem], sustained: Option<f64>) -> BenchJob {
         let cases = problems.iter().map(|&problem| BenchCase { model: String::new(), problem, sustained }).collect();
         let (execution, defect) = (OverrideArgs::default(), Defect::default());
         let world = WorldSize::new(2).unwrap();
-        BenchJob { on_gpus: false, world, dtype: DType::Bf16, cases, samples, execution, transport: Select::Host, defect }
+        BenchJob {
+            on_gpus: false,
+            world,
+            dtype: DType::Bf16,
+            cases,
+            samples,
+            epilogue: EpilogueSpec::default(),
+            execution,
+            transport: Select::Host,
+            defect,
+        }
     }
 
     fn problem(op: OpKind) -> Problem {

@@ -151,7 +151,8 @@ impl<'a, T: Element> GpuContenders<'a, T> {
             }
             (Contender::Serial, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
                 self.gemm(set)?;
-                self.comm(set)
+                self.comm(set)?;
+                self.add_norm(set)
             }
         }
     }
@@ -166,6 +167,14 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         // SAFETY: the operands have the shapes of `new`, and everything is on this one stream.
         unsafe { self.gemm.launch(x, address(&set.w)?, y, self.gpu.raw_stream())? };
         Ok(())
+    }
+
+    /// What follows the collective of a set with residual and norm.
+    fn add_norm(&self, set: usize) -> anyhow::Result<()> {
+        let set = &self.sets[set];
+        let (Some(residual), Some((gain, y_norm))) = (&set.residual, &set.norm) else { return Ok(()) };
+        let rows = self.op.problem().y_rows(self.ctx.rank()).len() as u32;
+        self.gpu.add_rms_norm(self.op.problem(), rows, [block(&set.y)?, block(residual)?, block(gain)?, block(y_norm)?])
     }
 
     fn comm(&self, set: usize) -> anyhow::Result<()> {
@@ -218,9 +227,10 @@ impl<T: Element> Contenders for GpuContenders<'_, T> {
 }
 
 /// Bytes of device memory that a row takes on one rank, the workspace left out.
-pub(super) fn device_bytes(problem: &Problem) -> u64 {
+pub(super) fn device_bytes(problem: &Problem, with_norm: bool) -> u64 {
     let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, Rank::new(0))) as u64);
-    (windows.iter().sum::<u64>() + between_elements(problem)) * SETS as u64 * problem.dtype().bytes() as u64
+    let epilogue = if with_norm { 2 * windows[2] + u64::from(problem.n()) } else { 0 };
+    (windows.iter().sum::<u64>() + epilogue + between_elements(problem)) * SETS as u64 * problem.dtype().bytes() as u64
 }
 
 /// Of all rows: the gathered `x`, or one rank's partial sums.

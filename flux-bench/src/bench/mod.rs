@@ -18,14 +18,14 @@ use measure::{Contenders, measure};
 use sustained::sustain;
 
 use crate::end;
-use crate::harness::{Defect, ranks};
+use crate::harness::{Defect, EpilogueSpec, ranks};
 use crate::launch;
 use crate::limits;
 use crate::machine;
 use crate::plan::OverrideArgs;
 use crate::report::{self, Origin, Placement, Report, Row};
 use crate::shapes::{self, Layer, LayerArgs};
-use anyhow::Context;
+use anyhow::{Context, ensure};
 use flux_core::{DType, Problem, WorldSize};
 use flux_transport::{Select, TransportKind, World, WorldError};
 use std::path::PathBuf;
@@ -57,6 +57,10 @@ pub(crate) struct Args {
     /// Have the processes take themselves for ranks of so many hosts, as `launch --hosts` does
     #[arg(long, value_name = "HOSTS", requires = "processes")]
     pub hosts: Option<u32>,
+    /// Add a residual to the sums and normalise their rows: in the op, and by one kernel behind the
+    /// serial path. Of gemm_rs and gemm_ar on GPUs
+    #[arg(long)]
+    pub norm: bool,
     /// Start a run on the host that is expected to take more than an hour
     #[arg(long)]
     pub yes: bool,
@@ -84,6 +88,7 @@ struct BenchJob {
     dtype: DType,
     cases: Vec<BenchCase>,
     samples: u32,
+    epilogue: EpilogueSpec,
     execution: OverrideArgs,
     transport: Select,
     defect: Defect,
@@ -157,12 +162,15 @@ impl BenchJob {
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
         let Args { execution, transport, defect, .. } = *args;
         let dtype = args.layers.dtype;
-        Ok(Self { on_gpus, world, dtype, cases, samples, execution, transport, defect })
+        let epilogue = EpilogueSpec { residual: args.norm, norm: args.norm, ..EpilogueSpec::default() };
+        Ok(Self { on_gpus, world, dtype, cases, samples, epilogue, execution, transport, defect })
     }
 }
 
 fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<BenchCase>> {
+    ensure!(on_gpus || !args.norm, "--norm is timed on GPUs: the host has no serial path with a norm");
     let layers = args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?;
+    let layers = if args.norm { shapes::with_norm(layers)? } else { layers };
     let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_none());
     let case = |Layer { name, problem }: Layer| {
         let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() == most));

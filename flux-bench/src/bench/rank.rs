@@ -9,7 +9,7 @@ use super::watchdog::Watchdog;
 use super::{BenchCase, BenchJob, BenchResult, Contenders, SEED, WARM_UP, measure, sustain};
 use crate::end;
 use crate::harness::Fill;
-use crate::harness::{Defect, FusedOp, OperandSet, Operands, RankContext, Verdict};
+use crate::harness::{FusedOp, OperandSet, Operands, RankContext, Verdict};
 use crate::machine;
 use crate::out;
 use crate::plan::Overrides;
@@ -64,16 +64,16 @@ impl RankBench<'_> {
         let workers = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
         let op = FusedOp::<T>::build(problem, ctx.comm(), Overrides { workers: Some(workers), ..asked })?;
         let mut set = ctx.operand_set(problem)?;
-        let verdict = verify(ctx, &op, &mut set, self.job.defect)?;
+        let verdict = verify(ctx, &op, &mut set, self.job)?;
         let mut contenders = HostContenders::new(ctx, &op, &mut set, workers)?;
         let times = self.times(case, &mut contenders)?;
         drop(contenders);
-        self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut set, self.job.defect)?))
+        self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut set, self.job)?))
     }
 
     fn on_gpu<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
         let (job, ctx) = (self.job, self.ctx);
-        let need = job.cases.iter().map(|case| gpu_contenders::device_bytes(&case.problem)).max().unwrap_or(0);
+        let need = job.cases.iter().map(|case| gpu_contenders::device_bytes(&case.problem, job.epilogue.norm)).max().unwrap_or(0);
         tracing::debug!(bytes = need, "operands on each device");
         let device = ctx.gpu().context("the communicator is not on a device")?.device().clone();
         let id = unique_id(ctx.comm())?;
@@ -82,11 +82,12 @@ impl RankBench<'_> {
         let mut rows = Vec::new();
         for case in &job.cases {
             self.bar.set_message(case.problem.to_string());
-            let op = FusedOp::<T>::build(&case.problem, ctx.comm(), job.execution.on(ctx.comm(), &case.problem)?)?;
-            let mut sets = (0..gpu_contenders::SETS).map(|_| ctx.operand_set(&case.problem)).collect::<anyhow::Result<Vec<_>>>()?;
-            let verdict = verify(ctx, &op, &mut sets[0], job.defect)?;
+            let op = FusedOp::<T>::build_with(&case.problem, ctx.comm(), job.execution.on(ctx.comm(), &case.problem)?, job.epilogue)?;
+            let sets = (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with(&case.problem, job.epilogue));
+            let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
+            let verdict = verify(ctx, &op, &mut sets[0], job)?;
             for (call, set) in sets.iter_mut().enumerate() {
-                ctx.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform))?;
+                ctx.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform).with_epilogue(job.epilogue))?;
             }
             let mut contenders = GpuContenders::new(ctx, &nccl, &op, &mut sets, &watchdog)?;
             let measured = watchdog.guard(|| {
@@ -100,7 +101,7 @@ impl RankBench<'_> {
                 out::note(&format!("{}, the baseline: {baseline}", case.problem));
             }
             let verdict = verdict.merge(baseline.of_wrong_elements());
-            rows.push(self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut sets[0], job.defect)?))?);
+            rows.push(self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut sets[0], job)?))?);
         }
         Ok(rows)
     }
@@ -143,14 +144,14 @@ fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
 }
 
 /// Verifies one call with integers, exactly, and one with random data, within the bound.
-fn verify<T: Element>(ctx: &RankContext, op: &FusedOp<T>, set: &mut OperandSet<T>, defect: Defect) -> anyhow::Result<Verdict> {
+fn verify<T: Element>(ctx: &RankContext, op: &FusedOp<T>, set: &mut OperandSet<T>, job: &BenchJob) -> anyhow::Result<Verdict> {
     let problem: Problem = *op.problem();
     let mut call = |fill| {
-        ctx.fill(set, Operands::new(problem, SEED, 0, fill))?;
+        ctx.fill(set, Operands::new(problem, SEED, 0, fill).with_epilogue(job.epilogue))?;
         ctx.poison(&mut set.y)?;
         ctx.forward(op, set)?;
         ctx.sync(op)?;
-        defect.apply(ctx, set)?;
+        job.defect.apply(ctx, set)?;
         ctx.verify(set, op.plan())
     };
     let exact = call(Fill::SmallInts)?.of_wrong_elements();

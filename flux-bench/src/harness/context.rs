@@ -11,7 +11,7 @@ use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_w
 use flux_core::plan::{CommMode, Plan};
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
-use flux_ops::{Layout, Location, RawTensor, TensorMut, TensorRef};
+use flux_ops::{EpilogueArgs, Layout, Location, RawTensor, TensorMut, TensorRef};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
@@ -36,6 +36,10 @@ pub struct OperandSet<T> {
     pub w: Buffer<T>,
     /// The rank's bias, for an op that adds one.
     pub bias: Option<Buffer<T>>,
+    /// The rank's rows of the residual, for an op that adds one.
+    pub residual: Option<Buffer<T>>,
+    /// The norm's gain, and the rank's normalised rows.
+    pub norm: Option<(Buffer<T>, Buffer<T>)>,
     /// The rank's `y`.
     pub y: Buffer<T>,
     /// What the inputs hold.
@@ -80,7 +84,7 @@ impl RankContext {
         })
     }
 
-    /// Memory of one call's operands, without a bias.
+    /// Memory of one call's operands, without a bias or a residual.
     pub fn operand_set<T: Element>(&self, problem: &Problem) -> anyhow::Result<OperandSet<T>> {
         self.operand_set_with(problem, EpilogueSpec::default())
     }
@@ -89,7 +93,9 @@ impl RankContext {
     pub fn operand_set_with<T: Element>(&self, problem: &Problem, epilogue: EpilogueSpec) -> anyhow::Result<OperandSet<T>> {
         let part = |window: fn(&Problem, Rank) -> Window| self.alloc(elements(window(problem, self.rank())));
         let bias = epilogue.bias.then(|| part(bias_window)).transpose()?;
-        Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, y: part(y_window)?, holds: None })
+        let residual = epilogue.residual.then(|| part(y_window)).transpose()?;
+        let norm = if epilogue.norm { Some((part(bias_window)?, part(y_window)?)) } else { None };
+        Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, residual, norm, y: part(y_window)?, holds: None })
     }
 
     /// Writes the rank's parts of `operands`, in order on the stream, unless the set holds them
@@ -109,6 +115,14 @@ impl RankContext {
         anyhow::ensure!(set.bias.is_some() == operands.epilogue.bias, "the set's bias is not that of {:?}", operands.epilogue);
         if let Some(bias) = set.bias.as_mut().filter(|_| !same(|o| o.seed_bias)) {
             self.fill_part(bias, bias_window(problem, self.rank()), operands.seed_bias, operands.fill)?;
+        }
+        anyhow::ensure!(set.residual.is_some() == operands.epilogue.residual, "the set's residual is not that of {:?}", operands.epilogue);
+        if let Some(residual) = set.residual.as_mut().filter(|_| !same(|o| o.seed_residual)) {
+            self.fill_part(residual, y_window(problem, self.rank()), operands.seed_residual, operands.fill)?;
+        }
+        anyhow::ensure!(set.norm.is_some() == operands.epilogue.norm, "the set's norm is not that of {:?}", operands.epilogue);
+        if let Some((gain, _)) = set.norm.as_mut().filter(|_| !same(|o| o.seed_gain)) {
+            self.fill_part(gain, bias_window(problem, self.rank()), operands.seed_gain, operands.fill)?;
         }
         Ok(())
     }
@@ -201,33 +215,38 @@ impl RankContext {
         let (x, w) = (view(&set.x, x_layout, &self.comm)?, view(&set.w, w_layout, &self.comm)?);
         let columns = Layout::from((y_layout.cols,));
         let bias = set.bias.as_ref().map(|bias| view(bias, columns, &self.comm)).transpose()?;
-        let mut y = match &mut set.y {
-            Buffer::Host(buffer) => TensorMut::host(buffer.elements_mut(), y_layout)?,
-            Buffer::Cuda { block, elements } => {
-                let raw = raw::<T>(block.address(), *elements, y_layout, &self.comm);
-                // SAFETY: the block is exclusively borrowed, is freed only after its device has
-                // finished, and is used on this one stream.
-                unsafe { TensorMut::from_raw(raw)? }
-            }
+        let mut y = view_mut(&mut set.y, y_layout, &self.comm)?;
+        let residual = set.residual.as_ref().map(|residual| view(residual, y_layout, &self.comm)).transpose()?;
+        let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
+        let args = if let Some(residual) = &residual { args.residual(residual) } else { args };
+        let Some((gain, y_norm)) = &mut set.norm else {
+            return Ok(op.forward(&x, &w, args, &mut y, self.stream())?);
         };
-        op.forward(&x, &w, bias.as_ref(), &mut y, self.stream())?;
-        Ok(())
+        let (gain, mut y_norm) = (view(gain, columns, &self.comm)?, view_mut(y_norm, y_layout, &self.comm)?);
+        Ok(op.forward(&x, &w, args.norm(&gain, &mut y_norm), &mut y, self.stream())?)
     }
 
-    /// Waits for the stream and checks all of a set's `y` against the reference; `flattened`:
+    /// Waits for the stream and checks all of a set's `y` against the reference, and its normalised
+    /// rows against `y`; `flattened`:
     /// whether tiles were cut over all rows.
     pub fn verify<T: Element>(&self, set: &OperandSet<T>, plan: &Plan) -> anyhow::Result<Verdict> {
         let Some(operands) = &set.holds else {
             anyhow::bail!("there is nothing to verify: the operands were not generated");
         };
         let (flattened, nodes) = (plan.is_flattened(), self.comm.nodes());
-        match &set.y {
-            Buffer::Host(buffer) => Ok(reference::verify(operands, self.rank(), buffer.elements(), (flattened, nodes))),
+        let verdict = match &set.y {
+            Buffer::Host(buffer) => reference::verify(operands, self.rank(), buffer.elements(), (flattened, nodes)),
             Buffer::Cuda { block, .. } => {
                 let made_by = (flattened, plan.comm == CommMode::Sequential && operands.problem.op().reduces(), nodes);
-                self.expect_gpu()?.verify(operands, self.rank(), block.address(), made_by)
+                self.expect_gpu()?.verify(operands, self.rank(), block.address(), made_by)?
             }
-        }
+        };
+        let Some((gain, y_norm)) = &set.norm else { return Ok(verdict) };
+        // The set may hold room for more rows.
+        let elements = elements(y_window(&operands.problem, self.rank()));
+        let (y, y_norm) = (self.download(&set.y)?, self.download(y_norm)?);
+        let of_norm = reference::verify_norm(self.rank(), (&y[..elements], &y_norm[..elements]), &self.download(gain)?);
+        Ok(verdict.merge(of_norm.of_wrong_elements()))
     }
 
     /// Occupies the rank: the thread on the host, the stream on a device.
@@ -275,6 +294,15 @@ fn view<'a, T: Element>(buffer: &'a Buffer<T>, layout: Layout, comm: &Communicat
         // SAFETY: the block is borrowed for as long as the view, is freed only after its device has
         // finished, and is written on this one stream.
         Buffer::Cuda { block, elements } => unsafe { TensorRef::from_raw(raw::<T>(block.address(), *elements, layout, comm))? },
+    })
+}
+
+fn view_mut<'a, T: Element>(buffer: &'a mut Buffer<T>, layout: Layout, comm: &Communicator) -> anyhow::Result<TensorMut<'a, T>> {
+    Ok(match buffer {
+        Buffer::Host(buffer) => TensorMut::host(buffer.elements_mut(), layout)?,
+        // SAFETY: the block is exclusively borrowed, is freed only after its device has finished,
+        // and is used on this one stream.
+        Buffer::Cuda { block, elements } => unsafe { TensorMut::from_raw(raw::<T>(block.address(), *elements, layout, comm))? },
     })
 }
 

@@ -1,14 +1,15 @@
 //! A fused op, chosen by the problem.
 
 use crate::harness::EpilogueSpec;
+use crate::harness::epilogue::EPS;
 use crate::plan::Overrides;
 use anyhow::bail;
 use flux_core::plan::Plan;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, Builder, CallError, Execution, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef, Timeline,
-    TimelineError,
+    Activation, AllGatherGemm, Builder, CallError, EpilogueArgs, Execution, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef,
+    Timeline, TimelineError,
 };
 use flux_transport::{Communicator, Fault, Stream};
 
@@ -39,7 +40,7 @@ impl<T: Element> FusedOp<T> {
         Self::build_as(problem, comm, overrides, EpilogueSpec::default(), false)
     }
 
-    /// As [`Self::build`], with a bias and an activation.
+    /// As [`Self::build`], with an epilogue.
     pub(crate) fn build_with(problem: &Problem, comm: &Communicator, overrides: Overrides, epilogue: EpilogueSpec) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, overrides, epilogue, false)
     }
@@ -63,11 +64,13 @@ impl<T: Element> FusedOp<T> {
                 Kind::AllGather(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
-                let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias);
+                let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
+                let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmAllReduce => {
-                let builder = GemmAllReduce::builder(m, n, k).bias(epilogue.bias);
+                let builder = GemmAllReduce::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
+                let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::AllReduce(with(builder, overrides).trace(trace).build(comm)?)
             }
         };
@@ -83,17 +86,14 @@ impl<T: Element> FusedOp<T> {
         &self,
         x: &TensorRef<'_, T>,
         w: &TensorRef<'_, T>,
-        bias: Option<&TensorRef<'_, T>>,
+        epilogue: EpilogueArgs<'_, T>,
         y: &mut TensorMut<'_, T>,
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
-        match (&self.op, bias) {
-            (Kind::AllGather(op), None) => op.forward(x, w, y, stream),
-            (Kind::AllGather(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
-            (Kind::ReduceScatter(op), None) => op.forward(x, w, y, stream),
-            (Kind::AllReduce(op), None) => op.forward(x, w, y, stream),
-            (Kind::ReduceScatter(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
-            (Kind::AllReduce(op), Some(bias)) => op.forward_with_bias(x, w, bias, y, stream),
+        match &self.op {
+            Kind::AllGather(op) => op.forward_with(x, w, epilogue, y, stream),
+            Kind::ReduceScatter(op) => op.forward_with(x, w, epilogue, y, stream),
+            Kind::AllReduce(op) => op.forward_with(x, w, epilogue, y, stream),
         }
     }
 

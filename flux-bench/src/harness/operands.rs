@@ -18,6 +18,10 @@ pub struct Operands {
     pub seed_w: u64,
     /// Seed of the bias, a matrix `[1, n]`; used where there is one.
     pub seed_bias: u64,
+    /// Of the residual, `[m, n]`.
+    pub seed_residual: u64,
+    /// Of the norm's gain, `[1, n]`.
+    pub seed_gain: u64,
     /// Distribution of all.
     pub fill: Fill,
     /// What becomes of the product.
@@ -28,7 +32,16 @@ impl Operands {
     /// The operands of call number `call`, without bias and activation.
     pub fn new(problem: Problem, base_seed: u64, call: u64, fill: Fill) -> Self {
         let seed = |operand| data::seed(base_seed, operand, call);
-        Self { problem, seed_x: seed(0), seed_w: seed(1), seed_bias: seed(2), fill, epilogue: EpilogueSpec::default() }
+        Self {
+            problem,
+            seed_x: seed(0),
+            seed_w: seed(1),
+            seed_bias: seed(2),
+            seed_residual: seed(3),
+            seed_gain: seed(4),
+            fill,
+            epilogue: EpilogueSpec::default(),
+        }
     }
 
     /// The same operands of an op with this epilogue.

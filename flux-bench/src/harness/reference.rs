@@ -15,7 +15,7 @@
 //! Ranks of another node send one sum `q`, rounded again: with `e` for the roundings in it, its
 //! part of `E` is `e + u (|q| + e)`.
 //!
-//! A bias `b` adds `eps_f32 (|sum of p_s + b| + E)` to `E`. An activation of slope `L` with an
+//! A bias `b` adds `eps_f32 (|sum of p_s + b| + E)` to `E`, and so does a residual. An activation of slope `L` with an
 //! error of `c |v|` makes `L E + c (|v| + E)` of `E`
 //! ([`Activation::slope`](flux_ops::Activation::slope),
 //! [`Activation::ERROR`](flux_ops::Activation::ERROR)).
@@ -27,8 +27,9 @@
 
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
+use crate::harness::epilogue::EPS;
 use crate::harness::{Operands, bias_window, elements, y_window};
-use flux_core::{Nodes, OpKind, Rank};
+use flux_core::{DType, Nodes, OpKind, Rank};
 use flux_kernels::Element;
 use flux_ops::Activation;
 use std::fmt;
@@ -131,12 +132,19 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
     } else {
         vec![0.0; window.cols as usize]
     };
+    let residual = operands.epilogue.residual.then(|| operand::<T>(operands, operands.seed_residual, window));
     let mut verdict = Verdict::default();
     for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
         // All partial sums for its row but its own are rounded.
         let (owner, _) = problem.owner_of(window.row0 + row as u32);
         for (col, (w, &y)) in w.chunks_exact(k as usize).zip(y).enumerate() {
-            let expected = expect::<T>(operands, ((!flattened).then_some(owner), nodes), x, w, bias[col]);
+            let expected = expect::<T>(
+                operands,
+                ((!flattened).then_some(owner), nodes),
+                x,
+                w,
+                [bias[col], residual.as_ref().map_or(0.0, |rows| rows[row * window.cols as usize + col])],
+            );
             let got = f64::from(y.to_f32());
             let error = (got - expected.value).abs();
             if error.is_nan() || error > expected.bound {
@@ -146,6 +154,31 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
             // `max` passes over a NaN.
             verdict.max_error = verdict.max_error.max(error);
             verdict.max_reference = verdict.max_reference.max(expected.value.abs());
+        }
+    }
+    verdict
+}
+
+/// Checks `rank`'s normalised rows against the norm of its rows `y`, in fp64: a sum of `n` squares is
+/// off by at most `n` roundings, half of which the root leaves, and six operations follow.
+pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gain: &[T]) -> Verdict {
+    let cols = gain.len();
+    let wide = |v: &T| f64::from(v.to_f32());
+    let unit = T::DTYPE.unit_roundoff();
+    // Of fp32, and the rounding of a tiny number.
+    let error = (cols as f64 / 2.0 + 6.0) * f64::from(f32::EPSILON) / 2.0;
+    let tiny = if T::DTYPE == DType::F16 { 2f64.powi(-25) } else { 2f64.powi(-134) };
+    let mut verdict = Verdict::default();
+    for (row, (y, y_norm)) in y.chunks_exact(cols).zip(y_norm.chunks_exact(cols)).enumerate() {
+        let squares: f64 = y.iter().map(|v| wide(v).powi(2)).sum();
+        let scale = (squares / cols as f64 + f64::from(EPS)).sqrt().recip();
+        for (col, ((y, gain), found)) in y.iter().zip(gain).zip(y_norm).enumerate() {
+            let exact = wide(y) * scale * wide(gain);
+            let off = (wide(found) - exact).abs();
+            if off.is_nan() || off > exact.abs() * (unit + error * (1.0 + unit)) + tiny {
+                verdict.violations += 1;
+                verdict.first.get_or_insert(Violation { rank: rank.get(), row: row as u32, col: col as u32 });
+            }
         }
     }
     verdict
@@ -165,9 +198,9 @@ struct Expected {
     bound: f64,
 }
 
-/// The expected element of a row of `x`, a row of `w` and a bias; `keeps`: the rank whose own
+/// The expected element of a row of `x`, a row of `w`, a bias and a residual; `keeps`: the rank whose own
 /// partial sums are not rounded.
-fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes), x: &[f32], w: &[f32], bias: f32) -> Expected {
+fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes), x: &[f32], w: &[f32], added: [f32; 2]) -> Expected {
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
     let sources = match problem.op() {
@@ -194,17 +227,19 @@ fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes)
         rounded += if stays { value } else { round(value) };
         sent += if stays { off } else { off + unit * (f64::abs(sum) + off) };
     }
-    let (epilogue, bias, epsilon) = (operands.epilogue, f64::from(bias), f64::from(f32::EPSILON));
+    let (epilogue, epsilon) = (operands.epilogue, f64::from(f32::EPSILON));
+    let added = added.into_iter().map(f64::from).sum::<f64>();
     let activated = |v| epilogue.activation.definition(v);
     let (sum, mut before) = match operands.fill {
-        Fill::SmallInts if epilogue.is_exact() => return Expected { value: round(activated(rounded + bias)), bound: 0.0 },
-        Fill::SmallInts => (rounded + bias, 0.0),
+        Fill::SmallInts if epilogue.is_exact() => return Expected { value: round(activated(rounded + added)), bound: 0.0 },
+        Fill::SmallInts => (rounded + added, 0.0),
         Fill::Uniform => {
             let terms = f64::from(problem.k()).sqrt() + f64::from(problem.world().get());
-            (exact + bias, sent + terms * epsilon * absolute)
+            (exact + added, sent + terms * epsilon * absolute)
         }
     };
-    if epilogue.bias && operands.fill == Fill::Uniform {
+    let additions = u32::from(epilogue.bias) + u32::from(epilogue.residual);
+    for _ in (0..additions).filter(|_| operands.fill == Fill::Uniform) {
         before += epsilon * (sum.abs() + before);
     }
     if epilogue.activation != Activation::None {
@@ -258,6 +293,7 @@ mod tests {
         let window = y_window(p, rank);
         let mut y = Vec::new();
         for row in window.row0..window.row0 + window.rows {
+            let (owner, _) = p.owner_of(row);
             for col in window.col0..window.col0 + window.cols {
                 let sources = if p.op() == OpKind::AllGatherGemm { 1 } else { p.world().get() };
                 let sent = |sum: f64| f64::from(bf16::from_f64(sum).to_f32());
@@ -265,14 +301,15 @@ mod tests {
                 for source in (0..sources).rev() {
                     let ks = (source * p.k() / sources..(source + 1) * p.k() / sources).rev();
                     let part: f64 = ks.map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum();
-                    // Whoever adds up for the rank in the source's node.
-                    let relay = nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(rank)).get();
+                    // Whoever adds up for the owner in the source's node.
+                    let relay = nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(owner)).get();
                     sums[if sources == 1 { 0 } else { relay as usize }] += if sources == 1 || source == relay { part } else { sent(part) };
                 }
-                let own = |source: usize| sources == 1 || (source == rank.index() && !flattened);
+                let own = |source: usize| sources == 1 || (source == owner.index() && !flattened);
                 let sum: f64 = sums.iter().enumerate().map(|(source, &sum)| if own(source) { sum } else { sent(sum) }).sum();
-                let EpilogueSpec { bias, activation } = operands.epilogue;
+                let EpilogueSpec { bias, residual, activation, norm: _ } = operands.epilogue;
                 let sum = sum + if bias { at(operands.seed_bias, 0, col) } else { 0.0 };
+                let sum = sum + if residual { at(operands.seed_residual, row, col) } else { 0.0 };
                 y.push(bf16::from_f32(activation.apply(sum as f32)));
             }
         }
@@ -350,12 +387,35 @@ mod tests {
     #[test]
     fn the_output_of_another_finish_fails() {
         for (operands, rank) in cases() {
-            let epilogues = [false, true].into_iter().flat_map(|bias| Activation::ALL.map(|activation| EpilogueSpec { bias, activation }));
-            for other in epilogues.filter(|&epilogue| epilogue != operands.epilogue) {
+            let added = [(false, false), (true, false), (false, true), (true, true)];
+            let with = |(bias, residual)| Activation::ALL.map(|activation| EpilogueSpec { bias, residual, activation, norm: false });
+            let epilogues = added.into_iter().flat_map(with);
+            let norm = operands.epilogue.norm;
+            for other in epilogues.map(|epilogue| EpilogueSpec { norm, ..epilogue }).filter(|&epilogue| epilogue != operands.epilogue) {
                 let verdict = verify(&operands, rank, &outputs(&operands.with_epilogue(other), rank, plain(&operands)), plain(&operands));
                 assert!(!verdict.ok(), "{operands:?} passes as {other:?}");
             }
         }
+    }
+
+    #[test]
+    fn rows_that_are_not_normalised_are_wrong() {
+        let y: Vec<bf16> = (0..64).map(|i| bf16::from_f32((i % 7) as f32 - 2.5)).collect();
+        let gain = [0.5, -1.0, 2.0, 0.25, 1.0, -2.0, 4.0, 0.0, 0.5, -1.0, 2.0, 0.25, 1.0, -2.0, 4.0, 1.0].map(bf16::from_f32);
+        let norm_of = |row: &[bf16]| {
+            let squares: f64 = row.iter().map(|v| f64::from(*v).powi(2)).sum();
+            let scale = (squares / 16.0 + f64::from(EPS)).sqrt().recip();
+            row.iter().zip(&gain).map(move |(v, gain)| bf16::from_f64(f64::from(*v) * scale * f64::from(*gain))).collect::<Vec<_>>()
+        };
+        let right: Vec<bf16> = y.chunks_exact(16).flat_map(norm_of).collect();
+        assert!(verify_norm(Rank::new(1), (&y, &right), &gain).ok());
+        for wrong in [bf16::NAN, right[35] * bf16::from_f32(1.02), bf16::ZERO] {
+            let mut off = right.clone();
+            off[35] = wrong;
+            let verdict = verify_norm(Rank::new(1), (&y, &off), &gain);
+            assert_eq!((verdict.violations, verdict.first), (1, Some(Violation { rank: 1, row: 2, col: 3 })), "{wrong}");
+        }
+        assert!(!verify_norm(Rank::new(1), (&y, &y), &gain).ok());
     }
 
     #[test]

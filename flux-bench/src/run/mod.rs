@@ -92,7 +92,7 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
 
 /// Runs the op on all ranks, each of which writes its part of `y`.
 fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input, output: &Output) -> anyhow::Result<()> {
-    let epilogue = EpilogueSpec { bias: input.bias().is_some(), activation: args.activation };
+    let epilogue = EpilogueSpec { bias: input.bias().is_some(), activation: args.activation, ..EpilogueSpec::default() };
     let k = problem.k() as usize;
     let body = |world: &World| {
         let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.local_rank(), 1))?;

@@ -52,6 +52,13 @@ impl LayerArgs {
     }
 }
 
+/// The layers with a residual and a norm, by names of their own. Sums alone have them.
+pub(crate) fn with_norm(layers: Vec<Layer>) -> anyhow::Result<Vec<Layer>> {
+    let sums = layers.iter().all(|layer| layer.problem.op().reduces());
+    ensure!(sums, "--norm is of gemm_rs and gemm_ar: name them with --ops");
+    Ok(layers.into_iter().map(|layer| Layer { name: format!("{}+norm", layer.name), ..layer }).collect())
+}
+
 /// One op of a shape at some number of rows.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Layer {

@@ -1,7 +1,8 @@
-// The epilogue of an output's fp32 value, before its one rounding: y = act(v + bias).
+// The epilogue of an output's fp32 value, before its one rounding: y = act(v + bias + residual).
 //
 // It runs where a sum is complete (a stored tile, an own tile after the peers' partials, reduced
-// rows), never on a partial. Params say whether there is a bias; the activation is the kernel's.
+// rows), never on a partial. Params say whether there is a bias or a residual; the activation is the
+// kernel's.
 
 #pragma once
 #include "program.cuh"
@@ -9,6 +10,12 @@
 #include "ptx/warp.cuh"
 
 namespace flux {
+
+// Whether the item's sum is complete and goes to the caller's y.
+template <class C>
+__device__ __forceinline__ bool finishes(const WorkItem& item) {
+    return item.sink == static_cast<u32>(Sink::kStore) || (C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce));
+}
 
 // v / (1 + exp(negated)): v times the logistic function of -negated, without cancellation.
 //
@@ -91,10 +98,74 @@ __device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem
     }
 }
 
+// Eight columns of row `row` of y, as items count them, from the residual; zeros for a row that it
+// does not have. Not loaded as a constant: the residual may be y itself.
+__device__ __forceinline__ uint4 residual_vector(const Params& p, u32 row, u32 col) {
+    const u32 at = row - p.residual_first;
+    if (at >= p.residual_rows) return {};
+    return ptx::load_global_16(p.residual + at * p.residual_row_bytes + col * u64{2});
+}
+
+// Brings the residual of an item into L2 while the tile is multiplied. By a warp.
+__device__ __forceinline__ void prefetch_residual(const Params& p, const WorkItem& item, u32 lane) {
+    const u32 lines = ceil_div(item.cols * 2, 128);
+    for (u32 n = lane; n < item.rows * lines; n += 32) {
+        const u32 row = item.row + n / lines - p.residual_first;
+        if (row < p.residual_rows) ptx::prefetch_line(p.residual + row * p.residual_row_bytes + item.col * u64{2} + n % lines * 128);
+    }
+}
+
+// Adds the residual to the accumulators of thread `thread` of 128, or of a warp. `first_row` is the
+// first of the consumer's rows in the tile. Accumulators are pairs of two columns, or of a swap-AB
+// tile of two rows, whose words are transposed.
+//
+// Row by row, from an address that moves on: the compiler would keep all rows' addresses. Large tiles
+// have registers for few loads at once.
+template <class C>
+__device__ __forceinline__ void add_residual(const Params& p, const WorkItem& item, u32 consumer, u32 thread, u32 first_row,
+                                             float (&acc)[C::kBlocks][C::kAccumulators]) {
+    // Of a thread: rows, and words of each.
+    constexpr u32 kRows = C::kSwapAB ? C::kAccumulators / 4 : 2 * C::kBlocks, kWords = C::kBlocks * C::kAccumulators / 2 / kRows;
+    constexpr u32 kLoads = kRows * kWords, kTogether = least(C::kResidualLoads, kLoads);
+    const u32 warp = thread / 32;
+    const u32 col = (C::kSplitColumns ? consumer * C::kCols : 0) + thread % 4 * 2 + (C::kSwapAB ? warp * 16 : 0);
+    u32 row = item.row + first_row + thread % 32 / 4 + (C::kSwapAB ? 0 : warp * 16) - p.residual_first;
+    // Rows before the residual's first have a negative number.
+    u64 at = p.residual + static_cast<i64>(static_cast<i32>(row)) * static_cast<i64>(p.residual_row_bytes) + (item.col + col) * u64{2};
+    const i32 cols = static_cast<i32>(item.cols) - static_cast<i32>(col);
+#pragma unroll
+    for (u32 n = 0; n < kLoads; n += kTogether) {
+        u32 words[kTogether];
+#pragma unroll
+        for (u32 t = 0; t < kTogether; ++t) {
+            if (n + t >= kLoads) break;
+            const u32 r = (n + t) / kWords, w = (n + t) % kWords, cols_on = C::kSwapAB ? w / 2 * 64 + w % 2 * 8 : w * 8;
+            words[t] = row < p.residual_rows && static_cast<i32>(cols_on) < cols ? ptx::load_global_4(at + cols_on * 2) : 0;
+            if (w + 1 < kWords) continue;
+            const u32 on = C::kSwapAB || r % 2 == 0 ? 8 : C::kBlockRows - 8;
+            row = ptx::copied_here(row) + on;
+            at = ptx::copied_here(at) + on * p.residual_row_bytes;
+        }
+#pragma unroll
+        for (u32 t = 0; t < kTogether; ++t) {
+            if (n + t >= kLoads) break;
+            const u32 r = (n + t) / kWords, w = (n + t) % kWords;
+            float* d = C::kSwapAB ? &acc[w / 2][r * 4 + w % 2 * 2] : &acc[r / 2][w * 4 + r % 2 * 2];
+            float lo, hi;
+            ptx::unpack_2<C::kBf16>(C::kSwapAB ? ptx::transpose_matrix(words[t]) : words[t], lo, hi);
+            d[0] += lo;
+            d[1] += hi;
+            // Added before the next loads, which the compiler would make first.
+            ptx::pin_register(d[0]);
+            ptx::pin_register(d[1]);
+        }
+    }
+}
+
 // Applies the epilogue to one thread's accumulators of item `i`. The item's columns are loaded only
 // here: kept through the mainloop they would cost a register of every tile.
 template <class C>
-__device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread,
+__device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread, u32 first_row,
                                             float (&acc)[C::kBlocks][C::kAccumulators]) {
     if (p.bias != 0) {
         if constexpr (C::kSwapAB) {
@@ -102,6 +173,10 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
         } else {
             add_bias<C>(p, load_item(p, i), consumer, thread, acc);
         }
+    }
+    // Only sums have one, and those have no activation.
+    if constexpr (C::kActivation == Activation::kNone) {
+        if (p.residual != 0) add_residual<C>(p, p.items[i], consumer, thread, first_row, acc);
     }
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {

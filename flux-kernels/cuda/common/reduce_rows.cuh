@@ -33,9 +33,9 @@ struct RowPlace {
         : row(item.row + v / (item.cols / 8)), col(item.col + v % (item.cols / 8) * 8), there(v < item.rows * (item.cols / 8)) {}
 };
 
-// Adds the bias, rounds, and stores to the caller's y.
+// Adds the bias and the residual, rounds, and stores to the caller's y.
 template <class C>
-__device__ __forceinline__ void store_sum(const Params& p, const RowPlace& at, float (&sum)[8]) {
+__device__ __forceinline__ void store_sum(const Params& p, const RowPlace& at, const uint4& residual, float (&sum)[8]) {
     if (p.bias != 0) {
 #pragma unroll
         for (u32 i = 0; i < 8; i += 2) {
@@ -44,6 +44,7 @@ __device__ __forceinline__ void store_sum(const Params& p, const RowPlace& at, f
             sum[i + 1] += bias.y;
         }
     }
+    if (p.residual != 0) add_vector<C>(residual, sum);
     ptx::store_global_16(p.y_address + at.row * p.y_row_bytes + at.col * u64{2},
                          {ptx::pack_2<C::kBf16>(sum[0], sum[1]), ptx::pack_2<C::kBf16>(sum[2], sum[3]),
                           ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])});
@@ -65,6 +66,13 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
 #pragma unroll
         for (u32 n = 0; n < kPlaces; ++n) at[n] = half + places[n].row * p.source_row_bytes + places[n].col * u64{2};
         float sums[kPlaces][8] = {};
+        uint4 residual[kPlaces] = {};
+        if (p.residual != 0) {
+#pragma unroll
+            for (u32 n = 0; n < kPlaces; ++n) {
+                if (places[n].there) residual[n] = residual_vector(p, static_cast<u32>(places[n].row), places[n].col);
+            }
+        }
 #pragma unroll 1
         for (u32 first = 0; first < p.world; first += kSources) {
             uint4 sent[kSources][kPlaces] = {};
@@ -85,7 +93,7 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
         }
 #pragma unroll
         for (u32 n = 0; n < kPlaces; ++n) {
-            if (places[n].there) store_sum<C>(p, places[n], sums[n]);
+            if (places[n].there) store_sum<C>(p, places[n], residual[n], sums[n]);
         }
     }
 }

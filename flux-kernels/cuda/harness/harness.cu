@@ -1,5 +1,6 @@
 // Kernels of the harness: operands, checks against an fp64 reference, and a delay.
 #include "harness/data.cuh"
+#include "norm/rms_norm.cuh"
 #include "ptx/memory.cuh"
 
 namespace flux::harness {
@@ -63,8 +64,8 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 // generators, not from the operands in memory.
 //
 // The bound of an element sums four roundings: the result's, u * |y|; that of each partial sum sent
-// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the bias's
-// addition, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes. An inexact
+// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the addition of a
+// bias or a residual, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes. An inexact
 // activation multiplies the bound by its slope and adds its own error. Small integers must be
 // equal, but for inexact activations and rounded additions.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
@@ -156,14 +157,15 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             const float y = widen(bf16, bits);
             double whole = sum[i][j];
             float inner = fill == Fill::kSmallInts ? 0.0f : sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + per_sent * partials[i][j];
-            if (p.bias != 0) {
-                whole += element(bf16, fill, p.bias_seed, 0, p.col0 + c);
+            float added = 0.0f;  // magnitudes
+            const auto add = [&](float term) {
+                whole += term;
+                added += fabsf(term);
                 if (fill != Fill::kSmallInts) inner += eps * (fabsf(static_cast<float>(whole)) + inner);
-            }
-            if (p.rounded_additions != 0) {
-                const float bias = p.bias != 0 ? fabsf(element(bf16, fill, p.bias_seed, 0, p.col0 + c)) : 0.0f;
-                inner += u * p.rounded_additions * (partials[i][j] + bias + inner);
-            }
+            };
+            if (p.bias != 0) add(element(bf16, fill, p.bias_seed, 0, p.col0 + c));
+            if (p.residual != 0) add(element(bf16, fill, p.residual_seed, p.row0 + r, p.col0 + c));
+            if (p.rounded_additions != 0) inner += u * p.rounded_additions * (partials[i][j] + added + inner);
             double expected;
             with_activation(p.activation, [&]<Activation A>() {
                 expected = reference_of<A>(whole);
@@ -191,6 +193,42 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
     atomicMax(&report->max_error, __float_as_uint(max_error));
     atomicMax(&report->max_reference, __float_as_uint(max_reference));
     atomicMax(&report->max_ratio, __float_as_uint(max_ratio));
+}
+
+// The unfused rest of a layer: y += residual, then the norm of y. A thread adds what it normalises.
+template <bool Bf16>
+__device__ __forceinline__ void add_rms_norm(const AddRmsNormParams& p) {
+    uint4* y = reinterpret_cast<uint4*>(p.norm.y + blockIdx.x * p.norm.y_row_bytes);
+    const uint4* residual = reinterpret_cast<const uint4*>(p.residual + blockIdx.x * p.norm.y_row_bytes);
+    const uint4* gain = reinterpret_cast<const uint4*>(p.norm.gain);
+    uint4* out = reinterpret_cast<uint4*>(p.norm.out + blockIdx.x * p.norm.out_row_bytes);
+    float v[8], r[8], sum = 0.0f;
+    for (u32 i = threadIdx.x; i < p.norm.cols / 8; i += blockDim.x) {
+        widen_8<Bf16>(y[i], v);
+        widen_8<Bf16>(ptx::load_constant_16(&residual[i]), r);
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e) v[e] += r[e];
+        y[i] = narrow_8<Bf16>(v);
+        widen_8<Bf16>(y[i], v);
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e) sum = fmaf(v[e], v[e], sum);
+    }
+    const float scale = rms_scale(p.norm, sum);
+    for (u32 i = threadIdx.x; i < p.norm.cols / 8; i += blockDim.x) {
+        widen_8<Bf16>(y[i], v);
+        widen_8<Bf16>(ptx::load_constant_16(&gain[i]), r);
+#pragma unroll
+        for (u32 e = 0; e < 8; ++e) v[e] = v[e] * scale * r[e];
+        out[i] = narrow_8<Bf16>(v);
+    }
+}
+
+extern "C" __global__ void __launch_bounds__(512) flux_add_rms_norm(const __grid_constant__ AddRmsNormParams p) {
+    if (p.bf16 != 0) {
+        add_rms_norm<true>(p);
+    } else {
+        add_rms_norm<false>(p);
+    }
 }
 
 // Occupies one thread for `ns`.

@@ -114,6 +114,13 @@ __device__ __forceinline__ void store_global_16(u64 p, uint4 v) {
     asm volatile("st.global.v4.u32 [%0], {%1, %2, %3, %4};" ::"l"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+// ld.global, 4 bytes
+__device__ __forceinline__ u32 load_global_4(u64 p) {
+    u32 v;
+    asm volatile("ld.global.u32 %0, [%1];" : "=r"(v) : "l"(p) : "memory");
+    return v;
+}
+
 // ld.global.nc, 4 bytes
 __device__ __forceinline__ u32 load_constant_4(u64 p) {
     u32 v;

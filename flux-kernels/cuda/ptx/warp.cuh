@@ -1,5 +1,5 @@
 // Warps and warpgroups: election, register budgets and place (PTX ISA: elect.sync, setmaxnreg,
-// %smid), and packed conversions (cvt).
+// %smid), transposed fragments (movmatrix) and packed conversions (cvt).
 
 #pragma once
 #include "types.cuh"
@@ -19,6 +19,11 @@ __device__ __forceinline__ u32 copied_bits(float accumulator) {
     u32 v;
     asm volatile("mov.b32 %0, %1;" : "=r"(v) : "f"(accumulator));
     return v;
+}
+
+// Keeps the compiler from moving accesses of a register across this.
+__device__ __forceinline__ void pin_register(float& r) {
+    asm volatile("" : "+f"(r)::"memory");
 }
 
 // A copy made here: what follows from it is not computed ahead of a loop and kept through it.
@@ -85,6 +90,13 @@ __device__ __forceinline__ u32 multiprocessor() {
     u32 id;
     asm volatile("mov.u32 %0, %%smid;" : "=r"(id));
     return id;
+}
+
+// movmatrix.trans: transposes an 8x8 matrix of 16-bit elements, of which each lane holds a pair
+__device__ __forceinline__ u32 transpose_matrix(u32 pair) {
+    u32 v;
+    asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(v) : "r"(pair));
+    return v;
 }
 
 // cvt.rn.bf16x2.f32 or cvt.rn.f16x2.f32: rounds two numbers to nearest even, `lo` into the lower

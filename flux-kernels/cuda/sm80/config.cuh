@@ -37,9 +37,12 @@ struct Config {
     static constexpr u32 kCols = TileN / kWarpsN;          // of one warp
     static constexpr u32 kBlocks = kRows / 16;             // m16 blocks of one warp
     static constexpr u32 kPairs = kCols / 16;              // pairs of n8 blocks of one warp
+    static constexpr u32 kBlockRows = 16;
     static constexpr u32 kAccumulators = kCols / 2;        // of one m16 block, in one thread
     static_assert(kBlocks * 16 * kWarpsM == TileM && kPairs * 16 * kWarpsN == TileN, "tile");
     static_assert(kBlocks * kAccumulators <= 128, "accumulators");
+    // Words of a residual that a thread loads at once, as registers allow.
+    static constexpr u32 kResidualLoads = kBlocks * kAccumulators > 64 ? 4 : 16;
     // The accumulators lie as a Hopper tile's whose columns are split: see `epilogue.cuh`.
     static constexpr bool kSwapAB = false;
     static constexpr bool kSplitColumns = true;

@@ -44,7 +44,10 @@ struct Consumer {
                 if (p.items[i].partials != 0) mark(i, &ItemStamps::partials_there);
             }
             mark(i, &ItemStamps::summed);
-            if (finishes(p.items[i])) finish_tile<C>(p, i, threadIdx.x / 32 % C::kWarpsN, threadIdx.x % 32, acc);
+            if (finishes<C>(p.items[i])) {
+                const u32 warp = threadIdx.x / 32;
+                finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, warp / C::kWarpsN * C::kRows, acc);
+            }
             write(p.items[i], acc);
             mark(i, &ItemStamps::written);
             if (p.items[i].raise != kNone) {
@@ -127,11 +130,6 @@ private:
             await_addend(number, item.parts + source);
             slots.add(half + (item.partial_slot + source * p.slots_per_source) * slots.bytes(), item.rows, acc);
         }
-    }
-
-    // Whether the sum is complete and goes to the caller's y.
-    __device__ __forceinline__ static bool finishes(const WorkItem& item) {
-        return item.sink == static_cast<u32>(Sink::kStore) || (C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce));
     }
 
     // Writes the accumulators where the item's sink says.

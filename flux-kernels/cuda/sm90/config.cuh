@@ -33,10 +33,13 @@ struct Config {
     static constexpr u32 kRows = kSplitColumns ? TileM : TileM / kConsumers;     // of one consumer
     static constexpr u32 kCols = kSplitColumns ? TileN / kConsumers : TileN;     // of one consumer
     static constexpr u32 kBlocks = (kSwapAB ? kCols : kRows) / 64;               // m64 blocks of one consumer
+    static constexpr u32 kBlockRows = 64;                                       // without swap-AB
     static constexpr u32 kWgmmaN = kSwapAB ? kRows : kCols;                     // wgmma's n
     static constexpr u32 kAccumulators = kWgmmaN / 2;                           // of one block, in one thread
     static_assert(kBlocks * 64 == (kSwapAB ? kCols : kRows) && kWgmmaN % (kSwapAB ? 8 : 16) == 0 && kWgmmaN <= 256, "tile");
     static_assert(kBlocks * kWgmmaN <= 384, "accumulators");
+    // Words of a residual that a thread loads at once, as registers allow.
+    static constexpr u32 kResidualLoads = kBlocks * kWgmmaN > 256 ? 4 : 16;
     // Whether this form sends partial tiles to slots and adds them from there, as
     // `sends_partials_from` of flux-core/src/tile/table.rs: a thread's rounded accumulators are
     // whole 16-byte vectors.

@@ -54,7 +54,7 @@ struct Consumer {
                 if (item.partials != 0) add_peer_partials(item, acc);
             }
             mark(i, &ItemStamps::summed);
-            if (finishes(item)) finish_tile<C>(p, i, index, thread, acc);
+            if (finishes<C>(item)) finish_tile<C>(p, i, index, thread, C::kSplitColumns ? 0 : index * C::kRows, acc);
             hand_over(item, i, acc);
             if constexpr (C::kLockstep) ptx::named_barrier_sync<3, 128 * C::kConsumers>();
         }
@@ -296,11 +296,6 @@ private:
         }
     }
 
-    // Whether the sum is complete and goes to the caller's y.
-    __device__ __forceinline__ static bool finishes(const WorkItem& item) {
-        return item.sink == static_cast<u32>(Sink::kStore) || (C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce));
-    }
-
     // Writes the accumulators where the item's sink says.
     __device__ __forceinline__ void write(const WorkItem& item, u32 i, const float (&acc)[C::kBlocks][kAccumulators]) const {
         if (item.sink == static_cast<u32>(Sink::kPartial)) {
@@ -334,7 +329,7 @@ private:
                 return;
             }
         }
-        if (!finishes(item)) ptx::trap();  // a sink that this kernel does not know
+        if (!finishes<C>(item)) ptx::trap();  // a sink that this kernel does not know
         if constexpr (C::kSwapAB) {
             write_boxes_swapped<C>(smem, index, thread, acc);
         } else {

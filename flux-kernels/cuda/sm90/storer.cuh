@@ -3,6 +3,7 @@
 
 #pragma once
 #include "sm90/config.cuh"
+#include "common/epilogue.cuh"
 #include "common/raise.cuh"
 #include "common/reduce_rows.cuh"
 #include "sm90/partials.cuh"
@@ -49,6 +50,7 @@ struct Storer {
                     continue;
                 }
             }
+            if (p.residual != 0 && finishes<C>(item)) prefetch_residual(p, item, lane);
             const bool sends = C::kSendsPartials && item.sink == static_cast<u32>(Sink::kSend);
             if (lane == 0) {
                 const bool last = i + walk.stride >= walk.count;

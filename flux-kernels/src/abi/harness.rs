@@ -41,7 +41,8 @@ mirrored! {
 
 mirrored! {
     /// Checks y\[i, j\] of a window against
-    /// act(sum over c of x\[row0 + i, c\] * w\[col0 + j, c\] + bias\[col0 + j\]).
+    /// act(sum over c of x\[row0 + i, c\] * w\[col0 + j, c\] + bias\[col0 + j\] +
+    /// residual\[row0 + i, col0 + j\]).
     #[derive(Clone, Copy)]
     pub(crate) struct VerifyParams {
         pub(crate) y: u64,
@@ -52,6 +53,8 @@ mirrored! {
         pub(crate) report: u64,
         /// Of a matrix of one row.
         pub(crate) bias_seed: u64,
+        /// Of a matrix of all rows and columns.
+        pub(crate) residual_seed: u64,
         pub(crate) row0: u32,
         pub(crate) col0: u32,
         pub(crate) rows: u32,
@@ -69,6 +72,8 @@ mirrored! {
         pub(crate) bf16: u32,
         /// Whether there is a bias.
         pub(crate) bias: u32,
+        /// Whether there is a residual.
+        pub(crate) residual: u32,
         pub(crate) activation: u32,
         /// Segments of a node. A rank sends 16-bit partial sums to the relay on the owner's rail,
         /// and each other node's relay sends the node's sum.

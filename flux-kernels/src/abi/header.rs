@@ -1,7 +1,8 @@
 //! The text of `abi.cuh`.
 
 use super::{
-    BulkCopy, Fill, FillParams, ItemStamps, Params, PingPong, RAW_END, RawReport, SENT_BYTES, VerifyParams, WorkerStamps, declare_words,
+    AddRmsNormParams, BulkCopy, Fill, FillParams, ItemStamps, Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES,
+    VerifyParams, WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
@@ -65,6 +66,8 @@ fn write() -> String {
         ItemStamps::MIRROR,
         WorkerStamps::MIRROR,
         Params::MIRROR,
+        RmsNormParams::MIRROR,
+        AddRmsNormParams::MIRROR,
         FillParams::MIRROR,
         VerifyParams::MIRROR,
         RawReport::MIRROR,

@@ -7,6 +7,7 @@ mod harness;
 mod header;
 mod links;
 mod params;
+mod rms_norm;
 mod stamps;
 
 pub use harness::{Fill, RAW_END};
@@ -14,6 +15,7 @@ pub(crate) use harness::{FillParams, RawReport, VerifyParams};
 pub(crate) use header::header;
 pub use links::{BulkCopy, PingPong};
 pub(crate) use params::Params;
+pub(crate) use rms_norm::{AddRmsNormParams, RmsNormParams};
 pub use stamps::{ItemStamps, WorkerStamps};
 
 use std::fmt::Write as _;

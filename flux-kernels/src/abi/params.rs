@@ -61,11 +61,19 @@ mirrored! {
         pub(crate) global_staging: u64,
         /// `[n_local]`, added to every row of the result; 0 for none.
         pub(crate) bias: u64,
+        /// Rows that are added to those of the result, `n_local` columns each; 0 for none.
+        pub(crate) residual: u64,
+        /// Bytes between them.
+        pub(crate) residual_row_bytes: u64,
         /// The buffer of peers' scattered rows: the own data region, or host memory.
         pub(crate) scatter_buffer: u64,
         pub(crate) rank: u32,
         pub(crate) world: u32,
         pub(crate) item_count: u32,
+        /// The row, as items count those of y, of the residual's first.
+        pub(crate) residual_first: u32,
+        /// Rows of the residual.
+        pub(crate) residual_rows: u32,
         /// Copies of peers' results, which follow the items.
         pub(crate) copy_count: u32,
         pub(crate) transfer_count: u32,

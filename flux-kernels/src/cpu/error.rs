@@ -40,6 +40,12 @@ pub enum ExecuteError {
         /// What was asked for.
         activation: Activation,
     },
+    /// A residual of a result that is no sum of partial sums.
+    #[error("{op} takes no residual, and one was given")]
+    Residual {
+        /// The op.
+        op: OpKind,
+    },
     /// The communicator's workspace is smaller than the program needs.
     #[error("the program needs a workspace of {need:?} over {world} ranks; there is {have:?} over {ranks}")]
     Workspace {

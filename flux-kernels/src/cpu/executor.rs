@@ -73,9 +73,9 @@ impl<T: Element> Executor<T> {
     /// `y` is written and the epoch advanced.
     ///
     /// # Errors
-    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Workspace`] and
-    /// [`ExecuteError::OutOfMemory`] before anything is touched. [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and
-    /// [`ExecuteError::Disagreed`] when a wait failed: the fault record and the poison word are
+    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Residual`],
+    /// [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`] before anything is touched.
+    /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a wait failed: the fault record and the poison word are
     /// written, and `y` is undefined.
     pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
         let CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash } = args;
@@ -83,7 +83,7 @@ impl<T: Element> Executor<T> {
         fits("x", problem.x_shape(self.program.rank), x.elements.len(), x.stride)?;
         fits("w", problem.w_shape(), w.elements.len(), w.stride)?;
         fits("y", problem.y_shape(self.program.rank), y.elements.len(), y.stride)?;
-        epilogue.fits(&problem)?;
+        epilogue.fits(&problem, self.program.rank)?;
         self.holds(&memory)?;
         self.reserve(buffers)?;
         let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);

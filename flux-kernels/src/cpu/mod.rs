@@ -14,11 +14,13 @@ mod memory;
 mod operands;
 mod panel;
 mod pause;
+mod rms_norm;
 mod sinks;
 
 pub use buffers::Buffers;
-pub use epilogue::Epilogue;
+pub use epilogue::{Epilogue, Residual};
 pub use error::ExecuteError;
 pub use executor::{CpuArgs, Executor};
 pub use memory::HostMemory;
 pub use operands::{Rows, RowsMut};
+pub use rms_norm::rms_norm;

@@ -125,11 +125,11 @@ impl<T: Element> Call<'_, T> {
 
     /// Applies the epilogue to row `i` of an item and rounds it into `y`.
     fn store_row(&self, item: &WorkItem, i: u32, from: &mut [f32]) {
-        self.epilogue.apply(item.col as usize, from);
         let to_all = item.sink == sink::REDUCE && item.raise != NONE;
         let shard = if to_all { self.program.rank } else { Rank::new(item.out_outer) };
         let row = self.program.problem.shard_rows(shard).start + item.row + i;
         let to = self.y_row(row, item);
+        self.epilogue.apply((row as usize, item.col as usize), to, from);
         T::narrow(from, to);
         if to_all {
             for peer in self.program.signalled_ranks(item) {

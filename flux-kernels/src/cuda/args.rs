@@ -11,6 +11,17 @@ pub struct Matrix {
     pub row_bytes: u64,
 }
 
+/// Rows that are added to those of `y` before they are rounded, of as many columns.
+#[derive(Clone, Copy, Debug)]
+pub struct Residual {
+    /// The rows.
+    pub matrix: Matrix,
+    /// The row of `y` that the first one is added to.
+    pub first: u32,
+    /// Their number.
+    pub rows: u32,
+}
+
 /// Pacing that keeps bursts off the links: gaps in the traffic of a CTA, and a limit of CTAs. Zero
 /// sends as fast as the link takes.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -43,6 +54,8 @@ pub struct LaunchArgs<'a> {
     /// Address of the caller's bias, one element for each column of `y`, a multiple of 4; 0 for
     /// none.
     pub bias: u64,
+    /// What is added to rows of `y`; `y` may itself hold it.
+    pub residual: Option<Residual>,
     /// Every rank's data region, as mapped on this device.
     pub data: &'a [u64],
     /// Every rank's pad, as mapped on this device.

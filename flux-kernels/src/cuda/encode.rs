@@ -1,6 +1,6 @@
 //! From a program and the arguments of a launch to the kernel's parameters.
 
-use super::args::{LaunchArgs, Matrix};
+use super::args::{LaunchArgs, Matrix, Residual};
 use super::error::LaunchError;
 use super::program::DeviceProgram;
 use super::tensor_map::{BoxCols, Fetch, Operand, encode};
@@ -137,6 +137,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
     let Maps { a_caller, a_gather, b, y, short_shards, results } = maps;
     let to_all = problem.op() == OpKind::GemmAllReduce && p.flattened;
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
+    let residual = args.residual.map(|residual| in_rows_of_items(p, residual));
     Ok(Params {
         a_caller,
         a_gather,
@@ -165,10 +166,14 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         split_k_offset: p.split_k_offset(),
         global_staging: program.global_staging(),
         bias: args.bias,
+        residual: residual.map_or(0, |residual| residual.matrix.address),
+        residual_row_bytes: residual.map_or(0, |residual| residual.matrix.row_bytes),
         scatter_buffer: args.scatter_buffer,
         rank: p.rank.get(),
         world: world.get(),
         item_count: p.computed().len() as u32,
+        residual_first: residual.map_or(0, |residual| residual.first),
+        residual_rows: residual.map_or(0, |residual| residual.rows),
         copy_count: (p.items.len() - p.computed().len()) as u32,
         transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         slots_per_source: p.slots_per_source,
@@ -195,6 +200,17 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })
+}
+
+/// The residual with its rows numbered as items number those of `y`: in two exchanges of a
+/// GEMM-AllReduce a rank's tiles count the rows of its own shard.
+fn in_rows_of_items(p: &TileProgram, residual: Residual) -> Residual {
+    if p.problem.op() != OpKind::GemmAllReduce || p.flattened {
+        return residual;
+    }
+    let own = p.problem.shard_rows(p.rank);
+    let address = residual.matrix.address + u64::from(own.start) * residual.matrix.row_bytes;
+    Residual { matrix: Matrix { address, ..residual.matrix }, rows: own.len() as u32, ..residual }
 }
 
 /// The ranks whose address no lower rank has, as a mask: where copies carry rows on, one outbox

@@ -42,11 +42,6 @@ impl Kernel {
         self.variant
     }
 
-    /// Where it is loaded.
-    pub(super) fn context(&self) -> sys::CUcontext {
-        self.module.context()
-    }
-
     /// Multiprocessors of the device: the CTAs of this kernel that run at once.
     pub fn multiprocessors(&self) -> u32 {
         self.multiprocessors

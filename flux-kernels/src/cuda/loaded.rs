@@ -1,24 +1,32 @@
 //! Kernels that stay loaded.
 //!
-//! Invariant: a variant is loaded at most once while a context lives, and goes with the context.
+//! Invariant: a kernel is loaded at most once while a context lives, and goes with the context.
 //! The driver keeps device memory of an unloaded module (41 to 61 KiB with 580.159.04), so ops that
 //! come and go would leak. All variants together take some 9 MB.
 
 use super::call::{check, current_context};
 use super::error::LaunchError;
 use super::kernel::Kernel;
+use super::rms_norm::RmsNorm;
 use crate::variant::Variant;
 use cudarc::driver::sys;
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// A kernel in the context of this number.
-struct Loaded {
+struct Loaded<K> {
     context: u64,
-    kernel: Arc<Kernel>,
+    handle: sys::CUcontext,
+    kernel: Arc<K>,
 }
 
+// SAFETY: the handle may be used from any thread.
+unsafe impl<K: Send + Sync> Send for Loaded<K> {}
+
 /// Nothing in it is dropped: a kernel of a lost context would be unloaded from another one.
-static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
+type Registry<K> = Mutex<Vec<Loaded<K>>>;
+
+static VARIANTS: Registry<Kernel> = Mutex::new(Vec::new());
+static RMS_NORM: Registry<RmsNorm> = Mutex::new(Vec::new());
 
 /// The kernel of a variant in the current context: loaded there already, or now from the cubin that
 /// `cubin` returns. It stays loaded until the context goes. Loading waits for the device.
@@ -26,16 +34,32 @@ static LOADED: Mutex<Vec<Loaded>> = Mutex::new(Vec::new());
 /// # Errors
 /// What `cubin` returns; [`LaunchError`] as [`Kernel::load`].
 pub fn loaded<E: From<LaunchError>>(variant: Variant, cubin: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Arc<Kernel>, E> {
+    find_or_load(&VARIANTS, |kernel| kernel.variant() == variant, || Ok(Kernel::load(variant, &cubin()?)?))
+}
+
+/// As [`loaded`], the RMSNorm kernel.
+///
+/// # Errors
+/// What `cubin` returns; [`LaunchError`] as [`RmsNorm::load`].
+pub fn loaded_rms_norm<E: From<LaunchError>>(cubin: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Arc<RmsNorm>, E> {
+    find_or_load(&RMS_NORM, |_| true, || Ok(RmsNorm::load(&cubin()?)?))
+}
+
+fn find_or_load<K, E: From<LaunchError>>(
+    registry: &Registry<K>,
+    is_wanted: impl Fn(&K) -> bool,
+    load: impl FnOnce() -> Result<K, E>,
+) -> Result<Arc<K>, E> {
     let handle = current_context()?;
     let context = number_of(handle)?;
-    let mut all = LOADED.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(loaded) = all.iter().find(|loaded| loaded.context == context && loaded.kernel.variant() == variant) {
+    let mut all = registry.lock().unwrap_or_else(PoisonError::into_inner);
+    if let Some(loaded) = all.iter().find(|loaded| loaded.context == context && is_wanted(&loaded.kernel)) {
         return Ok(Arc::clone(&loaded.kernel));
     }
     // A new primary context may have the handle of one that is gone.
-    all.extract_if(.., |loaded| loaded.context != context && loaded.kernel.context() == handle).for_each(std::mem::forget);
-    let kernel = Arc::new(Kernel::load(variant, &cubin()?)?);
-    all.push(Loaded { context, kernel: Arc::clone(&kernel) });
+    all.extract_if(.., |loaded| loaded.context != context && loaded.handle == handle).for_each(std::mem::forget);
+    let kernel = Arc::new(load()?);
+    all.push(Loaded { context, handle, kernel: Arc::clone(&kernel) });
     Ok(kernel)
 }
 

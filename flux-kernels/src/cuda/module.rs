@@ -28,11 +28,6 @@ impl Module {
         Ok(Self { handle, context })
     }
 
-    /// The context, which may be gone.
-    pub(super) fn context(&self) -> sys::CUcontext {
-        self.context
-    }
-
     /// An entry point.
     pub(crate) fn function(&self, name: &CStr) -> Result<sys::CUfunction, LaunchError> {
         let mut function = std::ptr::null_mut();

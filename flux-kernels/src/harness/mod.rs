@@ -12,9 +12,9 @@ pub use crate::abi::{BulkCopy, Fill, PingPong};
 pub use links::Links;
 pub use memory::{HostBuffer, NoMemory, room};
 
-use crate::abi::{FillParams, RawReport, VerifyParams};
-use crate::cuda::LaunchError;
+use crate::abi::{AddRmsNormParams, FillParams, RawReport, VerifyParams};
 use crate::cuda::module::Module;
+use crate::cuda::{LaunchError, RmsNormArgs};
 use crate::epilogue::Activation;
 use cudarc::driver::sys;
 use flux_core::{DType, OpKind, Problem, Rank};
@@ -54,22 +54,24 @@ pub struct Expected {
     pub fill: Fill,
     /// Seed of the bias, a matrix `[1, n]`, where there is one.
     pub bias: Option<u64>,
-    /// What is applied to the sum with the bias.
+    /// Seed of the residual, a matrix `[m, n]`, where there is one.
+    pub residual: Option<u64>,
+    /// What is applied to the sum with both.
     pub activation: Activation,
     /// Whether rows are flattened: a sum over the ranks then rounds the rank's own partial sums too.
     pub flattened: bool,
     /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to
     /// each.
     pub per_node: u32,
-    /// Whether a library's collective sums partial sums that were rounded, of which rank 0's has
-    /// the bias. It adds in any order, and rounds after each addition.
+    /// Whether a library's collective sums partial sums that were rounded, of which one
+    /// has the bias and the residual. It adds in any order, and rounds after each addition.
     pub collective: bool,
 }
 
 impl Expected {
     /// The product and nothing else.
     pub const fn product(seeds: Seeds, fill: Fill) -> Self {
-        Self { seeds, fill, bias: None, activation: Activation::None, flattened: false, per_node: 1, collective: false }
+        Self { seeds, fill, bias: None, residual: None, activation: Activation::None, flattened: false, per_node: 1, collective: false }
     }
 }
 
@@ -106,6 +108,7 @@ pub struct Harness {
     module: Module,
     fill: sys::CUfunction,
     verify: sys::CUfunction,
+    add_rms_norm: sys::CUfunction,
     spin: sys::CUfunction,
     report: u64,
 }
@@ -125,6 +128,7 @@ impl Harness {
         Ok(Self {
             fill: module.function(c"flux_fill")?,
             verify: module.function(c"flux_verify")?,
+            add_rms_norm: module.function(c"flux_add_rms_norm")?,
             spin: module.function(c"flux_spin")?,
             report,
             module,
@@ -216,6 +220,7 @@ impl Harness {
             w_seed: expected.seeds.w,
             report: self.report,
             bias_seed: expected.bias.unwrap_or_default(),
+            residual_seed: expected.residual.unwrap_or_default(),
             row0,
             col0,
             rows: shape.rows,
@@ -228,6 +233,7 @@ impl Harness {
             fill: expected.fill as u32,
             bf16: u32::from(problem.dtype() == DType::Bf16),
             bias: u32::from(expected.bias.is_some()),
+            residual: u32::from(expected.residual.is_some()),
             activation: expected.activation as u32,
             per_node,
             rounded_additions: if expected.collective { problem.world().get() } else { 0 },
@@ -249,6 +255,20 @@ impl Harness {
             max_reference: f32::from_bits(raw.max_reference),
             max_ratio: f32::from_bits(raw.max_ratio),
         })
+    }
+
+    /// Enqueues what follows an unfused layer: `y += residual`, then the norm of `y`, as one kernel.
+    /// The residual lies like `y`.
+    ///
+    /// # Safety
+    /// As [`RmsNorm::launch`](crate::cuda::RmsNorm::launch), but that `y` is written too.
+    ///
+    /// # Errors
+    /// [`LaunchError`] if the kernel cannot be enqueued.
+    pub unsafe fn add_rms_norm(&self, args: &RmsNormArgs, residual: u64, dtype: DType) -> Result<(), LaunchError> {
+        let params = AddRmsNormParams { norm: args.params(), residual, bf16: u32::from(dtype == DType::Bf16) };
+        // SAFETY: the kernel takes `AddRmsNormParams`; the caller answers for the addresses in it.
+        unsafe { self.module.launch(self.add_rms_norm, (args.rows, 1), args.threads(), 0, &params, args.stream) }
     }
 }
 

@@ -9,7 +9,7 @@ use flux_core::layout::{self, WorkspaceSize, control};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
-use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, launch};
+use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::{KernelTarget, NoKernel, Source, Variant};
 use std::sync::Arc;
@@ -90,6 +90,7 @@ struct RankState {
     w: Memory,
     y: Memory,
     bias: Memory,
+    residual: Memory,
     control: Memory,
     fault: Memory,
 }
@@ -112,6 +113,10 @@ pub(crate) struct World {
     pub(crate) op: u32,
     /// Seed of a bias, which the next [`World::prepare`] fills and calls add.
     pub(crate) bias: Option<u64>,
+    /// The same of a residual of the shape of `y`.
+    pub(crate) residual: Option<u64>,
+    /// Whether `y` itself holds it.
+    pub(crate) residual_in_y: bool,
     epoch: Epoch,
 }
 
@@ -143,6 +148,7 @@ impl World {
                     w: Memory::new(bytes(problem.w_shape())),
                     y: Memory::new(bytes(problem.y_shape(rank)).max(16)),
                     bias: Memory::new(u64::from(problem.n_local()) * 2),
+                    residual: Memory::new(bytes(problem.y_shape(rank)).max(16)),
                     control,
                     fault: Memory::words(layout::FAULT_BYTES, 0),
                 }
@@ -158,7 +164,23 @@ impl World {
         context.synchronize().expect("initialised");
         let workers = kernel.multiprocessors() / ranks.len() as u32;
         let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
-        Self { problem, kernel, harness, ranks, data, pads, size, pace, workers, deadline_ns, op: 1, bias: None, epoch: first }
+        Self {
+            problem,
+            kernel,
+            harness,
+            ranks,
+            data,
+            pads,
+            size,
+            pace,
+            workers,
+            deadline_ns,
+            op: 1,
+            bias: None,
+            residual: None,
+            residual_in_y: false,
+            epoch: first,
+        }
     }
 
     fn raw(&self, rank: usize) -> usize {
@@ -194,6 +216,10 @@ impl World {
                     self.harness.fill(window(&rank.bias, shape, (0, col0)), seed, fill, p.dtype(), stream).expect("fill");
                 }
                 self.harness.poison(rank.y.0, u64::from(y.rows) * u64::from(y.cols) * 2, stream).expect("poison");
+                if let Some(seed) = self.residual {
+                    let to = if self.residual_in_y { &rank.y } else { &rank.residual };
+                    self.harness.fill(window(to, y, (p.y_rows(r).start, 0)), seed, fill, p.dtype(), stream).expect("fill");
+                }
                 let half = self.data[i].0 + self.epoch.half() as u64 * self.size.half_stride();
                 self.harness.poison(half, self.size.half_bytes, stream).expect("poison");
             }
@@ -212,6 +238,11 @@ impl World {
             w: matrix(&rank.w, p.w_shape()),
             y: matrix(&rank.y, p.y_shape(r)),
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
+            residual: self.residual.map(|_| Residual {
+                matrix: matrix(if self.residual_in_y { &rank.y } else { &rank.residual }, p.y_shape(r)),
+                first: 0,
+                rows: p.y_shape(r).rows,
+            }),
             data: &addresses(&self.data),
             pads: &addresses(&self.pads),
             scatter_buffer: self.data[i].0,
@@ -278,6 +309,7 @@ impl World {
             seeds,
             fill,
             bias: self.bias,
+            residual: self.residual,
             activation: self.kernel.variant().activation(),
             flattened,
             per_node,

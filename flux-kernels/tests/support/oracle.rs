@@ -60,7 +60,8 @@ impl<T: Element> Global<T> {
     pub fn epilogue(&self, rank: u32) -> Epilogue<'_, T> {
         let cols = self.problem.n_local();
         let first = if self.problem.op() == OpKind::AllGatherGemm { rank * cols } else { 0 };
-        Epilogue { bias: self.bias.as_ref().map(|bias| &bias[first as usize..][..cols as usize]), activation: self.activation }
+        let bias = self.bias.as_ref().map(|bias| &bias[first as usize..][..cols as usize]);
+        Epilogue { bias, activation: self.activation, ..Epilogue::default() }
     }
 
     fn part(from: &[T], k: usize, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> Vec<T> {

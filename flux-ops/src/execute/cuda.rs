@@ -8,14 +8,18 @@ use super::plan::{Execution, Traffic};
 use super::ranges::NoRoom;
 use super::sequential::Sequential;
 use super::{Planned, Recipe, Resolved, label, no_room};
+use crate::epilogue::{EpilogueSpec, Epsilon};
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
-use flux_kernels::cuda::{DeviceProgram, EpilogueStaging, Kernel, LaunchArgs, Matrix, TraceBuffer, launch, loaded};
+use flux_kernels::cuda::{
+    DeviceProgram, EpilogueStaging, Kernel, LaunchArgs, Matrix, Residual, RmsNorm, RmsNormArgs, TraceBuffer, launch, loaded,
+    loaded_rms_norm,
+};
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Activation, Element, KernelTarget, Origin, Variant};
+use flux_kernels::{Element, KernelTarget, Origin, Source as KernelSource, Variant};
 use flux_transport::internal::cuda::{CudaDevice, is_capturing};
 use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError};
 use std::mem::ManuallyDrop;
@@ -29,6 +33,7 @@ pub(crate) struct CudaExecutor {
     target: KernelTarget,
     /// One for each variant that programs need.
     kernels: Vec<(Variant, Arc<Kernel>)>,
+    norm: Option<(Arc<RmsNorm>, Epsilon)>,
     programs: Arc<DevicePrograms>,
     // Freed only where the device can be waited for.
     trace: ManuallyDrop<Option<Trace>>,
@@ -66,7 +71,7 @@ impl CudaExecutor {
         comm: &Communicator,
         ordinal: u32,
         largest: &[(Recipe, Resolved)],
-        activation: Activation,
+        epilogue: EpilogueSpec,
     ) -> Result<Self, BuildError> {
         let device = CudaDevice::open(ordinal)?;
         let target = KernelTarget::of(device.info().compute)?;
@@ -80,16 +85,17 @@ impl CudaExecutor {
             }
             let of_program = Variant::of(program, target)?;
             if kernels.iter().all(|&(known, _)| known != of_program) {
-                let variant = of_program.with_activation(activation);
+                let variant = of_program.with_activation(epilogue.activation);
                 kernels.push((of_program, kernel(if recipe.launch.trace { variant.traced() } else { variant }, target.arch)?));
             }
         }
+        let norm = epilogue.rms_norm.map(|eps| Ok::<_, BuildError>((norm_kernel(target.arch)?, eps))).transpose()?;
         programs.open(comm, &device, kernels.iter().any(|(_, kernel)| EpilogueStaging::bytes_for(kernel) > 0))?;
         let traced = largest.iter().any(|(recipe, _)| recipe.launch.trace);
         let items = largest.iter().map(|(_, resolved)| resolved.bound.items).max().unwrap_or(0);
         let buffer = traced.then(|| TraceBuffer::new(items, device.info().sms)).transpose()?;
         let trace = ManuallyDrop::new(buffer.map(|buffer| Trace { buffer, last: Mutex::new(None) }));
-        Ok(Self { comm: comm.clone(), device, target, kernels, programs, trace })
+        Ok(Self { comm: comm.clone(), device, target, kernels, norm, programs, trace })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
@@ -148,7 +154,23 @@ impl CudaExecutor {
             Traffic::Collective(sequential) => self.enqueue_sequential::<T>(&mut call, sequential, on),
             _ => self.enqueue::<T>(&mut call, on),
         };
+        // SAFETY: the operands fit the problem and are held until the stream is past the call. The
+        // kernel or the collective that writes `y` is ahead on the stream.
+        let enqueued = enqueued.and_then(|()| unsafe { self.normalise::<T>(operands, raw_stream) });
         super::end(comm, call, enqueued)
+    }
+
+    /// Puts the norm of `y` on the stream, where the op has one.
+    ///
+    /// # Safety
+    /// As [`RmsNorm::launch`].
+    unsafe fn normalise<T: Element>(&self, operands: &Operands, stream: usize) -> Result<(), CallError> {
+        let (Some((kernel, eps)), Some(norm)) = (&self.norm, &operands.norm) else { return Ok(()) };
+        let (rows, cols) = (operands.y.layout.rows as u32, operands.y.layout.cols as u32);
+        let (y, out) = (matrix::<T>(&operands.y), matrix::<T>(&norm.y_norm));
+        let args = RmsNormArgs { y, gain: norm.gain.address, out, rows, cols, eps: eps.get(), stream };
+        // SAFETY: the caller's promise.
+        unsafe { kernel.launch::<T>(&args) }.map_err(CallError::Launch)
     }
 
     /// Puts the kernel of a call that has begun on its stream, and beside it what moves its data.
@@ -228,6 +250,7 @@ impl CudaExecutor {
             x: if gathers { all_rows } else { own.x },
             y: if gathers { own.y } else { all_rows },
             bias: if sequential.adds_bias(rank) { own.bias } else { 0 },
+            residual: own.residual.and_then(|residual| sequential.residual(residual, self.comm.rank(), &on.placed.execution.problem)),
             data: &data,
             pads: &pads,
             scatter_buffer: data[0],
@@ -257,6 +280,7 @@ impl CudaExecutor {
             w: matrix::<T>(&operands.w),
             y: matrix::<T>(&operands.y),
             bias: operands.bias.map_or(0, |bias| bias.address),
+            residual: operands.residual.map(|view| Residual { matrix: matrix::<T>(&view), first: 0, rows: view.layout.rows as u32 }),
             data: &memory.data,
             pads: &memory.pads,
             scatter_buffer: 0,
@@ -361,4 +385,9 @@ fn kernel(variant: Variant, arch: Arch) -> Result<Arc<Kernel>, BuildError> {
         }
         Ok(cubin.image)
     })
+}
+
+/// The norm's kernel in the current context.
+fn norm_kernel(arch: Arch) -> Result<Arc<RmsNorm>, BuildError> {
+    loaded_rms_norm(|| Ok(flux_kernels::cubin(&KernelSource::rms_norm(), arch)?.image))
 }

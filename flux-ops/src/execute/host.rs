@@ -4,11 +4,12 @@
 
 use super::host_programs::{HostBuffers, HostPrograms};
 use super::{Planned, Recipe, Resolved, label};
+use crate::epilogue::EpilogueSpec;
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::tensor::{Location, View};
-use flux_kernels::cpu::{CpuArgs, Epilogue, HostMemory, Rows, RowsMut};
-use flux_kernels::{Activation, Element};
+use flux_kernels::Element;
+use flux_kernels::cpu::{CpuArgs, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm};
 use flux_transport::{Communicator, HeldBytes, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -19,11 +20,11 @@ use std::time::Duration;
 pub(crate) struct HostExecutor<T> {
     programs: Arc<HostPrograms<T>>,
     buffers: Arc<HostBuffers>,
-    activation: Activation,
+    epilogue: EpilogueSpec,
 }
 
 impl<T: Element> HostExecutor<T> {
-    pub(super) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], activation: Activation) -> Result<Self, BuildError> {
+    pub(super) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], epilogue: EpilogueSpec) -> Result<Self, BuildError> {
         if largest.iter().any(|(recipe, _)| recipe.launch.trace) {
             return Err(BuildError::Trace { place: Location::Host });
         }
@@ -35,7 +36,7 @@ impl<T: Element> HostExecutor<T> {
         }
         comm.holds("buffers of calls", HeldBytes { host: shared.bytes() as u64, ..HeldBytes::default() });
         drop(shared);
-        Ok(Self { programs, buffers, activation })
+        Ok(Self { programs, buffers, epilogue })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
@@ -58,17 +59,34 @@ impl<T: Element> HostExecutor<T> {
         // agreed on their plans when the op was built.
         let memory = unsafe { HostMemory::new(&memory.data, &memory.pads, memory.control, memory.fault, memory.size, deadline) };
         // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was
-        // checked for, and that `y` overlaps neither.
+        // checked for, and that `y` overlaps no other operand.
         let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
-        let epilogue = Epilogue { bias, activation: self.activation };
+        let residual = operands.residual.as_ref().map(|residual| {
+            if operands.residual_is_y() {
+                return Residual::InY;
+            }
+            // SAFETY: as `x` and `w`; `y` does not overlap it.
+            Residual::Rows(unsafe { rows(residual) })
+        });
+        let epilogue = Epilogue { bias, residual, activation: self.epilogue.activation };
         let done = program.run(&mut self.buffers.lock(), CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash });
         let finished = call.finish();
         match done {
-            Ok(()) => finished.map_err(|error| failure_of(comm, error.into())),
-            Err(error) => Err(failure_of(comm, CallError::Execute(error))),
+            Ok(()) => finished.map_err(|error| failure_of(comm, error.into()))?,
+            Err(error) => return Err(failure_of(comm, CallError::Execute(error))),
         }
+        self.normalise(operands);
+        Ok(())
+    }
+
+    /// Writes the normalised rows of `y`, where the op has a norm.
+    fn normalise(&self, operands: &Operands) {
+        let (Some(eps), Some(norm)) = (self.epilogue.rms_norm, &operands.norm) else { return };
+        // SAFETY: as in `run`: `y` is written, and `y_norm` overlaps no other operand.
+        let (y, gain, y_norm) = unsafe { (rows::<T>(&operands.y), rows(&norm.gain), rows_mut(&norm.y_norm)) };
+        rms_norm(y, gain.elements, eps.get(), operands.y.layout.rows, y_norm);
     }
 }
 

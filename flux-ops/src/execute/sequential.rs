@@ -8,7 +8,7 @@ use crate::error::BuildError;
 use flux_core::layout::{SPLIT_K_ALIGN, WorkspaceSize};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
-use flux_kernels::cuda::Matrix;
+use flux_kernels::cuda::{Matrix, Residual};
 use flux_transport::{CollectiveKind, Epoch, LibraryCollective, WorkspaceView};
 use std::fmt;
 
@@ -69,6 +69,18 @@ impl Sequential {
     /// it once.
     pub(super) fn adds_bias(&self, rank: Rank) -> bool {
         self.kind == CollectiveKind::AllGather || rank.get() == 0
+    }
+}
+
+impl Sequential {
+    /// The part of the residual that this rank's GEMM adds to all rows, so that the sum has it once:
+    /// its own rows, or of an AllReduce one rank all.
+    pub(super) fn residual(&self, residual: Residual, rank: Rank, problem: &Problem) -> Option<Residual> {
+        match self.kind {
+            CollectiveKind::AllGather => Some(residual),
+            CollectiveKind::ReduceScatter => Some(Residual { first: problem.shard_rows(rank).start, ..residual }),
+            CollectiveKind::AllReduce => (rank.get() == 0).then_some(residual),
+        }
     }
 }
 

@@ -1,7 +1,9 @@
 //! The options of an op.
 
+use super::kind::Reduces;
 use super::request::{self, Request};
 use super::{AllGatherGemm, FusedLinear, OpMarker};
+use crate::epilogue::Epsilon;
 use crate::error::BuildError;
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
@@ -51,8 +53,8 @@ impl<Op> Builder<Op> {
         self
     }
 
-    /// Whether calls add a bias, in place of `false`: they are made with
-    /// [`forward_with_bias`](FusedLinear::forward_with_bias). The same on every rank.
+    /// Whether calls add a bias, in place of `false`: [`EpilogueArgs::bias`](crate::EpilogueArgs::bias).
+    /// The same on every rank.
     pub fn bias(mut self, bias: bool) -> Self {
         self.request.epilogue.bias = bias;
         self
@@ -110,6 +112,74 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// on every rank.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.request.epilogue.activation = activation;
+        self
+    }
+}
+
+impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
+    /// Whether calls add a residual of the shape of `y`, in place of `false`:
+    /// [`EpilogueArgs::residual`](crate::EpilogueArgs::residual). It is added to the sum in fp32, after
+    /// the bias and before the one rounding. The same on every rank.
+    ///
+    /// A library's collective (`comm=sequential`) rounds sums of its own. There a rank adds the
+    /// residual to its partial sum, before that is rounded.
+    ///
+    /// ```
+    /// use flux_ops::{EpilogueArgs, GemmAllReduce, TensorMut, TensorRef};
+    /// use flux_transport::{Communicator, Select, Stream, World};
+    /// use half::bf16;
+    ///
+    /// let (m, n, k) = (4, 16, 8);
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let op = GemmAllReduce::<bf16>::builder(m, n, k).residual(true).build(&comm)?;
+    ///
+    /// let (x, w) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k]);
+    /// let mut hidden = vec![bf16::from_f32(100.0); m * n];
+    /// op.forward_with(
+    ///     &TensorRef::host(&x, (m, k))?,
+    ///     &TensorRef::host(&w, (n, k))?,
+    ///     EpilogueArgs::new().residual_in_y(),
+    ///     &mut TensorMut::host(&mut hidden, (m, n))?,
+    ///     Stream::Host,
+    /// )?;
+    /// assert!(hidden.iter().all(|&h| h == bf16::from_f32(108.0)));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn residual(mut self, residual: bool) -> Self {
+        self.request.epilogue.residual = residual;
+        self
+    }
+
+    /// Also writes the normalised rows of the result, in place of none: `y_norm = y / sqrt(mean(y^2) +
+    /// eps) * gain` for each row, in fp32 from the rounded `y`, rounded once.
+    /// [`EpilogueArgs::norm`](crate::EpilogueArgs::norm) brings gain and output. The same on every
+    /// rank.
+    ///
+    /// On CUDA it is a kernel of its own, behind the op on the call's stream.
+    ///
+    /// ```
+    /// use flux_ops::{EpilogueArgs, GemmAllReduce, TensorMut, TensorRef};
+    /// use flux_transport::{Communicator, Select, Stream, World};
+    /// use half::bf16;
+    ///
+    /// let (m, n, k) = (4, 16, 8);
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let op = GemmAllReduce::<bf16>::builder(m, n, k).residual(true).rms_norm(1e-5).build(&comm)?;
+    ///
+    /// let (x, w, gain) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::ONE; n]);
+    /// let (mut hidden, mut normalised) = (vec![bf16::ONE; m * n], vec![bf16::NAN; m * n]);
+    /// op.forward_with(
+    ///     &TensorRef::host(&x, (m, k))?,
+    ///     &TensorRef::host(&w, (n, k))?,
+    ///     EpilogueArgs::new().residual_in_y().norm(&TensorRef::host(&gain, (n,))?, &mut TensorMut::host(&mut normalised, (m, n))?),
+    ///     &mut TensorMut::host(&mut hidden, (m, n))?,
+    ///     Stream::Host,
+    /// )?;
+    /// assert!(hidden.iter().all(|&h| h == bf16::from_f32(9.0)) && normalised.iter().all(|&z| z == bf16::ONE));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn rms_norm(mut self, eps: f32) -> Self {
+        self.request.epilogue.rms_norm = Some(Epsilon::new(eps));
         self
     }
 }

@@ -10,6 +10,9 @@ pub trait OpMarker: 'static {
     const OP: OpKind;
 }
 
+/// A kind whose result is a sum over ranks.
+pub trait Reduces: OpMarker {}
+
 /// AllGather, then GEMM.
 #[derive(Debug)]
 pub enum AllGather {}
@@ -33,3 +36,7 @@ impl OpMarker for ReduceScatter {
 impl OpMarker for AllReduce {
     const OP: OpKind = OpKind::GemmAllReduce;
 }
+
+impl Reduces for ReduceScatter {}
+
+impl Reduces for AllReduce {}

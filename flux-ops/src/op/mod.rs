@@ -12,16 +12,17 @@ pub(crate) use kind::OpMarker;
 pub(crate) use request::Request;
 
 use crate::agreement;
+use crate::epilogue::{EpilogueArgs, Residual};
 use crate::error::{BuildError, CallError};
 use crate::execute::{Execution, Executor, Planned, Recipe, location};
 use crate::operands::Operands;
-use crate::planning::Buckets;
+use crate::planning::{self, Buckets};
 use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
 use flux_core::{Problem, Rank};
-use flux_kernels::Element;
+use flux_kernels::{Element, KernelTarget};
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt::Write as _;
 use std::marker::PhantomData;
@@ -197,16 +198,13 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         y: &mut TensorMut<'_, T>,
         stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
-        self.call(x, w, None, y, stream.into())
+        self.forward_with(x, w, EpilogueArgs::new(), y, stream)
     }
 
-    /// As [`forward`](Self::forward), of an op built with [`Builder::bias`]: the bias is added once
-    /// to every row of the result.
-    ///
-    /// - `bias`: a view of shape `(cols,)` or `(1, cols)` for the columns of `y`.
+    /// As [`forward`](Self::forward), of an op built with options that bring operands.
     ///
     /// ```
-    /// use flux_ops::{Activation, AllGatherGemm, TensorMut, TensorRef};
+    /// use flux_ops::{Activation, AllGatherGemm, EpilogueArgs, TensorMut, TensorRef};
     /// use flux_transport::{Communicator, Select, Stream, World};
     /// use half::bf16;
     ///
@@ -217,10 +215,10 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     ///
     /// let (x, w, mut y) = (vec![bf16::ONE; m * k], vec![bf16::ONE; n * k], vec![bf16::NAN; m * n]);
     /// let bias: Vec<_> = (0..n).map(|column| bf16::from_f32(-(column as f32))).collect();
-    /// op.forward_with_bias(
+    /// op.forward_with(
     ///     &TensorRef::host(&x, (m, k))?,
     ///     &TensorRef::host(&w, (n, k))?,
-    ///     &TensorRef::host(&bias, (n,))?,
+    ///     EpilogueArgs::new().bias(&TensorRef::host(&bias, (n,))?),
     ///     &mut TensorMut::host(&mut y, (m, n))?,
     ///     Stream::Host,
     /// )?;
@@ -230,26 +228,22 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     ///
     /// # Errors
     /// As [`forward`](Self::forward).
-    pub fn forward_with_bias<'s>(
+    #[expect(clippy::needless_pass_by_value, reason = "the borrows of a call end with it")]
+    pub fn forward_with<'s>(
         &self,
         x: &TensorRef<'_, T>,
         w: &TensorRef<'_, T>,
-        bias: &TensorRef<'_, T>,
+        epilogue: EpilogueArgs<'_, T>,
         y: &mut TensorMut<'_, T>,
         stream: impl Into<Stream<'s>>,
     ) -> Result<(), CallError> {
-        self.call(x, w, Some(bias), y, stream.into())
-    }
-
-    fn call(
-        &self,
-        x: &TensorRef<'_, T>,
-        w: &TensorRef<'_, T>,
-        bias: Option<&TensorRef<'_, T>>,
-        y: &mut TensorMut<'_, T>,
-        stream: Stream<'_>,
-    ) -> Result<(), CallError> {
-        let operands = Operands { x: x.view(), w: w.view(), bias: bias.map(TensorRef::view), y: y.view() };
+        let (y, stream) = (y.view(), stream.into());
+        let EpilogueArgs { bias, residual, norm, memory: _ } = epilogue;
+        let residual = residual.map(|residual| match residual {
+            Residual::Given(view) => view,
+            Residual::InY => y,
+        });
+        let operands = Operands { x: x.view(), w: w.view(), bias, residual, y, norm };
         let m = operands.rows(K::OP);
         let problem = if m == 0 { self.largest } else { self.problem(m)? };
         operands.check::<T>((&problem, self.comm.rank(), m), self.request.epilogue, location(&self.comm))?;
@@ -416,13 +410,18 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         let name = request.name();
         // Rank 0's plans hold: others need none of their own.
         let own = if comm.rank().get() == 0 { request.choices(comm).map(Some) } else { Ok(None) };
-        comm.note("plan table", request.user_table().explain(comm.device().name()));
+        let compute = comm.device().info().map(|info| info.compute);
+        comm.note("plan table", request.user_table().explain(comm.device().name(), planning::generation(compute)));
+        if let Some(compute) = compute {
+            comm.note("kernel", KernelTarget::explain(compute).unwrap_or_else(|none| none.to_string()));
+        }
         let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().and_then(Option::as_ref))?;
         let op = own.and_then(|_| {
+            request.epilogue.check()?;
             let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
             let resolved = request.resolve(comm, &buckets)?;
             let (largest, number, workspace) = (request.largest(comm)?, request.number(), request::workspace(&resolved));
-            let executor = Executor::new(comm, &resolved, request.epilogue.activation)?;
+            let executor = Executor::new(comm, &resolved, request.epilogue)?;
             Ok(Self { executor, comm: comm.clone(), request, largest, buckets, number, workspace, kind: PhantomData })
         });
         let op = agreement::all_ready(comm, &name, op)?;

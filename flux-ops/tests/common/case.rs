@@ -26,6 +26,8 @@ pub struct Case<T> {
     w: Vec<T>,
     /// For each of the n columns.
     bias: Option<Vec<T>>,
+    /// Added to the result, `[m, n]`.
+    residual: Option<Vec<T>>,
     pub activation: Activation,
 }
 
@@ -43,6 +45,15 @@ fn fill<T: Element>(len: usize, seed: u64, values: Values) -> Vec<T> {
         (Values::Reals, h) => (f64::from(h) / f64::from(u32::MAX) * 2.0 - 1.0) as f32,
     };
     (0..len as u64).map(|i| T::from_f32(value(i))).collect()
+}
+
+/// What is added to sums: integers of -64 to 64, or numbers between -4 and 4.
+fn large<T: Element>(len: usize, seed: u64, values: Values) -> Vec<T> {
+    let value = |h: u32| match values {
+        Values::Integers => (h % 129) as f32 - 64.0,
+        Values::Reals => (f64::from(h) / f64::from(u32::MAX) * 8.0 - 4.0) as f32,
+    };
+    (0..len as u64).map(|i| T::from_f32(value(hash(seed, i)))).collect()
 }
 
 /// A global result, `[m, n]`, for every plan.
@@ -77,18 +88,32 @@ impl<T: Element> Case<T> {
     pub fn new(op: OpKind, [m, n, k]: [usize; 3], world: u32, values: Values, seed: u64) -> Self {
         let world = WorldSize::new(world).unwrap();
         let problem = Problem::new(op, m, n, k, T::DTYPE, world).unwrap();
-        Self { problem, x: fill(m * k, 2 * seed, values), w: fill(n * k, 2 * seed + 1, values), bias: None, activation: Activation::None }
+        let (x, w) = (fill(m * k, 2 * seed, values), fill(n * k, 2 * seed + 1, values));
+        Self { problem, x, w, bias: None, residual: None, activation: Activation::None }
     }
 
     /// The same operands with an activation and, where asked for, a bias: integers of -64 to 64,
     /// which no sum of so few products hides, or between -4 and 4.
     pub fn finished(self, bias: bool, values: Values, activation: Activation) -> Self {
-        let value = |h: u32| match values {
-            Values::Integers => (h % 129) as f32 - 64.0,
-            Values::Reals => (f64::from(h) / f64::from(u32::MAX) * 8.0 - 4.0) as f32,
-        };
-        let bias = bias.then(|| (0..u64::from(self.problem.n())).map(|j| T::from_f32(value(hash(0xb1a5, j)))).collect());
+        let bias = bias.then(|| large(self.problem.n() as usize, 0xb1a5, values));
         Self { bias, activation, ..self }
+    }
+
+    /// The same operands with a residual of such numbers, except for an AllGather-GEMM.
+    pub fn with_residual(self, values: Values) -> Self {
+        let elements = self.problem.m() as usize * self.problem.n() as usize;
+        let residual = self.problem.op().reduces().then(|| large(elements, 0x4e51, values));
+        Self { residual, ..self }
+    }
+
+    /// The residual of `rank`: the rows of its output.
+    pub fn residual(&self, rank: Rank) -> Option<Vec<T>> {
+        let residual = self.residual.as_ref()?;
+        Some(self.output_of(rank).map(|i| residual[i]).collect())
+    }
+
+    pub fn has_residual(&self) -> bool {
+        self.residual.is_some()
     }
 
     /// The bias of `rank`: its own columns.
@@ -139,7 +164,9 @@ impl<T: Element> Case<T> {
         for (i, a) in x.chunks_exact(k).enumerate() {
             let (owner, _) = p.owner_of(i as u32);
             for (j, b) in w.chunks_exact(k).enumerate() {
-                let sum = Sum::new(p, a, b, self.bias.as_ref().map(|bias| f64::from(bias[j].to_f32())), self.activation);
+                let added = [self.bias.as_ref().map(|bias| bias[j]), self.residual.as_ref().map(|residual| residual[i * n + j])];
+                let added = added.into_iter().flatten().map(|v| f64::from(v.to_f32())).collect();
+                let sum = Sum::new(p, a, b, added, self.activation);
                 expected.exact.push(sum.exact());
                 for (modelled, flattened) in [(&mut expected.per_shard, false), (&mut expected.flattened, true)] {
                     let (rounded, bound) = sum.modelled::<T>(owner, nodes, flattened);
@@ -207,7 +234,8 @@ struct Sum<'a> {
     problem: &'a Problem,
     /// By rank; of an AllGather-GEMM one.
     partials: Vec<f64>,
-    bias: Option<f64>,
+    /// Bias and residual.
+    added: Vec<f64>,
     activation: Activation,
     /// What fp32 accumulation may cost.
     accumulation: f64,
@@ -217,7 +245,7 @@ struct Sum<'a> {
 }
 
 impl<'a> Sum<'a> {
-    fn new(problem: &'a Problem, a: &[f64], b: &[f64], bias: Option<f64>, activation: Activation) -> Self {
+    fn new(problem: &'a Problem, a: &[f64], b: &[f64], added: Vec<f64>, activation: Activation) -> Self {
         let k_local = problem.k_local() as usize;
         let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
         let dot = |(a, b): (&[f64], &[f64])| a.iter().zip(b).map(|(a, b)| a * b).sum();
@@ -228,7 +256,7 @@ impl<'a> Sum<'a> {
         Self {
             problem,
             partials: a.chunks_exact(k_local).zip(b.chunks_exact(k_local)).map(dot).collect(),
-            bias,
+            added,
             activation,
             accumulation: (a.len() as f64).sqrt() * f64::from(f32::EPSILON) * magnitude,
             tiny,
@@ -237,7 +265,7 @@ impl<'a> Sum<'a> {
     }
 
     fn exact(&self) -> f64 {
-        self.activation.definition(self.partials.iter().sum::<f64>() + self.bias.unwrap_or(0.0))
+        self.activation.definition(self.partials.iter().sum::<f64>() + self.added.iter().sum::<f64>())
     }
 
     /// The result with every rounding of the ops, and how far one may be from the exact result.
@@ -261,8 +289,8 @@ impl<'a> Sum<'a> {
             error += off + if stays { 0.0 } else { u * (f64::abs(sum) + accumulation) + tiny };
         }
         let mut y = self.partials.iter().sum::<f64>();
-        if let Some(bias) = self.bias {
-            (y, rounded) = (y + bias, rounded + bias);
+        for added in &self.added {
+            (y, rounded) = (y + added, rounded + added);
             error += f64::from(f32::EPSILON) / 2.0 * (y.abs() + error);
         }
         if self.activation != Activation::None {
@@ -273,10 +301,11 @@ impl<'a> Sum<'a> {
     }
 
     /// What a sum by the library may cost beyond the bound of flattened rows: a rounding
-    /// after each addition, and one of a partial sum with the bias. No sum is larger than all
+    /// after each addition, and one of a partial sum with what is added. No sum is larger than all
     /// magnitudes, or off by more than the bound.
     fn error_of_collective(&self, flattened: f64) -> f64 {
-        let magnitude = self.partials.iter().map(|partial| partial.abs()).sum::<f64>() + self.bias.map_or(0.0, f64::abs);
+        let magnitude =
+            self.partials.iter().map(|partial| partial.abs()).sum::<f64>() + self.added.iter().map(|added| added.abs()).sum::<f64>();
         f64::from(self.problem.world().get()) * (self.unit_roundoff * (magnitude + flattened) + self.tiny)
     }
 }

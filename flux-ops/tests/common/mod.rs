@@ -26,8 +26,8 @@ pub use meeting::Meeting;
 use flux_core::OpKind;
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, GemmAllReduce, GemmReduceScatter, Plan, TensorMut, TensorRef,
-    Timeline, TimelineError,
+    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, EpilogueArgs, GemmAllReduce, GemmReduceScatter, Plan, TensorMut,
+    TensorRef, Timeline, TimelineError,
 };
 use flux_transport::{Communicator, Fault, Stream, TransportKind};
 
@@ -42,6 +42,10 @@ pub struct OpOptions {
     pub plan: Option<Plan>,
     pub workers: Option<u32>,
     pub bias: bool,
+    /// Not of AllGather-GEMM.
+    pub residual: bool,
+    /// Its addend; not of AllGather-GEMM.
+    pub rms_norm: Option<f32>,
     /// AllGather-GEMM only.
     pub activation: Activation,
     pub trace: bool,
@@ -77,19 +81,28 @@ impl<T: Element> AnyOp<T> {
     pub fn build(op: OpKind, [m, n, k]: [usize; 3], options: OpOptions, comm: &Communicator) -> Result<Self, BuildError> {
         match op {
             OpKind::AllGatherGemm => options.tell(AllGatherGemm::builder(m, n, k)).activation(options.activation).build(comm).map(Self::Ag),
-            OpKind::GemmReduceScatter => options.tell(GemmReduceScatter::builder(m, n, k)).build(comm).map(Self::Rs),
-            OpKind::GemmAllReduce => options.tell(GemmAllReduce::builder(m, n, k)).build(comm).map(Self::Ar),
+            OpKind::GemmReduceScatter => {
+                let builder = options.tell(GemmReduceScatter::builder(m, n, k)).residual(options.residual);
+                let builder = if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
+                builder.build(comm).map(Self::Rs)
+            }
+            OpKind::GemmAllReduce => {
+                let builder = options.tell(GemmAllReduce::builder(m, n, k)).residual(options.residual);
+                let builder = if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
+                builder.build(comm).map(Self::Ar)
+            }
         }
     }
 
-    /// The op of a case, with its bias and activation. Without a plan, messages over NCCL go beside
+    /// The op of a case, with its bias, residual and activation. Without a plan, messages over NCCL go beside
     /// the kernel: a library's collective adds in an order that is not modelled.
     pub fn of(case: &Case<T>, options: OpOptions, node: &Node) -> Self {
         let p = &case.problem;
         let workers = options.workers.or(node.workers);
         let messages = || flux_ops::ranked_plans(&node.comm, p).into_iter().find(|plan| plan.comm != CommMode::Sequential);
         let plan = if node.comm.transport() == TransportKind::Nccl { options.plan.or_else(messages) } else { options.plan };
-        let options = OpOptions { plan, workers, bias: case.has_bias(), activation: case.activation, ..options };
+        let options =
+            OpOptions { plan, workers, bias: case.has_bias(), residual: case.has_residual(), activation: case.activation, ..options };
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm).unwrap()
     }
 
@@ -107,18 +120,18 @@ impl<T: Element> AnyOp<T> {
         }
     }
 
-    pub fn forward_with_bias(
+    pub fn forward_with(
         &self,
         x: &TensorRef<'_, T>,
         w: &TensorRef<'_, T>,
-        bias: &TensorRef<'_, T>,
+        epilogue: EpilogueArgs<'_, T>,
         y: &mut TensorMut<'_, T>,
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
         match self {
-            Self::Ag(op) => op.forward_with_bias(x, w, bias, y, stream),
-            Self::Rs(op) => op.forward_with_bias(x, w, bias, y, stream),
-            Self::Ar(op) => op.forward_with_bias(x, w, bias, y, stream),
+            Self::Ag(op) => op.forward_with(x, w, epilogue, y, stream),
+            Self::Rs(op) => op.forward_with(x, w, epilogue, y, stream),
+            Self::Ar(op) => op.forward_with(x, w, epilogue, y, stream),
         }
     }
 

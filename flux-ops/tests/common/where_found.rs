@@ -53,6 +53,15 @@ macro_rules! tests_of_any_machine {
             activations_stay_within_the_derived_bound,
             ranks_agree_on_bias_and_activation,
             a_bias_that_does_not_fit_is_refused,
+            an_integer_residual_is_added_exactly_once,
+            residuals_stay_within_the_derived_bound,
+            strides_of_a_residual_are_honoured,
+            ranks_agree_on_the_residual,
+            a_residual_that_does_not_fit_is_refused,
+            finished_rows_are_normalised,
+            a_norm_of_no_rows_is_nothing,
+            ranks_agree_on_the_norm,
+            a_norm_that_does_not_fit_is_refused,
             small_shards_give_the_right_result_however_they_are_cut,
             rows_change_with_every_call,
             evicted_programs_are_made_again,
@@ -74,6 +83,7 @@ macro_rules! tests_of_sequential_calls {
             sequential_calls_finish_bf16,
             sequential_calls_finish_f16,
             sequential_calls_honour_row_strides,
+            sequential_calls_normalise,
         );
     };
 }

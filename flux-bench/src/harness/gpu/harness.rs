@@ -4,9 +4,11 @@ use super::kernels;
 use crate::harness::Fill;
 use crate::harness::Operands;
 use crate::harness::data::Window;
+use crate::harness::epilogue::EPS;
 use crate::harness::reference::{Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
-use flux_core::{DType, Nodes, Rank};
+use flux_core::{DType, Nodes, Problem, Rank};
+use flux_kernels::cuda::{Matrix, RmsNormArgs};
 use flux_kernels::harness::{self, Expected, Harness, Seeds};
 use flux_transport::Stream;
 use flux_transport::internal::cuda::{CudaDevice, DeviceBlock, Event};
@@ -125,6 +127,7 @@ impl Gpu {
             seeds: Seeds { x: operands.seed_x, w: operands.seed_w },
             fill: operands.fill,
             bias: operands.epilogue.bias.then_some(operands.seed_bias),
+            residual: operands.epilogue.residual.then_some(operands.seed_residual),
             activation: operands.epilogue.activation,
             flattened,
             // Flattened, every rank's own is sent.
@@ -141,6 +144,18 @@ impl Gpu {
             violations: report.violations,
             first: report.first.map(|(row, col)| Violation { rank: rank.get(), row, col }),
         })
+    }
+
+    /// Adds a residual to `rows` dense rows of `y` and normalises them; the blocks are `y`, residual,
+    /// gain and the normalised rows.
+    pub(crate) fn add_rms_norm(&self, problem: &Problem, rows: u32, [y, residual, gain, out]: [&DeviceBlock; 4]) -> anyhow::Result<()> {
+        let (cols, row_bytes) = (problem.n(), u64::from(problem.n()) * problem.dtype().bytes() as u64);
+        anyhow::ensure!([y, residual, out].iter().all(|block| block.bytes() as u64 >= u64::from(rows) * row_bytes), "rows without memory");
+        let matrix = |block: &DeviceBlock| Matrix { address: block.address(), row_bytes };
+        let args = RmsNormArgs { y: matrix(y), gain: gain.address(), out: matrix(out), rows, cols, eps: EPS, stream: self.raw_stream() };
+        self.device.bind()?;
+        // SAFETY: the blocks hold the rows, as checked, and are used on this one stream.
+        Ok(unsafe { self.harness.add_rms_norm(&args, residual.address(), problem.dtype()) }?)
     }
 
     pub fn spin(&self, time: Duration) -> anyhow::Result<()> {

@@ -111,6 +111,7 @@ impl Replay {
             w: matrix(&set.w, problem.w_shape())?,
             y: matrix(&set.y, problem.y_shape(program.rank))?,
             bias: 0,
+            residual: None,
             data: &self.data,
             pads: &self.pads,
             scatter_buffer: self.data[program.rank.index()],

@@ -25,6 +25,8 @@ pub(super) struct ScriptJob {
     pub(super) tp: u32,
     pub(super) dtype: &'static str,
     pub(super) samples: u32,
+    /// Whether residual and norm follow each of them.
+    pub(super) norm: bool,
     pub(super) cases: Vec<ScriptCase>,
 }
 

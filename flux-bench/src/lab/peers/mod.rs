@@ -37,6 +37,10 @@ pub(crate) struct Args {
     /// Seconds after which the peers are ended, and the run has failed
     #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]
     pub limit: u64,
+    /// Add a residual and normalise the rows behind each of them, by PyTorch's compiler. Of gemm_rs
+    /// and gemm_ar
+    #[arg(long)]
+    pub norm: bool,
     /// The Python that has PyTorch
     #[arg(long, value_name = "PROGRAM", default_value = "python3")]
     pub python: OsString,
@@ -63,6 +67,7 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 /// What the script is asked for; only problems that flux takes too.
 fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
     let layers = args.layers.layers(shapes::world(tp)?, true, &[64, 512, 1024, 2048, 4096, 8192])?;
+    let layers = if args.norm { shapes::with_norm(layers)? } else { layers };
     let of_one = layers.chunk_by(|a, b| (&a.name, a.problem.op()) == (&b.name, b.problem.op()));
     let case = |layers: &[Layer]| {
         let (name, problem) = (layers[0].name.clone(), &layers[0].problem);
@@ -75,5 +80,5 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
         }
     };
     let cases = of_one.map(case).collect();
-    Ok(ScriptJob { tp, dtype: args.layers.dtype.name(), samples: args.samples, cases })
+    Ok(ScriptJob { tp, dtype: args.layers.dtype.name(), samples: args.samples, norm: args.norm, cases })
 }

@@ -19,6 +19,7 @@ fn small_job() -> ScriptJob {
         tp: 2,
         dtype: "bf16",
         samples: 3,
+        norm: false,
         cases: vec![ScriptCase { op: "ag_gemm", model: "gpt3".into(), n: 48, k: 16, ms: vec![64, 512] }],
     }
 }

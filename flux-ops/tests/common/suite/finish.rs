@@ -4,7 +4,7 @@ use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, unaligned};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, Plan};
 use flux_core::{DType, OpKind};
-use flux_ops::{Activation, BuildError, CallError, Layout, Location, RawTensor, TensorMut, TensorRef};
+use flux_ops::{Activation, BuildError, CallError, EpilogueArgs, Layout, Location, RawTensor, TensorMut, TensorRef};
 use half::{bf16, f16};
 
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
@@ -30,7 +30,7 @@ fn adds_an_integer_bias_once<T: Number>(machine: Machine) {
             for activation in Activation::of(op).iter().copied().filter(|activation| activation.is_exact()) {
                 let (shape, options) = tiled(machine, op, world);
                 let case = Case::<T>::new(op, shape, world, Values::Integers, 41);
-                let case = case.finished(true, Values::Integers, activation);
+                let case = case.finished(true, Values::Integers, activation).with_residual(Values::Integers);
                 let expected = case.expected_on(machine);
                 machine.run(world, defaults, |node| {
                     let op = AnyOp::of(&case, options, node);
@@ -120,14 +120,21 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     let (x, w) = (node.view(&x, lx), node.view(&w, lw));
 
     let refused = with.forward(&x, &w, &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
-    assert!(matches!(refused, CallError::NoBias { expected } if (expected.rows, expected.cols as usize) == (1, ly.cols)), "{refused}");
+    assert!(
+        matches!(refused, CallError::NotGiven { operand: "bias", expected } if (expected.rows, expected.cols as usize) == (1, ly.cols)),
+        "{refused}"
+    );
     let whole = Layout::dense(1, ly.cols);
-    let refused = without.forward_with_bias(&x, &w, &node.view(&bias, whole), &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
-    assert!(matches!(refused, CallError::UnwantedBias { found } if found == whole), "{refused}");
+    let refused = without
+        .forward_with(&x, &w, EpilogueArgs::new().bias(&node.view(&bias, whole)), &mut node.view_mut(&mut y, ly), node.stream())
+        .unwrap_err();
+    assert!(matches!(refused, CallError::Unwanted { operand: "bias", found } if found == whole), "{refused}");
 
     for wrong in [Layout::dense(1, ly.cols - 8), Layout::dense(1, ly.cols + 8), Layout::dense(ly.cols, 8)] {
         let bias = node.poisoned::<bf16>(wrong.span());
-        let refused = with.forward_with_bias(&x, &w, &node.view(&bias, wrong), &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
+        let refused = with
+            .forward_with(&x, &w, EpilogueArgs::new().bias(&node.view(&bias, wrong)), &mut node.view_mut(&mut y, ly), node.stream())
+            .unwrap_err();
         assert!(matches!(refused, CallError::Shape { operand: "bias", found, .. } if found == wrong), "{refused}");
     }
 
@@ -136,7 +143,9 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     let raw = RawTensor { address: node.address(&bias), dtype: DType::Bf16, location: elsewhere, layout: whole, available: ly.cols };
     // SAFETY: what is refused does not access it.
     let other = |raw| unsafe { TensorRef::<bf16>::from_raw(raw) };
-    let refused = with.forward_with_bias(&x, &w, &other(raw).unwrap(), &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
+    let refused = with
+        .forward_with(&x, &w, EpilogueArgs::new().bias(&other(raw).unwrap()), &mut node.view_mut(&mut y, ly), node.stream())
+        .unwrap_err();
     assert!(matches!(refused, CallError::Location { operand: "bias", found, .. } if found == elsewhere), "{refused}");
     // The element type and the alignment are the view's to refuse.
     assert!(other(RawTensor { dtype: DType::F16, ..raw }).is_err() && other(RawTensor { address: raw.address + 2, ..raw }).is_err());
@@ -146,7 +155,7 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     let output = RawTensor { layout: ly, available: ly.span(), ..inside };
     // SAFETY: as above; `y` outlives the call.
     let mut output = unsafe { TensorMut::<bf16>::from_raw(output).unwrap() };
-    let refused = with.forward_with_bias(&x, &w, &other(inside).unwrap(), &mut output, node.stream()).unwrap_err();
+    let refused = with.forward_with(&x, &w, EpilogueArgs::new().bias(&other(inside).unwrap()), &mut output, node.stream()).unwrap_err();
     assert!(matches!(refused, CallError::Overlap { operand: "bias", .. }), "{refused}");
     assert!(node.download(&y).iter().all(|e| e.is_nan()), "y was written by a refused call");
 }

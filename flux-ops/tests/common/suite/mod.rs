@@ -7,7 +7,9 @@ mod calls;
 mod finish;
 mod leaving;
 mod messages;
+mod norm;
 mod refusals;
+mod residual;
 mod results;
 mod rows;
 mod sequential;
@@ -17,7 +19,9 @@ pub use calls::*;
 pub use finish::*;
 pub use leaving::*;
 pub use messages::*;
+pub use norm::*;
 pub use refusals::*;
+pub use residual::*;
 pub use results::*;
 pub use rows::*;
 pub use sequential::*;
@@ -26,7 +30,7 @@ use super::{AnyOp, Case, Machine, Node};
 use flux_core::OpKind;
 use flux_core::problem::Shape;
 use flux_kernels::Element;
-use flux_ops::{CallError, Layout};
+use flux_ops::{CallError, EpilogueArgs, Layout};
 use flux_transport::Options;
 use half::{bf16, f16};
 
@@ -73,13 +77,10 @@ pub fn call<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Result<Vec
     let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned(ly.span());
-    match case.bias(node.rank) {
-        None => op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream())?,
-        Some(bias) => {
-            let bias = node.upload(&bias);
-            let (x, w, bias) = (node.view(&x, lx), node.view(&w, lw), node.view(&bias, (ly.cols,)));
-            op.forward_with_bias(&x, &w, &bias, &mut node.view_mut(&mut y, ly), node.stream())?;
-        }
-    }
+    let (bias, residual) = (case.bias(node.rank).map(|bias| node.upload(&bias)), case.residual(node.rank).map(|rows| node.upload(&rows)));
+    let (bias, residual) = (bias.as_ref().map(|bias| node.view(bias, (ly.cols,))), residual.as_ref().map(|rows| node.view(rows, ly)));
+    let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
+    let args = if let Some(residual) = &residual { args.residual(residual) } else { args };
+    op.forward_with(&node.view(&x, lx), &node.view(&w, lw), args, &mut node.view_mut(&mut y, ly), node.stream())?;
     Ok(node.download(&y))
 }

@@ -74,13 +74,14 @@ pub fn sequential_calls_finish_f16(machine: Machine) {
     finish::<f16>(machine);
 }
 
-/// Reals, with a bias, which a sum over ranks has once, and an activation.
+/// Reals, with a bias and a residual, which a sum over ranks has once, and an activation.
 fn finish<T: Number>(machine: Machine) {
     for (world, op) in machine.worlds(&[2, 3, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
         let activation = if op == OpKind::AllGatherGemm { Activation::Silu } else { Activation::None };
         for (bias, activation) in [(false, Activation::None), (true, activation)] {
-            let case =
-                Case::<T>::new(op, equal_shards(machine, op, world), world, Values::Reals, 73).finished(bias, Values::Reals, activation);
+            let case = Case::<T>::new(op, equal_shards(machine, op, world), world, Values::Reals, 73);
+            let case = case.finished(bias, Values::Reals, activation);
+            let case = if bias { case.with_residual(Values::Reals) } else { case };
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);

@@ -87,9 +87,15 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
     let messages = cases(4, PROCESSORS[1], Legal::Messages);
     assert!(messages.into_iter().any(|case| case.plan.is_some_and(|plan| plan.comm == CommMode::Sequential)));
     assert!(has(|c| c.epilogue.bias && c.problem.op().reduces()) && has(|c| c.epilogue == EpilogueSpec::default()));
+    for op in [OpKind::GemmReduceScatter, OpKind::GemmAllReduce] {
+        assert!(
+            [false, true].into_iter().all(|bias| of_gpu().any(|c| c.problem.op() == op && c.epilogue.residual && c.epilogue.bias == bias))
+        );
+        assert!(of_gpu().any(|c| c.problem.op() == op && c.epilogue.norm));
+    }
     for activation in Activation::ALL {
         for bias in [false, true] {
-            assert!(of_gpu().any(|c| c.epilogue == EpilogueSpec { bias, activation }), "{activation} {bias}");
+            assert!(of_gpu().any(|c| c.epilogue == EpilogueSpec { bias, activation, ..EpilogueSpec::default() }), "{activation} {bias}");
         }
     }
     for op in OpKind::ALL {

@@ -1,0 +1,87 @@
+//! The RMSNorm kernel, which follows an op's kernel on its stream.
+
+use super::args::Matrix;
+use super::error::LaunchError;
+use super::module::Module;
+use crate::abi::RmsNormParams;
+use crate::element::Element;
+use cudarc::driver::sys;
+use flux_core::DType;
+
+/// Most threads of a CTA: the kernels' launch bound.
+const THREADS: u32 = 512;
+
+/// The loaded kernel, for both element types.
+#[derive(Debug)]
+pub struct RmsNorm {
+    module: Module,
+    bf16: sys::CUfunction,
+    fp16: sys::CUfunction,
+}
+
+// SAFETY: the function handles may be used from any thread.
+unsafe impl Send for RmsNorm {}
+// SAFETY: as above; launches do not change it.
+unsafe impl Sync for RmsNorm {}
+
+/// The operands of one launch.
+#[derive(Clone, Copy, Debug)]
+pub struct RmsNormArgs {
+    /// The rows.
+    pub y: Matrix,
+    /// Address of the gain, one element for each column; a multiple of 16.
+    pub gain: u64,
+    /// The normalised rows.
+    pub out: Matrix,
+    /// Rows of both.
+    pub rows: u32,
+    /// Columns of both, a multiple of 8.
+    pub cols: u32,
+    /// Added to the mean of squares.
+    pub eps: f32,
+    /// The stream.
+    pub stream: usize,
+}
+
+impl RmsNormArgs {
+    pub(crate) fn params(&self) -> RmsNormParams {
+        let Self { y, gain, out, cols, eps, .. } = *self;
+        RmsNormParams { y: y.address, y_row_bytes: y.row_bytes, gain, out: out.address, out_row_bytes: out.row_bytes, cols, eps }
+    }
+
+    /// Threads of a CTA.
+    pub(crate) fn threads(&self) -> u32 {
+        (self.cols / 8).next_multiple_of(32).clamp(32, THREADS)
+    }
+}
+
+impl RmsNorm {
+    /// Loads the kernel from its cubin ([`Source::rms_norm`](crate::Source::rms_norm)) into the
+    /// current context. [`loaded_rms_norm`](super::loaded_rms_norm) shares it.
+    ///
+    /// # Errors
+    /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
+    pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
+        let module = Module::load(cubin)?;
+        let (bf16, fp16) = (module.function(c"flux_rms_norm_bf16")?, module.function(c"flux_rms_norm_fp16")?);
+        Ok(Self { module, bf16, fp16 })
+    }
+
+    /// Enqueues `out = y / sqrt(mean(y^2) + eps) * gain` for each row; nothing where there is none.
+    /// Does not wait for the device and allocates nothing.
+    ///
+    /// # Safety
+    /// Every address is valid on the current device for these extents, until the launch has
+    /// completed. Nothing writes `y` and `gain` meanwhile, and `out` overlaps neither.
+    ///
+    /// # Errors
+    /// [`LaunchError`], before anything is enqueued.
+    pub unsafe fn launch<T: Element>(&self, args: &RmsNormArgs) -> Result<(), LaunchError> {
+        if args.rows == 0 {
+            return Ok(());
+        }
+        let function = if T::DTYPE == DType::Bf16 { self.bf16 } else { self.fp16 };
+        // SAFETY: the kernel takes `RmsNormParams`; the caller answers for the addresses in it.
+        unsafe { self.module.launch(function, (args.rows, 1), args.threads(), 0, &args.params(), args.stream) }
+    }
+}
