@@ -37,7 +37,8 @@ from .show import line
 
 __all__ = ["Attention", "run", "start"]
 
-VOCABULARY = 32768
+VOCABULARY = 8192
+"""Small, so that the layers take the time."""
 RATE = 0.01
 """Learning rate of plain gradient descent."""
 TOLERANCE = 2.0**-7

@@ -38,7 +38,8 @@ class Record:
             "flux_tp": __version__,
             "commit": _native.commit(),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": " ".join(["python -m flux_tp.bench", *sys.argv[1:]]),
+            # Absolute paths are this machine's: cut to the file's name.
+            "command": " ".join(["python -m flux_tp.bench", *(Path(word).name if word.startswith("/") else word for word in sys.argv[1:])]),
             "transport": ranks.comm.transport,
             "ranks": "processes",
             "hosts": 1,
