@@ -1,8 +1,9 @@
 //! Measuring and verifying flux: every figure that is reported was measured beside its baselines in
 //! the same run, of an op whose whole output was verified.
 //!
-//! Programs use [`flux_ops`]. The program `flux-bench` is this library's command line. What users run stands beside what
-//! maintainers run, the laboratory (`lab`). All else that is public is for the tests.
+//! Programs use [`flux_ops`]. The program `flux-bench` is this library's command line. What users
+//! run stands beside what maintainers run, the laboratory (`lab`). All else that is public is for
+//! the tests.
 
 #![warn(clippy::print_stderr)]
 #![allow(clippy::cast_possible_truncation, reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses")]

@@ -51,7 +51,8 @@ fn printed(command: &str) -> Vec<String> {
     text.lines().filter(|line| line.starts_with('|')).map(str::to_owned).collect()
 }
 
-/// Whether a number of the texts, or a hundred times it, is this figure where it is rounded as that.
+/// Whether a number of the texts, or a hundred times it, is this figure where it is rounded as
+/// that.
 fn has(texts: &[String], figure: &str) -> bool {
     let decimals = figure.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     let numbers = texts.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_digit() && c != '.'));
@@ -102,7 +103,8 @@ fn layers_line(row: &Value) -> String {
 }
 
 /// What precedes a table says where its figures stand: `flux-bench show ...` prints the table,
-/// `figures of FILE ...` have every decimal figure, `unaligned ...` and `layers of FILE` compute it.
+/// `figures of FILE ...` have every decimal figure, `unaligned ...` and `layers of FILE` compute
+/// it.
 #[test]
 fn tables_of_documents_stand_in_the_results() {
     let mut kinds = [0; 4];

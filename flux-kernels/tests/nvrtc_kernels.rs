@@ -3,14 +3,14 @@
 //! - `activation NAME`: the kernel has the formula, in its smallest form.
 //! - `reference`: the harness's verification has a reference for every activation.
 //! - `rms_norm ARCH`: the normalisation behind an op.
-//! - `traced NAME`: time stamps make no kernel spill.
+//! - `traced NAME`: time stamps make no kernel spill, of the fewest kernels that have every tile.
 
 mod compiler;
 mod skipped;
 
 use flux_core::{DType, OpKind};
 use flux_kernels::nvrtc::{Arch, KernelSource};
-use flux_kernels::{Activation, KernelTarget, Source, Variant};
+use flux_kernels::{KernelTarget, Source, Variant};
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() {
@@ -28,8 +28,8 @@ fn of_arch(arch: Arch) -> Vec<Trial> {
     let activated = variants.iter().filter(|variant| smallest(variant) && Some(variant.tile()) == tile);
     let activated =
         activated.map(|variant| compiles(format!("activation {} {}", variant.activation(), arch.name()), variant.source(), arch));
-    let plain = variants.iter().filter(|variant| variant.activation() == Activation::None);
-    let traced = plain.map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
+    let cover = Variant::cover(KernelTarget::of_arch(arch)).into_iter();
+    let traced = cover.map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
     activated.chain(traced).collect()
 }
 

@@ -1,7 +1,7 @@
 //! The user's table of measured plans: one file, shared by many processes.
 //!
-//! Invariant: a reader sees a whole table. A writer reads, adds its row and replaces the file while it holds
-//! the lock, and leaves a file alone that is no table of this version.
+//! Invariant: a reader sees a whole table. A writer reads, adds its row and replaces the file while
+//! it holds the lock, and leaves a file alone that is no table of this version.
 
 use flux_core::plan::{PlanRow, PlanTable, PlanTableError};
 use flux_files::NewFile;

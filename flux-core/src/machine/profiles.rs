@@ -81,8 +81,8 @@ impl Machine {
     /// GH200 with 96 GB (data sheet "GH200 Grace Hopper Superchip"): an H100 with 4 TB/s of memory.
     pub const GH200: Self = Self { name: "GH200", gpu: "GH200", memory_bytes_per_us: 3_541_000, ..Self::H100 };
 
-    /// H20. NVIDIA publishes no data sheet; vendors state 78 SMs, 148 TFLOP/s, 4 TB/s, and NVLink as
-    /// an H100's.
+    /// H20. NVIDIA publishes no data sheet; vendors state 78 SMs, 148 TFLOP/s, 4 TB/s, and NVLink
+    /// as an H100's.
     pub const H20: Self = of_sheet(
         "H20",
         "H20",

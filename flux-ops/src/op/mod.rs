@@ -28,8 +28,8 @@ use std::fmt::Write as _;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a tensor-parallel
-/// model, with rows of `x` split over the ranks.
+/// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a
+/// tensor-parallel model, with rows of `x` split over the ranks.
 ///
 /// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n/W]`. Bias and
 /// activation are applied in fp32, before the one rounding.
@@ -59,8 +59,8 @@ pub type AllGatherGemm<T> = FusedLinear<kind::AllGather, T>;
 /// tensor-parallel model, with rows of `y` split over the ranks.
 ///
 /// Each rank gives all rows of its part of the inner dimension, `x[m, k/W]`, and gets its rows
-/// `y[m_r, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The plan
-/// and the nodes fix the order, so every run has the same bits. There is no activation.
+/// `y[m_r, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The
+/// plan and the nodes fix the order, so every run has the same bits. There is no activation.
 ///
 /// ```
 /// use flux_ops::{GemmReduceScatter, TensorMut, TensorRef};
@@ -99,8 +99,8 @@ pub type GemmReduceScatter<T> = FusedLinear<kind::ReduceScatter, T>;
 /// tensor-parallel model whose activations are replicated, as in serving.
 ///
 /// Each rank gives all rows of its part of the inner dimension, `x[m, k/W]`, and gets the whole sum
-/// `y[m, n]`: the same bits on every rank and in every run. Partial sums travel in the operands' type
-/// and are added in rank order in fp32. There is no activation. A library's collective
+/// `y[m, n]`: the same bits on every rank and in every run. Partial sums travel in the operands'
+/// type and are added in rank order in fp32. There is no activation. A library's collective
 /// (`comm=sequential`) adds in its own order and type.
 ///
 /// ```
@@ -148,9 +148,9 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 /// | [`GemmReduceScatter`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m_r, n]` |
 /// | [`GemmAllReduce`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m, n]` |
 ///
-/// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to `max_m`,
-/// the same on every rank; another `m` costs no exchange, allocation or wait. Without rows there is
-/// nothing to do, but every rank makes the call.
+/// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to
+/// `max_m`, the same on every rank; another `m` costs no exchange, allocation or wait. Without rows
+/// there is nothing to do, but every rank makes the call.
 ///
 /// Ops of a communicator share their programs and buffers ([`Communicator::memory`]). It outlives
 /// the graphs that calls were captured in, whose kernels read that memory: [`Builder::captures`].
