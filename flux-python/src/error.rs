@@ -111,7 +111,7 @@ impl From<BuildError> for Error {
     fn from(error: BuildError) -> Self {
         let message = error.to_string();
         match &error {
-            BuildError::Problem(_) => Self::operand(message),
+            BuildError::Problem(_) | BuildError::Epsilon { .. } => Self::operand(message),
             BuildError::Disagreement { .. } => Self::new("DisagreedError", message),
             BuildError::Peer { rank, .. } => Self::of_ranks("BuildError", message, [*rank]),
             BuildError::Transport { source, .. } => Self::from(source).within(message),

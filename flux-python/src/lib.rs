@@ -17,7 +17,7 @@ mod _native {
     use crate::error::Error;
     use crate::member::{self, Member};
     use crate::operand::{Dims, activation, operand};
-    use crate::ops::{Call, Kind, Limits, OpSpec};
+    use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec};
     use flux_ops::{Activation, DType, Location, RawTensor};
     use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
@@ -27,6 +27,10 @@ mod _native {
     type Connected = (u64, u32, u32, String, Option<u32>);
     /// An operand: address, dtype, dimensions, rows, columns, strides in elements.
     type Described = (u64, String, usize, usize, usize, (i64, i64));
+    /// What an op is built with: dtype, bias, residual, activation, the norm's eps.
+    type Built = (String, bool, bool, u64, Option<f64>);
+    /// `x`, `weight`, `bias`, `residual`, `gain`, then `out` and the normalised rows.
+    type Operands = (Described, Described, Option<Described>, Option<Described>, Option<Described>, Described, Option<Described>);
     /// Where the ranks of a group meet: a folder of one host, or an address with a secret.
     type Meeting = (Option<std::path::PathBuf>, Option<(String, Vec<u8>)>);
 
@@ -136,11 +140,12 @@ mod _native {
 
     /// Builds an op, and has it ready for calls with these numbers of rows.
     #[pyfunction]
-    fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (usize, usize), of: (String, bool, u64), rows: Vec<usize>) -> PyResult<()> {
+    fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (usize, usize), of: Built, rows: Vec<usize>) -> PyResult<()> {
         with(py, comm, |member| {
             let (n, k) = extents;
-            let (dtype, bias, activation) = (dtype(&of.0)?, of.1, activation(of.2)?);
-            let spec = OpSpec { kind: Kind::named(kind)?, n, k, dtype, bias, activation };
+            let (dtype_name, bias, residual, number, eps) = of;
+            let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
+            let spec = OpSpec { kind: Kind::named(kind)?, n, k, dtype, bias, residual, activation, norm: eps.map(Eps::new) };
             member.ops.op(&spec, Stream::Host)?.prepare(&rows)
         })
     }
@@ -158,7 +163,7 @@ mod _native {
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise
-    /// until it returns: `x`, `weight`, `bias` or none, `out`.
+    /// until it returns. With `eps` there are a gain and normalised rows.
     #[pyfunction]
     fn call_host(
         py: Python<'_>,
@@ -166,18 +171,26 @@ mod _native {
         kind: &str,
         activation_number: u64,
         m: usize,
-        operands: (Described, Described, Option<Described>, Described),
+        operands: Operands,
+        eps: Option<f64>,
     ) -> PyResult<()> {
         with(py, comm, |member| {
-            let (x, weight, bias, y) = &operands;
+            let (x, weight, bias, residual, gain, y, y_norm) = &operands;
+            let optional = |name, of: &Option<Described>| of.as_ref().map(|of| described(name, of)).transpose();
+            let norm = match (optional("gain", gain)?, eps, optional("y_norm", y_norm)?) {
+                (Some(gain), Some(eps), Some(y_norm)) => Some(Norm { gain, eps: Eps::new(eps), y_norm }),
+                _ => None,
+            };
             let call = Call {
                 kind: Kind::named(kind)?,
                 activation: activation(activation_number)?,
                 m,
                 x: described("x", x)?,
                 weight: described("weight", weight)?,
-                bias: bias.as_ref().map(|bias| described("bias", bias)).transpose()?,
+                bias: optional("bias", bias)?,
+                residual: optional("residual", residual)?,
                 y: described("out", y)?,
+                norm,
                 stream: Stream::Host,
             };
             // SAFETY: `flux_tp` holds the arrays while it calls this, and host calls end before

@@ -19,7 +19,7 @@ pub(crate) struct Dims {
 /// Describes an operand for flux-ops.
 pub(crate) fn operand(name: &'static str, address: u64, dtype: DType, location: Location, dims: &Dims) -> Result<RawTensor, Error> {
     let Dims { dim, rows, cols, strides: [row_stride, col_stride] } = *dims;
-    let wanted = if name == "bias" { 1 } else { 2 };
+    let wanted = if matches!(name, "bias" | "gain") { 1 } else { 2 };
     if dim != wanted {
         return Err(Error::operand(format!("{name} has {dim} dimensions, and {wanted} are needed")));
     }

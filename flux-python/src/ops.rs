@@ -5,8 +5,8 @@
 
 use crate::error::{Error, of_view};
 use flux_ops::{
-    Activation, AllGatherGemm, CallError, DType, Element, EpilogueArgs, GemmAllReduce, GemmReduceScatter, Layout, RawTensor, TensorMut,
-    TensorRef, bf16, f16,
+    Activation, AllGatherGemm, Builder, CallError, DType, Element, EpilogueArgs, GemmAllReduce, GemmReduceScatter, Layout, RawTensor,
+    TensorMut, TensorRef, bf16, f16,
 };
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -80,7 +80,32 @@ pub(crate) struct OpSpec {
     pub(crate) k: usize,
     pub(crate) dtype: DType,
     pub(crate) bias: bool,
+    pub(crate) residual: bool,
     pub(crate) activation: Activation,
+    pub(crate) norm: Option<Eps>,
+}
+
+/// The norm's `eps`, by its bits: two that differ are two ops.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct Eps(u32);
+
+impl Eps {
+    #[expect(clippy::cast_possible_truncation, reason = "norms are computed in fp32; an infinite eps is refused by the build")]
+    pub(crate) const fn new(eps: f64) -> Self {
+        Self((eps as f32).to_bits())
+    }
+
+    const fn get(self) -> f32 {
+        f32::from_bits(self.0)
+    }
+}
+
+/// The operands of a norm.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Norm {
+    pub(crate) gain: RawTensor,
+    pub(crate) eps: Eps,
+    pub(crate) y_norm: RawTensor,
 }
 
 /// One call: the operands of this rank.
@@ -93,7 +118,10 @@ pub(crate) struct Call<'s> {
     pub(crate) x: RawTensor,
     pub(crate) weight: RawTensor,
     pub(crate) bias: Option<RawTensor>,
+    /// It may be `y` itself.
+    pub(crate) residual: Option<RawTensor>,
     pub(crate) y: RawTensor,
+    pub(crate) norm: Option<Norm>,
     pub(crate) stream: Stream<'s>,
 }
 
@@ -148,7 +176,16 @@ impl Ops {
             return Err(Error::operand(format!("out is {found:?}, and the result of m = {m} is {needed:?}")));
         }
         let (n, k) = kind.extents(call.weight.layout, world);
-        let spec = OpSpec { kind, n, k, dtype: call.x.dtype, bias: call.bias.is_some(), activation };
+        let spec = OpSpec {
+            kind,
+            n,
+            k,
+            dtype: call.x.dtype,
+            bias: call.bias.is_some(),
+            residual: call.residual.is_some(),
+            activation,
+            norm: call.norm.map(|norm| norm.eps),
+        };
         let op = self.op(&spec, call.stream)?;
         (op.forward)(call)
     }
@@ -184,11 +221,11 @@ impl Ops {
     }
 }
 
-/// Builds an op of a kind and dtype.
+/// Builds an op of a kind and dtype, with the options of its kind.
 macro_rules! built {
-    ($op:ident, $element:ty, $comm:expr, $limits:expr, $spec:expr $(, $option:ident)*) => {{
+    ($op:ident, $element:ty, $comm:expr, $limits:expr, $spec:expr, $options:expr) => {{
         let (spec, limits): (&OpSpec, Limits) = ($spec, $limits);
-        let builder = $op::<$element>::builder(limits.max_m, spec.n, spec.k).bias(spec.bias)$(.$option(spec.$option))*;
+        let builder = $options($op::<$element>::builder(limits.max_m, spec.n, spec.k).bias(spec.bias));
         // SAFETY: `flux_tp.init` asks that graphs go before their communicator, and torch's graphs
         // keep the memory of their operands.
         let builder = unsafe { builder.captures() };
@@ -196,9 +233,7 @@ macro_rules! built {
         let prepared = Arc::clone(&op);
         let forward = move |call: &Call<'_>| {
             // SAFETY: as `Ops::call` asks.
-            unsafe {
-                with_views::<$element>(call, |x, weight, epilogue, y| op.forward_with(x, weight, epilogue, y, call.stream))
-            }
+            unsafe { with_views::<$element>(call, |x, weight, epilogue, y| op.forward_with(x, weight, epilogue, y, call.stream)) }
         };
         Op { forward: Box::new(forward), prepare: Box::new(move |rows: &[usize]| Ok(prepared.prepare(rows)?)) }
     }};
@@ -208,13 +243,32 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<Op, Error
     if spec.kind != Kind::AllGather && spec.activation != Activation::None {
         return Err(Error::operand(format!("activation = {}: all_gather_matmul alone has activations", spec.activation)));
     }
+    if spec.kind == Kind::AllGather && (spec.residual || spec.norm.is_some()) {
+        return Err(Error::operand("all_gather_matmul has neither residual nor norm: matmul_reduce_scatter and matmul_all_reduce do"));
+    }
+    macro_rules! gathers {
+        ($element:ty) => {
+            built!(AllGatherGemm, $element, comm, limits, spec, |builder: Builder<_>| builder.activation(spec.activation))
+        };
+    }
+    macro_rules! reduces {
+        ($op:ident, $element:ty) => {
+            built!($op, $element, comm, limits, spec, |builder: Builder<$op<$element>>| {
+                let builder = builder.residual(spec.residual);
+                match spec.norm {
+                    Some(eps) => builder.rms_norm(eps.get()),
+                    None => builder,
+                }
+            })
+        };
+    }
     Ok(match (spec.kind, spec.dtype) {
-        (Kind::AllGather, DType::Bf16) => built!(AllGatherGemm, bf16, comm, limits, spec, activation),
-        (Kind::AllGather, DType::F16) => built!(AllGatherGemm, f16, comm, limits, spec, activation),
-        (Kind::ReduceScatter, DType::Bf16) => built!(GemmReduceScatter, bf16, comm, limits, spec),
-        (Kind::ReduceScatter, DType::F16) => built!(GemmReduceScatter, f16, comm, limits, spec),
-        (Kind::AllReduce, DType::Bf16) => built!(GemmAllReduce, bf16, comm, limits, spec),
-        (Kind::AllReduce, DType::F16) => built!(GemmAllReduce, f16, comm, limits, spec),
+        (Kind::AllGather, DType::Bf16) => gathers!(bf16),
+        (Kind::AllGather, DType::F16) => gathers!(f16),
+        (Kind::ReduceScatter, DType::Bf16) => reduces!(GemmReduceScatter, bf16),
+        (Kind::ReduceScatter, DType::F16) => reduces!(GemmReduceScatter, f16),
+        (Kind::AllReduce, DType::Bf16) => reduces!(GemmAllReduce, bf16),
+        (Kind::AllReduce, DType::F16) => reduces!(GemmAllReduce, f16),
     })
 }
 
@@ -227,14 +281,31 @@ unsafe fn with_views<T: Element>(
     forward: impl FnOnce(&TensorRef<'_, T>, &TensorRef<'_, T>, EpilogueArgs<'_, T>, &mut TensorMut<'_, T>) -> Result<(), CallError>,
 ) -> Result<(), Error> {
     // SAFETY: as the caller has vouched.
-    let (x, weight) = unsafe { (TensorRef::<T>::from_raw(call.x), TensorRef::<T>::from_raw(call.weight)) };
-    // SAFETY: as above.
-    let bias = call.bias.map(|bias| unsafe { TensorRef::<T>::from_raw(bias) }).transpose();
-    // SAFETY: as above.
-    let y = unsafe { TensorMut::<T>::from_raw(call.y) };
-    let (x, weight, bias) = (x.map_err(of_view("x"))?, weight.map_err(of_view("weight"))?, bias.map_err(of_view("bias"))?);
-    let epilogue = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
-    Ok(forward(&x, &weight, epilogue, &mut y.map_err(of_view("out"))?)?)
+    let read = |name, raw| unsafe { TensorRef::<T>::from_raw(raw) }.map_err(of_view(name));
+    // SAFETY: as the caller has vouched.
+    let written = |name, raw| unsafe { TensorMut::<T>::from_raw(raw) }.map_err(of_view(name));
+    let (x, weight) = (read("x", call.x)?, read("weight", call.weight)?);
+    let bias = call.bias.map(|bias| read("bias", bias)).transpose()?;
+    let place = |of: &RawTensor| (of.address, of.layout, of.dtype);
+    // No view may be of memory that another one writes.
+    let in_y = call.residual.is_some_and(|residual| place(&residual) == place(&call.y));
+    let residual = call.residual.filter(|_| !in_y).map(|residual| read("residual", residual)).transpose()?;
+    let gain = call.norm.map(|norm| read("gain", norm.gain)).transpose()?;
+    let mut y_norm = call.norm.map(|norm| written("y_norm", norm.y_norm)).transpose()?;
+
+    let mut epilogue = EpilogueArgs::new();
+    if let Some(bias) = &bias {
+        epilogue = epilogue.bias(bias);
+    }
+    if let Some(residual) = &residual {
+        epilogue = epilogue.residual(residual);
+    } else if in_y {
+        epilogue = epilogue.residual_in_y();
+    }
+    if let (Some(gain), Some(y_norm)) = (&gain, &mut y_norm) {
+        epilogue = epilogue.norm(gain, y_norm);
+    }
+    Ok(forward(&x, &weight, epilogue, &mut written("out", call.y)?)?)
 }
 
 fn is_capturing(stream: Stream<'_>) -> bool {

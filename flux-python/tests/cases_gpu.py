@@ -10,13 +10,14 @@ import numpy as np
 import torch
 
 import flux_tp
-from cases_numpy import gathered, raises, scattered
+from cases_numpy import gathered, raises, row_parallel, scattered
 from cases_torch import (  # noqa: F401 (cases)
     all_gather,
     an_activation_has_a_gradient,
     compiled,
     errors_keep_their_class,
     gradients,
+    gradients_of_a_residual,
     gradients_with_frozen_weights,
     groups_inside_a_larger_job,
     init_distributed,
@@ -26,11 +27,13 @@ from cases_torch import (  # noqa: F401 (cases)
     out,
     place,
     reduce_scatter,
+    residual_and_norm,
+    residual_and_norm_that_do_not_fit,
     schemas_and_fakes,
     tensors,
     uneven_rows_and_more_dimensions,
 )
-from oracle import close, operand
+from oracle import close, operand, rms_norm
 from ranks import within
 
 BF16 = torch.bfloat16
@@ -87,6 +90,26 @@ def graphs(comm):
     raises(flux_tp.BuildError, capture, "flux_tp.prepare")
     graph.replay()
     assert not numbers(found).any()
+
+
+def a_norm_in_a_graph(comm):
+    """Captures row-parallel ops with residual and norm, whose kernels follow one another."""
+    for name in ("matmul_reduce_scatter", "matmul_all_reduce"):
+        op, m = getattr(flux_tp, name), comm.world_size * 16
+        flux_tp.prepare(name, 512, comm.world_size * 256, rows=[m], bias=True, residual=True, eps=1e-3)
+        operands, y, sums = row_parallel(comm, op, m, 512, 256, np.float64)
+        x, w, b, residual, gain = tensors(BF16, *operands)
+        graph = torch.cuda.CUDAGraph()
+        torch.cuda.synchronize()
+        with torch.cuda.graph(graph):
+            results = op(x, w, b, residual, (gain, 1e-3))
+        for _ in range(2):
+            graph.replay()
+            found, normalised = map(numbers, results)
+            close(found, y, "bfloat16", sums)
+            close(normalised, rms_norm(found, operands[4], 1e-3), "bfloat16", slope=4.0)
+            for result in results:
+                result.zero_()
 
 
 def a_thousand_steps_without_growth(comm):

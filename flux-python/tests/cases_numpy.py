@@ -10,7 +10,7 @@ import time
 import numpy as np
 
 import flux_tp
-from oracle import activate, close, operand, rows
+from oracle import activate, close, operand, rms_norm, rows
 from ranks import within
 
 F16 = np.float16
@@ -45,6 +45,16 @@ def scattered(comm, m, n, k, bias=False, dtype=F16):
     y = partials.sum(0)[own] + (0 if b is None else b)
     sums = np.abs(partials).sum(0)[own]
     return x[comm.rank].astype(dtype), w[comm.rank].astype(dtype), None if b is None else b.astype(dtype), y, sums
+
+
+def row_parallel(comm, op, m, n, k, dtype=F16):
+    """Operands of an op with bias and residual, a gain, result and partial sums; ``k`` of the inner dimension a rank."""
+    x, w = operand(1, comm.world_size, m, k), operand(2, comm.world_size, n, k)
+    partials = x @ w.transpose(0, 2, 1)
+    b, residual, gain = operand(50, n), operand(51, m, n), operand(52, n)
+    own = rows(comm.world_size, comm.rank, m) if op is flux_tp.matmul_reduce_scatter else slice(m)
+    operands = x[comm.rank], w[comm.rank], b, residual[own], gain
+    return [part.astype(dtype) for part in operands], (partials.sum(0) + b + residual)[own], np.abs(partials).sum(0)[own]
 
 
 def all_gather(comm):
@@ -85,6 +95,49 @@ def all_reduce(comm):
         partials = whole @ weights.transpose(0, 2, 1)
         y = partials.sum(0) + (0 if b is None else b.astype(np.float64))
         close(flux_tp.matmul_all_reduce(x, w, b), y, "float16", np.abs(partials).sum(0))
+
+
+def residual_and_norm(comm):
+    for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+        for m in (1, comm.world_size * 8, comm.world_size * 130 + 1):
+            (x, w, b, residual, gain), y, sums = row_parallel(comm, op, m, 24, 40)
+            close(op(x, w, b, residual), y, "float16", sums)
+            found, normalised = op(x, w, b, residual, (gain, 1e-3))
+            close(found, y, "float16", sums)
+            close(normalised, rms_norm(found, gain, 1e-3), "float16", slope=4.0)
+            plain, normalised = op(x, w, norm=(gain, 0.5))
+            close(plain, y - b - residual, "float16", sums)
+            close(normalised, rms_norm(plain, gain, 0.5), "float16", slope=4.0)
+            results = residual.copy(), np.empty_like(residual)
+            assert op(x, w, b, results[0], (gain, 1e-3), out=results) is results
+            assert np.array_equal(results[0], found), "out may hold the residual"
+            close(results[1], rms_norm(found, gain, 1e-3), "float16", slope=4.0)
+        (x, w, b, residual, gain), y, sums = row_parallel(comm, op, comm.world_size * 8, 24, 40)
+        residual = residual.reshape(-1, 2, 24)
+        found, normalised = op(x.reshape(-1, 2, 40), w, b, residual, (gain, 1e-3))
+        assert found.shape == normalised.shape == residual.shape
+        close(found.reshape(-1, 24), y, "float16", sums)
+
+
+def residual_and_norm_that_do_not_fit(comm):
+    bad, op = flux_tp.OperandError, flux_tp.matmul_reduce_scatter
+    (x, w, b, residual, gain), y, sums = row_parallel(comm, op, comm.world_size * 8, 24, 40)
+    raises(bad, lambda: op(x, w, b, residual[:, :16]), "residual is [8, 16]", "[8, 24]")
+    raises(bad, lambda: op(x, w, b, residual[:4]), "residual is [4, 24]", "[8, 24]")
+    raises(bad, lambda: op(x, w, b, gain), "residual has 1 dimensions")
+    raises(bad, lambda: op(x, w, b, residual.astype(np.float32)), "residual: dtype float32")
+    raises(bad, lambda: op(x, w, b, residual.tolist()), "residual is a list")
+    raises(bad, lambda: op(x.reshape(-1, 2, 40), w, b, residual.reshape(2, 4, 24)), "residual is [2, 4, 24]")
+    raises(bad, lambda: op(x, w, norm=(gain[None], 1e-3)), "gain has 2 dimensions")
+    raises(bad, lambda: op(x, w, norm=(gain[:8], 1e-3)), "gain is [1, 8]", "[1, 24]")
+    raises(bad, lambda: op(x, w, norm=gain), "norm is a ndarray", "(gain, eps)")
+    raises(bad, lambda: op(x, w, norm=(gain, -1.0)), "rms_norm(-1)")
+    raises(bad, lambda: op(x, w, norm=(gain, 1e-3), out=residual), "out is a ndarray", "(y, y_norm)")
+    wide = np.zeros((9, 24), F16)
+    raises(bad, lambda: op(x, w, b, wide[1:], out=wide[:-1]), "overlaps residual")
+    raises(bad, lambda: op(x, w, b, residual, (gain, 1e-3), out=(wide[1:], residual)), "y_norm", "overlaps residual")
+    raises(bad, lambda: flux_tp.prepare("all_gather_matmul", comm.world_size * 8, 8, residual=True), "neither residual nor norm")
+    close(op(x, w, b, residual), y, "float16", sums)
 
 
 def out_and_strided_operands(comm):
@@ -134,6 +187,10 @@ def prepared(comm):
     raises(flux_tp.OperandError, lambda: flux_tp.prepare("matmul_all_reduce", 8, world * 8, rows=[8193]), "8193", "8192")
     x, w, b, y = gathered(comm, world * 8, 8, 16, bias=True, activation="relu")
     close(flux_tp.all_gather_matmul(x, w, b, "relu"), y, "float16", slope=1.0)
+    op = flux_tp.matmul_all_reduce
+    flux_tp.prepare("matmul_all_reduce", 8, world * 16, rows=[8], dtype="float16", bias=True, residual=True, eps=1e-3)
+    (x, w, b, residual, gain), y, sums = row_parallel(comm, op, 8, 8, 16)
+    close(op(x, w, b, residual, (gain, 1e-3))[0], y, "float16", sums)
 
 
 def the_ranks_disagree(comm):

@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 
 import flux_tp
-from cases_numpy import gathered, raises, scattered
-from oracle import UNIT, close, operand, rows
+from cases_numpy import gathered, raises, row_parallel, scattered
+from oracle import UNIT, close, operand, rms_norm, rows
 
 BF16, F16 = torch.bfloat16, torch.float16
 NAMES = {BF16: "bfloat16", F16: "float16"}
@@ -52,6 +52,47 @@ def reduce_scatter(comm):
             *operands, y, sums = scattered(comm, m, 24, 40, bias, np.float64)
             x, w, b = tensors(dtype, *operands)
             close(numbers(flux_tp.matmul_reduce_scatter(x, w, b)), y, NAMES[dtype], sums)
+
+
+def residual_and_norm(comm):
+    for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+        for dtype, m in ((BF16, 1), (F16, comm.world_size * 8), (BF16, comm.world_size * 40 + 1)):
+            operands, y, sums = row_parallel(comm, op, m, 24, 40, np.float64)
+            x, w, b, residual, gain = tensors(dtype, *operands)
+            close(numbers(op(x, w, b, residual)), y, NAMES[dtype], sums)
+            results = op(x, w, b, residual, (gain, 1e-3))
+            found, normalised = map(numbers, results)
+            close(found, y, NAMES[dtype], sums)
+            close(normalised, rms_norm(found, operands[4], 1e-3), NAMES[dtype], slope=4.0)
+            in_place = residual.clone(), torch.empty_like(residual)
+            assert op(x, w, b, in_place[0], (gain, 1e-3), out=in_place) is in_place
+            assert all(map(torch.equal, in_place, results)), "out may hold the residual"
+            op(x, w, b, residual, out=residual)
+            assert torch.equal(residual, results[0])
+        operands, y, sums = row_parallel(comm, op, comm.world_size * 8, 24, 40, np.float64)
+        x, w, b, residual, gain = tensors(F16, *operands)
+        residual = residual.reshape(-1, 2, 24)
+        found, normalised = op(x.reshape(-1, 2, 40), w, b, residual, (gain, 1e-3))
+        assert found.shape == normalised.shape == residual.shape
+        close(numbers(found).reshape(-1, 24), y, "float16", sums)
+
+
+def residual_and_norm_that_do_not_fit(comm):
+    bad, op = flux_tp.OperandError, flux_tp.matmul_all_reduce
+    operands, y, sums = row_parallel(comm, op, 8, 24, 40, np.float64)
+    x, w, b, residual, gain = tensors(BF16, *operands)
+    raises(bad, lambda: op(x, w, b, residual[:, :16]), "residual is [8, 16]", "[8, 24]")
+    raises(bad, lambda: op(x, w, b, residual.to(F16)), "residual", "f16")
+    raises(bad, lambda: op(x, w, b, residual.to("meta")), "residual is on meta", "move it")
+    raises(bad, lambda: op(x, w, b, operands[3]), "residual is a ndarray")
+    raises(bad, lambda: op(x, w, norm=(gain[:8], 1e-3)), "gain is [1, 8]", "[1, 24]")
+    raises(bad, lambda: op(x, w, norm=(gain.to("meta"), 1e-3)), "gain is on meta", "move it")
+    raises(bad, lambda: op(x, w, norm=(gain, float("inf"))), "rms_norm(inf)")
+    raises(bad, lambda: op(x, w, norm=gain), "norm is a Tensor", "(gain, eps)")
+    raises(bad, lambda: op(x, w, norm=(gain, 1e-3), out=residual), "out is a Tensor", "(y, y_norm)")
+    raises(bad, lambda: op(x, w, b, residual, (gain, 1e-3), out=(torch.empty_like(residual), residual)), "overlaps residual")
+    raises(bad, lambda: op(x, w, norm=(gain.clone().requires_grad_(), 1e-3)), "norm=", "no_grad")
+    close(numbers(op(x, w, b, residual)), y, "bfloat16", sums)
 
 
 def uneven_rows_and_more_dimensions(comm):
@@ -121,7 +162,16 @@ def schemas_and_fakes(comm):
     torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.default, (x, w, b, 0, -1, comm.id), test_utils=checks)
     *operands, _, _ = scattered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
     x, w, _ = tensors(F16, *operands)
-    torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, 0, -1, comm.id), test_utils=checks)
+    torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, None, comm.id), test_utils=checks)
+    for name in ("matmul_reduce_scatter", "matmul_all_reduce"):
+        operands, _, _ = row_parallel(comm, getattr(flux_tp, name), comm.world_size * 8 + 1, 16, 32, np.float64)
+        x, w, b, residual, gain = tensors(F16, *operands)
+        packet, out = getattr(torch.ops.flux_tp, name), torch.empty_like(residual)
+        torch.library.opcheck(packet.default, (x, w, b, residual, comm.id), test_utils=checks)
+        torch.library.opcheck(packet.norm, (x, w, b, residual, gain, 1e-3, comm.id), test_utils=checks)
+        torch.library.opcheck(packet.out, (x, w, b, residual, comm.id), {"out": out}, test_utils=checks)
+        outs = {"out": out, "out_norm": torch.empty_like(out)}
+        torch.library.opcheck(packet.norm_out, (x, w, b, residual, gain, 1e-3, comm.id), outs, test_utils=checks)
 
 
 def compiled(comm):
@@ -136,6 +186,18 @@ def compiled(comm):
         # On the CPU the graph as inductor gets it: its C++ is not what is tested here.
         found = torch.compile(mlp, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
     assert torch.equal(found, expected)
+
+    def block(op, x, w, b, residual, gain):
+        y, y_norm = op(x * 2, w, b, residual, (gain, 1e-3))
+        return op(x, w, residual=y), y_norm + 1
+
+    for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+        operands, _, _ = row_parallel(comm, op, m, 24, 40, np.float64)
+        operands = tensors(F16, *operands)
+        with torch.no_grad():
+            expected = block(op, *operands)
+            found = torch.compile(block, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(op, *operands)
+        assert all(map(torch.equal, found, expected))
 
 
 def init_distributed():
@@ -210,6 +272,28 @@ def gradients_with_frozen_weights(comm):
         X, W = tensors(BF16, x[rank], w[rank])
         flux_tp.matmul_reduce_scatter(X.requires_grad_(), W).backward(*tensors(BF16, dy[own]))
         near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
+
+
+def gradients_of_a_residual(comm):
+    """That of the result, whether or not another operand has one."""
+    init_distributed()
+    for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+        operands, y, sums = row_parallel(comm, op, comm.world_size * 8 + 1, 24, 40, np.float64)
+        x, w, b, residual, gain = tensors(BF16, *operands)
+        dy = torch.randn_like(residual)
+        plain = w.clone().requires_grad_()
+        op(x, plain, b).backward(dy)
+        for leaves in ([residual], [residual, w]):
+            for leaf in leaves:
+                leaf.requires_grad_().grad = None
+            found = op(x, w, b, residual)
+            close(numbers(found), y, "bfloat16", sums)
+            found.backward(dy)
+            assert torch.equal(residual.grad, dy)
+        assert torch.equal(w.grad, plain.grad)
+        raises(flux_tp.OperandError, lambda: op(x, w, b, residual, (gain, 1e-3)), "norm= takes no part in autograd", "no_grad")
+        with torch.no_grad():
+            op(x, w, b, residual, (gain, 1e-3))
 
 
 def an_activation_has_a_gradient(comm):

@@ -31,6 +31,12 @@ def activate(name: str | None, y: np.ndarray) -> np.ndarray:
     return y
 
 
+def rms_norm(y: np.ndarray, gain: np.ndarray, eps: float) -> np.ndarray:
+    """Normalised rows of a result, which is rounded before."""
+    y = y.astype(np.float64)
+    return y / np.sqrt(np.mean(y**2, axis=-1, keepdims=True) + eps) * gain.astype(np.float64)
+
+
 def close(found: np.ndarray, expected: np.ndarray, dtype: str, partials: np.ndarray | None = None, slope: float = 1.0) -> None:
     """Compares a result with its definition.
 

@@ -15,6 +15,8 @@ CASES = [
     "reduce_scatter",
     "reduce_scatter_uneven_rows",
     "all_reduce",
+    "residual_and_norm",
+    "residual_and_norm_that_do_not_fit",
     "out_and_strided_operands",
     "more_dimensions",
     "bad_operands_name_what_to_do_and_harm_nothing",

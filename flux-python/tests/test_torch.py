@@ -10,6 +10,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 CASES = [
     "all_gather",
     "reduce_scatter",
+    "residual_and_norm",
+    "residual_and_norm_that_do_not_fit",
     "uneven_rows_and_more_dimensions",
     "out",
     "errors_keep_their_class",
@@ -19,6 +21,7 @@ CASES = [
     "gradients_with_frozen_weights",
     "weights_need_torch_distributed",
     "gradients",
+    "gradients_of_a_residual",
     "an_activation_has_a_gradient",
     "modules",
     "modules_without_sequence_parallelism",

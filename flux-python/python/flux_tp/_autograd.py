@@ -38,45 +38,48 @@ class AllGatherMatmul(torch.autograd.Function):
             dx = scattered() if needs_x else None
         elif needs_x:
             # The kernels read both operands along rows, so the weight is transposed by a copy.
-            dx = call("matmul_reduce_scatter", dy, weight.t().contiguous(), -1, ctx.comm)
+            dx = call("matmul_reduce_scatter", dy, weight.t().contiguous(), None, None, ctx.comm)
         return dx, dweight, dy.sum(0) if needs_bias else None, None, None
 
 
 class MatmulReduceScatter(torch.autograd.Function):
-    """``y = scatter(sum over ranks of x @ weight.T) + bias``."""
+    """``y = scatter(sum over ranks of x @ weight.T) + bias + residual``."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, comm):
+    def forward(ctx, x, weight, bias, residual, comm):
         ctx.save_for_backward(x, weight)
         ctx.comm = comm
-        return calls["matmul_reduce_scatter"](x, weight, bias, 0, -1, comm)
+        return calls["matmul_reduce_scatter"](x, weight, bias, residual, comm)
 
     @staticmethod
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
+        needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
+        dresidual = dy if needs_residual else None
         dy, m = dy.contiguous(), x.shape[0]
         if not (needs_weight or needs_bias):
-            return call("all_gather_matmul", dy, weight.t().contiguous(), m, ctx.comm), None, None, None
+            dx = call("all_gather_matmul", dy, weight.t().contiguous(), None, 0, m, ctx.comm) if needs_x else None
+            return dx, None, None, dresidual, None
         # The gradient of the weight needs the gathered rows, so that of x takes them, too.
         full = Rows(m, _known[ctx.comm]).gather(dy)()
         dx, dweight = full @ weight if needs_x else None, full.t() @ x if needs_weight else None
-        return dx, dweight, full.sum(0) if needs_bias else None, None
+        return dx, dweight, full.sum(0) if needs_bias else None, dresidual, None
 
 
 class MatmulAllReduce(torch.autograd.Function):
-    """``y = sum over ranks of x @ weight.T, + bias``. Every rank has the same ``dy``, so nothing is sent back."""
+    """``y = sum over ranks of x @ weight.T, + bias + residual``. Every rank has the same ``dy``, so nothing is sent back."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, comm):
+    def forward(ctx, x, weight, bias, residual, comm):
         ctx.save_for_backward(x, weight)
-        return calls["matmul_all_reduce"](x, weight, bias, 0, -1, comm)
+        return calls["matmul_all_reduce"](x, weight, bias, residual, comm)
 
     @staticmethod
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
-        needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
-        return dy @ weight if needs_x else None, dy.t() @ x if needs_weight else None, dy.sum(0) if needs_bias else None, None
+        needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
+        dx, dweight = dy @ weight if needs_x else None, dy.t() @ x if needs_weight else None
+        return dx, dweight, dy.sum(0) if needs_bias else None, dy if needs_residual else None, None
 
 
 class CopiedInputLinear(torch.autograd.Function):
@@ -93,6 +96,8 @@ class CopiedInputLinear(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         rows = dy.reshape(-1, dy.shape[-1])
-        dx = call("matmul_all_reduce", rows.contiguous(), weight.t().contiguous(), -1, ctx.comm).reshape(x.shape) if needs_x else None
+        dx = None
+        if needs_x:
+            dx = call("matmul_all_reduce", rows.contiguous(), weight.t().contiguous(), None, None, ctx.comm).reshape(x.shape)
         dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
         return dx, dweight, rows.sum(0) if needs_bias else None, None

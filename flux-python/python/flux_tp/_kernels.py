@@ -5,7 +5,9 @@ Invariant: an op's result is allocated by torch on torch's current stream, and t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -14,7 +16,7 @@ from . import _native, _ops
 from ._comm import _known
 from .errors import FluxError, OperandError
 
-__all__ = ["call", "calls", "out_calls", "own_error"]
+__all__ = ["call", "calls", "norm_calls", "norm_out_calls", "out_calls", "own_error"]
 
 _NEEDED = (2, 10)
 
@@ -30,38 +32,57 @@ def _register() -> None:
 
 _register()
 _packets = {name: getattr(torch.ops.flux_tp, name) for name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")}
+_normalising = {name: _packets[name] for name in ("matmul_reduce_scatter", "matmul_all_reduce")}
 calls = {name: packet.default for name, packet in _packets.items()}
 out_calls = {name: packet.out for name, packet in _packets.items()}
+norm_calls = {name: packet.norm for name, packet in _normalising.items()}
+norm_out_calls = {name: packet.norm_out for name, packet in _normalising.items()}
 
 
-def _one_device(x: Tensor, weight: Tensor, bias: Tensor | None) -> None:
+def _one_device(x: Tensor, **operands: Tensor | None) -> None:
     # The fake kernels are also those of the meta device: torch calls them if one operand is there.
-    for name, tensor in (("weight", weight), ("bias", bias)):
+    for name, tensor in operands.items():
         if tensor is not None and tensor.device != x.device:
             raise OperandError(f"{name} is on {tensor.device}, and x on {x.device}: move it there")
 
 
 @torch.library.register_fake("flux_tp::all_gather_matmul")
 def _(x, weight, bias, activation, m, comm):
-    _one_device(x, weight, bias)
+    _one_device(x, weight=weight, bias=bias)
     rows = x.shape[0] * _known[comm].world_size if isinstance(m, int) and m < 0 else m
     return x.new_empty(rows, weight.shape[0])
 
 
-@torch.library.register_fake("flux_tp::matmul_reduce_scatter")
-def _(x, weight, bias, activation, m, comm):
-    _one_device(x, weight, bias)
-    return x.new_empty(_ops.shard_rows(_known[comm], x.shape[0]), weight.shape[0])
+@torch.library.register_fake("flux_tp::all_gather_matmul.out")
+def _(x, weight, bias, activation, m, comm, *, out):
+    _one_device(x, weight=weight, bias=bias, out=out)
 
 
-@torch.library.register_fake("flux_tp::matmul_all_reduce")
-def _(x, weight, bias, activation, m, comm):
-    _one_device(x, weight, bias)
-    return x.new_empty(x.shape[0], weight.shape[0])
+def _register_fakes(op: str, rows: Callable[[Tensor, int], int]) -> None:
+    """Registers the fake kernels of a row-parallel op, whose result has so many rows."""
+
+    @torch.library.register_fake(f"flux_tp::{op}")
+    def _(x, weight, bias, residual, comm):
+        _one_device(x, weight=weight, bias=bias, residual=residual)
+        return x.new_empty(rows(x, comm), weight.shape[0])
+
+    @torch.library.register_fake(f"flux_tp::{op}.out")
+    def _(x, weight, bias, residual, comm, *, out):
+        _one_device(x, weight=weight, bias=bias, residual=residual, out=out)
+
+    @torch.library.register_fake(f"flux_tp::{op}.norm")
+    def _(x, weight, bias, residual, gain, eps, comm):
+        _one_device(x, weight=weight, bias=bias, residual=residual, gain=gain)
+        shape = (rows(x, comm), weight.shape[0])
+        return x.new_empty(shape), x.new_empty(shape)
+
+    @torch.library.register_fake(f"flux_tp::{op}.norm_out")
+    def _(x, weight, bias, residual, gain, eps, comm, *, out, out_norm):
+        _one_device(x, weight=weight, bias=bias, residual=residual, gain=gain, out=out, y_norm=out_norm)
 
 
-for _name in _packets:
-    torch.library.register_fake(f"flux_tp::{_name}.out", lambda x, weight, bias, *_, out: _one_device(x, weight, bias))
+_register_fakes("matmul_reduce_scatter", lambda x, comm: _ops.shard_rows(_known[comm], x.shape[0]))
+_register_fakes("matmul_all_reduce", lambda x, comm: x.shape[0])
 
 
 def own_error(error: RuntimeError) -> RuntimeError:
@@ -69,9 +90,9 @@ def own_error(error: RuntimeError) -> RuntimeError:
     return error if isinstance(error, FluxError) else _native.take_error(str(error)) or error
 
 
-def call(op: str, x: Tensor, weight: Tensor, m: int, comm: int) -> Tensor:
+def call(op: str, *arguments: Any) -> Tensor:
     """A call inside a backward pass."""
     try:
-        return calls[op](x, weight, None, 0, m, comm)
+        return calls[op](*arguments)
     except RuntimeError as error:
         raise own_error(error) from None

@@ -12,32 +12,54 @@ from ._comm import Communicator
 from .errors import OperandError
 
 
-def run(op: str, x: Any, weight: Any, bias: Any, activation: int, comm: Communicator, m: int | None, out: Any) -> Any:
+def run(
+    op: str,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    comm: Communicator,
+    out: Any,
+    *,
+    activation: int = 0,
+    m: int | None = None,
+    residual: Any = None,
+    norm: tuple[Any, float] | None = None,
+) -> Any:
     """Makes a call; see the ops in ``_ops``."""
-    from ._ops import shard_rows
+    from ._ops import as_rows, shard_rows
 
     if comm.device is not None:
         raise OperandError(
             f"x is in host memory, but this rank's communicator works on CUDA device {comm.device}: give torch tensors of that "
             "device, or a communicator with transport='host'"
         )
-    for name, array in [("x", x), ("weight", weight), ("bias", bias), ("out", out)]:
+    gain, eps = norm or (None, None)
+    y, y_norm = (out, None) if norm is None else out or (None, None)
+    given = {"x": x, "weight": weight, "bias": bias, "residual": residual, "gain": gain, "out": y, "y_norm": y_norm}
+    for name, array in given.items():
         if array is not None and not isinstance(array, np.ndarray):
             raise OperandError(f"{name} is a {type(array).__name__}, and x is a numpy.ndarray: give arrays of one library")
     lead = x.shape[:-1]
     if x.ndim > 2:
         x = x.reshape(prod(lead), x.shape[-1])
+        residual = as_rows(residual, lead)
     rows = x.shape[0] if x.ndim else 0
     gathers = op == "all_gather_matmul"
     if m is None:
         m = rows * comm.world_size if gathers else rows
     shape = (shard_rows(comm, m) if op == "matmul_reduce_scatter" else m, weight.shape[0] if weight.ndim else 0)
-    y = np.empty(shape, x.dtype) if out is None else out
-    described = [None if array is None else _describe(array) for array in (x, weight, bias, y)]
-    if not y.flags.writeable:
-        raise OperandError("out is not writeable")
-    _native.call_host(comm.id, op, activation, m, tuple(described))
-    return y.reshape(-1, *lead[1:], shape[1]) if out is None and len(lead) > 1 else y
+    y = np.empty(shape, x.dtype) if y is None else y
+    y_norm = np.empty(shape, x.dtype) if y_norm is None and norm is not None else y_norm
+    for name, array in (("out", y), ("y_norm", y_norm)):
+        if array is not None and not array.flags.writeable:
+            raise OperandError(f"{name} is not writeable")
+    described = [None if array is None else _describe(array) for array in (x, weight, bias, residual, gain, y, y_norm)]
+    _native.call_host(comm.id, op, activation, m, tuple(described), eps)
+    if out is not None:
+        return out
+    if len(lead) > 1:
+        y, y_norm = (None if array is None else array.reshape(-1, *lead[1:], shape[1]) for array in (y, y_norm))
+    return y if norm is None else (y, y_norm)
 
 
 def _describe(array: np.ndarray) -> tuple[int, str, int, int, int, tuple[int, int]]:

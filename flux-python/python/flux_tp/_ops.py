@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from typing import Any, TypeVar
+from math import prod
+from typing import Any, TypeVar, overload
 
 from . import _comm, _native
 from .errors import OperandError
@@ -54,57 +55,90 @@ def all_gather_matmul(
         BuildError, DisagreedError: on the first call of a shape.
         PeerLostError, PeerLeftError, TimeoutError, AbortedError: see :mod:`flux_tp.errors`.
     """
-    return _backend(x).run("all_gather_matmul", x, weight, bias, _number(activation), group or _comm.default(), m, out)
+    return _backend(x).run("all_gather_matmul", x, weight, bias, group or _comm.default(), out, activation=_number(activation), m=m)
 
 
+@overload
 def matmul_reduce_scatter(
     x: Operand,
     weight: Operand,
     bias: Operand | None = None,
+    residual: Operand | None = None,
+    norm: None = None,
     group: _comm.Communicator | None = None,
-    *,
     out: Operand | None = None,
-) -> Operand:
-    """``scatter(sum over ranks of x @ weight.T) + bias``: a row-parallel linear layer whose output is split by rows.
+) -> Operand: ...
+@overload
+def matmul_reduce_scatter(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    residual: Operand | None = None,
+    *,
+    norm: tuple[Operand, float],
+    group: _comm.Communicator | None = None,
+    out: tuple[Operand, Operand] | None = None,
+) -> tuple[Operand, Operand]: ...
+def matmul_reduce_scatter(x: Any, weight: Any, bias: Any = None, residual: Any = None, norm: Any = None, group: Any = None, out: Any = None) -> Any:
+    """``scatter(sum over ranks of x @ weight.T) + bias + residual``: a row-parallel linear layer whose output is split by rows.
 
     Args:
         x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
         weight: ``[n, k/W]``. ``n`` and ``k/W`` are multiples of 8.
         bias: ``[n]``, the same on every rank.
+        residual: ``[m_r, n]``, added in fp32 before the one rounding. ``out`` may be the same memory.
+        norm: ``(gain, eps)`` of an RMSNorm of the result's rows, with a gain of ``[n]``. It has no gradient.
         group: the communicator; the first that :func:`flux_tp.init` made.
-        out: where the result goes, ``[m_r, n]``.
+        out: where the result goes, ``[m_r, n]``. With a norm a pair of both results.
 
     Returns:
-        ``[m_r, n]``: this rank's rows of the sum, as ``torch.tensor_split`` cuts ``m`` rows.
+        ``[m_r, n]``: this rank's rows of the sum, as ``torch.tensor_split`` cuts ``m`` rows. With a norm a pair
+        ``(y, y_norm)``, where ``y_norm`` is ``y / sqrt(mean(y**2) + eps) * gain`` of each row, rounded once.
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _backend(x).run("matmul_reduce_scatter", x, weight, bias, 0, group or _comm.default(), None, out)
+    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out)
 
 
+@overload
 def matmul_all_reduce(
     x: Operand,
     weight: Operand,
     bias: Operand | None = None,
+    residual: Operand | None = None,
+    norm: None = None,
     group: _comm.Communicator | None = None,
-    *,
     out: Operand | None = None,
-) -> Operand:
-    """``sum over ranks of x @ weight.T, + bias``: a row-parallel linear layer whose output every rank has whole.
+) -> Operand: ...
+@overload
+def matmul_all_reduce(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    residual: Operand | None = None,
+    *,
+    norm: tuple[Operand, float],
+    group: _comm.Communicator | None = None,
+    out: tuple[Operand, Operand] | None = None,
+) -> tuple[Operand, Operand]: ...
+def matmul_all_reduce(x: Any, weight: Any, bias: Any = None, residual: Any = None, norm: Any = None, group: Any = None, out: Any = None) -> Any:
+    """``sum over ranks of x @ weight.T, + bias + residual``: a row-parallel linear layer whose output every rank has whole.
 
     Args:
         x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
         weight: ``[n, k/W]``. ``n`` and ``k/W`` are multiples of 8.
         bias: ``[n]``, the same on every rank.
+        residual: ``[m, n]``, the same on every rank, as for :func:`matmul_reduce_scatter`.
+        norm: ``(gain, eps)``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
-        out: where the result goes, ``[m, n]``.
+        out: where the result goes, ``[m, n]``. With a norm a pair of both results.
 
     Returns:
-        ``[m, n]``, with the same bits on every rank.
+        ``[m, n]``, with the same bits on every rank. With a norm a pair ``(y, y_norm)``.
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _backend(x).run("matmul_all_reduce", x, weight, bias, 0, group or _comm.default(), None, out)
+    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out)
 
 
 def prepare(
@@ -116,6 +150,8 @@ def prepare(
     dtype: Any = "bfloat16",
     bias: bool = False,
     activation: str | None = None,
+    residual: bool = False,
+    eps: float | None = None,
     group: _comm.Communicator | None = None,
 ) -> None:
     """Builds an op before its first call. Collective.
@@ -127,11 +163,35 @@ def prepare(
         dtype: ``bfloat16`` or ``float16``: a name, or a dtype of torch or NumPy.
         bias: whether calls have one.
         activation: as in :func:`all_gather_matmul`.
+        residual: whether calls have one, as in :func:`matmul_reduce_scatter`.
+        eps: that of the norm, where calls have one.
         group: the communicator; the first that :func:`flux_tp.init` made.
     """
     comm = group or _comm.default()
     name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
-    _native.prepare(comm.id, op, (n, k), (name, bias, _number(activation)), list(rows))
+    _native.prepare(comm.id, op, (n, k), (name, bias, residual, _number(activation), eps), list(rows))
+
+
+def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any) -> Any:
+    if norm is not None:
+        _check_norm(norm, out)
+    return _backend(x).run(op, x, weight, bias, group or _comm.default(), out, residual=residual, norm=norm)
+
+
+def _check_norm(norm: Any, out: Any) -> None:
+    if not (isinstance(norm, tuple) and len(norm) == 2 and isinstance(norm[1], (int, float))):
+        raise OperandError(f"norm is a {type(norm).__name__}: give a tuple (gain, eps) of an operand and a number")
+    if out is not None and not (isinstance(out, tuple) and len(out) == 2):
+        raise OperandError(f"out is a {type(out).__name__}: with a norm there are two results, so give a tuple (y, y_norm)")
+
+
+def as_rows(residual: Any, lead: Sequence[int]) -> Any:
+    """A residual as rows, for an ``x`` whose dimensions but the last are ``lead``. Each rank has its own first of them."""
+    if residual is None or len(residual.shape) != len(lead) + 1:
+        return residual
+    if tuple(residual.shape[1:-1]) != tuple(lead[1:]):
+        raise OperandError(f"residual is {list(residual.shape)}, and x is [{', '.join(map(str, lead))}, k/W]: only the first may differ")
+    return residual.reshape(prod(residual.shape[:-1]), residual.shape[-1])
 
 
 def shard_rows(comm: _comm.Communicator, m: int) -> int:

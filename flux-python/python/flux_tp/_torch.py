@@ -13,7 +13,7 @@ from torch import Tensor
 from . import _ops
 from ._autograd import AllGatherMatmul, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator
-from ._kernels import calls, out_calls, own_error
+from ._kernels import calls, norm_calls, norm_out_calls, out_calls, own_error
 from .errors import OperandError
 
 FUNCTIONS = {
@@ -24,35 +24,68 @@ FUNCTIONS = {
 }
 
 
-def run(op: str, x: Any, weight: Any, bias: Any, activation: int, comm: Communicator, m: int | None, out: Any) -> Any:
+def run(
+    op: str,
+    x: Any,
+    weight: Any,
+    bias: Any,
+    comm: Communicator,
+    out: Any,
+    *,
+    activation: int = 0,
+    m: int | None = None,
+    residual: Any = None,
+    norm: tuple[Any, float] | None = None,
+) -> Any:
     """Makes a call; see the ops in ``_ops``."""
     lead = x.shape[:-1]
+    gain, eps = norm or (None, None)
+    for name, operand in (("weight", weight), ("bias", bias), ("residual", residual), ("gain", gain)):
+        if operand is not None and not isinstance(operand, Tensor):
+            raise OperandError(f"{name} is a {type(operand).__name__}, and x is a torch.Tensor: give tensors alone")
     if len(lead) > 1:
         x = x.reshape(prod(lead), x.shape[-1])
-    rows = -1 if m is None else m
-    needs_grad = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad or (bias is not None and bias.requires_grad))
+        residual = _ops.as_rows(residual, lead)
+    operands = (x, weight, bias, residual, gain)
+    needs_grad = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
+    if op == "all_gather_matmul":
+        arguments = (x, weight, bias, activation, -1 if m is None else m, comm.id)
+    elif norm is None:
+        arguments = (x, weight, bias, residual, comm.id)
+    else:
+        arguments = (x, weight, bias, residual, gain, eps, comm.id)
     if torch.compiler.is_compiling():
-        y = _run(op, x, weight, bias, activation, comm, rows, out, needs_grad)
+        y = _run(op, arguments, norm is not None, out, needs_grad)
     else:
         try:
-            y = _run(op, x, weight, bias, activation, comm, rows, out, needs_grad)
+            y = _run(op, arguments, norm is not None, out, needs_grad)
         except RuntimeError as error:
             raise own_error(error) from None
-    return y.reshape(-1, *lead[1:], y.shape[-1]) if out is None and len(lead) > 1 else y
+    if out is not None or len(lead) == 1:
+        return y
+    shape = (-1, *lead[1:], weight.shape[0])
+    return y.reshape(shape) if norm is None else (y[0].reshape(shape), y[1].reshape(shape))
 
 
-def _run(op, x, weight, bias, activation, comm, m, out, needs_grad):
+def _run(op, arguments, has_norm, out, needs_grad):
+    if needs_grad and (out is not None or has_norm):
+        name = "norm=" if has_norm else "out="
+        raise OperandError(f"{name} takes no part in autograd: leave it out, or call the op under torch.no_grad()")
     if out is not None:
-        if needs_grad:
-            raise OperandError("out= takes no part in autograd: leave it out, or call the op under torch.no_grad()")
-        out_calls[op](x, weight, bias, activation, m, comm.id, out=out)
+        if has_norm:
+            norm_out_calls[op](*arguments, out=out[0], out_norm=out[1])
+        else:
+            out_calls[op](*arguments, out=out)
         return out
+    if has_norm:
+        return norm_calls[op](*arguments)
     if not needs_grad:
-        return calls[op](x, weight, bias, activation, m, comm.id)
+        return calls[op](*arguments)
     if op == "all_gather_matmul":
+        x, weight, bias, activation, m, comm = arguments
         # The derivative of an activation needs its input, which the fused op does not keep.
-        return FUNCTIONS[activation](AllGatherMatmul.apply(x, weight, bias, m, comm.id))
-    return (MatmulReduceScatter if op == "matmul_reduce_scatter" else MatmulAllReduce).apply(x, weight, bias, comm.id)
+        return FUNCTIONS[activation](AllGatherMatmul.apply(x, weight, bias, m, comm))
+    return (MatmulReduceScatter if op == "matmul_reduce_scatter" else MatmulAllReduce).apply(*arguments)
 
 
 _ops._torch = sys.modules[__name__]

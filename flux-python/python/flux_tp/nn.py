@@ -139,4 +139,4 @@ class RowParallelLinear(_ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         op = matmul_reduce_scatter if self.sequence_parallel else matmul_all_reduce
-        return op(x, self.weight, self.bias, self.comm)
+        return op(x, self.weight, self.bias, group=self.comm)

@@ -1,13 +1,12 @@
 //! One call from torch's dispatcher.
 //!
-//! Arguments: `x`, `weight`, `bias` or none, the number of the activation, `m` or -1, the number of
-//! the communicator; then `out`, where the op has it.
+//! Invariant: [`Arguments::take`] reads the arguments in the order of the schemas in `torch/mod.rs`.
 
 use super::shim::{Meta, Shim, Tensor, shim};
 use crate::error::Error;
 use crate::member::{Member, named};
 use crate::operand::{Dims, activation, operand};
-use crate::ops::{Call, Kind};
+use crate::ops::{Call, Eps, Kind, Norm};
 use flux_ops::{DType, Location, RawTensor};
 use flux_transport::Stream;
 use std::ffi::CString;
@@ -23,14 +22,24 @@ pub(crate) fn take_error(message: &str) -> Option<Error> {
     last.take_if(|error| message.contains(&error.message))
 }
 
-/// The kernel of an op, [`Kind`] by number, with or without `out`.
-pub(super) extern "C-unwind" fn kernel<const KIND: u8, const OUT: bool>(stack: *mut u64, arguments: u64, results: u64) {
+/// Which of an op's schemas a call follows.
+#[derive(Clone, Copy)]
+struct Form {
+    kind: Kind,
+    /// With gain and eps, and the normalised rows as second result.
+    norm: bool,
+    /// Results go where the caller says.
+    out: bool,
+}
+
+/// The kernel of an op: [`Kind`] by number, with or without norm and `out`.
+pub(super) extern "C-unwind" fn kernel<const KIND: u8, const NORM: bool, const OUT: bool>(stack: *mut u64, arguments: u64, results: u64) {
     let Some(shim) = shim() else { return };
     let done = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the dispatcher gives room for all arguments and all results.
         let stack = unsafe { std::slice::from_raw_parts_mut(stack, arguments.max(results) as usize) };
         // SAFETY: these are the arguments of the op's schema, which the kernel owns.
-        unsafe { run(shim, Kind::from_number(KIND), OUT, stack) }
+        unsafe { run(shim, Form { kind: Kind::from_number(KIND), norm: NORM, out: OUT }, stack) }
     }));
     let error = match done {
         Ok(Ok(())) => return,
@@ -42,39 +51,96 @@ pub(super) extern "C-unwind" fn kernel<const KIND: u8, const OUT: bool>(stack: *
     shim.throw(&message);
 }
 
+/// The arguments of a call.
+struct Arguments {
+    x: Tensor,
+    weight: Tensor,
+    bias: Option<Tensor>,
+    residual: Option<Tensor>,
+    norm: Option<(Tensor, Eps)>,
+    activation: u64,
+    /// Below 0: not said.
+    m: i64,
+    comm: u64,
+    out: Option<Tensor>,
+    out_norm: Option<Tensor>,
+}
+
+impl Arguments {
+    /// Takes what the kernel owns, before anything can fail.
+    ///
+    /// # Safety
+    /// `stack` has the arguments of the form's schema, and they are taken once.
+    unsafe fn take(shim: &'static Shim, form: Form, stack: &[u64]) -> Self {
+        let mut arguments = stack.iter().copied();
+        let mut next = || arguments.next().unwrap_or_default();
+        let gathers = form.kind == Kind::AllGather;
+        // SAFETY: the dispatcher has put a tensor there.
+        let tensor = |argument| unsafe { Tensor::take(shim, argument) };
+        // SAFETY: the dispatcher has put an optional tensor there.
+        let optional = |argument| unsafe { shim.take_optional(argument) }.map(tensor);
+        Self {
+            x: tensor(next()),
+            weight: tensor(next()),
+            bias: optional(next()),
+            residual: if gathers { None } else { optional(next()) },
+            norm: form.norm.then(|| (tensor(next()), Eps::new(f64::from_bits(next())))),
+            activation: if gathers { next() } else { 0 },
+            m: if gathers { next().cast_signed() } else { -1 },
+            comm: next(),
+            out: form.out.then(|| tensor(next())),
+            out_norm: (form.norm && form.out).then(|| tensor(next())),
+        }
+    }
+}
+
 /// # Safety
-/// `stack` has the arguments of the op's schema, and they are taken once.
-unsafe fn run(shim: &'static Shim, kind: Kind, has_out: bool, stack: &mut [u64]) -> Result<(), Error> {
-    // SAFETY: as above; everything that is owned is taken before anything can fail.
-    let (x, weight, bias, out) = unsafe {
-        let bias = shim.take_optional(stack[2]).map(|bias| Tensor::take(shim, bias));
-        (Tensor::take(shim, stack[0]), Tensor::take(shim, stack[1]), bias, has_out.then(|| Tensor::take(shim, stack[6])))
-    };
-    let (number, m, comm) = (stack[3], stack[4].cast_signed(), stack[5]);
-    let member = named(comm)?;
+/// `stack` has the arguments of the form's schema, and they are taken once.
+unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), Error> {
+    // SAFETY: as above.
+    let arguments = unsafe { Arguments::take(shim, form, stack) };
+    let kind = form.kind;
+    let member = named(arguments.comm)?;
     let member = member.get()?;
-    let (x, weight) = (x.meta()?, weight.meta()?);
-    let m = kind.rows(usize::try_from(m).ok(), x.sizes[0], &member.comm);
+    let (x, weight) = (arguments.x.meta()?, arguments.weight.meta()?);
+    let m = kind.rows(usize::try_from(arguments.m).ok(), x.sizes[0], &member.comm);
     let place = Place { shim, member };
     let x_operand = place.operand("x", &x)?;
-    let made = match &out {
-        Some(_) => None,
-        None => Some(shim.empty(kind.result(m, weight.sizes[0], &member.comm), x.dtype, x.device)?),
+    let result = |given: Option<Tensor>| match given {
+        Some(given) => Ok(given),
+        None => shim.empty(kind.result(m, weight.sizes[0], &member.comm), x.dtype, x.device),
     };
-    let y = if let Some(y) = out.as_ref().or(made.as_ref()) { y.meta()? } else { return Ok(()) };
+    let y = result(arguments.out)?;
+    let normalised = arguments.norm.is_some().then(|| result(arguments.out_norm)).transpose()?;
     let stream = match x_operand.location {
         Location::Host => Stream::Host,
         // SAFETY: torch's current stream, which torch keeps.
         Location::Cuda(_) => unsafe { Stream::from_raw(shim.current_stream(x.device.1)?) },
     };
-    let bias = bias.map(|bias| place.operand("bias", &bias.meta()?)).transpose()?;
-    let (weight, y) = (place.operand("weight", &weight)?, place.operand("out", &y)?);
-    let call = Call { kind, activation: activation(number)?, m, x: x_operand, weight, bias, y, stream };
-    // SAFETY: torch keeps the operands until the call has ended on the stream; the result is new,
-    // or the caller's to write.
+    let operand = |name, tensor: &Tensor| place.operand(name, &tensor.meta()?);
+    let norm = match (&arguments.norm, &normalised) {
+        (Some((gain, eps)), Some(rows)) => Some(Norm { gain: operand("gain", gain)?, eps: *eps, y_norm: operand("y_norm", rows)? }),
+        _ => None,
+    };
+    let call = Call {
+        kind,
+        activation: activation(arguments.activation)?,
+        m,
+        x: x_operand,
+        weight: place.operand("weight", &weight)?,
+        bias: arguments.bias.as_ref().map(|bias| operand("bias", bias)).transpose()?,
+        residual: arguments.residual.as_ref().map(|residual| operand("residual", residual)).transpose()?,
+        y: operand("out", &y)?,
+        norm,
+        stream,
+    };
+    // SAFETY: torch keeps the operands until the call has ended on the stream; results are new, or
+    // the caller's to write.
     unsafe { member.ops.call(&call) }?;
-    if let Some(made) = made {
-        stack[0] = made.into_result();
+    if !form.out {
+        for (place, made) in stack.iter_mut().zip([Some(y), normalised].into_iter().flatten()) {
+            *place = made.into_result();
+        }
     }
     Ok(())
 }

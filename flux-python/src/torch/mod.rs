@@ -15,29 +15,79 @@ const NAMESPACE: &CStr = c"flux_tp";
 
 type Op = (&'static CStr, &'static CStr, shim::Boxed);
 
-/// Name, schema and kernel of an op with a result of its own, then with `out`.
+/// Name, schema and kernel of an op with results of its own, then with `out`.
 macro_rules! op {
-    ($name:literal, $kind:ident) => {
+    ($name:literal, $overload:literal, $out:literal, $kind:ident, $norm:literal, $arguments:literal, $results:literal, $outs:literal) => {
         [
             (
-                c_str(concat!($name, "\0")),
-                c_str(concat!($name, "(Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm) -> Tensor\0")),
-                kernel::<{ Kind::$kind as u8 }, false> as shim::Boxed,
+                c_str(concat!($name, $overload, "\0")),
+                c_str(concat!($name, $overload, "(", $arguments, ") -> ", $results, "\0")),
+                kernel::<{ Kind::$kind as u8 }, $norm, false> as shim::Boxed,
             ),
             (
-                c_str(concat!($name, ".out\0")),
-                c_str(concat!(
-                    $name,
-                    ".out(Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm, *, Tensor(a!) out) -> ()\0"
-                )),
-                kernel::<{ Kind::$kind as u8 }, true> as shim::Boxed,
+                c_str(concat!($name, $out, "\0")),
+                c_str(concat!($name, $out, "(", $arguments, ", *, ", $outs, ") -> ()\0")),
+                kernel::<{ Kind::$kind as u8 }, $norm, true> as shim::Boxed,
             ),
         ]
     };
 }
 
-const OPS: [[Op; 2]; 3] =
-    [op!("all_gather_matmul", AllGather), op!("matmul_reduce_scatter", ReduceScatter), op!("matmul_all_reduce", AllReduce)];
+/// A column-parallel op: activation by number, `m` or -1, the number of the communicator.
+macro_rules! gathers {
+    ($name:literal, $kind:ident) => {
+        op!(
+            $name,
+            "",
+            ".out",
+            $kind,
+            false,
+            "Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm",
+            "Tensor",
+            "Tensor(a!) out"
+        )
+    };
+}
+
+/// A row-parallel op.
+macro_rules! reduces {
+    ($name:literal, $kind:ident) => {
+        op!(
+            $name,
+            "",
+            ".out",
+            $kind,
+            false,
+            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int comm",
+            "Tensor",
+            "Tensor(a!) out"
+        )
+    };
+}
+
+/// A row-parallel op with the normalised rows as its second result.
+macro_rules! normalises {
+    ($name:literal, $kind:ident) => {
+        op!(
+            $name,
+            ".norm",
+            ".norm_out",
+            $kind,
+            true,
+            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor gain, float eps, int comm",
+            "(Tensor, Tensor)",
+            "Tensor(a!) out, Tensor(b!) out_norm"
+        )
+    };
+}
+
+const OPS: [[Op; 2]; 5] = [
+    gathers!("all_gather_matmul", AllGather),
+    reduces!("matmul_reduce_scatter", ReduceScatter),
+    reduces!("matmul_all_reduce", AllReduce),
+    normalises!("matmul_reduce_scatter", ReduceScatter),
+    normalises!("matmul_all_reduce", AllReduce),
+];
 
 const fn c_str(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
