@@ -178,7 +178,7 @@ mod _native {
             let (x, weight, bias, residual, gain, y, y_norm) = &operands;
             let optional = |name, of: &Option<Described>| of.as_ref().map(|of| described(name, of)).transpose();
             let norm = match (optional("gain", gain)?, eps, optional("y_norm", y_norm)?) {
-                (Some(gain), Some(eps), Some(y_norm)) => Some(Norm { gain, eps: Eps::new(eps), y_norm }),
+                (Some(gain), Some(eps), Some(rows)) => Some(Norm { gain, eps: Eps::new(eps), rows }),
                 _ => None,
             };
             let call = Call {

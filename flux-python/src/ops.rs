@@ -105,7 +105,8 @@ impl Eps {
 pub(crate) struct Norm {
     pub(crate) gain: RawTensor,
     pub(crate) eps: Eps,
-    pub(crate) y_norm: RawTensor,
+    /// The normalised rows.
+    pub(crate) rows: RawTensor,
 }
 
 /// One call: the operands of this rank.
@@ -291,7 +292,7 @@ unsafe fn with_views<T: Element>(
     let in_y = call.residual.is_some_and(|residual| place(&residual) == place(&call.y));
     let residual = call.residual.filter(|_| !in_y).map(|residual| read("residual", residual)).transpose()?;
     let gain = call.norm.map(|norm| read("gain", norm.gain)).transpose()?;
-    let mut y_norm = call.norm.map(|norm| written("y_norm", norm.y_norm)).transpose()?;
+    let mut y_norm = call.norm.map(|norm| written("y_norm", norm.rows)).transpose()?;
 
     let mut epilogue = EpilogueArgs::new();
     if let Some(bias) = &bias {

@@ -119,7 +119,7 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
     };
     let operand = |name, tensor: &Tensor| place.operand(name, &tensor.meta()?);
     let norm = match (&arguments.norm, &normalised) {
-        (Some((gain, eps)), Some(rows)) => Some(Norm { gain: operand("gain", gain)?, eps: *eps, y_norm: operand("y_norm", rows)? }),
+        (Some((gain, eps)), Some(rows)) => Some(Norm { gain: operand("gain", gain)?, eps: *eps, rows: operand("y_norm", rows)? }),
         _ => None,
     };
     let call = Call {
