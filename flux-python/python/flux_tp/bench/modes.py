@@ -15,7 +15,9 @@ from torch import Tensor
 
 import flux_tp
 
+from .models import Model
 from .ranks import Ranks
+from .weights import EPS, norm
 
 __all__ = ["MODES", "AllReduce", "Mode"]
 
@@ -52,6 +54,15 @@ class Mode:
 
     def row(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._linear(x, weight, self.row_forward, self.row_backward)
+
+    def row_residual(self, x: Tensor, weight: Tensor, residual: Tensor) -> Tensor:
+        """A row-parallel layer, added to the residual stream."""
+        return residual + self.row(x, weight)
+
+    def block_end(self, model: Model, x: Tensor, weight: Tensor, residual: Tensor) -> tuple[Tensor, Tensor]:
+        """The same, and the norm of the next column-parallel layer."""
+        y = self.row_residual(x, weight, residual)
+        return y, norm(model, y)
 
     def _linear(self, x: Tensor, weight: Tensor, forward: Callable, backward: Callable) -> Tensor:
         return _Linear.apply(x, weight, forward, backward) if torch.is_grad_enabled() else forward(x, weight)
@@ -205,30 +216,44 @@ class NoCollectivesSharded(Mode):
         return self.full @ weight, self.full.t() @ x
 
 
-class FluxAllReduce(Mode):
+class Flux(Mode):
+    """flux_tp: the row-parallel op adds the residual. In inference it also normalises, where the model has RMSNorms."""
+
+    op = staticmethod(flux_tp.matmul_reduce_scatter)
+
+    def __init__(self, ranks, m, hidden):
+        super().__init__(ranks, m, hidden)
+        self.gain = torch.ones(hidden, dtype=torch.bfloat16, device=ranks.device)
+
+    def row_residual(self, x, weight, residual):
+        return self.op(x, weight, residual=residual, group=self.ranks.comm)
+
+    def block_end(self, model, x, weight, residual):
+        if torch.is_grad_enabled() or not model.gated:
+            return super().block_end(model, x, weight, residual)
+        return self.op(x, weight, residual=residual, norm=(self.gain, EPS), group=self.ranks.comm)
+
+
+class FluxAllReduce(Flux):
     """flux_tp with whole rows: a GEMM, then GEMM-AllReduce."""
+
+    op = staticmethod(flux_tp.matmul_all_reduce)
 
     def column(self, x, weight):
         return F.linear(x, weight)
-
-    def row(self, x, weight):
-        return flux_tp.matmul_all_reduce(x, weight, group=self.ranks.comm)
 
     @staticmethod
     def why_not(ranks, m, phase):
         return "the gradient of a replicated input is not summed" if phase == "train" else None
 
 
-class FluxSharded(Mode):
+class FluxSharded(Flux):
     """flux_tp with split rows: AllGather-GEMM, then GEMM-ReduceScatter. Gradients are those of flux_tp."""
 
     sharded = True
 
     def column(self, x, weight):
         return flux_tp.all_gather_matmul(x, weight, group=self.ranks.comm, m=self.m)
-
-    def row(self, x, weight):
-        return flux_tp.matmul_reduce_scatter(x, weight, group=self.ranks.comm)
 
 
 MODES: dict[str, Callable[[str], type[Mode]]] = {

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
@@ -44,10 +44,22 @@ class Inputs:
         return self.x[self.own], None if self.dy is None else self.dy[self.own]
 
 
-def _forward(model: Model, layers: Iterable[Layer], x: Tensor, mode: Mode, attend: Attend) -> Tensor:
+def _same(layer: Layer) -> Layer:
+    return layer
+
+
+def _forward(
+    model: Model, layers: Sequence[Layer], x: Tensor, mode: Mode, attend: Attend, convert: Callable[[Layer], Layer] = _same
+) -> Tensor:
+    y = norm(model, x)
     for index, layer in enumerate(layers):
-        x = x + mode.row(attend(index, mode.column(norm(model, x), layer.qkv)), layer.out)
-        x = x + mode.row(activate(model, mode.column(norm(model, x), layer.up)), layer.down)
+        layer = convert(layer)
+        x, y = mode.block_end(model, attend(index, mode.column(y, layer.qkv)), layer.out, x)
+        active = activate(model, mode.column(y, layer.up))
+        if index + 1 < len(layers):
+            x, y = mode.block_end(model, active, layer.down, x)
+        else:
+            x = mode.row_residual(active, layer.down, x)
     return x
 
 
@@ -81,7 +93,7 @@ def reference(model: Model, layers: Sequence[Layer], inputs: Inputs, ranks: Rank
         return _backward(model, [layer.map(Tensor.float) for layer in layers], x, inputs.dy.float(), mode, attend)
     with torch.no_grad():
         # One layer's weights at a time: all of them in fp32 may not fit.
-        return (_forward(model, (layer.map(Tensor.float) for layer in layers), x, mode, attend),)
+        return (_forward(model, layers, x, mode, attend, lambda layer: layer.map(Tensor.float)),)
 
 
 def worst_row(found: Sequence[Tensor], expected: Sequence[Tensor], mode: Mode, own: slice) -> float:

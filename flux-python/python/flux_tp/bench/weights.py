@@ -11,12 +11,15 @@ from torch import Tensor
 
 from .models import Model
 
-__all__ = ["Layer", "activate", "norm", "random_layer"]
+__all__ = ["EPS", "Layer", "activate", "norm", "random_layer"]
+
+EPS = 1e-5
+"""What a norm adds to the mean square; Llama-3's."""
 
 
 def norm(model: Model, x: Tensor) -> Tensor:
     """The norm before a column-parallel layer."""
-    return F.rms_norm(x, (model.hidden,)) if model.gated else F.layer_norm(x, (model.hidden,))
+    return F.rms_norm(x, (model.hidden,), eps=EPS) if model.gated else F.layer_norm(x, (model.hidden,), eps=EPS)
 
 
 def activate(model: Model, x: Tensor) -> Tensor:
