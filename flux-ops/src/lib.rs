@@ -5,8 +5,8 @@
 //!
 //! [`AllGatherGemm`] and [`GemmReduceScatter`] are the two halves of a tensor-parallel MLP or
 //! attention block; with [`GemmAllReduce`] in place of the second, activations are replicated.
-//! `examples/tp_mlp.rs` shows them together; `examples/survive.rs` shows a service
-//! that goes on when a rank is lost.
+//! `examples/tp_mlp.rs` shows the first two, `examples/decode.rs` the third, and
+//! `examples/survive.rs` a service that goes on when a rank is lost.
 //!
 //! A [`Plan`] says how an op is executed. Without one in the [`Builder`], a plan table or the cost
 //! model chooses:

@@ -16,7 +16,7 @@ const FLUX_SKIPPED: &str = "FLUX_SKIPPED";
 const IN_PART: &str = ", in part: ";
 
 /// Examples that fail where something is not as they say.
-const EXAMPLES: [&str; 2] = ["tp_mlp", "survive"];
+const EXAMPLES: [&str; 3] = ["tp_mlp", "decode", "survive"];
 
 /// Runs unit and integration tests, then documentation tests, then the examples; stops at the first
 /// that fails.

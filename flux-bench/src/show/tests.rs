@@ -119,7 +119,7 @@ fn what_must_not_be_shown_is_refused() {
 #[test]
 fn a_file_of_another_kind_is_named_with_what_takes_it() {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
-    let text = read(&results.join("h100-x2-peers.json")).unwrap_err().to_string();
+    let text = read(&results.join("h100-x4-peers.json")).unwrap_err().to_string();
     assert!(text.contains("is what `flux-bench lab peers --json` writes, not `flux-bench bench --json`: name it with --peers"), "{text}");
     let text = read_peers(&results.join("h100-x2-nvlink.json"), &both_ops()).unwrap_err().to_string();
     assert!(text.contains("is what `flux-bench bench --json` writes, not `flux-bench lab peers --json`"), "{text}");
