@@ -51,7 +51,7 @@ fn ranks() -> Result<()> {
 fn decode(world: &World) -> Result<()> {
     let comm = Communicator::connect_blocking(world, Select::Auto)?;
     let (rank, ranks) = (comm.rank().index(), comm.world_size().index());
-    // Column-parallel layers of replicated rows exchange nothing: their GEMMs are of this rank alone.
+    // Column-parallel layers of replicated rows exchange nothing: their GEMMs are this rank's.
     let place = comm.device().ordinal();
     let select = if place.is_some() { Select::Auto } else { Select::Host };
     let alone = Communicator::connect_blocking(&World::single(), Options { device: place, ..Options::from(select) })?;

@@ -273,7 +273,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<Op, Error
     })
 }
 
-/// Hands the operands on as views.
+/// Calls `forward` with the operands as views.
 ///
 /// # Safety
 /// As [`Ops::call`].

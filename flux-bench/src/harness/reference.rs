@@ -159,8 +159,10 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
     verdict
 }
 
-/// Checks `rank`'s normalised rows against the norm of its rows `y`, in fp64: a sum of `n` squares
-/// is off by at most `n` roundings, half of which the root leaves, and six operations follow.
+/// Checks `rank`'s normalised rows against the norm of its rows `y`, in fp64.
+///
+/// A sum of `n` squares is off by at most `n` roundings. The root leaves half of them, and six
+/// operations follow.
 pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gain: &[T]) -> Verdict {
     let cols = gain.len();
     let wide = |v: &T| f64::from(v.to_f32());

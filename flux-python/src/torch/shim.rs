@@ -230,7 +230,7 @@ impl Tensor {
         Self { shim, handle: argument as TensorHandle }
     }
 
-    /// Hands the tensor on as a result.
+    /// Gives the tensor to the dispatcher, as a result.
     pub(super) fn into_result(self) -> u64 {
         std::mem::ManuallyDrop::new(self).handle as u64
     }

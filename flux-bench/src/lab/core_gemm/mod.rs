@@ -9,7 +9,7 @@
 //! | T_core | the kernel as a world of 1, with the plan's tile and split |
 //! | T_order | rank 0's program of the world, without waits for peers |
 //! | T_flags | rank 0's program of the world, every peer's signal raised before |
-//! | T_sm80 | cuBLASLt's best algorithm with kernels of sm_80, where the portable kernel runs on a later GPU |
+//! | T_sm80 | cuBLASLt's best with kernels of sm_80, beside the portable kernel on a later GPU |
 //!
 //! T_order and T_flags include the order of shards, reads of the gather buffer, sends of partial
 //! tiles into this GPU's memory, and additions of the peers' partials. They include no link and no
