@@ -7,6 +7,7 @@ mod requirements;
 use crate::harness::gpu;
 use crate::machine;
 use crate::out;
+use flux_kernels::KernelTarget;
 use flux_transport::Select;
 use flux_transport::internal::cuda::DeviceInfo;
 use flux_transport::internal::{cuda, nccl, topology};
@@ -57,6 +58,9 @@ fn gpus() {
             )
         });
         found(&format!("gpu {ordinal}"), info);
+        if let Ok(info) = cuda::device_info(ordinal) {
+            found("kernel", KernelTarget::explain(info.compute));
+        }
     }
     if count == 0 {
         let on_bus = topology::nvidia_gpus(Path::new("/"));
@@ -73,7 +77,7 @@ fn gpus() {
     if let Some(advice) = if infos.is_empty() { topology::unseen() } else { topology::instances(&infos) } {
         line("try", advice);
     }
-    for variable in ["CUDA_VISIBLE_DEVICES", "FLUX_TRANSPORT", "NCCL_P2P_DISABLE", "FLUX_VETO_PEER", "FLUX_PLAN_TABLE"] {
+    for variable in ["CUDA_VISIBLE_DEVICES", "FLUX_ARCH", "FLUX_TRANSPORT", "NCCL_P2P_DISABLE", "FLUX_VETO_PEER", "FLUX_PLAN_TABLE"] {
         if let Some(value) = std::env::var_os(variable) {
             line(variable, format!("`{}`", value.display()));
         }
@@ -87,13 +91,13 @@ fn infos() -> Vec<DeviceInfo> {
 
 /// The user's measured plans for each kind of device.
 fn plan_table() {
-    let mut names: Vec<String> = infos().into_iter().map(|info| info.name).collect();
-    names.dedup();
-    if names.is_empty() {
-        names.push("host".to_owned());
+    let mut kinds: Vec<_> = infos().into_iter().map(|info| (info.name, Some(info.compute))).collect();
+    kinds.dedup();
+    if kinds.is_empty() {
+        kinds.push(("host".to_owned(), None));
     }
-    for device in &names {
-        line("plan table", flux_ops::explain_plan_table(None, device));
+    for (device, compute) in &kinds {
+        line("plan table", flux_ops::explain_plan_table(None, device, *compute));
     }
 }
 

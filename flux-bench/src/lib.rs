@@ -1,8 +1,9 @@
 //! Measuring and verifying flux: every figure that is reported was measured beside its baselines in
 //! the same run, of an op whose whole output was verified.
 //!
-//! Programs use [`flux_ops`]. The program `flux-bench` is this library's command line. What users run stands beside what
-//! maintainers run, the laboratory (`lab`). All else that is public is for the tests.
+//! Programs use [`flux_ops`]. The program `flux-bench` is this library's command line. What users
+//! run stands beside what maintainers run, the laboratory (`lab`). All else that is public is for
+//! the tests.
 
 #![warn(clippy::print_stderr)]
 #![allow(clippy::cast_possible_truncation, reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses")]
@@ -41,7 +42,7 @@ pub use report::{Execution, PeersReport, Placement, Ranks, Report, Row, SCHEMA};
 pub use run::{Args as RunArgs, run as run_file};
 pub use shapes::{Layer, layers, parse_op, world};
 pub use show::{Args as ShowArgs, read as read_report, read_peers as read_peers_report, rendered as shown_table, svg as shown_picture};
-pub use simulate::{Compared, LEAST_ROWS, Simulation, compare, plans, table as simulated_table};
+pub use simulate::{Compared, LEAST_ROWS, Simulation, compare, plans, published as simulated_published, table as simulated_table};
 
 /// The README's example, so that it is compiled and run.
 #[cfg(doctest)]

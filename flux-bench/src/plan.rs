@@ -57,8 +57,8 @@ impl PlanArgs {
         }
         let transport = if target.links == Links::HostStaged { "pcie" } else { "nvlink" };
         let table = PlanTable::shipped();
-        let device = table.rows().iter().map(|row| &row.key.device).find(|device| device.contains(target.machine.gpu));
-        let key = PlanKey::new(problem, device.map_or(target.machine.gpu, |device| device), "any", transport);
+        let device = table.rows().iter().map(|row| &row.key.device).find(|device| target.machine.is_of(device));
+        let key = PlanKey::new(problem, (device.map_or(target.machine.gpu, |device| device), target.machine.generation), "any", transport);
         let (plan, _) =
             choose(problem, target, &key, &[(TableKind::Shipped, &table)]).with_context(|| format!("{problem} has no legal plan"))?;
         Ok(plan)
@@ -125,7 +125,7 @@ mod tests {
     fn there_is_a_kernel_for_each_candidate() {
         for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
             for problem in [136, 768, 4096].map(|m| problem(op, m)) {
-                for generation in [Generation::Hopper, Generation::Portable] {
+                for generation in Generation::ALL {
                     let target = Target::peer_memory(Machine::H100.running(generation), &problem);
                     for plan in Plan::ranked(&problem, &target) {
                         let program = TileProgram::build(&problem, Rank::new(0), &plan.schedule(&problem, &target)).unwrap();

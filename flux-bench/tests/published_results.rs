@@ -51,7 +51,8 @@ fn printed(command: &str) -> Vec<String> {
     text.lines().filter(|line| line.starts_with('|')).map(str::to_owned).collect()
 }
 
-/// Whether a number of the texts, or a hundred times it, is this figure where it is rounded as that.
+/// Whether a number of the texts, or a hundred times it, is this figure where it is rounded as
+/// that.
 fn has(texts: &[String], figure: &str) -> bool {
     let decimals = figure.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     let numbers = texts.iter().flat_map(|text| text.split(|c: char| !c.is_ascii_digit() && c != '.'));
@@ -83,11 +84,30 @@ fn unaligned() -> Vec<String> {
     groups.into_iter().map(line).collect()
 }
 
+/// The table line of a row of whole layers. Its base is what vLLM does, and in training what
+/// Megatron-LM does.
+fn layers_line(row: &Value) -> String {
+    let ms = |mode: &str| row["ms"][mode].as_f64();
+    let flux = ms("flux").unwrap();
+    let base = if row["phase"] == "train" { "sp" } else { "ar" };
+    let others = row["ms"].as_object().unwrap().iter().filter(|(mode, _)| !["none", "flux"].contains(&mode.as_str()));
+    let times = others.filter_map(|(mode, ms)| Some((mode.as_str(), ms.as_f64()?)));
+    let (best, best_ms) = times.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
+    let (none, base_ms) = (ms("none").unwrap(), ms(base).unwrap());
+    let [model, phase] = ["model", "phase"].map(|field| row[field].as_str().unwrap());
+    let (speed_up, hidden) = (base_ms / flux, (base_ms - flux) / (base_ms - none));
+    format!(
+        "| {model} | {phase} | {} | {none:.3} | {base_ms:.3} ({base}) | {best_ms:.3} ({best}) | {flux:.3} | {speed_up:.2} | {hidden:.2} |",
+        row["m"]
+    )
+}
+
 /// What precedes a table says where its figures stand: `flux-bench show ...` prints the table,
-/// `figures of FILE ...` have every decimal figure, `unaligned ...` computes it.
+/// `figures of FILE ...` have every decimal figure, `unaligned ...` and `layers of FILE` compute
+/// it.
 #[test]
 fn tables_of_documents_stand_in_the_results() {
-    let mut kinds = [0; 3];
+    let mut kinds = [0; 4];
     for (name, document) in documents() {
         for (comment, table) in marked_tables(&document) {
             if comment.starts_with("flux-bench show ") {
@@ -103,6 +123,11 @@ fn tables_of_documents_stand_in_the_results() {
             } else if comment.starts_with("unaligned ") {
                 assert!(table[2..] == unaligned(), "{name}: {}", unaligned().join("\n"));
                 kinds[2] += 1;
+            } else if let Some(file) = comment.strip_prefix("layers of ") {
+                let record: Value = serde_json::from_str(&fs::read_to_string(root().join(file)).unwrap()).unwrap();
+                let lines: Vec<_> = record["rows"].as_array().unwrap().iter().map(layers_line).collect();
+                assert!(table[2..].iter().all(|line| lines.contains(line)), "{name}: {}", lines.join("\n"));
+                kinds[3] += 1;
             }
         }
     }

@@ -4,7 +4,8 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 use flux_bench::{
-    Compared, LEAST_ROWS, Layer, PlanArgs, Row, Simulation, compare, layers, parse_op, plans, read_report, simulated_table, world,
+    Compared, LEAST_ROWS, Layer, PlanArgs, Row, Simulation, compare, layers, parse_op, plans, read_report, simulated_published,
+    simulated_table, world,
 };
 use flux_core::DType;
 use flux_core::machine::Machine;
@@ -88,6 +89,14 @@ fn named(plan: &str) -> PlanArgs {
 
 fn layer(op: &str, model: &str, m: u32) -> Layer {
     layers(&model.parse().unwrap(), &[parse_op(op).unwrap()], &[m as usize], DType::Bf16, world(4).unwrap()).unwrap().remove(0)
+}
+
+#[test]
+fn the_record_beside_published_times_is_what_is_simulated() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap().join("results/simulated-published.txt");
+    let simulated = simulated_published().unwrap();
+    assert!(simulated.starts_with("SIMULATED, not measured"), "{simulated}");
+    assert!(std::fs::read_to_string(path).unwrap() == format!("$ flux-bench simulate --published\n{simulated}"), "{simulated}");
 }
 
 #[test]

@@ -23,7 +23,7 @@ fn text(output: &Output) -> String {
 
 fn rows(table: &Path) -> usize {
     let text = std::fs::read_to_string(table).unwrap_or_default();
-    text.lines().filter(|line| line.starts_with("host,host,host,2,")).count()
+    text.lines().filter(|line| line.starts_with("host,sm_90a,host,host,2,")).count()
 }
 
 #[test]
@@ -36,7 +36,10 @@ fn each_row_is_printed_and_kept_and_a_second_run_finds_all_of_them() {
     assert_eq!(said.lines().filter(|line| line.contains(" us -> ") && line.contains(" (before: ")).count(), 6, "{said}");
     assert!(said.contains("(before: by the cost model)"), "{said}");
     assert!(said.contains("6 rows tuned, 0 known, 0 failed, 0 left; gained "), "{said}");
-    assert!(said.ends_with(&format!("plan table: {}: 6 of 6 rows are for host with driver host\n", table.display())), "{said}");
+    assert!(
+        said.ends_with(&format!("plan table: {}: 6 of 6 rows are for host with kernel sm_90a and driver host\n", table.display())),
+        "{said}"
+    );
     assert_eq!(rows(&table), 6);
 
     let kept = std::fs::read_to_string(&table).unwrap();

@@ -1,7 +1,7 @@
 //! Compiling kernels ahead of time.
 //!
-//! Invariant: a folder with [every](Selection::Every) variant serves every lookup of this version of the sources, with no
-//! compiler on the machine.
+//! Invariant: a folder with [every](Selection::Every) variant serves every lookup of this version
+//! of the sources, with no compiler on the machine.
 
 use crate::cache::{AheadError, Cubins};
 use crate::device::KernelTarget;

@@ -54,6 +54,27 @@ impl KernelTarget {
         }
     }
 
+    /// The kernel of such a device and why it is that one, in words.
+    ///
+    /// # Errors
+    /// As of [`Self::of`].
+    pub fn explain(compute: (u32, u32)) -> Result<String, NoKernel> {
+        Self::of(compute).map(|target| target.words(compute))
+    }
+
+    fn words(self, compute: (u32, u32)) -> String {
+        let (generation, arch, (major, minor)) = (self.generation, self.arch.name(), compute);
+        match generation {
+            Generation::Hopper => format!("{generation}, made for compute capability {major}.{minor}"),
+            Generation::Portable if compute == (9, 0) => {
+                format!("{generation}, the portable one, from {arch}, as {FLUX_ARCH}={generation} asks, in place of {}", Generation::Hopper)
+            }
+            Generation::Portable => {
+                format!("{generation}, the portable one, from {arch}: compute capability {major}.{minor} has none of its own")
+            }
+        }
+    }
+
     /// Where a generation's kernels have all the shared memory that its machines are planned with.
     pub const fn of_generation(generation: Generation) -> Self {
         match generation {
@@ -116,6 +137,14 @@ mod tests {
     fn hopper_runs_the_portable_kernel_with_all_of_its_shared_memory() {
         let target = KernelTarget::chosen((9, 0), true);
         assert_eq!(target, Ok(KernelTarget { generation: Generation::Portable, arch: Arch::Compute80, shared_bytes: 227 << 10 }));
+    }
+
+    #[test]
+    fn words_say_which_kernel_runs_and_why() {
+        let words = |compute, portable| KernelTarget::chosen(compute, portable).unwrap().words(compute);
+        assert_eq!(words((9, 0), false), "sm_90a, made for compute capability 9.0");
+        assert_eq!(words((9, 0), true), "sm_80, the portable one, from compute_80, as FLUX_ARCH=sm_80 asks, in place of sm_90a");
+        assert_eq!(words((8, 9), false), "sm_80, the portable one, from sm_89: compute capability 8.9 has none of its own");
     }
 
     #[test]

@@ -115,8 +115,8 @@ impl<'a, T> EpilogueArgs<'a, T> {
         self
     }
 
-    /// Of an op built with [`Builder::rms_norm`](crate::Builder::rms_norm): `gain` is a view of shape
-    /// `(cols,)` for the columns of `y`, and `y_norm` of the shape of `y`.
+    /// Of an op built with [`Builder::rms_norm`](crate::Builder::rms_norm): `gain` is a view of
+    /// shape `(cols,)` for the columns of `y`, and `y_norm` of the shape of `y`.
     pub const fn norm(mut self, gain: &'a TensorRef<'_, T>, y_norm: &'a mut TensorMut<'_, T>) -> Self {
         self.norm = Some(Norm { gain: gain.view(), y_norm: y_norm.view() });
         self

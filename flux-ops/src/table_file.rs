@@ -1,7 +1,7 @@
 //! The user's table of measured plans: one file, shared by many processes.
 //!
-//! Invariant: a reader sees a whole table. A writer reads, adds its row and replaces the file while it holds
-//! the lock, and leaves a file alone that is no table of this version.
+//! Invariant: a reader sees a whole table. A writer reads, adds its row and replaces the file while
+//! it holds the lock, and leaves a file alone that is no table of this version.
 
 use flux_core::plan::{PlanRow, PlanTable, PlanTableError};
 use flux_files::NewFile;
@@ -142,13 +142,19 @@ fn folder(file: &Path) -> &Path {
 mod tests {
     use super::*;
     use flux_core::plan::PlanKey;
+    use flux_core::tile::Generation;
     use flux_core::{DType, OpKind, Problem, WorldSize};
     use std::os::unix::fs::{PermissionsExt, symlink};
     use std::process::Command;
 
     fn row(m: u32, us: f64) -> PlanRow {
         let problem = Problem::new(OpKind::AllGatherGemm, 64, 256, 256, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-        PlanRow { key: PlanKey::new(&problem, "host", "host", "host"), m, plan: "tile=128x256x64".parse().unwrap(), us }
+        PlanRow {
+            key: PlanKey::new(&problem, ("host", Generation::Hopper), "host", "host"),
+            m,
+            plan: "tile=128x256x64".parse().unwrap(),
+            us,
+        }
     }
 
     #[test]

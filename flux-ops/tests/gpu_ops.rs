@@ -123,9 +123,9 @@ fn assert_in_order(timeline: &Timeline) {
     }
 }
 
-/// A call is captured once and replayed on changing inputs, with eager calls in between. An op whose
-/// mover is the copy engines uses the kernel from the capture on, and computes the same bits. Sums
-/// have a residual, which replays find in `y`.
+/// A call is captured once and replayed on changing inputs, with eager calls in between. An op
+/// whose mover is the copy engines uses the kernel from the capture on, and computes the same bits.
+/// Sums have a residual, which replays find in `y`.
 #[test]
 fn a_replayed_graph_gives_the_bits_of_eager_calls() {
     on_gpus(|machine| {

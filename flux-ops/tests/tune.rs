@@ -55,7 +55,7 @@ fn the_fastest_plan_is_found_by_the_next_build_on_all_ranks() {
         let op = builder().build(comm).unwrap();
         assert_eq!(op.plan(32).unwrap(), first.plan());
         assert!(op.explain().contains(&format!("to 32: {} (from the user's plan table)", first.plan())), "{}", op.explain());
-        let own = [": 1 of 1 rows are for host with driver host", ": no file yet"][rank];
+        let own = [": 1 of 1 rows are for host with kernel sm_90a and driver host", ": no file yet"][rank];
         assert!(op.explain().contains(&format!("plan table: {}{own}", tables[rank].display())), "{}", op.explain());
         assert!(comm.explain().contains(&format!("\nplan table: {}", tables[rank].display())), "{}", comm.explain());
         // Both element types have one speed.
@@ -74,7 +74,7 @@ fn rank_0s_row_wins_where_tables_disagree() {
     let tables = tables(&folder);
     let row = |plan: &str| {
         format!(
-            "# flux plan table 1\ndevice,driver,transport,world,op,dtype,n,k,m,plan,us\nhost,host,host,2,gemm_rs,bf16,64,128,32,{plan},1.00\n"
+            "# flux plan table 1\ndevice,kernel,driver,transport,world,op,dtype,n,k,m,plan,us\nhost,sm_90a,host,host,2,gemm_rs,bf16,64,128,32,{plan},1.00\n"
         )
     };
     std::fs::write(&tables[0], row("tile=64x128x64")).unwrap();

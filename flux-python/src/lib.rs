@@ -204,7 +204,8 @@ mod _native {
         Ok(crate::torch::register(cpu, cuda)?)
     }
 
-    /// Takes the exception behind a RuntimeError of torch's with this message, if it is one of an op.
+    /// Takes the exception behind a RuntimeError of torch's with this message, if it is one of an
+    /// op.
     #[pyfunction]
     fn take_error(py: Python<'_>, message: &str) -> PyResult<Option<Py<PyAny>>> {
         crate::torch::take_error(message).map(|error| error.exception(py)).transpose()

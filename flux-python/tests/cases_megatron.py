@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
-import warnings
-
 import torch
 import torch.distributed as dist
 
@@ -13,30 +10,22 @@ from cases_numpy import raises
 from cases_torch import init_distributed, place
 from oracle import UNIT
 
-# Megatron-Core says at import which other libraries it does without.
-with warnings.catch_warnings():
-    warnings.simplefilter("ignore")
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.tensor_parallel.random import CudaRNGStatesTracker
-    from megatron.core.transformer import TransformerConfig
-
-    from flux_tp.integrations import megatron
+# First: it keeps Megatron-Core's warnings at import to itself.
+from flux_tp.bench import megatron as bench
+from flux_tp.integrations import megatron
+from megatron.core import parallel_state
+from megatron.core.models.gpt import GPTModel
+from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
+from megatron.core.transformer import TransformerConfig
 
 VOCABULARY, SEQUENCE, BATCH = 128, 16, 2
 
 
 def start(comm):
-    """Has Megatron-Core know the ranks; it takes a CUDA device for granted in places that a CPU reaches, too."""
+    """Has Megatron-Core know the ranks."""
     init_distributed()
     if not parallel_state.is_initialized():
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size=comm.world_size)
-        if place().type == "cuda":
-            tensor_parallel.model_parallel_cuda_manual_seed(1)
-        else:
-            torch.cuda.current_device = lambda: "cpu"
-            CudaRNGStatesTracker.fork = lambda self, name=None: contextlib.nullcontext()
+        bench.start(comm.world_size, place())
 
 
 def configured(comm, sequence_parallel, **options):

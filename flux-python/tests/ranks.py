@@ -90,7 +90,7 @@ class Ranks:
         for process in self.processes:
             process.stdin.close()
         try:
-            ends = [process.wait(GRACE) for process in self.processes]
+            ends = [process.wait(PATIENCE) for process in self.processes]
         finally:
             self.kill()
             self._folder.cleanup()

@@ -33,8 +33,8 @@ enum Task {
         #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
         args: Vec<OsString>,
     },
-    /// Time the cost model's best plans of layers, and keep the fastest for later runs (`--help` for
-    /// its options)
+    /// Time the cost model's best plans of layers, and keep the fastest for later runs (`--help`
+    /// for its options)
     #[command(disable_help_flag = true)]
     Tune {
         /// Passed on to `flux-bench tune`
@@ -72,7 +72,8 @@ enum Task {
     },
     /// Build `dist/`: what a GPU host without toolchain and network needs to test and measure flux
     Dist,
-    /// Build the wheel of the Python package `flux_tp`, with its tools from PyPI in the target folder
+    /// Build the wheel of the Python package `flux_tp`, with its tools from PyPI in the target
+    /// folder
     Wheel {
         /// The cargo profile
         #[arg(long, default_value = "release")]

@@ -206,7 +206,8 @@ impl RankContext {
         }
     }
 
-    /// Calls the op on a set's operands, in order on the stream: with as many rows as the set holds.
+    /// Calls the op on a set's operands, in order on the stream: with as many rows as the set
+    /// holds.
     pub(crate) fn forward<T: Element>(&self, op: &FusedOp<T>, set: &mut OperandSet<T>) -> anyhow::Result<()> {
         let problem = set.holds.map_or(*op.problem(), |held| held.problem);
         let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);

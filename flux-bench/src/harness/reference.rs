@@ -15,8 +15,8 @@
 //! Ranks of another node send one sum `q`, rounded again: with `e` for the roundings in it, its
 //! part of `E` is `e + u (|q| + e)`.
 //!
-//! A bias `b` adds `eps_f32 (|sum of p_s + b| + E)` to `E`, and so does a residual. An activation of slope `L` with an
-//! error of `c |v|` makes `L E + c (|v| + E)` of `E`
+//! A bias `b` adds `eps_f32 (|sum of p_s + b| + E)` to `E`, and so does a residual. An activation
+//! of slope `L` with an error of `c |v|` makes `L E + c (|v| + E)` of `E`
 //! ([`Activation::slope`](flux_ops::Activation::slope),
 //! [`Activation::ERROR`](flux_ops::Activation::ERROR)).
 //!
@@ -159,8 +159,8 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
     verdict
 }
 
-/// Checks `rank`'s normalised rows against the norm of its rows `y`, in fp64: a sum of `n` squares is
-/// off by at most `n` roundings, half of which the root leaves, and six operations follow.
+/// Checks `rank`'s normalised rows against the norm of its rows `y`, in fp64: a sum of `n` squares
+/// is off by at most `n` roundings, half of which the root leaves, and six operations follow.
 pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gain: &[T]) -> Verdict {
     let cols = gain.len();
     let wide = |v: &T| f64::from(v.to_f32());
@@ -198,8 +198,8 @@ struct Expected {
     bound: f64,
 }
 
-/// The expected element of a row of `x`, a row of `w`, a bias and a residual; `keeps`: the rank whose own
-/// partial sums are not rounded.
+/// The expected element of a row of `x`, a row of `w`, a bias and a residual; `keeps`: the rank
+/// whose own partial sums are not rounded.
 fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes), x: &[f32], w: &[f32], added: [f32; 2]) -> Expected {
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());

@@ -228,10 +228,11 @@ const PLACES: [&str; 5] = ["FLUX_CUBIN_DIR", "FLUX_CUBLASLT_LIB", "FLUX_CUDA_LIB
 
 /// Whether a variable changes what is measured. NVLink multicast is off unless it is asked for.
 fn counts((name, value): &(String, String)) -> bool {
-    const OURS: [&str; 7] = [
+    const OURS: [&str; 8] = [
         "CUDA_DEVICE_MAX_CONNECTIONS",
         "CUDA_DEVICE_MAX_COPY_CONNECTIONS",
         "CUDA_VISIBLE_DEVICES",
+        "FLUX_ARCH",
         "FLUX_NCCL_CTAS",
         "FLUX_NODES",
         "FLUX_TRANSPORT",

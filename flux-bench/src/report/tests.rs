@@ -137,13 +137,14 @@ fn a_command_line_is_quoted_with_what_counts_and_tells_no_machines_paths() {
         ("NCCL_NVLS_ENABLE", "0"),
         ("HOME", "/x"),
         ("FLUX_NODES", "2"),
+        ("FLUX_ARCH", "sm_80"),
         ("CUDA_VISIBLE_DEVICES", "0,1"),
     ]);
     let set = set.map(|(name, value)| (name.to_owned(), value.to_owned()));
     let line = shown(set, words.map(str::to_owned).into_iter());
     assert_eq!(
         line,
-        r"CUDA_VISIBLE_DEVICES=0,1 FLUX_CUBIN_DIR=cubins FLUX_NCCL_LIB=libnccl.so.2 FLUX_NODES=2 NCCL_P2P_DISABLE=1 flux-bench bench --json x.json --json=y.json results/z.json 'it'\''s'"
+        r"CUDA_VISIBLE_DEVICES=0,1 FLUX_ARCH=sm_80 FLUX_CUBIN_DIR=cubins FLUX_NCCL_LIB=libnccl.so.2 FLUX_NODES=2 NCCL_P2P_DISABLE=1 flux-bench bench --json x.json --json=y.json results/z.json 'it'\''s'"
     );
 }
 

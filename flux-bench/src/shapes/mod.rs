@@ -22,8 +22,8 @@ struct Gemm {
 /// Which layers a command works on.
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct LayerArgs {
-    /// Global rows, as in 64,512..8192 (a range is its powers of two); where left out, some that suit
-    /// command and machine
+    /// Global rows, as in 64,512..8192 (a range is its powers of two); where left out, some that
+    /// suit command and machine
     #[arg(long, value_name = "M,...")]
     pub(crate) ms: Option<Rows>,
     /// Layers: names, HIDDENxFFN or OP:n=N,k=K, as in llama3-8b.qkv,4096x14336; where left out, the

@@ -3,9 +3,12 @@
 //! Invariant: what is printed says first that it was simulated, and for which machine.
 
 mod against;
+mod published;
 mod row;
 
 pub use against::{Compared, compare};
+pub use published::published;
+
 pub use row::{Simulation, plans, table};
 
 use crate::out;
@@ -27,13 +30,16 @@ pub(crate) struct Args {
     /// Ranks of the world
     #[arg(long, visible_alias = "ranks", value_name = "RANKS", default_value_t = 8)]
     pub tp: u32,
-    /// The machine: h200, h100, h800 (never measured), or h100-pair-by-host, whose two GPUs have
-    /// only the host's memory in common
+    /// The machine: h200, h100 or h100-pair-by-host, whose two GPUs have only the host's memory in
+    /// common; of others, as a100-pcie, data sheets are known, and a wrong name lists them
     #[arg(long, default_value = "h200", value_parser = machine)]
     pub machine: Machine,
     /// Simulate the rows of this file of `bench --json`, and show both times of each
     #[arg(long, value_name = "FILE.json", conflicts_with_all = ["ms", "shapes", "tp", "ops"])]
     pub against: Option<PathBuf>,
+    /// Simulate the set-ups of the FLUX paper, and show the published figures beside them
+    #[arg(long, conflicts_with_all = ["against", "ms", "shapes", "tp", "ops", "machine"])]
+    pub published: bool,
     /// Print each row's plan too
     #[arg(long, conflicts_with = "against")]
     pub plans: bool,
@@ -49,6 +55,10 @@ fn machine(word: &str) -> Result<Machine, String> {
 
 /// Simulates every shape, or every row of the file, and prints the table.
 pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
+    if args.published {
+        out::print(&published()?);
+        return Ok(());
+    }
     if let Some(path) = &args.against {
         let report = show::read(path)?;
         let compared = compare(&report, args.plan, &args.machine).with_context(|| path.display().to_string())?;

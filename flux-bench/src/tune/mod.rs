@@ -14,6 +14,7 @@ use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
 use flux_core::{DType, WorldSize};
 use flux_ops::{TuneOptions, explain_plan_table};
+use flux_transport::internal::cuda;
 use flux_transport::{Select, World, WorldError};
 use rank::TuneSummary;
 use std::path::PathBuf;
@@ -100,7 +101,8 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
 }
 
 fn tell(job: &TuneJob, summary: &TuneSummary) -> bool {
-    out::line(&format_args!("\n{summary}\nplan table: {}", explain_plan_table(job.table.as_deref(), &summary.device)));
+    let compute = (summary.device != "host").then(|| cuda::device_info(0).ok()).flatten().map(|info| info.compute);
+    out::line(&format_args!("\n{summary}\nplan table: {}", explain_plan_table(job.table.as_deref(), &summary.device, compute)));
     summary.failed == 0
 }
 

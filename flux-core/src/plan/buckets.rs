@@ -11,10 +11,11 @@ use super::{PlanKey, PlanTable};
 ///
 /// ```
 /// use flux_core::plan::{PlanKey, bucket_ends};
+/// use flux_core::tile::Generation;
 /// use flux_core::{DType, OpKind, Problem, WorldSize};
 /// let world = WorldSize::new(4).unwrap();
 /// let p = Problem::new(OpKind::AllGatherGemm, 100, 1024, 1024, DType::Bf16, world)?;
-/// let ends = bucket_ends(p.m(), &PlanKey::new(&p, "host", "host", "host"), &[]);
+/// let ends = bucket_ends(p.m(), &PlanKey::new(&p, ("host", Generation::Hopper), "host", "host"), &[]);
 /// assert_eq!(ends, [1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 100]);
 /// # Ok::<(), flux_core::ProblemError>(())
 /// ```
@@ -36,7 +37,7 @@ mod tests {
     fn key(world: u32, n: usize) -> PlanKey {
         let world = WorldSize::new(world).unwrap();
         let problem = Problem::new(OpKind::GemmReduceScatter, world.index(), n, 64 * world.index(), DType::Bf16, world).unwrap();
-        PlanKey::new(&problem, "GPU", "any", "nvlink")
+        PlanKey::new(&problem, ("GPU", crate::tile::Generation::Hopper), "any", "nvlink")
     }
 
     #[test]

@@ -246,8 +246,8 @@ impl<'a> PlanCost<'a> {
         link + of_peers * slot / self.link + late * slot / (machine.add_bytes_per_us as f64 / 1000.0) + signal
     }
 
-    /// Own tiles among those of the last wave: all that fit, unless a GEMM-AllReduce's peers' shards
-    /// are worked on side by side, so that own tiles follow theirs.
+    /// Own tiles among those of the last wave: all that fit, unless a GEMM-AllReduce's peers'
+    /// shards are worked on side by side, so that own tiles follow theirs.
     fn own_in_last_wave(&self, last_wave: f64) -> f64 {
         let (world, early) = (f64::from(self.problem.world().get()), self.schedule.group >= self.problem.world().peers());
         if self.problem.op() == OpKind::GemmAllReduce && early {

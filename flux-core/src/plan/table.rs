@@ -4,12 +4,13 @@
 //! CSV that people can read and edit; a text with any other line is no table.
 
 use super::Plan;
+use crate::tile::Generation;
 use crate::{DType, OpKind, Problem, WorldSize};
 
 /// First line of a table's text: the version of the format.
 const HEAD: &str = "# flux plan table 1";
 /// Second line: the columns.
-const COLUMNS: &str = "device,driver,transport,world,op,dtype,n,k,m,plan,us";
+const COLUMNS: &str = "device,kernel,driver,transport,world,op,dtype,n,k,m,plan,us";
 /// The driver of rows that hold for all of them.
 const ANY: &str = "any";
 /// A row serves other numbers of rows up to this factor.
@@ -20,6 +21,8 @@ const NEIGHBOUR: u32 = 2;
 pub struct PlanKey {
     /// The driver's name of the GPU, or `host`.
     pub device: String,
+    /// The kernel that ran: a plan of one is no plan of another.
+    pub generation: Generation,
     /// The driver's version, or `any`.
     pub driver: String,
     /// The transport's name.
@@ -75,12 +78,12 @@ pub enum PlanTableError {
 }
 
 impl PlanKey {
-    /// The key of a problem on such a device.
-    pub fn new(problem: &Problem, device: &str, driver: &str, transport: &str) -> Self {
+    /// The key of a problem on such a device with this kernel.
+    pub fn new(problem: &Problem, (device, generation): (&str, Generation), driver: &str, transport: &str) -> Self {
         let (world, op, dtype) = (problem.world(), problem.op(), problem.dtype());
         // Names stand in a comma-separated line that is no comment.
         let [device, driver, transport] = [device, driver, transport].map(|name| name.replace([',', '#', '\n', '\r'], " "));
-        Self { device, driver, transport, world, op, dtype, n: problem.n(), k: problem.k() }
+        Self { device, generation, driver, transport, world, op, dtype, n: problem.n(), k: problem.k() }
     }
 
     /// Whether a row with `other` as its key serves this one: both element types have one speed.
@@ -177,26 +180,28 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
         return Err(wrong(names.len().min(cells.len())));
     }
     let number = |at: usize| cell(at).parse::<u32>().ok().filter(|&value| value > 0).ok_or_else(|| wrong(at));
-    let op = OpKind::ALL.into_iter().find(|op| op.name() == cell(4));
-    let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == cell(5));
+    let generation = Generation::ALL.into_iter().find(|generation| generation.name() == cell(1));
+    let op = OpKind::ALL.into_iter().find(|op| op.name() == cell(5));
+    let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == cell(6));
     let key = PlanKey {
         device: cell(0).to_owned(),
-        driver: cell(1).to_owned(),
-        transport: cell(2).to_owned(),
-        world: WorldSize::new(number(3)?).ok_or_else(|| wrong(3))?,
-        op: op.ok_or_else(|| wrong(4))?,
-        dtype: dtype.ok_or_else(|| wrong(5))?,
-        n: number(6)?,
-        k: number(7)?,
+        generation: generation.ok_or_else(|| wrong(1))?,
+        driver: cell(2).to_owned(),
+        transport: cell(3).to_owned(),
+        world: WorldSize::new(number(4)?).ok_or_else(|| wrong(4))?,
+        op: op.ok_or_else(|| wrong(5))?,
+        dtype: dtype.ok_or_else(|| wrong(6))?,
+        n: number(7)?,
+        k: number(8)?,
     };
-    let us = cell(10).parse::<f64>().ok().filter(|us| us.is_finite() && *us >= 0.0).ok_or_else(|| wrong(10))?;
-    Ok(PlanRow { key, m: number(8)?, plan: cell(9).parse().map_err(|_| wrong(9))?, us })
+    let us = cell(11).parse::<f64>().ok().filter(|us| us.is_finite() && *us >= 0.0).ok_or_else(|| wrong(11))?;
+    Ok(PlanRow { key, m: number(9)?, plan: cell(10).parse().map_err(|_| wrong(10))?, us })
 }
 
 impl std::fmt::Display for PlanRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { key: PlanKey { device, driver, transport, world, op, dtype, n, k }, m, plan, us } = self;
-        write!(f, "{device},{driver},{transport},{world},{op},{dtype},{n},{k},{m},{plan},{us:.2}")
+        let Self { key: PlanKey { device, generation, driver, transport, world, op, dtype, n, k }, m, plan, us } = self;
+        write!(f, "{device},{generation},{driver},{transport},{world},{op},{dtype},{n},{k},{m},{plan},{us:.2}")
     }
 }
 

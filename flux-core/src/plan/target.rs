@@ -32,15 +32,15 @@ impl Target {
         Self { machine, nodes: Nodes::apart(problem.world()), links: Links::PeerMemory }
     }
 
-    /// Whether ranks can run the library collective before or after the GEMM: it takes equal shards,
-    /// or all rows of an AllReduce.
+    /// Whether ranks can run the library collective before or after the GEMM: it takes equal
+    /// shards, or all rows of an AllReduce.
     pub(super) fn has_collectives(&self, problem: &Problem) -> bool {
         let equal = problem.op() == OpKind::GemmAllReduce || problem.full_shards() == problem.world().get();
         matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed() && equal
     }
 
-    /// Whether the library collective is all that the op can use: messages of a GEMM-AllReduce would
-    /// go from every rank to all.
+    /// Whether the library collective is all that the op can use: messages of a GEMM-AllReduce
+    /// would go from every rank to all.
     pub(super) fn only_collectives(&self, problem: &Problem) -> bool {
         problem.op() == OpKind::GemmAllReduce && self.has_collectives(problem)
     }

@@ -103,8 +103,8 @@ impl TileProgram {
         ranks.filter(move |&rank| rank != but).map(Rank::new)
     }
 
-    /// Items before the copies of peers' results, which end a program of GEMM-AllReduce with rows per
-    /// shard.
+    /// Items before the copies of peers' results, which end a program of GEMM-AllReduce with rows
+    /// per shard.
     pub fn computed(&self) -> &[WorkItem] {
         let copies = self.items.iter().rev().take_while(|item| item.sink == sink::COPY).count();
         &self.items[..self.items.len() - copies]

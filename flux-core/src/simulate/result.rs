@@ -62,9 +62,18 @@ pub struct Simulated {
 }
 
 impl Simulated {
+    /// Time of a library's collective with as many bytes.
+    pub fn collective(&self, machine: &Machine) -> Duration {
+        machine.collective_time(self.busiest())
+    }
+
     /// Time of the busiest link for its bytes alone.
     pub fn on_links(&self, machine: &Machine) -> Duration {
-        let bytes = self.ranks.iter().flat_map(|rank| [rank.sent, rank.received]).max();
-        machine.one_way_time(bytes.unwrap_or(0))
+        machine.one_way_time(self.busiest())
+    }
+
+    /// Bytes on the busiest link.
+    fn busiest(&self) -> u64 {
+        self.ranks.iter().flat_map(|rank| [rank.sent, rank.received]).max().unwrap_or(0)
     }
 }

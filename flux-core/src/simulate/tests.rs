@@ -16,6 +16,7 @@ const ROUND: Machine = Machine {
     staged_total_bytes_per_us: 0,
     name: "round",
     gpu: "round",
+    wires: "none",
     through_host: false,
     generation: Generation::Hopper,
     multiprocessors: 1,

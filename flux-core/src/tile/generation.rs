@@ -17,13 +17,24 @@ pub enum Generation {
 }
 
 impl Generation {
+    /// Every one.
+    pub const ALL: [Self; 2] = [Self::Hopper, Self::Portable];
+
+    /// Its name in tables and reports: the architecture that its instructions came with.
+    pub const fn name(self) -> &'static str {
+        match self {
+            Self::Hopper => "sm_90a",
+            Self::Portable => "sm_80",
+        }
+    }
+
     /// Every tile with kernels, wide tiles first.
     ///
     /// ```
     /// use flux_core::TileShape;
     /// use flux_core::tile::Generation;
     /// let tile = TileShape::new(128, 256, 64);
-    /// assert!([Generation::Hopper, Generation::Portable].iter().all(|generation| generation.tiles().any(|t| t == tile)));
+    /// assert!(Generation::ALL.iter().all(|generation| generation.tiles().any(|t| t == tile)));
     /// ```
     pub fn tiles(self) -> impl Iterator<Item = TileShape> + Clone {
         let of = |generation| if self == generation { usize::MAX } else { 0 };
@@ -53,10 +64,7 @@ impl Generation {
 
 impl fmt::Display for Generation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::Hopper => "sm_90a",
-            Self::Portable => "sm_80",
-        })
+        f.write_str(self.name())
     }
 }
 

@@ -178,8 +178,7 @@ mod tests {
     #[test]
     fn tiles_outside_the_table_have_no_kernels() {
         for tile in [TileShape::new(128, 256, 32), TileShape::new(128, 160, 64)] {
-            let has =
-                [Generation::Hopper, Generation::Portable].map(|generation| generation.scatters(tile) || generation.sends_partials(tile));
+            let has = Generation::ALL.map(|generation| generation.scatters(tile) || generation.sends_partials(tile));
             assert_eq!((tile.stagings().count(), has), (0, [false, false]));
         }
     }

@@ -4,6 +4,7 @@ use flux_core::machine::Machine;
 use flux_core::plan::Links;
 use flux_core::plan::{Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, TableKind, Target, choose};
 use flux_core::program::{Channels, TileProgram, check};
+use flux_core::tile::Generation;
 use flux_core::{DType, OpKind, Problem, WorldSize};
 use proptest::prelude::*;
 
@@ -58,7 +59,7 @@ fn llama(m: usize) -> Problem {
 
 #[test]
 fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
-    let key = |problem: &Problem| PlanKey::new(problem, "GPU, new", "1.2", "nvlink");
+    let key = |problem: &Problem| PlanKey::new(problem, ("GPU, new", Generation::Hopper), "1.2", "nvlink");
     let choice = |table: &PlanTable, m: usize| {
         let problem = llama(m);
         choose(&problem, &Target::peer_memory(Machine::H100, &problem), &key(&problem), &[(TableKind::User, table)]).unwrap()
@@ -78,6 +79,8 @@ fn a_row_comes_first_then_a_neighbour_that_is_as_good_then_the_model() {
     let target = Target::peer_memory(Machine::H100, &llama(1024));
     let choice = |key: &PlanKey, table: &PlanTable| choose(&llama(1024), &target, key, &[(TableKind::User, table)]).unwrap().1;
     assert_eq!(choice(&other, &table), PlanOrigin::Model);
+    let portable = PlanKey { generation: Generation::Portable, ..key(&llama(1024)) };
+    assert_eq!(choice(&portable, &table), PlanOrigin::Model, "measured with the other kernel, which has this tile too");
     let mut foreign = PlanTable::default();
     let no_kernel: Plan = "tile=96x96x64".parse().unwrap();
     foreign.set(PlanRow { key: key(&llama(1024)), m: 1024, plan: no_kernel, us: 1.0 });
@@ -101,7 +104,9 @@ fn tables_are_read_as_they_are_written_and_damage_is_named() {
 
 fn keys() -> impl Strategy<Value = PlanKey> {
     let driver = prop::sample::select(vec!["any", "13000", "host"]);
-    (problems(), "[ -~]{0,12}", driver).prop_map(|(problem, device, driver)| PlanKey::new(&problem, &device, driver, "nvlink"))
+    let generation = prop::sample::select(Generation::ALL.to_vec());
+    let key = |(problem, device, generation, driver): (_, String, _, &str)| PlanKey::new(&problem, (&device, generation), driver, "nvlink");
+    (problems(), "[ -~]{0,12}", generation, driver).prop_map(key)
 }
 
 fn rows() -> impl Strategy<Value = PlanRow> {
@@ -130,7 +135,7 @@ proptest! {
     }
 
     #[test]
-    fn no_text_panics(text in "(# flux plan table 1\ndevice,driver,transport,world,op,dtype,n,k,m,plan,us\n)?[ -~\n]{0,80}") {
+    fn no_text_panics(text in "(# flux plan table 1\ndevice,kernel,driver,transport,world,op,dtype,n,k,m,plan,us\n)?[ -~\n]{0,80}") {
         let _ = PlanTable::parse(&text);
     }
 }
@@ -138,7 +143,7 @@ proptest! {
 #[test]
 fn a_row_more_leaves_comments_and_other_rows_as_they_are() {
     let row = |m: u32, us: f64| PlanRow {
-        key: PlanKey::new(&llama(1024), "GPU", "1.2", "nvlink"),
+        key: PlanKey::new(&llama(1024), ("GPU", Generation::Hopper), "1.2", "nvlink"),
         m,
         plan: "tile=128x256x64".parse().unwrap(),
         us,
@@ -153,7 +158,7 @@ fn a_row_more_leaves_comments_and_other_rows_as_they_are() {
 #[test]
 fn a_table_of_measured_machines_serves_the_layers_that_were_measured() {
     let problem = llama(1024);
-    let key = PlanKey::new(&problem, "NVIDIA H100 80GB HBM3", "580.1", "nvlink");
+    let key = PlanKey::new(&problem, ("NVIDIA H100 80GB HBM3", Generation::Hopper), "580.1", "nvlink");
     let target = Target::peer_memory(Machine::H100, &problem);
     let (_, origin) = choose(&problem, &target, &key, &[(TableKind::Shipped, &PlanTable::shipped())]).unwrap();
     assert_eq!(origin, PlanOrigin::Table(TableKind::Shipped), "fp16 has the plan of bf16");

@@ -1,8 +1,8 @@
 // Copies peers' finished tiles from the own results to the caller's y.
 //
-// Copies are the last records of the program, and each awaits one signal. The mover's warp makes the
-// first ones of a CTA beside the GEMM; consumers that have no tile left make the others. Who has seen
-// its last signal arrives at `rows_ready`, before which no CTA closes the call.
+// Copies are the last records of the program, and each awaits one signal. The mover's warp makes
+// the first ones of a CTA beside the GEMM; consumers that have no tile left make the others. Who
+// has seen its last signal arrives at `rows_ready`, before which no CTA closes the call.
 
 #pragma once
 #include "common/wait.cuh"
@@ -65,8 +65,8 @@ private:
             uint4 eight[kAhead];
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {
-                // A vector that does not exist repeats the last one: registers that only some threads
-                // write would be kept through the mainloop.
+                // A vector that does not exist repeats the last one: registers that only some
+                // threads write would be kept through the mainloop.
                 const u32 at = least(v + i * stride, all - 1);
                 eight[i] = ptx::load_global_16(from + row(item, at, per_row) * p.source_row_bytes + col_bytes(item, at, per_row));
             }

@@ -1,8 +1,8 @@
 // The epilogue of an output's fp32 value, before its one rounding: y = act(v + bias + residual).
 //
 // It runs where a sum is complete (a stored tile, an own tile after the peers' partials, reduced
-// rows), never on a partial. Params say whether there is a bias or a residual; the activation is the
-// kernel's.
+// rows), never on a partial. Params say whether there is a bias or a residual; the activation is
+// the kernel's.
 
 #pragma once
 #include "program.cuh"
@@ -119,8 +119,8 @@ __device__ __forceinline__ void prefetch_residual(const Params& p, const WorkIte
 // first of the consumer's rows in the tile. Accumulators are pairs of two columns, or of a swap-AB
 // tile of two rows, whose words are transposed.
 //
-// Row by row, from an address that moves on: the compiler would keep all rows' addresses. Large tiles
-// have registers for few loads at once.
+// Row by row, from an address that moves on: the compiler would keep all rows' addresses. Large
+// tiles have registers for few loads at once.
 template <class C>
 __device__ __forceinline__ void add_residual(const Params& p, const WorkItem& item, u32 consumer, u32 thread, u32 first_row,
                                              float (&acc)[C::kBlocks][C::kAccumulators]) {
@@ -175,7 +175,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
         }
     }
     if constexpr (C::kReduceScatter) {
-        if (p.residual != 0) add_residual<C>(p, load_item(p, i), consumer, thread, first_row, acc);
+        if (p.residual != 0) add_residual<C>(p, p.items[i], consumer, thread, first_row, acc);
     }
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {

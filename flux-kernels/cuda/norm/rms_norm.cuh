@@ -1,5 +1,5 @@
-// RMSNorm of finished rows (Zhang and Sennrich, arXiv 1910.07467): out = y / sqrt(mean(y^2) + eps) *
-// gain, in fp32, rounded once. A CTA has one row.
+// RMSNorm of finished rows (Zhang and Sennrich, arXiv 1910.07467): out = y / sqrt(mean(y^2) + eps)
+// * gain, in fp32, rounded once. A CTA has one row.
 
 #pragma once
 #include "abi.cuh"

@@ -11,7 +11,8 @@ __device__ __forceinline__ void load_matrix_x4(u32 (&m)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
 }
 
-// The same of the transposed matrices: a lane receives rows 2 (l mod 4) and the next of column l / 4.
+// The same of the transposed matrices: a lane receives rows 2 (l mod 4) and the next of column
+// l / 4.
 __device__ __forceinline__ void load_matrix_x4_transposed(u32 (&m)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
                  : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])

@@ -131,9 +131,8 @@ struct KMajor {
     static constexpr u32 kStepBytes = 32;
 };
 
-// Boxes of 64 rows, each 16 elements along k a multiple of eight of them; a row is `RowBytes` of
-// consecutive elements of m or n, swizzled over all of it. Modes 1, 2 and 3 are swizzles of 128, 64
-// and 32 bytes.
+// Boxes of 64 rows, one for each element along k. A row is `RowBytes` of consecutive elements of m
+// or n, swizzled over all of it. Modes 1, 2 and 3 are swizzles of 128, 64 and 32 bytes.
 template <u32 RowBytes>
 struct MnMajor {
     static_assert(RowBytes == 128 || RowBytes == 64 || RowBytes == 32, "a swizzle over whole rows");

@@ -52,8 +52,8 @@ struct Config {
     static constexpr u32 kBytesA = TileM * kTileK * 2;
     static constexpr u32 kBytesB = TileN * kTileK * 2;
     static constexpr u32 kStageBytes = kBytesA + kBytesB;
-    // Weights of [k, n] lie in strips of 16 columns: a row of 32 bytes for each step along k, whose two
-    // chunks change places every four rows, so that eight rows of a chunk meet different banks.
+    // Weights of [k, n] lie in strips of 16 columns, a row of 32 bytes for each element along k. Its
+    // two chunks change places every four rows, so that eight rows of a chunk meet different banks.
     static constexpr u32 kWeightStripBytes = kTileK * 32;
 
     // 16-byte vectors of a thread: rounded accumulators of one m16 block, and all in fp32.

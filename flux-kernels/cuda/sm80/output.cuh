@@ -1,7 +1,7 @@
 // How a warp's accumulators leave it and come back, in vectors of 16 bytes.
 //
-// acc[block][4 j + i] of lane `lane` is row lane / 4 of the m16 block, plus 8 for i >= 2, and column
-// 8 j + 2 (lane mod 4) + (i mod 2) of the warp (PTX ISA: mma.m16n8k16, fragments).
+// acc[block][4 j + i] of lane `lane` is row lane / 4 of the m16 block, plus 8 for i >= 2, and
+// column 8 j + 2 (lane mod 4) + (i mod 2) of the warp (PTX ISA: mma.m16n8k16, fragments).
 
 #pragma once
 #include "ptx/memory.cuh"

@@ -64,8 +64,15 @@ struct Producer {
         u32 seen_first = kNone, seen_count = 0;
         for (u32 i = walk.first; i < walk.count; i += walk.stride) {
             const WorkItem item = load_item(p, i);
-            if (C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows)) return;
+            const bool passes = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
+            // Only a time line has what the producer passes by.
+            if (passes && !C::kTrace) return;
             mark(i, &ItemStamps::opened);
+            if (passes) {
+                mark(i, &ItemStamps::rows_there);
+                mark(i, &ItemStamps::loaded);
+                continue;
+            }
             a = Rows::of(a_address(item), a_stride(item), item.rows);
             if constexpr (C::kWeightsKn) {
                 // This thread's chunk of the first row, and the item's columns.

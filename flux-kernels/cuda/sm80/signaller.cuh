@@ -58,9 +58,9 @@ private:
         if (threadIdx.x % 32 == 0) ptx::store_release_cta_shared(smem.arrived(), progress(number, arrived));
     }
 
-    // Returns when the split-K partials of an item have arrived, or the item is multiplied. A worker
-    // whose peers' rows are late sends no partial: the wait for the rows, which names the peer,
-    // began earlier and ends first.
+    // Returns when the split-K partials of an item have arrived, or the item is multiplied. A
+    // worker whose peers' rows are late sends no partial: the wait for the rows, which names the
+    // peer, began earlier and ends first.
     __device__ __forceinline__ void await_own_deadline(const WorkItem& item, u32 number) const {
         const u32 lane = threadIdx.x % 32;
         const WaitTarget target = await_target(p, epoch, item.late_first + (lane < item.parts ? lane : 0));

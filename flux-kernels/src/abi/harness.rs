@@ -36,7 +36,7 @@ mirrored! {
         pub(crate) cols: u32,
         pub(crate) fill: u32,
         pub(crate) bf16: u32,
-        /// Whether columns lie one after the other in place of rows, `row_stride` from one to the next.
+        /// Whether columns lie in the place of rows, `row_stride` from one to the next.
         pub(crate) transposed: u32,
     }
 }

@@ -9,7 +9,8 @@ mirrored! {
     /// data region, of even and of odd epochs.
     #[derive(Clone, Copy, Debug)]
     pub(crate) struct Params {
-        /// The caller's x, `[1, full_shards or 1, m_shard, k_local]`; flattened `[1, 1, m, k_local]`.
+        /// The caller's x, `[1, full_shards or 1, m_shard, k_local]`; flattened `[1, 1, m,
+        /// k_local]`.
         pub(crate) a_caller: CUtensorMap = "TensorMap a_caller",
         /// The own gather buffer, `[2 halves, W - 1 shard slots, m_shard, k_local]`; flattened
         /// `[2, 1, m, k_local]`.
@@ -21,8 +22,8 @@ mirrored! {
         /// The shards behind the full ones, with one row less, of the operand that has all rows: y
         /// of AllGather-GEMM, else x.
         pub(crate) short_shards: CUtensorMap = "TensorMap short_shards",
-        /// The own rows among every peer's results, `[2 halves, own rows, n_local]`; used where finished
-        /// tiles are shared.
+        /// The own rows among every peer's results, `[2 halves, own rows, n_local]`; used where
+        /// finished tiles are shared.
         pub(crate) results: [CUtensorMap; MAX_WORLD] = "TensorMap results[kMaxWorld]",
         /// Every rank's data region, as mapped here.
         pub(crate) data: [u64; MAX_WORLD] = "u64 data[kMaxWorld]",

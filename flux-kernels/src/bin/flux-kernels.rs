@@ -3,7 +3,8 @@
 //! type and activation. `flux-kernels nvrtc` prints the compiler. ARCH is `sm_90a` or another name
 //! of [`Arch`], or `all`; by default `sm_90a`.
 //!
-//! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes `wgmma`; 3 without NVRTC.
+//! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes
+//! `wgmma`; 3 without NVRTC.
 
 #![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers there")]
 

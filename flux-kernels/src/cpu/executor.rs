@@ -79,8 +79,8 @@ impl<T: Element> Executor<T> {
     /// # Errors
     /// [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Residual`],
     /// [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`] before anything is touched.
-    /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a wait failed: the fault record and the poison word are
-    /// written, and `y` is undefined.
+    /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
+    /// wait failed: the fault record and the poison word are written, and `y` is undefined.
     pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
         let CpuArgs { x, w, weights: layout, y, epilogue, memory, await_pushed, op_hash } = args;
         let problem = self.program.problem;

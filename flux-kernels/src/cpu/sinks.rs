@@ -91,9 +91,9 @@ impl<T: Element> Call<'_, T> {
         for (owner, owned) in problem.world().ranks().map(|owner| (owner, problem.y_rows(owner))) {
             for (row, from) in (item.row..).zip(self.rows(item, acc)).filter(|(row, _)| owned.contains(row)) {
                 let first = self.scattered_row(owner, self.program.rank, (row - owned.start, item.col, item.cols));
-                // SAFETY: `scattered_row` has checked that these columns lie inside the owner's data
-                // region. No other item scatters them. The owner reads them after the signal that
-                // this item raises later, and has ended the call that read their last content.
+                // SAFETY: `scattered_row` has checked that these columns lie inside the owner's
+                // data region. No other item scatters them. The owner reads them after the signal
+                // that this item raises later, and has ended the call that read their last content.
                 let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
                 T::narrow(from, to);
             }

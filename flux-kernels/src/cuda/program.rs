@@ -1,7 +1,7 @@
 //! A tile program in device memory, with the memory that its launches need.
 //!
-//! Invariant: whoever gives the memory keeps it, and the records in it, until the launches that walk
-//! them have completed.
+//! Invariant: whoever gives the memory keeps it, and the records in it, until the launches that
+//! walk them have completed.
 
 use super::call::{check, current_context, release_in, synchronize};
 use super::error::LaunchError;

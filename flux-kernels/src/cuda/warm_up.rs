@@ -54,8 +54,8 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
     module.synchronize(0)
 }
 
-/// The parameters with tensor maps. Every launch fetches its maps, so they are valid ones, of a line
-/// of the scratch memory.
+/// The parameters with tensor maps. Every launch fetches its maps, so they are valid ones, of a
+/// line of the scratch memory.
 fn with_maps(params: &Params, address: u64, variant: Variant) -> Result<Params, LaunchError> {
     let matrix = |box_rows, outer| {
         let box_cols = BoxCols::Wide;

@@ -60,7 +60,8 @@ pub struct Expected {
     pub residual: Option<u64>,
     /// What is applied to the sum with both.
     pub activation: Activation,
-    /// Whether rows are flattened: a sum over the ranks then rounds the rank's own partial sums too.
+    /// Whether rows are flattened: a sum over the ranks then rounds the rank's own partial sums
+    /// too.
     pub flattened: bool,
     /// Ranks of a node, where a GEMM-ReduceScatter sends sums of nodes; 1 where each rank sends to
     /// each.
@@ -260,8 +261,8 @@ impl Harness {
         })
     }
 
-    /// Enqueues what follows an unfused layer: `y += residual`, then the norm of `y`, as one kernel.
-    /// The residual lies like `y`.
+    /// Enqueues what follows an unfused layer: `y += residual`, then the norm of `y`, as one
+    /// kernel. The residual lies like `y`.
     ///
     /// # Safety
     /// As [`RmsNorm::launch`](crate::cuda::RmsNorm::launch), but that `y` is written too.

@@ -90,9 +90,9 @@ impl<T: Element> Global<T> {
         (p.y_rows(Rank::new(rank)).start as usize + row, first_col as usize + col)
     }
 
-    /// Compares `y` of a program's rank with the product in fp64; the error of each element must stay below
-    /// its bound. Only with flattened rows the
-    /// partial sum of the row's owner is rounded too.
+    /// Compares `y` of a program's rank with the product in fp64; the error of each element must
+    /// stay below its bound. Only with flattened rows the partial sum of the row's owner is rounded
+    /// too.
     ///
     /// With `u` the roundoff of the element type, `e` that of fp32 and `g(k) = k e / (1 - k e)`: an
     /// inner product of `k` terms in fp32, in any order, is off by at most `g(k) s`, `s` the sum of

@@ -1,7 +1,7 @@
 //! The fused kernel, on the communicator's CUDA device.
 //!
-//! Invariant: a call only enqueues: it allocates no device memory and waits for nothing, so it may be
-//! captured in a graph once its program is on the device.
+//! Invariant: a call only enqueues: it allocates no device memory and waits for nothing, so it may
+//! be captured in a graph once its program is on the device.
 
 use super::device_programs::{CopyOn, DevicePrograms, PlacedProgram};
 use super::plan::{Execution, Traffic};
@@ -270,8 +270,8 @@ impl CudaExecutor {
     /// The arguments of a launch in which ranks do not meet: no pushes, nothing to compare.
     ///
     /// A launch with these is sound. The operands fit the problem and are held until the stream is
-    /// past the call. The communicator's workspace covers the program, and stays until the device is
-    /// drained. All ranks have agreed on the op.
+    /// past the call. The communicator's workspace covers the program, and stays until the device
+    /// is drained. All ranks have agreed on the op.
     fn args<'a, T: Element>(&'a self, call: &'a Call<'_>, on: Launching<'_>) -> LaunchArgs<'a> {
         let Launching { placed, operands, stream, .. } = on;
         let memory = call.memory();

@@ -60,8 +60,8 @@ impl<T: Element> HostExecutor<T> {
         let memory = call.hand_over();
         let deadline = Duration::from_nanos(memory.deadline_ns);
         // SAFETY: the communicator owns this workspace while the call lives, and gives every rank
-        // this layout. Only calls and their movers touch it, one call of a rank at a time. The ranks
-        // agreed on their plans when the op was built.
+        // this layout. Only calls and their movers touch it, one call of a rank at a time. The
+        // ranks agreed on their plans when the op was built.
         let memory = unsafe { HostMemory::new(&memory.data, &memory.pads, memory.control, memory.fault, memory.size, deadline) };
         // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was
         // checked for, and that `y` overlaps no other operand.

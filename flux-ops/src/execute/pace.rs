@@ -9,8 +9,8 @@ use flux_kernels::cuda::Pace;
 /// Percent of the time between tiles that a paced transfer may take.
 pub(super) const SPREAD_PERCENT: u32 = 40;
 
-/// CTAs of a program on a device of so many multiprocessors, and the gaps in their traffic over peer
-/// memory.
+/// CTAs of a program on a device of so many multiprocessors, and the gaps in their traffic over
+/// peer memory.
 pub fn launch_of(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
     let workers = with_a_tile(program, multiprocessors);
     (workers, pace(program, workers, SPREAD_PERCENT))
@@ -45,8 +45,8 @@ pub(super) fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     }
 }
 
-/// Bytes of tiles that are on their way to memory of the host at once. With fewer, CTAs wait for the
-/// host; with more, CTAs wait that should load operands.
+/// Bytes of tiles that are on their way to memory of the host at once. With fewer, CTAs wait for
+/// the host; with more, CTAs wait that should load operands.
 const AT_ONCE: u32 = 1 << 20;
 
 /// CTAs that scatter a tile to memory of the host at once; 0 for all, where tiles are one wave and

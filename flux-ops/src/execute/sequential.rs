@@ -75,8 +75,8 @@ impl Sequential {
 }
 
 impl Sequential {
-    /// The part of the residual that this rank's GEMM adds to all rows, so that the sum has it once:
-    /// its own rows, or of an AllReduce one rank all.
+    /// The part of the residual that this rank's GEMM adds to all rows, so that the sum has it
+    /// once: its own rows, or of an AllReduce one rank all.
     pub(super) fn residual(&self, residual: Residual, rank: Rank, problem: &Problem) -> Option<Residual> {
         match self.kind {
             CollectiveKind::AllGather => Some(residual),

@@ -53,15 +53,15 @@ impl<Op> Builder<Op> {
         self
     }
 
-    /// Whether calls add a bias, in place of `false`: [`EpilogueArgs::bias`](crate::EpilogueArgs::bias).
-    /// The same on every rank.
+    /// Whether calls add a bias, in place of `false`:
+    /// [`EpilogueArgs::bias`](crate::EpilogueArgs::bias). The same on every rank.
     pub fn bias(mut self, bias: bool) -> Self {
         self.request.epilogue.bias = bias;
         self
     }
 
-    /// How `w` lies, in place of [`WeightLayout::Nk`]. The same on every rank. The result has the same
-    /// bits.
+    /// How `w` lies, in place of [`WeightLayout::Nk`]. The same on every rank. The result has the
+    /// same bits.
     ///
     /// Kernels of [`WeightLayout::Kn`] are compiled when an op first needs them, and then cached.
     ///
@@ -147,8 +147,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
 
 impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
     /// Whether calls add a residual of the shape of `y`, in place of `false`:
-    /// [`EpilogueArgs::residual`](crate::EpilogueArgs::residual). It is added to the sum in fp32, after
-    /// the bias and before the one rounding. The same on every rank.
+    /// [`EpilogueArgs::residual`](crate::EpilogueArgs::residual). It is added to the sum in fp32,
+    /// after the bias and before the one rounding. The same on every rank.
     ///
     /// A library's collective (`comm=sequential`) rounds sums of its own. There a rank adds the
     /// residual to its partial sum, before that is rounded.
@@ -179,8 +179,8 @@ impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
         self
     }
 
-    /// Also writes the normalised rows of the result, in place of none: `y_norm = y / sqrt(mean(y^2) +
-    /// eps) * gain` for each row, in fp32 from the rounded `y`, rounded once.
+    /// Also writes the normalised rows of the result, in place of none: `y_norm = y /
+    /// sqrt(mean(y^2) + eps) * gain` for each row, in fp32 from the rounded `y`, rounded once.
     /// [`EpilogueArgs::norm`](crate::EpilogueArgs::norm) brings gain and output. The same on every
     /// rank.
     ///
@@ -222,9 +222,9 @@ impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
     /// and a captured call does not follow.
     ///
     /// # Errors
-    /// [`BuildError`]. Where all ranks build, all have then left the build with an error, and `comm`
-    /// can be used unless it is [`BuildError::Transport`]. A rank that builds alone waits for the
-    /// others until the deadline of `comm`, and `comm` must be rebuilt.
+    /// [`BuildError`]. Where all ranks build, all have then left the build with an error, and
+    /// `comm` can be used unless it is [`BuildError::Transport`]. A rank that builds alone waits
+    /// for the others until the deadline of `comm`, and `comm` must be rebuilt.
     pub fn build(self, comm: &Communicator) -> Result<FusedLinear<K, T>, BuildError> {
         FusedLinear::build(self.request, comm)
     }

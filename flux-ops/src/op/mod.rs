@@ -16,20 +16,20 @@ use crate::epilogue::{EpilogueArgs, Residual};
 use crate::error::{BuildError, CallError};
 use crate::execute::{Execution, Executor, Planned, Recipe, location};
 use crate::operands::Operands;
-use crate::planning::Buckets;
+use crate::planning::{self, Buckets};
 use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
 use flux_core::{Problem, Rank};
-use flux_kernels::Element;
+use flux_kernels::{Element, KernelTarget};
 use flux_transport::{Communicator, Failure, Fault, Stream};
 use std::fmt::Write as _;
 use std::marker::PhantomData;
 use std::ops::Range;
 
-/// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a tensor-parallel
-/// model, with rows of `x` split over the ranks.
+/// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a
+/// tensor-parallel model, with rows of `x` split over the ranks.
 ///
 /// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n/W]`. Bias and
 /// activation are applied in fp32, before the one rounding.
@@ -59,8 +59,8 @@ pub type AllGatherGemm<T> = FusedLinear<kind::AllGather, T>;
 /// tensor-parallel model, with rows of `y` split over the ranks.
 ///
 /// Each rank gives all rows of its part of the inner dimension, `x[m, k/W]`, and gets its rows
-/// `y[m_r, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The plan
-/// and the nodes fix the order, so every run has the same bits. There is no activation.
+/// `y[m_r, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The
+/// plan and the nodes fix the order, so every run has the same bits. There is no activation.
 ///
 /// ```
 /// use flux_ops::{GemmReduceScatter, TensorMut, TensorRef};
@@ -99,8 +99,8 @@ pub type GemmReduceScatter<T> = FusedLinear<kind::ReduceScatter, T>;
 /// tensor-parallel model whose activations are replicated, as in serving.
 ///
 /// Each rank gives all rows of its part of the inner dimension, `x[m, k/W]`, and gets the whole sum
-/// `y[m, n]`: the same bits on every rank and in every run. Partial sums travel in the operands' type
-/// and are added in rank order in fp32. There is no activation. A library's collective
+/// `y[m, n]`: the same bits on every rank and in every run. Partial sums travel in the operands'
+/// type and are added in rank order in fp32. There is no activation. A library's collective
 /// (`comm=sequential`) adds in its own order and type.
 ///
 /// ```
@@ -150,9 +150,9 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 ///
 /// With [`WeightLayout::Kn`](crate::WeightLayout) `w` is the transpose.
 ///
-/// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to `max_m`,
-/// the same on every rank; another `m` costs no exchange, allocation or wait. Without rows there is
-/// nothing to do, but every rank makes the call.
+/// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to
+/// `max_m`, the same on every rank; another `m` costs no exchange, allocation or wait. Without rows
+/// there is nothing to do, but every rank makes the call.
 ///
 /// Ops of a communicator share their programs and buffers ([`Communicator::memory`]). It outlives
 /// the graphs that calls were captured in, whose kernels read that memory: [`Builder::captures`].
@@ -412,7 +412,11 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         let name = request.name();
         // Rank 0's plans hold: others need none of their own.
         let own = if comm.rank().get() == 0 { request.choices(comm).map(Some) } else { Ok(None) };
-        comm.note("plan table", request.user_table().explain(comm.device().name()));
+        let compute = comm.device().info().map(|info| info.compute);
+        comm.note("plan table", request.user_table().explain(comm.device().name(), planning::generation(compute)));
+        if let Some(compute) = compute {
+            comm.note("kernel", KernelTarget::explain(compute).unwrap_or_else(|none| none.to_string()));
+        }
         let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().and_then(Option::as_ref))?;
         let op = own.and_then(|_| {
             request.epilogue.check()?;

@@ -35,14 +35,17 @@ pub(crate) fn target(comm: &Communicator, sm_margin: u32) -> Result<Target, Buil
 
 fn whole_target(comm: &Communicator) -> Target {
     let device = comm.device();
-    let machine = device.info().map_or(Machine::H100, |info| {
-        // Where no kernel runs, the build says so.
-        let generation = KernelTarget::of(info.compute).map_or(Generation::Portable, |target| target.generation);
-        Machine::of_gpu(&info.name, info.sms).running(generation)
-    });
+    let machine = device.info().map_or(Machine::H100, |info| Machine::of_gpu(&info.name, info.sms).running(generation(Some(info.compute))));
     let links = links(&comm.capabilities());
     let machine = if links == Links::HostStaged { machine.staged(comm.world_size().get()) } else { machine };
     Target { machine, nodes: comm.nodes(), links }
+}
+
+/// The kernel whose plans a device with this compute capability takes; of the host, Hopper's.
+pub(crate) fn generation(compute: Option<(u32, u32)>) -> Generation {
+    // Where no kernel runs, the build says so.
+    let of_device = |compute| KernelTarget::of(compute).map_or(Generation::Portable, |target| target.generation);
+    compute.map_or(Generation::Hopper, of_device)
 }
 
 /// The legal plans of `problem` on `comm`, the fastest by the cost model first.
@@ -61,7 +64,8 @@ fn links(capabilities: &Capabilities) -> Links {
 /// The key of a problem's rows on `comm`.
 pub(crate) fn key(comm: &Communicator, problem: &Problem) -> PlanKey {
     let device = comm.device();
-    PlanKey::new(problem, device.name(), driver(device.name()), comm.transport().name())
+    let generation = generation(device.info().map(|info| info.compute));
+    PlanKey::new(problem, (device.name(), generation), driver(device.name()), comm.transport().name())
 }
 
 /// This rank's choice for one `m` where the caller names no plan, by `user`'s rows, the shipped
@@ -133,7 +137,7 @@ fn shipped() -> &'static PlanTable {
 }
 
 /// The plan table in `file`, or the user's: its path and how many rows serve the device with this
-/// name (`host` for the host), or why it is ignored.
-pub fn explain_plan_table(file: Option<&Path>, device: &str) -> String {
-    UserTable::at(file, false).explain(device)
+/// name and compute capability (`host` and none for the host), or why it is ignored.
+pub fn explain_plan_table(file: Option<&Path>, device: &str, compute: Option<(u32, u32)>) -> String {
+    UserTable::at(file, false).explain(device, generation(compute))
 }

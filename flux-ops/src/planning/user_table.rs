@@ -2,6 +2,7 @@
 
 use crate::table_file::{self, TableFileError};
 use flux_core::plan::{PlanRow, PlanTable};
+use flux_core::tile::Generation;
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
@@ -54,15 +55,21 @@ impl UserTable {
         table_file::check(self.path.as_deref().ok_or(TableFileError::NoPath)?)
     }
 
-    /// The file and how many of its rows serve a device with this name, or why it is ignored.
-    pub(crate) fn explain(&self, device: &str) -> String {
+    /// The file and how many of its rows serve a device with this name and kernel, or why it is
+    /// ignored.
+    pub(crate) fn explain(&self, device: &str, generation: Generation) -> String {
         let Some(path) = &self.path else { return TableFileError::NoPath.to_string() };
-        let serves = |row: &&PlanRow| row.key.device == device && [super::driver(device), "any"].contains(&row.key.driver.as_str());
+        let of_device = |row: &&PlanRow| (row.key.device.as_str(), row.key.generation) == (device, generation);
+        let serves = |row: &&PlanRow| of_device(row) && [super::driver(device), "any"].contains(&row.key.driver.as_str());
         match &self.table {
             Ok(None) => format!("{}: no file yet", path.display()),
             Ok(Some(table)) => {
                 let (all, serving) = (table.rows().len(), table.rows().iter().filter(serves).count());
-                format!("{}: {serving} of {all} rows are for {device} with driver {}", path.display(), super::driver(device))
+                format!(
+                    "{}: {serving} of {all} rows are for {device} with kernel {generation} and driver {}",
+                    path.display(),
+                    super::driver(device)
+                )
             }
             Err(error) => format!("ignored: {error}"),
         }

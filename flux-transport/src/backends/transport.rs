@@ -68,10 +68,11 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// The shard stays readable and unwritten until the call has finished on `stream`.
     unsafe fn push(&self, stream: Stream<'_>, push: &RowTransfers<'_>) -> Result<(), TransportError>;
 
-    /// Has messages carry the caller's [rows](crate::Source::Rows) of `exchange`, in both directions. At
-    /// most once in a call, and only where [`Mover::Messages`](crate::Mover::Messages) carries. Returns the workspace as
-    /// the executor of this call uses it: addresses of peers in other nodes are those of own
-    /// memory, from where messages send. What the executor [stores](crate::Source::Stored) is sent by
+    /// Has messages carry the caller's [rows](crate::Source::Rows) of `exchange`, in both
+    /// directions. At most once in a call, and only where
+    /// [`Mover::Messages`](crate::Mover::Messages) carries. Returns the workspace as the executor
+    /// of this call uses it: addresses of peers in other nodes are those of own memory, from where
+    /// messages send. What the executor [stores](crate::Source::Stored) is sent by
     /// [`send_stored_rounds`](Self::send_stored_rounds).
     ///
     /// An exchange is in rounds, which all ranks go through in one order; a route that is
@@ -85,8 +86,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
     }
 
     /// Has the messages of an exchange that was handed over in this call carry what the executor
-    /// [stores](crate::Source::Stored). After its launch: messages await what it stores, and the host
-    /// waits for these where a stream is full. Once, after [`send_rounds`](Self::send_rounds).
+    /// [stores](crate::Source::Stored). After its launch: messages await what it stores, and the
+    /// host waits for these where a stream is full. Once, after [`send_rounds`](Self::send_rounds).
     ///
     /// # Safety
     /// As there, and it is the same exchange.
@@ -120,8 +121,8 @@ pub(crate) trait Transport: Send + Sync + Debug {
     }
 
     /// The workspace for an executor that scatters this call's rows itself, if it
-    /// [may](crate::PeerStores::Rows). Instead of [`stage`](Self::stage), before the launch. `op`: as in
-    /// [`StagedTransfer::op`].
+    /// [may](crate::PeerStores::Rows). Instead of [`stage`](Self::stage), before the launch. `op`:
+    /// as in [`StagedTransfer::op`].
     fn scatter(&self, _stream: Stream<'_>, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport has no memory of the host to scatter rows to" })
     }

@@ -154,8 +154,8 @@ impl Gpu {
         })
     }
 
-    /// Adds a residual to `rows` dense rows of `y` and normalises them; the blocks are `y`, residual,
-    /// gain and the normalised rows.
+    /// Adds a residual to `rows` dense rows of `y` and normalises them; the blocks are `y`,
+    /// residual, gain and the normalised rows.
     pub(crate) fn add_rms_norm(&self, problem: &Problem, rows: u32, [y, residual, gain, out]: [&DeviceBlock; 4]) -> anyhow::Result<()> {
         let (cols, row_bytes) = (problem.n(), u64::from(problem.n()) * problem.dtype().bytes() as u64);
         anyhow::ensure!([y, residual, out].iter().all(|block| block.bytes() as u64 >= u64::from(rows) * row_bytes), "rows without memory");

@@ -1,5 +1,5 @@
-//! cuBLASLt's algorithms whose kernels are of sm_80: what the portable kernel is judged by on a later
-//! GPU, where the library's best kernels use instructions that it does not have.
+//! cuBLASLt's algorithms whose kernels are of sm_80: what the portable kernel is judged by on a
+//! later GPU, where the library's best kernels use instructions that it does not have.
 
 use super::replay::OperandBlocks;
 use crate::harness::gpu::Gpu;
@@ -41,7 +41,7 @@ pub(super) fn kernels_of(gpu: &Gpu, gemm: &Gemm, set: &OperandBlocks) -> anyhow:
 
 fn launch(gpu: &Gpu, gemm: &Gemm, set: &OperandBlocks, stream: usize) -> Result<(), CublasError> {
     gpu.device().bind()?;
-    // SAFETY: the set holds operands of the GEMM's shape. A stream that is captured runs nothing, and
-    // the GEMM uses no other at the same time.
+    // SAFETY: the set holds operands of the GEMM's shape. A stream that is captured runs nothing,
+    // and the GEMM uses no other at the same time.
     unsafe { gemm.launch(set.x.address(), set.w.address(), set.y.address(), stream) }
 }

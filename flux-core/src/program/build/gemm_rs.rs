@@ -10,9 +10,9 @@
 //! owner's rail. The relay's own item for that tile adds the partial tiles of its node and sends
 //! the sum, so `per_node` times fewer bytes cross nodes.
 //!
-//! A GEMM-AllReduce works on its own tiles as soon as [`Schedule::own_lag`] items lie between them and the
-//! last partial tile for each, so that finished tiles leave while others are multiplied. The peers'
-//! finished tiles are copied to `y` at the end.
+//! A GEMM-AllReduce works on its own tiles as soon as [`Schedule::own_lag`] items lie between them
+//! and the last partial tile for each, so that finished tiles leave while others are multiplied.
+//! The peers' finished tiles are copied to `y` at the end.
 //!
 //! A tile adds its own product, the partial tiles of intra-node peers, then the sums of other
 //! nodes, in the order in which they were sent. Each was rounded once where it was sent.

@@ -124,8 +124,8 @@ impl Limits<'_> {
         if value < limit { Ok(()) } else { Err(Violation::OutOfBounds { rank: self.p.rank, record: self.record, field, value, limit }) }
     }
 
-    /// As [`range`](Self::range), of rows. There are none of a tile or chunk behind the end, which a
-    /// shard with one row less may have.
+    /// As [`range`](Self::range), of rows. There are none of a tile or chunk behind the end, which
+    /// a shard with one row less may have.
     fn rows(self, first: u32, count: u32, extent: u32, most: u32) -> Result<(), Violation> {
         if count == 0 && first >= extent { Ok(()) } else { self.range("rows", first, count, extent, most) }
     }

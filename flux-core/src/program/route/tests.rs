@@ -14,8 +14,10 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
         let world = WorldSize::new(world).expect("a small world");
         let w = world.get() as usize;
         let problem = Problem::new(op, m, 8 * n * w, 8 * k * w, DType::Bf16, world).expect("valid by construction");
+        // Only kernels make two exchanges.
+        let flattened = flattened || op == OpKind::GemmAllReduce;
         // Scattered tiles with signals of their own have no parcels.
-        let scatters = op == OpKind::GemmAllReduce || flattened && op.reduces();
+        let scatters = flattened && op.reduces();
         let chunk = if chunk == 0 || scatters { Chunk::Shard } else { Chunk::Tiles(chunk) };
         let tile = TileShape::new(16, 24, 16);
         let schedule =

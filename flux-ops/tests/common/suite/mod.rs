@@ -44,8 +44,8 @@ impl Number for f16 {}
 pub fn defaults(_: &mut Options) {}
 
 /// Extents for a world: a row block of 128 in each shard and one of a single row in all but the
-/// last, tails of columns and of the inner dimension. On GPUs, where the tests are optimised, several column blocks and
-/// pipeline stages too.
+/// last, tails of columns and of the inner dimension. On GPUs, where the tests are optimised,
+/// several column blocks and pipeline stages too.
 pub fn unaligned(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let [m, n, k] = equal_shards(machine, op, world);
     [m - usize::from(world > 1), n, k]

@@ -1,5 +1,5 @@
-//! RMSNorm of finished rows: within the derived bound of the rounded rows, and refused where it does
-//! not fit.
+//! RMSNorm of finished rows: within the derived bound of the rounded rows, and refused where it
+//! does not fit.
 
 use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, unaligned};
 use crate::common::{Memory, Node, OpOptions, Values};
@@ -38,8 +38,8 @@ fn call_with_norm<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> (Vec
     (node.download(&y), rows.concat())
 }
 
-/// The norm of a row by its definition, in fp64, and how far fp32 arithmetic and one rounding may be
-/// off: a sum of `n` squares by `n` roundings, of which the root halves the error, and five
+/// The norm of a row by its definition, in fp64, and how far fp32 arithmetic and one rounding may
+/// be off: a sum of `n` squares by `n` roundings, of which the root halves the error, and five
 /// operations, the reciprocal root within two roundings of its own.
 pub fn assert_normalised<T: Number>(y: &[T], y_norm: &[T], cols: usize, op: &AnyOp<T>) {
     assert_eq!(y.len(), y_norm.len());

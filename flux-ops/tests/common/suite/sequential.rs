@@ -15,8 +15,8 @@ fn sequential(machine: Machine) -> Plan {
     Plan { comm: CommMode::Sequential, ..plain(machine) }
 }
 
-/// Few rows and partial tiles, whole and split along `k`, between overlapped calls, on one workspace
-/// and over the wrap of epochs, whoever is late.
+/// Few rows and partial tiles, whole and split along `k`, between overlapped calls, on one
+/// workspace and over the wrap of epochs, whoever is late.
 pub fn sequential_calls_share_the_workspace_with_others(machine: Machine) {
     for world in machine.worlds(&[2, 3, 4, 8]) {
         let of = |op| {

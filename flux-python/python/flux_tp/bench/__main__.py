@@ -9,8 +9,9 @@ import sys
 from pathlib import Path
 
 from .models import MODELS
+from .options import PHASES, Options
 
-MODES = "none,ar,one_shot,two_shot,sp,async_tp,flux"
+_MODES = "none,ar,one_shot,two_shot,sp,async_tp,flux"
 GRACE = 180.0
 """Seconds past the time limit after which the ranks are given up."""
 
@@ -41,20 +42,23 @@ def _arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m flux_tp.bench", description=__doc__)
     commands = parser.add_subparsers(dest="command", required=True)
     layers = commands.add_parser("layers", help="time whole layers")
+    phases = list(PHASES)
+    layers.add_argument("--phases", type=_words(phases), default=phases, help=f"of {', '.join(phases)}")
+    modes = [*_MODES.split(","), "flux_ar", "flux_sp"]
+    layers.add_argument("--modes", type=_words(modes), default=_MODES.split(","), help=f"of {', '.join(modes)}")
+    training = commands.add_parser("megatron", help="train a GPT of Megatron-Core with its linear layers and with flux_tp's")
+    training.set_defaults(phases=["train"], modes=[])
     models = list(MODELS)
     published = [model for model in models if model != "tiny"]
-    layers.add_argument("--models", type=_words(models), default=published, help=f"of {', '.join(models)}")
-    phases = ["prefill", "decode", "train"]
-    layers.add_argument("--phases", type=_words(phases), default=phases, help=f"of {', '.join(phases)}")
-    layers.add_argument("--ms", type=_rows, help="rows of every phase; by default each phase has its own")
-    modes = [*MODES.split(","), "flux_ar", "flux_sp"]
-    layers.add_argument("--modes", type=_words(modes), default=MODES.split(","), help=f"of {', '.join(modes)}")
-    layers.add_argument("--layers", type=_positive, default=4, help="layers of the stack (4)")
-    layers.add_argument("--tp", type=_positive, help="ranks to start (all GPUs; 2 on the CPU)")
-    layers.add_argument("--transport", default="auto", help="as of flux_tp.init; with pcie, NCCL has no peer access either")
-    layers.add_argument("--samples", type=_positive, default=15, help="rounds that are counted (15)")
-    layers.add_argument("--json", type=Path, help="where the record goes")
-    layers.add_argument("--time-limit", type=float, default=3600.0, help="seconds after which no further row begins (3600)")
+    for command in (layers, training):
+        command.add_argument("--models", type=_words(models), default=published, help=f"of {', '.join(models)}")
+        command.add_argument("--ms", type=_rows, help="rows of every phase; by default each phase has its own")
+        command.add_argument("--layers", type=_positive, default=4, help="layers of the stack (4)")
+        command.add_argument("--tp", type=_positive, help="ranks to start (all GPUs; 2 on the CPU)")
+        command.add_argument("--transport", default="auto", help="as of flux_tp.init; with pcie, NCCL has no peer access either")
+        command.add_argument("--samples", type=_positive, default=15, help="rounds that are counted (15)")
+        command.add_argument("--json", type=Path, help="where the record goes")
+        command.add_argument("--time-limit", type=float, default=3600.0, help="seconds after which no further row begins (3600)")
     show = commands.add_parser("show", help="print records as tables")
     show.add_argument("--summary", action="store_true", help="one table: the bound, the base and flux")
     show.add_argument("files", type=Path, nargs="+")
@@ -98,7 +102,10 @@ def main() -> int:
     os.environ.update(_variables(arguments.transport))
     if "RANK" not in os.environ:
         return _start(arguments)
-    from .layers import Options, run
+    if arguments.command == "megatron":
+        from .megatron import run
+    else:
+        from .layers import run
 
     a = arguments
     run(Options(a.models, a.phases, a.ms, a.modes, a.layers, a.transport, a.samples, a.json, a.time_limit))

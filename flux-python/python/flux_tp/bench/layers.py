@@ -6,67 +6,37 @@ Invariant: every rank takes the same decisions, so all make the same calls in th
 from __future__ import annotations
 
 import faulthandler
-import time
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from .attention import causal, decoding
+from .attention import KV_LENGTH, SEQUENCE, causal, decoding
 from .clock import Clock, captured
 from .models import MODELS
 from .modes import MODES, AllReduce, Mode
+from .options import GRACE, Options
 from .ranks import Ranks
 from .record import Record
 from .show import line
 from .stack import TOLERANCE, Inputs, Step, reference, step, worst_row
 from .weights import Layer, random_layer
 
-__all__ = ["PHASES", "Options", "run"]
-
-PHASES = {
-    "prefill": (2048, 8192, 16384),
-    "decode": (1, 8, 16, 64, 128, 256, 512),
-    "train": (2048, 8192),
-}
-"""The phases, each with its numbers of rows."""
-GRACE = 90.0
-"""Seconds past the time limit after which a run that hangs ends itself."""
-
-
-@dataclass(frozen=True)
-class Options:
-    """What a run measures."""
-
-    models: Sequence[str]
-    phases: Sequence[str]
-    ms: Sequence[int] | None
-    modes: Sequence[str]
-    layers: int
-    transport: str
-    samples: int
-    json: Path | None
-    time_limit: float
-
-    def rows(self, phase: str) -> Sequence[int]:
-        return self.ms or PHASES[phase]
-
+__all__ = ["run"]
 
 def run(options: Options) -> None:
     """Measures as a rank of torchrun's."""
-    began = time.monotonic()
     faulthandler.dump_traceback_later(options.time_limit + GRACE, exit=True)
     ranks = Ranks(options.transport, max(max(options.rows(phase)) for phase in options.phases))
-    record = Record(ranks, options.layers, options.samples, options.json) if ranks.rank == 0 else None
+    own = {"layers": options.layers, "sequence": SEQUENCE, "kv_length": KV_LENGTH, "tolerance": TOLERANCE}
+    record = Record(ranks, "layers", options, own) if ranks.rank == 0 else None
     if record:
         print(f"{ranks.comm.explain()}\n", flush=True)
     for name in options.models:
         torch.manual_seed(1 + ranks.rank)
         layers = [random_layer(MODELS[name], ranks.world, ranks.device) for _ in range(options.layers)]
         for phase, m in ((phase, m) for phase in options.phases for m in options.rows(phase)):
-            if ranks.largest([time.monotonic() - began])[0] > options.time_limit:
+            if ranks.past(options.time_limit):
                 if record:
                     print(f"the time limit of {options.time_limit:.0f} s is reached before {name} {phase} m = {m}")
                 return ranks.close()
@@ -149,6 +119,6 @@ def _attempt(ranks: Ranks, call: Callable[[], Any]) -> str | None:
         call()
         if ranks.device.type == "cuda":
             torch.cuda.synchronize()
-    except (RuntimeError, NotImplementedError, ValueError) as error:
+    except Exception as error:  # noqa: BLE001 (whatever a library's op raises is the reason)
         word = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
     return ranks.first_word(word)

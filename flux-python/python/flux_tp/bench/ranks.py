@@ -6,6 +6,7 @@ Invariant: NVLink multicast is off in every library that could use it.
 from __future__ import annotations
 
 import os
+import time
 from datetime import timedelta
 
 import torch
@@ -24,6 +25,7 @@ class Ranks:
     """The process groups of this run; :meth:`close` leaves them."""
 
     def __init__(self, transport: str, max_m: int) -> None:
+        self._began = time.monotonic()
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         cuda = transport != "host" and torch.cuda.is_available()
         self.device = torch.device("cuda", int(os.environ["LOCAL_RANK"])) if cuda else torch.device("cpu")
@@ -69,6 +71,10 @@ class Ranks:
         tensor = torch.tensor(values, dtype=torch.float64, device=self.device)
         dist.all_reduce(tensor, op=dist.ReduceOp.MAX)
         return tensor.tolist()
+
+    def past(self, seconds: float) -> bool:
+        """Whether a rank has run longer than that."""
+        return self.largest([time.monotonic() - self._began])[0] > seconds
 
     def first_word(self, word: str | None) -> str | None:
         """What the first rank says that says something."""

@@ -1,4 +1,4 @@
-"""The record of a run, as JSON: what was measured where, then a row for each model, phase and ``m``."""
+"""The record of a run, as JSON: what was measured where, then a row for each measurement."""
 
 from __future__ import annotations
 
@@ -7,15 +7,13 @@ import os
 import subprocess
 import sys
 from datetime import datetime, timezone
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from .. import __version__, _native
-from .attention import KV_LENGTH, SEQUENCE
+from .options import Options
 from .ranks import Ranks
-from .stack import TOLERANCE
 
 __all__ = ["Record"]
 
@@ -25,12 +23,12 @@ SCHEMA = 1
 class Record:
     """A record that is whole in its file after every row. Rank 0 keeps it."""
 
-    def __init__(self, ranks: Ranks, layers: int, samples: int, path: Path | None) -> None:
+    def __init__(self, ranks: Ranks, kind: str, options: Options, own: dict[str, Any]) -> None:
         cuda = ranks.device.type == "cuda"
-        self._path = path
+        self._path = options.json
         self._content: dict[str, Any] = {
             "schema": SCHEMA,
-            "kind": "layers",
+            "kind": kind,
             "device": torch.cuda.get_device_name() if cuda else "cpu",
             "gpus": ranks.world if cuda else 0,
             "driver": _driver() if cuda else None,
@@ -40,17 +38,15 @@ class Record:
             "flux_tp": __version__,
             "commit": _native.commit(),
             "date": datetime.now(timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            "command": " ".join(["python -m flux_tp.bench", *sys.argv[1:]]),
+            # Absolute paths are this machine's: cut to the file's name.
+            "command": " ".join(["python -m flux_tp.bench", *(Path(word).name if word.startswith("/") else word for word in sys.argv[1:])]),
             "transport": ranks.comm.transport,
             "ranks": "processes",
             "hosts": 1,
             "nccl_p2p": os.environ.get("NCCL_P2P_DISABLE", "0") != "1",
             "multicast": False,
-            "layers": layers,
-            "sequence": SEQUENCE,
-            "kv_length": KV_LENGTH,
-            "samples": samples,
-            "tolerance": TOLERANCE,
+            "samples": options.samples,
+            **own,
             "rows": [],
         }
 

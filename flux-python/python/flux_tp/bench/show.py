@@ -49,6 +49,11 @@ def _number(value: float | None, digits: int, end: str = "") -> str:
 
 def line(row: dict[str, Any]) -> str:
     """A row as one line."""
+    if row["phase"] == "megatron":
+        times = f"megatron {row['ms']['megatron']:.1f}  flux {row['ms']['flux']:.1f} ms a step"
+        judged = "" if row["verified"] else "  NOT VERIFIED"
+        steps = len(row["losses"]["flux"])
+        return f"{row['model']} m={row['m']} tp={row['tp']} {row['transport']}: {times}, losses of {steps} steps within {row['difference']:.1e}{judged}"
     times = "  ".join(f"{mode} {ms:.3f}" for mode, ms in row["ms"].items())
     words = f"{row['model']} {row['phase']} m={row['m']} tp={row['tp']} {row['transport']}: {times} ms a layer"
     words += "" if row["verified"] else f"  NOT VERIFIED {row['error']} above {row['largest_error']:.1e}"
@@ -113,8 +118,23 @@ def _summary(record: dict[str, Any]) -> Iterable[str]:
     yield from _table(head, (cells(row) for row in record["rows"]))
 
 
+def _megatron(record: dict[str, Any]) -> Iterable[str]:
+    """One table of all rows: times of a step, and how far losses differ."""
+    yield f"megatron-core {record['megatron_core']}\n"
+    head = ["model", "layers", "TP", "m", "Megatron-Core, ms a step", "flux, ms a step", "over Megatron-Core", "steps", "largest difference of losses"]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        ms = row["ms"]
+        words = [MODELS[row["model"]].title, str(row["layers"]), str(row["tp"]), _rows_label(row)]
+        words += [_number(ms["megatron"], 1), _number(ms["flux"], 1), _number(ms["megatron"] / ms["flux"], 2, "x")]
+        return [*words, str(len(row["losses"]["flux"])), f"{row['difference']:.1e}"]
+
+    yield from _table(head, (cells(row) for row in record["rows"]))
+
+
 def show(paths: Iterable[Path], summary: bool) -> None:
     """Prints records."""
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
-        print("\n".join([_set_up(record), *(_summary if summary else _full)(record)]))
+        tables = _megatron if record["kind"] == "megatron" else _summary if summary else _full
+        print("\n".join([_set_up(record), *tables(record)]))

@@ -30,7 +30,7 @@ impl Types {
 }
 
 /// Algorithms that the library is asked for; it has some dozens.
-const MOST_IDS: usize = 256;
+const MOST_IDS: c_int = 256;
 /// Tiles and stages of an algorithm; the enumerations have some hundreds.
 const MOST_VALUES: usize = 1024;
 /// Values of an algorithm's own option that are tried.
@@ -82,22 +82,11 @@ impl Gemm {
     /// Every algorithm in every configuration that the library accepts, without split-K.
     pub(super) fn configurations(&self) -> Result<Vec<Candidate>, CublasError> {
         let (lt, Types { element, compute, scale }) = (self.library, self.types);
-        let mut ids: [c_int; MOST_IDS] = [0; MOST_IDS];
+        let mut ids: [c_int; MOST_IDS as usize] = [0; MOST_IDS as usize];
         let mut found: c_int = 0;
         // SAFETY: the handle exists; there is room for `MOST_IDS` results.
         check("cublasLtMatmulAlgoGetIds", unsafe {
-            (lt.algo_ids)(
-                self.handle,
-                compute,
-                scale,
-                element,
-                element,
-                element,
-                element,
-                MOST_IDS as c_int,
-                ids.as_mut_ptr(),
-                &raw mut found,
-            )
+            (lt.algo_ids)(self.handle, compute, scale, element, element, element, element, MOST_IDS, ids.as_mut_ptr(), &raw mut found)
         })?;
         let mut accepted = Vec::new();
         for &id in ids.iter().take(found.unsigned_abs() as usize) {
@@ -141,7 +130,7 @@ impl Gemm {
         for (attribute, value) in setting {
             // SAFETY: the algorithm was initialised; the attribute has 32 bits.
             let set = unsafe {
-                (self.library.algo_configure)(&raw mut algo, *attribute, (value as *const u32).cast::<c_void>(), size_of::<u32>())
+                (self.library.algo_configure)(&raw mut algo, *attribute, std::ptr::from_ref(value).cast::<c_void>(), size_of::<u32>())
             };
             if set != 0 {
                 return None;

@@ -2,13 +2,15 @@
 //!
 //! Invariant: times round up to a nanosecond, so no rate is ever exceeded.
 
+mod profiles;
+
 use crate::tile::Generation;
 use std::time::Duration;
 
 /// A host of equal GPUs that reach each other's memory through a switch, or host memory only.
 ///
 /// Rates are whole numbers, so that a simulation is the same on every computer. Sources of the
-/// values:
+/// measured profiles' values; those of the others follow from data sheets:
 ///
 /// - Data sheet, dense 16-bit operands: `multiprocessors`, `ops_per_cycle`.
 /// - results/h200-x4-nvlink.json: `clock_mhz`, `memory_bytes_per_us`, `begin_ns`, `end_ns`,
@@ -24,8 +26,10 @@ use std::time::Duration;
 pub struct Machine {
     /// Name of the profile.
     pub name: &'static str,
-    /// Word of the driver's GPU names that selects the profile.
+    /// Words of the driver's name of the GPU that select the profile.
     pub gpu: &'static str,
+    /// What connects the GPUs.
+    pub wires: &'static str,
     /// Whether the simulator sends through host memory: whole chunks, by copy engines, at the
     /// links' rates in and out.
     pub through_host: bool,
@@ -80,58 +84,6 @@ pub struct Machine {
 pub const PUSHED_BYTES: u64 = 2048;
 
 impl Machine {
-    /// H200 (SXM) on one switch.
-    pub const H200: Self = Self {
-        name: "H200",
-        gpu: "H200",
-        through_host: false,
-        generation: Generation::Hopper,
-        multiprocessors: 132,
-        ops_per_cycle: 4096,
-        clock_mhz: 1460,
-        memory_bytes_per_us: 4_250_000,
-        l2_bytes_per_us: 9_830_000,
-        link_bytes_per_us: 370_000,
-        both_ways_bytes_per_us: 370_000,
-        signal_ns: 1140,
-        begin_ns: 3500,
-        end_ns: 7500,
-        tile_ns: 2000,
-        add_bytes_per_us: 80_000,
-        push_begins_ns: 2000,
-        push_ns: 2700,
-        push_round_ns: 400,
-        copy_begins_ns: 15_000,
-        copy_ns: 4400,
-        message_ns: 30_000,
-        message_bytes_per_us: 17_000,
-        staged_bytes_per_us: 34_000,
-        staged_total_bytes_per_us: 104_000,
-    };
-
-    /// H100 (SXM) on one switch: an H200 with the memory rate of its data sheet, scaled as the
-    /// H200's.
-    pub const H100: Self = Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
-
-    /// H800, from its data sheet: an H100 with 400 GB/s of NVLink for 900, scaled as the H200's. No
-    /// record measures it.
-    pub const H800: Self = Self { name: "H800", gpu: "H800", link_bytes_per_us: 164_000, both_ways_bytes_per_us: 164_000, ..Self::H100 };
-
-    /// Two H100 that reach host memory only (results/h100-x2-links.txt). They wait more than over
-    /// NVLink, so the clock is higher (results/h100-x2-pcie.json).
-    pub const H100_PAIR_BY_HOST: Self = Self {
-        name: "H100-pair-by-host",
-        through_host: true,
-        link_bytes_per_us: 54_000,
-        both_ways_bytes_per_us: 34_000,
-        copy_ns: 0,
-        clock_mhz: 1540,
-        ..Self::H100
-    };
-
-    /// All profiles.
-    pub const ALL: [Self; 4] = [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST, Self::H800];
-
     /// This machine with `ranks` ranks that reach each other through host memory only.
     #[must_use]
     pub fn staged(self, ranks: u32) -> Self {
@@ -142,8 +94,20 @@ impl Machine {
     /// The profile of a GPU by the driver's name for it, with the driver's SM count. An unknown GPU
     /// gets the H100's rates.
     pub fn of_gpu(name: &str, multiprocessors: u32) -> Self {
-        let known = [Self::H200, Self::H800, Self::H100].into_iter().find(|machine| name.contains(machine.gpu));
+        // Of several the one with the most words, and of those the first.
+        let known = Self::ALL.into_iter().rev().filter(|machine| machine.is_of(name)).max_by_key(|machine| machine.gpu.len());
         Self { multiprocessors: multiprocessors.max(1), ..known.unwrap_or(Self::H100) }
+    }
+
+    /// Whether the driver calls a GPU of this machine so.
+    pub fn is_of(&self, name: &str) -> bool {
+        let is_there = |wanted: &str| name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word.eq_ignore_ascii_case(wanted));
+        self.gpu.split(' ').all(is_there)
+    }
+
+    /// Time of a library's collective that moves so many bytes in and out of each rank.
+    pub fn collective_time(&self, bytes: u64) -> Duration {
+        Duration::from_nanos(self.message_ns).saturating_add(self.link_time(bytes, true))
     }
 
     /// This machine with the kernel of `generation`. A probe of mma.sync reaches 645 TFLOP/s on an
@@ -155,11 +119,6 @@ impl Machine {
             _ => self.ops_per_cycle,
         };
         Self { generation, ops_per_cycle, ..self }
-    }
-
-    /// Whether committed records confirm the profile.
-    pub fn is_measured(&self) -> bool {
-        [Self::H200, Self::H100, Self::H100_PAIR_BY_HOST].contains(self)
     }
 
     /// Operations of one worker in a nanosecond.

@@ -1,0 +1,37 @@
+"""What a run measures. Needs no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["GRACE", "PHASES", "Options"]
+
+PHASES = {
+    "prefill": (2048, 8192, 16384),
+    "decode": (1, 8, 16, 64, 128, 256, 512),
+    "train": (2048, 8192),
+}
+"""The phases, each with its numbers of rows."""
+GRACE = 90.0
+"""Seconds past the time limit after which a run that hangs ends itself."""
+
+
+@dataclass(frozen=True)
+class Options:
+    """The words of the command line."""
+
+    models: Sequence[str]
+    phases: Sequence[str]
+    ms: Sequence[int] | None
+    modes: Sequence[str]
+    layers: int
+    transport: str
+    samples: int
+    json: Path | None
+    time_limit: float
+
+    def rows(self, phase: str) -> Sequence[int]:
+        """The numbers of rows of a phase."""
+        return self.ms or PHASES[phase]
