@@ -16,4 +16,15 @@ struct alignas(128) TensorMap {
     unsigned char opaque[128];
 };
 
+// One of two types.
+template <bool First, class A, class B>
+struct Either {
+    using Type = A;
+};
+
+template <class A, class B>
+struct Either<false, A, B> {
+    using Type = B;
+};
+
 }  // namespace flux

@@ -17,6 +17,7 @@ mod inspect;
 pub mod nvrtc;
 mod sources;
 mod variant;
+mod weights;
 
 pub use aot::{Selection, compile_ahead};
 pub use cache::{AheadError, Cubin, Cubins, Origin, cubin};
@@ -26,3 +27,4 @@ pub use epilogue::{Activation, NoSuchActivation};
 pub use inspect::{FunctionReport, ImageError, Report};
 pub use sources::Source;
 pub use variant::{NoSuchTile, Variant};
+pub use weights::WeightLayout;

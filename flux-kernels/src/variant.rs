@@ -6,13 +6,15 @@
 use crate::device::KernelTarget;
 use crate::epilogue::Activation;
 use crate::sources::Source;
+use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
 use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
 /// One instantiation: operation, element type, tile, how a finished tile is staged, how many stages
-/// of operands are in flight, what is applied to the result, and whether it records its time line.
+/// of operands are in flight, what is applied to the result, how weights lie, and whether it records its
+/// time line.
 /// Both sums over the ranks have one kernel.
 ///
 /// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
@@ -25,6 +27,7 @@ pub struct Variant {
     form: Form,
     stages: u32,
     activation: Activation,
+    weights: WeightLayout,
     traced: bool,
 }
 
@@ -77,8 +80,8 @@ impl Variant {
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
 
-    /// Every variant that is compiled ahead of time for a target; the [`traced`](Self::traced)
-    /// forms are compiled where they are used.
+    /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced) forms,
+    /// and those of [other weights](Self::with_weights), are compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
         plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish))).collect()
@@ -115,7 +118,7 @@ impl Variant {
                 Form::Hopper(staging) => tile.stages(staging, target.shared_bytes)?,
                 Form::Portable => tile.portable_stages(target.shared_bytes)?,
             };
-            Some(Self { op, dtype, tile, form, stages, activation: Activation::None, traced: false })
+            Some(Self { op, dtype, tile, form, stages, activation: Activation::None, weights: WeightLayout::Nk, traced: false })
         })
     }
 
@@ -184,6 +187,17 @@ impl Variant {
     #[must_use]
     pub const fn with_activation(self, activation: Activation) -> Self {
         Self { activation, ..self }
+    }
+
+    /// The same kernel for weights that lie like this.
+    #[must_use]
+    pub const fn with_weights(self, weights: WeightLayout) -> Self {
+        Self { weights, ..self }
+    }
+
+    /// How the weights lie.
+    pub const fn weights(&self) -> WeightLayout {
+        self.weights
     }
 
     /// Whether it records.
@@ -271,6 +285,7 @@ impl Variant {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
         let (stages, traced, shared, threads) = (self.stages, self.traced, self.shared_bytes(), Self::THREADS);
+        let kn = self.weights == WeightLayout::Kn;
         let activation = self.activation.cuda_name();
         let TileShape { m, n, k, .. } = self.tile;
         let (folder, numbers, check) = match self.form {
@@ -279,7 +294,7 @@ impl Variant {
         };
         let text = format!(
             "#include \"{folder}/fused_gemm.cuh\"\n\
-             using C = flux::Config<{numbers}, {bf16}, {rs}, flux::Activation::{activation}, {traced}>;\n\
+             using C = flux::Config<{numbers}, {bf16}, {rs}, flux::Activation::{activation}, {kn}, {traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == {k}, \"variant.rs\");\n\
              {check}\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
@@ -307,6 +322,9 @@ impl fmt::Display for Variant {
         write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
         if self.activation != Activation::None {
             write!(f, "_{}", self.activation)?;
+        }
+        if self.weights == WeightLayout::Kn {
+            f.write_str("_kn")?;
         }
         if self.form == Form::Portable {
             write!(f, "_{}", Generation::Portable)?;

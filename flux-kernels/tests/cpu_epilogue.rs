@@ -9,7 +9,7 @@ use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, TileShape, WorldSize};
 use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, Residual, Rows, RowsMut};
-use flux_kernels::{Activation, Element};
+use flux_kernels::{Activation, Element, WeightLayout};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -89,6 +89,7 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
             CpuArgs {
                 x: Rows { elements: &x, stride: 24 },
                 w: Rows { elements: &w, stride: 24 },
+                weights: WeightLayout::Nk,
                 y: RowsMut { elements: &mut y, stride: 40 },
                 epilogue,
                 memory: memory.view(0, Duration::from_secs(1)),

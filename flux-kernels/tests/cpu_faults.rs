@@ -8,6 +8,7 @@ use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::{Schedule, TileProgram, WorkItem, sink};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+use flux_kernels::WeightLayout;
 use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
@@ -35,6 +36,7 @@ fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pus
         CpuArgs {
             x: Rows { elements: &x, stride: p.x_shape(Rank::new(0)).cols as usize },
             w: Rows { elements: &w, stride: p.w_shape().cols as usize },
+            weights: WeightLayout::Nk,
             y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
             epilogue: Epilogue::default(),
             memory,
@@ -168,6 +170,7 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
             CpuArgs {
                 x: Rows { elements: &x[..x_len], stride: x_stride },
                 w: Rows { elements: &w, stride: 16 },
+                weights: WeightLayout::Nk,
                 y: RowsMut { elements: &mut y, stride: 32 },
                 epilogue: Epilogue::default(),
                 memory: memory.view(0, SOON),

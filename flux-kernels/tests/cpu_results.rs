@@ -11,8 +11,8 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
-use flux_kernels::Element;
 use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, Executor, Rows, RowsMut};
+use flux_kernels::{Element, WeightLayout};
 use half::{bf16, f16};
 use proptest::prelude::*;
 use schedules::chunks;
@@ -226,6 +226,7 @@ fn strided_operands_are_read_and_written_in_place() {
     let args = CpuArgs {
         x: Rows { elements: &x[..x.len() - PAD], stride: 16 + PAD },
         w: Rows { elements: &w, stride: 16 + PAD },
+        weights: WeightLayout::Nk,
         y: RowsMut { elements: &mut y, stride: 24 + PAD },
         epilogue: Epilogue::default(),
         memory: memory.view(0, Duration::from_secs(30)),

@@ -8,6 +8,7 @@ mod support;
 use flux_core::program::{Chunk, Schedule};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
+use flux_kernels::WeightLayout;
 use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, Executor, Rows, RowsMut};
 use half::bf16;
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
@@ -50,6 +51,7 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
         let args = CpuArgs {
             x: Rows { elements: &x, stride: 16 },
             w: Rows { elements: &w, stride: 16 },
+            weights: WeightLayout::Nk,
             y: RowsMut { elements: &mut y, stride: 64 },
             epilogue: Epilogue::default(),
             memory: memory.view(0, Duration::from_secs(30)),

@@ -8,6 +8,7 @@ use crate::error::CallError;
 use crate::tensor::{Location, View};
 use flux_core::problem::Shape;
 use flux_core::{OpKind, Problem, Rank};
+use flux_kernels::WeightLayout;
 
 /// The operands of one call.
 #[derive(Clone, Copy, Debug)]
@@ -54,12 +55,14 @@ impl Operands {
     pub(crate) fn check<T>(
         &self,
         (problem, rank, m): (&Problem, Rank, usize),
-        epilogue: EpilogueSpec,
+        (epilogue, weights): (EpilogueSpec, WeightLayout),
         location: Location,
     ) -> Result<(), CallError> {
         let rows = |shape: Shape| if m == 0 { Shape { rows: 0, ..shape } } else { shape };
         let vector = Shape { rows: 1, cols: problem.n_local() };
         let output = rows(problem.y_shape(rank));
+        let (w_rows, w_cols) = weights.extents(problem.n_local(), problem.k_local());
+        let weights_shape = Shape { rows: w_rows, cols: w_cols };
         let optional = [
             ("bias", self.bias, epilogue.bias, vector),
             ("residual", self.residual, epilogue.residual, output),
@@ -73,7 +76,7 @@ impl Operands {
             }
         }
         let given = optional.into_iter().filter_map(|(_, given, _, shape)| given.map(|_| shape));
-        let shapes = [rows(problem.x_shape(rank)), problem.w_shape()].into_iter().chain(given).chain([output, output]);
+        let shapes = [rows(problem.x_shape(rank)), weights_shape].into_iter().chain(given).chain([output, output]);
         for ((operand, view), expected) in self.named().zip(shapes) {
             let found = view.layout;
             if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {
@@ -133,11 +136,11 @@ mod tests {
     fn refused(operands: Operands) -> String {
         let (bias, residual) = (operands.bias.is_some(), operands.residual.is_some());
         let epilogue = EpilogueSpec { bias, residual, ..EpilogueSpec::default() };
-        operands.check::<bf16>((&problem(), Rank::new(1), 8), epilogue, HERE).unwrap_err().to_string()
+        operands.check::<bf16>((&problem(), Rank::new(1), 8), (epilogue, WeightLayout::Nk), HERE).unwrap_err().to_string()
     }
 
     fn passes(operands: Operands, bias: bool) -> Result<(), CallError> {
-        operands.check::<bf16>((&problem(), Rank::new(1), 8), EpilogueSpec { bias, ..EpilogueSpec::default() }, HERE)
+        operands.check::<bf16>((&problem(), Rank::new(1), 8), (EpilogueSpec { bias, ..EpilogueSpec::default() }, WeightLayout::Nk), HERE)
     }
 
     #[test]
@@ -162,7 +165,8 @@ mod tests {
     #[test]
     fn a_call_without_rows_takes_operands_without_rows() {
         let without = Operands { x: view(0, 0, 64), y: view(0, 0, 16), ..good() };
-        let check = |operands: Operands| operands.check::<bf16>((&problem(), Rank::new(0), 0), EpilogueSpec::default(), HERE);
+        let check =
+            |operands: Operands| operands.check::<bf16>((&problem(), Rank::new(0), 0), (EpilogueSpec::default(), WeightLayout::Nk), HERE);
         check(without).unwrap();
         let refused = check(Operands { x: view(0x1000, 4, 64), ..without }).unwrap_err().to_string();
         assert!(refused.starts_with("x is [4, 64], but ag_gemm with m = 0 takes [0, 64]"), "{refused}");
@@ -192,11 +196,23 @@ mod tests {
     }
 
     #[test]
+    fn weights_of_k_and_n_are_the_transpose() {
+        let check = |w, layout| {
+            let spec = (EpilogueSpec::default(), layout);
+            Operands { w, ..good() }.check::<bf16>((&problem(), Rank::new(1), 8), spec, HERE)
+        };
+        check(view(0x2000, 64, 16), WeightLayout::Kn).unwrap();
+        let refused = check(good().w, WeightLayout::Kn).unwrap_err().to_string();
+        assert!(refused.starts_with("w is [16, 64], but ag_gemm with m = 8 takes [64, 16]"), "{refused}");
+        assert!(check(view(0x2000, 64, 16), WeightLayout::Nk).is_err());
+    }
+
+    #[test]
     fn a_residual_has_the_shape_of_y_and_may_be_y_itself() {
         let residual = |address, rows, cols| Operands { residual: Some(view(address, rows, cols)), ..good() };
         let check = |operands: Operands, residual| {
             let epilogue = EpilogueSpec { residual, ..EpilogueSpec::default() };
-            operands.check::<bf16>((&problem(), Rank::new(1), 8), epilogue, HERE)
+            operands.check::<bf16>((&problem(), Rank::new(1), 8), (epilogue, WeightLayout::Nk), HERE)
         };
         check(residual(0x5000, 8, 16), true).unwrap();
         check(residual(0x3000, 8, 16), true).unwrap();

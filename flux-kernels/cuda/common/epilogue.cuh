@@ -174,8 +174,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
             add_bias<C>(p, load_item(p, i), consumer, thread, acc);
         }
     }
-    // Only sums have one, and those have no activation.
-    if constexpr (C::kActivation == Activation::kNone) {
+    if constexpr (C::kReduceScatter) {
         if (p.residual != 0) add_residual<C>(p, p.items[i], consumer, thread, first_row, acc);
     }
 #pragma unroll

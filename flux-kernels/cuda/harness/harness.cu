@@ -47,7 +47,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_fill(const __grid_constan
     const u64 total = static_cast<u64>(p.rows) * p.cols;
     for (u64 i = static_cast<u64>(blockIdx.x) * blockDim.x + threadIdx.x; i < total; i += static_cast<u64>(gridDim.x) * blockDim.x) {
         const u32 row = static_cast<u32>(i / p.cols), col = static_cast<u32>(i % p.cols);
-        dst[row * p.row_stride + col] =
+        dst[p.transposed != 0 ? col * p.row_stride + row : row * p.row_stride + col] =
             round_to(p.bf16 != 0, value(static_cast<Fill>(p.fill), p.seed, p.row0 + row, p.col0 + col));
     }
 }

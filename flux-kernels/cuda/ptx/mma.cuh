@@ -11,6 +11,15 @@ __device__ __forceinline__ void load_matrix_x4(u32 (&m)[4], u32 row) {
     asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];" : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3]) : "r"(row) : "memory");
 }
 
+// The same of the transposed matrices: a lane receives rows 2 (l mod 4) and the next of column
+// l / 4.
+__device__ __forceinline__ void load_matrix_x4_transposed(u32 (&m)[4], u32 row) {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];"
+                 : "=r"(m[0]), "=r"(m[1]), "=r"(m[2]), "=r"(m[3])
+                 : "r"(row)
+                 : "memory");
+}
+
 // mma.m16n8k16: d (16 x 8) += a (16 x 16) * b (8 x 16)^T
 template <bool Bf16>
 __device__ __forceinline__ void mma_16x8x16(float* d, const u32 (&a)[4], u32 b0, u32 b1) {

@@ -31,8 +31,8 @@ __device__ __forceinline__ void pin_registers(float (&r)[N]) {
 
 // Matrix descriptor of a K-major operand tile in shared memory with 128-byte swizzle: rows of 128
 // bytes, groups of 8 rows every 1024. Fields (PTX ISA, "Matrix descriptor format"): start address,
-// leading offset (unused here), stride offset 1024, swizzle mode 1. This is the lower half; the
-// upper one is the same for all, and each instruction adds it.
+// leading offset (unused here), stride offset, swizzle mode. This is the lower half; each instruction
+// adds the upper one, which follows from how the operand lies.
 __device__ __forceinline__ u32 k_major_128b_descriptor(u32 address) {
     return (address & 0x3FFFF) >> 4 | 1u << 16;
 }
@@ -41,9 +41,6 @@ __device__ __forceinline__ u32 k_major_128b_descriptor(u32 address) {
 __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
     return descriptor + (bytes >> 4);
 }
-
-// Stride offset 1024 >> 4, swizzle mode 1.
-#define FLUX_DESCRIPTOR_UPPER "0x40000040"
 
 // The operands of an instruction with that many accumulators in a thread, d[0] and on: their places
 // in the text, and their constraints.
@@ -126,47 +123,69 @@ __device__ __forceinline__ u32 advance_descriptor(u32 descriptor, u32 bytes) {
 #define FLUX_SUMS_120 FLUX_SUMS_112, FLUX_EIGHT(112)
 #define FLUX_SUMS_128 FLUX_SUMS_120, FLUX_EIGHT(120)
 
+// How an operand lies in shared memory: the upper half of its descriptor, whether it is transposed,
+// and the bytes from 16 elements along k to the next.
+struct KMajor {
+    static constexpr u32 kUpper = 1u << 30 | 1024 >> 4;  // swizzle mode 1, stride offset 1024
+    static constexpr u32 kTransposed = 0;
+    static constexpr u32 kStepBytes = 32;
+};
+
+// Boxes of 64 rows, one for each element along k. A row is `RowBytes` of consecutive elements of m
+// or n, swizzled over all of it. Modes 1, 2 and 3 are swizzles of 128, 64 and 32 bytes.
+template <u32 RowBytes>
+struct MnMajor {
+    static_assert(RowBytes == 128 || RowBytes == 64 || RowBytes == 32, "a swizzle over whole rows");
+    static constexpr u32 kUpper = (RowBytes == 128 ? 1u : RowBytes == 64 ? 2u : 3u) << 30 | 8 * RowBytes >> 4;
+    static constexpr u32 kTransposed = 1;
+    static constexpr u32 kStepBytes = 16 * RowBytes;
+
+    // The lower half: boxes follow each other, which is the leading offset.
+    __device__ __forceinline__ static u32 descriptor(u32 address) { return (address & 0x3FFFF) >> 4 | (64 * RowBytes >> 4) << 16; }
+};
+
 // wgmma.mma_async m64nNk16: D (64 x N) = A (64 x 16) * B (N x 16)^T, added to D where `accumulate`.
 template <u32 N, bool Bf16>
 struct Wgmma;
 
-// Of `sums` = n / 2 accumulators; `a`, `b` and `c` are the three numbers that follow them.
-#define FLUX_WGMMA_OF(n, sums, a, b, c, type, bf16)                                                                                                 \
+// Of `sums` = n / 2 accumulators; `a` to `tb` are the seven numbers that follow them.
+#define FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, type, bf16)                                                                                 \
     template <>                                                                                                                                     \
     struct Wgmma<n, bf16> {                                                                                                                         \
+        template <class A, class B>                                                                                                                 \
         static __device__ __forceinline__ void mma(float (&d)[sums], u32 desc_a, u32 desc_b, u32 accumulate) {                                      \
             asm volatile("{\n.reg .pred p;\n.reg .b64 a, b;\nsetp.ne.b32 p, %" #c ", 0;\n"                                                          \
-                         "mov.b64 a, {%" #a ", " FLUX_DESCRIPTOR_UPPER "};\nmov.b64 b, {%" #b ", " FLUX_DESCRIPTOR_UPPER "};\n"                     \
-                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" FLUX_PLACES_##sums "}, a, b, p, 1, 1, 0, 0;\n}"     \
+                         "mov.b64 a, {%" #a ", %" #ua "};\nmov.b64 b, {%" #b ", %" #ub "};\n"                                                       \
+                         "wgmma.mma_async.sync.aligned.m64n" #n "k16.f32." #type "." #type " {" FLUX_PLACES_##sums "}, a, b, p, 1, 1, %" #ta        \
+                         ", %" #tb ";\n}"                                                                                                           \
                          : FLUX_SUMS_##sums                                                                                                         \
-                         : "r"(desc_a), "r"(desc_b), "r"(accumulate));                                                                              \
+                         : "r"(desc_a), "r"(desc_b), "r"(accumulate), "n"(A::kUpper), "n"(B::kUpper), "n"(A::kTransposed), "n"(B::kTransposed));    \
         }                                                                                                                                           \
     };
-#define FLUX_WGMMA(n, sums, a, b, c)              \
-    FLUX_WGMMA_OF(n, sums, a, b, c, bf16, true)   \
-    FLUX_WGMMA_OF(n, sums, a, b, c, f16, false)
+#define FLUX_WGMMA(n, sums, a, b, c, ua, ub, ta, tb)              \
+    FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, bf16, true)   \
+    FLUX_WGMMA_OF(n, sums, a, b, c, ua, ub, ta, tb, f16, false)
 
-FLUX_WGMMA(32, 16, 16, 17, 18)
-FLUX_WGMMA(48, 24, 24, 25, 26)
-FLUX_WGMMA(64, 32, 32, 33, 34)
-FLUX_WGMMA(72, 36, 36, 37, 38)
-FLUX_WGMMA(80, 40, 40, 41, 42)
-FLUX_WGMMA(96, 48, 48, 49, 50)
-FLUX_WGMMA(128, 64, 64, 65, 66)
-FLUX_WGMMA(136, 68, 68, 69, 70)
-FLUX_WGMMA(144, 72, 72, 73, 74)
-FLUX_WGMMA(152, 76, 76, 77, 78)
-FLUX_WGMMA(160, 80, 80, 81, 82)
-FLUX_WGMMA(168, 84, 84, 85, 86)
-FLUX_WGMMA(176, 88, 88, 89, 90)
-FLUX_WGMMA(184, 92, 92, 93, 94)
-FLUX_WGMMA(192, 96, 96, 97, 98)
-FLUX_WGMMA(208, 104, 104, 105, 106)
-FLUX_WGMMA(224, 112, 112, 113, 114)
-FLUX_WGMMA(240, 120, 120, 121, 122)
-FLUX_WGMMA(256, 128, 128, 129, 130)
+FLUX_WGMMA(32, 16, 16, 17, 18, 19, 20, 21, 22)
+FLUX_WGMMA(48, 24, 24, 25, 26, 27, 28, 29, 30)
+FLUX_WGMMA(64, 32, 32, 33, 34, 35, 36, 37, 38)
+FLUX_WGMMA(72, 36, 36, 37, 38, 39, 40, 41, 42)
+FLUX_WGMMA(80, 40, 40, 41, 42, 43, 44, 45, 46)
+FLUX_WGMMA(96, 48, 48, 49, 50, 51, 52, 53, 54)
+FLUX_WGMMA(128, 64, 64, 65, 66, 67, 68, 69, 70)
+FLUX_WGMMA(136, 68, 68, 69, 70, 71, 72, 73, 74)
+FLUX_WGMMA(144, 72, 72, 73, 74, 75, 76, 77, 78)
+FLUX_WGMMA(152, 76, 76, 77, 78, 79, 80, 81, 82)
+FLUX_WGMMA(160, 80, 80, 81, 82, 83, 84, 85, 86)
+FLUX_WGMMA(168, 84, 84, 85, 86, 87, 88, 89, 90)
+FLUX_WGMMA(176, 88, 88, 89, 90, 91, 92, 93, 94)
+FLUX_WGMMA(184, 92, 92, 93, 94, 95, 96, 97, 98)
+FLUX_WGMMA(192, 96, 96, 97, 98, 99, 100, 101, 102)
+FLUX_WGMMA(208, 104, 104, 105, 106, 107, 108, 109, 110)
+FLUX_WGMMA(224, 112, 112, 113, 114, 115, 116, 117, 118)
+FLUX_WGMMA(240, 120, 120, 121, 122, 123, 124, 125, 126)
+FLUX_WGMMA(256, 128, 128, 129, 130, 131, 132, 133, 134)
 
-#undef FLUX_DESCRIPTOR_UPPER
 #undef FLUX_WGMMA
 #undef FLUX_WGMMA_OF
 #undef FLUX_EIGHT

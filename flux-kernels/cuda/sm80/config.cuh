@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool Trace>
+template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool WeightsKn, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -15,6 +15,8 @@ struct Config {
     static constexpr bool kReduceScatter = ReduceScatter;
     static constexpr Activation kActivation = A;  // of the result
     static_assert(!ReduceScatter || A == Activation::kNone, "partial sums have no activation");
+    static constexpr bool kWeightsKn = WeightsKn;  // weights as [k, n] in place of [n, k]
+    static_assert(!WeightsKn || TileN % 128 == 0, "two warps load 128 columns");
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
     static constexpr bool kSendsPartials = ReduceScatter;
     static constexpr bool kScatters = ReduceScatter;
@@ -50,6 +52,9 @@ struct Config {
     static constexpr u32 kBytesA = TileM * kTileK * 2;
     static constexpr u32 kBytesB = TileN * kTileK * 2;
     static constexpr u32 kStageBytes = kBytesA + kBytesB;
+    // Weights of [k, n] lie in strips of 16 columns, a row of 32 bytes for each element along k. Its
+    // two chunks change places every four rows, so that eight rows of a chunk meet different banks.
+    static constexpr u32 kWeightStripBytes = kTileK * 32;
 
     // 16-byte vectors of a thread: rounded accumulators of one m16 block, and all in fp32.
     static constexpr u32 kBlockVectors = kAccumulators / 8;

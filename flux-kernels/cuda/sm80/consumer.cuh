@@ -45,8 +45,8 @@ struct Consumer {
             }
             mark(i, &ItemStamps::summed);
             if (finishes<C>(p.items[i])) {
-                const u32 warp = threadIdx.x / 32;
-                finish_tile<C>(p, i, warp % C::kWarpsN, threadIdx.x % 32, warp / C::kWarpsN * C::kRows, acc);
+                const Part<C> part;
+                finish_tile<C>(p, i, part.warp % C::kWarpsN, part.lane, part.row(), acc);
             }
             write(p.items[i], acc);
             mark(i, &ItemStamps::written);
@@ -73,7 +73,9 @@ private:
         // swizzled chunk of step 0; a step moves it by two chunks, which flips two bits.
         const u32 lane = threadIdx.x % 32, warp = threadIdx.x / 32;
         const u32 lane_a = (warp / C::kWarpsN * C::kRows + lane % 16) * 128 + (lane / 16 ^ lane % 8) * 16;
-        const u32 lane_b = C::kBytesA + (warp % C::kWarpsN * C::kCols + lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16;
+        const u32 col = warp % C::kWarpsN * C::kCols;
+        const u32 lane_b = C::kBytesA + (C::kWeightsKn ? col / 16 * C::kWeightStripBytes + lane % 16 * 32 + (lane / 16 ^ lane / 4 % 2) * 16
+                                                       : (col + lane / 16 * 8 + lane % 8) * 128 + (lane / 8 % 2 ^ lane % 8) * 16);
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
@@ -91,7 +93,11 @@ private:
 #pragma unroll
                 for (u32 pair = 0; pair < C::kPairs; ++pair) {
                     u32 b[4];
-                    ptx::load_matrix_x4(b, base + (lane_b ^ step * 32) + pair * 2048);
+                    if constexpr (C::kWeightsKn) {
+                        ptx::load_matrix_x4_transposed(b, base + lane_b + pair * C::kWeightStripBytes + step * 512);
+                    } else {
+                        ptx::load_matrix_x4(b, base + (lane_b ^ step * 32) + pair * 2048);
+                    }
 #pragma unroll
                     for (u32 block = 0; block < C::kBlocks; ++block) {
                         ptx::mma_16x8x16<C::kBf16>(&acc[block][pair * 8], a[block], b[0], b[1]);

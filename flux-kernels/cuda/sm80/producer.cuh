@@ -74,7 +74,12 @@ struct Producer {
                 continue;
             }
             a = Rows::of(a_address(item), a_stride(item), item.rows);
-            b = Rows::of(p.w + item.col * p.w_row_bytes, p.w_row_bytes, item.cols);
+            if constexpr (C::kWeightsKn) {
+                // This thread's chunk of the first row, and the item's columns.
+                b = {p.w + (item.col + threadIdx.x % 64 / 8 * 16 + threadIdx.x % 2 * 8) * u64{2}, 0, item.cols, 0};
+            } else {
+                b = Rows::of(p.w + item.col * p.w_row_bytes, p.w_row_bytes, item.cols);
+            }
             whole = item.rows == C::kTileM && item.cols == C::kTileN;
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
@@ -116,11 +121,34 @@ private:
     }
 
     __device__ __forceinline__ void load_b(u32 stage, u32 step) const {
+        if constexpr (C::kWeightsKn) {
+            load_weights_kn(stage, step);
+            return;
+        }
         const u32 bytes = chunk_bytes(step);
         if (whole) {
             b.load<C::kTileN, true>(smem.b(stage), step, bytes);
         } else {
             b.load<C::kTileN, false>(smem.b(stage), step, bytes);
+        }
+    }
+
+    // Copies a step of weights of [k, n], with zeros for rows and columns that do not exist. A warp
+    // copies whole lines of four rows.
+    __device__ __forceinline__ void load_weights_kn(u32 stage, u32 step) const {
+        const u32 chunk = threadIdx.x % 2, row = threadIdx.x / 2 % 4, strip = threadIdx.x % 64 / 8;
+        const u32 to = smem.b(stage) + strip * C::kWeightStripBytes + row * 32, first = step * C::kTileK + row;
+        const u64 from = ptx::copied_here(b.chunk + first * p.w_row_bytes);
+        const u32 cols = ptx::copied_here(b.last);
+#pragma unroll
+        for (u32 col = 0; col < C::kTileN; col += 128) {
+            const bool there = col + strip * 16 + chunk * 8 < cols;
+#pragma unroll
+            for (u32 rows = 0; rows < C::kTileK; rows += 4) {
+                const bool exists = there && first + rows < p.k_local;
+                ptx::async_copy_16(to + col / 16 * C::kWeightStripBytes + rows * 32 + (chunk ^ rows / 4 % 2) * 16,
+                                   exists ? from + rows * p.w_row_bytes + col * 2 : p.w, exists ? 16 : 0);
+            }
         }
     }
 

@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool Trace>
+template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool WeightsKn, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -18,6 +18,7 @@ struct Config {
     static constexpr bool kReduceScatter = ReduceScatter;
     static constexpr Activation kActivation = A;  // of the result
     static_assert(!ReduceScatter || A == Activation::kNone, "partial sums have no activation");
+    static constexpr bool kWeightsKn = WeightsKn;  // weights as [k, n] in place of [n, k]
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
@@ -62,6 +63,8 @@ struct Config {
     static constexpr u32 kBoxRows = kSwapAB ? kRows : 64;
     static constexpr u32 kBoxRowBytes = kBoxCols * 2;
     static constexpr u32 kBoxBytes = kBoxRows * kBoxRowBytes;
+    // Weights of [k, n] come in boxes of as many columns, a step along k high.
+    static constexpr u32 kWeightBoxBytes = kTileK * kBoxRowBytes;
     static constexpr u32 kBoxes = kSwapAB ? 1 : kCols / kBoxCols;   // of one block of one consumer
     // Epilogue staging: one buffer for each consumer, or one that they use in turn, which often
     // leaves memory for one more stage. Consumers that wait for the shared buffer fall half a tile

@@ -25,6 +25,11 @@ struct Consumer {
     static constexpr u32 kOffsetA = C::kSplitColumns ? 0 : C::kRows * C::kTileK * 2;
     static constexpr u32 kOffsetB = C::kSplitColumns ? C::kCols * C::kTileK * 2 : 0;
 
+    // How weights lie, and with that wgmma's operands.
+    using Weights = typename Either<C::kWeightsKn, ptx::MnMajor<C::kBoxRowBytes>, ptx::KMajor>::Type;
+    using OfM = typename Either<C::kSwapAB, Weights, ptx::KMajor>::Type;
+    using OfN = typename Either<C::kSwapAB, ptx::KMajor, Weights>::Type;
+
     const Params& p;
     const Shared<C> smem;
     const u32 epoch;
@@ -35,8 +40,8 @@ struct Consumer {
     u32 out_phase = 0;
     // Descriptors of the first stage's operands, of wgmma's m and n. `from_lane` makes them
     // uniform, so the compiler computes what follows from them once a warp.
-    u32 first_m = ptx::from_lane(ptx::k_major_128b_descriptor(C::kSwapAB ? smem.b(0) + index * kOffsetB : smem.a(0) + index * kOffsetA), 0);
-    u32 first_n = ptx::from_lane(ptx::k_major_128b_descriptor(C::kSwapAB ? smem.a(0) + index * kOffsetA : smem.b(0) + index * kOffsetB), 0);
+    u32 first_m = ptx::from_lane(C::kSwapAB ? weights_descriptor() : ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA), 0);
+    u32 first_n = ptx::from_lane(C::kSwapAB ? ptx::k_major_128b_descriptor(smem.a(0) + index * kOffsetA) : weights_descriptor(), 0);
 
     __device__ __forceinline__ void run(const Walk& walk) {
         // Not the walk's value, which would live in local memory across the change of registers.
@@ -62,6 +67,17 @@ struct Consumer {
     }
 
 private:
+    // Of this consumer's weights in the first stage. 64 of its columns, or rows of K-major weights, are
+    // 64 * 128 bytes.
+    __device__ __forceinline__ u32 weights_descriptor() const {
+        const u32 address = smem.b(0) + index * kOffsetB;
+        if constexpr (C::kWeightsKn) {
+            return Weights::descriptor(address);
+        } else {
+            return ptx::k_major_128b_descriptor(address);
+        }
+    }
+
     // Issues the products of the next stage, added to the sums; the `First` stage of a tile sets
     // them. Arrives at `read`, the barrier of the stage before, when that stage's products are
     // done.
@@ -77,8 +93,8 @@ private:
         for (u32 k = 0; k < C::kTileK / 16; ++k) {
 #pragma unroll
             for (u32 block = 0; block < C::kBlocks; ++block) {
-                ptx::Wgmma<C::kWgmmaN, C::kBf16>::mma(acc[block], ptx::advance_descriptor(m, block * 64 * 128 + k * 32),
-                                                       ptx::advance_descriptor(n, k * 32), !First || k != 0);
+                ptx::Wgmma<C::kWgmmaN, C::kBf16>::template mma<OfM, OfN>(acc[block], ptx::advance_descriptor(m, block * 64 * 128 + k * OfM::kStepBytes),
+                                                                          ptx::advance_descriptor(n, k * OfN::kStepBytes), !First || k != 0);
             }
             if ((k + 1) % kGroup != 0) continue;
             ptx::wgmma_commit();

@@ -81,7 +81,15 @@ private:
     }
 
     __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) const {
-        ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
+        if constexpr (C::kWeightsKn) {
+            // Boxes beyond the last column are zeros, and count as bytes.
+#pragma unroll
+            for (u32 col = 0; col < C::kTileN; col += C::kBoxCols) {
+                ptx::tensor_load_2d(smem.b(stage) + col / C::kBoxCols * C::kWeightBoxBytes, &p.b, smem.full(stage), item.col + col, step * C::kTileK);
+            }
+        } else {
+            ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
+        }
     }
 
     // Waits until the stage is free, and sets the bytes of its next phase.

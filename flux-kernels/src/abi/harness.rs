@@ -36,6 +36,8 @@ mirrored! {
         pub(crate) cols: u32,
         pub(crate) fill: u32,
         pub(crate) bf16: u32,
+        /// Whether columns lie in the place of rows, `row_stride` from one to the next.
+        pub(crate) transposed: u32,
     }
 }
 

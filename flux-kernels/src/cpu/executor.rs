@@ -8,6 +8,8 @@ use super::error::ExecuteError;
 use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut, fits};
 use crate::element::Element;
+use crate::weights::WeightLayout;
+use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::signal::{Left, Poisoned, Protocol, read_fault};
 use std::marker::PhantomData;
@@ -19,8 +21,10 @@ use std::sync::OnceLock;
 pub struct CpuArgs<'a, T> {
     /// `x`, `[m/W, k]` (AllGather-GEMM) or `[m, k/W]` (GEMM-ReduceScatter).
     pub x: Rows<'a, T>,
-    /// `w`, `[n/W, k]` or `[n, k/W]`.
+    /// `w`, `[n/W, k]` or `[n, k/W]`, or its transpose.
     pub w: Rows<'a, T>,
+    /// Which of both.
+    pub weights: WeightLayout,
     /// `y`, `[m, n/W]` or `[m/W, n]`.
     pub y: RowsMut<'a, T>,
     /// Applied to a sum before it is stored to `y`.
@@ -78,10 +82,11 @@ impl<T: Element> Executor<T> {
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
     pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
-        let CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash } = args;
+        let CpuArgs { x, w, weights: layout, y, epilogue, memory, await_pushed, op_hash } = args;
         let problem = self.program.problem;
         fits("x", problem.x_shape(self.program.rank), x.elements.len(), x.stride)?;
-        fits("w", problem.w_shape(), w.elements.len(), w.stride)?;
+        let (rows, cols) = layout.extents(problem.n_local(), problem.k_local());
+        fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
         fits("y", problem.y_shape(self.program.rank), y.elements.len(), y.stride)?;
         epilogue.fits(&problem, self.program.rank)?;
         self.holds(&memory)?;
@@ -95,8 +100,19 @@ impl<T: Element> Executor<T> {
 
         let (n, k) = (problem.n_local() as usize, problem.k_local() as usize);
         let Buffers { weights, workers } = buffers;
-        for (row, to) in weights[..n * k].chunks_exact_mut(k).enumerate() {
-            T::widen(w.row(row, k), to);
+        match layout {
+            WeightLayout::Nk => {
+                for (row, to) in weights[..n * k].chunks_exact_mut(k).enumerate() {
+                    T::widen(w.row(row, k), to);
+                }
+            }
+            WeightLayout::Kn => {
+                for row in 0..k {
+                    for (to, from) in weights[row..n * k].iter_mut().step_by(k).zip(w.row(row, n)) {
+                        *to = from.to_f32();
+                    }
+                }
+            }
         }
         let call = Call { program: &self.program, x, weights, y: Output::new(y), epilogue, memory: &memory, protocol, await_pushed };
         // A scope allocates, even one without threads.

@@ -7,6 +7,7 @@ use super::tensor_map::{BoxCols, Fetch, Operand, encode};
 use super::trace::TraceBuffer;
 use crate::abi::Params;
 use crate::variant::Variant;
+use crate::weights::WeightLayout;
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::{gather_place_bytes, results_offset};
 use flux_core::program::TileProgram;
@@ -64,15 +65,20 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         box_cols: BoxCols::Wide,
         fetch: Fetch::Pair,
     };
+    let (rows, cols) = variant.weights().extents(problem.n_local(), k);
+    let (box_rows, box_cols) = match variant.weights() {
+        WeightLayout::Nk => (tile.n, BoxCols::Wide),
+        WeightLayout::Kn => (tile.k, BoxCols::of(variant)),
+    };
     let w = Operand {
         name: "w",
         address: args.w.address,
-        cols: k,
-        rows: problem.n_local(),
+        cols,
+        rows,
         row_bytes: args.w.row_bytes,
         outer: &[],
-        box_rows: tile.n,
-        box_cols: BoxCols::Wide,
+        box_rows,
+        box_cols,
         fetch: if variant.loads_pairs() { Fetch::Line } else { Fetch::Pair },
     };
     let y_outer = [(y_shards, shard_bytes(args.y))];

@@ -24,7 +24,7 @@ use flux_core::{DType, OpKind, Problem, Rank};
 pub struct Window {
     /// First element.
     pub address: u64,
-    /// Elements between rows.
+    /// Elements between rows, or columns that lie in their place.
     pub row_stride: u64,
     /// First global row.
     pub row0: u32,
@@ -34,6 +34,8 @@ pub struct Window {
     pub rows: u32,
     /// Columns.
     pub cols: u32,
+    /// Whether columns lie one after the other in place of rows.
+    pub transposed: bool,
 }
 
 /// Seeds of the two operands of a call.
@@ -155,6 +157,7 @@ impl Harness {
             cols: to.cols,
             fill: fill as u32,
             bf16: u32::from(dtype == DType::Bf16),
+            transposed: u32::from(to.transposed),
         };
         // SAFETY: the kernel takes `FillParams`; the caller answers for the window.
         unsafe { self.module.launch(self.fill, (1056, 1), 256, 0, &params, stream) }

@@ -11,7 +11,7 @@ use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
-use flux_kernels::{KernelTarget, NoKernel, Source, Variant};
+use flux_kernels::{KernelTarget, NoKernel, Source, Variant, WeightLayout};
 use std::sync::Arc;
 
 /// Device memory, freed on drop.
@@ -203,13 +203,18 @@ impl World {
                 col0: at.1,
                 rows: s.rows,
                 cols: s.cols,
+                transposed: false,
+            };
+            let of_weights = |window: Window| match self.kernel.variant().weights() {
+                WeightLayout::Nk => window,
+                WeightLayout::Kn => Window { row_stride: u64::from(window.rows), transposed: true, ..window },
             };
             let stream = self.raw(i);
             let y = p.y_shape(r);
             // SAFETY: the windows are this rank's whole buffers.
             unsafe {
                 self.harness.fill(window(&rank.x, p.x_shape(r), x0), seeds.x, fill, p.dtype(), stream).expect("fill");
-                self.harness.fill(window(&rank.w, p.w_shape(), w0), seeds.w, fill, p.dtype(), stream).expect("fill");
+                self.harness.fill(of_weights(window(&rank.w, p.w_shape(), w0)), seeds.w, fill, p.dtype(), stream).expect("fill");
                 if let Some(seed) = self.bias {
                     let col0 = if p.op() == OpKind::AllGatherGemm { r.get() * y.cols } else { 0 };
                     let shape = flux_core::problem::Shape { rows: 1, cols: y.cols };
@@ -235,7 +240,7 @@ impl World {
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let args = LaunchArgs {
             x: matrix(&rank.x, p.x_shape(r)),
-            w: matrix(&rank.w, p.w_shape()),
+            w: Matrix { address: rank.w.0, row_bytes: u64::from(self.kernel.variant().weights().extents(p.n_local(), p.k_local()).1) * 2 },
             y: matrix(&rank.y, p.y_shape(r)),
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
             residual: self.residual.map(|_| Residual {

@@ -13,8 +13,8 @@ use flux_core::layout::{self, FaultRecord, WorkspaceSize, control};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::{Epoch, initialise};
 use flux_core::{OpKind, Problem, Rank, WorldSize};
-use flux_kernels::Element;
 use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::{Element, WeightLayout};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -188,6 +188,7 @@ impl<T: Element> Member<'_, T> {
                 CpuArgs {
                     x: Rows { elements: x, stride: xs.cols as usize },
                     w: Rows { elements: w, stride: ws.cols as usize },
+                    weights: WeightLayout::Nk,
                     y: RowsMut { elements: &mut y, stride: ys.cols as usize },
                     epilogue,
                     memory: memory.view(self.rank, self.deadline),

@@ -19,7 +19,7 @@ use flux_kernels::cuda::{
     loaded_rms_norm,
 };
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Element, KernelTarget, Origin, Source as KernelSource, Variant};
+use flux_kernels::{Element, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout};
 use flux_transport::internal::cuda::{CudaDevice, is_capturing};
 use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError};
 use std::mem::ManuallyDrop;
@@ -71,7 +71,7 @@ impl CudaExecutor {
         comm: &Communicator,
         ordinal: u32,
         largest: &[(Recipe, Resolved)],
-        epilogue: EpilogueSpec,
+        (epilogue, weights): (EpilogueSpec, WeightLayout),
     ) -> Result<Self, BuildError> {
         let device = CudaDevice::open(ordinal)?;
         let target = KernelTarget::of(device.info().compute)?;
@@ -85,7 +85,7 @@ impl CudaExecutor {
             }
             let of_program = Variant::of(program, target)?;
             if kernels.iter().all(|&(known, _)| known != of_program) {
-                let variant = of_program.with_activation(epilogue.activation);
+                let variant = of_program.with_activation(epilogue.activation).with_weights(weights);
                 kernels.push((of_program, kernel(if recipe.launch.trace { variant.traced() } else { variant }, target.arch)?));
             }
         }

@@ -8,8 +8,8 @@ use crate::epilogue::EpilogueSpec;
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::tensor::{Location, View};
-use flux_kernels::Element;
 use flux_kernels::cpu::{CpuArgs, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm};
+use flux_kernels::{Element, WeightLayout};
 use flux_transport::{Communicator, HeldBytes, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
 use std::sync::Arc;
@@ -21,10 +21,15 @@ pub(crate) struct HostExecutor<T> {
     programs: Arc<HostPrograms<T>>,
     buffers: Arc<HostBuffers>,
     epilogue: EpilogueSpec,
+    weights: WeightLayout,
 }
 
 impl<T: Element> HostExecutor<T> {
-    pub(super) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], epilogue: EpilogueSpec) -> Result<Self, BuildError> {
+    pub(super) fn new(
+        comm: &Communicator,
+        largest: &[(Recipe, Resolved)],
+        (epilogue, weights): (EpilogueSpec, WeightLayout),
+    ) -> Result<Self, BuildError> {
         if largest.iter().any(|(recipe, _)| recipe.launch.trace) {
             return Err(BuildError::Trace { place: Location::Host });
         }
@@ -36,7 +41,7 @@ impl<T: Element> HostExecutor<T> {
         }
         comm.holds("buffers of calls", HeldBytes { host: shared.bytes() as u64, ..HeldBytes::default() });
         drop(shared);
-        Ok(Self { programs, buffers, epilogue })
+        Ok(Self { programs, buffers, epilogue, weights })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
@@ -71,7 +76,8 @@ impl<T: Element> HostExecutor<T> {
             Residual::Rows(unsafe { rows(residual) })
         });
         let epilogue = Epilogue { bias, residual, activation: self.epilogue.activation };
-        let done = program.run(&mut self.buffers.lock(), CpuArgs { x, w, y, epilogue, memory, await_pushed, op_hash });
+        let done =
+            program.run(&mut self.buffers.lock(), CpuArgs { x, w, weights: self.weights, y, epilogue, memory, await_pushed, op_hash });
         let finished = call.finish();
         match done {
             Ok(()) => finished.map_err(|error| failure_of(comm, error.into()))?,

@@ -24,7 +24,7 @@ use cuda::CudaExecutor;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::{Round, TileProgram};
 use flux_core::{OpKind, Problem};
-use flux_kernels::Element;
+use flux_kernels::{Element, WeightLayout};
 use flux_transport::{Call, Communicator, Label, MessageRounds, Source, Stream};
 use host::HostExecutor;
 pub use pace::launch_of;
@@ -153,10 +153,10 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 impl<T: Element> Executor<T> {
     /// Makes everything that calls take, but the workspace. `largest` are the buckets' programs for
     /// their last `m`, in every form that a smaller `m` may take.
-    pub(crate) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], epilogue: EpilogueSpec) -> Result<Self, BuildError> {
+    pub(crate) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], spec: (EpilogueSpec, WeightLayout)) -> Result<Self, BuildError> {
         match location(comm) {
-            Location::Host => HostExecutor::new(comm, largest, epilogue).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::new(comm, ordinal, largest, epilogue).map(Self::Cuda),
+            Location::Host => HostExecutor::new(comm, largest, spec).map(Self::Host),
+            Location::Cuda(ordinal) => CudaExecutor::new(comm, ordinal, largest, spec).map(Self::Cuda),
         }
     }
 
@@ -229,7 +229,9 @@ mod tests {
         // Nobody has taken the workspace that it needs.
         let choice = Choice { plan: Plan::of(TileShape::new(8, 8, 8)), sms: 132, origin: PlanOrigin::Caller };
         let recipe = Recipe::new(problem, &choice, LaunchOptions::default());
-        let executor = Executor::<bf16>::new(&ranks[0], &[(recipe, recipe.resolve(&ranks[0]).unwrap())], EpilogueSpec::default()).unwrap();
+        let executor =
+            Executor::<bf16>::new(&ranks[0], &[(recipe, recipe.resolve(&ranks[0]).unwrap())], (EpilogueSpec::default(), WeightLayout::Nk))
+                .unwrap();
         let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
         let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());
         let operands = Operands { x, w, bias: None, residual: None, y: TensorMut::host(&mut y, (16, 8)).unwrap().view(), norm: None };

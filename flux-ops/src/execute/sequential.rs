@@ -32,7 +32,9 @@ impl Sequential {
     /// or `[m, n]` from this rank's part of `k`.
     pub(super) fn new(problem: &Problem, schedule: &Schedule) -> Result<(Self, TileProgram), BuildError> {
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
-        let gemm = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), WorldSize::ONE)?;
+        // The kernels of sums add residuals.
+        let op = if problem.op().reduces() { OpKind::GemmReduceScatter } else { OpKind::AllGatherGemm };
+        let gemm = Problem::new(op, m, n, k, problem.dtype(), WorldSize::ONE)?;
         let (kind, cols) = match problem.op() {
             OpKind::AllGatherGemm => (CollectiveKind::AllGather, k),
             OpKind::GemmReduceScatter => (CollectiveKind::ReduceScatter, n),

@@ -7,7 +7,7 @@ use crate::epilogue::Epsilon;
 use crate::error::BuildError;
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
-use flux_kernels::{Activation, Element};
+use flux_kernels::{Activation, Element, WeightLayout};
 use flux_transport::Communicator;
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -57,6 +57,35 @@ impl<Op> Builder<Op> {
     /// [`EpilogueArgs::bias`](crate::EpilogueArgs::bias). The same on every rank.
     pub fn bias(mut self, bias: bool) -> Self {
         self.request.epilogue.bias = bias;
+        self
+    }
+
+    /// How `w` lies, in place of [`WeightLayout::Nk`]. The same on every rank. The result has the
+    /// same bits.
+    ///
+    /// Kernels of [`WeightLayout::Kn`] are compiled when an op first needs them, and then cached.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, TensorMut, TensorRef, WeightLayout};
+    /// use flux_transport::{Communicator, Select, Stream, World};
+    /// use half::bf16;
+    ///
+    /// let (m, n, k) = (4, 16, 8);
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let op = AllGatherGemm::<bf16>::builder(m, n, k).weights(WeightLayout::Kn).build(&comm)?;
+    /// let (x, mut y) = (vec![bf16::ONE; m * k], vec![bf16::NAN; m * n]);
+    /// let w: Vec<_> = (0..k * n).map(|i| bf16::from_f32((i % n) as f32)).collect();
+    /// op.forward(
+    ///     &TensorRef::host(&x, (m, k))?,
+    ///     &TensorRef::host(&w, (k, n))?,
+    ///     &mut TensorMut::host(&mut y, (m, n))?,
+    ///     Stream::Host,
+    /// )?;
+    /// assert_eq!(y[..3].iter().map(|y| y.to_f32()).collect::<Vec<_>>(), [0.0, 8.0, 16.0]);
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn weights(mut self, layout: WeightLayout) -> Self {
+        self.request.weights = layout;
         self
     }
 

@@ -148,6 +148,8 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 /// | [`GemmReduceScatter`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m_r, n]` |
 /// | [`GemmAllReduce`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m, n]` |
 ///
+/// With [`WeightLayout::Kn`](crate::WeightLayout) `w` is the transpose.
+///
 /// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to
 /// `max_m`, the same on every rank; another `m` costs no exchange, allocation or wait. Without rows
 /// there is nothing to do, but every rank makes the call.
@@ -246,7 +248,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         let operands = Operands { x: x.view(), w: w.view(), bias, residual, y, norm };
         let m = operands.rows(K::OP);
         let problem = if m == 0 { self.largest } else { self.problem(m)? };
-        operands.check::<T>((&problem, self.comm.rank(), m), self.request.epilogue, location(&self.comm))?;
+        operands.check::<T>((&problem, self.comm.rank(), m), (self.request.epilogue, self.request.weights), location(&self.comm))?;
         if let Some(stream) = stream.raw() {
             operands.check_stream(stream)?;
         }
@@ -421,7 +423,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
             let resolved = request.resolve(comm, &buckets)?;
             let (largest, number, workspace) = (request.largest(comm)?, request.number(), request::workspace(&resolved));
-            let executor = Executor::new(comm, &resolved, request.epilogue)?;
+            let executor = Executor::new(comm, &resolved, (request.epilogue, request.weights))?;
             Ok(Self { executor, comm: comm.clone(), request, largest, buckets, number, workspace, kind: PhantomData })
         });
         let op = agreement::all_ready(comm, &name, op)?;

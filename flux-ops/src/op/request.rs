@@ -8,6 +8,7 @@ use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping};
 use flux_core::program::ScheduleError;
 use flux_core::{DType, OpKind, Problem};
+use flux_kernels::WeightLayout;
 use flux_transport::Communicator;
 use std::fmt;
 use std::path::PathBuf;
@@ -22,6 +23,7 @@ pub(crate) struct Request {
     pub(crate) k: usize,
     pub(crate) dtype: DType,
     pub(crate) epilogue: EpilogueSpec,
+    pub(crate) weights: WeightLayout,
     pub(crate) plan: Option<Plan>,
     /// The file of measured plans, in place of the user's.
     pub(crate) table: Option<PathBuf>,
@@ -30,7 +32,8 @@ pub(crate) struct Request {
 
 impl Request {
     pub(super) fn new(op: OpKind, max_m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        Self { op, max_m, n, k, dtype, epilogue: EpilogueSpec::default(), plan: None, table: None, launch: LaunchOptions::default() }
+        let (epilogue, weights) = (EpilogueSpec::default(), WeightLayout::default());
+        Self { op, max_m, n, k, dtype, epilogue, weights, plan: None, table: None, launch: LaunchOptions::default() }
     }
 
     /// The op and its extents, as errors name it.
@@ -122,11 +125,14 @@ fn check(plan: &Plan) -> Result<(), ScheduleError> {
 /// The text that the ranks compare: all that must be the same on every rank.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, max_m, n, k, dtype, epilogue, plan, table: _, launch } = self;
+        let Self { op, max_m, n, k, dtype, epilogue, weights, plan, table: _, launch } = self;
         write!(f, "{op} max_m={max_m} n={n} k={k} {dtype}, {epilogue}, ")?;
         match plan {
             Some(plan) => write!(f, "{plan}")?,
             None => f.write_str("plan of rank 0")?,
+        }
+        if *weights != WeightLayout::default() {
+            write!(f, ", weights {weights}")?;
         }
         if launch.sm_margin > 0 {
             write!(f, ", sm_margin={}", launch.sm_margin)?;

@@ -15,7 +15,7 @@ use crate::planning::{self, Buckets, Choice, UserTable};
 use crate::table_file::TableFileError;
 use flux_core::plan::{PLAN_BYTES, Plan, PlanOrigin, PlanRow};
 use flux_core::{Problem, Rank};
-use flux_kernels::Element;
+use flux_kernels::{Element, WeightLayout};
 use flux_transport::internal::control::shortened;
 use flux_transport::{Communicator, TransportError};
 use rank::TuneRank;
@@ -172,7 +172,8 @@ pub enum TuneError {
 
 impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
     /// Times the model's best few plans for `m = max_m` beside the present one, verifies each, and
-    /// adds the fastest to the user's plan table for later builds. Bias and activation are left out. Collective, as
+    /// adds the fastest to the user's plan table for later builds. The epilogue is left out, and weights are
+    /// `[n, k]`. Collective, as
     /// `build`; before graphs are captured.
     ///
     /// # Errors
@@ -186,8 +187,12 @@ impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
 /// Times plans for a request, without bias, activation and time line; collective.
 pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
     let begun = Instant::now();
-    let request =
-        Request { epilogue: EpilogueSpec::default(), launch: LaunchOptions { trace: false, ..request.launch }, ..request.clone() };
+    let request = Request {
+        epilogue: EpilogueSpec::default(),
+        weights: WeightLayout::default(),
+        launch: LaunchOptions { trace: false, ..request.launch },
+        ..request.clone()
+    };
     let own = request.choice(comm);
     let present = own.as_ref().ok().map(|&choice| Buckets::one(u32::MAX, choice));
     let of_rank_0 = agreement::same_request(comm, &request.name(), &format!("tune {request}"), present.as_ref())?;

@@ -27,7 +27,7 @@ use flux_core::OpKind;
 use flux_kernels::Element;
 use flux_ops::{
     Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, EpilogueArgs, GemmAllReduce, GemmReduceScatter, Plan, TensorMut,
-    TensorRef, Timeline, TimelineError,
+    TensorRef, Timeline, TimelineError, WeightLayout,
 };
 use flux_transport::{Communicator, Fault, Stream, TransportKind};
 
@@ -46,6 +46,7 @@ pub struct OpOptions {
     pub residual: bool,
     /// Its addend; not of AllGather-GEMM.
     pub rms_norm: Option<f32>,
+    pub weights: WeightLayout,
     /// AllGather-GEMM only.
     pub activation: Activation,
     pub trace: bool,
@@ -65,7 +66,7 @@ impl OpOptions {
             builder = builder.workers(workers);
         }
         // SAFETY: the tests declare a graph after its op, its communicator and the operands.
-        unsafe { builder.bias(self.bias).trace(self.trace).captures() }
+        unsafe { builder.bias(self.bias).weights(self.weights).trace(self.trace).captures() }
     }
 }
 

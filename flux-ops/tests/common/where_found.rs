@@ -62,6 +62,8 @@ macro_rules! tests_of_any_machine {
             a_norm_of_no_rows_is_nothing,
             ranks_agree_on_the_norm,
             a_norm_that_does_not_fit_is_refused,
+            weights_of_k_and_n_give_the_same_bits,
+            weights_that_do_not_lie_as_built_are_refused,
             small_shards_give_the_right_result_however_they_are_cut,
             rows_change_with_every_call,
             evicted_programs_are_made_again,

@@ -86,7 +86,15 @@ impl Gpu {
         let bytes = window.rows as usize * window.cols as usize * dtype.bytes();
         anyhow::ensure!(to.bytes() >= offset + bytes, "{window:?} is larger than its memory");
         let Window { row0, col0, rows, cols } = window;
-        let to = harness::Window { address: to.address() + offset as u64, row_stride: u64::from(cols), row0, col0, rows, cols };
+        let to = harness::Window {
+            address: to.address() + offset as u64,
+            row_stride: u64::from(cols),
+            row0,
+            col0,
+            rows,
+            cols,
+            transposed: false,
+        };
         self.device.bind()?;
         // SAFETY: the block holds the window, and whatever else uses it is on the same stream.
         unsafe { self.harness.fill(to, seed, fill, dtype, self.raw_stream())? };

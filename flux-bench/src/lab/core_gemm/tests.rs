@@ -12,7 +12,7 @@ use flux_core::signal::Epoch;
 use flux_core::tile::Generation;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape};
 use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, Executor, HostMemory, Rows, RowsMut};
-use flux_kernels::{KernelTarget, Variant};
+use flux_kernels::{KernelTarget, Variant, WeightLayout};
 use half::bf16;
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -155,6 +155,7 @@ impl HostReplay {
             CpuArgs {
                 x: rows(x, problem.k_local()),
                 w: rows(w, problem.w_shape().cols),
+                weights: WeightLayout::Nk,
                 y: RowsMut { elements: &mut y, stride: ys.cols as usize },
                 epilogue: Epilogue::default(),
                 memory,

@@ -13,6 +13,7 @@ mod residual;
 mod results;
 mod rows;
 mod sequential;
+mod weights;
 
 pub use builds::*;
 pub use calls::*;
@@ -25,6 +26,7 @@ pub use residual::*;
 pub use results::*;
 pub use rows::*;
 pub use sequential::*;
+pub use weights::*;
 
 use super::{AnyOp, Case, Machine, Node};
 use flux_core::OpKind;
