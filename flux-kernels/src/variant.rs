@@ -81,10 +81,17 @@ impl Variant {
     const CONSUMERS: u32 = 2;
 
     /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced) forms,
-    /// and those of [other weights](Self::with_weights), are compiled where they are used.
+    /// and an activation with [transposed weights](WeightLayout::Kn), are compiled where they are
+    /// used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
-        plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish))).collect()
+        let finished = plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish)));
+        finished.flat_map(|variant| [Some(variant), variant.transposed()].into_iter().flatten()).collect()
+    }
+
+    /// The same kernel for weights of `[k, n]`, unless it has an activation.
+    fn transposed(self) -> Option<Self> {
+        (self.activation == Activation::None).then(|| self.with_weights(WeightLayout::Kn))
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms, and

@@ -25,7 +25,9 @@ fn main() {
 /// The kernels of an architecture.
 fn of_arch(arch: Arch) -> Vec<Trial> {
     let variants = Variant::all(KernelTarget::of_arch(arch));
-    let smallest = |variant: &&Variant| variant.op() == OpKind::AllGatherGemm && variant.dtype() == DType::Bf16;
+    let smallest = |variant: &&Variant| {
+        (variant.op(), variant.dtype(), variant.weights()) == (OpKind::AllGatherGemm, DType::Bf16, WeightLayout::Nk)
+    };
     let tile = variants.iter().filter(smallest).map(Variant::tile).min_by_key(|tile| tile.m * tile.n);
     let activated = variants.iter().filter(|variant| smallest(variant) && Some(variant.tile()) == tile);
     let activated =

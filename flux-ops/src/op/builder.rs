@@ -63,7 +63,7 @@ impl<Op> Builder<Op> {
     /// How `w` lies, in place of [`WeightLayout::Nk`]. The same on every rank. The result has the
     /// same bits.
     ///
-    /// Kernels of [`WeightLayout::Kn`] are compiled when an op first needs them, and then cached.
+    /// A kernel with [`WeightLayout::Kn`] and an activation is compiled when an op first needs it.
     ///
     /// ```
     /// use flux_ops::{AllGatherGemm, TensorMut, TensorRef, WeightLayout};

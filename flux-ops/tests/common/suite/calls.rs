@@ -167,9 +167,11 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
         let case = |op, [m, n, k]: [usize; 3]| Case::<bf16>::new(op, [m * w, n * w, k * w], world, Values::Integers, 37);
         let (ag, rs) = (case(OPS[0], [40, 24, k]), case(OPS[1], [40, 24, k]));
         let [other, other_rs] = [OPS[0], OPS[1]].map(|op| case(op, [48, 24, k]));
-        // A GEMM-AllReduce has operands of the same shapes as the GEMM-ReduceScatter.
+        // A GEMM-AllReduce has operands of the same shapes as the GEMM-ReduceScatter. NCCL's AllReduce
+        // meets no messages, so there the deadline ends such calls.
         let ar = case(OPS[2], [40, 24, k]);
-        let with_all_reduce = [[&ar, &rs], [&rs, &ar]].into_iter().filter(|_| machine.ops().contains(&OPS[2]));
+        let compares = machine.ops().contains(&OPS[2]) && !matches!(machine, Machine::Messages(_));
+        let with_all_reduce = [[&ar, &rs], [&rs, &ar]].into_iter().filter(|_| compares);
         for cases in [[&ag, &rs], [&ag, &other], [&rs, &ag], [&rs, &other_rs]].into_iter().chain(with_all_reduce) {
             let together = Meeting::new(w);
             let deadline = Duration::from_secs(20);

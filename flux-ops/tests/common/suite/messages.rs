@@ -78,6 +78,7 @@ pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Ma
             }
 
             let op = AnyOp::of(&case, OpOptions::default(), node);
+            op.prepare(&[case.problem.m() as usize]).unwrap();
             let refused = captured(&op, &case, node);
             let here = node.comm.transport();
             assert!(
