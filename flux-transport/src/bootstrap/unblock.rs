@@ -54,7 +54,6 @@ mod tests {
     use std::pin::{Pin, pin};
     use std::sync::mpsc;
     use std::task::{Context, Wake};
-    use std::time::Duration;
 
     #[test]
     fn work_is_done_on_a_thread_of_its_name() {
