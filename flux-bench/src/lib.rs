@@ -15,6 +15,9 @@ mod doctor;
 mod end;
 mod harness;
 mod lab;
+#[cfg(test)]
+#[path = "../../flux-transport/tests/lateness/mod.rs"]
+mod lateness;
 mod launch;
 mod limited;
 mod limits;

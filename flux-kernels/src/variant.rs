@@ -81,17 +81,19 @@ impl Variant {
     const CONSUMERS: u32 = 2;
 
     /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced) forms,
-    /// and an activation with [transposed weights](WeightLayout::Kn), are compiled where they are
-    /// used.
+    /// and some with [other weights](WeightLayout::Kn), are compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
         let finished = plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish)));
         finished.flat_map(|variant| [Some(variant), variant.transposed()].into_iter().flatten()).collect()
     }
 
-    /// The same kernel for weights of `[k, n]`, unless it has an activation.
+    /// The same kernel for weights of `[k, n]`, unless it has an activation or spills: the portable
+    /// AllGather-GEMM does so with its largest tiles, 8 bytes.
     fn transposed(self) -> Option<Self> {
-        (self.activation == Activation::None).then(|| self.with_weights(WeightLayout::Kn))
+        let large = self.op == OpKind::AllGatherGemm && self.tile.m * self.tile.n == 128 * 256;
+        let spills = large && self.generation() == Generation::Portable;
+        (self.activation == Activation::None && !spills).then(|| self.with_weights(WeightLayout::Kn))
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms, and

@@ -9,7 +9,6 @@
 mod compiler;
 mod skipped;
 
-use flux_core::tile::Generation;
 use flux_core::{DType, OpKind};
 use flux_kernels::nvrtc::{Arch, KernelSource};
 use flux_kernels::{Activation, KernelTarget, Source, Variant, WeightLayout};
@@ -25,19 +24,16 @@ fn main() {
 /// The kernels of an architecture.
 fn of_arch(arch: Arch) -> Vec<Trial> {
     let variants = Variant::all(KernelTarget::of_arch(arch));
-    let smallest = |variant: &&Variant| {
-        (variant.op(), variant.dtype(), variant.weights()) == (OpKind::AllGatherGemm, DType::Bf16, WeightLayout::Nk)
-    };
+    let smallest =
+        |variant: &&Variant| (variant.op(), variant.dtype(), variant.weights()) == (OpKind::AllGatherGemm, DType::Bf16, WeightLayout::Nk);
     let tile = variants.iter().filter(smallest).map(Variant::tile).min_by_key(|tile| tile.m * tile.n);
     let activated = variants.iter().filter(|variant| smallest(variant) && Some(variant.tile()) == tile);
     let activated =
         activated.map(|variant| compiles(format!("activation {} {}", variant.activation(), arch.name()), variant.source(), arch));
     let cover = || Variant::cover(KernelTarget::of_arch(arch)).into_iter();
     let traced = cover().map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
-    // The portable AllGather-GEMM spills 8 bytes with its largest tiles.
-    let is_large = |variant: &Variant| variant.op() == OpKind::AllGatherGemm && variant.tile().m * variant.tile().n == 128 * 256;
-    let weights = cover().filter(move |variant| variant.generation() == Generation::Hopper || !is_large(variant));
-    let weights = weights.map(|variant| variant.with_activation(Activation::None).with_weights(WeightLayout::Kn));
+    let weights = cover().map(|variant| variant.with_activation(Activation::None).with_weights(WeightLayout::Kn));
+    let weights = weights.filter(|variant| variants.contains(variant));
     let weights = weights.map(|variant| compiles(format!("weights {variant}"), variant.source(), arch));
     activated.chain(traced).chain(weights).collect()
 }

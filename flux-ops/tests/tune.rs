@@ -121,7 +121,7 @@ fn a_budget_that_is_spent_leaves_plans_out_and_saves_no_row_of_one_plan() {
         let timing = timing(gather(&table).tune(comm, &TuneOptions { budget: Duration::ZERO, rounds: 1000, ..QUICK }).unwrap());
         let outcomes: Vec<_> = timing.candidates.iter().map(|candidate| candidate.outcome == Outcome::NotBegun).collect();
         assert_eq!((outcomes, timing.saved), (vec![false, true], None));
-        assert!(begun.elapsed() < Duration::from_secs(20));
+        assert!(begun.elapsed() < Duration::from_mins(1));
     });
     assert!(!table.exists());
 }

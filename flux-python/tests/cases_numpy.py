@@ -262,7 +262,7 @@ def rank_1_is_killed(comm):
     error = raises(flux_tp.PeerLostError, lambda: all_gather(comm), "rank 1")
     assert (error.rank, error.ranks) == (1, (1,))
     raises(flux_tp.PeerLostError, flux_tp.check, "rank 1")
-    within(10, began)
+    within(60, began)
 
 
 def rank_1_is_late(comm):

@@ -44,7 +44,7 @@ def test_ranks(ranks, case):
 
 @pytest.mark.parametrize(("case", "silent"), [("rank_1_is_killed", [1]), ("rank_1_is_late", []), ("rank_1_leaves", [])])
 def test_faults(case, silent):
-    with Ranks(2, "cases_numpy", timeout=2.0 if case == "rank_1_is_late" else 30.0) as ranks:
+    with Ranks(2, "cases_numpy", timeout=2.0 if case == "rank_1_is_late" else 120.0) as ranks:
         ranks.run(case, *silent)
 
 

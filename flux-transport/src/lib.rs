@@ -28,6 +28,9 @@ mod comm;
 mod cuda;
 #[cfg(any(test, fuzzing))]
 pub mod fuzz;
+#[cfg(test)]
+#[path = "../tests/lateness/mod.rs"]
+mod lateness;
 mod topology;
 
 pub use backends::{

@@ -7,6 +7,8 @@
 mod bootstrap_common;
 mod processes;
 
+mod lateness;
+use lateness::{AMPLE, assert_soon};
 use std::fs::File;
 use std::io::{Read, Seek, Write};
 use std::os::fd::AsFd;
@@ -143,7 +145,7 @@ fn sees_a_death() {
     }
     let error = world.control().barrier(ample()).unwrap_err();
     assert!(matches!(error, ControlError::PeerLost { rank } if rank == Rank::new(1)), "{error}");
-    assert_eq!(heard.recv_timeout(Duration::from_secs(1)), Ok(Notice::Lost(Rank::new(1))));
+    assert_eq!(heard.recv_timeout(AMPLE), Ok(Notice::Lost(Rank::new(1))));
 }
 
 /// A rank with a child of its own, for ever.
@@ -234,7 +236,7 @@ fn a_killed_rank_is_seen_by_the_others_within_a_second() {
     children[1].kill().unwrap();
     for (rank, child) in children.iter_mut().enumerate() {
         let status = child.wait().unwrap();
-        assert!(killed.elapsed() < Duration::from_secs(1), "rank {rank} after {:?}", killed.elapsed());
+        assert_soon(killed.elapsed(), Duration::from_secs(1));
         assert_eq!(status.success(), rank != 1, "rank {rank}: {status}");
     }
     assert_empty(directory.path());
@@ -296,7 +298,7 @@ fn the_first_failure_is_the_launchs_and_ends_the_others() {
     assert_eq!(exit_code(status), 7);
     let status = shell(4, "if [ $FLUX_RANK = 3 ]; then kill -9 $$; fi; exec sleep 1000").run().unwrap();
     assert_eq!(exit_code(status), 128 + 9);
-    assert!(began.elapsed() < Duration::from_secs(4), "{:?}", began.elapsed());
+    assert_soon(began.elapsed(), Duration::from_secs(4));
 }
 
 #[test]
@@ -315,7 +317,8 @@ fn ranks_that_do_not_listen_are_killed_after_the_grace_time() {
     let script = "if [ $FLUX_RANK = 1 ]; then sleep 0.2; exit 3; fi; trap '' TERM; while true; do sleep 0.01; done";
     let status = shell(2, script).grace(grace).run().unwrap();
     assert_eq!(exit_code(status), 3);
-    assert!(began.elapsed() > grace && began.elapsed() < Duration::from_secs(5), "{:?}", began.elapsed());
+    assert!(began.elapsed() > grace, "{:?}", began.elapsed());
+    assert_soon(began.elapsed(), Duration::from_secs(5));
 }
 
 #[test]
@@ -379,7 +382,7 @@ fn a_second_signal_to_the_launcher_kills_at_once() {
     assert!(launcher.try_wait().unwrap().is_none(), "the ranks do not listen, and have time");
     rustix::process::kill_process(pid, Signal::TERM).unwrap();
     assert_eq!(launcher.wait().unwrap().code(), Some(128 + 9));
-    assert!(began.elapsed() < Duration::from_secs(3), "{:?}", began.elapsed());
+    assert_soon(began.elapsed(), Duration::from_secs(3));
 }
 
 #[test]

@@ -4,10 +4,12 @@
 
 mod common;
 
+mod lateness;
 use common::{each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Rank, WorldSize};
 use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Rebuild, TransportError, World, reason};
+use lateness::AMPLE;
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -120,7 +122,7 @@ fn a_failed_step_is_no_fault_and_says_what_helps() {
             }
             tell.send(()).unwrap();
         } else {
-            is_told.lock().unwrap().recv_timeout(Duration::from_secs(20)).unwrap();
+            is_told.lock().unwrap().recv_timeout(AMPLE).unwrap();
         }
         patient.rebuild_blocking(Rebuild::Survivors).unwrap().barrier().unwrap();
     });

@@ -4,6 +4,7 @@
 
 mod common;
 
+mod lateness;
 use common::{Words, each_rank, options};
 use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, signal_offset};
@@ -12,6 +13,7 @@ use flux_core::signal::Epoch;
 use flux_transport::{
     CallState, Communicator, ConnectError, ControlError, Fault, Options, RowTransfers, Stream, TransportError, Wait, World,
 };
+use lateness::{AMPLE, assert_soon};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -49,7 +51,8 @@ fn a_late_rank_gets_a_timeout_that_names_it_and_the_fault_stays() {
             waited.wait();
         } else {
             let took = wait_in_vain(&comm, 5, 2);
-            assert!((deadline..SECOND).contains(&took), "{took:?}");
+            assert!(took >= deadline, "{took:?}");
+            assert_soon(took, SECOND);
             let fault = comm.status().unwrap_err();
             match &fault {
                 Fault::Timeout { rank, peer, wait: Wait::Signal, signal: 5, expected, seen, epoch, .. } => {
@@ -179,14 +182,14 @@ fn a_rank_that_panics_is_lost_to_all_within_a_second() {
                 }
                 // one in a call, one in a step of the control plane, one at rest
                 match rank {
-                    0 => assert!(wait_in_vain(&comm, 0, 2) < SECOND),
+                    0 => assert_soon(wait_in_vain(&comm, 0, 2), SECOND),
                     1 => {
                         let start = Instant::now();
                         let error = comm.barrier().unwrap_err();
                         assert!(matches!(error, TransportError::Control(ControlError::PeerLost { rank }) if rank.get() == 2), "{error}");
-                        assert!(start.elapsed() < SECOND);
+                        assert_soon(start.elapsed(), SECOND);
                     }
-                    _ => std::thread::sleep(Duration::from_millis(300)),
+                    _ => assert!(wait_until(|| comm.status().is_err())),
                 }
                 match comm.status().unwrap_err() {
                     Fault::PeerLost { rank, .. } => assert_eq!(rank.get(), 2),
@@ -336,7 +339,7 @@ fn a_broken_communicator_is_replaced_on_the_same_world() {
 }
 
 fn wait_until(done: impl Fn() -> bool) -> bool {
-    let end = Instant::now() + 10 * SECOND;
+    let end = Instant::now() + AMPLE;
     while !done() && Instant::now() < end {
         std::thread::yield_now();
     }
@@ -476,7 +479,7 @@ fn a_rank_that_cannot_connect_fails_all() {
                 }
                 (_, other) => panic!("{other}"),
             }
-            assert!(start.elapsed() < SECOND);
+            assert_soon(start.elapsed(), SECOND);
             // The world is as it was: all have taken one step.
             Communicator::connect_blocking(&world, options(SIZE)).unwrap().barrier().unwrap();
         });

@@ -50,10 +50,10 @@ pub(crate) async fn unblock<T: Send + 'static>(name: String, work: impl FnOnce()
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lateness::AMPLE;
     use std::pin::{Pin, pin};
     use std::sync::mpsc;
     use std::task::{Context, Wake};
-    use std::time::Duration;
 
     #[test]
     fn work_is_done_on_a_thread_of_its_name() {
@@ -69,7 +69,7 @@ mod tests {
             let panic = catch_unwind(|| pollster::block_on(unblock("panics".to_owned(), work))).unwrap_err();
             sender.send(*panic.downcast::<&str>().unwrap()).unwrap();
         });
-        assert_eq!(ended.recv_timeout(Duration::from_secs(20)), Ok("the work's own"), "the future must not wait for ever");
+        assert_eq!(ended.recv_timeout(AMPLE), Ok("the work's own"), "the future must not wait for ever");
     }
 
     /// Polls as soon as it is woken, on the thread that wakes it, as some executors do.
@@ -104,7 +104,7 @@ mod tests {
         let task = Arc::new(PollsAtOnce { future: Mutex::new(Box::pin(unblock("polls".to_owned(), work))), ready: sender });
         assert!(task.poll().is_pending());
         go.send(()).unwrap();
-        assert_eq!(ready.recv_timeout(Duration::from_secs(20)), Ok(7));
+        assert_eq!(ready.recv_timeout(AMPLE), Ok(7));
     }
 
     #[test]
@@ -120,6 +120,6 @@ mod tests {
             assert!(future.poll(&mut Context::from_waker(Waker::noop())).is_pending());
         }
         go.send(()).unwrap();
-        assert_eq!(done.recv_timeout(Duration::from_secs(20)), Ok(()));
+        assert_eq!(done.recv_timeout(AMPLE), Ok(()));
     }
 }

@@ -53,6 +53,7 @@ mod tests {
     use super::*;
     use crate::bootstrap::control::LocalControl;
     use crate::comm::mock::MockTransport;
+    use crate::lateness::AMPLE;
     use flux_core::{Rank, WorldSize};
     use std::sync::mpsc::channel;
     use std::sync::{Mutex, OnceLock};
@@ -88,7 +89,7 @@ mod tests {
         let ear = NoticeListener::new(0, &health, &Arc::new(Flight::new()), &own);
         std::thread::scope(|scope| {
             scope.spawn(|| peer.abort_peers(0, 7));
-            hears.recv_timeout(Duration::from_secs(20)).unwrap();
+            hears.recv_timeout(AMPLE).unwrap();
             drop(ear);
             drop(health);
             // The other end is gone with the transport, where all is well.

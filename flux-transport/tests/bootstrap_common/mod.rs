@@ -19,7 +19,7 @@ use flux_transport::{BootstrapError, Environment};
 
 /// Long enough for anything that works, on a slow machine.
 pub(crate) fn ample() -> Instant {
-    Instant::now() + Duration::from_secs(30)
+    Instant::now() + Duration::from_mins(1)
 }
 
 pub(crate) fn after(millis: u64) -> Instant {

@@ -3,6 +3,7 @@
 //! Not part of any crate: unit tests of `flux-transport/src/topology/probe/child.rs` and of
 //! flux-bench include it by `#[path]`.
 
+use crate::lateness::scaled;
 use std::time::{Duration, Instant};
 
 /// Whether a process runs; one that is dead and not yet reaped by who adopted it does not.
@@ -12,11 +13,12 @@ pub(crate) fn runs(pid: i32) -> bool {
     stat.rsplit_once(')').is_none_or(|(_, state)| !state.trim_start().starts_with(['Z', 'X']))
 }
 
-/// Whether none of them runs after `time`. A killed process is reaped soon by its adopter.
+/// Whether none of them runs after `time`, which scales with how late the machine is. A killed
+/// process is reaped soon by its adopter.
 pub(crate) fn gone_within(pids: &[i32], time: Duration) -> bool {
-    let deadline = Instant::now() + time;
+    let began = Instant::now();
     while pids.iter().any(|&pid| runs(pid)) {
-        if Instant::now() >= deadline {
+        if began.elapsed() >= time && began.elapsed() >= scaled(time) {
             return false;
         }
         std::thread::sleep(Duration::from_millis(2));

@@ -153,6 +153,7 @@ fn within(limit: Instant, mut done: impl FnMut() -> bool) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lateness::assert_soon;
     use std::io::Read;
 
     fn started(script: &str) -> (Child, Option<JoinHandle<()>>) {
@@ -172,7 +173,8 @@ mod tests {
         let (mut child, mut reader) = started("exec 3<&0; (read line <&3) & exit 0");
         let began = Instant::now();
         assert!(!collect(&mut child, &mut reader, Instant::now() + Duration::from_millis(300)));
-        assert!(began.elapsed() < GRACE && reader.is_some(), "{:?}", began.elapsed());
+        assert_soon(began.elapsed(), GRACE);
+        assert!(reader.is_some());
         drop(child.stdin.take());
         assert!(collect(&mut child, &mut reader, Instant::now() + GRACE) && reader.is_none());
     }

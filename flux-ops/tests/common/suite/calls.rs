@@ -174,7 +174,7 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
         let with_all_reduce = [[&ar, &rs], [&rs, &ar]].into_iter().filter(|_| compares);
         for cases in [[&ag, &rs], [&ag, &other], [&rs, &ag], [&rs, &other_rs]].into_iter().chain(with_all_reduce) {
             let together = Meeting::new(w);
-            let deadline = Duration::from_secs(20);
+            let deadline = Duration::from_mins(1);
             machine.run(
                 world,
                 |options: &mut Options| options.deadline = deadline,

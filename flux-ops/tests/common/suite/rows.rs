@@ -127,7 +127,7 @@ pub fn calls_with_other_rows_fail_on_every_rank(machine: Machine) {
             let cases = cases(machine, op, world, &[16, 17]);
             // Rows of rank 1's first two calls, where the others make two of 16.
             for calls in [&[17, 16][..], &[0, 16]] {
-                let (together, deadline) = (Meeting::new(world as usize), Duration::from_secs(20));
+                let (together, deadline) = (Meeting::new(world as usize), Duration::from_mins(1));
                 machine.run(
                     world,
                     |options: &mut Options| options.deadline = deadline,

@@ -3,6 +3,7 @@
 use super::*;
 use crate::bootstrap::{Environment, join};
 use crate::comm::mock::MockTransport;
+use crate::lateness::assert_soon;
 use crate::{Options, Select};
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
@@ -117,8 +118,9 @@ fn who_answers_and_does_not_come_is_given_up_when_its_calls_have_had_their_time(
         let began = Instant::now();
         let error = comm.regrouped_by(began + 3 * DEADLINE / 2).unwrap_err();
         assert_eq!(error.to_string(), "regrouping: the deadline passed while waiting for rank 1");
-        assert_eq!((comm.inner.health.given_up(), began.elapsed().as_millis() / DEADLINE.as_millis()), (1 << 1, 1));
+        assert_eq!(comm.inner.health.given_up(), 1 << 1);
         assert!(began.elapsed() >= 3 * DEADLINE / 2);
+        assert_soon(began.elapsed(), 2 * DEADLINE);
         found.wait();
     };
     let does_something_else = |_comm, _world| {
@@ -135,7 +137,9 @@ fn who_does_not_answer_is_given_up_after_one_deadline() {
         let began = Instant::now();
         let error = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err();
         assert_eq!(error.to_string(), "regrouping: the deadline passed while waiting for rank 1");
-        assert_eq!((comm.inner.health.given_up(), began.elapsed().as_millis() / DEADLINE.as_millis()), (1 << 1, 1));
+        assert_eq!(comm.inner.health.given_up(), 1 << 1);
+        assert!(began.elapsed() >= DEADLINE);
+        assert_soon(began.elapsed(), 2 * DEADLINE);
         found.wait();
     };
     let drops_its_communicator = |comm, _world| {

@@ -1,0 +1,69 @@
+//! Time limits of tests, for machines that are busy with other things.
+//!
+//! How to choose a limit:
+//! - A wait that only a hang makes long ends after [`AMPLE`].
+//! - A test that something happens soon asserts the order of events or the kind of error. Where only
+//!   time tells, it calls [`assert_soon`], whose limit scales with how late the machine is.
+//! - A deadline that healthy ranks have to keep is [`scaled`].
+//! - A lower limit is exact: no machine makes a wait shorter.
+//!
+//! Not part of any crate: roots of test programs and of unit tests include it by `#[path]`.
+#![allow(dead_code, reason = "each program uses a part")]
+
+use rustix::time::{ClockId, clock_gettime};
+use std::sync::OnceLock;
+use std::time::{Duration, Instant};
+
+/// For waits that end soon unless something hangs.
+pub(crate) const AMPLE: Duration = Duration::from_mins(1);
+
+/// CPU time of a measurement, more than a scheduler's time slice.
+const WORK: Duration = Duration::from_millis(20);
+
+/// Fails where something took `limit` or longer; on a late machine, as many times longer as it is
+/// late.
+#[track_caller]
+pub(crate) fn assert_soon(took: Duration, limit: Duration) {
+    if took >= limit {
+        let late = lateness();
+        assert!(took < limit.mul_f64(late), "{took:?}: the limit is {limit:?}, on a machine that is {late:.1} times late");
+    }
+}
+
+/// `time`, or on a late machine as many times longer as it is late; the same for all of a process.
+pub(crate) fn scaled(time: Duration) -> Duration {
+    static LATENESS: OnceLock<f64> = OnceLock::new();
+    time.mul_f64(*LATENESS.get_or_init(lateness))
+}
+
+/// How many times longer the machine takes for work, or for a wake-up, than one that is idle: 1 at
+/// least.
+fn lateness() -> f64 {
+    // On all cores, as one that is idle would hide that the others are not.
+    let cores = std::thread::available_parallelism().map_or(1, usize::from);
+    let late = std::thread::scope(|scope| {
+        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(|| of_work().max(of_sleep()))).collect();
+        threads.into_iter().map(|thread| thread.join().unwrap()).fold(1.0, f64::max)
+    });
+    // Unloaded machines have ticks and interrupts.
+    if late < 1.25 { 1.0 } else { late }
+}
+
+fn of_work() -> f64 {
+    let (began, until) = (Instant::now(), cpu_time() + WORK);
+    while cpu_time() < until {
+        std::hint::spin_loop();
+    }
+    began.elapsed().div_duration_f64(WORK)
+}
+
+fn of_sleep() -> f64 {
+    let began = Instant::now();
+    std::thread::sleep(WORK);
+    began.elapsed().div_duration_f64(WORK)
+}
+
+/// Of the calling thread.
+fn cpu_time() -> Duration {
+    clock_gettime(ClockId::ThreadCPUTime).try_into().unwrap()
+}
