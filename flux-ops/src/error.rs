@@ -75,6 +75,14 @@ pub enum BuildError {
         /// Bytes of programs that stay.
         pinned: u64,
     },
+    /// The plan runs a library's collective, which the transport has not.
+    #[error("the {transport} transport has no collectives of a library, which {op} with `comm=sequential` needs: use nccl, or another op")]
+    NoCollectives {
+        /// The transport.
+        transport: TransportKind,
+        /// The op.
+        op: OpKind,
+    },
     /// The transport carries messages, each a whole range of one owner's memory.
     #[error(
         "the {transport} transport sends whole rows, or tiles of one owner, which `{plan}` has not: use rows=per-shard:1, or chunk=shard"

@@ -9,7 +9,7 @@ mod common;
 
 use common::launched::{launched, places};
 use common::suite::{self, call};
-use common::{AnyOp, Case, Machine, Meeting, OPS, OpOptions, Values, skipped};
+use common::{AnyOp, Case, Machine, Meeting, OpOptions, Values, skipped};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::internal::nccl;
 use half::bf16;
@@ -69,13 +69,14 @@ fn several() -> Result<u32, String> {
 /// Makes so many cycles, after which there is no more than before, or as many as a launch has time
 /// for. Returns how many, and how long they took.
 fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
-    let cases = OPS.map(|op| Case::<bf16>::new(op, suite::unaligned(machine, op, ranks), ranks, Values::Integers, 61));
-    let expected = cases.each_ref().map(|case| case.expected_on(machine));
+    let of_op = |&op| Case::<bf16>::new(op, suite::unaligned(machine, op, ranks), ranks, Values::Integers, 61);
+    let cases: Vec<_> = machine.ops().iter().map(of_op).collect();
+    let expected: Vec<_> = cases.iter().map(|case| case.expected_on(machine)).collect();
     let until = launched().map(|_| Instant::now() + SHARE);
     // By turns with either op. Returns the ranks' devices, and whether time is up for one of them,
     // which all hear.
     let cycle = |number: u32| {
-        let at = number as usize % OPS.len();
+        let at = number as usize % cases.len();
         let is_late = [u8::from(until.is_some_and(|until| Instant::now() >= until))];
         let seen = machine.run(ranks, suite::defaults, |node| {
             let op = AnyOp::of(&cases[at], OpOptions::default(), node);

@@ -110,6 +110,9 @@ fn traffic(comm: &Communicator, problem: &Problem, plan: &Plan, schedule: &Sched
     let has_peers = problem.world().peers() > 0;
     if matches!(capabilities.mover, Mover::Messages { .. }) {
         if plan.comm == CommMode::Sequential && has_peers {
+            if comm.nodes().are_mixed() {
+                return Err(BuildError::NoCollectives { transport: comm.transport(), op: problem.op() });
+            }
             let (sequential, program) = Sequential::new(problem, schedule)?;
             return Ok((Traffic::Collective(sequential), program));
         }

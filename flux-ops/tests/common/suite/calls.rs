@@ -167,8 +167,8 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
         let case = |op, [m, n, k]: [usize; 3]| Case::<bf16>::new(op, [m * w, n * w, k * w], world, Values::Integers, 37);
         let (ag, rs) = (case(OPS[0], [40, 24, k]), case(OPS[1], [40, 24, k]));
         let [other, other_rs] = [OPS[0], OPS[1]].map(|op| case(op, [48, 24, k]));
-        // A GEMM-AllReduce has operands of the same shapes as the GEMM-ReduceScatter. NCCL's AllReduce
-        // meets no messages, so there the deadline ends such calls.
+        // A GEMM-AllReduce has operands of the same shapes as the GEMM-ReduceScatter. NCCL's
+        // AllReduce meets no messages, so there the deadline ends such calls.
         let ar = case(OPS[2], [40, 24, k]);
         let compares = machine.ops().contains(&OPS[2]) && !matches!(machine, Machine::Messages(_));
         let with_all_reduce = [[&ar, &rs], [&rs, &ar]].into_iter().filter(|_| compares);

@@ -73,6 +73,8 @@ pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Ma
             let refused = AnyOp::<bf16>::build(OPS[1], few, OpOptions::of(flattened), &node.comm).unwrap_err();
             if node.comm.nodes().are_mixed() {
                 assert!(matches!(refused, BuildError::Schedule(_)), "{refused}");
+                let refused = AnyOp::<bf16>::build(OPS[2], few, OpOptions::default(), &node.comm).unwrap_err();
+                assert!(matches!(refused, BuildError::NoCollectives { op: OpKind::GemmAllReduce, .. }), "{refused}");
             } else {
                 assert!(matches!(refused, BuildError::NoMessages { .. }), "{refused}");
             }
