@@ -19,7 +19,7 @@ pub(crate) struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Verify and measure both ops beside the unfused path
+    /// Verify and measure the ops beside the unfused path
     Bench(bench::Args),
     /// Time the cost model's best plans of layers, and keep the fastest for later runs
     Tune(tune::Args),
@@ -31,7 +31,7 @@ enum Command {
     Doctor,
     /// Record when each phase of each tile of one call ended, on every rank
     Trace(trace::Args),
-    /// Predict what both ops take, by a model of a machine that need not be there
+    /// Predict what the ops take, by a model of a machine that need not be there
     Simulate(simulate::Args),
     /// Show results that `bench --json` has written: as a table, as a picture
     Show(show::Args),

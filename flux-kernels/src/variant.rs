@@ -13,9 +13,8 @@ use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
 /// One instantiation: operation, element type, tile, how a finished tile is staged, how many stages
-/// of operands are in flight, what is applied to the result, how weights lie, and whether it records its
-/// time line.
-/// Both sums over the ranks have one kernel.
+/// of operands are in flight, what is applied to the result, how weights lie, and whether it records
+/// its time line. Both sums over the ranks have one kernel.
 ///
 /// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
 /// kernel that chose at run time would hold a copy for each.
@@ -80,8 +79,8 @@ impl Variant {
     pub const THREADS: u32 = 384;
     const CONSUMERS: u32 = 2;
 
-    /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced) forms,
-    /// and some with [other weights](WeightLayout::Kn), are compiled where they are used.
+    /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced)
+    /// forms, and some with [other weights](WeightLayout::Kn), are compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
         let finished = plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish)));

@@ -20,7 +20,7 @@ impl WeightLayout {
     ///
     /// ```
     /// use flux_kernels::WeightLayout;
-    /// assert_eq!([WeightLayout::Nk, WeightLayout::Kn].map(|layout| layout.extents(24, 8)), [(24, 8), (8, 24)]);
+    /// assert_eq!(WeightLayout::ALL.map(|layout| layout.extents(24, 8)), [(24, 8), (8, 24)]);
     /// ```
     pub const fn extents(self, n: u32, k: u32) -> (u32, u32) {
         match self {

@@ -3,7 +3,8 @@
 //! - `activation NAME`: the kernel has the formula, in its smallest form.
 //! - `reference`: the harness's verification has a reference for every activation.
 //! - `rms_norm ARCH`: the normalisation behind an op.
-//! - `weights NAME`: weights of `[k, n]` make no kernel spill; as those below, of the fewest kernels.
+//! - `weights NAME`: weights of `[k, n]` make no kernel spill, of those among the fewest kernels that
+//!   are compiled ahead of time.
 //! - `traced NAME`: time stamps make no kernel spill, of the fewest kernels that have every tile.
 
 mod compiler;

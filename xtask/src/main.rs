@@ -25,7 +25,7 @@ struct Cli {
 
 #[derive(Subcommand)]
 enum Task {
-    /// Measure both ops against the unfused path, on the GPUs or, without any, on the host
+    /// Measure the ops against the unfused path, on the GPUs or, without any, on the host
     /// transport (`--help` for its options)
     #[command(disable_help_flag = true)]
     Bench {

@@ -1,4 +1,4 @@
-//! The benchmark: both ops, verified and measured beside their baselines.
+//! The benchmark: the ops, verified and measured beside their baselines.
 //!
 //! Invariant: a row's times and verification come from the same process, ops and buffers. An
 //! unverified row fails the run.

@@ -16,7 +16,7 @@ pub use first_call::FirstCallReport;
 pub(crate) enum Command {
     /// Kill, stop and withhold ranks at random moments, and check every error, rebuild and result
     Faults(faults::Args),
-    /// Check both ops over a matrix of hard shapes, with late ranks and poisoned memory
+    /// Check the ops over a matrix of hard shapes, with late ranks and poisoned memory
     Soak(soak::Args),
     /// Time the kernel as a GEMM, and what raised signals cost it, beside cuBLASLt on one GPU
     Core(core_gemm::Args),

@@ -31,8 +31,8 @@ __device__ __forceinline__ void pin_registers(float (&r)[N]) {
 
 // Matrix descriptor of a K-major operand tile in shared memory with 128-byte swizzle: rows of 128
 // bytes, groups of 8 rows every 1024. Fields (PTX ISA, "Matrix descriptor format"): start address,
-// leading offset (unused here), stride offset, swizzle mode. This is the lower half; each instruction
-// adds the upper one, which follows from how the operand lies.
+// leading offset (unused here), stride offset, swizzle mode. This is the lower half. Each
+// instruction adds the upper one, which follows from how the operand lies.
 __device__ __forceinline__ u32 k_major_128b_descriptor(u32 address) {
     return (address & 0x3FFFF) >> 4 | 1u << 16;
 }

@@ -67,8 +67,7 @@ struct Consumer {
     }
 
 private:
-    // Of this consumer's weights in the first stage. 64 of its columns, or rows of K-major weights, are
-    // 64 * 128 bytes.
+    // Of this consumer's weights in the first stage.
     __device__ __forceinline__ u32 weights_descriptor() const {
         const u32 address = smem.b(0) + index * kOffsetB;
         if constexpr (C::kWeightsKn) {

@@ -63,7 +63,8 @@ impl<Op> Builder<Op> {
     /// How `w` lies, in place of [`WeightLayout::Nk`]. The same on every rank. The result has the
     /// same bits.
     ///
-    /// A kernel with [`WeightLayout::Kn`] and an activation is compiled when an op first needs it.
+    /// Some kernels of [`WeightLayout::Kn`], with an activation among them, are compiled when an op
+    /// first needs them.
     ///
     /// ```
     /// use flux_ops::{AllGatherGemm, TensorMut, TensorRef, WeightLayout};
