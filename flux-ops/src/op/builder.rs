@@ -74,8 +74,8 @@ impl<Op> Builder<Op> {
     /// use flux_ops::{AllGatherGemm, BuildError, bf16};
     /// use flux_transport::{Communicator, Select, World};
     /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
-    /// let refused = AllGatherGemm::<bf16>::builder(512, 1024, 256).max_workspace(1 << 10).build(&comm);
-    /// assert!(matches!(refused, Err(BuildError::Workspace { limit: 1024, .. })));
+    /// let refused = AllGatherGemm::<bf16>::builder(512, 1024, 256).max_workspace(1).build(&comm);
+    /// assert!(matches!(refused, Err(BuildError::Workspace { limit: 1, .. })));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     pub fn max_workspace(mut self, bytes: u64) -> Self {
