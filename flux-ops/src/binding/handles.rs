@@ -49,6 +49,12 @@ type Values<T> = HashMap<u64, Arc<OfProcess<T>>>;
 #[derive(Debug)]
 pub struct Handles<T>(RwLock<Option<Values<T>>>);
 
+impl<T> Default for Handles<T> {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
 impl<T> Handles<T> {
     /// None.
     pub const fn new() -> Self {

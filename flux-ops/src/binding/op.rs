@@ -108,8 +108,8 @@ impl AnyOp {
     /// As [`FusedLinear::forward_with`].
     ///
     /// # Safety
-    /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask. A residual in the
-    /// place of `y` is written with it.
+    /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask. A residual in
+    /// the place of `y` is written with it.
     ///
     /// # Errors
     /// [`CallError`].
