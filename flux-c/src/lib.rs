@@ -3,6 +3,7 @@
 //! Invariant: no handle is an address, so an unknown one is an error and never read. No panic
 //! leaves a function. Whatever C passes as an enumeration arrives as an integer.
 #![allow(non_camel_case_types, reason = "C's names")]
+#![allow(clippy::struct_field_names, reason = "a handle's value is the thing of that name and what it needs")]
 #![allow(clippy::missing_safety_doc, reason = "the comments are those of the header: they say what each pointer is")]
 
 mod comm;

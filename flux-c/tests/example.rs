@@ -1,6 +1,8 @@
 //! The header with C and C++ compilers, and the example on the host transport: as threads, and as
 //! processes of a launcher.
 
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+
 #[path = "../../flux-kernels/tests/skipped/mod.rs"]
 mod skipped;
 
