@@ -260,12 +260,12 @@ flux_status flux_comm_from_env(const struct flux_comm_options *options, struct f
 
 // Connects processes that know their ranks. Collective: waits for the others, at least a minute.
 //
-// rank        this rank, from 0
-// world_size  number of ranks, at most 16
+// rank        this rank, from 0.
+// world_size  number of ranks, at most 16.
 // meeting     "HOST:PORT", an address and a free port of rank 0's host; or, of ranks on one host,
-//             an existing directory: absolute path, mode 0700, of this user, of no other launch
-// secret      with an address: 16 to 4096 bytes that all ranks know and nobody else; else NULL
-// secret_size bytes of it
+//             an existing directory: absolute path, mode 0700, of this user, of no other launch.
+// secret      with an address: 16 to 4096 bytes that all ranks know and nobody else; else NULL.
+// secret_size bytes of it.
 // options     NULL for the defaults
 // comm        gets the communicator, or NULL
 flux_status flux_comm_init_rank(uint32_t rank,
