@@ -52,13 +52,14 @@ impl Document {
 
 /// Whether the word is a path below the root, of a file or of a folder.
 fn is_path(word: &str) -> bool {
-    const TOPS: [&str; 10] = [
+    const TOPS: [&str; 11] = [
         "flux-core/",
         "flux-kernels/",
         "flux-transport/",
         "flux-ops/",
         "flux-bench/",
         "flux-python/",
+        "flux-c/",
         "xtask/",
         "docs/",
         "results/",

@@ -2,7 +2,7 @@
 //!
 //! Invariant: an error that is not a fault leaves the communicator and the op usable.
 
-use crate::tensor::{Layout, Location};
+use crate::tensor::{Layout, Location, TensorError};
 use flux_core::plan::Plan;
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
@@ -51,6 +51,24 @@ pub enum BuildError {
     Epsilon {
         /// The value asked for.
         value: f32,
+    },
+    /// The op's kind does not have the option.
+    #[error("{op} has no {option}: {}", if *option == "activation" { "only ag_gemm has one" } else { "gemm_rs and gemm_ar have one" })]
+    Option {
+        /// The op.
+        op: OpKind,
+        /// `residual`, `rms_norm` or `activation`.
+        option: &'static str,
+    },
+    /// Calls need more workspace than the caller allows.
+    #[error(
+        "calls need {needed} bytes of workspace, above the limit of {limit}: raise max_workspace, or build the op with a smaller max_m"
+    )]
+    Workspace {
+        /// Bytes that calls with `max_m` rows need.
+        needed: u64,
+        /// The caller's limit.
+        limit: u64,
     },
     /// No SM is left.
     #[error("sm_margin = {value}: the device has {sms} SMs and a call needs one, so at most {} can be left to others", sms - 1)]
@@ -195,6 +213,14 @@ pub enum CallError {
         expected: Shape,
         /// What was given.
         found: Layout,
+    },
+    /// A description of memory is no operand.
+    #[error("{operand}: {source}")]
+    View {
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
+        operand: &'static str,
+        /// Why.
+        source: TensorError,
     },
     /// The call has more rows than the op was built for.
     #[error("m = {m} is above max_m = {max_m}, which the op was built with: build it with a larger max_m, or split the call")]

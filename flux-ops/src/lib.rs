@@ -32,6 +32,9 @@
 //! ```
 
 mod agreement;
+/// No part of the API: for flux-python and flux-c.
+#[doc(hidden)]
+pub mod binding;
 mod epilogue;
 mod error;
 mod execute;

@@ -6,7 +6,6 @@ mod error;
 mod member;
 mod operand;
 mod ops;
-mod process;
 mod torch;
 
 use pyo3::prelude::*;
@@ -18,6 +17,7 @@ mod _native {
     use crate::member::{self, Member};
     use crate::operand::{Dims, activation, operand};
     use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec};
+    use flux_ops::binding::Class;
     use flux_ops::{Activation, DType, Location, RawTensor};
     use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
@@ -82,7 +82,7 @@ mod _native {
             let world = match meeting {
                 (Some(folder), _) => builder.on_host(folder)?,
                 (None, Some((address, secret))) => {
-                    let secret = Secret::new(secret).map_err(|error| Error::new("ConnectError", error.to_string()))?;
+                    let secret = Secret::new(secret).map_err(|error| Error::new(Class::Connect, error.to_string()))?;
                     builder.across_hosts(&address, secret)?
                 }
                 (None, None) => World::single(),
@@ -106,7 +106,7 @@ mod _native {
 
     /// Runs without the interpreter's lock.
     fn with<T: Send>(py: Python<'_>, comm: u64, run: impl FnOnce(&Member) -> Result<T, Error> + Send) -> PyResult<T> {
-        Ok(py.detach(|| run(member::named(comm)?.get()?))?)
+        Ok(py.detach(|| run(member::here(&*member::named(comm)?)?))?)
     }
 
     /// Raises the fault that broke the communicator.
@@ -146,7 +146,7 @@ mod _native {
             let (dtype_name, bias, residual, number, eps) = of;
             let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
             let spec = OpSpec { kind: Kind::named(kind)?, n, k, dtype, bias, residual, activation, norm: eps.map(Eps::new) };
-            member.ops.op(&spec, Stream::Host)?.prepare(&rows)
+            Ok(member.ops.op(&spec, Stream::Host)?.prepare(&rows)?)
         })
     }
 
@@ -156,7 +156,7 @@ mod _native {
         operand(
             name,
             *address,
-            dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message)))?,
+            dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message())))?,
             Location::Host,
             &dims,
         )

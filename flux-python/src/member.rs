@@ -3,14 +3,12 @@
 //! Invariant: a number names one communicator for as long as the process lives. Those of a parent
 //! stay alone in a forked child.
 
-use crate::error::Error;
+use crate::error::{Error, of_world};
 use crate::ops::{Limits, Ops};
-use crate::process::OfProcess;
 use flux_ops::Location;
+use flux_ops::binding::{Class, Handles, OfProcess};
 use flux_transport::{Communicator, World};
-use std::collections::HashMap;
-use std::sync::atomic::{AtomicU64, Ordering};
-use std::sync::{Arc, Mutex, PoisonError, RwLock};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 /// A communicator with its ops.
@@ -31,8 +29,7 @@ impl Member {
     }
 }
 
-static MEMBERS: RwLock<Option<HashMap<u64, Arc<OfProcess<Member>>>>> = RwLock::new(None);
-static NEXT: AtomicU64 = AtomicU64::new(1);
+static MEMBERS: Handles<Member> = Handles::new();
 /// The launcher's world, which is joined once.
 static LAUNCHED: Mutex<Option<OfProcess<World>>> = Mutex::new(None);
 
@@ -42,9 +39,8 @@ static LAUNCHED: Mutex<Option<OfProcess<World>>> = Mutex::new(None);
 /// graphs by the arguments of their ops, on disk and for other worlds too.
 pub(crate) fn keep(member: Member) -> u64 {
     let (rank, world) = (u64::from(member.comm.rank().get()), u64::from(member.comm.world_size().get()));
-    let number = NEXT.fetch_add(1, Ordering::Relaxed) << 16 | world << 8 | rank;
-    let mut members = MEMBERS.write().unwrap_or_else(PoisonError::into_inner);
-    members.get_or_insert_default().insert(number, Arc::new(OfProcess::new(member)));
+    let number = Handles::<Member>::number() << 16 | world << 8 | rank;
+    MEMBERS.keep(number, member);
     number
 }
 
@@ -53,21 +49,32 @@ pub(crate) fn keep(member: Member) -> u64 {
 /// # Errors
 /// It is closed.
 pub(crate) fn named(number: u64) -> Result<Arc<OfProcess<Member>>, Error> {
-    let members = MEMBERS.read().unwrap_or_else(PoisonError::into_inner);
-    let member = members.as_ref().and_then(|members| members.get(&number)).map(Arc::clone);
-    member.ok_or_else(|| Error::new("FluxError", "the communicator is closed: call flux_tp.init again on every rank"))
+    let closed = || Error::new(Class::Other, "the communicator is closed: call flux_tp.init again on every rank");
+    MEMBERS.get(number).ok_or_else(closed)
+}
+
+/// The value, if this process has made it.
+pub(crate) fn here<T>(value: &OfProcess<T>) -> Result<&T, Error> {
+    value.get().map_err(|process| {
+        let this = std::process::id();
+        Error::new(
+            Class::Other,
+            format!(
+                "this communicator belongs to process {process}, and this is process {this}, forked from it: call flux_tp.init in each \
+                 process, or start workers with spawn"
+            ),
+        )
+    })
 }
 
 /// Leaves the communicator with this number, when the calls in progress have ended.
 pub(crate) fn close(number: u64) {
-    let closed = MEMBERS.write().unwrap_or_else(PoisonError::into_inner).as_mut().and_then(|members| members.remove(&number));
-    drop(closed);
+    drop(MEMBERS.remove(number));
 }
 
 /// Leaves all communicators, and the launcher's world.
 pub(crate) fn close_all() {
-    let closed = MEMBERS.write().unwrap_or_else(PoisonError::into_inner).take();
-    drop(closed);
+    drop(MEMBERS.remove_all());
     drop(LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner).take());
 }
 
@@ -79,8 +86,8 @@ pub(crate) fn connect_launched(
     let mut launched = LAUNCHED.lock().unwrap_or_else(PoisonError::into_inner);
     let world = match launched.take() {
         Some(world) if world.get().is_ok() => world,
-        _ => OfProcess::new(World::from_env_with(deadline)?),
+        _ => OfProcess::new(World::from_env_with(deadline).map_err(of_world)?),
     };
     let world = launched.insert(world);
-    connect(world.get()?)
+    connect(here(world)?)
 }

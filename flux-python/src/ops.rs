@@ -1,13 +1,10 @@
 //! The ops of one communicator: built on first use of a shape, then kept.
 //!
-//! Invariant: ranks that make the same calls build the same ops in the same order. This file alone
-//! knows how flux-ops builds and calls them.
+//! Invariant: ranks that make the same calls build the same ops in the same order.
 
-use crate::error::{Error, of_view};
-use flux_ops::{
-    Activation, AllGatherGemm, Builder, CallError, DType, Element, EpilogueArgs, GemmAllReduce, GemmReduceScatter, Layout, RawTensor,
-    TensorMut, TensorRef, bf16, f16,
-};
+use crate::error::{Error, of_call};
+use flux_ops::binding::{self, AnyOp, Class, RawOperands};
+use flux_ops::{Activation, DType, Layout, OpKind, RawTensor, WeightLayout};
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -35,6 +32,14 @@ impl Kind {
 
     pub(crate) const fn from_number(number: u8) -> Self {
         Self::ALL[number as usize].1
+    }
+
+    const fn op(self) -> OpKind {
+        match self {
+            Self::AllGather => OpKind::AllGatherGemm,
+            Self::ReduceScatter => OpKind::GemmReduceScatter,
+            Self::AllReduce => OpKind::GemmAllReduce,
+        }
     }
 
     /// The name in Python.
@@ -135,27 +140,11 @@ pub(crate) struct Limits {
     pub(crate) sm_margin: u32,
 }
 
-type Forward = Box<dyn Fn(&Call<'_>) -> Result<(), Error> + Send + Sync>;
-type Prepare = Box<dyn Fn(&[usize]) -> Result<(), Error> + Send + Sync>;
-
-/// An op, whatever its kind and dtype.
-pub(crate) struct Op {
-    forward: Forward,
-    prepare: Prepare,
-}
-
-impl Op {
-    /// Has these numbers of rows ready for calls that are captured in a graph.
-    pub(crate) fn prepare(&self, rows: &[usize]) -> Result<(), Error> {
-        (self.prepare)(rows)
-    }
-}
-
 /// The ops of one communicator.
 pub(crate) struct Ops {
     comm: Communicator,
     limits: Limits,
-    built: RwLock<HashMap<OpSpec, Arc<Op>>>,
+    built: RwLock<HashMap<OpSpec, Arc<AnyOp>>>,
     /// Held while an op is built, which is collective: one at a time.
     building: Mutex<()>,
 }
@@ -168,7 +157,7 @@ impl Ops {
     /// Makes a call; builds its op first where there is none.
     ///
     /// # Safety
-    /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask.
+    /// The operands are as [`AnyOp::forward`] asks.
     pub(crate) unsafe fn call(&self, call: &Call<'_>) -> Result<(), Error> {
         let world = self.comm.world_size().get() as usize;
         let Call { kind, activation, m, .. } = *call;
@@ -188,11 +177,20 @@ impl Ops {
             norm: call.norm.map(|norm| norm.eps),
         };
         let op = self.op(&spec, call.stream)?;
-        (op.forward)(call)
+        let operands = RawOperands {
+            x: call.x,
+            w: call.weight,
+            bias: call.bias,
+            residual: call.residual,
+            y: call.y,
+            norm: call.norm.map(|norm| (norm.gain, norm.rows)),
+        };
+        // SAFETY: as the caller has vouched.
+        unsafe { op.forward(&operands, call.stream) }.map_err(of_call)
     }
 
     /// Builds the op where there is none. Collective.
-    pub(crate) fn op(&self, spec: &OpSpec, stream: Stream<'_>) -> Result<Arc<Op>, Error> {
+    pub(crate) fn op(&self, spec: &OpSpec, stream: Stream<'_>) -> Result<Arc<AnyOp>, Error> {
         if let Some(op) = self.known(spec) {
             return Ok(op);
         }
@@ -202,7 +200,7 @@ impl Ops {
         }
         if is_capturing(stream) {
             return Err(Error::new(
-                "BuildError",
+                Class::Build,
                 format!(
                     "{} of n = {}, k = {} is built on its first call, and the stream is being captured: call flux_tp.prepare, or the op \
                      once, before the capture",
@@ -217,96 +215,39 @@ impl Ops {
         Ok(op)
     }
 
-    fn known(&self, spec: &OpSpec) -> Option<Arc<Op>> {
+    fn known(&self, spec: &OpSpec) -> Option<Arc<AnyOp>> {
         self.built.read().unwrap_or_else(PoisonError::into_inner).get(spec).map(Arc::clone)
     }
 }
 
-/// Builds an op of a kind and dtype, with the options of its kind.
-macro_rules! built {
-    ($op:ident, $element:ty, $comm:expr, $limits:expr, $spec:expr, $options:expr) => {{
-        let (spec, limits): (&OpSpec, Limits) = ($spec, $limits);
-        let builder = $options($op::<$element>::builder(limits.max_m, spec.n, spec.k).bias(spec.bias));
-        // SAFETY: `flux_tp.init` asks that graphs go before their communicator, and torch's graphs
-        // keep the memory of their operands.
-        let builder = unsafe { builder.captures() };
-        let op = Arc::new(builder.sm_margin(limits.sm_margin).build($comm)?);
-        let prepared = Arc::clone(&op);
-        let forward = move |call: &Call<'_>| {
-            // SAFETY: as `Ops::call` asks.
-            unsafe { with_views::<$element>(call, |x, weight, epilogue, y| op.forward_with(x, weight, epilogue, y, call.stream)) }
-        };
-        Op { forward: Box::new(forward), prepare: Box::new(move |rows: &[usize]| Ok(prepared.prepare(rows)?)) }
-    }};
-}
-
-fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<Op, Error> {
+fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Error> {
     if spec.kind != Kind::AllGather && spec.activation != Activation::None {
         return Err(Error::operand(format!("activation = {}: all_gather_matmul alone has activations", spec.activation)));
     }
     if spec.kind == Kind::AllGather && (spec.residual || spec.norm.is_some()) {
         return Err(Error::operand("all_gather_matmul has neither residual nor norm: matmul_reduce_scatter and matmul_all_reduce do"));
     }
-    macro_rules! gathers {
-        ($element:ty) => {
-            built!(AllGatherGemm, $element, comm, limits, spec, |builder: Builder<_>| builder.activation(spec.activation))
-        };
-    }
-    macro_rules! reduces {
-        ($op:ident, $element:ty) => {
-            built!($op, $element, comm, limits, spec, |builder: Builder<$op<$element>>| {
-                let builder = builder.residual(spec.residual);
-                match spec.norm {
-                    Some(eps) => builder.rms_norm(eps.get()),
-                    None => builder,
-                }
-            })
-        };
-    }
-    Ok(match (spec.kind, spec.dtype) {
-        (Kind::AllGather, DType::Bf16) => gathers!(bf16),
-        (Kind::AllGather, DType::F16) => gathers!(f16),
-        (Kind::ReduceScatter, DType::Bf16) => reduces!(GemmReduceScatter, bf16),
-        (Kind::ReduceScatter, DType::F16) => reduces!(GemmReduceScatter, f16),
-        (Kind::AllReduce, DType::Bf16) => reduces!(GemmAllReduce, bf16),
-        (Kind::AllReduce, DType::F16) => reduces!(GemmAllReduce, f16),
-    })
-}
-
-/// Calls `forward` with the operands as views.
-///
-/// # Safety
-/// As [`Ops::call`].
-unsafe fn with_views<T: Element>(
-    call: &Call<'_>,
-    forward: impl FnOnce(&TensorRef<'_, T>, &TensorRef<'_, T>, EpilogueArgs<'_, T>, &mut TensorMut<'_, T>) -> Result<(), CallError>,
-) -> Result<(), Error> {
-    // SAFETY: as the caller has vouched.
-    let read = |name, raw| unsafe { TensorRef::<T>::from_raw(raw) }.map_err(of_view(name));
-    // SAFETY: as the caller has vouched.
-    let written = |name, raw| unsafe { TensorMut::<T>::from_raw(raw) }.map_err(of_view(name));
-    let (x, weight) = (read("x", call.x)?, read("weight", call.weight)?);
-    let bias = call.bias.map(|bias| read("bias", bias)).transpose()?;
-    let place = |of: &RawTensor| (of.address, of.layout, of.dtype);
-    // No view may be of memory that another one writes.
-    let in_y = call.residual.is_some_and(|residual| place(&residual) == place(&call.y));
-    let residual = call.residual.filter(|_| !in_y).map(|residual| read("residual", residual)).transpose()?;
-    let gain = call.norm.map(|norm| read("gain", norm.gain)).transpose()?;
-    let mut y_norm = call.norm.map(|norm| written("y_norm", norm.rows)).transpose()?;
-
-    let mut epilogue = EpilogueArgs::new();
-    if let Some(bias) = &bias {
-        epilogue = epilogue.bias(bias);
-    }
-    if let Some(residual) = &residual {
-        epilogue = epilogue.residual(residual);
-    } else if in_y {
-        epilogue = epilogue.residual_in_y();
-    }
-    if let (Some(gain), Some(y_norm)) = (&gain, &mut y_norm) {
-        epilogue = epilogue.norm(gain, y_norm);
-    }
-    Ok(forward(&x, &weight, epilogue, &mut written("out", call.y)?)?)
+    let OpSpec { kind, n, k, dtype, bias, residual, activation, norm } = *spec;
+    let Limits { max_m, sm_margin } = limits;
+    let rms_norm = norm.map(Eps::get);
+    let spec = binding::OpSpec {
+        op: kind.op(),
+        dtype,
+        max_m,
+        n,
+        k,
+        weights: WeightLayout::Nk,
+        bias,
+        residual,
+        activation,
+        rms_norm,
+        sm_margin,
+        max_workspace: None,
+        captures: true,
+    };
+    // SAFETY: `flux_tp.init` asks that graphs go before their communicator, and torch's graphs keep
+    // the memory of their operands.
+    Ok(unsafe { AnyOp::build(&spec, comm) }?)
 }
 
 fn is_capturing(stream: Stream<'_>) -> bool {

@@ -6,9 +6,10 @@
 //! dist/tp_mlp         the example          dist/cubins/        kernels compiled ahead of time
 //! dist/gpu-ci         runs all of it       dist/flux-probe     asks the devices for the tests
 //! dist/*.whl          the Python package   dist/python-tests/  its tests
+//! dist/c/             the C interface: library, header, example
 //! ```
 
-use crate::cargo::{artifacts, cargo, check, commit, root};
+use crate::cargo::{artifacts, cargo, check, commit, root, target_folder};
 use crate::{kernels, wheel};
 use anyhow::{Context, ensure};
 use std::ffi::OsString;
@@ -80,12 +81,26 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
         }
     }
 
+    c_interface(&dist.join("c"))?;
+
     let packed = pack(&dist)?;
     let (folder, archive) = (folder_bytes(&dist)?, fs::metadata(&packed)?.len());
     println!("{}: {:.1} MiB, {} test binaries: {}", dist.display(), mib(folder), names.len(), names.join(" "));
     println!("{}: {:.1} MiB of {LIMIT_MIB}", packed.display(), mib(archive));
     ensure!(archive <= LIMIT_MIB << 20, "{} is above the limit of {LIMIT_MIB} MiB", packed.display());
     Ok(dist)
+}
+
+/// Builds the C interface.
+fn c_interface(folder: &Path) -> anyhow::Result<()> {
+    fs::create_dir_all(folder)?;
+    let mut library = cargo();
+    library.args(["build", "--profile", "gpu", "--package", "flux-tp-c", "--lib"]).current_dir(root());
+    check(library)?;
+    copy(&target_folder()?.join("gpu/libflux_tp_c.so"), &folder.join("libflux_tp_c.so"))?;
+    let package = root().join("flux-c");
+    copy(&package.join("include/flux.h"), &folder.join("flux.h"))?;
+    copy(&package.join("examples/mlp.c"), &folder.join("mlp.c"))
 }
 
 /// Packs the folder into an archive beside it, and returns its path.

@@ -97,6 +97,22 @@ impl<Op> Builder<Op> {
         self
     }
 
+    /// Refuses the build, on all ranks, where calls need more bytes of workspace than this, in place
+    /// of no limit. It may differ between ranks.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, BuildError, bf16};
+    /// use flux_transport::{Communicator, Select, World};
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let refused = AllGatherGemm::<bf16>::builder(512, 1024, 256).max_workspace(1).build(&comm);
+    /// assert!(matches!(refused, Err(BuildError::Workspace { limit: 1, .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    pub fn max_workspace(mut self, bytes: u64) -> Self {
+        self.request.max_workspace = Some(bytes);
+        self
+    }
+
     /// Workers on this rank, in place of as many as the device runs at once: CTAs of the kernel, or
     /// threads of the host executor. It does not change the result.
     pub fn workers(mut self, workers: u32) -> Self {

@@ -4,7 +4,7 @@
 //! communicator's workspace, its kernels and the plans suffice for every `m` of the op.
 
 mod builder;
-mod kind;
+pub(crate) mod kind;
 mod request;
 
 pub use builder::Builder;
@@ -423,6 +423,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
             let resolved = request.resolve(comm, &buckets)?;
             let (largest, number, workspace) = (request.largest(comm)?, request.number(), request::workspace(&resolved));
+            request.check_workspace(workspace)?;
             let executor = Executor::new(comm, &resolved, (request.epilogue, request.weights))?;
             Ok(Self { executor, comm: comm.clone(), request, largest, buckets, number, workspace, kind: PhantomData })
         });

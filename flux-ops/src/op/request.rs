@@ -28,12 +28,14 @@ pub(crate) struct Request {
     /// The file of measured plans, in place of the user's.
     pub(crate) table: Option<PathBuf>,
     pub(crate) launch: LaunchOptions,
+    /// Most bytes of the workspace.
+    pub(crate) max_workspace: Option<u64>,
 }
 
 impl Request {
-    pub(super) fn new(op: OpKind, max_m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        let (epilogue, weights) = (EpilogueSpec::default(), WeightLayout::default());
-        Self { op, max_m, n, k, dtype, epilogue, weights, plan: None, table: None, launch: LaunchOptions::default() }
+    pub(crate) fn new(op: OpKind, max_m: usize, n: usize, k: usize, dtype: DType) -> Self {
+        let (epilogue, weights, launch) = (EpilogueSpec::default(), WeightLayout::default(), LaunchOptions::default());
+        Self { op, max_m, n, k, dtype, epilogue, weights, plan: None, table: None, launch, max_workspace: None }
     }
 
     /// The op and its extents, as errors name it.
@@ -95,6 +97,14 @@ impl Request {
         Ok(all)
     }
 
+    /// Refuses a workspace above the caller's limit.
+    pub(super) fn check_workspace(&self, needed: WorkspaceSize) -> Result<(), BuildError> {
+        match (needed.total_bytes(), self.max_workspace) {
+            (needed, Some(limit)) if needed > limit => Err(BuildError::Workspace { needed, limit }),
+            _ => Ok(()),
+        }
+    }
+
     /// The op's number, by which ranks compare their calls: that of its text.
     pub(super) fn number(&self) -> u32 {
         crate::agreement::number(&self.to_string())
@@ -125,7 +135,7 @@ fn check(plan: &Plan) -> Result<(), ScheduleError> {
 /// The text that the ranks compare: all that must be the same on every rank.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, max_m, n, k, dtype, epilogue, weights, plan, table: _, launch } = self;
+        let Self { op, max_m, n, k, dtype, epilogue, weights, plan, table: _, launch, max_workspace: _ } = self;
         write!(f, "{op} max_m={max_m} n={n} k={k} {dtype}, {epilogue}, ")?;
         match plan {
             Some(plan) => write!(f, "{plan}")?,

@@ -4,9 +4,10 @@
 
 use super::shim::{Meta, Shim, Tensor, shim};
 use crate::error::Error;
-use crate::member::{Member, named};
+use crate::member::{Member, here, named};
 use crate::operand::{Dims, activation, operand};
 use crate::ops::{Call, Eps, Kind, Norm};
+use flux_ops::binding::Class;
 use flux_ops::{DType, Location, RawTensor};
 use flux_transport::Stream;
 use std::ffi::CString;
@@ -19,7 +20,7 @@ static LAST: Mutex<Option<Error>> = Mutex::new(None);
 /// Takes the error that a kernel has left with this message.
 pub(crate) fn take_error(message: &str) -> Option<Error> {
     let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    last.take_if(|error| message.contains(&error.message))
+    last.take_if(|error| message.contains(error.message()))
 }
 
 /// Which of an op's schemas a call follows.
@@ -44,9 +45,9 @@ pub(super) extern "C-unwind" fn kernel<const KIND: u8, const NORM: bool, const O
     let error = match done {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error,
-        Err(_panic) => Error::new("FluxError", "flux_tp panicked: see the message on standard error"),
+        Err(_panic) => Error::new(Class::Other, "flux_tp panicked: see the message on standard error"),
     };
-    let message = CString::new(error.message.replace('\0', " ")).unwrap_or_default();
+    let message = CString::new(error.message().replace('\0', " ")).unwrap_or_default();
     *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
     shim.throw(&message);
 }
@@ -101,7 +102,7 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
     let arguments = unsafe { Arguments::take(shim, form, stack) };
     let kind = form.kind;
     let member = named(arguments.comm)?;
-    let member = member.get()?;
+    let member = here(&*member)?;
     let (x, weight) = (arguments.x.meta()?, arguments.weight.meta()?);
     let m = kind.rows(usize::try_from(arguments.m).ok(), x.sizes[0], &member.comm);
     let place = Place { shim, member };

@@ -5,6 +5,7 @@
 //! of torch is linked, or needed to build.
 
 use crate::error::Error;
+use flux_ops::binding::Class;
 use libloading::os::unix::{Library, RTLD_LAZY};
 use std::ffi::{CStr, c_char, c_void};
 use std::sync::OnceLock;
@@ -118,11 +119,11 @@ pub(super) fn load(cpu: &str, cuda: Option<&str>) -> Result<bool, Error> {
 fn open(path: &str) -> Result<Library, Error> {
     // SAFETY: torch has loaded it, so nothing is run.
     let library = unsafe { Library::open(Some(path), RTLD_NOLOAD | RTLD_LAZY) };
-    library.map_err(|error| Error::new("FluxError", format!("torch has not loaded {path}: {error}")))
+    library.map_err(|error| Error::new(Class::Other, format!("torch has not loaded {path}: {error}")))
 }
 
 fn too_old(symbol: &CStr, error: &libloading::Error) -> Error {
-    Error::new("FluxError", format!("this torch has no {}: flux_tp needs torch 2.10 or later ({error})", symbol.to_string_lossy()))
+    Error::new(Class::Other, format!("this torch has no {}: flux_tp needs torch 2.10 or later ({error})", symbol.to_string_lossy()))
 }
 
 fn extent(size: usize) -> i64 {
@@ -130,7 +131,7 @@ fn extent(size: usize) -> i64 {
 }
 
 fn checked(what: &str, code: Code) -> Result<(), Error> {
-    if code == 0 { Ok(()) } else { Err(Error::new("FluxError", format!("torch's {what} failed with code {code}"))) }
+    if code == 0 { Ok(()) } else { Err(Error::new(Class::Other, format!("torch's {what} failed with code {code}"))) }
 }
 
 impl Shim {
@@ -170,7 +171,7 @@ impl Shim {
 
     /// torch's current stream of a device.
     pub(super) fn current_stream(&self, device: i32) -> Result<usize, Error> {
-        let get = self.cuda_stream.ok_or_else(|| Error::new("FluxError", "this torch is built without CUDA"))?;
+        let get = self.cuda_stream.ok_or_else(|| Error::new(Class::Other, "this torch is built without CUDA"))?;
         let mut stream = std::ptr::null_mut();
         // SAFETY: `stream` is a place for the result.
         checked("current stream", unsafe { get(device, &raw mut stream) })?;

@@ -1,0 +1,409 @@
+/* flux: fused tensor-parallel GEMM layers. docs/c.md has a guide.
+ *
+ * Made by cbindgen from the crate flux-c: change that, not this file.
+ *
+ * A function that fails leaves a message: flux_last_error_message. Pointers are to memory of the
+ * caller's, which the library uses until the function returns unless a comment says more. Threads
+ * may call functions at the same time; a handle is destroyed when no other thread uses it. */
+
+#ifndef FLUX_H
+#define FLUX_H
+
+#include <stddef.h>
+#include <stdint.h>
+
+// The version of this interface. Structures grow at their end within a version.
+#define FLUX_ABI_VERSION 1
+
+// Calls add a bias.
+#define FLUX_OP_BIAS 1
+
+// Calls add a residual before the one rounding. Not of FLUX_ALL_GATHER_GEMM.
+#define FLUX_OP_RESIDUAL 2
+
+// Calls also write the normalised rows of `y`: y / sqrt(mean(y^2) + eps) * gain. Not of
+// FLUX_ALL_GATHER_GEMM.
+#define FLUX_OP_RMS_NORM 4
+
+// Calls may be captured in CUDA graphs. Such graphs are destroyed before the communicator, and the
+// operands of their calls stay where they are until then.
+#define FLUX_OP_CAPTURES 8
+
+// The weight is stored as `[k, n]`, of this rank's extents, in place of `[n, k]`.
+#define FLUX_OP_WEIGHTS_KN 16
+
+// What a function returns. After all but FLUX_OK, flux_last_error_message() of the same thread
+// says what happened and what to do.
+enum flux_status
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // Done, or, of a call on a CUDA stream, on its way.
+    FLUX_OK = 0,
+    // An argument cannot be used: a null pointer, an unknown number, a structure of another size.
+    FLUX_ERROR_ARGUMENT = 1,
+    // A handle is null, foreign, destroyed, of another process, or still in use.
+    FLUX_ERROR_HANDLE = 2,
+    // An operand, extent or option does not fit. Nothing was launched; make a good call.
+    FLUX_ERROR_OPERAND = 3,
+    // The ranks did not become a communicator.
+    FLUX_ERROR_CONNECT = 4,
+    // The op could not be built. All ranks have left the build, and the communicator works.
+    FLUX_ERROR_BUILD = 5,
+    // Ranks build different ops, after which the communicator works; or they make different calls,
+    // after which it is broken.
+    FLUX_ERROR_DISAGREED = 6,
+    // A peer's process or thread is gone. The communicator is broken.
+    FLUX_ERROR_PEER_LOST = 7,
+    // A peer has destroyed its communicator before this call. This rank's is broken.
+    FLUX_ERROR_PEER_LEFT = 8,
+    // A peer did not come in time. The communicator is broken.
+    FLUX_ERROR_TIMEOUT = 9,
+    // A peer has given the communicator up. It is broken.
+    FLUX_ERROR_ABORTED = 10,
+    // The driver, NCCL or the operating system refused something.
+    FLUX_ERROR_SYSTEM = 11,
+    // A defect of the library. Standard error has more; destroy the communicator.
+    FLUX_ERROR_PANIC = 12,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum flux_status flux_status;
+#else
+typedef int32_t flux_status;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Element types of operands. Sums are in fp32 and rounded once.
+enum flux_dtype
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // bfloat16.
+    FLUX_BF16 = 1,
+    // IEEE half precision.
+    FLUX_FP16 = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum flux_dtype flux_dtype;
+#else
+typedef int32_t flux_dtype;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// The kinds of ops. Extents `m`, `n` and `k` are global, `W` is the number of ranks, and rank `r`
+// has `m_r` rows: flux_op_rows.
+enum flux_op_kind
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // Column-parallel: x[m_r, k], w[n/W, k], y[m, n/W] = act(gather(x) * w^T + bias).
+    FLUX_ALL_GATHER_GEMM = 1,
+    // Row-parallel: x[m, k/W], w[n, k/W], y[m_r, n] = scatter(sum of x * w^T) + bias + residual.
+    FLUX_GEMM_REDUCE_SCATTER = 2,
+    // Row-parallel: x[m, k/W], w[n, k/W], y[m, n] = sum of x * w^T + bias + residual, the same bits
+    // on every rank.
+    FLUX_GEMM_ALL_REDUCE = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum flux_op_kind flux_op_kind;
+#else
+typedef int32_t flux_op_kind;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Activations of FLUX_ALL_GATHER_GEMM.
+enum flux_activation
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // None.
+    FLUX_ACTIVATION_NONE = 0,
+    // GELU in its tanh form.
+    FLUX_ACTIVATION_GELU = 1,
+    // v / (1 + exp(-v)).
+    FLUX_ACTIVATION_SILU = 2,
+    // max(v, 0).
+    FLUX_ACTIVATION_RELU = 3,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum flux_activation flux_activation;
+#else
+typedef int32_t flux_activation;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// Who takes part in a communicator that is rebuilt.
+enum flux_rebuild
+#if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+  : int32_t
+#endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
+ {
+    // The ranks that are neither lost nor given up, renumbered in order. On one host only.
+    FLUX_REBUILD_SURVIVORS = 1,
+    // All ranks under their numbers: a new process with the same variables replaces each lost one.
+    FLUX_REBUILD_WHOLE = 2,
+};
+#ifndef __cplusplus
+#if __STDC_VERSION__ >= 202311L
+typedef enum flux_rebuild flux_rebuild;
+#else
+typedef int32_t flux_rebuild;
+#endif // __STDC_VERSION__ >= 202311L
+#endif // __cplusplus
+
+// One rank's membership of a group of ranks that compute together.
+typedef struct flux_comm flux_comm;
+
+// One rank's part of a fused linear layer.
+typedef struct flux_op flux_op;
+
+// How to connect. Zeros are the defaults. All ranks give the same but for the device.
+typedef struct flux_comm_options {
+    // sizeof(flux_comm_options).
+    size_t size;
+    // "auto", "host", "nvlink", "pcie", "nccl" or "mixed"; NULL for "auto".
+    const char *transport;
+    // Seconds that a wait for a peer may take, at most 24 hours; 0 for 30.
+    double timeout;
+    // Most bytes of the workspace that the ranks share: an op that needs more is refused. 0 for no
+    // limit.
+    uint64_t max_workspace;
+    // SMs that calls leave to other kernels.
+    uint32_t sm_margin;
+    // 0: the CUDA device is the rank's number on its host. 1: it is `device`.
+    uint32_t has_device;
+    // The number of the CUDA device in this process.
+    uint32_t device;
+    // 0.
+    uint32_t reserved;
+} flux_comm_options;
+
+// What an op is created for; the same on every rank.
+typedef struct flux_op_options {
+    // sizeof(flux_op_options).
+    size_t size;
+    // A flux_op_kind.
+    int32_t kind;
+    // A flux_dtype.
+    int32_t dtype;
+    // Most rows of a call, of all ranks together.
+    size_t max_m;
+    // Output features of all ranks together. Of FLUX_ALL_GATHER_GEMM n/W is a multiple of 8, of
+    // others n.
+    size_t n;
+    // Inner features of all ranks together. Of FLUX_ALL_GATHER_GEMM k is a multiple of 8, of others
+    // k/W.
+    size_t k;
+    // FLUX_OP_BIAS and others, or 0.
+    uint32_t flags;
+    // A flux_activation.
+    int32_t activation;
+    // The eps of FLUX_OP_RMS_NORM; else 0.
+    float rms_norm_eps;
+    // 0.
+    uint32_t reserved;
+} flux_op_options;
+
+// A row-major matrix of the caller's. A vector is one row.
+typedef struct flux_tensor {
+    // Address of the first element: a multiple of 16. NULL is possible without rows.
+    void *data;
+    // Rows.
+    size_t rows;
+    // Columns: consecutive elements of a row.
+    size_t cols;
+    // Elements from a row to the next, a multiple of 8; 0 for `cols`.
+    size_t row_stride;
+    // A flux_dtype.
+    int32_t dtype;
+} flux_tensor;
+
+// The operands of one call on one rank. NULL for those that the op was created without. Memory
+// between rows is not touched, and outputs share no memory with other operands.
+typedef struct flux_operands {
+    // sizeof(flux_operands).
+    size_t size;
+    // Input: see flux_op_kind.
+    const struct flux_tensor *x;
+    // Weight: see flux_op_kind.
+    const struct flux_tensor *w;
+    // With FLUX_OP_BIAS: one row, a value for each column of `y`.
+    const struct flux_tensor *bias;
+    // With FLUX_OP_RESIDUAL: of the shape of `y`, and it may be the memory of `y`.
+    const struct flux_tensor *residual;
+    // With FLUX_OP_RMS_NORM: one row, a factor for each column of `y`.
+    const struct flux_tensor *gain;
+    // The result, which is overwritten: see flux_op_kind.
+    const struct flux_tensor *y;
+    // With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten.
+    const struct flux_tensor *y_norm;
+} flux_operands;
+
+#ifdef __cplusplus
+extern "C" {
+#endif // __cplusplus
+
+// The version of the library: compare it with FLUX_ABI_VERSION of the header.
+uint32_t flux_abi_version(void);
+
+// Connects the ranks of a launcher: torchrun, srun, mpirun or `flux-bench launch`. Collective:
+// waits for the other processes, at least a minute.
+//
+// options   NULL for the defaults
+// comm      gets the communicator, or NULL
+flux_status flux_comm_from_env(const struct flux_comm_options *options, struct flux_comm **comm);
+
+// Connects processes that know their ranks. Collective: waits for the others, at least a minute.
+//
+// rank        this rank, from 0.
+// world_size  number of ranks, at most 16.
+// meeting     "HOST:PORT", an address and a free port of rank 0's host; or, of ranks on one host,
+//             an existing directory: absolute path, mode 0700, of this user, of no other launch.
+// secret      with an address: 16 to 4096 bytes that all ranks know and nobody else; else NULL.
+// secret_size bytes of it.
+// options     NULL for the defaults
+// comm        gets the communicator, or NULL
+flux_status flux_comm_init_rank(uint32_t rank,
+                                uint32_t world_size,
+                                const char *meeting,
+                                const void *secret,
+                                size_t secret_size,
+                                const struct flux_comm_options *options,
+                                struct flux_comm **comm);
+
+// Makes all ranks in this process, each for a thread of its own. On GPUs rank `r` has device `r`.
+//
+// world_size  number of ranks, at most 16
+// options     NULL for the defaults; without a device
+// comms       gets `world_size` communicators by rank, or as many NULL
+flux_status flux_comm_init_all(uint32_t world_size,
+                               const struct flux_comm_options *options,
+                               struct flux_comm **comms);
+
+// Leaves the group, when this rank's calls have ended. Destroy its ops before, and CUDA graphs
+// with calls of them. Peers finish the calls that this rank has made; their later ones fail.
+flux_status flux_comm_destroy(struct flux_comm *comm);
+
+// Makes a new communicator of a broken one. Collective among those that go on. The old one stays
+// broken: destroy its ops and it, and create the ops anew.
+//
+// who       a flux_rebuild, the same on all of them
+// rebuilt   gets the new communicator, or NULL
+flux_status flux_comm_rebuild(const struct flux_comm *comm,
+                              int32_t who,
+                              struct flux_comm **rebuilt);
+
+// Who this rank is. Any of the places may be NULL.
+//
+// rank        gets its number
+// world_size  gets the number of ranks
+// device      gets the number of its CUDA device in this process; -1 where it works on the host
+flux_status flux_comm_place(const struct flux_comm *comm,
+                            uint32_t *rank,
+                            uint32_t *world_size,
+                            int32_t *device);
+
+// Whether calls may be captured in CUDA graphs: 1 or 0.
+flux_status flux_comm_graphs(const struct flux_comm *comm, int32_t *graphs);
+
+// Bytes that this rank's communicator and its ops hold. Any of the places may be NULL.
+flux_status flux_comm_memory(const struct flux_comm *comm,
+                             uint64_t *device,
+                             uint64_t *pinned,
+                             uint64_t *host);
+
+// The transport and why it was chosen, for people.
+//
+// text      gets the text and a NUL, cut to `capacity` bytes; NULL where that is 0
+// needed    gets the bytes of all of it with the NUL; or NULL
+flux_status flux_comm_explain(const struct flux_comm *comm,
+                              char *text,
+                              size_t capacity,
+                              size_t *needed);
+
+// Returns the fault that broke the communicator, or FLUX_OK. Waits for no call. On CUDA, a result
+// may be read when its stream has come past the call and this then returns FLUX_OK.
+flux_status flux_comm_check(const struct flux_comm *comm);
+
+// Returns when every rank has come here, on the host only. Collective.
+flux_status flux_comm_barrier(const struct flux_comm *comm);
+
+// Ends every wait of the communicator on all ranks, and breaks it: for a rank that cannot make a
+// call that its peers are in.
+//
+// reason    a number of the caller's
+flux_status flux_comm_abort(const struct flux_comm *comm, uint32_t reason);
+
+// What the last function of this thread that did not return FLUX_OK says: what happened, and what
+// to do. Empty before the first. UTF-8; it stays until the next such function of the thread, and
+// the caller does not free it.
+const char *flux_last_error_message(void);
+
+// The ranks at fault of the same error: the lost or late ones, or those that differ.
+//
+// ranks     gets the first `capacity` of their numbers; NULL where that is 0
+//
+// Returns how many there are; 0 where the error names none.
+size_t flux_last_error_ranks(uint32_t *ranks, size_t capacity);
+
+// Creates an op. Collective: every rank creates the same ops in the same order, and no other
+// thread of this rank is in a call. Waits for the others; on CUDA compiles kernels that the cache
+// lacks. Create all ops before the first capture, as a larger workspace moves.
+//
+// op        gets the op, or NULL
+flux_status flux_op_create(const struct flux_comm *comm,
+                           const struct flux_op_options *options,
+                           struct flux_op **op);
+
+// Destroys an op. Not collective; calls on a stream still end.
+flux_status flux_op_destroy(struct flux_op *op);
+
+// Makes the programs of these numbers of rows and keeps them, for calls that are captured later.
+// Not collective. Waits for this rank's calls.
+//
+// rows      `count` values of `m`
+flux_status flux_op_prepare(const struct flux_op *op, const size_t *rows, size_t count);
+
+// The rows of a rank's shard, of calls with `m` rows: the first m % W ranks have one more.
+//
+// first     gets the first row; or NULL
+// count     gets the number of rows; or NULL
+flux_status flux_op_rows(const struct flux_op *op,
+                         size_t m,
+                         uint32_t rank,
+                         size_t *first,
+                         size_t *count);
+
+// How calls are executed, for people. The places are those of flux_comm_explain.
+flux_status flux_op_explain(const struct flux_op *op, char *text, size_t capacity, size_t *needed);
+
+// Computes `y` from operands in host memory, on a communicator of the host transport. Collective:
+// every rank makes the same calls in the same order, with operands of one `m`, 0 to `max_m`.
+// Returns when `y` is written. Nobody else accesses the operands meanwhile.
+flux_status flux_op_forward_host(const struct flux_op *op, const struct flux_operands *operands);
+
+// As flux_op_forward_host, with operands in memory of the communicator's device. Puts the call on
+// the stream and returns: it allocates no device memory and waits for nothing. The operands stay
+// as they are until the stream has come past the call; then flux_comm_check says whether `y` may
+// be read.
+//
+// stream    a CUstream or cudaStream_t of the device; NULL is its default stream. It may be in
+//           capture, of ops with FLUX_OP_CAPTURES where flux_comm_graphs says 1, with an `m` that
+//           was prepared or called before.
+flux_status flux_op_forward_cuda(const struct flux_op *op,
+                                 const struct flux_operands *operands,
+                                 void *stream);
+
+#ifdef __cplusplus
+}  // extern "C"
+#endif  // __cplusplus
+
+#endif  /* FLUX_H */

@@ -1,0 +1,326 @@
+//! Ops.
+
+use crate::comm::{InUse, Limits, flux_comm};
+use crate::error::{Error, flux_status, guard};
+use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
+use crate::tensor::{flux_operands, flux_tensor, operand};
+use flux_ops::binding::{AnyOp, Handles, OpSpec, RawOperands};
+use flux_ops::{Activation, CallError, DType, Location, OpKind, Rank, WeightLayout};
+use flux_transport::Stream;
+use std::ffi::{c_char, c_void};
+
+/// One rank's part of a fused linear layer.
+#[derive(Debug)]
+pub struct flux_op {
+    _opaque: [u8; 0],
+}
+
+/// The kinds of ops. Extents `m`, `n` and `k` are global, `W` is the number of ranks, and rank `r`
+/// has `m_r` rows: flux_op_rows.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum flux_op_kind {
+    /// Column-parallel: x[m_r, k], w[n/W, k], y[m, n/W] = act(gather(x) * w^T + bias).
+    FLUX_ALL_GATHER_GEMM = 1,
+    /// Row-parallel: x[m, k/W], w[n, k/W], y[m_r, n] = scatter(sum of x * w^T) + bias + residual.
+    FLUX_GEMM_REDUCE_SCATTER = 2,
+    /// Row-parallel: x[m, k/W], w[n, k/W], y[m, n] = sum of x * w^T + bias + residual, the same bits
+    /// on every rank.
+    FLUX_GEMM_ALL_REDUCE = 3,
+}
+
+/// Element types of operands. Sums are in fp32 and rounded once.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum flux_dtype {
+    /// bfloat16.
+    FLUX_BF16 = 1,
+    /// IEEE half precision.
+    FLUX_FP16 = 2,
+}
+
+/// Activations of FLUX_ALL_GATHER_GEMM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[repr(i32)]
+pub enum flux_activation {
+    /// None.
+    FLUX_ACTIVATION_NONE = 0,
+    /// GELU in its tanh form.
+    FLUX_ACTIVATION_GELU = 1,
+    /// v / (1 + exp(-v)).
+    FLUX_ACTIVATION_SILU = 2,
+    /// max(v, 0).
+    FLUX_ACTIVATION_RELU = 3,
+}
+
+/// Calls add a bias.
+pub const FLUX_OP_BIAS: u32 = 1;
+/// Calls add a residual before the one rounding. Not of FLUX_ALL_GATHER_GEMM.
+pub const FLUX_OP_RESIDUAL: u32 = 2;
+/// Calls also write the normalised rows of `y`: y / sqrt(mean(y^2) + eps) * gain. Not of
+/// FLUX_ALL_GATHER_GEMM.
+pub const FLUX_OP_RMS_NORM: u32 = 4;
+/// Calls may be captured in CUDA graphs. Such graphs are destroyed before the communicator, and the
+/// operands of their calls stay where they are until then.
+pub const FLUX_OP_CAPTURES: u32 = 8;
+/// The weight is stored as `[k, n]`, of this rank's extents, in place of `[n, k]`.
+pub const FLUX_OP_WEIGHTS_KN: u32 = 16;
+const FLAGS: u32 = FLUX_OP_BIAS | FLUX_OP_RESIDUAL | FLUX_OP_RMS_NORM | FLUX_OP_CAPTURES | FLUX_OP_WEIGHTS_KN;
+
+/// What an op is created for; the same on every rank.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flux_op_options {
+    /// sizeof(flux_op_options).
+    pub size: usize,
+    /// A flux_op_kind.
+    pub kind: i32,
+    /// A flux_dtype.
+    pub dtype: i32,
+    /// Most rows of a call, of all ranks together.
+    pub max_m: usize,
+    /// Output features of all ranks together. Of FLUX_ALL_GATHER_GEMM n/W is a multiple of 8, of
+    /// others n.
+    pub n: usize,
+    /// Inner features of all ranks together. Of FLUX_ALL_GATHER_GEMM k is a multiple of 8, of others
+    /// k/W.
+    pub k: usize,
+    /// FLUX_OP_BIAS and others, or 0.
+    pub flags: u32,
+    /// A flux_activation.
+    pub activation: i32,
+    /// The eps of FLUX_OP_RMS_NORM; else 0.
+    pub rms_norm_eps: f32,
+    /// 0.
+    pub reserved: u32,
+}
+
+// SAFETY: numbers.
+unsafe impl Structure for flux_op_options {
+    const NAME: &'static str = "options";
+}
+
+/// An op.
+#[derive(Debug)]
+struct Op {
+    // Before the communicator.
+    op: AnyOp,
+    flags: u32,
+    comm: InUse,
+}
+
+static OPS: Kind<Op> = Kind { name: "op", tag: 9, values: Handles::new() };
+
+fn with(op: *const flux_op, run: impl FnOnce(&Op) -> Result<(), Error>) -> flux_status {
+    guard(|| run(here(&*OPS.get(op)?)?))
+}
+
+pub(crate) fn dtype(name: &str, number: i32) -> Result<DType, Error> {
+    match number {
+        1 => Ok(DType::Bf16),
+        2 => Ok(DType::F16),
+        other => Err(Error::argument(format!("{name} = {other} is no flux_dtype: give FLUX_BF16 or FLUX_FP16"))),
+    }
+}
+
+impl flux_op_options {
+    fn spec(&self, limits: Limits) -> Result<OpSpec, Error> {
+        let op = match self.kind {
+            1 => OpKind::AllGatherGemm,
+            2 => OpKind::GemmReduceScatter,
+            3 => OpKind::GemmAllReduce,
+            other => {
+                return Err(Error::argument(format!("options.kind = {other} is no flux_op_kind: give FLUX_ALL_GATHER_GEMM or another")));
+            }
+        };
+        let activation = match self.activation {
+            0 => Activation::None,
+            1 => Activation::Gelu,
+            2 => Activation::Silu,
+            3 => Activation::Relu,
+            other => return Err(Error::argument(format!("options.activation = {other} is no flux_activation"))),
+        };
+        if self.flags & !FLAGS != 0 {
+            return Err(Error::argument(format!("options.flags = {:#x}: this library knows {FLAGS:#x}", self.flags)));
+        }
+        if self.reserved != 0 {
+            return Err(Error::argument(format!("options.reserved = {}: give 0", self.reserved)));
+        }
+        let has = |flag| self.flags & flag != 0;
+        if !has(FLUX_OP_RMS_NORM) && self.rms_norm_eps != 0.0 {
+            return Err(Error::argument(format!(
+                "options.rms_norm_eps = {} without FLUX_OP_RMS_NORM: give both or neither",
+                self.rms_norm_eps
+            )));
+        }
+        Ok(OpSpec {
+            op,
+            dtype: dtype("options.dtype", self.dtype)?,
+            max_m: self.max_m,
+            n: self.n,
+            k: self.k,
+            weights: if has(FLUX_OP_WEIGHTS_KN) { WeightLayout::Kn } else { WeightLayout::Nk },
+            bias: has(FLUX_OP_BIAS),
+            residual: has(FLUX_OP_RESIDUAL),
+            activation,
+            rms_norm: has(FLUX_OP_RMS_NORM).then_some(self.rms_norm_eps),
+            sm_margin: limits.sm_margin,
+            max_workspace: limits.max_workspace,
+            captures: has(FLUX_OP_CAPTURES),
+        })
+    }
+}
+
+/// Creates an op. Collective: every rank creates the same ops in the same order, and no other
+/// thread of this rank is in a call. Waits for the others; on CUDA compiles kernels that the cache
+/// lacks. Create all ops before the first capture, as a larger workspace moves.
+///
+/// op        gets the op, or NULL
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flux_op_create(comm: *const flux_comm, options: *const flux_op_options, op: *mut *mut flux_op) -> flux_status {
+    guard(|| {
+        given("op", op)?;
+        // SAFETY: the caller's place for a handle.
+        unsafe { op.write(std::ptr::null_mut()) };
+        let comm = InUse::of(comm)?;
+        // SAFETY: as the header asks.
+        let options = unsafe { structure(options) }?;
+        let spec = options.spec(comm.comm()?.limits)?;
+        // SAFETY: FLUX_OP_CAPTURES asks for what captures need.
+        let built = unsafe { AnyOp::build(&spec, &comm.comm()?.comm) }?;
+        // SAFETY: as above.
+        unsafe { op.write(OPS.keep(Op { op: built, flags: options.flags, comm })) };
+        Ok(())
+    })
+}
+
+/// Destroys an op. Not collective; calls on a stream still end.
+#[unsafe(no_mangle)]
+pub extern "C" fn flux_op_destroy(op: *mut flux_op) -> flux_status {
+    guard(|| {
+        here(&*OPS.get(op)?)?;
+        OPS.remove(op).map(drop)
+    })
+}
+
+/// Makes the programs of these numbers of rows and keeps them, for calls that are captured later.
+/// Not collective. Waits for this rank's calls.
+///
+/// rows      `count` values of `m`
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flux_op_prepare(op: *const flux_op, rows: *const usize, count: usize) -> flux_status {
+    with(op, |op| {
+        if count == 0 {
+            return Ok(());
+        }
+        given("rows", rows)?;
+        // SAFETY: as many numbers as the caller says.
+        let rows = unsafe { std::slice::from_raw_parts(rows, count) };
+        op.op.prepare(rows).map_err(in_c)
+    })
+}
+
+/// The rows of a rank's shard, of calls with `m` rows: the first m % W ranks have one more.
+///
+/// first     gets the first row; or NULL
+/// count     gets the number of rows; or NULL
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flux_op_rows(op: *const flux_op, m: usize, rank: u32, first: *mut usize, count: *mut usize) -> flux_status {
+    with(op, |op| {
+        let world = op.comm.comm()?.comm.world_size().get();
+        if rank >= world {
+            return Err(Error::operand(format!("rank = {rank} is not below the world size {world}")));
+        }
+        let rows = op.op.rows(m, Rank::new(rank)).map_err(in_c)?;
+        // SAFETY: the caller's places, or NULL.
+        unsafe {
+            write(first, rows.start);
+            write(count, rows.len());
+        }
+        Ok(())
+    })
+}
+
+/// How calls are executed, for people. The places are those of flux_comm_explain.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flux_op_explain(op: *const flux_op, text: *mut c_char, capacity: usize, needed: *mut usize) -> flux_status {
+    // SAFETY: as the header asks.
+    with(op, |op| unsafe { copy_text(&op.op.explain(), text, capacity, needed) })
+}
+
+/// Computes `y` from operands in host memory, on a communicator of the host transport. Collective:
+/// every rank makes the same calls in the same order, with operands of one `m`, 0 to `max_m`.
+/// Returns when `y` is written. Nobody else accesses the operands meanwhile.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flux_op_forward_host(op: *const flux_op, operands: *const flux_operands) -> flux_status {
+    with(op, |op| {
+        if let Some(info) = op.comm.comm()?.comm.device().info() {
+            return Err(Error::operand(format!("the communicator works on CUDA device {}: call flux_op_forward_cuda", info.ordinal)));
+        }
+        // SAFETY: as the header asks.
+        unsafe { forward(op, operands, Location::Host, Stream::Host) }
+    })
+}
+
+/// As flux_op_forward_host, with operands in memory of the communicator's device. Puts the call on
+/// the stream and returns: it allocates no device memory and waits for nothing. The operands stay
+/// as they are until the stream has come past the call; then flux_comm_check says whether `y` may
+/// be read.
+///
+/// stream    a CUstream or cudaStream_t of the device; NULL is its default stream. It may be in
+///           capture, of ops with FLUX_OP_CAPTURES where flux_comm_graphs says 1, with an `m` that
+///           was prepared or called before.
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flux_op_forward_cuda(op: *const flux_op, operands: *const flux_operands, stream: *mut c_void) -> flux_status {
+    with(op, |op| {
+        let Some(ordinal) = op.comm.comm()?.comm.device().info().map(|info| info.ordinal) else {
+            return Err(Error::operand("the communicator works on the host: call flux_op_forward_host, or connect over another transport"));
+        };
+        // SAFETY: a stream of the caller's, which it keeps.
+        let stream = unsafe { Stream::from_raw(stream as usize) };
+        // SAFETY: as the header asks.
+        unsafe { forward(op, operands, Location::Cuda(ordinal), stream) }
+    })
+}
+
+/// # Safety
+/// The operands are the caller's, at `location`.
+unsafe fn forward(op: &Op, operands: *const flux_operands, location: Location, stream: Stream<'_>) -> Result<(), Error> {
+    // SAFETY: as the caller vouches.
+    let given = unsafe { structure(operands) }?;
+    // SAFETY: as the caller vouches.
+    let operand = |name: &'static str, tensor| unsafe { operand(name, tensor, location) };
+    let optional = |name: &'static str, flag: u32, word: &str, tensor: *const flux_tensor| match (op.flags & flag != 0, tensor.is_null()) {
+        (true, true) => Err(Error::operand(format!("operands.{name} is NULL, and the op was created with {word}: give it"))),
+        (false, false) => Err(Error::operand(format!("operands.{name} is given, and the op was created without {word}: give NULL"))),
+        (true, false) => operand(name, tensor).map(Some),
+        (false, true) => Ok(None),
+    };
+    let norm = (
+        optional("gain", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.gain)?,
+        optional("y_norm", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.y_norm)?,
+    );
+    let operands = RawOperands {
+        x: operand("x", given.x)?,
+        w: operand("w", given.w)?,
+        bias: optional("bias", FLUX_OP_BIAS, "FLUX_OP_BIAS", given.bias)?,
+        residual: optional("residual", FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL", given.residual)?,
+        y: operand("y", given.y)?,
+        norm: norm.0.zip(norm.1),
+    };
+    // SAFETY: as the caller vouches.
+    unsafe { op.op.forward(&operands, stream) }.map_err(in_c)
+}
+
+/// The error of a call, by the names of this interface where the Rust ones differ.
+fn in_c(error: CallError) -> Error {
+    match error {
+        CallError::Captured => {
+            Error::operand("the stream is in capture, and the op was created without FLUX_OP_CAPTURES: create it with that")
+        }
+        CallError::NotPrepared { m } => {
+            Error::operand(format!("a call with m = {m} cannot be captured yet: call flux_op_prepare with it before the capture"))
+        }
+        error => error.into(),
+    }
+}

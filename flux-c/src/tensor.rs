@@ -1,0 +1,66 @@
+//! Operands as C describes them.
+
+use crate::error::Error;
+use crate::handle::{Structure, given};
+use crate::op::dtype;
+use flux_ops::{Layout, Location, RawTensor};
+use std::ffi::c_void;
+
+/// A row-major matrix of the caller's. A vector is one row.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flux_tensor {
+    /// Address of the first element: a multiple of 16. NULL is possible without rows.
+    pub data: *mut c_void,
+    /// Rows.
+    pub rows: usize,
+    /// Columns: consecutive elements of a row.
+    pub cols: usize,
+    /// Elements from a row to the next, a multiple of 8; 0 for `cols`.
+    pub row_stride: usize,
+    /// A flux_dtype.
+    pub dtype: i32,
+}
+
+/// The operands of one call on one rank. NULL for those that the op was created without. Memory
+/// between rows is not touched, and outputs share no memory with other operands.
+#[derive(Clone, Copy, Debug)]
+#[repr(C)]
+pub struct flux_operands {
+    /// sizeof(flux_operands).
+    pub size: usize,
+    /// Input: see flux_op_kind.
+    pub x: *const flux_tensor,
+    /// Weight: see flux_op_kind.
+    pub w: *const flux_tensor,
+    /// With FLUX_OP_BIAS: one row, a value for each column of `y`.
+    pub bias: *const flux_tensor,
+    /// With FLUX_OP_RESIDUAL: of the shape of `y`, and it may be the memory of `y`.
+    pub residual: *const flux_tensor,
+    /// With FLUX_OP_RMS_NORM: one row, a factor for each column of `y`.
+    pub gain: *const flux_tensor,
+    /// The result, which is overwritten: see flux_op_kind.
+    pub y: *const flux_tensor,
+    /// With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten.
+    pub y_norm: *const flux_tensor,
+}
+
+// SAFETY: sizes and pointers.
+unsafe impl Structure for flux_operands {
+    const NAME: &'static str = "operands";
+}
+
+/// Describes an operand for flux-ops.
+///
+/// # Safety
+/// `tensor` is NULL or a tensor of the caller's.
+pub(crate) unsafe fn operand(name: &str, tensor: *const flux_tensor, location: Location) -> Result<RawTensor, Error> {
+    given(&format!("operands.{name}"), tensor)?;
+    // SAFETY: as the caller vouches; any bits are a tensor.
+    let flux_tensor { data, rows, cols, row_stride, dtype: number } = unsafe { tensor.read() };
+    let dtype = dtype(&format!("operands.{name}->dtype"), number)?;
+    // Of one row the stride says nothing.
+    let row_stride = if row_stride == 0 || rows <= 1 { cols } else { row_stride };
+    let layout = Layout::strided(rows, cols, row_stride);
+    Ok(RawTensor { address: data.expose_provenance() as u64, dtype, location, layout, available: layout.span() })
+}

@@ -1,0 +1,367 @@
+//! The functions of the interface as C calls them: good calls, and each kind of bad one.
+
+#![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
+
+use flux_tp_c::flux_op_kind::{FLUX_ALL_GATHER_GEMM, FLUX_GEMM_ALL_REDUCE};
+use flux_tp_c::flux_status::*;
+use flux_tp_c::*;
+use half::bf16;
+use std::ffi::{CStr, c_void};
+use std::ptr::{null, null_mut};
+
+/// Handles travel to the threads of their ranks.
+#[derive(Clone, Copy)]
+struct Rank(*mut flux_comm);
+// SAFETY: the interface takes handles on any thread.
+unsafe impl Send for Rank {}
+
+fn message() -> String {
+    // SAFETY: the message of this thread.
+    unsafe { CStr::from_ptr(flux_last_error_message()) }.to_str().unwrap().to_owned()
+}
+
+/// Checks a refusal and its words.
+#[track_caller]
+fn refused(status: flux_status, expected: flux_status, words: &str) {
+    assert_eq!(status, expected, "{}", message());
+    assert!(message().contains(words), "{} has not `{words}`", message());
+}
+
+#[track_caller]
+fn done(status: flux_status) {
+    assert_eq!(status, FLUX_OK, "{}", message());
+}
+
+fn host() -> flux_comm_options {
+    let (transport, size) = (c"host".as_ptr(), size_of::<flux_comm_options>());
+    flux_comm_options { size, transport, timeout: 0.0, max_workspace: 0, sm_margin: 0, has_device: 0, device: 0, reserved: 0 }
+}
+
+fn connected<const W: usize>(options: flux_comm_options) -> [Rank; W] {
+    let mut comms = [null_mut(); W];
+    // SAFETY: there is room for all.
+    done(unsafe { flux_comm_init_all(W as u32, &raw const options, comms.as_mut_ptr()) });
+    comms.map(Rank)
+}
+
+/// Of a world of one: at most 16 rows, 24 columns of 32 products.
+fn options(kind: flux_op_kind) -> flux_op_options {
+    let (size, dtype) = (size_of::<flux_op_options>(), flux_dtype::FLUX_BF16 as i32);
+    flux_op_options { size, kind: kind as i32, dtype, max_m: 16, n: 24, k: 32, flags: 0, activation: 0, rms_norm_eps: 0.0, reserved: 0 }
+}
+
+fn create(comm: *const flux_comm, options: flux_op_options) -> (flux_status, *mut flux_op) {
+    let mut op = std::ptr::dangling_mut();
+    // SAFETY: structures and a place of this test.
+    let status = unsafe { flux_op_create(comm, &raw const options, &raw mut op) };
+    (status, op)
+}
+
+fn created(comm: *const flux_comm, options: flux_op_options) -> *mut flux_op {
+    let (status, op) = create(comm, options);
+    done(status);
+    op
+}
+
+fn tensor(values: &mut [bf16], rows: usize, cols: usize) -> flux_tensor {
+    assert_eq!(values.len(), rows * cols);
+    flux_tensor { data: values.as_mut_ptr().cast(), rows, cols, row_stride: 0, dtype: flux_dtype::FLUX_BF16 as i32 }
+}
+
+fn ones(elements: usize) -> Vec<bf16> {
+    vec![bf16::ONE; elements]
+}
+
+fn operands(x: &flux_tensor, w: &flux_tensor, y: &flux_tensor) -> flux_operands {
+    let size = size_of::<flux_operands>();
+    flux_operands { size, x, w, bias: null(), residual: null(), gain: null(), y, y_norm: null() }
+}
+
+fn forward(op: *const flux_op, operands: &flux_operands) -> flux_status {
+    // SAFETY: tensors of this test, which outlive the call.
+    unsafe { flux_op_forward_host(op, operands) }
+}
+
+#[test]
+fn handles_that_are_null_foreign_or_destroyed_are_refused() {
+    let [Rank(comm)] = connected(host());
+    let op = created(comm, options(FLUX_ALL_GATHER_GEMM));
+    refused(flux_comm_check(null()), FLUX_ERROR_HANDLE, "the communicator is NULL");
+    refused(flux_comm_check(op.cast()), FLUX_ERROR_HANDLE, "is no communicator");
+    refused(flux_op_destroy(comm.cast()), FLUX_ERROR_HANDLE, "is no op");
+    let object = 5_u64;
+    refused(flux_comm_barrier((&raw const object).cast()), FLUX_ERROR_HANDLE, "is no communicator");
+    // SAFETY: no memory is read.
+    refused(unsafe { flux_op_prepare(null(), null(), 1) }, FLUX_ERROR_HANDLE, "the op is NULL");
+
+    refused(flux_comm_destroy(comm), FLUX_ERROR_HANDLE, "has 1 op(s): destroy them first");
+    done(flux_comm_check(comm));
+    done(flux_op_destroy(op));
+    refused(flux_op_destroy(op), FLUX_ERROR_HANDLE, "has been destroyed");
+    done(flux_comm_destroy(comm));
+    refused(flux_comm_destroy(comm), FLUX_ERROR_HANDLE, "has been destroyed");
+    let (status, op) = create(comm, options(FLUX_ALL_GATHER_GEMM));
+    refused(status, FLUX_ERROR_HANDLE, "has been destroyed");
+    assert!(op.is_null());
+}
+
+#[test]
+fn bad_options_of_a_communicator_are_refused() {
+    let refused_with = |options: flux_comm_options, words| {
+        let mut comm = std::ptr::dangling_mut();
+        // SAFETY: a structure and a place of this test.
+        refused(unsafe { flux_comm_init_all(1, &raw const options, &raw mut comm) }, FLUX_ERROR_ARGUMENT, words);
+        assert!(comm.is_null());
+    };
+    refused_with(flux_comm_options { size: 3, ..host() }, "options.size = 3");
+    refused_with(flux_comm_options { transport: c"pigeon".as_ptr(), ..host() }, "`pigeon` names no transport");
+    refused_with(flux_comm_options { timeout: -1.0, ..host() }, "options.timeout = -1");
+    refused_with(flux_comm_options { timeout: f64::NAN, ..host() }, "options.timeout = NaN");
+    refused_with(flux_comm_options { has_device: 1, ..host() }, "options.has_device = 1");
+    refused_with(flux_comm_options { has_device: 2, ..host() }, "options.has_device = 2");
+    refused_with(flux_comm_options { reserved: 1, ..host() }, "options.reserved = 1");
+    let options = host();
+    // SAFETY: no memory is written.
+    refused(unsafe { flux_comm_init_all(2, &raw const options, null_mut()) }, FLUX_ERROR_ARGUMENT, "comms is NULL");
+    let mut comms = [null_mut(); 17];
+    // SAFETY: there is room for all.
+    refused(unsafe { flux_comm_init_all(17, &raw const options, comms.as_mut_ptr()) }, FLUX_ERROR_CONNECT, "17 ranks");
+    let init = |meeting, secret: *const c_void, comm| {
+        // SAFETY: text that ends, no secret, a place.
+        unsafe { flux_comm_init_rank(0, 2, meeting, secret, 0, null(), comm) }
+    };
+    refused(init(null(), null(), comms.as_mut_ptr()), FLUX_ERROR_ARGUMENT, "meeting is NULL");
+    refused(init(c"localhost:1".as_ptr(), null(), comms.as_mut_ptr()), FLUX_ERROR_ARGUMENT, "secret is NULL");
+    refused(init(c"/tmp".as_ptr(), c"".as_ptr().cast(), comms.as_mut_ptr()), FLUX_ERROR_ARGUMENT, "give NULL");
+    refused(init(c"/no/such/folder".as_ptr(), null(), comms.as_mut_ptr()), FLUX_ERROR_CONNECT, "/no/such/folder");
+}
+
+#[test]
+fn bad_options_of_an_op_are_refused() {
+    let [Rank(comm)] = connected(host());
+    let refused_with = |options, expected, words| {
+        let (status, op) = create(comm, options);
+        refused(status, expected, words);
+        assert!(op.is_null());
+    };
+    let good = options(FLUX_ALL_GATHER_GEMM);
+    refused_with(flux_op_options { size: 0, ..good }, FLUX_ERROR_ARGUMENT, "options.size = 0");
+    refused_with(flux_op_options { kind: 0, ..good }, FLUX_ERROR_ARGUMENT, "options.kind = 0");
+    refused_with(flux_op_options { dtype: 7, ..good }, FLUX_ERROR_ARGUMENT, "options.dtype = 7");
+    refused_with(flux_op_options { activation: -1, ..good }, FLUX_ERROR_ARGUMENT, "options.activation = -1");
+    refused_with(flux_op_options { flags: 64, ..good }, FLUX_ERROR_ARGUMENT, "options.flags = 0x40");
+    refused_with(flux_op_options { rms_norm_eps: 1.0, ..good }, FLUX_ERROR_ARGUMENT, "without FLUX_OP_RMS_NORM");
+    refused_with(flux_op_options { reserved: 9, ..good }, FLUX_ERROR_ARGUMENT, "options.reserved = 9");
+    refused_with(flux_op_options { n: 20, ..good }, FLUX_ERROR_OPERAND, "20");
+    refused_with(flux_op_options { max_m: 0, ..good }, FLUX_ERROR_OPERAND, "m");
+    refused_with(flux_op_options { flags: FLUX_OP_RESIDUAL, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no residual");
+    refused_with(flux_op_options { flags: FLUX_OP_RMS_NORM, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no rms_norm");
+    let reduces = options(FLUX_GEMM_ALL_REDUCE);
+    refused_with(flux_op_options { activation: 1, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");
+    let norm = flux_op_options { flags: FLUX_OP_RMS_NORM, rms_norm_eps: f32::INFINITY, ..reduces };
+    refused_with(norm, FLUX_ERROR_OPERAND, "eps must be a finite number");
+    // SAFETY: no memory is read or written.
+    refused(unsafe { flux_op_create(comm, null(), null_mut()) }, FLUX_ERROR_ARGUMENT, "op is NULL");
+    done(flux_comm_destroy(comm));
+}
+
+#[test]
+fn a_workspace_above_the_limit_is_refused() {
+    let [Rank(comm)] = connected(flux_comm_options { max_workspace: 1, ..host() });
+    refused(create(comm, options(FLUX_ALL_GATHER_GEMM)).0, FLUX_ERROR_BUILD, "above the limit of 1");
+    done(flux_comm_destroy(comm));
+}
+
+#[test]
+fn bad_operands_are_refused_and_a_good_call_then_works() {
+    let [Rank(comm)] = connected(host());
+    let op = created(comm, flux_op_options { flags: FLUX_OP_BIAS, ..options(FLUX_ALL_GATHER_GEMM) });
+    let (mut x, mut w, mut b, mut y) = (ones(17 * 32), ones(24 * 32), ones(24), vec![bf16::NAN; 17 * 24]);
+    let (tx, tw, tb) = (tensor(&mut x[..8 * 32], 8, 32), tensor(&mut w, 24, 32), tensor(&mut b, 1, 24));
+    let ty = tensor(&mut y[..8 * 24], 8, 24);
+    let good = flux_operands { bias: &raw const tb, ..operands(&tx, &tw, &ty) };
+    let operand = FLUX_ERROR_OPERAND;
+
+    // SAFETY: no memory is read.
+    refused(unsafe { flux_op_forward_host(op, null()) }, FLUX_ERROR_ARGUMENT, "operands is NULL");
+    refused(forward(op, &flux_operands { size: 8, ..good }), FLUX_ERROR_ARGUMENT, "operands.size = 8");
+    refused(forward(op, &flux_operands { w: null(), ..good }), FLUX_ERROR_ARGUMENT, "operands.w is NULL");
+    refused(
+        forward(op, &flux_operands { bias: null(), ..good }),
+        operand,
+        "operands.bias is NULL, and the op was created with FLUX_OP_BIAS",
+    );
+    refused(forward(op, &flux_operands { gain: &raw const tb, ..good }), operand, "operands.gain is given");
+    let with_x = |x: flux_tensor| forward(op, &flux_operands { x: &raw const x, ..good });
+    refused(with_x(flux_tensor { dtype: 2, ..tx }), operand, "x: the memory holds fp16, the view is of bf16");
+    refused(with_x(flux_tensor { dtype: 0, ..tx }), FLUX_ERROR_ARGUMENT, "operands.x->dtype = 0");
+    refused(with_x(flux_tensor { rows: 7, ..tx }), operand, "x is [7, 32], but ag_gemm with m = 8 takes [8, 32]");
+    refused(with_x(flux_tensor { cols: 24, ..tx }), operand, "x is [8, 24]");
+    refused(with_x(flux_tensor { data: null_mut(), ..tx }), operand, "x: the pointer is null");
+    refused(with_x(flux_tensor { data: tx.data.wrapping_byte_add(2), ..tx }), operand, "is not a multiple of 16 bytes");
+    refused(with_x(flux_tensor { row_stride: 36, ..tx }), operand, "row stride 36 is not a multiple of 8");
+    refused(with_x(flux_tensor { row_stride: 24, ..tx }), operand, "row stride 24 is below the 32 columns");
+    refused(forward(op, &flux_operands { y: &raw const tx, ..good }), operand, "y is [8, 32]");
+    let inside = flux_tensor { data: tw.data, ..ty };
+    refused(forward(op, &flux_operands { y: &raw const inside, ..good }), operand, "overlaps w");
+    let (long_x, long_y) = (tensor(&mut x, 17, 32), tensor(&mut y, 17, 24));
+    let long = flux_operands { x: &raw const long_x, y: &raw const long_y, ..good };
+    refused(forward(op, &long), operand, "m = 17 is above max_m = 16");
+    // SAFETY: nothing is launched.
+    refused(unsafe { flux_op_forward_cuda(op, &raw const good, null_mut()) }, operand, "call flux_op_forward_host");
+
+    done(forward(op, &good));
+    assert!(y[..8 * 24].iter().all(|&y| y == bf16::from_f32(33.0)), "32 ones and the bias");
+    done(flux_op_destroy(op));
+    done(flux_comm_destroy(comm));
+}
+
+#[test]
+fn an_op_says_its_rows_and_prepares_numbers_of_them() {
+    let ranks = connected::<3>(host());
+    std::thread::scope(|scope| {
+        for comm in ranks {
+            scope.spawn(move || {
+                let Rank(comm) = { comm };
+                let op = created(comm, options(FLUX_ALL_GATHER_GEMM));
+                let rows = |m, rank| {
+                    let (mut first, mut count) = (9, 9);
+                    // SAFETY: both are places.
+                    (unsafe { flux_op_rows(op, m, rank, &raw mut first, &raw mut count) }, first, count)
+                };
+                assert_eq!([0, 1, 2].map(|rank| rows(8, rank)), [(FLUX_OK, 0, 3), (FLUX_OK, 3, 3), (FLUX_OK, 6, 2)]);
+                refused(rows(8, 3).0, FLUX_ERROR_OPERAND, "rank = 3");
+                refused(rows(17, 0).0, FLUX_ERROR_OPERAND, "max_m = 16");
+                let prepare = |rows: &[usize]| {
+                    // SAFETY: as many numbers as there are.
+                    unsafe { flux_op_prepare(op, rows.as_ptr(), rows.len()) }
+                };
+                done(prepare(&[1, 8, 16]));
+                done(prepare(&[]));
+                refused(prepare(&[17]), FLUX_ERROR_OPERAND, "max_m = 16");
+                done(flux_op_destroy(op));
+                done(flux_comm_destroy(comm));
+            });
+        }
+    });
+}
+
+#[test]
+fn a_residual_in_the_place_of_the_result_and_a_norm_are_applied() {
+    let [Rank(comm)] = connected(host());
+    let flags = FLUX_OP_RESIDUAL | FLUX_OP_RMS_NORM | FLUX_OP_CAPTURES;
+    let op = created(comm, flux_op_options { flags, rms_norm_eps: 1e-6, ..options(FLUX_GEMM_ALL_REDUCE) });
+    let (mut x, mut w, mut gain, mut y, mut z) = (ones(4 * 32), ones(24 * 32), ones(24), ones(4 * 24), vec![bf16::NAN; 4 * 24]);
+    let (tx, tw, tg) = (tensor(&mut x, 4, 32), tensor(&mut w, 24, 32), tensor(&mut gain, 1, 24));
+    let (ty, tz) = (tensor(&mut y, 4, 24), tensor(&mut z, 4, 24));
+    let good = flux_operands { residual: &raw const ty, gain: &raw const tg, y_norm: &raw const tz, ..operands(&tx, &tw, &ty) };
+    refused(forward(op, &flux_operands { y_norm: null(), ..good }), FLUX_ERROR_OPERAND, "operands.y_norm is NULL");
+    done(forward(op, &good));
+    assert!(y.iter().all(|&y| y == bf16::from_f32(33.0)) && z.iter().all(|&z| z == bf16::ONE));
+    done(flux_op_destroy(op));
+    done(flux_comm_destroy(comm));
+}
+
+#[test]
+fn weights_of_either_layout_give_the_same_result() {
+    let [Rank(comm)] = connected(host());
+    let value = |i: usize| bf16::from_f32((i % 7) as f32 - 3.0);
+    let mut x = (0..4 * 32).map(value).collect::<Vec<_>>();
+    let mut nk = (0..24 * 32).map(value).collect::<Vec<_>>();
+    let mut kn = (0..32 * 24).map(|i| nk[i % 24 * 32 + i / 24]).collect::<Vec<_>>();
+    let (mut expected, mut y) = (vec![bf16::NAN; 4 * 24], vec![bf16::NAN; 4 * 24]);
+    let (tx, tnk, tkn) = (tensor(&mut x, 4, 32), tensor(&mut nk, 24, 32), tensor(&mut kn, 32, 24));
+    let (te, ty) = (tensor(&mut expected, 4, 24), tensor(&mut y, 4, 24));
+
+    let rows = created(comm, options(FLUX_ALL_GATHER_GEMM));
+    let columns = created(comm, flux_op_options { flags: FLUX_OP_WEIGHTS_KN, ..options(FLUX_ALL_GATHER_GEMM) });
+    done(forward(rows, &operands(&tx, &tnk, &te)));
+    done(forward(columns, &operands(&tx, &tkn, &ty)));
+    assert!(y == expected && y.iter().any(|&value| value != y[0]));
+    refused(forward(columns, &operands(&tx, &tnk, &ty)), FLUX_ERROR_OPERAND, "w");
+    done(flux_op_destroy(rows));
+    done(flux_op_destroy(columns));
+    done(flux_comm_destroy(comm));
+}
+
+#[test]
+fn a_communicator_says_what_it_is() {
+    let [Rank(comm)] = connected(host());
+    let (mut rank, mut world, mut device, mut graphs) = (9, 9, 9, 9);
+    let (mut text, mut needed) = ([1; 8], 0);
+    // SAFETY: all are places of this test.
+    unsafe {
+        done(flux_comm_place(comm, &raw mut rank, &raw mut world, &raw mut device));
+        done(flux_comm_place(comm, null_mut(), null_mut(), null_mut()));
+        done(flux_comm_graphs(comm, &raw mut graphs));
+        done(flux_comm_memory(comm, null_mut(), null_mut(), null_mut()));
+        done(flux_comm_explain(comm, null_mut(), 0, &raw mut needed));
+        refused(flux_comm_explain(comm, null_mut(), 3, null_mut()), FLUX_ERROR_ARGUMENT, "text is NULL");
+        done(flux_comm_explain(comm, text.as_mut_ptr(), text.len(), null_mut()));
+        assert_eq!(CStr::from_ptr(text.as_ptr()).to_bytes().len(), 7, "cut");
+    }
+    assert_eq!((rank, world, device, graphs), (0, 1, -1, 0));
+    assert!(needed > 8);
+    assert_eq!(flux_abi_version(), FLUX_ABI_VERSION);
+    done(flux_comm_destroy(comm));
+}
+
+#[test]
+fn a_peer_that_leaves_is_named() {
+    let [Rank(comm), Rank(other)] = connected(host());
+    done(flux_comm_destroy(other));
+    let status = flux_comm_barrier(comm);
+    assert!(matches!(status, FLUX_ERROR_PEER_LEFT | FLUX_ERROR_PEER_LOST), "{status:?}: {}", message());
+    let mut ranks = [9; 2];
+    // SAFETY: there is room for two.
+    assert_eq!(unsafe { flux_last_error_ranks(ranks.as_mut_ptr(), 2) }, 1);
+    assert_eq!(ranks, [1, 9]);
+    done(flux_comm_destroy(comm));
+}
+
+#[test]
+fn an_aborted_communicator_says_so_and_is_rebuilt() {
+    let ranks = connected::<2>(host());
+    std::thread::scope(|scope| {
+        for comm in ranks {
+            scope.spawn(move || {
+                let Rank(comm) = { comm };
+                let mut number = 9;
+                // SAFETY: a place.
+                done(unsafe { flux_comm_place(comm, &raw mut number, null_mut(), null_mut()) });
+                if number == 0 {
+                    done(flux_comm_abort(comm, 7));
+                    refused(flux_comm_check(comm), FLUX_ERROR_ABORTED, "rank 0 aborted");
+                }
+                let mut rebuilt = null_mut();
+                // SAFETY: a place.
+                let rebuild = |who, rebuilt| unsafe { flux_comm_rebuild(comm, who, rebuilt) };
+                refused(rebuild(0, &raw mut rebuilt), FLUX_ERROR_ARGUMENT, "who = 0");
+                done(rebuild(flux_rebuild::FLUX_REBUILD_SURVIVORS as i32, &raw mut rebuilt));
+                done(flux_comm_destroy(comm));
+                done(flux_comm_check(rebuilt));
+                done(flux_comm_barrier(rebuilt));
+                done(flux_comm_destroy(rebuilt));
+            });
+        }
+    });
+}
+
+#[test]
+fn processes_meet_in_a_directory() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    let meeting = std::ffi::CString::new(folder.path().to_str().unwrap()).unwrap();
+    std::thread::scope(|scope| {
+        for rank in 0..2 {
+            let meeting = &meeting;
+            scope.spawn(move || {
+                let (options, mut comm) = (host(), null_mut());
+                // SAFETY: text that ends, a structure and a place of this test.
+                done(unsafe { flux_comm_init_rank(rank, 2, meeting.as_ptr(), null(), 0, &raw const options, &raw mut comm) });
+                done(flux_comm_barrier(comm));
+                done(flux_comm_destroy(comm));
+            });
+        }
+    });
+}
