@@ -87,12 +87,9 @@ impl Variant {
         finished.flat_map(|variant| [Some(variant), variant.transposed()].into_iter().flatten()).collect()
     }
 
-    /// The same kernel for weights of `[k, n]`, unless it has an activation or spills: the portable
-    /// AllGather-GEMM does so with its largest tiles, 8 bytes.
+    /// The same kernel for weights of `[k, n]`, unless it has an activation.
     fn transposed(self) -> Option<Self> {
-        let large = self.op == OpKind::AllGatherGemm && self.tile.m * self.tile.n == 128 * 256;
-        let spills = large && self.generation() == Generation::Portable;
-        (self.activation == Activation::None && !spills).then(|| self.with_weights(WeightLayout::Kn))
+        (self.activation == Activation::None).then(|| self.with_weights(WeightLayout::Kn))
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms, and

@@ -31,29 +31,31 @@ struct Consumer {
     __device__ __forceinline__ void run(const Walk& walk) {
         u32 number = 0;
         for (; walk.item(number) < walk.count; ++number) {
-            const u32 i = walk.item(number);
-            if (C::kScatters && p.items[i].sink == static_cast<u32>(Sink::kReduceRows)) break;
+            // Each phase finds the item anew and loads the fields that it needs: the registers hold
+            // accumulators.
+            const auto index = [&] { return Walk{ptx::cta_of_grid(), gridDim.x, 0}.item(ptx::copied_here(number)); };
+            const auto item = [&]() -> const WorkItem& { return p.items[index()]; };
+            if (C::kScatters && item().sink == static_cast<u32>(Sink::kReduceRows)) break;
             Accumulators<C> acc;
-            multiply(p.items[i].k_steps, acc);
-            mark(i, &ItemStamps::multiplied);
-            if (p.items[i].parts != 0 && threadIdx.x == 0) ptx::store_release_cta_shared(smem.multiplied(), number + 1);
-            // Each phase loads the item's fields that it needs: the registers hold accumulators.
-            add_split_k_partials(p.items[i], number, acc);
+            multiply(item().k_steps, acc);
+            mark(index(), &ItemStamps::multiplied);
+            if (item().parts != 0 && threadIdx.x == 0) ptx::store_release_cta_shared(smem.multiplied(), number + 1);
+            add_split_k_partials(item, number, acc);
             if constexpr (C::kSendsPartials) {
-                add_peer_partials(p.items[i], number, acc);
-                if (p.items[i].partials != 0) mark(i, &ItemStamps::partials_there);
+                add_peer_partials(item(), number, acc);
+                if (item().partials != 0) mark(index(), &ItemStamps::partials_there);
             }
-            mark(i, &ItemStamps::summed);
-            if (finishes<C>(p.items[i])) {
+            mark(index(), &ItemStamps::summed);
+            if (finishes<C>(item())) {
                 const Part<C> part;
-                finish_tile<C>(p, i, part.warp % C::kWarpsN, part.lane, part.row(), acc);
+                finish_tile<C>(p, index(), part.warp % C::kWarpsN, part.lane, part.row(), acc);
             }
-            write(p.items[i], acc);
-            mark(i, &ItemStamps::written);
-            if (p.items[i].raise != kNone) {
+            write(item(), acc);
+            mark(index(), &ItemStamps::written);
+            if (item().raise != kNone) {
                 announce();
             } else {
-                mark(i, &ItemStamps::sent);
+                mark(index(), &ItemStamps::sent);
             }
         }
         if constexpr (C::kScatters) reduce_scattered_rows(walk.item(number), walk);
@@ -119,18 +121,19 @@ private:
     }
 
     // Adds the split-K partials of the tile, in their order.
-    __device__ __forceinline__ void add_split_k_partials(const WorkItem& item, u32 number, Accumulators<C>& acc) const {
+    template <class Item>
+    __device__ __forceinline__ void add_split_k_partials(Item item, u32 number, Accumulators<C>& acc) const {
 #pragma unroll 1
-        for (u32 n = 0; n < item.parts; ++n) {
+        for (u32 n = 0; n < item().parts; ++n) {
             await_addend(number, n);
-            SplitKSlot<C>::add(SplitKSlot<C>::vectors(p, epoch(), item.part + n), acc);
+            SplitKSlot<C>::add(SplitKSlot<C>::vectors(p, epoch(), item().part + n), acc);
         }
     }
 
     // Adds peers' partial tiles, in slot order, each as it arrives.
     __device__ __forceinline__ void add_peer_partials(const WorkItem& item, u32 number, Accumulators<C>& acc) const {
         const Slot<C> slots{p};
-        const u64 half = p.data[p.rank] + (epoch() & 1) * p.half_stride;
+        const u64 half = own_data(p) + (epoch() & 1) * p.half_stride;
 #pragma unroll 1
         for (u32 source = 0; source < item.partials; ++source) {
             await_addend(number, item.parts + source);
@@ -149,20 +152,25 @@ private:
             if (item.sink == static_cast<u32>(Sink::kSend)) {
                 const Slot<C> slots{p};
                 // After a failed wait a peer may be gone, or in a new communicator.
-                if (!poisoned(p)) slots.store(p.data[item.dest] + half + item.slot * slots.bytes(), item.rows, acc);
+                if (!is_poisoned()) slots.store(p.data[item.dest] + half + item.slot * slots.bytes(), item.rows, acc);
                 return;
             }
             const Rounded<C> rounded(acc);
             const bool scatters = item.sink == static_cast<u32>(Sink::kScatter);
             if (scatters && p.scatter_mask == 0) {
-                if (!poisoned(p)) scatter(item, half, rounded);
+                if (!is_poisoned()) scatter(item, half, rounded);
                 return;
             }
             if (!scatters) store(item, rounded);
-            if ((scatters || is_shared(item)) && !poisoned(p)) store_at_ranks(item, half, rounded);
+            if ((scatters || is_shared(item)) && !is_poisoned()) store_at_ranks(item, half, rounded);
         } else {
             store(item, Rounded<C>(acc));
         }
+    }
+
+    // As `poisoned`, by an address that is made here.
+    __device__ __forceinline__ bool is_poisoned() const {
+        return ptx::load_relaxed_gpu(reinterpret_cast<const u32*>(ptx::copied_here(reinterpret_cast<u64>(&p.control->poison)))) != 0;
     }
 
     // Stores rows in the caller's y.
@@ -198,11 +206,11 @@ private:
         const u64 rows = shared ? p.results_offset + first_row_of_shard(p, p.rank) * p.source_row_bytes : place_of_own_rows();
         const u32 ranks = shared ? ((1u << p.world) - 1) & ~(1u << p.rank) : p.scatter_mask;
         // Of this rank's memory; other ranks' lies as far from it.
-        const u64 own = p.data[p.rank] + half + rows + static_cast<u64>(item.row) * p.source_row_bytes + item.col * u64{2};
+        const u64 own = own_data(p) + half + rows + static_cast<u64>(item.row) * p.source_row_bytes + item.col * u64{2};
         const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + row * p.source_row_bytes : 0; };
         store_rows<C>(item, rounded, row_at, [&](u64 at, uint4 eight) {
 #pragma unroll 1
-            for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - p.data[p.rank]), eight);
+            for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - own_data(p)), eight);
         });
     }
 

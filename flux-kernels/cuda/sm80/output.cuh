@@ -39,9 +39,15 @@ struct Part {
     __device__ __forceinline__ u32 col() const { return warp % C::kWarpsN * C::kCols; }
 };
 
+// This rank's data memory. Its place among the parameters is not kept through the mainloop.
+__device__ __forceinline__ u64 own_data(const Params& p) {
+    return p.data[ptx::copied_here(p.rank)];
+}
+
 // Four lanes hold a word of each of four vectors; afterwards lane q of them holds vector q.
 __device__ __forceinline__ uint4 transpose_quad(u32 v0, u32 v1, u32 v2, u32 v3) {
-    const bool odd = threadIdx.x & 1, upper = threadIdx.x & 2;
+    const u32 thread = ptx::copied_here(threadIdx.x);
+    const bool odd = thread & 1, upper = thread & 2;
     const u32 got0 = __shfl_xor_sync(0xFFFFFFFFu, odd ? v0 : v1, 1);
     const u32 got1 = __shfl_xor_sync(0xFFFFFFFFu, odd ? v2 : v3, 1);
     // Words of lanes 0 and 1, or 2 and 3, of vectors `odd` and 2 + `odd`.
@@ -150,7 +156,7 @@ struct SplitKSlot {
     // This lane's first vector of the `n`-th slot of the own rank.
     __device__ __forceinline__ static u64 vectors(const Params& p, u32 epoch, u32 n) {
         const Part<C> part;
-        const u64 half = p.data[p.rank] + (epoch & 1) * p.half_stride;
+        const u64 half = own_data(p) + (epoch & 1) * p.half_stride;
         return half + p.split_k_offset + static_cast<u64>(n) * C::kSplitKSlotBytes +
                part.warp * (C::kSplitKSlotBytes / C::kConsumerWarps) + part.lane * 16;
     }
