@@ -295,7 +295,7 @@ impl Variant {
         let TileShape { m, n, k, .. } = self.tile;
         let (folder, numbers, check) = match self.form {
             Form::Hopper(staging) => ("sm90", format!("{m}, {n}, {}, {stages}", staging.buffers()), self.hopper_check(staging)),
-            Form::Portable => ("sm80", format!("{m}, {n}, {stages}"), String::new()),
+            Form::Portable => ("sm80", format!("{m}, {n}, {stages}"), self.portable_check()),
         };
         let text = format!(
             "#include \"{folder}/fused_gemm.cuh\"\n\
@@ -306,6 +306,12 @@ impl Variant {
              flux::fused_gemm<C>(p);\n}}\n"
         );
         Source { name, text }
+    }
+
+    /// That a portable kernel has the warps that are assumed in plans.
+    fn portable_check(&self) -> String {
+        let (along_m, along_n) = self.tile.portable_warps();
+        format!("static_assert(C::kWarpsM == {along_m} && C::kWarpsN == {along_n}, \"table.rs\");\n")
     }
 
     /// That a Hopper kernel has the boxes and the form that are assumed here.

@@ -121,6 +121,12 @@ impl Machine {
         Self { generation, ops_per_cycle, ..self }
     }
 
+    /// Bytes that pass through an SM's shared memory in a nanosecond: 32 banks of 4 bytes a cycle
+    /// (CUDA C++ Programming Guide, "Compute Capabilities", from 5.x on).
+    pub(crate) fn shared_bytes_per_ns(&self) -> f64 {
+        128.0 * self.clock_mhz as f64 / 1000.0
+    }
+
     /// Operations of one worker in a nanosecond.
     pub(crate) fn ops_per_ns(&self) -> f64 {
         self.ops_per_cycle as f64 * self.clock_mhz as f64 / 1000.0

@@ -77,7 +77,9 @@ impl<'a> PlanCost<'a> {
         let elements = f64::from(plan.tile.m + plan.tile.n) * f64::from(problem.k_local());
         let l2 = machine.l2_bytes_per_us as f64 / 1000.0 / f64::from(machine.multiprocessors);
         let load_ns = elements * problem.dtype().bytes() as f64 / l2;
-        let steps_ns = multiply_ns.max(load_ns);
+        let through = f64::from(machine.generation.shared_elements(plan.tile).unwrap_or(0)) * f64::from(problem.k_local());
+        let shared_ns = through * problem.dtype().bytes() as f64 / machine.shared_bytes_per_ns();
+        let steps_ns = multiply_ns.max(load_ns).max(shared_ns);
         let link = machine.both_ways_bytes_per_us as f64 / 1000.0;
         // SMs of the messages beside the kernel, and their rate.
         let (taken, link) = match (target.links, plan.comm) {

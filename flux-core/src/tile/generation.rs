@@ -42,6 +42,15 @@ impl Generation {
         hopper.chain(table::PORTABLE.iter().take(of(Self::Portable)).copied()).map(|(m, n)| TileShape::new(m, n, table::STEP))
     }
 
+    /// Elements that pass through an SM's shared memory for each one along `k`, where that can
+    /// limit the tile: mma.sync takes operands from registers, wgmma from shared memory.
+    pub(crate) fn shared_elements(self, tile: TileShape) -> Option<u32> {
+        match self {
+            Self::Hopper => None,
+            Self::Portable => Some(tile.portable_shared_elements()),
+        }
+    }
+
     /// Whether a kernel of this tile scatters rows to several owners, as a GEMM-ReduceScatter with
     /// flattened rows needs.
     pub fn scatters(self, tile: TileShape) -> bool {

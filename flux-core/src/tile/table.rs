@@ -15,6 +15,8 @@ pub const HOPPER_SHARED_BYTES: u32 = 227 << 10;
 const CONSUMERS: u32 = 2;
 /// Fewest stages that keep the tensor cores fed.
 const FEWEST_STAGES: u32 = 3;
+/// Consumer warps of the portable kernel.
+const PORTABLE_WARPS: u32 = 8;
 /// Fewest stages of the portable kernel: one is filled while another is multiplied.
 const FEWEST_PORTABLE_STAGES: u32 = 2;
 /// Most stages of a ring; stages are loaded in pairs, so it is even.
@@ -128,6 +130,24 @@ impl TileShape {
         let staged = self.m * self.n * 2 * staging.buffers() / CONSUMERS + gaps;
         let barriers = 2 * stages + 2 * CONSUMERS + 6;
         stages * stage + staged + barriers * 8 + WORDS_AND_ALIGNMENT
+    }
+
+    /// The portable kernel's warps along `m` and `n`, each with a block of the tile as square as it
+    /// can be.
+    pub const fn portable_warps(self) -> (u32, u32) {
+        let along_m = match self.m {
+            256.. => 4,
+            64.. => 2,
+            _ => 1,
+        };
+        (along_m, PORTABLE_WARPS / along_m)
+    }
+
+    /// Elements that pass through shared memory for each one along `k` in the portable kernel:
+    /// producers write a column of both operands, every warp reads those of its block.
+    pub(crate) const fn portable_shared_elements(self) -> u32 {
+        let (along_m, along_n) = self.portable_warps();
+        self.m * (1 + along_n) + self.n * (1 + along_m)
     }
 
     /// Operand stages of the portable kernel that fit in `shared_bytes` of shared memory; `None` if

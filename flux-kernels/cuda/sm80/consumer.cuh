@@ -33,7 +33,7 @@ struct Consumer {
         for (; walk.item(number) < walk.count; ++number) {
             // Each phase finds the item anew and loads the fields that it needs: the registers hold
             // accumulators.
-            const auto index = [&] { return Walk{ptx::cta_of_grid(), gridDim.x, 0}.item(ptx::copied_here(number)); };
+            const auto index = [&] { return ptx::cta_of_grid() + ptx::copied_here(number) * gridDim.x; };
             const auto item = [&]() -> const WorkItem& { return p.items[index()]; };
             if (C::kScatters && item().sink == static_cast<u32>(Sink::kReduceRows)) break;
             Accumulators<C> acc;
