@@ -5,6 +5,7 @@
 //! --test-threads=1` has four ranks on the GPUs that there are, of which NCCL takes one for each
 //! rank where they are threads. A rank that fails ends its process, and the launch with it.
 
+use super::lateness;
 use flux_core::{Rank, WorldSize};
 use flux_transport::internal::cuda;
 use flux_transport::{FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
@@ -90,6 +91,16 @@ impl Launched {
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).unwrap();
         let world = World::builder(self.rank, WorldSize::new(ranks).unwrap()).local_rank(self.rank.get()).on_host(directory).unwrap();
         Some(body(&world))
+    }
+
+    /// `time`, or as many times longer as the machine is late for the latest rank.
+    pub(super) fn scaled(&self, time: Duration) -> Duration {
+        let name = format!("late-{}", self.number());
+        let said = |rank| self.directory.join(format!("{name}-by-{rank}"));
+        std::fs::write(said(self.rank.get()), lateness::of_process().to_string()).unwrap();
+        self.gather(&name, self.ranks);
+        let late = |rank| -> f64 { std::fs::read_to_string(said(rank)).unwrap().parse().unwrap() };
+        time.mul_f64((0..self.ranks).map(late).fold(1.0, f64::max))
     }
 
     /// Returns when the first `ranks` ranks have come to what `name` names.

@@ -4,8 +4,9 @@ use super::launched::{Launched, launched};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Longer than any test has its ranks wait for each other.
-const LONGEST: Duration = Duration::from_mins(1);
+/// Longer than any test has its ranks wait for each other: a deadline that is [scaled](super::scaled)
+/// passes meanwhile.
+const LONGEST: Duration = Duration::from_mins(3);
 
 /// As [`std::sync::Barrier`], which a rank that has panicked would leave the others in for ever.
 #[derive(Debug)]
