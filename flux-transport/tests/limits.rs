@@ -1,6 +1,7 @@
 //! The time limits of tests: how they grow on a late machine, and that they fail all the same.
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
+#![allow(clippy::float_cmp, reason = "small whole numbers and what is passed on as it is")]
 
 mod lateness;
 
@@ -24,7 +25,7 @@ fn the_latest_core_says_how_late_the_machine_is_and_ticks_do_not_count() {
 fn on_a_machine_seven_times_late() {
     assert_eq!(of_process(), 7.0);
     assert_eq!(scaled(TIME), 7 * TIME);
-    assert_soon(7 * TIME - Duration::from_nanos(1), TIME);
+    assert_soon(6 * TIME, TIME);
 }
 
 #[test]

@@ -18,7 +18,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longer than any rank computes what it expects while the others wait.
+/// Longer than any rank computes what it expects while the others wait, where no machine is late.
 const LONGEST: Duration = Duration::from_mins(3);
 
 /// This process, as one of the ranks of a launch.
@@ -110,7 +110,7 @@ impl Launched {
     pub(super) fn gather(&self, name: &str, ranks: u32) {
         let sign = |rank| self.directory.join(format!("{name}-{rank}"));
         File::create(sign(self.rank.get())).unwrap();
-        let until = Instant::now() + LONGEST;
+        let until = Instant::now() + lateness::scaled(LONGEST);
         for rank in 0..ranks {
             while !sign(rank).exists() {
                 assert!(Instant::now() < until, "rank {rank} has not come to {name}: see why it failed");

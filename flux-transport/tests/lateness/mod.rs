@@ -9,6 +9,7 @@
 //!
 //! Not part of any crate: roots of test programs and of unit tests include it by `#[path]`.
 #![allow(dead_code, reason = "each program uses a part")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
