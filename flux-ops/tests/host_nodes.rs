@@ -121,7 +121,8 @@ fn a_rank_that_never_calls_is_the_one_that_is_late() {
         let world = 4;
         let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 31);
         let together = Meeting::new(world as usize);
-        let short = |options: &mut Options| (options.nodes, options.deadline) = (Some(2), scaled(Duration::from_millis(1500)));
+        let deadline = scaled(Duration::from_millis(1500));
+        let short = |options: &mut Options| (options.nodes, options.deadline) = (Some(2), deadline);
         MACHINE.run(world, short, |node: &Node| {
             let op = AnyOp::of(&case, OpOptions::default(), node);
             call(&op, &case, node).unwrap();

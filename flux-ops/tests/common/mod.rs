@@ -35,7 +35,7 @@ use flux_transport::{Communicator, Fault, Stream, TransportKind};
 use std::time::Duration;
 
 /// A deadline of all ranks, later on a late machine. Where they are processes, every one of the
-/// launch asks.
+/// launch asks, so not within a run.
 pub fn scaled(time: Duration) -> Duration {
     launched::launched().map_or_else(|| lateness::scaled(time), |launch| launch.scaled(time))
 }
