@@ -41,7 +41,7 @@ pub use harness::reference::verify as verify_on_host;
 pub use harness::{Buffer, EpilogueSpec, Fill, OperandSet, Operands, RankContext, Violation, w_window, x_window};
 pub use lab::{CoreReport, FirstCallReport};
 pub use plan::PlanArgs;
-pub use report::{Execution, PeersReport, Placement, Ranks, Report, Row, SCHEMA};
+pub use report::{Execution, PeersReport, Placement, Ranks, Report, Row, SCHEMA, ServingReport};
 pub use run::{Args as RunArgs, run as run_file};
 pub use shapes::{Layer, layers, parse_op, world};
 pub use show::{Args as ShowArgs, read as read_report, read_peers as read_peers_report, rendered as shown_table, svg as shown_picture};

@@ -74,7 +74,7 @@ mod processes;
 mod tests {
     use super::processes::gone_within;
     use super::*;
-    use crate::lateness::assert_soon;
+    use crate::lateness::{assert_soon, scaled};
     use std::time::Instant;
 
     #[test]
@@ -84,7 +84,7 @@ mod tests {
         let mut command = Command::new("sh");
         command.args(["-c", "sleep 1000 & echo $!; sleep 1000"]);
         let start = Instant::now();
-        assert_eq!(run(&mut command, Duration::from_millis(300), &log).unwrap(), None);
+        assert_eq!(run(&mut command, scaled(Duration::from_millis(300)), &log).unwrap(), None);
         assert_soon(start.elapsed(), Duration::from_secs(10));
         let grandchild = tail(&log, 1)[0].parse().unwrap();
         assert!(gone_within(&[grandchild], Duration::from_secs(5)), "{grandchild} still runs");

@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 use flux_bench::FirstCallReport;
-use flux_bench::Report;
+use flux_bench::{Report, ServingReport};
 use flux_core::OpKind;
 use flux_ops::Activation;
 use std::process::{Command, Output};
@@ -35,6 +35,7 @@ fn the_host_bench_verifies_both_ops_and_writes_what_it_prints() {
         }
         assert!(text(&done).contains(&row.head.op), "{}", text(&done));
     }
+    assert!(text(&done).contains("this shows that results are right, not what fusion gains on GPUs"), "{}", text(&done));
 }
 
 #[test]
@@ -82,6 +83,73 @@ fn a_sustained_bench_says_what_calls_back_to_back_take() {
     assert!(text(&done).contains("back to back, 0.1 s each"), "{}", text(&done));
 }
 
+/// Of a trace on three ranks, whose shards are uneven or empty.
+fn served(more: &[&str]) -> (Output, Option<ServingReport>) {
+    let folder = tempfile::tempdir().unwrap();
+    let (trace, path) = (folder.path().join("steps"), folder.path().join("host.json"));
+    std::fs::write(&trace, "# a prefill chunk, then decode\n64\n1\n7 # three ranks\n2\n").unwrap();
+    let words = ["bench", "--transport", "host", "--tp", "3", "--shapes", "48x96", "--trace-m", trace.to_str().unwrap(), "--json"];
+    let done = flux_bench(&[words.as_slice(), &[path.to_str().unwrap()], more].concat());
+    let report = std::fs::read(&path).ok().map(|json| serde_json::from_slice(&json).unwrap());
+    (done, report)
+}
+
+#[test]
+fn calls_with_the_rows_of_a_file_are_timed_beside_the_serial_path_and_each_is_verified() {
+    for (more, ops) in [
+        (&[][..], &["gemm_ar"][..]),
+        (&["--ops", "ag_gemm,gemm_rs,gemm_ar", "--calls", "21"], &["ag_gemm", "gemm_rs", "gemm_ar"]),
+        (&["--processes", "--dtype", "fp16"], &["gemm_ar"]),
+    ] {
+        let (done, report) = served(more);
+        assert!(done.status.success(), "{more:?}: {}", text(&done));
+        let report = report.unwrap();
+        assert_eq!(report.serving.iter().map(|row| row.head.op.as_str()).collect::<Vec<_>>(), ops);
+        assert_eq!((report.schema, report.transport.as_str()), (1, "host"));
+        for row in &report.serving {
+            let calls = if more.contains(&"--calls") { 21 } else { 64 };
+            assert_eq!((row.calls, row.trace.as_str(), row.different_rows, row.head.tp), (calls, "steps", 4, 3));
+            assert_eq!(row.rows, calls / 4 * (64 + 1 + 7 + 2) + if calls == 21 { 64 } else { 0 });
+            assert!(row.verified && row.checked >= 4 * row.calls && row.max_rel_err > 0.0, "{row:?}");
+            assert!(row.total_op_ms > 0.0 && row.total_serial_ms > 0.0, "{row:?}");
+            for host in [row.host_us, row.host_serial_us] {
+                assert!(0.0 < host.p50 && host.p50 <= host.p99, "{row:?}");
+            }
+            assert!(row.memory.host.before > 0 && row.memory.device.after == 0, "{row:?}");
+            assert!(text(&done).contains(&format!("rows of steps, 4 numbers of rows in {calls} calls")), "{}", text(&done));
+        }
+    }
+}
+
+#[test]
+fn a_wrong_element_of_a_call_of_a_trace_is_found() {
+    for op in ["ag_gemm", "gemm_rs", "gemm_ar"] {
+        let (done, report) = served(&["--ops", op, "--calls", "4", "--spoil"]);
+        assert_eq!(done.status.code(), Some(1), "{}", text(&done));
+        assert!(text(&done).contains("wrong elements, the first at row "), "{}", text(&done));
+        assert!(!report.unwrap().serving[0].verified);
+    }
+}
+
+#[test]
+fn the_mix_serves_on_the_host_and_bad_traces_are_refused_with_line_and_value() {
+    let words = ["bench", "--transport", "host", "--tp", "2", "--shapes", "16x32", "--calls", "24", "--trace-m"];
+    let done = flux_bench(&[words.as_slice(), &["mix"]].concat());
+    assert!(done.status.success() && text(&done).contains("rows of mix, "), "{}", text(&done));
+    let folder = tempfile::tempdir().unwrap();
+    let trace = folder.path().join("steps");
+    std::fs::write(&trace, "16\nmany\n").unwrap();
+    let refused = flux_bench(&[words.as_slice(), &[trace.to_str().unwrap()]].concat());
+    assert!(!refused.status.success() && text(&refused).contains("line 2: \"many\" is no number of rows"), "{}", text(&refused));
+    for more in ["--ms 16", "--samples 3", "--sustained 1", "--norm"] {
+        let more: Vec<&str> = more.split(' ').collect();
+        let refused = flux_bench(&[words.as_slice(), &["mix"], &more].concat());
+        assert!(!refused.status.success() && text(&refused).contains("cannot be used with"), "{}", text(&refused));
+    }
+    let refused = flux_bench(&["bench", "--calls", "4"]);
+    assert!(!refused.status.success() && text(&refused).contains("--trace-m"), "{}", text(&refused));
+}
+
 #[test]
 fn a_shape_that_no_world_can_split_is_refused() {
     let done = flux_bench(&["bench", "--transport", "host", "--tp", "5", "--ms", "16"]);
@@ -106,6 +174,18 @@ fn the_variable_decides_where_no_transport_is_named() {
     // Also where there are GPUs.
     let done = bench("host", false);
     assert!(done.status.success() && text(&done).contains("transport host, TP 2"), "{}", text(&done));
+}
+
+#[test]
+fn that_no_rank_has_a_gpu_is_said_once_however_many_ranks_and_rebuilds_there_are() {
+    let said = |words: &str| {
+        let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
+        let done = command.args(words.split(' ')).env("CUDA_VISIBLE_DEVICES", "").output().unwrap();
+        assert!(done.status.success(), "{}", text(&done));
+        text(&done).matches("no rank has a GPU, so all compute on the host's processors").count()
+    };
+    assert_eq!(said("bench --tp 3 --processes --shapes 48x96 --ms 24 --samples 1"), 1);
+    assert!(said("lab faults --ranks 3 --kills 2 --stops 0 --missing 0") <= 1);
 }
 
 #[test]

@@ -3,6 +3,7 @@
 
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
+use lateness::AMPLE;
 use processes::{gone_within, runs};
 use rustix::process::{Pid, Signal, kill_process};
 use std::os::unix::process::ExitStatusExt;
@@ -107,7 +108,7 @@ fn a_run_that_a_signal_ends_leaves_no_folder_and_no_rank() {
         let run = program.stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         let began = Instant::now();
         while children(run.id()).len() < 3 {
-            assert!(began.elapsed() < Duration::from_mins(1), "no ranks");
+            assert!(began.elapsed() < AMPLE, "no ranks");
             std::thread::sleep(Duration::from_millis(10));
         }
         std::thread::sleep(Duration::from_secs(1));

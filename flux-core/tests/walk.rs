@@ -96,14 +96,14 @@ impl RankMemory {
 /// One worker's walk: items `worker`, `worker + workers`, ...
 fn walk(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], worker: usize, workers: usize) -> Result<Left, Poisoned> {
     for item in p.items.iter().skip(worker).step_by(workers) {
-        let wait = |entry: &Await| call.wait(entry.signal, Rank::new(entry.peer), patient(Duration::from_secs(20)));
+        let wait = |entry: &Await| call.wait(entry.signal, Rank::new(entry.peer), patient(Duration::from_mins(1)));
         p.awaits_of(item).iter().try_for_each(wait)?;
         check_rows(p, call, data, item);
         p.late_awaits_of(item).iter().try_for_each(wait)?;
         finish(p, call, data, item);
         call.complete(item, p.signalled_ranks(item))?;
     }
-    call.leave(u32::try_from(workers).unwrap(), !p.transfers.is_empty(), patient(Duration::from_secs(20)))
+    call.leave(u32::try_from(workers).unwrap(), !p.transfers.is_empty(), patient(Duration::from_mins(1)))
 }
 
 /// Checks that every step of every gathered row of `item` is its source's.
@@ -193,7 +193,7 @@ fn push(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]]) {
         call.publish(Rank::new(t.dest), t.raise);
     }
     for Forward { from, awaits, to } in &p.forwards {
-        call.wait(awaits.signal, Rank::new(awaits.peer), patient(Duration::from_secs(20))).unwrap();
+        call.wait(awaits.signal, Rank::new(awaits.peer), patient(Duration::from_mins(1))).unwrap();
         for row in to.row..to.row + to.rows {
             for step in to.col / p.tile.k..(to.col + to.cols).div_ceil(p.tile.k) {
                 let index = row * k_steps + step;

@@ -92,7 +92,7 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
                 weights: WeightLayout::Nk,
                 y: RowsMut { elements: &mut y, stride: 40 },
                 epilogue,
-                memory: memory.view(0, Duration::from_secs(1)),
+                memory: memory.view(0, Duration::from_mins(1)),
                 await_pushed: false,
                 op_hash: 0,
             },

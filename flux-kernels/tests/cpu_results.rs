@@ -229,7 +229,7 @@ fn strided_operands_are_read_and_written_in_place() {
         weights: WeightLayout::Nk,
         y: RowsMut { elements: &mut y, stride: 24 + PAD },
         epilogue: Epilogue::default(),
-        memory: memory.view(0, Duration::from_secs(30)),
+        memory: memory.view(0, Duration::from_mins(1)),
         await_pushed: false,
         op_hash: 1,
     };
@@ -261,7 +261,7 @@ fn operations_of_different_sizes_take_turns_on_one_workspace() {
                 let mut members = problems.map(|problem| {
                     let program = TileProgram::build(&problem, Rank::new(rank), &schedule).unwrap();
                     let executor = Executor::new(program, NonZeroUsize::MIN).unwrap();
-                    Member { rank, memory, executor, buffers: Buffers::default(), deadline: Duration::from_secs(10) }
+                    Member { rank, memory, executor, buffers: Buffers::default(), deadline: Duration::from_mins(1) }
                 });
                 for (call, global) in globals.iter().enumerate() {
                     let (x, w) = global.shard(rank);

@@ -54,7 +54,7 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
             weights: WeightLayout::Nk,
             y: RowsMut { elements: &mut y, stride: 64 },
             epilogue: Epilogue::default(),
-            memory: memory.view(0, Duration::from_secs(30)),
+            memory: memory.view(0, Duration::from_mins(1)),
             await_pushed: false,
             op_hash: 0,
         };

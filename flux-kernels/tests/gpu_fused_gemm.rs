@@ -5,6 +5,7 @@
 
 mod common;
 
+use common::lateness::scaled;
 use common::{World, cubin, device, programs, target};
 use cudarc::driver::{CudaContext, sys};
 use flux_core::layout::fault;
@@ -16,6 +17,7 @@ use flux_kernels::cuda::{LaunchError, Pace, loaded};
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use flux_kernels::{Activation, Variant, WeightLayout};
 use std::sync::Arc;
+use std::time::Duration;
 
 /// The usual tile.
 const TILE: TileShape = TileShape::new(128, 256, 64);
@@ -430,7 +432,7 @@ fn calls_of_different_ops_fail_on_all_ranks() {
         // The call before the wrap, and that whose number is what a pad's words begin as.
         for first in [u32::MAX, 0] {
             let mut w = World::new(&context, p, &schedule, Epoch::new(first));
-            w.deadline_ns = 5_000_000_000;
+            w.deadline_ns = scaled(Duration::from_secs(5)).as_nanos() as u64;
             w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
             for rank in 0..3 {
                 w.op = if rank == 1 { 9 } else { 4 };

@@ -7,6 +7,7 @@
 
 mod common;
 
+use common::lateness::AMPLE;
 use common::launched::{launched, places};
 use common::suite::{self, call};
 use common::{AnyOp, Case, Machine, Meeting, OpOptions, Values, skipped};
@@ -27,7 +28,7 @@ const SHARE: Duration = Duration::from_secs(15);
 const LEAST: u32 = 16;
 /// How long the system may take to forget threads that have ended, and NCCL to end a
 /// communicator's.
-const SETTLES: Duration = Duration::from_secs(20);
+const SETTLES: Duration = AMPLE;
 /// For how long a device's free memory stays as it is once nobody gives any back.
 const QUIET: Duration = Duration::from_millis(200);
 /// Device memory that the driver may keep: eight of its blocks of 2 MiB, for pools of small

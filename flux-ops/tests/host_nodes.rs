@@ -7,7 +7,7 @@ mod common;
 
 use common::plans::{per_shard, plans, side_by_side};
 use common::suite::{call, unaligned};
-use common::{AnyOp, Case, Machine, Meeting, Node, OPS, OpOptions, SHARDED, Values};
+use common::{AnyOp, Case, Machine, Meeting, Node, OPS, OpOptions, SHARDED, Values, scaled};
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::program::ScheduleError;
 use flux_core::{Nodes, OpKind, Rank, TileShape, WorldSize};
@@ -121,7 +121,8 @@ fn a_rank_that_never_calls_is_the_one_that_is_late() {
         let world = 4;
         let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 31);
         let together = Meeting::new(world as usize);
-        let short = |options: &mut Options| (options.nodes, options.deadline) = (Some(2), Duration::from_millis(1500));
+        let deadline = scaled(Duration::from_millis(1500));
+        let short = |options: &mut Options| (options.nodes, options.deadline) = (Some(2), deadline);
         MACHINE.run(world, short, |node: &Node| {
             let op = AnyOp::of(&case, OpOptions::default(), node);
             call(&op, &case, node).unwrap();

@@ -3,7 +3,7 @@
 mod common;
 
 use common::launched::launched;
-use common::{AnyOp, Case, Machine, Meeting, OPS, OpOptions, Values, suite};
+use common::{AnyOp, Case, Machine, Meeting, OPS, OpOptions, Values, scaled, suite};
 use flux_core::WorldSize;
 use flux_ops::{AllGatherGemm, BuildError, CommMode, Location, Plan, TimelineError};
 use flux_transport::launch::{Launcher, exit_code};
@@ -121,10 +121,10 @@ fn ops_of_two_communicators_built_in_different_orders_are_refused_on_every_rank(
 
 #[test]
 fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
-    let built = Meeting::new(2);
+    let (built, deadline) = (Meeting::new(2), scaled(Duration::from_millis(1500)));
     MACHINE.run(
         2,
-        |options| options.deadline = Duration::from_millis(1500),
+        |options| options.deadline = deadline,
         |node| {
             let alone =
                 (node.rank.get() == 0).then(|| AnyOp::<bf16>::build(OPS[1], [16, 24, 32], OpOptions::default(), &node.comm).map(drop));

@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from ranks import Ranks
+from ranks import Ranks, lateness
 
 CASES = [
     "all_gather",
@@ -44,7 +44,9 @@ def test_ranks(ranks, case):
 
 @pytest.mark.parametrize(("case", "silent"), [("rank_1_is_killed", [1]), ("rank_1_is_late", []), ("rank_1_leaves", [])])
 def test_faults(case, silent):
-    with Ranks(2, "cases_numpy", timeout=2.0 if case == "rank_1_is_late" else 120.0) as ranks:
+    # A deadline that healthy calls keep; the late rank is told it.
+    seconds = 2.0 * lateness() if case == "rank_1_is_late" else 120.0
+    with Ranks(2, "cases_numpy", {"FLUX_TEST_SECONDS": str(seconds)}, timeout=seconds) as ranks:
         ranks.run(case, *silent)
 
 

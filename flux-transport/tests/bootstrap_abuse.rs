@@ -7,7 +7,7 @@ mod bootstrap_common;
 mod skipped;
 
 mod lateness;
-use lateness::assert_soon;
+use lateness::{AMPLE, assert_soon};
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::os::fd::{AsRawFd, OwnedFd};
@@ -56,7 +56,7 @@ fn as_the_role_says() {
 
 /// Rebuilds twice: rank 0 has no descriptors for it the first time.
 fn rebuilds(world: &World) {
-    let comm = Communicator::connect_blocking(world, Options { deadline: Duration::from_secs(20), ..Select::Host.into() }).unwrap();
+    let comm = Communicator::connect_blocking(world, Options { deadline: AMPLE, ..Select::Host.into() }).unwrap();
     let leads = world.rank().get() == 0;
     let before = rustix::process::getrlimit(Resource::Nofile);
     if leads {
@@ -80,7 +80,7 @@ fn rebuilds(world: &World) {
 
 /// Grows memory that rank 1 has a descriptor for of its own, and none for that of rank 0.
 fn grows(world: &World) {
-    let options = Options { deadline: Duration::from_secs(20), ..Select::Host.into() };
+    let options = Options { deadline: AMPLE, ..Select::Host.into() };
     let comm = Communicator::connect_blocking(world, options).unwrap();
     let short = world.rank().get() == 1;
     let before = rustix::process::getrlimit(Resource::Nofile);
@@ -109,7 +109,7 @@ fn shares(world: &World) {
     let refused = std::fs::File::create(shm.join("flux-test")).unwrap_err();
     assert_eq!(refused.kind(), std::io::ErrorKind::StorageFull, "{refused}");
     let reserve = WorkspaceSize { half_bytes: 1 << 20, signals: 8, counters: 1 };
-    let options = Options { reserve, deadline: Duration::from_secs(20), ..Select::Host.into() };
+    let options = Options { reserve, deadline: AMPLE, ..Select::Host.into() };
     let comm = Communicator::connect_blocking(world, options).unwrap();
     comm.reserve(WorkspaceSize { half_bytes: 2 << 20, ..reserve }).unwrap();
     comm.begin(Stream::Host).unwrap().finish().unwrap();

@@ -7,7 +7,7 @@ mod bootstrap_common;
 mod skipped;
 
 mod lateness;
-use lateness::{AMPLE, assert_soon};
+use lateness::{AMPLE, assert_soon, scaled};
 use std::net::{TcpListener, TcpStream};
 use std::os::fd::AsFd;
 use std::sync::{Arc, Mutex, mpsc};
@@ -208,8 +208,9 @@ fn who_held_rank_zeros_place_before_is_forgotten() {
         for anew in [false, true] {
             std::thread::scope(|scope| {
                 let one = scope.spawn(|| join(&site.rank(&told(1, &hosts)), after(1900)).unwrap_err().to_string());
-                // It ends while the rank goes on.
-                let ended = join(&earlier, after(1000)).unwrap_err().to_string();
+                // It ends while the rank goes on. Not scaled: after two seconds of it the rank
+                // would say that it has another secret.
+                let ended = join(&earlier, Instant::now() + Duration::from_secs(1)).unwrap_err().to_string();
                 assert_eq!(ended.contains("did not know the secret"), secret, "{ended}");
                 if anew {
                     // Rank 0 is there and rank 2 is missing; a rank that comes to both must not
@@ -234,7 +235,7 @@ fn no_rank_takes_what_stands_for_all_addresses() {
     for rank in [0, 1] {
         for host in ["0.0.0.0", "[::]"] {
             let address = format!("{host}:{}", site.address.port());
-            let builder = World::builder(Rank::new(rank), world).deadline(Duration::from_secs(20));
+            let builder = World::builder(Rank::new(rank), world).deadline(AMPLE);
             let error = builder.across_hosts(&address, Secret::new(SECRET).unwrap()).unwrap_err();
             let WorldError::Bootstrap(BootstrapError::Address { problem, .. }) = error else { panic!("{error}") };
             assert!(problem.contains("stands for all addresses"), "{problem}");
@@ -261,7 +262,7 @@ fn rank_zero_says_what_is_wrong_with_its_address() {
     ] {
         let began = Instant::now();
         let error = at(&address);
-        assert_soon(began.elapsed(), Duration::from_millis(1300)); // the deadline is 0.3 s
+        assert_soon(began.elapsed(), Duration::from_secs(1) + scaled(Duration::from_millis(300)));
         assert!(matches!(error, BootstrapError::Address { .. }) && error.to_string().contains(said), "{address}: {error}");
     }
     drop(taken);
@@ -312,7 +313,7 @@ fn a_builder_says_what_no_variable_does() {
             }
         });
     }
-    let builder = |rank| World::builder(Rank::new(rank), world).deadline(Duration::from_millis(50));
+    let builder = |rank| World::builder(Rank::new(rank), world).deadline(scaled(Duration::from_millis(50)));
     assert!(matches!(builder(3).on_host("/"), Err(WorldError::Rank { .. })));
     let error = builder(0).across_hosts("node1", secret.clone()).unwrap_err();
     assert!(error.to_string().contains("HOST:PORT"), "{error}");

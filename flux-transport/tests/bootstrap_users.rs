@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
 mod bootstrap_common;
+mod lateness;
 #[path = "../../flux-kernels/tests/skipped/mod.rs"]
 mod skipped;
 
@@ -12,7 +13,6 @@ use std::fs::Permissions;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::Path;
-use std::time::Duration;
 
 use bootstrap_common::{ample, assert_empty, environment, join_all, private, raw_client};
 use flux_transport::BootstrapError;
@@ -96,7 +96,7 @@ fn a_listener_of_another_user_is_no_leader() {
     if as_other(|| rustix::net::listen(socket.as_fd(), 8).unwrap()).is_none() {
         return;
     }
-    let error = join_all(&[environment(path, 1, 2)], std::time::Instant::now() + Duration::from_secs(10)).remove(0).unwrap_err();
+    let error = join_all(&[environment(path, 1, 2)], ample()).remove(0).unwrap_err();
     let BootstrapError::Protocol(said) = &error else { panic!("{error}") };
     assert_eq!(said, "the process that listens in rank 0's place runs as another user");
     // Nothing was said to it: not what would let it pass for a rank.

@@ -9,7 +9,7 @@ use common::{each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Rank, WorldSize};
 use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Rebuild, TransportError, World, reason};
-use lateness::AMPLE;
+use lateness::{AMPLE, scaled};
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::Mutex;
@@ -112,7 +112,7 @@ fn a_failed_step_is_no_fault_and_says_what_helps() {
     let is_told = Mutex::new(is_told);
     each_rank(2, |world| {
         let patient = connect(&world);
-        let hasty = Communicator::connect_blocking(&world, Options { deadline: Duration::from_secs(1), ..options(SIZE) }).unwrap();
+        let hasty = Communicator::connect_blocking(&world, Options { deadline: scaled(Duration::from_secs(1)), ..options(SIZE) }).unwrap();
         if world.rank().get() == 0 {
             assert!(matches!(hasty.barrier(), Err(TransportError::Control(ControlError::Timeout { .. }))));
             for comm in [&hasty, &patient] {

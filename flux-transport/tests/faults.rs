@@ -13,7 +13,7 @@ use flux_core::signal::Epoch;
 use flux_transport::{
     CallState, Communicator, ConnectError, ControlError, Fault, Options, RowTransfers, Stream, TransportError, Wait, World,
 };
-use lateness::{AMPLE, assert_soon};
+use lateness::{AMPLE, assert_soon, scaled};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::sync::{Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -44,7 +44,7 @@ fn wait_in_vain(comm: &Communicator, signal: u32, peer: u32) -> Duration {
 fn a_late_rank_gets_a_timeout_that_names_it_and_the_fault_stays() {
     let waited = Barrier::new(3);
     each_rank(3, |world| {
-        let deadline = Duration::from_millis(200);
+        let deadline = scaled(Duration::from_millis(200));
         let comm = Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap();
         if world.rank().get() != 0 {
             // It is late, but has not left.
@@ -150,7 +150,8 @@ fn a_call_that_fails_after_a_peers_did_has_failed_though_that_was_heard_first() 
 fn a_rank_that_does_not_come_to_a_host_step_is_named() {
     let late = Barrier::new(3);
     each_rank(3, |world| {
-        let comm = Communicator::connect_blocking(&world, Options { deadline: Duration::from_millis(300), ..options(SIZE) }).unwrap();
+        let comm =
+            Communicator::connect_blocking(&world, Options { deadline: scaled(Duration::from_millis(300)), ..options(SIZE) }).unwrap();
         if world.rank().get() != 1 {
             match comm.barrier().unwrap_err() {
                 TransportError::Control(ControlError::Timeout { missing, .. }) => assert_eq!(missing, [Rank::new(1)]),
@@ -213,11 +214,11 @@ fn a_communicator_dropped_by_a_panic_is_lost_though_its_world_lives() {
                 std::panic::resume_unwind(Box::new("a rank's panic"));
             }));
             assert!(panic.is_err());
-            world.control().barrier(Instant::now() + 20 * SECOND).unwrap();
+            world.control().barrier(Instant::now() + AMPLE).unwrap();
         } else {
-            assert!(wait_in_vain(&comm, 0, 1) < SECOND);
+            assert_soon(wait_in_vain(&comm, 0, 1), SECOND);
             assert!(matches!(comm.status(), Err(Fault::PeerLost { rank, .. }) if rank.get() == 1));
-            world.control().barrier(Instant::now() + 20 * SECOND).unwrap();
+            world.control().barrier(Instant::now() + AMPLE).unwrap();
         }
     });
 }
@@ -264,7 +265,7 @@ fn a_rank_that_leaves_before_a_call_ends_it_at_once_wherever_it_is() {
             }
             // One waits for it in a call, which it is in.
             0 => {
-                assert!(wait_in_vain(&comm, 0, 1) < SECOND);
+                assert_soon(wait_in_vain(&comm, 0, 1), SECOND);
                 left.wait();
                 is_gone(&comm.status().unwrap_err());
                 let failure = comm.failure().unwrap().to_string();
@@ -284,7 +285,7 @@ fn a_rank_that_leaves_before_a_call_ends_it_at_once_wherever_it_is() {
             // One makes none.
             _ => assert_eq!(comm.status(), Ok(())),
         }
-        world.control().barrier(Instant::now() + 20 * SECOND).unwrap();
+        world.control().barrier(Instant::now() + AMPLE).unwrap();
     });
 }
 
@@ -313,7 +314,7 @@ fn an_abort_ends_the_waits_of_all_ranks() {
             std::thread::sleep(Duration::from_millis(50));
             comm.abort(42);
         } else {
-            assert!(wait_in_vain(&comm, 0, 1) < SECOND);
+            assert_soon(wait_in_vain(&comm, 0, 1), SECOND);
         }
         match comm.status().unwrap_err() {
             Fault::Aborted { rank, reason, .. } => assert_eq!((rank.get(), reason), (1, 42)),
@@ -469,7 +470,7 @@ fn a_call_whose_executor_does_not_return_breaks_the_communicator_and_one_that_ha
 fn a_rank_that_cannot_connect_fails_all() {
     for bad in [Duration::ZERO, Duration::MAX] {
         each_rank(3, |world| {
-            let deadline = if world.rank().get() == 1 { bad } else { Duration::from_secs(20) };
+            let deadline = if world.rank().get() == 1 { bad } else { AMPLE };
             let start = Instant::now();
             match (world.rank().get(), Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap_err()) {
                 (1, ConnectError::Deadline { deadline, .. }) => assert_eq!(deadline, bad),

@@ -5,19 +5,22 @@
 #![allow(clippy::unwrap_used, reason = "a test")]
 
 mod gpu_support;
+mod lateness;
 
 use cudarc::driver::sys;
 use flux_transport::internal::cuda::{CudaDevice, PinnedBlock, SideStream};
 use flux_transport::internal::{limited, nccl};
 use flux_transport::{Communicator, ConnectError, Options, Select, TransportError, World};
 use gpu_support::{devices, skip, stream_of};
+use lateness::{AMPLE, VARIABLE, of_process, scaled};
 use std::os::unix::process::CommandExt;
 use std::process::Command;
 use std::time::{Duration, Instant};
 
 /// Set for the process with the stuck device, to its transport.
 const TRANSPORT: &str = "FLUX_GPU_TEST_STUCK";
-/// Longer than a device is waited for after calls with a short deadline have failed.
+/// Longer than a device is waited for after calls with a short deadline have failed, where no
+/// machine is late.
 const LIMIT: Duration = Duration::from_secs(90);
 
 fn in_a_process(transport: Select) {
@@ -26,8 +29,9 @@ fn in_a_process(transport: Select) {
     command
         .args(["--ignored", "--exact", "the_stuck", "--nocapture", "--test-threads=1"])
         .env(TRANSPORT, transport.to_string())
+        .env(VARIABLE, of_process().to_string())
         .process_group(0);
-    let status = limited::wait(command.spawn().unwrap(), LIMIT, Duration::from_secs(5)).unwrap();
+    let status = limited::wait(command.spawn().unwrap(), scaled(LIMIT), AMPLE).unwrap();
     let status = status.expect("whoever drops the communicator hangs");
     assert!(status.success(), "its words are above: {status}");
 }
@@ -56,7 +60,7 @@ fn the_stuck() {
     let transport = std::env::var(TRANSPORT).expect("a transport");
     let select: Select = transport.parse().unwrap();
     // NCCL alone takes half a second to connect.
-    let deadline = if select == Select::Nccl { Duration::from_secs(5) } else { Duration::from_millis(500) };
+    let deadline = scaled(if select == Select::Nccl { Duration::from_secs(5) } else { Duration::from_millis(500) });
     let options = Options { select, device: Some(0), deadline, ..Options::default() };
     let connect = || Communicator::connect_blocking(&World::local(1).unwrap()[0], options);
     let comm = connect().unwrap();

@@ -10,7 +10,7 @@ use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_transport::internal::control::{GaveUp, Notice, Watcher};
 use flux_transport::{Communicator, ConnectError, Doing, Fault, Label, Options, Rebuild, Stream, TransportError, World};
-use lateness::{assert_soon, scaled};
+use lateness::{AMPLE, assert_soon, scaled};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Barrier, Mutex};
 use std::time::{Duration, Instant};
@@ -181,7 +181,7 @@ fn who_cannot_connect_in_a_new_group_gives_up_those_that_may_have() {
     let heard: Arc<Mutex<Vec<Notice>>> = Arc::default();
     each_rank(2, |world| {
         let old = Communicator::connect_blocking(&world, options(SIZE)).unwrap();
-        let soon = || Instant::now() + Duration::from_secs(20);
+        let soon = || Instant::now() + AMPLE;
         if world.rank().get() == 0 {
             let group = world.control().regroup(&[], soon()).unwrap().control;
             let watcher: Arc<Watcher> = {

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
 mod bootstrap_common;
+mod lateness;
 
 use std::path::Path;
 use std::process::Child;
@@ -12,9 +13,13 @@ use bootstrap_common::process::{command, role, succeed};
 use bootstrap_common::{ample, private};
 use flux_core::Rank;
 use flux_transport::{Communicator, ConnectError, ControlError, Options, Rebuild, Select, World};
+use lateness::scaled;
 use rustix::process::{Pid, Signal, kill_process};
 
-const DEADLINE: Duration = Duration::from_secs(1);
+/// The same for all ranks, as they are told how late the machine is.
+fn deadline() -> Duration {
+    scaled(Duration::from_secs(1))
+}
 
 /// The entry of the processes that the tests start.
 #[test]
@@ -23,7 +28,7 @@ fn as_the_role_says() {
     let role = role().expect("a role");
     let signs = Signs(Path::new(&role));
     let world = World::from_env().unwrap();
-    let comm = Communicator::connect_blocking(&world, Options { deadline: DEADLINE, ..Select::Host.into() }).unwrap();
+    let comm = Communicator::connect_blocking(&world, Options { deadline: deadline(), ..Select::Host.into() }).unwrap();
     if world.rank().get() == 0 {
         signs.give("the leader rebuilds");
         let refused = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err();
@@ -81,7 +86,7 @@ fn a_leader_that_is_stopped_after_it_came_is_left_out_by_the_second_attempt() {
     let (signs, leader) = (Signs(signs.path()), Pid::from_child(&ranks.0[0]));
     signs.wait_for("the leader rebuilds");
     // It says at once that it waits for the others, which do not come yet.
-    std::thread::sleep(DEADLINE / 4);
+    std::thread::sleep(deadline() / 4);
     kill_process(leader, Signal::STOP).unwrap();
     signs.give("the leader is stopped");
     signs.wait_for("rank 1 has rebuilt");

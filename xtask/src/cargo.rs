@@ -38,12 +38,17 @@ pub(crate) fn has_subcommand(subcommand: &str) -> bool {
 /// # Errors
 /// Whenever this returns: cargo could not be started.
 pub(crate) fn flux_bench(profile: &str, subcommand: &[&str], args: &[OsString]) -> anyhow::Result<()> {
+    let mut run = running(profile, subcommand, args);
+    let error = run.env("FLUX_COMMIT", commit()).exec();
+    Err(error).with_context(|| format!("cannot start {}", shown(&run)))
+}
+
+/// Shows cargo's progress, as the build takes minutes.
+fn running(profile: &str, subcommand: &[&str], args: &[OsString]) -> Command {
     let mut run = cargo();
     run.args(["run", "--profile", profile, "--manifest-path"]).arg(root().join("Cargo.toml"));
     run.args(["--package", "flux-bench", "--"]).args(subcommand).args(args);
-    run.env("FLUX_COMMIT", commit());
-    let error = run.exec();
-    Err(error).with_context(|| format!("cannot start {}", shown(&run)))
+    run
 }
 
 /// The commit of the working tree, with `-dirty` where it has changes; `unknown` outside a
@@ -108,4 +113,17 @@ pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
 fn shown(command: &Command) -> String {
     let words = std::iter::once(command.get_program()).chain(command.get_args());
     words.map(OsStr::to_string_lossy).collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_build_that_takes_minutes_shows_its_progress() {
+        let run = running("release", &["bench"], &["--ms".into(), "16".into()]);
+        let words: Vec<_> = run.get_args().filter_map(OsStr::to_str).collect();
+        assert!(words.ends_with(&["--package", "flux-bench", "--", "bench", "--ms", "16"]), "{words:?}");
+        assert!(!words.iter().any(|word| ["-q", "--quiet"].contains(word)), "{words:?}");
+    }
 }

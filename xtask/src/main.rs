@@ -123,12 +123,26 @@ fn run(task: Task) -> anyhow::Result<()> {
     }
 }
 
-/// `cargo doc --open` opens the first crate by name, which is `flux_bench`.
+/// `cargo doc --open` opens the first crate by name, which is `flux_bench`: all are built, and
+/// `flux_ops` is opened.
+const DOCS: [&[&str]; 2] = [&["--workspace"], &["--package", "flux-tp-ops", "--open"]];
+
 fn docs() -> anyhow::Result<()> {
-    for words in [&["--workspace"][..], &["--package", "flux-tp-ops", "--open"]] {
+    for words in DOCS {
         let mut doc = cargo::cargo();
         doc.args(["doc", "--no-deps"]).args(words).current_dir(cargo::root());
         cargo::check(doc)?;
     }
     Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::DOCS;
+
+    #[test]
+    fn the_documentation_opens_at_the_ops_alone() {
+        let opened: Vec<_> = DOCS.iter().filter(|words| words.contains(&"--open")).collect();
+        assert_eq!(opened, [&["--package", "flux-tp-ops", "--open"]]);
+    }
 }

@@ -18,6 +18,8 @@ use std::time::{Duration, Instant};
 const LIMIT: Duration = Duration::from_hours(1);
 /// Calls of a GEMM in a round: the GEMM, the serial path and the op.
 const GEMMS: f64 = 3.0;
+/// The same in a call of a trace: the serial path and the op.
+const SERVING: f64 = 2.0;
 /// Calls whose whole output is verified: with integers and random data, before and after.
 const CHECKS: f64 = 4.0;
 
@@ -77,7 +79,13 @@ impl Rates {
     fn expected(self, job: &BenchJob, cores: u32) -> Duration {
         let seconds = job.cases.iter().map(|case| {
             let (work, ranks) = (work(&case.problem), case.problem.world().get());
-            let rounds = (WARM_UP + job.samples as usize) as f64 * GEMMS * work / (self.call * f64::from(cores));
+            let rounds = match &job.rows {
+                Some(rows) => rows.calls_of_the_most() * SERVING * work,
+                None => (WARM_UP + job.samples as usize) as f64 * GEMMS * work,
+            } / (self.call * f64::from(cores));
+            if job.rows.is_some() {
+                return rounds;
+            }
             // Every rank of a GEMM-AllReduce has the whole output.
             let outputs = if case.problem.op() == OpKind::GemmAllReduce { f64::from(ranks) } else { 1.0 };
             let checks = CHECKS * outputs * work / (self.check * f64::from(cores.min(ranks)));
@@ -109,6 +117,7 @@ mod tests {
             dtype: DType::Bf16,
             cases,
             samples,
+            rows: None,
             epilogue: EpilogueSpec::default(),
             execution,
             transport: Select::Host,

@@ -4,14 +4,14 @@
 //! lines the ranks up, and a spinning kernel hides the launch of every contender alike.
 
 use super::SEED;
-use super::measure::{Contender, Contenders, Sample, slowest};
+use super::measure::{AnyRows, Contender, Contenders, Sample, slowest};
 use super::watchdog::Watchdog;
 use crate::harness::Fill;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::choice;
 use crate::harness::gpu::cublas::Gemm;
 use crate::harness::reference::{Verdict, Violation};
-use crate::harness::{Buffer, FusedOp, OperandSet, Operands, RankContext, Span, elements, w_window, x_window, y_window};
+use crate::harness::{Buffer, Defect, FusedOp, OperandSet, Operands, RankContext, Span, elements, w_window, x_window, y_window};
 use anyhow::{Context, bail};
 use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
 use flux_kernels::Element;
@@ -30,6 +30,8 @@ pub(super) struct GpuContenders<'a, T> {
     op: &'a FusedOp<T>,
     sets: &'a mut [OperandSet<T>],
     gemm: Gemm,
+    /// Of the serial path. Its shards are equal, so it pads the rows of a call.
+    problem: Problem,
     /// Per operand set, what collective and GEMM pass on: the gathered `x`, or all partial sums.
     between: Vec<DeviceBlock>,
     word: DeviceBlock,
@@ -53,7 +55,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let gemm = Gemm::new(gpu.device(), (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
-        Ok(Self { ctx, gpu, nccl, op, sets, gemm, between, word, spin: choice::SPIN, watchdog })
+        Ok(Self { ctx, gpu, nccl, op, sets, gemm, problem: *problem, between, word, spin: choice::SPIN, watchdog })
     }
 
     /// Chooses what has to be measured first. Collective: the ranks choose one GEMM algorithm.
@@ -141,7 +143,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
 
     fn launch(&mut self, contender: Contender, call: usize) -> anyhow::Result<()> {
         let set = call % self.sets.len();
-        match (contender, self.op.problem().op()) {
+        match (contender, self.problem.op()) {
             (Contender::Op, _) => self.ctx.forward(self.op, &mut self.sets[set]),
             (Contender::Gemm, _) => self.gemm(set),
             (Contender::Comm, _) => self.comm(set),
@@ -159,7 +161,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
 
     fn gemm(&self, set: usize) -> anyhow::Result<()> {
         let (set, between) = (&self.sets[set], self.between[set].address());
-        let (x, y) = match self.op.problem().op() {
+        let (x, y) = match self.problem.op() {
             OpKind::AllGatherGemm => (between, address(&set.y)?),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (address(&set.x)?, between),
         };
@@ -173,12 +175,12 @@ impl<'a, T: Element> GpuContenders<'a, T> {
     fn add_norm(&self, set: usize) -> anyhow::Result<()> {
         let set = &self.sets[set];
         let (Some(residual), Some((gain, y_norm))) = (&set.residual, &set.norm) else { return Ok(()) };
-        let rows = self.op.problem().y_rows(self.ctx.rank()).len() as u32;
-        self.gpu.add_rms_norm(self.op.problem(), rows, [block(&set.y)?, block(residual)?, block(gain)?, block(y_norm)?])
+        let rows = self.problem.y_rows(self.ctx.rank()).len() as u32;
+        self.gpu.add_rms_norm(&self.problem, rows, [block(&set.y)?, block(residual)?, block(gain)?, block(y_norm)?])
     }
 
     fn comm(&self, set: usize) -> anyhow::Result<()> {
-        let problem = self.op.problem();
+        let problem = &self.problem;
         let of = ElementType::from(problem.dtype());
         let (set, between, stream) = (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
         match problem.op() {
@@ -224,6 +226,34 @@ impl<T: Element> Contenders for GpuContenders<'_, T> {
         self.op.status()?;
         Ok(Span { start: 0.0, end })
     }
+}
+
+impl<T: Element> AnyRows for GpuContenders<'_, T> {
+    fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
+        self.watchdog.heartbeat();
+        self.problem = with_equal_shards(&operands.problem)?;
+        anyhow::ensure!(self.problem.m() <= self.op.problem().m(), "{} beyond {}", self.problem, self.op.problem());
+        self.gemm.reshape((self.problem.m(), self.problem.n_local(), self.problem.k_local()))?;
+        self.sets.iter_mut().try_for_each(|set| self.ctx.fill(set, operands))
+    }
+
+    fn poison(&mut self) -> anyhow::Result<()> {
+        self.sets.iter_mut().try_for_each(|set| self.ctx.poison(&mut set.y))
+    }
+
+    fn verify_at(&mut self, at: &[(u32, u32)], defect: Defect) -> anyhow::Result<Verdict> {
+        self.watchdog.heartbeat();
+        super::serving::verify_at(self.ctx, self.op, &mut self.sets[0], at, defect)
+    }
+}
+
+/// The problem with its rows padded, where a collective needs shards of equal length.
+pub(super) fn with_equal_shards(problem: &Problem) -> anyhow::Result<Problem> {
+    let padded = match problem.op() {
+        OpKind::AllGatherGemm | OpKind::GemmReduceScatter => problem.m().next_multiple_of(problem.world().get()),
+        OpKind::GemmAllReduce => problem.m(),
+    };
+    Ok(problem.with_m(padded)?)
 }
 
 /// Bytes of device memory that a row takes on one rank, the workspace left out.

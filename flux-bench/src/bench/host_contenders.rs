@@ -4,9 +4,10 @@
 //! Invariant: all contenders have the same number of threads, so ratios of times compare schedules.
 //! The times say nothing about GPUs.
 
-use super::measure::{Contender, Contenders, Sample};
+use super::gpu_contenders::with_equal_shards;
+use super::measure::{AnyRows, Contender, Contenders, Sample};
 use super::shared_files::SharedFiles;
-use crate::harness::{Buffer, FusedOp, HostBuffer, OperandSet, Operands, RankContext, Span, elements, x_window};
+use crate::harness::{Buffer, Defect, FusedOp, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, elements, x_window, y_window};
 use crate::plan::Overrides;
 use anyhow::{Context, bail};
 use flux_core::{OpKind, Problem, WorldSize};
@@ -19,6 +20,8 @@ pub(super) struct HostContenders<'a, T> {
     op: &'a FusedOp<T>,
     set: &'a mut OperandSet<T>,
     shown: SharedFiles,
+    /// Of the serial path. Its shards are equal, so it pads the rows of a call.
+    problem: Problem,
     /// One rank's whole part as a problem of a world of one, on a communicator of its own.
     gemm: FusedOp<T>,
     gemm_ctx: RankContext,
@@ -47,7 +50,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
         if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (problem.op(), &set.x) {
             shown.show(x.elements())?;
         }
-        Ok(Self { ctx, op, set, shown, gemm, gemm_ctx, gemm_set })
+        Ok(Self { ctx, op, set, shown, problem, gemm, gemm_ctx, gemm_set })
     }
 
     fn gemm(&mut self) -> anyhow::Result<()> {
@@ -57,37 +60,37 @@ impl<'a, T: Element> HostContenders<'a, T> {
     /// Every rank's shard, in rank order, into the GEMM's `x`.
     fn all_gather(&mut self) -> anyhow::Result<()> {
         let Buffer::Host(gathered) = &mut self.gemm_set.x else { bail!("not host memory") };
-        let shard = gathered.elements().len() / self.shown.ranks();
+        let shard = elements(x_window(&self.problem, self.ctx.rank()));
         let shards = gathered.elements_mut().chunks_exact_mut(shard);
-        self.op.problem().world().ranks().zip(shards).try_for_each(|(rank, shard)| self.shown.read(rank, 0, shard))
+        self.problem.world().ranks().zip(shards).try_for_each(|(rank, shard)| self.shown.read(rank, 0, shard))
     }
 
     /// Adds every rank's partial sums of the rows of `y` in rank order in fp32, and rounds once into
     /// `y`.
     fn reduce(&mut self) -> anyhow::Result<()> {
         let Buffer::Host(y) = &mut self.set.y else { bail!("not host memory") };
-        let rows = y.elements().len();
-        let first = self.op.problem().y_rows(self.ctx.rank()).start as usize * self.op.problem().n() as usize;
+        let rows = elements(y_window(&self.problem, self.ctx.rank()));
+        let first = self.problem.y_rows(self.ctx.rank()).start as usize * self.problem.n() as usize;
         let mut sum = vec![0.0_f32; rows];
         let mut wide = vec![0.0_f32; rows];
         let mut part = HostBuffer::new(rows)?;
-        for rank in self.op.problem().world().ranks() {
+        for rank in self.problem.world().ranks() {
             self.shown.read(rank, first, part.elements_mut())?;
             T::widen(part.elements(), &mut wide);
             sum.iter_mut().zip(&wide).for_each(|(sum, part)| *sum += part);
         }
-        T::narrow(&sum, y.elements_mut());
+        T::narrow(&sum, &mut y.elements_mut()[..rows]);
         Ok(())
     }
 
     /// Lets the other ranks read the GEMM's result.
     fn show_partials(&self) -> anyhow::Result<()> {
         let Buffer::Host(y) = &self.gemm_set.y else { bail!("not host memory") };
-        self.shown.show(y.elements())
+        self.shown.show(&y.elements()[..self.problem.m() as usize * self.problem.n() as usize])
     }
 
     fn call(&mut self, contender: Contender) -> anyhow::Result<()> {
-        match (contender, self.op.problem().op()) {
+        match (contender, self.problem.op()) {
             (Contender::Gemm, _) => self.gemm(),
             (Contender::Comm, OpKind::AllGatherGemm) => self.all_gather(),
             (Contender::Comm, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => self.reduce(),
@@ -97,7 +100,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
     }
 
     fn serial(&mut self) -> anyhow::Result<()> {
-        match self.op.problem().op() {
+        match self.problem.op() {
             OpKind::AllGatherGemm => {
                 self.all_gather()?;
                 self.gemm()
@@ -122,6 +125,29 @@ impl<T: Element> Contenders for HostContenders<'_, T> {
         let start = clock();
         (0..calls).try_for_each(|_| self.call(contender))?;
         Ok(Span { start, end: clock() })
+    }
+}
+
+impl<T: Element> AnyRows for HostContenders<'_, T> {
+    fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
+        self.problem = with_equal_shards(&operands.problem)?;
+        anyhow::ensure!(self.problem.m() <= self.op.problem().m(), "{} beyond {}", self.problem, self.op.problem());
+        self.ctx.fill(self.set, operands)?;
+        // The time does not depend on the values.
+        let part = self.gemm.problem().with_m(self.problem.m())?;
+        self.gemm_set.holds = Some(Operands { problem: part, ..operands });
+        if let (OpKind::AllGatherGemm, Buffer::Host(x)) = (self.problem.op(), &self.set.x) {
+            self.shown.show(x.elements())?;
+        }
+        Ok(())
+    }
+
+    fn poison(&mut self) -> anyhow::Result<()> {
+        self.ctx.poison(&mut self.set.y)
+    }
+
+    fn verify_at(&mut self, at: &[(u32, u32)], defect: Defect) -> anyhow::Result<Verdict> {
+        super::serving::verify_at(self.ctx, self.op, self.set, at, defect)
     }
 }
 

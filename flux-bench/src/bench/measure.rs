@@ -3,7 +3,7 @@
 //! Invariant: all ranks run the contenders in one order, lined up before each sample, and every
 //! call takes the next operand set. Only rounds count in which every host enqueued in time.
 
-use crate::harness::{Span, Times};
+use crate::harness::{Defect, Operands, Span, Times, Verdict, of_slowest};
 use crate::report::{Enqueue, Late, Measured};
 use anyhow::Context;
 use flux_transport::Communicator;
@@ -71,6 +71,18 @@ pub(crate) trait Contenders {
     fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span>;
 }
 
+/// Contenders whose operands change from call to call.
+pub(crate) trait AnyRows: Contenders {
+    /// Makes these the operands of the next calls, with no more rows than the op is built for.
+    fn take(&mut self, operands: Operands) -> anyhow::Result<()>;
+
+    /// Fills the output with NaN.
+    fn poison(&mut self) -> anyhow::Result<()>;
+
+    /// Checks the op's output at these rows and columns.
+    fn verify_at(&mut self, at: &[(u32, u32)], defect: Defect) -> anyhow::Result<Verdict>;
+}
+
 /// Rounds that do not count: caches, clocks, and first uses.
 pub(crate) const WARM_UP: usize = 5;
 
@@ -127,6 +139,11 @@ const ROUNDS: usize = 2048;
 
 /// Times of the slowest rank, from every rank's rounds. Collective.
 pub(super) fn slowest(comm: &Communicator, mine: &[Span]) -> anyhow::Result<Times> {
+    Times::of(&lasts(comm, mine)?).context("nothing was measured")
+}
+
+/// How long each round lasted on the slowest rank, in milliseconds. Collective.
+pub(super) fn lasts(comm: &Communicator, mine: &[Span]) -> anyhow::Result<Vec<f64>> {
     let mut ranks: Vec<Vec<Span>> = vec![Vec::new(); comm.world_size().index()];
     for rounds in mine.chunks(ROUNDS) {
         let flat: Vec<f64> = rounds.iter().flat_map(|s| [s.start, s.end]).collect();
@@ -135,7 +152,7 @@ pub(super) fn slowest(comm: &Communicator, mine: &[Span]) -> anyhow::Result<Time
             spans.extend(words.as_chunks().0.iter().map(|&[start, end]| Span { start, end }));
         }
     }
-    Times::of_slowest(&ranks).context("the ranks measured different numbers of rounds")
+    of_slowest(&ranks).context("the ranks measured different numbers of rounds")
 }
 
 #[cfg(test)]

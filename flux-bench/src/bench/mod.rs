@@ -8,6 +8,7 @@ pub(crate) mod gpu_contenders;
 mod host_contenders;
 mod measure;
 mod rank;
+pub(crate) mod serving;
 mod shared_files;
 pub(crate) mod sustained;
 mod watchdog;
@@ -23,7 +24,7 @@ use crate::launch;
 use crate::limits;
 use crate::machine;
 use crate::plan::OverrideArgs;
-use crate::report::{self, Origin, Placement, Report, Row};
+use crate::report::{self, Origin, Placement, Report, Row, ServingReport, ServingRow};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 use flux_core::{DType, Problem, WorldSize};
@@ -51,6 +52,14 @@ pub(crate) struct Args {
     /// at the largest where that is left out
     #[arg(long, value_name = "SECONDS", value_parser = sustained::seconds)]
     pub sustained: Option<f64>,
+    /// Call op and serial path with the rows that a file lists, one number a line, in place of
+    /// rounds. `mix` has the rows of a serving engine's steps. Of gemm_ar where --ops is left out
+    #[arg(long, value_name = "FILE|mix", value_parser = serving::rows, conflicts_with_all = ["ms", "samples", "sustained", "norm"])]
+    pub trace_m: Option<serving::Source>,
+    /// Calls of --trace-m, which begins again at its end; 20000 on GPUs and 64 on the host where
+    /// left out
+    #[arg(long, requires = "trace_m", value_parser = clap::value_parser!(u64).range(1..=limits::CALLS))]
+    pub calls: Option<u64>,
     /// Ranks as processes of this machine, one each, instead of threads of this one
     #[arg(long)]
     pub processes: bool,
@@ -88,6 +97,8 @@ struct BenchJob {
     dtype: DType,
     cases: Vec<BenchCase>,
     samples: u32,
+    /// Rows of calls, in place of rounds.
+    rows: Option<serving::Trace>,
     epilogue: EpilogueSpec,
     execution: OverrideArgs,
     transport: Select,
@@ -99,7 +110,14 @@ struct BenchJob {
 struct BenchResult {
     transport: TransportKind,
     placement: Placement,
-    rows: Vec<Row>,
+    rows: Measurement,
+}
+
+/// A row for each case.
+#[derive(Clone, Debug)]
+enum Measurement {
+    Rounds(Vec<Row>),
+    Serving(Vec<ServingRow>),
 }
 
 /// Runs the benchmark, prints the table, writes the file, and says whether all rows verified.
@@ -143,33 +161,43 @@ fn check(args: &Args) -> anyhow::Result<()> {
 
 fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool> {
     let machine = machine::describe(job.on_gpus, job.world.get(), found.placement.ranks);
-    let report = Report {
-        schema: report::SCHEMA,
-        origin: Origin::of(&machine).with_libraries(),
-        transport: found.transport.to_string(),
-        placement: found.placement,
-        nccl: machine.nccl,
-        rows: found.rows,
-    };
-    report::deliver(&report::table(&report), args.json.as_deref(), &report)?;
-    Ok(report.verified())
+    let (origin, transport) = (Origin::of(&machine).with_libraries(), found.transport.to_string());
+    let (placement, nccl, json) = (found.placement, machine.nccl, args.json.as_deref());
+    match found.rows {
+        Measurement::Rounds(rows) => {
+            let report = Report { schema: report::SCHEMA, origin, transport, placement, nccl, rows };
+            report::deliver(&report::table(&report), json, &report)?;
+            Ok(report.verified())
+        }
+        Measurement::Serving(serving) => {
+            let report = ServingReport { schema: report::SERVING_SCHEMA, origin, transport, placement, nccl, serving };
+            report::deliver(&report.table(), json, &report)?;
+            report.memory_has_stayed()?;
+            Ok(report.verified())
+        }
+    }
 }
 
 impl BenchJob {
     fn new(args: &Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
         let world = shapes::world(ranks)?;
-        let cases = cases(args, world, on_gpus)?;
+        let rows = args.trace_m.as_ref().map(|source| source.trace(args.calls.unwrap_or(if on_gpus { 20_000 } else { 64 })));
+        let cases = cases(args, world, on_gpus, rows.as_ref())?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
         let Args { execution, transport, defect, .. } = *args;
         let dtype = args.layers.dtype;
         let epilogue = EpilogueSpec { residual: args.norm, norm: args.norm, ..EpilogueSpec::default() };
-        Ok(Self { on_gpus, world, dtype, cases, samples, epilogue, execution, transport, defect })
+        Ok(Self { on_gpus, world, dtype, cases, samples, rows, epilogue, execution, transport, defect })
     }
 }
 
-fn cases(args: &Args, world: WorldSize, on_gpus: bool) -> anyhow::Result<Vec<BenchCase>> {
+fn cases(args: &Args, world: WorldSize, on_gpus: bool, rows: Option<&serving::Trace>) -> anyhow::Result<Vec<BenchCase>> {
     ensure!(on_gpus || !args.norm, "--norm is timed on GPUs: the host has no serial path with a norm");
-    let layers = args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?;
+    let layers = match rows {
+        // The serial path's collectives have equal shards.
+        Some(rows) => args.layers.layers_of(world, on_gpus, rows.most().next_multiple_of(world.index()))?,
+        None => args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?,
+    };
     let layers = if args.norm { shapes::with_norm(layers)? } else { layers };
     let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_none());
     let case = |Layer { name, problem }: Layer| {

@@ -5,8 +5,9 @@
 
 use super::gpu_contenders::{self, GpuContenders};
 use super::host_contenders::HostContenders;
+use super::serving::{self, Trace};
 use super::watchdog::Watchdog;
-use super::{BenchCase, BenchJob, BenchResult, Contenders, SEED, WARM_UP, measure, sustain};
+use super::{BenchCase, BenchJob, BenchResult, Contenders, Measurement, SEED, WARM_UP, measure, sustain};
 use crate::end;
 use crate::harness::Fill;
 use crate::harness::{FusedOp, OperandSet, Operands, RankContext, Verdict};
@@ -14,7 +15,7 @@ use crate::machine;
 use crate::out;
 use crate::plan::Overrides;
 use crate::progress;
-use crate::report::{Measured, Placement, Row, Sustained, Verified};
+use crate::report::{Measured, Placement, Row, ServingRow, Sustained, Verified};
 use anyhow::Context;
 use flux_core::{DType, Problem};
 use flux_kernels::Element;
@@ -30,8 +31,8 @@ pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> 
     let placement = Placement::of(world, ctx.comm())?;
     let rank = RankBench { job, ctx: &ctx, bar: bar(job, world.rank().get() == 0) };
     let rows = match job.dtype {
-        DType::Bf16 => rank.rows::<bf16>(world),
-        DType::F16 => rank.rows::<f16>(world),
+        DType::Bf16 => rank.measure::<bf16>(world),
+        DType::F16 => rank.measure::<f16>(world),
     }?;
     rank.bar.finish_and_clear();
     Ok(BenchResult { transport: ctx.comm().transport(), placement, rows })
@@ -39,7 +40,8 @@ pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> 
 
 /// Of all rounds; rank 0 shows it.
 fn bar(job: &BenchJob, shown: bool) -> ProgressBar {
-    progress::bar((job.cases.len() * (WARM_UP + job.samples as usize)) as u64, "rounds", shown)
+    let (steps, step) = job.rows.as_ref().map_or((WARM_UP + job.samples as usize, "rounds"), |rows| (rows.calls(), "calls"));
+    progress::bar((job.cases.len() * steps) as u64, step, shown)
 }
 
 struct RankBench<'a> {
@@ -48,22 +50,39 @@ struct RankBench<'a> {
     bar: ProgressBar,
 }
 
+/// What a rank on a device has beside the op.
+struct Baseline<'a> {
+    world: &'a World,
+    nccl: &'a Comm,
+    watchdog: &'a Watchdog,
+}
+
 impl RankBench<'_> {
-    fn rows<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
-        if self.job.on_gpus {
-            // A failure may leave a collective of NCCL behind: memory must not be freed after it.
-            return Ok(self.on_gpu::<T>(world).unwrap_or_else(|error| end::give_up(world.rank(), &error)));
-        }
-        self.job.cases.iter().map(|case| self.on_host::<T>(case)).collect()
+    fn measure<T: Element>(&self, world: &World) -> anyhow::Result<Measurement> {
+        let cases = || self.job.cases.iter();
+        Ok(match (&self.job.rows, self.job.on_gpus) {
+            (None, false) => Measurement::Rounds(cases().map(|case| self.on_host::<T>(case)).collect::<anyhow::Result<_>>()?),
+            (None, true) => Measurement::Rounds(self.on_gpus(world, |case, baseline| self.on_gpu::<T>(case, baseline))),
+            (Some(rows), false) => {
+                Measurement::Serving(cases().map(|case| self.serve_on_host::<T>(case, rows)).collect::<anyhow::Result<_>>()?)
+            }
+            (Some(rows), true) => Measurement::Serving(self.on_gpus(world, |case, baseline| self.serve_on_gpu::<T>(case, rows, baseline))),
+        })
     }
 
-    fn on_host<T: Element>(&self, case: &BenchCase) -> anyhow::Result<Row> {
+    /// A case's op on the host, and its operands.
+    fn built_on_host<T: Element>(&self, case: &BenchCase) -> anyhow::Result<(FusedOp<T>, OperandSet<T>, u32)> {
         self.bar.set_message(case.problem.to_string());
         let (ctx, problem) = (self.ctx, &case.problem);
         let asked = self.job.execution.on(ctx.comm(), problem)?;
         let workers = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
         let op = FusedOp::<T>::build(problem, ctx.comm(), Overrides { workers: Some(workers), ..asked })?;
-        let mut set = ctx.operand_set(problem)?;
+        Ok((op, ctx.operand_set(problem)?, workers))
+    }
+
+    fn on_host<T: Element>(&self, case: &BenchCase) -> anyhow::Result<Row> {
+        let ctx = self.ctx;
+        let (op, mut set, workers) = self.built_on_host::<T>(case)?;
         let verdict = verify(ctx, &op, &mut set, self.job)?;
         let mut contenders = HostContenders::new(ctx, &op, &mut set, workers)?;
         let times = self.times(case, &mut contenders)?;
@@ -71,39 +90,68 @@ impl RankBench<'_> {
         self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut set, self.job)?))
     }
 
-    fn on_gpu<T: Element>(&self, world: &World) -> anyhow::Result<Vec<Row>> {
+    fn serve_on_host<T: Element>(&self, case: &BenchCase, rows: &Trace) -> anyhow::Result<ServingRow> {
+        let (op, mut set, workers) = self.built_on_host::<T>(case)?;
+        self.ctx.fill(&mut set, Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
+        let mut contenders = HostContenders::new(self.ctx, &op, &mut set, workers)?;
+        serving::serve(&mut contenders, self.ctx, case, rows, self.job.defect, &|| self.bar.inc(1))
+    }
+
+    /// What `of` finds of each case. A failure may leave a collective of NCCL behind, and memory
+    /// must not be freed after it.
+    fn on_gpus<R>(&self, world: &World, of: impl Fn(&BenchCase, &Baseline<'_>) -> anyhow::Result<R>) -> Vec<R> {
+        let all = || {
+            let (job, ctx) = (self.job, self.ctx);
+            let need = job.cases.iter().map(|case| gpu_contenders::device_bytes(&case.problem, job.epilogue.norm)).max().unwrap_or(0);
+            tracing::debug!(bytes = need, "operands on each device");
+            let device = ctx.gpu().context("the communicator is not on a device")?.device().clone();
+            let id = unique_id(ctx.comm())?;
+            let nccl = Comm::join(&device, id, world.rank().get(), world.size().get(), Duration::from_mins(1))?;
+            let watchdog = Watchdog::start(world, ctx.comm().deadline() * 2)?;
+            let baseline = Baseline { world, nccl: &nccl, watchdog: &watchdog };
+            job.cases.iter().map(|case| of(case, &baseline)).collect::<anyhow::Result<_>>()
+        };
+        all().unwrap_or_else(|error| end::give_up(world.rank(), &error))
+    }
+
+    fn serve_on_gpu<T: Element>(&self, case: &BenchCase, rows: &Trace, baseline: &Baseline<'_>) -> anyhow::Result<ServingRow> {
+        let ctx = self.ctx;
+        self.bar.set_message(case.problem.to_string());
+        let op = FusedOp::<T>::build(&case.problem, ctx.comm(), self.job.execution.on(ctx.comm(), &case.problem)?)?;
+        let mut sets = [ctx.operand_set(&case.problem)?];
+        ctx.fill(&mut sets[0], Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
+        let mut contenders = GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
+        let served = baseline.watchdog.guard(|| {
+            contenders.prepare()?;
+            serving::serve(&mut contenders, ctx, case, rows, self.job.defect, &|| self.bar.inc(1))
+        });
+        // Here, while all that a collective may still use is there.
+        Ok(served.unwrap_or_else(|error| end::give_up(baseline.world.rank(), &error)))
+    }
+
+    fn on_gpu<T: Element>(&self, case: &BenchCase, baseline: &Baseline<'_>) -> anyhow::Result<Row> {
         let (job, ctx) = (self.job, self.ctx);
-        let need = job.cases.iter().map(|case| gpu_contenders::device_bytes(&case.problem, job.epilogue.norm)).max().unwrap_or(0);
-        tracing::debug!(bytes = need, "operands on each device");
-        let device = ctx.gpu().context("the communicator is not on a device")?.device().clone();
-        let id = unique_id(ctx.comm())?;
-        let nccl = Comm::join(&device, id, world.rank().get(), world.size().get(), Duration::from_mins(1))?;
-        let watchdog = Watchdog::start(world, ctx.comm().deadline() * 2)?;
-        let mut rows = Vec::new();
-        for case in &job.cases {
-            self.bar.set_message(case.problem.to_string());
-            let op = FusedOp::<T>::build_with(&case.problem, ctx.comm(), job.execution.on(ctx.comm(), &case.problem)?, job.epilogue)?;
-            let sets = (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with(&case.problem, job.epilogue));
-            let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
-            let verdict = verify(ctx, &op, &mut sets[0], job)?;
-            for (call, set) in sets.iter_mut().enumerate() {
-                ctx.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform).with_epilogue(job.epilogue))?;
-            }
-            let mut contenders = GpuContenders::new(ctx, &nccl, &op, &mut sets, &watchdog)?;
-            let measured = watchdog.guard(|| {
-                contenders.prepare()?;
-                Ok((contenders.verify()?, self.times(case, &mut contenders)?))
-            });
-            // Here, while all that a collective may still use is there.
-            let (baseline, times) = measured.unwrap_or_else(|error| end::give_up(world.rank(), &error));
-            drop(contenders);
-            if !baseline.ok() {
-                out::note(&format!("{}, the baseline: {baseline}", case.problem));
-            }
-            let verdict = verdict.merge(baseline.of_wrong_elements());
-            rows.push(self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut sets[0], job)?))?);
+        self.bar.set_message(case.problem.to_string());
+        let op = FusedOp::<T>::build_with(&case.problem, ctx.comm(), job.execution.on(ctx.comm(), &case.problem)?, job.epilogue)?;
+        let sets = (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with(&case.problem, job.epilogue));
+        let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
+        let verdict = verify(ctx, &op, &mut sets[0], job)?;
+        for (call, set) in sets.iter_mut().enumerate() {
+            ctx.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform).with_epilogue(job.epilogue))?;
         }
-        Ok(rows)
+        let mut contenders = GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
+        let measured = baseline.watchdog.guard(|| {
+            contenders.prepare()?;
+            Ok((contenders.verify()?, self.times(case, &mut contenders)?))
+        });
+        // Here, while all that a collective may still use is there.
+        let (of_baseline, times) = measured.unwrap_or_else(|error| end::give_up(baseline.world.rank(), &error));
+        drop(contenders);
+        if !of_baseline.ok() {
+            out::note(&format!("{}, the baseline: {of_baseline}", case.problem));
+        }
+        let verdict = verdict.merge(of_baseline.of_wrong_elements());
+        self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut sets[0], job)?))
     }
 
     fn times(&self, case: &BenchCase, contenders: &mut dyn Contenders) -> anyhow::Result<(Measured, Option<Sustained>)> {
@@ -121,9 +169,7 @@ impl RankBench<'_> {
         times: &(Measured, Option<Sustained>),
         mine: Verdict,
     ) -> anyhow::Result<Row> {
-        let all = self.ctx.comm().exchange(&mine.to_bytes())?;
-        let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
-        let verdict = verdict.context("a rank is of another version of this program")?;
+        let verdict = of_all_ranks(self.ctx.comm(), mine)?;
         if !verdict.ok() && self.ctx.rank().get() == 0 {
             out::note(&format!("{}: {verdict}", case.problem));
         }
@@ -132,6 +178,13 @@ impl RankBench<'_> {
         let row = Row::new(&case.model, &case.problem, op.plan().to_string(), measured, verified, self.job.samples);
         Ok(Row { execution: Some(op.execution().clone().into()), sustained, ..row })
     }
+}
+
+/// What all ranks found. Collective.
+pub(super) fn of_all_ranks(comm: &Communicator, mine: Verdict) -> anyhow::Result<Verdict> {
+    let all = comm.exchange(&mine.to_bytes())?;
+    let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
+    verdict.context("a rank is of another version of this program")
 }
 
 /// Rank 0's id for a communicator of NCCL, on every rank.

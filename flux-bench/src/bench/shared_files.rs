@@ -36,10 +36,6 @@ impl SharedFiles {
         Ok(Self { files, own })
     }
 
-    pub(super) fn ranks(&self) -> usize {
-        self.files.len()
-    }
-
     /// Writes these elements for all ranks.
     pub(super) fn show<T: Element>(&self, elements: &[T]) -> anyhow::Result<()> {
         Ok(self.files[self.own].write_all_at(bytemuck::cast_slice(elements), 0)?)

@@ -8,6 +8,7 @@ use crate::harness::data::{self, Window};
 use crate::harness::gpu::Gpu;
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, room, w_window, x_window, y_window};
+use anyhow::Context;
 use flux_core::plan::{CommMode, Plan};
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
@@ -102,26 +103,29 @@ impl RankContext {
     /// already.
     pub fn fill<T: Element>(&self, set: &mut OperandSet<T>, operands: Operands) -> anyhow::Result<()> {
         let held = set.holds.replace(operands);
-        let same = |seed: fn(&Operands) -> u64| {
-            held.is_some_and(|h| (seed(&h), h.fill, h.problem) == (seed(&operands), operands.fill, operands.problem))
+        let rank = self.rank();
+        // A part does not change with rows that it does not have.
+        let same = |seed: fn(&Operands) -> u64, window: fn(&Problem, Rank) -> Window| {
+            let of = |o: &Operands| (seed(o), o.fill, window(&o.problem, rank));
+            held.is_some_and(|held| of(&held) == of(&operands))
         };
         let problem = &operands.problem;
-        if !same(|o| o.seed_x) {
+        if !same(|o| o.seed_x, x_window) {
             self.fill_part(&mut set.x, x_window(problem, self.rank()), operands.seed_x, operands.fill)?;
         }
-        if !same(|o| o.seed_w) {
+        if !same(|o| o.seed_w, w_window) {
             self.fill_part(&mut set.w, w_window(problem, self.rank()), operands.seed_w, operands.fill)?;
         }
         anyhow::ensure!(set.bias.is_some() == operands.epilogue.bias, "the set's bias is not that of {:?}", operands.epilogue);
-        if let Some(bias) = set.bias.as_mut().filter(|_| !same(|o| o.seed_bias)) {
+        if let Some(bias) = set.bias.as_mut().filter(|_| !same(|o| o.seed_bias, bias_window)) {
             self.fill_part(bias, bias_window(problem, self.rank()), operands.seed_bias, operands.fill)?;
         }
         anyhow::ensure!(set.residual.is_some() == operands.epilogue.residual, "the set's residual is not that of {:?}", operands.epilogue);
-        if let Some(residual) = set.residual.as_mut().filter(|_| !same(|o| o.seed_residual)) {
+        if let Some(residual) = set.residual.as_mut().filter(|_| !same(|o| o.seed_residual, y_window)) {
             self.fill_part(residual, y_window(problem, self.rank()), operands.seed_residual, operands.fill)?;
         }
         anyhow::ensure!(set.norm.is_some() == operands.epilogue.norm, "the set's norm is not that of {:?}", operands.epilogue);
-        if let Some((gain, _)) = set.norm.as_mut().filter(|_| !same(|o| o.seed_gain)) {
+        if let Some((gain, _)) = set.norm.as_mut().filter(|_| !same(|o| o.seed_gain, bias_window)) {
             self.fill_part(gain, bias_window(problem, self.rank()), operands.seed_gain, operands.fill)?;
         }
         Ok(())
@@ -129,7 +133,10 @@ impl RankContext {
 
     fn fill_part<T: Element>(&self, to: &mut Buffer<T>, window: Window, seed: u64, fill: Fill) -> anyhow::Result<()> {
         match to {
-            Buffer::Host(buffer) => data::fill(buffer.elements_mut(), window, seed, fill),
+            Buffer::Host(buffer) => {
+                let part = buffer.elements_mut().get_mut(..elements(window));
+                data::fill(part.with_context(|| format!("{window:?} is larger than its memory"))?, window, seed, fill);
+            }
             Buffer::Cuda { block, .. } => self.expect_gpu()?.fill(block, window, seed, fill, T::DTYPE)?,
         }
         Ok(())
@@ -248,6 +255,28 @@ impl RankContext {
         let (y, y_norm) = (self.download(&set.y)?, self.download(y_norm)?);
         let of_norm = reference::verify_norm(self.rank(), (&y[..elements], &y_norm[..elements]), &self.download(gain)?);
         Ok(verdict.merge(of_norm.of_wrong_elements()))
+    }
+
+    /// Waits for the stream and checks elements of a set's `y` at these rows and columns.
+    pub(crate) fn verify_at<T: Element>(&self, set: &OperandSet<T>, plan: &Plan, at: &[(u32, u32)]) -> anyhow::Result<Verdict> {
+        let Some(operands) = &set.holds else {
+            anyhow::bail!("there is nothing to verify: the operands were not generated");
+        };
+        let cols = y_window(&operands.problem, self.rank()).cols;
+        let found = at.iter().map(|&(row, col)| {
+            let number = row as usize * cols as usize + col as usize;
+            let mut value = [T::from_f32(f32::NAN)];
+            match &set.y {
+                Buffer::Host(y) => value[0] = y.elements()[number],
+                Buffer::Cuda { block, .. } => {
+                    self.expect_gpu()?.download(block, number * size_of::<T>(), bytemuck::cast_slice_mut(&mut value))?;
+                }
+            }
+            Ok((row, col, value[0]))
+        });
+        let found = found.collect::<anyhow::Result<Vec<_>>>()?;
+        let made_by = (plan.is_flattened(), plan.comm == CommMode::Sequential && operands.problem.op().reduces(), self.comm.nodes());
+        Ok(reference::verify_elements(operands, self.rank(), &found, made_by))
     }
 
     /// Occupies the rank: the thread on the host, the stream on a device.

@@ -1,6 +1,6 @@
 //! What is wrong with a run that is made to see that it is found.
 
-use crate::harness::{OperandSet, RankContext};
+use crate::harness::{OperandSet, RankContext, elements, y_window};
 use flux_kernels::Element;
 
 /// Defects that tests ask for.
@@ -18,7 +18,9 @@ impl Defect {
             return Ok(());
         }
         let mut y = ctx.download(&set.y)?;
-        if let Some(element) = y.last_mut() {
+        // The set may hold room for more rows.
+        let held = set.holds.map_or(y.len(), |held| elements(y_window(&held.problem, ctx.rank())));
+        if let Some(element) = y[..held].last_mut() {
             *element = T::from_f32(f32::NAN);
         }
         ctx.upload(&mut set.y, &y)

@@ -32,3 +32,4 @@ pub(crate) use reference::Verdict;
 pub use reference::Violation;
 pub(crate) use stats::Span;
 pub(crate) use stats::Times;
+pub(crate) use stats::{of_slowest, percentile};

@@ -70,6 +70,18 @@ impl Verdict {
         }
     }
 
+    /// Takes in one element.
+    fn judge(&mut self, expected: &Expected, found: f32, at: Violation) {
+        let error = (f64::from(found) - expected.value).abs();
+        if error.is_nan() || error > expected.bound {
+            self.violations += 1;
+            self.first.get_or_insert(at);
+        }
+        // `max` passes over a NaN.
+        self.max_error = self.max_error.max(error);
+        self.max_reference = self.max_reference.max(expected.value.abs());
+    }
+
     /// To send to other ranks.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
         let first = self.first.map_or([u32::MAX; 3], |Violation { rank, row, col }| [rank, row, col]);
@@ -134,27 +146,45 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
     };
     let residual = operands.epilogue.residual.then(|| operand::<T>(operands, operands.seed_residual, window));
     let mut verdict = Verdict::default();
+    let rounded = |keeps| Rounded { keeps, nodes, collective: false };
     for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
         // All partial sums for its row but its own are rounded.
         let (owner, _) = problem.owner_of(window.row0 + row as u32);
         for (col, (w, &y)) in w.chunks_exact(k as usize).zip(y).enumerate() {
             let expected = expect::<T>(
                 operands,
-                ((!flattened).then_some(owner), nodes),
+                rounded((!flattened).then_some(owner)),
                 x,
                 w,
                 [bias[col], residual.as_ref().map_or(0.0, |rows| rows[row * window.cols as usize + col])],
             );
-            let got = f64::from(y.to_f32());
-            let error = (got - expected.value).abs();
-            if error.is_nan() || error > expected.bound {
-                verdict.violations += 1;
-                verdict.first.get_or_insert(Violation { rank: rank.get(), row: row as u32, col: col as u32 });
-            }
-            // `max` passes over a NaN.
-            verdict.max_error = verdict.max_error.max(error);
-            verdict.max_reference = verdict.max_reference.max(expected.value.abs());
+            verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), row: row as u32, col: col as u32 });
         }
+    }
+    verdict
+}
+
+/// Checks elements of `rank`'s output as [`verify`] does, each with its row and column. A
+/// `collective` rounds all partial sums, and each sum of them.
+pub(crate) fn verify_elements<T: Element>(
+    operands: &Operands,
+    rank: Rank,
+    found: &[(u32, u32, T)],
+    (flattened, collective, nodes): (bool, bool, Nodes),
+) -> Verdict {
+    let problem = &operands.problem;
+    let window = y_window(problem, rank);
+    let mut verdict = Verdict::default();
+    for &(row, col, y) in found {
+        let (row0, col0) = (window.row0 + row, window.col0 + col);
+        let line = |seed, row0| operand::<T>(operands, seed, Window { row0, col0: 0, rows: 1, cols: problem.k() });
+        let one = |seed, row0| operand::<T>(operands, seed, Window { row0, col0, rows: 1, cols: 1 })[0];
+        let bias = if operands.epilogue.bias { one(operands.seed_bias, 0) } else { 0.0 };
+        let residual = if operands.epilogue.residual { one(operands.seed_residual, row0) } else { 0.0 };
+        let keeps = (!flattened && !collective).then(|| problem.owner_of(row0).0);
+        let rounded = Rounded { keeps, nodes, collective };
+        let expected = expect::<T>(operands, rounded, &line(operands.seed_x, row0), &line(operands.seed_w, col0), [bias, residual]);
+        verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), row, col });
     }
     verdict
 }
@@ -200,9 +230,19 @@ struct Expected {
     bound: f64,
 }
 
-/// The expected element of a row of `x`, a row of `w`, a bias and a residual; `keeps`: the rank
-/// whose own partial sums are not rounded.
-fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes), x: &[f32], w: &[f32], added: [f32; 2]) -> Expected {
+/// Which sums are rounded before the last.
+#[derive(Clone, Copy, Debug)]
+struct Rounded {
+    /// The rank whose own partial sums are not.
+    keeps: Option<Rank>,
+    nodes: Nodes,
+    /// Every sum of partial sums is, in an order that is not known.
+    collective: bool,
+}
+
+/// The expected element of a row of `x`, a row of `w`, a bias and a residual.
+fn expect<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f32], added: [f32; 2]) -> Expected {
+    let Rounded { keeps, nodes, collective } = rounding;
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
     let sources = match problem.op() {
@@ -211,12 +251,13 @@ fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes)
     };
     let part = x.len() / sources;
     let unit = problem.dtype().unit_roundoff();
-    let (mut exact, mut rounded, mut absolute, mut sent) = (0.0, 0.0, 0.0, 0.0);
+    let (mut exact, mut rounded, mut absolute, mut sent, mut partials) = (0.0, 0.0, 0.0, 0.0, 0.0);
     // Of the node so far: its sum, exact and as it is sent, and the roundings in it.
     let mut node = (0.0, 0.0, 0.0);
     for (source, (x, w)) in (0..).map(Rank::new).zip(x.chunks_exact(part).zip(w.chunks_exact(part))) {
         let (sum, abs) = dot(x, w);
         exact += sum;
+        partials += f64::abs(sum);
         absolute += abs;
         let kept = sources == 1 || keeps.is_some_and(|rank| nodes.on_one_rail(source, rank));
         let (value, off) = if kept { (sum, 0.0) } else { (round(sum), unit * sum.abs()) };
@@ -243,6 +284,9 @@ fn expect<T: Element>(operands: &Operands, (keeps, nodes): (Option<Rank>, Nodes)
     let additions = u32::from(epilogue.bias) + u32::from(epilogue.residual);
     for _ in (0..additions).filter(|_| operands.fill == Fill::Uniform) {
         before += epsilon * (sum.abs() + before);
+    }
+    if collective {
+        before += unit * f64::from(problem.world().get()) * (partials + added.abs() + before);
     }
     if epilogue.activation != Activation::None {
         before = epilogue.activation.slope() * before + Activation::ERROR * (sum.abs() + before);

@@ -29,7 +29,8 @@ impl Times {
     pub fn of(rounds: &[f64]) -> Option<Self> {
         let mut sorted = rounds.to_vec();
         sorted.sort_by(f64::total_cmp);
-        Some(Self { p10: percentile(&sorted, 1)?, median: percentile(&sorted, 5)?, p90: percentile(&sorted, 9)? })
+        let at = |percent| percentile(&sorted, percent);
+        Some(Self { p10: at(10)?, median: at(50)?, p90: at(90)? })
     }
 
     /// Of one of `calls` that were timed together.
@@ -38,27 +39,32 @@ impl Times {
         Self { p10: self.p10 / calls, median: self.median / calls, p90: self.p90 / calls }
     }
 
-    /// Over rounds that each rank timed: `ranks[r][i]` is rank `r`'s span of round `i`, from the
-    /// first start to the last end. `None` without rounds, or with different numbers of them.
+    /// Over rounds that each rank timed, as [`of_slowest`] has them; `None` without any.
     pub fn of_slowest(ranks: &[Vec<Span>]) -> Option<Self> {
-        let rounds = ranks.first()?.len();
-        if ranks.iter().any(|r| r.len() != rounds) {
-            return None;
-        }
-        let lasts = (0..rounds).map(|i| {
-            let start = ranks.iter().map(|r| r[i].start).fold(f64::INFINITY, f64::min);
-            let end = ranks.iter().map(|r| r[i].end).fold(f64::NEG_INFINITY, f64::max);
-            end - start
-        });
-        Self::of(&lasts.collect::<Vec<_>>())
+        Self::of(&of_slowest(ranks)?)
     }
 }
 
-/// The value below which `tenths` tenths of `sorted` lie.
-fn percentile(sorted: &[f64], tenths: usize) -> Option<f64> {
-    let at = tenths * sorted.len().checked_sub(1)?;
-    let (below, above) = (sorted[at / 10], sorted[at.div_ceil(10)]);
-    Some(below + (above - below) * (at % 10) as f64 / 10.0)
+/// How long each round lasted: `ranks[r][i]` is rank `r`'s span of round `i`, which lasts from the
+/// first start to the last end. `None` with different numbers of rounds.
+pub(crate) fn of_slowest(ranks: &[Vec<Span>]) -> Option<Vec<f64>> {
+    let rounds = ranks.first()?.len();
+    if ranks.iter().any(|r| r.len() != rounds) {
+        return None;
+    }
+    let lasts = (0..rounds).map(|i| {
+        let start = ranks.iter().map(|r| r[i].start).fold(f64::INFINITY, f64::min);
+        let end = ranks.iter().map(|r| r[i].end).fold(f64::NEG_INFINITY, f64::max);
+        end - start
+    });
+    Some(lasts.collect())
+}
+
+/// The value below which `percent` hundredths of `sorted` lie, interpolated.
+pub(crate) fn percentile(sorted: &[f64], percent: usize) -> Option<f64> {
+    let at = percent * sorted.len().checked_sub(1)?;
+    let (below, above) = (sorted[at / 100], sorted[at.div_ceil(100)]);
+    Some(below + (above - below) * (at % 100) as f64 / 100.0)
 }
 
 #[cfg(test)]
@@ -77,8 +83,7 @@ mod tests {
     fn a_round_lasts_from_the_first_start_to_the_last_end() {
         let fast = vec![Span { start: 1.0, end: 2.0 }, Span { start: 10.0, end: 11.0 }];
         let slow = vec![Span { start: 1.5, end: 4.0 }, Span { start: 9.0, end: 10.0 }];
-        let t = Times::of_slowest(&[fast.clone(), slow]).unwrap();
-        assert_eq!(t, Times { p10: 2.1, median: 2.5, p90: 2.9 }, "rounds of 3 and 2 ms");
-        assert_eq!(Times::of_slowest(&[fast, vec![]]), None);
+        assert_eq!(of_slowest(&[fast.clone(), slow]).unwrap(), [3.0, 2.0]);
+        assert_eq!(of_slowest(&[fast, vec![]]), None);
     }
 }

@@ -8,6 +8,7 @@ mod head;
 mod origin;
 mod peers;
 mod placement;
+mod serving;
 mod sustained;
 mod table;
 
@@ -20,8 +21,10 @@ pub use peers::PeersReport;
 pub(crate) use peers::table as peers_table;
 pub(crate) use peers::{PEERS_SCHEMA, PeerRow};
 pub use placement::Placement;
+pub use serving::ServingReport;
+pub(crate) use serving::{Held, HeldMemory, HostTime, SERVING_SCHEMA, ServingRow};
 pub(crate) use sustained::Sustained;
-pub(crate) use table::{aligned, ms, resolved};
+pub(crate) use table::{aligned, ms, on, resolved, what_it_shows};
 
 use crate::atomic_file;
 use crate::harness::Times;

@@ -1,6 +1,6 @@
 //! The table of a report: medians, the spread of the op, and its enqueue time.
 
-use super::{Late, Report, Row};
+use super::{Late, Origin, Placement, Report, Row};
 use crate::harness::Times;
 use std::fmt::Write as _;
 
@@ -64,23 +64,34 @@ pub(super) fn stands_out(serial: &Times, gemm: &Times, samples: u32) -> bool {
 }
 
 fn heading(report: &Report) -> String {
-    let version = |name, value: &Option<String>| value.as_ref().map_or_else(String::new, |v| format!(", {name} {v}"));
     let tp = report.rows.first().map_or(0, |r| r.head.tp);
     let dtype = report.rows.first().map_or("", |r| &r.head.dtype);
     let samples = report.rows.first().map_or(0, |r| r.samples);
-    let shared = if report.transport == "host" {
+    format!(
+        "{}medians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - T_gemm)\n{}\n",
+        on(&report.origin, (&report.transport, report.placement, tp, dtype), report.nccl.as_ref()),
+        what_it_shows(&report.transport),
+    )
+}
+
+/// A line that says what times on the host mean; nothing for GPUs.
+pub(crate) fn what_it_shows(transport: &str) -> &'static str {
+    if transport == "host" {
         "the ranks share this machine's processors: this shows that results are right, not what fusion gains on GPUs\n"
     } else {
         ""
-    };
+    }
+}
+
+/// The line that says what a table was measured on.
+pub(crate) fn on(origin: &Origin, (transport, placement, tp, dtype): (&str, Placement, u32, &str), nccl: Option<&String>) -> String {
+    let version = |name, value: Option<&String>| value.map_or_else(String::new, |v| format!(", {name} {v}"));
     format!(
-        "{}, transport {}, TP {tp}, {dtype}{}{}{}{}\nmedians of {samples} rounds, slowest rank; E = 1 - (T_op - T_gemm) / (T_serial - T_gemm)\n{shared}\n",
-        report.origin.device,
-        report.transport,
-        report.placement,
-        version("driver", &report.origin.driver),
-        version("CUDA", &report.origin.cuda),
-        version("NCCL", &report.nccl),
+        "{}, transport {transport}, TP {tp}, {dtype}{placement}{}{}{}\n",
+        origin.device,
+        version("driver", origin.driver.as_ref()),
+        version("CUDA", origin.cuda.as_ref()),
+        version("NCCL", nccl),
     )
 }
 

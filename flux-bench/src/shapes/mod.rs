@@ -9,6 +9,7 @@ mod words;
 pub(crate) use words::{Rows, Shape, Shapes};
 
 use anyhow::{Context, ensure};
+use clap::builder::ArgPredicate;
 use flux_core::{DType, OpKind, Problem, WorldSize};
 
 /// One op's global extents.
@@ -31,7 +32,7 @@ pub(crate) struct LayerArgs {
     #[arg(long, value_name = "SHAPE,...")]
     pub(crate) shapes: Option<Shapes>,
     /// Ops: ag_gemm, gemm_rs, gemm_ar; a layer of one op is left out where that is not among them
-    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", value_parser = parse_op)]
+    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", default_value_if("trace_m", ArgPredicate::IsPresent, "gemm_ar"), value_parser = parse_op)]
     pub(crate) ops: Vec<OpKind>,
     /// Element type: bf16 or fp16
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
@@ -41,14 +42,22 @@ pub(crate) struct LayerArgs {
 impl LayerArgs {
     /// The layers for `world`; where no rows are asked for, at `ms` on GPUs and 512 on the host.
     pub(crate) fn layers(&self, world: WorldSize, on_gpus: bool, ms: &[usize]) -> anyhow::Result<Vec<Layer>> {
-        let usual = if on_gpus { "gpt3,llama70b" } else { "gpt3/16,llama70b/16" };
-        let shapes = self.shapes.clone().map_or_else(|| usual.parse(), Ok)?;
         let ms = match (&self.ms, on_gpus) {
             (Some(Rows(given)), _) => given,
             (None, true) => ms,
             (None, false) => &[512],
         };
-        layers(&shapes, &self.ops, ms, self.dtype, world)
+        layers(&self.shapes(on_gpus)?, &self.ops, ms, self.dtype, world)
+    }
+
+    /// The layers for `world` with `m` rows, whatever rows are asked for.
+    pub(crate) fn layers_of(&self, world: WorldSize, on_gpus: bool, m: usize) -> anyhow::Result<Vec<Layer>> {
+        layers(&self.shapes(on_gpus)?, &self.ops, &[m], self.dtype, world)
+    }
+
+    fn shapes(&self, on_gpus: bool) -> anyhow::Result<Shapes> {
+        let usual = if on_gpus { "gpt3,llama70b" } else { "gpt3/16,llama70b/16" };
+        Ok(self.shapes.clone().map_or_else(|| usual.parse(), Ok)?)
     }
 }
 

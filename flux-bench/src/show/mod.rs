@@ -15,7 +15,7 @@ pub use svg::svg;
 use crate::atomic_file;
 use crate::lab::{CoreReport, FirstCallReport};
 use crate::out;
-use crate::report::{PEERS_SCHEMA, PeersReport};
+use crate::report::{PEERS_SCHEMA, PeersReport, ServingReport};
 use crate::report::{Report, Row, SCHEMA};
 use anyhow::{Context, bail, ensure};
 use flux_core::metrics;
@@ -187,6 +187,7 @@ fn writer(value: &Value) -> Option<(&'static str, &'static str)> {
     let kinds = [
         (is::<Report>(value), (BENCH, "show it as FILE.json")),
         (is::<PeersReport>(value), (PEERS, "name it with --peers, beside a file that `flux-bench bench --json` has written")),
+        (is::<ServingReport>(value), ("flux-bench bench --trace-m --json", "its table is printed where it is measured")),
         (is::<CoreReport>(value), ("flux-bench lab core --json", "its table is printed where it is measured")),
         (is::<FirstCallReport>(value), ("flux-bench lab first-call --json", "its table is printed where it is measured")),
     ];

@@ -1,6 +1,8 @@
 //! A world of ranks on one GPU, without a transport: every rank has its own memory and stream, and
 //! its share of the multiprocessors.
 
+#[path = "../../../flux-transport/tests/lateness/mod.rs"]
+pub(crate) mod lateness;
 #[path = "../skipped/mod.rs"]
 mod skipped;
 
@@ -12,6 +14,7 @@ use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
 use flux_kernels::{KernelTarget, NoKernel, Source, Variant, WeightLayout};
+use lateness::AMPLE;
 use std::sync::Arc;
 
 /// Device memory, freed on drop.
@@ -163,7 +166,7 @@ impl World {
         let pads = ranks.iter().map(pad).collect();
         context.synchronize().expect("initialised");
         let workers = kernel.multiprocessors() / ranks.len() as u32;
-        let (pace, deadline_ns) = (Pace::default(), 10_000_000_000);
+        let (pace, deadline_ns) = (Pace::default(), AMPLE.as_nanos() as u64);
         Self {
             problem,
             kernel,

@@ -220,7 +220,7 @@ pub fn run<T: Element, R: Send>(
                 scope.spawn(move || {
                     let rank = program.rank.get();
                     let executor = Executor::new(program, workers).unwrap();
-                    member(Member { rank, memory, executor, buffers: Buffers::default(), deadline: Duration::from_secs(10) })
+                    member(Member { rank, memory, executor, buffers: Buffers::default(), deadline: Duration::from_mins(1) })
                 })
             })
             .collect();

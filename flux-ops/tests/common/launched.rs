@@ -5,6 +5,7 @@
 //! --test-threads=1` has four ranks on the GPUs that there are, of which NCCL takes one for each
 //! rank where they are threads. A rank that fails ends its process, and the launch with it.
 
+use super::lateness;
 use flux_core::{Rank, WorldSize};
 use flux_transport::internal::cuda;
 use flux_transport::{FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
@@ -17,7 +18,7 @@ use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
-/// Longer than any rank computes what it expects while the others wait.
+/// Longer than any rank computes what it expects while the others wait, where no machine is late.
 const LONGEST: Duration = Duration::from_mins(3);
 
 /// This process, as one of the ranks of a launch.
@@ -92,6 +93,16 @@ impl Launched {
         Some(body(&world))
     }
 
+    /// `time`, or as many times longer as the machine is late for the latest rank.
+    pub(super) fn scaled(&self, time: Duration) -> Duration {
+        let name = format!("late-{}", self.number());
+        let said = |rank| self.directory.join(format!("{name}-by-{rank}"));
+        std::fs::write(said(self.rank.get()), lateness::of_process().to_string()).unwrap();
+        self.gather(&name, self.ranks);
+        let late = |rank| -> f64 { std::fs::read_to_string(said(rank)).unwrap().parse().unwrap() };
+        time.mul_f64((0..self.ranks).map(late).fold(1.0, f64::max))
+    }
+
     /// Returns when the first `ranks` ranks have come to what `name` names.
     ///
     /// # Panics
@@ -99,7 +110,7 @@ impl Launched {
     pub(super) fn gather(&self, name: &str, ranks: u32) {
         let sign = |rank| self.directory.join(format!("{name}-{rank}"));
         File::create(sign(self.rank.get())).unwrap();
-        let until = Instant::now() + LONGEST;
+        let until = Instant::now() + lateness::scaled(LONGEST);
         for rank in 0..ranks {
             while !sign(rank).exists() {
                 assert!(Instant::now() < until, "rank {rank} has not come to {name}: see why it failed");

@@ -1,10 +1,11 @@
 //! A barrier among ranks any of which may fail.
 
+use super::lateness;
 use super::launched::{Launched, launched};
 use std::sync::{Condvar, Mutex, PoisonError};
 use std::time::Duration;
 
-/// Longer than any test has its ranks wait for each other.
+/// Longer than any test has its ranks wait for each other, where no machine is late.
 const LONGEST: Duration = Duration::from_mins(1);
 
 /// As [`std::sync::Barrier`], which a rank that has panicked would leave the others in for ever.
@@ -37,7 +38,8 @@ impl Meeting {
             return launch.gather(&format!("meeting-{number}-{came}"), u32::try_from(self.ranks).unwrap());
         }
         self.all_came.notify_all();
-        let (came, _) = self.all_came.wait_timeout_while(came, LONGEST, |came| *came < all).unwrap_or_else(PoisonError::into_inner);
+        let (came, _) =
+            self.all_came.wait_timeout_while(came, lateness::scaled(LONGEST), |came| *came < all).unwrap_or_else(PoisonError::into_inner);
         assert!(*came >= all, "a rank has not come: see why it failed");
     }
 }

@@ -8,6 +8,8 @@ pub mod case;
 #[path = "../../examples/support/device.rs"]
 mod device;
 pub(crate) mod gpus;
+#[path = "../../../flux-transport/tests/lateness/mod.rs"]
+pub(crate) mod lateness;
 pub mod launched;
 pub mod machine;
 pub mod meeting;
@@ -30,6 +32,13 @@ use flux_ops::{
     TensorRef, Timeline, TimelineError, WeightLayout,
 };
 use flux_transport::{Communicator, Fault, Stream, TransportKind};
+use std::time::Duration;
+
+/// A deadline of all ranks, later on a late machine. Where they are processes, every one of the
+/// launch asks, so not within a run.
+pub fn scaled(time: Duration) -> Duration {
+    launched::launched().map_or_else(|| lateness::scaled(time), |launch| launch.scaled(time))
+}
 
 /// Every op.
 pub const OPS: [OpKind; 3] = OpKind::ALL;

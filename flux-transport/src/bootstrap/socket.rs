@@ -156,9 +156,10 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
+    use crate::lateness::scaled;
 
     fn soon() -> Instant {
-        Instant::now() + Duration::from_millis(50)
+        Instant::now() + scaled(Duration::from_millis(50))
     }
 
     #[test]

@@ -153,6 +153,7 @@ pub(super) async fn on_own_thread(
 mod tests {
     use super::*;
     use crate::bootstrap::{Environment, join};
+    use crate::lateness::AMPLE;
     use flux_core::Nodes;
     use std::net::{Ipv4Addr, TcpListener};
     use std::os::unix::ffi::OsStringExt;
@@ -189,7 +190,7 @@ mod tests {
             ];
             set.extend(told(path, rank));
             let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
-            let deadline = Instant::now() + Duration::from_secs(20);
+            let deadline = Instant::now() + AMPLE;
             let control = join(&Environment::parse(&variable).unwrap(), deadline).unwrap();
             connect(&World::new(rank, control), &select.into(), None).map(|comm| comm.explain())
         };

@@ -57,6 +57,7 @@ impl Drop for Turn<'_> {
 
 #[cfg(test)]
 mod tests {
+    use crate::lateness::{AMPLE, scaled};
     use crate::{Communicator, ConnectError, Options, Rebuild, Select, Stream, TransportError, World};
     use flux_core::layout::WorkspaceSize;
     use std::sync::mpsc::channel;
@@ -97,7 +98,7 @@ mod tests {
         }
         drop(done);
         for _ in 0..2 {
-            wait.recv_timeout(Duration::from_mins(1)).expect("a rank has panicked, or waits for itself");
+            wait.recv_timeout(AMPLE).expect("a rank has panicked, or waits for itself");
         }
     }
 
@@ -108,7 +109,7 @@ mod tests {
     /// first.
     #[test]
     fn a_thread_waits_for_another_threads_call_no_longer_than_the_deadline() {
-        let deadline = Duration::from_millis(200);
+        let deadline = scaled(Duration::from_millis(200));
         let comm = Communicator::connect_blocking(&World::single(), Options { deadline, ..Select::Host.into() }).unwrap();
         let size = WorkspaceSize { half_bytes: 1 << 12, ..WorkspaceSize::default() };
         let asks: [Ask; 3] = [
@@ -121,7 +122,7 @@ mod tests {
             let call = comm.begin(Stream::Host).unwrap();
             let other = comm.clone();
             std::thread::spawn(move || done.send(ask(&other, size)));
-            let refused = wait.recv_timeout(Duration::from_mins(1)).expect("it waits for ever");
+            let refused = wait.recv_timeout(AMPLE).expect("it waits for ever");
             assert!(
                 matches!(refused, Err(ConnectError::Transport(TransportError::NoTurn { waited })) if waited == deadline),
                 "{refused:?}"
@@ -141,7 +142,7 @@ mod tests {
         std::thread::spawn(move || done.send(other.begin(Stream::Host).and_then(super::super::Call::finish).is_ok()));
         assert!(wait.recv_timeout(Duration::from_millis(50)).is_err(), "it has not waited");
         call.finish().unwrap();
-        assert_eq!(wait.recv_timeout(Duration::from_mins(1)), Ok(true));
+        assert_eq!(wait.recv_timeout(AMPLE), Ok(true));
         comm.begin(Stream::Host).unwrap().finish().unwrap();
     }
 }

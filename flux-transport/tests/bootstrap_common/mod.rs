@@ -13,17 +13,19 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::lateness::{AMPLE, scaled};
 use flux_transport::internal::control::ControlPlane;
 use flux_transport::internal::control::{HostPlace, Place, join};
 use flux_transport::{BootstrapError, Environment};
 
 /// Long enough for anything that works, on a slow machine.
 pub(crate) fn ample() -> Instant {
-    Instant::now() + Duration::from_mins(1)
+    Instant::now() + AMPLE
 }
 
+/// A deadline that passes in a test, later on a late machine.
 pub(crate) fn after(millis: u64) -> Instant {
-    Instant::now() + Duration::from_millis(millis)
+    Instant::now() + scaled(Duration::from_millis(millis))
 }
 
 /// A private directory to meet in, removed with what is in it.

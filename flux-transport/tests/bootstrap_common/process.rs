@@ -1,5 +1,6 @@
 //! Ranks that are processes: this test's own program again, told by `FLUX_TEST_ROLE` what to be.
 
+use crate::lateness;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
@@ -22,7 +23,10 @@ pub(crate) fn command(role: &str, runtime: &Path, variables: &[(&'static str, Os
         }
     }
     command.args(["--ignored", "--exact", "as_the_role_says", "--nocapture"]).env("XDG_RUNTIME_DIR", runtime);
-    command.env(ROLE, role).envs(variables.iter().map(|(name, value)| (name, value)));
+    command
+        .env(ROLE, role)
+        .env(lateness::VARIABLE, lateness::of_process().to_string())
+        .envs(variables.iter().map(|(name, value)| (name, value)));
     command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
     command
 }

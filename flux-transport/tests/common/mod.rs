@@ -20,7 +20,7 @@ pub(crate) fn each_rank(n: u32, body: impl Fn(World) + Sync) {
 
 /// The host transport, with a deadline that a test survives.
 pub(crate) fn options(reserve: WorkspaceSize) -> Options {
-    Options { select: Select::Host, deadline: Duration::from_secs(20), reserve, ..Options::default() }
+    Options { select: Select::Host, deadline: Duration::from_mins(1), reserve, ..Options::default() }
 }
 
 /// A rank's executor: the workspace in the eyes of the signal protocol.

@@ -1,11 +1,11 @@
 //! NCCL's collectives over all devices, each rank a thread, against sums made on the host.
 
 use crate::gpu_support::{Buffer, devices, on_threads, pattern, read_words, skip};
+use crate::lateness::AMPLE;
 use flux_core::layout::WorkspaceSize;
 use flux_transport::internal::cuda::{CudaDevice, SideStream};
 use flux_transport::internal::nccl::{self, Comm, ElementType, UniqueId};
 use flux_transport::{Communicator, Options, Select, World};
-use std::time::Duration;
 
 #[test]
 fn collectives_of_all_devices_give_the_sums_of_the_host() {
@@ -18,7 +18,7 @@ fn collectives_of_all_devices_give_the_sums_of_the_host() {
     let id = UniqueId::new().unwrap();
     on_threads(world, |rank| {
         let device = CudaDevice::open(rank).unwrap();
-        let comm = Comm::join(&device, id, rank, world, Duration::from_mins(1)).unwrap();
+        let comm = Comm::join(&device, id, rank, world, AMPLE).unwrap();
         let stream = SideStream::new(&device).unwrap();
         let blocks = world as usize;
         let input = pattern(rank + 1, WORDS * blocks);

@@ -4,4 +4,6 @@
 mod collectives;
 #[path = "../gpu_support/mod.rs"]
 mod gpu_support;
+#[path = "../lateness/mod.rs"]
+mod lateness;
 mod leave;

@@ -9,6 +9,7 @@
 //!
 //! Not part of any crate: roots of test programs and of unit tests include it by `#[path]`.
 #![allow(dead_code, reason = "each program uses a part")]
+#![allow(clippy::unwrap_used, reason = "helpers of tests: a panic is a failed test")]
 
 use rustix::time::{ClockId, clock_gettime};
 use std::sync::OnceLock;
@@ -17,6 +18,10 @@ use std::time::{Duration, Instant};
 /// For waits that end soon unless something hangs.
 pub(crate) const AMPLE: Duration = Duration::from_mins(1);
 
+/// Set for the processes that a test starts: the lateness that it measured, so that all have the
+/// same deadlines.
+pub(crate) const VARIABLE: &str = "FLUX_TEST_LATENESS";
+
 /// CPU time of a measurement, more than a scheduler's time slice.
 const WORK: Duration = Duration::from_millis(20);
 
@@ -24,16 +29,35 @@ const WORK: Duration = Duration::from_millis(20);
 /// late.
 #[track_caller]
 pub(crate) fn assert_soon(took: Duration, limit: Duration) {
-    if took >= limit {
-        let late = lateness();
-        assert!(took < limit.mul_f64(late), "{took:?}: the limit is {limit:?}, on a machine that is {late:.1} times late");
+    if let Err(why) = soon(took, limit, || lateness().max(of_process())) {
+        panic!("{why}");
     }
+}
+
+/// Whether something took less than `limit`, or than as many times longer as the machine is late,
+/// which is measured where it matters.
+pub(crate) fn soon(took: Duration, limit: Duration, late: impl FnOnce() -> f64) -> Result<(), String> {
+    if took < limit {
+        return Ok(());
+    }
+    let late = late();
+    if took < limit.mul_f64(late) {
+        return Ok(());
+    }
+    Err(format!("{took:?}: the limit is {limit:?}, on a machine that is {late:.1} times late"))
 }
 
 /// `time`, or on a late machine as many times longer as it is late; the same for all of a process.
 pub(crate) fn scaled(time: Duration) -> Duration {
+    time.mul_f64(of_process())
+}
+
+/// How late the machine is, as the process that started this one found it, or this one at its first
+/// question.
+pub(crate) fn of_process() -> f64 {
     static LATENESS: OnceLock<f64> = OnceLock::new();
-    time.mul_f64(*LATENESS.get_or_init(lateness))
+    let said = || std::env::var(VARIABLE).ok().map(|said| said.parse().unwrap());
+    *LATENESS.get_or_init(|| said().unwrap_or_else(lateness))
 }
 
 /// How many times longer the machine takes for work, or for a wake-up, than one that is idle: 1 at
@@ -41,10 +65,15 @@ pub(crate) fn scaled(time: Duration) -> Duration {
 fn lateness() -> f64 {
     // On all cores, as one that is idle would hide that the others are not.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
-    let late = std::thread::scope(|scope| {
+    std::thread::scope(|scope| {
         let threads: Vec<_> = (0..cores).map(|_| scope.spawn(|| of_work().max(of_sleep()))).collect();
-        threads.into_iter().map(|thread| thread.join().unwrap()).fold(1.0, f64::max)
-    });
+        worst(threads.into_iter().map(|thread| thread.join().unwrap()))
+    })
+}
+
+/// The lateness of a machine whose measurements took so many times longer than on one that is idle.
+pub(crate) fn worst(measured: impl Iterator<Item = f64>) -> f64 {
+    let late = measured.fold(1.0, f64::max);
     // Unloaded machines have ticks and interrupts.
     if late < 1.25 { 1.0 } else { late }
 }

@@ -87,6 +87,7 @@ fn held_in(folder: &Path) -> BTreeSet<PathBuf> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lateness::AMPLE;
     use std::fs::File;
 
     const SOON: Duration = Duration::from_millis(60);
@@ -152,7 +153,7 @@ mod tests {
                 std::thread::sleep(SOON);
                 std::fs::remove_file(&path).unwrap();
             });
-            assert_eq!(named(&memory.left(Instant::now() + Duration::from_secs(20))), [""; 0]);
+            assert_eq!(named(&memory.left(Instant::now() + AMPLE)), [""; 0]);
         });
     }
 }

@@ -96,6 +96,7 @@ fn tests_passed(log: &Path) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lateness::AMPLE;
 
     fn shell(script: &str, limit: Duration) -> (Step, tempfile::TempDir) {
         let folder = tempfile::tempdir().unwrap();
@@ -106,9 +107,9 @@ mod tests {
 
     #[test]
     fn success_and_failure_are_told_apart_and_output_is_kept() {
-        let (step, _folder) = shell("echo out; echo err >&2", Duration::from_secs(20));
+        let (step, _folder) = shell("echo out; echo err >&2", AMPLE);
         assert_eq!((step.outcome, step.output_tail), (Outcome::Passed, vec!["out".to_owned(), "err".to_owned()]));
-        let (step, _folder) = shell("exit 3", Duration::from_secs(20));
+        let (step, _folder) = shell("exit 3", AMPLE);
         assert_eq!((step.outcome, step.status.as_str()), (Outcome::Failed, "exit status: 3"));
     }
 
@@ -119,7 +120,7 @@ mod tests {
 
     #[test]
     fn a_step_is_skipped_where_as_many_tests_were_as_passed() {
-        let outcome = |script: &str| shell(script, Duration::from_secs(20)).0.outcome;
+        let outcome = |script: &str| shell(script, AMPLE).0.outcome;
         let skip = r#"echo "gpu_good: no GPU" >> "$FLUX_SKIPPED""#;
         let part = r#"echo "gpu_good, in part: one GPU" >> "$FLUX_SKIPPED""#;
         let [none, one, two] = [0, 1, 2].map(result);
@@ -160,7 +161,7 @@ mod tests {
     #[test]
     fn a_program_that_is_missing_fails_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
-        let step = Step::run("x", Command::new("/no/such/program"), Duration::from_secs(1), &folder.path().join("log"));
+        let step = Step::run("x", Command::new("/no/such/program"), AMPLE, &folder.path().join("log"));
         assert_eq!(step.outcome, Outcome::Failed);
         assert!(step.status.contains("No such file"), "{}", step.status);
     }

@@ -1,7 +1,7 @@
 use super::child::{ScriptCase, ScriptJob, run};
 use super::*;
 use crate::harness::Times;
-use crate::lateness::assert_soon;
+use crate::lateness::{AMPLE, assert_soon, scaled};
 use flux_core::DType;
 use std::collections::BTreeMap;
 use std::fs;
@@ -57,7 +57,7 @@ fn row(m: u32, fused: &str) -> String {
 }
 
 fn limit() -> Duration {
-    Duration::from_secs(20)
+    AMPLE
 }
 
 #[test]
@@ -110,10 +110,15 @@ fn rows_of_the_child_become_the_report_with_what_is_missing() {
 fn a_child_that_hangs_is_ended_at_the_limit() {
     let folder = tempfile::tempdir().unwrap();
     let text = format!("printf '%s\\n' '{VERSIONS}' > \"$out\"; echo here >&2; sleep 1000");
+    // It has said something by then.
+    let limit = scaled(Duration::from_millis(500));
     let start = Instant::now();
-    let error = run(&python(folder.path(), &text), &small_job(), Duration::from_millis(500)).unwrap_err().to_string();
+    let error = run(&python(folder.path(), &text), &small_job(), limit).unwrap_err().to_string();
     assert_soon(start.elapsed(), Duration::from_secs(15));
-    assert!(error.contains("took more than 0.5 s and was ended after 0 rows") && error.contains("here"), "{error}");
+    assert!(
+        error.contains(&format!("took more than {} s and was ended after 0 rows", limit.as_secs_f64())) && error.contains("here"),
+        "{error}"
+    );
 }
 
 #[test]

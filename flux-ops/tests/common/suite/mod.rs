@@ -35,11 +35,17 @@ use flux_kernels::Element;
 use flux_ops::{CallError, EpilogueArgs, Layout};
 use flux_transport::Options;
 use half::{bf16, f16};
+use std::time::Duration;
 
 /// Elements of the tests: on the host and on a device.
 pub trait Number: Element + cudarc::driver::DeviceRepr {}
 impl Number for bf16 {}
 impl Number for f16 {}
+
+/// Less than this is at once: on a device a call in progress ends first, and with NCCL its kernels.
+pub(super) fn at_once(machine: Machine) -> Duration {
+    Duration::from_secs(if machine == Machine::Host { 1 } else { 10 })
+}
 
 pub fn defaults(_: &mut Options) {}
 

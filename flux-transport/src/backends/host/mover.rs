@@ -207,6 +207,7 @@ fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64
 mod tests {
     use super::*;
     use crate::bootstrap::control::{Collective, LocalControl};
+    use crate::lateness::AMPLE;
     use flux_core::WorldSize;
     use flux_core::layout::WorkspaceSize;
     use flux_core::signal::{Control, Epoch};
@@ -214,10 +215,9 @@ mod tests {
 
     #[test]
     fn a_job_that_panics_ends_and_so_does_its_call() {
-        let ample = Duration::from_secs(20);
         let size = WorkspaceSize { half_bytes: 16, signals: 1, counters: 0 };
         let plane = LocalControl::world_of(WorldSize::new(1).unwrap()).remove(0);
-        let mapping = || Arc::new(Mapping::new(Collective::new(&plane, 0), size, Epoch::FIRST, ample, Instant::now() + ample).unwrap());
+        let mapping = || Arc::new(Mapping::new(Collective::new(&plane, 0), size, Epoch::FIRST, AMPLE, Instant::now() + AMPLE).unwrap());
         let mover = Arc::new(MoverThread::spawn(Rank::new(0)).unwrap());
         let x = [7_u8; 16];
         let carry = |mapping: &Arc<Mapping>, dest| {
@@ -243,7 +243,7 @@ mod tests {
                 mover.wait();
                 ended.send(())
             });
-            has_ended.recv_timeout(ample).unwrap();
+            has_ended.recv_timeout(AMPLE).unwrap();
         };
         let word = |mapping: &Mapping| (mapping.words.abort().load_acquire(), mapping.words.control(Control::Pushed).load_acquire());
         let (panicked, good) = (mapping(), mapping());

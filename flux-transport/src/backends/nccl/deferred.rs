@@ -180,6 +180,7 @@ impl Ground {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lateness::AMPLE;
 
     fn empty() -> Ground {
         Ground { giving_up: Vec::new(), left: Vec::new() }
@@ -248,7 +249,7 @@ mod tests {
         let thread = ground().begin(0).apart("test", move || assert!(until_it_leaves.recv().is_err())).unwrap();
         assert!(!all_have_ended(Instant::now() + Duration::from_millis(20)));
         drop(peer);
-        assert!(all_have_ended(Instant::now() + Duration::from_mins(1)));
+        assert!(all_have_ended(Instant::now() + AMPLE));
         thread.join().unwrap();
     }
 

@@ -307,6 +307,7 @@ fn prove(
 mod tests {
     use super::*;
     use crate::bootstrap::control::{ControlPlane, LocalControl};
+    use crate::lateness::AMPLE;
     use flux_core::WorldSize;
 
     #[test]
@@ -315,7 +316,7 @@ mod tests {
         std::thread::scope(|scope| {
             for end in &ends {
                 scope.spawn(move || {
-                    let meeting = Meeting { steps: Collective::new(end, 0), deadline: Instant::now() + Duration::from_secs(10) };
+                    let meeting = Meeting { steps: Collective::new(end, 0), deadline: Instant::now() + AMPLE };
                     let mine = if end.rank().get() == 1 { Err(NvLinkError::Withdrawn { peer: 2 }) } else { Ok(5) };
                     match (end.rank().get(), meeting.succeed(mine).unwrap_err()) {
                         (1, NvLinkError::Withdrawn { peer: 2 }) => {}
@@ -337,7 +338,7 @@ mod tests {
         std::thread::scope(|scope| {
             for end in &ends {
                 scope.spawn(move || {
-                    let meeting = || Meeting { steps: Collective::new(end, 0), deadline: Instant::now() + Duration::from_secs(10) };
+                    let meeting = || Meeting { steps: Collective::new(end, 0), deadline: Instant::now() + AMPLE };
                     let (rank, peer) = (end.rank(), Rank::new(1 - end.rank().get()));
                     // Both run on this kernel; its name is not known everywhere.
                     let hint = hints::one_machine([&hints::boot(), &hints::boot()]);

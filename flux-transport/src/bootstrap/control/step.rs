@@ -136,11 +136,11 @@ impl fmt::Display for At {
 mod tests {
     use super::*;
     use crate::bootstrap::control::{Disagreed, LocalControl};
+    use crate::lateness::AMPLE;
     use flux_core::WorldSize;
-    use std::time::Duration;
 
     fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(20)
+        Instant::now() + AMPLE
     }
 
     fn refused<T: fmt::Debug>(at: u32, theirs: (Step, u32), own: (Step, u32), said: Result<T, ControlError>) {

@@ -6,13 +6,14 @@ use std::net::{Ipv4Addr, SocketAddr};
 use proptest::prelude::*;
 
 use super::*;
+use crate::lateness::{AMPLE, scaled};
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_millis(50)
+    Instant::now() + scaled(Duration::from_millis(50))
 }
 
 fn ample() -> Instant {
-    Instant::now() + Duration::from_secs(10)
+    Instant::now() + AMPLE
 }
 
 /// A link and the bare socket at its other end.

@@ -180,12 +180,13 @@ fn remove_stale(path: &Path) -> Result<bool, Errno> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lateness::AMPLE;
 
     #[test]
     fn what_a_killed_leader_left_goes_with_the_next_and_what_is_in_use_stays() {
         let parent = tempfile::tempdir().unwrap();
         let place = |nonce| HostPlace::below(parent.path(), nonce);
-        let soon = || Instant::now() + Duration::from_secs(20);
+        let soon = || Instant::now() + AMPLE;
         let make = |path: &Path| rustix::fs::mkdir(path, Mode::RWXU).unwrap();
         // One with a name that nobody listens at, one killed before it had that, one of something
         // else.

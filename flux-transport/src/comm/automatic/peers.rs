@@ -72,6 +72,7 @@ pub(super) fn decode(message: &[u8]) -> Option<(Verdict, String)> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lateness::AMPLE;
     use flux_core::WorldSize;
     use proptest::prelude::*;
 
@@ -98,7 +99,7 @@ mod tests {
         };
         let facts: Vec<Facts> = (0..nodes.world().get()).map(on).collect();
         let worlds = World::local(nodes.world().get()).unwrap();
-        let options = Options { deadline: Duration::from_secs(20), ..Options::default() };
+        let options = Options { deadline: AMPLE, ..Options::default() };
         std::thread::scope(|scope| {
             let ranks: Vec<_> = worlds.iter().map(|world| scope.spawn(|| proven(world, &options, &facts, nodes).unwrap())).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()

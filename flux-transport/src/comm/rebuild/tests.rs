@@ -3,7 +3,7 @@
 use super::*;
 use crate::bootstrap::{Environment, join};
 use crate::comm::mock::MockTransport;
-use crate::lateness::assert_soon;
+use crate::lateness::{AMPLE, assert_soon, scaled};
 use crate::{Options, Select};
 use std::ffi::OsString;
 use std::net::{Ipv4Addr, TcpListener};
@@ -11,7 +11,9 @@ use std::os::unix::fs::PermissionsExt;
 use std::sync::Barrier;
 use std::time::Duration;
 
-const DEADLINE: Duration = Duration::from_millis(600);
+fn deadline() -> Duration {
+    scaled(Duration::from_millis(600))
+}
 
 /// Ranks 0 and 2 of four rebuild: rank 1 has left, and rank 3 comes to the new group and takes no
 /// step in it. What they get, and whom they have given up (bits).
@@ -19,7 +21,7 @@ fn rebuild_with_one_that_stops(drops_the_old: bool) -> Vec<(Communicator, Connec
     let worlds = World::local(4).unwrap();
     let (left, failed) = (Barrier::new(4), Barrier::new(3));
     let rank = |world: World| {
-        let comm = Communicator::connect_blocking(&world, Options { deadline: DEADLINE, ..Select::Host.into() }).unwrap();
+        let comm = Communicator::connect_blocking(&world, Options { deadline: deadline(), ..Select::Host.into() }).unwrap();
         match world.rank().get() {
             1 => {
                 drop((comm, world));
@@ -30,7 +32,7 @@ fn rebuild_with_one_that_stops(drops_the_old: bool) -> Vec<(Communicator, Connec
                 left.wait();
                 // A live rank answers for the communicator that it has.
                 let _comm = (!drops_the_old).then_some(comm);
-                let group = world.control().regroup(&[], Instant::now() + Duration::from_secs(20)).unwrap();
+                let group = world.control().regroup(&[], Instant::now() + AMPLE).unwrap();
                 assert_eq!(group.members, [0, 2, 3].map(Rank::new));
                 failed.wait();
                 None
@@ -94,7 +96,7 @@ fn who_is_late_in_a_new_group_and_answers_is_named_and_not_given_up() {
 /// communicator.
 fn pair(zero: impl FnOnce(Communicator) + Send, one: impl FnOnce(Communicator, World) + Send) {
     let [first, second] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
-    let connect = |world: &World| Communicator::connect_blocking(world, Options { deadline: DEADLINE, ..Select::Host.into() }).unwrap();
+    let connect = |world: &World| Communicator::connect_blocking(world, Options { deadline: deadline(), ..Select::Host.into() }).unwrap();
     std::thread::scope(|scope| {
         scope.spawn(|| one(connect(&second), second));
         zero(connect(&first));
@@ -105,7 +107,7 @@ fn pair(zero: impl FnOnce(Communicator) + Send, one: impl FnOnce(Communicator, W
 fn who_answers_is_waited_for_as_long_as_its_calls_may_take_to_end() {
     let rebuilds = |comm: Communicator| assert_eq!(comm.rebuild_blocking(Rebuild::Survivors).unwrap().world_size().get(), 2);
     let ends_its_calls = |comm: Communicator, _world| {
-        std::thread::sleep(5 * DEADLINE / 2);
+        std::thread::sleep(5 * deadline() / 2);
         rebuilds(comm);
     };
     pair(rebuilds, ends_its_calls);
@@ -116,11 +118,11 @@ fn who_answers_and_does_not_come_is_given_up_when_its_calls_have_had_their_time(
     let found = Barrier::new(2);
     let rebuilds = |comm: Communicator| {
         let began = Instant::now();
-        let error = comm.regrouped_by(began + 3 * DEADLINE / 2).unwrap_err();
+        let error = comm.regrouped_by(began + 3 * deadline() / 2).unwrap_err();
         assert_eq!(error.to_string(), "regrouping: the deadline passed while waiting for rank 1");
         assert_eq!(comm.inner.health.given_up(), 1 << 1);
-        assert!(began.elapsed() >= 3 * DEADLINE / 2);
-        assert_soon(began.elapsed(), 2 * DEADLINE);
+        assert!(began.elapsed() >= 3 * deadline() / 2);
+        assert_soon(began.elapsed(), 2 * deadline());
         found.wait();
     };
     let does_something_else = |_comm, _world| {
@@ -138,8 +140,8 @@ fn who_does_not_answer_is_given_up_after_one_deadline() {
         let error = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err();
         assert_eq!(error.to_string(), "regrouping: the deadline passed while waiting for rank 1");
         assert_eq!(comm.inner.health.given_up(), 1 << 1);
-        assert!(began.elapsed() >= DEADLINE);
-        assert_soon(began.elapsed(), 2 * DEADLINE);
+        assert!(began.elapsed() >= deadline());
+        assert_soon(began.elapsed(), 2 * deadline());
         found.wait();
     };
     let drops_its_communicator = |comm, _world| {
@@ -165,7 +167,7 @@ fn on_two_hosts() -> Vec<World> {
             ("XDG_RUNTIME_DIR", directory.path().into()),
         ];
         let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
-        World::new(0, join(&Environment::parse(&variable).unwrap(), Instant::now() + Duration::from_secs(20)).unwrap())
+        World::new(0, join(&Environment::parse(&variable).unwrap(), Instant::now() + AMPLE).unwrap())
     };
     std::thread::scope(|scope| {
         let rank = &rank;

@@ -91,7 +91,7 @@ mod processes;
 mod tests {
     use super::processes::gone_within;
     use super::*;
-    use crate::lateness::assert_soon;
+    use crate::lateness::{AMPLE, assert_soon, scaled};
     use crate::topology::probe::report::tests::{report, uuid};
     use std::fmt::Write as _;
     use std::path::PathBuf;
@@ -116,8 +116,6 @@ mod tests {
         run(&program(folder.path(), script), &Request { devices: vec![uuid(0), uuid(1)], veto: false }, limit)
     }
 
-    const LONG: Duration = Duration::from_secs(30);
-
     #[test]
     fn an_answer_is_taken_and_the_program_has_the_request_and_sees_its_devices() {
         let answer = ChildReport::Report(report(2, &[(1, 0)]));
@@ -125,13 +123,13 @@ mod tests {
         for line in answer.encode().lines() {
             writeln!(script, "echo '{line}'").unwrap();
         }
-        assert_eq!(ask(&script, LONG).unwrap(), answer);
+        assert_eq!(ask(&script, AMPLE).unwrap(), answer);
         let ChildReport::Cannot(seen) = ask(
             &format!(
                 "echo '{}'; echo \"cannot $CUDA_VISIBLE_DEVICES $FLUX_PROBE_REQUEST\"; echo end",
                 answer.encode().lines().next().unwrap()
             ),
-            LONG,
+            AMPLE,
         )
         .unwrap() else {
             panic!("a report")
@@ -145,7 +143,8 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pid = folder.path().join("pid");
         let start = Instant::now();
-        let silence = ask(&format!("sleep 1000 & echo $! > '{}'; sleep 1000", pid.display()), Duration::from_millis(300)).unwrap_err();
+        let silence =
+            ask(&format!("sleep 1000 & echo $! > '{}'; sleep 1000", pid.display()), scaled(Duration::from_millis(300))).unwrap_err();
         assert!(matches!(silence, Silence::Late(_)), "{silence}");
         assert_soon(start.elapsed(), Duration::from_secs(10));
         let pid = std::fs::read_to_string(pid).unwrap();
@@ -154,11 +153,11 @@ mod tests {
 
     #[test]
     fn a_program_that_crashes_or_says_anything_else_gives_no_answer() {
-        let crash = ask("echo why >&2; kill -SEGV $$", LONG).unwrap_err().to_string();
+        let crash = ask("echo why >&2; kill -SEGV $$", AMPLE).unwrap_err().to_string();
         assert!(crash.contains("signal: 11") && crash.ends_with(": why"), "{crash}");
         let whole = ChildReport::Report(report(2, &[])).encode();
         for script in ["true", "echo works", "exit 3", &format!("printf '{}'; exit 1", whole.replace('\n', "\\n"))] {
-            assert!(matches!(ask(script, LONG), Err(Silence::Ended { .. })), "{script}");
+            assert!(matches!(ask(script, AMPLE), Err(Silence::Ended { .. })), "{script}");
         }
     }
 
@@ -186,26 +185,26 @@ mod tests {
         };
         let ask = |name: &str, limit| run(&folder.join(name).join("probe"), &request, limit);
         assert!(limited::is_untold(&Command::new("true").status().unwrap_err()), "SIGCHLD is not ignored");
-        assert_eq!(ask("answers", LONG).unwrap(), answer);
-        assert!(matches!(ask("crashes", LONG), Err(Silence::Ended { status: None, .. })));
+        assert_eq!(ask("answers", AMPLE).unwrap(), answer);
+        assert!(matches!(ask("crashes", AMPLE), Err(Silence::Ended { status: None, .. })));
         let start = Instant::now();
-        assert!(matches!(ask("hangs", Duration::from_millis(300)), Err(Silence::Late(_))));
+        assert!(matches!(ask("hangs", scaled(Duration::from_millis(300))), Err(Silence::Late(_))));
         assert_soon(start.elapsed(), Duration::from_secs(10));
         let pid = std::fs::read_to_string(folder.join("hangs/probe-pid")).unwrap();
         assert!(gone_within(&[pid.trim().parse().unwrap()], Duration::from_secs(5)), "{pid} still runs");
-        assert!(matches!(ask("missing", LONG), Err(Silence::NotStarted(_))));
+        assert!(matches!(ask("missing", AMPLE), Err(Silence::NotStarted(_))));
     }
 
     #[test]
     fn a_program_that_does_not_stop_talking_is_bounded() {
         let start = Instant::now();
-        assert!(ask("yes; yes >&2", Duration::from_secs(20)).is_err());
+        assert!(ask("yes; yes >&2", AMPLE).is_err());
         assert_soon(start.elapsed(), Duration::from_secs(15));
     }
 
     #[test]
     fn a_program_that_is_missing_does_not_start() {
         let request = Request { devices: vec![uuid(0), uuid(1)], veto: false };
-        assert!(matches!(run(Path::new("/no/such/program"), &request, LONG), Err(Silence::NotStarted(_))));
+        assert!(matches!(run(Path::new("/no/such/program"), &request, AMPLE), Err(Silence::NotStarted(_))));
     }
 }

@@ -73,7 +73,7 @@ impl Gemm {
     }
 
     fn describe(&mut self, (m, n, k): (u32, u32, u32)) -> Result<(), CublasError> {
-        let (lt, Types { element, compute, scale }) = (self.library, self.types);
+        let (lt, Types { compute, scale, .. }) = (self.library, self.types);
         // SAFETY: a place for the result.
         check("cublasLtCreate", unsafe { (lt.create)(&raw mut self.handle) })?;
         // SAFETY: a place for the result.
@@ -83,11 +83,39 @@ impl Gemm {
         check("cublasLtMatmulDescSetAttribute", unsafe {
             (lt.desc_set)(self.desc, DESC_TRANSA, (&raw const transpose).cast::<c_void>(), size_of::<c_int>())
         })?;
+        self.lay_out((m, n, k))
+    }
+
+    /// Describes the operands, in place of others where there are some.
+    fn lay_out(&mut self, (m, n, k): (u32, u32, u32)) -> Result<(), CublasError> {
+        self.forget_layouts();
+        let (lt, element) = (self.library, self.types.element);
         let (m, n, k) = (u64::from(m), u64::from(n), u64::from(k));
         for (layout, rows, cols) in [(&mut self.w_layout, k, n), (&mut self.x_layout, k, m), (&mut self.y_layout, n, m)] {
             // SAFETY: a place for the result.
             check("cublasLtMatrixLayoutCreate", unsafe { (lt.layout_create)(layout, element, rows, cols, rows.cast_signed()) })?;
         }
+        Ok(())
+    }
+
+    fn forget_layouts(&mut self) {
+        for layout in [&mut self.y_layout, &mut self.x_layout, &mut self.w_layout] {
+            let made = std::mem::take(layout);
+            if made != 0 {
+                // SAFETY: made by this object, destroyed once; a launch has read it when it returns.
+                unsafe { (self.library.layout_destroy)(made) };
+            }
+        }
+    }
+
+    /// Makes it the GEMM of another shape, by the heuristic's first algorithm.
+    ///
+    /// # Errors
+    /// No algorithm for the shape, or a refusal.
+    pub(crate) fn reshape(&mut self, (m, n, k): (u32, u32, u32)) -> Result<(), CublasError> {
+        self.lay_out((m, n, k))?;
+        self.candidates = self.ask(1)?;
+        self.chosen = self.candidates.first().ok_or(CublasError::NoAlgorithm { m, n, k })?.algo;
         Ok(())
     }
 
@@ -194,13 +222,10 @@ impl Gemm {
 
 impl Drop for Gemm {
     fn drop(&mut self) {
+        self.forget_layouts();
         let lt = self.library;
-        for layout in [self.y_layout, self.x_layout, self.w_layout].into_iter().filter(|&l| l != 0) {
-            // SAFETY: made by this object, destroyed once.
-            unsafe { (lt.layout_destroy)(layout) };
-        }
         if self.desc != 0 {
-            // SAFETY: as above.
+            // SAFETY: made by this object, destroyed once.
             unsafe { (lt.desc_destroy)(self.desc) };
         }
         if self.handle != 0 {

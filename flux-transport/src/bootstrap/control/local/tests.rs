@@ -1,5 +1,5 @@
 use super::*;
-use crate::lateness::assert_soon;
+use crate::lateness::{AMPLE, assert_soon, scaled};
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::sync::Mutex;
@@ -10,7 +10,7 @@ fn ends(world: u32) -> Vec<LocalControl> {
 }
 
 fn soon() -> Instant {
-    Instant::now() + Duration::from_secs(20)
+    Instant::now() + AMPLE
 }
 
 fn each(ends: &[LocalControl], body: impl Fn(&LocalControl) + Sync) {
@@ -72,8 +72,8 @@ fn descriptors_reach_every_peer_and_lead_to_the_same_file() {
 fn a_late_rank_is_named_and_the_end_refuses_further_steps() {
     let ends = ends(3);
     std::thread::scope(|scope| {
-        scope.spawn(|| ends[2].barrier(Instant::now() + Duration::from_millis(50)).unwrap_err());
-        match ends[0].barrier(Instant::now() + Duration::from_millis(50)).unwrap_err() {
+        scope.spawn(|| ends[2].barrier(Instant::now() + scaled(Duration::from_millis(50))).unwrap_err());
+        match ends[0].barrier(Instant::now() + scaled(Duration::from_millis(50))).unwrap_err() {
             ControlError::Timeout { step: "barrier", missing } => assert!(missing.contains(&Rank::new(1))),
             other => panic!("{other}"),
         }
@@ -89,7 +89,7 @@ fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_ran
         while locked(&ends[0].shared.state).slots[0].posts[0].is_none() {
             std::thread::yield_now();
         }
-        let short = ends[0].exchange(&[], Instant::now() + Duration::from_millis(50)).unwrap_err();
+        let short = ends[0].exchange(&[], Instant::now() + scaled(Duration::from_millis(50))).unwrap_err();
         assert!(!long.is_finished());
         ends[1].barrier(soon()).unwrap();
         long.join().unwrap().unwrap();

@@ -1,6 +1,6 @@
 //! A peer that breaks the protocol: it is cut off and named, and what it sent is closed.
 
-use crate::lateness::{AMPLE, assert_soon};
+use crate::lateness::{AMPLE, assert_soon, scaled};
 use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::{Arc, Mutex, mpsc};
@@ -14,7 +14,7 @@ use crate::bootstrap::process::frame::{HEADER_BYTES, MAX_FRAME};
 use crate::bootstrap::socket::{self, Received, receive};
 
 fn ample() -> Instant {
-    Instant::now() + Duration::from_secs(30)
+    Instant::now() + AMPLE
 }
 
 /// Rank 0 of two, and rank 1's bare socket.
@@ -124,7 +124,7 @@ fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_ran
         let long = scope.spawn(|| plane.barrier(ample()));
         // It has sent its frame.
         socket::wait(&mut [socket::readable(&peer)], Some(ample())).unwrap();
-        let short = plane.exchange(b"", Instant::now() + Duration::from_millis(50)).unwrap_err();
+        let short = plane.exchange(b"", Instant::now() + scaled(Duration::from_millis(50))).unwrap_err();
         assert!(!long.is_finished());
         send(&peer, &frame(Kind::Barrier, 0, 0, b""), &[]);
         long.join().unwrap().unwrap();
@@ -140,7 +140,7 @@ fn a_peer_that_reads_nothing_costs_no_more_than_the_deadline() {
     let error = loop {
         send(&peer, &frame(Kind::Exchange, 0, step, b""), &[]);
         step += 1;
-        if let Err(error) = plane.exchange(&body, Instant::now() + Duration::from_millis(200)) {
+        if let Err(error) = plane.exchange(&body, Instant::now() + scaled(Duration::from_millis(200))) {
             break error;
         }
     };
@@ -170,8 +170,8 @@ fn held_up_for(time: Duration) -> (ProcessControl, OwnedFd, Arc<Watcher>) {
 
 #[test]
 fn what_came_in_time_counts_though_it_is_read_after_the_deadline() {
-    let soon = || Instant::now() + Duration::from_millis(50);
-    let held_up = || held_up_for(Duration::from_millis(70));
+    let soon = || Instant::now() + scaled(Duration::from_millis(50));
+    let held_up = || held_up_for(scaled(Duration::from_millis(70)));
 
     let (plane, peer, _watcher) = held_up();
     send(&peer, &frame(Kind::Exchange, 0, 0, b"x"), &[]);
@@ -191,11 +191,11 @@ fn what_came_in_time_counts_though_it_is_read_after_the_deadline() {
 
 #[test]
 fn a_last_look_ends_though_what_came_is_not_read() {
-    let (plane, peer, _watcher) = held_up_for(Duration::from_secs(1));
+    let (plane, peer, _watcher) = held_up_for(scaled(Duration::from_secs(1)));
     send(&peer, &frame(Kind::Exchange, 0, 0, b"x"), &[]);
     let began = Instant::now();
-    let error = plane.exchange(b"y", began + Duration::from_millis(50)).unwrap_err();
+    let error = plane.exchange(b"y", began + scaled(Duration::from_millis(50))).unwrap_err();
     assert!(matches!(&error, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{error}");
-    assert!(began.elapsed() >= Duration::from_millis(150), "{:?}", began.elapsed());
+    assert!(began.elapsed() >= scaled(Duration::from_millis(150)), "{:?}", began.elapsed());
     assert_soon(began.elapsed(), Duration::from_millis(600));
 }

@@ -10,9 +10,10 @@ use crate::bootstrap::control::{ControlPlane, Watcher};
 use crate::bootstrap::process::frame::{self, HEADER_BYTES, Header};
 use crate::bootstrap::process::plane::ProcessControl;
 use crate::bootstrap::socket::Received;
+use crate::lateness::{AMPLE, scaled};
 
 fn ample() -> Instant {
-    Instant::now() + Duration::from_secs(30)
+    Instant::now() + AMPLE
 }
 
 /// Rank 0, and the bare sockets of the others.
@@ -68,7 +69,7 @@ fn a_row_that_cannot_be_handed_over_is_no_group_for_anybody() {
 fn no_group_is_made_without_a_live_rank_that_cannot_be_told() {
     let (plane, peers) = plane_and_peers(2);
     fill(&plane, 1);
-    let refused = plane.shared.regroup(&[Rank::new(1)], Instant::now() + Duration::from_millis(100)).unwrap_err();
+    let refused = plane.shared.regroup(&[Rank::new(1)], Instant::now() + scaled(Duration::from_millis(100))).unwrap_err();
     assert!(matches!(&refused, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{refused}");
     drop(peers);
     assert_eq!(plane.shared.regroup(&[Rank::new(1)], ample()).unwrap().mesh.world.get(), 1, "it is gone");
@@ -90,7 +91,7 @@ fn a_verdict_for_an_earlier_attempt_is_none_and_its_sockets_close() {
     drop(row);
     assert_eq!(socket::wait(&mut [socket::readable(&other)], Some(ample())), Ok(1));
     assert!(matches!(socket::receive(other.as_fd(), &mut [0; 1]), Ok(Received::End)));
-    assert!(matches!(plane.shared.regroup(&[], Instant::now() + Duration::from_millis(50)), Err(ControlError::Timeout { .. })));
+    assert!(matches!(plane.shared.regroup(&[], Instant::now() + scaled(Duration::from_millis(50))), Err(ControlError::Timeout { .. })));
 }
 
 /// A rank at its limit of descriptors, as where old and new sockets are open at once.
@@ -125,10 +126,10 @@ fn a_rank_that_came_in_time_is_in_the_group_though_that_is_read_after_the_deadli
     let (plane, peers) = plane_and_peers(2);
     // As where this process was stopped: the monitor is held up until the leader's deadline is
     // over.
-    let holds_up: Arc<Watcher> = Arc::new(|_| std::thread::sleep(Duration::from_millis(190)));
+    let holds_up: Arc<Watcher> = Arc::new(|_| std::thread::sleep(scaled(Duration::from_millis(190))));
     plane.watch(Arc::downgrade(&holds_up));
     let made = std::thread::scope(|scope| {
-        let leads = scope.spawn(|| plane.shared.regroup(&[], Instant::now() + Duration::from_millis(200)));
+        let leads = scope.spawn(|| plane.shared.regroup(&[], Instant::now() + scaled(Duration::from_millis(200))));
         heard(&peers[0], Kind::Join);
         send_with(&peers[0], Kind::Abort, &[1; 8]);
         send(&peers[0], Kind::Join);

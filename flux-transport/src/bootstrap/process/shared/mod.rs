@@ -20,6 +20,15 @@ use std::time::{Duration, Instant};
 
 /// How long notices that are being handled are waited for.
 const SETTLE: Duration = Duration::from_millis(100);
+
+/// [`SETTLE`]; in tests as much longer as their deadlines are.
+fn settle() -> Duration {
+    #[cfg(test)]
+    return crate::lateness::scaled(SETTLE);
+    #[cfg(not(test))]
+    SETTLE
+}
+
 /// Most peers that are looked at for what they have sent.
 const MAX_POLLED: usize = flux_core::rank::MAX_WORLD;
 /// Time for a goodbye or an abort. The end of the connection says it too.
@@ -140,7 +149,7 @@ impl Shared {
 
     /// Returns when the monitor has handled everything that had come, or after [`SETTLE`].
     pub(crate) fn settle(&self) {
-        self.settled(Instant::now() + SETTLE);
+        self.settled(Instant::now() + settle());
     }
 
     /// Whether the monitor has handled everything that had come, by the deadline at the latest.

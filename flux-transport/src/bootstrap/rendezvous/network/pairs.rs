@@ -104,6 +104,7 @@ mod tests {
     use crate::bootstrap::environment::NetworkPlace;
     use crate::bootstrap::host_id::{HOST_ID_BYTES, HostId};
     use crate::bootstrap::rendezvous::roster::Whereabouts;
+    use crate::lateness::scaled;
 
     #[test]
     fn who_did_not_know_the_secret_is_counted_beside_who_is_missing() {
@@ -116,7 +117,7 @@ mod tests {
         let ranks = [0, 1, 2].map(|host| Whereabouts { host: HostId([host; HOST_ID_BYTES]), address });
         let roster = Roster { meeting: 7, ranks: ranks.into() };
         let hosts = Hosts::group(&[0, 1, 2]);
-        let deadline = Instant::now() + Duration::from_secs(2);
+        let deadline = Instant::now() + scaled(Duration::from_secs(2));
         std::thread::scope(|scope| {
             // Rank 2, with another secret.
             scope.spawn(|| {

@@ -102,9 +102,10 @@ fn is_loopback(address: &IpAddr) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::lateness::AMPLE;
 
     fn soon() -> Instant {
-        Instant::now() + Duration::from_secs(10)
+        Instant::now() + AMPLE
     }
 
     fn at(host: &str) -> Address {
