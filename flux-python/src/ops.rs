@@ -184,6 +184,7 @@ impl Ops {
             residual: call.residual,
             y: call.y,
             norm: call.norm.map(|norm| (norm.gain, norm.rows)),
+            gathered: None,
         };
         // SAFETY: as the caller has vouched.
         unsafe { op.forward(&operands, call.stream) }.map_err(of_call)
