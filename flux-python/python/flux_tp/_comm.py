@@ -128,7 +128,7 @@ def init(
         connected = _native.connect(transport, timeout, device, limits)
     else:
         connected = _connect_group(group, transport, timeout, device, limits)
-    comm = Communicator(connected, max_m, group)
+    comm = Communicator(connected, limits, group)
     if torch is not None:
         from . import _torch  # registers the ops, so that torch.compile finds them
     if _default is None or _default._process != os.getpid():
