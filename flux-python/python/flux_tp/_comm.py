@@ -45,12 +45,16 @@ class Communicator:
     """Ordinal of the CUDA device, or ``None`` on the CPU."""
     max_m: int
     """Most rows of a call, of all ranks together."""
+    sm_margin: int
+    """SMs that calls leave to other kernels."""
     group: ProcessGroup | None
     """The torch ProcessGroup of the same ranks, where one was given."""
 
-    def __init__(self, connected: tuple[int, int, int, str, int | None], max_m: int, group: ProcessGroup | None) -> None:
+    def __init__(
+        self, connected: tuple[int, int, int, str, int | None], limits: tuple[int, int], group: ProcessGroup | None
+    ) -> None:
         self.id, self.rank, self.world_size, self.transport, self.device = connected
-        self.max_m = max_m
+        self.max_m, self.sm_margin = limits
         self.group = group
         self._process = os.getpid()
         _known[self.id] = self
