@@ -8,7 +8,7 @@ extern "C" __global__ void __launch_bounds__(512) flux_gathered_rows(const __gri
     const RowOwner owner(p, blockIdx.x);
     u64 from = p.x + owner.row * p.x_row_bytes;
     if (owner.rank != p.rank) {
-        // The call has advanced the epoch. A graph replays with either half, so the host cannot choose it.
+        // The call has advanced the epoch. A graph replays with either half: the host cannot choose.
         const u32 half = (ptx::load_relaxed_gpu(reinterpret_cast<const u32*>(p.epoch)) - 1) % 2;
         const u64 place = owner.rank - (owner.rank > p.rank ? 1 : 0);
         const u64 row = p.flattened ? u64{blockIdx.x} : place * p.m_shard + owner.row;

@@ -26,7 +26,8 @@ mirrored! {
         pub(crate) full_shards: u32,
         /// The own shard.
         pub(crate) rank: u32,
-        /// Whether the buffer has all rows, without gaps: else a place of `m_shard` rows for each peer.
+        /// Whether the buffer has all rows without gaps, and not a place of `m_shard` rows for each
+        /// peer.
         pub(crate) flattened: u32,
     }
 }

@@ -105,9 +105,10 @@ impl<T: Element> Call<'_, T> {
         Ok(())
     }
 
-    /// Copies all rows of `x` (AllGather-GEMM) when the call has ended: peers write the gather buffer
-    /// again only after this rank's next call.
+    /// Copies all rows of `x` when the call has ended (AllGather-GEMM). Peers write the gather
+    /// buffer again only after this rank's next call.
     pub(super) fn hand_out(&self, to: RowsMut<'_, T>) {
+        let RowsMut { elements, stride } = to;
         let (program, k) = (self.program, self.program.problem.k_local() as usize);
         for row in 0..program.problem.m() {
             let (owner, of_shard) = program.problem.owner_of(row);
@@ -119,10 +120,10 @@ impl<T: Element> Call<'_, T> {
                 let bytes = (k * size_of::<T>()) as u64;
                 let offset = program.gather_place_offset(place) + u64::from(of_shard) * bytes;
                 let first: *const T = self.memory.half::<T>(program.rank, self.protocol.half(), offset, bytes);
-                // SAFETY: `half` has checked the bounds. Every tile of the call has awaited its rows.
+                // SAFETY: `half` has checked the bounds, and the call has awaited all rows.
                 unsafe { std::slice::from_raw_parts(first, k) }
             };
-            to.elements[row as usize * to.stride..][..k].copy_from_slice(from);
+            elements[row as usize * stride..][..k].copy_from_slice(from);
         }
     }
 

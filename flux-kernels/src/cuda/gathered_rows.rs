@@ -47,8 +47,8 @@ pub struct GatheredRowsArgs<'a> {
 }
 
 impl GatheredRows {
-    /// Loads the kernel from its cubin ([`Source::gathered_rows`](crate::Source::gathered_rows)) into
-    /// the current context. [`loaded_gathered_rows`](super::loaded_gathered_rows) shares it.
+    /// Loads the kernel from its cubin ([`Source::gathered_rows`](crate::Source::gathered_rows))
+    /// into the current context. [`loaded_gathered_rows`](super::loaded_gathered_rows) shares it.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
@@ -58,13 +58,14 @@ impl GatheredRows {
         Ok(Self { module, function })
     }
 
-    /// Enqueues the copy of all rows of the call before it on the stream. The device reads which half
-    /// that call used, so the launch may be captured. Does not wait for the device and allocates
-    /// nothing.
+    /// Enqueues the copy of all rows of the call before it on the stream. The device reads which
+    /// half that call used, so the launch may be captured. Does not wait for the device and
+    /// allocates nothing.
     ///
     /// # Safety
     /// Every address is valid on the current device for these extents, until the launch has
-    /// completed. Nothing writes `x` and the half of the buffer meanwhile, and `out` overlaps neither.
+    /// completed. Nothing writes `x` and that half of the buffer meanwhile, and `out` overlaps
+    /// neither.
     ///
     /// # Errors
     /// [`LaunchError`], before anything is enqueued.

@@ -109,7 +109,8 @@ impl AnyOp {
         }))
     }
 
-    /// As [`FusedLinear::forward_with`], or as [`forward_gathered`](crate::AllGatherGemm::forward_gathered).
+    /// As [`FusedLinear::forward_with`], or as
+    /// [`forward_gathered`](crate::AllGatherGemm::forward_gathered).
     ///
     /// # Safety
     /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask. A residual in

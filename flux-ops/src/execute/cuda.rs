@@ -162,8 +162,8 @@ impl CudaExecutor {
         // SAFETY: the operands fit the problem and are held until the stream is past the call. The
         // kernel or the collective that writes `y` is ahead on the stream.
         let enqueued = enqueued.and_then(|()| unsafe { self.normalise::<T>(operands, raw_stream) });
-        // SAFETY: as above. Peers write this half of the gather buffer again in the second next call,
-        // after this rank's next one, which the stream orders behind the copy.
+        // SAFETY: as above. Peers write this half of the gather buffer again after this rank's next
+        // call, which comes behind the copy.
         let enqueued = enqueued.and_then(|()| unsafe { self.hand_out::<T>(call.memory(), on) });
         super::end(comm, call, enqueued)
     }
