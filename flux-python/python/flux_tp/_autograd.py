@@ -16,7 +16,6 @@ from ._rows import Rows
 
 __all__ = ["AllGatherMatmul", "CopiedInputLinear", "MatmulAllReduce", "MatmulReduceScatter"]
 
-
 _NCCL_CTAS = 64
 """Most CTAs of a collective where NCCL_MAX_CTAS sets no limit: NCCL's MAXCHANNELS."""
 
@@ -68,8 +67,9 @@ def _column_parallel(
 
 def _leaves_room_for_nccl(comm: Communicator) -> bool:
     """Whether every CTA of a collective of torch.distributed finds an SM beside an op. On the CPU both are threads."""
-    most = os.environ.get("NCCL_MAX_CTAS", "")
-    return comm.world_size == 1 or comm.device is None or comm.sm_margin >= (int(most) if most.isdecimal() else _NCCL_CTAS)
+    limit = os.environ.get("NCCL_MAX_CTAS", "")
+    most = int(limit) if limit.isdecimal() else 0
+    return comm.world_size == 1 or comm.device is None or comm.sm_margin >= (most or _NCCL_CTAS)
 
 
 class MatmulReduceScatter(torch.autograd.Function):

@@ -110,7 +110,8 @@ def init(
         transport: ``auto``, ``host`` (operands on the CPU), ``nvlink``, ``pcie``, ``nccl`` or ``mixed``.
         max_m: most rows of a call, of all ranks together.
         timeout: longest wait for a peer, in seconds.
-        sm_margin: SMs that calls leave to kernels on other streams which must run beside them.
+        sm_margin: SMs that calls leave to kernels on other streams which must run beside them. From
+            ``NCCL_MAX_CTAS`` on (64 where that is not set) gradients of column-parallel layers use the fused op.
         device: ordinal of the CUDA device. ``None``: torch's current device where torch uses CUDA, else the
             rank's number on its host.
 
