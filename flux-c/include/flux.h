@@ -245,6 +245,8 @@ typedef struct flux_operands {
     const struct flux_tensor *y;
     // With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten.
     const struct flux_tensor *y_norm;
+    // Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
+    const struct flux_tensor *x_full;
 } flux_operands;
 
 #ifdef __cplusplus

@@ -307,6 +307,7 @@ unsafe fn forward(op: &Op, operands: *const flux_operands, location: Location, s
         residual: optional("residual", FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL", given.residual)?,
         y: operand("y", given.y)?,
         norm: norm.0.zip(norm.1),
+        gathered: if given.x_full.is_null() { None } else { Some(operand("x_full", given.x_full)?) },
     };
     // SAFETY: as the caller vouches.
     unsafe { op.op.forward(&operands, stream) }.map_err(in_c)

@@ -43,6 +43,8 @@ pub struct flux_operands {
     pub y: *const flux_tensor,
     /// With FLUX_OP_RMS_NORM: the normalised rows, of the shape of `y`; overwritten.
     pub y_norm: *const flux_tensor,
+    /// Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
+    pub x_full: *const flux_tensor,
 }
 
 // SAFETY: sizes and pointers.

@@ -74,7 +74,7 @@ fn ones(elements: usize) -> Vec<bf16> {
 
 fn operands(x: &flux_tensor, w: &flux_tensor, y: &flux_tensor) -> flux_operands {
     let size = size_of::<flux_operands>();
-    flux_operands { size, x, w, bias: null(), residual: null(), gain: null(), y, y_norm: null() }
+    flux_operands { size, x, w, bias: null(), residual: null(), gain: null(), y, y_norm: null(), x_full: null() }
 }
 
 fn forward(op: *const flux_op, operands: &flux_operands) -> flux_status {
@@ -282,6 +282,38 @@ fn weights_of_either_layout_give_the_same_result() {
     done(flux_op_destroy(rows));
     done(flux_op_destroy(columns));
     done(flux_comm_destroy(comm));
+}
+
+#[test]
+fn gathered_rows_are_handed_out_by_the_op_that_gathers() {
+    let ranks = connected::<3>(host());
+    std::thread::scope(|scope| {
+        for comm in ranks {
+            scope.spawn(move || {
+                let Rank(comm) = { comm };
+                let mut rank = 9;
+                // SAFETY: a place.
+                done(unsafe { flux_comm_place(comm, &raw mut rank, null_mut(), null_mut()) });
+                let op = created(comm, options(FLUX_ALL_GATHER_GEMM));
+                // Shards of 3, 2 and 2 rows.
+                let all: Vec<_> = (0..7 * 32).map(|i| bf16::from_f32(i as f32)).collect();
+                let rows = [0..3, 3..5, 5..7][rank as usize].clone();
+                let mut x = all[rows.start * 32..rows.end * 32].to_vec();
+                let (mut w, mut y, mut x_full) = (ones(8 * 32), vec![bf16::NAN; 7 * 8], vec![bf16::NAN; 7 * 32]);
+                let (tx, tw, ty) = (tensor(&mut x, rows.len(), 32), tensor(&mut w, 8, 32), tensor(&mut y, 7, 8));
+                let tf = tensor(&mut x_full, 7, 32);
+                refused(forward(op, &flux_operands { x_full: &raw const ty, ..operands(&tx, &tw, &ty) }), FLUX_ERROR_OPERAND, "x_full");
+                done(forward(op, &flux_operands { x_full: &raw const tf, ..operands(&tx, &tw, &ty) }));
+                assert!(x_full == all);
+                let reduces = created(comm, flux_op_options { k: 48, ..options(FLUX_GEMM_ALL_REDUCE) });
+                let without = flux_operands { x_full: &raw const tf, ..operands(&tx, &tw, &ty) };
+                refused(forward(reduces, &without), FLUX_ERROR_OPERAND, "gathers no rows");
+                done(flux_op_destroy(op));
+                done(flux_op_destroy(reduces));
+                done(flux_comm_destroy(comm));
+            });
+        }
+    });
 }
 
 #[test]

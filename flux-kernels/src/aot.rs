@@ -40,7 +40,8 @@ impl Selection {
 pub fn compile_ahead(arch: Arch, variants: &[Variant], folder: &Path) -> Result<Vec<Report>, AheadError> {
     // Links are measured by Hopper's bulk copies.
     let links = (arch == Arch::Sm90a).then(Source::links);
-    let sources: Vec<_> = variants.iter().map(Variant::source).chain([Source::rms_norm(), Source::harness()]).chain(links).collect();
+    let others = [Source::rms_norm(), Source::gathered_rows(), Source::harness()];
+    let sources: Vec<_> = variants.iter().map(Variant::source).chain(others).chain(links).collect();
     let threads = std::thread::available_parallelism().map_or(1, usize::from).min(sources.len());
     let next = AtomicUsize::new(0);
     let done = Mutex::new(Vec::new());

@@ -72,6 +72,11 @@ impl Source {
         Self { name: "flux_rms_norm".to_owned(), text: include_str!("../cuda/norm/rms_norm.cu").to_owned() }
     }
 
+    /// Copies of gathered rows.
+    pub fn gathered_rows() -> Self {
+        Self { name: "flux_gathered_rows".to_owned(), text: include_str!("../cuda/gather/gathered_rows.cu").to_owned() }
+    }
+
     /// Operand data, verification and timing.
     pub fn harness() -> Self {
         Self { name: "flux_harness".to_owned(), text: include_str!("../cuda/harness/harness.cu").to_owned() }

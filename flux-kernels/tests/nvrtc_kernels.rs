@@ -2,7 +2,7 @@
 //!
 //! - `activation NAME`: the kernel has the formula, in its smallest form.
 //! - `reference`: the harness's verification has a reference for every activation.
-//! - `rms_norm ARCH`: the normalisation behind an op.
+//! - `rms_norm ARCH`, `gathered_rows ARCH`: the kernels behind an op.
 //! - `weights NAME`: weights of `[k, n]` make no kernel spill, of those among the fewest kernels that
 //!   are compiled ahead of time.
 //! - `traced NAME`: time stamps make no kernel spill, of the fewest kernels that have every tile.
@@ -17,9 +17,12 @@ use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() {
     let reference = compiles("reference".to_owned(), Source::harness(), Arch::Sm90a);
-    let norms = [Arch::Sm90a, Arch::Sm80].map(|arch| compiles(format!("rms_norm {}", arch.name()), Source::rms_norm(), arch));
+    let behind = [Arch::Sm90a, Arch::Sm80].into_iter().flat_map(|arch| {
+        [("rms_norm", Source::rms_norm()), ("gathered_rows", Source::gathered_rows())]
+            .map(|(name, source)| compiles(format!("{name} {}", arch.name()), source, arch))
+    });
     let fused = [Arch::Sm90a, Arch::Sm80].into_iter().flat_map(of_arch);
-    libtest_mimic::run(&Arguments::from_args(), fused.chain([reference]).chain(norms).collect()).exit();
+    libtest_mimic::run(&Arguments::from_args(), fused.chain([reference]).chain(behind).collect()).exit();
 }
 
 /// The kernels of an architecture.

@@ -199,7 +199,7 @@ pub enum CallError {
         found.rows, found.cols, expected.rows, expected.cols
     )]
     Shape {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
         operand: &'static str,
         /// The op.
         op: OpKind,
@@ -217,7 +217,7 @@ pub enum CallError {
     /// A description of memory is no operand.
     #[error("{operand}: {source}")]
     View {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
         operand: &'static str,
         /// Why.
         source: TensorError,
@@ -266,10 +266,16 @@ pub enum CallError {
         /// What was given.
         found: Layout,
     },
+    /// The op does not gather rows, which the call asks for.
+    #[error("{op} gathers no rows, and an x_full was given: leave it out, or use ag_gemm")]
+    NotGathered {
+        /// The op.
+        op: OpKind,
+    },
     /// An operand is on another device than the communicator.
     #[error("{operand} is in {found}, but this rank's communicator works on {expected}: copy it there")]
     Location {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
         operand: &'static str,
         /// Where the communicator works.
         expected: Location,
@@ -282,7 +288,7 @@ pub enum CallError {
         written.start, written.end, other.start, other.end, remedy(output, operand)
     )]
     Overlap {
-        /// `y` or `y_norm`.
+        /// `y`, `y_norm` or `x_full`.
         output: &'static str,
         /// The other operand.
         operand: &'static str,
@@ -294,7 +300,7 @@ pub enum CallError {
     /// An operand's earlier uses were awaited on another stream than the call's.
     #[error("the view of {operand} was made for stream {view:#x}, the call is on stream {call:#x}: make the view for the call's stream")]
     ViewStream {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
         operand: &'static str,
         /// Handle of the view's stream.
         view: usize,
@@ -309,7 +315,7 @@ pub enum CallError {
     /// The memory is not what its description says.
     #[error("{operand} at {address:#x} is not device memory: the driver does not know it ({code})")]
     NotDeviceMemory {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y` or `y_norm`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
         operand: &'static str,
         /// Its address.
         address: u64,
@@ -337,6 +343,7 @@ fn remedy(output: &str, other: &str) -> &'static str {
     match (output, other) {
         ("y", "residual") => "y needs memory of its own, or is the residual itself with the same rows",
         ("y", _) => "y needs memory of its own",
+        ("x_full", _) => "x_full needs memory of its own",
         _ => "y_norm needs memory of its own",
     }
 }

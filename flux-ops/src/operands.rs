@@ -19,6 +19,8 @@ pub(crate) struct Operands {
     pub(crate) residual: Option<View>,
     pub(crate) y: View,
     pub(crate) norm: Option<Norm>,
+    /// Where all rows of `x` go.
+    pub(crate) x_full: Option<View>,
 }
 
 impl Operands {
@@ -34,7 +36,8 @@ impl Operands {
     }
 
     fn outputs(&self) -> impl Iterator<Item = (&'static str, &View)> {
-        [("y", &self.y)].into_iter().chain(self.norm.as_ref().map(|norm| ("y_norm", &norm.y_norm)))
+        let y_norm = self.norm.as_ref().map(|norm| ("y_norm", &norm.y_norm));
+        [("y", &self.y)].into_iter().chain(y_norm).chain(self.x_full.as_ref().map(|view| ("x_full", view)))
     }
 
     /// Whether the residual is what `y` holds.
@@ -75,8 +78,13 @@ impl Operands {
                 _ => {}
             }
         }
+        if self.x_full.is_some() && problem.op() != OpKind::AllGatherGemm {
+            return Err(CallError::NotGathered { op: problem.op() });
+        }
+        let all_rows = rows(Shape { rows: problem.m(), cols: problem.k_local() });
+        let outputs = [Some(output), self.norm.map(|_| output), self.x_full.map(|_| all_rows)].into_iter().flatten();
         let given = optional.into_iter().filter_map(|(_, given, _, shape)| given.map(|_| shape));
-        let shapes = [rows(problem.x_shape(rank)), weights_shape].into_iter().chain(given).chain([output, output]);
+        let shapes = [rows(problem.x_shape(rank)), weights_shape].into_iter().chain(given).chain(outputs);
         for ((operand, view), expected) in self.named().zip(shapes) {
             let found = view.layout;
             if (found.rows, found.cols) != (expected.rows as usize, expected.cols as usize) {
@@ -130,7 +138,15 @@ mod tests {
     }
 
     fn good() -> Operands {
-        Operands { x: view(0x1000, 4, 64), w: view(0x2000, 16, 64), bias: None, residual: None, y: view(0x3000, 8, 16), norm: None }
+        Operands {
+            x: view(0x1000, 4, 64),
+            w: view(0x2000, 16, 64),
+            bias: None,
+            residual: None,
+            y: view(0x3000, 8, 16),
+            norm: None,
+            x_full: None,
+        }
     }
 
     fn refused(operands: Operands) -> String {
@@ -229,6 +245,27 @@ mod tests {
             let text = refused_of(Operands { residual: Some(residual), ..good() }, true);
             assert!(text.contains("overlaps residual") && text.ends_with("or is the residual itself with the same rows"), "{text}");
         }
+    }
+
+    #[test]
+    fn gathered_rows_have_the_columns_of_x_and_memory_of_their_own() {
+        let gathered = |address, rows, cols| Operands { x_full: Some(view(address, rows, cols)), ..good() };
+        passes(gathered(0x5000, 8, 64), false).unwrap();
+        let text = "x_full is [4, 64], but ag_gemm with m = 8 takes [8, 64] on rank 1 of 2: all operands have the rows of one m";
+        assert_eq!(refused(gathered(0x5000, 4, 64)), text);
+        assert!(refused(gathered(0x5000, 8, 16)).starts_with("x_full is [8, 16]"));
+        for (address, operand) in [(0x1000, "x "), (0x2000, "w ")] {
+            let text = refused(gathered(address, 8, 64));
+            assert!(text.starts_with("x_full") && text.contains(&format!("overlaps {operand}")), "{text}");
+            assert!(text.ends_with("x_full needs memory of its own"), "{text}");
+        }
+        assert!(refused(gathered(0x3010, 8, 64)).contains("overlaps x_full"));
+        let elsewhere = View { location: Location::Host, ..view(0x5000, 8, 64) };
+        assert!(refused(Operands { x_full: Some(elsewhere), ..good() }).starts_with("x_full is in host memory"));
+        let sums = Problem::new(OpKind::GemmReduceScatter, 8, 16, 128, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let spec = (EpilogueSpec::default(), WeightLayout::Nk);
+        let refused = gathered(0x5000, 8, 64).check::<bf16>((&sums, Rank::new(1), 8), spec, HERE).unwrap_err();
+        assert_eq!(refused.to_string(), "gemm_rs gathers no rows, and an x_full was given: leave it out, or use ag_gemm");
     }
 
     #[test]

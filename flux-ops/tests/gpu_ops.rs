@@ -13,11 +13,11 @@ use common::suite::{self, Number};
 use common::{AnyOp, Case, Machine, Memory, Node, OPS, OpOptions, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
-use flux_core::plan::{CommMode, Mover, Plan};
+use flux_core::plan::{CommMode, Mover, Plan, RowMapping};
 use flux_core::program::sink;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::internal::limit_programs;
-use flux_ops::{AllGatherGemm, CallError, EpilogueArgs, TimedItem, Timeline, TimelineError};
+use flux_ops::{AllGatherGemm, CallError, EpilogueArgs, Layout, TimedItem, Timeline, TimelineError};
 use half::bf16;
 
 /// Runs a test where it can run.
@@ -153,6 +153,55 @@ fn a_replayed_graph_normalises() {
             machine.run(world, suite::defaults, |node| replay_norm(node, &cases, options));
         }
     });
+}
+
+/// The copy of the gathered rows is in the graph, and each replay takes them from its own buffer.
+#[test]
+fn a_replayed_graph_hands_out_gathered_rows() {
+    on_gpus(|machine| {
+        let movers = [Mover::Kernel, Mover::CopyEngine].map(|mover| moved_by(machine, mover));
+        let flattened = Plan { rows: RowMapping::Flattened, ..movers[0] };
+        for (world, plan) in
+            machine.worlds(&[1, 2, 4, 8]).into_iter().flat_map(|world| [movers[0], movers[1], flattened].map(|p| (world, p)))
+        {
+            let shape = [257 * world as usize + 1, 136 * world as usize, 456];
+            let cases = [173, 179, 181].map(|seed| Case::<bf16>::new(OPS[0], shape, world, Values::Reals, seed));
+            machine.run(world, suite::defaults, |node| replay_gathered(node, &cases, OpOptions::of(plan)));
+        }
+    });
+}
+
+fn replay_gathered(node: &Node, cases: &[Case<bf16>], options: OpOptions) {
+    let stream = node.cuda_stream().unwrap();
+    // SAFETY: every buffer of this rank is used on this one stream.
+    unsafe { stream.context().disable_event_tracking() };
+    let built = AnyOp::of(&cases[0], options, node);
+    let AnyOp::Ag(op) = &built else { unreachable!("as asked for") };
+    let (lx, lw, ly) = suite::layouts(&cases[0], node.rank);
+    let full = Layout::dense(ly.rows, lx.cols);
+    let (mut x, mut w) = (node.poisoned::<bf16>(lx.span()), node.poisoned::<bf16>(lw.span()));
+    let (mut y, mut x_full) = (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(full.span()));
+    let poison = node.download(&x_full);
+    suite::call(&built, &cases[0], node).unwrap();
+    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+    {
+        let (x, w, mut to) = (node.view(&x, lx), node.view(&w, lw), node.view_mut(&mut x_full, full));
+        op.forward_gathered(&x, &w, EpilogueArgs::new(), &mut node.view_mut(&mut y, ly), &mut to, node.stream()).unwrap();
+    }
+    let flags = CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH;
+    let graph = stream.end_capture(flags).unwrap().expect("a captured call");
+    for (turn, case) in cases.iter().cycle().take(12).enumerate() {
+        node.write(&mut x, &case.x(node.rank));
+        node.write(&mut w, &case.w(node.rank));
+        node.write(&mut x_full, &poison);
+        graph.launch().unwrap();
+        assert!(node.download(&x_full) == case.all_x(), "rank {}: replay {turn} of {}", node.rank, case.problem);
+        // A call between replays changes which buffer the next one uses.
+        if turn % 3 == 0 {
+            assert!(suite::call_gathered(&built, &cases[1], node, 8).1 == cases[1].all_x(), "rank {}: after replay {turn}", node.rank);
+        }
+    }
+    op.status().unwrap();
 }
 
 fn replay_norm(node: &Node, cases: &[Case<bf16>], options: OpOptions) {

@@ -6,7 +6,7 @@
 mod common;
 
 use common::plans::{per_shard, plans, side_by_side};
-use common::suite::{call, unaligned};
+use common::suite::{call, call_gathered, unaligned};
 use common::{AnyOp, Case, Machine, Meeting, Node, OPS, OpOptions, SHARDED, Values, scaled};
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::program::ScheduleError;
@@ -45,6 +45,9 @@ fn integers_give_the_exact_result_on_every_group() {
                     let op = AnyOp::of(&case, OpOptions::of(plan), node);
                     for _ in 0..3 {
                         case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                        if case.problem.op() == OPS[0] {
+                            assert!(call_gathered(&op, &case, node, 8).1 == case.all_x(), "other rows: {}", op.explain());
+                        }
                     }
                 }
             });

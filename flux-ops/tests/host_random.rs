@@ -3,7 +3,7 @@
 mod common;
 
 use common::plans::{comm_modes, plans, rows};
-use common::suite::{call, defaults};
+use common::suite::{call, call_gathered, defaults};
 use common::{AnyOp, Case, Machine, OPS, OpOptions, Values};
 use flux_ops::Activation;
 use half::bf16;
@@ -27,7 +27,10 @@ proptest! {
         let options = OpOptions { workers: Some(workers), ..OpOptions::of(plan) };
         Machine::Host.run(world, defaults, |node| {
             let op = AnyOp::of(&case, options, node);
-            for _ in 0..3 {
+            for turn in 0..3 {
+                if case.problem.op() == OPS[0] && case.bias(node.rank).is_none() {
+                    assert!(call_gathered(&op, &case, node, 8 * turn).1 == case.all_x(), "other rows: {}", op.explain());
+                }
                 case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
             }
         });

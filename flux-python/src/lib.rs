@@ -15,10 +15,10 @@ use pyo3::prelude::*;
 mod _native {
     use crate::error::Error;
     use crate::member::{self, Member};
-    use crate::operand::{Dims, activation, operand};
+    use crate::operand::{Dims, Weight, activation, operand, weight};
     use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec};
     use flux_ops::binding::Class;
-    use flux_ops::{Activation, DType, Location, RawTensor};
+    use flux_ops::{Activation, DType, Location, RawTensor, WeightLayout};
     use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
     use std::time::Duration;
@@ -27,9 +27,10 @@ mod _native {
     type Connected = (u64, u32, u32, String, Option<u32>);
     /// An operand: address, dtype, dimensions, rows, columns, strides in elements.
     type Described = (u64, String, usize, usize, usize, (i64, i64));
-    /// What an op is built with: dtype, bias, residual, activation, the norm's eps.
-    type Built = (String, bool, bool, u64, Option<f64>);
-    /// `x`, `weight`, `bias`, `residual`, `gain`, then `out` and the normalised rows.
+    /// What an op is built with: dtype, whether the weight is a transposed view, bias, residual,
+    /// activation, the norm's eps.
+    type Built = (String, bool, bool, bool, u64, Option<f64>);
+    /// `x`, `weight`, `bias`, `residual`, `gain`, then `out` and the normalised or gathered rows.
     type Operands = (Described, Described, Option<Described>, Option<Described>, Option<Described>, Described, Option<Described>);
     /// Where the ranks of a group meet: a folder of one host, or an address with a secret.
     type Meeting = (Option<std::path::PathBuf>, Option<(String, Vec<u8>)>);
@@ -143,27 +144,33 @@ mod _native {
     fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (usize, usize), of: Built, rows: Vec<usize>) -> PyResult<()> {
         with(py, comm, |member| {
             let (n, k) = extents;
-            let (dtype_name, bias, residual, number, eps) = of;
+            let (dtype_name, transposed, bias, residual, number, eps) = of;
             let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
-            let spec = OpSpec { kind: Kind::named(kind)?, n, k, dtype, bias, residual, activation, norm: eps.map(Eps::new) };
+            let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
+            let spec = OpSpec { kind: Kind::named(kind)?, n, k, dtype, weights, bias, residual, activation, norm: eps.map(Eps::new) };
             Ok(member.ops.op(&spec, Stream::Host)?.prepare(&rows)?)
         })
     }
 
+    fn dtype_and_dims(name: &str, of: &Described) -> Result<(DType, Dims), Error> {
+        let (_, type_name, dim, rows, cols, strides) = of;
+        let dtype = dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message())))?;
+        Ok((dtype, Dims { dim: *dim, rows: *rows, cols: *cols, strides: [strides.0, strides.1] }))
+    }
+
     fn described(name: &'static str, of: &Described) -> Result<RawTensor, Error> {
-        let (address, type_name, dim, rows, cols, strides) = of;
-        let dims = Dims { dim: *dim, rows: *rows, cols: *cols, strides: [strides.0, strides.1] };
-        operand(
-            name,
-            *address,
-            dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message())))?,
-            Location::Host,
-            &dims,
-        )
+        let (dtype, dims) = dtype_and_dims(name, of)?;
+        operand(name, of.0, dtype, Location::Host, &dims)
+    }
+
+    fn described_weight(of: &Described) -> Result<Weight, Error> {
+        let (dtype, dims) = dtype_and_dims("weight", of)?;
+        weight(of.0, dtype, Location::Host, &dims)
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise
-    /// until it returns. With `eps` there are a gain and normalised rows.
+    /// until it returns. With `eps` there are a gain and normalised rows. The second result of
+    /// an op that gathers are the gathered rows.
     #[pyfunction]
     fn call_host(
         py: Python<'_>,
@@ -175,22 +182,25 @@ mod _native {
         eps: Option<f64>,
     ) -> PyResult<()> {
         with(py, comm, |member| {
-            let (x, weight, bias, residual, gain, y, y_norm) = &operands;
+            let kind = Kind::named(kind)?;
+            let (x, weight, bias, residual, gain, y, second) = &operands;
             let optional = |name, of: &Option<Described>| of.as_ref().map(|of| described(name, of)).transpose();
+            let (y_norm, gathered) = if kind == Kind::AllGather { (&None, second) } else { (second, &None) };
             let norm = match (optional("gain", gain)?, eps, optional("y_norm", y_norm)?) {
                 (Some(gain), Some(eps), Some(rows)) => Some(Norm { gain, eps: Eps::new(eps), rows }),
                 _ => None,
             };
             let call = Call {
-                kind: Kind::named(kind)?,
+                kind,
                 activation: activation(activation_number)?,
                 m,
                 x: described("x", x)?,
-                weight: described("weight", weight)?,
+                weight: described_weight(weight)?,
                 bias: optional("bias", bias)?,
                 residual: optional("residual", residual)?,
                 y: described("out", y)?,
                 norm,
+                gathered: optional("x_full", gathered)?,
                 stream: Stream::Host,
             };
             // SAFETY: `flux_tp` holds the arrays while it calls this, and host calls end before

@@ -4,7 +4,7 @@
 //! checks the rest.
 
 use crate::error::Error;
-use flux_ops::{Activation, DType, Layout, Location, RawTensor};
+use flux_ops::{Activation, DType, Layout, Location, RawTensor, WeightLayout};
 
 /// Extents of a tensor of at most two dimensions; a vector is one row.
 #[derive(Clone, Copy, Debug)]
@@ -33,6 +33,28 @@ pub(crate) fn operand(name: &'static str, address: u64, dtype: DType, location: 
     let row_stride = if rows > 1 { usize::try_from(row_stride).unwrap_or(0) } else { cols };
     let layout = Layout::strided(rows, cols, row_stride);
     Ok(RawTensor { address, dtype, location, layout, available: layout.span() })
+}
+
+/// Describes a weight, `[n, k]`: stored so, or as `[k, n]`, of which it is the transposed view.
+pub(crate) fn weight(address: u64, dtype: DType, location: Location, dims: &Dims) -> Result<Weight, Error> {
+    let Dims { dim, rows, cols, strides: [row_stride, col_stride] } = *dims;
+    let is_transposed = dim == 2 && rows > 1 && cols > 1 && row_stride == 1 && col_stride != 1;
+    let (stored, layout) = if is_transposed {
+        (Dims { dim, rows: cols, cols: rows, strides: [col_stride, row_stride] }, WeightLayout::Kn)
+    } else {
+        (*dims, WeightLayout::Nk)
+    };
+    Ok(Weight { stored: operand("weight", address, dtype, location, &stored)?, layout, extents: [rows, cols] })
+}
+
+/// The weight of a call.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Weight {
+    /// As it lies in memory.
+    pub(crate) stored: RawTensor,
+    pub(crate) layout: WeightLayout,
+    /// Rows and columns of `[n, k]`, of this rank.
+    pub(crate) extents: [usize; 2],
 }
 
 /// The activation with this number.

@@ -3,8 +3,9 @@
 //! Invariant: ranks that make the same calls build the same ops in the same order.
 
 use crate::error::{Error, of_call};
+use crate::operand::Weight;
 use flux_ops::binding::{self, AnyOp, Class, RawOperands};
-use flux_ops::{Activation, DType, Layout, OpKind, RawTensor, WeightLayout};
+use flux_ops::{Activation, DType, OpKind, RawTensor, WeightLayout};
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -67,10 +68,10 @@ impl Kind {
     }
 
     /// Global `n` and `k`, by the extents of the weight.
-    const fn extents(self, weight: Layout, world: usize) -> (usize, usize) {
+    const fn extents(self, [rows, cols]: [usize; 2], world: usize) -> (usize, usize) {
         match self {
-            Self::AllGather => (weight.rows * world, weight.cols),
-            Self::ReduceScatter | Self::AllReduce => (weight.rows, weight.cols * world),
+            Self::AllGather => (rows * world, cols),
+            Self::ReduceScatter | Self::AllReduce => (rows, cols * world),
         }
     }
 }
@@ -84,6 +85,7 @@ pub(crate) struct OpSpec {
     /// Global.
     pub(crate) k: usize,
     pub(crate) dtype: DType,
+    pub(crate) weights: WeightLayout,
     pub(crate) bias: bool,
     pub(crate) residual: bool,
     pub(crate) activation: Activation,
@@ -122,12 +124,14 @@ pub(crate) struct Call<'s> {
     /// Rows of all ranks together.
     pub(crate) m: usize,
     pub(crate) x: RawTensor,
-    pub(crate) weight: RawTensor,
+    pub(crate) weight: Weight,
     pub(crate) bias: Option<RawTensor>,
     /// It may be `y` itself.
     pub(crate) residual: Option<RawTensor>,
     pub(crate) y: RawTensor,
     pub(crate) norm: Option<Norm>,
+    /// Where all rows of `x` go.
+    pub(crate) gathered: Option<RawTensor>,
     pub(crate) stream: Stream<'s>,
 }
 
@@ -161,16 +165,17 @@ impl Ops {
     pub(crate) unsafe fn call(&self, call: &Call<'_>) -> Result<(), Error> {
         let world = self.comm.world_size().get() as usize;
         let Call { kind, activation, m, .. } = *call;
-        let (found, needed) = ([call.y.layout.rows, call.y.layout.cols], kind.result(m, call.weight.layout.rows, &self.comm));
+        let (found, needed) = ([call.y.layout.rows, call.y.layout.cols], kind.result(m, call.weight.extents[0], &self.comm));
         if found != needed {
             return Err(Error::operand(format!("out is {found:?}, and the result of m = {m} is {needed:?}")));
         }
-        let (n, k) = kind.extents(call.weight.layout, world);
+        let (n, k) = kind.extents(call.weight.extents, world);
         let spec = OpSpec {
             kind,
             n,
             k,
             dtype: call.x.dtype,
+            weights: call.weight.layout,
             bias: call.bias.is_some(),
             residual: call.residual.is_some(),
             activation,
@@ -179,11 +184,12 @@ impl Ops {
         let op = self.op(&spec, call.stream)?;
         let operands = RawOperands {
             x: call.x,
-            w: call.weight,
+            w: call.weight.stored,
             bias: call.bias,
             residual: call.residual,
             y: call.y,
             norm: call.norm.map(|norm| (norm.gain, norm.rows)),
+            gathered: call.gathered,
         };
         // SAFETY: as the caller has vouched.
         unsafe { op.forward(&operands, call.stream) }.map_err(of_call)
@@ -227,7 +233,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
     if spec.kind == Kind::AllGather && (spec.residual || spec.norm.is_some()) {
         return Err(Error::operand("all_gather_matmul has neither residual nor norm: matmul_reduce_scatter and matmul_all_reduce do"));
     }
-    let OpSpec { kind, n, k, dtype, bias, residual, activation, norm } = *spec;
+    let OpSpec { kind, n, k, dtype, weights, bias, residual, activation, norm } = *spec;
     let Limits { max_m, sm_margin } = limits;
     let rms_norm = norm.map(Eps::get);
     let spec = binding::OpSpec {
@@ -236,7 +242,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
         max_m,
         n,
         k,
-        weights: WeightLayout::Nk,
+        weights,
         bias,
         residual,
         activation,

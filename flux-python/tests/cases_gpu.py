@@ -13,11 +13,13 @@ import flux_tp
 from cases_numpy import gathered, raises, row_parallel, scattered
 from cases_torch import (  # noqa: F401 (cases)
     all_gather,
+    all_gather_and_gathered_rows,
     an_activation_has_a_gradient,
     compiled,
     errors_keep_their_class,
     gradients,
     gradients_of_a_residual,
+    gradients_of_random_shapes,
     gradients_with_frozen_weights,
     groups_inside_a_larger_job,
     init_distributed,
@@ -31,6 +33,7 @@ from cases_torch import (  # noqa: F401 (cases)
     residual_and_norm_that_do_not_fit,
     schemas_and_fakes,
     tensors,
+    transposed_weights,
     uneven_rows_and_more_dimensions,
 )
 from oracle import close, operand, rms_norm
@@ -110,6 +113,29 @@ def a_norm_in_a_graph(comm):
             close(normalised, rms_norm(found, operands[4], 1e-3), "bfloat16", slope=4.0)
             for result in results:
                 result.zero_()
+
+
+def gathered_rows_in_a_graph(comm):
+    """Replays use either half of the gather buffer; eager calls between them change which."""
+    m = comm.world_size * 64
+    flux_tp.prepare("all_gather_matmul", comm.world_size * 256, 512, rows=[m])
+    *operands, y = gathered(comm, m, 256, 512, dtype=np.float64)
+    x, w, _ = tensors(BF16, *operands)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        results = flux_tp.all_gather_matmul(x, w, return_gathered=True)
+    full = operand(1, m, 512)
+    for turn in range(6):
+        sign = -1 if turn % 2 else 1
+        x.copy_(torch.from_numpy(sign * operands[0]))
+        for result in results:
+            result.zero_()
+        graph.replay()
+        close(numbers(results[0]), sign * y, "bfloat16")
+        assert np.array_equal(numbers(results[1]), sign * full)
+        if turn % 3 == 1:
+            assert np.array_equal(numbers(flux_tp.all_gather_matmul(x, w, return_gathered=True)[1]), sign * full)
 
 
 def a_thousand_steps_without_growth(comm):

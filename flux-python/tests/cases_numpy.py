@@ -76,6 +76,44 @@ def all_gather_uneven_rows(comm):
         close(flux_tp.all_gather_matmul(x, w, m=m), y, "float16")
 
 
+def all_gather_and_gathered_rows(comm):
+    for m in (comm.world_size * 8, 0, comm.world_size * 4 + 1, 1):
+        x, w, b, y = gathered(comm, m, 16, 32, bias=True)
+        full = operand(1, m, 32)
+        found, x_full = flux_tp.all_gather_matmul(x, w, b, return_gathered=True, m=m)
+        close(found, y, "float16")
+        assert np.array_equal(x_full, full.astype(F16))
+        results = np.empty_like(found), np.full((m, 40), 7, F16)[:, :32]
+        assert flux_tp.all_gather_matmul(x, w, b, return_gathered=True, m=m, out=results) is results
+        assert np.array_equal(results[0], found) and np.array_equal(results[1], x_full)
+    m = comm.world_size * 8
+    x, w, _, y = gathered(comm, m, 16, 32)
+    found, x_full = flux_tp.all_gather_matmul(x.reshape(4, 2, 32), w, return_gathered=True)
+    assert found.shape == (m // 2, 2, 16) and x_full.shape == (m // 2, 2, 32)
+    bad, call = flux_tp.OperandError, flux_tp.all_gather_matmul
+    raises(bad, lambda: call(x, w, return_gathered=True, out=np.empty_like(y)), "out is a ndarray", "(y, x_full)")
+    outs = np.empty((m, 16), F16), np.empty((m - 1, 32), F16)
+    raises(bad, lambda: call(x, w, return_gathered=True, out=outs), "x_full is", str([m, 32]))
+    outs = outs[0], np.empty((m, 32), np.float32)
+    raises(bad, lambda: call(x, w, return_gathered=True, out=outs), "x_full: dtype float32")
+    shared = np.empty((2 * m, 32), F16)
+    raises(bad, lambda: call(x, w, return_gathered=True, out=(shared[:m, :16], shared[:m])), "overlaps")
+    close(call(x, w), y, "float16")
+
+
+def transposed_weights(comm):
+    """A transposed view is read as it is stored: the same bits as of a copy."""
+    x, w, _, y = gathered(comm, comm.world_size * 8, 16, 32)
+    view = np.asfortranarray(w)
+    assert not view.flags.c_contiguous and view.strides[0] == 2
+    found = flux_tp.all_gather_matmul(x, view)
+    close(found, y, "float16")
+    assert np.array_equal(found, flux_tp.all_gather_matmul(x, w))
+    x, w, _, y, sums = scattered(comm, comm.world_size * 8 + 1, 24, 40)
+    close(flux_tp.matmul_reduce_scatter(x, np.asfortranarray(w)), y, "float16", sums)
+    assert np.array_equal(flux_tp.matmul_all_reduce(x, np.asfortranarray(w)), flux_tp.matmul_all_reduce(x, w))
+
+
 def reduce_scatter(comm):
     for m, bias in ((comm.world_size * 8, False), (comm.world_size * 130, True)):
         x, w, b, y, sums = scattered(comm, m, 24, 40, bias)
@@ -162,7 +200,7 @@ def bad_operands_name_what_to_do_and_harm_nothing(comm):
     bad, call = flux_tp.OperandError, flux_tp.all_gather_matmul
     raises(bad, lambda: call(x.astype(np.float32), w), "x: dtype float32", "bfloat16 and float16")
     raises(bad, lambda: call(x, w.astype(np.float32)), "weight: dtype float32")
-    raises(bad, lambda: call(x, np.asfortranarray(w)), "weight", "contiguous")
+    raises(bad, lambda: call(x, np.repeat(w, 2, axis=1)[:, ::2]), "weight", "contiguous")
     raises(bad, lambda: call(x[0], w), "x has 1 dimensions")
     raises(bad, lambda: call(x, w, b[None]), "bias has 2 dimensions")
     raises(bad, lambda: call(x, w[:12]), "12", "multiple of 8")
@@ -187,6 +225,8 @@ def prepared(comm):
     raises(flux_tp.OperandError, lambda: flux_tp.prepare("matmul_all_reduce", 8, world * 8, rows=[8193]), "8193", "8192")
     x, w, b, y = gathered(comm, world * 8, 8, 16, bias=True, activation="relu")
     close(flux_tp.all_gather_matmul(x, w, b, "relu"), y, "float16", slope=1.0)
+    flux_tp.prepare("all_gather_matmul", world * 8, 16, rows=[world * 8], dtype=np.dtype(F16), transposed=True)
+    close(flux_tp.all_gather_matmul(x, np.asfortranarray(w)), gathered(comm, world * 8, 8, 16)[3], "float16")
     op = flux_tp.matmul_all_reduce
     flux_tp.prepare("matmul_all_reduce", 8, world * 16, rows=[8], dtype="float16", bias=True, residual=True, eps=1e-3)
     (x, w, b, residual, gain), y, sums = row_parallel(comm, op, 8, 8, 16)

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 import time
 from datetime import timedelta
+from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 import flux_tp
+from flux_tp import _autograd
 from cases_numpy import gathered, raises, row_parallel, scattered
 from oracle import UNIT, close, operand, rms_norm, rows
 
@@ -44,6 +47,41 @@ def all_gather(comm):
             found = flux_tp.all_gather_matmul(x, w, b, activation)
             assert found.dtype == dtype
             close(numbers(found), y, NAMES[dtype], slope=4.0)
+
+
+def all_gather_and_gathered_rows(comm):
+    for dtype in (BF16, F16):
+        for m in (comm.world_size * 8, 0, comm.world_size * 40 + 1, 1):
+            *operands, y = gathered(comm, m, 24, 48, True, None, np.float64)
+            x, w, b = tensors(dtype, *operands)
+            found, x_full = flux_tp.all_gather_matmul(x, w, b, return_gathered=True, m=m)
+            close(numbers(found), y, NAMES[dtype])
+            assert x_full.dtype == dtype and np.array_equal(numbers(x_full), operand(1, m, 48))
+            results = torch.empty_like(found), x_full.new_empty(m, 56)[:, :48]
+            assert flux_tp.all_gather_matmul(x, w, b, return_gathered=True, m=m, out=results) is results
+            assert all(map(torch.equal, results, (found, x_full)))
+    *operands, y = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    found, x_full = flux_tp.all_gather_matmul(x.reshape(4, 2, 32), w, return_gathered=True)
+    assert found.shape[:2] == x_full.shape[:2] == (4 * comm.world_size, 2)
+    bad, call = flux_tp.OperandError, flux_tp.all_gather_matmul
+    raises(bad, lambda: call(x, w, return_gathered=True, out=found), "out is a Tensor", "(y, x_full)")
+    outs = torch.empty_like(found.reshape(-1, 16)), x_full.reshape(-1, 32)[1:]
+    raises(bad, lambda: call(x, w, return_gathered=True, out=outs), "x_full is")
+    outs = outs[0], torch.empty_like(x_full.reshape(-1, 32), dtype=BF16)
+    raises(bad, lambda: call(x, w, return_gathered=True, out=outs), "x_full", "bf16")
+    raises(bad, lambda: call(x, w.clone().requires_grad_(), return_gathered=True), "return_gathered=", "no_grad")
+    close(numbers(call(x, w)), y, "float16")
+
+
+def transposed_weights(comm):
+    """A transposed view is read as it is stored."""
+    *operands, y = gathered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    close(numbers(flux_tp.all_gather_matmul(x, w.t().contiguous().t())), y, "float16")
+    *operands, y, sums = scattered(comm, comm.world_size * 8 + 1, 24, 40, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    close(numbers(flux_tp.matmul_reduce_scatter(x, w.t().contiguous().t())), y, "float16", sums)
 
 
 def reduce_scatter(comm):
@@ -124,7 +162,7 @@ def errors_keep_their_class(comm):
     call, bad = flux_tp.all_gather_matmul, flux_tp.OperandError
     raises(bad, lambda: call(x.float(), w.float()), "x: its dtype", "torch.bfloat16")
     raises(bad, lambda: call(x, w.to(BF16)), "weight", "bf16")
-    raises(bad, lambda: call(x, w.t().contiguous().t()), "weight", ".contiguous()")
+    raises(bad, lambda: call(x, w.repeat(1, 2)[:, ::2]), "weight", ".contiguous()")
     raises(bad, lambda: call(x[:, :24], w), "x is [8, 24]")
     raises(bad, lambda: call(x[0], w), "x has 1 dimensions")
     raises(bad, lambda: call(x, w.to("meta")), "weight is on meta", "move it")
@@ -160,6 +198,10 @@ def schemas_and_fakes(comm):
     x, w, b = tensors(F16, *operands)
     checks = ("test_schema", "test_faketensor")
     torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.default, (x, w, b, 0, -1, comm.id), test_utils=checks)
+    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered, (x, w, b, 0, -1, comm.id), test_utils=checks)
+    m = x.shape[0] * comm.world_size
+    outs = {"out": x.new_empty(m, w.shape[0]), "x_full": x.new_empty(m, x.shape[1])}
+    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered_out, (x, w, b, 0, -1, comm.id), outs, test_utils=checks)
     *operands, _, _ = scattered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
     x, w, _ = tensors(F16, *operands)
     torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, None, comm.id), test_utils=checks)
@@ -186,6 +228,15 @@ def compiled(comm):
         # On the CPU the graph as inductor gets it: its C++ is not what is tested here.
         found = torch.compile(mlp, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
     assert torch.equal(found, expected)
+
+    def gathers(x, up, down):
+        y, x_full = flux_tp.all_gather_matmul(x, up, return_gathered=True)
+        return flux_tp.matmul_reduce_scatter(y, down.t().contiguous().t()), x_full * 2
+
+    with torch.no_grad():
+        expected = gathers(x, up, down)
+        found = torch.compile(gathers, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
+    assert all(map(torch.equal, found, expected))
 
     def block(op, x, w, b, residual, gain):
         y, y_norm = op(x * 2, w, b, residual, (gain, 1e-3))
@@ -257,6 +308,60 @@ def gradients(comm):
     near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
     near(W.grad, dy.T @ x[rank], np.abs(dy).T @ np.abs(x[rank]))
     near(B.grad, dy.sum(0), np.abs(dy).sum(0))
+
+
+def gradients_of_random_shapes(comm):
+    """Gradients of every op and of both ways through a column-parallel layer, for each choice of operands that need one."""
+    init_distributed()
+    world, rank = comm.world_size, comm.rank
+    # The same on every rank.
+    draw = np.random.default_rng(7)
+    for turn in range(10):
+        m, n, k = int(draw.integers(1, 90)), 8 * int(draw.integers(1, 9)), 8 * int(draw.integers(1, 9))
+        needs = [bool(turn & 1), not turn & 1 or bool(turn & 2), bool(turn & 4)]
+        own = rows(world, rank, m)
+
+        def grads(op, leaves, dy, **options):
+            leaves = tensors(BF16, *leaves)
+            for leaf, need in zip(leaves, needs):
+                leaf.requires_grad_(need)
+            op(*leaves, **options).backward(*tensors(BF16, dy))
+            assert [leaf.grad is not None for leaf in leaves] == needs
+            return [leaf.grad for leaf in leaves]
+
+        def compare(found, *wanted):
+            for grad, (expected, scale) in zip(found, wanted):
+                if grad is not None:
+                    near(grad, expected, scale)
+
+        x, w, dy, b = operand(20 + turn, m, k), operand(40 + turn, world, n, k), operand(60 + turn, world, m, n), operand(80 + turn, n)
+        found = grads(flux_tp.all_gather_matmul, (x[own], w[rank], b), dy[rank], m=m)
+        dx, scale = np.einsum("pmn,pnk->mk", dy, w)[own], np.einsum("pmn,pnk->mk", np.abs(dy), np.abs(w))[own]
+        mine = dy[rank]
+        compare(found, (dx, scale), (mine.T @ x, np.abs(mine).T @ np.abs(x)), (mine.sum(0), np.abs(mine).sum(0)))
+
+        x, dy = operand(100 + turn, world, m, k)[rank], operand(120 + turn, m, n)
+        wanted = (dy @ w[rank], np.abs(dy) @ np.abs(w[rank])), (dy.T @ x, np.abs(dy).T @ np.abs(x)), (dy.sum(0), np.abs(dy).sum(0))
+        compare(grads(flux_tp.matmul_reduce_scatter, (x, w[rank], b), dy[own]), *wanted)
+        compare(grads(flux_tp.matmul_all_reduce, (x, w[rank], b), dy), *wanted)
+
+
+def both_orders_of_a_column_parallel_backward(comm):
+    """The fused ReduceScatter beside the gather, and the collectives of torch.distributed beside GEMMs."""
+    init_distributed()
+    leaves = _autograd._leaves_room_for_nccl
+    try:
+        for fused in (True, False):
+            _autograd._leaves_room_for_nccl = lambda comm: fused
+            gradients(comm)
+            gradients_of_random_shapes(comm)
+    finally:
+        _autograd._leaves_room_for_nccl = leaves
+    gpu = [(0, 0, "", False), (63, 0, "", False), (64, 0, "", True), (16, 0, "16", True), (0, 0, "0", False)]
+    for margin, device, limit, expected in [*gpu, (0, None, "", True)]:
+        os.environ["NCCL_MAX_CTAS"] = limit
+        assert leaves(SimpleNamespace(world_size=2, device=device, sm_margin=margin)) == expected
+    del os.environ["NCCL_MAX_CTAS"]
 
 
 def gradients_with_frozen_weights(comm):

@@ -14,9 +14,12 @@ CASES = [
     "ops",
     "graphs",
     "a_norm_in_a_graph",
+    "gathered_rows_in_a_graph",
     "another_stream",
     "bad_operands",
     "all_gather",
+    "all_gather_and_gathered_rows",
+    "transposed_weights",
     "reduce_scatter",
     "residual_and_norm",
     "residual_and_norm_that_do_not_fit",
@@ -27,6 +30,7 @@ CASES = [
     "compiled",
     "gradients_with_frozen_weights",
     "gradients",
+    "gradients_of_random_shapes",
     "gradients_of_a_residual",
     "an_activation_has_a_gradient",
     "modules",
@@ -46,6 +50,14 @@ def ranks(request):
 @pytest.mark.parametrize("case", CASES)
 def test_ranks(ranks, case):
     ranks.run(case)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_gradients_beside_nccl(world):
+    """NCCL's kernels have SMs of their own, so the fused backward runs beside the gather."""
+    with Ranks(world, "cases_gpu", {"NCCL_MAX_CTAS": "16"}, transport="auto", sm_margin=16) as ranks:
+        for case in ("gradients", "gradients_of_random_shapes", "a_thousand_steps_without_growth"):
+            ranks.run(case)
 
 
 @pytest.mark.parametrize("world", WORLDS)

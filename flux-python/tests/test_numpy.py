@@ -12,6 +12,8 @@ CASES = [
     "all_gather",
     "all_gather_bias_and_activations",
     "all_gather_uneven_rows",
+    "all_gather_and_gathered_rows",
+    "transposed_weights",
     "reduce_scatter",
     "reduce_scatter_uneven_rows",
     "all_reduce",

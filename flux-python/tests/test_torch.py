@@ -9,6 +9,8 @@ pytest.importorskip("torch", reason="torch is not installed")
 # In this order: one of them asks for torch.distributed before another starts it.
 CASES = [
     "all_gather",
+    "all_gather_and_gathered_rows",
+    "transposed_weights",
     "reduce_scatter",
     "residual_and_norm",
     "residual_and_norm_that_do_not_fit",
@@ -21,6 +23,8 @@ CASES = [
     "gradients_with_frozen_weights",
     "weights_need_torch_distributed",
     "gradients",
+    "gradients_of_random_shapes",
+    "both_orders_of_a_column_parallel_backward",
     "gradients_of_a_residual",
     "an_activation_has_a_gradient",
     "modules",

@@ -9,7 +9,8 @@ namespace flux {
 struct RowOwner {
     u32 rank, row;
 
-    __device__ __forceinline__ RowOwner(const Params& p, u32 of_all) {
+    template <class P>
+    __device__ __forceinline__ RowOwner(const P& p, u32 of_all) {
         const u32 full = p.full_shards * p.m_shard;
         // Shards behind the full ones have one row less.
         const bool is_short = of_all >= full;

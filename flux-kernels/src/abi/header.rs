@@ -1,8 +1,8 @@
 //! The text of `abi.cuh`.
 
 use super::{
-    AddRmsNormParams, BulkCopy, Fill, FillParams, ItemStamps, Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES,
-    VerifyParams, WorkerStamps, declare_words,
+    AddRmsNormParams, BulkCopy, Fill, FillParams, GatheredRowsParams, ItemStamps, Params, PingPong, RAW_END, RawReport, RmsNormParams,
+    SENT_BYTES, VerifyParams, WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
@@ -68,6 +68,7 @@ fn write() -> String {
         Params::MIRROR,
         RmsNormParams::MIRROR,
         AddRmsNormParams::MIRROR,
+        GatheredRowsParams::MIRROR,
         FillParams::MIRROR,
         VerifyParams::MIRROR,
         RawReport::MIRROR,

@@ -3,6 +3,7 @@
 //! Invariant: the kernels take these declarations from the generated header `abi.cuh`, so no number
 //! or layout that both sides use stands in CUDA by hand.
 
+mod gathered_rows;
 mod harness;
 mod header;
 mod links;
@@ -10,6 +11,7 @@ mod params;
 mod rms_norm;
 mod stamps;
 
+pub(crate) use gathered_rows::GatheredRowsParams;
 pub use harness::{Fill, RAW_END};
 pub(crate) use harness::{FillParams, RawReport, VerifyParams};
 pub(crate) use header::header;

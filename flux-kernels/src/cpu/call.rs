@@ -105,6 +105,28 @@ impl<T: Element> Call<'_, T> {
         Ok(())
     }
 
+    /// Copies all rows of `x` when the call has ended (AllGather-GEMM). Peers write the gather
+    /// buffer again only after this rank's next call.
+    pub(super) fn hand_out(&self, to: RowsMut<'_, T>) {
+        let RowsMut { elements, stride } = to;
+        let (program, k) = (self.program, self.program.problem.k_local() as usize);
+        for row in 0..program.problem.m() {
+            let (owner, of_shard) = program.problem.owner_of(row);
+            let from = if owner == program.rank {
+                self.x.row(of_shard as usize, k)
+            } else {
+                let place = if program.flattened { Some(owner.get()) } else { owner.place_at(program.rank) };
+                let place = place.expect("the owner is a peer");
+                let bytes = (k * size_of::<T>()) as u64;
+                let offset = program.gather_place_offset(place) + u64::from(of_shard) * bytes;
+                let first: *const T = self.memory.half::<T>(program.rank, self.protocol.half(), offset, bytes);
+                // SAFETY: `half` has checked the bounds, and the call has awaited all rows.
+                unsafe { std::slice::from_raw_parts(first, k) }
+            };
+            elements[row as usize * stride..][..k].copy_from_slice(from);
+        }
+    }
+
     fn await_all(&self, awaits: &[Await]) -> Result<(), Poisoned> {
         awaits.iter().try_for_each(|a| self.protocol.wait(a.signal, Rank::new(a.peer), pause::until(self.memory.deadline())))
     }

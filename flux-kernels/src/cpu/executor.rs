@@ -27,6 +27,8 @@ pub struct CpuArgs<'a, T> {
     pub weights: WeightLayout,
     /// `y`, `[m, n/W]` or `[m/W, n]`.
     pub y: RowsMut<'a, T>,
+    /// Where all rows of `x` go, `[m, k]` (AllGather-GEMM).
+    pub gathered: Option<RowsMut<'a, T>>,
     /// Applied to a sum before it is stored to `y`.
     pub epilogue: Epilogue<'a, T>,
     /// The communicator's workspace.
@@ -82,12 +84,15 @@ impl<T: Element> Executor<T> {
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
     pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
-        let CpuArgs { x, w, weights: layout, y, epilogue, memory, await_pushed, op_hash } = args;
+        let CpuArgs { x, w, weights: layout, y, gathered, epilogue, memory, await_pushed, op_hash } = args;
         let problem = self.program.problem;
         fits("x", problem.x_shape(self.program.rank), x.elements.len(), x.stride)?;
         let (rows, cols) = layout.extents(problem.n_local(), problem.k_local());
         fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
         fits("y", problem.y_shape(self.program.rank), y.elements.len(), y.stride)?;
+        if let Some(rows) = &gathered {
+            fits("x_full", Shape { rows: problem.m(), cols: problem.k_local() }, rows.elements.len(), rows.stride)?;
+        }
         epilogue.fits(&problem, self.program.rank)?;
         self.holds(&memory)?;
         self.reserve(buffers)?;
@@ -119,7 +124,12 @@ impl<T: Element> Executor<T> {
         let (first, others) = workers[..self.workers.get()].split_at_mut(1);
         let done = if others.is_empty() { call.work(0, 1, &mut first[0]) } else { together(&call, &mut first[0], others) };
         match done {
-            Ok(_) => Ok(()),
+            Ok(_) => {
+                if let Some(rows) = gathered {
+                    call.hand_out(rows);
+                }
+                Ok(())
+            }
             Err(Poisoned) => Err(failed()),
         }
     }

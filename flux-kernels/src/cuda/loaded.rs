@@ -6,6 +6,7 @@
 
 use super::call::{check, current_context};
 use super::error::LaunchError;
+use super::gathered_rows::GatheredRows;
 use super::kernel::Kernel;
 use super::rms_norm::RmsNorm;
 use crate::variant::Variant;
@@ -26,6 +27,7 @@ unsafe impl<K: Send + Sync> Send for Loaded<K> {}
 type Registry<K> = Mutex<Vec<Loaded<K>>>;
 
 static VARIANTS: Registry<Kernel> = Mutex::new(Vec::new());
+static GATHERED_ROWS: Registry<GatheredRows> = Mutex::new(Vec::new());
 static RMS_NORM: Registry<RmsNorm> = Mutex::new(Vec::new());
 
 /// The kernel of a variant in the current context: loaded there already, or now from the cubin that
@@ -43,6 +45,14 @@ pub fn loaded<E: From<LaunchError>>(variant: Variant, cubin: impl FnOnce() -> Re
 /// What `cubin` returns; [`LaunchError`] as [`RmsNorm::load`].
 pub fn loaded_rms_norm<E: From<LaunchError>>(cubin: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Arc<RmsNorm>, E> {
     find_or_load(&RMS_NORM, |_| true, || Ok(RmsNorm::load(&cubin()?)?))
+}
+
+/// As [`loaded`], the kernel that copies gathered rows.
+///
+/// # Errors
+/// What `cubin` returns; [`LaunchError`] as [`GatheredRows::load`].
+pub fn loaded_gathered_rows<E: From<LaunchError>>(cubin: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Arc<GatheredRows>, E> {
+    find_or_load(&GATHERED_ROWS, |_| true, || Ok(GatheredRows::load(&cubin()?)?))
 }
 
 fn find_or_load<K, E: From<LaunchError>>(

@@ -186,6 +186,7 @@ impl<T: Element> Member<'_, T> {
             self.executor.run(
                 &mut self.buffers,
                 CpuArgs {
+                    gathered: None,
                     x: Rows { elements: x, stride: xs.cols as usize },
                     w: Rows { elements: w, stride: ws.cols as usize },
                     weights: WeightLayout::Nk,

@@ -75,6 +75,8 @@ pub struct RawOperands {
     pub y: RawTensor,
     /// Gain, and the normalised rows.
     pub norm: Option<(RawTensor, RawTensor)>,
+    /// Where all rows of `x` go; of an AllGather-GEMM.
+    pub gathered: Option<RawTensor>,
 }
 
 /// An op, whatever its kind and element type.
@@ -107,7 +109,8 @@ impl AnyOp {
         }))
     }
 
-    /// As [`FusedLinear::forward_with`].
+    /// As [`FusedLinear::forward_with`], or as
+    /// [`forward_gathered`](crate::AllGatherGemm::forward_gathered).
     ///
     /// # Safety
     /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask. A residual in
@@ -183,7 +186,9 @@ impl<K: OpMarker, T: Element> Linear for FusedLinear<K, T> {
         if let (Some(gain), Some(y_norm)) = (&gain, &mut y_norm) {
             epilogue = epilogue.norm(gain, y_norm);
         }
-        self.forward_with(&x, &w, epilogue, &mut written("y", operands.y)?, stream)
+        let mut y = written("y", operands.y)?;
+        let mut x_full = operands.gathered.map(|rows| written("x_full", rows)).transpose()?;
+        self.call((&x, &w), &epilogue, &mut y, x_full.as_mut(), stream)
     }
 
     fn prepare(&self, rows: &[usize]) -> Result<(), CallError> {

@@ -14,14 +14,15 @@ use crate::operands::Operands;
 use crate::tensor::{Location, View};
 use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
+use flux_core::OpKind;
 use flux_kernels::cuda::{
-    DeviceProgram, EpilogueStaging, Kernel, LaunchArgs, Matrix, Residual, RmsNorm, RmsNormArgs, TraceBuffer, launch, loaded,
-    loaded_rms_norm,
+    DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs, Matrix, Residual, RmsNorm, RmsNormArgs,
+    TraceBuffer, launch, loaded, loaded_gathered_rows, loaded_rms_norm,
 };
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Element, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout};
 use flux_transport::internal::cuda::{CudaDevice, is_capturing};
-use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError};
+use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError, WorkspaceView};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -34,6 +35,8 @@ pub(crate) struct CudaExecutor {
     /// One for each variant that programs need.
     kernels: Vec<(Variant, Arc<Kernel>)>,
     norm: Option<(Arc<RmsNorm>, Epsilon)>,
+    /// Of an AllGather-GEMM.
+    gathered: Option<Arc<GatheredRows>>,
     programs: Arc<DevicePrograms>,
     // Freed only where the device can be waited for.
     trace: ManuallyDrop<Option<Trace>>,
@@ -90,12 +93,14 @@ impl CudaExecutor {
             }
         }
         let norm = epilogue.rms_norm.map(|eps| Ok::<_, BuildError>((norm_kernel(target.arch)?, eps))).transpose()?;
+        let gathers = largest.iter().any(|(recipe, _)| recipe.problem.op() == OpKind::AllGatherGemm);
+        let gathered = gathers.then(|| gathered_rows_kernel(target.arch)).transpose()?;
         programs.open(comm, &device, kernels.iter().any(|(_, kernel)| EpilogueStaging::bytes_for(kernel) > 0))?;
         let traced = largest.iter().any(|(recipe, _)| recipe.launch.trace);
         let items = largest.iter().map(|(_, resolved)| resolved.bound.items).max().unwrap_or(0);
         let buffer = traced.then(|| TraceBuffer::new(items, device.info().sms)).transpose()?;
         let trace = ManuallyDrop::new(buffer.map(|buffer| Trace { buffer, last: Mutex::new(None) }));
-        Ok(Self { comm: comm.clone(), device, target, kernels, norm, programs, trace })
+        Ok(Self { comm: comm.clone(), device, target, kernels, norm, gathered, programs, trace })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
@@ -157,6 +162,9 @@ impl CudaExecutor {
         // SAFETY: the operands fit the problem and are held until the stream is past the call. The
         // kernel or the collective that writes `y` is ahead on the stream.
         let enqueued = enqueued.and_then(|()| unsafe { self.normalise::<T>(operands, raw_stream) });
+        // SAFETY: as above. Peers write this half of the gather buffer again after this rank's next
+        // call, which comes behind the copy.
+        let enqueued = enqueued.and_then(|()| unsafe { self.hand_out::<T>(call.memory(), on) });
         super::end(comm, call, enqueued)
     }
 
@@ -171,6 +179,32 @@ impl CudaExecutor {
         let args = RmsNormArgs { y, gain: norm.gain.address, out, rows, cols, eps: eps.get(), stream };
         // SAFETY: the caller's promise.
         unsafe { kernel.launch::<T>(&args) }.map_err(CallError::Launch)
+    }
+
+    /// Puts the copy of the gathered rows on the stream, where the caller wants them.
+    ///
+    /// # Safety
+    /// As [`GatheredRows::launch`].
+    unsafe fn hand_out<T: Element>(&self, memory: &WorkspaceView, on: Launching<'_>) -> Result<(), CallError> {
+        let (Some(kernel), Some(out)) = (&self.gathered, &on.operands.x_full) else { return Ok(()) };
+        let (plan, rank) = (&on.placed.execution, self.comm.rank());
+        let (offset, flattened) = match &plan.traffic {
+            Traffic::Collective(sequential) => (sequential.offset(), true),
+            _ => (0, on.placed.program.program().flattened),
+        };
+        let args = GatheredRowsArgs {
+            problem: &plan.problem,
+            rank,
+            x: matrix::<T>(&on.operands.x),
+            buffer: memory.data[rank.index()] + offset,
+            half_stride: memory.size.half_stride(),
+            flattened,
+            control: memory.control,
+            out: matrix::<T>(out),
+            stream: on.stream,
+        };
+        // SAFETY: the caller's promise.
+        unsafe { kernel.launch(&args) }.map_err(CallError::Launch)
     }
 
     /// Puts the kernel of a call that has begun on its stream, and beside it what moves its data.
@@ -385,6 +419,11 @@ fn kernel(variant: Variant, arch: Arch) -> Result<Arc<Kernel>, BuildError> {
         }
         Ok(cubin.image)
     })
+}
+
+/// The kernel that copies gathered rows, in the current context.
+fn gathered_rows_kernel(arch: Arch) -> Result<Arc<GatheredRows>, BuildError> {
+    loaded_gathered_rows(|| Ok(flux_kernels::cubin(&KernelSource::gathered_rows(), arch)?.image))
 }
 
 /// The norm's kernel in the current context.

@@ -66,6 +66,8 @@ impl<T: Element> HostExecutor<T> {
         // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was
         // checked for, and that `y` overlaps no other operand.
         let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
+        // SAFETY: as `y`.
+        let gathered = operands.x_full.as_ref().map(|view| unsafe { rows_mut(view) });
         // SAFETY: as `x` and `w`.
         let bias = operands.bias.as_ref().map(|bias| unsafe { rows(bias) }.elements);
         let residual = operands.residual.as_ref().map(|residual| {
@@ -76,8 +78,8 @@ impl<T: Element> HostExecutor<T> {
             Residual::Rows(unsafe { rows(residual) })
         });
         let epilogue = Epilogue { bias, residual, activation: self.epilogue.activation };
-        let done =
-            program.run(&mut self.buffers.lock(), CpuArgs { x, w, weights: self.weights, y, epilogue, memory, await_pushed, op_hash });
+        let done = program
+            .run(&mut self.buffers.lock(), CpuArgs { x, w, weights: self.weights, y, gathered, epilogue, memory, await_pushed, op_hash });
         let finished = call.finish();
         match done {
             Ok(()) => finished.map_err(|error| failure_of(comm, error.into()))?,

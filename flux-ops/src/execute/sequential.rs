@@ -61,6 +61,11 @@ impl Sequential {
         Matrix { address: half + self.offset, row_bytes: self.row_bytes }
     }
 
+    /// Bytes from the start of a half to the rows of all ranks.
+    pub(super) const fn offset(&self) -> u64 {
+        self.offset
+    }
+
     /// The collective of a call of the op with number `op`, of the caller's rows.
     pub(super) fn collective(&self, shard: Matrix, op: u32) -> LibraryCollective {
         let Self { kind, dtype, rows, row_bytes, offset, .. } = *self;

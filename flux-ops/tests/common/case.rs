@@ -127,6 +127,11 @@ impl<T: Element> Case<T> {
         self.bias.is_some()
     }
 
+    /// The `x` of all ranks, dense.
+    pub fn all_x(&self) -> Vec<T> {
+        self.x.clone()
+    }
+
     /// The operand `x` of `rank`, dense.
     pub fn x(&self, rank: Rank) -> Vec<T> {
         let (p, shape) = (&self.problem, self.problem.x_shape(rank));

@@ -1,15 +1,23 @@
-"""Gradients of the ops. A forward pass saves its shard, and the backward pass gathers again."""
+"""Gradients of the ops. A forward pass saves its shard, and the backward pass gathers again.
+
+Weights are read as they are stored: what multiplies by ``weight`` and not by its transpose takes the view ``weight.t()``.
+"""
 
 from __future__ import annotations
+
+import os
 
 import torch
 import torch.nn.functional as F
 
-from ._comm import _known
-from ._kernels import call, calls
+from ._comm import Communicator, _known
+from ._kernels import call, calls, pair_calls
 from ._rows import Rows
 
 __all__ = ["AllGatherMatmul", "CopiedInputLinear", "MatmulAllReduce", "MatmulReduceScatter"]
+
+_NCCL_CTAS = 64
+"""Most CTAs of a collective where NCCL_MAX_CTAS sets no limit: NCCL's MAXCHANNELS."""
 
 
 class AllGatherMatmul(torch.autograd.Function):
@@ -28,18 +36,40 @@ class AllGatherMatmul(torch.autograd.Function):
         dy = dy.contiguous()
         dx = dweight = None
         if needs_weight:
-            # Each collective runs beside the GEMM that does not need it, as in Megatron-LM.
-            rows = Rows(dy.shape[0], _known[ctx.comm])
-            gathered = rows.gather(x)
-            sums = dy @ weight if needs_x else None
-            full = gathered()
-            scattered = rows.scatter(sums) if needs_x else None
-            dweight = dy.t() @ full
-            dx = scattered() if needs_x else None
+            dx, dweight = _column_parallel(dy, x, weight, needs_x, ctx.comm)
         elif needs_x:
-            # The kernels read both operands along rows, so the weight is transposed by a copy.
-            dx = call("matmul_reduce_scatter", dy, weight.t().contiguous(), None, None, ctx.comm)
+            dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, ctx.comm)
         return dx, dweight, dy.sum(0) if needs_bias else None, None, None
+
+
+def _column_parallel(
+    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs_x: bool, comm: int
+) -> tuple[torch.Tensor | None, torch.Tensor]:
+    """Gradients of ``x``, where it needs one, and of the weight, beside the gather of ``x``.
+
+    A kernel of NCCL that waits for SMs and an op that holds them while it awaits peers could wait for each other, so
+    the fused GEMM-ReduceScatter runs beside the gather only where NCCL has SMs of its own.
+    """
+    rows = Rows(dy.shape[0], _known[comm])
+    gathered = rows.gather(x)
+    if not needs_x:
+        return None, dy.t() @ gathered()
+    if _leaves_room_for_nccl(_known[comm]):
+        dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, comm)
+        return dx, dy.t() @ gathered()
+    # Each collective runs beside the GEMM that does not need it, as in Megatron-LM.
+    sums = dy @ weight
+    full = gathered()
+    scattered = rows.scatter(sums)
+    dweight = dy.t() @ full
+    return scattered(), dweight
+
+
+def _leaves_room_for_nccl(comm: Communicator) -> bool:
+    """Whether every CTA of a collective of torch.distributed finds an SM beside an op. On the CPU both are threads."""
+    limit = os.environ.get("NCCL_MAX_CTAS", "")
+    most = int(limit) if limit.isdecimal() else 0
+    return comm.world_size == 1 or comm.device is None or comm.sm_margin >= (most or _NCCL_CTAS)
 
 
 class MatmulReduceScatter(torch.autograd.Function):
@@ -57,12 +87,14 @@ class MatmulReduceScatter(torch.autograd.Function):
         needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
         dresidual = dy if needs_residual else None
         dy, m = dy.contiguous(), x.shape[0]
-        if not (needs_weight or needs_bias):
-            dx = call("all_gather_matmul", dy, weight.t().contiguous(), None, 0, m, ctx.comm) if needs_x else None
-            return dx, None, None, dresidual, None
-        # The gradient of the weight needs the gathered rows, so that of x takes them, too.
-        full = Rows(m, _known[ctx.comm]).gather(dy)()
-        dx, dweight = full @ weight if needs_x else None, full.t() @ x if needs_weight else None
+        dx = full = None
+        if needs_x and (needs_weight or needs_bias):
+            dx, full = call(pair_calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.comm)
+        elif needs_x:
+            dx = call(calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.comm)
+        elif needs_weight or needs_bias:
+            full = Rows(m, _known[ctx.comm]).gather(dy)()
+        dweight = full.t() @ x if needs_weight else None
         return dx, dweight, full.sum(0) if needs_bias else None, dresidual, None
 
 
@@ -98,6 +130,6 @@ class CopiedInputLinear(torch.autograd.Function):
         rows = dy.reshape(-1, dy.shape[-1])
         dx = None
         if needs_x:
-            dx = call("matmul_all_reduce", rows.contiguous(), weight.t().contiguous(), None, None, ctx.comm).reshape(x.shape)
+            dx = call(calls["matmul_all_reduce"], rows.contiguous(), weight.t(), None, None, ctx.comm).reshape(x.shape)
         dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
         return dx, dweight, rows.sum(0) if needs_bias else None, None

@@ -16,7 +16,7 @@ from . import _native, _ops
 from ._comm import _known
 from .errors import FluxError, OperandError
 
-__all__ = ["call", "calls", "norm_calls", "norm_out_calls", "out_calls", "own_error"]
+__all__ = ["call", "calls", "out_calls", "own_error", "pair_calls", "pair_out_calls"]
 
 _NEEDED = (2, 10)
 
@@ -32,11 +32,11 @@ def _register() -> None:
 
 _register()
 _packets = {name: getattr(torch.ops.flux_tp, name) for name in ("all_gather_matmul", "matmul_reduce_scatter", "matmul_all_reduce")}
-_normalising = {name: _packets[name] for name in ("matmul_reduce_scatter", "matmul_all_reduce")}
 calls = {name: packet.default for name, packet in _packets.items()}
 out_calls = {name: packet.out for name, packet in _packets.items()}
-norm_calls = {name: packet.norm for name, packet in _normalising.items()}
-norm_out_calls = {name: packet.norm_out for name, packet in _normalising.items()}
+# With a second result: the gathered rows, or the normalised ones.
+pair_calls = {name: packet.gathered if name == "all_gather_matmul" else packet.norm for name, packet in _packets.items()}
+pair_out_calls = {name: packet.gathered_out if name == "all_gather_matmul" else packet.norm_out for name, packet in _packets.items()}
 
 
 def _one_device(x: Tensor, **operands: Tensor | None) -> None:
@@ -46,11 +46,26 @@ def _one_device(x: Tensor, **operands: Tensor | None) -> None:
             raise OperandError(f"{name} is on {tensor.device}, and x on {x.device}: move it there")
 
 
+def _all_rows(x: Tensor, m: int, comm: int) -> int:
+    return x.shape[0] * _known[comm].world_size if isinstance(m, int) and m < 0 else m
+
+
 @torch.library.register_fake("flux_tp::all_gather_matmul")
 def _(x, weight, bias, activation, m, comm):
     _one_device(x, weight=weight, bias=bias)
-    rows = x.shape[0] * _known[comm].world_size if isinstance(m, int) and m < 0 else m
-    return x.new_empty(rows, weight.shape[0])
+    return x.new_empty(_all_rows(x, m, comm), weight.shape[0])
+
+
+@torch.library.register_fake("flux_tp::all_gather_matmul.gathered")
+def _(x, weight, bias, activation, m, comm):
+    _one_device(x, weight=weight, bias=bias)
+    rows = _all_rows(x, m, comm)
+    return x.new_empty(rows, weight.shape[0]), x.new_empty(rows, x.shape[1])
+
+
+@torch.library.register_fake("flux_tp::all_gather_matmul.gathered_out")
+def _(x, weight, bias, activation, m, comm, *, out, x_full):
+    _one_device(x, weight=weight, bias=bias, out=out, x_full=x_full)
 
 
 @torch.library.register_fake("flux_tp::all_gather_matmul.out")
@@ -90,9 +105,9 @@ def own_error(error: RuntimeError) -> RuntimeError:
     return error if isinstance(error, FluxError) else _native.take_error(str(error)) or error
 
 
-def call(op: str, *arguments: Any) -> Tensor:
-    """A call inside a backward pass."""
+def call(overload: Any, *arguments: Any) -> Any:
+    """A call inside a backward pass, of one of the overloads above."""
     try:
-        return calls[op](*arguments)
+        return overload(*arguments)
     except RuntimeError as error:
         raise own_error(error) from None

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 Connected: TypeAlias = tuple[int, int, int, str, int | None]
 Described: TypeAlias = tuple[int, str, int, int, int, tuple[int, int]]
-Built: TypeAlias = tuple[str, bool, bool, int, float | None]
+Built: TypeAlias = tuple[str, bool, bool, bool, int, float | None]
 Operands: TypeAlias = tuple[
     Described, Described, Described | None, Described | None, Described | None, Described, Described | None
 ]

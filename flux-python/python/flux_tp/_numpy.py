@@ -24,6 +24,7 @@ def run(
     m: int | None = None,
     residual: Any = None,
     norm: tuple[Any, float] | None = None,
+    gathered: bool = False,
 ) -> Any:
     """Makes a call; see the ops in ``_ops``."""
     from ._ops import as_rows, shard_rows
@@ -34,8 +35,9 @@ def run(
             "device, or a communicator with transport='host'"
         )
     gain, eps = norm or (None, None)
-    y, y_norm = (out, None) if norm is None else out or (None, None)
-    given = {"x": x, "weight": weight, "bias": bias, "residual": residual, "gain": gain, "out": y, "y_norm": y_norm}
+    is_pair, second_name = gathered or norm is not None, "x_full" if gathered else "y_norm"
+    y, second = out or (None, None) if is_pair else (out, None)
+    given = {"x": x, "weight": weight, "bias": bias, "residual": residual, "gain": gain, "out": y, second_name: second}
     for name, array in given.items():
         if array is not None and not isinstance(array, np.ndarray):
             raise OperandError(f"{name} is a {type(array).__name__}, and x is a numpy.ndarray: give arrays of one library")
@@ -49,17 +51,18 @@ def run(
         m = rows * comm.world_size if gathers else rows
     shape = (shard_rows(comm, m) if op == "matmul_reduce_scatter" else m, weight.shape[0] if weight.ndim else 0)
     y = np.empty(shape, x.dtype) if y is None else y
-    y_norm = np.empty(shape, x.dtype) if y_norm is None and norm is not None else y_norm
-    for name, array in (("out", y), ("y_norm", y_norm)):
+    if second is None and is_pair:
+        second = np.empty((m, x.shape[1] if x.ndim > 1 else 0) if gathered else shape, x.dtype)
+    for name, array in (("out", y), (second_name, second)):
         if array is not None and not array.flags.writeable:
             raise OperandError(f"{name} is not writeable")
-    described = [None if array is None else _describe(array) for array in (x, weight, bias, residual, gain, y, y_norm)]
+    described = [None if array is None else _describe(array) for array in (x, weight, bias, residual, gain, y, second)]
     _native.call_host(comm.id, op, activation, m, tuple(described), eps)
     if out is not None:
         return out
     if len(lead) > 1:
-        y, y_norm = (None if array is None else array.reshape(-1, *lead[1:], shape[1]) for array in (y, y_norm))
-    return y if norm is None else (y, y_norm)
+        y, second = (None if array is None else array.reshape(-1, *lead[1:], array.shape[1]) for array in (y, second))
+    return (y, second) if is_pair else y
 
 
 def _describe(array: np.ndarray) -> tuple[int, str, int, int, int, tuple[int, int]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from math import prod
-from typing import Any, TypeVar, overload
+from typing import Any, Literal, TypeVar, overload
 
 from . import _comm, _native
 from .errors import OperandError
@@ -22,6 +22,19 @@ _torch: Any = None
 _Tensor: Any = ()
 
 
+@overload
+def all_gather_matmul(
+    x: Operand,
+    weight: Operand,
+    bias: Operand | None = None,
+    activation: str | None = None,
+    group: _comm.Communicator | None = None,
+    return_gathered: Literal[False] = False,
+    *,
+    m: int | None = None,
+    out: Operand | None = None,
+) -> Operand: ...
+@overload
 def all_gather_matmul(
     x: Operand,
     weight: Operand,
@@ -29,33 +42,51 @@ def all_gather_matmul(
     activation: str | None = None,
     group: _comm.Communicator | None = None,
     *,
+    return_gathered: Literal[True],
     m: int | None = None,
-    out: Operand | None = None,
-) -> Operand:
+    out: tuple[Operand, Operand] | None = None,
+) -> tuple[Operand, Operand]: ...
+def all_gather_matmul(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    activation: str | None = None,
+    group: Any = None,
+    return_gathered: bool = False,
+    *,
+    m: int | None = None,
+    out: Any = None,
+) -> Any:
     """``activation(gather(x) @ weight.T + bias)``: a column-parallel linear layer whose input is split by rows.
 
     Args:
         x: ``[m_r, k]``, this rank's rows. More dimensions are taken as rows.
-        weight: ``[n/W, k]``, this rank's columns. ``n/W`` and ``k`` are multiples of 8.
+        weight: ``[n/W, k]``, this rank's columns. ``n/W`` and ``k`` are multiples of 8. It may be the transposed
+            view ``w.t()`` of a ``w`` of ``[k, n/W]``, which is read as it is stored.
         bias: ``[n/W]``.
         activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32.
         group: the communicator; the first that :func:`flux_tp.init` made.
         m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
-        out: where the result goes, ``[m, n/W]``.
+        return_gathered: whether the gathered ``x`` is returned, too. It has no gradient.
+        out: where the result goes, ``[m, n/W]``. With ``return_gathered`` a pair of both results.
 
     All operands are bfloat16, or all float16, in row-major order with 16-byte aligned rows. They are on the
     communicator's device.
 
     Returns:
-        ``[m, n/W]``: all rows of this rank's columns, from torch's allocator on torch's current stream.
+        ``[m, n/W]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
+        ``return_gathered`` a pair ``(y, x_full)``, where ``x_full`` is ``[m, k]``, the rows of all ranks.
 
     Raises:
         OperandError: a shape, dtype, device or layout that does not fit; nothing was launched.
         BuildError, DisagreedError: on the first call of a shape.
         PeerLostError, PeerLeftError, TimeoutError, AbortedError: see :mod:`flux_tp.errors`.
     """
-    return _backend(x).run("all_gather_matmul", x, weight, bias, group or _comm.default(), out, activation=_number(activation), m=m)
+    if return_gathered:
+        _check_pair(out, "return_gathered", "(y, x_full)")
+    comm, number = group or _comm.default(), _number(activation)
+    return _backend(x).run("all_gather_matmul", x, weight, bias, comm, out, activation=number, m=m, gathered=return_gathered)
 
 
 @overload
@@ -84,7 +115,7 @@ def matmul_reduce_scatter(x: Any, weight: Any, bias: Any = None, residual: Any =
 
     Args:
         x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
-        weight: ``[n, k/W]``. ``n`` and ``k/W`` are multiples of 8.
+        weight: ``[n, k/W]``, or its transposed view. ``n`` and ``k/W`` are multiples of 8.
         bias: ``[n]``, the same on every rank.
         residual: ``[m_r, n]``, added in fp32 before the one rounding. ``out`` may be the same memory.
         norm: ``(gain, eps)`` of an RMSNorm of the result's rows, with a gain of ``[n]``. It has no gradient.
@@ -126,7 +157,7 @@ def matmul_all_reduce(x: Any, weight: Any, bias: Any = None, residual: Any = Non
 
     Args:
         x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
-        weight: ``[n, k/W]``. ``n`` and ``k/W`` are multiples of 8.
+        weight: ``[n, k/W]``, or its transposed view. ``n`` and ``k/W`` are multiples of 8.
         bias: ``[n]``, the same on every rank.
         residual: ``[m, n]``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         norm: ``(gain, eps)``, the same on every rank, as for :func:`matmul_reduce_scatter`.
@@ -148,6 +179,7 @@ def prepare(
     *,
     rows: Sequence[int] = (),
     dtype: Any = "bfloat16",
+    transposed: bool = False,
     bias: bool = False,
     activation: str | None = None,
     residual: bool = False,
@@ -161,6 +193,7 @@ def prepare(
         n, k: output features and inner dimension, both global.
         rows: numbers ``m`` of rows whose calls are to be captured in CUDA graphs: captured calls build nothing.
         dtype: ``bfloat16`` or ``float16``: a name, or a dtype of torch or NumPy.
+        transposed: whether the weight of calls is a transposed view, as in :func:`all_gather_matmul`.
         bias: whether calls have one.
         activation: as in :func:`all_gather_matmul`.
         residual: whether calls have one, as in :func:`matmul_reduce_scatter`.
@@ -169,7 +202,7 @@ def prepare(
     """
     comm = group or _comm.default()
     name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
-    _native.prepare(comm.id, op, (n, k), (name, bias, residual, _number(activation), eps), list(rows))
+    _native.prepare(comm.id, op, (n, k), (name, transposed, bias, residual, _number(activation), eps), list(rows))
 
 
 def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any) -> Any:
@@ -181,8 +214,12 @@ def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: 
 def _check_norm(norm: Any, out: Any) -> None:
     if not (isinstance(norm, tuple) and len(norm) == 2 and isinstance(norm[1], (int, float))):
         raise OperandError(f"norm is a {type(norm).__name__}: give a tuple (gain, eps) of an operand and a number")
+    _check_pair(out, "a norm", "(y, y_norm)")
+
+
+def _check_pair(out: Any, why: str, pair: str) -> None:
     if out is not None and not (isinstance(out, tuple) and len(out) == 2):
-        raise OperandError(f"out is a {type(out).__name__}: with a norm there are two results, so give a tuple (y, y_norm)")
+        raise OperandError(f"out is a {type(out).__name__}: with {why} there are two results, so give a tuple {pair}")
 
 
 def as_rows(residual: Any, lead: Sequence[int]) -> Any:

@@ -13,7 +13,7 @@ from torch import Tensor
 from . import _ops
 from ._autograd import AllGatherMatmul, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator
-from ._kernels import calls, norm_calls, norm_out_calls, out_calls, own_error
+from ._kernels import calls, out_calls, own_error, pair_calls, pair_out_calls
 from .errors import OperandError
 
 FUNCTIONS = {
@@ -36,6 +36,7 @@ def run(
     m: int | None = None,
     residual: Any = None,
     norm: tuple[Any, float] | None = None,
+    gathered: bool = False,
 ) -> Any:
     """Makes a call; see the ops in ``_ops``."""
     lead = x.shape[:-1]
@@ -54,31 +55,36 @@ def run(
         arguments = (x, weight, bias, residual, comm.id)
     else:
         arguments = (x, weight, bias, residual, gain, eps, comm.id)
+    second = "return_gathered=" if gathered else None if norm is None else "norm="
     if torch.compiler.is_compiling():
-        y = _run(op, arguments, norm is not None, out, needs_grad)
+        y = _run(op, arguments, second, out, needs_grad)
     else:
         try:
-            y = _run(op, arguments, norm is not None, out, needs_grad)
+            y = _run(op, arguments, second, out, needs_grad)
         except RuntimeError as error:
             raise own_error(error) from None
     if out is not None or len(lead) == 1:
         return y
-    shape = (-1, *lead[1:], weight.shape[0])
-    return y.reshape(shape) if norm is None else (y[0].reshape(shape), y[1].reshape(shape))
+    shape = (-1, *lead[1:])
+    if second is not None:
+        return tuple(part.reshape(*shape, part.shape[1]) for part in y)
+    return y.reshape(*shape, weight.shape[0])
 
 
-def _run(op, arguments, has_norm, out, needs_grad):
-    if needs_grad and (out is not None or has_norm):
-        name = "norm=" if has_norm else "out="
+def _run(op, arguments, second, out, needs_grad):
+    # ``second``: the argument that brings a second result.
+    if needs_grad and (out is not None or second is not None):
+        name = second or "out="
         raise OperandError(f"{name} takes no part in autograd: leave it out, or call the op under torch.no_grad()")
     if out is not None:
-        if has_norm:
-            norm_out_calls[op](*arguments, out=out[0], out_norm=out[1])
+        if second is not None:
+            name = "x_full" if op == "all_gather_matmul" else "out_norm"
+            pair_out_calls[op](*arguments, out=out[0], **{name: out[1]})
         else:
             out_calls[op](*arguments, out=out)
         return out
-    if has_norm:
-        return norm_calls[op](*arguments)
+    if second is not None:
+        return pair_calls[op](*arguments)
     if not needs_grad:
         return calls[op](*arguments)
     if op == "all_gather_matmul":

@@ -5,7 +5,7 @@
 use super::shim::{Meta, Shim, Tensor, shim};
 use crate::error::Error;
 use crate::member::{Member, here, named};
-use crate::operand::{Dims, activation, operand};
+use crate::operand::{Dims, Weight, activation, operand, weight};
 use crate::ops::{Call, Eps, Kind, Norm};
 use flux_ops::binding::Class;
 use flux_ops::{DType, Location, RawTensor};
@@ -27,20 +27,21 @@ pub(crate) fn take_error(message: &str) -> Option<Error> {
 #[derive(Clone, Copy)]
 struct Form {
     kind: Kind,
-    /// With gain and eps, and the normalised rows as second result.
-    norm: bool,
+    /// With a second result: the gathered rows of an op that gathers; else the normalised ones, of
+    /// which gain and eps are arguments.
+    pair: bool,
     /// Results go where the caller says.
     out: bool,
 }
 
-/// The kernel of an op: [`Kind`] by number, with or without norm and `out`.
-pub(super) extern "C-unwind" fn kernel<const KIND: u8, const NORM: bool, const OUT: bool>(stack: *mut u64, arguments: u64, results: u64) {
+/// The kernel of an op: [`Kind`] by number, with or without a second result and `out`.
+pub(super) extern "C-unwind" fn kernel<const KIND: u8, const PAIR: bool, const OUT: bool>(stack: *mut u64, arguments: u64, results: u64) {
     let Some(shim) = shim() else { return };
     let done = catch_unwind(AssertUnwindSafe(|| {
         // SAFETY: the dispatcher gives room for all arguments and all results.
         let stack = unsafe { std::slice::from_raw_parts_mut(stack, arguments.max(results) as usize) };
         // SAFETY: these are the arguments of the op's schema, which the kernel owns.
-        unsafe { run(shim, Form { kind: Kind::from_number(KIND), norm: NORM, out: OUT }, stack) }
+        unsafe { run(shim, Form { kind: Kind::from_number(KIND), pair: PAIR, out: OUT }, stack) }
     }));
     let error = match done {
         Ok(Ok(())) => return,
@@ -64,7 +65,7 @@ struct Arguments {
     m: i64,
     comm: u64,
     out: Option<Tensor>,
-    out_norm: Option<Tensor>,
+    out_second: Option<Tensor>,
 }
 
 impl Arguments {
@@ -85,12 +86,12 @@ impl Arguments {
             weight: tensor(next()),
             bias: optional(next()),
             residual: if gathers { None } else { optional(next()) },
-            norm: form.norm.then(|| (tensor(next()), Eps::new(f64::from_bits(next())))),
+            norm: (form.pair && !gathers).then(|| (tensor(next()), Eps::new(f64::from_bits(next())))),
             activation: if gathers { next() } else { 0 },
             m: if gathers { next().cast_signed() } else { -1 },
             comm: next(),
             out: form.out.then(|| tensor(next())),
-            out_norm: (form.norm && form.out).then(|| tensor(next())),
+            out_second: (form.pair && form.out).then(|| tensor(next())),
         }
     }
 }
@@ -107,19 +108,22 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
     let m = kind.rows(usize::try_from(arguments.m).ok(), x.sizes[0], &member.comm);
     let place = Place { shim, member };
     let x_operand = place.operand("x", &x)?;
-    let result = |given: Option<Tensor>| match given {
+    let result = |given: Option<Tensor>, shape| match given {
         Some(given) => Ok(given),
-        None => shim.empty(kind.result(m, weight.sizes[0], &member.comm), x.dtype, x.device),
+        None => shim.empty(shape, x.dtype, x.device),
     };
-    let y = result(arguments.out)?;
-    let normalised = arguments.norm.is_some().then(|| result(arguments.out_norm)).transpose()?;
+    let shape = kind.result(m, weight.sizes[0], &member.comm);
+    let gathers = kind == Kind::AllGather;
+    let y = result(arguments.out, shape)?;
+    let of_second = if gathers { [m, x.sizes[1]] } else { shape };
+    let second = form.pair.then(|| result(arguments.out_second, of_second)).transpose()?;
     let stream = match x_operand.location {
         Location::Host => Stream::Host,
         // SAFETY: torch's current stream, which torch keeps.
         Location::Cuda(_) => unsafe { Stream::from_raw(shim.current_stream(x.device.1)?) },
     };
     let operand = |name, tensor: &Tensor| place.operand(name, &tensor.meta()?);
-    let norm = match (&arguments.norm, &normalised) {
+    let norm = match (&arguments.norm, &second) {
         (Some((gain, eps)), Some(rows)) => Some(Norm { gain: operand("gain", gain)?, eps: *eps, rows: operand("y_norm", rows)? }),
         _ => None,
     };
@@ -128,18 +132,19 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
         activation: activation(arguments.activation)?,
         m,
         x: x_operand,
-        weight: place.operand("weight", &weight)?,
+        weight: place.weight(&weight)?,
         bias: arguments.bias.as_ref().map(|bias| operand("bias", bias)).transpose()?,
         residual: arguments.residual.as_ref().map(|residual| operand("residual", residual)).transpose()?,
         y: operand("out", &y)?,
         norm,
+        gathered: second.as_ref().filter(|_| gathers).map(|rows| operand("x_full", rows)).transpose()?,
         stream,
     };
     // SAFETY: torch keeps the operands until the call has ended on the stream; results are new, or
     // the caller's to write.
     unsafe { member.ops.call(&call) }?;
     if !form.out {
-        for (place, made) in stack.iter_mut().zip([Some(y), normalised].into_iter().flatten()) {
+        for (place, made) in stack.iter_mut().zip([Some(y), second].into_iter().flatten()) {
             *place = made.into_result();
         }
     }
@@ -154,6 +159,16 @@ struct Place<'m> {
 
 impl Place<'_> {
     fn operand(&self, name: &'static str, meta: &Meta) -> Result<RawTensor, Error> {
+        let (dtype, location, dims) = self.described(name, meta)?;
+        operand(name, meta.address, dtype, location, &dims)
+    }
+
+    fn weight(&self, meta: &Meta) -> Result<Weight, Error> {
+        let (dtype, location, dims) = self.described("weight", meta)?;
+        weight(meta.address, dtype, location, &dims)
+    }
+
+    fn described(&self, name: &str, meta: &Meta) -> Result<(DType, Location, Dims), Error> {
         let types = self.shim.types;
         let dtype = match meta.dtype {
             dtype if dtype == types.bf16 => DType::Bf16,
@@ -173,7 +188,6 @@ impl Place<'_> {
             )));
         }
         let [rows, cols] = meta.sizes;
-        let dims = Dims { dim: meta.dim, rows, cols, strides: meta.strides };
-        operand(name, meta.address, dtype, location, &dims)
+        Ok((dtype, location, Dims { dim: meta.dim, rows, cols, strides: meta.strides }))
     }
 }

@@ -17,17 +17,17 @@ type Op = (&'static CStr, &'static CStr, shim::Boxed);
 
 /// Name, schema and kernel of an op with results of its own, then with `out`.
 macro_rules! op {
-    ($name:literal, $overload:literal, $out:literal, $kind:ident, $norm:literal, $arguments:literal, $results:literal, $outs:literal) => {
+    ($name:literal, $overload:literal, $out:literal, $kind:ident, $pair:literal, $arguments:literal, $results:literal, $outs:literal) => {
         [
             (
                 c_str(concat!($name, $overload, "\0")),
                 c_str(concat!($name, $overload, "(", $arguments, ") -> ", $results, "\0")),
-                kernel::<{ Kind::$kind as u8 }, $norm, false> as shim::Boxed,
+                kernel::<{ Kind::$kind as u8 }, $pair, false> as shim::Boxed,
             ),
             (
                 c_str(concat!($name, $out, "\0")),
                 c_str(concat!($name, $out, "(", $arguments, ", *, ", $outs, ") -> ()\0")),
-                kernel::<{ Kind::$kind as u8 }, $norm, true> as shim::Boxed,
+                kernel::<{ Kind::$kind as u8 }, $pair, true> as shim::Boxed,
             ),
         ]
     };
@@ -45,6 +45,22 @@ macro_rules! gathers {
             "Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm",
             "Tensor",
             "Tensor(a!) out"
+        )
+    };
+}
+
+/// A column-parallel op with the gathered rows as its second result.
+macro_rules! hands_out {
+    ($name:literal, $kind:ident) => {
+        op!(
+            $name,
+            ".gathered",
+            ".gathered_out",
+            $kind,
+            true,
+            "Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm",
+            "(Tensor, Tensor)",
+            "Tensor(a!) out, Tensor(b!) x_full"
         )
     };
 }
@@ -81,8 +97,9 @@ macro_rules! normalises {
     };
 }
 
-const OPS: [[Op; 2]; 5] = [
+const OPS: [[Op; 2]; 6] = [
     gathers!("all_gather_matmul", AllGather),
+    hands_out!("all_gather_matmul", AllGather),
     reduces!("matmul_reduce_scatter", ReduceScatter),
     reduces!("matmul_all_reduce", AllReduce),
     normalises!("matmul_reduce_scatter", ReduceScatter),

@@ -153,6 +153,7 @@ impl HostReplay {
         let called = self.executor.run(
             &mut Buffers::default(),
             CpuArgs {
+                gathered: None,
                 x: rows(x, problem.k_local()),
                 w: rows(w, problem.w_shape().cols),
                 weights: WeightLayout::Nk,
