@@ -30,6 +30,7 @@ pub struct OpSpec {
     pub residual: bool,
     pub activation: Activation,
     pub rms_norm: Option<f32>,
+    pub batch_invariant: bool,
     pub sm_margin: u32,
     pub max_workspace: Option<u64>,
     /// Calls may be captured.
@@ -56,6 +57,7 @@ impl OpSpec {
         let rms_norm = self.rms_norm.map(Epsilon::new);
         request.epilogue = EpilogueSpec { bias: self.bias, residual: self.residual, activation: self.activation, rms_norm };
         request.weights = self.weights;
+        request.batch_invariant = self.batch_invariant;
         request.launch.sm_margin = self.sm_margin;
         request.launch.captures = self.captures;
         request.max_workspace = self.max_workspace;
