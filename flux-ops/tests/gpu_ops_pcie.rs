@@ -37,6 +37,14 @@ fn calls_in_different_orders_fail_on_every_rank() {
     on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
 }
 
+#[test]
+fn the_way_through_the_host_changes_no_bit_of_a_batch_invariant_op() {
+    on_gpus(|staged| {
+        let Machine::Staged(count) = staged else { unreachable!("as made above") };
+        suite::transports_change_no_bit_of_a_batch_invariant_op(staged, Machine::Gpus(count));
+    });
+}
+
 /// With one plan the sums have one order: the bits are those of ranks that store to each other.
 #[test]
 fn the_way_through_the_host_changes_no_bit() {

@@ -49,6 +49,7 @@ pub struct OpOptions {
     pub weights: WeightLayout,
     /// AllGather-GEMM only.
     pub activation: Activation,
+    pub batch_invariant: bool,
     pub trace: bool,
 }
 
@@ -65,6 +66,7 @@ impl OpOptions {
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
+        builder = builder.batch_invariant(self.batch_invariant);
         // SAFETY: the tests declare a graph after its op, its communicator and the operands.
         unsafe { builder.bias(self.bias).weights(self.weights).trace(self.trace).captures() }
     }

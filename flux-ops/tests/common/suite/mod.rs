@@ -5,6 +5,7 @@
 mod builds;
 mod calls;
 mod finish;
+mod invariance;
 mod leaving;
 mod messages;
 mod norm;
@@ -18,6 +19,7 @@ mod weights;
 pub use builds::*;
 pub use calls::*;
 pub use finish::*;
+pub use invariance::*;
 pub use leaving::*;
 pub use messages::*;
 pub use norm::*;
