@@ -1,7 +1,7 @@
 //! The order in which a plan adds up one element of the result.
 //!
-//! Invariant: where the order is [`SumOrder::Fixed`] for one `m`, it is so for every `m`: neither
-//! the order of `k` nor that of the ranks depends on a row's position, its tile or its owner.
+//! Invariant: an order that is [`SumOrder::Fixed`] for one `m` is so for every `m`. It depends on no
+//! row's position, tile or owner.
 
 use super::{CommMode, KSplit, Plan, RowMapping, Target};
 use crate::{OpKind, Problem};
@@ -39,7 +39,8 @@ impl Plan {
     /// use flux_core::machine::Machine;
     /// use flux_core::plan::{Plan, SumOrder, Target};
     /// use flux_core::{DType, OpKind, Problem, WorldSize};
-    /// let p = Problem::new(OpKind::GemmReduceScatter, 512, 1024, 4096, DType::Bf16, WorldSize::new(4).unwrap())?;
+    /// let four = WorldSize::new(4).unwrap();
+    /// let p = Problem::new(OpKind::GemmReduceScatter, 512, 1024, 4096, DType::Bf16, four)?;
     /// let target = Target::peer_memory(Machine::H100, &p);
     /// let order = |text: &str| text.parse::<Plan>().unwrap().sum_order(&p, &target);
     /// assert_eq!(order("tile=128x128x64 rows=flattened"), SumOrder::Fixed);

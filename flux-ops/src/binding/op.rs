@@ -17,6 +17,7 @@ use std::ops::Range;
 /// What an op is built for. All but `max_workspace` is the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs, reason = "fields are named after the methods of Builder")]
+#[expect(clippy::struct_excessive_bools, reason = "options of a builder")]
 pub struct OpSpec {
     pub op: OpKind,
     pub dtype: DType,

@@ -106,8 +106,8 @@ impl<T: Element> Case<T> {
         Self { residual, ..self }
     }
 
-    /// The same, but row `i` of `x` and of the residual is the one of kind `kind(i)`: rows of one kind
-    /// are equal, in cases of any `m`.
+    /// The same, but row `i` of `x` and of the residual is of kind `kind(i)`. Rows of one kind are
+    /// equal, in cases of any `m`.
     pub fn with_rows_of(self, values: Values, kind: impl Fn(usize) -> u64) -> Self {
         let rows = || (0..self.problem.m() as usize).map(&kind);
         let (n, k) = (self.problem.n() as usize, self.problem.k() as usize);

@@ -1,4 +1,5 @@
-//! Batch-invariant ops: equal rows have equal bits in every call, at every place, on every transport.
+//! Batch-invariant ops: equal rows have equal bits in every call and at every place, on every
+//! transport.
 
 use super::{AnyOp, Case, Machine, Number, call, call_with_norm, defaults, unaligned};
 use crate::common::{Node, OPS, OpOptions, Values};
