@@ -38,6 +38,7 @@ pub const SHARDED: [OpKind; 2] = [OPS[0], OPS[1]];
 
 /// What a builder is told.
 #[derive(Clone, Copy, Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "options of a builder")]
 pub struct OpOptions {
     pub plan: Option<Plan>,
     pub workers: Option<u32>,

@@ -79,7 +79,7 @@ fn enter_others(bits: &mut Bits, op: OpKind, node: &Node) -> Result<(), String> 
 fn bits_of_calls<T: Number>(machine: Machine, op: OpKind, world: u32) -> Vec<Bits> {
     let rows = rows(machine);
     let cases: Vec<Case<T>> = rows.iter().map(|&m| case(machine, op, world, m)).collect();
-    let few = cases.iter().filter(|case| case.problem.m() <= 100).next_back().unwrap();
+    let few = cases.iter().rfind(|case| case.problem.m() <= 100).unwrap();
     let expected = few.expected_on(machine);
     machine.run(world, defaults, |node| {
         let options = OpOptions {
