@@ -24,6 +24,9 @@ pub(crate) struct OverrideArgs {
     /// Workers of a rank: CTAs, or threads on the host
     #[arg(long, value_parser = clap::value_parser!(u32).range(1..), help_heading = "Plan")]
     pub(crate) workers: Option<u32>,
+    /// Take only plans by which a row's bits do not depend on the rows beside it
+    #[arg(long, help_heading = "Plan")]
+    pub(crate) batch_invariant: bool,
 }
 
 /// How an op is executed; `None` is the op's choice.
@@ -31,12 +34,13 @@ pub(crate) struct OverrideArgs {
 pub(crate) struct Overrides {
     pub(crate) plan: Option<Plan>,
     pub(crate) workers: Option<u32>,
+    pub(crate) batch_invariant: bool,
 }
 
 impl Overrides {
     /// The op's own plan with so many workers.
     pub(crate) fn with_workers(workers: u32) -> Self {
-        Self { plan: None, workers: Some(workers) }
+        Self { workers: Some(workers), ..Self::default() }
     }
 }
 
@@ -44,7 +48,7 @@ impl OverrideArgs {
     /// What is asked for of an op on `comm`.
     pub(crate) fn on(&self, comm: &Communicator, problem: &Problem) -> anyhow::Result<Overrides> {
         let plan = self.plan.or_candidate(problem, || flux_ops::ranked_plans(comm, problem))?;
-        Ok(Overrides { plan, workers: self.workers })
+        Ok(Overrides { plan, workers: self.workers, batch_invariant: self.batch_invariant })
     }
 }
 

@@ -25,6 +25,7 @@ fn both_ops_write_the_whole_product_in_both_types() {
                     op,
                     ranks,
                     activation: Activation::None,
+                    batch_invariant: false,
                     transport: Select::NvLink,
                     input: case.input(),
                     output: case.output(),

@@ -32,6 +32,10 @@
 // The weight is stored as `[k, n]`, of this rank's extents, in place of `[n, k]`.
 #define FLUX_OP_WEIGHTS_KN 16
 
+// A row of the result has the same bits whatever rows share its call. They then depend on the row's
+// values, the weights, `n`, `k`, the number of ranks and the element type alone.
+#define FLUX_OP_BATCH_INVARIANT 32
+
 // What a function returns. After all but FLUX_OK, flux_last_error_message() of the same thread
 // says what happened and what to do.
 enum flux_status

@@ -65,7 +65,10 @@ pub const FLUX_OP_RMS_NORM: u32 = 4;
 pub const FLUX_OP_CAPTURES: u32 = 8;
 /// The weight is stored as `[k, n]`, of this rank's extents, in place of `[n, k]`.
 pub const FLUX_OP_WEIGHTS_KN: u32 = 16;
-const FLAGS: u32 = FLUX_OP_BIAS | FLUX_OP_RESIDUAL | FLUX_OP_RMS_NORM | FLUX_OP_CAPTURES | FLUX_OP_WEIGHTS_KN;
+/// A row of the result has the same bits whatever rows share its call. They then depend on the row's
+/// values, the weights, `n`, `k`, the number of ranks and the element type alone.
+pub const FLUX_OP_BATCH_INVARIANT: u32 = 32;
+const FLAGS: u32 = FLUX_OP_BIAS | FLUX_OP_RESIDUAL | FLUX_OP_RMS_NORM | FLUX_OP_CAPTURES | FLUX_OP_WEIGHTS_KN | FLUX_OP_BATCH_INVARIANT;
 
 /// What an op is created for; the same on every rank.
 #[derive(Clone, Copy, Debug)]
@@ -164,6 +167,7 @@ impl flux_op_options {
             residual: has(FLUX_OP_RESIDUAL),
             activation,
             rms_norm: has(FLUX_OP_RMS_NORM).then_some(self.rms_norm_eps),
+            batch_invariant: has(FLUX_OP_BATCH_INVARIANT),
             sm_margin: limits.sm_margin,
             max_workspace: limits.max_workspace,
             captures: has(FLUX_OP_CAPTURES),

@@ -317,6 +317,35 @@ fn gathered_rows_are_handed_out_by_the_op_that_gathers() {
 }
 
 #[test]
+fn equal_rows_of_a_batch_invariant_op_have_equal_bits() {
+    let [Rank(comm)] = connected(host());
+    let value = |i: usize| bf16::from_f32((i % 37) as f32 / 7.0 - 2.0);
+    let op = created(comm, flux_op_options { flags: FLUX_OP_BATCH_INVARIANT, ..options(FLUX_ALL_GATHER_GEMM) });
+    let mut w = (0..24 * 32).map(value).collect::<Vec<_>>();
+    let tw = tensor(&mut w, 24, 32);
+    let mut rows = Vec::new();
+    for m in 1..=4 {
+        let mut x = (0..m * 32).map(|i| value(i % 32)).collect::<Vec<_>>();
+        let mut y = vec![bf16::NAN; m * 24];
+        done(forward(op, &operands(&tensor(&mut x, m, 32), &tw, &tensor(&mut y, m, 24))));
+        rows.extend(y.chunks_exact(24).map(<[bf16]>::to_vec));
+    }
+    assert!(rows.iter().all(|row| *row == rows[0]));
+    let mut text = [0; 4096];
+    // SAFETY: a place of this test, as large as is said.
+    done(unsafe { flux_op_explain(op, text.as_mut_ptr(), text.len(), null_mut()) });
+    // SAFETY: the library has ended it with a zero.
+    let text = unsafe { CStr::from_ptr(text.as_ptr()) };
+    assert!(text.to_string_lossy().contains("batch-invariant"));
+    let unknown = flux_op_options { flags: FLUX_OP_BATCH_INVARIANT << 1, ..options(FLUX_ALL_GATHER_GEMM) };
+    let mut none = null_mut();
+    // SAFETY: as above.
+    refused(unsafe { flux_op_create(comm, &raw const unknown, &raw mut none) }, FLUX_ERROR_ARGUMENT, "0x3f");
+    done(flux_op_destroy(op));
+    done(flux_comm_destroy(comm));
+}
+
+#[test]
 fn a_communicator_says_what_it_is() {
     let [Rank(comm)] = connected(host());
     let (mut rank, mut world, mut device, mut graphs) = (9, 9, 9, 9);

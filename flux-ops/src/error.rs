@@ -3,7 +3,7 @@
 //! Invariant: an error that is not a fault leaves the communicator and the op usable.
 
 use crate::tensor::{Layout, Location, TensorError};
-use flux_core::plan::Plan;
+use flux_core::plan::{Plan, SumOrder};
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
 use flux_core::{OpKind, Problem, ProblemError, Rank, WorldSize};
@@ -29,6 +29,25 @@ pub enum BuildError {
     NoPlan {
         /// The shape.
         problem: Problem,
+    },
+    /// The caller's plan of a batch-invariant op has no order of sums that holds for every `m`.
+    #[error("batch_invariant(true): {order} by `{plan}`: use rows=flattened, k=whole and no library's sum, or name no plan")]
+    SumOrder {
+        /// The plan, in its canonical form.
+        plan: Plan,
+        /// The order.
+        order: SumOrder,
+    },
+    /// No plan of a batch-invariant op has one order of sums.
+    #[error(
+        "no plan of {problem} over the {transport} transport adds up alike for every m: build without batch_invariant(true), or connect \
+         over another transport"
+    )]
+    NoInvariantPlan {
+        /// The shape.
+        problem: Problem,
+        /// The transport.
+        transport: TransportKind,
     },
     /// There is no worker, or more than can run at once.
     #[error("workers = {value}: at least 1 and at most {max} can run at once on {place}")]

@@ -50,7 +50,7 @@ pub use epilogue::EpilogueArgs;
 pub use error::{BuildError, CallError, Requests};
 pub use execute::Execution;
 pub use flux_core::layout::WorkspaceSize;
-pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, TableKind};
+pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, SumOrder, TableKind};
 pub use flux_core::problem::Shape;
 pub use flux_core::program::ScheduleError;
 pub use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};

@@ -96,6 +96,21 @@ fn messages_give_the_bits_of_peer_memory() {
     });
 }
 
+suite_tests!(
+    on_gpus:
+    rows_of_batch_invariant_ops_have_their_own_bits,
+    tiles_change_no_bit_of_a_batch_invariant_op,
+    plans_without_one_order_are_refused,
+);
+
+#[test]
+fn messages_change_no_bit_of_a_batch_invariant_op() {
+    on_gpus(|machine| {
+        let Machine::Messages(count) = machine else { unreachable!("as found above") };
+        suite::transports_change_no_bit_of_a_batch_invariant_op(machine, Machine::Gpus(count));
+    });
+}
+
 /// The op's own, and some of every row mapping.
 fn plans(machine: Machine) -> Vec<Option<Plan>> {
     let [small, large] = [0, 1].map(|at| Plan::of(machine.tiles()[at]));

@@ -14,8 +14,10 @@ use common::{AnyOp, Case, Machine, OPS, OpOptions, Values};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::{OpKind, TileShape};
+use flux_kernels::KernelTarget;
 use flux_ops::CallError;
 use flux_transport::TransportError;
+use flux_transport::internal::cuda;
 use half::bf16;
 
 /// Runs a test where it can run.
@@ -35,6 +37,14 @@ fn a_thousand_calls_in_a_row() {
 #[test]
 fn calls_in_different_orders_fail_on_every_rank() {
     on_gpus(suite::calls_in_different_orders_fail_on_every_rank);
+}
+
+#[test]
+fn the_way_through_the_host_changes_no_bit_of_a_batch_invariant_op() {
+    on_gpus(|staged| {
+        let Machine::Staged(count) = staged else { unreachable!("as made above") };
+        suite::transports_change_no_bit_of_a_batch_invariant_op(staged, Machine::Gpus(count));
+    });
 }
 
 /// With one plan the sums have one order: the bits are those of ranks that store to each other.
@@ -77,7 +87,10 @@ fn the_in_flight_limit_changes_no_bit() {
     on_gpus(|machine| {
         let whole = KSplit::Whole;
         let tiles = [(128, 64, whole), (128, 64, KSplit::SplitK(2)), (64, 128, whole), (208, 128, whole), (128, 256, whole)];
-        for (world, (rows, columns, k)) in machine.worlds(&[2, 3, 4, 6]).into_iter().flat_map(|world| tiles.map(|tile| (world, tile))) {
+        let generation = KernelTarget::of(cuda::device_info(0).unwrap().compute).unwrap().generation;
+        let with_kernel = |&(rows, columns, _): &(u32, u32, KSplit)| generation.scatters(TileShape::new(rows, columns, 64));
+        let cases = machine.worlds(&[2, 3, 4, 6]).into_iter().flat_map(|world| tiles.map(|tile| (world, tile)));
+        for (world, (rows, columns, k)) in cases.filter(|(_, tile)| with_kernel(tile)) {
             let w = world as usize;
             let case = Case::<bf16>::new(OPS[1], [150 * w, 1000, 264 * w], world, Values::Reals, 47);
             let tile = TileShape::new(rows, columns, 64);

@@ -4,7 +4,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 use flux_ops::{
-    AllGatherGemm, BuildError, Builder, GemmReduceScatter, Outcome, Plan, PlanOrigin, TableFileError, TableKind, Timing, TuneError,
+    AllGatherGemm, BuildError, Builder, GemmReduceScatter, KSplit, Outcome, Plan, PlanOrigin, TableFileError, TableKind, Timing, TuneError,
     TuneOptions, Tuned, bf16, f16,
 };
 use flux_transport::{Communicator, Select, World};
@@ -66,6 +66,31 @@ fn the_fastest_plan_is_found_by_the_next_build_on_all_ranks() {
     });
     assert!(!tables[1].exists(), "rank 0 writes");
     assert_eq!(std::fs::read_to_string(&tables[0]).unwrap().lines().count(), 3, "head, columns and one row");
+}
+
+/// Both ops keep their rows, and each takes its own.
+#[test]
+fn a_batch_invariant_op_has_rows_of_its_own() {
+    let folder = tempfile::tempdir().unwrap();
+    let table = folder.path().join("plans.csv");
+    on_ranks(2, |comm| {
+        let builder = |invariant| GemmReduceScatter::<bf16>::builder(512, 64, 256).batch_invariant(invariant).plan_table(&table).workers(1);
+        let by_owner: Plan = "tile=128x128x64 rows=per-shard:1 chunk=1".parse().unwrap();
+        let refused = builder(true).plan(by_owner).tune(comm, &QUICK).unwrap_err();
+        assert!(matches!(refused, TuneError::Build(BuildError::SumOrder { .. }) | TuneError::Peer { .. }), "{refused}");
+        let any = timing(builder(false).tune(comm, &QUICK).unwrap());
+        let fixed = timing(builder(true).tune(comm, &QUICK).unwrap());
+        assert!(fixed.candidates.iter().all(|candidate| candidate.plan.is_flattened() && candidate.plan.k == KSplit::Whole), "{fixed:?}");
+        for (invariant, timing) in [(false, any), (true, fixed)] {
+            let known = builder(invariant).tune(comm, &QUICK).unwrap();
+            assert!(matches!(known, Tuned::Known { plan, .. } if plan == timing.plan()), "{known:?}");
+            let op = builder(invariant).build(comm).unwrap();
+            assert_eq!(op.plan(512).unwrap(), timing.plan());
+            assert!(op.explain().contains(" (from the user's plan table)"), "{}", op.explain());
+        }
+    });
+    let text = std::fs::read_to_string(&table).unwrap();
+    assert_eq!((text.lines().count(), text.matches(",gemm_rs batch-invariant,").count()), (4, 1), "{text}");
 }
 
 #[test]

@@ -46,10 +46,10 @@ mod _native {
         Ok(Options { select, device, deadline, ..Options::default() })
     }
 
-    fn connected(comm: Communicator, (max_m, sm_margin): (usize, u32)) -> Connected {
+    fn connected(comm: Communicator, (max_m, sm_margin, batch_invariant): (usize, u32, bool)) -> Connected {
         let (rank, world, transport) = (comm.rank().get(), comm.world_size().get(), comm.transport().to_string());
         let device = comm.device().info().map(|info| info.ordinal);
-        (member::keep(Member::new(comm, Limits { max_m, sm_margin })), rank, world, transport, device)
+        (member::keep(Member::new(comm, Limits { max_m, sm_margin, batch_invariant })), rank, world, transport, device)
     }
 
     fn connect_in(world: &World, options: &Options) -> Result<Communicator, Error> {
@@ -58,7 +58,7 @@ mod _native {
 
     /// Connects the ranks of the launcher.
     #[pyfunction]
-    fn connect(py: Python<'_>, transport: &str, timeout: f64, device: Option<u32>, limits: (usize, u32)) -> PyResult<Connected> {
+    fn connect(py: Python<'_>, transport: &str, timeout: f64, device: Option<u32>, limits: (usize, u32, bool)) -> PyResult<Connected> {
         let options = options(transport, timeout, device)?;
         let comm = py.detach(|| member::connect_launched(options.deadline.max(START), |world| connect_in(world, &options)));
         Ok(connected(comm?, limits))
@@ -73,7 +73,7 @@ mod _native {
         transport: &str,
         timeout: f64,
         device: Option<u32>,
-        limits: (usize, u32),
+        limits: (usize, u32, bool),
     ) -> PyResult<Connected> {
         let options = options(transport, timeout, device)?;
         let (rank, size, local_rank) = place;

@@ -142,6 +142,8 @@ pub(crate) struct Limits {
     pub(crate) max_m: usize,
     /// SMs that calls leave to other kernels.
     pub(crate) sm_margin: u32,
+    /// Whether a row's bits do not depend on the rows beside it.
+    pub(crate) batch_invariant: bool,
 }
 
 /// The ops of one communicator.
@@ -234,7 +236,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
         return Err(Error::operand("all_gather_matmul has neither residual nor norm: matmul_reduce_scatter and matmul_all_reduce do"));
     }
     let OpSpec { kind, n, k, dtype, weights, bias, residual, activation, norm } = *spec;
-    let Limits { max_m, sm_margin } = limits;
+    let Limits { max_m, sm_margin, batch_invariant } = limits;
     let rms_norm = norm.map(Eps::get);
     let spec = binding::OpSpec {
         op: kind.op(),
@@ -247,6 +249,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
         residual,
         activation,
         rms_norm,
+        batch_invariant,
         sm_margin,
         max_workspace: None,
         captures: true,

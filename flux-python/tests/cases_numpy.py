@@ -294,6 +294,15 @@ def a_second_communicator(comm):
     all_gather(comm)
 
 
+def equal_rows_have_equal_bits(comm):
+    n, k = 40, 72
+    row, w = operand(1, comm.world_size, 1, k)[comm.rank], operand(2, comm.world_size, n, k)[comm.rank]
+    with flux_tp.init(transport="host", max_m=256, batch_invariant=True) as second:
+        for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+            calls = [op(np.repeat(row, m, 0).astype(F16), w.astype(F16), group=second) for m in (3, 7, 64, 200)]
+            assert all((y == calls[0][0]).all() for y in calls), op
+
+
 def rank_1_is_killed(comm):
     all_gather(comm)
     if comm.rank == 1:

@@ -27,6 +27,7 @@ CASES = [
     "others_run_while_a_rank_waits",
     "a_forked_child_harms_nobody",
     "a_second_communicator",
+    "equal_rows_have_equal_bits",
 ]
 
 

@@ -137,7 +137,8 @@ impl<T: Element> FusedOp<T> {
 }
 
 /// Tells a builder what is not left to the op.
-fn with<Op>(mut builder: Builder<Op>, Overrides { plan, workers }: Overrides) -> Builder<Op> {
+fn with<Op>(builder: Builder<Op>, Overrides { plan, workers, batch_invariant }: Overrides) -> Builder<Op> {
+    let mut builder = builder.batch_invariant(batch_invariant);
     if let Some(plan) = plan {
         builder = builder.plan(plan);
     }

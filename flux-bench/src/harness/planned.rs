@@ -31,7 +31,7 @@ impl PlannedLayer {
         let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
         let links = if machine.through_host { Links::HostStaged } else { Links::PeerMemory };
-        let target = Target { machine, nodes: Nodes::apart(problem.world()), links };
+        let target = Target { links, ..Target::peer_memory(machine, &problem) };
         Ok(Self { plan: args.on_target(&problem, &target)?, name, problem, alone, target })
     }
 

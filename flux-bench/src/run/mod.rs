@@ -45,6 +45,9 @@ pub struct Args {
     /// Applied to `y` before it is rounded (ag-gemm)
     #[arg(long, default_value = "none", value_parser = activations())]
     pub activation: Activation,
+    /// Make the bits of a row independent of the rows beside it
+    #[arg(long)]
+    pub batch_invariant: bool,
     /// Safetensors file with the global `x` [m, k], `w` [n, k] and, optionally, `bias` `[n]`, all
     /// BF16 or all F16
     #[arg(long, value_name = "FILE")]
@@ -97,7 +100,8 @@ fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input, output: &O
     let body = |world: &World| {
         let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.local_rank(), 1))?;
         let ctx = RankContext::new(comm)?;
-        let op = FusedOp::<T>::build_with(problem, ctx.comm(), Overrides::default(), epilogue)?;
+        let overrides = Overrides { batch_invariant: args.batch_invariant, ..Overrides::default() };
+        let op = FusedOp::<T>::build_with(problem, ctx.comm(), overrides, epilogue)?;
         let mut set = ctx.operand_set_with(problem, epilogue)?;
         ctx.upload(&mut set.x, &cut::<T>(input.x(), k, x_window(problem, ctx.rank()))?)?;
         ctx.upload(&mut set.w, &cut::<T>(input.w(), k, w_window(problem, ctx.rank()))?)?;

@@ -41,6 +41,9 @@ pub(crate) struct Args {
     /// Time after which no further plan is begun, as in 120s or 10m
     #[arg(long, default_value = "10m", value_name = "TIME", value_parser = budget)]
     budget: Duration,
+    /// Time only plans by which a row's bits do not depend on the rows beside it, for such ops
+    #[arg(long)]
+    batch_invariant: bool,
     /// The plan table, in place of the user's
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
@@ -60,6 +63,7 @@ struct TuneJob {
     transport: Select,
     /// Of each layer, but for the budget, which is that of all.
     options: TuneOptions,
+    batch_invariant: bool,
     table: Option<PathBuf>,
 }
 
@@ -112,7 +116,8 @@ impl TuneJob {
         let layers = args.layers.layers(world, on_gpus, &[64, 128, 256, 512, 1024, 2048, 4096, 8192])?;
         let rounds = args.samples.unwrap_or(if on_gpus { 20 } else { 5 }).into();
         let options = TuneOptions { candidates: args.candidates.into(), rounds, budget: args.budget, again: args.again };
-        Ok(Self { world, dtype: args.layers.dtype, layers, transport: args.transport, options, table: args.table.clone() })
+        let Args { transport, batch_invariant, ref table, .. } = *args;
+        Ok(Self { world, dtype: args.layers.dtype, layers, transport, options, batch_invariant, table: table.clone() })
     }
 }
 

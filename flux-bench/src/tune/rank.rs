@@ -65,13 +65,15 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
 fn tune<T: Element>(job: &TuneJob, problem: &Problem, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
     let [m, n, k] = [problem.m(), problem.n(), problem.k()].map(|extent| extent as usize);
     match problem.op() {
-        OpKind::AllGatherGemm => from_table(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options),
-        OpKind::GemmReduceScatter => from_table(job, GemmReduceScatter::<T>::builder(m, n, k)).tune(comm, options),
-        OpKind::GemmAllReduce => from_table(job, GemmAllReduce::<T>::builder(m, n, k)).tune(comm, options),
+        OpKind::AllGatherGemm => asked(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options),
+        OpKind::GemmReduceScatter => asked(job, GemmReduceScatter::<T>::builder(m, n, k)).tune(comm, options),
+        OpKind::GemmAllReduce => asked(job, GemmAllReduce::<T>::builder(m, n, k)).tune(comm, options),
     }
 }
 
-fn from_table<Op>(job: &TuneJob, builder: Builder<Op>) -> Builder<Op> {
+/// The op as the command line asks for it.
+fn asked<Op>(job: &TuneJob, builder: Builder<Op>) -> Builder<Op> {
+    let builder = builder.batch_invariant(job.batch_invariant);
     match &job.table {
         Some(file) => builder.plan_table(file),
         None => builder,

@@ -1,6 +1,6 @@
 //! The legal plans of a problem.
 //!
-//! Invariant: every candidate is canonical, legal for the problem and the links, and listed once.
+//! Invariant: every candidate is canonical, legal for the problem and the target, and listed once.
 
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{gather_place_bytes, slot_bytes};
@@ -32,7 +32,7 @@ impl Plan {
             for rows in row_mappings(problem, target).into_iter().filter(|&rows| has_kernel(problem, target, tile, rows)) {
                 for plan in of_tile(problem, target, Self { rows, ..Self::of(tile) }) {
                     let plan = plan.canonical(problem, target);
-                    if known.insert(plan) {
+                    if plan.has_wanted_order(problem, target) && known.insert(plan) {
                         all.push(plan);
                     }
                 }
@@ -41,9 +41,11 @@ impl Plan {
         all
     }
 
-    /// Whether a kernel executes the plan for `problem`.
+    /// Whether a kernel executes the plan for `problem` as the target asks.
     pub(super) fn is_executable(&self, problem: &Problem, target: &Target) -> bool {
-        target.machine.generation.tiles().any(|tile| tile == self.tile) && has_kernel(problem, target, self.tile, self.rows)
+        self.has_wanted_order(problem, target)
+            && target.machine.generation.tiles().any(|tile| tile == self.tile)
+            && has_kernel(problem, target, self.tile, self.rows)
     }
 }
 
@@ -97,11 +99,10 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
         (Links::HostStaged, op) if op.reduces() && flattened => vec![kernel, copies],
         (Links::HostStaged, _) => vec![copies],
         (Links::Messages(_), OpKind::GemmAllReduce) if problem.world().peers() > 0 => {
-            if flattened && target.has_collectives(problem) {
-                vec![CommMode::Sequential]
-            } else {
-                Vec::new()
-            }
+            // Messages carry every rank's rows to all, in place of the library's sum.
+            let messages = CommMode::Overlapped { peers: problem.world().peers() };
+            let comm = if target.batch_invariant { messages } else { CommMode::Sequential };
+            (flattened && target.has_collectives(problem)).then_some(comm).into_iter().collect()
         }
         (Links::Messages(_), _) => {
             // A GEMM-ReduceScatter sends chunks of all shards of a group at once.

@@ -31,7 +31,7 @@ impl Plan {
             let comm = CommMode::Fused { mover: Mover::Kernel };
             return Self { k: prologue.canonical_split(problem, target), comm, ..prologue };
         }
-        if self.comm == CommMode::Sequential || target.only_collectives(problem) {
+        if self.comm == CommMode::Sequential || target.prefers_collectives(problem, self.comm) {
             let plan = Self { rows: RowMapping::Flattened, chunk: Chunk::Shard, k_slices: 1, ..*self };
             let comm = if target.has_collectives(problem) { CommMode::Sequential } else { plan.canonical_mover(problem, target) };
             return Self { comm, k: plan.canonical_split(problem, target), ..plan };

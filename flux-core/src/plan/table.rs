@@ -13,6 +13,8 @@ const HEAD: &str = "# flux plan table 1";
 const COLUMNS: &str = "device,kernel,driver,transport,world,op,dtype,n,k,m,plan,us";
 /// The driver of rows that hold for all of them.
 const ANY: &str = "any";
+/// What follows the op's name in rows of batch-invariant ops.
+const BATCH_INVARIANT: &str = " batch-invariant";
 /// A row serves other numbers of rows up to this factor.
 const NEIGHBOUR: u32 = 2;
 
@@ -37,6 +39,8 @@ pub struct PlanKey {
     pub n: u32,
     /// Global inner extent.
     pub k: u32,
+    /// Whether it was measured among plans with one order of sums.
+    pub batch_invariant: bool,
 }
 
 /// A measured plan. Its text is a line of a table.
@@ -83,13 +87,15 @@ impl PlanKey {
         let (world, op, dtype) = (problem.world(), problem.op(), problem.dtype());
         // Names stand in a comma-separated line that is no comment.
         let [device, driver, transport] = [device, driver, transport].map(|name| name.replace([',', '#', '\n', '\r'], " "));
-        Self { device, generation, driver, transport, world, op, dtype, n: problem.n(), k: problem.k() }
+        Self { device, generation, driver, transport, world, op, dtype, n: problem.n(), k: problem.k(), batch_invariant: false }
     }
 
-    /// Whether a row with `other` as its key serves this one: both element types have one speed.
+    /// Whether a row with `other` as its key serves this one: both element types have one speed. A
+    /// row for one order of sums serves no other op, as a faster plan may have no such order.
     fn is_served_by(&self, other: &Self) -> bool {
         let driver = if other.driver == ANY { other.driver.clone() } else { self.driver.clone() };
-        *other == Self { driver, dtype: other.dtype, ..self.clone() }
+        let batch_invariant = self.batch_invariant && other.batch_invariant;
+        *other == Self { driver, dtype: other.dtype, batch_invariant, ..self.clone() }
     }
 }
 
@@ -113,9 +119,11 @@ impl PlanTable {
         }
     }
 
-    /// The row for exactly `m` rows of the layer; one of the same driver before one for any.
+    /// The row for exactly `m` rows of the layer; one for as few orders of sums before others, then
+    /// one of the same driver before one for any.
     pub fn get(&self, key: &PlanKey, m: u32) -> Option<&PlanRow> {
-        self.rows.iter().filter(|row| row.m == m && key.is_served_by(&row.key)).max_by_key(|row| row.key.driver != ANY)
+        let serving = self.rows.iter().filter(|row| row.m == m && key.is_served_by(&row.key));
+        serving.max_by_key(|row| (row.key.batch_invariant, row.key.driver != ANY))
     }
 
     /// The `m` of the layer's rows, at most `max_m`.
@@ -181,7 +189,8 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
     }
     let number = |at: usize| cell(at).parse::<u32>().ok().filter(|&value| value > 0).ok_or_else(|| wrong(at));
     let generation = Generation::ALL.into_iter().find(|generation| generation.name() == cell(1));
-    let op = OpKind::ALL.into_iter().find(|op| op.name() == cell(5));
+    let (op, batch_invariant) = cell(5).strip_suffix(BATCH_INVARIANT).map_or((cell(5), false), |op| (op, true));
+    let op = OpKind::ALL.into_iter().find(|kind| kind.name() == op);
     let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == cell(6));
     let key = PlanKey {
         device: cell(0).to_owned(),
@@ -193,6 +202,7 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
         dtype: dtype.ok_or_else(|| wrong(6))?,
         n: number(7)?,
         k: number(8)?,
+        batch_invariant,
     };
     let us = cell(11).parse::<f64>().ok().filter(|us| us.is_finite() && *us >= 0.0).ok_or_else(|| wrong(11))?;
     Ok(PlanRow { key, m: number(9)?, plan: cell(10).parse().map_err(|_| wrong(10))?, us })
@@ -200,8 +210,9 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
 
 impl std::fmt::Display for PlanRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { key: PlanKey { device, generation, driver, transport, world, op, dtype, n, k }, m, plan, us } = self;
-        write!(f, "{device},{generation},{driver},{transport},{world},{op},{dtype},{n},{k},{m},{plan},{us:.2}")
+        let Self { key: PlanKey { device, generation, driver, transport, world, op, dtype, n, k, batch_invariant }, m, plan, us } = self;
+        let order = if *batch_invariant { BATCH_INVARIANT } else { "" };
+        write!(f, "{device},{generation},{driver},{transport},{world},{op}{order},{dtype},{n},{k},{m},{plan},{us:.2}")
     }
 }
 

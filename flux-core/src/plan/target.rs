@@ -1,5 +1,6 @@
 //! The target of a plan.
 
+use super::CommMode;
 use crate::machine::Machine;
 use crate::program::Channels;
 use crate::{Nodes, OpKind, Problem};
@@ -13,6 +14,8 @@ pub struct Target {
     pub nodes: Nodes,
     /// How data travels between them.
     pub links: Links,
+    /// Whether all plans must have [`SumOrder::Fixed`](super::SumOrder::Fixed).
+    pub batch_invariant: bool,
 }
 
 /// How data travels between ranks.
@@ -29,7 +32,7 @@ pub enum Links {
 impl Target {
     /// Ranks of this machine that reach each other's memory.
     pub const fn peer_memory(machine: Machine, problem: &Problem) -> Self {
-        Self { machine, nodes: Nodes::apart(problem.world()), links: Links::PeerMemory }
+        Self { machine, nodes: Nodes::apart(problem.world()), links: Links::PeerMemory, batch_invariant: false }
     }
 
     /// Whether ranks can run the library collective before or after the GEMM: it takes equal
@@ -39,10 +42,11 @@ impl Target {
         matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed() && equal
     }
 
-    /// Whether the library collective is all that the op can use: messages of a GEMM-AllReduce
-    /// would go from every rank to all.
-    pub(super) fn only_collectives(&self, problem: &Problem) -> bool {
-        problem.op() == OpKind::GemmAllReduce && self.has_collectives(problem)
+    /// Whether the library collective stands in for a plan with this communication: messages of a
+    /// GEMM-AllReduce go from every rank to all, which a plan must ask for.
+    pub(super) fn prefers_collectives(&self, problem: &Problem, comm: CommMode) -> bool {
+        let messages = matches!(comm, CommMode::Overlapped { .. });
+        problem.op() == OpKind::GemmAllReduce && !messages && self.has_collectives(problem)
     }
 
     /// Whether messages carry data between ranks.

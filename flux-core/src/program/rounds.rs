@@ -53,8 +53,7 @@ impl TileProgram {
     /// The rounds of this rank along its rail; none within one node.
     ///
     /// `None` if chunks are not contiguous in a place: rows in slices, or scattered tiles with
-    /// signals of their own. `None` of a GEMM-AllReduce, whose messages the library's collective
-    /// makes.
+    /// signals of their own. `None` of two exchanges of a GEMM-AllReduce.
     ///
     /// ```
     /// use flux_core::program::{Schedule, TileProgram};
@@ -73,7 +72,7 @@ impl TileProgram {
         }
         match self.problem.op() {
             OpKind::AllGatherGemm => self.gather_rounds(),
-            OpKind::GemmReduceScatter if self.flattened => self.scattered_row_rounds(),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.flattened => self.scattered_row_rounds(),
             OpKind::GemmReduceScatter => self.partial_tile_rounds(),
             OpKind::GemmAllReduce => None,
         }

@@ -105,8 +105,11 @@ fn tables_are_read_as_they_are_written_and_damage_is_named() {
 fn keys() -> impl Strategy<Value = PlanKey> {
     let driver = prop::sample::select(vec!["any", "13000", "host"]);
     let generation = prop::sample::select(Generation::ALL.to_vec());
-    let key = |(problem, device, generation, driver): (_, String, _, &str)| PlanKey::new(&problem, (&device, generation), driver, "nvlink");
-    (problems(), "[ -~]{0,12}", generation, driver).prop_map(key)
+    let key = |(problem, device, generation, driver, batch_invariant): (_, String, _, &str, _)| PlanKey {
+        batch_invariant,
+        ..PlanKey::new(&problem, (&device, generation), driver, "nvlink")
+    };
+    (problems(), "[ -~]{0,12}", generation, driver, any::<bool>()).prop_map(key)
 }
 
 fn rows() -> impl Strategy<Value = PlanRow> {

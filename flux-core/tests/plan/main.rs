@@ -6,3 +6,4 @@ mod bound;
 mod choice;
 mod fixture;
 mod model;
+mod sum_order;

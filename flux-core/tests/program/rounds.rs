@@ -13,7 +13,7 @@ fn crosses(program: &TileProgram, dest: u32) -> bool {
 }
 
 fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
-    let op = prop_oneof![Just(OpKind::AllGatherGemm), Just(OpKind::GemmReduceScatter)];
+    let op = prop::sample::select(&OpKind::ALL[..]);
     let cut = (1u32..=4, 1u32..=17, 1u32..=3, prop_oneof![Just(u32::MAX), 1u32..=3]);
     let grouped =
         prop_oneof![(2u32..=16).prop_map(|world| (world, world)), (2u32..=4, 2u32..=4).prop_map(|(count, of)| (count, count * of))];
@@ -21,12 +21,13 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
         |(op, (nodes, world), rows, split, whole, (chunk, group, split_k, raster_group), flattened)| {
             let world = WorldSize::new(world).expect("a world size");
             let nodes = Nodes::new(world, nodes).expect("equal nodes");
+            let op = if op == OpKind::GemmAllReduce && nodes.are_mixed() { OpKind::GemmReduceScatter } else { op };
             let (split, whole) = (8 * split * world.index(), 16 * whole);
             let (n, k) = if op == OpKind::AllGatherGemm { (split, whole) } else { (whole, split) };
             let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).expect("a valid problem");
-            // Mixed nodes have no flattened rows.
-            let flattened = flattened && !nodes.are_mixed();
-            let chunk = if flattened && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
+            // Mixed nodes have no flattened rows, and messages of a GEMM-AllReduce no others.
+            let flattened = (flattened || op == OpKind::GemmAllReduce) && !nodes.are_mixed();
+            let chunk = if flattened && op.reduces() { Chunk::Shard } else { Chunk::Tiles(chunk) };
             let schedule = Schedule { chunk, raster_group, group, split_k, flattened, ..Schedule::of(TileShape::new(2, 16, 16)) };
             world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).expect("a valid schedule")).collect()
         },
@@ -119,7 +120,7 @@ proptest! {
             let sends = |item: &WorkItem| matches!(item.sink, sink::SEND | sink::SCATTER);
             let mut sent = program.items.iter().filter(|item| sends(item));
             prop_assert!(sent.all(|item| program.awaits_of(item).is_empty() && program.late_awaits_of(item).iter().all(|a| !crosses(program, a.peer))));
-            if program.problem.op() == OpKind::GemmReduceScatter {
+            if program.problem.op().reduces() {
                 let last = |dest, signal| {
                     program.items.iter().rposition(|item| sends(item) && item.raise == signal && program.signalled_ranks(item).any(|heard| heard == dest))
                 };

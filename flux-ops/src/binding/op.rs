@@ -17,6 +17,7 @@ use std::ops::Range;
 /// What an op is built for. All but `max_workspace` is the same on every rank.
 #[derive(Clone, Copy, Debug, PartialEq)]
 #[allow(missing_docs, reason = "fields are named after the methods of Builder")]
+#[expect(clippy::struct_excessive_bools, reason = "options of a builder")]
 pub struct OpSpec {
     pub op: OpKind,
     pub dtype: DType,
@@ -30,6 +31,7 @@ pub struct OpSpec {
     pub residual: bool,
     pub activation: Activation,
     pub rms_norm: Option<f32>,
+    pub batch_invariant: bool,
     pub sm_margin: u32,
     pub max_workspace: Option<u64>,
     /// Calls may be captured.
@@ -56,6 +58,7 @@ impl OpSpec {
         let rms_norm = self.rms_norm.map(Epsilon::new);
         request.epilogue = EpilogueSpec { bias: self.bias, residual: self.residual, activation: self.activation, rms_norm };
         request.weights = self.weights;
+        request.batch_invariant = self.batch_invariant;
         request.launch.sm_margin = self.sm_margin;
         request.launch.captures = self.captures;
         request.max_workspace = self.max_workspace;

@@ -6,10 +6,10 @@
 use super::LaunchOptions;
 use super::plan::ExecutionPlan;
 use crate::error::BuildError;
-use crate::planning::{self, Choice};
-use flux_core::Problem;
+use crate::planning::{self, Choice, Constraints};
 use flux_core::plan::{Chunk, CommMode, Plan, ProgramBound, RowMapping, Target};
 use flux_core::program::TileProgram;
+use flux_core::{OpKind, Problem};
 use flux_transport::{Communicator, TransportKind};
 
 /// All that a program follows from, on a rank of a communicator.
@@ -39,16 +39,17 @@ impl Recipe {
 
     /// The recipe in the form that it has for shards that differ, if that is another.
     pub(crate) fn for_unequal_shards(&self) -> Option<Self> {
-        // Collectives take equal shards.
+        // All collectives but an AllReduce take equal shards.
         let (comm, rows) = (CommMode::Overlapped { peers: self.problem.world().peers() }, RowMapping::Flattened);
         let plan = Plan { comm, rows, chunk: Chunk::Shard, k_slices: 1, ..self.plan };
-        let is_another = self.plan.comm == CommMode::Sequential && self.problem.world().peers() > 0;
+        let splits_rows = self.problem.world().peers() > 0 && self.problem.op() != OpKind::GemmAllReduce;
+        let is_another = self.plan.comm == CommMode::Sequential && splits_rows;
         is_another.then_some(Self { plan, ..*self })
     }
 
     /// Plan and target, as far as the communicator lets a caller choose.
     fn asked(&self, comm: &Communicator) -> Result<(Plan, Target), BuildError> {
-        let mut target = planning::target(comm, 0)?;
+        let mut target = planning::target(comm, Constraints::default())?;
         target.machine.multiprocessors = self.sms;
         let mut plan = self.plan;
         if plan.comm == CommMode::Sequential && comm.transport() == TransportKind::Mixed {

@@ -97,6 +97,34 @@ impl<Op> Builder<Op> {
         self
     }
 
+    /// Whether a row of the result has the same bits whatever rows share its call, in place of
+    /// `false`. They then depend on the row's values, the weights, `n`, `k`, the number of ranks
+    /// and the element type: not on `m`, the row's position or owner, or the transport. GPUs of one
+    /// generation agree; threads of the host executor have bits of their own.
+    ///
+    /// Only plans with [`SumOrder::Fixed`](crate::SumOrder) are taken. A GEMM-AllReduce then holds
+    /// all ranks' partial sums of `max_m` rows. The same on every rank.
+    ///
+    /// ```
+    /// use flux_ops::{BuildError, GemmReduceScatter, Plan, SumOrder, bf16};
+    /// use flux_transport::{Communicator, Select, World};
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let builder = || GemmReduceScatter::<bf16>::builder(512, 1024, 256).batch_invariant(true);
+    /// assert!(builder().build(&comm)?.explain().contains("batch-invariant"));
+    /// let split: Plan = "tile=128x256x64 k=split-k:2".parse()?;
+    /// let refused = builder().plan(split).build(&comm);
+    /// assert!(matches!(refused, Err(BuildError::SumOrder { order: SumOrder::PartsOfK, .. })));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Of the build: [`BuildError::SumOrder`] for a plan of the caller's,
+    /// [`BuildError::NoInvariantPlan`] where there is none.
+    pub fn batch_invariant(mut self, batch_invariant: bool) -> Self {
+        self.request.batch_invariant = batch_invariant;
+        self
+    }
+
     /// Refuses the build, on all ranks, where calls need more bytes of workspace than this, in place
     /// of no limit. It may differ between ranks.
     ///

@@ -396,7 +396,8 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// The plans and their origins, the executor, the workspace and the transport, for people.
     pub fn explain(&self) -> String {
         let Self { comm, request, largest, workspace, .. } = self;
-        let mut text = format!("{largest} at most, {}, rank {} of {}", request.epilogue, comm.rank(), largest.world());
+        let order = if request.batch_invariant { ", batch-invariant" } else { "" };
+        let mut text = format!("{largest} at most, {}{order}, rank {} of {}", request.epilogue, comm.rank(), largest.world());
         let mut first = 1;
         for (bucket, next) in self.buckets.iter().zip(self.buckets.iter().map(Some).skip(1).chain([None])) {
             // Neighbours with one plan are one line.

@@ -3,9 +3,9 @@
 use crate::epilogue::EpilogueSpec;
 use crate::error::BuildError;
 use crate::execute::{LaunchOptions, Recipe, Resolved};
-use crate::planning::{self, Buckets, Choice, UserTable};
+use crate::planning::{self, Buckets, Choice, Constraints, UserTable};
 use flux_core::layout::WorkspaceSize;
-use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping};
+use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping, SumOrder};
 use flux_core::program::ScheduleError;
 use flux_core::{DType, OpKind, Problem};
 use flux_kernels::WeightLayout;
@@ -28,6 +28,8 @@ pub(crate) struct Request {
     /// The file of measured plans, in place of the user's.
     pub(crate) table: Option<PathBuf>,
     pub(crate) launch: LaunchOptions,
+    /// Whether a row's bits do not depend on the rows beside it.
+    pub(crate) batch_invariant: bool,
     /// Most bytes of the workspace.
     pub(crate) max_workspace: Option<u64>,
 }
@@ -35,7 +37,13 @@ pub(crate) struct Request {
 impl Request {
     pub(crate) fn new(op: OpKind, max_m: usize, n: usize, k: usize, dtype: DType) -> Self {
         let (epilogue, weights, launch) = (EpilogueSpec::default(), WeightLayout::default(), LaunchOptions::default());
-        Self { op, max_m, n, k, dtype, epilogue, weights, plan: None, table: None, launch, max_workspace: None }
+        let (plan, table, batch_invariant, max_workspace) = (None, None, false, None);
+        Self { op, max_m, n, k, dtype, epilogue, weights, plan, table, launch, batch_invariant, max_workspace }
+    }
+
+    /// What is asked of plans.
+    pub(crate) const fn constraints(&self) -> Constraints {
+        Constraints { sm_margin: self.launch.sm_margin, batch_invariant: self.batch_invariant }
     }
 
     /// The op and its extents, as errors name it.
@@ -52,8 +60,8 @@ impl Request {
     pub(crate) fn choice(&self, comm: &Communicator) -> Result<Choice, BuildError> {
         let problem = self.largest(comm)?;
         match self.plan {
-            Some(plan) => self.named(comm, &plan),
-            None => planning::own_choice(comm, &problem, (&self.user_table(), self.launch.sm_margin)),
+            Some(plan) => self.named(comm, &plan, &problem),
+            None => planning::own_choice(comm, &problem, (&self.user_table(), self.constraints())),
         }
     }
 
@@ -61,16 +69,20 @@ impl Request {
     pub(super) fn choices(&self, comm: &Communicator) -> Result<Buckets, BuildError> {
         let largest = self.largest(comm)?;
         match self.plan {
-            Some(plan) => Ok(Buckets::one(largest.m(), self.named(comm, &plan)?)),
-            None => planning::own_choices(comm, &largest, (&self.user_table(), self.launch.sm_margin)),
+            Some(plan) => Ok(Buckets::one(largest.m(), self.named(comm, &plan, &largest)?)),
+            None => planning::own_choices(comm, &largest, (&self.user_table(), self.constraints())),
         }
     }
 
     /// The caller's plan.
-    fn named(&self, comm: &Communicator, plan: &Plan) -> Result<Choice, BuildError> {
+    fn named(&self, comm: &Communicator, plan: &Plan, largest: &Problem) -> Result<Choice, BuildError> {
         check(plan)?;
-        let sms = planning::target(comm, self.launch.sm_margin)?.machine.multiprocessors;
-        Ok(Choice { plan: *plan, sms, origin: PlanOrigin::Caller })
+        let target = planning::target(comm, self.constraints())?;
+        let order = plan.sum_order(largest, &target);
+        if self.batch_invariant && order != SumOrder::Fixed {
+            return Err(BuildError::SumOrder { plan: plan.canonical(largest, &target), order });
+        }
+        Ok(Choice { plan: *plan, sms: target.machine.multiprocessors, origin: PlanOrigin::Caller })
     }
 
     /// The user's table of measured plans.
@@ -82,7 +94,7 @@ impl Request {
     /// form of shards that differ.
     pub(super) fn resolve(&self, comm: &Communicator, buckets: &Buckets) -> Result<Vec<(Recipe, Resolved)>, BuildError> {
         // The margin counts on each rank; the others' choice may be of a larger device.
-        planning::target(comm, self.launch.sm_margin)?;
+        planning::target(comm, self.constraints())?;
         let largest = self.largest(comm)?;
         let mut all = Vec::new();
         for bucket in buckets.iter() {
@@ -135,7 +147,7 @@ fn check(plan: &Plan) -> Result<(), ScheduleError> {
 /// The text that the ranks compare: all that must be the same on every rank.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, max_m, n, k, dtype, epilogue, weights, plan, table: _, launch, max_workspace: _ } = self;
+        let Self { op, max_m, n, k, dtype, epilogue, weights, plan, table: _, launch, batch_invariant, max_workspace: _ } = self;
         write!(f, "{op} max_m={max_m} n={n} k={k} {dtype}, {epilogue}, ")?;
         match plan {
             Some(plan) => write!(f, "{plan}")?,
@@ -143,6 +155,9 @@ impl fmt::Display for Request {
         }
         if *weights != WeightLayout::default() {
             write!(f, ", weights {weights}")?;
+        }
+        if *batch_invariant {
+            f.write_str(", batch-invariant")?;
         }
         if launch.sm_margin > 0 {
             write!(f, ", sm_margin={}", launch.sm_margin)?;

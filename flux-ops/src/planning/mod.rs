@@ -20,13 +20,23 @@ use flux_transport::{Capabilities, Communicator, Mover, PeerStores};
 use std::path::Path;
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
-/// What plans are chosen for on `comm`, where `sm_margin` SMs are left to others. On the host
-/// transport it is an H100's: the same plans are tried there as on GPUs.
+/// What an op asks of its plans.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) struct Constraints {
+    /// SMs that are left to others.
+    pub(crate) sm_margin: u32,
+    /// Whether sums have one order for every `m`.
+    pub(crate) batch_invariant: bool,
+}
+
+/// What plans are chosen for on `comm`. On the host transport it is an H100's: the same plans are
+/// tried there as on GPUs.
 ///
 /// # Errors
 /// [`BuildError::SmMargin`] where no SM is left.
-pub(crate) fn target(comm: &Communicator, sm_margin: u32) -> Result<Target, BuildError> {
-    let mut target = whole_target(comm);
+pub(crate) fn target(comm: &Communicator, constraints: Constraints) -> Result<Target, BuildError> {
+    let Constraints { sm_margin, batch_invariant } = constraints;
+    let mut target = Target { batch_invariant, ..whole_target(comm) };
     let sms = target.machine.multiprocessors;
     target.machine.multiprocessors =
         sms.checked_sub(sm_margin).filter(|&left| left > 0).ok_or(BuildError::SmMargin { value: sm_margin, sms })?;
@@ -38,7 +48,7 @@ fn whole_target(comm: &Communicator) -> Target {
     let machine = device.info().map_or(Machine::H100, |info| Machine::of_gpu(&info.name, info.sms).running(generation(Some(info.compute))));
     let links = links(&comm.capabilities());
     let machine = if links == Links::HostStaged { machine.staged(comm.world_size().get()) } else { machine };
-    Target { machine, nodes: comm.nodes(), links }
+    Target { machine, nodes: comm.nodes(), links, batch_invariant: false }
 }
 
 /// The kernel whose plans a device with this compute capability takes; of the host, Hopper's.
@@ -62,24 +72,31 @@ fn links(capabilities: &Capabilities) -> Links {
 }
 
 /// The key of a problem's rows on `comm`.
-pub(crate) fn key(comm: &Communicator, problem: &Problem) -> PlanKey {
+pub(crate) fn key(comm: &Communicator, problem: &Problem, batch_invariant: bool) -> PlanKey {
     let device = comm.device();
     let generation = generation(device.info().map(|info| info.compute));
-    PlanKey::new(problem, (device.name(), generation), driver(device.name()), comm.transport().name())
+    let key = PlanKey::new(problem, (device.name(), generation), driver(device.name()), comm.transport().name());
+    PlanKey { batch_invariant, ..key }
 }
 
 /// This rank's choice for one `m` where the caller names no plan, by `user`'s rows, the shipped
 /// ones or the model.
 ///
 /// # Errors
-/// [`BuildError::NoPlan`] where no plan is legal for the problem.
-pub(crate) fn own_choice(comm: &Communicator, problem: &Problem, (user, sm_margin): (&UserTable, u32)) -> Result<Choice, BuildError> {
-    let target = target(comm, sm_margin)?;
+/// [`BuildError::NoPlan`] where no plan is legal for the problem, and
+/// [`BuildError::NoInvariantPlan`] where none has one order of sums.
+pub(crate) fn own_choice(
+    comm: &Communicator,
+    problem: &Problem,
+    (user, constraints): (&UserTable, Constraints),
+) -> Result<Choice, BuildError> {
+    let target = target(comm, constraints)?;
     let tables = [(TableKind::User, user.rows()), (TableKind::Shipped, shipped())];
-    let chosen = choose(problem, &target, &key(comm, problem), &tables);
+    let chosen = choose(problem, &target, &key(comm, problem, constraints.batch_invariant), &tables);
     let nodes = target.nodes;
     let none = || match problem.op() {
         OpKind::GemmAllReduce if nodes.are_mixed() => ScheduleError::AllReduceNodes { nodes }.into(),
+        _ if constraints.batch_invariant => BuildError::NoInvariantPlan { problem: *problem, transport: comm.transport() },
         _ => BuildError::NoPlan { problem: *problem },
     };
     let (plan, origin) = chosen.ok_or_else(none)?;
@@ -90,8 +107,8 @@ pub(crate) fn own_choice(comm: &Communicator, problem: &Problem, (user, sm_margi
 #[derive(Debug, Default)]
 struct Chosen(Mutex<Vec<ChosenFor>>);
 
-/// The largest problem, the SMs that are left to others and the user's table, with the choices.
-type ChosenFor = (Problem, u32, Arc<UserTable>, Buckets);
+/// The largest problem, what was asked of plans and the user's table, with the choices.
+type ChosenFor = (Problem, Constraints, Arc<UserTable>, Buckets);
 
 /// This rank's choices for all `m` up to `largest`'s.
 ///
@@ -100,21 +117,21 @@ type ChosenFor = (Problem, u32, Arc<UserTable>, Buckets);
 pub(crate) fn own_choices(
     comm: &Communicator,
     largest: &Problem,
-    (user, sm_margin): (&Arc<UserTable>, u32),
+    (user, constraints): (&Arc<UserTable>, Constraints),
 ) -> Result<Buckets, BuildError> {
     let chosen = comm.attachment(Chosen::default);
     let mut chosen = chosen.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_it = |(problem, margin, table, _): &&ChosenFor| (problem, *margin) == (largest, sm_margin) && Arc::ptr_eq(table, user);
+    let is_it = |(problem, of, table, _): &&ChosenFor| (problem, *of) == (largest, constraints) && Arc::ptr_eq(table, user);
     if let Some((.., buckets)) = chosen.iter().find(is_it) {
         return Ok(buckets.clone());
     }
-    let buckets = choices(comm, largest, (user, sm_margin))?;
-    chosen.push((*largest, sm_margin, Arc::clone(user), buckets.clone()));
+    let buckets = choices(comm, largest, (user, constraints))?;
+    chosen.push((*largest, constraints, Arc::clone(user), buckets.clone()));
     Ok(buckets)
 }
 
-fn choices(comm: &Communicator, largest: &Problem, from: (&UserTable, u32)) -> Result<Buckets, BuildError> {
-    let ends = bucket_ends(largest.m(), &key(comm, largest), &[from.0.rows(), shipped()]);
+fn choices(comm: &Communicator, largest: &Problem, from: (&UserTable, Constraints)) -> Result<Buckets, BuildError> {
+    let ends = bucket_ends(largest.m(), &key(comm, largest, from.1.batch_invariant), &[from.0.rows(), shipped()]);
     // A table that was edited by hand may have an `m` that the ranks cannot split.
     let problems = ends.into_iter().filter_map(|end| largest.with_m(end).ok());
     let bucket = |problem: Problem| Ok(Bucket { last: problem.m(), choice: own_choice(comm, &problem, from)? });

@@ -230,7 +230,8 @@ pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicato
     }
     let mut timing = Timing { problem, before: present.origin, candidates, best: ops[best].0, model, saved: None };
     if ops.len() > 1 || timing.candidates.iter().all(|candidate| candidate.outcome != Outcome::NotBegun) {
-        let row = PlanRow { key: planning::key(comm, &problem), m: problem.m(), plan: timing.plan(), us: times[best] };
+        let row =
+            PlanRow { key: planning::key(comm, &problem, request.batch_invariant), m: problem.m(), plan: timing.plan(), us: times[best] };
         let added = if comm.rank().get() == 0 { user.add(&row) } else { Ok(()) };
         agreed(comm, added.map(|()| ((), Vec::new())).map_err(TuneError::from))?;
         timing.saved.clone_from(&UserTable::at(request.table.as_deref(), true).path);
@@ -244,11 +245,13 @@ fn list(comm: &Communicator, request: &Request, options: &TuneOptions, (own, use
     if comm.rank().get() > 0 {
         return Ok(Vec::new());
     }
-    if let Some(row) = user.rows().get(&planning::key(comm, &problem), problem.m()).filter(|_| !options.again) {
+    let known = user.rows().get(&planning::key(comm, &problem, request.batch_invariant), problem.m());
+    // Of a batch-invariant op only rows that were measured for one.
+    if let Some(row) = known.filter(|row| !options.again && row.key.batch_invariant == request.batch_invariant) {
         return Ok([&row.us.to_le_bytes()[..], &[0], &row.plan.to_bytes()].concat());
     }
     user.check()?;
-    let target = planning::target(comm, request.launch.sm_margin)?;
+    let target = planning::target(comm, request.constraints())?;
     let present = own.plan.canonical(&problem, &target);
     let ranked = Plan::ranked(&problem, &target);
     let mut plans: Vec<Plan> = ranked.iter().copied().take(options.candidates.max(1)).collect();

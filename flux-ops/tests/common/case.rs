@@ -106,6 +106,16 @@ impl<T: Element> Case<T> {
         Self { residual, ..self }
     }
 
+    /// The same, but row `i` of `x` and of the residual is of kind `kind(i)`. Rows of one kind are
+    /// equal, in cases of any `m`.
+    pub fn with_rows_of(self, values: Values, kind: impl Fn(usize) -> u64) -> Self {
+        let rows = || (0..self.problem.m() as usize).map(&kind);
+        let (n, k) = (self.problem.n() as usize, self.problem.k() as usize);
+        let x = rows().flat_map(|kind| fill::<T>(k, 0x0b17 + kind, values)).collect();
+        let residual = || rows().flat_map(|kind| large::<T>(n, 0x4e51 + kind, values)).collect();
+        Self { x, residual: self.residual.is_some().then(residual), ..self }
+    }
+
     /// The residual of `rank`: the rows of its output.
     pub fn residual(&self, rank: Rank) -> Option<Vec<T>> {
         let residual = self.residual.as_ref()?;

@@ -47,6 +47,7 @@ pub const SHARDED: [OpKind; 2] = [OPS[0], OPS[1]];
 
 /// What a builder is told.
 #[derive(Clone, Copy, Debug, Default)]
+#[allow(clippy::struct_excessive_bools, reason = "options of a builder")]
 pub struct OpOptions {
     pub plan: Option<Plan>,
     pub workers: Option<u32>,
@@ -58,6 +59,7 @@ pub struct OpOptions {
     pub weights: WeightLayout,
     /// AllGather-GEMM only.
     pub activation: Activation,
+    pub batch_invariant: bool,
     pub trace: bool,
 }
 
@@ -74,6 +76,7 @@ impl OpOptions {
         if let Some(workers) = self.workers {
             builder = builder.workers(workers);
         }
+        builder = builder.batch_invariant(self.batch_invariant);
         // SAFETY: the tests declare a graph after its op, its communicator and the operands.
         unsafe { builder.bias(self.bias).weights(self.weights).trace(self.trace).captures() }
     }

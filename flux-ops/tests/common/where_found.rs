@@ -74,6 +74,10 @@ macro_rules! tests_of_any_machine {
             prepared_programs_stay,
             rows_that_do_not_fit_are_refused,
             ops_hold_no_memory_of_their_own,
+            rows_of_batch_invariant_ops_have_their_own_bits,
+            tiles_change_no_bit_of_a_batch_invariant_op,
+            the_owner_of_a_row_shows_in_its_bits_by_other_plans,
+            plans_without_one_order_are_refused,
         );
     };
 }

@@ -100,6 +100,7 @@ def init(
     timeout: float = 30.0,
     sm_margin: int = 0,
     *,
+    batch_invariant: bool = False,
     device: int | None = None,
 ) -> Communicator:
     """Connects the ranks; collective. The first communicator is the default of all ops.
@@ -112,6 +113,7 @@ def init(
         timeout: longest wait for a peer, in seconds.
         sm_margin: SMs that calls leave to kernels on other streams which must run beside them. From
             ``NCCL_MAX_CTAS`` on (64 where that is not set) gradients of column-parallel layers use the fused op.
+        batch_invariant: whether a row of a result has the same bits whatever rows share its call.
         device: ordinal of the CUDA device. ``None``: torch's current device where torch uses CUDA, else the
             rank's number on its host.
 
@@ -125,7 +127,7 @@ def init(
         raise OperandError(f"max_m = {max_m}: give a number of rows from 1 to {(1 << 24) - 1}")
     if sm_margin < 0:
         raise OperandError(f"sm_margin = {sm_margin}: give a number of SMs from 0 on")
-    limits = (max_m, sm_margin)
+    limits = (max_m, sm_margin, batch_invariant)
     torch = sys.modules.get("torch")
     if device is None and torch is not None and torch.cuda.is_initialized():
         device = torch.cuda.current_device()
@@ -161,7 +163,7 @@ def check(comm: Communicator | None = None) -> None:
 
 
 def _connect_group(
-    group: Any, transport: str, timeout: float, device: int | None, limits: tuple[int, int]
+    group: Any, transport: str, timeout: float, device: int | None, limits: tuple[int, int, bool]
 ) -> tuple[int, int, int, str, int | None]:
     """Has the ranks of a ProcessGroup agree where to meet."""
     import torch.distributed as dist

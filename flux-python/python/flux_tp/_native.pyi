@@ -9,14 +9,14 @@ Operands: TypeAlias = tuple[
     Described, Described, Described | None, Described | None, Described | None, Described, Described | None
 ]
 
-def connect(transport: str, timeout: float, device: int | None, limits: tuple[int, int]) -> Connected: ...
+def connect(transport: str, timeout: float, device: int | None, limits: tuple[int, int, bool]) -> Connected: ...
 def connect_group(
     place: tuple[int, int, int],
     meeting: tuple[str | None, tuple[str, bytes] | None],
     transport: str,
     timeout: float,
     device: int | None,
-    limits: tuple[int, int],
+    limits: tuple[int, int, bool],
 ) -> Connected: ...
 def close(comm: int) -> None: ...
 def close_all() -> None: ...

@@ -19,9 +19,9 @@ pub fn gain<T: Number>(cols: usize) -> Vec<T> {
     (0..cols).map(|col| T::from_f32((col * 7 % 17) as f32 / 4.0 - 2.0)).collect()
 }
 
-/// A call of an op with a norm, and with a residual where the case has one: `y` and `y_norm`, which
-/// has rows with gaps.
-fn call_with_norm<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> (Vec<T>, Vec<T>) {
+/// A call of an op with a norm, and with bias and residual where the case has them: `y` and
+/// `y_norm`, which has rows with gaps.
+pub(super) fn call_with_norm<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> (Vec<T>, Vec<T>) {
     let (lx, lw, ly) = layouts(case, node.rank);
     let wide = Layout { row_stride: ly.cols + 8, ..ly };
     let (x, w, gain) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)), node.upload(&gain::<T>(ly.cols)));
@@ -29,7 +29,10 @@ fn call_with_norm<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> (Vec
     let residual = case.residual(node.rank).map(|rows| node.upload(&rows));
     let residual = residual.as_ref().map(|rows| node.view(rows, ly));
     let (gain, mut to) = (node.view(&gain, (ly.cols,)), node.view_mut(&mut y_norm, wide));
-    let args = residual.as_ref().map_or_else(EpilogueArgs::new, |rows| EpilogueArgs::new().residual(rows)).norm(&gain, &mut to);
+    let bias = case.bias(node.rank).map(|bias| node.upload(&bias));
+    let bias = bias.as_ref().map(|bias| node.view(bias, (ly.cols,)));
+    let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
+    let args = if let Some(residual) = &residual { args.residual(residual) } else { args }.norm(&gain, &mut to);
     op.forward_with(&node.view(&x, lx), &node.view(&w, lw), args, &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
     drop((gain, to));
     let y_norm = node.download(&y_norm);

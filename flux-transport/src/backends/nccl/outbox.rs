@@ -214,10 +214,11 @@ mod tests {
     /// its number, at each owner.
     #[test]
     fn rows_of_all_places_lie_where_rounds_send_them_from() {
-        for world in [2, 3, 8] {
+        let ops = [OpKind::GemmReduceScatter, OpKind::GemmAllReduce];
+        for (world, op) in [2, 3, 8].into_iter().flat_map(|world| ops.map(|op| (world, op))) {
             let (world, half_bytes) = (WorldSize::new(world).unwrap(), 1 << 22);
             let nodes = Nodes::apart(world);
-            let problem = Problem::new(OpKind::GemmReduceScatter, 30 * world.index(), 520, 8 * world.index(), DType::Bf16, world).unwrap();
+            let problem = Problem::new(op, 30 * world.index(), 520, 8 * world.index(), DType::Bf16, world).unwrap();
             let schedule = Schedule { flattened: true, ..Schedule::of(TileShape::new(64, 64, 64)) };
             for rank in world.ranks() {
                 let program = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap();

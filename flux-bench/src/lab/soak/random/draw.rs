@@ -56,6 +56,8 @@ pub(super) struct RandomCase {
     pub(super) epilogue: EpilogueSpec,
     /// The plan; the op's own where there is none.
     pub(super) plan: Option<Plan>,
+    /// Whether the op chooses among plans with one order of sums.
+    pub(super) batch_invariant: bool,
     pub(super) calls: u64,
     /// Of its data, its delays and the ranks' own choices.
     pub(super) seed: u64,
@@ -86,7 +88,10 @@ impl RandomCase {
         let calls = 4 + u64::from(draw.below(13));
         let epilogues: Vec<EpilogueSpec> = std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op)).collect();
         let epilogue = EpilogueSpec { bias: draw.below(2) > 0, ..draw.of(&epilogues) };
-        Ok(Self { number, problem, epilogue, plan, calls, seed: data::seed(seed, 2, number) })
+        // Across nodes a sum has no such order.
+        let has_order = legal != Legal::Mixed || op == OpKind::AllGatherGemm;
+        let batch_invariant = draw.below(2) > 0 && plan.is_none() && has_order;
+        Ok(Self { number, problem, epilogue, plan, batch_invariant, calls, seed: data::seed(seed, 2, number) })
     }
 
     /// The plan with `rank`'s own number of workers.
@@ -99,7 +104,7 @@ impl RandomCase {
                 draw.of(&[ctas, ctas, ctas - ctas / 8, any])
             }
         };
-        Overrides { plan: self.plan, workers: Some(workers) }
+        Overrides { plan: self.plan, workers: Some(workers), batch_invariant: self.batch_invariant }
     }
 }
 
@@ -144,10 +149,11 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
 
 impl fmt::Display for RandomCase {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { number, problem, epilogue, plan, calls, .. } = self;
+        let Self { number, problem, epilogue, plan, batch_invariant, calls, .. } = self;
         write!(f, "case {number}, {problem}{epilogue}, {calls} calls in a row, ")?;
         match plan {
             Some(plan) => write!(f, "{plan}"),
+            None if *batch_invariant => f.write_str("the op's own plan, batch-invariant"),
             None => f.write_str("the op's own plan"),
         }
     }

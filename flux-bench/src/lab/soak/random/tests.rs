@@ -35,7 +35,7 @@ fn every_world_and_processor_has_valid_cases() {
 
 /// The program of a case's plan on rank 0, in canonical form.
 fn program(case: &RandomCase, nodes: Nodes, links: Links) -> Option<TileProgram> {
-    let target = Target { machine: Machine::H100, nodes, links };
+    let target = Target { nodes, links, ..Target::peer_memory(Machine::H100, &case.problem) };
     let plan = case.plan?.canonical(&case.problem, &target);
     let schedule = plan.schedule(&case.problem, &target);
     let program = TileProgram::build_across(&case.problem, Rank::new(0), &schedule, nodes).unwrap();
@@ -62,7 +62,8 @@ fn messages_can_carry_every_plan_for_them() {
         let legal = if nodes.are_mixed() { Legal::Mixed } else { Legal::Messages };
         for case in cases(world, PROCESSORS[1], legal) {
             let Some(program) = program(&case, nodes, Links::Messages(Channels::FREE)) else { continue };
-            let by_library = case.problem.op() == OpKind::GemmAllReduce;
+            let sequential = case.plan.is_some_and(|plan| plan.comm == CommMode::Sequential);
+            let by_library = case.problem.op() == OpKind::GemmAllReduce && sequential;
             assert!(by_library || program.rounds().is_some(), "{case}");
             flattened += u32::from(program.flattened);
         }
@@ -98,6 +99,7 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
             assert!(of_gpu().any(|c| c.epilogue == EpilogueSpec { bias, activation, ..EpilogueSpec::default() }), "{activation} {bias}");
         }
     }
+    assert!(has(|c| c.batch_invariant) && has(|c| c.plan.is_none() && !c.batch_invariant));
     for op in OpKind::ALL {
         for dtype in [DType::Bf16, DType::F16] {
             assert!(of_gpu().any(|c| c.problem.op() == op && c.problem.dtype() == dtype));
