@@ -28,6 +28,7 @@ class Options:
     modes: Sequence[str]
     layers: int
     transport: str
+    sm_margin: int
     samples: int
     json: Path | None
     time_limit: float
