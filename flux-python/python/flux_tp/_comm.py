@@ -47,14 +47,16 @@ class Communicator:
     """Most rows of a call, of all ranks together."""
     sm_margin: int
     """SMs that calls leave to other kernels."""
+    batch_invariant: bool
+    """Whether a row's bits are the same whatever rows share its call."""
     group: ProcessGroup | None
     """The torch ProcessGroup of the same ranks, where one was given."""
 
     def __init__(
-        self, connected: tuple[int, int, int, str, int | None], limits: tuple[int, int], group: ProcessGroup | None
+        self, connected: tuple[int, int, int, str, int | None], limits: tuple[int, int, bool], group: ProcessGroup | None
     ) -> None:
         self.id, self.rank, self.world_size, self.transport, self.device = connected
-        self.max_m, self.sm_margin = limits
+        self.max_m, self.sm_margin, self.batch_invariant = limits
         self.group = group
         self._process = os.getpid()
         _known[self.id] = self
