@@ -13,7 +13,7 @@ const SLACK: u64 = 16 << 20;
 /// Results of `bench --trace-m`, with what is needed to judge and repeat them.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct ServingReport {
-    /// [`SERVING_SCHEMA`].
+    /// `SERVING_SCHEMA`.
     pub schema: u32,
     /// Where it was measured, and how it is repeated: `device` to `command`.
     #[serde(flatten)]
