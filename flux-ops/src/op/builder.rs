@@ -163,6 +163,11 @@ impl<Op> Builder<Op> {
     /// op, or of one that [`rebuild`](FusedLinear::rebuild) makes of it, is destroyed before the
     /// last handle of its communicator. Until then the operands of its captured calls stay where
     /// they are, and nothing else accesses them while the graph runs.
+    ///
+    /// ```compile_fail,E0133
+    /// use flux_ops::{AllGatherGemm, bf16};
+    /// let builder = AllGatherGemm::<bf16>::builder(512, 1024, 256).captures();
+    /// ```
     pub unsafe fn captures(mut self) -> Self {
         self.request.launch.captures = true;
         self
