@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import copy
-import os
 import threading
 import time
 from datetime import timedelta
-from types import SimpleNamespace
 
 import numpy as np
 import torch
 import torch.distributed as dist
 
 import flux_tp
-from flux_tp import _autograd
 from cases_numpy import gathered, raises, row_parallel, scattered
 from oracle import UNIT, close, operand, rms_norm, rows
 
@@ -344,24 +341,6 @@ def gradients_of_random_shapes(comm):
         wanted = (dy @ w[rank], np.abs(dy) @ np.abs(w[rank])), (dy.T @ x, np.abs(dy).T @ np.abs(x)), (dy.sum(0), np.abs(dy).sum(0))
         compare(grads(flux_tp.matmul_reduce_scatter, (x, w[rank], b), dy[own]), *wanted)
         compare(grads(flux_tp.matmul_all_reduce, (x, w[rank], b), dy), *wanted)
-
-
-def both_orders_of_a_column_parallel_backward(comm):
-    """The fused ReduceScatter beside the gather, and the collectives of torch.distributed beside GEMMs."""
-    init_distributed()
-    leaves = _autograd._leaves_room_for_nccl
-    try:
-        for fused in (True, False):
-            _autograd._leaves_room_for_nccl = lambda comm: fused
-            gradients(comm)
-            gradients_of_random_shapes(comm)
-    finally:
-        _autograd._leaves_room_for_nccl = leaves
-    gpu = [(0, 0, "", False), (63, 0, "", False), (64, 0, "", True), (16, 0, "16", True), (0, 0, "0", False)]
-    for margin, device, limit, expected in [*gpu, (0, None, "", True)]:
-        os.environ["NCCL_MAX_CTAS"] = limit
-        assert leaves(SimpleNamespace(world_size=2, device=device, sm_margin=margin)) == expected
-    del os.environ["NCCL_MAX_CTAS"]
 
 
 def gradients_with_frozen_weights(comm):

@@ -53,14 +53,6 @@ def test_ranks(ranks, case):
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_gradients_beside_nccl(world):
-    """NCCL's kernels have SMs of their own, so the fused backward runs beside the gather."""
-    with Ranks(world, "cases_gpu", {"NCCL_MAX_CTAS": "16"}, transport="auto", sm_margin=16) as ranks:
-        for case in ("gradients", "gradients_of_random_shapes", "a_thousand_steps_without_growth"):
-            ranks.run(case)
-
-
-@pytest.mark.parametrize("world", WORLDS)
 def test_expandable_segments(world):
     segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
     with Ranks(world, "cases_gpu", segments, transport="auto") as ranks:

@@ -24,7 +24,6 @@ CASES = [
     "weights_need_torch_distributed",
     "gradients",
     "gradients_of_random_shapes",
-    "both_orders_of_a_column_parallel_backward",
     "gradients_of_a_residual",
     "an_activation_has_a_gradient",
     "modules",

@@ -7,10 +7,12 @@ use super::pace::{SPREAD_PERCENT, in_flight_limit, pace, with_a_tile};
 use super::sequential::Sequential;
 use super::{LaunchOptions, location};
 use crate::error::BuildError;
+use crate::planning::generation;
 use crate::tensor::Location;
 use flux_core::plan::{CommMode, Mover as PlanMover, Plan, ProgramBound};
 use flux_core::program::route::Route;
 use flux_core::program::{Round, Schedule, TileProgram, in_batches_of};
+use flux_core::tile::Generation;
 use flux_core::{OpKind, Problem};
 use flux_kernels::cuda::Pace;
 use flux_transport::{Communicator, Device, Mover, PeerStores};
@@ -79,7 +81,10 @@ impl ExecutionPlan {
         };
         let workers = workers(comm, &traffic, &program, options)?;
         let spread = if is_local { 0 } else { SPREAD_PERCENT };
-        let limit = if matches!(traffic, Traffic::ScatteredToHost) { in_flight_limit(&program, workers) } else { 0 };
+        // The portable kernel has no limit.
+        let has_limit = generation(comm.device().info().map(|info| info.compute)) == Generation::Hopper;
+        let limited = has_limit && matches!(traffic, Traffic::ScatteredToHost);
+        let limit = if limited { in_flight_limit(&program, workers) } else { 0 };
         let pace = Pace { in_flight_limit: limit, ..pace(&program, workers, spread) };
         let compares_on_pads = !is_local && !matches!(traffic, Traffic::ScatteredToHost);
         Ok((Self { problem: *problem, traffic, kernel_pushes, compares_on_pads, workers, pace }, program))

@@ -5,19 +5,14 @@ Weights are read as they are stored: what multiplies by ``weight`` and not by it
 
 from __future__ import annotations
 
-import os
-
 import torch
 import torch.nn.functional as F
 
-from ._comm import Communicator, _known
+from ._comm import _known
 from ._kernels import call, calls, pair_calls
 from ._rows import Rows
 
 __all__ = ["AllGatherMatmul", "CopiedInputLinear", "MatmulAllReduce", "MatmulReduceScatter"]
-
-_NCCL_CTAS = 64
-"""Most CTAs of a collective where NCCL_MAX_CTAS sets no limit: NCCL's MAXCHANNELS."""
 
 
 class AllGatherMatmul(torch.autograd.Function):
@@ -36,40 +31,18 @@ class AllGatherMatmul(torch.autograd.Function):
         dy = dy.contiguous()
         dx = dweight = None
         if needs_weight:
-            dx, dweight = _column_parallel(dy, x, weight, needs_x, ctx.comm)
+            # Each collective runs beside the GEMM that does not need it, as in Megatron-LM. A fused op beside NCCL's
+            # gather would hold the SMs that NCCL waits for.
+            rows = Rows(dy.shape[0], _known[ctx.comm])
+            gathered = rows.gather(x)
+            sums = dy @ weight if needs_x else None
+            full = gathered()
+            scattered = rows.scatter(sums) if needs_x else None
+            dweight = dy.t() @ full
+            dx = scattered() if needs_x else None
         elif needs_x:
             dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, ctx.comm)
         return dx, dweight, dy.sum(0) if needs_bias else None, None, None
-
-
-def _column_parallel(
-    dy: torch.Tensor, x: torch.Tensor, weight: torch.Tensor, needs_x: bool, comm: int
-) -> tuple[torch.Tensor | None, torch.Tensor]:
-    """Gradients of ``x``, where it needs one, and of the weight, beside the gather of ``x``.
-
-    A kernel of NCCL that waits for SMs and an op that holds them while it awaits peers could wait for each other, so
-    the fused GEMM-ReduceScatter runs beside the gather only where NCCL has SMs of its own.
-    """
-    rows = Rows(dy.shape[0], _known[comm])
-    gathered = rows.gather(x)
-    if not needs_x:
-        return None, dy.t() @ gathered()
-    if _leaves_room_for_nccl(_known[comm]):
-        dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, comm)
-        return dx, dy.t() @ gathered()
-    # Each collective runs beside the GEMM that does not need it, as in Megatron-LM.
-    sums = dy @ weight
-    full = gathered()
-    scattered = rows.scatter(sums)
-    dweight = dy.t() @ full
-    return scattered(), dweight
-
-
-def _leaves_room_for_nccl(comm: Communicator) -> bool:
-    """Whether every CTA of a collective of torch.distributed finds an SM beside an op. On the CPU both are threads."""
-    limit = os.environ.get("NCCL_MAX_CTAS", "")
-    most = int(limit) if limit.isdecimal() else 0
-    return comm.world_size == 1 or comm.device is None or comm.sm_margin >= (most or _NCCL_CTAS)
 
 
 class MatmulReduceScatter(torch.autograd.Function):

@@ -45,18 +45,12 @@ class Communicator:
     """Ordinal of the CUDA device, or ``None`` on the CPU."""
     max_m: int
     """Most rows of a call, of all ranks together."""
-    sm_margin: int
-    """SMs that calls leave to other kernels."""
-    batch_invariant: bool
-    """Whether a row's bits are the same whatever rows share its call."""
     group: ProcessGroup | None
     """The torch ProcessGroup of the same ranks, where one was given."""
 
-    def __init__(
-        self, connected: tuple[int, int, int, str, int | None], limits: tuple[int, int, bool], group: ProcessGroup | None
-    ) -> None:
+    def __init__(self, connected: tuple[int, int, int, str, int | None], max_m: int, group: ProcessGroup | None) -> None:
         self.id, self.rank, self.world_size, self.transport, self.device = connected
-        self.max_m, self.sm_margin, self.batch_invariant = limits
+        self.max_m = max_m
         self.group = group
         self._process = os.getpid()
         _known[self.id] = self
@@ -113,8 +107,7 @@ def init(
         transport: ``auto``, ``host`` (operands on the CPU), ``nvlink``, ``pcie``, ``nccl`` or ``mixed``.
         max_m: most rows of a call, of all ranks together.
         timeout: longest wait for a peer, in seconds.
-        sm_margin: SMs that calls leave to kernels on other streams which must run beside them. From
-            ``NCCL_MAX_CTAS`` on (64 where that is not set) gradients of column-parallel layers use the fused op.
+        sm_margin: SMs that calls leave to kernels on other streams which must run beside them.
         batch_invariant: whether a row of a result has the same bits whatever rows share its call.
         device: ordinal of the CUDA device. ``None``: torch's current device where torch uses CUDA, else the
             rank's number on its host.
@@ -137,7 +130,7 @@ def init(
         connected = _native.connect(transport, timeout, device, limits)
     else:
         connected = _connect_group(group, transport, timeout, device, limits)
-    comm = Communicator(connected, limits, group)
+    comm = Communicator(connected, max_m, group)
     if torch is not None:
         from . import _torch  # registers the ops, so that torch.compile finds them
     if _default is None or _default._process != os.getpid():

@@ -56,7 +56,6 @@ def _arguments() -> argparse.Namespace:
         command.add_argument("--layers", type=_positive, default=4, help="layers of the stack (4)")
         command.add_argument("--tp", type=_positive, help="ranks to start (all GPUs; 2 on the CPU)")
         command.add_argument("--transport", default="auto", help="as of flux_tp.init; with pcie, NCCL has no peer access either")
-        command.add_argument("--sm-margin", type=int, default=0, help="SMs that calls of flux leave to NCCL, as of flux_tp.init (0)")
         command.add_argument("--samples", type=_positive, default=15, help="rounds that are counted (15)")
         command.add_argument("--json", type=Path, help="where the record goes")
         command.add_argument("--time-limit", type=float, default=3600.0, help="seconds after which no further row begins (3600)")
@@ -109,7 +108,7 @@ def main() -> int:
         from .layers import run
 
     a = arguments
-    run(Options(a.models, a.phases, a.ms, a.modes, a.layers, a.transport, a.sm_margin, a.samples, a.json, a.time_limit))
+    run(Options(a.models, a.phases, a.ms, a.modes, a.layers, a.transport, a.samples, a.json, a.time_limit))
     return 0
 
 

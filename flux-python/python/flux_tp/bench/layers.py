@@ -27,8 +27,7 @@ __all__ = ["run"]
 def run(options: Options) -> None:
     """Measures as a rank of torchrun's."""
     faulthandler.dump_traceback_later(options.time_limit + GRACE, exit=True)
-    most = max(max(options.rows(phase)) for phase in options.phases)
-    ranks = Ranks(options.transport, most, options.sm_margin)
+    ranks = Ranks(options.transport, max(max(options.rows(phase)) for phase in options.phases))
     own = {"layers": options.layers, "sequence": SEQUENCE, "kv_length": KV_LENGTH, "tolerance": TOLERANCE}
     record = Record(ranks, "layers", options, own) if ranks.rank == 0 else None
     if record:

@@ -125,7 +125,7 @@ class _Training:
 def run(options: Options) -> None:
     """Measures as a rank of torchrun's."""
     faulthandler.dump_traceback_later(options.time_limit + GRACE, exit=True)
-    ranks = Ranks(options.transport, max(options.rows("train")), options.sm_margin)
+    ranks = Ranks(options.transport, max(options.rows("train")))
     start(ranks.world, ranks.device)
     own = {"layers": options.layers, "sequence": SEQUENCE, "vocabulary": VOCABULARY, "tolerance": TOLERANCE, "megatron_core": __version__}
     record = Record(ranks, "megatron", options, own) if ranks.rank == 0 else None

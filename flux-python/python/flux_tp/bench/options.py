@@ -28,7 +28,6 @@ class Options:
     modes: Sequence[str]
     layers: int
     transport: str
-    sm_margin: int
     samples: int
     json: Path | None
     time_limit: float

@@ -24,7 +24,7 @@ TIMEOUT = 60.0
 class Ranks:
     """The process groups of this run; :meth:`close` leaves them."""
 
-    def __init__(self, transport: str, max_m: int, sm_margin: int = 0) -> None:
+    def __init__(self, transport: str, max_m: int) -> None:
         self._began = time.monotonic()
         self.rank, self.world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
         cuda = transport != "host" and torch.cuda.is_available()
@@ -34,8 +34,7 @@ class Ranks:
         device_id = self.device if cuda else None
         dist.init_process_group("nccl" if cuda else "gloo", timeout=timedelta(seconds=TIMEOUT), device_id=device_id)
         self.group: str = dist.group.WORLD.group_name
-        place = transport if cuda else "host"
-        self.comm = flux_tp.init(transport=place, max_m=max_m, timeout=TIMEOUT, sm_margin=sm_margin, device=self.device.index)
+        self.comm = flux_tp.init(transport=transport if cuda else "host", max_m=max_m, timeout=TIMEOUT, device=self.device.index)
         self._symmetric: Tensor | None = None
 
     def own(self, m: int) -> slice:
