@@ -68,8 +68,12 @@ pub enum RowMapping {
         /// Shards side by side, which share one pass over `w`; at least 1.
         group: u32,
     },
-    /// Tiles are cut over all `m` rows: for shards with fewer rows than a tile, or unaligned `m`.
+    /// Tiles are cut over all `m` rows: for shards with fewer rows than a tile, or unaligned `m`. A
+    /// GEMM-AllReduce makes one exchange: every rank adds all rows.
     Flattened,
+    /// As [`Flattened`](Self::Flattened), in two exchanges of a GEMM-AllReduce: a rank adds the rows
+    /// of its shard, and sends the sums to all.
+    FlattenedTwoExchanges,
 }
 
 /// How the inner product of a tile is divided.
@@ -125,6 +129,6 @@ impl Plan {
 
     /// Whether tiles are cut over all rows.
     pub const fn is_flattened(&self) -> bool {
-        matches!(self.rows, RowMapping::Flattened)
+        matches!(self.rows, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges)
     }
 }

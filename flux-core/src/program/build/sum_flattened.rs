@@ -2,7 +2,9 @@
 //!
 //! Every rank scatters the rows of its tiles to their owners, itself included. Then it reduces the
 //! rows that it received. A row of a
-//! GEMM-ReduceScatter has one owner; a GEMM-AllReduce's rows are owned by every rank.
+//! GEMM-ReduceScatter has one owner; a GEMM-AllReduce's rows are owned by every rank. In two
+//! exchanges they have one owner, too, which stores the sums among the results of every peer; the
+//! peers' sums are copied to `y` at the end.
 //!
 //! Invariant: all ranks have the same tiles in the same order, so a number names a tile. A
 //! reduction awaits only tiles, never another reduction. A rank without rows has one for each column
@@ -12,10 +14,48 @@ use super::items::{AwaitRange, Items};
 use super::k_extent::KExtent;
 use crate::program::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
-use crate::{Nodes, Problem, Rank};
+use crate::{Nodes, Problem, Rank, WorldSize};
+use std::ops::Range;
 
 /// Most reductions of a rank, unless each has the least rows: about one for each SM.
 const WORKERS: u32 = 128;
+
+/// How the rows that a rank adds are cut: alike on all ranks, by column block, then rows.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Reductions {
+    /// Rows of one; the last of a rank may have fewer.
+    rows: u32,
+    /// Those of a column block, on the rank with the most rows.
+    of_block: u32,
+    col_blocks: u32,
+}
+
+impl Reductions {
+    /// At most [`WORKERS`], so that each worker has one, unless there are more column blocks.
+    pub(super) const fn new(problem: &Problem, grid: TileGrid, two_exchanges: bool) -> Self {
+        let (most, blocks) = (if two_exchanges { problem.m_shard() } else { problem.most_y_rows() }, WORKERS / grid.col_blocks());
+        let rows = most.div_ceil(if blocks == 0 { 1 } else { blocks });
+        let rows = if rows < REDUCED_ROWS { REDUCED_ROWS } else { rows };
+        Self { rows, of_block: most.div_ceil(rows), col_blocks: grid.col_blocks() }
+    }
+
+    /// Most of a rank.
+    pub(super) const fn count(&self) -> u32 {
+        self.of_block * self.col_blocks
+    }
+
+    /// The signal of `owner`'s reduction with this column block and number; signals of sums begin at
+    /// `results`.
+    const fn signal(&self, results: u32, owner: Rank, (col_block, number): (u32, u32)) -> u32 {
+        results + owner.get() * self.count() + col_block * self.of_block + number
+    }
+
+    /// The first row and the rows of each reduction of a column block, for a rank that adds `own`:
+    /// at least one, of no rows where there are none.
+    fn of_rows(self, own: Range<u32>) -> impl Iterator<Item = (u32, u32)> + Clone {
+        (own.start..own.end.max(own.start + 1)).step_by(self.rows as usize).map(move |first| (first, self.rows.min(own.end - first)))
+    }
+}
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
@@ -27,7 +67,11 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let signals = if whole { 1 } else { count };
     let signal_of = |t: u32| if whole { 0 } else { t };
     let counted = whole && count > 1;
-    let mut list = Items::new(rank, count, KExtent::new(problem, schedule), schedule, world.get() * signals)
+    let cut = Reductions::new(problem, grid, schedule.two_exchanges);
+    // Signals of sums, by owner, follow those of tiles.
+    let results = world.get() * signals;
+    let shared = if schedule.two_exchanges { world.get() * cut.count() } else { 0 };
+    let mut list = Items::new(rank, count, KExtent::new(problem, schedule), schedule, results + shared)
         .with_stream_k(schedule.stream_k_tiles(problem));
     // Numbers of tiles, by column block, then row block.
     let mut number = vec![0; tiles.len()];
@@ -51,10 +95,10 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
 
     list.all = list.in_order();
 
-    let reduce_rows = reduce_rows(problem, grid);
     let mut reductions: Vec<Reduction> = Vec::new();
-    let own = problem.y_rows(rank);
-    let reduction = |(first, rows): (u32, u32), col_block| {
+    let rows_of = |rank| if schedule.two_exchanges { problem.shard_rows(rank) } else { problem.y_rows(rank) };
+    let own = rows_of(rank);
+    let reduction = |of_block: u32, (first, rows): (u32, u32), col_block| {
         // Without rows, that of the last row.
         let (top, bottom) = if rows == 0 { (problem.m() - 1, problem.m() - 1) } else { (first, first + rows - 1) };
         let row_blocks = top / schedule.tile.m..bottom / schedule.tile.m + 1;
@@ -62,11 +106,11 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         let last_tile = tiles.iter().copied().max().unwrap_or(0);
         let mut signals: Vec<u32> = tiles.into_iter().map(signal_of).collect();
         signals.dedup();
-        Reduction { row: first - own.start, rows, col_block, row_block: row_blocks.start, signals, last_tile }
+        let raise = if schedule.two_exchanges { cut.signal(results, rank, (col_block, of_block)) } else { NONE };
+        Reduction { row: first - own.start, rows, col_block, row_block: row_blocks.start, signals, last_tile, raise }
     };
-    let firsts = || (own.start..own.end.max(own.start + 1)).step_by(reduce_rows as usize);
     for col_block in 0..grid.col_blocks() {
-        reductions.extend(firsts().map(|first| reduction((first, reduce_rows.min(own.end - first)), col_block)));
+        reductions.extend((0..).zip(cut.of_rows(own.clone())).map(|(number, rows)| reduction(number, rows, col_block)));
     }
     reductions.sort_by_key(|reduction| reduction.last_tile);
     let mut listed: Option<(&Reduction, u32)> = None;
@@ -100,8 +144,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             partials: world.get(),
             late_first,
             late_count: world.get() * reduction.signals.len() as u32,
+            raise: reduction.raise,
+            raise_after: u32::from(schedule.two_exchanges),
             ..WorkItem::default()
         });
+    }
+    if schedule.two_exchanges {
+        copies(&mut list, rank, (cut, results, world), grid, rows_of);
     }
     TileProgram {
         problem: *problem,
@@ -117,7 +166,40 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         in_mainloop: 0,
         counters: u32::from(counted),
         flattened: true,
+        two_exchanges: schedule.two_exchanges,
         nodes,
+    }
+}
+
+/// Appends the copies of peers' sums, of each column block those of the next owner first, as sums
+/// come from all at about the same time.
+fn copies(
+    list: &mut Items,
+    rank: Rank,
+    (cut, results, world): (Reductions, u32, WorldSize),
+    grid: TileGrid,
+    rows_of: impl Fn(Rank) -> Range<u32>,
+) {
+    for col_block in 0..grid.col_blocks() {
+        let extent = grid.extent(0, col_block);
+        for owner in (1..world.get()).map(|step| rank.before(step, world)) {
+            for (number, (first, rows)) in (0..).zip(cut.of_rows(rows_of(owner))) {
+                let late_first = list.next_await();
+                list.awaits.push(Await { signal: cut.signal(results, owner, (col_block, number)), peer: owner.get(), k_step: 0 });
+                list.all.push(WorkItem {
+                    a_source: source::CALLER,
+                    row: first,
+                    rows,
+                    col: extent.col,
+                    cols: extent.cols,
+                    sink: sink::COPY,
+                    dest: rank.get(),
+                    late_first,
+                    late_count: 1,
+                    ..WorkItem::default()
+                });
+            }
+        }
     }
 }
 
@@ -137,6 +219,7 @@ struct Reduction {
     signals: Vec<u32>,
     /// The last of these tiles in the program.
     last_tile: u32,
+    raise: u32,
 }
 
 fn index(grid: TileGrid, row_block: u32, col_block: u32) -> usize {
@@ -145,11 +228,3 @@ fn index(grid: TileGrid, row_block: u32, col_block: u32) -> usize {
 
 /// Least rows of a reduction: fewer leave threads of a worker idle.
 const REDUCED_ROWS: u32 = 16;
-
-/// Rows of a reduction; the last of a rank may have fewer. There are at most [`WORKERS`]
-/// reductions, so that each worker has one.
-pub(super) const fn reduce_rows(problem: &Problem, grid: TileGrid) -> u32 {
-    let blocks = WORKERS / grid.col_blocks();
-    let rows = problem.most_y_rows().div_ceil(if blocks == 0 { 1 } else { blocks });
-    if rows < REDUCED_ROWS { REDUCED_ROWS } else { rows }
-}

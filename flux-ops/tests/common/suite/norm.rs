@@ -70,7 +70,8 @@ fn normalises<T: Number>(machine: Machine) {
             let case = Case::<T>::new(op, [rows, n, k], world, Values::Integers, 113).with_residual(Values::Integers);
             let expected = case.expected_on(machine);
             let plain = Plan::of(machine.tiles()[0]);
-            let plans = [None, Some(plain), Some(Plan { rows: RowMapping::Flattened, ..plain })];
+            let of_rows = |rows| Some(Plan { rows, ..plain });
+            let plans = [None, Some(plain), of_rows(RowMapping::Flattened), of_rows(RowMapping::FlattenedTwoExchanges)];
             for plan in plans {
                 let results = machine.run(world, defaults, |node| {
                     let op = AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) }, node);

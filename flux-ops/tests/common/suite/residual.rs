@@ -23,6 +23,7 @@ fn plans(machine: Machine) -> Vec<Option<Plan>> {
             (RowMapping::PerShard { group: 2 }, KSplit::SplitK(2)),
             (RowMapping::Flattened, KSplit::Whole),
             (RowMapping::Flattened, KSplit::SplitK(3)),
+            (RowMapping::FlattenedTwoExchanges, KSplit::Whole),
         ] {
             plans.push(Some(Plan { rows, k, chunk: Chunk::Tiles(1), ..Plan::of(tile) }));
         }

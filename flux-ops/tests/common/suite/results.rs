@@ -126,7 +126,9 @@ pub fn all_ranks_of_an_all_reduce_have_the_same_bits(machine: Machine) {
             let plain = Plan::of(machine.tiles()[0]);
             let by_tile = Plan { chunk: Chunk::Tiles(1), ..plain };
             let split = Plan { rows: RowMapping::Flattened, k: KSplit::SplitK(2), ..by_tile };
-            for plan in [None, Some(plain), Some(by_tile), Some(split)] {
+            let two_exchanges = Plan { rows: RowMapping::FlattenedTwoExchanges, ..by_tile };
+            let shared = [two_exchanges, Plan { chunk: Chunk::Shard, ..two_exchanges }, Plan { k: KSplit::SplitK(2), ..two_exchanges }];
+            for plan in [None, Some(plain), Some(by_tile), Some(split)].into_iter().chain(shared.map(Some)) {
                 machine.run(world, defaults, |node| {
                     let op = AnyOp::of(&case, OpOptions::of(plan), node);
                     for _ in 0..3 {
