@@ -19,6 +19,10 @@ use std::process::ExitCode;
 #[derive(Parser)]
 #[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Development tasks of flux", version)]
 struct Cli {
+    /// The cargo profile of what is run or packed; `dev` builds faster, for checks whose times do
+    /// not count
+    #[arg(long, default_value = "release")]
+    profile: String,
     #[command(subcommand)]
     task: Task,
 }
@@ -74,11 +78,7 @@ enum Task {
     Dist,
     /// Build the wheel of the Python package `flux_tp`, with its tools from PyPI in the target
     /// folder
-    Wheel {
-        /// The cargo profile
-        #[arg(long, default_value = "release")]
-        profile: String,
-    },
+    Wheel,
     /// Build `dist/` and run its checks on this machine's GPUs
     #[command(disable_help_flag = true)]
     GpuCi {
@@ -95,7 +95,7 @@ enum Task {
 }
 
 fn main() -> ExitCode {
-    match run(Cli::parse().task) {
+    match run(Cli::parse()) {
         Ok(()) => ExitCode::SUCCESS,
         Err(error) => {
             eprintln!("error: {error:#}");
@@ -104,18 +104,18 @@ fn main() -> ExitCode {
     }
 }
 
-fn run(task: Task) -> anyhow::Result<()> {
+fn run(Cli { profile, task }: Cli) -> anyhow::Result<()> {
     match task {
-        Task::Bench { args } => cargo::flux_bench("release", &["bench"], &args),
-        Task::Tune { args } => cargo::flux_bench("release", &["tune"], &args),
-        Task::Faults { args } => cargo::flux_bench("release", &["lab", "faults"], &args),
-        Task::Doctor => cargo::flux_bench("release", &["doctor"], &[]),
+        Task::Bench { args } => cargo::flux_bench(&profile, &["bench"], &args),
+        Task::Tune { args } => cargo::flux_bench(&profile, &["tune"], &args),
+        Task::Faults { args } => cargo::flux_bench(&profile, &["lab", "faults"], &args),
+        Task::Doctor => cargo::flux_bench(&profile, &["doctor"], &[]),
         Task::Test { args } => test::run(&args),
         Task::Kernels { out, arch, cover } => kernels::compile(out.as_deref(), &arch.iter().map(String::as_str).collect::<Vec<_>>(), cover),
         Task::Dist => dist::build().map(drop),
-        Task::Wheel { profile } => wheel::build(&profile).map(|wheel| println!("{}", wheel.display())),
+        Task::Wheel => wheel::build(&profile).map(|wheel| println!("{}", wheel.display())),
         Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {
-            cargo::flux_bench("release", &["lab", "gpu-ci"], &["--help".into()])
+            cargo::flux_bench(&profile, &["lab", "gpu-ci"], &["--help".into()])
         }
         Task::GpuCi { args } => dist::gpu_ci(&args),
         Task::Docs => docs(),
