@@ -112,8 +112,8 @@ impl TileProgram {
 
     /// The ranks on whose pads `item` raises its signal: `dest`; for [`sink::SCATTER`] the owners
     /// of its rows, with the last row also ranks without rows. All ranks own the rows of a
-    /// GEMM-AllReduce in one exchange, and a chunk of all tiles is for all ranks. For finished rows of
-    /// a GEMM-AllReduce, a [`sink::REDUCE`] or [`sink::REDUCE_ROWS`], all peers.
+    /// GEMM-AllReduce in one exchange, and a chunk of all tiles is for all ranks. For finished rows
+    /// of a GEMM-AllReduce, a [`sink::REDUCE`] or [`sink::REDUCE_ROWS`], all peers.
     pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
         let all_reduces = self.problem.op() == OpKind::GemmAllReduce;
         let to_all = item.counter != NONE || all_reduces && !self.two_exchanges;

@@ -73,8 +73,8 @@ __device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, c
 }
 
 // Reduces an item's rows. By the threads of both consumers, `thread` of 128 * kConsumers, after the
-// signals were awaited; `live` if no wait has failed. Loads of eight ranks and two places are issued together, to overlap their
-// round trips.
+// signals were awaited; `live` if no wait has failed. Loads of eight ranks and two places are issued
+// together, to overlap their round trips.
 template <class C>
 __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const WorkItem& item, u32 thread, bool live) {
     constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 8;

@@ -11,6 +11,7 @@ mod k_extent;
 mod shard_cut;
 mod stream_k;
 mod sum_flattened;
+mod sums;
 
 use super::{MAX_ITEMS, Schedule, ScheduleError, TileProgram};
 use crate::tile::TileGrid;
@@ -105,11 +106,10 @@ fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
     let (reductions, signals) = match problem.op() {
         OpKind::AllGatherGemm => (0, ShardCut::new(problem, schedule).signals(world.get())),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => {
-            let of_rank = u64::from(sum_flattened::Reductions::new(problem, of_all, schedule.two_exchanges).count());
+            let (reductions, copies) = sum_flattened::reductions_and_copies(problem, schedule, of_all);
             let of_tiles = u64::from(world.get()).saturating_mul(if whole() { 1 } else { tiles });
             // Sums of every rank are announced and copied.
-            let shared = if schedule.two_exchanges { u64::from(world.get()) * of_rank } else { 0 };
-            (of_rank + shared, of_tiles.saturating_add(shared))
+            (reductions + copies, of_tiles.saturating_add(copies))
         }
         OpKind::GemmReduceScatter => (0, tiles),
         // Every tile of a peer is copied, and announced once more.
