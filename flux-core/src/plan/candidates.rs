@@ -111,7 +111,7 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
             let at_once = match (problem.op(), plan.rows) {
                 (OpKind::AllGatherGemm, _) => 1..=peers,
                 (_, RowMapping::PerShard { group }) => group.min(peers)..=group.min(peers),
-                (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => peers..=peers,
+                _ => peers..=peers,
             };
             let sequential = flattened && target.has_collectives(problem);
             let overlapped = at_once.map(|peers| CommMode::Overlapped { peers });
@@ -149,8 +149,8 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
 
 fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
     let shards = match plan.rows {
-        RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => problem.world().get(),
         RowMapping::PerShard { group } => group,
+        _ => problem.world().get(),
     };
     if problem.op() != OpKind::AllGatherGemm || shards == 1 || target.has_messages() {
         return vec![1];
@@ -161,10 +161,7 @@ fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
 
 /// Ways to divide `k`. Split tiles must fit one wave.
 fn split_k<'a>(problem: &Problem, target: &Target, plan: &'a Plan) -> impl Iterator<Item = KSplit> + use<'a> {
-    let tiles = match plan.rows {
-        RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => TileGrid::new(problem.m(), problem.n_local(), plan.tile).tiles(),
-        RowMapping::PerShard { .. } => u64::from(problem.world().get()) * TileGrid::of_shard(problem, plan.tile).tiles(),
-    };
+    let tiles = plan.tiles(problem);
     let workers = u64::from(target.machine.multiprocessors);
     let split = SPLITS.into_iter().filter(move |&split_k| plan.k_slices == 1 && tiles * u64::from(split_k) <= workers);
     [KSplit::Whole, KSplit::StreamK].into_iter().chain(split.map(KSplit::SplitK))

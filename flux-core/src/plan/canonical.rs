@@ -80,9 +80,7 @@ impl Plan {
         let all = match (problem.op(), self.rows) {
             (OpKind::AllGatherGemm, _) => shard.row_blocks().into(),
             (_, RowMapping::PerShard { .. }) => shard.tiles(),
-            (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => {
-                TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles()
-            }
+            _ => self.tiles(problem),
         };
         match u64::from(tiles) < all {
             false => Chunk::Shard,

@@ -66,12 +66,7 @@ struct PlanCost<'a> {
 impl<'a> PlanCost<'a> {
     fn new(plan: &'a Plan, problem: &'a Problem, target: &'a Target) -> Self {
         let of_shard = TileGrid::of_shard(problem, plan.tile).tiles() as f64;
-        let tiles = match plan.rows {
-            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => {
-                TileGrid::new(problem.m(), problem.n_local(), plan.tile).tiles() as f64
-            }
-            RowMapping::PerShard { .. } => of_shard * f64::from(problem.world().get()),
-        };
+        let tiles = plan.tiles(problem) as f64;
         let machine = &target.machine;
         let ops = 2.0 * f64::from(plan.tile.m) * f64::from(plan.tile.n) * f64::from(problem.k_local().next_multiple_of(plan.tile.k));
         let multiply_ns = ops / machine.ops_per_ns();
@@ -134,9 +129,6 @@ impl<'a> PlanCost<'a> {
     fn passes(&self) -> f64 {
         let world = self.problem.world().get();
         let passes = match (self.plan.rows, self.problem.op()) {
-            (RowMapping::Flattened | RowMapping::FlattenedTwoExchanges, _) => {
-                self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP)
-            }
             (RowMapping::PerShard { group }, OpKind::AllGatherGemm) => {
                 let prologue = self.schedule.prologue.min(world);
                 // Chunk order takes one pass a chunk.
@@ -144,6 +136,8 @@ impl<'a> PlanCost<'a> {
                 prologue + (world - prologue).div_ceil(group) * chunks
             }
             (RowMapping::PerShard { group }, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => (world - 1).div_ceil(group) + 1,
+            // Flattened.
+            _ => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP),
         };
         passes.into()
     }
@@ -153,10 +147,8 @@ impl<'a> PlanCost<'a> {
     /// delays the whole call.
     fn exposed_gather(&self, body: f64) -> f64 {
         let world = self.problem.world();
-        let groups: Vec<_> = match self.plan.rows {
-            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => std::iter::once(0..world.get()).collect(),
-            RowMapping::PerShard { .. } => self.schedule.groups(world).collect(),
-        };
+        let groups: Vec<_> =
+            if self.plan.is_flattened() { std::iter::once(0..world.get()).collect() } else { self.schedule.groups(world).collect() };
         let place = gather_place_bytes(self.problem) as f64 / self.link;
         let (chunks, slices) = (self.chunks(), f64::from(self.plan.k_slices));
         let (mut moved, mut waited) = (self.mover_begins(), 0_f64);

@@ -26,7 +26,8 @@ pub use table::{PlanKey, PlanRow, PlanTable, PlanTableError};
 pub use target::{Links, Target};
 pub use text::ParsePlanError;
 
-use crate::TileShape;
+use crate::tile::TileGrid;
+use crate::{Problem, TileShape};
 
 /// How an op is executed. Comparable, printable, parsable; the same on every rank.
 ///
@@ -124,6 +125,14 @@ impl Plan {
             chunk: Chunk::Shard,
             k_slices: 1,
             comm: CommMode::Fused { mover: Mover::Kernel },
+        }
+    }
+
+    /// Tiles of all rows.
+    fn tiles(&self, problem: &Problem) -> u64 {
+        match self.rows {
+            RowMapping::PerShard { .. } => u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles(),
+            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
         }
     }
 

@@ -137,6 +137,12 @@ impl<'a> Sums<'a> {
         all
     }
 
+    /// An item of the columns of `extent`, which multiplies nothing.
+    fn item(&self, (row, rows): (u32, u32), extent: TileExtent, (late_first, late_count): (u32, u32)) -> WorkItem {
+        let (col, cols, dest) = (extent.col, extent.cols, self.rank.get());
+        WorkItem { a_source: source::CALLER, row, rows, col, cols, dest, late_first, late_count, ..WorkItem::default() }
+    }
+
     pub(super) fn append_reductions(&self, list: &mut Items) {
         let world = self.problem.world();
         let mut listed: Option<(Vec<u32>, u32)> = None;
@@ -162,21 +168,9 @@ impl<'a> Sums<'a> {
             };
             listed = Some((signals, late_first));
             let extent = self.grid.extent(row_block, col_block);
-            list.all.push(WorkItem {
-                a_source: source::CALLER,
-                row,
-                rows,
-                col: extent.col,
-                cols: extent.cols,
-                sink: sink::REDUCE_ROWS,
-                dest: self.rank.get(),
-                partials: world.get(),
-                late_first,
-                late_count,
-                raise,
-                raise_after: u32::from(self.schedule.two_exchanges),
-                ..WorkItem::default()
-            });
+            let item = self.item((row, rows), extent, (late_first, late_count));
+            let raise_after = u32::from(self.schedule.two_exchanges);
+            list.all.push(WorkItem { sink: sink::REDUCE_ROWS, partials: world.get(), raise, raise_after, ..item });
         }
     }
 
@@ -190,18 +184,7 @@ impl<'a> Sums<'a> {
                 for (number, (row, rows)) in (0..).zip(self.cut.of_rows(self.rows_of(owner))) {
                     let late_first = list.next_await();
                     list.awaits.push(Await { signal: self.signal_of_sum(owner, col_block, number), peer: owner.get(), k_step: 0 });
-                    list.all.push(WorkItem {
-                        a_source: source::CALLER,
-                        row,
-                        rows,
-                        col: extent.col,
-                        cols: extent.cols,
-                        sink: sink::COPY,
-                        dest: self.rank.get(),
-                        late_first,
-                        late_count: 1,
-                        ..WorkItem::default()
-                    });
+                    list.all.push(WorkItem { sink: sink::COPY, ..self.item((row, rows), extent, (late_first, 1)) });
                 }
             }
         }
