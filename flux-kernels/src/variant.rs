@@ -407,8 +407,8 @@ mod tests {
                 let forms = of_op().filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form)).count();
                 assert_eq!(forms, 1, "{wanted} {}", arch.name());
                 assert!(of_op().any(|variant| variant.dtype == wanted.dtype), "{wanted} {}", arch.name());
-                let alike = |variant: &&Variant| (variant.activation, variant.gated) == (wanted.activation, wanted.gated);
-                assert!(of_op().any(alike), "{wanted} {}", arch.name());
+                let alike = |variant: Variant| (variant.activation, variant.gated) == (wanted.activation, wanted.gated);
+                assert!(of_op().any(|&variant| alike(variant)), "{wanted} {}", arch.name());
             }
             assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
         }

@@ -33,8 +33,7 @@ fn of_arch(arch: Arch) -> Vec<Trial> {
         |variant: &&Variant| (variant.op(), variant.dtype(), variant.weights()) == (OpKind::AllGatherGemm, DType::Bf16, WeightLayout::Nk);
     let tile = variants.iter().filter(smallest).map(Variant::tile).min_by_key(|tile| tile.m * tile.n);
     let activated = variants.iter().filter(|variant| smallest(variant) && Some(variant.tile()) == tile);
-    let activated =
-        activated.map(|variant| compiles(format!("activation {variant} {}", arch.name()), variant.source(), arch));
+    let activated = activated.map(|variant| compiles(format!("activation {variant} {}", arch.name()), variant.source(), arch));
     let cover = || Variant::cover(KernelTarget::of_arch(arch)).into_iter();
     let traced = cover().map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
     let weights = cover().map(|variant| variant.with_activation(Activation::None).with_weights(WeightLayout::Kn));

@@ -5,9 +5,9 @@ mod common;
 use common::plans::{comm_modes, plans, rows};
 use common::suite::{call, call_gathered, defaults};
 use common::{AnyOp, Case, Machine, OPS, OpOptions, Values};
-use flux_ops::{Activation, GateLayout};
 use flux_core::TileShape;
 use flux_core::plan::Plan;
+use flux_ops::{Activation, GateLayout};
 use half::bf16;
 use proptest::prelude::*;
 

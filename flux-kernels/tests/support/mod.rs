@@ -173,7 +173,8 @@ impl<T: Element> Member<'_, T> {
         let problem = self.executor.program().problem;
         let rank = Rank::new(self.rank);
         let y = problem.y_shape(rank);
-        let (xs, ws, ys) = (problem.x_shape(rank), problem.w_shape(), Shape { cols: if epilogue.gates.is_some() { y.cols / 2 } else { y.cols }, ..y });
+        let (xs, ws, ys) =
+            (problem.x_shape(rank), problem.w_shape(), Shape { cols: if epilogue.gates.is_some() { y.cols / 2 } else { y.cols }, ..y });
         let mut y = vec![T::from_f32(f32::NAN); (ys.rows * ys.cols) as usize];
         let pushes = problem.op() == OpKind::AllGatherGemm && problem.world().get() > 1;
         let (memory, epoch) = (self.memory, self.memory.epoch(self.rank));

@@ -28,8 +28,8 @@ pub use meeting::Meeting;
 use flux_core::OpKind;
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, EpilogueArgs, GateLayout, GemmAllReduce, GemmReduceScatter, Plan, TensorMut,
-    TensorRef, Timeline, TimelineError, WeightLayout,
+    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, EpilogueArgs, GateLayout, GemmAllReduce, GemmReduceScatter, Plan,
+    TensorMut, TensorRef, Timeline, TimelineError, WeightLayout,
 };
 use flux_transport::{Communicator, Fault, Stream, TransportKind};
 use std::time::Duration;
@@ -120,8 +120,7 @@ impl<T: Element> AnyOp<T> {
         let workers = options.workers.or(node.workers);
         let messages = || flux_ops::ranked_plans(&node.comm, p).into_iter().find(|plan| plan.comm != CommMode::Sequential);
         let plan = if node.comm.transport() == TransportKind::Nccl { options.plan.or_else(messages) } else { options.plan };
-        let options =
-            OpOptions { plan, workers, bias: case.has_bias(), residual: case.has_residual(), ..options };
+        let options = OpOptions { plan, workers, bias: case.has_bias(), residual: case.has_residual(), ..options };
         let options = OpOptions { activation: case.activation, gates: case.gates, ..options };
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm).unwrap()
     }

@@ -16,6 +16,8 @@ Operand = TypeVar("Operand")
 """A torch.Tensor or a numpy.ndarray."""
 
 ACTIVATIONS = {name: number for number, name in enumerate(_native.activations())}
+# Numbers of the activations with gates.
+GATED = frozenset(number for name, number in ACTIVATIONS.items() if "glu" in name)
 
 # Set by `_torch`: its module and torch's Tensor.
 _torch: Any = None
@@ -64,7 +66,10 @@ def all_gather_matmul(
         weight: ``[n/W, k]``, this rank's columns. ``n/W`` and ``k`` are multiples of 8. It may be the transposed
             view ``w.t()`` of a ``w`` of ``[k, n/W]``, which is read as it is stored.
         bias: ``[n/W]``.
-        activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32.
+        activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32. ``geglu``, ``swiglu`` and ``reglu`` also
+            multiply: ``act(gate) * up``, with the gates in the first half of this rank's ``n/W`` rows of ``weight`` and
+            ``bias``, and their ups in the second; with ``_interleaved`` behind the name, each gate before its up.
+            ``n/W`` is then a multiple of 16, and the result ``[m, n/W/2]``.
         group: the communicator; the first that :func:`flux_tp.init` made.
         m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
@@ -75,7 +80,7 @@ def all_gather_matmul(
     communicator's device.
 
     Returns:
-        ``[m, n/W]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
+        ``[m, n/W]``, or with gates ``[m, n/W/2]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
         ``return_gathered`` a pair ``(y, x_full)``, where ``x_full`` is ``[m, k]``, the rows of all ranks.
 
     Raises:
@@ -243,6 +248,11 @@ def _number(activation: str | None) -> int:
     if number is None:
         raise OperandError(f"activation = {activation!r}: there are {', '.join(ACTIVATIONS)}")
     return number
+
+
+def columns(activation: int, n: int) -> int:
+    """Columns of a result, for ``n`` rows of the weight."""
+    return n // 2 if activation in GATED else n
 
 
 def _backend(x: Any) -> Any:
