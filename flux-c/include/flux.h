@@ -123,8 +123,8 @@ typedef int32_t flux_op_kind;
 
 // Activations of FLUX_ALL_GATHER_GEMM.
 //
-// Those with gates multiply an activated gate by its up: of the n/W rows of a rank's weight, and of
-// its bias, half are gates and half are ups, and `y` has n/W/2 columns. Gates come first, or with
+// Those with gates multiply an activated gate by its up, and `y` has n/W/2 columns. Of the n/W rows
+// of a rank's weight, and of its bias, half are gates and half are ups. Gates come first, or with
 // INTERLEAVED each before its up. n/W is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is refused.
 enum flux_activation
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L

@@ -41,8 +41,8 @@ impl GateLayout {
         (col * step, col * step + up)
     }
 
-    /// The row of `w`, of `n`, in column `col` of the tiles: eight gates, their ups, and so on, so
-    /// that a thread of a kernel has a gate and its up.
+    /// The row of `w`, of `n`, in column `col` of the tiles. These hold eight gates, their ups, and
+    /// so on: a thread of a kernel has a gate and its up.
     pub(crate) const fn row_in_tiles(self, col: u32, n: u32) -> u32 {
         let (gate, up) = self.rows_of(col / (2 * GATES) * GATES + col % GATES, n);
         if col / GATES % 2 == 0 { gate } else { up }

@@ -1,5 +1,5 @@
-//! Bias, activation and gates of the CPU executor: once for each element, in fp32, whatever the world, the
-//! tails and who stores the tile.
+//! Bias, activation and gates of the CPU executor: once for each element, in fp32, whatever the
+//! world, the tails and who stores the tile.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 

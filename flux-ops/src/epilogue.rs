@@ -127,8 +127,8 @@ impl<'a, T> EpilogueArgs<'a, T> {
     }
 
     /// Of an op built with [`Builder::bias`](crate::Builder::bias): a view of shape `(cols,)` or
-    /// `(1, cols)` for the columns of `y`, with [gates](crate::Builder::gated) for the rows of `w`. It
-    /// is added once to every row of the result.
+    /// `(1, cols)` for the columns of `y`, with [gates](crate::Builder::gated) for the rows of `w`.
+    /// It is added once to every row of the result.
     pub const fn bias(mut self, bias: &'a TensorRef<'_, T>) -> Self {
         self.bias = Some(bias.view());
         self

@@ -27,7 +27,7 @@ proptest! {
         let case = if residual { case.with_residual(Values::Integers) } else { case };
         // Of half of the AllGather-GEMMs whose columns they divide; tiles then have whole gates.
         let layout = GateLayout::ALL.get(gates).copied().filter(|_| op == 0 && n.is_multiple_of(2));
-        let case = layout.into_iter().fold(case, Case::gated);
+        let case = if let Some(layout) = layout { case.gated(layout) } else { case };
         let tile = if layout.is_some() { TileShape { n: plan.tile.n.next_multiple_of(16), ..plan.tile } } else { plan.tile };
         let expected = case.expected_on(Machine::Host);
         let options = OpOptions { workers: Some(workers), ..OpOptions::of(Plan { tile, ..plan }) };

@@ -18,8 +18,8 @@
 //! A bias `b` adds `eps_f32 (|sum of p_s + b| + E)` to `E`, and so does a residual. An activation
 //! of slope `L` with an error of `c |v|` makes `L E + c (|v| + E)` of `E`
 //! ([`Activation::slope`](flux_ops::Activation::slope),
-//! [`Activation::ERROR`](flux_ops::Activation::ERROR)). A gate `a` and an up `b` that are off by `da`
-//! and `db` have a product that is off by `da (|b| + db) + |a| db`, and by its rounding.
+//! [`Activation::ERROR`](flux_ops::Activation::ERROR)). Let a gate `a` and an up `b` be off by `da`
+//! and `db`: their product is off by `da (|b| + db) + |a| db`, and by its rounding.
 //!
 //! `sqrt(k) eps_f32` is the probabilistic bound of an inner product (Higham and Mary, "A new
 //! approach to probabilistic rounding error analysis", 2019), with their factor at 2. Small

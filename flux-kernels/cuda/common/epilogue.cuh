@@ -220,9 +220,9 @@ __device__ __forceinline__ void add_residual(const Params& p, const WorkItem& it
     }
 }
 
-// Element `at` of a thread's results in a block of gated columns. A thread has a gate and its up, eight
-// columns apart, so the results are half as many as the accumulators. Made where they are stored:
-// large tiles have no registers for both.
+// Element `at` of a thread's results in a block. Of gated columns a thread has a gate and its up,
+// eight columns apart, so results are half as many as accumulators. They are made where they are
+// stored: large tiles have no registers for both.
 template <class C>
 __device__ __forceinline__ float result(const float (&acc)[C::kAccumulators], u32 at) {
     if constexpr (C::kGated) {
@@ -235,8 +235,9 @@ __device__ __forceinline__ float result(const float (&acc)[C::kAccumulators], u3
     }
 }
 
-// Applies the epilogue to one thread's accumulators of item `i`, but for gates, which `result` does. The item's columns are loaded only
-// here: kept through the mainloop they would cost a register of every tile.
+// Applies the epilogue to one thread's accumulators of item `i`, but for gates: `result` multiplies
+// them. The item's columns are loaded only here: kept through the mainloop they would cost a
+// register of every tile.
 template <class C>
 __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread, u32 first_row,
                                             float (&acc)[C::kBlocks][C::kAccumulators]) {

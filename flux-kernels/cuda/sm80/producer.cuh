@@ -28,8 +28,8 @@ struct Rows {
         return {address + threadIdx.x % 8 * 16, stride, count == 0 ? 0 : count - 1, count == 0 ? 0u : 16u};
     }
 
-    // Bytes from the first strip's rows to those of a strip of eight. Gated weights come as a strip of
-    // gates and one of their ups in turn.
+    // Bytes from the first strip's rows to those of a strip of eight. Gated weights come as strips
+    // of gates and of their ups in turn.
     template <bool Gated>
     __device__ __forceinline__ u64 strip_offset(u32 strip) const {
         return Gated ? strip / 2 * 8 * stride + strip % 2 * up : strip * 8 * stride;

@@ -38,8 +38,8 @@ __device__ __forceinline__ void write_swapped(u32 thread, const float (&acc)[C::
     }
 }
 
-// As `write_swapped`, of gated columns: result 2 j + i of a block is row 8 j + 2 (thread mod 4) + i,
-// and column thread / 4 mod 8 of a warp's eight of the block's 32.
+// As `write_swapped`, of gated columns. Result 2 j + i of a block is row 8 j + 2 (thread mod 4) + i.
+// Its column is thread / 4 mod 8 of a warp's eight of the block's 32.
 template <class C, class Place>
 __device__ __forceinline__ void write_gated_swapped(u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators], Place place) {
     constexpr u32 kEights = C::kWgmmaN / 8;

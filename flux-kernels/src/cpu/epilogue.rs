@@ -1,4 +1,5 @@
-//! Bias, residual, activation and gates, in fp32, on the accumulators of a tile whose sum is complete.
+//! Bias, residual, activation and gates, in fp32, on the accumulators of a tile whose sum is
+//! complete.
 //!
 //! Invariant: an element gets them once, from the worker that stores it, before its rounding.
 

@@ -1,7 +1,7 @@
 //! Tensor maps of the operands, for bulk loads and stores.
 //!
-//! Invariant: rows are cut into boxes of 64, 32, 16 or 8 elements, swizzled but for the last. Elements
-//! beyond an extent read as zero and are never written.
+//! Invariant: rows are cut into boxes of 64, 32, 16 or 8 elements, swizzled but for the last.
+//! Elements beyond an extent read as zero and are never written.
 
 use super::error::LaunchError;
 use crate::variant::Variant;

@@ -200,8 +200,8 @@ impl Harness {
     /// [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
-    /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape) for `rank`, with gates of half as
-    /// many columns.
+    /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape) for `rank`; with gates it has
+    /// half as many columns.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when a call is refused.

@@ -116,8 +116,8 @@ impl<T: Element> Global<T> {
     /// its terms' magnitudes (products of two elements are exact). Rounding to the element type
     /// adds `u` of the value, and half the spacing of its subnormal numbers. A sum of `w` partials
     /// in fp32 adds `g(w)` of their magnitudes, the bias `e` of the sum with it. An activation
-    /// multiplies the error by its slope and adds its own. A product of a gate `a` and an up `b`
-    /// that are off by `da` and `db` is off by at most `da (|b| + db) + |a| db`, and `e` of itself.
+    /// multiplies the error by its slope and adds its own. Let a gate `a` and an up `b` be off by
+    /// `da` and `db`: their product is off by at most `da (|b| + db) + |a| db`, and `e` of itself.
     pub fn verify(&self, program: &TileProgram, y: &[T]) {
         let (p, rank) = (&self.problem, program.rank.get());
         let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);

@@ -194,13 +194,13 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
         self
     }
 
-    /// Multiplies activated gates by their ups, in place of storing every column: `y[m, n/W/2]`, `y =
+    /// Multiplies activated gates by their ups, in place of storing every column: `y[m, n/W/2] =
     /// act(gate) * up`. Of the `n/W` rows of a rank's `w`, and of its bias, half are gates and half
     /// are ups, which lie as `layout` says. The same on every rank.
     ///
     /// With [`Activation::Silu`] it is SwiGLU, with [`Activation::Gelu`] GeGLU, with
-    /// [`Activation::Relu`] ReGLU. Kernels of the last, and without an activation, are compiled when an
-    /// op first needs them.
+    /// [`Activation::Relu`] ReGLU. Kernels of the last, and without an activation, are compiled when
+    /// an op first needs them.
     ///
     /// ```
     /// use flux_ops::{Activation, AllGatherGemm, GateLayout, TensorMut, TensorRef};
@@ -214,7 +214,7 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     ///
     /// let (x, mut y) = (vec![bf16::ONE; m * k], vec![bf16::NAN; m * n / 2]);
     /// // Gates of 1, then ups of 2.
-    /// let w: Vec<_> = (0..n * k).map(|i| bf16::from_f32(if i < n / 2 * k { 1.0 } else { 2.0 })).collect();
+    /// let w: Vec<_> = (0..n * k).map(|i| if i < n / 2 * k { 1.0 } else { 2.0 }).map(bf16::from_f32).collect();
     /// op.forward(
     ///     &TensorRef::host(&x, (m, k))?,
     ///     &TensorRef::host(&w, (n, k))?,
@@ -227,8 +227,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     ///
     /// # Errors
     /// Of the build: [`BuildError::GatedWeights`] with [`WeightLayout::Kn`],
-    /// [`BuildError::GatedRows`] where 16 does not divide `n/W`, and [`BuildError::GatedTile`] where it
-    /// does not divide the columns of a plan's tiles.
+    /// [`BuildError::GatedRows`] where 16 does not divide `n/W`, and [`BuildError::GatedTile`] where
+    /// it does not divide the columns of a plan's tiles.
     pub fn gated(mut self, layout: GateLayout) -> Self {
         self.request.epilogue.gates = Some(layout);
         self

@@ -117,7 +117,7 @@ impl<T: Element> Case<T> {
         self.problem.n() as usize / if self.gates.is_some() { 2 } else { 1 }
     }
 
-    /// The rows of `w` of a column of all ranks' results: with gates, those of the gate and of its up.
+    /// The row of `w` of a column of all ranks' results; with gates the gate's and its up's.
     fn weights_of(&self, col: usize) -> (usize, Option<usize>) {
         let Some(layout) = self.gates else { return (col, None) };
         let local = self.problem.n_local();
@@ -363,9 +363,9 @@ impl Finish<'_> {
         self.activation.definition(sum.exact()) * self.up.map_or(1.0, Sum::exact)
     }
 
-    /// The result with every rounding of the ops, and how far one may be from the exact result. With
-    /// `a` and `b` off by `da` and `db` at most, `a b` is off by `da (|b| + db) + |a| db`, and by its
-    /// rounding.
+    /// The result with every rounding of the ops, and how far one may be from the exact result.
+    /// With `a` and `b` off by `da` and `db` at most, `a b` is off by `da (|b| + db) + |a| db`, and by
+    /// its rounding.
     fn modelled<T: Element>(&self, sum: &Sum<'_>, owner: Rank, nodes: Nodes, flattened: bool) -> (T, f64) {
         let (mut y, mut rounded, mut error) = sum.modelled::<T>(owner, nodes, flattened);
         if self.activation != Activation::None {
