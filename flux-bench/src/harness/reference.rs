@@ -9,8 +9,10 @@
 //!
 //! ```text
 //! E = sum over sent partials of u |p_s|  +  (sqrt(k) + W) eps_f32 A
-//! |y - sum of p_s|  <=  E + u (|sum of p_s| + E)
+//! |y - sum of p_s|  <=  E + u (|sum of p_s| + E) + t
 //! ```
+//!
+//! `t` is half the distance between the smallest numbers, which a rounding to one of them costs.
 //!
 //! Ranks of another node send one sum `q`, rounded again: with `e` for the roundings in it, its
 //! part of `E` is `e + u (|q| + e)`.
@@ -206,7 +208,7 @@ pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gai
     let unit = T::DTYPE.unit_roundoff();
     // Of fp32, and the rounding of a tiny number.
     let error = (cols as f64 / 2.0 + 6.0) * f64::from(f32::EPSILON) / 2.0;
-    let tiny = if T::DTYPE == DType::F16 { 2f64.powi(-25) } else { 2f64.powi(-134) };
+    let tiny = tiny(T::DTYPE);
     let mut verdict = Verdict::default();
     for (row, (y, y_norm)) in y.chunks_exact(cols).zip(y_norm.chunks_exact(cols)).enumerate() {
         let squares: f64 = y.iter().map(|v| wide(v).powi(2)).sum();
@@ -221,6 +223,14 @@ pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gai
         }
     }
     verdict
+}
+
+/// Half the distance between the smallest numbers of the type: what rounding a tiny number costs.
+fn tiny(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-25),
+        DType::Bf16 => 2f64.powi(-134),
+    }
 }
 
 /// A window of a global operand, as the elements' exact values.
@@ -329,7 +339,7 @@ fn expect<T: Element>(operands: &Operands, sum: Sum, up: Option<Sum>) -> Expecte
         value *= up.value;
         off += f64::from(f32::EPSILON) * (value.abs() + off);
     }
-    Expected { value, bound: off + operands.problem.dtype().unit_roundoff() * (value.abs() + off) }
+    Expected { value, bound: off + operands.problem.dtype().unit_roundoff() * (value.abs() + off) + tiny(T::DTYPE) }
 }
 
 /// Sums of products and of their absolute values. Products of 11-bit significands are exact in

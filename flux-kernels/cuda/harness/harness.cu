@@ -63,11 +63,12 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 // Checks 64 x 32 elements a CTA, 4 x 2 a thread. The reference is accumulated in fp64 from the
 // generators, not from the operands in memory.
 //
-// The bound of an element sums four roundings: the result's, u * |y|; that of each partial sum sent
-// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the addition of a
-// bias or a residual, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes.
-// An inexact activation multiplies the bound by its slope and adds its own error. Small integers
-// must be equal, but for inexact activations and rounded additions.
+// The bound of an element sums four roundings: the result's, u * |y|, or of a tiny number half the
+// distance to the next; that of each partial sum sent in 16 bits, u * |partial|; fp32 accumulation,
+// sqrt(k) * eps * sum |x| |w|; and the addition of a bias or a residual, eps * |sum|. Each addition
+// that rounds to 16 bits costs u of all magnitudes. An inexact activation multiplies the bound by its
+// slope and adds its own error. Small integers must be equal, but for inexact activations and rounded
+// additions.
 //
 // Of gated weights a thread's two columns are a gate and its up: a CTA checks half as many elements.
 // With a and u their exact values, off by da and du at most, the product is off by da (|u| + du) +
@@ -149,6 +150,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 
     const float u = bf16 ? 1.0f / 256.0f : 1.0f / 2048.0f;
     const float eps = 5.9604645e-8f;  // 2^-24
+    const float tiny = bf16 ? 0x1p-134f : 0x1p-25f;  // half the distance between the smallest numbers
     // A node's sum includes rounded partial sums, and is rounded itself.
     const float per_sent = p.per_node > 1 ? u * (1.0f + u) : u;
     const bool exact = activation_is_exact(static_cast<Activation>(p.activation));
@@ -197,7 +199,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
             if (fill == Fill::kSmallInts && exact && p.rounded_additions == 0) {
                 ok = y == widen(bf16, round_to(bf16, reference));
             } else {
-                const float bound = u * (fabsf(reference) + inner) + inner;
+                const float bound = u * (fabsf(reference) + inner) + inner + tiny;
                 ok = error <= bound;
                 max_ratio = fmaxf(max_ratio, error / bound);
             }
