@@ -45,7 +45,7 @@ impl GateLayout {
     /// so on: a thread of a kernel has a gate and its up.
     pub(crate) const fn row_in_tiles(self, col: u32, n: u32) -> u32 {
         let (gate, up) = self.rows_of(col / (2 * GATES) * GATES + col % GATES, n);
-        if col / GATES % 2 == 0 { gate } else { up }
+        if (col / GATES).is_multiple_of(2) { gate } else { up }
     }
 }
 
