@@ -219,13 +219,13 @@ const STRIP: u32 = 16;
 pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
     let few = tile.m <= 128 && !tile.swaps_ab() && problem.m_shard() < tile.m;
     let rows = if few { problem.m_shard().next_multiple_of(STRIP) } else { tile.m };
-    rows as u64 * tile.n as u64 * problem.dtype().bytes() as u64
+    rows as u64 * tile.n as u64 * problem.partial_bytes() as u64
 }
 
-/// Bytes of a source's place among scattered rows: those of the reader's `y`, `n` elements each,
+/// Bytes of a source's place among scattered rows: those of the reader's `y`, `n` partial sums each,
 /// dense.
 pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
-    problem.most_y_rows() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
+    problem.most_y_rows() as u64 * problem.n_local() as u64 * problem.partial_bytes() as u64
 }
 
 /// Bytes of one split-K slot: a whole tile in fp32, in an order that is private to the executor.
