@@ -9,7 +9,7 @@ use crate::sources::Source;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, OpKind, TileShape};
+use flux_core::{DType, OpKind, Partials, TileShape};
 use std::fmt;
 
 /// One instantiation: operation, element type, tile, how a finished tile is staged, how many stages
@@ -156,14 +156,16 @@ impl Variant {
         if fitting.is_empty() { Err(NoSuchTile { tile, generation: target.generation }) } else { Ok(fitting) }
     }
 
-    /// Whether it can execute a program.
+    /// Whether it can execute a program. No kernel sends partial sums of another type than the op's.
     pub fn fits(&self, program: &TileProgram) -> bool {
         let of_program = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
         let reduce_scatter = self.op == OpKind::GemmReduceScatter;
         // Rows that go to several owners leave from a buffer of the whole tile.
         let scatters = reduce_scatter && program.flattened;
         let sends_partials = reduce_scatter && !program.flattened && program.problem.world().peers() > 0;
+        let sends_f32 = program.problem.partials() == Partials::F32 && (scatters || sends_partials);
         let does = match self.form {
+            _ if sends_f32 => false,
             Form::Hopper(staging) => {
                 (staging == Staging::PerConsumer || !scatters) && (self.tile.sends_partials_from(staging) || !sends_partials)
             }
