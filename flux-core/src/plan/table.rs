@@ -217,7 +217,8 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
 
 impl std::fmt::Display for PlanRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { key: PlanKey { device, generation, driver, transport, world, op, dtype, n, k, partials, batch_invariant }, m, plan, us } = self;
+        let Self { key: PlanKey { device, generation, driver, transport, world, op, dtype, n, k, partials, batch_invariant }, m, plan, us } =
+            self;
         let order = if *batch_invariant { BATCH_INVARIANT } else { "" };
         let sent = if *partials == Partials::F32 { F32_PARTIALS } else { "" };
         write!(f, "{device},{generation},{driver},{transport},{world},{op}{order}{sent},{dtype},{n},{k},{m},{plan},{us:.2}")

@@ -1,9 +1,9 @@
 //! What a builder was told, and what follows from it on one communicator.
 
+use crate::Location;
 use crate::epilogue::EpilogueSpec;
 use crate::error::BuildError;
 use crate::execute::{LaunchOptions, Recipe, Resolved, location};
-use crate::Location;
 use crate::planning::{self, Buckets, Choice, Constraints, UserTable};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping, SumOrder};

@@ -116,8 +116,15 @@ impl<T: Element> AnyOp<T> {
         let workers = options.workers.or(node.workers);
         let messages = || flux_ops::ranked_plans(&node.comm, p).into_iter().find(|plan| plan.comm != CommMode::Sequential);
         let plan = if node.comm.transport() == TransportKind::Nccl { options.plan.or_else(messages) } else { options.plan };
-        let options =
-            OpOptions { plan, workers, bias: case.has_bias(), residual: case.has_residual(), activation: case.activation, partials: p.partials(), ..options };
+        let options = OpOptions {
+            plan,
+            workers,
+            bias: case.has_bias(),
+            residual: case.has_residual(),
+            activation: case.activation,
+            partials: p.partials(),
+            ..options
+        };
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm).unwrap()
     }
 
