@@ -206,7 +206,8 @@ impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
     /// use flux_ops::{GemmReduceScatter, Partials, bf16};
     /// use flux_transport::{Communicator, Select, World};
     /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
-    /// let op = GemmReduceScatter::<bf16>::builder(512, 1024, 256).partials(Partials::F32).build(&comm)?;
+    /// let builder = GemmReduceScatter::<bf16>::builder(512, 1024, 256);
+    /// let op = builder.partials(Partials::F32).build(&comm)?;
     /// assert!(op.explain().contains("partials=f32"));
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
