@@ -383,8 +383,11 @@ fn a_peer_that_leaves_is_named() {
 #[test]
 fn an_aborted_communicator_says_so_and_is_rebuilt() {
     let ranks = connected::<2>(host());
+    // A rank that rebuilds aborts the communicator, too.
+    let aborted = std::sync::Barrier::new(2);
     std::thread::scope(|scope| {
         for comm in ranks {
+            let aborted = &aborted;
             scope.spawn(move || {
                 let Rank(comm) = { comm };
                 let mut number = 9;
@@ -394,6 +397,7 @@ fn an_aborted_communicator_says_so_and_is_rebuilt() {
                     done(flux_comm_abort(comm, 7));
                     refused(flux_comm_check(comm), FLUX_ERROR_ABORTED, "rank 0 aborted");
                 }
+                aborted.wait();
                 let mut rebuilt = null_mut();
                 // SAFETY: a place.
                 let rebuild = |who, rebuilt| unsafe { flux_comm_rebuild(comm, who, rebuilt) };

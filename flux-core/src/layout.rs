@@ -222,10 +222,22 @@ pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
     rows as u64 * tile.n as u64 * problem.partial_bytes() as u64
 }
 
-/// Bytes of a source's place among scattered rows: those of the reader's `y`, `n` partial sums each,
-/// dense.
-pub const fn scatter_place_bytes(problem: &Problem) -> u64 {
-    problem.most_y_rows() as u64 * problem.n_local() as u64 * problem.partial_bytes() as u64
+/// How the rows of a call lie in a half.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum RowLayout {
+    /// By shard: a gather place for each peer, or slots of partial tiles.
+    PerShard,
+    /// Flattened: a place for each rank.
+    Flattened,
+    /// As [`Flattened`](Self::Flattened), with results of peers behind (GEMM-AllReduce).
+    FlattenedTwoExchanges,
+}
+
+/// Bytes of a source's place among scattered rows: those that one rank adds, `n` partial sums each,
+/// dense. With `two_exchanges` they are the rows of a shard.
+pub const fn scatter_place_bytes(problem: &Problem, two_exchanges: bool) -> u64 {
+    let rows = if two_exchanges { problem.m_shard() } else { problem.most_y_rows() };
+    rows as u64 * problem.n_local() as u64 * problem.partial_bytes() as u64
 }
 
 /// Bytes of one split-K slot: a whole tile in fp32, in an order that is private to the executor.
@@ -237,35 +249,30 @@ pub const fn split_k_slot_bytes(tile: TileShape) -> u64 {
 pub const SPLIT_K_ALIGN: u64 = 1024;
 
 /// Offset of the first split-K slot in a half, behind everything that peers write.
-pub const fn split_k_offset(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
-    shared_bytes(problem, tile, flattened).next_multiple_of(SPLIT_K_ALIGN)
+pub const fn split_k_offset(problem: &Problem, tile: TileShape, rows: RowLayout) -> u64 {
+    shared_bytes(problem, tile, rows).next_multiple_of(SPLIT_K_ALIGN)
 }
 
 /// Bytes of one half for `problem`: what peers write, then the split-K slots.
-pub const fn half_bytes(problem: &Problem, tile: TileShape, flattened: bool, split_k_slots: u32) -> u64 {
+pub const fn half_bytes(problem: &Problem, tile: TileShape, rows: RowLayout, split_k_slots: u32) -> u64 {
     if split_k_slots == 0 {
-        return shared_bytes(problem, tile, flattened);
+        return shared_bytes(problem, tile, rows);
     }
     // Saturates: allocation refuses such a size.
-    split_k_offset(problem, tile, flattened).saturating_add(split_k_slot_bytes(tile).saturating_mul(split_k_slots as u64))
+    split_k_offset(problem, tile, rows).saturating_add(split_k_slot_bytes(tile).saturating_mul(split_k_slots as u64))
 }
 
 /// Bytes of a half that peers write: a place or the slots of each peer, or with flattened rows a
 /// place of each rank.
-const fn shared_bytes(problem: &Problem, tile: TileShape, flattened: bool) -> u64 {
+const fn shared_bytes(problem: &Problem, tile: TileShape, rows: RowLayout) -> u64 {
     let (world, peers) = (problem.world().get() as u64, problem.world().peers() as u64);
-    match problem.op() {
-        OpKind::AllGatherGemm if flattened => world * gather_place_bytes(problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => world * scatter_place_bytes(problem),
-        OpKind::AllGatherGemm => peers * gather_place_bytes(problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-            let slots = slots_bytes(problem, tile);
-            if peers == 0 || matches!(problem.op(), OpKind::GemmReduceScatter) {
-                slots
-            } else {
-                results_offset(problem, tile) + results_bytes(problem)
-            }
-        }
+    match (problem.op(), rows) {
+        (OpKind::AllGatherGemm, RowLayout::PerShard) => peers * gather_place_bytes(problem),
+        (OpKind::AllGatherGemm, _) => world * gather_place_bytes(problem),
+        (_, RowLayout::Flattened) => world * scatter_place_bytes(problem, false),
+        (OpKind::GemmReduceScatter, _) => slots_bytes(problem, tile),
+        (OpKind::GemmAllReduce, _) if peers == 0 => 0,
+        (OpKind::GemmAllReduce, _) => results_offset(problem, tile, rows) + results_bytes(problem),
     }
 }
 
@@ -275,10 +282,14 @@ const fn slots_bytes(problem: &Problem, tile: TileShape) -> u64 {
     problem.world().peers() as u64 * tiles * slot_bytes(problem, tile)
 }
 
-/// Offset, in a half, of the results that peers leave for a GEMM-AllReduce with rows per shard: row
-/// `r` of all `m` begins `r * n` elements behind it.
-pub const fn results_offset(problem: &Problem, tile: TileShape) -> u64 {
-    slots_bytes(problem, tile).next_multiple_of(SPLIT_K_ALIGN)
+/// Offset, in a half, of the results that peers leave for a GEMM-AllReduce in two exchanges: row `r`
+/// of all `m` begins `r * n` elements behind it.
+pub const fn results_offset(problem: &Problem, tile: TileShape, rows: RowLayout) -> u64 {
+    let partials = match rows {
+        RowLayout::PerShard => slots_bytes(problem, tile),
+        RowLayout::Flattened | RowLayout::FlattenedTwoExchanges => problem.world().get() as u64 * scatter_place_bytes(problem, true),
+    };
+    partials.next_multiple_of(SPLIT_K_ALIGN)
 }
 
 /// Bytes of all rows of the result.

@@ -125,7 +125,8 @@ fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 
 
 /// Checks the partial results of `item`, and stores its own.
 fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], item: &WorkItem) {
-    let (rank, epoch, place) = (p.rank.get(), call.epoch(), p.problem.most_y_rows());
+    let place = if p.two_exchanges { p.problem.m_shard() } else { p.problem.most_y_rows() };
+    let (rank, epoch) = (p.rank.get(), call.epoch());
     let at = |rank: u32| &data[rank as usize][call.half()];
     let own = at(rank);
     for part in (0..item.parts).map(|i| item.part + i) {
@@ -145,13 +146,14 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
         }
     }
     let result = |row: u32| (row * col_blocks + item.col / p.tile.n) as usize;
-    match item.sink {
-        sink::REDUCE if item.raise != NONE => {
-            let first = p.problem.shard_rows(p.rank).start;
-            for (peer, row) in p.signalled_ranks(item).flat_map(|peer| (item.row..item.row + item.rows).map(move |row| (peer, row))) {
-                at(peer.get()).results[result(first + row)].store(stamp(epoch, rank, row), Relaxed);
-            }
+    let share = || {
+        let first = p.problem.shard_rows(p.rank).start;
+        for (peer, row) in p.signalled_ranks(item).flat_map(|peer| (item.row..item.row + item.rows).map(move |row| (peer, row))) {
+            at(peer.get()).results[result(first + row)].store(stamp(epoch, rank, row), Relaxed);
         }
+    };
+    match item.sink {
+        sink::REDUCE if item.raise != NONE => share(),
         sink::COPY => {
             for row in item.row..item.row + item.rows {
                 let (owner, own_row) = p.problem.owner_of(row);
@@ -162,7 +164,7 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
         sink::PARTIAL => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
         sink::SCATTER => {
             for owner in p.problem.world().ranks() {
-                let owned = p.problem.y_rows(owner);
+                let owned = p.reduced_rows(owner);
                 for row in (item.row..item.row + item.rows).filter(|row| owned.contains(row)) {
                     let index = scattered(row - owned.start);
                     at(owner.get()).write(rank * place * col_blocks + index, stamp(epoch, rank, index));
@@ -173,6 +175,9 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
             for (source, row) in (0..item.partials).flat_map(|source| (item.row..item.row + item.rows).map(move |row| (source, row))) {
                 let index = scattered(row);
                 assert_eq!(own.read(source * place * col_blocks + index), stamp(epoch, source, index), "row {row} in {item:?}");
+            }
+            if item.raise != NONE {
+                share();
             }
         }
         _ => {}
@@ -278,6 +283,9 @@ fn calls_with_split_k_slices_and_flattened_rows_read_what_the_same_call_left() {
         {
             let schedule = Schedule { chunk: Chunk::Tiles(2), k_slices, split_k, flattened, group, ..Schedule::of(TILE) };
             run(&programs(op, world, schedule), 3, 40);
+            if flattened && op == OpKind::GemmAllReduce {
+                run(&programs(op, world, Schedule { two_exchanges: true, ..schedule }), 3, 40);
+            }
         }
     }
 }

@@ -100,7 +100,8 @@ fn the_in_flight_limit_changes_no_bit() {
                 let options = OpOptions { workers, ..OpOptions::of(plan) };
                 machine.run(world, suite::defaults, |node| {
                     let op = AnyOp::of(&case, options, node);
-                    // Ranks that share a GPU have fewer workers by themselves. The portable kernel has no limit.
+                    // Ranks that share a GPU have fewer workers by themselves. The portable kernel
+                    // has no limit.
                     let limited = limited && generation == Generation::Hopper;
                     assert!(op.explain().contains(" CTAs at once") == limited || node.workers.is_some(), "{}", op.explain());
                     (0..3).map(|_| suite::call(&op, &case, node).unwrap()).collect::<Vec<_>>()

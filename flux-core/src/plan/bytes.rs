@@ -9,13 +9,16 @@ use crate::TileShape;
 ///
 /// ```text
 /// tile.m, tile.n, tile.k
-/// rows:   0 flattened, else the group
+/// rows:   0 flattened, 2^32 - 1 flattened in two exchanges, else the group
 /// k:      0 whole, 1 stream-k, else the workers of a tile
 /// chunk:  0 shard, else the tiles
 /// k_slices
 /// comm:   0 kernel, 1 copy engine, 2 overlapped, 3 sequential;  peers, 0 unless overlapped
 /// ```
 pub const PLAN_BYTES: usize = 36;
+
+/// In the place of a group: flattened rows in two exchanges.
+const TWO_EXCHANGES: u32 = u32::MAX;
 
 /// The bytes are not a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -27,6 +30,7 @@ impl Plan {
     pub fn to_bytes(self) -> [u8; PLAN_BYTES] {
         let rows = match self.rows {
             RowMapping::Flattened => 0,
+            RowMapping::FlattenedTwoExchanges => TWO_EXCHANGES,
             RowMapping::PerShard { group } => group,
         };
         let k = match self.k {
@@ -67,7 +71,11 @@ impl Plan {
         };
         let plan = Self {
             tile: TileShape::new(word(0), word(1), word(2)),
-            rows: if word(3) == 0 { RowMapping::Flattened } else { RowMapping::PerShard { group: word(3) } },
+            rows: match word(3) {
+                0 => RowMapping::Flattened,
+                TWO_EXCHANGES => RowMapping::FlattenedTwoExchanges,
+                group => RowMapping::PerShard { group },
+            },
             k: match word(4) {
                 0 => KSplit::Whole,
                 1 => KSplit::StreamK,

@@ -55,7 +55,7 @@ fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapp
     let generation = target.machine.generation;
     match (problem.op(), rows) {
         (OpKind::AllGatherGemm, _) => true,
-        (_, RowMapping::Flattened) => generation.scatters(tile),
+        (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => generation.scatters(tile),
         (_, RowMapping::PerShard { .. }) if problem.world().peers() == 0 => true,
         (_, RowMapping::PerShard { .. }) => generation.sends_partials(tile),
     }
@@ -72,7 +72,8 @@ fn row_mappings(problem: &Problem, target: &Target) -> Vec<RowMapping> {
     if peers > 0 && problem.op() == OpKind::GemmAllReduce && target.links != Links::PeerMemory {
         return flattened.into_iter().collect();
     }
-    groups.into_iter().map(|group| RowMapping::PerShard { group }).chain(flattened).collect()
+    let shared = flattened.filter(|_| problem.op() == OpKind::GemmAllReduce).map(|_| RowMapping::FlattenedTwoExchanges);
+    groups.into_iter().map(|group| RowMapping::PerShard { group }).chain(flattened).chain(shared).collect()
 }
 
 /// The plans of one tile and row mapping.
@@ -111,7 +112,7 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
             let at_once = match (problem.op(), plan.rows) {
                 (OpKind::AllGatherGemm, _) => 1..=peers,
                 (_, RowMapping::PerShard { group }) => group.min(peers)..=group.min(peers),
-                (_, RowMapping::Flattened) => peers..=peers,
+                _ => peers..=peers,
             };
             let sequential = flattened && target.has_collectives(problem);
             let overlapped = at_once.map(|peers| CommMode::Overlapped { peers });
@@ -149,8 +150,8 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
 
 fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
     let shards = match plan.rows {
-        RowMapping::Flattened => problem.world().get(),
         RowMapping::PerShard { group } => group,
+        _ => problem.world().get(),
     };
     if problem.op() != OpKind::AllGatherGemm || shards == 1 || target.has_messages() {
         return vec![1];
@@ -161,10 +162,7 @@ fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
 
 /// Ways to divide `k`. Split tiles must fit one wave.
 fn split_k<'a>(problem: &Problem, target: &Target, plan: &'a Plan) -> impl Iterator<Item = KSplit> + use<'a> {
-    let tiles = match plan.rows {
-        RowMapping::Flattened => TileGrid::new(problem.m(), problem.n_local(), plan.tile).tiles(),
-        RowMapping::PerShard { .. } => u64::from(problem.world().get()) * TileGrid::of_shard(problem, plan.tile).tiles(),
-    };
+    let tiles = plan.tiles(problem);
     let workers = u64::from(target.machine.multiprocessors);
     let split = SPLITS.into_iter().filter(move |&split_k| plan.k_slices == 1 && tiles * u64::from(split_k) <= workers);
     [KSplit::Whole, KSplit::StreamK].into_iter().chain(split.map(KSplit::SplitK))

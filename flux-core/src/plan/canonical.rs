@@ -39,7 +39,8 @@ impl Plan {
         let rows = match self.rows {
             _ if problem.op() == OpKind::GemmAllReduce && !target.copies_results() => RowMapping::Flattened,
             RowMapping::PerShard { group } => RowMapping::PerShard { group: group.min(target.widest_group(problem)).max(1) },
-            RowMapping::Flattened => RowMapping::Flattened,
+            RowMapping::FlattenedTwoExchanges if problem.op() == OpKind::GemmAllReduce => RowMapping::FlattenedTwoExchanges,
+            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => RowMapping::Flattened,
         };
         let plan = Self { rows, ..*self };
         let plan = Self { chunk: plan.canonical_chunk(problem), ..plan };
@@ -79,7 +80,7 @@ impl Plan {
         let all = match (problem.op(), self.rows) {
             (OpKind::AllGatherGemm, _) => shard.row_blocks().into(),
             (_, RowMapping::PerShard { .. }) => shard.tiles(),
-            (_, RowMapping::Flattened) => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
+            _ => self.tiles(problem),
         };
         match u64::from(tiles) < all {
             false => Chunk::Shard,

@@ -66,10 +66,7 @@ struct PlanCost<'a> {
 impl<'a> PlanCost<'a> {
     fn new(plan: &'a Plan, problem: &'a Problem, target: &'a Target) -> Self {
         let of_shard = TileGrid::of_shard(problem, plan.tile).tiles() as f64;
-        let tiles = match plan.rows {
-            RowMapping::Flattened => TileGrid::new(problem.m(), problem.n_local(), plan.tile).tiles() as f64,
-            RowMapping::PerShard { .. } => of_shard * f64::from(problem.world().get()),
-        };
+        let tiles = plan.tiles(problem) as f64;
         let machine = &target.machine;
         let ops = 2.0 * f64::from(plan.tile.m) * f64::from(plan.tile.n) * f64::from(problem.k_local().next_multiple_of(plan.tile.k));
         let multiply_ns = ops / machine.ops_per_ns();
@@ -132,7 +129,6 @@ impl<'a> PlanCost<'a> {
     fn passes(&self) -> f64 {
         let world = self.problem.world().get();
         let passes = match (self.plan.rows, self.problem.op()) {
-            (RowMapping::Flattened, _) => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP),
             (RowMapping::PerShard { group }, OpKind::AllGatherGemm) => {
                 let prologue = self.schedule.prologue.min(world);
                 // Chunk order takes one pass a chunk.
@@ -140,6 +136,8 @@ impl<'a> PlanCost<'a> {
                 prologue + (world - prologue).div_ceil(group) * chunks
             }
             (RowMapping::PerShard { group }, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => (world - 1).div_ceil(group) + 1,
+            // Flattened.
+            _ => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP),
         };
         passes.into()
     }
@@ -149,10 +147,8 @@ impl<'a> PlanCost<'a> {
     /// delays the whole call.
     fn exposed_gather(&self, body: f64) -> f64 {
         let world = self.problem.world();
-        let groups: Vec<_> = match self.plan.rows {
-            RowMapping::Flattened => std::iter::once(0..world.get()).collect(),
-            RowMapping::PerShard { .. } => self.schedule.groups(world).collect(),
-        };
+        let groups: Vec<_> =
+            if self.plan.is_flattened() { std::iter::once(0..world.get()).collect() } else { self.schedule.groups(world).collect() };
         let place = gather_place_bytes(self.problem) as f64 / self.link;
         let (chunks, slices) = (self.chunks(), f64::from(self.plan.k_slices));
         let (mut moved, mut waited) = (self.mover_begins(), 0_f64);
@@ -210,15 +206,18 @@ impl<'a> PlanCost<'a> {
         let slot = slot_bytes(self.problem, self.plan.tile) as f64;
         let last_wave = self.tiles - ((self.tiles - 1.0) / self.workers).floor() * self.workers;
         if self.plan.is_flattened() {
-            let sent = scatter_place_bytes(self.problem) as f64 * peers;
-            let rows = scatter_place_bytes(self.problem) as f64 * (peers + 1.0);
+            let two_exchanges = self.schedule.two_exchanges;
+            let place = scatter_place_bytes(self.problem, two_exchanges) as f64;
+            let (sent, rows) = (place * peers, place * (peers + 1.0));
             let reduced = 2.0 * rows / self.memory() + 2.0 * signal;
             // A whole shard leaves when the last tile is done.
             if self.plan.chunk == Chunk::Shard {
                 return sent / self.link + 2.0 * machine.message_ns as f64 + reduced;
             }
             let last = sent * (last_wave / self.tiles).min(1.0);
-            return (sent / self.link - body).max(0.0) + last / self.link + reduced;
+            // Sums leave when all tiles are done, and are then copied.
+            let shared = if two_exchanges { sent / self.link + 2.0 * sent / self.memory() + 2.0 * signal } else { 0.0 };
+            return (sent / self.link - body).max(0.0) + last / self.link + reduced + shared;
         }
         // Own tiles of the last wave.
         let own = self.own_in_last_wave(last_wave);
@@ -299,6 +298,6 @@ fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
 fn place_bytes(problem: &Problem) -> u64 {
     match problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => scatter_place_bytes(problem),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => scatter_place_bytes(problem, false),
     }
 }

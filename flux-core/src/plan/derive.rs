@@ -17,7 +17,7 @@ impl Plan {
     pub fn schedule(&self, problem: &Problem, target: &Target) -> Schedule {
         let (group, flattened) = match self.rows {
             RowMapping::PerShard { group } => (group, false),
-            RowMapping::Flattened => (1, true),
+            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => (1, true),
         };
         let workers = target.machine.multiprocessors;
         let (split_k, stream_k_workers) = match self.k {
@@ -25,9 +25,18 @@ impl Plan {
             KSplit::SplitK(parts) => (parts, 1),
             KSplit::StreamK => (1, workers),
         };
-        let (raster_group, k_slices) = (RASTER_GROUP, self.k_slices);
-        let plain =
-            Schedule { chunk: self.chunk, raster_group, group, k_slices, split_k, stream_k_workers, flattened, ..Schedule::of(self.tile) };
+        let (raster_group, k_slices, two_exchanges) = (RASTER_GROUP, self.k_slices, self.rows == RowMapping::FlattenedTwoExchanges);
+        let plain = Schedule {
+            chunk: self.chunk,
+            raster_group,
+            group,
+            k_slices,
+            split_k,
+            stream_k_workers,
+            flattened,
+            two_exchanges,
+            ..Schedule::of(self.tile)
+        };
         if flattened || problem.world().peers() == 0 {
             return plain;
         }

@@ -26,7 +26,8 @@ pub use table::{PlanKey, PlanRow, PlanTable, PlanTableError};
 pub use target::{Links, Target};
 pub use text::ParsePlanError;
 
-use crate::TileShape;
+use crate::tile::TileGrid;
+use crate::{Problem, TileShape};
 
 /// How an op is executed. Comparable, printable, parsable; the same on every rank.
 ///
@@ -68,8 +69,12 @@ pub enum RowMapping {
         /// Shards side by side, which share one pass over `w`; at least 1.
         group: u32,
     },
-    /// Tiles are cut over all `m` rows: for shards with fewer rows than a tile, or unaligned `m`.
+    /// Tiles are cut over all `m` rows: for shards with fewer rows than a tile, or unaligned `m`. A
+    /// GEMM-AllReduce makes one exchange: every rank adds all rows.
     Flattened,
+    /// As [`Flattened`](Self::Flattened), in two exchanges of a GEMM-AllReduce: a rank adds the rows
+    /// of its shard, and sends the sums to all.
+    FlattenedTwoExchanges,
 }
 
 /// How the inner product of a tile is divided.
@@ -123,8 +128,16 @@ impl Plan {
         }
     }
 
+    /// Tiles of all rows.
+    fn tiles(&self, problem: &Problem) -> u64 {
+        match self.rows {
+            RowMapping::PerShard { .. } => u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles(),
+            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
+        }
+    }
+
     /// Whether tiles are cut over all rows.
     pub const fn is_flattened(&self) -> bool {
-        matches!(self.rows, RowMapping::Flattened)
+        matches!(self.rows, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges)
     }
 }

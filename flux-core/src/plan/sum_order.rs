@@ -63,7 +63,7 @@ impl Plan {
             _ if !adds_ranks => SumOrder::Fixed,
             (_, CommMode::Sequential, _) => SumOrder::Library,
             (.., RowMapping::PerShard { .. }) => SumOrder::ByOwner,
-            (.., RowMapping::Flattened) => SumOrder::Fixed,
+            (.., RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => SumOrder::Fixed,
         }
     }
 

@@ -49,7 +49,7 @@ const EXAMPLE: &str = "tile=256x192x64 rows=per-shard:2 k=stream-k chunk=1 k-sli
 /// Keys with their values.
 const KEYS: [(&str, &str); 6] = [
     ("tile", "expected rows x columns x step along k, as in 128x256x64"),
-    ("rows", "expected flattened, or per-shard:G with G shards side by side"),
+    ("rows", "expected flattened, flattened:2 for two exchanges, or per-shard:G with G shards side by side"),
     ("k", "expected whole, stream-k, or split-k:N with N of at least 2"),
     ("chunk", "expected shard, or the tiles that one signal announces"),
     ("k-slices", "expected a number of at least 1"),
@@ -85,6 +85,7 @@ impl Plan {
         match (key, word) {
             ("tile", _) => self.tile = tile(value)?,
             ("rows", "flattened") if number.is_none() => self.rows = RowMapping::Flattened,
+            ("rows", "flattened") if number == Some("2") => self.rows = RowMapping::FlattenedTwoExchanges,
             ("rows", "per-shard") => self.rows = RowMapping::PerShard { group: at_least(1, number?)? },
             ("k", "whole") if number.is_none() => self.k = KSplit::Whole,
             ("k", "stream-k") if number.is_none() => self.k = KSplit::StreamK,
@@ -136,6 +137,7 @@ impl fmt::Display for RowMapping {
         match self {
             Self::PerShard { group } => write!(f, "per-shard:{group}"),
             Self::Flattened => f.write_str("flattened"),
+            Self::FlattenedTwoExchanges => f.write_str("flattened:2"),
         }
     }
 }
@@ -168,7 +170,11 @@ pub(super) mod tests {
 
     /// Plans of every kind, legal or not.
     pub(in crate::plan) fn plans() -> impl Strategy<Value = Plan> {
-        let rows = prop_oneof![Just(RowMapping::Flattened), (1_u32..20).prop_map(|group| RowMapping::PerShard { group })];
+        let rows = prop_oneof![
+            Just(RowMapping::Flattened),
+            Just(RowMapping::FlattenedTwoExchanges),
+            (1_u32..20).prop_map(|group| RowMapping::PerShard { group })
+        ];
         let k = prop_oneof![Just(KSplit::Whole), Just(KSplit::StreamK), (2_u32..20).prop_map(KSplit::SplitK)];
         let chunk = prop_oneof![Just(Chunk::Shard), (1..=u32::MAX).prop_map(Chunk::Tiles)];
         let comm = prop_oneof![

@@ -49,13 +49,14 @@ pub mod sink {
     /// Stored in fp32 in a split-K slot of this rank, for the tile's fix-up item.
     pub const PARTIAL: u32 = 3;
     /// Rounded; each row is stored in this rank's place at its owners, the own rank included: the
-    /// rank of its shard, or for GEMM-AllReduce every rank. The signal is raised at every owner of
-    /// a row, or at every rank if all tiles are one chunk.
+    /// rank of its shard, or for GEMM-AllReduce in one exchange every rank. The signal is raised at
+    /// every owner of a row, or at every rank if all tiles are one chunk.
     pub const SCATTER: u32 = 4;
     /// No accumulators: scattered rows of all ranks are added in rank order, in fp32, rounded once
-    /// and stored to the caller's `y`.
+    /// and stored to the caller's `y`. For GEMM-AllReduce in two exchanges they are also stored
+    /// among the results of every peer, where the signal is raised.
     pub const REDUCE_ROWS: u32 = 5;
-    /// No accumulators: a peer's tile is copied from the own results to the caller's `y`.
+    /// No accumulators: a peer's finished rows are copied from the own results to the caller's `y`.
     pub const COPY: u32 = 6;
 }
 }

@@ -7,7 +7,7 @@
 //! in a circle.
 
 use super::{Places, TileProgram, sink};
-use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::{OpKind, Rank};
 use std::collections::BTreeMap;
 
@@ -45,7 +45,7 @@ impl TileProgram {
     pub const fn place_bytes(&self) -> u64 {
         match self.problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(&self.problem),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.flattened => scatter_place_bytes(&self.problem),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.flattened => self.scatter_place_bytes(),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.slots_per_source as u64 * slot_bytes(&self.problem, self.tile),
         }
     }

@@ -78,6 +78,9 @@ pub struct Schedule {
     ///
     /// A GEMM-ReduceScatter then rounds every rank's product before the sum.
     pub flattened: bool,
+    /// Whether a rank of a GEMM-AllReduce with flattened rows adds the rows of its shard and sends
+    /// the sums to all. Otherwise every rank adds all rows.
+    pub two_exchanges: bool,
     /// Partial tiles that a GEMM-ReduceScatter adds in the mainloop of an own tile, in the order in
     /// which they were sent; at most what `k` has room for. The others are added afterwards.
     ///
@@ -111,6 +114,7 @@ impl Schedule {
             split_k: 1,
             stream_k_workers: 1,
             flattened: false,
+            two_exchanges: false,
             in_mainloop: 0,
             own_lag: 0,
         }
@@ -202,6 +206,7 @@ impl fmt::Display for Schedule {
             split_k,
             stream_k_workers,
             flattened,
+            two_exchanges,
             in_mainloop,
             own_lag,
         } = self;
@@ -232,6 +237,7 @@ impl fmt::Display for Schedule {
         if *in_mainloop > 0 {
             write!(f, ", {in_mainloop} partial tiles in the mainloop")?;
         }
-        f.write_str(if *flattened { ", flattened" } else { "" })
+        f.write_str(if *flattened { ", flattened" } else { "" })?;
+        f.write_str(if *two_exchanges { " in two exchanges" } else { "" })
     }
 }

@@ -5,7 +5,7 @@
 
 use super::mainloop;
 use super::{Await, Forward, NONE, Transfer, WorkItem, sink};
-use crate::layout::{self, WorkspaceSize};
+use crate::layout::{self, RowLayout, WorkspaceSize};
 use crate::{Nodes, OpKind, Problem, Rank, TileShape};
 
 /// The work of one rank in one call.
@@ -39,6 +39,9 @@ pub struct TileProgram {
     /// Whether rows are flattened: row indices are of all shards. Gathered and scattered rows lie
     /// in a place for every rank, in rank order.
     pub flattened: bool,
+    /// Whether a rank adds the flattened rows of its shard and stores the sums among the results of
+    /// every peer (GEMM-AllReduce).
+    pub two_exchanges: bool,
     /// How the ranks are grouped.
     pub nodes: Nodes,
 }
@@ -50,7 +53,7 @@ impl TileProgram {
     /// its signal.
     pub fn workspace(&self) -> WorkspaceSize {
         let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
-        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.flattened, self.split_k_slots);
+        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.row_layout(), self.split_k_slots);
         WorkspaceSize { half_bytes, signals: self.signals, counters }
     }
 
@@ -61,7 +64,31 @@ impl TileProgram {
 
     /// Offset of the first split-K slot in a half of the own data region.
     pub const fn split_k_offset(&self) -> u64 {
-        layout::split_k_offset(&self.problem, self.tile, self.flattened)
+        layout::split_k_offset(&self.problem, self.tile, self.row_layout())
+    }
+
+    /// Offset of peers' results in a half of the own data region (GEMM-AllReduce in two exchanges).
+    pub const fn results_offset(&self) -> u64 {
+        layout::results_offset(&self.problem, self.tile, self.row_layout())
+    }
+
+    /// How rows lie in a half.
+    pub const fn row_layout(&self) -> RowLayout {
+        match (self.flattened, self.two_exchanges) {
+            (false, _) => RowLayout::PerShard,
+            (true, false) => RowLayout::Flattened,
+            (true, true) => RowLayout::FlattenedTwoExchanges,
+        }
+    }
+
+    /// The rows of all `m` that `rank` adds, of those that the ranks scatter.
+    pub const fn reduced_rows(&self, rank: Rank) -> std::ops::Range<u32> {
+        if self.two_exchanges { self.problem.shard_rows(rank) } else { self.problem.y_rows(rank) }
+    }
+
+    /// Bytes of a source's place among scattered rows.
+    pub const fn scatter_place_bytes(&self) -> u64 {
+        layout::scatter_place_bytes(&self.problem, self.two_exchanges)
     }
 
     /// Steps along `k`.
@@ -85,12 +112,13 @@ impl TileProgram {
 
     /// The ranks on whose pads `item` raises its signal: `dest`; for [`sink::SCATTER`] the owners
     /// of its rows, with the last row also ranks without rows. All ranks own the rows of a
-    /// GEMM-AllReduce, and a chunk of all tiles is for all ranks. For a [`sink::REDUCE`] of a
-    /// GEMM-AllReduce all peers.
+    /// GEMM-AllReduce in one exchange, and a chunk of all tiles is for all ranks. For finished rows
+    /// of a GEMM-AllReduce, a [`sink::REDUCE`] or [`sink::REDUCE_ROWS`], all peers.
     pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
         let all_reduces = self.problem.op() == OpKind::GemmAllReduce;
-        let to_all = item.counter != NONE || all_reduces;
-        let but = if all_reduces && item.sink == sink::REDUCE { self.rank.get() } else { NONE };
+        let to_all = item.counter != NONE || all_reduces && !self.two_exchanges;
+        let is_shared = all_reduces && matches!(item.sink, sink::REDUCE | sink::REDUCE_ROWS);
+        let but = if is_shared { self.rank.get() } else { NONE };
         let ranks = if item.sink == sink::SCATTER && to_all || but != NONE {
             0..self.problem.world().get()
         } else if item.sink == sink::SCATTER {
@@ -103,8 +131,8 @@ impl TileProgram {
         ranks.filter(move |&rank| rank != but).map(Rank::new)
     }
 
-    /// Items before the copies of peers' results, which end a program of GEMM-AllReduce with rows
-    /// per shard.
+    /// Items before the copies of peers' results, which end a program of GEMM-AllReduce in two
+    /// exchanges.
     pub fn computed(&self) -> &[WorkItem] {
         let copies = self.items.iter().rev().take_while(|item| item.sink == sink::COPY).count();
         &self.items[..self.items.len() - copies]

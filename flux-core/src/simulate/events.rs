@@ -161,7 +161,7 @@ impl<'a> Simulation<'a> {
                     self.send(Message { from: rank, to: owner, bytes, again: false, effect: Effect::Tile(index) });
                 }
             }
-            sink::REDUCE if item.raise != NONE => {
+            sink::REDUCE | sink::REDUCE_ROWS if item.raise != NONE => {
                 let bytes = u64::from(item.rows) * u64::from(item.cols) * program.problem.dtype().bytes() as u64;
                 for to in program.signalled_ranks(item) {
                     self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Tile(index) });

@@ -63,6 +63,6 @@ impl<'a> RankState<'a> {
 
 /// Rows of a scattered `item` that `owner` owns.
 pub(super) fn rows_of(program: &TileProgram, item: &WorkItem, owner: Rank) -> u64 {
-    let own = program.problem.y_rows(owner);
+    let own = program.reduced_rows(owner);
     u64::from(own.end.min(item.row + item.rows).saturating_sub(own.start.max(item.row)))
 }

@@ -128,7 +128,7 @@ impl TileShape {
         let stage = (self.m + self.n) * self.k * 2;
         let gaps = if scatters && matches!(staging, Staging::PerConsumer) { self.m * ROW_GAP } else { 0 };
         let staged = self.m * self.n * 2 * staging.buffers() / CONSUMERS + gaps;
-        let barriers = 2 * stages + 2 * CONSUMERS + 6;
+        let barriers = 2 * stages + 2 * CONSUMERS + 7;
         stages * stage + staged + barriers * 8 + WORDS_AND_ALIGNMENT
     }
 
@@ -165,7 +165,7 @@ impl TileShape {
     /// Dynamic shared memory of a CTA of the portable kernel, in bytes: stages, barriers, three
     /// words and the alignment.
     pub const fn portable_shared_bytes(self, stages: u32) -> u32 {
-        stages * (self.m + self.n) * self.k * 2 + (2 * stages + 3) * 8 + PORTABLE_WORDS_AND_ALIGNMENT
+        stages * (self.m + self.n) * self.k * 2 + (2 * stages + 4) * 8 + PORTABLE_WORDS_AND_ALIGNMENT
     }
 }
 

@@ -10,7 +10,11 @@ use proptest::sample::Index;
 fn plans() -> impl Strategy<Value = Plan> {
     let tile = (1_u32..5, 1_u32..5).prop_map(|(m, n)| TileShape::new(8 * m, 8 * n, 8));
     let named = prop_oneof![Just(TileShape::new(128, 256, 64)), Just(TileShape::new(64, 128, 64)), Just(TileShape::new(256, 128, 64))];
-    let rows = prop_oneof![Just(RowMapping::Flattened), (1_u32..5).prop_map(|group| RowMapping::PerShard { group })];
+    let rows = prop_oneof![
+        Just(RowMapping::Flattened),
+        Just(RowMapping::FlattenedTwoExchanges),
+        (1_u32..5).prop_map(|group| RowMapping::PerShard { group })
+    ];
     let k = prop_oneof![Just(KSplit::Whole), Just(KSplit::StreamK), (2_u32..5).prop_map(KSplit::SplitK)];
     let chunk = prop_oneof![Just(Chunk::Shard), (1_u32..7).prop_map(Chunk::Tiles)];
     (prop_oneof![tile, named], rows, k, chunk, 1_u32..5).prop_map(|(tile, rows, k, chunk, k_slices)| Plan {

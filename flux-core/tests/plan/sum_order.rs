@@ -26,7 +26,7 @@ fn assert_fixed(program: &TileProgram) {
     let (problem, peers) = (&program.problem, program.problem.world().peers());
     let steps = problem.k_local().div_ceil(program.tile.k);
     assert_eq!((program.split_k_slots, program.in_mainloop), (0, 0), "{problem}");
-    for item in &program.items {
+    for item in program.computed() {
         if item.sink == sink::REDUCE_ROWS {
             let sources: Vec<u32> = program.late_awaits_of(item).iter().map(|a| a.peer).collect();
             assert_eq!(item.partials, peers + 1, "{problem}: every rank's sum, the own one among them");
@@ -80,7 +80,7 @@ proptest! {
     fn the_order_of_sums_does_not_depend_on_m(
         op in prop::sample::select(&OpKind::ALL[..]), world in 1_u32..=8, ms in [1..=MOST, 1..=MOST],
         tile in prop::sample::select(vec!["128x128x64", "64x256x64", "136x256x64"]),
-        rows in prop::sample::select(vec!["per-shard:1", "per-shard:9", "flattened"]),
+        rows in prop::sample::select(vec!["per-shard:1", "per-shard:9", "flattened", "flattened:2"]),
         k in prop::sample::select(vec!["whole", "stream-k", "split-k:2"]),
         comm in prop::sample::select(vec!["fused:kernel", "fused:copy-engine", "overlapped:2", "sequential"]),
     ) {

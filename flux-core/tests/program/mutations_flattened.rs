@@ -10,7 +10,13 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 fn flattened() -> impl Strategy<Value = Knobs> {
-    (1..=2_u32, 1..=2_u32).prop_map(|(k_slices, split_k)| Knobs { k_slices, split_k, flattened: true, ..Knobs::PLAIN })
+    (1..=2_u32, 1..=2_u32, any::<bool>()).prop_map(|(k_slices, split_k, two_exchanges)| Knobs {
+        k_slices,
+        split_k,
+        flattened: true,
+        two_exchanges,
+        ..Knobs::PLAIN
+    })
 }
 
 fn gathering() -> impl Strategy<Value = Call> {
@@ -107,7 +113,7 @@ proptest! {
             2 => item.dest = (item.dest + 1) % world,
             3 => item.a_source = source::GATHER,
             4 => item.partials -= 1,
-            _ => item.raise = 0,
+            _ => item.raise = if item.raise == NONE { 0 } else { NONE },
         }
         assert_violates!(call, Violation::Form { .. });
     }
@@ -201,7 +207,8 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let first = p.items.iter().position(is_reduction).unwrap();
-        p.items.rotate_left(first);
+        let computed = p.computed().len();
+        p.items[..computed].rotate_left(first);
         assert_violates!(call, Violation::Form { what: "reductions come after all tiles", .. });
     }
 

@@ -133,7 +133,10 @@ proptest! {
         let element = problem.partial_bytes() as u64;
         let places = match (problem.op(), program.flattened) {
             (OpKind::AllGatherGemm, _) => peers * layout::gather_place_bytes(&problem),
-            (_, true) => world * u64::from(problem.most_y_rows()) * u64::from(problem.n_local()) * element,
+            (_, true) => {
+                let rows = if program.two_exchanges { problem.m_shard() } else { problem.most_y_rows() };
+                world * u64::from(rows) * u64::from(problem.n_local()) * element
+            }
             (_, false) => {
                 let rows = program.tile.m.min(problem.m_shard());
                 let slot = layout::slot_bytes(&problem, program.tile);
@@ -142,10 +145,10 @@ proptest! {
             }
         };
         let mut end = places;
-        if problem.op() == OpKind::GemmAllReduce && !program.flattened {
-            prop_assert!(end <= layout::results_offset(&problem, program.tile));
+        if problem.op() == OpKind::GemmAllReduce && (program.two_exchanges || !program.flattened) {
+            prop_assert!(end <= program.results_offset());
             let results = u64::from(problem.m()) * u64::from(problem.n_local()) * problem.dtype().bytes() as u64;
-            end = layout::results_offset(&problem, program.tile) + results;
+            end = program.results_offset() + results;
         }
         prop_assert!(end <= program.split_k_offset());
         if program.split_k_slots > 0 {

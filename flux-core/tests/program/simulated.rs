@@ -48,6 +48,10 @@ fn least_traffic(program: &TileProgram) -> (u64, u64) {
     match problem.op() {
         OpKind::AllGatherGemm => (peers * own * x_row, others * x_row),
         OpKind::GemmReduceScatter if program.flattened => (others * y_row, peers * own * y_row),
+        OpKind::GemmAllReduce if program.two_exchanges => {
+            let both = others * y_row + peers * own * y_row;
+            (both, both)
+        }
         OpKind::GemmAllReduce if program.flattened => {
             let all = peers * u64::from(problem.m()) * y_row;
             (all, all)

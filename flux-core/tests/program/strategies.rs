@@ -80,6 +80,7 @@ pub(crate) struct Knobs {
     pub(crate) split_k: u32,
     pub(crate) stream_k_workers: u32,
     pub(crate) flattened: bool,
+    pub(crate) two_exchanges: bool,
     pub(crate) in_mainloop: u32,
     pub(crate) prologue: u32,
     pub(crate) chunk_ordered: u32,
@@ -88,20 +89,30 @@ pub(crate) struct Knobs {
 
 impl Knobs {
     /// One item a tile, whole rows announced, one group after another.
-    pub(crate) const PLAIN: Self =
-        Self { k_slices: 1, split_k: 1, stream_k_workers: 1, flattened: false, in_mainloop: 0, prologue: 0, chunk_ordered: 0, own_lag: 0 };
+    pub(crate) const PLAIN: Self = Self {
+        k_slices: 1,
+        split_k: 1,
+        stream_k_workers: 1,
+        flattened: false,
+        two_exchanges: false,
+        in_mainloop: 0,
+        prologue: 0,
+        chunk_ordered: 0,
+        own_lag: 0,
+    };
 }
 
 /// All values of the knobs.
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     // Stream-K has no effect with split-K.
     let parts = prop_oneof![(Just(1), Just(1)), (2..=4_u32, Just(1)), (Just(1), 2..=12_u32)];
-    (1..=6_u32, parts, any::<bool>(), 0..=6_u32, 0..=3_u32, 0..=3_u32, 0..=9_u32).prop_map(
-        |(k_slices, (split_k, stream_k_workers), flattened, in_mainloop, prologue, chunk_ordered, own_lag)| Knobs {
+    (1..=6_u32, parts, any::<(bool, bool)>(), 0..=6_u32, 0..=3_u32, 0..=3_u32, 0..=9_u32).prop_map(
+        |(k_slices, (split_k, stream_k_workers), (flattened, two_exchanges), in_mainloop, prologue, chunk_ordered, own_lag)| Knobs {
             k_slices,
             split_k,
             stream_k_workers,
             flattened,
+            two_exchanges,
             in_mainloop,
             prologue,
             chunk_ordered,
@@ -142,7 +153,8 @@ fn uneven_calls(
             let m = m_shard * world.get() - less % world.get();
             let problem = Problem::new(op, m as usize, n as usize, k as usize, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_slices, split_k, stream_k_workers, flattened, in_mainloop, prologue, chunk_ordered, own_lag } = knobs;
+            let Knobs { k_slices, split_k, stream_k_workers, flattened, two_exchanges, in_mainloop, prologue, chunk_ordered, own_lag } =
+                knobs;
             build(
                 &problem,
                 &Schedule {
@@ -156,6 +168,7 @@ fn uneven_calls(
                     split_k,
                     stream_k_workers,
                     flattened,
+                    two_exchanges,
                     in_mainloop,
                     own_lag,
                 },

@@ -1,8 +1,8 @@
-// Copies peers' finished tiles from the own results to the caller's y.
+// Copies peers' finished rows from the own results to the caller's y.
 //
 // Copies are the last records of the program, and each awaits one signal. The mover's warp makes
-// the first ones of a CTA beside the GEMM; consumers that have no tile left make the others. Who
-// has seen its last signal arrives at `rows_ready`, before which no CTA closes the call.
+// the first ones of a CTA beside the GEMM; consumers that have no tile and no reduction left make
+// the others. Who has seen its last signal arrives at `copied`, before which no CTA closes the call.
 
 #pragma once
 #include "common/wait.cuh"
@@ -21,8 +21,8 @@ struct Copier {
     const Shared<C>& smem;
     const u32 epoch, lane;
 
-    // Warps that arrive at `rows_ready`.
-    __device__ __forceinline__ static u32 arrivals(const Params& p) { return p.copy_count != 0 ? 1 + kWarps : 1; }
+    // Warps that arrive at `copied`.
+    static constexpr u32 kArrivals = 1 + kWarps;
 
     // By the mover's warp.
     __device__ __forceinline__ void beside_gemm() const { copy(0, first_of_consumers(), 0, 1); }
@@ -38,6 +38,8 @@ private:
     // The copies of the last wave's tiles come when the consumers are idle, and those of a call of
     // one wave all do.
     __device__ __forceinline__ u32 first_of_consumers() const {
+        // Sums of flattened rows come when the GEMM is over.
+        if (p.slots_per_source == 0) return 0;
         const u32 all = count(), late = ceil_div(all, 4) < 2 ? 2 : ceil_div(all, 4);
         return all <= late ? 0 : all - late;
     }
@@ -54,7 +56,7 @@ private:
             copy_rows(item, part, parts);
         }
         __syncwarp();
-        if (lane == 0) ptx::mbarrier_arrive(smem.rows_ready());
+        if (lane == 0) ptx::mbarrier_arrive(smem.copied());
     }
 
     __device__ __forceinline__ void copy_rows(const WorkItem& item, u32 part, u32 parts) const {

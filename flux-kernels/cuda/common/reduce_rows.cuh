@@ -1,9 +1,13 @@
 // The reduction of scattered rows: every rank's rounded partial sums lie at the owner as [W, its
 // rows, n], and are added in rank order, in fp32, and rounded once.
+//
+// In two exchanges of a GEMM-AllReduce an owner has the rows of its shard, and stores the sums among
+// the results of every peer, too.
 
 #pragma once
 #include "common/walk.cuh"
 #include "common/epilogue.cuh"
+#include "common/shards.cuh"
 #include "common/wait.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
@@ -33,9 +37,22 @@ struct RowPlace {
         : row(item.row + v / (item.cols / 8)), col(item.col + v % (item.cols / 8) * 8), there(v < item.rows * (item.cols / 8)) {}
 };
 
-// Adds the bias and the residual, rounds, and stores to the caller's y.
+// Whether the sums of a reduction also go to every peer.
+__device__ __forceinline__ bool is_shared_sum(const WorkItem& item) { return item.raise != kNone; }
+
+// Where sums are stored: the first row, of all, and the results of peers in their data regions, or
+// 0 where the sums are the caller's alone.
+struct SumPlace {
+    u64 first_row, results;
+
+    __device__ __forceinline__ SumPlace(const Params& p, u32 epoch, const WorkItem& item, bool live)
+        : first_row(is_shared_sum(item) ? first_row_of_shard(p, p.rank) : 0),
+          results(is_shared_sum(item) && live ? (epoch & 1) * p.half_stride + p.results_offset : 0) {}
+};
+
+// Adds the bias and the residual, rounds, and stores to the caller's y and the peers' results.
 template <class C>
-__device__ __forceinline__ void store_sum(const Params& p, const RowPlace& at, const uint4& residual, float (&sum)[8]) {
+__device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, const RowPlace& at, const uint4& residual, float (&sum)[8]) {
     if (p.bias != 0) {
 #pragma unroll
         for (u32 i = 0; i < 8; i += 2) {
@@ -45,19 +62,25 @@ __device__ __forceinline__ void store_sum(const Params& p, const RowPlace& at, c
         }
     }
     if (p.residual != 0) add_vector<C>(residual, sum);
-    ptx::store_global_16(p.y_address + at.row * p.y_row_bytes + at.col * u64{2},
-                         {ptx::pack_2<C::kBf16>(sum[0], sum[1]), ptx::pack_2<C::kBf16>(sum[2], sum[3]),
-                          ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])});
+    const uint4 eight = {ptx::pack_2<C::kBf16>(sum[0], sum[1]), ptx::pack_2<C::kBf16>(sum[2], sum[3]),
+                         ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])};
+    const u64 row = to.first_row + at.row;
+    ptx::store_global_16(p.y_address + row * p.y_row_bytes + at.col * u64{2}, eight);
+    if (to.results == 0) return;
+    const u64 result = to.results + row * p.source_row_bytes + at.col * u64{2};
+#pragma unroll 1
+    for (u32 step = 1; step < p.world; ++step) ptx::store_global_16(p.data[(p.rank + step) % p.world] + result, eight);
 }
 
 // Reduces an item's rows. By the threads of both consumers, `thread` of 128 * kConsumers, after the
-// signals were awaited. Loads of eight ranks and two places are issued together, to overlap their
-// round trips.
+// signals were awaited; `live` if no wait has failed. Loads of eight ranks and two places are issued
+// together, to overlap their round trips.
 template <class C>
-__device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const WorkItem& item, u32 thread) {
+__device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const WorkItem& item, u32 thread, bool live) {
     constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 8;
     const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
     const u64 half = p.scatter_buffer + (epoch & 1) * p.half_stride;
+    const SumPlace to(p, epoch, item, live);
     // Offset from the buffer of peers' rows to the one of this rank's.
     const u64 to_own = p.data[p.rank] - p.scatter_buffer;
     for (u32 v = thread; v < item.rows * (item.cols / 8); v += kPlaces * kThreads) {
@@ -93,9 +116,22 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
         }
 #pragma unroll
         for (u32 n = 0; n < kPlaces; ++n) {
-            if (places[n].there) store_sum<C>(p, places[n], residual[n], sums[n]);
+            if (places[n].there) store_sum<C>(p, to, places[n], residual[n], sums[n]);
         }
     }
+}
+
+// Raises the signal of shared sums at every peer. By all threads that have stored them, `thread` of
+// 128 * kConsumers, at named barrier `kBarrier`.
+template <class C, u32 kBarrier>
+__device__ __forceinline__ void raise_shared_sum(const Params& p, u32 epoch, const WorkItem& item, u32 thread, bool live) {
+    if (!is_shared_sum(item) || !live) return;
+    ptx::named_barrier_sync<kBarrier, 128 * C::kConsumers>();
+    const u32 peer = thread;
+    if (peer >= p.world || peer == p.rank) return;
+    // Orders the threads' sums, which the barrier has gathered, before the signal.
+    ptx::fence_acq_rel_sys();
+    ptx::store_relaxed_sys(signal_word(p.pad[peer], item.raise, epoch), epoch);
 }
 
 // The signals that a lane awaits for a reduction.

@@ -66,7 +66,7 @@ struct Config {
 
     // Dynamic shared memory: stages, barriers and three words, from a 1024-byte border.
     static constexpr u32 kBarrierOffset = kStages * kStageBytes;
-    static constexpr u32 kBarriers = 2 * kStages + 3;
+    static constexpr u32 kBarriers = 2 * kStages + 4;
     static constexpr u32 kArrivedOffset = kBarrierOffset + kBarriers * 8;
     static constexpr u32 kSharedBytes = kArrivedOffset + 24 + 1024;
 };
@@ -88,6 +88,8 @@ struct Shared {
     __device__ __forceinline__ u32 announced() const { return full(2 * C::kStages + 1); }
     // Completed when the rows that a reduction reads have arrived.
     __device__ __forceinline__ u32 rows_ready() const { return full(2 * C::kStages + 2); }
+    // Completed when the signals of all copies of a CTA were seen.
+    __device__ __forceinline__ u32 copied() const { return full(2 * C::kStages + 3); }
     // How far what items add has arrived (`progress`), by the signaller.
     __device__ __forceinline__ u32 arrived() const { return base + C::kArrivedOffset; }
     // Items that the CTA has multiplied, where the last one adds split-K partials.

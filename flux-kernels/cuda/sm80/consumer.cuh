@@ -227,7 +227,13 @@ private:
     __device__ __forceinline__ void reduce_scattered_rows(u32 i, const Walk& walk) const {
         if (i >= walk.count) return;
         ptx::mbarrier_wait(smem.rows_ready(), 0);
-        for (; i < walk.count; i += walk.stride) reduce_rows<C>(p, epoch(), load_item(p, i), threadIdx.x);
+        // After a failed wait a peer may be gone, or in a new communicator.
+        const bool live = ptx::named_barrier_all<1, 32 * C::kConsumerWarps>(!poisoned(p));
+        for (; i < walk.count; i += walk.stride) {
+            const WorkItem item = load_item(p, i);
+            reduce_rows<C>(p, epoch(), item, threadIdx.x, live);
+            raise_shared_sum<C, 1>(p, epoch(), item, threadIdx.x, live);
+        }
     }
 
     // One thread stamps for all. The stamp's address is not kept through the mainloop.

@@ -40,15 +40,10 @@ struct Signaller {
                 if (threadIdx.x % 32 == 0) stamp<C>(p, i, &ItemStamps::sent);
             }
         }
-        if constexpr (C::kSendsPartials) {
-            if (p.copy_count != 0) {
-                if (threadIdx.x % 32 == 0) ptx::mbarrier_arrive(smem.rows_ready());
-                ptx::mbarrier_wait(smem.rows_ready(), 0);
-            }
-        }
         if constexpr (C::kScatters) {
             if (i < walk.count) await_rows_to_reduce<C>(p, smem, epoch, walk, i, RowAwaits::of(p, i));
         }
+        if (C::kReduceScatter && p.copy_count != 0) ptx::mbarrier_wait(smem.copied(), 0);
     }
 
 private:

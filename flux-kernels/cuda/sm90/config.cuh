@@ -110,7 +110,7 @@ struct Config {
     // swizzle needs.
     static constexpr u32 kOutOffset = kStages * kStageBytes;
     static constexpr u32 kBarrierOffset = kOutOffset + kOutBufferBytes;
-    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 6;
+    static constexpr u32 kBarriers = 2 * kStages + 2 * kConsumers + 7;
     static constexpr u32 kArrivedOffset = kBarrierOffset + kBarriers * 8;
     static constexpr u32 kOpenedOffset = kArrivedOffset + 8;
     static constexpr u32 kSharedBytes = kOpenedOffset + 8 + 1024;
@@ -146,6 +146,8 @@ struct Shared {
     __device__ __forceinline__ u32 in_mainloop_full(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 2 + piece); }
     // Completed when every consumer has added it.
     __device__ __forceinline__ u32 in_mainloop_empty(u32 piece) const { return full(2 * C::kStages + 2 * C::kConsumers + 4 + piece); }
+    // Completed when the signals of all copies of a CTA were seen.
+    __device__ __forceinline__ u32 copied() const { return full(2 * C::kStages + 2 * C::kConsumers + 6); }
     // How far rows of A, or partial tiles, have arrived (`progress`), by the signal poller.
     __device__ __forceinline__ u32 arrived() const { return base + C::kArrivedOffset; }
     // Whether a consumer has dropped rows that it was to scatter. It shares `arrived`'s word:

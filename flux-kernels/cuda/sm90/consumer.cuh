@@ -369,8 +369,11 @@ private:
         if (i >= walk.count) return;
         WorkItem item = load_item(p, i);
         ptx::mbarrier_wait(smem.rows_ready(), 0);
+        // After a failed wait a peer may be gone, or in a new communicator.
+        const bool live = ptx::named_barrier_all<3, 128 * C::kConsumers>(!poisoned(p));
         for (;;) {
-            reduce_rows<C>(p, epoch, item, index * 128 + thread);
+            reduce_rows<C>(p, epoch, item, index * 128 + thread, live);
+            raise_shared_sum<C, 3>(p, epoch, item, index * 128 + thread, live);
             if ((i += walk.stride) >= walk.count) return;
             item = load_item(p, i);
         }

@@ -50,7 +50,8 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             ptx::mbarrier_init(smem.out_full(c), 128);
             ptx::mbarrier_init(smem.out_empty(c), 1);
         }
-        ptx::mbarrier_init(smem.rows_ready(), C::kSendsPartials ? Copier<C>::arrivals(p) : 1);
+        ptx::mbarrier_init(smem.rows_ready(), 1);
+        ptx::mbarrier_init(smem.copied(), Copier<C>::kArrivals);
         ptx::mbarrier_init(smem.staged_part_back(), 1);
         for (u32 piece = 0; piece < C::kInMainloopPieces; ++piece) {
             ptx::mbarrier_init(smem.in_mainloop_full(piece), 1);
@@ -73,7 +74,7 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
             const bool leads = ptx::elect_one();
             if (leads) producer.run(walk, first);
             __syncwarp();
-            const bool failed = __any_sync(0xFFFFFFFFu, leads && producer.drain(reduces || (C::kSendsPartials && p.copy_count != 0)));
+            const bool failed = __any_sync(0xFFFFFFFFu, leads && producer.drain(reduces));
             // The last tile may still be multiplied, rounded and stored, or reduced.
             close_call(p, epoch, failed);
         } else if (warp == 1) {
@@ -83,14 +84,14 @@ __device__ __forceinline__ void fused_gemm(const Params& p) {
         }
         // The mover's warp is idle by now.
         if (warp == 2 && blockIdx.x == 0) announce_call(p, epoch);
-        if constexpr (C::kSendsPartials) {
+        if constexpr (C::kReduceScatter) {
             if (warp == 2 && p.copy_count != 0) Copier<C>{p, smem, epoch, threadIdx.x % 32}.beside_gemm();
         }
         __syncwarp();
     } else {
         ptx::acquire_registers<C::kConsumerRegisters>();
         Consumer<C>{p, smem, epoch, warpgroup - 1, threadIdx.x % 128}.run(walk);
-        if constexpr (C::kSendsPartials) {
+        if constexpr (C::kReduceScatter) {
             if (p.copy_count != 0) Copier<C>{p, smem, epoch, threadIdx.x % 32}.behind_gemm(warp - 4);
         }
     }

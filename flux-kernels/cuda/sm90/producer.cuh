@@ -59,6 +59,7 @@ struct Producer {
             }
         }
         if (reduces) ptx::mbarrier_wait(smem.rows_ready(), 0);
+        if (C::kReduceScatter && p.copy_count != 0) ptx::mbarrier_wait(smem.copied(), 0);
         return poisoned(p);
     }
 

@@ -57,7 +57,7 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let (reduces, copies) = (item.sink == sink::REDUCE_ROWS, item.sink == sink::COPY);
     let of_rank = |rank: u32| problem.shard_rows(Rank::new(rank)).len() as u32;
     let rows = match problem.op() {
-        _ if reduces => problem.y_rows(program.rank).len() as u32,
+        _ if reduces => program.reduced_rows(program.rank).len() as u32,
         _ if program.flattened || copies => problem.m(),
         OpKind::AllGatherGemm if item.out_outer < world => of_rank(item.out_outer),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce if item.a_outer < world => of_rank(item.a_outer),
@@ -111,7 +111,9 @@ fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Optio
         sink::SEND | sink::REDUCE if !adds_slots(program, item) => Some("the slots that it adds do not exist"),
         sink::SEND if item.slot < peers.saturating_mul(program.slots_per_source) && item.dest < world => None,
         sink::REDUCE_ROWS if item.partials > world => Some("the rows that it adds do not exist"),
-        sink::COPY if scatters(program) || program.problem.op() != OpKind::GemmAllReduce => Some("there are no peers' results"),
+        sink::COPY if scatters(program) != program.two_exchanges || program.problem.op() != OpKind::GemmAllReduce => {
+            Some("there are no peers' results")
+        }
         sink::COPY => (item.rows > 0 && !stored.take(item.row, item)).then_some(STORED_TWICE),
         // Blocks of reduced rows must not mix with those of tiles.
         sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if (item.sink == sink::REDUCE_ROWS) == scatters(program) => {
@@ -119,7 +121,8 @@ fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Optio
             if item.out_outer >= y_shards {
                 return Some("its rows of y do not exist");
             }
-            let to_all = program.problem.op() == OpKind::GemmAllReduce && item.sink == sink::REDUCE;
+            let is_finished = item.sink == sink::REDUCE || item.sink == sink::REDUCE_ROWS && program.two_exchanges;
+            let to_all = program.problem.op() == OpKind::GemmAllReduce && is_finished;
             let first = if to_all { program.problem.shard_rows(program.rank).start } else { 0 };
             (item.rows > 0 && !stored.take(first + item.row, item)).then_some(STORED_TWICE)
         }

@@ -88,7 +88,7 @@ impl<T: Element> Call<'_, T> {
     /// partial sums.
     fn scatter(&self, item: &WorkItem, acc: &[f32]) {
         let problem = &self.program.problem;
-        for (owner, owned) in problem.world().ranks().map(|owner| (owner, problem.y_rows(owner))) {
+        for (owner, owned) in problem.world().ranks().map(|owner| (owner, self.program.reduced_rows(owner))) {
             for (row, from) in (item.row..).zip(self.rows(item, acc)).filter(|(row, _)| owned.contains(row)) {
                 let first = self.scattered_row(owner, self.program.rank, (row - owned.start, item.col, item.cols));
                 // SAFETY: `scattered_row` has checked that these columns lie inside the owner's
@@ -123,7 +123,7 @@ impl<T: Element> Call<'_, T> {
 
     /// Applies the epilogue to row `i` of an item and rounds it into `y`.
     fn store_row(&self, item: &WorkItem, i: u32, from: &mut [f32]) {
-        let to_all = item.sink == sink::REDUCE && item.raise != NONE;
+        let to_all = matches!(item.sink, sink::REDUCE | sink::REDUCE_ROWS) && item.raise != NONE;
         let shard = if to_all { self.program.rank } else { Rank::new(item.out_outer) };
         let row = self.program.problem.shard_rows(shard).start + item.row + i;
         let to = self.y_row(row, item);
@@ -165,7 +165,7 @@ impl<T: Element> Call<'_, T> {
     fn result_row(&self, owner: Rank, row: u32, item: &WorkItem) -> *mut T {
         let (problem, bytes) = (&self.program.problem, size_of::<T>() as u64);
         let in_place = (u64::from(row) * u64::from(problem.n_local()) + u64::from(item.col)) * bytes;
-        let offset = layout::results_offset(problem, self.program.tile) + in_place;
+        let offset = self.program.results_offset() + in_place;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(item.cols) * bytes)
     }
 
@@ -227,7 +227,7 @@ impl<T: Element> Call<'_, T> {
         let problem = &self.program.problem;
         let bytes = problem.partial_bytes() as u64;
         let in_place = (u64::from(row) * u64::from(problem.n_local()) + u64::from(col)) * bytes;
-        let offset = u64::from(source.get()) * layout::scatter_place_bytes(problem) + in_place;
+        let offset = u64::from(source.get()) * self.program.scatter_place_bytes() + in_place;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(cols) * bytes)
     }
 }

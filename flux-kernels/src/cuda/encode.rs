@@ -9,7 +9,7 @@ use crate::abi::Params;
 use crate::variant::Variant;
 use crate::weights::WeightLayout;
 use cudarc::driver::sys::CUtensorMap;
-use flux_core::layout::{gather_place_bytes, results_offset};
+use flux_core::layout::gather_place_bytes;
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::Generation;
@@ -117,9 +117,9 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         encode(dtype, &Operand { address, rows, outer: &outer[..all.outer.len()], ..all })?
     };
     let mut results = [y_map; MAX_WORLD];
-    if p.items.len() > p.computed().len() {
+    if p.items.len() > p.computed().len() && !p.flattened {
         let row_bytes = u64::from(problem.n_local()) * dtype.bytes() as u64;
-        let offset = results_offset(problem, tile) + own_first * row_bytes;
+        let offset = p.results_offset() + own_first * row_bytes;
         let outer = [(2, args.half_stride)];
         for (map, data) in results.iter_mut().zip(&args.data[..world.index()]) {
             let (address, rows) = present(data + offset, own_rows);
@@ -141,7 +141,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         Generation::Portable => Maps::NONE,
     };
     let Maps { a_caller, a_gather, b, y, short_shards, results } = maps;
-    let to_all = problem.op() == OpKind::GemmAllReduce && p.flattened;
+    let to_all = problem.op() == OpKind::GemmAllReduce && p.flattened && !p.two_exchanges;
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
     let residual = args.residual.map(|residual| in_rows_of_items(p, residual));
     Ok(Params {
@@ -168,7 +168,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         shard_slot_bytes: gather_place_bytes(problem),
         y_address: args.y.address,
         y_row_bytes: args.y.row_bytes,
-        results_offset: results_offset(problem, p.tile),
+        results_offset: p.results_offset(),
         split_k_offset: p.split_k_offset(),
         global_staging: program.global_staging(),
         bias: args.bias,
@@ -209,9 +209,9 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
 }
 
 /// The residual with its rows numbered as items number those of `y`: in two exchanges of a
-/// GEMM-AllReduce a rank's tiles count the rows of its own shard.
+/// GEMM-AllReduce what a rank finishes counts the rows of its own shard.
 fn in_rows_of_items(p: &TileProgram, residual: Residual) -> Residual {
-    if p.problem.op() != OpKind::GemmAllReduce || p.flattened {
+    if p.problem.op() != OpKind::GemmAllReduce || p.flattened && !p.two_exchanges {
         return residual;
     }
     let own = p.problem.shard_rows(p.rank);

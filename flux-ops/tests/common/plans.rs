@@ -20,7 +20,7 @@ pub fn per_shard() -> impl Strategy<Value = RowMapping> {
 
 /// Every row mapping.
 pub fn rows() -> impl Strategy<Value = RowMapping> {
-    prop_oneof![per_shard(), Just(RowMapping::Flattened)]
+    prop_oneof![per_shard(), Just(RowMapping::Flattened), Just(RowMapping::FlattenedTwoExchanges)]
 }
 
 /// Either mover, and messages beside the kernel, of which those that a transport lacks have its own

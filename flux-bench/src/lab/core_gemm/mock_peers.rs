@@ -5,7 +5,7 @@
 
 use crate::harness::FIRST;
 use crate::harness::data::Window;
-use flux_core::layout::{gather_place_bytes, pad_bytes, scatter_place_bytes, signal_offset};
+use flux_core::layout::{gather_place_bytes, pad_bytes, signal_offset};
 use flux_core::program::{NONE, TileProgram};
 use flux_core::{OpKind, WorldSize};
 use std::collections::BTreeSet;
@@ -55,7 +55,7 @@ pub(super) fn gathered(program: &TileProgram) -> Window {
 pub(super) fn data_of_first(program: &TileProgram, own: u64, elsewhere: u64) -> Vec<u64> {
     let place = match program.problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(&program.problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if program.flattened => scatter_place_bytes(&program.problem),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if program.flattened && !program.two_exchanges => program.scatter_place_bytes(),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => 0,
     };
     let peers = (0..program.problem.world().peers()).map(|peer| elsewhere + u64::from(peer) * place);

@@ -169,6 +169,9 @@ impl<T: Element> RankCase<'_, T> {
         let problems = rows.into_iter().map(|m| largest.with_m(m)).collect::<Result<Vec<_>, _>>()?;
         let set = |problem| Ok((problem, self.ctx.operand_set_with::<T>(&problem, self.epilogue)?));
         let mut sets = problems.into_iter().map(set).collect::<anyhow::Result<Vec<_>>>()?;
+        // To free and to allocate may wait for all kernels of a device that ranks share, and these
+        // for the ranks that free.
+        self.ctx.comm().barrier()?;
         let (count, rank) = (sets.len() as u64, u64::from(self.ctx.rank().get()));
         let calls = calls.clamp(count, 4 * count);
         for call in 0..calls {

@@ -80,6 +80,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         in_mainloop: 0,
         counters: 0,
         flattened: false,
+        two_exchanges: false,
         nodes,
     }
 }

@@ -219,6 +219,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         in_mainloop,
         counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
         flattened: false,
+        two_exchanges: false,
         nodes,
     }
 }

@@ -11,6 +11,7 @@ mod k_extent;
 mod shard_cut;
 mod stream_k;
 mod sum_flattened;
+mod sums;
 
 use super::{MAX_ITEMS, Schedule, ScheduleError, TileProgram};
 use crate::tile::TileGrid;
@@ -83,7 +84,8 @@ impl TileProgram {
         if flattened && nodes.are_mixed() {
             return Err(ScheduleError::FlattenedNodes { nodes });
         }
-        let schedule = &Schedule { flattened, ..*schedule };
+        let two_exchanges = flattened && all_reduces && schedule.two_exchanges;
+        let schedule = &Schedule { flattened, two_exchanges, ..*schedule };
         limits(problem, schedule)?;
         Ok(match (problem.op(), flattened) {
             (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule, nodes),
@@ -103,10 +105,12 @@ fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
     let whole = || sum_flattened::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX));
     let (reductions, signals) = match problem.op() {
         OpKind::AllGatherGemm => (0, ShardCut::new(problem, schedule).signals(world.get())),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => (
-            u64::from(problem.most_y_rows().div_ceil(sum_flattened::reduce_rows(problem, of_all))) * u64::from(of_all.col_blocks()),
-            u64::from(world.get()).saturating_mul(if whole() { 1 } else { tiles }),
-        ),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => {
+            let (reductions, copies) = sum_flattened::reductions_and_copies(problem, schedule, of_all);
+            let of_tiles = u64::from(world.get()).saturating_mul(if whole() { 1 } else { tiles });
+            // Sums of every rank are announced and copied.
+            (reductions + copies, of_tiles.saturating_add(copies))
+        }
         OpKind::GemmReduceScatter => (0, tiles),
         // Every tile of a peer is copied, and announced once more.
         OpKind::GemmAllReduce => (tiles, 2 * tiles),

@@ -25,7 +25,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             (p.counters == first.counters, "counters"),
             (p.split_k_slots == first.split_k_slots, "split-K slots"),
             // A world of 1 has nothing to flatten, and no buffer for it.
-            (p.flattened == first.flattened && !(p.flattened && world == 1), "row mapping"),
+            (p.row_layout() == first.row_layout() && !(p.flattened && world == 1), "row mapping"),
             // Flattened rows go to all ranks alike.
             (p.nodes == first.nodes && p.nodes.world() == p.problem.world() && !(p.flattened && p.nodes.are_mixed()), "nodes"),
             (u64::from(p.slots_per_source) == slots, "slots per source"),

@@ -66,12 +66,13 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     at.below("out_outer", item.out_outer, y_shards)?;
     if item.sink == sink::COPY {
         if item.rows > 0 {
-            at.rows(item.row, item.rows, p.problem.m(), p.tile.m)?;
+            let most = if p.flattened { p.problem.m() } else { p.tile.m };
+            at.rows(item.row, item.rows, p.problem.m(), most)?;
         }
         return at.below("k_steps", item.k_steps, 1_u32);
     }
     let rows = match p.problem.op() {
-        _ if reduction => p.problem.y_rows(p.rank).len() as u32,
+        _ if reduction => p.reduced_rows(p.rank).len() as u32,
         _ if p.flattened => p.problem.m(),
         OpKind::AllGatherGemm => of_rank(item.out_outer),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => of_rank(item.a_outer),

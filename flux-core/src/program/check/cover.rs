@@ -19,7 +19,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         let rows = match output {
             Output::AllShards => p.problem.m(),
             Output::Shard(shard) => p.problem.shard_rows(Rank::new(shard)).len() as u32,
-            Output::Reduced => p.problem.y_rows(p.rank).len() as u32,
+            Output::Reduced => p.reduced_rows(p.rank).len() as u32,
             Output::Copied => p.problem.m() - p.problem.shard_rows(p.rank).len() as u32,
         };
         let all = u64::from(rows) * u64::from(p.problem.n_local());
@@ -39,13 +39,16 @@ fn outputs(p: &TileProgram) -> Vec<Output> {
             (0..p.problem.world().get()).map(Output::Shard).chain(copied).collect()
         }
         (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
-        (true, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => vec![Output::AllShards, Output::Reduced],
+        (true, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
+            [Output::AllShards, Output::Reduced].into_iter().chain(p.two_exchanges.then_some(Output::Copied)).collect()
+        }
     }
 }
 
 /// Index of an item's output.
 fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
     let output = match (p.flattened, p.problem.op()) {
+        (true, _) if item.sink == sink::COPY => 2,
         (true, _) => u32::from(item.sink == sink::REDUCE_ROWS),
         (false, _) if item.sink == sink::COPY => p.problem.world().get(),
         (false, OpKind::AllGatherGemm) => item.out_outer,

@@ -24,7 +24,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     }
     // A kernel's worker does not multiply after its first reduction.
     let first_reduction = p.items.iter().position(|item| item.sink == sink::REDUCE_ROWS).unwrap_or(p.items.len());
-    if let Some(behind) = p.items[first_reduction..].iter().position(|item| item.sink != sink::REDUCE_ROWS) {
+    if let Some(behind) = p.computed().get(first_reduction..).unwrap_or_default().iter().position(|item| item.sink != sink::REDUCE_ROWS) {
         return violation(Record::Item(first_reduction + behind), "reductions come after all tiles");
     }
     for (index, transfer) in p.transfers.iter().enumerate() {
@@ -83,7 +83,9 @@ fn flattened_sum_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> 
         _ if item.a_source != source::CALLER => Some("operand A is the caller's"),
         sink::REDUCE_ROWS if item.dest != p.rank.get() => Some("a reduction's rows are the rank's own"),
         sink::REDUCE_ROWS if item.partials != p.problem.world().get() => Some("a reduction adds the rows of every rank"),
-        sink::SCATTER | sink::PARTIAL | sink::REDUCE_ROWS => None,
+        sink::COPY if !p.two_exchanges => Some("only a GEMM-AllReduce in two exchanges has peers' results"),
+        sink::COPY if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
+        sink::SCATTER | sink::PARTIAL | sink::REDUCE_ROWS | sink::COPY => None,
         _ => Some("tiles of flattened rows are scattered"),
     }
 }
@@ -92,9 +94,11 @@ fn flattened_sum_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> 
 fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let all_reduces = p.problem.op() == OpKind::GemmAllReduce;
     match item.sink {
-        sink::REDUCE if all_reduces && item.raise == NONE => Some("an item whose result others read raises a signal"),
-        sink::REDUCE if all_reduces && item.counter != NONE => Some("a finished tile has a signal of its own"),
-        sink::REDUCE if all_reduces => None,
+        sink::REDUCE_ROWS if !p.two_exchanges && item.raise != NONE => Some("only an item whose result others read raises a signal"),
+        sink::REDUCE_ROWS if !p.two_exchanges => None,
+        sink::REDUCE | sink::REDUCE_ROWS if all_reduces && item.raise == NONE => Some("an item whose result others read raises a signal"),
+        sink::REDUCE | sink::REDUCE_ROWS if all_reduces && item.counter != NONE => Some("a finished tile has a signal of its own"),
+        sink::REDUCE | sink::REDUCE_ROWS if all_reduces => None,
         sink::STORE | sink::REDUCE | sink::REDUCE_ROWS | sink::COPY if item.raise != NONE => {
             Some("only an item whose result others read raises a signal")
         }

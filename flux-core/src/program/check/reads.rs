@@ -131,7 +131,7 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
 /// Checks the scattered rows of every rank, by the tiles that hold them. Completeness follows from
 /// the cover of each rank's output.
 fn reduced_rows(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
-    let read = Rect { row: p.problem.y_rows(p.rank).start + item.row, ..Rect::of_item(item) };
+    let read = Rect { row: p.reduced_rows(p.rank).start + item.row, ..Rect::of_item(item) };
     for source in p.problem.world().ranks() {
         let columns = (source.get(), (item.col + 1).saturating_sub(p.tile.n))..(source.get(), item.col + item.cols);
         let tiles = writers.scattered.range(columns).flat_map(|(_, tiles)| tiles);
@@ -155,7 +155,7 @@ fn copied(p: &TileProgram, index: usize, item: &WorkItem, programs: &[TileProgra
         let all = Rect { row: shard.start + tile.row, ..Rect::of_item(tile) };
         item.rows == 0 || all.meet(Rect::of_item(item)) == Some(Rect::of_item(item))
     };
-    let finished = owner.items.iter().find(|tile| tile.sink == sink::REDUCE && tile.raise == entry.signal);
+    let finished = owner.items.iter().find(|tile| matches!(tile.sink, sink::REDUCE | sink::REDUCE_ROWS) && tile.raise == entry.signal);
     if owner.rank != p.rank && finished.is_some_and(holds) { Ok(()) } else { unguarded(owner.rank) }
 }
 

@@ -1,7 +1,8 @@
 //! Bias and activation: in every element once, and refused where they do not fit.
 
 use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, unaligned};
-use crate::common::{OPS, OpOptions, Values};
+use crate::common::case::Expected;
+use crate::common::{Node, OPS, OpOptions, Values};
 use flux_core::plan::{Chunk, Plan};
 use flux_core::{DType, OpKind};
 use flux_ops::{Activation, BuildError, CallError, EpilogueArgs, Layout, Location, RawTensor, TensorMut, TensorRef};
@@ -24,22 +25,34 @@ fn on_host(machine: Machine) -> OpOptions {
     OpOptions::of(Plan { chunk: Chunk::Tiles(1), ..Plan::of(machine.tiles()[0]) })
 }
 
+/// Runs the calls of every case of a world on one communicator: ranks take longer to connect than to
+/// call.
+fn on_one_communicator<T: Number>(
+    (machine, world): (Machine, u32),
+    cases: impl Iterator<Item = (Case<T>, OpOptions)>,
+    check: impl Fn(&Case<T>, &Expected<T>, &AnyOp<T>, &Node) + Sync,
+) {
+    let cases: Vec<_> = cases.map(|(case, options)| (case.expected_on(machine), case, options)).collect();
+    machine.run(world, defaults, |node| {
+        for (expected, case, options) in &cases {
+            check(case, expected, &AnyOp::of(case, *options, node), node);
+        }
+    });
+}
+
 fn adds_an_integer_bias_once<T: Number>(machine: Machine) {
     for world in machine.worlds(&WORLDS) {
-        for op in OPS {
-            for activation in Activation::of(op).iter().copied().filter(|activation| activation.is_exact()) {
-                let (shape, options) = tiled(machine, op, world);
-                let case = Case::<T>::new(op, shape, world, Values::Integers, 41);
-                let case = case.finished(true, Values::Integers, activation).with_residual(Values::Integers);
-                let expected = case.expected_on(machine);
-                machine.run(world, defaults, |node| {
-                    let op = AnyOp::of(&case, options, node);
-                    for _ in 0..3 {
-                        case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
-                    }
-                });
+        let exact = |op| Activation::of(op).iter().copied().filter(|activation| activation.is_exact());
+        let cases = OPS.into_iter().flat_map(|op| exact(op).map(move |activation| (op, activation))).map(|(op, activation)| {
+            let (shape, options) = tiled(machine, op, world);
+            let case = Case::<T>::new(op, shape, world, Values::Integers, 41);
+            (case.finished(true, Values::Integers, activation).with_residual(Values::Integers), options)
+        });
+        on_one_communicator((machine, world), cases, |case, expected, op, node| {
+            for _ in 0..3 {
+                case.assert_equal(expected, op, node.rank, &call(op, case, node).unwrap(), "a call");
             }
-        }
+        });
     }
 }
 
@@ -50,18 +63,14 @@ pub fn an_integer_bias_is_added_exactly_once(machine: Machine) {
 
 fn activates_within_the_bound<T: Number>(machine: Machine) {
     for world in machine.worlds(&WORLDS) {
-        for op in OPS {
-            for (&activation, bias) in Activation::of(op).iter().flat_map(|a| [(a, true), (a, false)]) {
-                let (shape, options) = tiled(machine, op, world);
-                let case = Case::<T>::new(op, shape, world, Values::Reals, 43);
-                let case = case.finished(bias, Values::Reals, activation);
-                let expected = case.expected_on(machine);
-                machine.run(world, defaults, |node| {
-                    let op = AnyOp::of(&case, options, node);
-                    case.assert_close(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
-                });
-            }
-        }
+        let finishes = |op| Activation::of(op).iter().flat_map(|&activation| [true, false].map(|bias| (activation, bias)));
+        let cases = OPS.into_iter().flat_map(|op| finishes(op).map(move |finish| (op, finish))).map(|(op, (activation, bias))| {
+            let (shape, options) = tiled(machine, op, world);
+            (Case::<T>::new(op, shape, world, Values::Reals, 43).finished(bias, Values::Reals, activation), options)
+        });
+        on_one_communicator((machine, world), cases, |case, expected, op, node| {
+            case.assert_close(expected, op, node.rank, &call(op, case, node).unwrap(), "a call");
+        });
     }
 }
 
@@ -112,7 +121,7 @@ pub fn a_bias_that_does_not_fit_is_refused(machine: Machine) {
     }
 }
 
-fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf16>, node: &crate::common::Node) {
+fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned::<bf16>(ly.span());

@@ -126,9 +126,12 @@ pub fn all_ranks_of_an_all_reduce_have_the_same_bits(machine: Machine) {
             let plain = Plan::of(machine.tiles()[0]);
             let by_tile = Plan { chunk: Chunk::Tiles(1), ..plain };
             let split = Plan { rows: RowMapping::Flattened, k: KSplit::SplitK(2), ..by_tile };
-            for plan in [None, Some(plain), Some(by_tile), Some(split)] {
-                machine.run(world, defaults, |node| {
-                    let op = AnyOp::of(&case, OpOptions::of(plan), node);
+            let two_exchanges = Plan { rows: RowMapping::FlattenedTwoExchanges, ..by_tile };
+            let shared = [two_exchanges, Plan { chunk: Chunk::Shard, ..two_exchanges }, Plan { k: KSplit::SplitK(2), ..two_exchanges }];
+            let plans: Vec<_> = [None, Some(plain), Some(by_tile), Some(split)].into_iter().chain(shared.map(Some)).collect();
+            // On one communicator: ranks take longer to connect than to call.
+            machine.run(world, defaults, |node| {
+                for op in plans.iter().map(|&plan| AnyOp::of(&case, OpOptions::of(plan), node)) {
                     for _ in 0..3 {
                         let y = call(&op, &case, node).unwrap();
                         case.assert_close(&expected, &op, node.rank, &y, "a call");
@@ -139,8 +142,8 @@ pub fn all_ranks_of_an_all_reduce_have_the_same_bits(machine: Machine) {
                         let all = node.comm.exchange(&bits.finish().to_le_bytes()).unwrap();
                         assert!(all.iter().all(|other| *other == all[0]), "rank {}: others have other bits: {}", node.rank, op.explain());
                     }
-                });
-            }
+                }
+            });
         }
     }
 }

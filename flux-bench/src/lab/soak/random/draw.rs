@@ -125,7 +125,11 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
     let flattened = legal != Legal::Mixed && (one_exchange || can_flatten && (draw.below(2) > 0 || !can_send));
     // Where only one of both will do, a tile that can do both.
     let tile = if if flattened { can_flatten } else { can_send } { tile } else { TileShape::new(128, 128, 64) };
-    let rows = if flattened { RowMapping::Flattened } else { RowMapping::PerShard { group: 1 + draw.below(world.get() + 1) } };
+    let rows = match flattened {
+        true if draw.below(2) > 0 => RowMapping::FlattenedTwoExchanges,
+        true => RowMapping::Flattened,
+        false => RowMapping::PerShard { group: 1 + draw.below(world.get() + 1) },
+    };
     let chunk = match draw.below(6) {
         0 => Chunk::Shard,
         // One signal for all, as messages are of whole shards.

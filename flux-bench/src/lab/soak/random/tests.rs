@@ -85,6 +85,7 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
     assert!(
         has(|c| c.plan.is_none()) && has_plan(|p| p.rows == RowMapping::PerShard { group: 5 }) && has_plan(|p| p.chunk == Chunk::Shard)
     );
+    assert!(has(|c| c.problem.op() == OpKind::GemmAllReduce && c.plan.is_some_and(|plan| plan.rows == RowMapping::FlattenedTwoExchanges)));
     let messages = cases(4, PROCESSORS[1], Legal::Messages);
     assert!(messages.into_iter().any(|case| case.plan.is_some_and(|plan| plan.comm == CommMode::Sequential)));
     assert!(has(|c| c.epilogue.bias && c.problem.op().reduces()) && has(|c| c.epilogue == EpilogueSpec::default()));
