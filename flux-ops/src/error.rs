@@ -38,12 +38,6 @@ pub enum BuildError {
         /// The order.
         order: SumOrder,
     },
-    /// No kernel of the device sends fp32 partial sums.
-    #[error("partials(F32): no kernel on {place} sends fp32 partial sums: build without it, or connect over the host transport")]
-    Partials {
-        /// The device.
-        place: Location,
-    },
     /// The caller's plan leaves the sum to a library's collective, which adds sums of the op's type.
     #[error("partials(F32): comm=sequential sums {dtype} by the library's collective: use comm=overlapped, or name no plan")]
     SequentialPartials {

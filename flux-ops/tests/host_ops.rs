@@ -19,15 +19,6 @@ fn on_host(test: impl FnOnce(Machine)) {
 }
 
 tests_of_any_machine!(on_host);
-suite_tests!(
-    on_host:
-    f32_partials_give_the_exact_result_of_integers,
-    f32_partials_are_rounded_once,
-    f32_partials_overflow_only_where_the_total_does,
-    f32_partials_of_batch_invariant_ops_have_their_own_bits,
-    f32_partials_refuse_a_sum_by_the_library,
-    ranks_with_other_partials_do_not_build,
-);
 suite_tests!(on_host: sequential_integers_of_two_ranks_are_exact, sequential_calls_honour_row_strides);
 
 /// Every test of this binary, with ranks as processes: what tests on GPUs do where ranks share

@@ -64,7 +64,7 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 // generators, not from the operands in memory.
 //
 // The bound of an element sums four roundings: the result's, u * |y|; that of each partial sum sent
-// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the addition of a
+// in 16 bits, u * |partial|, which those in fp32 lack; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the addition of a
 // bias or a residual, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes.
 // An inexact activation multiplies the bound by its slope and adds its own error. Small integers
 // must be equal, but for inexact activations and rounded additions.
@@ -125,6 +125,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                         // Integer partials are exact in fp32, so their rounding is known. The bound
                         // allows for that of others.
                         const auto sent = [&](double part) {
+                            if (p.f32_partials != 0) return part;
                             partials[i][j] += fabsf(static_cast<float>(part));
                             return fill == Fill::kSmallInts ? widen(bf16, round_to(bf16, static_cast<float>(part))) : part;
                         };

@@ -17,7 +17,7 @@ use crate::cuda::module::Module;
 use crate::cuda::{LaunchError, RmsNormArgs};
 use crate::epilogue::Activation;
 use cudarc::driver::sys;
-use flux_core::{DType, OpKind, Problem, Rank};
+use flux_core::{DType, OpKind, Partials, Problem, Rank};
 
 /// A window of a global matrix and where it lies on the device.
 #[derive(Clone, Copy, Debug)]
@@ -190,7 +190,7 @@ impl Harness {
     /// Checks a rank's whole `y` in fp64, and waits for the result.
     ///
     /// The bound of an element of uniform data is the sum of its rounding, that of the partial sums
-    /// that ranks add, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and the
+    /// that ranks send in the op's type, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and the
     /// rounding of the bias's addition. An inexact activation multiplies it by its slope and adds
     /// [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
@@ -240,6 +240,7 @@ impl Harness {
             residual: u32::from(expected.residual.is_some()),
             activation: expected.activation as u32,
             per_node,
+            f32_partials: u32::from(problem.partials() == Partials::F32),
             rounded_additions: if expected.collective { problem.world().get() } else { 0 },
         };
         let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };

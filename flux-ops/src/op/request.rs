@@ -1,9 +1,8 @@
 //! What a builder was told, and what follows from it on one communicator.
 
-use crate::Location;
 use crate::epilogue::EpilogueSpec;
 use crate::error::BuildError;
-use crate::execute::{LaunchOptions, Recipe, Resolved, location};
+use crate::execute::{LaunchOptions, Recipe, Resolved};
 use crate::planning::{self, Buckets, Choice, Constraints, UserTable};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping, SumOrder};
@@ -57,12 +56,8 @@ impl Request {
 
     /// The problem with the most rows.
     pub(crate) fn largest(&self, comm: &Communicator) -> Result<Problem, BuildError> {
-        let problem = Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?.with_partials(self.partials);
-        let place = location(comm);
-        if problem.partials() == Partials::F32 && place != Location::Host {
-            return Err(BuildError::Partials { place });
-        }
-        Ok(problem)
+        let problem = Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?;
+        Ok(problem.with_partials(self.partials))
     }
 
     /// This rank's choice of the plan for the most rows.

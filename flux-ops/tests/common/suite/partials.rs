@@ -16,10 +16,18 @@ fn calls(machine: Machine) -> impl Iterator<Item = (u32, OpKind)> {
 }
 
 /// The op's own choice, and every way in which partial sums are sent.
-fn plans(machine: Machine) -> Vec<Option<Plan>> {
+fn plans(machine: Machine, op: OpKind) -> Vec<Option<Plan>> {
+    let per_shard = [1, 2].map(|group| RowMapping::PerShard { group });
+    let flattened = [RowMapping::Flattened, RowMapping::FlattenedTwoExchanges];
+    let rows = match (machine, op) {
+        // Messages carry all rows of an AllReduce at once, and nodes have no flattened rows.
+        (Machine::Messages(_), OpKind::GemmAllReduce) => vec![RowMapping::Flattened],
+        (Machine::TwoNodes { .. }, _) => per_shard.to_vec(),
+        _ => per_shard.into_iter().chain(flattened).collect(),
+    };
     let of_tile = |tile| {
-        let rows = [RowMapping::PerShard { group: 1 }, RowMapping::PerShard { group: 2 }, RowMapping::Flattened];
-        rows.into_iter().flat_map(move |rows| [KSplit::Whole, KSplit::SplitK(2)].map(|k| Some(Plan { rows, k, ..Plan::of(tile) })))
+        let cut = move |rows| [KSplit::Whole, KSplit::SplitK(2)].map(|k| Some(Plan { rows, k, ..Plan::of(tile) }));
+        rows.clone().into_iter().flat_map(cut)
     };
     machine.tiles().into_iter().take(1).flat_map(of_tile).chain([None]).collect()
 }
@@ -30,7 +38,7 @@ pub fn f32_partials_give_the_exact_result_of_integers(machine: Machine) {
         let case = case.with_partials(Partials::F32);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            for plan in plans(machine) {
+            for plan in plans(machine, op) {
                 let op = AnyOp::of(&case, OpOptions::of(plan), node);
                 case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
             }
@@ -61,7 +69,7 @@ pub fn f32_partials_overflow_only_where_the_total_does(machine: Machine) {
         let exact = case.clone().with_partials(Partials::F32);
         let expected = exact.expected_on(machine);
         machine.run(world, defaults, |node| {
-            for plan in plans(machine) {
+            for plan in plans(machine, op) {
                 let rounded = AnyOp::of(&case, OpOptions::of(plan), node);
                 let y = call(&rounded, &case, node).unwrap();
                 assert!(y.iter().all(|y| !y.is_finite()), "{op}: fp16 partial sums of {world} ranks are beyond fp16");
