@@ -87,8 +87,8 @@ impl Variant {
     const CONSUMERS: u32 = 2;
 
     /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced)
-    /// forms, those that send [`Partials::F32`], and some with [other weights](WeightLayout::Kn), are
-    /// compiled where they are used.
+    /// forms, those that send [`Partials::F32`], and some with [other weights](WeightLayout::Kn)
+    /// are compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
         let finished = plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish)));

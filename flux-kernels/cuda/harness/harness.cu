@@ -64,10 +64,11 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 // generators, not from the operands in memory.
 //
 // The bound of an element sums four roundings: the result's, u * |y|; that of each partial sum sent
-// in 16 bits, u * |partial|, which those in fp32 lack; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the addition of a
-// bias or a residual, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes.
-// An inexact activation multiplies the bound by its slope and adds its own error. Small integers
-// must be equal, but for inexact activations and rounded additions.
+// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the addition of a
+// bias or a residual, eps * |sum|. Partial sums sent in fp32 have no rounding. Each addition that
+// rounds to 16 bits costs u of all magnitudes. An inexact activation multiplies the bound by its
+// slope and adds its own error. Small integers must be equal, but for inexact activations and
+// rounded additions.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
     __shared__ float xs[kTileRows][kStep + 1];
     __shared__ float ws[kTileCols][kStep + 1];

@@ -216,8 +216,8 @@ private:
         store_rows<C>(item, rounded, row_at, [&](u64 at, uint4 eight) { put_at(peers, at, eight); });
     }
 
-    // Stores a vector at all of several ranks. `at` is in this rank's memory; other ranks' place lies
-    // as far from it.
+    // Stores a vector at all of several ranks. `at` is in this rank's memory; in another rank's it
+    // lies as far from the start.
     __device__ __forceinline__ void put_at(u32 ranks, u64 at, uint4 values) const {
 #pragma unroll 1
         for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - own_data(p)), values);

@@ -10,7 +10,7 @@
 
 namespace flux {
 
-// Global staging memory of this CTA, where a part of a partial tile waits, or all of one in fp32: a
+// Global staging memory of this CTA, where a partial tile in fp32 waits, or a part of another. A
 // paced send from shared memory would hold up the consumers.
 template <class C>
 __device__ __forceinline__ u64 global_staging(const Params& p) {

@@ -190,9 +190,9 @@ impl Harness {
     /// Checks a rank's whole `y` in fp64, and waits for the result.
     ///
     /// The bound of an element of uniform data is the sum of its rounding, that of the partial sums
-    /// that ranks send in the op's type, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and the
-    /// rounding of the bias's addition. An inexact activation multiplies it by its slope and adds
-    /// [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
+    /// that ranks send in the op's type, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and
+    /// the rounding of the bias's addition. An inexact activation multiplies it by its slope and
+    /// adds [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
     /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape) for `rank`.
