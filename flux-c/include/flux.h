@@ -36,6 +36,10 @@
 // values, the weights, `n`, `k`, the number of ranks and the element type alone.
 #define FLUX_OP_BATCH_INVARIANT 32
 
+// Ranks send partial sums in fp32, in place of the operands' type: the result is rounded once, and
+// twice the bytes of partial sums are sent. Not of FLUX_ALL_GATHER_GEMM.
+#define FLUX_OP_F32_PARTIALS 64
+
 // What a function returns. After all but FLUX_OK, flux_last_error_message() of the same thread
 // says what happened and what to do.
 enum flux_status

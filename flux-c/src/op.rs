@@ -5,7 +5,7 @@ use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
 use crate::tensor::{flux_operands, flux_tensor, operand};
 use flux_ops::binding::{AnyOp, Handles, NamedActivation, OpSpec, RawOperands};
-use flux_ops::{CallError, DType, Location, OpKind, Rank, WeightLayout};
+use flux_ops::{CallError, DType, Location, OpKind, Partials, Rank, WeightLayout};
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
 
@@ -84,7 +84,16 @@ pub const FLUX_OP_WEIGHTS_KN: u32 = 16;
 /// A row of the result has the same bits whatever rows share its call. They then depend on the row's
 /// values, the weights, `n`, `k`, the number of ranks and the element type alone.
 pub const FLUX_OP_BATCH_INVARIANT: u32 = 32;
-const FLAGS: u32 = FLUX_OP_BIAS | FLUX_OP_RESIDUAL | FLUX_OP_RMS_NORM | FLUX_OP_CAPTURES | FLUX_OP_WEIGHTS_KN | FLUX_OP_BATCH_INVARIANT;
+/// Ranks send partial sums in fp32, in place of the operands' type: the result is rounded once, and
+/// twice the bytes of partial sums are sent. Not of FLUX_ALL_GATHER_GEMM.
+pub const FLUX_OP_F32_PARTIALS: u32 = 64;
+const FLAGS: u32 = FLUX_OP_BIAS
+    | FLUX_OP_RESIDUAL
+    | FLUX_OP_RMS_NORM
+    | FLUX_OP_CAPTURES
+    | FLUX_OP_WEIGHTS_KN
+    | FLUX_OP_BATCH_INVARIANT
+    | FLUX_OP_F32_PARTIALS;
 
 /// What an op is created for; the same on every rank.
 #[derive(Clone, Copy, Debug)]
@@ -181,6 +190,7 @@ impl flux_op_options {
             gates,
             rms_norm: has(FLUX_OP_RMS_NORM).then_some(self.rms_norm_eps),
             batch_invariant: has(FLUX_OP_BATCH_INVARIANT),
+            partials: if has(FLUX_OP_F32_PARTIALS) { Partials::F32 } else { Partials::OpDType },
             sm_margin: limits.sm_margin,
             max_workspace: limits.max_workspace,
             captures: has(FLUX_OP_CAPTURES),

@@ -149,13 +149,14 @@ fn bad_options_of_an_op_are_refused() {
     refused_with(flux_op_options { kind: 0, ..good }, FLUX_ERROR_ARGUMENT, "options.kind = 0");
     refused_with(flux_op_options { dtype: 7, ..good }, FLUX_ERROR_ARGUMENT, "options.dtype = 7");
     refused_with(flux_op_options { activation: -1, ..good }, FLUX_ERROR_ARGUMENT, "options.activation = -1");
-    refused_with(flux_op_options { flags: 64, ..good }, FLUX_ERROR_ARGUMENT, "options.flags = 0x40");
+    refused_with(flux_op_options { flags: 128, ..good }, FLUX_ERROR_ARGUMENT, "options.flags = 0x80");
     refused_with(flux_op_options { rms_norm_eps: 1.0, ..good }, FLUX_ERROR_ARGUMENT, "without FLUX_OP_RMS_NORM");
     refused_with(flux_op_options { reserved: 9, ..good }, FLUX_ERROR_ARGUMENT, "options.reserved = 9");
     refused_with(flux_op_options { n: 20, ..good }, FLUX_ERROR_OPERAND, "20");
     refused_with(flux_op_options { max_m: 0, ..good }, FLUX_ERROR_OPERAND, "m");
     refused_with(flux_op_options { flags: FLUX_OP_RESIDUAL, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no residual");
     refused_with(flux_op_options { flags: FLUX_OP_RMS_NORM, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no rms_norm");
+    refused_with(flux_op_options { flags: FLUX_OP_F32_PARTIALS, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no partials");
     let reduces = options(FLUX_GEMM_ALL_REDUCE);
     refused_with(flux_op_options { activation: 10, ..good }, FLUX_ERROR_ARGUMENT, "options.activation = 10");
     refused_with(flux_op_options { activation: 5, ..good }, FLUX_ERROR_OPERAND, "24 rows of gates and ups");
@@ -252,7 +253,7 @@ fn an_op_says_its_rows_and_prepares_numbers_of_them() {
 #[test]
 fn a_residual_in_the_place_of_the_result_and_a_norm_are_applied() {
     let [Rank(comm)] = connected(host());
-    let flags = FLUX_OP_RESIDUAL | FLUX_OP_RMS_NORM | FLUX_OP_CAPTURES;
+    let flags = FLUX_OP_RESIDUAL | FLUX_OP_RMS_NORM | FLUX_OP_CAPTURES | FLUX_OP_F32_PARTIALS;
     let op = created(comm, flux_op_options { flags, rms_norm_eps: 1e-6, ..options(FLUX_GEMM_ALL_REDUCE) });
     let (mut x, mut w, mut gain, mut y, mut z) = (ones(4 * 32), ones(24 * 32), ones(24), ones(4 * 24), vec![bf16::NAN; 4 * 24]);
     let (tx, tw, tg) = (tensor(&mut x, 4, 32), tensor(&mut w, 24, 32), tensor(&mut gain, 1, 24));
@@ -340,10 +341,10 @@ fn equal_rows_of_a_batch_invariant_op_have_equal_bits() {
     // SAFETY: the library has ended it with a zero.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) };
     assert!(text.to_string_lossy().contains("batch-invariant"));
-    let unknown = flux_op_options { flags: FLUX_OP_BATCH_INVARIANT << 1, ..options(FLUX_ALL_GATHER_GEMM) };
+    let unknown = flux_op_options { flags: FLUX_OP_F32_PARTIALS << 1, ..options(FLUX_ALL_GATHER_GEMM) };
     let mut none = null_mut();
     // SAFETY: as above.
-    refused(unsafe { flux_op_create(comm, &raw const unknown, &raw mut none) }, FLUX_ERROR_ARGUMENT, "0x3f");
+    refused(unsafe { flux_op_create(comm, &raw const unknown, &raw mut none) }, FLUX_ERROR_ARGUMENT, "0x7f");
     done(flux_op_destroy(op));
     done(flux_comm_destroy(comm));
 }

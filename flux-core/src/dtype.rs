@@ -37,6 +37,26 @@ impl DType {
     }
 }
 
+/// Element type in which ranks send partial sums to each other.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Partials {
+    /// The op's element type: each rank's partial sum is rounded before it is sent.
+    #[default]
+    OpDType,
+    /// fp32: twice the bytes, and no rounding before the sum of all ranks.
+    F32,
+}
+
+impl Partials {
+    /// Bytes of one element, of an op of `dtype`.
+    pub const fn bytes(self, dtype: DType) -> usize {
+        match self {
+            Self::OpDType => dtype.bytes(),
+            Self::F32 => size_of::<f32>(),
+        }
+    }
+}
+
 impl fmt::Display for DType {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(self.name())

@@ -219,7 +219,7 @@ const STRIP: u32 = 16;
 pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
     let few = tile.m <= 128 && !tile.swaps_ab() && problem.m_shard() < tile.m;
     let rows = if few { problem.m_shard().next_multiple_of(STRIP) } else { tile.m };
-    rows as u64 * tile.n as u64 * problem.dtype().bytes() as u64
+    rows as u64 * tile.n as u64 * problem.partial_bytes() as u64
 }
 
 /// How the rows of a call lie in a half.
@@ -233,11 +233,11 @@ pub enum RowLayout {
     FlattenedTwoExchanges,
 }
 
-/// Bytes of a source's place among scattered rows: those that one rank adds, `n` elements each,
+/// Bytes of a source's place among scattered rows: those that one rank adds, `n` partial sums each,
 /// dense. With `two_exchanges` they are the rows of a shard.
 pub const fn scatter_place_bytes(problem: &Problem, two_exchanges: bool) -> u64 {
     let rows = if two_exchanges { problem.m_shard() } else { problem.most_y_rows() };
-    rows as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
+    rows as u64 * problem.n_local() as u64 * problem.partial_bytes() as u64
 }
 
 /// Bytes of one split-K slot: a whole tile in fp32, in an order that is private to the executor.

@@ -19,7 +19,7 @@ pub mod signal;
 pub mod simulate;
 pub mod tile;
 
-pub use dtype::DType;
+pub use dtype::{DType, Partials};
 pub use nodes::Nodes;
 pub use plan::Plan;
 pub use problem::{OpKind, Problem, ProblemError};

@@ -4,7 +4,7 @@
 //! world size where they are split. Rows of operands are multiples of 16 bytes, as bulk tensor
 //! loads require. Any `m` is split: the first `m % W` ranks have one row more than the others.
 
-use crate::{DType, Rank, WorldSize};
+use crate::{DType, Partials, Rank, WorldSize};
 use std::fmt;
 
 /// The side of the GEMM with the communication.
@@ -81,6 +81,7 @@ pub struct Problem {
     n: u32,
     k: u32,
     dtype: DType,
+    partials: Partials,
     world: WorldSize,
 }
 
@@ -155,7 +156,23 @@ impl Problem {
                 return Err(ProblemError::Alignment { name, value: value / parts, multiple, padded });
             }
         }
-        Ok(Self { op, m, n, k, dtype, world })
+        Ok(Self { op, m, n, k, dtype, partials: Partials::OpDType, world })
+    }
+
+    /// The same problem with partial sums of this type. An AllGather-GEMM has none, and stays as it
+    /// is.
+    ///
+    /// ```
+    /// use flux_core::{DType, OpKind, Partials, Problem, WorldSize};
+    /// let world = WorldSize::new(4).unwrap();
+    /// let p = Problem::new(OpKind::GemmReduceScatter, 512, 1024, 1024, DType::F16, world)?;
+    /// assert_eq!(p.partial_bytes(), 2);
+    /// assert_eq!(p.with_partials(Partials::F32).partial_bytes(), 4);
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    #[must_use]
+    pub const fn with_partials(self, partials: Partials) -> Self {
+        if self.op.reduces() { Self { partials, ..self } } else { self }
     }
 
     /// The same layer with `m` rows.
@@ -163,7 +180,8 @@ impl Problem {
     /// # Errors
     /// As [`new`](Self::new), of `m`.
     pub fn with_m(&self, m: u32) -> Result<Self, ProblemError> {
-        Self::new(self.op, m as usize, self.n as usize, self.k as usize, self.dtype, self.world)
+        let problem = Self::new(self.op, m as usize, self.n as usize, self.k as usize, self.dtype, self.world)?;
+        Ok(problem.with_partials(self.partials))
     }
 
     /// The operation.
@@ -185,6 +203,14 @@ impl Problem {
     /// Element type.
     pub const fn dtype(&self) -> DType {
         self.dtype
+    }
+    /// Element type of partial sums between ranks.
+    pub const fn partials(&self) -> Partials {
+        self.partials
+    }
+    /// Bytes of an element of a partial sum between ranks.
+    pub const fn partial_bytes(&self) -> usize {
+        self.partials.bytes(self.dtype)
     }
     /// Number of ranks.
     pub const fn world(&self) -> WorldSize {
@@ -286,7 +312,8 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} m={} n={} k={} {} tp={}", self.op, self.m, self.n, self.k, self.dtype, self.world)
+        write!(f, "{} m={} n={} k={} {} tp={}", self.op, self.m, self.n, self.k, self.dtype, self.world)?;
+        if self.partials == Partials::F32 { f.write_str(" partials=f32") } else { Ok(()) }
     }
 }
 

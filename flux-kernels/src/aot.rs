@@ -1,7 +1,7 @@
 //! Compiling kernels ahead of time.
 //!
-//! Invariant: a folder with [every](Selection::Every) variant serves every lookup of this version
-//! of the sources, with no compiler on the machine.
+//! Invariant: a folder with [every](Selection::Every) variant serves every lookup of them by this
+//! version of the sources, with no compiler on the machine.
 
 use crate::cache::{AheadError, Cubins};
 use crate::device::KernelTarget;
@@ -16,7 +16,7 @@ use std::sync::{Mutex, PoisonError};
 /// Which variants are compiled ahead of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Selection {
-    /// All: a device of the architecture needs no compiler.
+    /// [`Variant::all`]: a device of the architecture needs no compiler for them.
     Every,
     /// [`Variant::cover`], which checks the sources in a fraction of the time.
     Cover,

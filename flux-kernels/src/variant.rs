@@ -9,12 +9,13 @@ use crate::sources::Source;
 use crate::weights::WeightLayout;
 use flux_core::program::TileProgram;
 use flux_core::tile::{Generation, Staging};
-use flux_core::{DType, OpKind, TileShape};
+use flux_core::{DType, OpKind, Partials, TileShape};
 use std::fmt;
 
 /// One instantiation: operation, element type, tile, how a finished tile is staged, how many stages
-/// of operands are in flight, what is applied to the result, whether it has gates, how weights lie,
-/// and whether it records its time line. Both sums over the ranks have one kernel.
+/// of operands are in flight, in which type partial sums leave, what is applied to the result,
+/// whether it has gates, how weights lie, and whether it records its time line. Both sums over the
+/// ranks have one kernel.
 ///
 /// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
 /// kernel that chose at run time would hold a copy for each.
@@ -25,6 +26,7 @@ pub struct Variant {
     tile: TileShape,
     form: Form,
     stages: u32,
+    partials: Partials,
     activation: Activation,
     gated: bool,
     weights: WeightLayout,
@@ -69,6 +71,12 @@ fn advice(generation: Generation) -> String {
 /// The ops that have kernels of their own; see [`kernel_of`].
 const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 
+/// The type in which a program's partial sums leave for other ranks, if any do.
+fn sent_partials(program: &TileProgram) -> Partials {
+    let problem = &program.problem;
+    if problem.op().reduces() && (program.flattened || problem.world().peers() > 0) { problem.partials() } else { Partials::OpDType }
+}
+
 /// The op whose kernel executes `op`: the program alone tells sums for one owner from sums for all.
 const fn kernel_of(op: OpKind) -> OpKind {
     if op.reduces() { OpKind::GemmReduceScatter } else { op }
@@ -81,8 +89,8 @@ impl Variant {
     const CONSUMERS: u32 = 2;
 
     /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced)
-    /// forms, and some with [other weights](WeightLayout::Kn) or with [gates](Self::with_gates), are
-    /// compiled where they are used.
+    /// forms, those that send [`Partials::F32`], and some with [other weights](WeightLayout::Kn) or
+    /// with [gates](Self::with_gates) are compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
         let finished = plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish)));
@@ -95,10 +103,12 @@ impl Variant {
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms, and
-    /// every element type and activation, with and without gates.
+    /// every element type and activation, with and without gates. Those that send
+    /// [`Partials::F32`] have the large tiles, whose registers are scarce.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let of_op = |op| Self::plain(op, target).zip(Self::finishes(op).cycle()).map(|(variant, finish)| variant.finished(finish));
-        OPS.into_iter().flat_map(of_op).collect()
+        let large = of_op(OpKind::GemmReduceScatter).filter(|variant| variant.tile.m * variant.tile.n >= 128 * 192);
+        OPS.into_iter().flat_map(of_op).chain(large.map(|variant| variant.with_partials(Partials::F32))).collect()
     }
 
     /// The kernels of an op, with one element type and no activation.
@@ -130,7 +140,7 @@ impl Variant {
                 Form::Portable => tile.portable_stages(target.shared_bytes)?,
             };
             let (activation, weights) = (Activation::None, WeightLayout::Nk);
-            Some(Self { op, dtype, tile, form, stages, activation, gated: false, weights, traced: false })
+            Some(Self { op, dtype, tile, form, stages, partials: Partials::OpDType, activation, gated: false, weights, traced: false })
         })
     }
 
@@ -159,13 +169,14 @@ impl Variant {
     /// [`NoSuchTile`] when no kernel has this tile, or none that does what the program asks of it.
     pub fn fitting(program: &TileProgram, target: KernelTarget) -> Result<Vec<Self>, NoSuchTile> {
         let (op, dtype, tile) = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
-        let fitting: Vec<_> = Self::with_tile(op, dtype, tile, target).filter(|variant| variant.fits(program)).collect();
+        let of_tile = Self::with_tile(op, dtype, tile, target).map(|variant| variant.with_partials(sent_partials(program)));
+        let fitting: Vec<_> = of_tile.filter(|variant| variant.fits(program)).collect();
         if fitting.is_empty() { Err(NoSuchTile { tile, generation: target.generation }) } else { Ok(fitting) }
     }
 
     /// Whether it can execute a program.
     pub fn fits(&self, program: &TileProgram) -> bool {
-        let of_program = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
+        let of_program = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile, sent_partials(program));
         let reduce_scatter = self.op == OpKind::GemmReduceScatter;
         // Rows that go to several owners leave from a buffer of the whole tile.
         let scatters = reduce_scatter && program.flattened;
@@ -176,7 +187,7 @@ impl Variant {
             }
             Form::Portable => true,
         };
-        (self.op, self.dtype, self.tile) == of_program && does
+        (self.op, self.dtype, self.tile, self.partials) == of_program && does
     }
 
     /// The same kernel with time stamps: each launch takes a
@@ -213,6 +224,13 @@ impl Variant {
         self.gated
     }
 
+    /// The same kernel with partial sums that leave in this type; [`Partials::F32`] for a
+    /// GEMM-ReduceScatter only, as another does not compile.
+    #[must_use]
+    pub const fn with_partials(self, partials: Partials) -> Self {
+        Self { partials, ..self }
+    }
+
     /// The same kernel for weights that lie like this.
     #[must_use]
     pub const fn with_weights(self, weights: WeightLayout) -> Self {
@@ -237,6 +255,11 @@ impl Variant {
     /// Element type of the operands.
     pub const fn dtype(&self) -> DType {
         self.dtype
+    }
+
+    /// In which type partial sums leave for other ranks.
+    pub const fn partials(&self) -> Partials {
+        self.partials
     }
 
     /// What is applied to the result.
@@ -287,11 +310,13 @@ impl Variant {
         }
     }
 
-    /// Global staging memory of each CTA of a launch, in bytes: the first consumer's part of a
-    /// partial tile waits there until the second's is sent.
+    /// Global staging memory of each CTA of a launch, in bytes: `kGlobalStagingBytes` of config.cuh.
+    /// An fp32 partial tile waits there until it is sent, and the first consumer's part of another
+    /// until the second's is.
     pub(crate) const fn epilogue_staging_bytes(&self) -> u64 {
-        match (self.op, self.form) {
-            (OpKind::GemmReduceScatter, Form::Hopper(Staging::Shared)) => (self.tile.m * self.tile.n) as u64,
+        match (self.op, self.form, self.partials) {
+            (OpKind::GemmReduceScatter, Form::Hopper(_), Partials::F32) => (self.tile.m * self.tile.n * 4) as u64,
+            (OpKind::GemmReduceScatter, Form::Hopper(Staging::Shared), Partials::OpDType) => (self.tile.m * self.tile.n) as u64,
             _ => 0,
         }
     }
@@ -314,7 +339,7 @@ impl Variant {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
         let (stages, traced, shared, threads) = (self.stages, self.traced, self.shared_bytes(), Self::THREADS);
-        let (gated, kn) = (self.gated, self.weights == WeightLayout::Kn);
+        let (f32, gated, kn) = (self.partials == Partials::F32, self.gated, self.weights == WeightLayout::Kn);
         let activation = self.activation.cuda_name();
         let TileShape { m, n, k, .. } = self.tile;
         let (folder, numbers, check) = match self.form {
@@ -323,7 +348,7 @@ impl Variant {
         };
         let text = format!(
             "#include \"{folder}/fused_gemm.cuh\"\n\
-             using C = flux::Config<{numbers}, {bf16}, {rs}, flux::Activation::{activation}, {gated}, {kn}, {traced}>;\n\
+             using C = flux::Config<{numbers}, {bf16}, {rs}, {f32}, flux::Activation::{activation}, {gated}, {kn}, {traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == {k}, \"variant.rs\");\n\
              {check}\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
@@ -342,7 +367,9 @@ impl Variant {
     fn hopper_check(&self, staging: Staging) -> String {
         format!(
             "static_assert(C::kPairs == {pairs} && C::kBoxCols == {box_cols} && C::kBoxRows == {box_rows}, \"variant.rs\");\n\
+             static_assert(C::kGlobalStagingBytes == {staged}, \"variant.rs\");\n\
              static_assert(C::kCanSendPartials == {sends} && C::kSwapAB == {swaps}, \"table.rs\");\n",
+            staged = self.epilogue_staging_bytes(),
             pairs = self.loads_pairs(),
             box_cols = self.box_cols(),
             box_rows = self.box_rows(),
@@ -360,6 +387,9 @@ impl fmt::Display for Variant {
         }
         if self.gated {
             f.write_str("_gated")?;
+        }
+        if self.partials == Partials::F32 {
+            f.write_str("_f32_partials")?;
         }
         if self.weights == WeightLayout::Kn {
             f.write_str("_kn")?;
@@ -403,14 +433,17 @@ mod tests {
             let target = KernelTarget::of_arch(arch);
             let (all, cover) = (Variant::all(target), Variant::cover(target));
             for wanted in &all {
-                let of_op = || cover.iter().filter(|variant| variant.op == wanted.op);
+                let of_op = || cover.iter().filter(|variant| (variant.op, variant.partials) == (wanted.op, wanted.partials));
                 let forms = of_op().filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form)).count();
                 assert_eq!(forms, 1, "{wanted} {}", arch.name());
                 assert!(of_op().any(|variant| variant.dtype == wanted.dtype), "{wanted} {}", arch.name());
                 let alike = |variant: Variant| (variant.activation, variant.gated) == (wanted.activation, wanted.gated);
                 assert!(of_op().any(|&variant| alike(variant)), "{wanted} {}", arch.name());
             }
-            assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
+            let known = |variant: &Variant| all.contains(&variant.with_partials(Partials::OpDType));
+            assert!(cover.iter().all(known), "{}", arch.name());
+            let f32 = |op| cover.iter().any(|variant| (variant.op, variant.partials) == (op, Partials::F32));
+            assert_eq!(OPS.map(f32), [false, true], "{}", arch.name());
         }
     }
 
@@ -427,6 +460,24 @@ mod tests {
             let generation = target.generation;
             let says = [generation.scatters(tile), generation.sends_partials(tile)];
             assert_eq!(says, [true, false].map(has_kernel), "{tile} {}", target.arch.name());
+        }
+    }
+
+    #[test]
+    fn programs_that_send_f32_partials_have_kernels_of_their_own() {
+        let of = |op, flattened, partials| {
+            let TileProgram { problem, .. } = program(op, 512, flattened);
+            let schedule = Schedule { flattened, ..Schedule::of(TileShape::new(128, 256, 64)) };
+            TileProgram::build(&problem.with_partials(partials), Rank::new(0), &schedule).unwrap()
+        };
+        for flattened in [false, true] {
+            let [rounded, f32] = [Partials::OpDType, Partials::F32].map(|partials| of(OpKind::GemmReduceScatter, flattened, partials));
+            let variants = Variant::fitting(&f32, HOPPER).unwrap();
+            assert!(variants.iter().all(|variant| variant.partials == Partials::F32 && variant.fits(&f32) && !variant.fits(&rounded)));
+            assert_eq!(variants.len(), Variant::fitting(&rounded, HOPPER).unwrap().len(), "the same tiles and forms");
+            assert!(variants.iter().all(|variant| variant.epilogue_staging_bytes() == 128 * 256 * 4));
+            let gathers = of(OpKind::AllGatherGemm, flattened, Partials::F32);
+            assert_eq!(Variant::of(&gathers, HOPPER).unwrap().partials, Partials::OpDType, "it has no partial sums");
         }
     }
 

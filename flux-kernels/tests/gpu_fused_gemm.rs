@@ -12,7 +12,7 @@ use flux_core::layout::fault;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::tile::Generation;
-use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
+use flux_core::{DType, Nodes, OpKind, Partials, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cuda::{LaunchError, Pace, loaded};
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
 use flux_kernels::{Activation, GateLayout, Variant, WeightLayout};
@@ -55,8 +55,13 @@ fn check_across(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule, nod
 }
 
 fn check_on(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, schedule: &Schedule) {
+    check_with(context, programs, variant, schedule, Pace::default());
+}
+
+fn check_with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, schedule: &Schedule, pace: Pace) {
     let p = programs[0].problem;
     let mut w = World::with(context, programs, variant, Epoch::FIRST);
+    w.pace = pace;
     for (call, fill) in [(1, Fill::SmallInts), (2, Fill::Uniform), (3, Fill::SmallInts)] {
         let seeds = Seeds { x: 7 * call, w: 1000 + call };
         w.prepare(seeds, fill);
@@ -361,6 +366,45 @@ fn partial_tiles_that_are_early_are_right() {
                 check(&context, p, &schedule);
             }
         }
+    }
+}
+
+/// Rows of a shard, `n` and `k` of a rank, ranks, chunk and in-mainloop partial tiles.
+const IN_F32: [(usize, usize, usize, u32, Chunk, u32); 4] = [
+    (256, 512, 704, 2, Chunk::Shard, 0),
+    (129, 328, 1992, 3, Chunk::Tiles(1), 1),
+    (21, 264, 136, 4, Chunk::Tiles(2), 0),
+    (264, 520, 2056, 4, Chunk::Tiles(1), 1),
+];
+
+/// Every variant that sends fp32 partial sums, with rows per shard, with flattened rows, and with an
+/// in-flight limit; relays too.
+#[test]
+fn partial_sums_in_f32_are_right() {
+    let Some(context) = device("partial_sums_in_f32_are_right") else { return };
+    for (tile, dtype) in target(&context).generation.tiles().zip([DType::Bf16, DType::F16].into_iter().cycle()) {
+        for (m, n, k, world, chunk, in_mainloop) in IN_F32 {
+            for (op, flattened, two_exchanges, split_k) in [
+                (OpKind::GemmReduceScatter, false, false, 1),
+                (OpKind::GemmReduceScatter, false, false, 2),
+                (OpKind::GemmReduceScatter, true, false, 2),
+                (OpKind::GemmAllReduce, false, false, 1),
+                (OpKind::GemmAllReduce, true, false, 1),
+                (OpKind::GemmAllReduce, true, true, 1),
+            ] {
+                let p = problem(op, m, n, k, dtype, world).with_partials(Partials::F32);
+                let in_mainloop = if flattened || split_k > 1 { 0 } else { in_mainloop };
+                let schedule = Schedule { flattened, two_exchanges, split_k, in_mainloop, ..schedule(tile, chunk) };
+                check(&context, p, &schedule);
+                let (programs, target) = (programs(p, &schedule, Nodes::apart(p.world())), target(&context));
+                if flattened && target.generation.scatters(tile) {
+                    let variant = Variant::of(&programs[0], target).expect("a variant");
+                    check_with(&context, programs, variant, &schedule, Pace { in_flight_limit: 2, ..Pace::default() });
+                }
+            }
+        }
+        let p = problem(OpKind::GemmReduceScatter, 129, 584, 392, dtype, 4).with_partials(Partials::F32);
+        check_across(&context, p, &schedule(tile, Chunk::Tiles(1)), Nodes::new(p.world(), 2).expect("equal nodes"));
     }
 }
 

@@ -6,12 +6,13 @@
 //! - `rms_norm ARCH`, `gathered_rows ARCH`: the kernels behind an op.
 //! - `weights NAME`: weights of `[k, n]` make no kernel spill, of those among the fewest kernels that
 //!   are compiled ahead of time.
-//! - `traced NAME`: time stamps make no kernel spill, of the fewest kernels that have every tile.
+//! - `traced NAME`: time stamps make no kernel spill, of the fewest kernels that have every tile and
+//!   send partial sums of the op's type.
 
 mod compiler;
 mod skipped;
 
-use flux_core::{DType, OpKind};
+use flux_core::{DType, OpKind, Partials};
 use flux_kernels::nvrtc::{Arch, KernelSource};
 use flux_kernels::{Activation, KernelTarget, Source, Variant, WeightLayout};
 use libtest_mimic::{Arguments, Failed, Trial};
@@ -35,7 +36,8 @@ fn of_arch(arch: Arch) -> Vec<Trial> {
     let activated = variants.iter().filter(|variant| smallest(variant) && Some(variant.tile()) == tile);
     let activated = activated.map(|variant| compiles(format!("activation {variant} {}", arch.name()), variant.source(), arch));
     let cover = || Variant::cover(KernelTarget::of_arch(arch)).into_iter();
-    let traced = cover().map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
+    let traced = cover().filter(|variant| variant.partials() == Partials::OpDType);
+    let traced = traced.map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
     let weights = cover().map(|variant| variant.with_activation(Activation::None).with_weights(WeightLayout::Kn));
     let weights = weights.filter(|variant| variants.contains(variant));
     let weights = weights.map(|variant| compiles(format!("weights {variant}"), variant.source(), arch));

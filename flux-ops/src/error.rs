@@ -6,7 +6,7 @@ use crate::tensor::{Layout, Location, TensorError};
 use flux_core::plan::{Plan, SumOrder};
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
-use flux_core::{OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
+use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
@@ -37,6 +37,12 @@ pub enum BuildError {
         plan: Plan,
         /// The order.
         order: SumOrder,
+    },
+    /// The caller's plan leaves the sum to a library's collective, which adds sums of the op's type.
+    #[error("partials(F32): comm=sequential sums {dtype} by the library's collective: use comm=overlapped, or name no plan")]
+    SequentialPartials {
+        /// The op's element type.
+        dtype: DType,
     },
     /// No plan of a batch-invariant op has one order of sums.
     #[error(

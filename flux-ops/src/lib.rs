@@ -53,7 +53,7 @@ pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, SumOrder, TableKind};
 pub use flux_core::problem::Shape;
 pub use flux_core::program::ScheduleError;
-pub use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
+pub use flux_core::{DType, OpKind, Partials, Problem, ProblemError, Rank, TileShape, WorldSize};
 pub use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 pub use half::{bf16, f16};
 pub use op::{AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter};

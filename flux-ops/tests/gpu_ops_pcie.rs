@@ -14,7 +14,7 @@ use common::{AnyOp, Case, Machine, OPS, OpOptions, Values};
 use cudarc::driver::sys::CUstreamCaptureMode;
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::tile::Generation;
-use flux_core::{OpKind, TileShape};
+use flux_core::{OpKind, Partials, TileShape};
 use flux_kernels::KernelTarget;
 use flux_ops::CallError;
 use flux_transport::TransportError;
@@ -91,9 +91,10 @@ fn the_in_flight_limit_changes_no_bit() {
         let generation = KernelTarget::of(cuda::device_info(0).unwrap().compute).unwrap().generation;
         let with_kernel = |&(rows, columns, _): &(u32, u32, KSplit)| generation.scatters(TileShape::new(rows, columns, 64));
         let cases = machine.worlds(&[2, 3, 4, 6]).into_iter().flat_map(|world| tiles.map(|tile| (world, tile)));
-        for (world, (rows, columns, k)) in cases.filter(|(_, tile)| with_kernel(tile)) {
+        let cases = cases.flat_map(|case| [Partials::OpDType, Partials::F32].map(|partials| (case, partials)));
+        for ((world, (rows, columns, k)), partials) in cases.filter(|((_, tile), _)| with_kernel(tile)) {
             let w = world as usize;
-            let case = Case::<bf16>::new(OPS[1], [150 * w, 1000, 264 * w], world, Values::Reals, 47);
+            let case = Case::<bf16>::new(OPS[1], [150 * w, 1000, 264 * w], world, Values::Reals, 47).with_partials(partials);
             let tile = TileShape::new(rows, columns, 64);
             let plan = Plan { chunk: Chunk::Tiles(1), rows: RowMapping::Flattened, k, ..Plan::of(tile) };
             let results = |workers, limited| {

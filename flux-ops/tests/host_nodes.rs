@@ -10,10 +10,10 @@ use common::suite::{call, call_gathered, unaligned};
 use common::{AnyOp, Case, Machine, Meeting, Node, OPS, OpOptions, SHARDED, Values, scaled};
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::program::ScheduleError;
-use flux_core::{Nodes, OpKind, Rank, TileShape, WorldSize};
+use flux_core::{Nodes, OpKind, Partials, Rank, TileShape, WorldSize};
 use flux_ops::{BuildError, CallError};
 use flux_transport::{Communicator, ConnectError, Fault, Options, Select, World};
-use half::bf16;
+use half::{bf16, f16};
 use proptest::prelude::*;
 use std::time::Duration;
 
@@ -52,6 +52,23 @@ fn integers_give_the_exact_result_on_every_group() {
                 }
             });
         }
+    }
+}
+
+/// Relays add fp32 partial sums, and send their sum in fp32: fp16 would overflow.
+#[test]
+fn f32_partials_of_every_group_are_exact() {
+    for (count, world) in [(2, 4), (3, 6)] {
+        let op = OpKind::GemmReduceScatter;
+        let case = Case::<f16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 233).with_large_partials();
+        let case = case.with_partials(Partials::F32);
+        let expected = case.expected_across(nodes(count, world));
+        MACHINE.run(world, in_nodes(count), |node| {
+            for plan in [None, Some(plan())] {
+                let op = AnyOp::of(&case, OpOptions::of(plan), node);
+                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+            }
+        });
     }
 }
 

@@ -18,7 +18,7 @@ mod _native {
     use crate::operand::{Dims, Weight, activation, operand, weight};
     use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec};
     use flux_ops::binding::{Class, NamedActivation};
-    use flux_ops::{DType, Location, RawTensor, WeightLayout};
+    use flux_ops::{DType, Location, Partials, RawTensor, WeightLayout};
     use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
     use std::time::Duration;
@@ -28,8 +28,8 @@ mod _native {
     /// An operand: address, dtype, dimensions, rows, columns, strides in elements.
     type Described = (u64, String, usize, usize, usize, (i64, i64));
     /// What an op is built with: dtype, whether the weight is a transposed view, bias, residual,
-    /// activation, the norm's eps.
-    type Built = (String, bool, bool, bool, u64, Option<f64>);
+    /// activation, the norm's eps, whether partial sums are in fp32.
+    type Built = (String, bool, bool, bool, u64, Option<f64>, bool);
     /// `x`, `weight`, `bias`, `residual`, `gain`, then `out` and the normalised or gathered rows.
     type Operands = (Described, Described, Option<Described>, Option<Described>, Option<Described>, Described, Option<Described>);
     /// Where the ranks of a group meet: a folder of one host, or an address with a secret.
@@ -144,12 +144,17 @@ mod _native {
     fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (usize, usize), of: Built, rows: Vec<usize>) -> PyResult<()> {
         with(py, comm, |member| {
             let (n, k) = extents;
-            let (dtype_name, transposed, bias, residual, number, eps) = of;
+            let (dtype_name, transposed, bias, residual, number, eps, f32_partials) = of;
             let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
             let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
-            let spec = OpSpec { kind: Kind::named(kind)?, n, k, dtype, weights, bias, residual, activation, norm: eps.map(Eps::new) };
+            let (kind, norm, partials) = (Kind::named(kind)?, eps.map(Eps::new), partials(f32_partials));
+            let spec = OpSpec { kind, n, k, dtype, weights, bias, residual, activation, norm, partials };
             Ok(member.ops.op(&spec, Stream::Host)?.prepare(&rows)?)
         })
+    }
+
+    const fn partials(f32: bool) -> Partials {
+        if f32 { Partials::F32 } else { Partials::OpDType }
     }
 
     fn dtype_and_dims(name: &str, of: &Described) -> Result<(DType, Dims), Error> {
@@ -169,20 +174,21 @@ mod _native {
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise
-    /// until it returns. With `eps` there are a gain and normalised rows. The second result of
-    /// an op that gathers are the gathered rows.
+    /// until it returns. `numbers` are the activation's and `m`. With `eps` there are a gain and
+    /// normalised rows. The second result of an op that gathers are the gathered rows.
     #[pyfunction]
     fn call_host(
         py: Python<'_>,
         comm: u64,
         kind: &str,
-        activation_number: u64,
-        m: usize,
+        numbers: (u64, usize),
         operands: Operands,
         eps: Option<f64>,
+        f32_partials: bool,
     ) -> PyResult<()> {
         with(py, comm, |member| {
             let kind = Kind::named(kind)?;
+            let (activation_number, m) = numbers;
             let (x, weight, bias, residual, gain, y, second) = &operands;
             let optional = |name, of: &Option<Described>| of.as_ref().map(|of| described(name, of)).transpose();
             let (y_norm, gathered) = if kind == Kind::AllGather { (&None, second) } else { (second, &None) };
@@ -200,6 +206,7 @@ mod _native {
                 residual: optional("residual", residual)?,
                 y: described("out", y)?,
                 norm,
+                partials: partials(f32_partials),
                 gathered: optional("x_full", gathered)?,
                 stream: Stream::Host,
             };

@@ -5,7 +5,7 @@
 use crate::error::{Error, of_call};
 use crate::operand::Weight;
 use flux_ops::binding::{self, AnyOp, Class, NamedActivation, RawOperands};
-use flux_ops::{Activation, DType, OpKind, RawTensor, WeightLayout};
+use flux_ops::{Activation, DType, OpKind, Partials, RawTensor, WeightLayout};
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -90,6 +90,7 @@ pub(crate) struct OpSpec {
     pub(crate) residual: bool,
     pub(crate) activation: NamedActivation,
     pub(crate) norm: Option<Eps>,
+    pub(crate) partials: Partials,
 }
 
 /// The norm's `eps`, by its bits: two that differ are two ops.
@@ -130,6 +131,7 @@ pub(crate) struct Call<'s> {
     pub(crate) residual: Option<RawTensor>,
     pub(crate) y: RawTensor,
     pub(crate) norm: Option<Norm>,
+    pub(crate) partials: Partials,
     /// Where all rows of `x` go.
     pub(crate) gathered: Option<RawTensor>,
     pub(crate) stream: Stream<'s>,
@@ -183,6 +185,7 @@ impl Ops {
             residual: call.residual.is_some(),
             activation,
             norm: call.norm.map(|norm| norm.eps),
+            partials: call.partials,
         };
         let op = self.op(&spec, call.stream)?;
         let operands = RawOperands {
@@ -234,10 +237,11 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
     if spec.kind != Kind::AllGather && (activation != Activation::None || gates.is_some()) {
         return Err(Error::operand(format!("activation = {name}: all_gather_matmul alone has activations")));
     }
-    if spec.kind == Kind::AllGather && (spec.residual || spec.norm.is_some()) {
-        return Err(Error::operand("all_gather_matmul has neither residual nor norm: matmul_reduce_scatter and matmul_all_reduce do"));
+    if spec.kind == Kind::AllGather && (spec.residual || spec.norm.is_some() || spec.partials != Partials::OpDType) {
+        let words = "all_gather_matmul has no residual, norm or partials: matmul_reduce_scatter and matmul_all_reduce do";
+        return Err(Error::operand(words));
     }
-    let OpSpec { kind, n, k, dtype, weights, bias, residual, activation: _, norm } = *spec;
+    let OpSpec { kind, n, k, dtype, weights, bias, residual, activation: _, norm, partials } = *spec;
     let Limits { max_m, sm_margin, batch_invariant } = limits;
     let rms_norm = norm.map(Eps::get);
     let spec = binding::OpSpec {
@@ -253,6 +257,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
         gates,
         rms_norm,
         batch_invariant,
+        partials,
         sm_margin,
         max_workspace: None,
         captures: true,

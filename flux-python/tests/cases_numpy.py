@@ -305,6 +305,18 @@ def a_second_communicator(comm):
     all_gather(comm)
 
 
+def partials_in_float32(comm):
+    """Partial sums beyond fp16 whose total is 0."""
+    m, n, k, last = 5, 16, 32, comm.world_size - 1
+    sign = 0 if last == 0 else {0: 1, last: -1}.get(comm.rank, 0)
+    x, w = np.full((m, k), 64 * sign, F16), np.full((n, k), 64, F16)
+    for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+        flux_tp.prepare(op.__name__, n, k * comm.world_size, dtype=F16, partials="float32")
+        assert (op(x, w, partials=np.dtype("float32")) == 0).all(), op
+        assert np.isfinite(op(x, w)).any() == (last == 0), op
+        raises(flux_tp.OperandError, lambda op=op: op(x, w, partials="float16"), "partials = 'float16'", "give 'float32'")
+
+
 def equal_rows_have_equal_bits(comm):
     n, k = 40, 72
     row, w = operand(1, comm.world_size, 1, k)[comm.rank], operand(2, comm.world_size, n, k)[comm.rank]

@@ -201,16 +201,16 @@ def schemas_and_fakes(comm):
     torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered_out, (x, w, b, 0, -1, comm.id), outs, test_utils=checks)
     *operands, _, _ = scattered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
     x, w, _ = tensors(F16, *operands)
-    torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, None, comm.id), test_utils=checks)
+    torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, None, 0, comm.id), test_utils=checks)
     for name in ("matmul_reduce_scatter", "matmul_all_reduce"):
         operands, _, _ = row_parallel(comm, getattr(flux_tp, name), comm.world_size * 8 + 1, 16, 32, np.float64)
         x, w, b, residual, gain = tensors(F16, *operands)
         packet, out = getattr(torch.ops.flux_tp, name), torch.empty_like(residual)
-        torch.library.opcheck(packet.default, (x, w, b, residual, comm.id), test_utils=checks)
-        torch.library.opcheck(packet.norm, (x, w, b, residual, gain, 1e-3, comm.id), test_utils=checks)
-        torch.library.opcheck(packet.out, (x, w, b, residual, comm.id), {"out": out}, test_utils=checks)
+        torch.library.opcheck(packet.default, (x, w, b, residual, 1, comm.id), test_utils=checks)
+        torch.library.opcheck(packet.norm, (x, w, b, residual, gain, 1e-3, 1, comm.id), test_utils=checks)
+        torch.library.opcheck(packet.out, (x, w, b, residual, 1, comm.id), {"out": out}, test_utils=checks)
         outs = {"out": out, "out_norm": torch.empty_like(out)}
-        torch.library.opcheck(packet.norm_out, (x, w, b, residual, gain, 1e-3, comm.id), outs, test_utils=checks)
+        torch.library.opcheck(packet.norm_out, (x, w, b, residual, gain, 1e-3, 1, comm.id), outs, test_utils=checks)
 
 
 def compiled(comm):
@@ -428,12 +428,13 @@ def modules(comm):
     init_distributed()
     torch.manual_seed(comm.rank)
     up = flux_tp.ColumnParallelLinear(32, 16 * comm.world_size, activation="gelu")
-    down = flux_tp.RowParallelLinear(16 * comm.world_size, 24)
+    down = flux_tp.RowParallelLinear(16 * comm.world_size, 24, partials="float32")
     assert up.weight.shape == (16, 32) and down.weight.shape == (24, 16)
     assert list(up.state_dict()) == ["weight", "bias", "_extra_state"]
     other = copy.deepcopy(up.state_dict())
     up.load_state_dict(other, strict=True)
     raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad it to")
+    raises(flux_tp.OperandError, lambda: flux_tp.RowParallelLinear(16 * comm.world_size, 24, partials="bfloat16"), "give 'float32'")
     m = comm.world_size * 4
     own = rows(comm.world_size, comm.rank, m)
     x, goal = tensors(BF16, operand(1, m, 2, 32)[own], operand(2, m, 2, 24)[own])
@@ -461,7 +462,7 @@ def modules_without_sequence_parallelism(comm):
     """The same MLP by whole inputs and outputs: values and gradients against fp64."""
     world, rank, m = comm.world_size, comm.rank, 6
     up = flux_tp.ColumnParallelLinear(32, 16 * world, activation="relu", sequence_parallel=False)
-    down = flux_tp.RowParallelLinear(16 * world, 24, sequence_parallel=False)
+    down = flux_tp.RowParallelLinear(16 * world, 24, sequence_parallel=False, partials="float32")
     w1, w2, x, dy = operand(1, world, 16, 32), operand(2, world, 24, 16), operand(3, m, 32), operand(4, m, 24)
     for module, weight in ((up, w1), (down, w2)):
         module.load_state_dict({"weight": torch.from_numpy(weight[rank]), "bias": torch.zeros_like(module.bias), "_extra_state": None})

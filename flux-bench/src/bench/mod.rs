@@ -27,7 +27,7 @@ use crate::plan::OverrideArgs;
 use crate::report::{self, Origin, Placement, Report, Row, ServingReport, ServingRow};
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
-use flux_core::{DType, Problem, WorldSize};
+use flux_core::{DType, Partials, Problem, WorldSize};
 use flux_transport::{Select, TransportKind, World, WorldError};
 use std::path::PathBuf;
 
@@ -70,6 +70,10 @@ pub(crate) struct Args {
     /// serial path. Of gemm_rs and gemm_ar on GPUs
     #[arg(long)]
     pub norm: bool,
+    /// Type in which ranks send partial sums: dtype, that of the operands, or f32. Of gemm_rs and
+    /// gemm_ar
+    #[arg(long, value_name = "TYPE", default_value = "dtype", value_parser = shapes::parse_partials)]
+    pub partials: Partials,
     /// Start a run on the host that is expected to take more than an hour
     #[arg(long)]
     pub yes: bool,
@@ -198,7 +202,7 @@ fn cases(args: &Args, world: WorldSize, on_gpus: bool, rows: Option<&serving::Tr
         Some(rows) => args.layers.layers_of(world, on_gpus, rows.most().next_multiple_of(world.index()))?,
         None => args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?,
     };
-    let layers = if args.norm { shapes::with_norm(layers)? } else { layers };
+    let layers = shapes::with_partials(if args.norm { shapes::with_norm(layers)? } else { layers }, args.partials)?;
     let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_none());
     let case = |Layer { name, problem }: Layer| {
         let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() == most));

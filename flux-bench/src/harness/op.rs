@@ -69,11 +69,13 @@ impl<T: Element> FusedOp<T> {
             }
             OpKind::GemmReduceScatter => {
                 let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
+                let builder = builder.partials(problem.partials());
                 let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmAllReduce => {
                 let builder = GemmAllReduce::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
+                let builder = builder.partials(problem.partials());
                 let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::AllReduce(with(builder, overrides).trace(trace).build(comm)?)
             }

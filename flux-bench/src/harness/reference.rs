@@ -15,7 +15,8 @@
 //! `t` is half the distance between the smallest numbers, which a rounding to one of them costs.
 //!
 //! Ranks of another node send one sum `q`, rounded again: with `e` for the roundings in it, its
-//! part of `E` is `e + u (|q| + e)`.
+//! part of `E` is `e + u (|q| + e)`. Partial sums in fp32 are sent as they are, so their terms are
+//! missing from `E`: the result has one rounding, and the accumulation's in fp32.
 //!
 //! A bias `b` adds `eps_f32 (|sum of p_s + b| + E)` to `E`, and so does a residual. An activation
 //! of slope `L` with an error of `c |v|` makes `L E + c (|v| + E)` of `E`
@@ -32,7 +33,7 @@ use crate::harness::Fill;
 use crate::harness::data::{self, Window};
 use crate::harness::epilogue::EPS;
 use crate::harness::{Operands, bias_window, elements, y_window};
-use flux_core::{DType, Nodes, OpKind, Rank};
+use flux_core::{DType, Nodes, OpKind, Partials, Rank};
 use flux_kernels::Element;
 use flux_ops::Activation;
 use std::fmt;
@@ -278,6 +279,8 @@ fn sum<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f32],
     let Rounded { keeps, nodes, collective } = rounding;
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
+    // A library's collective sums the op's type.
+    let sent_exactly = problem.partials() == Partials::F32 && !collective;
     let sources = match problem.op() {
         OpKind::AllGatherGemm => 1,
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => problem.world().index(),
@@ -292,14 +295,14 @@ fn sum<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f32],
         exact += sum;
         partials += f64::abs(sum);
         absolute += abs;
-        let kept = sources == 1 || keeps.is_some_and(|rank| nodes.on_one_rail(source, rank));
+        let kept = sources == 1 || sent_exactly || keeps.is_some_and(|rank| nodes.on_one_rail(source, rank));
         let (value, off) = if kept { (sum, 0.0) } else { (round(sum), unit * sum.abs()) };
         node = (node.0 + sum, node.1 + value, node.2 + off);
         if sources > 1 && nodes.local_of(source) + 1 < nodes.per_node() {
             continue;
         }
         let (sum, value, off) = std::mem::take(&mut node);
-        let stays = sources == 1 || keeps.is_none_or(|rank| nodes.together(source, rank));
+        let stays = sources == 1 || sent_exactly || keeps.is_none_or(|rank| nodes.together(source, rank));
         rounded += if stays { value } else { round(value) };
         sent += if stays { off } else { off + unit * (f64::abs(sum) + off) };
     }

@@ -10,7 +10,7 @@ pub(crate) use words::{Rows, Shape, Shapes};
 
 use anyhow::{Context, ensure};
 use clap::builder::ArgPredicate;
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{DType, OpKind, Partials, Problem, WorldSize};
 
 /// One op's global extents.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -66,6 +66,18 @@ pub(crate) fn with_norm(layers: Vec<Layer>) -> anyhow::Result<Vec<Layer>> {
     let sums = layers.iter().all(|layer| layer.problem.op().reduces());
     ensure!(sums, "--norm is of gemm_rs and gemm_ar: name them with --ops");
     Ok(layers.into_iter().map(|layer| Layer { name: format!("{}+norm", layer.name), ..layer }).collect())
+}
+
+/// The layers with partial sums of this type; those in fp32 by names of their own. Sums alone have
+/// them.
+pub(crate) fn with_partials(layers: Vec<Layer>, partials: Partials) -> anyhow::Result<Vec<Layer>> {
+    if partials == Partials::OpDType {
+        return Ok(layers);
+    }
+    let sums = layers.iter().all(|layer| layer.problem.op().reduces());
+    ensure!(sums, "--partials f32 is of gemm_rs and gemm_ar: name them with --ops");
+    let sent = |Layer { name, problem }| Layer { name: format!("{name}+f32"), problem: Problem::with_partials(problem, partials) };
+    Ok(layers.into_iter().map(sent).collect())
 }
 
 /// One op of a shape at some number of rows.
@@ -125,6 +137,15 @@ pub(crate) fn parse_dtype(word: &str) -> Result<DType, String> {
     }
 }
 
+/// The type of a `--partials` word.
+pub(crate) fn parse_partials(word: &str) -> Result<Partials, String> {
+    match word {
+        "dtype" => Ok(Partials::OpDType),
+        "f32" | "fp32" => Ok(Partials::F32),
+        _ => Err(format!("{word:?} is neither dtype nor f32")),
+    }
+}
+
 /// The world of a `--tp` word.
 ///
 /// # Errors
@@ -177,6 +198,18 @@ mod tests {
         }
         assert_eq!(parse_dtype("f16"), Ok(DType::F16));
         assert_eq!(parse_dtype("fp8"), Err("\"fp8\" is neither bf16 nor fp16".to_owned()));
+    }
+
+    #[test]
+    fn sums_alone_have_partials_in_fp32() {
+        let [f32, dtype] = ["f32", "dtype"].map(|word| parse_partials(word).unwrap());
+        assert_eq!(parse_partials("bf16"), Err("\"bf16\" is neither dtype nor f32".to_owned()));
+        let sums = || given("--shapes 64x128 --ms 16 --ops gemm_rs,gemm_ar", true).unwrap();
+        let with = with_partials(sums(), f32).unwrap();
+        assert!(with.iter().all(|layer| layer.name == "64x128+f32" && layer.problem.partial_bytes() == 4));
+        assert_eq!(with_partials(sums(), dtype).unwrap(), sums());
+        let error = with_partials(given("--shapes 64x128 --ms 16", true).unwrap(), f32).unwrap_err().to_string();
+        assert_eq!(error, "--partials f32 is of gemm_rs and gemm_ar: name them with --ops");
     }
 
     /// No operand has an element above 1, so no sum of products is above `k`, and random ones have

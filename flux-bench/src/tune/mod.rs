@@ -12,7 +12,7 @@ use crate::machine;
 use crate::out;
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::Context;
-use flux_core::{DType, WorldSize};
+use flux_core::{DType, Partials, WorldSize};
 use flux_ops::{TuneOptions, explain_plan_table};
 use flux_transport::internal::cuda;
 use flux_transport::{Select, World, WorldError};
@@ -44,6 +44,10 @@ pub(crate) struct Args {
     /// Time only plans by which a row's bits do not depend on the rows beside it, for such ops
     #[arg(long)]
     batch_invariant: bool,
+    /// Type in which ranks send partial sums: dtype, that of the operands, or f32. Of gemm_rs and
+    /// gemm_ar
+    #[arg(long, value_name = "TYPE", default_value = "dtype", value_parser = shapes::parse_partials)]
+    partials: Partials,
     /// The plan table, in place of the user's
     #[arg(long, value_name = "FILE")]
     table: Option<PathBuf>,
@@ -114,6 +118,7 @@ impl TuneJob {
     fn new(args: &Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
         let world = shapes::world(ranks)?;
         let layers = args.layers.layers(world, on_gpus, &[64, 128, 256, 512, 1024, 2048, 4096, 8192])?;
+        let layers = shapes::with_partials(layers, args.partials)?;
         let rounds = args.samples.unwrap_or(if on_gpus { 20 } else { 5 }).into();
         let options = TuneOptions { candidates: args.candidates.into(), rounds, budget: args.budget, again: args.again };
         let Args { transport, batch_invariant, ref table, .. } = *args;

@@ -66,8 +66,8 @@ fn tune<T: Element>(job: &TuneJob, problem: &Problem, comm: &Communicator, optio
     let [m, n, k] = [problem.m(), problem.n(), problem.k()].map(|extent| extent as usize);
     match problem.op() {
         OpKind::AllGatherGemm => asked(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options),
-        OpKind::GemmReduceScatter => asked(job, GemmReduceScatter::<T>::builder(m, n, k)).tune(comm, options),
-        OpKind::GemmAllReduce => asked(job, GemmAllReduce::<T>::builder(m, n, k)).tune(comm, options),
+        OpKind::GemmReduceScatter => asked(job, GemmReduceScatter::<T>::builder(m, n, k)).partials(problem.partials()).tune(comm, options),
+        OpKind::GemmAllReduce => asked(job, GemmAllReduce::<T>::builder(m, n, k)).partials(problem.partials()).tune(comm, options),
     }
 }
 

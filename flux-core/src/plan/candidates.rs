@@ -102,8 +102,9 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
         (Links::Messages(_), OpKind::GemmAllReduce) if problem.world().peers() > 0 => {
             // Messages carry every rank's rows to all, in place of the library's sum.
             let messages = CommMode::Overlapped { peers: problem.world().peers() };
-            let comm = if target.batch_invariant { messages } else { CommMode::Sequential };
-            (flattened && target.has_collectives(problem)).then_some(comm).into_iter().collect()
+            let has_collectives = target.has_collectives(problem);
+            let comm = if has_collectives && !target.batch_invariant { CommMode::Sequential } else { messages };
+            (flattened && !target.nodes.are_mixed()).then_some(comm).into_iter().collect()
         }
         (Links::Messages(_), _) => {
             // A GEMM-ReduceScatter sends chunks of all shards of a group at once.

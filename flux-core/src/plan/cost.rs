@@ -238,8 +238,10 @@ impl<'a> PlanCost<'a> {
         };
         if self.problem.op() == OpKind::GemmAllReduce {
             // Finished tiles travel as often as partial ones, and are then copied.
-            let results = own * peers * slot;
-            let link = (self.tile_ns + 2.0 * sent / self.link - body).max(0.0) + of_peers * slot / self.link + results / self.link;
+            let finished = slot * self.problem.dtype().bytes() as f64 / self.problem.partial_bytes() as f64;
+            let results = own * peers * finished;
+            let all = sent + self.of_shard * finished * peers;
+            let link = (self.tile_ns + all / self.link - body).max(0.0) + of_peers * slot / self.link + results / self.link;
             let added = peers * slot / (machine.add_bytes_per_us as f64 / 1000.0);
             return link + added + 2.0 * results / self.memory() + 2.0 * signal;
         }

@@ -89,5 +89,5 @@ fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
         })
     };
     let there = (1..world).take_while(|&step| before(step)).count() as u32;
-    there.min(most_partials(problem.k_local().div_ceil(schedule.tile.k)))
+    there.min(most_partials(problem, problem.k_local().div_ceil(schedule.tile.k)))
 }

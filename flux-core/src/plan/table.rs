@@ -5,7 +5,7 @@
 
 use super::Plan;
 use crate::tile::Generation;
-use crate::{DType, OpKind, Problem, WorldSize};
+use crate::{DType, OpKind, Partials, Problem, WorldSize};
 
 /// First line of a table's text: the version of the format.
 const HEAD: &str = "# flux plan table 1";
@@ -15,6 +15,8 @@ const COLUMNS: &str = "device,kernel,driver,transport,world,op,dtype,n,k,m,plan,
 const ANY: &str = "any";
 /// What follows the op's name in rows of batch-invariant ops.
 const BATCH_INVARIANT: &str = " batch-invariant";
+/// What follows that in rows of ops with fp32 partial sums.
+const F32_PARTIALS: &str = " partials=f32";
 /// A row serves other numbers of rows up to this factor.
 const NEIGHBOUR: u32 = 2;
 
@@ -39,6 +41,8 @@ pub struct PlanKey {
     pub n: u32,
     /// Global inner extent.
     pub k: u32,
+    /// Element type of partial sums between ranks.
+    pub partials: Partials,
     /// Whether it was measured among plans with one order of sums.
     pub batch_invariant: bool,
 }
@@ -87,7 +91,8 @@ impl PlanKey {
         let (world, op, dtype) = (problem.world(), problem.op(), problem.dtype());
         // Names stand in a comma-separated line that is no comment.
         let [device, driver, transport] = [device, driver, transport].map(|name| name.replace([',', '#', '\n', '\r'], " "));
-        Self { device, generation, driver, transport, world, op, dtype, n: problem.n(), k: problem.k(), batch_invariant: false }
+        let (n, k, partials) = (problem.n(), problem.k(), problem.partials());
+        Self { device, generation, driver, transport, world, op, dtype, n, k, partials, batch_invariant: false }
     }
 
     /// Whether a row with `other` as its key serves this one: both element types have one speed. A
@@ -189,7 +194,8 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
     }
     let number = |at: usize| cell(at).parse::<u32>().ok().filter(|&value| value > 0).ok_or_else(|| wrong(at));
     let generation = Generation::ALL.into_iter().find(|generation| generation.name() == cell(1));
-    let (op, batch_invariant) = cell(5).strip_suffix(BATCH_INVARIANT).map_or((cell(5), false), |op| (op, true));
+    let (op, partials) = cell(5).strip_suffix(F32_PARTIALS).map_or((cell(5), Partials::OpDType), |op| (op, Partials::F32));
+    let (op, batch_invariant) = op.strip_suffix(BATCH_INVARIANT).map_or((op, false), |op| (op, true));
     let op = OpKind::ALL.into_iter().find(|kind| kind.name() == op);
     let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == cell(6));
     let key = PlanKey {
@@ -202,6 +208,7 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
         dtype: dtype.ok_or_else(|| wrong(6))?,
         n: number(7)?,
         k: number(8)?,
+        partials,
         batch_invariant,
     };
     let us = cell(11).parse::<f64>().ok().filter(|us| us.is_finite() && *us >= 0.0).ok_or_else(|| wrong(11))?;
@@ -210,9 +217,11 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
 
 impl std::fmt::Display for PlanRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { key: PlanKey { device, generation, driver, transport, world, op, dtype, n, k, batch_invariant }, m, plan, us } = self;
+        let Self { key: PlanKey { device, generation, driver, transport, world, op, dtype, n, k, partials, batch_invariant }, m, plan, us } =
+            self;
         let order = if *batch_invariant { BATCH_INVARIANT } else { "" };
-        write!(f, "{device},{generation},{driver},{transport},{world},{op}{order},{dtype},{n},{k},{m},{plan},{us:.2}")
+        let sent = if *partials == Partials::F32 { F32_PARTIALS } else { "" };
+        write!(f, "{device},{generation},{driver},{transport},{world},{op}{order}{sent},{dtype},{n},{k},{m},{plan},{us:.2}")
     }
 }
 

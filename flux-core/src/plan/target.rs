@@ -3,7 +3,7 @@
 use super::CommMode;
 use crate::machine::Machine;
 use crate::program::Channels;
-use crate::{Nodes, OpKind, Problem};
+use crate::{Nodes, OpKind, Partials, Problem};
 
 /// A machine, and how its ranks reach each other.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -36,10 +36,10 @@ impl Target {
     }
 
     /// Whether ranks can run the library collective before or after the GEMM: it takes equal
-    /// shards, or all rows of an AllReduce.
+    /// shards, or all rows of an AllReduce, and adds sums of the op's type.
     pub(super) fn has_collectives(&self, problem: &Problem) -> bool {
         let equal = problem.op() == OpKind::GemmAllReduce || problem.full_shards() == problem.world().get();
-        matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed() && equal
+        matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed() && equal && problem.partials() == Partials::OpDType
     }
 
     /// Whether the library collective stands in for a plan with this communication: messages of a

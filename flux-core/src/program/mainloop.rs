@@ -3,9 +3,17 @@
 //! Invariant: the steps follow from `k` and the number of partial tiles alone, so all ranks and the
 //! kernel agree on them.
 
-/// Least steps from one added partial tile to the next: a kernel adds a tile in up to 4 pieces,
-/// with steps between them.
+use crate::Problem;
+
+/// Least steps from one added partial tile of 2-byte elements to the next: a kernel adds a tile in
+/// up to 4 pieces, with steps between them.
 pub const IN_MAINLOOP_GAP: u32 = 4;
+
+/// Least steps from one added partial tile of `problem` to the next; a wider element takes more
+/// pieces.
+pub(crate) const fn gap(problem: &Problem) -> u32 {
+    IN_MAINLOOP_GAP * (problem.partial_bytes() / problem.dtype().bytes()) as u32
+}
 
 /// Steps between a kernel's consumers when they add, so that one multiplies meanwhile.
 pub const IN_MAINLOOP_LAG: u32 = 2;
@@ -17,9 +25,9 @@ const fn steps(k_steps: u32) -> (u32, u32) {
     (first, (k_steps - first).saturating_sub(IN_MAINLOOP_LAG))
 }
 
-/// Most partial tiles that `k_steps` have room for.
-pub(crate) const fn most_partials(k_steps: u32) -> u32 {
-    steps(k_steps).1 / IN_MAINLOOP_GAP
+/// Most partial tiles of `problem` that `k_steps` have room for.
+pub(crate) const fn most_partials(problem: &Problem, k_steps: u32) -> u32 {
+    steps(k_steps).1 / gap(problem)
 }
 
 /// The step before which the first partial tile is added, and the steps from one to the next.

@@ -157,7 +157,7 @@ impl<'a> Simulation<'a> {
             sink::SCATTER => {
                 for owner in program.signalled_ranks(item) {
                     let rows = rows_of(program, item, owner) * u64::from(item.cols);
-                    let bytes = rows * program.problem.dtype().bytes() as u64;
+                    let bytes = rows * program.problem.partial_bytes() as u64;
                     self.send(Message { from: rank, to: owner, bytes, again: false, effect: Effect::Tile(index) });
                 }
             }

@@ -29,7 +29,7 @@ pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Ma
         Phase::Multiply(machine.multiply_time(ops * u128::from(steps) / 100).max(machine.read_time(u128::from(read) * u128::from(steps))))
     };
     let elements = u64::from(item.rows) * u64::from(item.cols);
-    let partial = machine.add_time(elements * program.problem.dtype().bytes() as u64);
+    let partial = machine.add_time(elements * program.problem.partial_bytes() as u64);
     let part = machine.add_time(elements * size_of::<f32>() as u64);
 
     let (mut phases, mut step, end) = (Vec::new(), item.k_first, item.k_first + item.k_steps);
@@ -60,7 +60,7 @@ pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Ma
         phases.push(Phase::Add(partial.saturating_mul(item.partials)));
     }
     if item.sink == sink::COPY {
-        phases.push(Phase::Add(partial));
+        phases.push(Phase::Add(machine.add_time(elements * program.problem.dtype().bytes() as u64)));
         return phases;
     }
     phases.push(Phase::Finish(Duration::from_nanos(machine.tile_ns)));

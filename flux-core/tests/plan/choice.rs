@@ -5,7 +5,7 @@ use flux_core::plan::Links;
 use flux_core::plan::{Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, TableKind, Target, choose};
 use flux_core::program::{Channels, TileProgram, check};
 use flux_core::tile::Generation;
-use flux_core::{DType, OpKind, Problem, WorldSize};
+use flux_core::{DType, OpKind, Partials, Problem, WorldSize};
 use proptest::prelude::*;
 
 fn problems() -> impl Strategy<Value = Problem> {
@@ -105,11 +105,12 @@ fn tables_are_read_as_they_are_written_and_damage_is_named() {
 fn keys() -> impl Strategy<Value = PlanKey> {
     let driver = prop::sample::select(vec!["any", "13000", "host"]);
     let generation = prop::sample::select(Generation::ALL.to_vec());
-    let key = |(problem, device, generation, driver, batch_invariant): (_, String, _, &str, _)| PlanKey {
+    let key = |(problem, device, generation, driver, (batch_invariant, partials)): (Problem, String, _, &str, _)| PlanKey {
         batch_invariant,
-        ..PlanKey::new(&problem, (&device, generation), driver, "nvlink")
+        ..PlanKey::new(&problem.with_partials(partials), (&device, generation), driver, "nvlink")
     };
-    (problems(), "[ -~]{0,12}", generation, driver, any::<bool>()).prop_map(key)
+    let partials = prop::sample::select(vec![Partials::OpDType, Partials::F32]);
+    (problems(), "[ -~]{0,12}", generation, driver, (any::<bool>(), partials)).prop_map(key)
 }
 
 fn rows() -> impl Strategy<Value = PlanRow> {

@@ -4,7 +4,7 @@ use crate::strategies::{Call, any_calls, build, calls, chunks, plain_calls};
 use flux_core::machine::Machine;
 use flux_core::plan::{Plan, Target};
 use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check, sink};
-use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+use flux_core::{DType, OpKind, Partials, Problem, Rank, TileShape, WorldSize, layout};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
 
@@ -96,11 +96,14 @@ proptest! {
 /// Shapes in steps of 8 columns, with a number that selects a candidate.
 fn problems() -> impl Strategy<Value = (Problem, usize)> {
     let ops = prop::sample::select(&OpKind::ALL[..]);
-    (ops, 2_u32..=8, 1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..60).prop_map(|(op, world, m, n, k, number)| {
-        let world = WorldSize::new(world).unwrap();
-        let (n, k) = if op.reduces() { (8 * n, 8 * k * world.index()) } else { (8 * n * world.index(), 8 * k) };
-        (Problem::new(op, m, n, k, DType::Bf16, world).unwrap(), number)
-    })
+    let partials = prop::sample::select(vec![Partials::OpDType, Partials::F32]);
+    (ops, 2_u32..=8, (1_usize..=5600, 1_usize..=200, 1_usize..=300), partials, 0_usize..60).prop_map(
+        |(op, world, (m, n, k), partials, number)| {
+            let world = WorldSize::new(world).unwrap();
+            let (n, k) = if op.reduces() { (8 * n, 8 * k * world.index()) } else { (8 * n * world.index(), 8 * k) };
+            (Problem::new(op, m, n, k, DType::Bf16, world).unwrap().with_partials(partials), number)
+        },
+    )
 }
 
 proptest! {
@@ -116,6 +119,42 @@ proptest! {
                 prop_assert!(false, "{problem}, {schedule}: {violation}");
             }
         }
+    }
+
+    /// What peers write, the results and the split-K slots follow each other in a half, for either
+    /// type of partial sums.
+    #[test]
+    fn partial_sums_results_and_split_k_slots_do_not_overlap((problem, number) in problems()) {
+        let target = Target::peer_memory(Machine::H100, &problem);
+        let plans = Plan::candidates(&problem, &target);
+        let schedule = plans[number % plans.len()].schedule(&problem, &target);
+        let program = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap();
+        let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
+        let element = problem.partial_bytes() as u64;
+        let places = match (problem.op(), program.flattened) {
+            (OpKind::AllGatherGemm, _) => peers * layout::gather_place_bytes(&problem),
+            (_, true) => {
+                let rows = if program.two_exchanges { problem.m_shard() } else { problem.most_y_rows() };
+                world * u64::from(rows) * u64::from(problem.n_local()) * element
+            }
+            (_, false) => {
+                let rows = program.tile.m.min(problem.m_shard());
+                let slot = layout::slot_bytes(&problem, program.tile);
+                prop_assert!(u64::from(rows) * u64::from(program.tile.n) * element <= slot, "{}", program);
+                peers * u64::from(program.slots_per_source) * slot
+            }
+        };
+        let mut end = places;
+        if problem.op() == OpKind::GemmAllReduce && (program.two_exchanges || !program.flattened) {
+            prop_assert!(end <= program.results_offset());
+            let results = u64::from(problem.m()) * u64::from(problem.n_local()) * problem.dtype().bytes() as u64;
+            end = program.results_offset() + results;
+        }
+        prop_assert!(end <= program.split_k_offset());
+        if program.split_k_slots > 0 {
+            end = program.split_k_offset() + u64::from(program.split_k_slots) * layout::split_k_slot_bytes(program.tile);
+        }
+        prop_assert!(end <= program.workspace().half_bytes, "{} of {:?}", end, program.workspace());
     }
 }
 

@@ -70,7 +70,7 @@ private:
                 // A vector that does not exist repeats the last one: registers that only some
                 // threads write would be kept through the mainloop.
                 const u32 at = least(v + i * stride, all - 1);
-                eight[i] = ptx::load_global_16(from + row(item, at, per_row) * p.source_row_bytes + col_bytes(item, at, per_row));
+                eight[i] = ptx::load_global_16(from + row(item, at, per_row) * p.result_row_bytes + col_bytes(item, at, per_row));
             }
 #pragma unroll
             for (u32 i = 0; i < kAhead; ++i) {

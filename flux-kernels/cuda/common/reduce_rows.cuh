@@ -1,5 +1,5 @@
-// The reduction of scattered rows: every rank's rounded partial sums lie at the owner as [W, its
-// rows, n], and are added in rank order, in fp32, and rounded once.
+// The reduction of scattered rows: every rank's partial sums lie at the owner as [W, its rows, n],
+// in the op's type or in fp32. They are added in rank order, in fp32, and rounded once.
 //
 // In two exchanges of a GEMM-AllReduce an owner has the rows of its shard, and stores the sums among
 // the results of every peer, too.
@@ -26,6 +26,27 @@ __device__ __forceinline__ void add_vector(const uint4& four, float (&sum)[8]) {
         sum[2 * i + 1] += hi;
     }
 }
+
+// A rank's partial sums of eight columns, as they were sent.
+template <class C>
+struct SentVector {
+    uint4 words[C::kPartialBytes / 2] = {};
+
+    __device__ __forceinline__ void load(u64 at) {
+#pragma unroll
+        for (u32 i = 0; i < C::kPartialBytes / 2; ++i) words[i] = ptx::load_global_16(at + i * 16);
+    }
+
+    __device__ __forceinline__ void add_to(float (&sum)[8]) const {
+        if constexpr (C::kPartialsF32) {
+            const u32 bits[8] = {words[0].x, words[0].y, words[0].z, words[0].w, words[1].x, words[1].y, words[1].z, words[1].w};
+#pragma unroll
+            for (u32 i = 0; i < 8; ++i) sum[i] += __uint_as_float(bits[i]);
+        } else {
+            add_vector<C>(words[0], sum);
+        }
+    }
+};
 
 // The place of a thread's eight columns.
 struct RowPlace {
@@ -67,17 +88,17 @@ __device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, c
     const u64 row = to.first_row + at.row;
     ptx::store_global_16(p.y_address + row * p.y_row_bytes + at.col * u64{2}, eight);
     if (to.results == 0) return;
-    const u64 result = to.results + row * p.source_row_bytes + at.col * u64{2};
+    const u64 result = to.results + row * p.result_row_bytes + at.col * u64{2};
 #pragma unroll 1
     for (u32 step = 1; step < p.world; ++step) ptx::store_global_16(p.data[(p.rank + step) % p.world] + result, eight);
 }
 
 // Reduces an item's rows. By the threads of both consumers, `thread` of 128 * kConsumers, after the
-// signals were awaited; `live` if no wait has failed. Loads of eight ranks and two places are issued
-// together, to overlap their round trips.
+// signals were awaited; `live` if no wait has failed. Loads of eight ranks, in fp32 of four, and of
+// two places are issued together, to overlap their round trips.
 template <class C>
 __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const WorkItem& item, u32 thread, bool live) {
-    constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 8;
+    constexpr u32 kThreads = 128 * C::kConsumers, kPlaces = 2, kSources = 16 / C::kPartialBytes;
     const u64 source_bytes = static_cast<u64>(p.m_shard) * p.source_row_bytes;
     const u64 half = p.scatter_buffer + (epoch & 1) * p.half_stride;
     const SumPlace to(p, epoch, item, live);
@@ -87,7 +108,7 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
         const RowPlace places[kPlaces] = {{item, v}, {item, v + kThreads}};
         u64 at[kPlaces];
 #pragma unroll
-        for (u32 n = 0; n < kPlaces; ++n) at[n] = half + places[n].row * p.source_row_bytes + places[n].col * u64{2};
+        for (u32 n = 0; n < kPlaces; ++n) at[n] = half + places[n].row * p.source_row_bytes + places[n].col * u64{C::kPartialBytes};
         float sums[kPlaces][8] = {};
         uint4 residual[kPlaces] = {};
         if (p.residual != 0) {
@@ -98,12 +119,12 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
         }
 #pragma unroll 1
         for (u32 first = 0; first < p.world; first += kSources) {
-            uint4 sent[kSources][kPlaces] = {};
+            SentVector<C> sent[kSources][kPlaces];
 #pragma unroll
             for (u32 s = 0; s < kSources; ++s) {
 #pragma unroll
                 for (u32 n = 0; n < kPlaces; ++n) {
-                    if (places[n].there && first + s < p.world) sent[s][n] = ptx::load_global_16(at[n] + (first + s == p.rank ? to_own : 0));
+                    if (places[n].there && first + s < p.world) sent[s][n].load(at[n] + (first + s == p.rank ? to_own : 0));
                     at[n] += source_bytes;
                 }
             }
@@ -111,7 +132,7 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
             for (u32 s = 0; s < kSources; ++s) {
                 if (first + s >= p.world) break;
 #pragma unroll
-                for (u32 n = 0; n < kPlaces; ++n) add_vector<C>(sent[s][n], sums[n]);
+                for (u32 n = 0; n < kPlaces; ++n) sent[s][n].add_to(sums[n]);
             }
         }
 #pragma unroll

@@ -65,10 +65,10 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 //
 // The bound of an element sums four roundings: the result's, u * |y|, or of a tiny number half the
 // distance to the next; that of each partial sum sent in 16 bits, u * |partial|; fp32 accumulation,
-// sqrt(k) * eps * sum |x| |w|; and the addition of a bias or a residual, eps * |sum|. Each addition
-// that rounds to 16 bits costs u of all magnitudes. An inexact activation multiplies the bound by its
-// slope and adds its own error. Small integers must be equal, but for inexact activations and rounded
-// additions.
+// sqrt(k) * eps * sum |x| |w|; and the addition of a bias or a residual, eps * |sum|. Partial sums
+// sent in fp32 have no rounding. Each addition that rounds to 16 bits costs u of all magnitudes. An
+// inexact activation multiplies the bound by its slope and adds its own error. Small integers must be
+// equal, but for inexact activations and rounded additions.
 //
 // Of gated weights a thread's two columns are a gate and its up: a CTA checks half as many elements.
 // With a and u their exact values, off by da and du at most, the product is off by da (|u| + du) +
@@ -133,6 +133,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                         // Integer partials are exact in fp32, so their rounding is known. The bound
                         // allows for that of others.
                         const auto sent = [&](double part) {
+                            if (p.f32_partials != 0) return part;
                             partials[i][j] += fabsf(static_cast<float>(part));
                             return fill == Fill::kSmallInts ? widen(bf16, round_to(bf16, static_cast<float>(part))) : part;
                         };

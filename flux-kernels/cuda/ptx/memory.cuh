@@ -152,6 +152,16 @@ __device__ __forceinline__ void store_shared_16(u32 p, uint4 v) {
     asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(p), "r"(v.x), "r"(v.y), "r"(v.z), "r"(v.w) : "memory");
 }
 
+// st.shared, 8 bytes
+__device__ __forceinline__ void store_shared_8(u32 p, u32 first, u32 second) {
+    asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(p), "r"(first), "r"(second) : "memory");
+}
+
+// st.shared, 4 bytes
+__device__ __forceinline__ void store_shared_4(u32 p, u32 v) {
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(p), "r"(v) : "memory");
+}
+
 // stmatrix.x4: four 8x8 blocks of 16-bit elements; lane l gives the address of row l mod 8 of block
 // l / 8
 __device__ __forceinline__ void store_matrix_x4(u32 row, u32 b0, u32 b1, u32 b2, u32 b3) {

@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool Gated, bool WeightsKn, bool Trace>
+template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, bool PartialsF32, Activation A, bool Gated, bool WeightsKn, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -13,6 +13,10 @@ struct Config {
     static constexpr u32 kStages = Stages;
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
+    // Partial sums leave for other ranks in fp32, not in the op's type.
+    static constexpr bool kPartialsF32 = PartialsF32;
+    static_assert(ReduceScatter || !PartialsF32, "nobody adds");
+    static constexpr u32 kPartialBytes = PartialsF32 ? 4 : 2;
     static constexpr Activation kActivation = A;  // of the result
     static constexpr bool kGated = Gated;              // the columns of w are gates and ups, in eights
     static constexpr u32 kColsPerOut = Gated ? 2 : 1;  // columns of w of one of y
@@ -59,13 +63,13 @@ struct Config {
     // two chunks change places every four rows, so that eight rows of a chunk meet different banks.
     static constexpr u32 kWeightStripBytes = kTileK * 32;
 
-    // 16-byte vectors of a thread: rounded accumulators of one m16 block, and all in fp32.
-    static constexpr u32 kBlockVectors = kAccumulators / 8;
+    // 16-byte vectors of a thread: of one m16 block in a slot, and of all accumulators in fp32.
+    static constexpr u32 kBlockVectors = kAccumulators * kPartialBytes / 16;
     static constexpr u32 kSplitKVectors = kBlocks * kAccumulators / 4;
     static constexpr u32 kSplitKSlotBytes = TileM * TileN * 4;
     static_assert(kSplitKVectors * kConsumerWarps * 32 * 16 == kSplitKSlotBytes, "split-K slots");
     // Bytes of a strip of 16 rows in a slot of partial sums.
-    static constexpr u32 kStripBytes = 16 * TileN * 2;
+    static constexpr u32 kStripBytes = 16 * TileN * kPartialBytes;
 
     // Dynamic shared memory: stages, barriers and three words, from a 1024-byte border.
     static constexpr u32 kBarrierOffset = kStages * kStageBytes;

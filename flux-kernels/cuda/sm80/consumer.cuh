@@ -155,14 +155,13 @@ private:
                 if (!is_poisoned()) slots.store(p.data[item.dest] + half + item.slot * slots.bytes(), item.rows, acc);
                 return;
             }
-            const Rounded<C> rounded(acc);
-            const bool scatters = item.sink == static_cast<u32>(Sink::kScatter);
-            if (scatters && p.scatter_mask == 0) {
-                if (!is_poisoned()) scatter(item, half, rounded);
+            if (item.sink == static_cast<u32>(Sink::kScatter)) {
+                if (!is_poisoned()) scatter(item, half, acc);
                 return;
             }
-            if (!scatters) store(item, rounded);
-            if ((scatters || is_shared(item)) && !is_poisoned()) store_at_ranks(item, half, rounded);
+            const Rounded<C> rounded(acc);
+            store(item, rounded);
+            if (is_shared(item) && !is_poisoned()) store_at_peers(item, half, rounded);
         } else {
             store(item, Rounded<C>(acc));
         }
@@ -185,33 +184,43 @@ private:
         return C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce) && item.raise != kNone;
     }
 
-    // The place of partial sums of a row in a half of their owner's memory.
-    __device__ __forceinline__ u64 place_of_own_rows() const { return static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes; }
-
-    // Stores rows at the ranks that own them.
-    __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Rounded<C>& rounded) const {
-        const u64 place = half + place_of_own_rows() + item.col * u64{2};
+    // Stores rows of partial sums at the ranks that own them: one, or with a mask all of its ranks.
+    __device__ __forceinline__ void scatter(const WorkItem& item, u64 half, const Accumulators<C>& acc) const {
+        const u64 rows = half + static_cast<u64>(p.rank) * p.m_shard * p.source_row_bytes;
         const auto row_at = [&](u32 row) -> u64 {
             if (row >= item.rows) return 0;
             const RowOwner owner(p, item.row + row);
-            return p.data[owner.rank] + place + static_cast<u64>(owner.row) * p.source_row_bytes;
+            const u64 data = p.scatter_mask == 0 ? p.data[owner.rank] : own_data(p);
+            return data + rows + static_cast<u64>(owner.row) * p.source_row_bytes + item.col * u64{C::kPartialBytes};
         };
-        store_rows<C>(item, rounded, row_at, ptx::store_global_16);
+        const auto put = [&](u64 at, uint4 values) {
+            if (p.scatter_mask == 0) {
+                ptx::store_global_16(at, values);
+            } else {
+                put_at(p.scatter_mask, at, values);
+            }
+        };
+        if constexpr (C::kPartialsF32) {
+            store_rows_f32<C>(item, acc, row_at, put);
+        } else {
+            store_rows<C>(item, Rounded<C>(acc), row_at, put);
+        }
     }
 
-    // Stores rows at several ranks alike: partial sums at all of a mask, a finished tile among the
-    // results of every peer.
-    __device__ __forceinline__ void store_at_ranks(const WorkItem& item, u64 half, const Rounded<C>& rounded) const {
-        const bool shared = is_shared(item);
-        const u64 rows = shared ? p.results_offset + first_row_of_shard(p, p.rank) * p.source_row_bytes : place_of_own_rows();
-        const u32 ranks = shared ? ((1u << p.world) - 1) & ~(1u << p.rank) : p.scatter_mask;
-        // Of this rank's memory; other ranks' lies as far from it.
-        const u64 own = own_data(p) + half + rows + static_cast<u64>(item.row) * p.source_row_bytes + item.col * u64{2};
-        const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + row * p.source_row_bytes : 0; };
-        store_rows<C>(item, rounded, row_at, [&](u64 at, uint4 eight) {
+    // Stores a finished tile among the results of every peer.
+    __device__ __forceinline__ void store_at_peers(const WorkItem& item, u64 half, const Rounded<C>& rounded) const {
+        const u64 row = first_row_of_shard(p, p.rank) + item.row;
+        const u64 own = own_data(p) + half + p.results_offset + row * p.result_row_bytes + item.col * u64{2};
+        const auto row_at = [&](u32 row) -> u64 { return row < item.rows ? own + row * p.result_row_bytes : 0; };
+        const u32 peers = ((1u << p.world) - 1) & ~(1u << p.rank);
+        store_rows<C>(item, rounded, row_at, [&](u64 at, uint4 eight) { put_at(peers, at, eight); });
+    }
+
+    // Stores a vector at all of several ranks. `at` is in this rank's memory; in another rank's it
+    // lies as far from the start.
+    __device__ __forceinline__ void put_at(u32 ranks, u64 at, uint4 values) const {
 #pragma unroll 1
-            for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - own_data(p)), eight);
-        });
+        for (u32 left = ranks; left != 0; left &= left - 1) ptx::store_global_16(at + (p.data[__ffs(left) - 1] - own_data(p)), values);
     }
 
     // Leaves the item's signal to the signaller, once it has raised the one before.

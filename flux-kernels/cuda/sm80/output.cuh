@@ -59,6 +59,19 @@ __device__ __forceinline__ uint4 transpose_quad(u32 v0, u32 v1, u32 v2, u32 v3) 
     return upper ? uint4{first, second, b0, b1} : uint4{a0, a1, first, second};
 }
 
+// Stores four accumulators, as they are.
+__device__ __forceinline__ void store_four(u64 to, const float* d) {
+    ptx::store_global_16(to, {__float_as_uint(d[0]), __float_as_uint(d[1]), __float_as_uint(d[2]), __float_as_uint(d[3])});
+}
+
+// Adds four fp32 sums to accumulators.
+__device__ __forceinline__ void add_four(const uint4& four, float* d) {
+    d[0] += __uint_as_float(four.x);
+    d[1] += __uint_as_float(four.y);
+    d[2] += __uint_as_float(four.z);
+    d[3] += __uint_as_float(four.w);
+}
+
 // Stores rounded rows. `row_at(row)` is the place of a row of the tile at the item's first column,
 // or 0 for a row that does not exist; `put(at, eight)` stores eight columns at their place.
 template <class C, class RowAt, class Put>
@@ -101,7 +114,36 @@ __device__ __forceinline__ void store_rows(const WorkItem& item, const Rounded<C
     }
 }
 
-// A slot of rounded partial sums: strips of 16 rows, each as threads hold it. Of a shard with fewer
+// The same of partial sums in fp32: `put(at, four)` stores four columns. Lanes of four exchange
+// pairs, so that they store sixteen columns of a row, two vectors of each of two column blocks.
+template <class C, class RowAt, class Put>
+__device__ __forceinline__ void store_rows_f32(const WorkItem& item, const Accumulators<C>& acc, RowAt row_at, Put put) {
+    const Part<C> part;
+    const bool odd = part.lane & 1;
+    const u32 row = part.row() + part.lane / 4, col = part.col() + part.lane % 2 * 8 + part.lane / 2 % 2 * 4;
+#pragma unroll
+    for (u32 block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            const u64 at = row_at(row + block * 16 + half * 8);
+#pragma unroll
+            for (u32 j = 0; j < C::kCols / 8; j += 2) {
+                const float* left = &acc[block][j * 4 + half * 2];
+                const float* right = left + 4;
+                u32 own[2], got[2];
+#pragma unroll
+                for (u32 i = 0; i < 2; ++i) {
+                    own[i] = __float_as_uint(odd ? right[i] : left[i]);
+                    got[i] = __shfl_xor_sync(0xFFFFFFFFu, __float_as_uint(odd ? left[i] : right[i]), 1);
+                }
+                if (at == 0 || col + j * 8 >= item.cols) continue;
+                put(at + (col + j * 8) * u64{4}, odd ? uint4{got[0], got[1], own[0], own[1]} : uint4{own[0], own[1], got[0], got[1]});
+            }
+        }
+    }
+}
+
+// A slot of partial sums: strips of 16 rows, each as threads hold it. Of a shard with fewer
 // rows than a tile it holds only the strips that have rows (`slot_bytes` of
 // flux-core/src/layout.rs). The reader is the same lane of another rank, so every access is
 // contiguous.
@@ -112,12 +154,12 @@ struct Slot {
     const Params& p;
 
     __device__ __forceinline__ u64 bytes() const {
-        return kMayBeShort && p.m_shard < C::kTileM ? ceil_div(p.m_shard, 16) * C::kStripBytes : C::kTileM * C::kTileN * 2;
+        return kMayBeShort && p.m_shard < C::kTileM ? ceil_div(p.m_shard, 16) * C::kStripBytes : C::kTileM * C::kTileN * C::kPartialBytes;
     }
 
     // This lane's first vector, of its warp's first strip.
     __device__ __forceinline__ static u64 vectors(u64 slot, const Part<C>& part) {
-        return slot + part.row() / 16 * C::kStripBytes + part.col() * 32 + part.lane * 16;
+        return slot + part.row() / 16 * C::kStripBytes + part.col() * (16 * C::kPartialBytes) + part.lane * 16;
     }
 
     __device__ __forceinline__ static void store(u64 slot, u32 rows, const Accumulators<C>& acc) {
@@ -129,6 +171,10 @@ struct Slot {
             const u64 to = first + b * C::kStripBytes;
 #pragma unroll
             for (u32 v = 0; v < C::kBlockVectors; ++v) {
+                if constexpr (C::kPartialsF32) {
+                    store_four(to + v * 512, &acc[b][v * 4]);
+                    continue;
+                }
                 const float* d = &acc[b][v * 8];
                 ptx::store_global_16(to + v * 512, {ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]), ptx::pack_2<C::kBf16>(d[4], d[5]),
                                                     ptx::pack_2<C::kBf16>(d[6], d[7])});
@@ -148,6 +194,10 @@ struct Slot {
                 // Registers are left for two loads under way, and the compiler would have more.
                 if (v % 2 == 0) __syncwarp();
                 const uint4 four = ptx::load_global_16(from + v * 512);
+                if constexpr (C::kPartialsF32) {
+                    add_four(four, &acc[b][v * 4]);
+                    continue;
+                }
                 const u32 pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
                 for (u32 i = 0; i < 4; ++i) {
@@ -174,10 +224,7 @@ struct SplitKSlot {
 
     __device__ __forceinline__ static void store(u64 to, const Accumulators<C>& acc) {
 #pragma unroll
-        for (u32 v = 0; v < C::kSplitKVectors; ++v) {
-            const float* d = &acc[v * 4 / C::kAccumulators][v * 4 % C::kAccumulators];
-            ptx::store_global_16(to + v * 512, {__float_as_uint(d[0]), __float_as_uint(d[1]), __float_as_uint(d[2]), __float_as_uint(d[3])});
-        }
+        for (u32 v = 0; v < C::kSplitKVectors; ++v) store_four(to + v * 512, &acc[v * 4 / C::kAccumulators][v * 4 % C::kAccumulators]);
     }
 
     __device__ __forceinline__ static void add(u64 from, Accumulators<C>& acc) {
@@ -188,13 +235,7 @@ struct SplitKSlot {
 #pragma unroll
             for (u32 v = 0; v < kTogether; ++v) four[v] = ptx::load_global_16(from + (first + v) * 512);
 #pragma unroll
-            for (u32 v = 0; v < kTogether; ++v) {
-                float* d = &acc[(first + v) * 4 / C::kAccumulators][(first + v) * 4 % C::kAccumulators];
-                d[0] += __uint_as_float(four[v].x);
-                d[1] += __uint_as_float(four[v].y);
-                d[2] += __uint_as_float(four[v].z);
-                d[3] += __uint_as_float(four[v].w);
-            }
+            for (u32 v = 0; v < kTogether; ++v) add_four(four[v], &acc[(first + v) * 4 / C::kAccumulators][(first + v) * 4 % C::kAccumulators]);
         }
     }
 };

@@ -5,7 +5,8 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool Gated, bool WeightsKn, bool Trace>
+template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, bool PartialsF32, Activation A, bool Gated,
+          bool WeightsKn, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -16,6 +17,10 @@ struct Config {
     static constexpr bool kPairs = Stages >= 6 && Stages % 2 == 0;
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
+    // Partial sums leave for other ranks in fp32, not in the op's type.
+    static constexpr bool kPartialsF32 = PartialsF32;
+    static_assert(ReduceScatter || !PartialsF32, "nobody adds");
+    static constexpr u32 kPartialBytes = PartialsF32 ? 4 : 2;
     static constexpr Activation kActivation = A;  // of the result
     static constexpr bool kGated = Gated;         // the columns of w are gates and ups, in eights
     static constexpr u32 kColsPerOut = Gated ? 2 : 1;  // columns of w of one of y
@@ -46,10 +51,10 @@ struct Config {
     static constexpr u32 kResidualLoads = kBlocks * kWgmmaN > 256 ? 4 : 16;
     // Whether this form sends partial tiles to slots and adds them from there, as
     // `sends_partials_from` of flux-core/src/tile/table.rs: a thread's rounded accumulators are
-    // whole 16-byte vectors.
+    // whole 16-byte vectors. Both types of partial sums have the same tiles.
     static constexpr bool kCanSendPartials = !kSwapAB || (StagingBuffers == 1 && kBlocks * kWgmmaN % 16 == 0);
     static constexpr bool kSendsPartials = ReduceScatter && kCanSendPartials;
-    static constexpr u32 kVectors = kBlocks * kWgmmaN / 16;  // 16-byte vectors of a thread's rounded accumulators
+    static constexpr u32 kVectors = kBlocks * kWgmmaN * kPartialBytes / 32;  // 16-byte vectors of a thread's part of a slot
 
     // Registers of a thread. The launch gives 168 to each, 64 K in all.
     static constexpr u32 kProducerRegisters = 56;
@@ -58,8 +63,9 @@ struct Config {
     static constexpr u32 kBytesA = TileM * kTileK * 2;
     static constexpr u32 kBytesB = TileN * kTileK * 2;
     static constexpr u32 kStageBytes = kBytesA + kBytesB;
-    static constexpr u32 kOutBytes = TileM * TileN * 2;  // also of a slot, unless the shard has fewer rows
-    static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
+    static constexpr u32 kOutBytesPerConsumer = TileM * TileN * 2 / kConsumers;
+    static constexpr u32 kSlotBytes = TileM * TileN * kPartialBytes;  // unless the shard has fewer rows
+    static constexpr u32 kSlotBytesPerConsumer = kSlotBytes / kConsumers;
     // Boxes of the tensor store to y: a block's rows, swizzled over their whole width, which is the
     // widest swizzle that divides the columns.
     static constexpr u32 kOutCols = kCols / kColsPerOut;               // of y, of one consumer
@@ -83,18 +89,23 @@ struct Config {
     static constexpr u32 kStagingBytes = kOutBytesPerConsumer;
     static_assert(kStagingBuffers == 1 || kStagingBuffers == kConsumers, "staging buffers");
     static_assert(kBlocks * kBoxes * kBoxBytes * kColsPerOut == kStagingBytes, "boxes of a consumer's part");
-    // Rows that go to several owners need the whole tile staged. Gaps of 16 bytes between them let
-    // the rows of a matrix store meet different banks.
+    // Rows that go to several owners need the whole tile staged, in fp32 a part of its rows at a
+    // time. Gaps of 16 or 32 bytes between them let the rows of a store meet different banks.
     static constexpr bool kScatters = ReduceScatter && kStagingBuffers == kConsumers;
-    static constexpr u32 kOutRowBytes = TileN * 2 + 16;
-    static constexpr u32 kOutBufferBytes = kScatters ? TileM * kOutRowBytes : kStagingBuffers * kStagingBytes;
+    static constexpr u32 kOutRowBytes = (TileN * 2 + 16) * (PartialsF32 ? 2 : 1);
+    static constexpr u32 kOutBufferBytes = kScatters ? TileM * (TileN * 2 + 16) : kStagingBuffers * kStagingBytes;
+    // Rows of a consumer that are staged at once, and how often. In fp32 a part is every other
+    // eight rows of wgmma's m, or consecutive ones of its n, of which an odd count leaves a third.
+    static constexpr u32 kPartRows = !PartialsF32 ? kRows : kSwapAB ? kRows / 16 * 8 : kRows / 2;
+    static constexpr u32 kScatterParts = kScatters ? ceil_div(kRows, kPartRows) : 1;
+    static_assert(!kScatters || kPartRows * (kSplitColumns ? 1 : kConsumers) * kOutRowBytes <= kOutBufferBytes, "staged rows");
 
     // A peer's partial tile travels through the operand ring in so many pieces, the last perhaps
     // shorter. Each holds the same vectors of both consumers: as many as registers allow, and for
     // swap-AB as many as the staging buffer holds.
     static constexpr u32 kPieces = !kCanSendPartials ? 1
                                    : kSwapAB ? ceil_div(kVectors, least(16, least(kStageBytes, kOutBytesPerConsumer) / (kConsumers * 128 * 16)))
-                                             : kVectors > 16 ? 4 : kVectors % 2 == 0 ? 2 : 1;
+                                             : (kBlocks * kWgmmaN > 256 ? 4 : kBlocks * kWgmmaN % 32 == 0 ? 2 : 1) * kPartialBytes / 2;
     static constexpr u32 kPieceVectors = ceil_div(kVectors, kPieces);
     static constexpr __device__ u32 piece_vectors(u32 piece) { return least(kPieceVectors, kVectors - piece * kPieceVectors); }
     static constexpr __device__ u32 piece_bytes_per_consumer(u32 piece) { return piece_vectors(piece) * 128 * 16; }
@@ -103,10 +114,13 @@ struct Config {
     // Pieces that are added during the mainloop come into the staging buffers, idle at that time.
     static constexpr u32 kInMainloopPieces = kCanSendPartials && kStagingBuffers * kStagingBytes >= 2 * kConsumers * kPieceBytesPerConsumer ? 2 : 1;
     static_assert(!kCanSendPartials || kStagingBuffers * kStagingBytes >= kConsumers * kPieceBytesPerConsumer, "pieces during the mainloop");
-    static_assert(kPieces <= kInMainloopGap, "steps that flux-core plans for a partial tile");
+    // Global staging memory of a CTA: a whole fp32 partial tile, or the first consumer's part of one
+    // that leaves the shared buffer.
+    static constexpr u32 kGlobalStagingBytes = !ReduceScatter ? 0 : PartialsF32 ? kSlotBytes : kStagingBuffers == 1 ? kOutBytesPerConsumer : 0;
+    static_assert(kPieces * 2 <= kInMainloopGap * kPartialBytes, "steps that flux-core plans for a partial tile");
     // Split-K partials, in fp32, travel through the ring too, in more pieces.
     static constexpr u32 kSplitKVectors = kBlocks * kWgmmaN / 8;
-    static constexpr u32 kSplitKPieceVectors = kSwapAB ? least(8, kSplitKVectors) : kSplitKVectors / (2 * kPieces);
+    static constexpr u32 kSplitKPieceVectors = kSwapAB ? least(8, kSplitKVectors) : kSplitKVectors * kPartialBytes / (4 * kPieces);
     static constexpr u32 kSplitKPieces = ceil_div(kSplitKVectors, kSplitKPieceVectors);
     static constexpr u32 kSplitKSlotBytes = kSplitKVectors * 128 * 16 * kConsumers;  // of a workspace slot
     static constexpr __device__ u32 split_k_piece_vectors(u32 piece) { return least(kSplitKPieceVectors, kSplitKVectors - piece * kSplitKPieceVectors); }
@@ -136,7 +150,7 @@ struct Shared {
     __device__ __forceinline__ u32 in_mainloop_piece(u32 place, u32 consumer) const {
         return base + C::kOutOffset + (place * C::kConsumers + consumer) * C::kPieceBytesPerConsumer;
     }
-    // A row of the whole tile, where rows go to several owners.
+    // A row of the whole tile or of a part of it, where rows go to several owners.
     __device__ __forceinline__ u32 out_row(u32 row) const { return base + C::kOutOffset + row * C::kOutRowBytes; }
     // Completed when a stage is filled, by one arrival and its bytes.
     __device__ __forceinline__ u32 full(u32 stage) const { return base + C::kBarrierOffset + stage * 8; }

@@ -8,6 +8,7 @@
 #include "common/reduce_rows.cuh"
 #include "common/scatter.cuh"
 #include "common/trace.cuh"
+#include "sm90/partials.cuh"
 #include "sm90/swap_ab.cuh"
 #include "common/wait.cuh"
 #include "ptx/bulk.cuh"
@@ -169,6 +170,10 @@ private:
 #pragma unroll
         for (u32 v = 0; v < C::piece_vectors(piece); ++v) {
             const uint4 four = ptx::load_shared_16(from + v * 128 * 16 + thread * 16);
+            if constexpr (C::kPartialsF32) {
+                add_four((piece * C::kPieceVectors + v) * 4, four, acc);
+                continue;
+            }
             const u32 pairs[4] = {four.x, four.y, four.z, four.w};
 #pragma unroll
             for (u32 i = 0; i < 4; ++i) {
@@ -179,6 +184,15 @@ private:
                 acc[at / kAccumulators][at % kAccumulators + 1] += hi;
             }
         }
+    }
+
+    // Adds a vector of fp32 sums to the accumulators from number `at` on.
+    __device__ __forceinline__ static void add_four(u32 at, const uint4& four, float (&acc)[C::kBlocks][kAccumulators]) {
+        float* d = &acc[at / kAccumulators][at % kAccumulators];
+        d[0] += __uint_as_float(four.x);
+        d[1] += __uint_as_float(four.y);
+        d[2] += __uint_as_float(four.z);
+        d[3] += __uint_as_float(four.w);
     }
 
     // Adds the next piece, which the storer has loaded into the staging buffers.
@@ -267,6 +281,38 @@ private:
         }
     }
 
+    // Writes a partial tile in fp32 to global staging memory, as its slot holds it.
+    __device__ __forceinline__ void write_staged_slot(const float (&acc)[C::kBlocks][kAccumulators]) const {
+        const Slot<C> slots{p};
+        const u32 vector_bytes = slots.vector_bytes(index);
+        if (Slot<C>::kMayBeShort && thread * 16 >= vector_bytes) return;
+        const u64 to = global_staging<C>(p) + slots.part(index) + thread * 16;
+#pragma unroll
+        for (u32 v = 0; v < C::kVectors; ++v) store_four(to + v * vector_bytes, v * 4, acc);
+    }
+
+    // Stores four accumulators from number `at` on.
+    __device__ __forceinline__ static void store_four(u64 to, u32 at, const float (&acc)[C::kBlocks][kAccumulators]) {
+        const float* d = &acc[at / kAccumulators][at % kAccumulators];
+        ptx::store_global_16(to, {ptx::copied_bits(d[0]), ptx::copied_bits(d[1]), ptx::copied_bits(d[2]), ptx::copied_bits(d[3])});
+    }
+
+    // Writes a part of the dense rows in fp32: of every sixteen the upper or the lower eight.
+    __device__ __forceinline__ void write_part(u32 part, const float (&acc)[C::kBlocks][kAccumulators]) const {
+        const u32 warp = thread / 32, lane = thread % 32;
+        const u32 first_row = C::kSplitColumns ? 0 : index * C::kPartRows;
+        const u32 first_col = C::kSplitColumns ? index * C::kCols : 0;
+#pragma unroll
+        for (u32 block = 0; block < C::kBlocks; ++block) {
+            const u32 to = smem.out_row(first_row + block * 32 + warp * 8 + lane / 4) + (first_col + lane % 4 * 2) * 4;
+#pragma unroll
+            for (u32 j = 0; j < C::kCols / 8; ++j) {
+                const float* d = &acc[block][j * 4 + part * 2];
+                ptx::store_shared_8(to + j * 32, ptx::copied_bits(d[0]), ptx::copied_bits(d[1]));
+            }
+        }
+    }
+
     // Writes dense rows of the whole tile, for owners that take some of them.
     __device__ __forceinline__ void write_rows(const float (&acc)[C::kBlocks][kAccumulators]) const {
         const u32 warp = thread / 32, lane = thread % 32;
@@ -290,10 +336,7 @@ private:
         const u64 half = p.data[p.rank] + (ptx::copied_here(epoch) & 1) * p.half_stride;
         const u64 dst = half + p.split_k_offset + static_cast<u64>(p.items[i].part) * C::kSplitKSlotBytes + index * (C::kSplitKSlotBytes / C::kConsumers) + thread * 16;
 #pragma unroll
-        for (u32 v = 0; v < C::kSplitKVectors; ++v) {
-            const float* d = &acc[v * 4 / kAccumulators][v * 4 % kAccumulators];
-            ptx::store_global_16(dst + v * 128 * 16, {ptx::copied_bits(d[0]), ptx::copied_bits(d[1]), ptx::copied_bits(d[2]), ptx::copied_bits(d[3])});
-        }
+        for (u32 v = 0; v < C::kSplitKVectors; ++v) store_four(dst + v * 128 * 16, v * 4, acc);
     }
 
     // Adds the split-K partials of the tile, in their order.
@@ -305,16 +348,22 @@ private:
                 const u32 src = smem.a(ring.stage) + index * (C::split_k_piece_vectors(piece) * 128 * 16) + thread * 16;
 #pragma unroll
                 for (u32 v = 0; v < C::split_k_piece_vectors(piece); ++v) {
-                    const uint4 four = ptx::load_shared_16(src + v * 128 * 16);
-                    const u32 at = (piece * C::kSplitKPieceVectors + v) * 4;
-                    float* d = &acc[at / kAccumulators][at % kAccumulators];
-                    d[0] += __uint_as_float(four.x);
-                    d[1] += __uint_as_float(four.y);
-                    d[2] += __uint_as_float(four.z);
-                    d[3] += __uint_as_float(four.w);
+                    add_four((piece * C::kSplitKPieceVectors + v) * 4, ptx::load_shared_16(src + v * 128 * 16), acc);
                 }
                 give_stage_back();
             }
+        }
+    }
+
+    __device__ __forceinline__ void write_rows_of_part(u32 part, const float (&acc)[C::kBlocks][kAccumulators]) const {
+        if constexpr (C::kPartialsF32 && C::kSwapAB) {
+            write_part_swapped<C>(smem, index, thread, part, acc);
+        } else if constexpr (C::kPartialsF32) {
+            write_part(part, acc);
+        } else if constexpr (C::kSwapAB) {
+            write_rows_swapped<C>(smem, index, thread, acc);
+        } else {
+            write_rows(acc);
         }
     }
 
@@ -326,7 +375,11 @@ private:
         }
         if constexpr (C::kSendsPartials) {
             if (item.sink == static_cast<u32>(Sink::kSend)) {
-                write_slot(acc);
+                if constexpr (C::kPartialsF32) {
+                    write_staged_slot(acc);
+                } else {
+                    write_slot(acc);
+                }
                 return;
             }
         }
@@ -334,20 +387,21 @@ private:
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
                 // Loaded while the rows are written.
                 const bool poison = poisoned(p);
-                if constexpr (C::kSwapAB) {
-                    write_rows_swapped<C>(smem, index, thread, acc);
-                } else {
-                    write_rows(acc);
+#pragma unroll
+                for (u32 part = 0; part < C::kScatterParts; ++part) {
+                    // The part before has been read.
+                    if (part != 0) sync_consumer();
+                    write_rows_of_part(part, acc);
+                    // The storer scatters them, within the in-flight limit.
+                    if (C::kScatterParts == 1 && p.in_flight_limit != 0) return;
+                    sync_consumer();
+                    if (poison) {
+                        ptx::store_release_cta_shared(smem.dropped_rows(), 1);
+                        continue;
+                    }
+                    const Scatter<C> rows(p, smem, epoch, item, index, part);
+                    for (u32 v = thread; v < Scatter<C>::kVectors; v += 128) rows.store(v);
                 }
-                // The storer scatters them, within the in-flight limit.
-                if (p.in_flight_limit != 0) return;
-                sync_consumer();
-                if (poison) {
-                    ptx::store_release_cta_shared(smem.dropped_rows(), 1);
-                    return;
-                }
-                const Scatter<C> rows(p, smem, epoch, item, index);
-                for (u32 v = thread; v < Scatter<C>::kVectors; v += 128) rows.store(v);
                 return;
             }
         }
@@ -361,6 +415,12 @@ private:
 
     // Leaves this consumer's part of the item to the storer.
     __device__ __forceinline__ void hand_over(const WorkItem& item, u32 i, const float (&acc)[C::kBlocks][kAccumulators]) {
+        if constexpr (C::kScatterParts > 1) {
+            if (item.sink == static_cast<u32>(Sink::kScatter) && p.in_flight_limit != 0) {
+                hand_over_parts(i, acc);
+                return;
+            }
+        }
         ptx::mbarrier_wait(smem.out_empty(index), out_phase);
         write(item, i, acc);
         // Orders this thread's writes of the buffer before the bulk store that reads it.
@@ -369,6 +429,18 @@ private:
         mark(i, &ItemStamps::written);
         ptx::mbarrier_arrive(smem.out_full(index));
         out_phase ^= 1;
+    }
+
+    // Leaves this consumer's rows to the storer, which scatters each part before the next.
+    __device__ __forceinline__ void hand_over_parts(u32 i, const float (&acc)[C::kBlocks][kAccumulators]) {
+#pragma unroll
+        for (u32 part = 0; part < C::kScatterParts; ++part) {
+            ptx::mbarrier_wait(smem.out_empty(index), out_phase);
+            write_rows_of_part(part, acc);
+            if (part + 1 == C::kScatterParts) mark(i, &ItemStamps::written);
+            ptx::mbarrier_arrive(smem.out_full(index));
+            out_phase ^= 1;
+        }
     }
 
     // Reductions follow all tiles of the walk.

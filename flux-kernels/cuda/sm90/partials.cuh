@@ -10,6 +10,13 @@
 
 namespace flux {
 
+// Global staging memory of this CTA, where a partial tile in fp32 waits, or a part of another. A
+// paced send from shared memory would hold up the consumers.
+template <class C>
+__device__ __forceinline__ u64 global_staging(const Params& p) {
+    return p.global_staging + static_cast<u64>(blockIdx.x) * C::kGlobalStagingBytes;
+}
+
 template <class C>
 struct Slot {
     // Only where a warp's rows are of one block: a second block's would interleave with the
@@ -27,11 +34,14 @@ struct Slot {
         return 32 * (warps <= before ? 0 : least(warps - before, 4));
     }
 
-    __device__ __forceinline__ u32 bytes() const { return is_short() ? (threads(0) + threads(1)) * C::kVectors * 16 : C::kOutBytes; }
+    __device__ __forceinline__ u32 bytes() const { return is_short() ? (threads(0) + threads(1)) * C::kVectors * 16 : C::kSlotBytes; }
+
+    // Bytes of a vector of all of a consumer's threads.
+    __device__ __forceinline__ u32 vector_bytes(u32 consumer) const { return is_short() ? threads(consumer) * 16 : kVectorBytes; }
 
     // Offset of a consumer's part.
     __device__ __forceinline__ u32 part(u32 consumer) const {
-        return consumer * (is_short() ? threads(0) * C::kVectors * 16 : C::kOutBytesPerConsumer);
+        return consumer * (is_short() ? threads(0) * C::kVectors * 16 : C::kSlotBytesPerConsumer);
     }
 
     // Bytes of a piece of both consumers.
@@ -63,20 +73,25 @@ struct Slot {
         }
     }
 
-    // Stores a consumer's part from its staging buffer to a slot, in pieces of kSentBytes with
-    // gaps of `gap_ns` between them, or at once without gaps.
+    // Stores a consumer's part from its staging buffer to a slot.
     __device__ __forceinline__ void store(u64 slot, u32 staging, u32 consumer, u32 gap_ns) const {
         const u64 to = slot + part(consumer);
         if (is_short()) {
             store_short(to, staging, threads(consumer) * 16, gap_ns);
-            return;
+        } else {
+            store_paced(to, staging, C::kOutBytesPerConsumer, gap_ns);
         }
+    }
+
+    // Stores bytes in pieces of kSentBytes with gaps of `gap_ns` between them, or at once without
+    // gaps.
+    __device__ __forceinline__ static void store_paced(u64 to, u32 from, u32 bytes, u32 gap_ns) {
         if (gap_ns == 0) {
-            ptx::bulk_store(to, staging, C::kOutBytesPerConsumer);
+            ptx::bulk_store(to, from, bytes);
             return;
         }
-        for (u32 offset = 0; offset < C::kOutBytesPerConsumer; offset += kSentBytes) {
-            ptx::bulk_store(to + offset, staging + offset, least(C::kOutBytesPerConsumer - offset, kSentBytes));
+        for (u32 offset = 0; offset < bytes; offset += kSentBytes) {
+            ptx::bulk_store(to + offset, from + offset, least(bytes - offset, kSentBytes));
             ptx::bulk_commit();
             ptx::sleep_ns(gap_ns);
         }

@@ -41,7 +41,11 @@ struct Storer {
                     known = i + walk.stride;
                     if (known < walk.count) ahead = RowAwaits::of(p, known);
                     if (p.in_flight_limit != 0) {
-                        scatter(item);
+#pragma unroll 1
+                        for (u32 part = 0; part < C::kScatterParts; ++part) {
+                            if (part != 0) open_next_part();
+                            scatter(item, part);
+                        }
                     } else if (consumers_have_scattered()) {
                         raise_scattered(p, epoch, item);
                     }
@@ -60,6 +64,8 @@ struct Storer {
                     share(item);
                 } else if (!sends) {
                     store_or_announce_partial(item);
+                } else if constexpr (C::kPartialsF32) {
+                    send_from_global_staging(item, last);
                 } else if (C::kStagingBuffers > 1 || last) {
                     send_in_order(item, last);
                 } else {
@@ -116,14 +122,10 @@ private:
         slots.store(slot, smem.out(consumer), consumer, last ? 0 : p.gap_ns);
     }
 
-    // Global staging memory of this CTA. The first consumer's part of a partial tile waits there: a
-    // paced send from the shared buffer would hold up the second.
-    __device__ __forceinline__ u64 global_staging() const { return p.global_staging + static_cast<u64>(blockIdx.x) * C::kOutBytesPerConsumer; }
-
     // Loads the part back into the shared buffer, which the second part has left. By one lane.
     __device__ __forceinline__ void fetch_global_staging(u32 number) const {
         ptx::mbarrier_arrive_expect_tx(smem.staged_part_back(), C::kOutBytesPerConsumer);
-        ptx::bulk_load(smem.out(0), global_staging(), C::kOutBytesPerConsumer, smem.staged_part_back());
+        ptx::bulk_load(smem.out(0), global_staging<C>(p), C::kOutBytesPerConsumer, smem.staged_part_back());
         ptx::mbarrier_wait(smem.staged_part_back(), number & 1);
     }
 
@@ -134,12 +136,19 @@ private:
         return ptx::load_acquire_cta_shared(smem.dropped_rows()) == 0;
     }
 
-    // Scatters the consumers' rows and raises their signals, within the in-flight limit, while the
-    // consumers multiply the next tile. By the warp.
+    // Lets the consumers write the next part of rows that leave in parts. By the warp.
+    __device__ __forceinline__ void open_next_part() {
+        phase ^= 1;
+        if (lane == 0) open_staging();
+        __syncwarp();
+    }
+
+    // Scatters a part of the consumers' rows, and behind the last raises their signals, within the
+    // in-flight limit, while the consumers multiply the next tile. By the warp.
     //
     // Stores to host memory are slow to drain, and a multiprocessor's loads queue behind them. The
     // limit lets the other CTAs load and multiply meanwhile.
-    __device__ __forceinline__ void scatter(const WorkItem& item) const {
+    __device__ __forceinline__ void scatter(const WorkItem& item, u32 part) const {
 #pragma unroll
         for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
         if (lane == 0) {
@@ -152,16 +161,20 @@ private:
         if (!__any_sync(0xFFFFFFFFu, poisoned(p))) {
 #pragma unroll 1
             for (u32 c = 0; c < C::kConsumers; ++c) {
-                const Scatter<C> rows(p, smem, epoch, item, c);
+                const Scatter<C> rows(p, smem, epoch, item, c, part);
 #pragma unroll 1
                 for (u32 v = lane; v < Scatter<C>::kVectors; v += 32) rows.store(v);
             }
             // Orders the lanes' rows before the fence of the lane that raises a signal.
             __syncwarp();
-            raise_scattered(p, epoch, item);
+            if (part + 1 == C::kScatterParts) {
+                raise_scattered(p, epoch, item);
+            } else {
+                ptx::fence_acq_rel_sys();
+            }
         }
         __syncwarp();
-        // The raising lane's fence has completed the rows.
+        // The fence of the lane, or of the raising lane, has completed the rows.
         if (lane == 0) ptx::atomic_inc_wrap_relaxed(&p.control->stores_ended, 0xFFFFFFFFu);
     }
 
@@ -283,7 +296,7 @@ private:
     // both go on. `number` counts such items.
     __device__ __forceinline__ void send_paced(const WorkItem& item, u32 number) const {
         ptx::mbarrier_wait(smem.out_full(0), phase);
-        ptx::bulk_store(global_staging(), smem.out(0), C::kOutBytesPerConsumer);
+        ptx::bulk_store(global_staging<C>(p), smem.out(0), C::kOutBytesPerConsumer);
         ptx::bulk_commit();
         pass_staging();
         const bool before = !poisoned(p);
@@ -301,6 +314,37 @@ private:
             send(item, 0, false);
             ptx::bulk_commit();
             ptx::bulk_wait_read<0>();
+        }
+        announce(item, live);
+    }
+
+    // Sends a partial tile that the consumers have left in global staging memory, by way of the
+    // buffers, while they multiply the next. The `last` of the CTA goes without gaps.
+    __device__ __forceinline__ void send_from_global_staging(const WorkItem& item, bool last) const {
+        // An even count, so that the barrier is in its first phase at each item.
+        constexpr u32 kChunks = C::kSlotBytes / (C::kStagingBuffers * C::kStagingBytes);
+        static_assert(kChunks % 2 == 0, "phases");
+        // Nobody writes the shared buffer.
+        if constexpr (C::kStagingBuffers == 1) ptx::mbarrier_arrive(smem.out_empty(1));
+        const bool before = !poisoned(p);
+#pragma unroll
+        for (u32 c = 0; c < C::kConsumers; ++c) ptx::mbarrier_wait(smem.out_full(c), phase);
+        const bool live = may_send(item, before);
+        if (live) {
+            // Orders the consumers' stores, acquired with their barriers, before the bulk loads.
+            ptx::fence_proxy_async_global();
+            const Slot<C> slots{p};
+            const u32 bytes = slots.bytes() / kChunks;
+            const u64 slot = p.data[item.dest] + (epoch & 1) * p.half_stride + static_cast<u64>(item.slot) * slots.bytes();
+#pragma unroll 1
+            for (u32 n = 0; n < kChunks; ++n) {
+                ptx::mbarrier_arrive_expect_tx(smem.staged_part_back(), bytes);
+                ptx::bulk_load(smem.out(0), global_staging<C>(p) + n * bytes, bytes, smem.staged_part_back());
+                ptx::mbarrier_wait(smem.staged_part_back(), n & 1);
+                slots.store_paced(slot + n * bytes, smem.out(0), bytes, last ? 0 : p.gap_ns);
+                ptx::bulk_commit();
+                ptx::bulk_wait_read<0>();
+            }
         }
         announce(item, live);
     }

@@ -85,4 +85,24 @@ __device__ __forceinline__ void write_rows_swapped(const Shared<C>& smem, u32 co
     write_swapped<C>(thread, acc, [&](u32 row, u32 col) { return smem.out_row(first_row + row) + (first_col + col) * 2; });
 }
 
+// Writes a part of the dense rows in fp32: consecutive rows of each consumer.
+template <class C>
+__device__ __forceinline__ void write_part_swapped(const Shared<C>& smem, u32 consumer, u32 thread, u32 part, const float (&acc)[C::kBlocks][C::kAccumulators]) {
+    constexpr u32 kEights = C::kPartRows / 8;
+    const u32 warp = thread / 32, lane = thread % 32;
+    const u32 row = (C::kSplitColumns ? 0 : consumer * C::kPartRows) + lane % 4 * 2;
+    const u32 col = (C::kSplitColumns ? consumer * C::kCols : 0) + warp * 16 + lane / 4;
+#pragma unroll
+    for (u32 block = 0; block < C::kBlocks; ++block) {
+#pragma unroll
+        for (u32 j = part * kEights; j < least((part + 1) * kEights, C::kWgmmaN / 8); ++j) {
+#pragma unroll
+            for (u32 i = 0; i < 4; ++i) {
+                const u32 to = smem.out_row(row + (j - part * kEights) * 8 + i % 2) + (col + block * 64 + i / 2 * 8) * 4;
+                ptx::store_shared_4(to, ptx::copied_bits(acc[block][j * 4 + i]));
+            }
+        }
+    }
+}
+
 }  // namespace flux

@@ -84,9 +84,11 @@ mirrored! {
         pub(crate) gate_step: u32,
         /// Rows of `w` from a gate to its up.
         pub(crate) up_offset: u32,
-        /// Segments of a node. A rank sends 16-bit partial sums to the relay on the owner's rail,
-        /// and each other node's relay sends the node's sum.
+        /// Segments of a node. A rank sends partial sums to the relay on the owner's rail, and each
+        /// other node's relay sends the node's sum.
         pub(crate) per_node: u32,
+        /// Whether partial sums are sent in fp32, and not rounded.
+        pub(crate) f32_partials: u32,
         /// Additions that round to 16 bits, in any order: those of a library's ReduceScatter.
         pub(crate) rounded_additions: u32,
     }

@@ -60,7 +60,7 @@ mirrored! {
         pub(crate) results_offset: u64,
         /// Offset of the split-K workspace slots in a half.
         pub(crate) split_k_offset: u64,
-        /// Memory of this GPU where CTAs stage the first consumer's part of a partial tile.
+        /// Memory of this GPU where CTAs stage a partial tile, or the first consumer's part of one.
         pub(crate) global_staging: u64,
         /// `[n_local]`, added to every row of the result; 0 for none.
         pub(crate) bias: u64,
@@ -109,6 +109,8 @@ mirrored! {
         pub(crate) up_offset: u32,
         /// Bytes between scattered rows at their owner.
         pub(crate) source_row_bytes: u32,
+        /// Bytes between rows of peers' results.
+        pub(crate) result_row_bytes: u32,
         /// Whether every tile waits for the first transfers.
         pub(crate) push_together: u32,
         /// Partial tiles that the mainloop adds, of an item that adds any.

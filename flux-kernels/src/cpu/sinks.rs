@@ -6,9 +6,9 @@
 use super::buffers::{Scratch, stride};
 use super::call::Call;
 use crate::element::Element;
-use flux_core::Rank;
 use flux_core::layout;
 use flux_core::program::{NONE, WorkItem, sink};
+use flux_core::{Partials, Rank};
 
 impl<T: Element> Call<'_, T> {
     /// Adds the arrived partials to the item's sum, and writes it where its sink says.
@@ -57,15 +57,15 @@ impl<T: Element> Call<'_, T> {
         }
     }
 
-    /// Rounds the tile into its slot at the owner; rows lie the tile's `n` apart.
+    /// Writes the tile into its slot at the owner, in the type of partial sums; rows lie the tile's
+    /// `n` apart.
     fn send(&self, item: &WorkItem, acc: &[f32]) {
         for (i, from) in self.rows(item, acc).enumerate() {
             let first = self.slot_row(Rank::new(item.dest), item.slot, i, item.cols);
             // SAFETY: `slot_row` has checked that the row lies inside the owner's data region. Only
             // this rank writes the slot. The owner reads it after the signal that this item's chunk
             // raises later, and has ended the call that read its last content.
-            let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
-            T::narrow(from, to);
+            unsafe { self.write_sent(from, first) };
         }
     }
 
@@ -76,16 +76,16 @@ impl<T: Element> Call<'_, T> {
         for source in 0..item.partials {
             let slot = item.partial_slot + source * self.program.slots_per_source;
             for (i, acc) in scratch.acc.chunks_exact_mut(stride).take(item.rows as usize).enumerate() {
-                let first: *const T = self.slot_row(self.program.rank, slot, i, item.cols);
+                let first = self.slot_row(self.program.rank, slot, i, item.cols);
                 // SAFETY: as for the gather buffer: inside the own data region, published before
                 // the awaited signals, and not written again before this call ends.
-                let sent = unsafe { std::slice::from_raw_parts(first, cols) };
-                add(sent, partial, acc);
+                unsafe { self.add_sent(first, partial, &mut acc[..cols]) };
             }
         }
     }
 
-    /// Rounds each row of the tile into this rank's source slot at the row's owners.
+    /// Writes each row of the tile into this rank's source slot at the row's owners, in the type of
+    /// partial sums.
     fn scatter(&self, item: &WorkItem, acc: &[f32]) {
         let problem = &self.program.problem;
         for (owner, owned) in problem.world().ranks().map(|owner| (owner, self.program.reduced_rows(owner))) {
@@ -94,8 +94,7 @@ impl<T: Element> Call<'_, T> {
                 // SAFETY: `scattered_row` has checked that these columns lie inside the owner's
                 // data region. No other item scatters them. The owner reads them after the signal
                 // that this item raises later, and has ended the call that read their last content.
-                let to = unsafe { std::slice::from_raw_parts_mut(first, from.len()) };
-                T::narrow(from, to);
+                unsafe { self.write_sent(from, first) };
             }
         }
     }
@@ -107,10 +106,9 @@ impl<T: Element> Call<'_, T> {
         for i in 0..item.rows {
             sum.fill(0.0);
             for source in 0..item.partials {
-                let first: *const T = self.scattered_row(self.program.rank, Rank::new(source), (item.row + i, item.col, item.cols));
+                let first = self.scattered_row(self.program.rank, Rank::new(source), (item.row + i, item.col, item.cols));
                 // SAFETY: as for a slot.
-                let sent = unsafe { std::slice::from_raw_parts(first, cols) };
-                add(sent, partial, sum);
+                unsafe { self.add_sent(first, partial, sum) };
             }
             self.store_row(item, i, sum);
         }
@@ -173,16 +171,47 @@ impl<T: Element> Call<'_, T> {
         self.memory.half(owner, self.protocol.half(), offset, u64::from(item.cols) * bytes)
     }
 
+    /// Writes partial sums at `to`, in the type in which ranks send them.
+    ///
+    /// # Safety
+    /// `to` is aligned and valid for writes of as many, and nothing else accesses them.
+    unsafe fn write_sent(&self, from: &[f32], to: *mut u8) {
+        // SAFETY: as the caller promises, for the type that `partial_bytes` counts.
+        unsafe {
+            match self.program.problem.partials() {
+                Partials::OpDType => T::narrow(from, std::slice::from_raw_parts_mut(to.cast(), from.len())),
+                Partials::F32 => std::slice::from_raw_parts_mut(to.cast(), from.len()).copy_from_slice(from),
+            }
+        }
+    }
+
+    /// Adds the partial sums at `from` to `sum`, by way of `wide`.
+    ///
+    /// # Safety
+    /// `from` is aligned and valid for reads of as many, and nobody writes them.
+    unsafe fn add_sent(&self, from: *const u8, wide: &mut [f32], sum: &mut [f32]) {
+        // SAFETY: as the caller promises, for the type that `partial_bytes` counts.
+        unsafe {
+            match self.program.problem.partials() {
+                Partials::OpDType => T::widen(std::slice::from_raw_parts(from.cast(), sum.len()), wide),
+                Partials::F32 => wide.copy_from_slice(std::slice::from_raw_parts(from.cast(), sum.len())),
+            }
+        }
+        for (sum, add) in sum.iter_mut().zip(wide) {
+            *sum += *add;
+        }
+    }
+
     /// The rows of an item's accumulators.
     fn rows<'r>(&self, item: &WorkItem, acc: &'r [f32]) -> impl Iterator<Item = &'r [f32]> {
         let cols = item.cols as usize;
         acc.chunks_exact(stride(self.program)).take(item.rows as usize).map(move |row| &row[..cols])
     }
 
-    /// Row `row` of a slot at `owner`, checked for `cols` elements.
-    fn slot_row(&self, owner: Rank, slot: u32, row: usize, cols: u32) -> *mut T {
+    /// Row `row` of a slot at `owner`, checked for `cols` partial sums.
+    fn slot_row(&self, owner: Rank, slot: u32, row: usize, cols: u32) -> *mut u8 {
         let tile = self.program.tile;
-        let bytes = size_of::<T>() as u64;
+        let bytes = self.program.problem.partial_bytes() as u64;
         let offset = u64::from(slot) * layout::slot_bytes(&self.program.problem, tile) + row as u64 * u64::from(tile.n) * bytes;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(cols) * bytes)
     }
@@ -196,19 +225,11 @@ impl<T: Element> Call<'_, T> {
     }
 
     /// `cols` columns from `col` of a row that `source` scatters to `owner`, checked.
-    fn scattered_row(&self, owner: Rank, source: Rank, (row, col, cols): (u32, u32, u32)) -> *mut T {
+    fn scattered_row(&self, owner: Rank, source: Rank, (row, col, cols): (u32, u32, u32)) -> *mut u8 {
         let problem = &self.program.problem;
-        let bytes = size_of::<T>() as u64;
+        let bytes = problem.partial_bytes() as u64;
         let in_place = (u64::from(row) * u64::from(problem.n_local()) + u64::from(col)) * bytes;
         let offset = u64::from(source.get()) * self.program.scatter_place_bytes() + in_place;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(cols) * bytes)
-    }
-}
-
-/// Adds `from` to `sum`, by way of `wide`.
-fn add<T: Element>(from: &[T], wide: &mut [f32], sum: &mut [f32]) {
-    T::widen(from, wide);
-    for (sum, add) in sum.iter_mut().zip(wide) {
-        *sum += *add;
     }
 }

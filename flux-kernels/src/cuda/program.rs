@@ -38,11 +38,15 @@ impl EpilogueStaging {
         kernel.variant().epilogue_staging_bytes() * u64::from(kernel.multiprocessors())
     }
 
-    /// Bytes that suffice for every kernel on a device of so many multiprocessors.
-    pub fn most_bytes(multiprocessors: u32) -> u64 {
-        let most =
-            Variant::all(KernelTarget::of_generation(Generation::Hopper)).iter().map(Variant::epilogue_staging_bytes).max().unwrap_or(0);
-        most * u64::from(multiprocessors)
+    /// Bytes that suffice for launches of every kernel that sends partial sums of the type that
+    /// `kernel` sends; 0 if it needs none.
+    pub fn bytes_like(kernel: &Kernel) -> u64 {
+        if Self::bytes_for(kernel) == 0 {
+            return 0;
+        }
+        let all = Variant::all(KernelTarget::of_generation(Generation::Hopper)).into_iter().filter(|variant| variant.op().reduces());
+        let most = all.map(|variant| variant.with_partials(kernel.variant().partials()).epilogue_staging_bytes()).max().unwrap_or(0);
+        most * u64::from(kernel.multiprocessors())
     }
 }
 

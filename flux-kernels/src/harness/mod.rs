@@ -19,7 +19,7 @@ use crate::epilogue::Activation;
 use crate::weights::GateLayout;
 use cudarc::driver::sys;
 use flux_core::problem::Shape;
-use flux_core::{DType, OpKind, Problem, Rank};
+use flux_core::{DType, OpKind, Partials, Problem, Rank};
 
 /// A window of a global matrix and where it lies on the device.
 #[derive(Clone, Copy, Debug)]
@@ -195,9 +195,9 @@ impl Harness {
     /// Checks a rank's whole `y` in fp64, and waits for the result.
     ///
     /// The bound of an element of uniform data is the sum of its rounding, that of the partial sums
-    /// that ranks add, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and the
-    /// rounding of the bias's addition. An inexact activation multiplies it by its slope and adds
-    /// [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
+    /// that ranks send in the op's type, `sqrt(k) * 2^-24 * sum |x| |w|` for fp32 accumulation, and
+    /// the rounding of the bias's addition. An inexact activation multiplies it by its slope and
+    /// adds [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
     /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape) for `rank`; with gates it has
@@ -251,6 +251,8 @@ impl Harness {
             gate_step,
             up_offset,
             per_node,
+            // A library's collective sums the op's type.
+            f32_partials: u32::from(problem.partials() == Partials::F32 && !expected.collective),
             rounded_additions: if expected.collective { problem.world().get() } else { 0 },
         };
         let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };

@@ -8,7 +8,7 @@ use crate::op::kind::{AllGather, AllReduce, ReduceScatter};
 use crate::op::{OpMarker, Request};
 use crate::tensor::TensorError;
 use crate::{BuildError, CallError, FusedLinear, RawTensor, TensorMut, TensorRef};
-use flux_core::{DType, OpKind, Rank};
+use flux_core::{DType, OpKind, Partials, Rank};
 use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 use flux_transport::{Communicator, Stream};
 use half::{bf16, f16};
@@ -33,6 +33,7 @@ pub struct OpSpec {
     pub gates: Option<GateLayout>,
     pub rms_norm: Option<f32>,
     pub batch_invariant: bool,
+    pub partials: Partials,
     pub sm_margin: u32,
     pub max_workspace: Option<u64>,
     /// Calls may be captured.
@@ -46,6 +47,7 @@ impl OpSpec {
         let given = [
             ("residual", gathers && self.residual),
             ("rms_norm", gathers && self.rms_norm.is_some()),
+            ("partials", gathers && self.partials != Partials::OpDType),
             ("activation", !gathers && self.activation != Activation::None),
             ("gates", !gathers && self.gates.is_some()),
         ];
@@ -62,6 +64,7 @@ impl OpSpec {
         request.epilogue = EpilogueSpec { bias, residual, activation, gates, rms_norm };
         request.weights = self.weights;
         request.batch_invariant = self.batch_invariant;
+        request.partials = self.partials;
         request.launch.sm_margin = self.sm_margin;
         request.launch.captures = self.captures;
         request.max_workspace = self.max_workspace;

@@ -96,7 +96,7 @@ impl CudaExecutor {
         let norm = epilogue.rms_norm.map(|eps| Ok::<_, BuildError>((norm_kernel(target.arch)?, eps))).transpose()?;
         let gathers = largest.iter().any(|(recipe, _)| recipe.problem.op() == OpKind::AllGatherGemm);
         let gathered = gathers.then(|| gathered_rows_kernel(target.arch)).transpose()?;
-        programs.open(comm, &device, kernels.iter().any(|(_, kernel)| EpilogueStaging::bytes_for(kernel) > 0))?;
+        programs.open(comm, &device, kernels.iter().map(|(_, kernel)| EpilogueStaging::bytes_like(kernel)).max().unwrap_or(0))?;
         let traced = largest.iter().any(|(recipe, _)| recipe.launch.trace);
         let items = largest.iter().map(|(_, resolved)| resolved.bound.items).max().unwrap_or(0);
         let buffer = traced.then(|| TraceBuffer::new(items, device.info().sms)).transpose()?;

@@ -1,8 +1,8 @@
 //! What the ops of a communicator on a GPU share: programs in one arena of device memory, and the
 //! staging memory of their kernels.
 //!
-//! Invariant: all device memory is allocated when the first op is built, and never moves. A program
-//! is copied on the stream of the call that needs it first, from the same place in pinned memory.
+//! Invariant: all device memory is allocated when an op is built, and never moves. A program is
+//! copied on the stream of the call that needs it first, from the same place in pinned memory.
 //! Calls are ordered on the device, so a copy over an evicted program comes after its last reader.
 //! A program that a captured graph reads stays for good.
 
@@ -44,7 +44,8 @@ struct State {
     evicted: Vec<(Range<u64>, Event)>,
     /// For copies that are no part of a call.
     aside: SideStream,
-    staging: Option<DeviceBlock>,
+    /// The last one is the largest. Programs of kernels that need less read another.
+    staging: Vec<DeviceBlock>,
     arena: DeviceBlock,
     pinned: PinnedBlock,
     device: CudaDevice,
@@ -82,9 +83,9 @@ impl DevicePrograms {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Allocates what the first op needs; `stages` says whether a kernel has global staging. The
-    /// device's context is current.
-    pub(super) fn open(&self, comm: &Communicator, device: &CudaDevice, stages: bool) -> Result<(), BuildError> {
+    /// Allocates what the first op needs, and `staging` bytes of global staging. The device's
+    /// context is current.
+    pub(super) fn open(&self, comm: &Communicator, device: &CudaDevice, staging: u64) -> Result<(), BuildError> {
         let mut state = self.lock();
         let state = match &mut *state {
             Some(state) => state,
@@ -95,7 +96,7 @@ impl DevicePrograms {
                     programs: Ranges::new(self.limit),
                     evicted: Vec::new(),
                     aside: SideStream::new(device)?,
-                    staging: None,
+                    staging: Vec::new(),
                     arena: DeviceBlock::new(device, bytes)?,
                     pinned: PinnedBlock::new(device, bytes)?,
                     device: device.clone(),
@@ -105,10 +106,10 @@ impl DevicePrograms {
                 empty.insert(made)
             }
         };
-        if stages && state.staging.is_none() {
-            let bytes = EpilogueStaging::most_bytes(device.info().sms);
-            state.staging = Some(DeviceBlock::new(device, usize::try_from(bytes).unwrap_or(usize::MAX))?);
-            comm.holds("epilogue staging", HeldBytes { device: bytes, ..HeldBytes::default() });
+        if staging > state.staging().bytes {
+            state.staging.push(DeviceBlock::new(device, usize::try_from(staging).unwrap_or(usize::MAX))?);
+            let all = state.staging.iter().map(|block| block.bytes() as u64).sum();
+            comm.holds("epilogue staging", HeldBytes { device: all, ..HeldBytes::default() });
         }
         Ok(())
     }
@@ -182,7 +183,7 @@ const fn no_arena() -> TransportError {
 impl State {
     fn staging(&self) -> EpilogueStaging {
         self.staging
-            .as_ref()
+            .last()
             .map_or_else(EpilogueStaging::default, |block| EpilogueStaging { address: block.address(), bytes: block.bytes() as u64 })
     }
 

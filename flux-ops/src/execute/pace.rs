@@ -50,7 +50,8 @@ pub(super) fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
 const AT_ONCE: u32 = 1 << 20;
 
 /// CTAs that scatter a tile to memory of the host at once; 0 for all, where tiles are one wave and
-/// nothing is left to multiply meanwhile.
+/// nothing is left to multiply meanwhile. In fp32 at most half of a tile's rows leave at once, and
+/// have no more bytes than the tile in the op's type.
 pub(super) fn in_flight_limit(program: &TileProgram, workers: u32) -> u32 {
     let tiles = program.items.iter().filter(|item| item.sink == sink::SCATTER).count();
     let bytes = program.tile.m * program.tile.n * program.problem.dtype().bytes() as u32;

@@ -5,6 +5,7 @@ use super::request::{self, Request};
 use super::{AllGatherGemm, FusedLinear, OpMarker};
 use crate::epilogue::Epsilon;
 use crate::error::BuildError;
+use flux_core::Partials;
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
 use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
@@ -236,6 +237,29 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
 }
 
 impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
+    /// Element type in which ranks send partial sums to each other, in place of
+    /// [`Partials::OpDType`]. With [`Partials::F32`] the result is rounded once, and fp16 partial
+    /// sums do not overflow where their total does not. The bytes of partial sums double, on links
+    /// and in the workspace. A GPU's kernels for it are compiled where they are used. The same on
+    /// every rank.
+    ///
+    /// ```
+    /// use flux_ops::{GemmReduceScatter, Partials, bf16};
+    /// use flux_transport::{Communicator, Select, World};
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let builder = GemmReduceScatter::<bf16>::builder(512, 1024, 256);
+    /// let op = builder.partials(Partials::F32).build(&comm)?;
+    /// assert!(op.explain().contains("partials=f32"));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Of the build: [`BuildError::SequentialPartials`] for a plan with `comm=sequential`.
+    pub fn partials(mut self, partials: Partials) -> Self {
+        self.request.partials = partials;
+        self
+    }
+
     /// Whether calls add a residual of the shape of `y`, in place of `false`:
     /// [`EpilogueArgs::residual`](crate::EpilogueArgs::residual). It is added to the sum in fp32,
     /// after the bias and before the one rounding. The same on every rank.

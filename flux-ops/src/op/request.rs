@@ -7,7 +7,7 @@ use crate::planning::{self, Buckets, Choice, Constraints, UserTable};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping, SumOrder};
 use flux_core::program::ScheduleError;
-use flux_core::{DType, OpKind, Problem};
+use flux_core::{DType, OpKind, Partials, Problem};
 use flux_kernels::WeightLayout;
 use flux_transport::Communicator;
 use std::fmt;
@@ -30,6 +30,8 @@ pub(crate) struct Request {
     pub(crate) launch: LaunchOptions,
     /// Whether a row's bits do not depend on the rows beside it.
     pub(crate) batch_invariant: bool,
+    /// Element type of partial sums between ranks.
+    pub(crate) partials: Partials,
     /// Most bytes of the workspace.
     pub(crate) max_workspace: Option<u64>,
 }
@@ -38,7 +40,8 @@ impl Request {
     pub(crate) fn new(op: OpKind, max_m: usize, n: usize, k: usize, dtype: DType) -> Self {
         let (epilogue, weights, launch) = (EpilogueSpec::default(), WeightLayout::default(), LaunchOptions::default());
         let (plan, table, batch_invariant, max_workspace) = (None, None, false, None);
-        Self { op, max_m, n, k, dtype, epilogue, weights, plan, table, launch, batch_invariant, max_workspace }
+        let partials = Partials::OpDType;
+        Self { op, max_m, n, k, dtype, epilogue, weights, plan, table, launch, batch_invariant, partials, max_workspace }
     }
 
     /// What is asked of plans.
@@ -53,7 +56,8 @@ impl Request {
 
     /// The problem with the most rows.
     pub(crate) fn largest(&self, comm: &Communicator) -> Result<Problem, BuildError> {
-        Ok(Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?)
+        let problem = Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?;
+        Ok(problem.with_partials(self.partials))
     }
 
     /// This rank's choice of the plan for the most rows.
@@ -77,6 +81,9 @@ impl Request {
     /// The caller's plan.
     fn named(&self, comm: &Communicator, plan: &Plan, largest: &Problem) -> Result<Choice, BuildError> {
         check(plan)?;
+        if plan.comm == CommMode::Sequential && largest.partials() == Partials::F32 {
+            return Err(BuildError::SequentialPartials { dtype: self.dtype });
+        }
         let target = planning::target(comm, self.constraints())?;
         let order = plan.sum_order(largest, &target);
         if self.batch_invariant && order != SumOrder::Fixed {
@@ -147,7 +154,7 @@ fn check(plan: &Plan) -> Result<(), ScheduleError> {
 /// The text that the ranks compare: all that must be the same on every rank.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, max_m, n, k, dtype, epilogue, weights, plan, table: _, launch, batch_invariant, max_workspace: _ } = self;
+        let Self { op, max_m, n, k, dtype, epilogue, weights, plan, table: _, launch, batch_invariant, partials, max_workspace: _ } = self;
         write!(f, "{op} max_m={max_m} n={n} k={k} {dtype}, {epilogue}, ")?;
         match plan {
             Some(plan) => write!(f, "{plan}")?,
@@ -158,6 +165,9 @@ impl fmt::Display for Request {
         }
         if *batch_invariant {
             f.write_str(", batch-invariant")?;
+        }
+        if *partials == Partials::F32 {
+            f.write_str(", partials=f32")?;
         }
         if launch.sm_margin > 0 {
             write!(f, ", sm_margin={}", launch.sm_margin)?;

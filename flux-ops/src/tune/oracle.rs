@@ -14,7 +14,7 @@
 //! `sqrt(k)`: Higham and Mary, "A new approach to probabilistic rounding error analysis", 2019.
 
 use flux_core::plan::CommMode;
-use flux_core::{Problem, Rank};
+use flux_core::{Partials, Problem, Rank};
 use flux_kernels::Element;
 use flux_kernels::harness::Fill;
 use flux_kernels::harness::data::{self, Window, y_window};
@@ -75,7 +75,12 @@ impl Oracle {
         }
         let (world, unit) = (f64::from(self.problem.world().get()), self.problem.dtype().unit_roundoff());
         // At its source and in its node; a library's collective may round each sum on its way.
-        let roundings = if comm == CommMode::Sequential { world } else { 2.0 };
+        // Partial sums in fp32 have no rounding but those of `accumulated`.
+        let roundings = match self.problem.partials() {
+            Partials::F32 => 0.0,
+            Partials::OpDType if comm == CommMode::Sequential => world,
+            Partials::OpDType => 2.0,
+        };
         let accumulated = (f64::from(self.problem.k()).sqrt() + world) * f64::from(f32::EPSILON);
         let places = self.rows.iter().flat_map(|&row| self.cols.iter().map(move |&col| (row, col)));
         for ((row, col), expected) in places.zip(&self.expected) {

@@ -7,7 +7,7 @@
 use super::{AnyOp, Machine};
 use flux_core::plan::{CommMode, Plan};
 use flux_core::problem::Shape;
-use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
+use flux_core::{Nodes, OpKind, Partials, Problem, Rank, WorldSize};
 use flux_ops::{Activation, Element, GateLayout};
 
 /// What the inputs are made of.
@@ -141,6 +141,25 @@ impl<T: Element> Case<T> {
         let x = rows().flat_map(|kind| fill::<T>(k, 0x0b17 + kind, values)).collect();
         let residual = || rows().flat_map(|kind| large::<T>(n, 0x4e51 + kind, values)).collect();
         Self { x, residual: self.residual.is_some().then(residual), ..self }
+    }
+
+    /// The same with partial sums in this type.
+    pub fn with_partials(self, partials: Partials) -> Self {
+        Self { problem: self.problem.with_partials(partials), ..self }
+    }
+
+    /// The same, but partial sums of neighbouring ranks cancel, and each is beyond fp16: `x` is 256
+    /// on even ranks and -256 on odd ones, 1 on a last rank without a neighbour, and `w` is 64.
+    pub fn with_large_partials(self) -> Self {
+        let (world, k_local) = (self.problem.world().index(), self.problem.k_local() as usize);
+        let of_rank = |rank: usize| match rank % 2 {
+            0 if rank + 1 == world => 1.0,
+            0 => 256.0,
+            _ => -256.0,
+        };
+        let x = (0..self.x.len()).map(|at| T::from_f32(of_rank(at % (k_local * world) / k_local))).collect();
+        let w = vec![T::from_f32(64.0); self.w.len()];
+        Self { x, w, ..self }
     }
 
     /// The residual of `rank`: the rows of its output.
@@ -318,20 +337,21 @@ impl<'a> Sum<'a> {
         let Self { problem, accumulation, tiny, unit_roundoff: u, .. } = *self;
         let gathers = problem.op() == OpKind::AllGatherGemm;
         let flattened = flattened && problem.world().peers() > 0;
-        let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
+        let sent_exactly = problem.partials() == Partials::F32;
+        let round = |v: f64| if sent_exactly { v } else { f64::from(T::from_f32(v as f32).to_f32()) };
         // By node: the sum of its ranks' partial sums as it travels, and how far it may be off.
         let mut sums = vec![(0.0, 0.0); nodes.count() as usize];
         for (source, &partial) in (0..).map(Rank::new).zip(&self.partials) {
             let stays = gathers || nodes.on_one_rail(source, owner) && !flattened;
             let (sum, off) = &mut sums[nodes.node_of(source) as usize];
             *sum += if stays { partial } else { round(partial) };
-            *off += if stays { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
+            *off += if stays || sent_exactly { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
         }
         let (mut rounded, mut error) = (0.0, accumulation);
         for (node, (sum, off)) in (0..).zip(sums) {
             let stays = gathers || node == nodes.node_of(owner) || flattened;
             rounded += if stays { sum } else { round(sum) };
-            error += off + if stays { 0.0 } else { u * (f64::abs(sum) + accumulation) + tiny };
+            error += off + if stays || sent_exactly { 0.0 } else { u * (f64::abs(sum) + accumulation) + tiny };
         }
         let mut y = self.partials.iter().sum::<f64>();
         for added in &self.added {

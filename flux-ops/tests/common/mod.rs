@@ -25,7 +25,7 @@ pub(crate) use device::Memory;
 pub use machine::{Machine, Node};
 pub use meeting::Meeting;
 
-use flux_core::OpKind;
+use flux_core::{OpKind, Partials};
 use flux_kernels::Element;
 use flux_ops::{
     Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, EpilogueArgs, GateLayout, GemmAllReduce, GemmReduceScatter, Plan,
@@ -62,6 +62,8 @@ pub struct OpOptions {
     /// AllGather-GEMM only.
     pub gates: Option<GateLayout>,
     pub batch_invariant: bool,
+    /// Not of AllGather-GEMM.
+    pub partials: Partials,
     pub trace: bool,
 }
 
@@ -101,12 +103,12 @@ impl<T: Element> AnyOp<T> {
                 builder.build(comm).map(Self::Ag)
             }
             OpKind::GemmReduceScatter => {
-                let builder = options.tell(GemmReduceScatter::builder(m, n, k)).residual(options.residual);
+                let builder = options.tell(GemmReduceScatter::builder(m, n, k)).residual(options.residual).partials(options.partials);
                 let builder = if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
                 builder.build(comm).map(Self::Rs)
             }
             OpKind::GemmAllReduce => {
-                let builder = options.tell(GemmAllReduce::builder(m, n, k)).residual(options.residual);
+                let builder = options.tell(GemmAllReduce::builder(m, n, k)).residual(options.residual).partials(options.partials);
                 let builder = if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
                 builder.build(comm).map(Self::Ar)
             }
@@ -121,7 +123,7 @@ impl<T: Element> AnyOp<T> {
         let messages = || flux_ops::ranked_plans(&node.comm, p).into_iter().find(|plan| plan.comm != CommMode::Sequential);
         let plan = if node.comm.transport() == TransportKind::Nccl { options.plan.or_else(messages) } else { options.plan };
         let options = OpOptions { plan, workers, bias: case.has_bias(), residual: case.has_residual(), ..options };
-        let options = OpOptions { activation: case.activation, gates: case.gates, ..options };
+        let options = OpOptions { activation: case.activation, gates: case.gates, partials: p.partials(), ..options };
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm).unwrap()
     }
 

@@ -81,6 +81,12 @@ macro_rules! tests_of_any_machine {
             tiles_change_no_bit_of_a_batch_invariant_op,
             the_owner_of_a_row_shows_in_its_bits_by_other_plans,
             plans_without_one_order_are_refused,
+            f32_partials_give_the_exact_result_of_integers,
+            f32_partials_are_rounded_once,
+            f32_partials_overflow_only_where_the_total_does,
+            f32_partials_of_batch_invariant_ops_have_their_own_bits,
+            f32_partials_refuse_a_sum_by_the_library,
+            ranks_with_other_partials_do_not_build,
         );
     };
 }
@@ -112,6 +118,9 @@ macro_rules! tests_of_messages {
             gathered_rows_are_those_of_all_ranks,
             gathered_rows_of_calls_in_a_row_do_not_mix,
             what_messages_cannot_carry_is_refused_before_anything_is_sent,
+            f32_partials_give_the_exact_result_of_integers,
+            f32_partials_are_rounded_once,
+            f32_partials_overflow_only_where_the_total_does,
             a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group,
             streams_that_are_full_end_when_a_rank_never_calls,
             a_rank_that_leaves_is_named_at_once,

@@ -41,7 +41,7 @@ class AllGatherMatmul(torch.autograd.Function):
             dweight = dy.t() @ full
             dx = scattered() if needs_x else None
         elif needs_x:
-            dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, ctx.comm)
+            dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, 0, ctx.comm)
         return dx, dweight, dy.sum(0) if needs_bias else None, None, None
 
 
@@ -49,10 +49,10 @@ class MatmulReduceScatter(torch.autograd.Function):
     """``y = scatter(sum over ranks of x @ weight.T) + bias + residual``."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, residual, comm):
+    def forward(ctx, x, weight, bias, residual, partials, comm):
         ctx.save_for_backward(x, weight)
         ctx.comm = comm
-        return calls["matmul_reduce_scatter"](x, weight, bias, residual, comm)
+        return calls["matmul_reduce_scatter"](x, weight, bias, residual, partials, comm)
 
     @staticmethod
     def backward(ctx, dy):
@@ -68,23 +68,23 @@ class MatmulReduceScatter(torch.autograd.Function):
         elif needs_weight or needs_bias:
             full = Rows(m, _known[ctx.comm]).gather(dy)()
         dweight = full.t() @ x if needs_weight else None
-        return dx, dweight, full.sum(0) if needs_bias else None, dresidual, None
+        return dx, dweight, full.sum(0) if needs_bias else None, dresidual, None, None
 
 
 class MatmulAllReduce(torch.autograd.Function):
     """``y = sum over ranks of x @ weight.T, + bias + residual``. Every rank has the same ``dy``, so nothing is sent back."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, residual, comm):
+    def forward(ctx, x, weight, bias, residual, partials, comm):
         ctx.save_for_backward(x, weight)
-        return calls["matmul_all_reduce"](x, weight, bias, residual, comm)
+        return calls["matmul_all_reduce"](x, weight, bias, residual, partials, comm)
 
     @staticmethod
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
         dx, dweight = dy @ weight if needs_x else None, dy.t() @ x if needs_weight else None
-        return dx, dweight, dy.sum(0) if needs_bias else None, dy if needs_residual else None, None
+        return dx, dweight, dy.sum(0) if needs_bias else None, dy if needs_residual else None, None, None
 
 
 class CopiedInputLinear(torch.autograd.Function):
@@ -103,6 +103,6 @@ class CopiedInputLinear(torch.autograd.Function):
         rows = dy.reshape(-1, dy.shape[-1])
         dx = None
         if needs_x:
-            dx = call(calls["matmul_all_reduce"], rows.contiguous(), weight.t(), None, None, ctx.comm).reshape(x.shape)
+            dx = call(calls["matmul_all_reduce"], rows.contiguous(), weight.t(), None, None, 0, ctx.comm).reshape(x.shape)
         dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
         return dx, dweight, rows.sum(0) if needs_bias else None, None

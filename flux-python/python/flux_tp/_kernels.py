@@ -77,22 +77,22 @@ def _register_fakes(op: str, rows: Callable[[Tensor, int], int]) -> None:
     """Registers the fake kernels of a row-parallel op, whose result has so many rows."""
 
     @torch.library.register_fake(f"flux_tp::{op}")
-    def _(x, weight, bias, residual, comm):
+    def _(x, weight, bias, residual, partials, comm):
         _one_device(x, weight=weight, bias=bias, residual=residual)
         return x.new_empty(rows(x, comm), weight.shape[0])
 
     @torch.library.register_fake(f"flux_tp::{op}.out")
-    def _(x, weight, bias, residual, comm, *, out):
+    def _(x, weight, bias, residual, partials, comm, *, out):
         _one_device(x, weight=weight, bias=bias, residual=residual, out=out)
 
     @torch.library.register_fake(f"flux_tp::{op}.norm")
-    def _(x, weight, bias, residual, gain, eps, comm):
+    def _(x, weight, bias, residual, gain, eps, partials, comm):
         _one_device(x, weight=weight, bias=bias, residual=residual, gain=gain)
         shape = (rows(x, comm), weight.shape[0])
         return x.new_empty(shape), x.new_empty(shape)
 
     @torch.library.register_fake(f"flux_tp::{op}.norm_out")
-    def _(x, weight, bias, residual, gain, eps, comm, *, out, out_norm):
+    def _(x, weight, bias, residual, gain, eps, partials, comm, *, out, out_norm):
         _one_device(x, weight=weight, bias=bias, residual=residual, gain=gain, out=out, y_norm=out_norm)
 
 

@@ -4,7 +4,7 @@ from typing import TypeAlias
 
 Connected: TypeAlias = tuple[int, int, int, str, int | None]
 Described: TypeAlias = tuple[int, str, int, int, int, tuple[int, int]]
-Built: TypeAlias = tuple[str, bool, bool, bool, int, float | None]
+Built: TypeAlias = tuple[str, bool, bool, bool, int, float | None, bool]
 Operands: TypeAlias = tuple[
     Described, Described, Described | None, Described | None, Described | None, Described, Described | None
 ]
@@ -27,10 +27,10 @@ def prepare(comm: int, kind: str, extents: tuple[int, int], of: Built, rows: lis
 def call_host(
     comm: int,
     kind: str,
-    activation_number: int,
-    m: int,
+    numbers: tuple[int, int],
     operands: Operands,
     eps: float | None,
+    f32_partials: bool,
 ) -> None: ...
 def activations() -> list[str]: ...
 def commit() -> str: ...

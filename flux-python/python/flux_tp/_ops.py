@@ -103,6 +103,8 @@ def matmul_reduce_scatter(
     norm: None = None,
     group: _comm.Communicator | None = None,
     out: Operand | None = None,
+    *,
+    partials: str | None = None,
 ) -> Operand: ...
 @overload
 def matmul_reduce_scatter(
@@ -114,8 +116,19 @@ def matmul_reduce_scatter(
     norm: tuple[Operand, float],
     group: _comm.Communicator | None = None,
     out: tuple[Operand, Operand] | None = None,
+    partials: str | None = None,
 ) -> tuple[Operand, Operand]: ...
-def matmul_reduce_scatter(x: Any, weight: Any, bias: Any = None, residual: Any = None, norm: Any = None, group: Any = None, out: Any = None) -> Any:
+def matmul_reduce_scatter(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    norm: Any = None,
+    group: Any = None,
+    out: Any = None,
+    *,
+    partials: str | None = None,
+) -> Any:
     """``scatter(sum over ranks of x @ weight.T) + bias + residual``: a row-parallel linear layer whose output is split by rows.
 
     Args:
@@ -126,6 +139,8 @@ def matmul_reduce_scatter(x: Any, weight: Any, bias: Any = None, residual: Any =
         norm: ``(gain, eps)`` of an RMSNorm of the result's rows, with a gain of ``[n]``. It has no gradient.
         group: the communicator; the first that :func:`flux_tp.init` made.
         out: where the result goes, ``[m_r, n]``. With a norm a pair of both results.
+        partials: ``float32`` sends partial sums in fp32, twice the bytes: the result is rounded once, and no fp16 partial
+            sum overflows where the total does not. ``None``: in the operands' dtype. The same on every rank.
 
     Returns:
         ``[m_r, n]``: this rank's rows of the sum, as ``torch.tensor_split`` cuts ``m`` rows. With a norm a pair
@@ -133,7 +148,7 @@ def matmul_reduce_scatter(x: Any, weight: Any, bias: Any = None, residual: Any =
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out)
+    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, partials)
 
 
 @overload
@@ -145,6 +160,8 @@ def matmul_all_reduce(
     norm: None = None,
     group: _comm.Communicator | None = None,
     out: Operand | None = None,
+    *,
+    partials: str | None = None,
 ) -> Operand: ...
 @overload
 def matmul_all_reduce(
@@ -156,8 +173,19 @@ def matmul_all_reduce(
     norm: tuple[Operand, float],
     group: _comm.Communicator | None = None,
     out: tuple[Operand, Operand] | None = None,
+    partials: str | None = None,
 ) -> tuple[Operand, Operand]: ...
-def matmul_all_reduce(x: Any, weight: Any, bias: Any = None, residual: Any = None, norm: Any = None, group: Any = None, out: Any = None) -> Any:
+def matmul_all_reduce(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    residual: Any = None,
+    norm: Any = None,
+    group: Any = None,
+    out: Any = None,
+    *,
+    partials: str | None = None,
+) -> Any:
     """``sum over ranks of x @ weight.T, + bias + residual``: a row-parallel linear layer whose output every rank has whole.
 
     Args:
@@ -168,13 +196,14 @@ def matmul_all_reduce(x: Any, weight: Any, bias: Any = None, residual: Any = Non
         norm: ``(gain, eps)``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
         out: where the result goes, ``[m, n]``. With a norm a pair of both results.
+        partials: as for :func:`matmul_reduce_scatter`.
 
     Returns:
         ``[m, n]``, with the same bits on every rank. With a norm a pair ``(y, y_norm)``.
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out)
+    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out, partials)
 
 
 def prepare(
@@ -189,6 +218,7 @@ def prepare(
     activation: str | None = None,
     residual: bool = False,
     eps: float | None = None,
+    partials: str | None = None,
     group: _comm.Communicator | None = None,
 ) -> None:
     """Builds an op before its first call. Collective.
@@ -203,17 +233,19 @@ def prepare(
         activation: as in :func:`all_gather_matmul`.
         residual: whether calls have one, as in :func:`matmul_reduce_scatter`.
         eps: that of the norm, where calls have one.
+        partials: as in :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
     """
     comm = group or _comm.default()
-    name = getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
-    _native.prepare(comm.id, op, (n, k), (name, transposed, bias, residual, _number(activation), eps), list(rows))
+    of = (_dtype_name(dtype), transposed, bias, residual, _number(activation), eps, partials_number(partials) != 0)
+    _native.prepare(comm.id, op, (n, k), of, list(rows))
 
 
-def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any) -> Any:
+def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any, partials: Any) -> Any:
     if norm is not None:
         _check_norm(norm, out)
-    return _backend(x).run(op, x, weight, bias, group or _comm.default(), out, residual=residual, norm=norm)
+    comm, number = group or _comm.default(), partials_number(partials)
+    return _backend(x).run(op, x, weight, bias, comm, out, residual=residual, norm=norm, partials=number)
 
 
 def _check_norm(norm: Any, out: Any) -> None:
@@ -239,6 +271,19 @@ def as_rows(residual: Any, lead: Sequence[int]) -> Any:
 def shard_rows(comm: _comm.Communicator, m: int) -> int:
     """The rows of this rank, of ``m``."""
     return m // comm.world_size + (comm.rank < m % comm.world_size)
+
+
+def _dtype_name(dtype: Any) -> str:
+    return getattr(dtype, "name", None) or str(dtype).removeprefix("torch.")
+
+
+def partials_number(partials: Any) -> int:
+    """The number by which ops take a type of partial sums."""
+    if partials is None:
+        return 0
+    if _dtype_name(partials) != "float32":
+        raise OperandError(f"partials = {partials!r}: give 'float32', or None for the operands' dtype")
+    return 1
 
 
 def _number(activation: str | None) -> int:

@@ -47,6 +47,7 @@ def run(
     m: int | None = None,
     residual: Any = None,
     norm: tuple[Any, float] | None = None,
+    partials: int = 0,
     gathered: bool = False,
 ) -> Any:
     """Makes a call; see the ops in ``_ops``."""
@@ -63,9 +64,9 @@ def run(
     if op == "all_gather_matmul":
         arguments = (x, weight, bias, activation, -1 if m is None else m, comm.id)
     elif norm is None:
-        arguments = (x, weight, bias, residual, comm.id)
+        arguments = (x, weight, bias, residual, partials, comm.id)
     else:
-        arguments = (x, weight, bias, residual, gain, eps, comm.id)
+        arguments = (x, weight, bias, residual, gain, eps, partials, comm.id)
     second = "return_gathered=" if gathered else None if norm is None else "norm="
     if torch.compiler.is_compiling():
         y = _run(op, arguments, second, out, needs_grad)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._autograd import CopiedInputLinear
 from ._comm import Communicator, default
-from ._ops import ACTIVATIONS, all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter
+from ._ops import ACTIVATIONS, all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter, partials_number
 from ._torch import FUNCTIONS
 from .errors import OperandError
 
@@ -121,6 +121,8 @@ class RowParallelLinear(_ParallelLinear):
     ``sequence_parallel=False`` ``[m, ..., out_features]`` on every rank. Parameters: ``weight``
     ``[out_features, in_features / W]`` and ``bias`` ``[out_features]``, the same on every rank. The gradient of the
     bias is that of all rows: it needs no all-reduce over the ranks.
+
+    ``partials="float32"``: ranks send partial sums in fp32, as in :func:`flux_tp.matmul_reduce_scatter`.
     """
 
     _dim = 1
@@ -132,12 +134,15 @@ class RowParallelLinear(_ParallelLinear):
         bias: bool = True,
         *,
         sequence_parallel: bool = True,
+        partials: str | None = None,
         group: Communicator | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
         super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype)
+        partials_number(partials)
+        self.partials = partials
 
     def forward(self, x: Tensor) -> Tensor:
         op = matmul_reduce_scatter if self.sequence_parallel else matmul_all_reduce
-        return op(x, self.weight, self.bias, group=self.comm)
+        return op(x, self.weight, self.bias, group=self.comm, partials=self.partials)

@@ -8,7 +8,7 @@ use crate::member::{Member, here, named};
 use crate::operand::{Dims, Weight, activation, operand, weight};
 use crate::ops::{Call, Eps, Kind, Norm};
 use flux_ops::binding::Class;
-use flux_ops::{DType, Location, RawTensor};
+use flux_ops::{DType, Location, Partials, RawTensor};
 use flux_transport::Stream;
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -60,6 +60,7 @@ struct Arguments {
     bias: Option<Tensor>,
     residual: Option<Tensor>,
     norm: Option<(Tensor, Eps)>,
+    partials: Partials,
     activation: u64,
     /// Below 0: not said.
     m: i64,
@@ -87,6 +88,7 @@ impl Arguments {
             bias: optional(next()),
             residual: if gathers { None } else { optional(next()) },
             norm: (form.pair && !gathers).then(|| (tensor(next()), Eps::new(f64::from_bits(next())))),
+            partials: if !gathers && next() != 0 { Partials::F32 } else { Partials::OpDType },
             activation: if gathers { next() } else { 0 },
             m: if gathers { next().cast_signed() } else { -1 },
             comm: next(),
@@ -138,6 +140,7 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
         residual: arguments.residual.as_ref().map(|residual| operand("residual", residual)).transpose()?,
         y: operand("out", &y)?,
         norm,
+        partials: arguments.partials,
         gathered: second.as_ref().filter(|_| gathers).map(|rows| operand("x_full", rows)).transpose()?,
         stream,
     };

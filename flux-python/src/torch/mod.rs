@@ -65,7 +65,7 @@ macro_rules! hands_out {
     };
 }
 
-/// A row-parallel op.
+/// A row-parallel op: `partials` is 1 for fp32, else 0.
 macro_rules! reduces {
     ($name:literal, $kind:ident) => {
         op!(
@@ -74,7 +74,7 @@ macro_rules! reduces {
             ".out",
             $kind,
             false,
-            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int comm",
+            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int partials, int comm",
             "Tensor",
             "Tensor(a!) out"
         )
@@ -90,7 +90,7 @@ macro_rules! normalises {
             ".norm_out",
             $kind,
             true,
-            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor gain, float eps, int comm",
+            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor gain, float eps, int partials, int comm",
             "(Tensor, Tensor)",
             "Tensor(a!) out, Tensor(b!) out_norm"
         )

@@ -2,7 +2,7 @@
 
 use crate::harness::EpilogueSpec;
 use crate::shapes::{self, Layer};
-use flux_core::{DType, OpKind, Problem, ProblemError, WorldSize};
+use flux_core::{DType, OpKind, Partials, Problem, ProblemError, WorldSize};
 
 /// One problem of the matrix.
 #[derive(Clone, Debug)]
@@ -31,12 +31,12 @@ const SMALL: [(&str, usize, usize, usize); 5] = [
 pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::Result<Vec<SoakCase>> {
     let ranks = world.index();
     let mut cases = Vec::new();
-    let mut push = |name: &str, op, m, (n, k), dtype, epilogue: EpilogueSpec| {
-        let problem = Problem::new(op, m, n, k, dtype, world)?;
+    let mut push = |name: &str, op, m, (n, k), dtype, (epilogue, partials): (EpilogueSpec, Partials)| {
+        let problem = Problem::new(op, m, n, k, dtype, world)?.with_partials(partials);
         cases.push(SoakCase { name: format!("{name}{epilogue} {problem}"), problem, epilogue, heavy: false });
         Ok::<_, ProblemError>(())
     };
-    let plain = EpilogueSpec::default();
+    let plain = (EpilogueSpec::default(), Partials::OpDType);
     for &op in ops {
         // Which of n and k is split over the ranks.
         let extents = |split: usize, whole: usize| match op {
@@ -47,13 +47,16 @@ pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::
             for dtype in [DType::Bf16, DType::F16] {
                 push(name, op, rows * ranks, extents(split, whole), dtype, plain)?;
             }
+            if op.reduces() {
+                push(name, op, rows * ranks, extents(split, whole), DType::F16, (plain.0, Partials::F32))?;
+            }
         }
         // A bias, alone and with each activation, with partial tiles and in the least shape.
         for (name, rows, split, whole) in SMALL.into_iter().filter(|(name, ..)| ["least", "unaligned"].contains(name)) {
             for (dtype, epilogue) in [DType::Bf16, DType::F16].into_iter().flat_map(|d| EpilogueSpec::with_bias(op).map(move |f| (d, f))) {
                 // Gates and ups are of as many columns each.
                 let split = if epilogue.gates.is_some() { 2 * split } else { split };
-                push(name, op, rows * ranks, extents(split, whole), dtype, epilogue)?;
+                push(name, op, rows * ranks, extents(split, whole), dtype, (epilogue, Partials::OpDType))?;
             }
         }
         // m = 8 x 129 whatever the number of ranks, where it divides.
@@ -63,7 +66,7 @@ pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::
     }
     if models {
         for Layer { name, problem } in shapes::layers(&"gpt3,llama70b".parse()?, ops, &[512, 1024, 2048, 4096, 8192], DType::Bf16, world)? {
-            cases.push(SoakCase { name: format!("{name} {problem}"), problem, epilogue: plain, heavy: true });
+            cases.push(SoakCase { name: format!("{name} {problem}"), problem, epilogue: plain.0, heavy: true });
         }
     }
     Ok(cases)

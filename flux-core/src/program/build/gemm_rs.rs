@@ -35,11 +35,11 @@ fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
 }
 
 /// Partial tiles that an own tile adds in its mainloop, of `added` in all.
-fn in_mainloop(schedule: &Schedule, k_extent: KExtent, nodes: Nodes, added: u32) -> u32 {
+fn in_mainloop(problem: &Problem, schedule: &Schedule, k_extent: KExtent, (nodes, added): (Nodes, u32)) -> u32 {
     if schedule.split_k > 1 || nodes.are_mixed() {
         return 0;
     }
-    schedule.in_mainloop.min(added).min(most_partials(k_extent.steps()))
+    schedule.in_mainloop.min(added).min(most_partials(problem, k_extent.steps()))
 }
 
 /// The order of a GEMM-ReduceScatter with each own tile as early as `lag` items behind the last
@@ -126,7 +126,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
 
     let (places, k_extent) = (Places::new(nodes), KExtent::new(problem, schedule));
-    let in_mainloop = in_mainloop(schedule, k_extent, nodes, world.peers());
+    let in_mainloop = in_mainloop(problem, schedule, k_extent, (nodes, world.peers()));
     let (first_step, gap) = accumulation_steps(k_extent.steps(), in_mainloop);
     let stream_k = schedule.stream_k_tiles(problem).filter(|_| !nodes.are_mixed());
     let all_reduces = problem.op() == OpKind::GemmAllReduce && world.peers() > 0;

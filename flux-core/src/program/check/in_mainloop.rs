@@ -6,7 +6,7 @@
 
 use super::{Record, Violation};
 use crate::OpKind;
-use crate::program::mainloop::IN_MAINLOOP_GAP;
+use crate::program::mainloop::gap;
 use crate::program::{TileProgram, WorkItem, sink};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
@@ -17,7 +17,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     for (index, item) in p.items.iter().enumerate() {
         let violation = |what| Err(Violation::Form { rank, record: Record::Item(index), what });
         let in_mainloop = if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 { p.in_mainloop } else { 0 };
-        if p.in_mainloop > 0 && p.in_mainloop_steps().1 < IN_MAINLOOP_GAP {
+        if p.in_mainloop > 0 && p.in_mainloop_steps().1 < gap(&p.problem) {
             return violation("mainloop partial tiles are too few steps apart");
         }
         if in_mainloop > item.partials {

@@ -7,7 +7,7 @@ use crate::harness::{EpilogueSpec, data};
 use crate::plan::Overrides;
 use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use flux_core::tile::Generation;
-use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
+use flux_core::{DType, OpKind, Partials, Problem, ProblemError, Rank, TileShape, WorldSize};
 use std::fmt;
 
 /// Where ranks compute, which bounds the sizes: a host's ranks share its few cores.
@@ -91,6 +91,10 @@ impl RandomCase {
         // Across nodes a sum has no such order.
         let has_order = legal != Legal::Mixed || op == OpKind::AllGatherGemm;
         let batch_invariant = draw.below(2) > 0 && plan.is_none() && has_order;
+        // A library's sum has no fp32 partial sums.
+        let sums_itself = plan.is_none_or(|plan| plan.comm != CommMode::Sequential);
+        let partials = if draw.below(3) == 0 && sums_itself { Partials::F32 } else { Partials::OpDType };
+        let problem = problem.with_partials(partials);
         Ok(Self { number, problem, epilogue, plan, batch_invariant, calls, seed: data::seed(seed, 2, number) })
     }
 

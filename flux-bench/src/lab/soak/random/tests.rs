@@ -4,7 +4,7 @@ use flux_core::machine::Machine;
 use flux_core::plan::{Chunk, CommMode, Links, Plan, RowMapping, Target};
 use flux_core::program::{Channels, TileProgram};
 use flux_core::tile::Generation;
-use flux_core::{Nodes, OpKind, Rank, WorldSize};
+use flux_core::{Nodes, OpKind, Partials, Rank, WorldSize};
 use flux_kernels::{KernelTarget, Variant};
 use flux_ops::Activation;
 
@@ -108,6 +108,7 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
         for dtype in [DType::Bf16, DType::F16] {
             assert!(of_gpu().any(|c| c.problem.op() == op && c.problem.dtype() == dtype));
         }
+        assert_eq!(of_gpu().any(|c| c.problem.op() == op && c.problem.partials() == Partials::F32), op.reduces());
     }
 }
 
