@@ -219,7 +219,7 @@ impl RankContext {
         let problem = set.holds.map_or(*op.problem(), |held| held.problem);
         let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);
         let rank = self.comm.rank();
-        let (x_layout, w_layout, y_layout) = (layout(problem.x_shape(rank)), layout(problem.w_shape()), layout(problem.y_shape(rank)));
+        let (x_layout, w_layout, y_layout) = (layout(problem.x_shape(rank)), layout(problem.w_shape(rank)), layout(problem.y_shape(rank)));
         let (x, w) = (view(&set.x, x_layout, &self.comm)?, view(&set.w, w_layout, &self.comm)?);
         let columns = Layout::from((y_layout.cols,));
         let bias = set.bias.as_ref().map(|bias| view(bias, columns, &self.comm)).transpose()?;

@@ -47,7 +47,7 @@ impl<T: Element> Epilogue<'_, T> {
         if let Some(Residual::Rows(rows)) = self.residual {
             fits("residual", problem.y_shape(rank), rows.elements.len(), rows.stride)?;
         }
-        let shape = Shape { rows: 1, cols: problem.n_local() };
+        let shape = Shape { rows: 1, cols: problem.n_local(rank) };
         self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))
     }
 

@@ -58,9 +58,8 @@ impl<T: Element> Global<T> {
 
     /// The epilogue of `rank`.
     pub fn epilogue(&self, rank: u32) -> Epilogue<'_, T> {
-        let cols = self.problem.n_local();
-        let first = if self.problem.op() == OpKind::AllGatherGemm { rank * cols } else { 0 };
-        let bias = self.bias.as_ref().map(|bias| &bias[first as usize..][..cols as usize]);
+        let columns = self.problem.columns(Rank::new(rank));
+        let bias = self.bias.as_ref().map(|bias| &bias[columns.start as usize..columns.end as usize]);
         Epilogue { bias, activation: self.activation, ..Epilogue::default() }
     }
 
@@ -70,24 +69,16 @@ impl<T: Element> Global<T> {
 
     /// The operands of `rank`.
     pub fn shard(&self, rank: u32) -> (Vec<T>, Vec<T>) {
-        let (p, rank, k) = (&self.problem, rank as usize, self.problem.k() as usize);
-        let (m, n) = (p.m() as usize, p.n() as usize);
-        let rows = p.shard_rows(Rank::new(rank as u32));
-        let rows = rows.start as usize..rows.end as usize;
-        let of = |extent: u32| rank * extent as usize..(rank + 1) * extent as usize;
-        match p.op() {
-            OpKind::AllGatherGemm => (Self::part(&self.x, k, rows, 0..k), Self::part(&self.w, k, of(p.n_local()), 0..k)),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-                (Self::part(&self.x, k, 0..m, of(p.k_local())), Self::part(&self.w, k, 0..n, of(p.k_local())))
-            }
-        }
+        let (p, rank, k) = (&self.problem, Rank::new(rank), self.problem.k() as usize);
+        let of = |range: std::ops::Range<u32>| range.start as usize..range.end as usize;
+        let rows = if p.op() == OpKind::AllGatherGemm { p.shard_rows(rank) } else { 0..p.m() };
+        (Self::part(&self.x, k, of(rows), of(p.inner(rank))), Self::part(&self.w, k, of(p.columns(rank)), of(p.inner(rank))))
     }
 
     /// The global row and column of an element of `rank`'s `y`.
     fn global(&self, rank: u32, row: usize, col: usize) -> (usize, usize) {
-        let p = &self.problem;
-        let first_col = if p.op() == OpKind::AllGatherGemm { rank * p.n_local() } else { 0 };
-        (p.y_rows(Rank::new(rank)).start as usize + row, first_col as usize + col)
+        let (p, rank) = (&self.problem, Rank::new(rank));
+        (p.y_rows(rank).start as usize + row, p.columns(rank).start as usize + col)
     }
 
     /// Compares `y` of a program's rank with the product in fp64; the error of each element must
@@ -102,7 +93,7 @@ impl<T: Element> Global<T> {
     /// multiplies the error by its slope and adds its own.
     pub fn verify(&self, program: &TileProgram, y: &[T]) {
         let (p, rank, flattened) = (&self.problem, program.rank.get(), program.flattened);
-        let (w, k_local) = (p.world().get(), p.k_local() as usize);
+        let w = p.world().get();
         let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
         let g = |n: usize| n as f64 * e / (1.0 - n as f64 * e);
         let subnormal = 2f64.powi(-25);
@@ -114,13 +105,14 @@ impl<T: Element> Global<T> {
                 let (mut exact, mut error, mut magnitude) = (0.0, 0.0, 0.0);
                 for part in 0..parts {
                     let (mut sum, mut terms) = (0.0, 0.0);
-                    for q in part as usize * k_local..(part as usize + 1) * k_local {
+                    let inner = p.inner(Rank::new(part));
+                    for q in inner.start as usize..inner.end as usize {
                         let at = i * p.k() as usize + q;
                         let product = f64::from(self.x[at].to_f32()) * f64::from(self.w[j * p.k() as usize + q].to_f32());
                         sum += product;
                         terms += product.abs();
                     }
-                    let mut off = g(k_local) * terms;
+                    let mut off = g(inner.len()) * terms;
                     if parts > 1 && (part != owner || flattened) {
                         off += u * (sum.abs() + off) + subnormal;
                     }

@@ -128,9 +128,8 @@ impl<T: Element> Case<T> {
 
     /// The bias of `rank`: its own columns.
     pub fn bias(&self, rank: Rank) -> Option<Vec<T>> {
-        let cols = self.problem.n_local() as usize;
-        let first = if self.problem.op() == OpKind::AllGatherGemm { rank.index() * cols } else { 0 };
-        self.bias.as_ref().map(|bias| bias[first..first + cols].to_vec())
+        let columns = self.problem.columns(rank);
+        self.bias.as_ref().map(|bias| bias[columns.start as usize..columns.end as usize].to_vec())
     }
 
     pub fn has_bias(&self) -> bool {
@@ -146,14 +145,13 @@ impl<T: Element> Case<T> {
     pub fn x(&self, rank: Rank) -> Vec<T> {
         let (p, shape) = (&self.problem, self.problem.x_shape(rank));
         let rows = p.shard_rows(rank).start as usize;
-        self.part(&self.x, shape, if p.op() == OpKind::AllGatherGemm { (rows, 0) } else { (0, rank.index() * shape.cols as usize) })
+        self.part(&self.x, shape, if p.op() == OpKind::AllGatherGemm { (rows, 0) } else { (0, p.inner(rank).start as usize) })
     }
 
     /// The operand `w` of `rank`, dense.
     pub fn w(&self, rank: Rank) -> Vec<T> {
-        let (p, shape) = (&self.problem, self.problem.w_shape());
-        let (rows, cols) = (rank.index() * shape.rows as usize, rank.index() * shape.cols as usize);
-        self.part(&self.w, shape, if p.op() == OpKind::AllGatherGemm { (rows, 0) } else { (0, cols) })
+        let (p, shape) = (&self.problem, self.problem.w_shape(rank));
+        self.part(&self.w, shape, (p.columns(rank).start as usize, p.inner(rank).start as usize))
     }
 
     fn part(&self, global: &[T], shape: flux_core::problem::Shape, (row, col): (usize, usize)) -> Vec<T> {
@@ -201,7 +199,7 @@ impl<T: Element> Case<T> {
         let (p, shape) = (self.problem, self.problem.y_shape(rank));
         let (rows, cols, n) = (shape.rows as usize, shape.cols as usize, p.n() as usize);
         let (row, col) = match p.op() {
-            OpKind::AllGatherGemm => (0, rank.index() * cols),
+            OpKind::AllGatherGemm => (0, p.columns(rank).start as usize),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (p.y_rows(rank).start as usize, 0),
         };
         (row..row + rows).flat_map(move |i| (col..col + cols).map(move |j| i * n + j))
@@ -261,7 +259,8 @@ struct Sum<'a> {
 
 impl<'a> Sum<'a> {
     fn new(problem: &'a Problem, a: &[f64], b: &[f64], added: Vec<f64>, activation: Activation) -> Self {
-        let k_local = problem.k_local() as usize;
+        let sources = problem.world().ranks().take(if problem.op().reduces() { problem.world().index() } else { 1 });
+        let parts = sources.map(|source| problem.inner(source)).map(|k| k.start as usize..k.end as usize);
         let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
         let dot = |(a, b): (&[f64], &[f64])| a.iter().zip(b).map(|(a, b)| a * b).sum();
         let tiny = match problem.dtype() {
@@ -270,7 +269,7 @@ impl<'a> Sum<'a> {
         };
         Self {
             problem,
-            partials: a.chunks_exact(k_local).zip(b.chunks_exact(k_local)).map(dot).collect(),
+            partials: parts.map(|part| dot((&a[part.clone()], &b[part]))).collect(),
             added,
             activation,
             accumulation: (a.len() as f64).sqrt() * f64::from(f32::EPSILON) * magnitude,

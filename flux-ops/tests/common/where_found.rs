@@ -78,6 +78,11 @@ macro_rules! tests_of_any_machine {
             tiles_change_no_bit_of_a_batch_invariant_op,
             the_owner_of_a_row_shows_in_its_bits_by_other_plans,
             plans_without_one_order_are_refused,
+            unequal_parts_of_n_and_k_give_the_exact_result,
+            unequal_parts_of_n_and_k_stay_within_the_bound,
+            a_vocabulary_is_split_in_groups_of_8,
+            operands_of_another_part_are_refused,
+            fewer_groups_of_8_than_ranks_are_refused,
         );
     };
 }
@@ -108,6 +113,8 @@ macro_rules! tests_of_messages {
             rows_with_gaps_are_sent_without_them,
             gathered_rows_are_those_of_all_ranks,
             gathered_rows_of_calls_in_a_row_do_not_mix,
+            unequal_parts_of_n_and_k_give_the_exact_result,
+            unequal_parts_of_n_and_k_stay_within_the_bound,
             what_messages_cannot_carry_is_refused_before_anything_is_sent,
             a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group,
             streams_that_are_full_end_when_a_rank_never_calls,

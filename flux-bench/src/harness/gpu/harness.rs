@@ -142,7 +142,7 @@ impl Gpu {
             per_node: if flattened { 1 } else { nodes.per_node() },
             collective,
         };
-        let y = (y, u64::from(problem.n_local()));
+        let y = (y, u64::from(problem.n_local(rank)));
         self.device.bind()?;
         // SAFETY: `y` is the set's, of the problem's shape.
         let report = unsafe { self.harness.verify(problem, rank, y, &expected, self.raw_stream())? };
