@@ -169,20 +169,21 @@ mod _native {
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise
-    /// until it returns. With `eps` there are a gain and normalised rows. The second result of
-    /// an op that gathers are the gathered rows.
+    /// until it returns. `extents` are `m`, then `n` of an op that gathers or `k` of the others, of
+    /// all ranks together. With `eps` there are a gain and normalised rows. The second result of an
+    /// op that gathers are the gathered rows.
     #[pyfunction]
     fn call_host(
         py: Python<'_>,
         comm: u64,
         kind: &str,
         activation_number: u64,
-        m: usize,
+        extents: (usize, Option<usize>),
         operands: Operands,
         eps: Option<f64>,
     ) -> PyResult<()> {
         with(py, comm, |member| {
-            let kind = Kind::named(kind)?;
+            let (kind, (m, split)) = (Kind::named(kind)?, extents);
             let (x, weight, bias, residual, gain, y, second) = &operands;
             let optional = |name, of: &Option<Described>| of.as_ref().map(|of| described(name, of)).transpose();
             let (y_norm, gathered) = if kind == Kind::AllGather { (&None, second) } else { (second, &None) };
@@ -194,6 +195,7 @@ mod _native {
                 kind,
                 activation: activation(activation_number)?,
                 m,
+                split,
                 x: described("x", x)?,
                 weight: described_weight(weight)?,
                 bias: optional("bias", bias)?,

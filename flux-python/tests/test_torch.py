@@ -28,6 +28,8 @@ CASES = [
     "an_activation_has_a_gradient",
     "modules",
     "modules_without_sequence_parallelism",
+    "modules_of_unequal_parts",
+    "compiled_with_unequal_parts",
     "groups_inside_a_larger_job",
 ]
 

@@ -28,7 +28,7 @@ def call_host(
     comm: int,
     kind: str,
     activation_number: int,
-    m: int,
+    extents: tuple[int, int | None],
     operands: Operands,
     eps: float | None,
 ) -> None: ...

@@ -32,6 +32,7 @@ def all_gather_matmul(
     return_gathered: Literal[False] = False,
     *,
     m: int | None = None,
+    n: int | None = None,
     out: Operand | None = None,
 ) -> Operand: ...
 @overload
@@ -44,6 +45,7 @@ def all_gather_matmul(
     *,
     return_gathered: Literal[True],
     m: int | None = None,
+    n: int | None = None,
     out: tuple[Operand, Operand] | None = None,
 ) -> tuple[Operand, Operand]: ...
 def all_gather_matmul(
@@ -55,27 +57,30 @@ def all_gather_matmul(
     return_gathered: bool = False,
     *,
     m: int | None = None,
+    n: int | None = None,
     out: Any = None,
 ) -> Any:
     """``activation(gather(x) @ weight.T + bias)``: a column-parallel linear layer whose input is split by rows.
 
     Args:
         x: ``[m_r, k]``, this rank's rows. More dimensions are taken as rows.
-        weight: ``[n/W, k]``, this rank's columns. ``n/W`` and ``k`` are multiples of 8. It may be the transposed
-            view ``w.t()`` of a ``w`` of ``[k, n/W]``, which is read as it is stored.
-        bias: ``[n/W]``.
+        weight: ``[n_r, k]``, this rank's columns. ``n_r`` and ``k`` are multiples of 8. It may be the transposed
+            view ``w.t()`` of a ``w`` of ``[k, n_r]``, which is read as it is stored.
+        bias: ``[n_r]``.
         activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32.
         group: the communicator; the first that :func:`flux_tp.init` made.
         m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
+        n: columns of all ranks together, where ranks have different numbers of columns: each has those of
+            :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times those of this rank.
         return_gathered: whether the gathered ``x`` is returned, too. It has no gradient.
-        out: where the result goes, ``[m, n/W]``. With ``return_gathered`` a pair of both results.
+        out: where the result goes, ``[m, n_r]``. With ``return_gathered`` a pair of both results.
 
     All operands are bfloat16, or all float16, in row-major order with 16-byte aligned rows. They are on the
     communicator's device.
 
     Returns:
-        ``[m, n/W]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
+        ``[m, n_r]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
         ``return_gathered`` a pair ``(y, x_full)``, where ``x_full`` is ``[m, k]``, the rows of all ranks.
 
     Raises:
@@ -86,7 +91,7 @@ def all_gather_matmul(
     if return_gathered:
         _check_pair(out, "return_gathered", "(y, x_full)")
     comm, number = group or _comm.default(), _number(activation)
-    return _backend(x).run("all_gather_matmul", x, weight, bias, comm, out, activation=number, m=m, gathered=return_gathered)
+    return _backend(x).run("all_gather_matmul", x, weight, bias, comm, out, activation=number, m=m, split=n, gathered=return_gathered)
 
 
 @overload
@@ -98,6 +103,8 @@ def matmul_reduce_scatter(
     norm: None = None,
     group: _comm.Communicator | None = None,
     out: Operand | None = None,
+    *,
+    k: int | None = None,
 ) -> Operand: ...
 @overload
 def matmul_reduce_scatter(
@@ -109,18 +116,23 @@ def matmul_reduce_scatter(
     norm: tuple[Operand, float],
     group: _comm.Communicator | None = None,
     out: tuple[Operand, Operand] | None = None,
+    k: int | None = None,
 ) -> tuple[Operand, Operand]: ...
-def matmul_reduce_scatter(x: Any, weight: Any, bias: Any = None, residual: Any = None, norm: Any = None, group: Any = None, out: Any = None) -> Any:
+def matmul_reduce_scatter(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, norm: Any = None, group: Any = None, out: Any = None, *, k: int | None = None
+) -> Any:
     """``scatter(sum over ranks of x @ weight.T) + bias + residual``: a row-parallel linear layer whose output is split by rows.
 
     Args:
-        x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
-        weight: ``[n, k/W]``, or its transposed view. ``n`` and ``k/W`` are multiples of 8.
+        x: ``[m, k_r]``, this rank's part of the inner dimension. More dimensions are taken as rows.
+        weight: ``[n, k_r]``, or its transposed view. ``n`` and ``k_r`` are multiples of 8.
         bias: ``[n]``, the same on every rank.
         residual: ``[m_r, n]``, added in fp32 before the one rounding. ``out`` may be the same memory.
         norm: ``(gain, eps)`` of an RMSNorm of the result's rows, with a gain of ``[n]``. It has no gradient.
         group: the communicator; the first that :func:`flux_tp.init` made.
         out: where the result goes, ``[m_r, n]``. With a norm a pair of both results.
+        k: the inner dimension of all ranks together, where ranks have different parts of it: each has that of
+            :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times that of this rank.
 
     Returns:
         ``[m_r, n]``: this rank's rows of the sum, as ``torch.tensor_split`` cuts ``m`` rows. With a norm a pair
@@ -128,7 +140,7 @@ def matmul_reduce_scatter(x: Any, weight: Any, bias: Any = None, residual: Any =
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out)
+    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, k)
 
 
 @overload
@@ -140,6 +152,8 @@ def matmul_all_reduce(
     norm: None = None,
     group: _comm.Communicator | None = None,
     out: Operand | None = None,
+    *,
+    k: int | None = None,
 ) -> Operand: ...
 @overload
 def matmul_all_reduce(
@@ -151,25 +165,29 @@ def matmul_all_reduce(
     norm: tuple[Operand, float],
     group: _comm.Communicator | None = None,
     out: tuple[Operand, Operand] | None = None,
+    k: int | None = None,
 ) -> tuple[Operand, Operand]: ...
-def matmul_all_reduce(x: Any, weight: Any, bias: Any = None, residual: Any = None, norm: Any = None, group: Any = None, out: Any = None) -> Any:
+def matmul_all_reduce(
+    x: Any, weight: Any, bias: Any = None, residual: Any = None, norm: Any = None, group: Any = None, out: Any = None, *, k: int | None = None
+) -> Any:
     """``sum over ranks of x @ weight.T, + bias + residual``: a row-parallel linear layer whose output every rank has whole.
 
     Args:
-        x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
-        weight: ``[n, k/W]``, or its transposed view. ``n`` and ``k/W`` are multiples of 8.
+        x: ``[m, k_r]``, this rank's part of the inner dimension. More dimensions are taken as rows.
+        weight: ``[n, k_r]``, or its transposed view. ``n`` and ``k_r`` are multiples of 8.
         bias: ``[n]``, the same on every rank.
         residual: ``[m, n]``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         norm: ``(gain, eps)``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
         out: where the result goes, ``[m, n]``. With a norm a pair of both results.
+        k: as for :func:`matmul_reduce_scatter`.
 
     Returns:
         ``[m, n]``, with the same bits on every rank. With a norm a pair ``(y, y_norm)``.
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out)
+    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out, k)
 
 
 def prepare(
@@ -205,10 +223,10 @@ def prepare(
     _native.prepare(comm.id, op, (n, k), (name, transposed, bias, residual, _number(activation), eps), list(rows))
 
 
-def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any) -> Any:
+def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any, k: int | None) -> Any:
     if norm is not None:
         _check_norm(norm, out)
-    return _backend(x).run(op, x, weight, bias, group or _comm.default(), out, residual=residual, norm=norm)
+    return _backend(x).run(op, x, weight, bias, group or _comm.default(), out, split=k, residual=residual, norm=norm)
 
 
 def _check_norm(norm: Any, out: Any) -> None:
@@ -227,7 +245,7 @@ def as_rows(residual: Any, lead: Sequence[int]) -> Any:
     if residual is None or len(residual.shape) != len(lead) + 1:
         return residual
     if tuple(residual.shape[1:-1]) != tuple(lead[1:]):
-        raise OperandError(f"residual is {list(residual.shape)}, and x is [{', '.join(map(str, lead))}, k/W]: only the first may differ")
+        raise OperandError(f"residual is {list(residual.shape)}, and x is [{', '.join(map(str, lead))}, k_r]: only the first may differ")
     return residual.reshape(prod(residual.shape[:-1]), residual.shape[-1])
 
 
