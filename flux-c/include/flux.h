@@ -122,6 +122,10 @@ typedef int32_t flux_op_kind;
 #endif // __cplusplus
 
 // Activations of FLUX_ALL_GATHER_GEMM.
+//
+// Those with gates multiply an activated gate by its up, and `y` has n_r/2 columns. Of the n_r rows
+// of a rank's weight, and of its bias, half are gates and half are ups. Gates come first, or with
+// INTERLEAVED each before its up. n_r is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is refused.
 enum flux_activation
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -135,6 +139,18 @@ enum flux_activation
     FLUX_ACTIVATION_SILU = 2,
     // max(v, 0).
     FLUX_ACTIVATION_RELU = 3,
+    // GELU of gates.
+    FLUX_ACTIVATION_GEGLU = 4,
+    // SiLU of gates.
+    FLUX_ACTIVATION_SWIGLU = 5,
+    // ReLU of gates.
+    FLUX_ACTIVATION_REGLU = 6,
+    // GELU of gates, each before its up.
+    FLUX_ACTIVATION_GEGLU_INTERLEAVED = 7,
+    // SiLU of gates, each before its up.
+    FLUX_ACTIVATION_SWIGLU_INTERLEAVED = 8,
+    // ReLU of gates, each before its up.
+    FLUX_ACTIVATION_REGLU_INTERLEAVED = 9,
 };
 #ifndef __cplusplus
 #if __STDC_VERSION__ >= 202311L

@@ -4,8 +4,8 @@ use crate::comm::{InUse, Limits, flux_comm};
 use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
 use crate::tensor::{flux_operands, flux_tensor, operand};
-use flux_ops::binding::{AnyOp, Handles, OpSpec, RawOperands};
-use flux_ops::{Activation, CallError, DType, Location, OpKind, Rank, WeightLayout};
+use flux_ops::binding::{AnyOp, Handles, NamedActivation, OpSpec, RawOperands};
+use flux_ops::{CallError, DType, Location, OpKind, Rank, WeightLayout};
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
@@ -41,6 +41,10 @@ pub enum flux_dtype {
 }
 
 /// Activations of FLUX_ALL_GATHER_GEMM.
+///
+/// Those with gates multiply an activated gate by its up, and `y` has n_r/2 columns. Of the n_r rows
+/// of a rank's weight, and of its bias, half are gates and half are ups. Gates come first, or with
+/// INTERLEAVED each before its up. n_r is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum flux_activation {
@@ -52,6 +56,18 @@ pub enum flux_activation {
     FLUX_ACTIVATION_SILU = 2,
     /// max(v, 0).
     FLUX_ACTIVATION_RELU = 3,
+    /// GELU of gates.
+    FLUX_ACTIVATION_GEGLU = 4,
+    /// SiLU of gates.
+    FLUX_ACTIVATION_SWIGLU = 5,
+    /// ReLU of gates.
+    FLUX_ACTIVATION_REGLU = 6,
+    /// GELU of gates, each before its up.
+    FLUX_ACTIVATION_GEGLU_INTERLEAVED = 7,
+    /// SiLU of gates, each before its up.
+    FLUX_ACTIVATION_SWIGLU_INTERLEAVED = 8,
+    /// ReLU of gates, each before its up.
+    FLUX_ACTIVATION_REGLU_INTERLEAVED = 9,
 }
 
 /// Calls add a bias.
@@ -137,13 +153,9 @@ impl flux_op_options {
                 return Err(Error::argument(format!("options.kind = {other} is no flux_op_kind: give FLUX_ALL_GATHER_GEMM or another")));
             }
         };
-        let activation = match self.activation {
-            0 => Activation::None,
-            1 => Activation::Gelu,
-            2 => Activation::Silu,
-            3 => Activation::Relu,
-            other => return Err(Error::argument(format!("options.activation = {other} is no flux_activation"))),
-        };
+        let named = usize::try_from(self.activation).ok().and_then(NamedActivation::numbered);
+        let unknown = || Error::argument(format!("options.activation = {} is no flux_activation", self.activation));
+        let NamedActivation { activation, gates, .. } = named.ok_or_else(unknown)?;
         if self.flags & !FLAGS != 0 {
             return Err(Error::argument(format!("options.flags = {:#x}: this library knows {FLAGS:#x}", self.flags)));
         }
@@ -167,6 +179,7 @@ impl flux_op_options {
             bias: has(FLUX_OP_BIAS),
             residual: has(FLUX_OP_RESIDUAL),
             activation,
+            gates,
             rms_norm: has(FLUX_OP_RMS_NORM).then_some(self.rms_norm_eps),
             batch_invariant: has(FLUX_OP_BATCH_INVARIANT),
             sm_margin: limits.sm_margin,

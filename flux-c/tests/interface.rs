@@ -157,6 +157,9 @@ fn bad_options_of_an_op_are_refused() {
     refused_with(flux_op_options { flags: FLUX_OP_RESIDUAL, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no residual");
     refused_with(flux_op_options { flags: FLUX_OP_RMS_NORM, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no rms_norm");
     let reduces = options(FLUX_GEMM_ALL_REDUCE);
+    refused_with(flux_op_options { activation: 10, ..good }, FLUX_ERROR_ARGUMENT, "options.activation = 10");
+    refused_with(flux_op_options { activation: 5, ..good }, FLUX_ERROR_OPERAND, "24 rows of gates and ups");
+    refused_with(flux_op_options { activation: 5, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");
     refused_with(flux_op_options { activation: 1, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");
     let norm = flux_op_options { flags: FLUX_OP_RMS_NORM, rms_norm_eps: f32::INFINITY, ..reduces };
     refused_with(norm, FLUX_ERROR_OPERAND, "eps must be a finite number");

@@ -27,4 +27,4 @@ pub use epilogue::{Activation, NoSuchActivation};
 pub use inspect::{FunctionReport, ImageError, Report};
 pub use sources::Source;
 pub use variant::{NoSuchTile, Variant};
-pub use weights::WeightLayout;
+pub use weights::{GateLayout, WeightLayout};

@@ -13,8 +13,8 @@ use flux_core::{DType, OpKind, TileShape};
 use std::fmt;
 
 /// One instantiation: operation, element type, tile, how a finished tile is staged, how many stages
-/// of operands are in flight, what is applied to the result, how weights lie, and whether it records
-/// its time line. Both sums over the ranks have one kernel.
+/// of operands are in flight, what is applied to the result, whether it has gates, how weights lie,
+/// and whether it records its time line. Both sums over the ranks have one kernel.
 ///
 /// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
 /// kernel that chose at run time would hold a copy for each.
@@ -26,6 +26,7 @@ pub struct Variant {
     form: Form,
     stages: u32,
     activation: Activation,
+    gated: bool,
     weights: WeightLayout,
     traced: bool,
 }
@@ -80,20 +81,21 @@ impl Variant {
     const CONSUMERS: u32 = 2;
 
     /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced)
-    /// forms, and some with [other weights](WeightLayout::Kn), are compiled where they are used.
+    /// forms, and some with [other weights](WeightLayout::Kn) or with [gates](Self::with_gates), are
+    /// compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
         let finished = plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish)));
         finished.flat_map(|variant| [Some(variant), variant.transposed()].into_iter().flatten()).collect()
     }
 
-    /// The same kernel for weights of `[k, n]`, unless it has an activation.
+    /// The same kernel for weights of `[k, n]`, unless it has an activation or gates.
     fn transposed(self) -> Option<Self> {
-        (self.activation == Activation::None).then(|| self.with_weights(WeightLayout::Kn))
+        (self.activation == Activation::None && !self.gated).then(|| self.with_weights(WeightLayout::Kn))
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms, and
-    /// every element type and activation.
+    /// every element type and activation, with and without gates.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let of_op = |op| Self::plain(op, target).zip(Self::finishes(op).cycle()).map(|(variant, finish)| variant.finished(finish));
         OPS.into_iter().flat_map(of_op).collect()
@@ -104,13 +106,17 @@ impl Variant {
         target.generation.tiles().flat_map(move |tile| Self::with_tile(op, DType::Bf16, tile, target))
     }
 
-    /// Element types and activations of an op's kernels.
-    fn finishes(op: OpKind) -> impl Iterator<Item = (DType, Activation)> + Clone {
-        [DType::Bf16, DType::F16].into_iter().flat_map(move |dtype| Activation::of(op).iter().map(move |&activation| (dtype, activation)))
+    /// Element types and activations of an op's kernels, without gates and, for the activations that
+    /// models use there, with them.
+    fn finishes(op: OpKind) -> impl Iterator<Item = (DType, Activation, bool)> + Clone {
+        let of_op = Activation::of(op).iter().map(|&activation| (activation, false));
+        let gated = [Activation::Silu, Activation::Gelu].into_iter().filter(move |_| op == OpKind::AllGatherGemm);
+        let all = of_op.chain(gated.map(|activation| (activation, true)));
+        [DType::Bf16, DType::F16].into_iter().flat_map(move |dtype| all.clone().map(move |(activation, gated)| (dtype, activation, gated)))
     }
 
-    const fn finished(self, (dtype, activation): (DType, Activation)) -> Self {
-        Self { dtype, activation, ..self }
+    const fn finished(self, (dtype, activation, gated): (DType, Activation, bool)) -> Self {
+        Self { dtype, activation, gated, ..self }
     }
 
     fn with_tile(op: OpKind, dtype: DType, tile: TileShape, target: KernelTarget) -> impl Iterator<Item = Self> {
@@ -123,7 +129,8 @@ impl Variant {
                 Form::Hopper(staging) => tile.stages(staging, target.shared_bytes)?,
                 Form::Portable => tile.portable_stages(target.shared_bytes)?,
             };
-            Some(Self { op, dtype, tile, form, stages, activation: Activation::None, weights: WeightLayout::Nk, traced: false })
+            let (activation, weights) = (Activation::None, WeightLayout::Nk);
+            Some(Self { op, dtype, tile, form, stages, activation, gated: false, weights, traced: false })
         })
     }
 
@@ -194,6 +201,18 @@ impl Variant {
         Self { activation, ..self }
     }
 
+    /// The same kernel with gates: see [`GateLayout`](crate::GateLayout), which a launch tells it.
+    /// Of AllGather-GEMM and [`WeightLayout::Nk`]; another does not compile.
+    #[must_use]
+    pub const fn with_gates(self, gated: bool) -> Self {
+        Self { gated, ..self }
+    }
+
+    /// Whether its weights are gates and ups.
+    pub const fn is_gated(&self) -> bool {
+        self.gated
+    }
+
     /// The same kernel for weights that lie like this.
     #[must_use]
     pub const fn with_weights(self, weights: WeightLayout) -> Self {
@@ -244,13 +263,18 @@ impl Variant {
     /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One
     /// consumer's columns are whole boxes.
     pub(crate) const fn box_cols(&self) -> u32 {
-        let cols = if self.splits_columns() { self.tile.n / Self::CONSUMERS } else { self.tile.n };
-        if cols.is_multiple_of(64) {
-            64
-        } else if cols.is_multiple_of(32) {
-            32
-        } else {
-            16
+        let columns_per_result = 1 + self.gated as u32;
+        let cols = match self.splits_columns() {
+            // A block's.
+            _ if self.tile.swaps_ab() => 64,
+            true => self.tile.n / Self::CONSUMERS,
+            false => self.tile.n,
+        };
+        match cols / columns_per_result {
+            cols if cols.is_multiple_of(64) => 64,
+            cols if cols.is_multiple_of(32) => 32,
+            cols if cols.is_multiple_of(16) => 16,
+            _ => 8,
         }
     }
 
@@ -290,7 +314,7 @@ impl Variant {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
         let (stages, traced, shared, threads) = (self.stages, self.traced, self.shared_bytes(), Self::THREADS);
-        let kn = self.weights == WeightLayout::Kn;
+        let (gated, kn) = (self.gated, self.weights == WeightLayout::Kn);
         let activation = self.activation.cuda_name();
         let TileShape { m, n, k, .. } = self.tile;
         let (folder, numbers, check) = match self.form {
@@ -299,7 +323,7 @@ impl Variant {
         };
         let text = format!(
             "#include \"{folder}/fused_gemm.cuh\"\n\
-             using C = flux::Config<{numbers}, {bf16}, {rs}, flux::Activation::{activation}, {kn}, {traced}>;\n\
+             using C = flux::Config<{numbers}, {bf16}, {rs}, flux::Activation::{activation}, {gated}, {kn}, {traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == {k}, \"variant.rs\");\n\
              {check}\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
@@ -333,6 +357,9 @@ impl fmt::Display for Variant {
         write!(f, "flux_{}_{}_{}_s{}", self.op, self.dtype, self.tile, self.stages)?;
         if self.activation != Activation::None {
             write!(f, "_{}", self.activation)?;
+        }
+        if self.gated {
+            f.write_str("_gated")?;
         }
         if self.weights == WeightLayout::Kn {
             f.write_str("_kn")?;
@@ -380,7 +407,8 @@ mod tests {
                 let forms = of_op().filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form)).count();
                 assert_eq!(forms, 1, "{wanted} {}", arch.name());
                 assert!(of_op().any(|variant| variant.dtype == wanted.dtype), "{wanted} {}", arch.name());
-                assert!(of_op().any(|variant| variant.activation == wanted.activation), "{wanted} {}", arch.name());
+                let alike = |variant: Variant| (variant.activation, variant.gated) == (wanted.activation, wanted.gated);
+                assert!(of_op().any(|&variant| alike(variant)), "{wanted} {}", arch.name());
             }
             assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
         }

@@ -1,5 +1,5 @@
-//! Bias and activation of the CPU executor: once for each element, in fp32, whatever the world, the
-//! tails and who stores the tile.
+//! Bias, activation and gates of the CPU executor: once for each element, in fp32, whatever the
+//! world, the tails and who stores the tile.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests")]
 
@@ -7,9 +7,9 @@ mod support;
 
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
-use flux_core::{OpKind, Problem, TileShape, WorldSize};
+use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, Residual, Rows, RowsMut};
-use flux_kernels::{Activation, Element, WeightLayout};
+use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
 use std::time::Duration;
@@ -22,10 +22,15 @@ const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 /// Two row blocks and three column blocks a shard, the last of each a tail, but in a split extent on
 /// the first half of the ranks.
 fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
+    of_columns::<T>(op, 40, world)
+}
+
+/// The same with `n` columns a rank.
+fn of_columns<T: Element>(op: OpKind, n: usize, world: u32) -> Problem {
     let w = world as usize;
     let (n, k) = match op {
-        OpKind::AllGatherGemm => (40 * w + w / 2 * 8, 24),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (40, 24 * w + w / 2 * 8),
+        OpKind::AllGatherGemm => (n * w + w / 2 * 8, 24),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (n, 24 * w + w / 2 * 8),
     };
     Problem::new(op, 13 * w, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
 }
@@ -38,6 +43,7 @@ fn each_rank<T: Element>(global: &Global<T>, workers: usize, check: impl Fn(&Til
         let (x, w) = global.shard(member.rank);
         for _ in 0..2 {
             let y = member.call_with(&x, &w, global.epilogue(member.rank), Duration::ZERO).unwrap();
+            assert_eq!(y.len(), global.y_shape(Rank::new(member.rank)).elements());
             check(member.executor.program(), &y);
         }
     });
@@ -78,6 +84,30 @@ fn every_activation_stays_within_the_derived_bound() {
     check::<f16>();
 }
 
+/// Tiles of two, one and one and a half times the columns of gates and ups.
+#[test]
+fn gates_multiply_their_ups_in_both_layouts() {
+    fn check<T: Element>() {
+        let bias = |numbers: &mut Numbers| (numbers.next() % 9) as f32 - 4.0;
+        for (layout, world) in GateLayout::ALL.into_iter().flat_map(|layout| WORLDS.map(|world| (layout, world))) {
+            for (n, activation) in [16, 48, 80].into_iter().flat_map(|n| Activation::ALL.map(|activation| (n, activation))) {
+                let problem = of_columns::<T>(OpKind::AllGatherGemm, n, world);
+                if activation.is_exact() {
+                    let global = Global::<T>::new(problem, 7, Numbers::unit).with_epilogue(7, bias, activation).gated(layout);
+                    each_rank(&global, 2, |program, y| global.verify_exact(program.rank.get(), y));
+                }
+                let global = Global::<T>::new(problem, 11, |n| 2.0 * n.uniform()).with_epilogue(11, |n| 4.0 * n.uniform(), activation);
+                let global = global.gated(layout);
+                each_rank(&global, 1, |program, y| global.verify(program, y));
+                let unbiased = Global { bias: None, ..global };
+                each_rank(&unbiased, 1, |program, y| unbiased.verify(program, y));
+            }
+        }
+    }
+    check::<bf16>();
+    check::<f16>();
+}
+
 #[test]
 fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
     let p = problem::<bf16>(OpKind::GemmReduceScatter, 1);
@@ -107,6 +137,8 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
     let refused = call(Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
     assert_eq!(refused, ExecuteError::Activation { op: p.op(), activation: Activation::Gelu });
     assert_eq!(refused.to_string(), "gemm_rs takes no activation, and gelu was asked for");
+    let refused = call(Epilogue { gates: Some(GateLayout::Interleaved), ..Epilogue::default() }).unwrap_err();
+    assert!(matches!(refused, ExecuteError::Gates { n: 40, .. }), "{refused}");
     let rows = |elements| Residual::Rows(Rows { elements, stride: 40 });
     let text = call(Epilogue { residual: Some(rows(&w[..519])), ..Epilogue::default() }).unwrap_err().to_string();
     assert_eq!(text, "residual holds 519 elements with a row stride of 40; 13 rows of 40 need 520");

@@ -15,7 +15,7 @@ use flux_core::tile::Generation;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cuda::{LaunchError, Pace, loaded};
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
-use flux_kernels::{Activation, Variant, WeightLayout};
+use flux_kernels::{Activation, GateLayout, Variant, WeightLayout};
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -194,12 +194,53 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
     }
 }
 
+/// Every tile with gates, in both layouts and with and without a bias.
+fn check_all_gates(context: &Arc<CudaContext>, cases: &[Case]) {
+    let finishes = [
+        (DType::Bf16, Activation::Silu, GateLayout::Concatenated),
+        (DType::F16, Activation::Gelu, GateLayout::Interleaved),
+        (DType::Bf16, Activation::Gelu, GateLayout::Interleaved),
+    ];
+    for (tile, (dtype, activation, layout)) in target(context).generation.tiles().flat_map(|tile| finishes.map(|finish| (tile, finish))) {
+        for (call, &(m, n, k, world, chunk)) in (1..).zip(cases) {
+            let p = problem(OpKind::AllGatherGemm, m, n, k, dtype, world);
+            let programs = programs(p, &schedule(tile, chunk), Nodes::apart(p.world()));
+            let variant = Variant::of(&programs[0], target(context)).expect("a variant").with_activation(activation).with_gates(true);
+            let mut w = World::with(context, programs, variant, Epoch::FIRST);
+            w.gates = Some(layout);
+            for (bias, fill) in [(Some(50 + call), Fill::Uniform), (Some(60 + call), Fill::SmallInts), (None, Fill::Uniform)] {
+                let seeds = Seeds { x: 17 * call, w: 3000 + call };
+                w.bias = bias;
+                w.prepare(seeds, fill);
+                w.call();
+                for (rank, report) in w.verify(seeds, fill).iter().enumerate() {
+                    let fault = w.fault(rank);
+                    assert!(report.passed(), "{p} {tile} {layout} {activation} bias {bias:?} {fill:?} rank {rank}: {report:?} {fault:?}");
+                }
+            }
+        }
+    }
+}
+
 /// Under `compute-sanitizer memcheck` too: the bias ends where its memory ends, in the middle of a
 /// tile.
 #[test]
 fn alone_every_epilogue_is_right() {
     let Some(context) = device("alone_every_epilogue_is_right") else { return };
     check_all_epilogues(&context, &[(129, 328, 200, 1, Chunk::Shard)]);
+}
+
+/// Under `compute-sanitizer memcheck` too.
+#[test]
+fn alone_every_gate_is_right() {
+    let Some(context) = device("alone_every_gate_is_right") else { return };
+    check_all_gates(&context, &[(129, 336, 200, 1, Chunk::Shard)]);
+}
+
+#[test]
+fn together_every_gate_is_right_on_whole_and_ragged_tiles() {
+    let Some(context) = device("together_every_gate_is_right_on_whole_and_ragged_tiles") else { return };
+    check_all_gates(&context, &[(256, 512, 512, 2, Chunk::Shard), (129, 272, 72, 3, Chunk::Tiles(2)), (8, 528, 136, 8, Chunk::Tiles(3))]);
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! A test for each kernel that it compiles: compiling one takes seconds, and all of them minutes.
 //!
-//! - `activation NAME`: the kernel has the formula, in its smallest form.
+//! - `activation NAME`: the kernel has the formula, in its smallest form, with and without gates.
+//! - `gates NAME`: gates make no kernel spill, of the fewest kernels that have every tile.
 //! - `reference`: the harness's verification has a reference for every activation.
 //! - `rms_norm ARCH`, `gathered_rows ARCH`: the kernels behind an op.
 //! - `weights NAME`: weights of `[k, n]` make no kernel spill, of those among the fewest kernels that
@@ -32,14 +33,16 @@ fn of_arch(arch: Arch) -> Vec<Trial> {
         |variant: &&Variant| (variant.op(), variant.dtype(), variant.weights()) == (OpKind::AllGatherGemm, DType::Bf16, WeightLayout::Nk);
     let tile = variants.iter().filter(smallest).map(Variant::tile).min_by_key(|tile| tile.m * tile.n);
     let activated = variants.iter().filter(|variant| smallest(variant) && Some(variant.tile()) == tile);
-    let activated =
-        activated.map(|variant| compiles(format!("activation {} {}", variant.activation(), arch.name()), variant.source(), arch));
+    let activated = activated.map(|variant| compiles(format!("activation {variant} {}", arch.name()), variant.source(), arch));
     let cover = || Variant::cover(KernelTarget::of_arch(arch)).into_iter();
     let traced = cover().map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
     let weights = cover().map(|variant| variant.with_activation(Activation::None).with_weights(WeightLayout::Kn));
     let weights = weights.filter(|variant| variants.contains(variant));
     let weights = weights.map(|variant| compiles(format!("weights {variant}"), variant.source(), arch));
-    activated.chain(traced).chain(weights).collect()
+    let gates = cover().filter(|variant| variant.op() == OpKind::AllGatherGemm);
+    let gates = gates.map(|variant| variant.with_activation(Activation::Gelu).with_gates(true));
+    let gates = gates.map(|variant| compiles(format!("gates {variant}"), variant.source(), arch));
+    activated.chain(traced).chain(weights).chain(gates).collect()
 }
 
 /// It compiles, without spills where it is a fused kernel.

@@ -4,11 +4,14 @@
 
 use crate::error::BuildError;
 use crate::tensor::{TensorMut, TensorRef, View};
-use flux_kernels::Activation;
+use flux_core::plan::Plan;
+use flux_core::problem::Shape;
+use flux_core::{Problem, Rank};
+use flux_kernels::{Activation, GateLayout, WeightLayout};
 use std::fmt;
 use std::marker::PhantomData;
 
-/// Bias, residual, activation and norm; none by default.
+/// Bias, residual, activation, gates and norm; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct EpilogueSpec {
     /// Whether calls bring a bias.
@@ -17,9 +20,14 @@ pub(crate) struct EpilogueSpec {
     pub(crate) residual: bool,
     /// Applied after both.
     pub(crate) activation: Activation,
+    /// How gates and ups lie in `w` and the bias, where activated gates are multiplied by ups.
+    pub(crate) gates: Option<GateLayout>,
     /// Of the rounded rows.
     pub(crate) rms_norm: Option<Epsilon>,
 }
+
+/// Divisor of the gates of a rank: rows of `y` are multiples of 16 bytes.
+const GATE_MULTIPLE: u32 = 8;
 
 /// What is added to the mean of a row's squares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -38,11 +46,33 @@ impl Epsilon {
 }
 
 impl EpilogueSpec {
-    pub(crate) fn check(&self) -> Result<(), BuildError> {
-        match self.rms_norm.map(Epsilon::get) {
-            Some(eps) if !(eps.is_finite() && eps >= 0.0) => Err(BuildError::Epsilon { value: eps }),
-            _ => Ok(()),
+    /// Checks it against any problem of the op, its weights and the caller's plan.
+    pub(crate) fn check(&self, problem: &Problem, weights: WeightLayout, plan: Option<&Plan>) -> Result<(), BuildError> {
+        if let Some(eps) = self.rms_norm.map(Epsilon::get).filter(|eps| !(eps.is_finite() && *eps >= 0.0)) {
+            return Err(BuildError::Epsilon { value: eps });
         }
+        if self.gates.is_none() {
+            return Ok(());
+        }
+        if weights != WeightLayout::Nk {
+            return Err(BuildError::GatedWeights { weights });
+        }
+        let multiple = 2 * GATE_MULTIPLE;
+        if let Some(plan) = plan.filter(|plan| !plan.tile.n.is_multiple_of(multiple)) {
+            return Err(BuildError::GatedTile { tile: plan.tile, multiple });
+        }
+        let mut rows = problem.world().ranks().map(|rank| problem.n_local(rank));
+        if let Some(rows) = rows.find(|rows| !rows.is_multiple_of(multiple)) {
+            let padded = problem.n().next_multiple_of(multiple * problem.world().get());
+            return Err(BuildError::GatedRows { rows, multiple, padded });
+        }
+        Ok(())
+    }
+
+    /// The shape of `rank`'s `y`.
+    pub(crate) fn y_shape(&self, problem: &Problem, rank: Rank) -> Shape {
+        let shape = problem.y_shape(rank);
+        if self.gates.is_some() { Shape { cols: shape.cols / 2, ..shape } } else { shape }
     }
 }
 
@@ -54,6 +84,9 @@ impl fmt::Display for EpilogueSpec {
         }
         if self.activation != Activation::None {
             write!(f, ", then {}", self.activation)?;
+        }
+        if let Some(layout) = self.gates {
+            write!(f, ", {layout} gates times ups")?;
         }
         if let Some(eps) = self.rms_norm {
             write!(f, ", then rms_norm({:e})", eps.get())?;
@@ -95,7 +128,8 @@ impl<'a, T> EpilogueArgs<'a, T> {
     }
 
     /// Of an op built with [`Builder::bias`](crate::Builder::bias): a view of shape `(cols,)` or
-    /// `(1, cols)` for the columns of `y`. It is added once to every row of the result.
+    /// `(1, cols)` for the columns of `y`, with [gates](crate::Builder::gated) for the rows of `w`.
+    /// It is added once to every row of the result.
     pub const fn bias(mut self, bias: &'a TensorRef<'_, T>) -> Self {
         self.bias = Some(bias.view());
         self

@@ -6,11 +6,11 @@ use crate::tensor::{Layout, Location, TensorError};
 use flux_core::plan::{Plan, SumOrder};
 use flux_core::problem::Shape;
 use flux_core::program::ScheduleError;
-use flux_core::{OpKind, Problem, ProblemError, Rank, WorldSize};
+use flux_core::{OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
 use flux_kernels::cpu::ExecuteError;
 use flux_kernels::cuda::LaunchError;
 use flux_kernels::nvrtc::CompileError;
-use flux_kernels::{NoKernel, NoSuchTile};
+use flux_kernels::{NoKernel, NoSuchTile, WeightLayout};
 use flux_transport::internal::cuda::CudaError;
 use flux_transport::{ControlError, Failure, TransportError, TransportKind};
 
@@ -71,12 +71,36 @@ pub enum BuildError {
         /// The value asked for.
         value: f32,
     },
+    /// Gates in weights that cannot have them.
+    #[error("gated weights are read as [n, k], and w was to lie as {weights}: leave out weights({weights:?}), or gated")]
+    GatedWeights {
+        /// How they were to lie.
+        weights: WeightLayout,
+    },
+    /// Tiles of the caller's plan have gates without their ups.
+    #[error("tiles of {tile} split gates from their ups: with gated a tile has a multiple of {multiple} columns")]
+    GatedTile {
+        /// The plan's tile.
+        tile: TileShape,
+        /// Required divisor of its columns.
+        multiple: u32,
+    },
+    /// The gates of a rank are not whole 16-byte rows of `y`.
+    #[error("w has {rows} rows of gates and ups per rank, which is not a multiple of {multiple}: pad n to {padded}")]
+    GatedRows {
+        /// Gates and ups of one rank.
+        rows: u32,
+        /// Their required divisor.
+        multiple: u32,
+        /// The next global `n` with whole rows.
+        padded: u32,
+    },
     /// The op's kind does not have the option.
-    #[error("{op} has no {option}: {}", if *option == "activation" { "only ag_gemm has one" } else { "gemm_rs and gemm_ar have one" })]
+    #[error("{op} has no {option}: {}", if matches!(*option, "activation" | "gates") { "only ag_gemm has one" } else { "gemm_rs and gemm_ar have one" })]
     Option {
         /// The op.
         op: OpKind,
-        /// `residual`, `rms_norm` or `activation`.
+        /// `residual`, `rms_norm`, `activation` or `gates`.
         option: &'static str,
     },
     /// Calls need more workspace than the caller allows.

@@ -54,7 +54,7 @@ pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, 
 pub use flux_core::problem::Shape;
 pub use flux_core::program::ScheduleError;
 pub use flux_core::{DType, OpKind, Problem, ProblemError, Rank, TileShape, WorldSize};
-pub use flux_kernels::{Activation, Element, WeightLayout};
+pub use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 pub use half::{bf16, f16};
 pub use op::{AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter};
 pub use planning::{explain_plan_table, ranked_plans};

@@ -63,7 +63,7 @@ impl Operands {
     ) -> Result<(), CallError> {
         let rows = |shape: Shape| if m == 0 { Shape { rows: 0, ..shape } } else { shape };
         let vector = Shape { rows: 1, cols: problem.n_local(rank) };
-        let output = rows(problem.y_shape(rank));
+        let output = rows(epilogue.y_shape(problem, rank));
         let (w_rows, w_cols) = weights.extents(problem.n_local(rank), problem.k_local(rank));
         let weights_shape = Shape { rows: w_rows, cols: w_cols };
         let optional = [

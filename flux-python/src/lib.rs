@@ -17,8 +17,8 @@ mod _native {
     use crate::member::{self, Member};
     use crate::operand::{Dims, Weight, activation, operand, weight};
     use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec};
-    use flux_ops::binding::Class;
-    use flux_ops::{Activation, DType, Location, RawTensor, WeightLayout};
+    use flux_ops::binding::{Class, NamedActivation};
+    use flux_ops::{DType, Location, RawTensor, WeightLayout};
     use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
     use std::time::Duration;
@@ -214,7 +214,7 @@ mod _native {
     /// Names of the activations, by number.
     #[pyfunction]
     fn activations() -> Vec<&'static str> {
-        Activation::ALL.iter().map(|activation| activation.name()).collect()
+        NamedActivation::ALL.map(|activation| activation.name).to_vec()
     }
 
     /// The commit of this build, which `cargo xtask` names.

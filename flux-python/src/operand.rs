@@ -4,7 +4,8 @@
 //! checks the rest.
 
 use crate::error::Error;
-use flux_ops::{Activation, DType, Layout, Location, RawTensor, WeightLayout};
+use flux_ops::binding::NamedActivation;
+use flux_ops::{DType, Layout, Location, RawTensor, WeightLayout};
 
 /// Extents of a tensor of at most two dimensions; a vector is one row.
 #[derive(Clone, Copy, Debug)]
@@ -58,7 +59,7 @@ pub(crate) struct Weight {
 }
 
 /// The activation with this number.
-pub(crate) fn activation(number: u64) -> Result<Activation, Error> {
-    let known = usize::try_from(number).ok().and_then(|number| Activation::ALL.get(number).copied());
-    known.ok_or_else(|| Error::operand(format!("activation = {number}: there are {}", Activation::ALL.len())))
+pub(crate) fn activation(number: u64) -> Result<NamedActivation, Error> {
+    let known = usize::try_from(number).ok().and_then(NamedActivation::numbered);
+    known.ok_or_else(|| Error::operand(format!("activation = {number}: there are {}", NamedActivation::ALL.len())))
 }

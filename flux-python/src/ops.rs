@@ -4,7 +4,7 @@
 
 use crate::error::{Error, of_call};
 use crate::operand::Weight;
-use flux_ops::binding::{self, AnyOp, Class, RawOperands};
+use flux_ops::binding::{self, AnyOp, Class, NamedActivation, RawOperands};
 use flux_ops::{Activation, DType, OpKind, RawTensor, WeightLayout};
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -89,7 +89,7 @@ pub(crate) struct OpSpec {
     pub(crate) weights: WeightLayout,
     pub(crate) bias: bool,
     pub(crate) residual: bool,
-    pub(crate) activation: Activation,
+    pub(crate) activation: NamedActivation,
     pub(crate) norm: Option<Eps>,
 }
 
@@ -121,7 +121,7 @@ pub(crate) struct Norm {
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'s> {
     pub(crate) kind: Kind,
-    pub(crate) activation: Activation,
+    pub(crate) activation: NamedActivation,
     /// Rows of all ranks together.
     pub(crate) m: usize,
     /// `n` of an op that gathers, else `k`, of all ranks together. `None`: the weight's times their
@@ -171,7 +171,8 @@ impl Ops {
     pub(crate) unsafe fn call(&self, call: &Call<'_>) -> Result<(), Error> {
         let world = self.comm.world_size().get() as usize;
         let Call { kind, activation, m, split, .. } = *call;
-        let (found, needed) = ([call.y.layout.rows, call.y.layout.cols], kind.result(m, call.weight.extents[0], &self.comm));
+        let (found, needed) =
+            ([call.y.layout.rows, call.y.layout.cols], kind.result(m, activation.columns(call.weight.extents[0]), &self.comm));
         if found != needed {
             return Err(Error::operand(format!("out is {found:?}, and the result of m = {m} is {needed:?}")));
         }
@@ -233,13 +234,14 @@ impl Ops {
 }
 
 fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Error> {
-    if spec.kind != Kind::AllGather && spec.activation != Activation::None {
-        return Err(Error::operand(format!("activation = {}: all_gather_matmul alone has activations", spec.activation)));
+    let NamedActivation { name, activation, gates } = spec.activation;
+    if spec.kind != Kind::AllGather && (activation != Activation::None || gates.is_some()) {
+        return Err(Error::operand(format!("activation = {name}: all_gather_matmul alone has activations")));
     }
     if spec.kind == Kind::AllGather && (spec.residual || spec.norm.is_some()) {
         return Err(Error::operand("all_gather_matmul has neither residual nor norm: matmul_reduce_scatter and matmul_all_reduce do"));
     }
-    let OpSpec { kind, n, k, dtype, weights, bias, residual, activation, norm } = *spec;
+    let OpSpec { kind, n, k, dtype, weights, bias, residual, activation: _, norm } = *spec;
     let Limits { max_m, sm_margin, batch_invariant } = limits;
     let rms_norm = norm.map(Eps::get);
     let spec = binding::OpSpec {
@@ -252,6 +254,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
         bias,
         residual,
         activation,
+        gates,
         rms_norm,
         batch_invariant,
         sm_margin,

@@ -15,6 +15,7 @@ from cases_torch import (  # noqa: F401 (cases)
     all_gather,
     all_gather_and_gathered_rows,
     an_activation_has_a_gradient,
+    gates_have_gradients,
     compiled,
     errors_keep_their_class,
     gradients,

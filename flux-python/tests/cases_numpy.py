@@ -70,6 +70,17 @@ def all_gather_bias_and_activations(comm):
         close(flux_tp.all_gather_matmul(x, w, b, activation, comm), y, "float16", slope=4.0)
 
 
+def all_gather_gates(comm):
+    for name in ("geglu", "swiglu", "reglu"):
+        for m, activation in ((comm.world_size * 16, name), (comm.world_size * 8 + 1, f"{name}_interleaved")):
+            x, w, b, y = gathered(comm, m, 48, 32, bias=True, activation=activation)
+            assert y.shape == (m, 24)
+            # Gates and ups are below 64.
+            close(flux_tp.all_gather_matmul(x, w, b, activation, m=m), y, "float16", slope=512.0)
+    x, w, _, _ = gathered(comm, comm.world_size * 8, 24, 32)
+    raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x, w, activation="swiglu"), "24 rows", "pad n to")
+
+
 def all_gather_uneven_rows(comm):
     for m in (comm.world_size * 4 + 1, comm.world_size - 1):
         x, w, _, y = gathered(comm, m, 16, 32)

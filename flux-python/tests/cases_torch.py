@@ -394,6 +394,35 @@ def an_activation_has_a_gradient(comm):
     near(w.grad, numbers(plain.grad).T @ full, np.abs(numbers(plain.grad)).T @ np.abs(full))
 
 
+def gates_have_gradients(comm):
+    init_distributed()
+    *operands, _ = gathered(comm, comm.world_size * 8, 32, 32, dtype=np.float64)
+    x, w, _ = tensors(BF16, *operands)
+    lead = x.reshape(4, 2, 32)
+    for activation in ("swiglu", "geglu_interleaved"):
+        fused = flux_tp.all_gather_matmul(lead, w, activation=activation)
+        assert fused.shape == (comm.world_size * 4, 2, 16)
+        weight = w.clone().requires_grad_()
+        y = flux_tp.all_gather_matmul(lead, weight, activation=activation)
+        # The product is rounded before its gates where a gradient is needed.
+        torch.testing.assert_close(y.detach(), fused, rtol=0.03, atol=0.03)
+        y.sum().backward()
+        plain = flux_tp.all_gather_matmul(x, w).float().requires_grad_()
+        gate, up = (plain[:, 0::2], plain[:, 1::2]) if "inter" in activation else plain.chunk(2, 1)
+        act = (lambda v: torch.nn.functional.gelu(v, approximate="tanh")) if activation[0] == "g" else torch.nn.functional.silu
+        (act(gate) * up).sum().backward()
+        full = operand(1, comm.world_size * 8, 32)
+        near(weight.grad, numbers(plain.grad).T @ full, np.abs(numbers(plain.grad)).T @ np.abs(full))
+
+
+def gates_compile(comm):
+    *operands, _ = gathered(comm, comm.world_size * 8, 32, 32, dtype=np.float64)
+    x, w, _ = tensors(BF16, *operands)
+    eager = flux_tp.all_gather_matmul(x, w, activation="swiglu")
+    compiled = torch.compile(lambda x, w: flux_tp.all_gather_matmul(x, w, activation="swiglu") * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, w), eager * 2)
+
+
 def modules(comm):
     """An MLP of both modules: shapes, state dicts, one step that lowers the loss."""
     init_distributed()

@@ -22,6 +22,9 @@ def operand(seed: int, *shape: int) -> np.ndarray:
 
 
 def activate(name: str | None, y: np.ndarray) -> np.ndarray:
+    if name is not None and "glu" in name:
+        gate, up = (y[:, 0::2], y[:, 1::2]) if name.endswith("_interleaved") else np.split(y, 2, axis=1)
+        return activate({"ge": "gelu", "sw": "silu", "re": "relu"}[name[:2]], gate) * up
     if name == "relu":
         return np.maximum(y, 0)
     if name == "silu":

@@ -33,6 +33,7 @@ CASES = [
     "gradients_of_random_shapes",
     "gradients_of_a_residual",
     "an_activation_has_a_gradient",
+    "gates_have_gradients",
     "modules",
     "modules_without_sequence_parallelism",
     "groups_inside_a_larger_job",

@@ -11,6 +11,7 @@ from ranks import Ranks, lateness
 CASES = [
     "all_gather",
     "all_gather_bias_and_activations",
+    "all_gather_gates",
     "all_gather_uneven_rows",
     "all_gather_and_gathered_rows",
     "transposed_weights",

@@ -26,6 +26,8 @@ CASES = [
     "gradients_of_random_shapes",
     "gradients_of_a_residual",
     "an_activation_has_a_gradient",
+    "gates_have_gradients",
+    "gates_compile",
     "modules",
     "modules_without_sequence_parallelism",
     "modules_of_unequal_parts",

@@ -219,9 +219,12 @@ impl RankContext {
         let problem = set.holds.map_or(*op.problem(), |held| held.problem);
         let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);
         let rank = self.comm.rank();
-        let (x_layout, w_layout, y_layout) = (layout(problem.x_shape(rank)), layout(problem.w_shape(rank)), layout(problem.y_shape(rank)));
+        let columns_per_result = if set.holds.is_some_and(|held| held.epilogue.gates.is_some()) { 2 } else { 1 };
+        let y_shape = problem.y_shape(rank);
+        let y_shape = flux_core::problem::Shape { cols: y_shape.cols / columns_per_result, ..y_shape };
+        let (x_layout, w_layout, y_layout) = (layout(problem.x_shape(rank)), layout(problem.w_shape(rank)), layout(y_shape));
         let (x, w) = (view(&set.x, x_layout, &self.comm)?, view(&set.w, w_layout, &self.comm)?);
-        let columns = Layout::from((y_layout.cols,));
+        let columns = Layout::from((problem.n_local(rank) as usize,));
         let bias = set.bias.as_ref().map(|bias| view(bias, columns, &self.comm)).transpose()?;
         let mut y = view_mut(&mut set.y, y_layout, &self.comm)?;
         let residual = set.residual.as_ref().map(|residual| view(residual, y_layout, &self.comm)).transpose()?;
@@ -243,7 +246,10 @@ impl RankContext {
         };
         let (flattened, nodes) = (plan.is_flattened(), self.comm.nodes());
         let verdict = match &set.y {
-            Buffer::Host(buffer) => reference::verify(operands, self.rank(), buffer.elements(), (flattened, nodes)),
+            Buffer::Host(buffer) => {
+                let held = elements(operands.y_window(self.rank()));
+                reference::verify(operands, self.rank(), &buffer.elements()[..held], (flattened, nodes))
+            }
             Buffer::Cuda { block, .. } => {
                 let made_by = (flattened, plan.comm == CommMode::Sequential && operands.problem.op().reduces(), nodes);
                 self.expect_gpu()?.verify(operands, self.rank(), block.address(), made_by)?
@@ -251,7 +257,7 @@ impl RankContext {
         };
         let Some((gain, y_norm)) = &set.norm else { return Ok(verdict) };
         // The set may hold room for more rows.
-        let elements = elements(y_window(&operands.problem, self.rank()));
+        let elements = elements(operands.y_window(self.rank()));
         let (y, y_norm) = (self.download(&set.y)?, self.download(y_norm)?);
         let of_norm = reference::verify_norm(self.rank(), (&y[..elements], &y_norm[..elements]), &self.download(gain)?);
         Ok(verdict.merge(of_norm.of_wrong_elements()))
@@ -262,7 +268,7 @@ impl RankContext {
         let Some(operands) = &set.holds else {
             anyhow::bail!("there is nothing to verify: the operands were not generated");
         };
-        let cols = y_window(&operands.problem, self.rank()).cols;
+        let cols = operands.y_window(self.rank()).cols;
         let found = at.iter().map(|&(row, col)| {
             let number = row as usize * cols as usize + col as usize;
             let mut value = [T::from_f32(f32::NAN)];

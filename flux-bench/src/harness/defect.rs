@@ -1,6 +1,6 @@
 //! What is wrong with a run that is made to see that it is found.
 
-use crate::harness::{OperandSet, RankContext, elements, y_window};
+use crate::harness::{OperandSet, RankContext, elements};
 use flux_kernels::Element;
 
 /// Defects that tests ask for.
@@ -19,7 +19,7 @@ impl Defect {
         }
         let mut y = ctx.download(&set.y)?;
         // The set may hold room for more rows.
-        let held = set.holds.map_or(y.len(), |held| elements(y_window(&held.problem, ctx.rank())));
+        let held = set.holds.map_or(y.len(), |held| elements(held.y_window(ctx.rank())));
         if let Some(element) = y[..held].last_mut() {
             *element = T::from_f32(f32::NAN);
         }

@@ -1,10 +1,11 @@
 //! What an op does to its sums before it rounds them, and to the rounded rows.
 
-use flux_core::OpKind;
-use flux_ops::Activation;
+use flux_core::plan::Plan;
+use flux_core::{OpKind, Problem};
+use flux_ops::{Activation, GateLayout};
 use std::fmt;
 
-/// Bias, residual, activation and norm of an op; none by default.
+/// Bias, residual, activation, gates and norm of an op; none by default.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct EpilogueSpec {
     /// Whether a bias is added.
@@ -13,6 +14,8 @@ pub struct EpilogueSpec {
     pub residual: bool,
     /// Applied after both.
     pub activation: Activation,
+    /// How gates and ups lie in the weights, where activated gates are multiplied by ups.
+    pub gates: Option<GateLayout>,
     /// Whether the rows of a sum are also normalised.
     pub norm: bool,
 }
@@ -26,7 +29,17 @@ impl EpilogueSpec {
         let bias = Self { bias: true, ..Self::default() };
         let with = move |&activation| Self { activation, ..bias };
         let sums = [Self { residual: true, ..bias }, Self { residual: true, norm: true, ..bias }];
-        Activation::of(op).iter().map(with).chain(sums.into_iter().filter(move |_| op.reduces()))
+        let gated = |(activation, layout)| Self { activation, gates: Some(layout), ..bias };
+        let gated = [(Activation::Silu, GateLayout::Concatenated), (Activation::Gelu, GateLayout::Interleaved)].map(gated);
+        let gated = gated.into_iter().filter(move |_| !op.reduces());
+        Activation::of(op).iter().map(with).chain(sums.into_iter().filter(move |_| op.reduces())).chain(gated)
+    }
+
+    /// The same without gates where some rank's columns of `problem`, or those of a plan's tile, cannot
+    /// have them.
+    pub(crate) fn for_columns_of(self, problem: &Problem, plan: Option<&Plan>) -> Self {
+        let mut columns = problem.world().ranks().map(|rank| problem.n_local(rank)).chain(plan.map(|plan| plan.tile.n));
+        if columns.all(|columns| columns.is_multiple_of(16)) { self } else { Self { gates: None, ..self } }
     }
 
     /// Whether integers stay integers, so that the result is known to the last bit.
@@ -46,6 +59,9 @@ impl fmt::Display for EpilogueSpec {
         }
         if self.activation != Activation::None {
             write!(f, "+{}", self.activation)?;
+        }
+        if let Some(layout) = self.gates {
+            write!(f, "+{layout}-gates")?;
         }
         f.write_str(if self.norm { "+norm" } else { "" })
     }

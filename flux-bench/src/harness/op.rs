@@ -58,9 +58,13 @@ impl<T: Element> FusedOp<T> {
         if problem.op().reduces() && epilogue.activation != Activation::None {
             bail!("{} takes no activation, and {} was asked for", problem.op(), epilogue.activation);
         }
+        if problem.op().reduces() && epilogue.gates.is_some() {
+            bail!("{} takes no gates", problem.op());
+        }
         let op = match problem.op() {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k).bias(epilogue.bias).activation(epilogue.activation);
+                let builder = if let Some(layout) = epilogue.gates { builder.gated(layout) } else { builder };
                 Kind::AllGather(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {

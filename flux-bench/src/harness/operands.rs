@@ -49,9 +49,18 @@ impl Operands {
     pub fn with_epilogue(self, epilogue: EpilogueSpec) -> Self {
         Self { epilogue, ..self }
     }
+
+    /// What of all ranks' results is `rank`'s `y`: of `[m, n]`, or with gates of `[m, n/2]`.
+    pub(crate) fn y_window(&self, rank: Rank) -> Window {
+        let window = y_window(&self.problem, rank);
+        match self.epilogue.gates {
+            None => window,
+            Some(_) => Window { col0: window.col0 / 2, cols: window.cols / 2, ..window },
+        }
+    }
 }
 
-/// What of the global `[1, n]` bias is `rank`'s: the columns of its `y`.
+/// What of the global `[1, n]` bias is `rank`'s: the columns of its product.
 pub(crate) fn bias_window(problem: &Problem, rank: Rank) -> Window {
     Window { row0: 0, rows: 1, ..y_window(problem, rank) }
 }

@@ -9,8 +9,10 @@
 //!
 //! ```text
 //! E = sum over sent partials of u |p_s|  +  (sqrt(k) + W) eps_f32 A
-//! |y - sum of p_s|  <=  E + u (|sum of p_s| + E)
+//! |y - sum of p_s|  <=  E + u (|sum of p_s| + E) + t
 //! ```
+//!
+//! `t` is half the distance between the smallest numbers, which a rounding to one of them costs.
 //!
 //! Ranks of another node send one sum `q`, rounded again: with `e` for the roundings in it, its
 //! part of `E` is `e + u (|q| + e)`.
@@ -18,7 +20,8 @@
 //! A bias `b` adds `eps_f32 (|sum of p_s + b| + E)` to `E`, and so does a residual. An activation
 //! of slope `L` with an error of `c |v|` makes `L E + c (|v| + E)` of `E`
 //! ([`Activation::slope`](flux_ops::Activation::slope),
-//! [`Activation::ERROR`](flux_ops::Activation::ERROR)).
+//! [`Activation::ERROR`](flux_ops::Activation::ERROR)). Let a gate `a` and an up `b` be off by `da`
+//! and `db`: their product is off by `da (|b| + db) + |a| db`, and by its rounding.
 //!
 //! `sqrt(k) eps_f32` is the probabilistic bound of an inner product (Higham and Mary, "A new
 //! approach to probabilistic rounding error analysis", 2019), with their factor at 2. Small
@@ -134,15 +137,15 @@ impl fmt::Display for Verdict {
 /// When `y` does not hold exactly the rank's elements.
 pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, nodes): (bool, Nodes)) -> Verdict {
     let problem = &operands.problem;
-    let window = y_window(problem, rank);
+    let (window, product) = (operands.y_window(rank), y_window(problem, rank));
     assert_eq!(y.len(), elements(window), "{window:?}");
     let k = problem.k();
     let x = operand::<T>(operands, operands.seed_x, Window { row0: window.row0, col0: 0, rows: window.rows, cols: k });
-    let w = operand::<T>(operands, operands.seed_w, Window { row0: window.col0, col0: 0, rows: window.cols, cols: k });
+    let w = operand::<T>(operands, operands.seed_w, Window { row0: product.col0, col0: 0, rows: product.cols, cols: k });
     let bias = if operands.epilogue.bias {
         operand::<T>(operands, operands.seed_bias, bias_window(problem, rank))
     } else {
-        vec![0.0; window.cols as usize]
+        vec![0.0; product.cols as usize]
     };
     let residual = operands.epilogue.residual.then(|| operand::<T>(operands, operands.seed_residual, window));
     let mut verdict = Verdict::default();
@@ -150,14 +153,15 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
     for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
         // All partial sums for its row but its own are rounded.
         let (owner, _) = problem.owner_of(window.row0 + row as u32);
-        for (col, (w, &y)) in w.chunks_exact(k as usize).zip(y).enumerate() {
-            let expected = expect::<T>(
-                operands,
-                rounded((!flattened).then_some(owner)),
-                x,
-                w,
-                [bias[col], residual.as_ref().map_or(0.0, |rows| rows[row * window.cols as usize + col])],
-            );
+        for (col, &y) in y.iter().enumerate() {
+            let added = residual.as_ref().map_or(0.0, |rows| rows[row * window.cols as usize + col]);
+            let sum_of = |column: u32| {
+                let (column, k) = (column as usize, k as usize);
+                let rounded = rounded((!flattened).then_some(owner));
+                sum::<T>(operands, rounded, x, &w[column * k..][..k], [bias[column], added])
+            };
+            let (column, up) = columns_of(operands, rank, col as u32);
+            let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
             verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), row: row as u32, col: col as u32 });
         }
     }
@@ -176,14 +180,19 @@ pub(crate) fn verify_elements<T: Element>(
     let window = y_window(problem, rank);
     let mut verdict = Verdict::default();
     for &(row, col, y) in found {
-        let (row0, col0) = (window.row0 + row, window.col0 + col);
+        let row0 = window.row0 + row;
         let line = |seed, row0| operand::<T>(operands, seed, Window { row0, col0: 0, rows: 1, cols: problem.k() });
-        let one = |seed, row0| operand::<T>(operands, seed, Window { row0, col0, rows: 1, cols: 1 })[0];
-        let bias = if operands.epilogue.bias { one(operands.seed_bias, 0) } else { 0.0 };
-        let residual = if operands.epilogue.residual { one(operands.seed_residual, row0) } else { 0.0 };
         let keeps = (!flattened && !collective).then(|| problem.owner_of(row0).0);
         let rounded = Rounded { keeps, nodes, collective };
-        let expected = expect::<T>(operands, rounded, &line(operands.seed_x, row0), &line(operands.seed_w, col0), [bias, residual]);
+        let sum_of = |column: u32| {
+            let col0 = window.col0 + column;
+            let one = |seed, row0| operand::<T>(operands, seed, Window { row0, col0, rows: 1, cols: 1 })[0];
+            let bias = if operands.epilogue.bias { one(operands.seed_bias, 0) } else { 0.0 };
+            let residual = if operands.epilogue.residual { one(operands.seed_residual, row0) } else { 0.0 };
+            sum::<T>(operands, rounded, &line(operands.seed_x, row0), &line(operands.seed_w, col0), [bias, residual])
+        };
+        let (column, up) = columns_of(operands, rank, col);
+        let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
         verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), row, col });
     }
     verdict
@@ -199,7 +208,7 @@ pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gai
     let unit = T::DTYPE.unit_roundoff();
     // Of fp32, and the rounding of a tiny number.
     let error = (cols as f64 / 2.0 + 6.0) * f64::from(f32::EPSILON) / 2.0;
-    let tiny = if T::DTYPE == DType::F16 { 2f64.powi(-25) } else { 2f64.powi(-134) };
+    let tiny = tiny(T::DTYPE);
     let mut verdict = Verdict::default();
     for (row, (y, y_norm)) in y.chunks_exact(cols).zip(y_norm.chunks_exact(cols)).enumerate() {
         let squares: f64 = y.iter().map(|v| wide(v).powi(2)).sum();
@@ -214,6 +223,14 @@ pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gai
         }
     }
     verdict
+}
+
+/// Half the distance between the smallest numbers of the type: what rounding a tiny number costs.
+fn tiny(dtype: DType) -> f64 {
+    match dtype {
+        DType::F16 => 2f64.powi(-25),
+        DType::Bf16 => 2f64.powi(-134),
+    }
 }
 
 /// A window of a global operand, as the elements' exact values.
@@ -240,8 +257,24 @@ struct Rounded {
     collective: bool,
 }
 
-/// The expected element of a row of `x`, a row of `w`, a bias and a residual.
-fn expect<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f32], added: [f32; 2]) -> Expected {
+/// The column of a rank's product that its `y` has in column `col`; with gates that of the gate, and
+/// that of its up.
+fn columns_of(operands: &Operands, rank: Rank, col: u32) -> (u32, Option<u32>) {
+    operands.epilogue.gates.map_or((col, None), |layout| {
+        let (gate, up) = layout.rows_of(col, operands.problem.n_local(rank));
+        (gate, Some(up))
+    })
+}
+
+/// A sum, and how far one may be off before the activation.
+#[derive(Clone, Copy, Debug)]
+struct Sum {
+    value: f64,
+    off: f64,
+}
+
+/// The sum of a row of `x` and a row of `w`, a bias and a residual.
+fn sum<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f32], added: [f32; 2]) -> Sum {
     let Rounded { keeps, nodes, collective } = rounding;
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
@@ -273,9 +306,7 @@ fn expect<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f3
     }
     let (epilogue, epsilon) = (operands.epilogue, f64::from(f32::EPSILON));
     let added = added.into_iter().map(f64::from).sum::<f64>();
-    let activated = |v| epilogue.activation.definition(v);
     let (sum, mut before) = match operands.fill {
-        Fill::SmallInts if epilogue.is_exact() => return Expected { value: round(activated(rounded + added)), bound: 0.0 },
         Fill::SmallInts => (rounded + added, 0.0),
         Fill::Uniform => {
             let terms = f64::from(problem.k()).sqrt() + f64::from(problem.world().get());
@@ -289,11 +320,27 @@ fn expect<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f3
     if collective {
         before += unit * f64::from(problem.world().get()) * (partials + added.abs() + before);
     }
-    if epilogue.activation != Activation::None {
-        before = epilogue.activation.slope() * before + Activation::ERROR * (sum.abs() + before);
+    Sum { value: sum, off: before }
+}
+
+/// The expected element: the activated sum, and with an up its product.
+fn expect<T: Element>(operands: &Operands, sum: Sum, up: Option<Sum>) -> Expected {
+    let activation = operands.epilogue.activation;
+    let mut value = activation.definition(sum.value);
+    if operands.fill == Fill::SmallInts && operands.epilogue.is_exact() {
+        value *= up.map_or(1.0, |up| up.value);
+        return Expected { value: f64::from(T::from_f32(value as f32).to_f32()), bound: 0.0 };
     }
-    let value = activated(sum);
-    Expected { value, bound: before + unit * (value.abs() + before) }
+    let mut off = sum.off;
+    if activation != Activation::None {
+        off = activation.slope() * off + Activation::ERROR * (sum.value.abs() + off);
+    }
+    if let Some(up) = up {
+        off = off * (up.value.abs() + up.off) + value.abs() * up.off;
+        value *= up.value;
+        off += f64::from(f32::EPSILON) * (value.abs() + off);
+    }
+    Expected { value, bound: off + operands.problem.dtype().unit_roundoff() * (value.abs() + off) + tiny(T::DTYPE) }
 }
 
 /// Sums of products and of their absolute values. Products of 11-bit significands are exact in
@@ -320,6 +367,7 @@ mod tests {
     use super::*;
     use crate::harness::EpilogueSpec;
     use flux_core::{DType, Problem, WorldSize};
+    use flux_ops::GateLayout;
     use half::bf16;
 
     #[test]
@@ -337,11 +385,12 @@ mod tests {
     fn outputs(operands: &Operands, rank: Rank, (flattened, nodes): (bool, Nodes)) -> Vec<bf16> {
         let p = &operands.problem;
         let at = |seed, row, col| f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
-        let window = y_window(p, rank);
+        let (window, product) = (operands.y_window(rank), y_window(p, rank));
         let mut y = Vec::new();
         for row in window.row0..window.row0 + window.rows {
             let (owner, _) = p.owner_of(row);
-            for col in window.col0..window.col0 + window.cols {
+            let EpilogueSpec { bias, residual, activation, gates, norm: _ } = operands.epilogue;
+            let sum_of = |col: u32| {
                 let sources = if p.op() == OpKind::AllGatherGemm { 1 } else { p.world().get() };
                 let sent = |sum: f64| f64::from(bf16::from_f64(sum).to_f32());
                 let mut sums = vec![0.0; sources as usize];
@@ -354,10 +403,18 @@ mod tests {
                 }
                 let own = |source: usize| sources == 1 || (source == owner.index() && !flattened);
                 let sum: f64 = sums.iter().enumerate().map(|(source, &sum)| if own(source) { sum } else { sent(sum) }).sum();
-                let EpilogueSpec { bias, residual, activation, norm: _ } = operands.epilogue;
                 let sum = sum + if bias { at(operands.seed_bias, 0, col) } else { 0.0 };
-                let sum = sum + if residual { at(operands.seed_residual, row, col) } else { 0.0 };
-                y.push(bf16::from_f32(activation.apply(sum as f32)));
+                sum + if residual { at(operands.seed_residual, row, col) } else { 0.0 }
+            };
+            for col in 0..window.cols {
+                let n = product.cols;
+                let (gate, up) = match gates {
+                    None => (col, None),
+                    Some(GateLayout::Concatenated) => (col, Some(n / 2 + col)),
+                    Some(GateLayout::Interleaved) => (2 * col, Some(2 * col + 1)),
+                };
+                let up = up.map_or(1.0, |up| sum_of(product.col0 + up) as f32);
+                y.push(bf16::from_f32(activation.apply(sum_of(product.col0 + gate) as f32) * up));
             }
         }
         y
@@ -395,7 +452,7 @@ mod tests {
     #[test]
     fn an_element_that_is_wrong_is_named() {
         for (operands, rank) in cases() {
-            let window = y_window(&operands.problem, rank);
+            let window = operands.y_window(rank);
             let (row, col) = (2, 5);
             let wrong_values: [fn(bf16) -> bf16; 3] = [|_| bf16::NAN, |v| v + bf16::from_f32(4.0), |_| bf16::INFINITY];
             for wrong in wrong_values {
@@ -435,10 +492,12 @@ mod tests {
     fn the_output_of_another_finish_fails() {
         for (operands, rank) in cases() {
             let added = [(false, false), (true, false), (false, true), (true, true)];
-            let with = |(bias, residual)| Activation::ALL.map(|activation| EpilogueSpec { bias, residual, activation, norm: false });
+            let EpilogueSpec { gates, norm, .. } = operands.epilogue;
+            let with = |(bias, residual)| Activation::ALL.map(|activation| EpilogueSpec { bias, residual, activation, gates, norm });
             let epilogues = added.into_iter().flat_map(with);
-            let norm = operands.epilogue.norm;
-            for other in epilogues.map(|epilogue| EpilogueSpec { norm, ..epilogue }).filter(|&epilogue| epilogue != operands.epilogue) {
+            let other_gates = gates.map(|layout| GateLayout::ALL.into_iter().find(|other| *other != layout));
+            let other_gates = other_gates.map(|gates| EpilogueSpec { gates, ..operands.epilogue });
+            for other in epilogues.chain(other_gates).filter(|&epilogue| epilogue != operands.epilogue) {
                 let verdict = verify(&operands, rank, &outputs(&operands.with_epilogue(other), rank, plain(&operands)), plain(&operands));
                 assert!(!verdict.ok(), "{operands:?} passes as {other:?}");
             }
@@ -470,7 +529,7 @@ mod tests {
         for (operands, rank) in cases() {
             let other = Operands::new(operands.problem, 3, 2, operands.fill).with_epilogue(operands.epilogue);
             let verdict = verify(&operands, rank, &outputs(&other, rank, plain(&other)), plain(&operands));
-            assert!(verdict.violations > elements(y_window(&operands.problem, rank)) as u64 / 2, "{verdict}");
+            assert!(verdict.violations > elements(operands.y_window(rank)) as u64 / 2, "{verdict}");
         }
     }
 }

@@ -1,4 +1,5 @@
-// The epilogue of an output's fp32 value, before its one rounding: y = act(v + bias + residual).
+// The epilogue of an output's fp32 value, before its one rounding: y = act(v + bias + residual), or
+// of gated columns y = act(gate + bias) * (up + bias).
 //
 // It runs where a sum is complete (a stored tile, an own tile after the peers' partials, reduced
 // rows), never on a partial. Params say whether there is a bias or a residual; the activation is
@@ -44,7 +45,7 @@ __device__ __forceinline__ float activate(float v) {
     }
 }
 
-// The bias of output columns `col`, which is even and within the operand, and `col + 1`.
+// The bias of columns `col`, which is even and within the operand, and `col + 1`.
 template <bool Bf16>
 __device__ __forceinline__ float2 bias_pair(const Params& p, u32 col) {
     float2 pair;
@@ -95,6 +96,63 @@ __device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem
                 acc[block][j * 4 + half * 2 + 1] += bias;
             }
         }
+    }
+}
+
+// The address of the bias of gate `col` of a tile's column, and the bytes from a gate's to the next
+// and to its up's. Tiles hold eight gates, their eight ups, and so on.
+struct GatedBias {
+    u64 at;
+    u32 step, up;
+
+    __device__ __forceinline__ GatedBias(const Params& p, u32 col)
+        : at(p.bias + static_cast<u64>(col / 16 * 8 + col % 8) * p.gate_step * 2), step(p.gate_step * 2), up(p.up_offset * 2) {}
+
+    // To the next sixteen columns. Copied, or the compiler would keep all addresses.
+    __device__ __forceinline__ void advance() { at = ptx::copied_here(at) + 8 * step; }
+};
+
+// As `add_bias`, of gates and ups.
+template <class C>
+__device__ __forceinline__ void add_gated_bias(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
+                                               float (&acc)[C::kBlocks][C::kAccumulators]) {
+    const u32 first = C::kSplitColumns ? consumer * C::kCols : 0;
+    GatedBias bias(p, item.col + first + thread % 4 * 2);
+#pragma unroll
+    for (u32 j = 0; j < C::kCols / 8; j += 2, bias.advance()) {
+        if (first + j * 8 >= item.cols) break;
+#pragma unroll
+        for (u32 half = 0; half < 2; ++half) {
+            const u64 at = bias.at + half * bias.up;
+            float lo, hi;
+            ptx::unpack_2<C::kBf16>(ptx::load_constant_2(at) | ptx::load_constant_2(at + bias.step) << 16, lo, hi);
+#pragma unroll
+            for (u32 n = 0; n < C::kBlocks * 2; ++n) {
+                float* d = &acc[n / 2][(j + half) * 4 + n % 2 * 2];
+                d[0] += lo;
+                d[1] += hi;
+                // Added before the next loads, which the compiler would make first.
+                ptx::pin_register(d[0]);
+                ptx::pin_register(d[1]);
+            }
+        }
+    }
+}
+
+// As `add_bias_swapped`, of gates and ups: a thread has a column of each.
+template <class C>
+__device__ __forceinline__ void add_gated_bias_swapped(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
+                                                       float (&acc)[C::kBlocks][C::kAccumulators]) {
+    const u32 first = (C::kSplitColumns ? consumer * C::kCols : 0) + thread / 32 * 16;
+#pragma unroll
+    for (u32 block = 0; block < C::kBlocks; ++block) {
+        if (first + block * 64 >= item.cols) break;
+        const GatedBias bias(p, item.col + first + block * 64 + thread % 32 / 4);
+        float gate, up, unused;
+        ptx::unpack_2<C::kBf16>(ptx::load_constant_2(bias.at), gate, unused);
+        ptx::unpack_2<C::kBf16>(ptx::load_constant_2(bias.at + bias.up), up, unused);
+#pragma unroll
+        for (u32 at = 0; at < C::kAccumulators; ++at) acc[block][at] += at % 4 < 2 ? gate : up;
     }
 }
 
@@ -162,13 +220,33 @@ __device__ __forceinline__ void add_residual(const Params& p, const WorkItem& it
     }
 }
 
-// Applies the epilogue to one thread's accumulators of item `i`. The item's columns are loaded only
-// here: kept through the mainloop they would cost a register of every tile.
+// Element `at` of a thread's results in a block. Of gated columns a thread has a gate and its up,
+// eight columns apart, so results are half as many as accumulators. They are made where they are
+// stored: large tiles have no registers for both.
+template <class C>
+__device__ __forceinline__ float result(const float (&acc)[C::kAccumulators], u32 at) {
+    if constexpr (C::kGated) {
+        // Of a swap-AB tile pairs of rows, else both rows' pairs of columns.
+        constexpr u32 kTogether = C::kSwapAB ? 2 : 4;
+        const u32 gate = at / kTogether * 2 * kTogether + at % kTogether;
+        return activate<C::kActivation>(acc[gate]) * acc[gate + kTogether];
+    } else {
+        return acc[at];
+    }
+}
+
+// Applies the epilogue to one thread's accumulators of item `i`, but for gates: `result` multiplies
+// them. The item's columns are loaded only here: kept through the mainloop they would cost a
+// register of every tile.
 template <class C>
 __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer, u32 thread, u32 first_row,
                                             float (&acc)[C::kBlocks][C::kAccumulators]) {
     if (p.bias != 0) {
-        if constexpr (C::kSwapAB) {
+        if constexpr (C::kGated && C::kSwapAB) {
+            add_gated_bias_swapped<C>(p, load_item(p, i), consumer, thread, acc);
+        } else if constexpr (C::kGated) {
+            add_gated_bias<C>(p, load_item(p, i), consumer, thread, acc);
+        } else if constexpr (C::kSwapAB) {
             add_bias_swapped<C>(p, load_item(p, i), consumer, thread, acc);
         } else {
             add_bias<C>(p, load_item(p, i), consumer, thread, acc);
@@ -177,6 +255,7 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
     if constexpr (C::kReduceScatter) {
         if (p.residual != 0) add_residual<C>(p, p.items[i], consumer, thread, first_row, acc);
     }
+    if constexpr (C::kGated) return;
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll

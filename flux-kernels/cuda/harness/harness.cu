@@ -63,17 +63,25 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 // Checks 64 x 32 elements a CTA, 4 x 2 a thread. The reference is accumulated in fp64 from the
 // generators, not from the operands in memory.
 //
-// The bound of an element sums four roundings: the result's, u * |y|; that of each partial sum sent
-// in 16 bits, u * |partial|; fp32 accumulation, sqrt(k) * eps * sum |x| |w|; and the addition of a
-// bias or a residual, eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes.
-// An inexact activation multiplies the bound by its slope and adds its own error. Small integers
-// must be equal, but for inexact activations and rounded additions.
+// The bound of an element sums four roundings: the result's, u * |y|, or of a tiny number half the
+// distance to the next; that of each partial sum sent in 16 bits, u * |partial|; fp32 accumulation,
+// sqrt(k) * eps * sum |x| |w|; and the addition of a bias or a residual, eps * |sum|. Each addition
+// that rounds to 16 bits costs u of all magnitudes. An inexact activation multiplies the bound by its
+// slope and adds its own error. Small integers must be equal, but for inexact activations and rounded
+// additions.
+//
+// Of gated weights a thread's two columns are a gate and its up: a CTA checks half as many elements.
+// With a and u their exact values, off by da and du at most, the product is off by da (|u| + du) +
+// |a| du, and by its rounding.
 extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_constant__ VerifyParams p) {
     __shared__ float xs[kTileRows][kStep + 1];
     __shared__ float ws[kTileCols][kStep + 1];
     const bool bf16 = p.bf16 != 0;
     const Fill fill = static_cast<Fill>(p.fill);
-    const u32 row = blockIdx.y * kTileRows, col = blockIdx.x * kTileCols;
+    const bool gated = p.gated != 0;
+    const u32 row = blockIdx.y * kTileRows, col = blockIdx.x * (gated ? kTileCols / 2 : kTileCols);
+    // The row of w, among the rank's, of one of the CTA's columns.
+    const auto w_row = [&](u32 c) { return gated ? (col + c % 16) * p.gate_step + c / 16 * p.up_offset : col + c; };
     const u32 ti = threadIdx.x / 16, tj = threadIdx.x % 16;
 
     double sum[4][2] = {}, node[4][2] = {}, segment[4][2] = {};
@@ -87,7 +95,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
         }
         for (u32 i = threadIdx.x; i < kTileCols * kStep; i += 256) {
             const u32 r = i / kStep, c = c0 + i % kStep;
-            ws[r][i % kStep] = c < p.k ? element(bf16, fill, p.w_seed, p.col0 + col + r, c) : 0.0f;
+            ws[r][i % kStep] = c < p.k ? element(bf16, fill, p.w_seed, p.col0 + w_row(r), c) : 0.0f;
         }
         __syncthreads();
         // Segments are multiples of 8 long: half a step.
@@ -142,6 +150,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 
     const float u = bf16 ? 1.0f / 256.0f : 1.0f / 2048.0f;
     const float eps = 5.9604645e-8f;  // 2^-24
+    const float tiny = bf16 ? 0x1p-134f : 0x1p-25f;  // half the distance between the smallest numbers
     // A node's sum includes rounded partial sums, and is rounded itself.
     const float per_sent = p.per_node > 1 ? u * (1.0f + u) : u;
     const bool exact = activation_is_exact(static_cast<Activation>(p.activation));
@@ -152,32 +161,45 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
 #pragma unroll
         for (u32 j = 0; j < 2; ++j) {
             const u32 r = row + ti + 16 * i, c = col + tj + 16 * j;
-            if (r >= p.rows || c >= p.cols) continue;
+            if (r >= p.rows || c >= p.cols || (gated && j == 1)) continue;
             const u16 bits = reinterpret_cast<const u16*>(p.y)[r * p.row_stride + c];
             const float y = widen(bf16, bits);
-            double whole = sum[i][j];
-            float inner = fill == Fill::kSmallInts ? 0.0f : sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + per_sent * partials[i][j];
-            float added = 0.0f;  // magnitudes
-            const auto add = [&](float term) {
-                whole += term;
-                added += fabsf(term);
-                if (fill != Fill::kSmallInts) inner += eps * (fabsf(static_cast<float>(whole)) + inner);
+            // A sum with what is added to it, and how far it may be off.
+            const auto finished = [&](u32 j, double& whole, float& inner) {
+                whole = sum[i][j];
+                inner = fill == Fill::kSmallInts ? 0.0f : sqrtf(static_cast<float>(p.k)) * eps * magnitude[i][j] + per_sent * partials[i][j];
+                float added = 0.0f;  // magnitudes
+                const auto add = [&](float term) {
+                    whole += term;
+                    added += fabsf(term);
+                    if (fill != Fill::kSmallInts) inner += eps * (fabsf(static_cast<float>(whole)) + inner);
+                };
+                if (p.bias != 0) add(element(bf16, fill, p.bias_seed, 0, p.col0 + w_row(tj + 16 * j)));
+                if (p.residual != 0) add(element(bf16, fill, p.residual_seed, p.row0 + r, p.col0 + c));
+                if (p.rounded_additions != 0) inner += u * p.rounded_additions * (partials[i][j] + added + inner);
             };
-            if (p.bias != 0) add(element(bf16, fill, p.bias_seed, 0, p.col0 + c));
-            if (p.residual != 0) add(element(bf16, fill, p.residual_seed, p.row0 + r, p.col0 + c));
-            if (p.rounded_additions != 0) inner += u * p.rounded_additions * (partials[i][j] + added + inner);
-            double expected;
+            double whole, expected;
+            float inner;
+            finished(j, whole, inner);
             with_activation(p.activation, [&]<Activation A>() {
                 expected = reference_of<A>(whole);
                 if (!activation_is_exact(A)) inner = activation_slope(A) * inner + kActivationError * (fabsf(static_cast<float>(whole)) + inner);
             });
+            if (gated) {
+                double up;
+                float off;
+                finished(1, up, off);
+                inner = inner * (fabsf(static_cast<float>(up)) + off) + fabsf(static_cast<float>(expected)) * off;
+                expected *= up;
+                if (fill != Fill::kSmallInts || !exact) inner += eps * (fabsf(static_cast<float>(expected)) + inner);
+            }
             const float reference = static_cast<float>(expected);
             const float error = static_cast<float>(fabs(static_cast<double>(y) - expected));
             bool ok;
             if (fill == Fill::kSmallInts && exact && p.rounded_additions == 0) {
                 ok = y == widen(bf16, round_to(bf16, reference));
             } else {
-                const float bound = u * (fabsf(reference) + inner) + inner;
+                const float bound = u * (fabsf(reference) + inner) + inner + tiny;
                 ok = error <= bound;
                 max_ratio = fmaxf(max_ratio, error / bound);
             }

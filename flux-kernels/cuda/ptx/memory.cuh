@@ -128,6 +128,18 @@ __device__ __forceinline__ u32 load_constant_4(u64 p) {
     return v;
 }
 
+// ld.global.nc, 2 bytes
+__device__ __forceinline__ u32 load_constant_2(u64 p) {
+    u16 v;
+    asm volatile("ld.global.nc.u16 %0, [%1];" : "=h"(v) : "l"(p));
+    return v;
+}
+
+// st.global, 4 bytes
+__device__ __forceinline__ void store_global_4(u64 p, u32 v) {
+    asm volatile("st.global.u32 [%0], %1;" ::"l"(p), "r"(v) : "memory");
+}
+
 // ld.shared, 16 bytes
 __device__ __forceinline__ uint4 load_shared_16(u32 p) {
     uint4 v;
@@ -147,6 +159,10 @@ __device__ __forceinline__ void store_matrix_x4(u32 row, u32 b0, u32 b1, u32 b2,
                  : "memory");
 }
 
+__device__ __forceinline__ void store_matrix_x2(u32 row, u32 b0, u32 b1) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x2.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(b0), "r"(b1) : "memory");
+}
+
 // The same of the transposed matrices: a lane's pair is of one column.
 __device__ __forceinline__ void store_matrix_x4_transposed(u32 row, u32 b0, u32 b1, u32 b2, u32 b3) {
     asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(row), "r"(b0), "r"(b1), "r"(b2), "r"(b3)
@@ -155,6 +171,10 @@ __device__ __forceinline__ void store_matrix_x4_transposed(u32 row, u32 b0, u32 
 
 __device__ __forceinline__ void store_matrix_x2_transposed(u32 row, u32 b0, u32 b1) {
     asm volatile("stmatrix.sync.aligned.m8n8.x2.trans.shared.b16 [%0], {%1, %2};" ::"r"(row), "r"(b0), "r"(b1) : "memory");
+}
+
+__device__ __forceinline__ void store_matrix_x1_transposed(u32 row, u32 b0) {
+    asm volatile("stmatrix.sync.aligned.m8n8.x1.trans.shared.b16 [%0], {%1};" ::"r"(row), "r"(b0) : "memory");
 }
 
 // %globaltimer, nanoseconds; only differences on one GPU mean anything

@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool WeightsKn, bool Trace>
+template <u32 TileM, u32 TileN, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool Gated, bool WeightsKn, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -14,9 +14,11 @@ struct Config {
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
     static constexpr Activation kActivation = A;  // of the result
-    static_assert(!ReduceScatter || A == Activation::kNone, "partial sums have no activation");
+    static constexpr bool kGated = Gated;              // the columns of w are gates and ups, in eights
+    static constexpr u32 kColsPerOut = Gated ? 2 : 1;  // columns of w of one of y
+    static_assert(!ReduceScatter || (A == Activation::kNone && !Gated), "partial sums have no activation");
     static constexpr bool kWeightsKn = WeightsKn;  // weights as [k, n] in place of [n, k]
-    static_assert(!WeightsKn || TileN % 128 == 0, "two warps load 128 columns");
+    static_assert(!WeightsKn || (TileN % 128 == 0 && !Gated), "two warps load 128 adjacent columns");
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
     static constexpr bool kSendsPartials = ReduceScatter;
     static constexpr bool kScatters = ReduceScatter;
@@ -41,6 +43,7 @@ struct Config {
     static constexpr u32 kPairs = kCols / 16;              // pairs of n8 blocks of one warp
     static constexpr u32 kBlockRows = 16;
     static constexpr u32 kAccumulators = kCols / 2;        // of one m16 block, in one thread
+    static constexpr u32 kOutCols = kCols / kColsPerOut;   // of y, of one warp
     static_assert(kBlocks * 16 * kWarpsM == TileM && kPairs * 16 * kWarpsN == TileN, "tile");
     static_assert(kBlocks * kAccumulators <= 128, "accumulators");
     // Words of a residual that a thread loads at once, as registers allow.

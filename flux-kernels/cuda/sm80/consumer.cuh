@@ -176,7 +176,7 @@ private:
     // Stores rows in the caller's y.
     __device__ __forceinline__ void store(const WorkItem& item, const Rounded<C>& rounded) const {
         const u32 shard = is_shared(item) ? p.rank : item.out_outer;
-        const u64 y = p.y_address + (first_row_of_shard(p, shard) + item.row) * p.y_row_bytes + item.col * u64{2};
+        const u64 y = p.y_address + (first_row_of_shard(p, shard) + item.row) * p.y_row_bytes + item.col / C::kColsPerOut * u64{2};
         store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; }, ptx::store_global_16);
     }
 

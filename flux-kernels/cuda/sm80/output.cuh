@@ -4,6 +4,7 @@
 // column 8 j + 2 (lane mod 4) + (i mod 2) of the warp (PTX ISA: mma.m16n8k16, fragments).
 
 #pragma once
+#include "common/epilogue.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "sm80/config.cuh"
@@ -17,13 +18,15 @@ using Accumulators = float[C::kBlocks][C::kAccumulators];
 // take half of the registers, so more than one pass over them is possible.
 template <class C>
 struct Rounded {
-    u32 words[C::kBlocks][C::kAccumulators / 2];
+    u32 words[C::kBlocks][C::kOutCols / 4];
 
     __device__ __forceinline__ explicit Rounded(const Accumulators<C>& acc) {
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
-            for (u32 i = 0; i < C::kAccumulators / 2; ++i) words[block][i] = ptx::pack_2<C::kBf16>(acc[block][2 * i], acc[block][2 * i + 1]);
+            for (u32 i = 0; i < C::kOutCols / 4; ++i) {
+                words[block][i] = ptx::pack_2<C::kBf16>(result<C>(acc[block], 2 * i), result<C>(acc[block], 2 * i + 1));
+            }
         }
     }
 };
@@ -61,29 +64,37 @@ __device__ __forceinline__ uint4 transpose_quad(u32 v0, u32 v1, u32 v2, u32 v3) 
 template <class C, class RowAt, class Put>
 __device__ __forceinline__ void store_rows(const WorkItem& item, const Rounded<C>& rounded, RowAt row_at, Put put) {
     const Part<C> part;
-    const u32 quad = part.lane / 4, within = part.lane % 4, first_row = part.row(), first_col = part.col();
+    constexpr u32 kEights = C::kOutCols / 8;  // column blocks
+    const u32 quad = part.lane / 4, within = part.lane % 4, first_row = part.row(), first_col = part.col() / C::kColsPerOut;
     const auto store = [&](u64 row, u32 col, uint4 eight) {
-        if (row != 0 && col < item.cols) put(row + col * 2, eight);
+        if (row != 0 && col * C::kColsPerOut < item.cols) put(row + col * 2, eight);
     };
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
         const auto pair = [&](u32 j, u32 half) { return rounded.words[block][j * 2 + half]; };
         const u32 row = first_row + block * 16 + quad;
-        if constexpr (C::kPairs % 2 == 0) {
+        if constexpr (kEights % 4 == 0) {
             // Four column blocks of one row.
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
                 const u64 at = row_at(row + half * 8);
 #pragma unroll
-                for (u32 j = 0; j < C::kCols / 8; j += 4) {
+                for (u32 j = 0; j < kEights; j += 4) {
                     store(at, first_col + (j + within) * 8, transpose_quad(pair(j, half), pair(j + 1, half), pair(j + 2, half), pair(j + 3, half)));
                 }
+            }
+        } else if constexpr (kEights == 1) {
+            // No four vectors to transpose: each lane stores a pair of each row.
+#pragma unroll
+            for (u32 half = 0; half < 2; ++half) {
+                const u64 at = row_at(row + half * 8);
+                if (at != 0 && first_col * C::kColsPerOut < item.cols) ptx::store_global_4(at + (first_col + within * 2) * 2, pair(0, half));
             }
         } else {
             // Two column blocks of two rows.
             const u64 at = row_at(row + within / 2 * 8);
 #pragma unroll
-            for (u32 j = 0; j < C::kCols / 8; j += 2) {
+            for (u32 j = 0; j < kEights; j += 2) {
                 store(at, first_col + (j + within % 2) * 8, transpose_quad(pair(j, 0), pair(j + 1, 0), pair(j, 1), pair(j + 1, 1)));
             }
         }

@@ -21,15 +21,23 @@ struct Rows {
     u64 stride;  // bytes between rows
     u32 last;    // last row that exists
     u32 most;    // bytes of a chunk that exist at most: none without rows
+    u64 up = 0;  // of gated weights: bytes from a gate's row to its up's
 
     // Of `count` rows from `address` on.
     __device__ __forceinline__ static Rows of(u64 address, u64 stride, u32 count) {
         return {address + threadIdx.x % 8 * 16, stride, count == 0 ? 0 : count - 1, count == 0 ? 0u : 16u};
     }
 
+    // Bytes from the first strip's rows to those of a strip of eight. Gated weights come as strips
+    // of gates and of their ups in turn.
+    template <bool Gated>
+    __device__ __forceinline__ u64 strip_offset(u32 strip) const {
+        return Gated ? strip / 2 * 8 * stride + strip % 2 * up : strip * 8 * stride;
+    }
+
     // Copies `Count` rows of a step along k, in strips of eight. Rows that do not exist repeat the
     // last one: what they add to is never stored. Of no rows nothing is read.
-    template <u32 Count, bool Whole>
+    template <u32 Count, bool Whole, bool Gated = false>
     __device__ __forceinline__ void load(u32 dst, u32 step, u32 bytes) const {
         const u32 row = threadIdx.x % 64 / 8;
         const u32 to = dst + row * 128 + (threadIdx.x % 8 ^ row) * 16;
@@ -41,7 +49,10 @@ struct Rows {
 #pragma unroll
         for (u32 strip = 0; strip < Count / 8; ++strip) {
             if constexpr (Whole) {
-                ptx::async_copy_16(to + strip * 1024, from + strip * 8 * stride, bytes);
+                ptx::async_copy_16(to + strip * 1024, from + strip_offset<Gated>(strip), bytes);
+            } else if constexpr (Gated) {
+                // Strips are whole: the columns of w are a multiple of 16.
+                ptx::async_copy_16(to + strip * 1024, from + strip_offset<Gated>(least(strip, end / 8)), bytes);
             } else {
                 ptx::async_copy_16(to + strip * 1024, src + least(strip * 8 + row, end) * stride, bytes);
             }
@@ -77,6 +88,9 @@ struct Producer {
             if constexpr (C::kWeightsKn) {
                 // This thread's chunk of the first row, and the item's columns.
                 b = {p.w + (item.col + threadIdx.x % 64 / 8 * 16 + threadIdx.x % 2 * 8) * u64{2}, 0, item.cols, 0};
+            } else if constexpr (C::kGated) {
+                b = Rows::of(p.w + item.col / 2 * p.gate_step * p.w_row_bytes, p.gate_step * p.w_row_bytes, item.cols);
+                b.up = p.up_offset * p.w_row_bytes;
             } else {
                 b = Rows::of(p.w + item.col * p.w_row_bytes, p.w_row_bytes, item.cols);
             }
@@ -127,9 +141,9 @@ private:
         }
         const u32 bytes = chunk_bytes(step);
         if (whole) {
-            b.load<C::kTileN, true>(smem.b(stage), step, bytes);
+            b.load<C::kTileN, true, C::kGated>(smem.b(stage), step, bytes);
         } else {
-            b.load<C::kTileN, false>(smem.b(stage), step, bytes);
+            b.load<C::kTileN, false, C::kGated>(smem.b(stage), step, bytes);
         }
     }
 

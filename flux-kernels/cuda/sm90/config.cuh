@@ -5,7 +5,7 @@
 
 namespace flux {
 
-template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool WeightsKn, bool Trace>
+template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, Activation A, bool Gated, bool WeightsKn, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -17,8 +17,11 @@ struct Config {
     static constexpr bool kBf16 = Bf16;
     static constexpr bool kReduceScatter = ReduceScatter;
     static constexpr Activation kActivation = A;  // of the result
-    static_assert(!ReduceScatter || A == Activation::kNone, "partial sums have no activation");
+    static constexpr bool kGated = Gated;         // the columns of w are gates and ups, in eights
+    static constexpr u32 kColsPerOut = Gated ? 2 : 1;  // columns of w of one of y
+    static_assert(!ReduceScatter || (A == Activation::kNone && !Gated), "partial sums have no activation");
     static constexpr bool kWeightsKn = WeightsKn;  // weights as [k, n] in place of [n, k]
+    static_assert(!WeightsKn || !Gated, "boxes of [k, n] hold columns that are adjacent in memory");
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
 
     static constexpr u32 kConsumers = 2;                            // warpgroups
@@ -59,13 +62,16 @@ struct Config {
     static constexpr u32 kOutBytesPerConsumer = kOutBytes / kConsumers;
     // Boxes of the tensor store to y: a block's rows, swizzled over their whole width, which is the
     // widest swizzle that divides the columns.
-    static constexpr u32 kBoxCols = kCols % 64 == 0 ? 64 : kCols % 32 == 0 ? 32 : 16;
+    static constexpr u32 kOutCols = kCols / kColsPerOut;               // of y, of one consumer
+    static constexpr u32 kBlockCols = 64 / kColsPerOut;                // of y, of one block of a swap-AB tile
+    static constexpr u32 kBoxUnit = kSwapAB ? kBlockCols : kOutCols;   // whole boxes
+    static constexpr u32 kBoxCols = kBoxUnit % 64 == 0 ? 64 : kBoxUnit % 32 == 0 ? 32 : kBoxUnit % 16 == 0 ? 16 : 8;
     static constexpr u32 kBoxRows = kSwapAB ? kRows : 64;
     static constexpr u32 kBoxRowBytes = kBoxCols * 2;
     static constexpr u32 kBoxBytes = kBoxRows * kBoxRowBytes;
     // Weights of [k, n] come in boxes of as many columns, a step along k high.
     static constexpr u32 kWeightBoxBytes = kTileK * kBoxRowBytes;
-    static constexpr u32 kBoxes = kSwapAB ? 1 : kCols / kBoxCols;   // of one block of one consumer
+    static constexpr u32 kBoxes = kBoxUnit / kBoxCols;  // of one block of one consumer
     // Epilogue staging: one buffer for each consumer, or one that they use in turn, which often
     // leaves memory for one more stage. Consumers that wait for the shared buffer fall half a tile
     // apart, so one ends its tile while the other multiplies; large tiles run in lockstep instead.
@@ -74,9 +80,9 @@ struct Config {
     // Groups in which a consumer commits the products of a stage. With two it holds a stage and a
     // half on average, but waits twice a stage.
     static constexpr u32 kWgmmaGroups = kLockstep ? 1 : 2;
-    static constexpr u32 kStagingBytes = kBlocks * kBoxes * kBoxBytes;
+    static constexpr u32 kStagingBytes = kOutBytesPerConsumer;
     static_assert(kStagingBuffers == 1 || kStagingBuffers == kConsumers, "staging buffers");
-    static_assert(kStagingBytes == kOutBytesPerConsumer, "boxes of a consumer's part");
+    static_assert(kBlocks * kBoxes * kBoxBytes * kColsPerOut == kStagingBytes, "boxes of a consumer's part");
     // Rows that go to several owners need the whole tile staged. Gaps of 16 bytes between them let
     // the rows of a matrix store meet different banks.
     static constexpr bool kScatters = ReduceScatter && kStagingBuffers == kConsumers;

@@ -235,12 +235,19 @@ private:
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
-            for (u32 j = 0; j < C::kCols / 8; j += 2) {
+            for (u32 j = 0; j < C::kOutCols / 8; j += 2) {
                 const u32 box = smem.out(index) + (block * C::kBoxes + j / kChunks) * C::kBoxBytes;
                 const u32 chunk = (j % kChunks + half) ^ (row * C::kBoxRowBytes / 128 % kChunks);
-                const float* d = &acc[block][j * 4];
-                ptx::store_matrix_x4(box + row * C::kBoxRowBytes + chunk * 16, ptx::pack_2<C::kBf16>(d[0], d[1]), ptx::pack_2<C::kBf16>(d[2], d[3]),
-                                     ptx::pack_2<C::kBf16>(d[4], d[5]), ptx::pack_2<C::kBf16>(d[6], d[7]));
+                // Boxes of one chunk follow each other.
+                const u32 at = kChunks == 1 ? box + half * C::kBoxBytes + row * 16 : box + row * C::kBoxRowBytes + chunk * 16;
+                const auto pair = [&](u32 n) {
+                    return ptx::pack_2<C::kBf16>(result<C>(acc[block], j * 4 + n * 2), result<C>(acc[block], j * 4 + n * 2 + 1));
+                };
+                if (j + 1 < C::kOutCols / 8) {
+                    ptx::store_matrix_x4(at, pair(0), pair(1), pair(2), pair(3));
+                } else {
+                    ptx::store_matrix_x2(at, pair(0), pair(1));
+                }
             }
         }
     }

@@ -88,6 +88,8 @@ private:
             for (u32 col = 0; col < C::kTileN; col += C::kBoxCols) {
                 ptx::tensor_load_2d(smem.b(stage) + col / C::kBoxCols * C::kWeightBoxBytes, &p.b, smem.full(stage), item.col + col, step * C::kTileK);
             }
+        } else if constexpr (C::kGated) {
+            ptx::tensor_load_4d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, 0, 0, item.col / 16);
         } else {
             ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
         }

@@ -85,16 +85,17 @@ private:
 
     __device__ __forceinline__ void store_boxes(const TensorMap* map, const WorkItem& item, u32 consumer, u32 outer) const {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
-        const u32 first_col = C::kSplitColumns ? consumer * C::kCols : 0;
+        const u32 first_col = C::kSplitColumns ? consumer * C::kOutCols : 0;
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
             const u32 row = first_row + (C::kSwapAB ? 0 : block * 64);
             if (row >= item.rows) break;
 #pragma unroll
             for (u32 box = 0; box < C::kBoxes; ++box) {
-                const u32 col = first_col + (C::kSwapAB ? block * 64 : box * C::kBoxCols);
-                if (col >= item.cols) break;
-                ptx::tensor_store_3d(map, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col + col, item.row + row, outer);
+                const u32 col = first_col + (C::kSwapAB ? block * C::kBlockCols : box * C::kBoxCols);
+                if (col * C::kColsPerOut >= item.cols) break;
+                ptx::tensor_store_3d(map, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col / C::kColsPerOut + col,
+                                     item.row + row, outer);
             }
         }
     }

@@ -6,6 +6,7 @@
 // 64 (PTX ISA: wgmma, matrix fragments for m64nNk16).
 
 #pragma once
+#include "common/epilogue.cuh"
 #include "sm90/config.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -37,14 +38,43 @@ __device__ __forceinline__ void write_swapped(u32 thread, const float (&acc)[C::
     }
 }
 
+// As `write_swapped`, of gated columns. Result 2 j + i of a block is row 8 j + 2 (thread mod 4) + i.
+// Its column is thread / 4 mod 8 of a warp's eight of the block's 32.
+template <class C, class Place>
+__device__ __forceinline__ void write_gated_swapped(u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators], Place place) {
+    constexpr u32 kEights = C::kWgmmaN / 8;
+    const u32 warp = thread / 32, lane = thread % 32;
+#pragma unroll
+    for (u32 block = 0; block < C::kBlocks; ++block) {
+        const u32 col = block * C::kBlockCols + warp * 8;
+#pragma unroll
+        for (u32 j = 0; j < kEights; j += 4) {
+            const auto eight = [&](u32 at) { return ptx::pack_2<C::kBf16>(result<C>(acc[block], at * 2), result<C>(acc[block], at * 2 + 1)); };
+            if (j + 3 < kEights) {
+                ptx::store_matrix_x4_transposed(place(j * 8 + lane, col), eight(j), eight(j + 1), eight(j + 2), eight(j + 3));
+                continue;
+            }
+            if (j + 1 < kEights) ptx::store_matrix_x2_transposed(place(j * 8 + lane % 16, col), eight(j), eight(j + 1));
+            if ((kEights - j) % 2 == 1) ptx::store_matrix_x1_transposed(place((kEights - 1) * 8 + lane % 8, col), eight(kEights - 1));
+        }
+    }
+}
+
 // Writes boxes, each of a block's columns of all rows, with the swizzle that the tensor store
 // undoes.
 template <class C>
 __device__ __forceinline__ void write_boxes_swapped(const Shared<C>& smem, u32 consumer, u32 thread, const float (&acc)[C::kBlocks][C::kAccumulators]) {
-    static_assert(C::kBoxRowBytes == 128 && C::kBoxCols == 64, "lines of 128 bytes, a block's columns each");
-    write_swapped<C>(thread, acc, [&](u32 row, u32 col) {
-        return smem.out(consumer) + col / 64 * C::kBoxBytes + row * 128 + (col % 64 / 8 ^ row % 8) * 16;
-    });
+    static_assert(C::kBoxCols == C::kBlockCols, "lines of a block's columns");
+    constexpr u32 kChunks = C::kBoxRowBytes / 16;
+    const auto place = [&](u32 row, u32 col) {
+        const u32 chunk = col % C::kBoxCols / 8 ^ row * C::kBoxRowBytes / 128 % kChunks;
+        return smem.out(consumer) + col / C::kBoxCols * C::kBoxBytes + row * C::kBoxRowBytes + chunk * 16;
+    };
+    if constexpr (C::kGated) {
+        write_gated_swapped<C>(thread, acc, place);
+    } else {
+        write_swapped<C>(thread, acc, place);
+    }
 }
 
 // Writes dense rows of the whole tile, for owners that take some of them.

@@ -44,7 +44,8 @@ mirrored! {
 mirrored! {
     /// Checks y\[i, j\] of a window against
     /// act(sum over c of x\[row0 + i, c\] * w\[col0 + j, c\] + bias\[col0 + j\] +
-    /// residual\[row0 + i, col0 + j\]).
+    /// residual\[row0 + i, col0 + j\]). Of gated weights the activated sum of a gate's row of `w`
+    /// is multiplied by that of its up, each with its bias.
     #[derive(Clone, Copy)]
     pub(crate) struct VerifyParams {
         pub(crate) y: u64,
@@ -79,6 +80,12 @@ mirrored! {
         /// Whether there is a residual.
         pub(crate) residual: u32,
         pub(crate) activation: u32,
+        /// Whether rows of `w` are gates and ups.
+        pub(crate) gated: u32,
+        /// Rows of `w` from a gate to the next.
+        pub(crate) gate_step: u32,
+        /// Rows of `w` from a gate to its up.
+        pub(crate) up_offset: u32,
         /// Segments of a node. A rank sends 16-bit partial sums to the relay on the owner's rail,
         /// and each other node's relay sends the node's sum.
         pub(crate) per_node: u32,

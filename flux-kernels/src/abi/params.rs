@@ -15,9 +15,11 @@ mirrored! {
         /// The own gather buffer, `[2 halves, W - 1 shard slots, m_shard, k_local]`; flattened
         /// `[2, 1, m, k_local]`.
         pub(crate) a_gather: CUtensorMap = "TensorMap a_gather",
-        /// The caller's w, `[n_local, k_local]`.
+        /// The caller's w, `[n_local, k_local]`. Gated `[n_local / 16, 2, 8, k_local]`: the gates
+        /// of eight columns of y, and their ups.
         pub(crate) b: CUtensorMap = "TensorMap b",
         /// The caller's y, `[full_shards or 1, m_shard, n_local]`; flattened `[1, m, n_local]`.
+        /// Gated half as many columns.
         pub(crate) y: CUtensorMap = "TensorMap y",
         /// The shards behind the full ones, with one row less, of the operand that has all rows: y
         /// of AllGather-GEMM, else x.
@@ -101,6 +103,10 @@ mirrored! {
         pub(crate) scatter_mask: u32,
         /// Columns of x and of w.
         pub(crate) k_local: u32,
+        /// Rows of gated weights from a gate to the next.
+        pub(crate) gate_step: u32,
+        /// Rows of gated weights from a gate to its up.
+        pub(crate) up_offset: u32,
         /// Bytes between scattered rows at their owner.
         pub(crate) source_row_bytes: u32,
         /// Whether every tile waits for the first transfers.

@@ -1,4 +1,5 @@
-//! Bias, residual and activation, in fp32, on the accumulators of a tile whose sum is complete.
+//! Bias, residual, activation and gates, in fp32, on the accumulators of a tile whose sum is
+//! complete.
 //!
 //! Invariant: an element gets them once, from the worker that stores it, before its rounding.
 
@@ -6,7 +7,9 @@ use super::error::ExecuteError;
 use super::operands::{Rows, fits};
 use crate::element::Element;
 use crate::epilogue::Activation;
+use crate::weights::{GATES, GateLayout, WeightLayout};
 use flux_core::problem::Shape;
+use flux_core::program::TileProgram;
 use flux_core::{OpKind, Problem, Rank};
 
 /// Rows that are added to those of `y`.
@@ -21,23 +24,38 @@ pub enum Residual<'a, T> {
 /// The epilogue of a sum, before it is stored: nothing by default.
 #[derive(Clone, Copy, Debug)]
 pub struct Epilogue<'a, T> {
-    /// One element for each column of `y`, added to every row.
+    /// One element for each row of `w` as `[n, k]`, added to every row of the result.
     pub bias: Option<&'a [T]>,
     /// Of the shape of `y`, added to it; not of AllGather-GEMM.
     pub residual: Option<Residual<'a, T>>,
     /// Applied to the sum with the bias; AllGather-GEMM only.
     pub activation: Activation,
+    /// How gates and ups lie in `w` and the bias: the activated gates are then multiplied by their
+    /// ups, and `y` has half as many columns. AllGather-GEMM only.
+    pub gates: Option<GateLayout>,
 }
 
 impl<T> Default for Epilogue<'_, T> {
     fn default() -> Self {
-        Self { bias: None, residual: None, activation: Activation::None }
+        Self { bias: None, residual: None, activation: Activation::None, gates: None }
     }
 }
 
 impl<T: Element> Epilogue<'_, T> {
-    /// Checks it against the problem.
-    pub(super) fn fits(&self, problem: &Problem, rank: Rank) -> Result<(), ExecuteError> {
+    /// The shape of `rank`'s `y`.
+    pub(super) fn y_shape(&self, problem: &Problem, rank: Rank) -> Shape {
+        let shape = problem.y_shape(rank);
+        if self.gates.is_some() { Shape { cols: shape.cols / 2, ..shape } } else { shape }
+    }
+
+    /// Checks it against the program and the weights.
+    pub(super) fn fits(&self, program: &TileProgram, weights: WeightLayout) -> Result<(), ExecuteError> {
+        let (problem, rank, tile) = (&program.problem, program.rank, program.tile);
+        let n = problem.n_local(rank);
+        let splits = ![n, tile.n].iter().all(|columns| columns.is_multiple_of(2 * GATES));
+        if self.gates.is_some() && (problem.op() != OpKind::AllGatherGemm || weights != WeightLayout::Nk || splits) {
+            return Err(ExecuteError::Gates { op: problem.op(), weights, tile, n });
+        }
         if !Activation::of(problem.op()).contains(&self.activation) {
             return Err(ExecuteError::Activation { op: problem.op(), activation: self.activation });
         }
@@ -51,9 +69,14 @@ impl<T: Element> Epilogue<'_, T> {
         self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))
     }
 
-    /// Applies it to columns `col` on of row `at` of `y`, which holds `y` before they are rounded.
+    /// Applies it to columns `col` on of row `at` of the tiles. `y` is the place of the result and
+    /// holds what it held before the call. The result is at the beginning of `row`.
     pub(super) fn apply(&self, (at, col): (usize, usize), y: &[T], row: &mut [f32]) {
-        if let Some(bias) = self.bias {
+        if let (Some(bias), Some(layout)) = (self.bias, self.gates) {
+            for (v, col) in row.iter_mut().zip(col as u32..) {
+                *v += bias[layout.row_in_tiles(col, bias.len() as u32) as usize].to_f32();
+            }
+        } else if let Some(bias) = self.bias {
             for (v, bias) in row.iter_mut().zip(&bias[col..]) {
                 *v += bias.to_f32();
             }
@@ -67,7 +90,13 @@ impl<T: Element> Epilogue<'_, T> {
                 *v += residual.to_f32();
             }
         }
-        if self.activation != Activation::None {
+        if self.gates.is_some() {
+            // In place: a product is never behind its gate.
+            for to in 0..row.len() / 2 {
+                let gate = to / GATES as usize * 2 * GATES as usize + to % GATES as usize;
+                row[to] = self.activation.apply(row[gate]) * row[gate + GATES as usize];
+            }
+        } else if self.activation != Activation::None {
             for v in row {
                 *v = self.activation.apply(*v);
             }

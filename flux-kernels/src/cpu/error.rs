@@ -1,8 +1,9 @@
 //! Errors of the CPU executor.
 
 use crate::epilogue::Activation;
+use crate::weights::WeightLayout;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
-use flux_core::{DType, OpKind, Rank};
+use flux_core::{DType, OpKind, Rank, TileShape};
 
 /// Why a call was not, or not fully, executed.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
@@ -39,6 +40,21 @@ pub enum ExecuteError {
         op: OpKind,
         /// What was asked for.
         activation: Activation,
+    },
+    /// Gates of weights that cannot have them.
+    #[error(
+        "{op} with w as {weights} and tiles of {tile} takes no gates of {n} rows: they need ag_gemm, w as [n, k], and multiples of 16 \
+         in both"
+    )]
+    Gates {
+        /// The op.
+        op: OpKind,
+        /// How its weights lie.
+        weights: WeightLayout,
+        /// The program's tiles.
+        tile: TileShape,
+        /// Rows of `w` as `[n, k]`.
+        n: u32,
     },
     /// A residual of a result that is no sum of partial sums.
     #[error("{op} takes no residual, and one was given")]

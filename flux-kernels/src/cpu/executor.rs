@@ -25,7 +25,7 @@ pub struct CpuArgs<'a, T> {
     pub w: Rows<'a, T>,
     /// Which of both.
     pub weights: WeightLayout,
-    /// `y`, `[m, n_r]`, `[m_r, n]` or `[m, n]`.
+    /// `y`, `[m, n_r]`, `[m_r, n]` or `[m, n]`; with gates `[m, n_r/2]`.
     pub y: RowsMut<'a, T>,
     /// Where all rows of `x` go, `[m, k]` (AllGather-GEMM).
     pub gathered: Option<RowsMut<'a, T>>,
@@ -79,8 +79,9 @@ impl<T: Element> Executor<T> {
     /// `y` is written and the epoch advanced.
     ///
     /// # Errors
-    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Residual`],
-    /// [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`] before anything is touched.
+    /// [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Gates`],
+    /// [`ExecuteError::Residual`], [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`]
+    /// before anything is touched.
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
     pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
@@ -89,11 +90,11 @@ impl<T: Element> Executor<T> {
         fits("x", problem.x_shape(rank), x.elements.len(), x.stride)?;
         let (rows, cols) = layout.extents(problem.n_local(rank), problem.k_local(rank));
         fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
-        fits("y", problem.y_shape(rank), y.elements.len(), y.stride)?;
+        fits("y", epilogue.y_shape(&problem, rank), y.elements.len(), y.stride)?;
         if let Some(rows) = &gathered {
             fits("x_full", Shape { rows: problem.m(), cols: problem.k() }, rows.elements.len(), rows.stride)?;
         }
-        epilogue.fits(&problem, rank)?;
+        epilogue.fits(&self.program, layout)?;
         self.holds(&memory)?;
         self.reserve(buffers)?;
         let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);
@@ -108,7 +109,8 @@ impl<T: Element> Executor<T> {
         match layout {
             WeightLayout::Nk => {
                 for (row, to) in weights[..n * k].chunks_exact_mut(k).enumerate() {
-                    T::widen(w.row(row, k), to);
+                    let from = epilogue.gates.map_or(row, |layout| layout.row_in_tiles(row as u32, n as u32) as usize);
+                    T::widen(w.row(from, k), to);
                 }
             }
             WeightLayout::Kn => {

@@ -130,7 +130,7 @@ impl<T: Element> Call<'_, T> {
         let row = self.program.problem.shard_rows(shard).start + item.row + i;
         let to = self.y_row(row, item);
         self.epilogue.apply((row as usize, item.col as usize), to, from);
-        T::narrow(from, to);
+        T::narrow(&from[..to.len()], to);
         if to_all {
             for peer in self.program.signalled_ranks(item) {
                 let first = self.result_row(peer, row, item);
@@ -156,11 +156,13 @@ impl<T: Element> Call<'_, T> {
     /// The item's columns of a row of `y`.
     #[expect(clippy::mut_from_ref, reason = "workers store disjoint elements")]
     fn y_row(&self, row: u32, item: &WorkItem) -> &mut [T] {
-        let offset = row as usize * self.y.stride + item.col as usize;
+        let columns_per_result = if self.epilogue.gates.is_some() { 2 } else { 1 };
+        let (col, cols) = (item.col as usize / columns_per_result, item.cols as usize / columns_per_result);
+        let offset = row as usize * self.y.stride + col;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
         // rows and columns are among them (`check`). No other item stores these elements, and the
         // item has one slice at a time.
-        unsafe { std::slice::from_raw_parts_mut(self.y.first.add(offset), item.cols as usize) }
+        unsafe { std::slice::from_raw_parts_mut(self.y.first.add(offset), cols) }
     }
 
     /// The item's columns of a row of the results that `owner` has of its peers, checked.

@@ -1,6 +1,7 @@
 //! The arguments of a launch.
 
 use super::trace::TraceBuffer;
+use crate::weights::GateLayout;
 
 /// A row-major matrix on the device.
 #[derive(Clone, Copy, Debug)]
@@ -51,9 +52,12 @@ pub struct LaunchArgs<'a> {
     pub w: Matrix,
     /// The caller's `y`.
     pub y: Matrix,
-    /// Address of the caller's bias, one element for each column of `y`, a multiple of 4; 0 for
-    /// none.
+    /// Address of the caller's bias, one element for each row of `w` as `[n, k]`, a multiple of 4; 0
+    /// for none.
     pub bias: u64,
+    /// How gates and ups lie in `w` and the bias; given exactly for a kernel
+    /// [with gates](crate::Variant::with_gates). `y` then has half as many columns.
+    pub gates: Option<GateLayout>,
     /// What is added to rows of `y`; `y` may itself hold it.
     pub residual: Option<Residual>,
     /// Every rank's data region, as mapped on this device.

@@ -3,11 +3,11 @@
 use super::args::{LaunchArgs, Matrix, Residual};
 use super::error::LaunchError;
 use super::program::DeviceProgram;
-use super::tensor_map::{BoxCols, Fetch, Operand, encode};
+use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
 use super::trace::TraceBuffer;
 use crate::abi::Params;
 use crate::variant::Variant;
-use crate::weights::WeightLayout;
+use crate::weights::{GATES, WeightLayout};
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::TileProgram;
@@ -49,7 +49,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     // any memory may stand in for it.
     let present = |address, rows: u32| if rows == 0 { (args.data[p.rank.index()], 1) } else { (address, rows) };
     let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
-    let x_outer = [(x_shards, shard_bytes(args.x)), (1, shard_bytes(args.x))];
+    let x_outer = [Outer::new(x_shards, shard_bytes(args.x)), Outer::new(1, shard_bytes(args.x))];
     let (x_address, x_rows) = present(args.x.address, x_rows);
     // Of a GEMM-AllReduce tiles are stored to the own rows of all.
     let own_first = if problem.op() == OpKind::GemmAllReduce { u64::from(problem.shard_rows(p.rank).start) } else { 0 };
@@ -81,11 +81,19 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         box_cols,
         fetch: if variant.loads_pairs() { Fetch::Line } else { Fetch::Pair },
     };
-    let y_outer = [(y_shards, shard_bytes(args.y))];
+    // Eight gates, their ups, and so on.
+    let (step, up) = gate_steps(args, rows);
+    let eights = u64::from(GATES) * u64::from(step) * w.row_bytes;
+    let gates = [Outer::new(2, u64::from(up) * w.row_bytes).boxed(2), Outer::new(rows / (2 * GATES), eights).boxed(tile.n / (2 * GATES))];
+    let w = match args.gates {
+        None => w,
+        Some(_) => Operand { rows: GATES, row_bytes: u64::from(step) * w.row_bytes, outer: &gates, box_rows: GATES, ..w },
+    };
+    let y_outer = [Outer::new(y_shards, shard_bytes(args.y))];
     let y = Operand {
         name: "y",
         address: y_address,
-        cols: problem.n_local(p.rank),
+        cols: if args.gates.is_some() { problem.n_local(p.rank) / 2 } else { problem.n_local(p.rank) },
         rows: y_rows,
         row_bytes: args.y.row_bytes,
         outer: &y_outer,
@@ -98,7 +106,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
     let a_gather = if gathers {
         let places = if p.flattened { 1 } else { world.peers() };
-        let outer = [(places, gather_place_bytes(problem)), (2, args.half_stride)];
+        let outer = [Outer::new(places, gather_place_bytes(problem)), Outer::new(2, args.half_stride)];
         let address = args.data[p.rank.index()];
         encode(dtype, &Operand { name: "the gather buffer", address, rows: global_rows, row_bytes, outer: &outer, ..x })?
     } else {
@@ -113,20 +121,25 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         let first = caller.address + u64::from(problem.full_shards()) * shard_bytes(caller);
         let (address, rows) = present(first, m_shard - 1);
         let bytes = u64::from(rows) * caller.row_bytes;
-        let outer = [(short, bytes), (1, bytes)];
+        let outer = [Outer::new(short, bytes), Outer::new(1, bytes)];
         encode(dtype, &Operand { address, rows, outer: &outer[..all.outer.len()], ..all })?
     };
     let mut results = [y_map; MAX_WORLD];
     if p.items.len() > p.computed().len() && !p.flattened {
         let row_bytes = u64::from(problem.n()) * dtype.bytes() as u64;
         let offset = p.results_offset() + own_first * row_bytes;
-        let outer = [(2, args.half_stride)];
+        let outer = [Outer::new(2, args.half_stride)];
         for (map, data) in results.iter_mut().zip(&args.data[..world.index()]) {
             let (address, rows) = present(data + offset, own_rows);
             *map = encode(dtype, &Operand { name: "the results", address, rows, row_bytes, outer: &outer, ..y })?;
         }
     }
     Ok(Maps { a_caller, a_gather, b: encode(dtype, &w)?, y: y_map, short_shards, results })
+}
+
+/// Rows of `n` gated ones of `w` from a gate to the next and to its up; zeros without gates.
+fn gate_steps(args: &LaunchArgs<'_>, n: u32) -> (u32, u32) {
+    args.gates.map_or((0, 0), |layout| layout.steps(n))
 }
 
 /// The kernel's parameters.
@@ -144,6 +157,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
     let to_all = problem.op() == OpKind::GemmAllReduce && p.flattened && !p.two_exchanges;
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
     let residual = args.residual.map(|residual| in_rows_of_items(p, residual));
+    let (gate_step, up_offset) = gate_steps(args, problem.n_local(p.rank));
     Ok(Params {
         a_caller,
         a_gather,
@@ -196,6 +210,8 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         full_slots: if p.flattened { problem.full_shards() } else { u32::MAX },
         scatter_mask,
         k_local: problem.k_local(p.rank),
+        gate_step,
+        up_offset,
         source_row_bytes: problem.n_local(p.rank) * dtype.bytes() as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
         in_mainloop: p.in_mainloop,

@@ -1,7 +1,7 @@
 //! Tensor maps of the operands, for bulk loads and stores.
 //!
-//! Invariant: rows are cut into swizzled boxes of 64, 32 or 16 elements. Elements beyond an extent
-//! read as zero and are never written.
+//! Invariant: rows are cut into boxes of 64, 32, 16 or 8 elements, swizzled but for the last.
+//! Elements beyond an extent read as zero and are never written.
 
 use super::error::LaunchError;
 use crate::variant::Variant;
@@ -14,6 +14,8 @@ use flux_core::DType;
 /// Elements of a box along the inner dimension, swizzled over all of them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum BoxCols {
+    /// 16 bytes: eight rows meet different banks without a swizzle.
+    Chunk = 8,
     /// 32 bytes.
     Least = 16,
     /// 64 bytes.
@@ -28,12 +30,14 @@ impl BoxCols {
         match variant.box_cols() {
             64 => Self::Wide,
             32 => Self::Narrow,
-            _ => Self::Least,
+            16 => Self::Least,
+            _ => Self::Chunk,
         }
     }
 
     const fn swizzle(self) -> CUtensorMapSwizzle {
         match self {
+            Self::Chunk => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_NONE,
             Self::Least => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_32B,
             Self::Narrow => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_64B,
             Self::Wide => CUtensorMapSwizzle::CU_TENSOR_MAP_SWIZZLE_128B,
@@ -54,14 +58,34 @@ pub(super) struct Operand<'a> {
     pub(super) rows: u32,
     /// Bytes between rows.
     pub(super) row_bytes: u64,
-    /// Extent and distance in bytes of each outer dimension, from the inside.
-    pub(super) outer: &'a [(u32, u64)],
+    /// The outer dimensions, from the inside.
+    pub(super) outer: &'a [Outer],
     /// Rows of a box.
     pub(super) box_rows: u32,
     /// Columns of a box.
     pub(super) box_cols: BoxCols,
     /// What a miss brings into L2.
     pub(super) fetch: Fetch,
+}
+
+/// An outer dimension.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Outer {
+    extent: u32,
+    bytes: u64,
+    boxed: u32,
+}
+
+impl Outer {
+    /// `extent` matrices, `bytes` from one to the next, each with boxes of its own.
+    pub(super) const fn new(extent: u32, bytes: u64) -> Self {
+        Self { extent, bytes, boxed: 1 }
+    }
+
+    /// The same, with `boxed` of them in a box.
+    pub(super) const fn boxed(self, boxed: u32) -> Self {
+        Self { boxed, ..self }
+    }
 }
 
 /// What a miss brings into L2.
@@ -95,9 +119,10 @@ pub(super) fn encode(dtype: DType, shape: &Operand<'_>) -> Result<CUtensorMap, L
     (dims[0], dims[1]) = (u64::from(shape.cols), u64::from(shape.rows));
     (boxes[0], boxes[1]) = (shape.box_cols as u32, shape.box_rows);
     strides[0] = shape.row_bytes;
-    for (i, &(extent, bytes)) in shape.outer.iter().enumerate() {
+    for (i, &Outer { extent, bytes, boxed }) in shape.outer.iter().enumerate() {
         dims[2 + i] = u64::from(extent);
         strides[1 + i] = bytes;
+        boxes[2 + i] = boxed;
     }
     let steps = [1u32; MAX_RANK];
     let kind = match dtype {

@@ -5,7 +5,7 @@
 
 use super::error::LaunchError;
 use super::module::Module;
-use super::tensor_map::{BoxCols, Fetch, Operand, encode};
+use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
 use crate::abi::Params;
 use crate::abi::WorkerStamps;
 use crate::variant::Variant;
@@ -62,7 +62,7 @@ fn with_maps(params: &Params, address: u64, variant: Variant) -> Result<Params, 
         let operand = Operand { name: "scratch", address, cols: 8, rows: 1, row_bytes: 16, outer, box_rows, box_cols, fetch: Fetch::Line };
         encode(variant.dtype(), &operand)
     };
-    let (tile, alone): (_, &[(u32, u64)]) = (variant.tile(), &[(1, 16), (1, 16)]);
+    let (tile, alone): (_, &[Outer]) = (variant.tile(), &[Outer::new(1, 16), Outer::new(1, 16)]);
     let a = matrix(tile.m, alone)?;
     let y = matrix(variant.box_rows(), &alone[..1])?;
     Ok(Params { a_caller: a, a_gather: a, b: matrix(tile.n, &[])?, y, ..*params })

@@ -16,7 +16,9 @@ use crate::abi::{AddRmsNormParams, FillParams, RawReport, VerifyParams};
 use crate::cuda::module::Module;
 use crate::cuda::{LaunchError, RmsNormArgs};
 use crate::epilogue::Activation;
+use crate::weights::GateLayout;
 use cudarc::driver::sys;
+use flux_core::problem::Shape;
 use flux_core::{DType, OpKind, Problem, Rank};
 
 /// A window of a global matrix and where it lies on the device.
@@ -60,6 +62,8 @@ pub struct Expected {
     pub residual: Option<u64>,
     /// What is applied to the sum with both.
     pub activation: Activation,
+    /// How gates and ups lie in the weights, where there are any.
+    pub gates: Option<GateLayout>,
     /// Whether rows are flattened: a sum over the ranks then rounds the rank's own partial sums
     /// too.
     pub flattened: bool,
@@ -74,7 +78,8 @@ pub struct Expected {
 impl Expected {
     /// The product and nothing else.
     pub const fn product(seeds: Seeds, fill: Fill) -> Self {
-        Self { seeds, fill, bias: None, residual: None, activation: Activation::None, flattened: false, per_node: 1, collective: false }
+        let (bias, residual, activation, gates) = (None, None, Activation::None, None);
+        Self { seeds, fill, bias, residual, activation, gates, flattened: false, per_node: 1, collective: false }
     }
 }
 
@@ -195,7 +200,8 @@ impl Harness {
     /// [`Activation::ERROR`]. Integer data has to be equal, unless the activation is inexact.
     ///
     /// # Safety
-    /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape) for `rank`.
+    /// `y` is valid, of the problem's [`y_shape`](Problem::y_shape) for `rank`; with gates it has
+    /// half as many columns.
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when a call is refused.
@@ -207,7 +213,9 @@ impl Harness {
         expected: &Expected,
         stream: usize,
     ) -> Result<VerifyReport, LaunchError> {
-        let shape = problem.y_shape(rank);
+        let Shape { rows, cols } = problem.y_shape(rank);
+        let cols = if expected.gates.is_some() { cols / 2 } else { cols };
+        let (gate_step, up_offset) = expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local(rank)));
         let (row0, col0, segment, own, per_node) = match problem.op() {
             OpKind::AllGatherGemm => (0, problem.columns(rank).start, problem.k(), 0, 1),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
@@ -227,8 +235,8 @@ impl Harness {
             residual_seed: expected.residual.unwrap_or_default(),
             row0,
             col0,
-            rows: shape.rows,
-            cols: shape.cols,
+            rows,
+            cols,
             k: problem.k(),
             segment,
             long_segments: problem.world().ranks().filter(|&source| problem.k_local(source) == segment).count() as u32,
@@ -240,14 +248,17 @@ impl Harness {
             bias: u32::from(expected.bias.is_some()),
             residual: u32::from(expected.residual.is_some()),
             activation: expected.activation as u32,
+            gated: u32::from(expected.gates.is_some()),
+            gate_step,
+            up_offset,
             per_node,
             rounded_additions: if expected.collective { problem.world().get() } else { 0 },
         };
         let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };
         self.module.write(self.report, bytemuck::bytes_of(&raw), stream)?;
-        let grid = (shape.cols.div_ceil(32), shape.rows.div_ceil(64));
+        let grid = (cols.div_ceil(if expected.gates.is_some() { 16 } else { 32 }), rows.div_ceil(64));
         // A grid is not empty.
-        if shape.rows > 0 {
+        if rows > 0 {
             // SAFETY: the kernel takes `VerifyParams`; the caller answers for `y`, the report is
             // ours.
             unsafe { self.module.launch(self.verify, grid, 256, 0, &params, stream) }?;

@@ -8,12 +8,13 @@ mod skipped;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};
+use flux_core::problem::Shape;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, OpKind, Problem, Rank};
 use flux_kernels::cuda::{DeviceProgram, Kernel, LaunchArgs, Matrix, Pace, Residual, launch};
 use flux_kernels::harness::{Expected, Fill, Harness, Seeds, VerifyReport, Window};
-use flux_kernels::{KernelTarget, NoKernel, Source, Variant, WeightLayout};
+use flux_kernels::{GateLayout, KernelTarget, NoKernel, Source, Variant, WeightLayout};
 use lateness::AMPLE;
 use std::sync::Arc;
 
@@ -120,6 +121,8 @@ pub(crate) struct World {
     pub(crate) residual: Option<u64>,
     /// Whether `y` itself holds it.
     pub(crate) residual_in_y: bool,
+    /// How gates and ups lie, on a kernel with gates.
+    pub(crate) gates: Option<GateLayout>,
     epoch: Epoch,
 }
 
@@ -137,7 +140,7 @@ impl World {
         let kernel = Kernel::load(variant, &cubin(context, &variant.source())).expect("the kernel loads");
         let harness = Harness::load(&cubin(context, &Source::harness())).expect("the harness loads");
         let size = programs.iter().fold(WorkspaceSize::default(), |s, p| s.max(p.workspace()));
-        let bytes = |s: flux_core::problem::Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
+        let bytes = |s: Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
         let ranks: Vec<_> = programs
             .into_iter()
             .map(|program| {
@@ -182,12 +185,19 @@ impl World {
             bias: None,
             residual: None,
             residual_in_y: false,
+            gates: variant.is_gated().then_some(GateLayout::Concatenated),
             epoch: first,
         }
     }
 
     fn raw(&self, rank: usize) -> usize {
         self.ranks[rank].stream.cu_stream() as usize
+    }
+
+    /// The shape of a rank's `y`.
+    fn y_shape(&self, rank: Rank) -> Shape {
+        let shape = self.problem.y_shape(rank);
+        if self.gates.is_some() { Shape { cols: shape.cols / 2, ..shape } } else { shape }
     }
 
     /// Fills every rank's operands and poisons its result and the halves that the next call uses.
@@ -200,7 +210,7 @@ impl World {
                 OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, p.inner(r).start),
             };
             let w0 = (p.columns(r).start, p.inner(r).start);
-            let window = |m: &Memory, s: flux_core::problem::Shape, at: (u32, u32)| Window {
+            let window = |m: &Memory, s: Shape, at: (u32, u32)| Window {
                 address: m.0,
                 row_stride: u64::from(s.cols),
                 row0: at.0,
@@ -214,14 +224,14 @@ impl World {
                 WeightLayout::Kn => Window { row_stride: u64::from(window.rows), transposed: true, ..window },
             };
             let stream = self.raw(i);
-            let y = p.y_shape(r);
+            let y = self.y_shape(r);
             // SAFETY: the windows are this rank's whole buffers.
             unsafe {
                 self.harness.fill(window(&rank.x, p.x_shape(r), x0), seeds.x, fill, p.dtype(), stream).expect("fill");
                 self.harness.fill(of_weights(window(&rank.w, p.w_shape(r), w0)), seeds.w, fill, p.dtype(), stream).expect("fill");
                 if let Some(seed) = self.bias {
                     let col0 = p.columns(r).start;
-                    let shape = flux_core::problem::Shape { rows: 1, cols: y.cols };
+                    let shape = Shape { rows: 1, cols: p.n_local(r) };
                     self.harness.fill(window(&rank.bias, shape, (0, col0)), seed, fill, p.dtype(), stream).expect("fill");
                 }
                 self.harness.poison(rank.y.0, u64::from(y.rows) * u64::from(y.cols) * 2, stream).expect("poison");
@@ -240,7 +250,7 @@ impl World {
     pub(crate) fn enqueue(&self, i: usize) {
         let rank = &self.ranks[i];
         let (p, r) = (&self.problem, Rank::new(i as u32));
-        let matrix = |m: &Memory, s: flux_core::problem::Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
+        let matrix = |m: &Memory, s: Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let args = LaunchArgs {
             x: matrix(&rank.x, p.x_shape(r)),
@@ -248,7 +258,8 @@ impl World {
                 address: rank.w.0,
                 row_bytes: u64::from(self.kernel.variant().weights().extents(p.n_local(r), p.k_local(r)).1) * 2,
             },
-            y: matrix(&rank.y, p.y_shape(r)),
+            y: matrix(&rank.y, self.y_shape(r)),
+            gates: self.gates,
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
             residual: self.residual.map(|_| Residual {
                 matrix: matrix(if self.residual_in_y { &rank.y } else { &rank.residual }, p.y_shape(r)),
@@ -323,6 +334,7 @@ impl World {
             bias: self.bias,
             residual: self.residual,
             activation: self.kernel.variant().activation(),
+            gates: self.gates,
             flattened,
             per_node,
             collective: false,
@@ -330,7 +342,7 @@ impl World {
         p.world()
             .ranks()
             .map(|r| {
-                let y = (self.ranks[r.index()].y.0, u64::from(p.n_local(r)));
+                let y = (self.ranks[r.index()].y.0, u64::from(self.y_shape(r).cols));
                 // SAFETY: `y` is this rank's result.
                 unsafe { self.harness.verify(p, r, y, &expected, self.raw(r.index())) }.expect("verify")
             })
@@ -338,7 +350,7 @@ impl World {
     }
 
     pub(crate) fn result(&self, i: usize) -> Vec<u16> {
-        let y = self.problem.y_shape(Rank::new(i as u32));
+        let y = self.y_shape(Rank::new(i as u32));
         self.ranks[i].y.read(0, y.rows as usize * y.cols as usize)
     }
 

@@ -3,10 +3,11 @@
 //! Invariant: the tolerance is derived from the roundings that the executor makes, none of it is
 //! chosen.
 
+use flux_core::problem::Shape;
 use flux_core::program::TileProgram;
 use flux_core::{OpKind, Problem, Rank};
 use flux_kernels::cpu::Epilogue;
-use flux_kernels::{Activation, Element};
+use flux_kernels::{Activation, Element, GateLayout};
 
 /// Global `x` [m, k] and `w` [n, k], row-major, and what becomes of their product.
 pub struct Global<T> {
@@ -16,6 +17,7 @@ pub struct Global<T> {
     /// For each of the n columns.
     pub bias: Option<Vec<T>>,
     pub activation: Activation,
+    pub gates: Option<GateLayout>,
 }
 
 /// A small generator of reproducible numbers (splitmix64).
@@ -46,7 +48,7 @@ impl<T: Element> Global<T> {
         let mut numbers = Numbers(seed);
         let mut matrix = |rows: u32, cols: u32| -> Vec<T> { (0..rows * cols).map(|_| T::from_f32(number(&mut numbers))).collect() };
         let (x, w) = (matrix(problem.m(), problem.k()), matrix(problem.n(), problem.k()));
-        Self { problem, x, w, bias: None, activation: Activation::None }
+        Self { problem, x, w, bias: None, activation: Activation::None, gates: None }
     }
 
     /// The same operands with a bias of such numbers and an activation.
@@ -60,7 +62,7 @@ impl<T: Element> Global<T> {
     pub fn epilogue(&self, rank: u32) -> Epilogue<'_, T> {
         let columns = self.problem.columns(Rank::new(rank));
         let bias = self.bias.as_ref().map(|bias| &bias[columns.start as usize..columns.end as usize]);
-        Epilogue { bias, activation: self.activation, ..Epilogue::default() }
+        Epilogue { bias, activation: self.activation, gates: self.gates, ..Epilogue::default() }
     }
 
     fn part(from: &[T], k: usize, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> Vec<T> {
@@ -75,10 +77,26 @@ impl<T: Element> Global<T> {
         (Self::part(&self.x, k, of(rows), of(p.inner(rank))), Self::part(&self.w, k, of(p.columns(rank)), of(p.inner(rank))))
     }
 
-    /// The global row and column of an element of `rank`'s `y`.
-    fn global(&self, rank: u32, row: usize, col: usize) -> (usize, usize) {
+    /// The same operands with gates.
+    pub fn gated(self, layout: GateLayout) -> Self {
+        Self { gates: Some(layout), ..self }
+    }
+
+    /// The shape of `rank`'s `y`.
+    pub fn y_shape(&self, rank: Rank) -> Shape {
+        let shape = self.problem.y_shape(rank);
+        if self.gates.is_some() { Shape { cols: shape.cols / 2, ..shape } } else { shape }
+    }
+
+    /// The global row of an element of `rank`'s `y`, its column, and with gates that of its up.
+    fn global(&self, rank: u32, row: usize, col: usize) -> (usize, usize, Option<usize>) {
         let (p, rank) = (&self.problem, Rank::new(rank));
-        (p.y_rows(rank).start as usize + row, p.columns(rank).start as usize + col)
+        let first_col = p.columns(rank).start as usize;
+        let (gate, up) = self.gates.map_or((col as u32, None), |layout| {
+            let (gate, up) = layout.rows_of(col as u32, p.n_local(rank));
+            (gate, Some(first_col + up as usize))
+        });
+        (p.y_rows(rank).start as usize + row, first_col + gate as usize, up)
     }
 
     /// Compares `y` of a program's rank with the product in fp64; the error of each element must
@@ -90,45 +108,26 @@ impl<T: Element> Global<T> {
     /// its terms' magnitudes (products of two elements are exact). Rounding to the element type
     /// adds `u` of the value, and half the spacing of its subnormal numbers. A sum of `w` partials
     /// in fp32 adds `g(w)` of their magnitudes, the bias `e` of the sum with it. An activation
-    /// multiplies the error by its slope and adds its own.
+    /// multiplies the error by its slope and adds its own. Let a gate `a` and an up `b` be off by
+    /// `da` and `db`: their product is off by at most `da (|b| + db) + |a| db`, and `e` of itself.
     pub fn verify(&self, program: &TileProgram, y: &[T]) {
-        let (p, rank, flattened) = (&self.problem, program.rank.get(), program.flattened);
-        let w = p.world().get();
+        let (p, rank) = (&self.problem, program.rank.get());
         let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
-        let g = |n: usize| n as f64 * e / (1.0 - n as f64 * e);
-        let subnormal = 2f64.powi(-25);
-        let shape = p.y_shape(Rank::new(rank));
+        let shape = self.y_shape(Rank::new(rank));
         for row in 0..shape.rows as usize {
             for col in 0..shape.cols as usize {
-                let (i, j) = self.global(rank, row, col);
-                let (owner, parts) = (p.owner_of(i as u32).0.get(), if p.op().reduces() { w } else { 1 });
-                let (mut exact, mut error, mut magnitude) = (0.0, 0.0, 0.0);
-                for part in 0..parts {
-                    let (mut sum, mut terms) = (0.0, 0.0);
-                    let inner = p.inner(Rank::new(part));
-                    for q in inner.start as usize..inner.end as usize {
-                        let at = i * p.k() as usize + q;
-                        let product = f64::from(self.x[at].to_f32()) * f64::from(self.w[j * p.k() as usize + q].to_f32());
-                        sum += product;
-                        terms += product.abs();
-                    }
-                    let mut off = g(inner.len()) * terms;
-                    if parts > 1 && (part != owner || flattened) {
-                        off += u * (sum.abs() + off) + subnormal;
-                    }
-                    exact += sum;
-                    error += off;
-                    magnitude += sum.abs() + off;
-                }
-                error += g(parts as usize) * magnitude;
-                if let Some(bias) = &self.bias {
-                    exact += f64::from(bias[j].to_f32());
-                    error += e * (exact.abs() + error);
-                }
+                let (i, j, up) = self.global(rank, row, col);
+                let (mut exact, mut error) = self.sum(i, j, program.flattened);
                 if self.activation != Activation::None {
                     error = self.activation.slope() * error + Activation::ERROR * (exact.abs() + error);
                     exact = self.activation.definition(exact);
                 }
+                if let Some((up, off)) = up.map(|up| self.sum(i, up, false)) {
+                    error = error * (up.abs() + off) + exact.abs() * off;
+                    exact *= up;
+                    error += e * (exact.abs() + error);
+                }
+                let subnormal = 2f64.powi(-25);
                 error += u * (exact.abs() + error) + subnormal;
                 let got = f64::from(y[row * shape.cols as usize + col].to_f32());
                 assert!((got - exact).abs() <= error, "{p}, rank {rank}, y[{row}, {col}] = {got}: {exact} is expected, within {error:e}");
@@ -136,19 +135,56 @@ impl<T: Element> Global<T> {
         }
     }
 
-    /// Compares `y` of `rank` with the product of integers, and an integer bias and ReLU if any:
-    /// equal.
+    /// The sum of global row `i` and column `j` with its bias, and how far it may be off.
+    fn sum(&self, i: usize, j: usize, flattened: bool) -> (f64, f64) {
+        let p = &self.problem;
+        let w = p.world().get();
+        let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
+        let g = |n: usize| n as f64 * e / (1.0 - n as f64 * e);
+        let subnormal = 2f64.powi(-25);
+        let (owner, parts) = (p.owner_of(i as u32).0.get(), if p.op().reduces() { w } else { 1 });
+        let (mut exact, mut error, mut magnitude) = (0.0, 0.0, 0.0);
+        for part in 0..parts {
+            let (mut sum, mut terms) = (0.0, 0.0);
+            let inner = p.inner(Rank::new(part));
+            for q in inner.start as usize..inner.end as usize {
+                let at = i * p.k() as usize + q;
+                let product = f64::from(self.x[at].to_f32()) * f64::from(self.w[j * p.k() as usize + q].to_f32());
+                sum += product;
+                terms += product.abs();
+            }
+            let mut off = g(inner.len()) * terms;
+            if parts > 1 && (part != owner || flattened) {
+                off += u * (sum.abs() + off) + subnormal;
+            }
+            exact += sum;
+            error += off;
+            magnitude += sum.abs() + off;
+        }
+        error += g(parts as usize) * magnitude;
+        if let Some(bias) = &self.bias {
+            exact += f64::from(bias[j].to_f32());
+            error += e * (exact.abs() + error);
+        }
+        (exact, error)
+    }
+
+    /// Compares `y` of `rank` with the product of integers, and an integer bias, ReLU and gates if
+    /// any: equal.
     pub fn verify_exact(&self, rank: u32, y: &[T]) {
-        let (p, shape) = (&self.problem, self.problem.y_shape(Rank::new(rank)));
+        let (p, shape) = (&self.problem, self.y_shape(Rank::new(rank)));
         let k = p.k() as usize;
         for row in 0..shape.rows as usize {
             for col in 0..shape.cols as usize {
-                let (i, j) = self.global(rank, row, col);
-                let sum: f32 = self.x[i * k..][..k].iter().zip(&self.w[j * k..][..k]).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
-                let sum = sum + self.bias.as_ref().map_or(0.0, |bias| bias[j].to_f32());
-                let sum = if self.activation == Activation::Relu { sum.max(0.0) } else { sum };
+                let (i, j, up) = self.global(rank, row, col);
+                let sum = |j: usize| {
+                    let sum: f32 = self.x[i * k..][..k].iter().zip(&self.w[j * k..][..k]).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
+                    sum + self.bias.as_ref().map_or(0.0, |bias| bias[j].to_f32())
+                };
+                let activated = if self.activation == Activation::Relu { sum(j).max(0.0) } else { sum(j) };
+                let expected = activated * up.map_or(1.0, sum);
                 let got = y[row * shape.cols as usize + col];
-                assert!(got == T::from_f32(sum), "{p}, rank {rank}, y[{row}, {col}] = {got:?}: {sum} is expected");
+                assert!(got == T::from_f32(expected), "{p}, rank {rank}, y[{row}, {col}] = {got:?}: {expected} is expected");
             }
         }
     }

@@ -119,7 +119,12 @@ impl From<BuildError> for Error {
     fn from(error: BuildError) -> Self {
         let message = error.to_string();
         match &error {
-            BuildError::Problem(_) | BuildError::Epsilon { .. } | BuildError::Option { .. } => Self::operand(message),
+            BuildError::Problem(_)
+            | BuildError::Epsilon { .. }
+            | BuildError::Option { .. }
+            | BuildError::GatedRows { .. }
+            | BuildError::GatedWeights { .. }
+            | BuildError::GatedTile { .. } => Self::operand(message),
             BuildError::Disagreement { .. } => Self::new(Class::Disagreed, message),
             BuildError::Peer { rank, .. } => Self::of_ranks(Class::Build, message, [*rank]),
             BuildError::Transport { source, .. } => Self::from(source).within(message),

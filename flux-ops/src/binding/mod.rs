@@ -3,10 +3,12 @@
 //!
 //! Invariant: nothing here decides how an op is executed, and no error loses its message.
 
+mod activation;
 mod error;
 mod handles;
 mod op;
 
+pub use activation::NamedActivation;
 pub use error::{Class, Error};
 pub use handles::{Handles, OfProcess};
 pub use op::{AnyOp, OpSpec, RawOperands};

@@ -9,7 +9,7 @@ use crate::op::{OpMarker, Request};
 use crate::tensor::TensorError;
 use crate::{BuildError, CallError, FusedLinear, RawTensor, TensorMut, TensorRef};
 use flux_core::{DType, OpKind, Rank};
-use flux_kernels::{Activation, Element, WeightLayout};
+use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 use flux_transport::{Communicator, Stream};
 use half::{bf16, f16};
 use std::ops::Range;
@@ -30,6 +30,7 @@ pub struct OpSpec {
     pub bias: bool,
     pub residual: bool,
     pub activation: Activation,
+    pub gates: Option<GateLayout>,
     pub rms_norm: Option<f32>,
     pub batch_invariant: bool,
     pub sm_margin: u32,
@@ -46,6 +47,7 @@ impl OpSpec {
             ("residual", gathers && self.residual),
             ("rms_norm", gathers && self.rms_norm.is_some()),
             ("activation", !gathers && self.activation != Activation::None),
+            ("gates", !gathers && self.gates.is_some()),
         ];
         match given.into_iter().find(|&(_, given)| given) {
             Some((option, _)) => Err(BuildError::Option { op: self.op, option }),
@@ -56,7 +58,8 @@ impl OpSpec {
     fn request(&self) -> Request {
         let mut request = Request::new(self.op, self.max_m, self.n, self.k, self.dtype);
         let rms_norm = self.rms_norm.map(Epsilon::new);
-        request.epilogue = EpilogueSpec { bias: self.bias, residual: self.residual, activation: self.activation, rms_norm };
+        let Self { bias, residual, activation, gates, .. } = *self;
+        request.epilogue = EpilogueSpec { bias, residual, activation, gates, rms_norm };
         request.weights = self.weights;
         request.batch_invariant = self.batch_invariant;
         request.launch.sm_margin = self.sm_margin;

@@ -20,7 +20,7 @@ use flux_kernels::cuda::{
     TraceBuffer, launch, loaded, loaded_gathered_rows, loaded_rms_norm,
 };
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Element, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout};
+use flux_kernels::{Element, GateLayout, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout};
 use flux_transport::internal::cuda::{CudaDevice, is_capturing};
 use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError, WorkspaceView};
 use std::mem::ManuallyDrop;
@@ -34,6 +34,7 @@ pub(crate) struct CudaExecutor {
     target: KernelTarget,
     /// One for each variant that programs need.
     kernels: Vec<(Variant, Arc<Kernel>)>,
+    gates: Option<GateLayout>,
     norm: Option<(Arc<RmsNorm>, Epsilon)>,
     /// Of an AllGather-GEMM.
     gathered: Option<Arc<GatheredRows>>,
@@ -88,7 +89,7 @@ impl CudaExecutor {
             }
             let of_program = Variant::of(program, target)?;
             if kernels.iter().all(|&(known, _)| known != of_program) {
-                let variant = of_program.with_activation(epilogue.activation).with_weights(weights);
+                let variant = of_program.with_activation(epilogue.activation).with_gates(epilogue.gates.is_some()).with_weights(weights);
                 kernels.push((of_program, kernel(if recipe.launch.trace { variant.traced() } else { variant }, target.arch)?));
             }
         }
@@ -100,7 +101,7 @@ impl CudaExecutor {
         let items = largest.iter().map(|(_, resolved)| resolved.bound.items).max().unwrap_or(0);
         let buffer = traced.then(|| TraceBuffer::new(items, device.info().sms)).transpose()?;
         let trace = ManuallyDrop::new(buffer.map(|buffer| Trace { buffer, last: Mutex::new(None) }));
-        Ok(Self { comm: comm.clone(), device, target, kernels, norm, gathered, programs, trace })
+        Ok(Self { comm: comm.clone(), device, target, kernels, gates: epilogue.gates, norm, gathered, programs, trace })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
@@ -313,6 +314,7 @@ impl CudaExecutor {
             x: matrix::<T>(&operands.x),
             w: matrix::<T>(&operands.w),
             y: matrix::<T>(&operands.y),
+            gates: self.gates,
             bias: operands.bias.map_or(0, |bias| bias.address),
             residual: operands.residual.map(|view| Residual { matrix: matrix::<T>(&view), first: 0, rows: view.layout.rows as u32 }),
             data: &memory.data,

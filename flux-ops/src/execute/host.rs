@@ -77,7 +77,8 @@ impl<T: Element> HostExecutor<T> {
             // SAFETY: as `x` and `w`; `y` does not overlap it.
             Residual::Rows(unsafe { rows(residual) })
         });
-        let epilogue = Epilogue { bias, residual, activation: self.epilogue.activation };
+        let EpilogueSpec { activation, gates, .. } = self.epilogue;
+        let epilogue = Epilogue { bias, residual, activation, gates };
         let done = program
             .run(&mut self.buffers.lock(), CpuArgs { x, w, weights: self.weights, y, gathered, epilogue, memory, await_pushed, op_hash });
         let finished = call.finish();

@@ -7,7 +7,7 @@ use crate::epilogue::Epsilon;
 use crate::error::BuildError;
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
-use flux_kernels::{Activation, Element, WeightLayout};
+use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 use flux_transport::Communicator;
 use std::marker::PhantomData;
 use std::path::PathBuf;
@@ -191,6 +191,46 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// on every rank.
     pub fn activation(mut self, activation: Activation) -> Self {
         self.request.epilogue.activation = activation;
+        self
+    }
+
+    /// Multiplies activated gates by their ups, in place of storing every column: `y[m, n_r/2] =
+    /// act(gate) * up`. Of the `n_r` rows of a rank's `w`, and of its bias, half are gates and half
+    /// are ups, which lie as `layout` says. The same on every rank.
+    ///
+    /// With [`Activation::Silu`] it is SwiGLU, with [`Activation::Gelu`] GeGLU, with
+    /// [`Activation::Relu`] ReGLU. Kernels of the last, and without an activation, are compiled when
+    /// an op first needs them.
+    ///
+    /// ```
+    /// use flux_ops::{Activation, AllGatherGemm, GateLayout, TensorMut, TensorRef};
+    /// use flux_transport::{Communicator, Select, Stream, World};
+    /// use half::bf16;
+    ///
+    /// let (m, n, k) = (4, 16, 8);
+    /// let comm = Communicator::connect_blocking(&World::single(), Select::Host)?;
+    /// let builder = AllGatherGemm::<bf16>::builder(m, n, k).activation(Activation::Relu);
+    /// let op = builder.gated(GateLayout::Concatenated).build(&comm)?;
+    ///
+    /// let (x, mut y) = (vec![bf16::ONE; m * k], vec![bf16::NAN; m * n / 2]);
+    /// // Gates of 1, then ups of 2.
+    /// let w: Vec<_> = (0..n * k).map(|i| if i < n / 2 * k { 1.0 } else { 2.0 }).map(bf16::from_f32).collect();
+    /// op.forward(
+    ///     &TensorRef::host(&x, (m, k))?,
+    ///     &TensorRef::host(&w, (n, k))?,
+    ///     &mut TensorMut::host(&mut y, (m, n / 2))?,
+    ///     Stream::Host,
+    /// )?;
+    /// assert!(y.iter().all(|y| y.to_f32() == 8.0 * 16.0));
+    /// # Ok::<(), Box<dyn std::error::Error>>(())
+    /// ```
+    ///
+    /// # Errors
+    /// Of the build: [`BuildError::GatedWeights`] with [`WeightLayout::Kn`],
+    /// [`BuildError::GatedRows`] where 16 does not divide every `n_r`, and [`BuildError::GatedTile`] where
+    /// it does not divide the columns of a plan's tiles.
+    pub fn gated(mut self, layout: GateLayout) -> Self {
+        self.request.epilogue.gates = Some(layout);
         self
     }
 }

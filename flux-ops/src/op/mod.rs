@@ -32,8 +32,9 @@ use std::ops::Range;
 /// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a
 /// tensor-parallel model, with rows of `x` split over the ranks.
 ///
-/// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n_r]`. Bias and
-/// activation are applied in fp32, before the one rounding.
+/// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n_r]`, or with
+/// [gates](Builder::gated) `y[m, n_r/2]`. Bias, activation and gates are applied in fp32, before the
+/// one rounding.
 ///
 /// ```
 /// use flux_ops::{AllGatherGemm, TensorMut, TensorRef};
@@ -466,7 +467,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         }
         let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().and_then(Option::as_ref))?;
         let op = own.and_then(|_| {
-            request.epilogue.check()?;
+            request.epilogue.check(&request.largest(comm)?, request.weights, request.plan.as_ref())?;
             let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
             let resolved = request.resolve(comm, &buckets)?;
             let (largest, number, workspace) = (request.largest(comm)?, request.number(), request::workspace(&resolved));

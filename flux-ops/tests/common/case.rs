@@ -6,8 +6,9 @@
 
 use super::{AnyOp, Machine};
 use flux_core::plan::{CommMode, Plan};
+use flux_core::problem::Shape;
 use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
-use flux_ops::{Activation, Element};
+use flux_ops::{Activation, Element, GateLayout};
 
 /// What the inputs are made of.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,6 +30,7 @@ pub struct Case<T> {
     /// Added to the result, `[m, n]`.
     residual: Option<Vec<T>>,
     pub activation: Activation,
+    pub gates: Option<GateLayout>,
 }
 
 /// A well-mixed 32-bit number for each argument (the finalizer of MurmurHash3).
@@ -56,7 +58,7 @@ fn large<T: Element>(len: usize, seed: u64, values: Values) -> Vec<T> {
     (0..len as u64).map(|i| T::from_f32(value(hash(seed, i)))).collect()
 }
 
-/// A global result, `[m, n]`, for every plan.
+/// A global result, `[m, n]` or with gates `[m, n/2]`, for every plan.
 #[derive(Clone, Debug)]
 pub struct Expected<T> {
     /// Without any rounding.
@@ -89,7 +91,7 @@ impl<T: Element> Case<T> {
         let world = WorldSize::new(world).unwrap();
         let problem = Problem::new(op, m, n, k, T::DTYPE, world).unwrap();
         let (x, w) = (fill(m * k, 2 * seed, values), fill(n * k, 2 * seed + 1, values));
-        Self { problem, x, w, bias: None, residual: None, activation: Activation::None }
+        Self { problem, x, w, bias: None, residual: None, activation: Activation::None, gates: None }
     }
 
     /// The same operands with an activation and, where asked for, a bias: integers of -64 to 64,
@@ -97,6 +99,32 @@ impl<T: Element> Case<T> {
     pub fn finished(self, bias: bool, values: Values, activation: Activation) -> Self {
         let bias = bias.then(|| large(self.problem.n() as usize, 0xb1a5, values));
         Self { bias, activation, ..self }
+    }
+
+    /// The same operands with gates, of an AllGather-GEMM.
+    pub fn gated(self, layout: GateLayout) -> Self {
+        Self { gates: Some(layout), ..self }
+    }
+
+    /// The shape of `rank`'s `y`.
+    pub fn y_shape(&self, rank: Rank) -> Shape {
+        let shape = self.problem.y_shape(rank);
+        if self.gates.is_some() { Shape { cols: shape.cols / 2, ..shape } } else { shape }
+    }
+
+    /// Columns of all ranks' results.
+    fn columns(&self) -> usize {
+        self.problem.n() as usize / if self.gates.is_some() { 2 } else { 1 }
+    }
+
+    /// The row of `w` of a column of all ranks' results; with gates the gate's and its up's.
+    fn weights_of(&self, col: usize) -> (usize, Option<usize>) {
+        let Some(layout) = self.gates else { return (col, None) };
+        // Gates take whole groups of 16 columns, so all ranks have as many.
+        let local = self.problem.n_shard();
+        let (rank, col) = (col as u32 / (local / 2), col as u32 % (local / 2));
+        let (gate, up) = layout.rows_of(col, local);
+        ((rank * local + gate) as usize, Some((rank * local + up) as usize))
     }
 
     /// The same operands with a residual of such numbers, except for an AllGather-GEMM.
@@ -154,7 +182,7 @@ impl<T: Element> Case<T> {
         self.part(&self.w, shape, (p.columns(rank).start as usize, p.inner(rank).start as usize))
     }
 
-    fn part(&self, global: &[T], shape: flux_core::problem::Shape, (row, col): (usize, usize)) -> Vec<T> {
+    fn part(&self, global: &[T], shape: Shape, (row, col): (usize, usize)) -> Vec<T> {
         let (rows, cols, k) = (shape.rows as usize, shape.cols as usize, self.problem.k() as usize);
         let rows = global.chunks_exact(k).skip(row).take(rows);
         rows.flat_map(|row| &row[col..col + cols]).copied().collect()
@@ -176,30 +204,34 @@ impl<T: Element> Case<T> {
         let mut expected = Expected { exact: Vec::new(), per_shard: empty(), flattened: empty(), collective_bound: Vec::new() };
         for (i, a) in x.chunks_exact(k).enumerate() {
             let (owner, _) = p.owner_of(i as u32);
-            for (j, b) in w.chunks_exact(k).enumerate() {
+            let of_weights = |j: usize| {
                 let added = [self.bias.as_ref().map(|bias| bias[j]), self.residual.as_ref().map(|residual| residual[i * n + j])];
                 let added = added.into_iter().flatten().map(|v| f64::from(v.to_f32())).collect();
-                let sum = Sum::new(p, a, b, added, self.activation);
-                expected.exact.push(sum.exact());
+                Sum::new(p, a, &w[j * k..][..k], added)
+            };
+            for (gate, up) in (0..self.columns()).map(|col| self.weights_of(col)) {
+                let (sum, up) = (of_weights(gate), up.map(of_weights));
+                let finish = Finish { activation: self.activation, up: up.as_ref() };
+                expected.exact.push(finish.exact(&sum));
                 for (modelled, flattened) in [(&mut expected.per_shard, false), (&mut expected.flattened, true)] {
-                    let (rounded, bound) = sum.modelled::<T>(owner, nodes, flattened);
+                    let (rounded, bound) = finish.modelled::<T>(&sum, owner, nodes, flattened);
                     modelled.rounded.push(rounded);
                     modelled.bound.push(bound);
                 }
-                let flattened = expected.flattened.bound[i * n + j];
+                let flattened = *expected.flattened.bound.last().unwrap();
                 expected.collective_bound.push(flattened + sum.error_of_collective(flattened));
             }
         }
-        assert_eq!(expected.exact.len(), p.m() as usize * n);
+        assert_eq!(expected.exact.len(), p.m() as usize * self.columns());
         expected
     }
 
-    /// The parts of a global `[m, n]` that are `rank`'s output, as indices in the order of its `y`.
+    /// The parts of a global result that are `rank`'s output, as indices in the order of its `y`.
     pub fn output_of(&self, rank: Rank) -> impl Iterator<Item = usize> + use<T> {
-        let (p, shape) = (self.problem, self.problem.y_shape(rank));
-        let (rows, cols, n) = (shape.rows as usize, shape.cols as usize, p.n() as usize);
+        let (p, shape) = (self.problem, self.y_shape(rank));
+        let (rows, cols, n) = (shape.rows as usize, shape.cols as usize, self.columns());
         let (row, col) = match p.op() {
-            OpKind::AllGatherGemm => (0, p.columns(rank).start as usize),
+            OpKind::AllGatherGemm => (0, p.columns(rank).start as usize / if self.gates.is_some() { 2 } else { 1 }),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (p.y_rows(rank).start as usize, 0),
         };
         (row..row + rows).flat_map(move |i| (col..col + cols).map(move |j| i * n + j))
@@ -249,7 +281,6 @@ struct Sum<'a> {
     partials: Vec<f64>,
     /// Bias and residual.
     added: Vec<f64>,
-    activation: Activation,
     /// What fp32 accumulation may cost.
     accumulation: f64,
     /// Half the distance between the smallest numbers of the type: the rounding of a tiny number.
@@ -258,7 +289,7 @@ struct Sum<'a> {
 }
 
 impl<'a> Sum<'a> {
-    fn new(problem: &'a Problem, a: &[f64], b: &[f64], added: Vec<f64>, activation: Activation) -> Self {
+    fn new(problem: &'a Problem, a: &[f64], b: &[f64], added: Vec<f64>) -> Self {
         let sources = problem.world().ranks().take(if problem.op().reduces() { problem.world().index() } else { 1 });
         let parts = sources.map(|source| problem.inner(source)).map(|k| k.start as usize..k.end as usize);
         let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
@@ -271,7 +302,6 @@ impl<'a> Sum<'a> {
             problem,
             partials: parts.map(|part| dot((&a[part.clone()], &b[part]))).collect(),
             added,
-            activation,
             accumulation: (a.len() as f64).sqrt() * f64::from(f32::EPSILON) * magnitude,
             tiny,
             unit_roundoff: problem.dtype().unit_roundoff(),
@@ -279,11 +309,12 @@ impl<'a> Sum<'a> {
     }
 
     fn exact(&self) -> f64 {
-        self.activation.definition(self.partials.iter().sum::<f64>() + self.added.iter().sum::<f64>())
+        self.partials.iter().sum::<f64>() + self.added.iter().sum::<f64>()
     }
 
-    /// The result with every rounding of the ops, and how far one may be from the exact result.
-    fn modelled<T: Element>(&self, owner: Rank, nodes: Nodes, flattened: bool) -> (T, f64) {
+    /// The exact sum, the sum with the roundings of what travels, and how far one may be from the
+    /// exact sum.
+    fn modelled<T: Element>(&self, owner: Rank, nodes: Nodes, flattened: bool) -> (f64, f64, f64) {
         let Self { problem, accumulation, tiny, unit_roundoff: u, .. } = *self;
         let gathers = problem.op() == OpKind::AllGatherGemm;
         let flattened = flattened && problem.world().peers() > 0;
@@ -307,11 +338,7 @@ impl<'a> Sum<'a> {
             (y, rounded) = (y + added, rounded + added);
             error += f64::from(f32::EPSILON) / 2.0 * (y.abs() + error);
         }
-        if self.activation != Activation::None {
-            error = self.activation.slope() * error + Activation::ERROR * (y.abs() + error);
-            (y, rounded) = (self.activation.definition(y), self.activation.definition(rounded));
-        }
-        (T::from_f32(rounded as f32), error + u * (y.abs() + error) + tiny)
+        (y, rounded, error)
     }
 
     /// What a sum by the library may cost beyond the bound of flattened rows: a rounding
@@ -321,5 +348,35 @@ impl<'a> Sum<'a> {
         let magnitude =
             self.partials.iter().map(|partial| partial.abs()).sum::<f64>() + self.added.iter().map(|added| added.abs()).sum::<f64>();
         f64::from(self.problem.world().get()) * (self.unit_roundoff * (magnitude + flattened) + self.tiny)
+    }
+}
+
+/// What becomes of a sum.
+struct Finish<'a> {
+    activation: Activation,
+    /// Multiplies the activated sum, which is a gate's.
+    up: Option<&'a Sum<'a>>,
+}
+
+impl Finish<'_> {
+    fn exact(&self, sum: &Sum<'_>) -> f64 {
+        self.activation.definition(sum.exact()) * self.up.map_or(1.0, Sum::exact)
+    }
+
+    /// The result with every rounding of the ops, and how far one may be from the exact result.
+    /// With `a` and `b` off by `da` and `db` at most, `a b` is off by `da (|b| + db) + |a| db`, and by
+    /// its rounding.
+    fn modelled<T: Element>(&self, sum: &Sum<'_>, owner: Rank, nodes: Nodes, flattened: bool) -> (T, f64) {
+        let (mut y, mut rounded, mut error) = sum.modelled::<T>(owner, nodes, flattened);
+        if self.activation != Activation::None {
+            error = self.activation.slope() * error + Activation::ERROR * (y.abs() + error);
+            (y, rounded) = (self.activation.definition(y), self.activation.definition(rounded));
+        }
+        if let Some((up, rounded_up, off)) = self.up.map(|up| up.modelled::<T>(owner, nodes, flattened)) {
+            error = error * (up.abs() + off) + y.abs() * off;
+            (y, rounded) = (y * up, rounded * rounded_up);
+            error += f64::from(f32::EPSILON) / 2.0 * (y.abs() + error);
+        }
+        (T::from_f32(rounded as f32), error + sum.unit_roundoff * (y.abs() + error) + sum.tiny)
     }
 }

@@ -28,8 +28,8 @@ pub use meeting::Meeting;
 use flux_core::OpKind;
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, EpilogueArgs, GemmAllReduce, GemmReduceScatter, Plan, TensorMut,
-    TensorRef, Timeline, TimelineError, WeightLayout,
+    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, EpilogueArgs, GateLayout, GemmAllReduce, GemmReduceScatter, Plan,
+    TensorMut, TensorRef, Timeline, TimelineError, WeightLayout,
 };
 use flux_transport::{Communicator, Fault, Stream, TransportKind};
 use std::time::Duration;
@@ -59,6 +59,8 @@ pub struct OpOptions {
     pub weights: WeightLayout,
     /// AllGather-GEMM only.
     pub activation: Activation,
+    /// AllGather-GEMM only.
+    pub gates: Option<GateLayout>,
     pub batch_invariant: bool,
     pub trace: bool,
 }
@@ -93,7 +95,11 @@ pub enum AnyOp<T> {
 impl<T: Element> AnyOp<T> {
     pub fn build(op: OpKind, [m, n, k]: [usize; 3], options: OpOptions, comm: &Communicator) -> Result<Self, BuildError> {
         match op {
-            OpKind::AllGatherGemm => options.tell(AllGatherGemm::builder(m, n, k)).activation(options.activation).build(comm).map(Self::Ag),
+            OpKind::AllGatherGemm => {
+                let builder = options.tell(AllGatherGemm::builder(m, n, k)).activation(options.activation);
+                let builder = if let Some(layout) = options.gates { builder.gated(layout) } else { builder };
+                builder.build(comm).map(Self::Ag)
+            }
             OpKind::GemmReduceScatter => {
                 let builder = options.tell(GemmReduceScatter::builder(m, n, k)).residual(options.residual);
                 let builder = if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
@@ -107,15 +113,15 @@ impl<T: Element> AnyOp<T> {
         }
     }
 
-    /// The op of a case, with its bias, residual and activation. Without a plan, messages over NCCL
-    /// go beside the kernel: a library's collective adds in an order that is not modelled.
+    /// The op of a case, with its bias, residual, activation and gates. Without a plan, messages over
+    /// NCCL go beside the kernel: a library's collective adds in an order that is not modelled.
     pub fn of(case: &Case<T>, options: OpOptions, node: &Node) -> Self {
         let p = &case.problem;
         let workers = options.workers.or(node.workers);
         let messages = || flux_ops::ranked_plans(&node.comm, p).into_iter().find(|plan| plan.comm != CommMode::Sequential);
         let plan = if node.comm.transport() == TransportKind::Nccl { options.plan.or_else(messages) } else { options.plan };
-        let options =
-            OpOptions { plan, workers, bias: case.has_bias(), residual: case.has_residual(), activation: case.activation, ..options };
+        let options = OpOptions { plan, workers, bias: case.has_bias(), residual: case.has_residual(), ..options };
+        let options = OpOptions { activation: case.activation, gates: case.gates, ..options };
         Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm).unwrap()
     }
 

@@ -53,14 +53,14 @@ def _all_rows(x: Tensor, m: int, comm: int) -> int:
 @torch.library.register_fake("flux_tp::all_gather_matmul")
 def _(x, weight, bias, activation, m, n, comm):
     _one_device(x, weight=weight, bias=bias)
-    return x.new_empty(_all_rows(x, m, comm), weight.shape[0])
+    return x.new_empty(_all_rows(x, m, comm), _ops.columns(activation, weight.shape[0]))
 
 
 @torch.library.register_fake("flux_tp::all_gather_matmul.gathered")
 def _(x, weight, bias, activation, m, n, comm):
     _one_device(x, weight=weight, bias=bias)
     rows = _all_rows(x, m, comm)
-    return x.new_empty(rows, weight.shape[0]), x.new_empty(rows, x.shape[1])
+    return x.new_empty(rows, _ops.columns(activation, weight.shape[0])), x.new_empty(rows, x.shape[1])
 
 
 @torch.library.register_fake("flux_tp::all_gather_matmul.gathered_out")

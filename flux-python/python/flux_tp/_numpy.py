@@ -28,7 +28,7 @@ def run(
     gathered: bool = False,
 ) -> Any:
     """Makes a call; see the ops in ``_ops``."""
-    from ._ops import as_rows, shard_rows
+    from ._ops import as_rows, columns, shard_rows
 
     if comm.device is not None:
         raise OperandError(
@@ -50,7 +50,7 @@ def run(
     gathers = op == "all_gather_matmul"
     if m is None:
         m = rows * comm.world_size if gathers else rows
-    shape = (shard_rows(comm, m) if op == "matmul_reduce_scatter" else m, weight.shape[0] if weight.ndim else 0)
+    shape = (shard_rows(comm, m) if op == "matmul_reduce_scatter" else m, columns(activation, weight.shape[0]) if weight.ndim else 0)
     y = np.empty(shape, x.dtype) if y is None else y
     if second is None and is_pair:
         second = np.empty((m, x.shape[1] if x.ndim > 1 else 0) if gathered else shape, x.dtype)

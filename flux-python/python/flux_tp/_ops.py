@@ -16,6 +16,8 @@ Operand = TypeVar("Operand")
 """A torch.Tensor or a numpy.ndarray."""
 
 ACTIVATIONS = {name: number for number, name in enumerate(_native.activations())}
+# Numbers of the activations with gates.
+GATED = frozenset(number for name, number in ACTIVATIONS.items() if "glu" in name)
 
 # Set by `_torch`: its module and torch's Tensor.
 _torch: Any = None
@@ -67,7 +69,10 @@ def all_gather_matmul(
         weight: ``[n_r, k]``, this rank's columns. ``n_r`` and ``k`` are multiples of 8. It may be the transposed
             view ``w.t()`` of a ``w`` of ``[k, n_r]``, which is read as it is stored.
         bias: ``[n_r]``.
-        activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32.
+        activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32. ``geglu``, ``swiglu`` and ``reglu`` also
+            multiply: ``act(gate) * up``, with the gates in the first half of this rank's ``n_r`` rows of ``weight`` and
+            ``bias``, and their ups in the second; with ``_interleaved`` behind the name, each gate before its up.
+            ``n_r`` is then a multiple of 16, and the result ``[m, n_r/2]``.
         group: the communicator; the first that :func:`flux_tp.init` made.
         m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
@@ -80,7 +85,7 @@ def all_gather_matmul(
     communicator's device.
 
     Returns:
-        ``[m, n_r]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
+        ``[m, n_r]``, or with gates ``[m, n_r/2]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
         ``return_gathered`` a pair ``(y, x_full)``, where ``x_full`` is ``[m, k]``, the rows of all ranks.
 
     Raises:
@@ -261,6 +266,11 @@ def _number(activation: str | None) -> int:
     if number is None:
         raise OperandError(f"activation = {activation!r}: there are {', '.join(ACTIVATIONS)}")
     return number
+
+
+def columns(activation: int, n: int) -> int:
+    """Columns of a result, for ``n`` rows of the weight."""
+    return n // 2 if activation in GATED else n
 
 
 def _backend(x: Any) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
 from math import prod
 from typing import Any
 
@@ -16,12 +17,22 @@ from ._comm import Communicator
 from ._kernels import calls, out_calls, own_error, pair_calls, pair_out_calls
 from .errors import OperandError
 
-FUNCTIONS = {
-    _ops.ACTIVATIONS["none"]: lambda y: y,
-    _ops.ACTIVATIONS["gelu"]: lambda y: F.gelu(y, approximate="tanh"),
-    _ops.ACTIVATIONS["silu"]: F.silu,
-    _ops.ACTIVATIONS["relu"]: F.relu,
-}
+_PLAIN = {"none": lambda y: y, "gelu": lambda y: F.gelu(y, approximate="tanh"), "silu": F.silu, "relu": F.relu}
+
+
+def _gated(activate: Callable[[Tensor], Tensor], interleaved: bool) -> Callable[[Tensor], Tensor]:
+    def function(y: Tensor) -> Tensor:
+        gate, up = (y[..., 0::2], y[..., 1::2]) if interleaved else y.chunk(2, dim=-1)
+        return activate(gate) * up
+
+    return function
+
+
+_GATED = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu"}
+# By number, of the product.
+FUNCTIONS = {_ops.ACTIVATIONS[name]: function for name, function in _PLAIN.items()}
+FUNCTIONS |= {_ops.ACTIVATIONS[name]: _gated(_PLAIN[of], False) for name, of in _GATED.items()}
+FUNCTIONS |= {_ops.ACTIVATIONS[f"{name}_interleaved"]: _gated(_PLAIN[of], True) for name, of in _GATED.items()}
 
 
 def run(
@@ -70,7 +81,7 @@ def run(
     shape = (-1, *lead[1:])
     if second is not None:
         return tuple(part.reshape(*shape, part.shape[1]) for part in y)
-    return y.reshape(*shape, weight.shape[0])
+    return y.reshape(*shape, y.shape[1])
 
 
 def _run(op, arguments, second, out, needs_grad):

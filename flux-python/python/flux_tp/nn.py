@@ -83,7 +83,8 @@ class ColumnParallelLinear(_ParallelLinear):
     ``sequence_parallel=False``: every rank has the whole input ``[m, ..., in_features]``, and nothing is gathered. The
     gradient of the input is summed over the ranks by ``matmul_all_reduce``.
 
-    ``activation``: ``gelu`` (tanh form), ``silu`` or ``relu``. Fused where no gradient is needed.
+    ``activation``: as in :func:`flux_tp.all_gather_matmul`; with gates the output has half as many columns.
+    Fused where no gradient is needed.
     """
 
     _dim = 0

@@ -115,7 +115,8 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
         Some(given) => Ok(given),
         None => shim.empty(shape, x.dtype, x.device),
     };
-    let shape = kind.result(m, weight.sizes[0], &member.comm);
+    let activation = activation(arguments.activation)?;
+    let shape = kind.result(m, activation.columns(weight.sizes[0]), &member.comm);
     let gathers = kind == Kind::AllGather;
     let y = result(arguments.out, shape)?;
     let of_second = if gathers { [m, x.sizes[1]] } else { shape };
@@ -132,7 +133,7 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
     };
     let call = Call {
         kind,
-        activation: activation(arguments.activation)?,
+        activation,
         m,
         split: usize::try_from(arguments.split).ok(),
         x: x_operand,

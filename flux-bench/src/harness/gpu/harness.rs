@@ -137,12 +137,13 @@ impl Gpu {
             bias: operands.epilogue.bias.then_some(operands.seed_bias),
             residual: operands.epilogue.residual.then_some(operands.seed_residual),
             activation: operands.epilogue.activation,
+            gates: operands.epilogue.gates,
             flattened,
             // Flattened, every rank's own is sent.
             per_node: if flattened { 1 } else { nodes.per_node() },
             collective,
         };
-        let y = (y, u64::from(problem.n_local(rank)));
+        let y = (y, u64::from(operands.y_window(rank).cols));
         self.device.bind()?;
         // SAFETY: `y` is the set's, of the problem's shape.
         let report = unsafe { self.harness.verify(problem, rank, y, &expected, self.raw_stream())? };

@@ -107,6 +107,7 @@ impl Replay {
             Ok(Matrix { address: block.address(), row_bytes })
         };
         let args = LaunchArgs {
+            gates: None,
             x: matrix(&set.x, problem.x_shape(program.rank))?,
             w: matrix(&set.w, problem.w_shape(program.rank))?,
             y: matrix(&set.y, problem.y_shape(program.rank))?,

@@ -51,6 +51,8 @@ pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::
         // A bias, alone and with each activation, with partial tiles and in the least shape.
         for (name, rows, split, whole) in SMALL.into_iter().filter(|(name, ..)| ["least", "unaligned"].contains(name)) {
             for (dtype, epilogue) in [DType::Bf16, DType::F16].into_iter().flat_map(|d| EpilogueSpec::with_bias(op).map(move |f| (d, f))) {
+                // Gates and ups are of as many columns each.
+                let split = if epilogue.gates.is_some() { 2 * split } else { split };
                 push(name, op, rows * ranks, extents(split, whole), dtype, epilogue)?;
             }
         }

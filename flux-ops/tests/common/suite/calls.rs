@@ -118,7 +118,7 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
             // kind.
             let together = Meeting::new(world as usize);
             // Builds have the same deadline, and on a device load a kernel.
-            let deadline = scaled(Duration::from_millis(if machine == Machine::Host { 1500 } else { 5000 }));
+            let deadline = scaled(Duration::from_millis(if machine == Machine::Host { 1500 } else { 3000 }));
             machine.run(world, defaults, |node| drop(AnyOp::of(&case, OpOptions::default(), node)));
             machine.run(
                 world,

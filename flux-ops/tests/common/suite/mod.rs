@@ -5,6 +5,7 @@
 mod builds;
 mod calls;
 mod finish;
+mod gated;
 mod gathered;
 mod invariance;
 mod leaving;
@@ -21,6 +22,7 @@ mod weights;
 pub use builds::*;
 pub use calls::*;
 pub use finish::*;
+pub use gated::*;
 pub use gathered::*;
 pub use invariance::*;
 pub use leaving::*;
@@ -84,7 +86,7 @@ pub fn few_rows(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
 /// Dense layouts of a rank's operands.
 pub fn layouts<T: Number>(case: &Case<T>, rank: flux_core::Rank) -> (Layout, Layout, Layout) {
     let dense = |s: Shape| Layout::dense(s.rows as usize, s.cols as usize);
-    (dense(case.problem.x_shape(rank)), dense(case.problem.w_shape(rank)), dense(case.problem.y_shape(rank)))
+    (dense(case.problem.x_shape(rank)), dense(case.problem.w_shape(rank)), dense(case.y_shape(rank)))
 }
 
 /// One call on fresh buffers.
@@ -93,7 +95,8 @@ pub fn call<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Result<Vec
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned(ly.span());
     let (bias, residual) = (case.bias(node.rank).map(|bias| node.upload(&bias)), case.residual(node.rank).map(|rows| node.upload(&rows)));
-    let (bias, residual) = (bias.as_ref().map(|bias| node.view(bias, (ly.cols,))), residual.as_ref().map(|rows| node.view(rows, ly)));
+    let cols = case.problem.n_local(node.rank) as usize;
+    let (bias, residual) = (bias.as_ref().map(|bias| node.view(bias, (cols,))), residual.as_ref().map(|rows| node.view(rows, ly)));
     let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
     let args = if let Some(residual) = &residual { args.residual(residual) } else { args };
     op.forward_with(&node.view(&x, lx), &node.view(&w, lw), args, &mut node.view_mut(&mut y, ly), node.stream())?;

@@ -17,7 +17,7 @@ import flux_tp
 
 from .models import Model
 from .ranks import Ranks
-from .weights import EPS, norm
+from .weights import EPS, activate, norm
 
 __all__ = ["MODES", "AllReduce", "Mode"]
 
@@ -51,6 +51,10 @@ class Mode:
 
     def column(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._linear(x, weight, self.column_forward, self.column_backward)
+
+    def mlp_column(self, model: Model, x: Tensor, weight: Tensor) -> Tensor:
+        """The column-parallel layer of the MLP, and its activation."""
+        return activate(model, self.column(x, weight))
 
     def row(self, x: Tensor, weight: Tensor) -> Tensor:
         return self._linear(x, weight, self.row_forward, self.row_backward)
@@ -248,12 +252,21 @@ class FluxAllReduce(Flux):
 
 
 class FluxSharded(Flux):
-    """flux_tp with split rows: AllGather-GEMM, then GEMM-ReduceScatter. Gradients are those of flux_tp."""
+    """flux_tp with split rows: AllGather-GEMM, in inference with the MLP's activation, then GEMM-ReduceScatter.
+
+    Gradients are those of flux_tp.
+    """
 
     sharded = True
 
     def column(self, x, weight):
         return flux_tp.all_gather_matmul(x, weight, group=self.ranks.comm, m=self.m)
+
+    def mlp_column(self, model, x, weight):
+        if torch.is_grad_enabled():
+            return super().mlp_column(model, x, weight)
+        activation = "swiglu" if model.gated else "gelu"
+        return flux_tp.all_gather_matmul(x, weight, activation=activation, group=self.ranks.comm, m=self.m)
 
 
 MODES: dict[str, Callable[[str], type[Mode]]] = {

@@ -11,7 +11,7 @@ from .attention import Attend
 from .models import Model
 from .modes import AllReduce, Mode
 from .ranks import Ranks
-from .weights import Layer, activate, norm
+from .weights import Layer, norm
 
 __all__ = ["TOLERANCE", "Inputs", "Step", "reference", "step", "worst_row"]
 
@@ -55,7 +55,7 @@ def _forward(
     for index, layer in enumerate(layers):
         layer = convert(layer)
         x, y = mode.block_end(model, attend(index, mode.column(y, layer.qkv)), layer.out, x)
-        active = activate(model, mode.column(y, layer.up))
+        active = mode.mlp_column(model, y, layer.up)
         if index + 1 < len(layers):
             x, y = mode.block_end(model, active, layer.down, x)
         else:

@@ -89,7 +89,7 @@ impl RandomCase {
         let plan = (draw.below(4) > 0).then(|| plan(&mut draw, &problem, processor, legal));
         let calls = 4 + u64::from(draw.below(13));
         let epilogues: Vec<EpilogueSpec> = std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op)).collect();
-        let epilogue = EpilogueSpec { bias: draw.below(2) > 0, ..draw.of(&epilogues) };
+        let epilogue = EpilogueSpec { bias: draw.below(2) > 0, ..draw.of(&epilogues) }.for_columns_of(&problem, plan.as_ref());
         // Across nodes a sum has no such order.
         let has_order = legal != Legal::Mixed || op == OpKind::AllGatherGemm;
         let batch_invariant = draw.below(2) > 0 && plan.is_none() && has_order;

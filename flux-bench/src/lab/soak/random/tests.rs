@@ -105,6 +105,9 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
             assert!(of_gpu().any(|c| c.epilogue == EpilogueSpec { bias, activation, ..EpilogueSpec::default() }), "{activation} {bias}");
         }
     }
+    for gated in EpilogueSpec::with_bias(OpKind::AllGatherGemm).filter(|epilogue| epilogue.gates.is_some()) {
+        assert!(of_gpu().any(|c| c.epilogue == gated), "{gated}");
+    }
     assert!(has(|c| c.batch_invariant) && has(|c| c.plan.is_none() && !c.batch_invariant));
     for op in OpKind::ALL {
         for dtype in [DType::Bf16, DType::F16] {
