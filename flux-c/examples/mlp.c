@@ -89,7 +89,8 @@ static int rank_main(void *argument) {
     flux_comm *comm = argument;
     uint32_t rank, ranks;
     check(flux_comm_place(comm, &rank, &ranks, NULL), "place");
-    size_t inner = (size_t)INNER * ranks, first, rows;
+    /* A multiple of 8 that two or more ranks do not divide: the first has 8 features more. */
+    size_t inner = (size_t)INNER * ranks + 8, first, rows, feature, features;
 
     flux_op_options options = {.size = sizeof options, .kind = FLUX_ALL_GATHER_GEMM, .dtype = FLUX_BF16, .max_m = 2 * M};
     options.n = inner, options.k = FEATURES, options.flags = FLUX_OP_BIAS, options.activation = FLUX_ACTIVATION_GELU;
@@ -98,10 +99,11 @@ static int rank_main(void *argument) {
     options.kind = FLUX_GEMM_REDUCE_SCATTER, options.n = FEATURES, options.k = inner, options.activation = FLUX_ACTIVATION_NONE;
     check(flux_op_create(comm, &options, &down), "create down");
     check(flux_op_rows(up, M, rank, &first, &rows), "rows");
+    check(flux_op_columns(up, rank, &feature, &features), "columns");
 
-    flux_tensor x = part(X, rows, FEATURES, first, 0), w1 = part(W1, INNER, FEATURES, (size_t)rank * INNER, 0);
-    flux_tensor b1 = part(B1, 1, INNER, 0, (size_t)rank * INNER), h = part(X, M, INNER, 0, 0);
-    flux_tensor w2 = part(W2, FEATURES, INNER, 0, (size_t)rank * INNER), b2 = part(B2, 1, FEATURES, 0, 0);
+    flux_tensor x = part(X, rows, FEATURES, first, 0), w1 = part(W1, features, FEATURES, feature, 0);
+    flux_tensor b1 = part(B1, 1, features, 0, feature), h = part(X, M, features, 0, 0);
+    flux_tensor w2 = part(W2, FEATURES, features, 0, feature), b2 = part(B2, 1, FEATURES, 0, 0);
     flux_tensor y = part(X, rows, FEATURES, 0, 0);
     flux_operands gather = {.size = sizeof gather, .x = &x, .w = &w1, .bias = &b1, .y = &h};
     flux_operands scatter = {.size = sizeof scatter, .x = &h, .w = &w2, .bias = &b2, .y = &y};

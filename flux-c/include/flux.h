@@ -102,18 +102,18 @@ typedef int32_t flux_dtype;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// The kinds of ops. Extents `m`, `n` and `k` are global, `W` is the number of ranks, and rank `r`
-// has `m_r` rows: flux_op_rows.
+// The kinds of ops. Extents `m`, `n` and `k` are global, and rank `r` has `m_r` rows: flux_op_rows.
+// It has `n_r` columns or `k_r` elements of the inner extent: flux_op_columns, flux_op_inner.
 enum flux_op_kind
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
 #endif // defined(__cplusplus) || __STDC_VERSION__ >= 202311L
  {
-    // Column-parallel: x[m_r, k], w[n/W, k], y[m, n/W] = act(gather(x) * w^T + bias).
+    // Column-parallel: x[m_r, k], w[n_r, k], y[m, n_r] = act(gather(x) * w^T + bias).
     FLUX_ALL_GATHER_GEMM = 1,
-    // Row-parallel: x[m, k/W], w[n, k/W], y[m_r, n] = scatter(sum of x * w^T) + bias + residual.
+    // Row-parallel: x[m, k_r], w[n, k_r], y[m_r, n] = scatter(sum of x * w^T) + bias + residual.
     FLUX_GEMM_REDUCE_SCATTER = 2,
-    // Row-parallel: x[m, k/W], w[n, k/W], y[m, n] = sum of x * w^T + bias + residual, the same bits
+    // Row-parallel: x[m, k_r], w[n, k_r], y[m, n] = sum of x * w^T + bias + residual, the same bits
     // on every rank.
     FLUX_GEMM_ALL_REDUCE = 3,
 };
@@ -127,9 +127,9 @@ typedef int32_t flux_op_kind;
 
 // Activations of FLUX_ALL_GATHER_GEMM.
 //
-// Those with gates multiply an activated gate by its up, and `y` has n/W/2 columns. Of the n/W rows
+// Those with gates multiply an activated gate by its up, and `y` has n_r/2 columns. Of the n_r rows
 // of a rank's weight, and of its bias, half are gates and half are ups. Gates come first, or with
-// INTERLEAVED each before its up. n/W is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is refused.
+// INTERLEAVED each before its up. n_r is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is refused.
 enum flux_activation
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -220,11 +220,11 @@ typedef struct flux_op_options {
     int32_t dtype;
     // Most rows of a call, of all ranks together.
     size_t max_m;
-    // Output features of all ranks together. Of FLUX_ALL_GATHER_GEMM n/W is a multiple of 8, of
-    // others n.
+    // Output features of all ranks together, a multiple of 8. Of FLUX_ALL_GATHER_GEMM at least 8
+    // for each rank.
     size_t n;
-    // Inner features of all ranks together. Of FLUX_ALL_GATHER_GEMM k is a multiple of 8, of others
-    // k/W.
+    // Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM at
+    // least 8 for each rank.
     size_t k;
     // FLUX_OP_BIAS and others, or 0.
     uint32_t flags;
@@ -407,6 +407,25 @@ flux_status flux_op_rows(const struct flux_op *op,
                          uint32_t rank,
                          size_t *first,
                          size_t *count);
+
+// The columns of all `n` that a rank has: those of its `y`, and the rows of its `w`. All but of
+// FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of which the first ranks may have one
+// more.
+//
+// first     gets the first column; or NULL
+// count     gets the number of columns; or NULL
+flux_status flux_op_columns(const struct flux_op *op,
+                            uint32_t rank,
+                            size_t *first,
+                            size_t *count);
+
+// The elements of the inner extent `k` that a rank has: the columns of its `x` and `w`. All of
+// FLUX_ALL_GATHER_GEMM. Of others they are split in groups of 8, of which the first ranks may have
+// one more.
+//
+// first     gets the first element; or NULL
+// count     gets the number of elements; or NULL
+flux_status flux_op_inner(const struct flux_op *op, uint32_t rank, size_t *first, size_t *count);
 
 // How calls are executed, for people. The places are those of flux_comm_explain.
 flux_status flux_op_explain(const struct flux_op *op, char *text, size_t capacity, size_t *needed);

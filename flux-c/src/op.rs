@@ -8,6 +8,7 @@ use flux_ops::binding::{AnyOp, Handles, NamedActivation, OpSpec, RawOperands};
 use flux_ops::{CallError, DType, Location, OpKind, Partials, Rank, WeightLayout};
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
+use std::ops::Range;
 
 /// One rank's part of a fused linear layer.
 #[derive(Debug)]
@@ -15,16 +16,16 @@ pub struct flux_op {
     _opaque: [u8; 0],
 }
 
-/// The kinds of ops. Extents `m`, `n` and `k` are global, `W` is the number of ranks, and rank `r`
-/// has `m_r` rows: flux_op_rows.
+/// The kinds of ops. Extents `m`, `n` and `k` are global, and rank `r` has `m_r` rows: flux_op_rows.
+/// It has `n_r` columns or `k_r` elements of the inner extent: flux_op_columns, flux_op_inner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum flux_op_kind {
-    /// Column-parallel: x[m_r, k], w[n/W, k], y[m, n/W] = act(gather(x) * w^T + bias).
+    /// Column-parallel: x[m_r, k], w[n_r, k], y[m, n_r] = act(gather(x) * w^T + bias).
     FLUX_ALL_GATHER_GEMM = 1,
-    /// Row-parallel: x[m, k/W], w[n, k/W], y[m_r, n] = scatter(sum of x * w^T) + bias + residual.
+    /// Row-parallel: x[m, k_r], w[n, k_r], y[m_r, n] = scatter(sum of x * w^T) + bias + residual.
     FLUX_GEMM_REDUCE_SCATTER = 2,
-    /// Row-parallel: x[m, k/W], w[n, k/W], y[m, n] = sum of x * w^T + bias + residual, the same bits
+    /// Row-parallel: x[m, k_r], w[n, k_r], y[m, n] = sum of x * w^T + bias + residual, the same bits
     /// on every rank.
     FLUX_GEMM_ALL_REDUCE = 3,
 }
@@ -41,9 +42,9 @@ pub enum flux_dtype {
 
 /// Activations of FLUX_ALL_GATHER_GEMM.
 ///
-/// Those with gates multiply an activated gate by its up, and `y` has n/W/2 columns. Of the n/W rows
+/// Those with gates multiply an activated gate by its up, and `y` has n_r/2 columns. Of the n_r rows
 /// of a rank's weight, and of its bias, half are gates and half are ups. Gates come first, or with
-/// INTERLEAVED each before its up. n/W is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is refused.
+/// INTERLEAVED each before its up. n_r is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum flux_activation {
@@ -107,11 +108,11 @@ pub struct flux_op_options {
     pub dtype: i32,
     /// Most rows of a call, of all ranks together.
     pub max_m: usize,
-    /// Output features of all ranks together. Of FLUX_ALL_GATHER_GEMM n/W is a multiple of 8, of
-    /// others n.
+    /// Output features of all ranks together, a multiple of 8. Of FLUX_ALL_GATHER_GEMM at least 8
+    /// for each rank.
     pub n: usize,
-    /// Inner features of all ranks together. Of FLUX_ALL_GATHER_GEMM k is a multiple of 8, of others
-    /// k/W.
+    /// Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM at
+    /// least 8 for each rank.
     pub k: usize,
     /// FLUX_OP_BIAS and others, or 0.
     pub flags: u32,
@@ -253,16 +254,52 @@ pub unsafe extern "C" fn flux_op_prepare(op: *const flux_op, rows: *const usize,
 /// count     gets the number of rows; or NULL
 #[unsafe(no_mangle)]
 pub unsafe extern "C" fn flux_op_rows(op: *const flux_op, m: usize, rank: u32, first: *mut usize, count: *mut usize) -> flux_status {
+    // SAFETY: as the header asks.
+    unsafe { part(op, rank, (first, count), |op, rank| op.rows(m, rank).map_err(in_c)) }
+}
+
+/// The columns of all `n` that a rank has: those of its `y`, and the rows of its `w`. All but of
+/// FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of which the first ranks may have one
+/// more.
+///
+/// first     gets the first column; or NULL
+/// count     gets the number of columns; or NULL
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flux_op_columns(op: *const flux_op, rank: u32, first: *mut usize, count: *mut usize) -> flux_status {
+    // SAFETY: as the header asks.
+    unsafe { part(op, rank, (first, count), |op, rank| Ok(op.columns(rank))) }
+}
+
+/// The elements of the inner extent `k` that a rank has: the columns of its `x` and `w`. All of
+/// FLUX_ALL_GATHER_GEMM. Of others they are split in groups of 8, of which the first ranks may have
+/// one more.
+///
+/// first     gets the first element; or NULL
+/// count     gets the number of elements; or NULL
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flux_op_inner(op: *const flux_op, rank: u32, first: *mut usize, count: *mut usize) -> flux_status {
+    // SAFETY: as the header asks.
+    unsafe { part(op, rank, (first, count), |op, rank| Ok(op.inner(rank))) }
+}
+
+/// # Safety
+/// The places are the caller's, or NULL.
+unsafe fn part(
+    op: *const flux_op,
+    rank: u32,
+    (first, count): (*mut usize, *mut usize),
+    of: impl FnOnce(&AnyOp, Rank) -> Result<Range<usize>, Error>,
+) -> flux_status {
     with(op, |op| {
         let world = op.comm.comm()?.comm.world_size().get();
         if rank >= world {
             return Err(Error::operand(format!("rank = {rank} is not below the world size {world}")));
         }
-        let rows = op.op.rows(m, Rank::new(rank)).map_err(in_c)?;
-        // SAFETY: the caller's places, or NULL.
+        let part = of(&op.op, Rank::new(rank))?;
+        // SAFETY: as the caller vouches.
         unsafe {
-            write(first, rows.start);
-            write(count, rows.len());
+            write(first, part.start);
+            write(count, part.len());
         }
         Ok(())
     })

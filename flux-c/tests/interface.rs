@@ -250,6 +250,44 @@ fn an_op_says_its_rows_and_prepares_numbers_of_them() {
     });
 }
 
+/// 80 columns or elements of k are 10 groups of 8, of which the first of three ranks has 4.
+#[test]
+fn an_op_says_its_columns_and_inner_elements_and_takes_operands_of_them() {
+    let ranks = connected::<3>(host());
+    std::thread::scope(|scope| {
+        for (rank, comm) in (0..).zip(ranks) {
+            scope.spawn(move || {
+                let Rank(comm) = { comm };
+                let gathers = created(comm, flux_op_options { n: 80, ..options(FLUX_ALL_GATHER_GEMM) });
+                let reduces = created(comm, flux_op_options { k: 80, ..options(FLUX_GEMM_ALL_REDUCE) });
+                let part = |of: unsafe extern "C" fn(*const flux_op, u32, *mut usize, *mut usize) -> flux_status, op, rank| {
+                    let (mut first, mut count) = (9, 9);
+                    // SAFETY: both are places.
+                    done(unsafe { of(op, rank, &raw mut first, &raw mut count) });
+                    (first, count)
+                };
+                assert_eq!([0, 1, 2].map(|rank| part(flux_op_columns, gathers, rank)), [(0, 32), (32, 24), (56, 24)]);
+                assert_eq!([0, 1, 2].map(|rank| part(flux_op_inner, reduces, rank)), [(0, 32), (32, 24), (56, 24)]);
+                assert_eq!((part(flux_op_inner, gathers, rank), part(flux_op_columns, reduces, rank)), ((0, 32), (0, 24)));
+                // SAFETY: NULL is no place.
+                refused(unsafe { flux_op_columns(gathers, 3, null_mut(), null_mut()) }, FLUX_ERROR_OPERAND, "rank = 3");
+
+                let (_, inner) = part(flux_op_inner, reduces, rank);
+                let (mut x, mut w, mut y) = (ones(4 * inner), ones(24 * inner), vec![bf16::NAN; 4 * 24]);
+                let (tx, tw, ty) = (tensor(&mut x, 4, inner), tensor(&mut w, 24, inner), tensor(&mut y, 4, 24));
+                let short = flux_tensor { cols: inner - 8, row_stride: inner, ..tx };
+                let words = format!("x is [4, {}], but gemm_ar with m = 4 takes [4, {inner}] on rank {rank}", inner - 8);
+                refused(forward(reduces, &operands(&short, &tw, &ty)), FLUX_ERROR_OPERAND, &words);
+                done(forward(reduces, &operands(&tx, &tw, &ty)));
+                assert!(y.iter().all(|&y| y == bf16::from_f32(80.0)));
+                done(flux_op_destroy(gathers));
+                done(flux_op_destroy(reduces));
+                done(flux_comm_destroy(comm));
+            });
+        }
+    });
+}
+
 #[test]
 fn a_residual_in_the_place_of_the_result_and_a_norm_are_applied() {
     let [Rank(comm)] = connected(host());

@@ -187,7 +187,7 @@ impl WorkspaceSize {
 
 /// Bytes of a shard's place in the gather buffer: `m_shard` rows of `k` elements, dense.
 pub const fn gather_place_bytes(problem: &Problem) -> u64 {
-    problem.m_shard() as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
+    problem.m_shard() as u64 * problem.k_shard() as u64 * problem.dtype().bytes() as u64
 }
 
 /// Offset of place `place` in the gather buffer. With flattened rows the shards follow each other
@@ -195,7 +195,7 @@ pub const fn gather_place_bytes(problem: &Problem) -> u64 {
 pub const fn gather_place_offset(problem: &Problem, flattened: bool, place: u32) -> u64 {
     let bytes = place as u64 * gather_place_bytes(problem);
     let missing = if flattened { place.saturating_sub(problem.full_shards()) } else { 0 };
-    bytes - missing as u64 * problem.k_local() as u64 * problem.dtype().bytes() as u64
+    bytes - missing as u64 * problem.k_shard() as u64 * problem.dtype().bytes() as u64
 }
 
 /// Rows that a warp sends of a partial tile.
@@ -237,7 +237,7 @@ pub enum RowLayout {
 /// dense. With `two_exchanges` they are the rows of a shard.
 pub const fn scatter_place_bytes(problem: &Problem, two_exchanges: bool) -> u64 {
     let rows = if two_exchanges { problem.m_shard() } else { problem.most_y_rows() };
-    rows as u64 * problem.n_local() as u64 * problem.partial_bytes() as u64
+    rows as u64 * problem.n_shard() as u64 * problem.partial_bytes() as u64
 }
 
 /// Bytes of one split-K slot: a whole tile in fp32, in an order that is private to the executor.
@@ -278,7 +278,7 @@ const fn shared_bytes(problem: &Problem, tile: TileShape, rows: RowLayout) -> u6
 
 /// Bytes of the slots of all peers.
 const fn slots_bytes(problem: &Problem, tile: TileShape) -> u64 {
-    let tiles = (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_local().div_ceil(tile.n) as u64);
+    let tiles = (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_shard().div_ceil(tile.n) as u64);
     problem.world().peers() as u64 * tiles * slot_bytes(problem, tile)
 }
 
@@ -294,5 +294,5 @@ pub const fn results_offset(problem: &Problem, tile: TileShape, rows: RowLayout)
 
 /// Bytes of all rows of the result.
 const fn results_bytes(problem: &Problem) -> u64 {
-    problem.m() as u64 * problem.n_local() as u64 * problem.dtype().bytes() as u64
+    problem.m() as u64 * problem.n_shard() as u64 * problem.dtype().bytes() as u64
 }

@@ -1,20 +1,24 @@
 //! The operations and their shapes.
 //!
-//! Invariant: every [`Problem`] is executable. Its extents are positive; `n` and `k` divide by the
-//! world size where they are split. Rows of operands are multiples of 16 bytes, as bulk tensor
-//! loads require. Any `m` is split: the first `m % W` ranks have one row more than the others.
+//! Invariant: every [`Problem`] is executable. Its extents are positive, and rows of operands are
+//! multiples of 16 bytes, as bulk tensor loads require. Any `m` is split: the first `m % W` ranks
+//! have one row more than the others. `n` or `k` is split likewise in groups of 8, at least one for
+//! each rank.
 
 use crate::{DType, Partials, Rank, WorldSize};
 use std::fmt;
+use std::ops::Range;
 
 /// The side of the GEMM with the communication.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum OpKind {
-    /// `y[m, n/W] = gather(x[m_r, k]) * transpose(w[n/W, k])`; rank `r` has `m_r` rows of `m`.
+    /// `y[m, n_r] = gather(x[m_r, k]) * transpose(w[n_r, k])`; rank `r` has `m_r` rows of `m` and
+    /// `n_r` columns of `n`.
     AllGatherGemm,
-    /// `y[m_r, n] = scatter(sum over ranks of x[m, k/W] * transpose(w[n, k/W]))`.
+    /// `y[m_r, n] = scatter(sum over ranks of x[m, k_r] * transpose(w[n, k_r]))`; rank `r` has `k_r`
+    /// elements of `k`.
     GemmReduceScatter,
-    /// `y[m, n] = sum over ranks of x[m, k/W] * transpose(w[n, k/W])`, the same bits on every rank.
+    /// `y[m, n] = sum over ranks of x[m, k_r] * transpose(w[n, k_r])`, the same bits on every rank.
     GemmAllReduce,
 }
 
@@ -62,7 +66,7 @@ impl Shape {
 /// Largest extent: element indices fit 40 bits, and coordinates a positive `i32`.
 pub const MAX_EXTENT: u32 = 1 << 24;
 
-/// Divisor of the elements of an operand's row: 16 bytes.
+/// Divisor of the elements of an operand's row: 16 bytes. `n` and `k` are split in such groups.
 const ROW_MULTIPLE: u32 = 8;
 
 /// One fused operation: global `m`, `n`, `k`, element type and world size.
@@ -71,7 +75,7 @@ const ROW_MULTIPLE: u32 = 8;
 /// use flux_core::{DType, OpKind, Problem, WorldSize};
 /// let world = WorldSize::new(8).unwrap();
 /// let p = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, world)?;
-/// assert_eq!((p.m_shard(), p.n_local(), p.k_local()), (1024, 6144, 12288));
+/// assert_eq!((p.m_shard(), p.n_shard(), p.k_shard()), (1024, 6144, 12288));
 /// # Ok::<(), flux_core::ProblemError>(())
 /// ```
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -103,29 +107,29 @@ pub enum ProblemError {
         /// The given value.
         value: usize,
     },
-    /// An extent that is split over the ranks does not divide.
-    #[error("{name} = {value} is not divisible by the world size {world}: pad {name} to {padded}")]
-    NotDivisible {
+    /// A row of an operand would not be a multiple of 16 bytes.
+    #[error(
+        "{name} = {value} is not a multiple of {ROW_MULTIPLE}: rows of 16-byte multiples are required; pad {name} with zeros to {padded}"
+    )]
+    Alignment {
+        /// `n` or `k`.
+        name: &'static str,
+        /// The given value.
+        value: u32,
+        /// The next aligned value that the ranks can share.
+        padded: u32,
+    },
+    /// An extent that is split over the ranks has fewer groups than ranks.
+    #[error("{name} = {value} is too small for {world} ranks of at least {ROW_MULTIPLE} each: pad {name} with zeros to {padded}")]
+    TooSmall {
         /// `n` or `k`.
         name: &'static str,
         /// The given value.
         value: u32,
         /// Number of ranks.
         world: u32,
-        /// The next value that divides into aligned parts.
-        padded: u64,
-    },
-    /// A row of an operand would not be a multiple of 16 bytes.
-    #[error("{name} = {value} per rank is not a multiple of {multiple}: rows of 16-byte multiples are required; pad {name} to {padded}")]
-    Alignment {
-        /// `n` or `k`.
-        name: &'static str,
-        /// Extent of one rank.
-        value: u32,
-        /// Its required divisor.
-        multiple: u32,
-        /// The next global value with aligned parts.
-        padded: u64,
+        /// The least value.
+        padded: u32,
     },
 }
 
@@ -146,14 +150,13 @@ impl Problem {
             OpKind::AllGatherGemm => (w, 1),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (1, w),
         };
-        for (name, value, parts, multiple) in [("n", n, n_parts, ROW_MULTIPLE), ("k", k, k_parts, ROW_MULTIPLE)] {
-            // The padded value passes both checks.
-            let padded = u64::from(value).next_multiple_of(u64::from(parts * multiple));
-            if value % parts != 0 {
-                return Err(ProblemError::NotDivisible { name, value, world: w, padded });
+        for (name, value, parts) in [("n", n, n_parts), ("k", k, k_parts)] {
+            let padded = value.next_multiple_of(ROW_MULTIPLE).max(parts * ROW_MULTIPLE);
+            if value % ROW_MULTIPLE != 0 {
+                return Err(ProblemError::Alignment { name, value, padded });
             }
-            if value / parts % multiple != 0 {
-                return Err(ProblemError::Alignment { name, value: value / parts, multiple, padded });
+            if value < padded {
+                return Err(ProblemError::TooSmall { name, value, world: w, padded });
             }
         }
         Ok(Self { op, m, n, k, dtype, partials: Partials::OpDType, world })
@@ -227,43 +230,83 @@ impl Problem {
             rest => rest,
         }
     }
-    /// Output columns that one rank computes: `n / W` for AllGather-GEMM, `n` for the others.
-    pub const fn n_local(&self) -> u32 {
+    /// The columns of all `n` that `rank` computes, in multiples of 8: its part for
+    /// AllGather-GEMM, else all. The first ranks have 8 more where `n` does not divide.
+    ///
+    /// ```
+    /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+    /// let world = WorldSize::new(3).unwrap();
+    /// let p = Problem::new(OpKind::AllGatherGemm, 512, 80, 64, DType::Bf16, world)?;
+    /// assert_eq!([0, 1, 2].map(|rank| p.columns(Rank::new(rank))), [0..32, 32..56, 56..80]);
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    pub const fn columns(&self, rank: Rank) -> Range<u32> {
         match self.op {
-            OpKind::AllGatherGemm => self.n / self.world.get(),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.n,
+            OpKind::AllGatherGemm => self.part_of(self.n, rank),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => 0..self.n,
         }
     }
-    /// Length of the inner product that one rank computes: `k` for AllGather-GEMM, `k / W` for the
-    /// others.
-    pub const fn k_local(&self) -> u32 {
+    /// The elements of all `k` that `rank` multiplies, in multiples of 8: all for AllGather-GEMM,
+    /// else its part. The first ranks have 8 more where `k` does not divide.
+    pub const fn inner(&self, rank: Rank) -> Range<u32> {
         match self.op {
-            OpKind::AllGatherGemm => self.k,
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.k / self.world.get(),
+            OpKind::AllGatherGemm => 0..self.k,
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.part_of(self.k, rank),
         }
     }
-    /// Shape of `rank`'s `x`: `[m_r, k]` for AllGather-GEMM, `[m, k/W]` for the others.
+    /// Number of [`columns`](Self::columns).
+    pub const fn n_local(&self, rank: Rank) -> u32 {
+        let columns = self.columns(rank);
+        columns.end - columns.start
+    }
+    /// Number of [`inner`](Self::inner) elements.
+    pub const fn k_local(&self, rank: Rank) -> u32 {
+        let inner = self.inner(rank);
+        inner.end - inner.start
+    }
+    /// Output columns of the rank with the most, the first.
+    pub const fn n_shard(&self) -> u32 {
+        self.n_local(Rank::new(0))
+    }
+    /// Length of the inner product of the rank with the most, the first.
+    pub const fn k_shard(&self) -> u32 {
+        self.k_local(Rank::new(0))
+    }
+    /// The rank with the least columns and the shortest inner product, the last.
+    pub(crate) const fn least_rank(&self) -> Rank {
+        Rank::new(self.world.peers())
+    }
+    /// The part of `extent` that `rank` has, in groups: the first ranks have one more.
+    const fn part_of(&self, extent: u32, rank: Rank) -> Range<u32> {
+        let (world, rank, groups) = (self.world.get(), rank.get(), extent / ROW_MULTIPLE);
+        let (each, more) = (groups / world, groups % world);
+        let start = rank * each + if rank < more { rank } else { more };
+        let count = each + (rank < more) as u32;
+        start * ROW_MULTIPLE..(start + count) * ROW_MULTIPLE
+    }
+    /// Shape of `rank`'s `x`: `[m_r, k]` for AllGather-GEMM, `[m, k_r]` for the others.
     pub fn x_shape(&self, rank: Rank) -> Shape {
         match self.op {
             OpKind::AllGatherGemm => Shape { rows: self.shard_rows(rank).len() as u32, cols: self.k },
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => Shape { rows: self.m, cols: self.k_local() },
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => Shape { rows: self.m, cols: self.k_local(rank) },
         }
     }
-    /// Shape of one rank's `w`: `[n/W, k]` for AllGather-GEMM, `[n, k/W]` for the others.
-    pub const fn w_shape(&self) -> Shape {
-        Shape { rows: self.n_local(), cols: self.k_local() }
+    /// Shape of `rank`'s `w`: `[n_r, k]` for AllGather-GEMM, `[n, k_r]` for the others.
+    pub const fn w_shape(&self, rank: Rank) -> Shape {
+        Shape { rows: self.n_local(rank), cols: self.k_local(rank) }
     }
-    /// Shape of `rank`'s `y`: `[m, n/W]` for AllGather-GEMM, `[m_r, n]` for GEMM-ReduceScatter,
+    /// Shape of `rank`'s `y`: `[m, n_r]` for AllGather-GEMM, `[m_r, n]` for GEMM-ReduceScatter,
     /// `[m, n]` for GEMM-AllReduce.
     pub fn y_shape(&self, rank: Rank) -> Shape {
         match self.op {
-            OpKind::AllGatherGemm | OpKind::GemmAllReduce => Shape { rows: self.m, cols: self.n_local() },
+            OpKind::AllGatherGemm | OpKind::GemmAllReduce => Shape { rows: self.m, cols: self.n_local(rank) },
             OpKind::GemmReduceScatter => Shape { rows: self.shard_rows(rank).len() as u32, cols: self.n },
         }
     }
-    /// Floating-point operations of one rank; a multiply and an add count as two. Saturates.
+    /// Floating-point operations of the rank with the most; a multiply and an add count as two.
+    /// Saturates.
     pub const fn flop_per_rank(&self) -> u64 {
-        (2 * self.m as u64 * self.n_local() as u64).saturating_mul(self.k_local() as u64)
+        (2 * self.m as u64 * self.n_shard() as u64).saturating_mul(self.k_shard() as u64)
     }
     /// The rows of `rank`'s shard, of all `m`; none for the last ranks where `m < W`.
     ///
@@ -275,7 +318,7 @@ impl Problem {
     /// assert_eq!(rows, [0..3, 3..6, 6..8, 8..10]);
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
-    pub const fn shard_rows(&self, rank: Rank) -> std::ops::Range<u32> {
+    pub const fn shard_rows(&self, rank: Rank) -> Range<u32> {
         let start = self.shard_start(rank.get());
         start..start + self.m_shard() - (rank.get() >= self.full_shards()) as u32
     }
@@ -302,7 +345,7 @@ impl Problem {
         }
     }
     /// The rows of all `m` that `rank`'s `y` has: its shard for GEMM-ReduceScatter, else all.
-    pub const fn y_rows(&self, rank: Rank) -> std::ops::Range<u32> {
+    pub const fn y_rows(&self, rank: Rank) -> Range<u32> {
         match self.op {
             OpKind::GemmReduceScatter => self.shard_rows(rank),
             OpKind::AllGatherGemm | OpKind::GemmAllReduce => 0..self.m,
@@ -330,7 +373,7 @@ mod tests {
             let mut advised = extents;
             for at in 0..3 {
                 match build(advised) {
-                    Err(ProblemError::NotDivisible { name, padded, .. } | ProblemError::Alignment { name, padded, .. }) => {
+                    Err(ProblemError::TooSmall { name, padded, .. } | ProblemError::Alignment { name, padded, .. }) => {
                         let wrong = ["m", "n", "k"].iter().position(|&extent| extent == name).unwrap();
                         prop_assert!(wrong >= at && padded as usize > advised[wrong], "{name} is wrong again: {advised:?}");
                         advised[wrong] = padded as usize;
@@ -368,13 +411,39 @@ mod tests {
         assert_eq!(problem.flop_per_rank(), u64::MAX);
     }
 
+    proptest! {
+        /// As rows, in groups of 8.
+        #[test]
+        fn columns_and_inner_elements_are_split_in_groups(groups in 1_u32..200, world in 1_u32..=16, op in prop::sample::select(&OpKind::ALL[..])) {
+            let extent = 8 * groups.max(world);
+            let problem = Problem::new(op, 1, extent as usize, extent as usize, DType::Bf16, WorldSize::new(world).unwrap()).unwrap();
+            let (mut next, groups) = (0, extent / 8);
+            for rank in problem.world().ranks() {
+                let (split, whole) = match op {
+                    OpKind::AllGatherGemm => (problem.columns(rank), problem.inner(rank)),
+                    _ => (problem.inner(rank), problem.columns(rank)),
+                };
+                prop_assert_eq!(whole, 0..extent);
+                prop_assert_eq!(split.start, next);
+                prop_assert_eq!(split.len() as u32, 8 * (groups / world + u32::from(rank.get() < groups % world)));
+                next = split.end;
+            }
+            prop_assert_eq!(next, extent);
+            let elements = |rank| problem.w_shape(rank).elements() as u32;
+            prop_assert!(problem.world().ranks().all(|rank| elements(problem.least_rank()) <= elements(rank) && elements(rank) <= elements(Rank::new(0))));
+        }
+    }
+
     #[test]
     fn errors_name_a_global_value_that_is_valid() {
-        let error = |op, [m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(2).unwrap()).unwrap_err().to_string();
-        assert_eq!(error(OpKind::AllGatherGemm, [3, 17, 8]), "n = 17 is not divisible by the world size 2: pad n to 32");
-        let aligned = "is not a multiple of 8: rows of 16-byte multiples are required";
-        assert_eq!(error(OpKind::AllGatherGemm, [2, 18, 8]), format!("n = 9 per rank {aligned}; pad n to 32"));
-        assert_eq!(error(OpKind::GemmReduceScatter, [2, 12, 16]), format!("n = 12 per rank {aligned}; pad n to 16"));
-        assert_eq!(error(OpKind::GemmReduceScatter, [2, 8, 40]), format!("k = 20 per rank {aligned}; pad k to 48"));
+        let error = |op, [m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(3).unwrap()).unwrap_err().to_string();
+        let aligned = "is not a multiple of 8: rows of 16-byte multiples are required; pad";
+        assert_eq!(error(OpKind::AllGatherGemm, [3, 50_257, 8]), format!("n = 50257 {aligned} n with zeros to 50264"));
+        assert_eq!(error(OpKind::AllGatherGemm, [3, 17, 8]), format!("n = 17 {aligned} n with zeros to 24"));
+        assert_eq!(error(OpKind::GemmReduceScatter, [2, 12, 16]), format!("n = 12 {aligned} n with zeros to 16"));
+        assert_eq!(error(OpKind::GemmReduceScatter, [2, 8, 42]), format!("k = 42 {aligned} k with zeros to 48"));
+        let small = "is too small for 3 ranks of at least 8 each: pad";
+        assert_eq!(error(OpKind::AllGatherGemm, [3, 16, 8]), format!("n = 16 {small} n with zeros to 24"));
+        assert_eq!(error(OpKind::GemmAllReduce, [3, 8, 8]), format!("k = 8 {small} k with zeros to 24"));
     }
 }

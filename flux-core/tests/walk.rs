@@ -36,7 +36,7 @@ struct Half {
 impl Half {
     fn new(p: &TileProgram) -> Self {
         let (world, m_shard) = (p.problem.world().get(), p.problem.m_shard());
-        let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
+        let col_blocks = p.problem.n_local(p.rank).div_ceil(p.tile.n);
         let shared = world * p.slots_per_source.max(m_shard * p.k_steps()).max(p.problem.most_y_rows() * col_blocks);
         let cells = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
         Self { shared: cells(shared), parts: cells(p.split_k_slots), results: cells(p.problem.m() * col_blocks) }
@@ -132,7 +132,7 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
     for part in (0..item.parts).map(|i| item.part + i) {
         assert_eq!(own.parts[part as usize].load(Relaxed), stamp(epoch, rank, part), "{item:?}");
     }
-    let col_blocks = p.problem.n_local().div_ceil(p.tile.n);
+    let col_blocks = p.problem.n_local(p.rank).div_ceil(p.tile.n);
     // Index of a row within its owner's rows.
     let scattered = |row: u32| row * col_blocks + item.col / p.tile.n;
     if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 {
@@ -220,8 +220,9 @@ fn programs(op: OpKind, world: u32, schedule: Schedule) -> Vec<TileProgram> {
 fn programs_on(op: OpKind, nodes: u32, world: u32, schedule: Schedule) -> Vec<TileProgram> {
     let world = WorldSize::new(world).unwrap();
     let (m, n, k) = match op {
-        OpKind::AllGatherGemm => (37, 40 * world.index(), 40),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (37, 40 * world.index(), 40 * world.index()),
+        // The first rank has 8 columns or elements of k more than the others.
+        OpKind::AllGatherGemm => (37, 40 * world.index() + 8, 40),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (37, 40 * world.index(), 40 * world.index() + 8),
     };
     let problem = Problem::new(op, m * world.index(), n, k, DType::Bf16, world).unwrap();
     let nodes = Nodes::new(world, nodes).unwrap();

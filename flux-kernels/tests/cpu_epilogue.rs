@@ -19,7 +19,8 @@ use support::{Member, alone, run};
 const OPS: [OpKind; 3] = OpKind::ALL;
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 
-/// Two row blocks and three column blocks a shard, the last of each a tail.
+/// Two row blocks and three column blocks a shard, the last of each a tail, but in a split extent on
+/// the first half of the ranks.
 fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
     of_columns::<T>(op, 40, world)
 }
@@ -28,8 +29,8 @@ fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
 fn of_columns<T: Element>(op: OpKind, n: usize, world: u32) -> Problem {
     let w = world as usize;
     let (n, k) = match op {
-        OpKind::AllGatherGemm => (n * w, 24),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (n, 24 * w),
+        OpKind::AllGatherGemm => (n * w + w / 2 * 8, 24),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (n, 24 * w + w / 2 * 8),
     };
     Problem::new(op, 13 * w, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
 }

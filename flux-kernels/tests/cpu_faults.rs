@@ -30,13 +30,13 @@ fn problem(op: OpKind, world: u32) -> Problem {
 fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pushed: bool) -> Result<(), ExecuteError> {
     let p = &program.problem;
     let zeros = |shape: flux_core::problem::Shape| vec![bf16::ZERO; (shape.rows * shape.cols) as usize];
-    let (x, w, mut y) = (zeros(p.x_shape(Rank::new(0))), zeros(p.w_shape()), zeros(p.y_shape(Rank::new(0))));
+    let (x, w, mut y) = (zeros(p.x_shape(Rank::new(0))), zeros(p.w_shape(Rank::new(0))), zeros(p.y_shape(Rank::new(0))));
     Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(
         &mut Buffers::default(),
         CpuArgs {
             gathered: None,
             x: Rows { elements: &x, stride: p.x_shape(Rank::new(0)).cols as usize },
-            w: Rows { elements: &w, stride: p.w_shape().cols as usize },
+            w: Rows { elements: &w, stride: p.w_shape(Rank::new(0)).cols as usize },
             weights: WeightLayout::Nk,
             y: RowsMut { elements: &mut y, stride: p.y_shape(Rank::new(0)).cols as usize },
             epilogue: Epilogue::default(),

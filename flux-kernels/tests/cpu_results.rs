@@ -25,12 +25,13 @@ use support::{Member, Memory, alone, run};
 const OPS: [OpKind; 3] = OpKind::ALL;
 const NO_PAUSE: Duration = Duration::ZERO;
 
-/// A problem with tails on every side: `n` columns and `k` per rank where they are split.
+/// A problem with tails on every side: `n` columns and `k` per rank where they are split, and 8 more
+/// on the first half of the ranks.
 fn problem<T: Element>(op: OpKind, world: u32, m: usize, n: usize, k: usize) -> Problem {
     let w = world as usize;
     let (n, k) = match op {
-        OpKind::AllGatherGemm => (n * w, k),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (n, k * w),
+        OpKind::AllGatherGemm => (n * w + w / 2 * 8, k),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (n, k * w + w / 2 * 8),
     };
     Problem::new(op, m, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
 }

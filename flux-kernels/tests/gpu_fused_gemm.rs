@@ -15,12 +15,8 @@ use flux_core::tile::Generation;
 use flux_core::{DType, Nodes, OpKind, Partials, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cuda::{LaunchError, Pace, loaded};
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
-<<<<<<< HEAD
-use flux_kernels::{Activation, GateLayout, Variant, WeightLayout};
-=======
 use flux_kernels::nvrtc::Nvrtc;
-use flux_kernels::{Activation, Variant, WeightLayout};
->>>>>>> partials
+use flux_kernels::{Activation, GateLayout, Variant, WeightLayout};
 use std::sync::Arc;
 use std::time::Duration;
 

@@ -57,12 +57,13 @@ impl EpilogueSpec {
         if weights != WeightLayout::Nk {
             return Err(BuildError::GatedWeights { weights });
         }
-        let (rows, multiple) = (problem.n_local(), 2 * GATE_MULTIPLE);
+        let multiple = 2 * GATE_MULTIPLE;
         if let Some(plan) = plan.filter(|plan| !plan.tile.n.is_multiple_of(multiple)) {
             return Err(BuildError::GatedTile { tile: plan.tile, multiple });
         }
-        if !rows.is_multiple_of(multiple) {
-            let padded = rows.next_multiple_of(multiple) * problem.world().get();
+        let mut rows = problem.world().ranks().map(|rank| problem.n_local(rank));
+        if let Some(rows) = rows.find(|rows| !rows.is_multiple_of(multiple)) {
+            let padded = problem.n().next_multiple_of(multiple * problem.world().get());
             return Err(BuildError::GatedRows { rows, multiple, padded });
         }
         Ok(())

@@ -62,9 +62,9 @@ impl Operands {
         location: Location,
     ) -> Result<(), CallError> {
         let rows = |shape: Shape| if m == 0 { Shape { rows: 0, ..shape } } else { shape };
-        let vector = Shape { rows: 1, cols: problem.n_local() };
+        let vector = Shape { rows: 1, cols: problem.n_local(rank) };
         let output = rows(epilogue.y_shape(problem, rank));
-        let (w_rows, w_cols) = weights.extents(problem.n_local(), problem.k_local());
+        let (w_rows, w_cols) = weights.extents(problem.n_local(rank), problem.k_local(rank));
         let weights_shape = Shape { rows: w_rows, cols: w_cols };
         let optional = [
             ("bias", self.bias, epilogue.bias, vector),
@@ -81,7 +81,7 @@ impl Operands {
         if self.x_full.is_some() && problem.op() != OpKind::AllGatherGemm {
             return Err(CallError::NotGathered { op: problem.op() });
         }
-        let all_rows = rows(Shape { rows: problem.m(), cols: problem.k_local() });
+        let all_rows = rows(Shape { rows: problem.m(), cols: problem.k() });
         let outputs = [Some(output), self.norm.map(|_| output), self.x_full.map(|_| all_rows)].into_iter().flatten();
         let given = optional.into_iter().filter_map(|(_, given, _, shape)| given.map(|_| shape));
         let shapes = [rows(problem.x_shape(rank)), weights_shape].into_iter().chain(given).chain(outputs);

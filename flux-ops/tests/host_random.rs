@@ -16,17 +16,18 @@ proptest! {
 
     #[test]
     fn every_plan_of_every_problem_gives_the_exact_result(
-        op in 0usize..3, world in 1u32..8, m in 1usize..300, n in 1usize..7, k in 1usize..5, plan in plans(rows(), comm_modes()),
+        op in 0usize..3, world in 1u32..8, m in 1usize..300, n in 1usize..7, k in 1usize..5, more in 0usize..7, plan in plans(rows(), comm_modes()),
         workers in 1u32..4, seed: u16, bias: bool, residual: bool, relu: bool, gates in 0usize..4,
     ) {
         let w = world as usize;
-        let shape = if op == 0 { [m, 8 * n * w, 8 * k] } else { [m, 8 * n, 8 * k * w] };
+        let split = |groups| 8 * (groups * w + more % w);
+        let shape = if op == 0 { [m, split(n), 8 * k] } else { [m, 8 * n, split(k)] };
         let case = Case::<bf16>::new(OPS[op], shape, world, Values::Integers, u64::from(seed));
         let activation = if relu && op == 0 { Activation::Relu } else { Activation::None };
         let case = case.finished(bias, Values::Integers, activation);
         let case = if residual { case.with_residual(Values::Integers) } else { case };
         // Of half of the AllGather-GEMMs whose columns they divide; tiles then have whole gates.
-        let layout = GateLayout::ALL.get(gates).copied().filter(|_| op == 0 && n.is_multiple_of(2));
+        let layout = GateLayout::ALL.get(gates).copied().filter(|_| op == 0 && n.is_multiple_of(2) && more % w == 0);
         let case = if let Some(layout) = layout { case.gated(layout) } else { case };
         let tile = if layout.is_some() { TileShape { n: plan.tile.n.next_multiple_of(16), ..plan.tile } } else { plan.tile };
         let expected = case.expected_on(Machine::Host);

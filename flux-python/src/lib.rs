@@ -174,21 +174,21 @@ mod _native {
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise
-    /// until it returns. `numbers` are the activation's and `m`. With `eps` there are a gain and
-    /// normalised rows. The second result of an op that gathers are the gathered rows.
+    /// until it returns. `numbers` are the activation's, `m`, and of all ranks together `n` of an op
+    /// that gathers or `k` of the others. With `eps` there are a gain and normalised rows. The second
+    /// result of an op that gathers are the gathered rows.
     #[pyfunction]
     fn call_host(
         py: Python<'_>,
         comm: u64,
         kind: &str,
-        numbers: (u64, usize),
+        numbers: (u64, usize, Option<usize>),
         operands: Operands,
         eps: Option<f64>,
         f32_partials: bool,
     ) -> PyResult<()> {
         with(py, comm, |member| {
-            let kind = Kind::named(kind)?;
-            let (activation_number, m) = numbers;
+            let (kind, (activation_number, m, split)) = (Kind::named(kind)?, numbers);
             let (x, weight, bias, residual, gain, y, second) = &operands;
             let optional = |name, of: &Option<Described>| of.as_ref().map(|of| described(name, of)).transpose();
             let (y_norm, gathered) = if kind == Kind::AllGather { (&None, second) } else { (second, &None) };
@@ -200,6 +200,7 @@ mod _native {
                 kind,
                 activation: activation(activation_number)?,
                 m,
+                split,
                 x: described("x", x)?,
                 weight: described_weight(weight)?,
                 bias: optional("bias", bias)?,

@@ -67,11 +67,12 @@ impl Kind {
         [rows, weight_rows]
     }
 
-    /// Global `n` and `k`, by the extents of the weight.
-    const fn extents(self, [rows, cols]: [usize; 2], world: usize) -> (usize, usize) {
+    /// Global `n` and `k`, by the extents of the weight and, where the caller says it, the extent
+    /// that is split.
+    fn extents(self, [rows, cols]: [usize; 2], split: Option<usize>, world: usize) -> (usize, usize) {
         match self {
-            Self::AllGather => (rows * world, cols),
-            Self::ReduceScatter | Self::AllReduce => (rows, cols * world),
+            Self::AllGather => (split.unwrap_or(rows * world), cols),
+            Self::ReduceScatter | Self::AllReduce => (rows, split.unwrap_or(cols * world)),
         }
     }
 }
@@ -124,6 +125,9 @@ pub(crate) struct Call<'s> {
     pub(crate) activation: NamedActivation,
     /// Rows of all ranks together.
     pub(crate) m: usize,
+    /// `n` of an op that gathers, else `k`, of all ranks together. `None`: the weight's times their
+    /// number.
+    pub(crate) split: Option<usize>,
     pub(crate) x: RawTensor,
     pub(crate) weight: Weight,
     pub(crate) bias: Option<RawTensor>,
@@ -168,13 +172,13 @@ impl Ops {
     /// The operands are as [`AnyOp::forward`] asks.
     pub(crate) unsafe fn call(&self, call: &Call<'_>) -> Result<(), Error> {
         let world = self.comm.world_size().get() as usize;
-        let Call { kind, activation, m, .. } = *call;
+        let Call { kind, activation, m, split, .. } = *call;
         let (found, needed) =
             ([call.y.layout.rows, call.y.layout.cols], kind.result(m, activation.columns(call.weight.extents[0]), &self.comm));
         if found != needed {
             return Err(Error::operand(format!("out is {found:?}, and the result of m = {m} is {needed:?}")));
         }
-        let (n, k) = kind.extents(call.weight.extents, world);
+        let (n, k) = kind.extents(call.weight.extents, split, world);
         let spec = OpSpec {
             kind,
             n,

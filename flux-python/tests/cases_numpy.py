@@ -199,6 +199,37 @@ def out_and_strided_operands(comm):
     assert (out[:, 16:] == 7).all(), "elements between rows are left alone"
 
 
+def unequal_parts(comm):
+    """Features that the ranks do not divide: the first have 8 more."""
+    world, rank, bad = comm.world_size, comm.rank, flux_tp.OperandError
+    for more in range(world):
+        split, m, other = 8 * (2 * world + more), world * 4 + 1, 24
+        parts = [comm.features(split, peer) for peer in range(world)]
+        sizes = [part.stop - part.start for part in parts]
+        assert sizes == [16 + 8 * (peer < more) for peer in range(world)] and parts[-1].stop == split
+        assert parts[rank] == comm.features(split)
+
+        x, w, b = operand(1, m, other), operand(2, split, other), operand(3, split)
+        own, part = rows(world, rank, m), parts[rank]
+        for activation in (None, "relu"):
+            y = activate(activation, x @ w.T + b)[:, part]
+            found = flux_tp.all_gather_matmul(x[own].astype(F16), w[part].astype(F16), b[part].astype(F16), activation, m=m, n=split)
+            close(found, y, "float16", slope=1.0)
+
+        x, w, b = operand(4, m, split), operand(5, other, split), operand(6, other)
+        partials = np.stack([x[:, part] @ w[:, part].T for part in parts])
+        y, sums = partials.sum(0) + b, np.abs(partials).sum(0)
+        x, w, b = x[:, part].astype(F16), np.ascontiguousarray(w[:, part].astype(F16)), b.astype(F16)
+        close(flux_tp.matmul_reduce_scatter(x, w, b, k=split), y[own], "float16", sums[own])
+        close(flux_tp.matmul_all_reduce(x, w, b, k=split), y, "float16", sums)
+        transposed = np.asfortranarray(w)
+        assert np.array_equal(flux_tp.matmul_all_reduce(x, transposed, b, k=split), flux_tp.matmul_all_reduce(x, w, b, k=split))
+        raises(bad, lambda: flux_tp.matmul_all_reduce(x, w[:, :8], b, k=split), "w is [24, 8]", f"[24, {sizes[rank]}]")
+    raises(bad, lambda: comm.features(12), "12 features", "groups of 8", f"pad them to {max(16, 8 * world)}")
+    raises(bad, lambda: comm.features(8 * world - 8), f"pad them to {8 * world}")
+    raises(bad, lambda: comm.features(64, world), f"rank = {world}")
+
+
 def more_dimensions(comm):
     x, w, _, y = gathered(comm, comm.world_size * 8, 16, 32)
     found = flux_tp.all_gather_matmul(x.reshape(4, 2, 32), w)

@@ -194,23 +194,23 @@ def schemas_and_fakes(comm):
     *operands, _ = gathered(comm, comm.world_size * 8, 16, 32, True, dtype=np.float64)
     x, w, b = tensors(F16, *operands)
     checks = ("test_schema", "test_faketensor")
-    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.default, (x, w, b, 0, -1, comm.id), test_utils=checks)
-    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered, (x, w, b, 0, -1, comm.id), test_utils=checks)
+    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.default, (x, w, b, 0, -1, -1, comm.id), test_utils=checks)
+    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered, (x, w, b, 0, -1, -1, comm.id), test_utils=checks)
     m = x.shape[0] * comm.world_size
     outs = {"out": x.new_empty(m, w.shape[0]), "x_full": x.new_empty(m, x.shape[1])}
-    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered_out, (x, w, b, 0, -1, comm.id), outs, test_utils=checks)
+    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered_out, (x, w, b, 0, -1, -1, comm.id), outs, test_utils=checks)
     *operands, _, _ = scattered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
     x, w, _ = tensors(F16, *operands)
-    torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, None, 0, comm.id), test_utils=checks)
+    torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, None, -1, 0, comm.id), test_utils=checks)
     for name in ("matmul_reduce_scatter", "matmul_all_reduce"):
         operands, _, _ = row_parallel(comm, getattr(flux_tp, name), comm.world_size * 8 + 1, 16, 32, np.float64)
         x, w, b, residual, gain = tensors(F16, *operands)
         packet, out = getattr(torch.ops.flux_tp, name), torch.empty_like(residual)
-        torch.library.opcheck(packet.default, (x, w, b, residual, 1, comm.id), test_utils=checks)
-        torch.library.opcheck(packet.norm, (x, w, b, residual, gain, 1e-3, 1, comm.id), test_utils=checks)
-        torch.library.opcheck(packet.out, (x, w, b, residual, 1, comm.id), {"out": out}, test_utils=checks)
+        torch.library.opcheck(packet.default, (x, w, b, residual, -1, 1, comm.id), test_utils=checks)
+        torch.library.opcheck(packet.norm, (x, w, b, residual, gain, 1e-3, -1, 1, comm.id), test_utils=checks)
+        torch.library.opcheck(packet.out, (x, w, b, residual, -1, 1, comm.id), {"out": out}, test_utils=checks)
         outs = {"out": out, "out_norm": torch.empty_like(out)}
-        torch.library.opcheck(packet.norm_out, (x, w, b, residual, gain, 1e-3, 1, comm.id), outs, test_utils=checks)
+        torch.library.opcheck(packet.norm_out, (x, w, b, residual, gain, 1e-3, -1, 1, comm.id), outs, test_utils=checks)
 
 
 def compiled(comm):
@@ -433,7 +433,7 @@ def modules(comm):
     assert list(up.state_dict()) == ["weight", "bias", "_extra_state"]
     other = copy.deepcopy(up.state_dict())
     up.load_state_dict(other, strict=True)
-    raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad it to")
+    raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad them to")
     raises(flux_tp.OperandError, lambda: flux_tp.RowParallelLinear(16 * comm.world_size, 24, partials="bfloat16"), "give 'float32'")
     m = comm.world_size * 4
     own = rows(comm.world_size, comm.rank, m)
@@ -477,6 +477,54 @@ def modules_without_sequence_parallelism(comm):
     near(X.grad, np.einsum("pmn,pnk->mk", back, w1), np.einsum("pmn,pnk->mk", scale, np.abs(w1)))
     near(up.weight.grad, back[rank].T @ x, scale[rank].T @ np.abs(x))
     near(down.weight.grad, dy.T @ active[rank], np.abs(dy).T @ active[rank])
+
+
+def modules_of_unequal_parts(comm):
+    """An MLP whose inner features do not divide, with and without sequence parallelism: values and gradients against fp64."""
+    init_distributed()
+    world, rank, m, inner = comm.world_size, comm.rank, 3 * comm.world_size + 1, 16 * comm.world_size + 8
+    w1, w2, x, dy = operand(1, inner, 32), operand(2, 24, inner), operand(3, m, 32), operand(4, m, 24)
+    hidden = np.maximum(x @ w1.T, 0)
+    back, scale = (dy @ w2) * (hidden > 0), (np.abs(dy) @ np.abs(w2)) * (hidden > 0)
+    part = comm.features(inner)
+    for whole in (True, False):
+        up = flux_tp.ColumnParallelLinear(32, inner, activation="relu", sequence_parallel=not whole)
+        down = flux_tp.RowParallelLinear(inner, 24, sequence_parallel=not whole)
+        for module, weight in ((up, w1[part]), (down, w2[:, part])):
+            module.load_state_dict({"weight": torch.from_numpy(weight), "bias": torch.zeros_like(module.bias), "_extra_state": None})
+        own = slice(m) if whole else rows(world, rank, m)
+        X = tensors(BF16, x[own])[0].requires_grad_()
+        # Rows of all ranks are not a multiple of those of one.
+        h = up(X) if whole else torch.relu(flux_tp.all_gather_matmul(X, up.weight, up.bias, m=m, n=inner))
+        assert h.shape == (m, part.stop - part.start)
+        y = down(h)
+        near(y, (hidden @ w2.T)[own], (hidden @ np.abs(w2).T)[own])
+        y.backward(*tensors(BF16, dy[own]))
+        near(X.grad, (back @ w1)[own], (scale @ np.abs(w1))[own])
+        near(up.weight.grad, (back.T @ x)[part], (scale.T @ np.abs(x))[part])
+        near(down.weight.grad, (dy.T @ hidden)[:, part], (np.abs(dy).T @ hidden)[:, part])
+        with torch.no_grad():
+            frozen = tensors(BF16, x[own])[0].requires_grad_()
+        up.weight.requires_grad_(False)
+        up.bias.requires_grad_(False)
+        if not whole:
+            flux_tp.all_gather_matmul(frozen, up.weight, m=m, n=inner).backward(*tensors(BF16, back[:, part]))
+            near(frozen.grad, (back @ w1)[own], (scale @ np.abs(w1))[own])
+
+
+def compiled_with_unequal_parts(comm):
+    inner, m = 16 * comm.world_size + 8, comm.world_size * 8
+    part = comm.features(inner)
+
+    def mlp(x, up, down):
+        return flux_tp.matmul_reduce_scatter(flux_tp.all_gather_matmul(x, up, n=inner) * 2, down, k=inner)
+
+    x, up, down = operand(1, m, 32)[rows(comm.world_size, comm.rank, m)], operand(2, inner, 32)[part], operand(3, 24, inner)[:, part]
+    x, up, down = tensors(F16, x, up, np.ascontiguousarray(down))
+    with torch.no_grad():
+        expected = mlp(x, up, down)
+        found = torch.compile(mlp, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
+    assert torch.equal(found, expected)
 
 
 def groups_inside_a_larger_job(comm):

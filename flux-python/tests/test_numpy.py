@@ -21,6 +21,7 @@ CASES = [
     "residual_and_norm",
     "residual_and_norm_that_do_not_fit",
     "partials_in_float32",
+    "unequal_parts",
     "out_and_strided_operands",
     "more_dimensions",
     "bad_operands_name_what_to_do_and_harm_nothing",

@@ -30,6 +30,8 @@ CASES = [
     "gates_compile",
     "modules",
     "modules_without_sequence_parallelism",
+    "modules_of_unequal_parts",
+    "compiled_with_unequal_parts",
     "groups_inside_a_larger_job",
 ]
 

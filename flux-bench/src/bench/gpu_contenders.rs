@@ -52,7 +52,7 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let problem = op.problem();
         let bytes = between_elements(problem) as usize * size_of::<T>();
         let between = sets.iter().map(|_| gpu.alloc(bytes)).collect::<anyhow::Result<_>>()?;
-        let gemm = Gemm::new(gpu.device(), (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
+        let gemm = Gemm::new(gpu.device(), gemm_shape(problem, ctx.rank()), problem.dtype())?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
         Ok(Self { ctx, gpu, nccl, op, sets, gemm, problem: *problem, between, word, spin: choice::SPIN, watchdog })
@@ -92,7 +92,8 @@ impl<'a, T: Element> GpuContenders<'a, T> {
     fn verify_gemm(&mut self) -> anyhow::Result<Verdict> {
         let (gpu, problem, set) = (self.gpu, self.op.problem(), &mut self.sets[0]);
         let (world, first) = (WorldSize::new(1).context("a world of one")?, Rank::new(0));
-        let [m, n, k] = [problem.m(), problem.n(), problem.k_local()].map(|extent| extent as usize);
+        let (m, n, k) = gemm_shape(problem, self.ctx.rank());
+        let [m, n, k] = [m, n, k].map(|extent| extent as usize);
         let alone = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), world)?;
         let operands = Operands::new(alone, SEED, 0, Fill::SmallInts);
         set.holds = None;
@@ -233,7 +234,7 @@ impl<T: Element> AnyRows for GpuContenders<'_, T> {
         self.watchdog.heartbeat();
         self.problem = with_equal_shards(&operands.problem)?;
         anyhow::ensure!(self.problem.m() <= self.op.problem().m(), "{} beyond {}", self.problem, self.op.problem());
-        self.gemm.reshape((self.problem.m(), self.problem.n_local(), self.problem.k_local()))?;
+        self.gemm.reshape(gemm_shape(&self.problem, self.ctx.rank()))?;
         self.sets.iter_mut().try_for_each(|set| self.ctx.fill(set, operands))
     }
 
@@ -245,6 +246,11 @@ impl<T: Element> AnyRows for GpuContenders<'_, T> {
         self.watchdog.heartbeat();
         super::serving::verify_at(self.ctx, self.op, &mut self.sets[0], at, defect)
     }
+}
+
+/// `m`, `n` and `k` of a rank's GEMM.
+const fn gemm_shape(problem: &Problem, rank: Rank) -> (u32, u32, u32) {
+    (problem.m(), problem.n_local(rank), problem.k_local(rank))
 }
 
 /// The problem with its rows padded, where a collective needs shards of equal length.

@@ -33,7 +33,7 @@ impl<'a, T: Element> HostContenders<'a, T> {
     pub(super) fn new(ctx: &'a RankContext, op: &'a FusedOp<T>, set: &'a mut OperandSet<T>, workers: u32) -> anyhow::Result<Self> {
         let problem = *op.problem();
         let alone = WorldSize::new(1).context("a world of one")?;
-        let (m, n, k) = (problem.m() as usize, problem.n_local() as usize, problem.k_local() as usize);
+        let (m, n, k) = (problem.m() as usize, problem.n_local(ctx.rank()) as usize, problem.k_local(ctx.rank()) as usize);
         let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), alone)?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
         let gemm = FusedOp::build(&part, &comm, Overrides::with_workers(workers))?;

@@ -222,9 +222,9 @@ impl RankContext {
         let columns_per_result = if set.holds.is_some_and(|held| held.epilogue.gates.is_some()) { 2 } else { 1 };
         let y_shape = problem.y_shape(rank);
         let y_shape = flux_core::problem::Shape { cols: y_shape.cols / columns_per_result, ..y_shape };
-        let (x_layout, w_layout, y_layout) = (layout(problem.x_shape(rank)), layout(problem.w_shape()), layout(y_shape));
+        let (x_layout, w_layout, y_layout) = (layout(problem.x_shape(rank)), layout(problem.w_shape(rank)), layout(y_shape));
         let (x, w) = (view(&set.x, x_layout, &self.comm)?, view(&set.w, w_layout, &self.comm)?);
-        let columns = Layout::from((problem.n_local() as usize,));
+        let columns = Layout::from((problem.n_local(rank) as usize,));
         let bias = set.bias.as_ref().map(|bias| view(bias, columns, &self.comm)).transpose()?;
         let mut y = view_mut(&mut set.y, y_layout, &self.comm)?;
         let residual = set.residual.as_ref().map(|residual| view(residual, y_layout, &self.comm)).transpose()?;

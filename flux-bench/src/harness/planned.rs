@@ -28,7 +28,7 @@ impl PlannedLayer {
     /// Plans `layer` as `args` ask, on ranks that reach each other's memory or the host's alone.
     pub(crate) fn new(layer: Layer, args: PlanArgs, machine: Machine) -> anyhow::Result<Self> {
         let Layer { name, problem } = layer;
-        let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
+        let [m, n, k] = [problem.m(), problem.n_shard(), problem.k_shard()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
         let links = if machine.through_host { Links::HostStaged } else { Links::PeerMemory };
         let target = Target { links, ..Target::peer_memory(machine, &problem) };

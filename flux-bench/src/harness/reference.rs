@@ -161,7 +161,7 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
                 let rounded = rounded((!flattened).then_some(owner));
                 sum::<T>(operands, rounded, x, &w[column * k..][..k], [bias[column], added])
             };
-            let (column, up) = columns_of(operands, col as u32);
+            let (column, up) = columns_of(operands, rank, col as u32);
             let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
             verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), row: row as u32, col: col as u32 });
         }
@@ -192,7 +192,7 @@ pub(crate) fn verify_elements<T: Element>(
             let residual = if operands.epilogue.residual { one(operands.seed_residual, row0) } else { 0.0 };
             sum::<T>(operands, rounded, &line(operands.seed_x, row0), &line(operands.seed_w, col0), [bias, residual])
         };
-        let (column, up) = columns_of(operands, col);
+        let (column, up) = columns_of(operands, rank, col);
         let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
         verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), row, col });
     }
@@ -260,9 +260,9 @@ struct Rounded {
 
 /// The column of a rank's product that its `y` has in column `col`; with gates that of the gate, and
 /// that of its up.
-fn columns_of(operands: &Operands, col: u32) -> (u32, Option<u32>) {
+fn columns_of(operands: &Operands, rank: Rank, col: u32) -> (u32, Option<u32>) {
     operands.epilogue.gates.map_or((col, None), |layout| {
-        let (gate, up) = layout.rows_of(col, operands.problem.n_local());
+        let (gate, up) = layout.rows_of(col, operands.problem.n_local(rank));
         (gate, Some(up))
     })
 }
@@ -283,15 +283,16 @@ fn sum<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f32],
     let sent_exactly = problem.partials() == Partials::F32 && !collective;
     let sources = match problem.op() {
         OpKind::AllGatherGemm => 1,
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => problem.world().index(),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => problem.world().get(),
     };
-    let part = x.len() / sources;
     let unit = problem.dtype().unit_roundoff();
     let (mut exact, mut rounded, mut absolute, mut sent, mut partials) = (0.0, 0.0, 0.0, 0.0, 0.0);
     // Of the node so far: its sum, exact and as it is sent, and the roundings in it.
     let mut node = (0.0, 0.0, 0.0);
-    for (source, (x, w)) in (0..).map(Rank::new).zip(x.chunks_exact(part).zip(w.chunks_exact(part))) {
-        let (sum, abs) = dot(x, w);
+    for source in (0..sources).map(Rank::new) {
+        let inner = problem.inner(source);
+        let inner = inner.start as usize..inner.end as usize;
+        let (sum, abs) = dot(&x[inner.clone()], &w[inner]);
         exact += sum;
         partials += f64::abs(sum);
         absolute += abs;
@@ -397,8 +398,8 @@ mod tests {
                 let sent = |sum: f64| f64::from(bf16::from_f64(sum).to_f32());
                 let mut sums = vec![0.0; sources as usize];
                 for source in (0..sources).rev() {
-                    let ks = (source * p.k() / sources..(source + 1) * p.k() / sources).rev();
-                    let part: f64 = ks.map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum();
+                    let part: f64 =
+                        p.inner(Rank::new(source)).rev().map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum();
                     // Whoever adds up for the owner in the source's node.
                     let relay = nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(owner)).get();
                     sums[if sources == 1 { 0 } else { relay as usize }] += if sources == 1 || source == relay { part } else { sent(part) };
@@ -429,7 +430,7 @@ mod tests {
 
     fn cases() -> impl Iterator<Item = (Operands, Rank)> {
         let world = WorldSize::new(4).unwrap();
-        let problems = OpKind::ALL.map(|op| Problem::new(op, 12, 64, 1056, DType::Bf16, world).unwrap());
+        let problems = OpKind::ALL.map(|op| Problem::new(op, 12, 72, 1064, DType::Bf16, world).unwrap());
         let fills = [Fill::Uniform, Fill::SmallInts];
         let plain = problems.into_iter().flat_map(move |p| fills.map(|f| (Operands::new(p, 3, 1, f), Rank::new(2))));
         plain.flat_map(|(operands, rank)| {

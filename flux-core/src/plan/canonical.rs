@@ -5,7 +5,7 @@
 
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem};
+use crate::{OpKind, Problem, Rank};
 
 impl Plan {
     /// The plan without values that have no effect for `problem` on `target`.
@@ -44,7 +44,7 @@ impl Plan {
         };
         let plan = Self { rows, ..*self };
         let plan = Self { chunk: plan.canonical_chunk(problem), ..plan };
-        let k_steps = problem.k_local().div_ceil(self.tile.k);
+        let k_steps = self.least_k_steps(problem);
         let width = k_steps.div_ceil(self.k_slices.max(1));
         let comm = match self.comm {
             CommMode::Overlapped { peers: at_once } if target.has_messages() => {
@@ -63,15 +63,25 @@ impl Plan {
 
     fn canonical_split(&self, problem: &Problem, target: &Target) -> KSplit {
         match self.k {
-            KSplit::SplitK(workers) => match workers.min(problem.k_local().div_ceil(self.tile.k)) {
+            KSplit::SplitK(workers) => match workers.min(self.least_k_steps(problem)) {
                 ..=1 => KSplit::Whole,
                 workers => KSplit::SplitK(workers),
             },
-            KSplit::StreamK if target.nodes.are_mixed() || self.schedule(problem, target).stream_k_tiles(problem).is_none() => {
-                KSplit::Whole
-            }
+            KSplit::StreamK if target.nodes.are_mixed() || !self.shares_tiles(problem, target) => KSplit::Whole,
             k => k,
         }
+    }
+
+    /// Steps along `k` of the rank with the least.
+    const fn least_k_steps(&self, problem: &Problem) -> u32 {
+        problem.k_local(problem.least_rank()).div_ceil(self.tile.k)
+    }
+
+    /// Whether stream-K shares tiles on some rank. The first and the last have the most and the
+    /// least columns; each other rank is like one of them.
+    fn shares_tiles(&self, problem: &Problem, target: &Target) -> bool {
+        let schedule = self.schedule(problem, target);
+        [Rank::new(0), problem.least_rank()].into_iter().any(|rank| schedule.stream_k_tiles(problem, rank).is_some())
     }
 
     fn canonical_chunk(&self, problem: &Problem) -> Chunk {

@@ -10,7 +10,7 @@ use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::program::Schedule;
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem};
+use crate::{OpKind, Problem, Rank};
 
 /// Margin of calls beside library messages, whose schedule on SMs is unknown. A sequential plan,
 /// which has no such uncertainty, is taken unless the gain is larger. Chosen by hand after one run
@@ -68,13 +68,13 @@ impl<'a> PlanCost<'a> {
         let of_shard = TileGrid::of_shard(problem, plan.tile).tiles() as f64;
         let tiles = plan.tiles(problem) as f64;
         let machine = &target.machine;
-        let ops = 2.0 * f64::from(plan.tile.m) * f64::from(plan.tile.n) * f64::from(problem.k_local().next_multiple_of(plan.tile.k));
+        let ops = 2.0 * f64::from(plan.tile.m) * f64::from(plan.tile.n) * f64::from(problem.k_shard().next_multiple_of(plan.tile.k));
         let multiply_ns = ops / machine.ops_per_ns();
         // Every step loads a column of both operands from L2.
-        let elements = f64::from(plan.tile.m + plan.tile.n) * f64::from(problem.k_local());
+        let elements = f64::from(plan.tile.m + plan.tile.n) * f64::from(problem.k_shard());
         let l2 = machine.l2_bytes_per_us as f64 / 1000.0 / f64::from(machine.multiprocessors);
         let load_ns = elements * problem.dtype().bytes() as f64 / l2;
-        let through = f64::from(machine.generation.shared_elements(plan.tile).unwrap_or(0)) * f64::from(problem.k_local());
+        let through = f64::from(machine.generation.shared_elements(plan.tile).unwrap_or(0)) * f64::from(problem.k_shard());
         let shared_ns = through * problem.dtype().bytes() as f64 / machine.shared_bytes_per_ns();
         let steps_ns = multiply_ns.max(load_ns).max(shared_ns);
         let link = machine.both_ways_bytes_per_us as f64 / 1000.0;
@@ -110,8 +110,10 @@ impl<'a> PlanCost<'a> {
                 waves * (self.tile_ns / parts + fixed) + partials(self.workers)
             }
             KSplit::StreamK => {
-                let share =
-                    self.schedule.stream_k_tiles(self.problem).map_or(1.0, |stream_k| stream_k.time() as f64 / stream_k.steps() as f64);
+                let share = self
+                    .schedule
+                    .stream_k_tiles(self.problem, Rank::new(0))
+                    .map_or(1.0, |stream_k| stream_k.time() as f64 / stream_k.steps() as f64);
                 let whole = (self.tiles / self.workers).floor();
                 whole * (self.tile_ns + fixed) + share * self.tile_ns + fixed + partials(self.workers)
             }
@@ -121,8 +123,8 @@ impl<'a> PlanCost<'a> {
     /// Reads of `w`, once a pass, and of `x`.
     fn read(&self) -> f64 {
         let bytes = self.problem.dtype().bytes() as f64;
-        let w = f64::from(self.problem.n_local()) * f64::from(self.problem.k_local()) * bytes;
-        let x = f64::from(self.problem.m()) * f64::from(self.problem.k_local()) * bytes;
+        let w = f64::from(self.problem.n_shard()) * f64::from(self.problem.k_shard()) * bytes;
+        let x = f64::from(self.problem.m()) * f64::from(self.problem.k_shard()) * bytes;
         (self.passes() * w + x) / self.memory()
     }
 
@@ -191,7 +193,7 @@ impl<'a> PlanCost<'a> {
             CommMode::Overlapped { peers: at_once } => (peers / f64::from(at_once)).ceil() * machine.message_ns as f64,
             _ => {
                 let rows = (f64::from(self.problem.m_shard()) / chunks).ceil() as u64;
-                let row_bytes = (f64::from(self.problem.k_local()) / slices).ceil() as u64 * self.problem.dtype().bytes() as u64;
+                let row_bytes = (f64::from(self.problem.k_shard()) / slices).ceil() as u64 * self.problem.dtype().bytes() as u64;
                 let ranks = peers as u64 + u64::from(self.plan.is_flattened());
                 machine.push_overhead((rows, row_bytes), ranks).as_nanos() as f64
             }

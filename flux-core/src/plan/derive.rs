@@ -6,7 +6,7 @@
 use super::{KSplit, Links, Plan, RowMapping, Target};
 use crate::program::{MAX_ITEMS, Schedule, most_partials};
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem};
+use crate::{OpKind, Problem, Rank};
 
 /// Row blocks of a raster group. A wave of 132 tiles then reads 8 + 17 blocks of operands, close to
 /// the least.
@@ -77,7 +77,7 @@ fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
     if tiles <= workers || world * tiles > MAX_ITEMS || schedule.split_k > 1 {
         return 0;
     }
-    let stream_k = schedule.stream_k_tiles(problem);
+    let stream_k = schedule.stream_k_tiles(problem, Rank::new(0));
     let wave = |tile| stream_k.map_or(tile / workers, |stream_k| stream_k.wave(tile, workers));
     let before = |step: u64| {
         let first = step - (step - 1) % u64::from(schedule.group);
@@ -89,5 +89,5 @@ fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
         })
     };
     let there = (1..world).take_while(|&step| before(step)).count() as u32;
-    there.min(most_partials(problem, problem.k_local().div_ceil(schedule.tile.k)))
+    there.min(most_partials(problem, problem.k_local(problem.least_rank()).div_ceil(schedule.tile.k)))
 }

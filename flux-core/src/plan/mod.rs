@@ -27,7 +27,7 @@ pub use target::{Links, Target};
 pub use text::ParsePlanError;
 
 use crate::tile::TileGrid;
-use crate::{Problem, TileShape};
+use crate::{Problem, Rank, TileShape};
 
 /// How an op is executed. Comparable, printable, parsable; the same on every rank.
 ///
@@ -128,11 +128,11 @@ impl Plan {
         }
     }
 
-    /// Tiles of all rows.
+    /// Tiles of all rows, on the rank with the most.
     fn tiles(&self, problem: &Problem) -> u64 {
         match self.rows {
             RowMapping::PerShard { .. } => u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles(),
-            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
+            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => TileGrid::of_all_rows(problem, Rank::new(0), self.tile).tiles(),
         }
     }
 

@@ -85,7 +85,7 @@ impl TileProgram {
         let Transfer { dest, place, row, rows, col, cols, raise, step } = transfer;
         let (end, col_end) = (row.saturating_add(*rows), col.saturating_add(*cols));
         write!(f, "step {step} rows {row}..{end}")?;
-        if *cols != self.problem.k_local() {
+        if *cols != self.problem.k_local(self.rank) {
             write!(f, " cols {col}..{col_end}")?;
         }
         writeln!(f, " -> rank {dest} place {place} raise {raise}")

@@ -91,13 +91,13 @@ impl TileProgram {
         layout::scatter_place_bytes(&self.problem, self.two_exchanges)
     }
 
-    /// Steps along `k`.
+    /// Steps along the rank's `k`.
     ///
     /// # Panics
     /// If the tile has no extent along `k`, which [`check::verify`](super::check::verify) rules
     /// out.
     pub const fn k_steps(&self) -> u32 {
-        self.problem.k_local().div_ceil(self.tile.k)
+        self.problem.k_local(self.rank).div_ceil(self.tile.k)
     }
 
     /// The step before which the first mainloop partial tile is added, and the steps from one to

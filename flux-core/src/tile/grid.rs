@@ -3,7 +3,7 @@
 //! Invariant: the extents of a grid are not empty, do not overlap, and cover the matrix.
 
 use super::TileShape;
-use crate::Problem;
+use crate::{Problem, Rank};
 
 /// The elements of one tile; fewer than the tile's extents at the right and lower border.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -44,15 +44,26 @@ impl TileGrid {
         Self { rows, cols, tile }
     }
 
-    /// The grid of a shard of `problem`, `[m_shard, n_local]` elements. The tiles of a shard with
-    /// one row less are [`above`](TileExtent::above) its end.
+    /// The grid of a shard on the rank with the most columns, `[m_shard, n_shard]` elements. The
+    /// tiles of a shard with one row less are [`above`](TileExtent::above) its end.
     pub(crate) const fn of_shard(problem: &Problem, tile: TileShape) -> Self {
-        Self::new(problem.m_shard(), problem.n_local(), tile)
+        Self::of_shard_at(problem, Rank::new(0), tile)
     }
 
-    /// Tiles of an AllGather-GEMM with rows per shard, at least one row block of each shard.
-    pub(crate) fn gathered_tiles(problem: &Problem, tile: TileShape) -> u64 {
-        let of_shard = |rank| Self::new((problem.shard_rows(rank).len() as u32).max(1), problem.n_local(), tile).tiles();
+    /// As [`of_shard`](Self::of_shard), with the columns of `rank`.
+    pub(crate) const fn of_shard_at(problem: &Problem, rank: Rank, tile: TileShape) -> Self {
+        Self::new(problem.m_shard(), problem.n_local(rank), tile)
+    }
+
+    /// The grid of all rows with the columns of `rank`.
+    pub(crate) const fn of_all_rows(problem: &Problem, rank: Rank, tile: TileShape) -> Self {
+        Self::new(problem.m(), problem.n_local(rank), tile)
+    }
+
+    /// Tiles of `rank` in an AllGather-GEMM with rows per shard, at least one row block of each
+    /// shard.
+    pub(crate) fn gathered_tiles(problem: &Problem, rank: Rank, tile: TileShape) -> u64 {
+        let of_shard = |shard| Self::new((problem.shard_rows(shard).len() as u32).max(1), problem.n_local(rank), tile).tiles();
         problem.world().ranks().map(of_shard).sum()
     }
 

@@ -32,11 +32,12 @@ proptest! {
     #[test]
     fn the_bound_of_the_largest_m_holds_for_every_smaller_one(
         op in prop::sample::select(&OpKind::ALL[..]),
-        plan in plans(), world in 1_u32..=6, most in 1_usize..360, n in 1_usize..40, k in 1_usize..40, workers in 1_u32..40,
+        plan in plans(), world in 1_u32..=6, most in 1_usize..360, n in 1_usize..40, k in 1_usize..40, more in 0_usize..6, workers in 1_u32..40,
         links in 0..3, paired: bool, fewer in prop::collection::vec(any::<Index>(), 6), rank: Index,
     ) {
         let (ranks, size) = (world as usize, WorldSize::new(world).unwrap());
-        let problem = |m: usize| Problem::new(op, m, n * 8 * ranks, k * 8 * ranks, DType::Bf16, size).unwrap();
+        let split = |groups| 8 * (groups * ranks + more % ranks);
+        let problem = |m: usize| Problem::new(op, m, split(n), split(k), DType::Bf16, size).unwrap();
         let largest = problem(most);
         let machine = Machine { multiprocessors: workers, ..Machine::H100 };
         let channels = Channels { all: 16, each: 4, part_bytes: 4 << 20, least_bytes: 4 << 20, network: false };

@@ -9,9 +9,11 @@ use flux_core::{DType, OpKind, Partials, Problem, WorldSize};
 use proptest::prelude::*;
 
 fn problems() -> impl Strategy<Value = Problem> {
-    (prop::sample::select(&OpKind::ALL[..]), 1_u32..=8, 1_usize..2400, 1_usize..200, 1_usize..200).prop_map(|(op, world, rows, n, k)| {
+    let extents = (1_usize..2400, 1_usize..200, 1_usize..200, 0_usize..8);
+    (prop::sample::select(&OpKind::ALL[..]), 1_u32..=8, extents).prop_map(|(op, world, (rows, n, k, more))| {
         let ranks = world as usize;
-        Problem::new(op, rows, n * 8 * ranks, k * 8 * ranks, DType::Bf16, WorldSize::new(world).unwrap()).unwrap()
+        let split = |groups| 8 * (groups * ranks + more % ranks);
+        Problem::new(op, rows, split(n), split(k), DType::Bf16, WorldSize::new(world).unwrap()).unwrap()
     })
 }
 

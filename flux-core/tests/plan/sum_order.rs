@@ -24,7 +24,7 @@ fn key(problem: &Problem, target: &Target, batch_invariant: bool) -> PlanKey {
 /// the ranks.
 fn assert_fixed(program: &TileProgram) {
     let (problem, peers) = (&program.problem, program.problem.world().peers());
-    let steps = problem.k_local().div_ceil(program.tile.k);
+    let steps = problem.k_local(program.rank).div_ceil(program.tile.k);
     assert_eq!((program.split_k_slots, program.in_mainloop), (0, 0), "{problem}");
     for item in program.computed() {
         if item.sink == sink::REDUCE_ROWS {
@@ -47,10 +47,12 @@ proptest! {
     fn every_bucket_of_a_batch_invariant_op_has_one_order(
         op in prop::sample::select(&OpKind::ALL[..]),
         generation in prop::sample::select(&Generation::ALL[..]),
-        world in 1_u32..=8, n in 1_usize..120, k in 1_usize..120, shares in prop::collection::vec(0_u32..1000, 64),
+        world in 1_u32..=8, n in 1_usize..120, k in 1_usize..120, more in 0_usize..8, shares in prop::collection::vec(0_u32..1000, 64),
     ) {
         let world = WorldSize::new(world).unwrap();
-        let largest = Problem::new(op, MOST as usize, n * 8 * world.index(), k * 8 * world.index(), DType::Bf16, world).unwrap();
+        // The first ranks may have a group of 8 more.
+        let split = |groups| 8 * (groups * world.index() + more % world.index());
+        let largest = Problem::new(op, MOST as usize, split(n), split(k), DType::Bf16, world).unwrap();
         for target in targets(&largest, generation) {
             let key = key(&largest, &target, true);
             let mut first = 1;

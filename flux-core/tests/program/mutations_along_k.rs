@@ -73,7 +73,7 @@ proptest! {
     fn bounds_of_slices(call in sliced_calls(false), rank: Index, which: Index, kind in 0..3) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let (k_steps, k) = (p.k_steps(), p.problem.k_local());
+        let (k_steps, k) = (p.k_steps(), p.problem.k());
         let (transfer, entry) = (which.index(p.transfers.len()), which.index(p.awaits.len()));
         let expected = match kind {
             0 => { p.transfers[transfer].cols = k + 1; "cols" }

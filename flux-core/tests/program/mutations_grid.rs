@@ -46,7 +46,7 @@ proptest! {
     fn columns_between_two_tiles(call in two_by_two(), by: Index) {
         let mut call = call;
         let tile = call.0[0].tile.n;
-        let room = 2 * tile - call.0[0].problem.n_local();
+        let room = 2 * tile - call.0[0].problem.n_shard();
         prop_assume!(room > 0);
         let by = 1 + by.index(room as usize) as u32;
         for p in &mut call.0 {

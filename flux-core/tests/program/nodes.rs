@@ -16,10 +16,11 @@ use std::ops::RangeInclusive;
 fn across(op: OpKind, counts: RangeInclusive<u32>, per_node: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
     let raster_group = (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let cut = (chunks(), raster_group, (1..=5_u32, 0..=3_u32, 0..=3_u32), 1..=3_u32, 1..=3_u32);
-    (counts, per_node, 1..=40_usize, 1..=5_usize, 1..=4_usize, cut).prop_map(
-        move |(count, per_node, rows, n8, k8, (chunk, raster_group, (group, prologue, chunk_ordered), k_slices, split_k))| {
+    (counts, per_node, 1..=40_usize, (1..=5_usize, 1..=4_usize, 0..16_usize), cut).prop_map(
+        move |(count, per_node, rows, (n8, k8, more), (chunk, raster_group, (group, prologue, chunk_ordered), k_slices, split_k))| {
             let world = WorldSize::new(count * per_node).unwrap();
-            let (n, k) = if op == AllGatherGemm { (8 * n8 * world.index(), 8 * k8) } else { (8 * n8, 8 * k8 * world.index()) };
+            let split = |groups| 8 * (groups * world.index() + more % world.index());
+            let (n, k) = if op == AllGatherGemm { (split(n8), 8 * k8) } else { (8 * n8, split(k8)) };
             let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).unwrap();
             let schedule = Schedule {
                 chunk,

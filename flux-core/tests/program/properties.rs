@@ -40,6 +40,13 @@ proptest! {
         }
     }
 
+    /// One rank at least uses every split-K slot, so none is held for nothing.
+    #[test]
+    fn some_rank_uses_all_split_k_slots(call in any_calls(1..=8)) {
+        let parts = |program: &TileProgram| program.items.iter().filter(|item| item.sink == sink::PARTIAL).count() as u32;
+        prop_assert_eq!(call.0.iter().map(parts).max(), Some(call.0[0].split_k_slots));
+    }
+
     #[test]
     fn every_rule_holds_of_plain_schedules(call in plain_calls(1..=16)) {
         if let Err(violation) = check::verify(&call.0) {
@@ -93,17 +100,18 @@ proptest! {
     }
 }
 
-/// Shapes in steps of 8 columns, with a number that selects a candidate.
+/// Shapes in steps of 8 columns, which may not divide by the ranks, with a number that selects a
+/// candidate.
 fn problems() -> impl Strategy<Value = (Problem, usize)> {
     let ops = prop::sample::select(&OpKind::ALL[..]);
+    let extents = (1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..8);
     let partials = prop::sample::select(vec![Partials::OpDType, Partials::F32]);
-    (ops, 2_u32..=8, (1_usize..=5600, 1_usize..=200, 1_usize..=300), partials, 0_usize..60).prop_map(
-        |(op, world, (m, n, k), partials, number)| {
-            let world = WorldSize::new(world).unwrap();
-            let (n, k) = if op.reduces() { (8 * n, 8 * k * world.index()) } else { (8 * n * world.index(), 8 * k) };
-            (Problem::new(op, m, n, k, DType::Bf16, world).unwrap().with_partials(partials), number)
-        },
-    )
+    (ops, 2_u32..=8, extents, partials, 0_usize..60).prop_map(|(op, world, (m, n, k, more), partials, number)| {
+        let world = WorldSize::new(world).unwrap();
+        let split = |groups| 8 * (groups * world.index() + more % world.index());
+        let (n, k) = if op.reduces() { (8 * n, split(k)) } else { (split(n), 8 * k) };
+        (Problem::new(op, m, n, k, DType::Bf16, world).unwrap().with_partials(partials), number)
+    })
 }
 
 proptest! {
@@ -135,7 +143,7 @@ proptest! {
             (OpKind::AllGatherGemm, _) => peers * layout::gather_place_bytes(&problem),
             (_, true) => {
                 let rows = if program.two_exchanges { problem.m_shard() } else { problem.most_y_rows() };
-                world * u64::from(rows) * u64::from(problem.n_local()) * element
+                world * u64::from(rows) * u64::from(problem.n()) * element
             }
             (_, false) => {
                 let rows = program.tile.m.min(problem.m_shard());
@@ -147,7 +155,7 @@ proptest! {
         let mut end = places;
         if problem.op() == OpKind::GemmAllReduce && (program.two_exchanges || !program.flattened) {
             prop_assert!(end <= program.results_offset());
-            let results = u64::from(problem.m()) * u64::from(problem.n_local()) * problem.dtype().bytes() as u64;
+            let results = u64::from(problem.m()) * u64::from(problem.n()) * problem.dtype().bytes() as u64;
             end = program.results_offset() + results;
         }
         prop_assert!(end <= program.split_k_offset());
@@ -165,11 +173,14 @@ fn the_reference_shapes_satisfy_every_rule_with_the_models_plan() {
         let world = WorldSize::new(world).unwrap();
         for m in [3, 64, 517, 8191] {
             for op in OpKind::ALL {
-                let (n, k) = if op.reduces() { (12296, 6144 * world.index()) } else { (6144 * world.index(), 12288) };
-                let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
-                let target = Target::peer_memory(Machine::H100, &problem);
-                let call = build(&problem, &Plan::ranked(&problem, &target)[0].schedule(&problem, &target));
-                assert_eq!(check::verify(&call.0), Ok(()), "{problem}");
+                let even = 6144 * world.index();
+                for split in [even, even - 8] {
+                    let (n, k) = if op.reduces() { (12296, split) } else { (split, 12288) };
+                    let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
+                    let target = Target::peer_memory(Machine::H100, &problem);
+                    let call = build(&problem, &Plan::ranked(&problem, &target)[0].schedule(&problem, &target));
+                    assert_eq!(check::verify(&call.0), Ok(()), "{problem}");
+                }
             }
         }
     }

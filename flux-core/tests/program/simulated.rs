@@ -44,7 +44,7 @@ fn least_traffic(program: &TileProgram) -> (u64, u64) {
     let (problem, peers) = (&program.problem, u64::from(program.problem.world().peers()));
     let own = problem.shard_rows(program.rank).len() as u64;
     let others = u64::from(problem.m()) - own;
-    let [x_row, y_row] = [problem.k_local(), problem.n_local()].map(|columns| u64::from(columns) * 2);
+    let [x_row, y_row] = [problem.k(), problem.n()].map(|columns| u64::from(columns) * 2);
     match problem.op() {
         OpKind::AllGatherGemm => (peers * own * x_row, others * x_row),
         OpKind::GemmReduceScatter if program.flattened => (others * y_row, peers * own * y_row),

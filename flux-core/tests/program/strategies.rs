@@ -128,26 +128,28 @@ pub(crate) fn knob_calls(
     k_blocks: RangeInclusive<u32>,
     knobs: impl Strategy<Value = Knobs>,
 ) -> impl Strategy<Value = Call> {
-    uneven_calls(op, worlds, k_blocks, knobs, Just(0))
+    uneven_calls(op, worlds, k_blocks, knobs, Just((0, 0)))
 }
 
-/// The same, with `less` rows (modulo the world size) less than equal shards have.
+/// The same, with fewer rows than equal shards have, and more groups of 8 of what is split: `uneven`
+/// has both, modulo the world size.
 fn uneven_calls(
     op: OpKind,
     worlds: RangeInclusive<u32>,
     k_blocks: RangeInclusive<u32>,
     knobs: impl Strategy<Value = Knobs>,
-    less: impl Strategy<Value = u32>,
+    uneven: impl Strategy<Value = (u32, u32)>,
 ) -> impl Strategy<Value = Call> {
     let raster_group = (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let rows = prop_oneof![(1..=40_u32, 1..=160_u32), extent(1..=3, 1..=40)];
     let order = (chunks(), raster_group, 1..=5_u32);
-    (worlds, (rows, less), extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
-        move |(world, ((m_shard, tile_m), less), (n8, tile_n8), (k8, tile_k8), (chunk, raster_group, group), knobs)| {
+    (worlds, (rows, uneven), extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
+        move |(world, ((m_shard, tile_m), (less, more)), (n8, tile_n8), (k8, tile_k8), (chunk, raster_group, group), knobs)| {
             let world = WorldSize::new(world).unwrap();
+            let split = |groups| 8 * (groups * world.get() + more % world.get());
             let (n, k) = match op {
-                OpKind::AllGatherGemm => (8 * n8 * world.get(), 8 * k8),
-                OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (8 * n8, 8 * k8 * world.get()),
+                OpKind::AllGatherGemm => (split(n8), 8 * k8),
+                OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (8 * n8, split(k8)),
             };
             // Shards differ by a row, or have none.
             let m = m_shard * world.get() - less % world.get();
@@ -177,8 +179,9 @@ fn uneven_calls(
     )
 }
 
-/// Calls of any op, under any schedule, of any `m`.
+/// Calls of any op, under any schedule, of any `m`; what is split divides by the ranks, or not.
 pub(crate) fn any_calls(worlds: RangeInclusive<u32>) -> impl Strategy<Value = Call> {
-    let of = move |op| uneven_calls(op, worlds.clone(), 1..=5, knobs(), prop_oneof![Just(0), 1..16_u32]);
+    let either = || prop_oneof![Just(0), 1..16_u32];
+    let of = move |op| uneven_calls(op, worlds.clone(), 1..=5, knobs(), (either(), either()));
     prop_oneof![of(OpKind::AllGatherGemm), of(OpKind::GemmReduceScatter), of(OpKind::GemmAllReduce)]
 }

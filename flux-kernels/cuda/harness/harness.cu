@@ -120,7 +120,7 @@ extern "C" __global__ void __launch_bounds__(256) flux_verify(const __grid_const
                 }
             }
             in_segment += 8;
-            if (in_segment == p.segment || c0 + c + 8 >= p.k) {
+            if (in_segment == p.segment - (source < p.long_segments ? 0 : 8) || c0 + c + 8 >= p.k) {
                 in_segment = 0;
                 const bool node_ends = (source + 1) % p.per_node == 0;
 #pragma unroll

@@ -65,6 +65,8 @@ mirrored! {
         pub(crate) k: u32,
         /// The inner product is summed in segments of this length, one for each rank.
         pub(crate) segment: u32,
+        /// Segments with so many elements, the first ones; the others have 8 less.
+        pub(crate) long_segments: u32,
         /// The rank whose partial sums are not rounded; no rank with flattened rows.
         pub(crate) own: u32,
         /// Rows of the largest shard, where each row has an owner in place of `own`; else 0.

@@ -35,7 +35,7 @@ impl Buffers {
     /// [`ExecuteError::OutOfMemory`].
     pub fn reserve(&mut self, program: &TileProgram, workers: usize) -> Result<(), ExecuteError> {
         let problem = &program.problem;
-        grow("weights in fp32", &mut self.weights, problem.n_local() as usize * problem.k_local() as usize)?;
+        grow("weights in fp32", &mut self.weights, problem.w_shape(program.rank).elements())?;
         if self.workers.len() < workers {
             self.workers.resize_with(workers, Scratch::default);
         }
@@ -54,7 +54,7 @@ impl Scratch {
         let problem = &program.problem;
         let rows = if program.flattened { problem.m() } else { problem.m_shard() } as usize;
         let (tile_m, stride) = (program.tile.m as usize, stride(program));
-        self.a.reserve((rows, problem.k_local() as usize), (tile_m, program.tile.k as usize))?;
+        self.a.reserve((rows, problem.k_local(program.rank) as usize), (tile_m, program.tile.k as usize))?;
         grow("a worker's accumulators of a tile", &mut self.acc, tile_m.min(rows) * stride)?;
         grow("a worker's row of a partial tile", &mut self.partial, stride)
     }
@@ -62,7 +62,7 @@ impl Scratch {
 
 /// Elements between the rows of a worker's accumulators: a tile may be wider than the output.
 pub(super) fn stride(program: &TileProgram) -> usize {
-    program.tile.n.min(program.problem.n_local()) as usize
+    program.tile.n.min(program.problem.n_local(program.rank)) as usize
 }
 
 /// Makes `buffer` at least `length` long. The old one goes first, so that both are never held.

@@ -55,7 +55,7 @@ impl<T: Element> Call<'_, T> {
         let problem = &self.program.problem;
         let rows = if self.program.flattened { problem.m() } else { problem.m_shard() } as usize;
         let block = (self.program.tile.m as usize, self.program.tile.k as usize);
-        scratch.a.open((rows, problem.k_local() as usize), block);
+        scratch.a.open((rows, problem.k_local(self.program.rank) as usize), block);
         for item in self.program.items.iter().skip(first).step_by(step) {
             if self.protocol.poisoned() {
                 return Err(Poisoned);
@@ -81,7 +81,7 @@ impl<T: Element> Call<'_, T> {
         let (row, rows) = (item.row as usize, item.rows as usize);
         let (col, cols) = (item.col as usize, item.cols as usize);
         let problem = &self.program.problem;
-        let (k, tile_k) = (problem.k_local() as usize, self.program.tile.k as usize);
+        let (k, tile_k) = (problem.k_local(self.program.rank) as usize, self.program.tile.k as usize);
         let steps = item.k_first as usize..(item.k_first + item.k_steps) as usize;
         let (first_k, end_k) = (steps.start * tile_k, k.min(steps.end * tile_k));
         let key = (item.a_source, item.a_outer);
@@ -109,7 +109,7 @@ impl<T: Element> Call<'_, T> {
     /// buffer again only after this rank's next call.
     pub(super) fn hand_out(&self, to: RowsMut<'_, T>) {
         let RowsMut { elements, stride } = to;
-        let (program, k) = (self.program, self.program.problem.k_local() as usize);
+        let (program, k) = (self.program, self.program.problem.k() as usize);
         for row in 0..program.problem.m() {
             let (owner, of_shard) = program.problem.owner_of(row);
             let from = if owner == program.rank {

@@ -51,7 +51,7 @@ impl<T: Element> Epilogue<'_, T> {
     /// Checks it against the program and the weights.
     pub(super) fn fits(&self, program: &TileProgram, weights: WeightLayout) -> Result<(), ExecuteError> {
         let (problem, rank, tile) = (&program.problem, program.rank, program.tile);
-        let n = problem.n_local();
+        let n = problem.n_local(rank);
         let splits = ![n, tile.n].iter().all(|columns| columns.is_multiple_of(2 * GATES));
         if self.gates.is_some() && (problem.op() != OpKind::AllGatherGemm || weights != WeightLayout::Nk || splits) {
             return Err(ExecuteError::Gates { op: problem.op(), weights, tile, n });
@@ -65,7 +65,7 @@ impl<T: Element> Epilogue<'_, T> {
         if let Some(Residual::Rows(rows)) = self.residual {
             fits("residual", problem.y_shape(rank), rows.elements.len(), rows.stride)?;
         }
-        let shape = Shape { rows: 1, cols: problem.n_local() };
+        let shape = Shape { rows: 1, cols: problem.n_local(rank) };
         self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))
     }
 

@@ -19,13 +19,13 @@ use std::sync::OnceLock;
 /// The operands and memory of one call. Shapes are those of the problem.
 #[derive(Debug)]
 pub struct CpuArgs<'a, T> {
-    /// `x`, `[m/W, k]` (AllGather-GEMM) or `[m, k/W]` (GEMM-ReduceScatter).
+    /// `x`, `[m_r, k]` (AllGather-GEMM) or `[m, k_r]` (the others).
     pub x: Rows<'a, T>,
-    /// `w`, `[n/W, k]` or `[n, k/W]`, or its transpose.
+    /// `w`, `[n_r, k]` or `[n, k_r]`, or its transpose.
     pub w: Rows<'a, T>,
     /// Which of both.
     pub weights: WeightLayout,
-    /// `y`, `[m, n/W]` or `[m/W, n]`; with gates `[m, n/W/2]`.
+    /// `y`, `[m, n_r]`, `[m_r, n]` or `[m, n]`; with gates `[m, n_r/2]`.
     pub y: RowsMut<'a, T>,
     /// Where all rows of `x` go, `[m, k]` (AllGather-GEMM).
     pub gathered: Option<RowsMut<'a, T>>,
@@ -86,13 +86,13 @@ impl<T: Element> Executor<T> {
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
     pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
         let CpuArgs { x, w, weights: layout, y, gathered, epilogue, memory, await_pushed, op_hash } = args;
-        let problem = self.program.problem;
-        fits("x", problem.x_shape(self.program.rank), x.elements.len(), x.stride)?;
-        let (rows, cols) = layout.extents(problem.n_local(), problem.k_local());
+        let (problem, rank) = (self.program.problem, self.program.rank);
+        fits("x", problem.x_shape(rank), x.elements.len(), x.stride)?;
+        let (rows, cols) = layout.extents(problem.n_local(rank), problem.k_local(rank));
         fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
-        fits("y", epilogue.y_shape(&problem, self.program.rank), y.elements.len(), y.stride)?;
+        fits("y", epilogue.y_shape(&problem, rank), y.elements.len(), y.stride)?;
         if let Some(rows) = &gathered {
-            fits("x_full", Shape { rows: problem.m(), cols: problem.k_local() }, rows.elements.len(), rows.stride)?;
+            fits("x_full", Shape { rows: problem.m(), cols: problem.k() }, rows.elements.len(), rows.stride)?;
         }
         epilogue.fits(&self.program, layout)?;
         self.holds(&memory)?;
@@ -104,7 +104,7 @@ impl<T: Element> Executor<T> {
         }
         protocol.announce();
 
-        let (n, k) = (problem.n_local() as usize, problem.k_local() as usize);
+        let (n, k) = (problem.n_local(rank) as usize, problem.k_local(rank) as usize);
         let Buffers { weights, workers } = buffers;
         match layout {
             WeightLayout::Nk => {

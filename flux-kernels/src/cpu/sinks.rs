@@ -166,7 +166,7 @@ impl<T: Element> Call<'_, T> {
     /// The item's columns of a row of the results that `owner` has of its peers, checked.
     fn result_row(&self, owner: Rank, row: u32, item: &WorkItem) -> *mut T {
         let (problem, bytes) = (&self.program.problem, size_of::<T>() as u64);
-        let in_place = (u64::from(row) * u64::from(problem.n_local()) + u64::from(item.col)) * bytes;
+        let in_place = (u64::from(row) * u64::from(problem.n()) + u64::from(item.col)) * bytes;
         let offset = self.program.results_offset() + in_place;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(item.cols) * bytes)
     }
@@ -228,7 +228,7 @@ impl<T: Element> Call<'_, T> {
     fn scattered_row(&self, owner: Rank, source: Rank, (row, col, cols): (u32, u32, u32)) -> *mut u8 {
         let problem = &self.program.problem;
         let bytes = problem.partial_bytes() as u64;
-        let in_place = (u64::from(row) * u64::from(problem.n_local()) + u64::from(col)) * bytes;
+        let in_place = (u64::from(row) * u64::from(problem.n()) + u64::from(col)) * bytes;
         let offset = u64::from(source.get()) * self.program.scatter_place_bytes() + in_place;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(cols) * bytes)
     }

@@ -36,7 +36,7 @@ impl Maps {
 fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Result<Maps, LaunchError> {
     let problem = &p.problem;
     let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
-    let (m_shard, k) = (problem.m_shard(), problem.k_local());
+    let (m_shard, k) = (problem.m_shard(), problem.k_local(p.rank));
     // Global rows are a matrix for each shard, so that a tile's box ends at the shard's border, or
     // one flattened matrix.
     let (global_rows, shards) = if p.flattened { (problem.m(), 1) } else { (m_shard, problem.full_shards()) };
@@ -65,7 +65,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         box_cols: BoxCols::Wide,
         fetch: Fetch::Pair,
     };
-    let (rows, cols) = variant.weights().extents(problem.n_local(), k);
+    let (rows, cols) = variant.weights().extents(problem.n_local(p.rank), k);
     let (box_rows, box_cols) = match variant.weights() {
         WeightLayout::Nk => (tile.n, BoxCols::Wide),
         WeightLayout::Kn => (tile.k, BoxCols::of(variant)),
@@ -93,7 +93,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let y = Operand {
         name: "y",
         address: y_address,
-        cols: if args.gates.is_some() { problem.n_local() / 2 } else { problem.n_local() },
+        cols: if args.gates.is_some() { problem.n_local(p.rank) / 2 } else { problem.n_local(p.rank) },
         rows: y_rows,
         row_bytes: args.y.row_bytes,
         outer: &y_outer,
@@ -126,7 +126,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     };
     let mut results = [y_map; MAX_WORLD];
     if p.items.len() > p.computed().len() && !p.flattened {
-        let row_bytes = u64::from(problem.n_local()) * dtype.bytes() as u64;
+        let row_bytes = u64::from(problem.n()) * dtype.bytes() as u64;
         let offset = p.results_offset() + own_first * row_bytes;
         let outer = [Outer::new(2, args.half_stride)];
         for (map, data) in results.iter_mut().zip(&args.data[..world.index()]) {
@@ -147,7 +147,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
     let p = program.program();
     let problem = &p.problem;
     let (dtype, world) = (problem.dtype(), problem.world());
-    let row_bytes = u64::from(problem.k_local()) * dtype.bytes() as u64;
+    let row_bytes = u64::from(problem.k_local(p.rank)) * dtype.bytes() as u64;
     let maps = match variant.generation() {
         Generation::Hopper => encode_maps(variant, p, args)?,
         // It computes addresses itself, and other devices have no tensor maps.
@@ -157,7 +157,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
     let to_all = problem.op() == OpKind::GemmAllReduce && p.flattened && !p.two_exchanges;
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
     let residual = args.residual.map(|residual| in_rows_of_items(p, residual));
-    let (gate_step, up_offset) = gate_steps(args, problem.n_local());
+    let (gate_step, up_offset) = gate_steps(args, problem.n_local(p.rank));
     Ok(Params {
         a_caller,
         a_gather,
@@ -209,11 +209,11 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         own_rows: problem.shard_rows(p.rank).len() as u32,
         full_slots: if p.flattened { problem.full_shards() } else { u32::MAX },
         scatter_mask,
-        k_local: problem.k_local(),
+        k_local: problem.k_local(p.rank),
         gate_step,
         up_offset,
-        source_row_bytes: problem.n_local() * problem.partial_bytes() as u32,
-        result_row_bytes: problem.n_local() * dtype.bytes() as u32,
+        source_row_bytes: problem.n_local(p.rank) * problem.partial_bytes() as u32,
+        result_row_bytes: problem.n_local(p.rank) * dtype.bytes() as u32,
         push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
         in_mainloop: p.in_mainloop,
         in_mainloop_first: p.in_mainloop_steps().0,

@@ -74,26 +74,22 @@ pub fn x_window(problem: &Problem, rank: Rank) -> Window {
     let shape = problem.x_shape(rank);
     let (row0, col0) = match problem.op() {
         OpKind::AllGatherGemm => (problem.shard_rows(rank).start, 0),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, rank.get() * shape.cols),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, problem.inner(rank).start),
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
 }
 
 /// What of the global `[n, k]` matrix is `rank`'s `w`.
 pub fn w_window(problem: &Problem, rank: Rank) -> Window {
-    let shape = problem.w_shape();
-    let (row0, col0) = match problem.op() {
-        OpKind::AllGatherGemm => (rank.get() * shape.rows, 0),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, rank.get() * shape.cols),
-    };
-    Window { row0, col0, rows: shape.rows, cols: shape.cols }
+    let shape = problem.w_shape(rank);
+    Window { row0: problem.columns(rank).start, col0: problem.inner(rank).start, rows: shape.rows, cols: shape.cols }
 }
 
 /// What of the global `[m, n]` matrix is `rank`'s `y`.
 pub fn y_window(problem: &Problem, rank: Rank) -> Window {
     let shape = problem.y_shape(rank);
     let (row0, col0) = match problem.op() {
-        OpKind::AllGatherGemm => (0, rank.get() * shape.cols),
+        OpKind::AllGatherGemm => (0, problem.columns(rank).start),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (problem.y_rows(rank).start, 0),
     };
     Window { row0, col0, rows: shape.rows, cols: shape.cols }
@@ -167,8 +163,8 @@ mod tests {
     #[test]
     fn windows_of_all_ranks_tile_the_global_matrices() {
         for op in OpKind::ALL {
-            let problem = Problem::new(op, 12, 48, 72, DType::Bf16, WorldSize::new(3).unwrap()).unwrap();
-            let parts: [Part; 3] = [(x_window, 12, 72), (w_window, 48, 72), (y_window, 12, 48)];
+            let problem = Problem::new(op, 12, 56, 80, DType::Bf16, WorldSize::new(3).unwrap()).unwrap();
+            let parts: [Part; 3] = [(x_window, 12, 80), (w_window, 56, 80), (y_window, 12, 56)];
             for (at, (window, rows, cols)) in parts.into_iter().enumerate() {
                 let times = if op == OpKind::GemmAllReduce && at == 2 { 3 } else { 1 };
                 let mut seen = vec![0; rows as usize * cols as usize];

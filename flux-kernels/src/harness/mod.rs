@@ -215,13 +215,13 @@ impl Harness {
     ) -> Result<VerifyReport, LaunchError> {
         let Shape { rows, cols } = problem.y_shape(rank);
         let cols = if expected.gates.is_some() { cols / 2 } else { cols };
-        let (gate_step, up_offset) = expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local()));
+        let (gate_step, up_offset) = expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local(rank)));
         let (row0, col0, segment, own, per_node) = match problem.op() {
-            OpKind::AllGatherGemm => (0, rank.get() * problem.n_local(), problem.k(), 0, 1),
+            OpKind::AllGatherGemm => (0, problem.columns(rank).start, problem.k(), 0, 1),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
                 // no source's partial sums stay as they are where tiles span shards
                 let own = if expected.flattened { problem.world().get() } else { rank.get() };
-                (problem.y_rows(rank).start, 0, problem.k_local(), own, expected.per_node)
+                (problem.y_rows(rank).start, 0, problem.k_shard(), own, expected.per_node)
             }
         };
         let owned = problem.op() == OpKind::GemmAllReduce && !expected.flattened;
@@ -239,6 +239,7 @@ impl Harness {
             cols,
             k: problem.k(),
             segment,
+            long_segments: problem.world().ranks().filter(|&source| problem.k_local(source) == segment).count() as u32,
             own,
             m_shard: if owned { problem.m_shard() } else { 0 },
             full_shards: problem.full_shards(),

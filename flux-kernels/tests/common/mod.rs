@@ -151,9 +151,9 @@ impl World {
                     program: DeviceProgram::upload(program, &kernel).expect("an upload"),
                     stream: context.new_stream().expect("a stream"),
                     x: Memory::new(bytes(problem.x_shape(rank)).max(16)),
-                    w: Memory::new(bytes(problem.w_shape())),
+                    w: Memory::new(bytes(problem.w_shape(rank))),
                     y: Memory::new(bytes(problem.y_shape(rank)).max(16)),
-                    bias: Memory::new(u64::from(problem.n_local()) * 2),
+                    bias: Memory::new(u64::from(problem.n_local(rank)) * 2),
                     residual: Memory::new(bytes(problem.y_shape(rank)).max(16)),
                     control,
                     fault: Memory::words(layout::FAULT_BYTES, 0),
@@ -205,10 +205,11 @@ impl World {
         let p = &self.problem;
         for (i, rank) in self.ranks.iter().enumerate() {
             let r = p.world().ranks().nth(i).expect("a rank");
-            let (x0, w0) = match p.op() {
-                OpKind::AllGatherGemm => ((p.shard_rows(r).start, 0), (r.get() * p.n_local(), 0)),
-                OpKind::GemmReduceScatter | OpKind::GemmAllReduce => ((0, r.get() * p.k_local()), (0, r.get() * p.k_local())),
+            let x0 = match p.op() {
+                OpKind::AllGatherGemm => (p.shard_rows(r).start, 0),
+                OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (0, p.inner(r).start),
             };
+            let w0 = (p.columns(r).start, p.inner(r).start);
             let window = |m: &Memory, s: Shape, at: (u32, u32)| Window {
                 address: m.0,
                 row_stride: u64::from(s.cols),
@@ -227,10 +228,10 @@ impl World {
             // SAFETY: the windows are this rank's whole buffers.
             unsafe {
                 self.harness.fill(window(&rank.x, p.x_shape(r), x0), seeds.x, fill, p.dtype(), stream).expect("fill");
-                self.harness.fill(of_weights(window(&rank.w, p.w_shape(), w0)), seeds.w, fill, p.dtype(), stream).expect("fill");
+                self.harness.fill(of_weights(window(&rank.w, p.w_shape(r), w0)), seeds.w, fill, p.dtype(), stream).expect("fill");
                 if let Some(seed) = self.bias {
-                    let col0 = if p.op() == OpKind::AllGatherGemm { r.get() * p.n_local() } else { 0 };
-                    let shape = Shape { rows: 1, cols: p.n_local() };
+                    let col0 = p.columns(r).start;
+                    let shape = Shape { rows: 1, cols: p.n_local(r) };
                     self.harness.fill(window(&rank.bias, shape, (0, col0)), seed, fill, p.dtype(), stream).expect("fill");
                 }
                 self.harness.poison(rank.y.0, u64::from(y.rows) * u64::from(y.cols) * 2, stream).expect("poison");
@@ -253,7 +254,10 @@ impl World {
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let args = LaunchArgs {
             x: matrix(&rank.x, p.x_shape(r)),
-            w: Matrix { address: rank.w.0, row_bytes: u64::from(self.kernel.variant().weights().extents(p.n_local(), p.k_local()).1) * 2 },
+            w: Matrix {
+                address: rank.w.0,
+                row_bytes: u64::from(self.kernel.variant().weights().extents(p.n_local(r), p.k_local(r)).1) * 2,
+            },
             y: matrix(&rank.y, self.y_shape(r)),
             gates: self.gates,
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },

@@ -133,7 +133,7 @@ impl Memory {
     /// The mover of call `epoch` of `program`'s rank: copies its rows to the gather buffers, and
     /// raises the signal of each slice of a chunk.
     pub fn push<T: Element>(&self, program: &TileProgram, x: &[T], epoch: Epoch) {
-        let k = program.problem.k_local() as usize;
+        let k = program.problem.k() as usize;
         let row_bytes = (k * size_of::<T>()) as u64;
         for transfer in &program.transfers {
             for row in transfer.row..transfer.row + transfer.rows {
@@ -174,7 +174,7 @@ impl<T: Element> Member<'_, T> {
         let rank = Rank::new(self.rank);
         let y = problem.y_shape(rank);
         let (xs, ws, ys) =
-            (problem.x_shape(rank), problem.w_shape(), Shape { cols: if epilogue.gates.is_some() { y.cols / 2 } else { y.cols }, ..y });
+            (problem.x_shape(rank), problem.w_shape(rank), Shape { cols: if epilogue.gates.is_some() { y.cols / 2 } else { y.cols }, ..y });
         let mut y = vec![T::from_f32(f32::NAN); (ys.rows * ys.cols) as usize];
         let pushes = problem.op() == OpKind::AllGatherGemm && problem.world().get() > 1;
         let (memory, epoch) = (self.memory, self.memory.epoch(self.rank));

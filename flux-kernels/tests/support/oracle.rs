@@ -60,9 +60,8 @@ impl<T: Element> Global<T> {
 
     /// The epilogue of `rank`.
     pub fn epilogue(&self, rank: u32) -> Epilogue<'_, T> {
-        let cols = self.problem.n_local();
-        let first = if self.problem.op() == OpKind::AllGatherGemm { rank * cols } else { 0 };
-        let bias = self.bias.as_ref().map(|bias| &bias[first as usize..][..cols as usize]);
+        let columns = self.problem.columns(Rank::new(rank));
+        let bias = self.bias.as_ref().map(|bias| &bias[columns.start as usize..columns.end as usize]);
         Epilogue { bias, activation: self.activation, gates: self.gates, ..Epilogue::default() }
     }
 
@@ -72,17 +71,10 @@ impl<T: Element> Global<T> {
 
     /// The operands of `rank`.
     pub fn shard(&self, rank: u32) -> (Vec<T>, Vec<T>) {
-        let (p, rank, k) = (&self.problem, rank as usize, self.problem.k() as usize);
-        let (m, n) = (p.m() as usize, p.n() as usize);
-        let rows = p.shard_rows(Rank::new(rank as u32));
-        let rows = rows.start as usize..rows.end as usize;
-        let of = |extent: u32| rank * extent as usize..(rank + 1) * extent as usize;
-        match p.op() {
-            OpKind::AllGatherGemm => (Self::part(&self.x, k, rows, 0..k), Self::part(&self.w, k, of(p.n_local()), 0..k)),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-                (Self::part(&self.x, k, 0..m, of(p.k_local())), Self::part(&self.w, k, 0..n, of(p.k_local())))
-            }
-        }
+        let (p, rank, k) = (&self.problem, Rank::new(rank), self.problem.k() as usize);
+        let of = |range: std::ops::Range<u32>| range.start as usize..range.end as usize;
+        let rows = if p.op() == OpKind::AllGatherGemm { p.shard_rows(rank) } else { 0..p.m() };
+        (Self::part(&self.x, k, of(rows), of(p.inner(rank))), Self::part(&self.w, k, of(p.columns(rank)), of(p.inner(rank))))
     }
 
     /// The same operands with gates.
@@ -98,13 +90,13 @@ impl<T: Element> Global<T> {
 
     /// The global row of an element of `rank`'s `y`, its column, and with gates that of its up.
     fn global(&self, rank: u32, row: usize, col: usize) -> (usize, usize, Option<usize>) {
-        let p = &self.problem;
-        let first_col = if p.op() == OpKind::AllGatherGemm { (rank * p.n_local()) as usize } else { 0 };
+        let (p, rank) = (&self.problem, Rank::new(rank));
+        let first_col = p.columns(rank).start as usize;
         let (gate, up) = self.gates.map_or((col as u32, None), |layout| {
-            let (gate, up) = layout.rows_of(col as u32, p.n_local());
+            let (gate, up) = layout.rows_of(col as u32, p.n_local(rank));
             (gate, Some(first_col + up as usize))
         });
-        (p.y_rows(Rank::new(rank)).start as usize + row, first_col + gate as usize, up)
+        (p.y_rows(rank).start as usize + row, first_col + gate as usize, up)
     }
 
     /// Compares `y` of a program's rank with the product in fp64; the error of each element must
@@ -146,7 +138,7 @@ impl<T: Element> Global<T> {
     /// The sum of global row `i` and column `j` with its bias, and how far it may be off.
     fn sum(&self, i: usize, j: usize, flattened: bool) -> (f64, f64) {
         let p = &self.problem;
-        let (w, k_local) = (p.world().get(), p.k_local() as usize);
+        let w = p.world().get();
         let (u, e) = (T::DTYPE.unit_roundoff(), f64::from(f32::EPSILON) / 2.0);
         let g = |n: usize| n as f64 * e / (1.0 - n as f64 * e);
         let subnormal = 2f64.powi(-25);
@@ -154,13 +146,14 @@ impl<T: Element> Global<T> {
         let (mut exact, mut error, mut magnitude) = (0.0, 0.0, 0.0);
         for part in 0..parts {
             let (mut sum, mut terms) = (0.0, 0.0);
-            for q in part as usize * k_local..(part as usize + 1) * k_local {
+            let inner = p.inner(Rank::new(part));
+            for q in inner.start as usize..inner.end as usize {
                 let at = i * p.k() as usize + q;
                 let product = f64::from(self.x[at].to_f32()) * f64::from(self.w[j * p.k() as usize + q].to_f32());
                 sum += product;
                 terms += product.abs();
             }
-            let mut off = g(k_local) * terms;
+            let mut off = g(inner.len()) * terms;
             if parts > 1 && (part != owner || flattened) {
                 off += u * (sum.abs() + off) + subnormal;
             }

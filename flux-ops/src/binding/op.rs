@@ -148,6 +148,16 @@ impl AnyOp {
         self.0.rows(m, rank)
     }
 
+    /// As [`FusedLinear::columns`].
+    pub fn columns(&self, rank: Rank) -> Range<usize> {
+        self.0.columns(rank)
+    }
+
+    /// As [`FusedLinear::inner`].
+    pub fn inner(&self, rank: Rank) -> Range<usize> {
+        self.0.inner(rank)
+    }
+
     /// As [`FusedLinear::explain`].
     pub fn explain(&self) -> String {
         self.0.explain()
@@ -164,6 +174,8 @@ trait Linear: Send + Sync {
     unsafe fn forward(&self, operands: &RawOperands, stream: Stream<'_>) -> Result<(), CallError>;
     fn prepare(&self, rows: &[usize]) -> Result<(), CallError>;
     fn rows(&self, m: usize, rank: Rank) -> Result<Range<usize>, CallError>;
+    fn columns(&self, rank: Rank) -> Range<usize>;
+    fn inner(&self, rank: Rank) -> Range<usize>;
     fn explain(&self) -> String;
 }
 
@@ -206,6 +218,14 @@ impl<K: OpMarker, T: Element> Linear for FusedLinear<K, T> {
 
     fn rows(&self, m: usize, rank: Rank) -> Result<Range<usize>, CallError> {
         self.rows(m, rank)
+    }
+
+    fn columns(&self, rank: Rank) -> Range<usize> {
+        self.columns(rank)
+    }
+
+    fn inner(&self, rank: Rank) -> Range<usize> {
+        self.inner(rank)
     }
 
     fn explain(&self) -> String {

@@ -97,7 +97,7 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flu
     flux_transport::RowTransfers {
         x: x.address,
         row_stride: x.row_bytes::<T>(),
-        row_bytes: u64::from(program.problem.k_local()) * element_bytes,
+        row_bytes: u64::from(program.problem.k()) * element_bytes,
         element_bytes,
         rows: problem.shard_rows(program.rank).len() as u64,
         place_bytes: gather_place_bytes(problem),

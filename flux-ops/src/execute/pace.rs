@@ -30,7 +30,7 @@ pub(super) fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     let problem = &program.problem;
     let tile = program.tile;
     // 4096 operations a cycle of a multiprocessor, at 1.5 GHz: a card at its power limit.
-    let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local()) / 6144;
+    let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local(program.rank)) / 6144;
     let tiles = program.computed().len() as u64 / u64::from(problem.world().get());
     let workers = u64::from(workers);
     if problem.world().peers() == 0 {

@@ -118,7 +118,7 @@ fn traffic(comm: &Communicator, problem: &Problem, plan: &Plan, schedule: &Sched
             if comm.nodes().are_mixed() {
                 return Err(BuildError::NoCollectives { transport: comm.transport(), op: problem.op() });
             }
-            let (sequential, program) = Sequential::new(problem, schedule)?;
+            let (sequential, program) = Sequential::new(problem, comm.rank(), schedule)?;
             return Ok((Traffic::Collective(sequential), program));
         }
         let program = build(comm.rank())?;

@@ -28,23 +28,26 @@ pub(super) struct Sequential {
 }
 
 impl Sequential {
-    /// The collective of `problem`, and the program of its GEMM: `[m, n/W]` from all rows of `k`,
-    /// or `[m, n]` from this rank's part of `k`.
-    pub(super) fn new(problem: &Problem, schedule: &Schedule) -> Result<(Self, TileProgram), BuildError> {
-        let [m, n, k] = [problem.m(), problem.n_local(), problem.k_local()].map(|extent| extent as usize);
-        // The kernels of sums add residuals.
-        let op = if problem.op().reduces() { OpKind::GemmReduceScatter } else { OpKind::AllGatherGemm };
-        let gemm = Problem::new(op, m, n, k, problem.dtype(), WorldSize::ONE)?;
+    /// The collective of `problem`, and the program of `rank`'s GEMM: all rows of its columns from
+    /// all of `k`, or `[m, n]` from its part of `k`.
+    pub(super) fn new(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<(Self, TileProgram), BuildError> {
         let (kind, cols) = match problem.op() {
-            OpKind::AllGatherGemm => (CollectiveKind::AllGather, k),
-            OpKind::GemmReduceScatter => (CollectiveKind::ReduceScatter, n),
-            OpKind::GemmAllReduce => (CollectiveKind::AllReduce, n),
+            OpKind::AllGatherGemm => (CollectiveKind::AllGather, problem.k()),
+            OpKind::GemmReduceScatter => (CollectiveKind::ReduceScatter, problem.n()),
+            OpKind::GemmAllReduce => (CollectiveKind::AllReduce, problem.n()),
         };
-        let Schedule { tile, raster_group, split_k, stream_k_workers, .. } = *schedule;
-        let program = TileProgram::build(&gemm, Rank::new(0), &Schedule { raster_group, split_k, stream_k_workers, ..Schedule::of(tile) })?;
-        let row_bytes = (cols * problem.dtype().bytes()) as u64;
+        let mut program = gemm(problem, rank, schedule)?;
+        // Ranks with fewer columns or a shorter inner product may have other split-K slots, but all
+        // take the same workspace. Each rank is like the first or the last.
+        let last = Rank::new(problem.world().peers());
+        for other in [Rank::new(0), last].into_iter().filter(|&other| problem.w_shape(other) != problem.w_shape(rank)) {
+            let other = gemm(problem, other, schedule)?;
+            program.split_k_slots = program.split_k_slots.max(other.split_k_slots);
+            program.signals = program.signals.max(other.signals);
+        }
+        let row_bytes = u64::from(cols) * problem.dtype().bytes() as u64;
         let rows = if kind == CollectiveKind::AllReduce { problem.m() } else { problem.m_shard() };
-        let (rows, bytes) = (u64::from(rows), m as u64 * row_bytes);
+        let (rows, bytes) = (u64::from(rows), u64::from(problem.m()) * row_bytes);
         let offset = program.workspace().half_bytes.next_multiple_of(SPLIT_K_ALIGN);
         Ok((Self { kind, dtype: problem.dtype(), rows, row_bytes, bytes, offset }, program))
     }
@@ -77,6 +80,16 @@ impl Sequential {
     pub(super) fn adds_bias(&self, rank: Rank) -> bool {
         self.kind == CollectiveKind::AllGather || rank.get() == 0
     }
+}
+
+/// The program of `rank`'s GEMM, as that of a world of one.
+fn gemm(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<TileProgram, BuildError> {
+    let [m, n, k] = [problem.m(), problem.n_local(rank), problem.k_local(rank)].map(|extent| extent as usize);
+    // The kernels of sums add residuals.
+    let op = if problem.op().reduces() { OpKind::GemmReduceScatter } else { OpKind::AllGatherGemm };
+    let gemm = Problem::new(op, m, n, k, problem.dtype(), WorldSize::ONE)?;
+    let Schedule { tile, raster_group, split_k, stream_k_workers, .. } = *schedule;
+    Ok(TileProgram::build(&gemm, Rank::new(0), &Schedule { raster_group, split_k, stream_k_workers, ..Schedule::of(tile) })?)
 }
 
 impl Sequential {
@@ -122,10 +135,10 @@ mod tests {
             let [ag, rs] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| problem(op, world));
             let schedule = Schedule { split_k: 3, group: 2, flattened: true, k_slices: 2, ..Schedule::of(TILE) };
             for (p, x_cols, gathered_cols) in [(ag, ag.k(), ag.k()), (rs, rs.k() / world, rs.n())] {
-                let (sequential, program) = Sequential::new(&p, &schedule).unwrap();
+                let (sequential, program) = Sequential::new(&p, Rank::new(0), &schedule).unwrap();
                 assert_eq!(program.problem.x_shape(Rank::new(0)), Shape { rows: p.m(), cols: x_cols });
-                assert_eq!(program.problem.w_shape(), p.w_shape());
-                assert_eq!(program.problem.y_shape(Rank::new(0)), Shape { rows: p.m(), cols: p.n_local() });
+                assert_eq!(program.problem.w_shape(Rank::new(0)), p.w_shape(Rank::new(0)));
+                assert_eq!(program.problem.y_shape(Rank::new(0)), Shape { rows: p.m(), cols: p.n_shard() });
                 check::verify(std::slice::from_ref(&program)).unwrap();
                 assert!(program.split_k_slots > 0 && program.transfers.is_empty(), "{p}");
                 let bytes = u64::from(p.m()) * u64::from(gathered_cols) * 2;
@@ -137,10 +150,29 @@ mod tests {
         }
     }
 
+    /// The last of three ranks has 8 columns or elements of k less, and so fewer tiles or parts.
+    #[test]
+    fn ranks_whose_extents_differ_take_the_same_workspace() {
+        let world = WorldSize::new(3).unwrap();
+        for (op, n, k) in [(OpKind::AllGatherGemm, 3 * 128 + 8, 456), (OpKind::GemmReduceScatter, 328, 3 * 64 + 8)] {
+            let p = Problem::new(op, 387, n, k, DType::F16, world).unwrap();
+            for schedule in [Schedule { split_k: 2, ..Schedule::of(TILE) }, Schedule { stream_k_workers: 10, ..Schedule::of(TILE) }] {
+                let of = |rank| Sequential::new(&p, rank, &schedule).unwrap();
+                let all: Vec<_> = world.ranks().map(of).collect();
+                let sizes: Vec<_> = all.iter().map(|(sequential, program)| sequential.workspace(program.workspace())).collect();
+                assert!(sizes.windows(2).all(|pair| pair[0] == pair[1]), "{sizes:?}");
+                for (rank, (_, program)) in world.ranks().zip(&all) {
+                    assert_eq!(program.problem.w_shape(Rank::new(0)), p.w_shape(rank));
+                    check::verify(std::slice::from_ref(program)).unwrap();
+                }
+            }
+        }
+    }
+
     #[test]
     fn without_split_k_the_rows_begin_the_half_of_the_call() {
         let p = problem(OpKind::GemmReduceScatter, 4);
-        let (sequential, program) = Sequential::new(&p, &Schedule::of(TILE)).unwrap();
+        let (sequential, program) = Sequential::new(&p, Rank::new(2), &Schedule::of(TILE)).unwrap();
         let size = sequential.workspace(program.workspace());
         let memory = WorkspaceView { data: vec![1 << 40, 2 << 40, 3 << 40, 4 << 40], size, ..WorkspaceView::default() };
         let address = |epoch| sequential.all_rows(&memory, Rank::new(2), Epoch::new(epoch)).address;
@@ -154,7 +186,7 @@ mod tests {
     #[test]
     fn a_sum_over_ranks_has_the_bias_once() {
         let adding = |op| {
-            let (sequential, _) = Sequential::new(&problem(op, 4), &Schedule::of(TILE)).unwrap();
+            let (sequential, _) = Sequential::new(&problem(op, 4), Rank::new(0), &Schedule::of(TILE)).unwrap();
             (0..4).filter(|&rank| sequential.adds_bias(Rank::new(rank))).count()
         };
         assert_eq!((adding(OpKind::AllGatherGemm), adding(OpKind::GemmReduceScatter)), (4, 1));

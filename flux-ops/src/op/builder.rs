@@ -195,8 +195,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
         self
     }
 
-    /// Multiplies activated gates by their ups, in place of storing every column: `y[m, n/W/2] =
-    /// act(gate) * up`. Of the `n/W` rows of a rank's `w`, and of its bias, half are gates and half
+    /// Multiplies activated gates by their ups, in place of storing every column: `y[m, n_r/2] =
+    /// act(gate) * up`. Of the `n_r` rows of a rank's `w`, and of its bias, half are gates and half
     /// are ups, which lie as `layout` says. The same on every rank.
     ///
     /// With [`Activation::Silu`] it is SwiGLU, with [`Activation::Gelu`] GeGLU, with
@@ -228,7 +228,7 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     ///
     /// # Errors
     /// Of the build: [`BuildError::GatedWeights`] with [`WeightLayout::Kn`],
-    /// [`BuildError::GatedRows`] where 16 does not divide `n/W`, and [`BuildError::GatedTile`] where
+    /// [`BuildError::GatedRows`] where 16 does not divide every `n_r`, and [`BuildError::GatedTile`] where
     /// it does not divide the columns of a plan's tiles.
     pub fn gated(mut self, layout: GateLayout) -> Self {
         self.request.epilogue.gates = Some(layout);

@@ -32,8 +32,8 @@ use std::ops::Range;
 /// `y = act(gather(x) * transpose(w) + bias)`: the column-parallel linear layer of a
 /// tensor-parallel model, with rows of `x` split over the ranks.
 ///
-/// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n/W]`, or with
-/// [gates](Builder::gated) `y[m, n/W/2]`. Bias, activation and gates are applied in fp32, before the
+/// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n_r]`, or with
+/// [gates](Builder::gated) `y[m, n_r/2]`. Bias, activation and gates are applied in fp32, before the
 /// one rounding.
 ///
 /// ```
@@ -60,7 +60,7 @@ pub type AllGatherGemm<T> = FusedLinear<kind::AllGather, T>;
 /// `y = scatter(sum over ranks of x * transpose(w)) + bias`: the row-parallel linear layer of a
 /// tensor-parallel model, with rows of `y` split over the ranks.
 ///
-/// Each rank gives all rows of its part of the inner dimension, `x[m, k/W]`, and gets its rows
+/// Each rank gives all rows of its part of the inner dimension, `x[m, k_r]`, and gets its rows
 /// `y[m_r, n]` of the sum. Partial sums travel in the operands' type and are added in fp32. The
 /// plan and the nodes fix the order, so every run has the same bits. There is no activation.
 ///
@@ -100,7 +100,7 @@ pub type GemmReduceScatter<T> = FusedLinear<kind::ReduceScatter, T>;
 /// `y = sum over ranks of x * transpose(w) + bias`: the row-parallel linear layer of a
 /// tensor-parallel model whose activations are replicated, as in serving.
 ///
-/// Each rank gives all rows of its part of the inner dimension, `x[m, k/W]`, and gets the whole sum
+/// Each rank gives all rows of its part of the inner dimension, `x[m, k_r]`, and gets the whole sum
 /// `y[m, n]`: the same bits on every rank and in every run. Partial sums travel in the operands'
 /// type and are added in rank order in fp32. There is no activation. A library's collective
 /// (`comm=sequential`) adds in its own order and type.
@@ -141,14 +141,15 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 /// [`GemmAllReduce`].
 ///
 /// `m` tokens, `n` output features and the inner extent `k` are global, `W` is the number of ranks.
-/// Rank `r` has `m_r` rows: [`rows`](Self::rows), as PyTorch's `tensor_split` cuts them. All
-/// operands are row-major:
+/// Rank `r` has `m_r` rows: [`rows`](Self::rows), as PyTorch's `tensor_split` cuts them. It has
+/// `n_r` [`columns`](Self::columns) or `k_r` [`inner`](Self::inner) elements: groups of 8 are split
+/// likewise. All operands are row-major:
 ///
 /// | op | `x` | `w` | bias | `y` |
 /// |---|---|---|---|---|
-/// | [`AllGatherGemm`] | `[m_r, k]` | `[n/W, k]` | `[n/W]`, the rank's columns | `[m, n/W]` |
-/// | [`GemmReduceScatter`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m_r, n]` |
-/// | [`GemmAllReduce`] | `[m, k/W]` | `[n, k/W]` | `[n]`, the same on every rank | `[m, n]` |
+/// | [`AllGatherGemm`] | `[m_r, k]` | `[n_r, k]` | `[n_r]`, the rank's columns | `[m, n_r]` |
+/// | [`GemmReduceScatter`] | `[m, k_r]` | `[n, k_r]` | `[n]`, the same on every rank | `[m_r, n]` |
+/// | [`GemmAllReduce`] | `[m, k_r]` | `[n, k_r]` | `[n]`, the same on every rank | `[m, n]` |
 ///
 /// With [`WeightLayout::Kn`](crate::WeightLayout) `w` is the transpose.
 ///
@@ -174,8 +175,8 @@ pub struct FusedLinear<K, T> {
 }
 
 impl<K: OpMarker, T: Element> FusedLinear<K, T> {
-    /// Starts an op of global extents, for calls with at most `max_m` rows. Of an AllGather-GEMM
-    /// `n/W` and `k` are multiples of 8, of the other ops `n` and `k/W`.
+    /// Starts an op of global extents, for calls with at most `max_m` rows. `n` and `k` are
+    /// multiples of 8, and what is split is at least 8 for each rank.
     pub fn builder(max_m: usize, n: usize, k: usize) -> Builder<Self> {
         Builder::new(Request::new(K::OP, max_m, n, k, T::DTYPE))
     }
@@ -334,10 +335,10 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// made. Collective there.
     ///
     /// With fewer ranks each has larger shards: the caller shards its operands anew, as
-    /// [`rows`](Self::rows) says.
+    /// [`rows`](Self::rows), [`columns`](Self::columns) and [`inner`](Self::inner) say.
     ///
     /// # Errors
-    /// [`BuildError`], as `build`: the extents may not divide by the number of survivors.
+    /// [`BuildError`], as `build`.
     pub fn rebuild(&self, comm: &Communicator) -> Result<Self, BuildError> {
         Self::build(self.request.clone(), comm)
     }
@@ -368,6 +369,38 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         }
         let rows = self.problem(m)?.shard_rows(rank);
         Ok(rows.start as usize..rows.end as usize)
+    }
+
+    /// The columns of all `n` that `rank` has: those of its `y`, and the rows of its `w`. All but of
+    /// an AllGather-GEMM.
+    ///
+    /// ```
+    /// use flux_ops::{AllGatherGemm, bf16};
+    /// use flux_transport::{Communicator, Select, World};
+    /// let rank = |world: World| {
+    ///     let comm = Communicator::connect_blocking(&world, Select::Host)?;
+    ///     let op = AllGatherGemm::<bf16>::builder(16, 40, 8).build(&comm)?;
+    ///     let columns: Vec<_> = comm.world_size().ranks().map(|rank| op.columns(rank)).collect();
+    ///     assert_eq!(columns, [0..16, 16..32, 32..40]);
+    ///     Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// };
+    /// # std::thread::scope(|scope| {
+    /// #     let spawn = |world| scope.spawn(move || rank(world));
+    /// #     let ranks: Vec<_> = World::local(3)?.into_iter().map(spawn).collect();
+    /// #     ranks.into_iter().try_for_each(|rank| rank.join().expect("no assertion fails"))
+    /// # })?;
+    /// # Ok::<(), Box<dyn std::error::Error + Send + Sync>>(())
+    /// ```
+    pub const fn columns(&self, rank: Rank) -> Range<usize> {
+        let columns = self.largest.columns(rank);
+        columns.start as usize..columns.end as usize
+    }
+
+    /// The elements of the inner extent `k` that `rank` has: the columns of its `x` and `w`. All of
+    /// an AllGather-GEMM.
+    pub const fn inner(&self, rank: Rank) -> Range<usize> {
+        let inner = self.largest.inner(rank);
+        inner.start as usize..inner.end as usize
     }
 
     /// The plan of calls with `m` rows, in its canonical form.

@@ -119,7 +119,7 @@ impl<T: Element> TuneRank<T> {
         let (x, w, mut y) = unsafe {
             (
                 TensorRef::from_raw(raw(x, problem.x_shape(self.comm.rank())))?,
-                TensorRef::from_raw(raw(w, problem.w_shape()))?,
+                TensorRef::from_raw(raw(w, problem.w_shape(self.comm.rank())))?,
                 TensorMut::from_raw(raw(y, problem.y_shape(self.comm.rank())))?,
             )
         };

@@ -120,7 +120,8 @@ impl<T: Element> Case<T> {
     /// The row of `w` of a column of all ranks' results; with gates the gate's and its up's.
     fn weights_of(&self, col: usize) -> (usize, Option<usize>) {
         let Some(layout) = self.gates else { return (col, None) };
-        let local = self.problem.n_local();
+        // Gates take whole groups of 16 columns, so all ranks have as many.
+        let local = self.problem.n_shard();
         let (rank, col) = (col as u32 / (local / 2), col as u32 % (local / 2));
         let (gate, up) = layout.rows_of(col, local);
         ((rank * local + gate) as usize, Some((rank * local + up) as usize))
@@ -151,13 +152,15 @@ impl<T: Element> Case<T> {
     /// The same, but partial sums of neighbouring ranks cancel, and each is beyond fp16: `x` is 256
     /// on even ranks and -256 on odd ones, 1 on a last rank without a neighbour, and `w` is 64.
     pub fn with_large_partials(self) -> Self {
-        let (world, k_local) = (self.problem.world().index(), self.problem.k_local() as usize);
+        let (world, k) = (self.problem.world(), self.problem.k() as usize);
         let of_rank = |rank: usize| match rank % 2 {
-            0 if rank + 1 == world => 1.0,
+            0 if rank + 1 == world.index() => 1.0,
             0 => 256.0,
             _ => -256.0,
         };
-        let x = (0..self.x.len()).map(|at| T::from_f32(of_rank(at % (k_local * world) / k_local))).collect();
+        let row = world.ranks().flat_map(|rank| self.problem.inner(rank).map(move |_| T::from_f32(of_rank(rank.index()))));
+        let row: Vec<_> = row.collect();
+        let x = row.iter().copied().cycle().take(self.problem.m() as usize * k).collect();
         let w = vec![T::from_f32(64.0); self.w.len()];
         Self { x, w, ..self }
     }
@@ -174,9 +177,8 @@ impl<T: Element> Case<T> {
 
     /// The bias of `rank`: its own columns.
     pub fn bias(&self, rank: Rank) -> Option<Vec<T>> {
-        let cols = self.problem.n_local() as usize;
-        let first = if self.problem.op() == OpKind::AllGatherGemm { rank.index() * cols } else { 0 };
-        self.bias.as_ref().map(|bias| bias[first..first + cols].to_vec())
+        let columns = self.problem.columns(rank);
+        self.bias.as_ref().map(|bias| bias[columns.start as usize..columns.end as usize].to_vec())
     }
 
     pub fn has_bias(&self) -> bool {
@@ -192,14 +194,13 @@ impl<T: Element> Case<T> {
     pub fn x(&self, rank: Rank) -> Vec<T> {
         let (p, shape) = (&self.problem, self.problem.x_shape(rank));
         let rows = p.shard_rows(rank).start as usize;
-        self.part(&self.x, shape, if p.op() == OpKind::AllGatherGemm { (rows, 0) } else { (0, rank.index() * shape.cols as usize) })
+        self.part(&self.x, shape, if p.op() == OpKind::AllGatherGemm { (rows, 0) } else { (0, p.inner(rank).start as usize) })
     }
 
     /// The operand `w` of `rank`, dense.
     pub fn w(&self, rank: Rank) -> Vec<T> {
-        let (p, shape) = (&self.problem, self.problem.w_shape());
-        let (rows, cols) = (rank.index() * shape.rows as usize, rank.index() * shape.cols as usize);
-        self.part(&self.w, shape, if p.op() == OpKind::AllGatherGemm { (rows, 0) } else { (0, cols) })
+        let (p, shape) = (&self.problem, self.problem.w_shape(rank));
+        self.part(&self.w, shape, (p.columns(rank).start as usize, p.inner(rank).start as usize))
     }
 
     fn part(&self, global: &[T], shape: Shape, (row, col): (usize, usize)) -> Vec<T> {
@@ -251,7 +252,7 @@ impl<T: Element> Case<T> {
         let (p, shape) = (self.problem, self.y_shape(rank));
         let (rows, cols, n) = (shape.rows as usize, shape.cols as usize, self.columns());
         let (row, col) = match p.op() {
-            OpKind::AllGatherGemm => (0, rank.index() * cols),
+            OpKind::AllGatherGemm => (0, p.columns(rank).start as usize / if self.gates.is_some() { 2 } else { 1 }),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (p.y_rows(rank).start as usize, 0),
         };
         (row..row + rows).flat_map(move |i| (col..col + cols).map(move |j| i * n + j))
@@ -310,7 +311,8 @@ struct Sum<'a> {
 
 impl<'a> Sum<'a> {
     fn new(problem: &'a Problem, a: &[f64], b: &[f64], added: Vec<f64>) -> Self {
-        let k_local = problem.k_local() as usize;
+        let sources = problem.world().ranks().take(if problem.op().reduces() { problem.world().index() } else { 1 });
+        let parts = sources.map(|source| problem.inner(source)).map(|k| k.start as usize..k.end as usize);
         let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
         let dot = |(a, b): (&[f64], &[f64])| a.iter().zip(b).map(|(a, b)| a * b).sum();
         let tiny = match problem.dtype() {
@@ -319,7 +321,7 @@ impl<'a> Sum<'a> {
         };
         Self {
             problem,
-            partials: a.chunks_exact(k_local).zip(b.chunks_exact(k_local)).map(dot).collect(),
+            partials: parts.map(|part| dot((&a[part.clone()], &b[part]))).collect(),
             added,
             accumulation: (a.len() as f64).sqrt() * f64::from(f32::EPSILON) * magnitude,
             tiny,

@@ -87,6 +87,11 @@ macro_rules! tests_of_any_machine {
             f32_partials_of_batch_invariant_ops_have_their_own_bits,
             f32_partials_refuse_a_sum_by_the_library,
             ranks_with_other_partials_do_not_build,
+            unequal_parts_of_n_and_k_give_the_exact_result,
+            unequal_parts_of_n_and_k_stay_within_the_bound,
+            a_vocabulary_is_split_in_groups_of_8,
+            operands_of_another_part_are_refused,
+            fewer_groups_of_8_than_ranks_are_refused,
         );
     };
 }
@@ -117,6 +122,8 @@ macro_rules! tests_of_messages {
             rows_with_gaps_are_sent_without_them,
             gathered_rows_are_those_of_all_ranks,
             gathered_rows_of_calls_in_a_row_do_not_mix,
+            unequal_parts_of_n_and_k_give_the_exact_result,
+            unequal_parts_of_n_and_k_stay_within_the_bound,
             what_messages_cannot_carry_is_refused_before_anything_is_sent,
             f32_partials_give_the_exact_result_of_integers,
             f32_partials_are_rounded_once,

@@ -4,9 +4,9 @@
 
     import flux_tp
     comm = flux_tp.init()                          # torchrun's ranks
-    y = flux_tp.all_gather_matmul(x, weight)       # [m_r, k], [n/W, k] -> [m, n/W]
-    z = flux_tp.matmul_reduce_scatter(y, weight2)  # [m, k/W], [n, k/W] -> [m_r, n]
-    z = flux_tp.matmul_all_reduce(y, weight2)      # [m, k/W], [n, k/W] -> [m, n]
+    y = flux_tp.all_gather_matmul(x, weight)       # [m_r, k], [n_r, k] -> [m, n_r]
+    z = flux_tp.matmul_reduce_scatter(y, weight2)  # [m, k_r], [n, k_r] -> [m_r, n]
+    z = flux_tp.matmul_all_reduce(y, weight2)      # [m, k_r], [n, k_r] -> [m, n]
 
 ``docs/python.md`` has the shapes, errors and limits of all of it.
 """

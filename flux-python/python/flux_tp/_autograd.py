@@ -1,6 +1,7 @@
 """Gradients of the ops. A forward pass saves its shard, and the backward pass gathers again.
 
 Weights are read as they are stored: what multiplies by ``weight`` and not by its transpose takes the view ``weight.t()``.
+What an op splits, the op of its gradient splits likewise: ``n`` of the one is ``k`` of the other.
 """
 
 from __future__ import annotations
@@ -19,10 +20,10 @@ class AllGatherMatmul(torch.autograd.Function):
     """``y = gather(x) @ weight.T + bias``."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, m, comm):
+    def forward(ctx, x, weight, bias, m, n, comm):
         ctx.save_for_backward(x, weight)
-        ctx.comm = comm
-        return calls["all_gather_matmul"](x, weight, bias, 0, m, comm)
+        ctx.n, ctx.comm = n, comm
+        return calls["all_gather_matmul"](x, weight, bias, 0, m, n, comm)
 
     @staticmethod
     def backward(ctx, dy):
@@ -41,18 +42,18 @@ class AllGatherMatmul(torch.autograd.Function):
             dweight = dy.t() @ full
             dx = scattered() if needs_x else None
         elif needs_x:
-            dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, 0, ctx.comm)
-        return dx, dweight, dy.sum(0) if needs_bias else None, None, None
+            dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, ctx.n, 0, ctx.comm)
+        return dx, dweight, dy.sum(0) if needs_bias else None, None, None, None
 
 
 class MatmulReduceScatter(torch.autograd.Function):
     """``y = scatter(sum over ranks of x @ weight.T) + bias + residual``."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, residual, partials, comm):
+    def forward(ctx, x, weight, bias, residual, k, partials, comm):
         ctx.save_for_backward(x, weight)
-        ctx.comm = comm
-        return calls["matmul_reduce_scatter"](x, weight, bias, residual, partials, comm)
+        ctx.k, ctx.comm = k, comm
+        return calls["matmul_reduce_scatter"](x, weight, bias, residual, k, partials, comm)
 
     @staticmethod
     def backward(ctx, dy):
@@ -62,38 +63,38 @@ class MatmulReduceScatter(torch.autograd.Function):
         dy, m = dy.contiguous(), x.shape[0]
         dx = full = None
         if needs_x and (needs_weight or needs_bias):
-            dx, full = call(pair_calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.comm)
+            dx, full = call(pair_calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.k, ctx.comm)
         elif needs_x:
-            dx = call(calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.comm)
+            dx = call(calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.k, ctx.comm)
         elif needs_weight or needs_bias:
             full = Rows(m, _known[ctx.comm]).gather(dy)()
         dweight = full.t() @ x if needs_weight else None
-        return dx, dweight, full.sum(0) if needs_bias else None, dresidual, None, None
+        return dx, dweight, full.sum(0) if needs_bias else None, dresidual, None, None, None
 
 
 class MatmulAllReduce(torch.autograd.Function):
     """``y = sum over ranks of x @ weight.T, + bias + residual``. Every rank has the same ``dy``, so nothing is sent back."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, residual, partials, comm):
+    def forward(ctx, x, weight, bias, residual, k, partials, comm):
         ctx.save_for_backward(x, weight)
-        return calls["matmul_all_reduce"](x, weight, bias, residual, partials, comm)
+        return calls["matmul_all_reduce"](x, weight, bias, residual, k, partials, comm)
 
     @staticmethod
     def backward(ctx, dy):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias, needs_residual = ctx.needs_input_grad[:4]
         dx, dweight = dy @ weight if needs_x else None, dy.t() @ x if needs_weight else None
-        return dx, dweight, dy.sum(0) if needs_bias else None, dy if needs_residual else None, None, None
+        return dx, dweight, dy.sum(0) if needs_bias else None, dy if needs_residual else None, None, None, None
 
 
 class CopiedInputLinear(torch.autograd.Function):
     """``y = x @ weight.T + bias`` of an ``x`` that every rank has whole; the gradient of ``x`` is summed over the ranks."""
 
     @staticmethod
-    def forward(ctx, x, weight, bias, comm):
+    def forward(ctx, x, weight, bias, n, comm):
         ctx.save_for_backward(x, weight)
-        ctx.comm = comm
+        ctx.n, ctx.comm = n, comm
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -103,6 +104,6 @@ class CopiedInputLinear(torch.autograd.Function):
         rows = dy.reshape(-1, dy.shape[-1])
         dx = None
         if needs_x:
-            dx = call(calls["matmul_all_reduce"], rows.contiguous(), weight.t(), None, None, 0, ctx.comm).reshape(x.shape)
+            dx = call(calls["matmul_all_reduce"], rows.contiguous(), weight.t(), None, None, ctx.n, 0, ctx.comm).reshape(x.shape)
         dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
-        return dx, dweight, rows.sum(0) if needs_bias else None, None
+        return dx, dweight, rows.sum(0) if needs_bias else None, None, None

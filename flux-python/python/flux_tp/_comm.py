@@ -67,6 +67,23 @@ class Communicator:
         """The transport and why it was chosen, in words."""
         return _native.explain(self.id)
 
+    def features(self, count: int, rank: int | None = None) -> slice:
+        """The features of ``count`` that a rank has: ``n`` of ``all_gather_matmul``, ``k`` of the other ops.
+
+        They are split in groups of 8, of which the first ranks may have one more. The weight of ``rank`` is
+        ``full[comm.features(n)]``, or ``full[:, comm.features(k)]``. ``None``: of this rank.
+        """
+        rank = self.rank if rank is None else rank
+        if not 0 <= rank < self.world_size:
+            raise OperandError(f"rank = {rank}: there are {self.world_size} ranks")
+        groups, rest = divmod(count, 8)
+        if rest or groups < self.world_size:
+            padded = 8 * max(-(-count // 8), self.world_size)
+            raise OperandError(f"{count} features are split over {self.world_size} ranks in groups of 8: pad them to {padded}")
+        each, more = divmod(groups, self.world_size)
+        first = rank * each + min(rank, more)
+        return slice(8 * first, 8 * (first + each + (rank < more)))
+
     def close(self) -> None:
         """Leaves the group, when the calls in progress have ended. Peers' later calls raise PeerLeftError."""
         # First: a forked child touches no lock that a thread of its parent may hold.

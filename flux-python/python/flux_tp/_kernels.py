@@ -51,25 +51,25 @@ def _all_rows(x: Tensor, m: int, comm: int) -> int:
 
 
 @torch.library.register_fake("flux_tp::all_gather_matmul")
-def _(x, weight, bias, activation, m, comm):
+def _(x, weight, bias, activation, m, n, comm):
     _one_device(x, weight=weight, bias=bias)
     return x.new_empty(_all_rows(x, m, comm), _ops.columns(activation, weight.shape[0]))
 
 
 @torch.library.register_fake("flux_tp::all_gather_matmul.gathered")
-def _(x, weight, bias, activation, m, comm):
+def _(x, weight, bias, activation, m, n, comm):
     _one_device(x, weight=weight, bias=bias)
     rows = _all_rows(x, m, comm)
     return x.new_empty(rows, _ops.columns(activation, weight.shape[0])), x.new_empty(rows, x.shape[1])
 
 
 @torch.library.register_fake("flux_tp::all_gather_matmul.gathered_out")
-def _(x, weight, bias, activation, m, comm, *, out, x_full):
+def _(x, weight, bias, activation, m, n, comm, *, out, x_full):
     _one_device(x, weight=weight, bias=bias, out=out, x_full=x_full)
 
 
 @torch.library.register_fake("flux_tp::all_gather_matmul.out")
-def _(x, weight, bias, activation, m, comm, *, out):
+def _(x, weight, bias, activation, m, n, comm, *, out):
     _one_device(x, weight=weight, bias=bias, out=out)
 
 
@@ -77,22 +77,22 @@ def _register_fakes(op: str, rows: Callable[[Tensor, int], int]) -> None:
     """Registers the fake kernels of a row-parallel op, whose result has so many rows."""
 
     @torch.library.register_fake(f"flux_tp::{op}")
-    def _(x, weight, bias, residual, partials, comm):
+    def _(x, weight, bias, residual, k, partials, comm):
         _one_device(x, weight=weight, bias=bias, residual=residual)
         return x.new_empty(rows(x, comm), weight.shape[0])
 
     @torch.library.register_fake(f"flux_tp::{op}.out")
-    def _(x, weight, bias, residual, partials, comm, *, out):
+    def _(x, weight, bias, residual, k, partials, comm, *, out):
         _one_device(x, weight=weight, bias=bias, residual=residual, out=out)
 
     @torch.library.register_fake(f"flux_tp::{op}.norm")
-    def _(x, weight, bias, residual, gain, eps, partials, comm):
+    def _(x, weight, bias, residual, gain, eps, k, partials, comm):
         _one_device(x, weight=weight, bias=bias, residual=residual, gain=gain)
         shape = (rows(x, comm), weight.shape[0])
         return x.new_empty(shape), x.new_empty(shape)
 
     @torch.library.register_fake(f"flux_tp::{op}.norm_out")
-    def _(x, weight, bias, residual, gain, eps, partials, comm, *, out, out_norm):
+    def _(x, weight, bias, residual, gain, eps, k, partials, comm, *, out, out_norm):
         _one_device(x, weight=weight, bias=bias, residual=residual, gain=gain, out=out, y_norm=out_norm)
 
 

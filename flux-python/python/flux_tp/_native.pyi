@@ -27,7 +27,7 @@ def prepare(comm: int, kind: str, extents: tuple[int, int], of: Built, rows: lis
 def call_host(
     comm: int,
     kind: str,
-    numbers: tuple[int, int],
+    numbers: tuple[int, int, int | None],
     operands: Operands,
     eps: float | None,
     f32_partials: bool,

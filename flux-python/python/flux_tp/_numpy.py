@@ -22,6 +22,7 @@ def run(
     *,
     activation: int = 0,
     m: int | None = None,
+    split: int | None = None,
     residual: Any = None,
     norm: tuple[Any, float] | None = None,
     partials: int = 0,
@@ -58,7 +59,7 @@ def run(
         if array is not None and not array.flags.writeable:
             raise OperandError(f"{name} is not writeable")
     described = [None if array is None else _describe(array) for array in (x, weight, bias, residual, gain, y, second)]
-    _native.call_host(comm.id, op, (activation, m), tuple(described), eps, partials != 0)
+    _native.call_host(comm.id, op, (activation, m, split), tuple(described), eps, partials != 0)
     if out is not None:
         return out
     if len(lead) > 1:

@@ -34,6 +34,7 @@ def all_gather_matmul(
     return_gathered: Literal[False] = False,
     *,
     m: int | None = None,
+    n: int | None = None,
     out: Operand | None = None,
 ) -> Operand: ...
 @overload
@@ -46,6 +47,7 @@ def all_gather_matmul(
     *,
     return_gathered: Literal[True],
     m: int | None = None,
+    n: int | None = None,
     out: tuple[Operand, Operand] | None = None,
 ) -> tuple[Operand, Operand]: ...
 def all_gather_matmul(
@@ -57,30 +59,33 @@ def all_gather_matmul(
     return_gathered: bool = False,
     *,
     m: int | None = None,
+    n: int | None = None,
     out: Any = None,
 ) -> Any:
     """``activation(gather(x) @ weight.T + bias)``: a column-parallel linear layer whose input is split by rows.
 
     Args:
         x: ``[m_r, k]``, this rank's rows. More dimensions are taken as rows.
-        weight: ``[n/W, k]``, this rank's columns. ``n/W`` and ``k`` are multiples of 8. It may be the transposed
-            view ``w.t()`` of a ``w`` of ``[k, n/W]``, which is read as it is stored.
-        bias: ``[n/W]``.
+        weight: ``[n_r, k]``, this rank's columns. ``n_r`` and ``k`` are multiples of 8. It may be the transposed
+            view ``w.t()`` of a ``w`` of ``[k, n_r]``, which is read as it is stored.
+        bias: ``[n_r]``.
         activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32. ``geglu``, ``swiglu`` and ``reglu`` also
-            multiply: ``act(gate) * up``, with the gates in the first half of this rank's ``n/W`` rows of ``weight`` and
+            multiply: ``act(gate) * up``, with the gates in the first half of this rank's ``n_r`` rows of ``weight`` and
             ``bias``, and their ups in the second; with ``_interleaved`` behind the name, each gate before its up.
-            ``n/W`` is then a multiple of 16, and the result ``[m, n/W/2]``.
+            ``n_r`` is then a multiple of 16, and the result ``[m, n_r/2]``.
         group: the communicator; the first that :func:`flux_tp.init` made.
         m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
+        n: columns of all ranks together, where ranks have different numbers of columns: each has those of
+            :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times those of this rank.
         return_gathered: whether the gathered ``x`` is returned, too. It has no gradient.
-        out: where the result goes, ``[m, n/W]``. With ``return_gathered`` a pair of both results.
+        out: where the result goes, ``[m, n_r]``. With ``return_gathered`` a pair of both results.
 
     All operands are bfloat16, or all float16, in row-major order with 16-byte aligned rows. They are on the
     communicator's device.
 
     Returns:
-        ``[m, n/W]``, or with gates ``[m, n/W/2]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
+        ``[m, n_r]``, or with gates ``[m, n_r/2]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
         ``return_gathered`` a pair ``(y, x_full)``, where ``x_full`` is ``[m, k]``, the rows of all ranks.
 
     Raises:
@@ -91,7 +96,7 @@ def all_gather_matmul(
     if return_gathered:
         _check_pair(out, "return_gathered", "(y, x_full)")
     comm, number = group or _comm.default(), _number(activation)
-    return _backend(x).run("all_gather_matmul", x, weight, bias, comm, out, activation=number, m=m, gathered=return_gathered)
+    return _backend(x).run("all_gather_matmul", x, weight, bias, comm, out, activation=number, m=m, split=n, gathered=return_gathered)
 
 
 @overload
@@ -104,6 +109,7 @@ def matmul_reduce_scatter(
     group: _comm.Communicator | None = None,
     out: Operand | None = None,
     *,
+    k: int | None = None,
     partials: str | None = None,
 ) -> Operand: ...
 @overload
@@ -116,6 +122,7 @@ def matmul_reduce_scatter(
     norm: tuple[Operand, float],
     group: _comm.Communicator | None = None,
     out: tuple[Operand, Operand] | None = None,
+    k: int | None = None,
     partials: str | None = None,
 ) -> tuple[Operand, Operand]: ...
 def matmul_reduce_scatter(
@@ -127,18 +134,21 @@ def matmul_reduce_scatter(
     group: Any = None,
     out: Any = None,
     *,
+    k: int | None = None,
     partials: str | None = None,
 ) -> Any:
     """``scatter(sum over ranks of x @ weight.T) + bias + residual``: a row-parallel linear layer whose output is split by rows.
 
     Args:
-        x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
-        weight: ``[n, k/W]``, or its transposed view. ``n`` and ``k/W`` are multiples of 8.
+        x: ``[m, k_r]``, this rank's part of the inner dimension. More dimensions are taken as rows.
+        weight: ``[n, k_r]``, or its transposed view. ``n`` and ``k_r`` are multiples of 8.
         bias: ``[n]``, the same on every rank.
         residual: ``[m_r, n]``, added in fp32 before the one rounding. ``out`` may be the same memory.
         norm: ``(gain, eps)`` of an RMSNorm of the result's rows, with a gain of ``[n]``. It has no gradient.
         group: the communicator; the first that :func:`flux_tp.init` made.
         out: where the result goes, ``[m_r, n]``. With a norm a pair of both results.
+        k: the inner dimension of all ranks together, where ranks have different parts of it: each has that of
+            :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times that of this rank.
         partials: ``float32`` sends partial sums in fp32, twice the bytes: the result is rounded once, and no fp16 partial
             sum overflows where the total does not. ``None``: in the operands' dtype. The same on every rank.
 
@@ -148,7 +158,7 @@ def matmul_reduce_scatter(
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, partials)
+    return _row_parallel("matmul_reduce_scatter", x, weight, bias, residual, norm, group, out, k, partials)
 
 
 @overload
@@ -161,6 +171,7 @@ def matmul_all_reduce(
     group: _comm.Communicator | None = None,
     out: Operand | None = None,
     *,
+    k: int | None = None,
     partials: str | None = None,
 ) -> Operand: ...
 @overload
@@ -173,6 +184,7 @@ def matmul_all_reduce(
     norm: tuple[Operand, float],
     group: _comm.Communicator | None = None,
     out: tuple[Operand, Operand] | None = None,
+    k: int | None = None,
     partials: str | None = None,
 ) -> tuple[Operand, Operand]: ...
 def matmul_all_reduce(
@@ -184,26 +196,27 @@ def matmul_all_reduce(
     group: Any = None,
     out: Any = None,
     *,
+    k: int | None = None,
     partials: str | None = None,
 ) -> Any:
     """``sum over ranks of x @ weight.T, + bias + residual``: a row-parallel linear layer whose output every rank has whole.
 
     Args:
-        x: ``[m, k/W]``, this rank's part of the inner dimension. More dimensions are taken as rows.
-        weight: ``[n, k/W]``, or its transposed view. ``n`` and ``k/W`` are multiples of 8.
+        x: ``[m, k_r]``, this rank's part of the inner dimension. More dimensions are taken as rows.
+        weight: ``[n, k_r]``, or its transposed view. ``n`` and ``k_r`` are multiples of 8.
         bias: ``[n]``, the same on every rank.
         residual: ``[m, n]``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         norm: ``(gain, eps)``, the same on every rank, as for :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
         out: where the result goes, ``[m, n]``. With a norm a pair of both results.
-        partials: as for :func:`matmul_reduce_scatter`.
+        k, partials: as for :func:`matmul_reduce_scatter`.
 
     Returns:
         ``[m, n]``, with the same bits on every rank. With a norm a pair ``(y, y_norm)``.
 
     Dtypes, layouts and errors are those of :func:`all_gather_matmul`.
     """
-    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out, partials)
+    return _row_parallel("matmul_all_reduce", x, weight, bias, residual, norm, group, out, k, partials)
 
 
 def prepare(
@@ -241,11 +254,11 @@ def prepare(
     _native.prepare(comm.id, op, (n, k), of, list(rows))
 
 
-def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any, partials: Any) -> Any:
+def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any, k: int | None, partials: Any) -> Any:
     if norm is not None:
         _check_norm(norm, out)
     comm, number = group or _comm.default(), partials_number(partials)
-    return _backend(x).run(op, x, weight, bias, comm, out, residual=residual, norm=norm, partials=number)
+    return _backend(x).run(op, x, weight, bias, comm, out, split=k, residual=residual, norm=norm, partials=number)
 
 
 def _check_norm(norm: Any, out: Any) -> None:
@@ -264,7 +277,7 @@ def as_rows(residual: Any, lead: Sequence[int]) -> Any:
     if residual is None or len(residual.shape) != len(lead) + 1:
         return residual
     if tuple(residual.shape[1:-1]) != tuple(lead[1:]):
-        raise OperandError(f"residual is {list(residual.shape)}, and x is [{', '.join(map(str, lead))}, k/W]: only the first may differ")
+        raise OperandError(f"residual is {list(residual.shape)}, and x is [{', '.join(map(str, lead))}, k_r]: only the first may differ")
     return residual.reshape(prod(residual.shape[:-1]), residual.shape[-1])
 
 

@@ -45,6 +45,7 @@ def run(
     *,
     activation: int = 0,
     m: int | None = None,
+    split: int | None = None,
     residual: Any = None,
     norm: tuple[Any, float] | None = None,
     partials: int = 0,
@@ -61,12 +62,13 @@ def run(
         residual = _ops.as_rows(residual, lead)
     operands = (x, weight, bias, residual, gain)
     needs_grad = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
+    split = -1 if split is None else split
     if op == "all_gather_matmul":
-        arguments = (x, weight, bias, activation, -1 if m is None else m, comm.id)
+        arguments = (x, weight, bias, activation, -1 if m is None else m, split, comm.id)
     elif norm is None:
-        arguments = (x, weight, bias, residual, partials, comm.id)
+        arguments = (x, weight, bias, residual, split, partials, comm.id)
     else:
-        arguments = (x, weight, bias, residual, gain, eps, partials, comm.id)
+        arguments = (x, weight, bias, residual, gain, eps, split, partials, comm.id)
     second = "return_gathered=" if gathered else None if norm is None else "norm="
     if torch.compiler.is_compiling():
         y = _run(op, arguments, second, out, needs_grad)
@@ -100,9 +102,9 @@ def _run(op, arguments, second, out, needs_grad):
     if not needs_grad:
         return calls[op](*arguments)
     if op == "all_gather_matmul":
-        x, weight, bias, activation, m, comm = arguments
+        x, weight, bias, activation, m, n, comm = arguments
         # The derivative of an activation needs its input, which the fused op does not keep.
-        return FUNCTIONS[activation](AllGatherMatmul.apply(x, weight, bias, m, comm))
+        return FUNCTIONS[activation](AllGatherMatmul.apply(x, weight, bias, m, n, comm))
     return (MatmulReduceScatter if op == "matmul_reduce_scatter" else MatmulAllReduce).apply(*arguments)
 
 

@@ -37,13 +37,11 @@ class _ParallelLinear(nn.Module):
         self.sequence_parallel = sequence_parallel
         self.comm = group or default()
         shape = [out_features, in_features]
-        world, names = self.comm.world_size, ("out_features", "in_features")
-        if shape[self._dim] % (8 * world):
-            raise OperandError(
-                f"{names[self._dim]} = {shape[self._dim]} is split over {world} ranks in multiples of 8: pad it to "
-                f"{-(-shape[self._dim] // (8 * world)) * 8 * world}"
-            )
-        shape[self._dim] //= world
+        try:
+            own = self.comm.features(shape[self._dim])
+        except OperandError as error:
+            raise OperandError(f"{('out_features', 'in_features')[self._dim]}: {error}") from None
+        shape[self._dim] = own.stop - own.start
         if device is None and self.comm.device is not None:
             device = torch.device("cuda", self.comm.device)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype or torch.bfloat16))
@@ -78,13 +76,14 @@ class _ParallelLinear(nn.Module):
 class ColumnParallelLinear(_ParallelLinear):
     """``y = activation(gather(x) @ weight.T + bias)``, with the output features split over the ranks.
 
-    Input ``[m_r, ..., in_features]``, this rank's rows; output ``[m, ..., out_features / W]``. Parameters: ``weight``
-    ``[out_features / W, in_features]`` and ``bias`` ``[out_features / W]``, on the communicator's device.
+    Input ``[m_r, ..., in_features]``, this rank's rows; output ``[m, ..., n_r]``, the rank's part of ``out_features``
+    (:meth:`flux_tp.Communicator.features`). Parameters: ``weight`` ``[n_r, in_features]`` and ``bias`` ``[n_r]``, on the
+    communicator's device.
 
     ``sequence_parallel=False``: every rank has the whole input ``[m, ..., in_features]``, and nothing is gathered. The
     gradient of the input is summed over the ranks by ``matmul_all_reduce``.
 
-    ``activation``: as in :func:`flux_tp.all_gather_matmul`; with gates the output has ``out_features / W / 2`` columns.
+    ``activation``: as in :func:`flux_tp.all_gather_matmul`; with gates the output has half as many columns.
     Fused where no gradient is needed.
     """
 
@@ -109,17 +108,17 @@ class ColumnParallelLinear(_ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.sequence_parallel:
-            y = CopiedInputLinear.apply(x, self.weight, self.bias, self.comm.id)
+            y = CopiedInputLinear.apply(x, self.weight, self.bias, self.out_features, self.comm.id)
             return FUNCTIONS[ACTIVATIONS[self.activation or "none"]](y)
-        return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm)
+        return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm, n=self.out_features)
 
 
 class RowParallelLinear(_ParallelLinear):
     """``y = scatter(sum over ranks of x @ weight.T) + bias``, with the input features split over the ranks.
 
-    Input ``[m, ..., in_features / W]``; output ``[m_r, ..., out_features]``, this rank's rows, or with
+    Input ``[m, ..., k_r]``, the rank's part of ``in_features``; output ``[m_r, ..., out_features]``, this rank's rows, or with
     ``sequence_parallel=False`` ``[m, ..., out_features]`` on every rank. Parameters: ``weight``
-    ``[out_features, in_features / W]`` and ``bias`` ``[out_features]``, the same on every rank. The gradient of the
+    ``[out_features, k_r]`` and ``bias`` ``[out_features]``, the same on every rank. The gradient of the
     bias is that of all rows: it needs no all-reduce over the ranks.
 
     ``partials="float32"``: ranks send partial sums in fp32, as in :func:`flux_tp.matmul_reduce_scatter`.
@@ -145,4 +144,4 @@ class RowParallelLinear(_ParallelLinear):
 
     def forward(self, x: Tensor) -> Tensor:
         op = matmul_reduce_scatter if self.sequence_parallel else matmul_all_reduce
-        return op(x, self.weight, self.bias, group=self.comm, partials=self.partials)
+        return op(x, self.weight, self.bias, group=self.comm, k=self.in_features, partials=self.partials)

@@ -33,7 +33,7 @@ macro_rules! op {
     };
 }
 
-/// A column-parallel op: activation by number, `m` or -1, the number of the communicator.
+/// A column-parallel op: activation by number, `m` or -1, `n` or -1, the number of the communicator.
 macro_rules! gathers {
     ($name:literal, $kind:ident) => {
         op!(
@@ -42,7 +42,7 @@ macro_rules! gathers {
             ".out",
             $kind,
             false,
-            "Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm",
+            "Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, SymInt n, int comm",
             "Tensor",
             "Tensor(a!) out"
         )
@@ -58,14 +58,14 @@ macro_rules! hands_out {
             ".gathered_out",
             $kind,
             true,
-            "Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, int comm",
+            "Tensor x, Tensor weight, Tensor? bias, int activation, SymInt m, SymInt n, int comm",
             "(Tensor, Tensor)",
             "Tensor(a!) out, Tensor(b!) x_full"
         )
     };
 }
 
-/// A row-parallel op: `partials` is 1 for fp32, else 0.
+/// A row-parallel op: `k` or -1, `partials` 1 for fp32, else 0, the number of the communicator.
 macro_rules! reduces {
     ($name:literal, $kind:ident) => {
         op!(
@@ -74,7 +74,7 @@ macro_rules! reduces {
             ".out",
             $kind,
             false,
-            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, int partials, int comm",
+            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt k, int partials, int comm",
             "Tensor",
             "Tensor(a!) out"
         )
@@ -90,7 +90,7 @@ macro_rules! normalises {
             ".norm_out",
             $kind,
             true,
-            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor gain, float eps, int partials, int comm",
+            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor gain, float eps, SymInt k, int partials, int comm",
             "(Tensor, Tensor)",
             "Tensor(a!) out, Tensor(b!) out_norm"
         )

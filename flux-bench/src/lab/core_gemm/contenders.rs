@@ -58,7 +58,7 @@ impl<'a> KernelContenders<'a> {
         let variant = Variant::of(&case.program(FIRST)?, kernels::of_device(device)?)?;
         device.bind()?;
         let kernel = loaded(variant, || kernels::fused(device, variant))?;
-        let gemm = Gemm::new(device, (problem.m(), problem.n_local(), problem.k_local()), problem.dtype())?;
+        let gemm = Gemm::new(device, (problem.m(), problem.n_local(FIRST), problem.k_local(FIRST)), problem.dtype())?;
         let sets = (0..SETS).map(|_| OperandBlocks::new(gpu, &case.alone)).collect::<anyhow::Result<Vec<_>>>()?;
         let sm80_gemm = sm80_gemm(gpu, &case.alone, &sets[0])?;
         let region = |program: &TileProgram| gpu.alloc(program.workspace().data_bytes().max(16) as usize);

@@ -47,7 +47,7 @@ fn by_peers(program: &TileProgram) -> Vec<Range<u32>> {
 pub(super) fn gathered(program: &TileProgram) -> Window {
     let problem = &program.problem;
     let row0 = if program.flattened { 0 } else { problem.m_shard() };
-    Window { row0, col0: 0, rows: problem.m() - row0, cols: problem.k_local() }
+    Window { row0, col0: 0, rows: problem.m() - row0, cols: problem.k() }
 }
 
 /// Every rank's data region as rank 0 sees it: `own`, and parts of `elsewhere` for the peers.

@@ -29,7 +29,7 @@ impl OperandBlocks {
     /// Of one rank of a problem that has the whole local `x` and `y`.
     pub(super) fn new(gpu: &Gpu, alone: &Problem) -> anyhow::Result<Self> {
         let part = |shape: Shape| gpu.alloc(shape.rows as usize * shape.cols as usize * alone.dtype().bytes());
-        Ok(Self { x: part(alone.x_shape(Rank::new(0)))?, w: part(alone.w_shape())?, y: part(alone.y_shape(Rank::new(0)))? })
+        Ok(Self { x: part(alone.x_shape(Rank::new(0)))?, w: part(alone.w_shape(Rank::new(0)))?, y: part(alone.y_shape(Rank::new(0)))? })
     }
 }
 
@@ -109,7 +109,7 @@ impl Replay {
         let args = LaunchArgs {
             gates: None,
             x: matrix(&set.x, problem.x_shape(program.rank))?,
-            w: matrix(&set.w, problem.w_shape())?,
+            w: matrix(&set.w, problem.w_shape(program.rank))?,
             y: matrix(&set.y, problem.y_shape(program.rank))?,
             bias: 0,
             residual: None,

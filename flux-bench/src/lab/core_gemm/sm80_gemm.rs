@@ -16,7 +16,7 @@ pub(super) fn sm80_gemm(gpu: &Gpu, alone: &Problem, set: &OperandBlocks) -> anyh
     if kernels::of_device(device)?.generation != Generation::Portable || device.info().compute < (9, 0) {
         return Ok(None);
     }
-    let mut gemm = Gemm::new(device, (alone.m(), alone.n_local(), alone.k_local()), alone.dtype())?;
+    let mut gemm = Gemm::new(device, (alone.m(), alone.n(), alone.k()), alone.dtype())?;
     gemm.take_all()?;
     let mut kept = Vec::with_capacity(gemm.candidates());
     for candidate in 0..gemm.candidates() {

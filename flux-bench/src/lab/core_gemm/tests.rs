@@ -154,8 +154,8 @@ impl HostReplay {
             &mut Buffers::default(),
             CpuArgs {
                 gathered: None,
-                x: rows(x, problem.k_local()),
-                w: rows(w, problem.w_shape().cols),
+                x: rows(x, problem.k_local(rank)),
+                w: rows(w, problem.w_shape(rank).cols),
                 weights: WeightLayout::Nk,
                 y: RowsMut { elements: &mut y, stride: ys.cols as usize },
                 epilogue: Epilogue::default(),

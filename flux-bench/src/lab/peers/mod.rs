@@ -16,6 +16,7 @@ use crate::report::{Origin, PEERS_SCHEMA, PeersReport, Ranks, deliver, peers_tab
 use crate::shapes::{self, Layer, LayerArgs};
 use anyhow::{Context, ensure};
 use child::{ScriptCase, ScriptJob};
+use flux_core::Rank;
 use std::ffi::OsString;
 use std::path::PathBuf;
 use std::time::Duration;
@@ -68,6 +69,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
     let layers = args.layers.layers(shapes::world(tp)?, true, &[64, 512, 1024, 2048, 4096, 8192])?;
     let layers = if args.norm { shapes::with_norm(layers)? } else { layers };
+    // PyTorch's symmetric memory has equal parts.
+    let [first, last] = [0, tp - 1].map(Rank::new);
+    if let Some(Layer { name, problem }) = layers.iter().find(|layer| layer.problem.w_shape(first) != layer.problem.w_shape(last)) {
+        let (extent, value) = if problem.op().reduces() { ("k", problem.k()) } else { ("n", problem.n()) };
+        anyhow::bail!("{} of {name}: {extent} = {value} has no {tp} equal parts of groups of 8, which the peers need", problem.op());
+    }
     let of_one = layers.chunk_by(|a, b| (&a.name, a.problem.op()) == (&b.name, b.problem.op()));
     let case = |layers: &[Layer]| {
         let (name, problem) = (layers[0].name.clone(), &layers[0].problem);

@@ -74,6 +74,10 @@ fn the_job_names_every_shape_once() {
     assert_eq!([job.dtype.into(), of(DType::F16)], ["bf16", "fp16"]);
     let error = format!("{:#}", super::job(&args(), 5).unwrap_err());
     assert!(error.contains("is not divisible by the world size 5"), "{error}");
+    let mut unequal = args();
+    unequal.layers.ms = Some("40".parse().unwrap());
+    let error = format!("{:#}", super::job(&unequal, 5).unwrap_err());
+    assert_eq!(error, "ag_gemm of gpt3: n = 49152 has no 5 equal parts of groups of 8, which the peers need");
 }
 
 #[test]

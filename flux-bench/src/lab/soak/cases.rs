@@ -59,6 +59,12 @@ pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::
                 push(name, op, rows * ranks, extents(split, whole), dtype, (epilogue, Partials::OpDType))?;
             }
         }
+        // The first rank has 8 columns or elements of k more, and with them a tile or a step.
+        if ranks > 1 {
+            let (n, k) = extents(256, 256);
+            let (n, k) = if op.reduces() { (n, k + 8) } else { (n + 8, k) };
+            push("uneven", op, 128 * ranks, (n, k), DType::Bf16, plain)?;
+        }
         // m = 8 x 129 whatever the number of ranks, where it divides.
         if 8 * 129 % ranks == 0 && ranks != 8 {
             push("unaligned-1032", op, 8 * 129, extents(296, 200), DType::Bf16, plain)?;
@@ -75,6 +81,7 @@ pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::Rank;
 
     #[test]
     fn every_world_has_its_matrix() {
@@ -83,6 +90,9 @@ mod tests {
             let cases = matrix(&OpKind::ALL, world, false).unwrap();
             assert!(cases.len() >= 20, "{ranks} ranks: {}", cases.len());
             assert!(cases.iter().all(|c| c.problem.world() == world && !c.heavy));
+            let [first, last] = [0, ranks - 1].map(Rank::new);
+            let uneven = cases.iter().filter(|c| c.problem.w_shape(first) != c.problem.w_shape(last)).count();
+            assert_eq!(uneven, if ranks > 1 { 3 } else { 0 }, "{ranks} ranks");
             for name in ["least", "unaligned"] {
                 for op in OpKind::ALL {
                     for epilogue in EpilogueSpec::with_bias(op) {
@@ -94,6 +104,6 @@ mod tests {
         }
         let whole = matrix(&OpKind::ALL, WorldSize::new(8).unwrap(), true).unwrap();
         assert_eq!(whole.iter().filter(|c| c.heavy).count(), 30);
-        assert!(whole.iter().any(|c| c.problem.m() == 8 * 129 && c.problem.n_local() % 128 != 0 && c.problem.k_local() % 64 != 0));
+        assert!(whole.iter().any(|c| c.problem.m() == 8 * 129 && c.problem.n_shard() % 128 != 0 && c.problem.k_shard() % 64 != 0));
     }
 }

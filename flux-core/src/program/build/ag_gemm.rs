@@ -6,7 +6,6 @@
 //! node from the rank of the own rail on, which brings its shard across.
 
 use super::items::Items;
-use super::k_extent::KExtent;
 use super::shard_cut::ShardCut;
 use crate::program::{Await, Forward, Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
@@ -14,12 +13,10 @@ use crate::{Nodes, Problem, Rank};
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let world = problem.world();
-    let grid = TileGrid::of_shard(problem, schedule.tile);
+    let grid = TileGrid::of_shard_at(problem, rank, schedule.tile);
     let cut = ShardCut::new(problem, schedule);
     let (chunks, slices) = (cut.chunks(), cut.slices());
-    let (tiles, k_extent) = (TileGrid::gathered_tiles(problem, schedule.tile) as u32, KExtent::new(problem, schedule));
-    let stream_k = schedule.stream_k_tiles(problem).filter(|_| !nodes.are_mixed());
-    let mut list = Items::new(rank, tiles, k_extent, schedule, world.peers() * chunks * slices).with_stream_k(stream_k);
+    let mut list = Items::new(problem, rank, (schedule, nodes), world.peers() * chunks * slices);
     awaits(&mut list, &cut, rank, schedule, nodes);
 
     for group in schedule.groups(world) {

@@ -6,7 +6,6 @@
 //! awaits shards without rows, so that no call ends before all ranks are in it.
 
 use super::items::Items;
-use super::k_extent::KExtent;
 use super::shard_cut::ShardCut;
 use crate::program::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
 use crate::tile::TileGrid;
@@ -17,15 +16,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let m = problem.m();
     let cut = ShardCut::new(problem, schedule);
     let slices = cut.slices();
-    let grid = TileGrid::new(m, problem.n_local(), schedule.tile);
-    let mut list = Items::new(
-        rank,
-        grid.row_blocks() * grid.col_blocks(),
-        KExtent::new(problem, schedule),
-        schedule,
-        world.get() * cut.chunks() * slices,
-    )
-    .with_stream_k(schedule.stream_k_tiles(problem));
+    let grid = TileGrid::of_all_rows(problem, rank, schedule.tile);
+    let mut list = Items::new(problem, rank, (schedule, nodes), world.get() * cut.chunks() * slices);
 
     // By raster group: its first await, and its awaits for each slice.
     let together = rows_awaited_together(schedule, &grid);
@@ -93,7 +85,7 @@ fn rows_awaited_together(schedule: &Schedule, grid: &TileGrid) -> u32 {
 
 /// Entries of the await list: for every slice, the chunks that each raster group overlaps.
 pub(super) fn awaits(problem: &Problem, schedule: &Schedule, cut: &ShardCut) -> u64 {
-    let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
+    let grid = TileGrid::of_all_rows(problem, Rank::new(0), schedule.tile);
     let together = rows_awaited_together(schedule, &grid);
     // Groups that overlap a chunk of `shard`.
     let groups = |shard: Rank, chunk| {

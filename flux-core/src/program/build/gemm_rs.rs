@@ -125,15 +125,14 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let chunks = tiles.div_ceil(tiles_per_chunk);
     let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
 
-    let (places, k_extent) = (Places::new(nodes), KExtent::new(problem, schedule));
-    let in_mainloop = in_mainloop(problem, schedule, k_extent, (nodes, world.peers()));
+    let (places, k_extent) = (Places::new(nodes), KExtent::new(problem, rank, schedule));
+    let in_mainloop = in_mainloop(problem, schedule, KExtent::least(problem, schedule), (nodes, world.peers()));
     let (first_step, gap) = accumulation_steps(k_extent.steps(), in_mainloop);
-    let stream_k = schedule.stream_k_tiles(problem).filter(|_| !nodes.are_mixed());
     let all_reduces = problem.op() == OpKind::GemmAllReduce && world.peers() > 0;
     // Signals of finished tiles, by owner, follow those of chunks.
     let results = world.peers() * chunks;
     let signals = if all_reduces { results + world.get() * tiles } else { results };
-    let mut list = Items::new(rank, world.get() * tiles, k_extent, schedule, signals).with_stream_k(stream_k);
+    let mut list = Items::new(problem, rank, (schedule, nodes), signals);
     // By owner: the first await of its first chunk.
     let mut first_await = vec![0; world.index()];
     for owner in nodes.rail(rank).chain([rank]) {

@@ -6,8 +6,8 @@
 
 use super::k_extent::KExtent;
 use super::stream_k::{Position, StreamK};
-use crate::Rank;
 use crate::program::{Await, NONE, Schedule, WorkItem, sink};
+use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
 
 /// The lists of items and awaits.
@@ -19,6 +19,8 @@ pub(super) struct Items {
     /// Signals below those of partial items.
     other_signals: u32,
     /// Split-K slots in use.
+    used_slots: u32,
+    /// Split-K slots of the rank with the most, so that all have the same workspace.
     pub(super) split_k_slots: u32,
     /// The parts of a tile outside stream-K, the fix-up item's first.
     parts: Vec<Range<u32>>,
@@ -39,20 +41,35 @@ pub(super) struct AwaitRange {
 }
 
 impl Items {
-    /// An empty list for `tiles` tiles of `rank`, whose partial items' signals begin at
+    /// An empty list for the tiles of `rank`, whose partial items' signals begin at
     /// `other_signals`.
-    pub(super) fn new(rank: Rank, tiles: u32, k_extent: KExtent, schedule: &Schedule, other_signals: u32) -> Self {
-        let parts = k_extent.parts(schedule.split_k);
-        let all = Vec::with_capacity(tiles as usize * parts.len());
-        Self { all, awaits: Vec::new(), other_signals, split_k_slots: 0, parts, stream_k: None, tiles: 0, positions: Vec::new(), rank }
+    pub(super) fn new(problem: &Problem, rank: Rank, (schedule, nodes): (&Schedule, Nodes), other_signals: u32) -> Self {
+        // All ranks split into equally many parts.
+        let split_k = schedule.split_k.min(KExtent::least(problem, schedule).steps());
+        let parts = KExtent::new(problem, rank, schedule).parts(split_k);
+        let stream_k = |rank| schedule.stream_k_tiles(problem, rank).filter(|_| !nodes.are_mixed());
+        let slots = |rank| {
+            let split = schedule.tiles(problem, rank) * (parts.len() as u64 - 1);
+            stream_k(rank).map_or(split, |stream_k| stream_k.partial_items())
+        };
+        // The first and the last rank have the most and the least columns; each other rank is like
+        // one of them.
+        let most_slots = slots(Rank::new(0)).max(slots(problem.least_rank()));
+        Self {
+            all: Vec::with_capacity(schedule.tiles(problem, rank) as usize * parts.len()),
+            awaits: Vec::new(),
+            other_signals,
+            used_slots: 0,
+            split_k_slots: u32::try_from(most_slots).unwrap_or(u32::MAX),
+            stream_k: stream_k(rank),
+            parts,
+            tiles: 0,
+            positions: Vec::new(),
+            rank,
+        }
     }
 
-    /// The same list, with the tiles that stream-K shares.
-    pub(super) fn with_stream_k(self, stream_k: Option<StreamK>) -> Self {
-        Self { stream_k, ..self }
-    }
-
-    /// Signals used so far.
+    /// Signals in all.
     pub(super) const fn signals(&self) -> u32 {
         self.other_signals + self.split_k_slots
     }
@@ -74,7 +91,7 @@ impl Items {
         });
         self.tiles += 1;
         let parts = shared.as_deref().unwrap_or(&self.parts);
-        let first_slot = self.split_k_slots;
+        let first_slot = self.used_slots;
         let item = |k: &Range<u32>| {
             let AwaitRange { first: await_first, count: await_count, group: await_group } = rows(k);
             WorkItem { await_first, await_count, await_group, k_first: k.start, k_steps: k.end - k.start, ..tile }
@@ -104,7 +121,7 @@ impl Items {
             let signals = self.other_signals + first_slot..self.other_signals + first_slot + partial_items;
             self.awaits.extend(signals.map(|signal| Await { signal, peer: self.rank.get(), k_step: 0 }));
             self.awaits.extend_from_within(late);
-            self.split_k_slots += partial_items;
+            self.used_slots += partial_items;
         }
         self.all.push(fix_up);
     }

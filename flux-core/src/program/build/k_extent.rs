@@ -3,8 +3,8 @@
 //! Invariant: every cut is at a step of `tile.k`, no piece is empty, and the pieces cover `k` in
 //! order.
 
-use crate::Problem;
 use crate::program::Schedule;
+use crate::{Problem, Rank};
 use std::ops::Range;
 
 /// The inner extent of one rank, in steps of `tile.k`; the last step may be shorter.
@@ -15,8 +15,14 @@ pub(super) struct KExtent {
 }
 
 impl KExtent {
-    pub(super) fn new(problem: &Problem, schedule: &Schedule) -> Self {
-        Self { k: problem.k_local(), step: schedule.tile.k }
+    /// That of `rank`.
+    pub(super) fn new(problem: &Problem, rank: Rank, schedule: &Schedule) -> Self {
+        Self { k: problem.k_local(rank), step: schedule.tile.k }
+    }
+
+    /// That of the rank with the least, which bounds what all ranks do alike.
+    pub(super) fn least(problem: &Problem, schedule: &Schedule) -> Self {
+        Self::new(problem, problem.least_rank(), schedule)
     }
 
     /// Steps in all.

@@ -99,8 +99,9 @@ impl TileProgram {
 /// Refuses programs with too many records.
 fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
     let (world, flattened) = (problem.world(), schedule.flattened);
-    let (tile, k_steps) = (schedule.tile, problem.k_local().div_ceil(schedule.tile.k));
-    let of_all = TileGrid::new(problem.m(), problem.n_local(), tile);
+    // All ranks refuse alike: the first has the most columns and steps.
+    let (tile, k_steps) = (schedule.tile, problem.k_shard().div_ceil(schedule.tile.k));
+    let of_all = TileGrid::of_all_rows(problem, Rank::new(0), tile);
     let tiles = if flattened { of_all.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
     let whole = || sum_flattened::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX));
     let (reductions, signals) = match problem.op() {

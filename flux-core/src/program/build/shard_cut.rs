@@ -24,7 +24,8 @@ pub(super) struct ShardCut {
 impl ShardCut {
     pub(super) fn new(problem: &Problem, schedule: &Schedule) -> Self {
         let row_blocks = TileGrid::of_shard(problem, schedule.tile).row_blocks();
-        let k_extent = KExtent::new(problem, schedule);
+        // An AllGather-GEMM's ranks have all of `k`.
+        let k_extent = KExtent::least(problem, schedule);
         let chunk_rows = schedule.chunk_of(row_blocks).saturating_mul(schedule.tile.m).min(problem.m_shard());
         Self { k_extent, slices: k_extent.slices(schedule.k_slices), chunk_rows, problem: *problem }
     }

@@ -14,7 +14,7 @@
 use super::k_extent::KExtent;
 use crate::program::Schedule;
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem};
+use crate::{OpKind, Problem, Rank};
 use std::ops::Range;
 
 /// Most workers of a group.
@@ -57,16 +57,28 @@ pub(super) enum Position {
 }
 
 impl Schedule {
-    /// The tiles that stream-K shares, where all ranks reach each other alike.
-    pub(crate) fn stream_k_tiles(&self, problem: &Problem) -> Option<StreamK> {
-        let (k_extent, peers) = (KExtent::new(problem, self), problem.world().peers());
+    /// Tiles of `rank`.
+    pub(super) fn tiles(&self, problem: &Problem, rank: Rank) -> u64 {
+        let peers = problem.world().peers();
+        match (self.flattened && peers > 0, problem.op()) {
+            (true, _) => TileGrid::of_all_rows(problem, rank, self.tile).tiles(),
+            (false, OpKind::AllGatherGemm) => TileGrid::gathered_tiles(problem, rank, self.tile),
+            (false, _) => u64::from(peers + 1) * TileGrid::of_shard(problem, self.tile).tiles(),
+        }
+    }
+
+    /// The tiles of `rank` that stream-K shares, where all ranks reach each other alike.
+    ///
+    /// None of an op that sums over the ranks if one rank has fewer steps: all ranks send their
+    /// tiles in one order.
+    pub(crate) fn stream_k_tiles(&self, problem: &Problem, rank: Rank) -> Option<StreamK> {
+        let (k_extent, peers) = (KExtent::least(problem, self), problem.world().peers());
+        if KExtent::new(problem, Rank::new(0), self).steps() != k_extent.steps() {
+            return None;
+        }
         let (gathers, flattened) = (problem.op() == OpKind::AllGatherGemm, self.flattened && peers > 0);
         let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
-        let tiles = match (flattened, gathers) {
-            (true, _) => TileGrid::new(problem.m(), problem.n_local(), self.tile).tiles(),
-            (false, true) => TileGrid::gathered_tiles(problem, self.tile),
-            (false, false) => u64::from(peers + 1) * of_shard,
-        };
+        let tiles = self.tiles(problem, rank);
         // Own tiles of a GEMM-ReduceScatter come last and stay whole, except in a world of 1.
         let whole = if gathers || flattened || peers == 0 { 0 } else { of_shard };
         let stream_k = StreamK::of(self, k_extent, tiles, whole)?;
@@ -104,6 +116,11 @@ impl StreamK {
         } else {
             1 + (tile - self.shared) / workers
         }
+    }
+
+    /// Partial items of all shared tiles.
+    pub(super) fn partial_items(&self) -> u64 {
+        (self.first..self.first + self.shared).map(|tile| self.parts(tile).count() as u64 - 1).sum()
     }
 
     /// The first shared tile.
@@ -219,6 +236,20 @@ mod tests {
         assert_eq!(of(Schedule { stream_k_workers: 5, ..plain }), of(plain));
     }
 
+    #[test]
+    fn ranks_share_tiles_by_their_own_columns_but_none_with_unequal_steps() {
+        let shares = |op, n, k, workers| {
+            let world = WorldSize::new(3).expect("a world size");
+            let problem = Problem::new(op, 27, n, k, DType::Bf16, world).expect("a valid problem");
+            let schedule = Schedule { stream_k_workers: workers, ..Schedule::of(TILE) };
+            [0, 1, 2].map(|rank| schedule.stream_k_tiles(&problem, Rank::new(rank)).is_some())
+        };
+        // Three shards of 4, 3 and 3 tiles.
+        assert_eq!(shares(OpKind::AllGatherGemm, 3 * 48 + 8, 480, 12), [false, true, true]);
+        assert_eq!(shares(OpKind::GemmReduceScatter, 32, 720, 4), [true; 3], "30 steps on every rank");
+        assert_eq!(shares(OpKind::GemmReduceScatter, 32, 720 + 8, 4), [false; 3], "31 steps on the first rank");
+    }
+
     /// The tiles of all shards together are counted; reductions come after them.
     #[test]
     fn flattened_tiles_are_shared() {
@@ -233,7 +264,7 @@ mod tests {
             let of = |sink| programs[0].items.iter().filter(move |item| item.sink == sink).count();
             let tiles = if op == OpKind::AllGatherGemm { sink::STORE } else { sink::SCATTER };
             assert_eq!((of(tiles), of(sink::PARTIAL), programs[0].split_k_slots), (4, 2, 2), "{op}");
-            assert!(schedule.stream_k_tiles(&problem).is_some(), "{op}");
+            assert!(schedule.stream_k_tiles(&problem, Rank::new(0)).is_some(), "{op}");
         }
     }
 }

@@ -11,21 +11,19 @@
 //! of tiles, of no rows, which awaits the last tile: no call ends before all ranks are in it.
 
 use super::items::{AwaitRange, Items};
-use super::k_extent::KExtent;
 use super::sums::{Cut, Sums};
 use crate::program::{NONE, Schedule, TileProgram, WorkItem, sink, source};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, Problem, Rank};
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
-    let grid = TileGrid::new(problem.m(), problem.n_local(), schedule.tile);
+    let grid = TileGrid::of_all_rows(problem, rank, schedule.tile);
     let tiles: Vec<TileExtent> = grid.order(schedule.raster_group).collect();
     let count = tiles.len() as u32;
     let whole = is_whole(schedule, count);
     let counted = whole && count > 1;
     let sums = Sums::new(problem, (rank, schedule), grid, &tiles, whole);
-    let mut list =
-        Items::new(rank, count, KExtent::new(problem, schedule), schedule, sums.signals()).with_stream_k(schedule.stream_k_tiles(problem));
+    let mut list = Items::new(problem, rank, (schedule, nodes), sums.signals());
     for (t, tile) in (0..).zip(&tiles) {
         let item = WorkItem {
             a_source: source::CALLER,

@@ -6,7 +6,7 @@ use crate::program::{NONE, TileProgram, Transfer, WorkItem, sink, source};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
-    let (world, k) = (p.problem.world(), p.problem.k_local());
+    let (world, k) = (p.problem.world(), p.problem.k_local(p.rank));
     for (index, item) in p.items.iter().enumerate() {
         let at = Limits { p, record: Record::Item(index) };
         operands(p, at, item)?;
@@ -52,7 +52,7 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     let world = p.problem.world().get();
     let reduction = item.sink == sink::REDUCE_ROWS;
     let of_rank = |rank: u32| p.problem.shard_rows(Rank::new(rank)).len() as u32;
-    at.range("cols", item.col, item.cols, p.problem.n_local(), p.tile.n)?;
+    at.range("cols", item.col, item.cols, p.problem.n_local(p.rank), p.tile.n)?;
     at.below("a_source", item.a_source, source::GATHER + 1)?;
     at.below("sink", item.sink, sink::COPY + 1)?;
     let (x_shards, y_shards) = match p.problem.op() {

@@ -22,7 +22,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             Output::Reduced => p.reduced_rows(p.rank).len() as u32,
             Output::Copied => p.problem.m() - p.problem.shard_rows(p.rank).len() as u32,
         };
-        let all = u64::from(rows) * u64::from(p.problem.n_local());
+        let all = u64::from(rows) * u64::from(p.problem.n_local(p.rank));
         let covered: u64 = rects.iter().map(|rect| rect.area()).sum();
         if covered < all {
             return Err(Violation::NotCovered { rank: p.rank, output, missing: all - covered });

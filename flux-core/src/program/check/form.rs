@@ -180,7 +180,7 @@ fn transfer_form(p: &TileProgram, source: Rank, transfer: &Transfer) -> Option<&
         (_, None) => Some("nothing is transferred to oneself"),
         (_, Some(place)) if place != transfer.place => Some("a rank fills its own place in a gather buffer"),
         _ if !transfer.col.is_multiple_of(p.tile.k) => Some("a slice begins at a step along k"),
-        _ if !end.is_multiple_of(p.tile.k) && end != p.problem.k_local() => Some("a slice ends at a step along k"),
+        _ if !end.is_multiple_of(p.tile.k) && end != p.problem.k() => Some("a slice ends at a step along k"),
         _ => None,
     }
 }

@@ -57,7 +57,7 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
 fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
     let of_rank = |rank: Rank| p.problem.shard_rows(rank);
     let col = item.k_first * p.tile.k;
-    let cols = p.problem.k_local().min((item.k_first + item.k_steps).saturating_mul(p.tile.k)) - col;
+    let cols = p.problem.k_local(p.rank).min((item.k_first + item.k_steps).saturating_mul(p.tile.k)) - col;
     // Shards with their places, and the rows of each that are read.
     let shards: Vec<(Rank, u32, Range<u32>)> = if p.flattened {
         let within = |rank: Rank| {

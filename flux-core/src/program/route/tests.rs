@@ -8,12 +8,13 @@ use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
 
 fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
-    let extents = (1u32..6, 1usize..180, 1usize..5, 1usize..5);
+    let extents = (1u32..6, 1usize..180, 1usize..5, 1usize..5, 0usize..6);
     let knobs = (0u32..6, (1u32..4, 0u32..3, 0u32..3), 1u32..4, 1u32..3, any::<bool>(), prop::sample::select(&OpKind::ALL[..]));
-    (extents, knobs).prop_map(|((world, m, n, k), (chunk, (group, prologue, chunk_ordered), k_slices, split_k, flattened, op))| {
+    (extents, knobs).prop_map(|((world, m, n, k, more), (chunk, (group, prologue, chunk_ordered), k_slices, split_k, flattened, op))| {
         let world = WorldSize::new(world).expect("a small world");
         let w = world.get() as usize;
-        let problem = Problem::new(op, m, 8 * n * w, 8 * k * w, DType::Bf16, world).expect("valid by construction");
+        let split = |groups| 8 * (groups * w + more % w);
+        let problem = Problem::new(op, m, split(n), split(k), DType::Bf16, world).expect("valid by construction");
         // Only kernels make two exchanges.
         let flattened = flattened || op == OpKind::GemmAllReduce;
         // Scattered tiles with signals of their own have no parcels.
@@ -41,7 +42,7 @@ fn bytes(offset: u64, rows: u64, width: u64, pitch: u64) -> impl Iterator<Item =
 fn direct(programs: &[TileProgram], reader: u32) -> BTreeMap<u64, (u32, u64)> {
     let mut found = BTreeMap::new();
     for (source, program) in (0..).zip(programs) {
-        let row_bytes = u64::from(program.problem.k_local()) * 2;
+        let row_bytes = u64::from(program.problem.k()) * 2;
         for t in program.transfers.iter().filter(|t| t.dest == reader && source != reader) {
             let from = u64::from(t.row) * row_bytes + u64::from(t.col) * 2;
             let (rows, width) = (u64::from(t.rows), u64::from(t.cols) * 2);

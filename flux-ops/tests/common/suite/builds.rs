@@ -50,12 +50,13 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
             assert!(shape_refused(OPS[0], [0, 8 * w, 8]).starts_with("m = 0"));
             assert!(shape_refused(OPS[1], [8 * w, 0, 8 * w]).starts_with("n = 0"));
             assert!(shape_refused(OPS[0], [8 * w, 8 * w, 0]).starts_with("k = 0"));
-            assert!(shape_refused(OPS[0], [8 * w, 8 * w, 12]).starts_with("k = 12 per rank is not a multiple of 8"));
-            assert!(shape_refused(OPS[1], [8 * w, 20, 8 * w]).starts_with("n = 20 per rank is not a multiple of 8"));
+            assert!(shape_refused(OPS[0], [8 * w, 8 * w, 12]).starts_with("k = 12 is not a multiple of 8"));
+            assert!(shape_refused(OPS[1], [8 * w, 20, 8 * w]).starts_with("n = 20 is not a multiple of 8"));
             assert!(shape_refused(OPS[1], [1 << 30, 8, 8 * w]).starts_with("m = 1073741824 is above the limit"));
             if w > 1 {
-                assert!(shape_refused(OPS[0], [8 * w, 8 * w + 1, 8]).contains("n = 25 is not divisible by the world size 3: pad n to 48"));
-                assert!(shape_refused(OPS[1], [8 * w, 8, 8 * w + 8]).starts_with("k = 32 is not divisible by the world size 3"));
+                assert!(shape_refused(OPS[0], [8 * w, 8 * w + 1, 8]).contains("n = 25 is not a multiple of 8"));
+                let few = "k = 16 is too small for 3 ranks of at least 8 each: pad k with zeros to 24";
+                assert_eq!(shape_refused(OPS[1], [8 * w, 8, 16]), few);
             }
             let bad = Plan { chunk: Chunk::Tiles(0), ..Plan::of(machine.tiles()[0]) };
             assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions::of(bad)).starts_with("chunk = 0"));

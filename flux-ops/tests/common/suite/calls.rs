@@ -93,7 +93,7 @@ pub fn row_strides_are_honoured(machine: Machine) {
                     let rows = dense.chunks_exact(layout.cols);
                     rows.flat_map(|row| row.iter().copied().chain((layout.cols..layout.row_stride).map(|_| mark))).collect::<Vec<_>>()
                 };
-                let (lx, lw, ly) = (strided(p.x_shape(node.rank), 8), strided(p.w_shape(), 24), strided(p.y_shape(node.rank), 16));
+                let (lx, lw, ly) = (strided(p.x_shape(node.rank), 8), strided(p.w_shape(node.rank), 24), strided(p.y_shape(node.rank), 16));
                 let x = node.upload(&spread(&case.x(node.rank), lx));
                 let w = node.upload(&spread(&case.w(node.rank), lw));
                 let mut y = node.upload(&vec![mark; ly.rows * ly.row_stride]);

@@ -26,7 +26,7 @@ fn rows(machine: Machine) -> Vec<usize> {
 fn shape(machine: Machine, op: OpKind, world: u32, m: usize) -> [usize; 3] {
     let (w, [_, n, _]) = (world as usize, unaligned(machine, op, world));
     let k = if machine == Machine::Host { 136 } else { 1544 };
-    [m, n, if op.reduces() { k * w } else { k }]
+    [m, n, if op.reduces() { k * w + w / 3 * 8 } else { k }]
 }
 
 /// The kind of row `i` of a call with `m` rows: others at each place, in every call.

@@ -17,6 +17,7 @@ mod residual;
 mod results;
 mod rows;
 mod sequential;
+mod uneven;
 mod weights;
 
 pub use builds::*;
@@ -34,6 +35,7 @@ pub use residual::*;
 pub use results::*;
 pub use rows::*;
 pub use sequential::*;
+pub use uneven::*;
 pub use weights::*;
 
 use super::{AnyOp, Case, Machine, Node};
@@ -58,7 +60,8 @@ pub(super) fn at_once(machine: Machine) -> Duration {
 pub fn defaults(_: &mut Options) {}
 
 /// Extents for a world: a row block of 128 in each shard and one of a single row in all but the
-/// last, tails of columns and of the inner dimension. On GPUs, where the tests are optimised,
+/// last, tails of columns and of the inner dimension. From three ranks on the first third of them
+/// has 8 columns or elements of `k` more. On GPUs, where the tests are optimised,
 /// several column blocks and pipeline stages too.
 pub fn unaligned(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let [m, n, k] = equal_shards(machine, op, world);
@@ -67,12 +70,12 @@ pub fn unaligned(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
 
 /// The same with a row more, so that all shards are equal.
 pub fn equal_shards(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
-    let w = world as usize;
+    let (w, more) = (world as usize, world as usize / 3 * 8);
     match (op, machine) {
-        (OpKind::AllGatherGemm, Machine::Host) => [129 * w, 40 * w, 72],
-        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, Machine::Host) => [129 * w, 136, 24 * w],
-        (OpKind::AllGatherGemm, _) => [129 * w, 328 * w, 456],
-        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, _) => [129 * w, 584, 392 * w],
+        (OpKind::AllGatherGemm, Machine::Host) => [129 * w, 40 * w + more, 72],
+        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, Machine::Host) => [129 * w, 136, 24 * w + more],
+        (OpKind::AllGatherGemm, _) => [129 * w, 328 * w + more, 456],
+        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, _) => [129 * w, 584, 392 * w + more],
     }
 }
 
@@ -85,7 +88,7 @@ pub fn few_rows(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
 /// Dense layouts of a rank's operands.
 pub fn layouts<T: Number>(case: &Case<T>, rank: flux_core::Rank) -> (Layout, Layout, Layout) {
     let dense = |s: Shape| Layout::dense(s.rows as usize, s.cols as usize);
-    (dense(case.problem.x_shape(rank)), dense(case.problem.w_shape()), dense(case.y_shape(rank)))
+    (dense(case.problem.x_shape(rank)), dense(case.problem.w_shape(rank)), dense(case.y_shape(rank)))
 }
 
 /// One call on fresh buffers.
@@ -94,7 +97,7 @@ pub fn call<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Result<Vec
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned(ly.span());
     let (bias, residual) = (case.bias(node.rank).map(|bias| node.upload(&bias)), case.residual(node.rank).map(|rows| node.upload(&rows)));
-    let cols = case.problem.n_local() as usize;
+    let cols = case.problem.n_local(node.rank) as usize;
     let (bias, residual) = (bias.as_ref().map(|bias| node.view(bias, (cols,))), residual.as_ref().map(|rows| node.view(rows, ly)));
     let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
     let args = if let Some(residual) = &residual { args.residual(residual) } else { args };

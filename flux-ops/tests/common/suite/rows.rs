@@ -16,12 +16,13 @@ const MOST: usize = 211;
 
 /// Global extents with so many rows.
 fn shape(machine: Machine, op: OpKind, world: u32, m: usize) -> [usize; 3] {
-    let w = world as usize;
+    // From three ranks on the first third of them has 8 columns or elements of `k` more.
+    let (w, more) = (world as usize, world as usize / 3 * 8);
     match (op, machine) {
-        (OpKind::AllGatherGemm, Machine::Host) => [m, 24 * w, 40],
-        (_, Machine::Host) => [m, 40, 24 * w],
-        (OpKind::AllGatherGemm, _) => [m, 264 * w, 456],
-        (_, _) => [m, 520, 200 * w],
+        (OpKind::AllGatherGemm, Machine::Host) => [m, 24 * w + more, 40],
+        (_, Machine::Host) => [m, 40, 24 * w + more],
+        (OpKind::AllGatherGemm, _) => [m, 264 * w + more, 456],
+        (_, _) => [m, 520, 200 * w + more],
     }
 }
 

@@ -77,7 +77,9 @@ impl RandomCase {
         // Equal shards in half of the cases, else some with a row less, or none.
         let less = if draw.below(2) > 0 { draw.below(world.get()) as usize } else { 0 };
         let m = draw.extent(most_rows, 128) as usize * ranks - less;
-        let (split, whole) = (8 * draw.extent(most, 16) as usize * ranks, 8 * draw.extent(most, 16) as usize);
+        // Equal parts of what is split in half of the cases, else 8 more on the first ranks.
+        let more = if draw.below(2) > 0 { draw.below(world.get()) as usize } else { 0 };
+        let (split, whole) = (8 * (draw.extent(most, 16) as usize * ranks + more), 8 * draw.extent(most, 16) as usize);
         let (n, k) = match op {
             OpKind::AllGatherGemm => (split, whole),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (whole, split),

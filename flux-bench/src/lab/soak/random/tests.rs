@@ -79,8 +79,13 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
     assert!(
         has(|c| c.problem.m_shard() % 128 == 1) && has(|c| c.problem.m_shard() % 128 == 127) && has(|c| c.problem.m_shard() % 128 == 0)
     );
-    assert!(has(|c| c.problem.k_local() == 8) && has(|c| c.problem.k_local() > 2048) && has(|c| c.problem.k_local() % 64 != 0));
-    assert!(has(|c| c.problem.n_local() == 8) && has(|c| c.problem.n_local() > 2048));
+    assert!(has(|c| c.problem.k_shard() == 8) && has(|c| c.problem.k_shard() > 2048) && has(|c| c.problem.k_shard() % 64 != 0));
+    assert!(has(|c| c.problem.n_shard() == 8) && has(|c| c.problem.n_shard() > 2048));
+    for op in OpKind::ALL {
+        let [first, last] = [0, 3].map(Rank::new);
+        let equal = |c: &RandomCase| c.problem.w_shape(first) == c.problem.w_shape(last);
+        assert!([true, false].into_iter().all(|wanted| of_gpu().any(|c| c.problem.op() == op && equal(&c) == wanted)), "{op}");
+    }
     let has_plan = |what: fn(&Plan) -> bool| of_gpu().any(|case| case.plan.as_ref().is_some_and(what));
     assert!(
         has(|c| c.plan.is_none()) && has_plan(|p| p.rows == RowMapping::PerShard { group: 5 }) && has_plan(|p| p.chunk == Chunk::Shard)
