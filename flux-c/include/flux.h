@@ -414,10 +414,7 @@ flux_status flux_op_rows(const struct flux_op *op,
 //
 // first     gets the first column; or NULL
 // count     gets the number of columns; or NULL
-flux_status flux_op_columns(const struct flux_op *op,
-                            uint32_t rank,
-                            size_t *first,
-                            size_t *count);
+flux_status flux_op_columns(const struct flux_op *op, uint32_t rank, size_t *first, size_t *count);
 
 // The elements of the inner extent `k` that a rank has: the columns of its `x` and `w`. All of
 // FLUX_ALL_GATHER_GEMM. Of others they are split in groups of 8, of which the first ranks may have
