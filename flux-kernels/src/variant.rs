@@ -12,10 +12,10 @@ use flux_core::tile::{Generation, Staging};
 use flux_core::{DType, OpKind, Partials, TileShape};
 use std::fmt;
 
-/// One instantiation: operation, element type, tile, how a finished tile is staged, how many stages
-/// of operands are in flight, in which type partial sums leave, what is applied to the result,
-/// whether it has gates, how weights lie, and whether it records its time line. Both sums over the
-/// ranks have one kernel.
+/// One instantiation, by what it is compiled for. It has an operation, an element type, a tile, a
+/// staging of finished tiles, a number of operand stages, and a type in which partial sums leave.
+/// What is applied to the result, gates, the weights' layout and the time line follow. Both sums
+/// over the ranks have one kernel.
 ///
 /// The activation is part of it, because its formula is unrolled over a thread's accumulators: a
 /// kernel that chose at run time would hold a copy for each.

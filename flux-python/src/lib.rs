@@ -174,9 +174,9 @@ mod _native {
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise
-    /// until it returns. `numbers` are the activation's, `m`, and of all ranks together `n` of an op
-    /// that gathers or `k` of the others. With `eps` there are a gain and normalised rows. The second
-    /// result of an op that gathers are the gathered rows.
+    /// until it returns. `numbers` are the activation's, `m`, and of all ranks together `n` of an
+    /// op that gathers or `k` of the others. With `eps` there are a gain and normalised rows. The
+    /// second result of an op that gathers are the gathered rows.
     #[pyfunction]
     fn call_host(
         py: Python<'_>,

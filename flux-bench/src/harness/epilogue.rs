@@ -35,8 +35,8 @@ impl EpilogueSpec {
         Activation::of(op).iter().map(with).chain(sums.into_iter().filter(move |_| op.reduces())).chain(gated)
     }
 
-    /// The same without gates where some rank's columns of `problem`, or those of a plan's tile, cannot
-    /// have them.
+    /// The same without gates where some rank's columns of `problem`, or those of a plan's tile,
+    /// cannot have them.
     pub(crate) fn for_columns_of(self, problem: &Problem, plan: Option<&Plan>) -> Self {
         let mut columns = problem.world().ranks().map(|rank| problem.n_local(rank)).chain(plan.map(|plan| plan.tile.n));
         if columns.all(|columns| columns.is_multiple_of(16)) { self } else { Self { gates: None, ..self } }

@@ -63,12 +63,12 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 // Checks 64 x 32 elements a CTA, 4 x 2 a thread. The reference is accumulated in fp64 from the
 // generators, not from the operands in memory.
 //
-// The bound of an element sums four roundings: the result's, u * |y|, or of a tiny number half the
-// distance to the next; that of each partial sum sent in 16 bits, u * |partial|; fp32 accumulation,
-// sqrt(k) * eps * sum |x| |w|; and the addition of a bias or a residual, eps * |sum|. Partial sums
-// sent in fp32 have no rounding. Each addition that rounds to 16 bits costs u of all magnitudes. An
-// inexact activation multiplies the bound by its slope and adds its own error. Small integers must be
-// equal, but for inexact activations and rounded additions.
+// The bound of an element sums four roundings. The result's is u * |y|, or of a tiny number half the
+// distance to the next. That of each partial sum sent in 16 bits is u * |partial|; sent in fp32 it
+// has none. fp32 accumulation costs sqrt(k) * eps * sum |x| |w|, the addition of a bias or a residual
+// eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes. An inexact activation
+// multiplies the bound by its slope and adds its own error. Small integers must be equal, but for
+// inexact activations and rounded additions.
 //
 // Of gated weights a thread's two columns are a gate and its up: a CTA checks half as many elements.
 // With a and u their exact values, off by da and du at most, the product is off by da (|u| + du) +

@@ -203,7 +203,10 @@ impl Nvrtc {
         let name = || source.name.to_owned();
         let text = |text: &str| CString::new(text).map_err(|_| CompileError::Nul { name: name() });
         let arch = format!("--gpu-architecture={}", source.arch.name());
-        let options = std::iter::once(arch.as_str()).chain(source.options.iter().copied()).map(text).collect::<Result<Vec<_>, _>>()?;
+        // What comes from the driver's cache has no log, and so no report.
+        let no_cache = (self.version().major >= 13).then_some("--no-cache");
+        let options = std::iter::once(arch.as_str()).chain(no_cache).chain(source.options.iter().copied());
+        let options = options.map(text).collect::<Result<Vec<_>, _>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let program = Program::create(&self.0, source)?;
         let count = c_int::try_from(options.len()).unwrap_or(c_int::MAX);

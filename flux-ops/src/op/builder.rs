@@ -215,7 +215,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     ///
     /// let (x, mut y) = (vec![bf16::ONE; m * k], vec![bf16::NAN; m * n / 2]);
     /// // Gates of 1, then ups of 2.
-    /// let w: Vec<_> = (0..n * k).map(|i| if i < n / 2 * k { 1.0 } else { 2.0 }).map(bf16::from_f32).collect();
+    /// let values = (0..n * k).map(|i| if i < n / 2 * k { 1.0 } else { 2.0 });
+    /// let w: Vec<_> = values.map(bf16::from_f32).collect();
     /// op.forward(
     ///     &TensorRef::host(&x, (m, k))?,
     ///     &TensorRef::host(&w, (n, k))?,
@@ -228,8 +229,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     ///
     /// # Errors
     /// Of the build: [`BuildError::GatedWeights`] with [`WeightLayout::Kn`],
-    /// [`BuildError::GatedRows`] where 16 does not divide every `n_r`, and [`BuildError::GatedTile`] where
-    /// it does not divide the columns of a plan's tiles.
+    /// [`BuildError::GatedRows`] where 16 does not divide every `n_r`, and [`BuildError::GatedTile`]
+    /// where it does not divide the columns of a plan's tiles.
     pub fn gated(mut self, layout: GateLayout) -> Self {
         self.request.epilogue.gates = Some(layout);
         self

@@ -386,8 +386,8 @@ impl Finish<'_> {
     }
 
     /// The result with every rounding of the ops, and how far one may be from the exact result.
-    /// With `a` and `b` off by `da` and `db` at most, `a b` is off by `da (|b| + db) + |a| db`, and by
-    /// its rounding.
+    /// With `a` and `b` off by `da` and `db` at most, `a b` is off by `da (|b| + db) + |a| db`, and
+    /// by its rounding.
     fn modelled<T: Element>(&self, sum: &Sum<'_>, owner: Rank, nodes: Nodes, flattened: bool) -> (T, f64) {
         let (mut y, mut rounded, mut error) = sum.modelled::<T>(owner, nodes, flattened);
         if self.activation != Activation::None {

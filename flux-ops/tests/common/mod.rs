@@ -115,8 +115,8 @@ impl<T: Element> AnyOp<T> {
         }
     }
 
-    /// The op of a case, with its bias, residual, activation and gates. Without a plan, messages over
-    /// NCCL go beside the kernel: a library's collective adds in an order that is not modelled.
+    /// The op of a case, with its bias, residual, activation and gates. Without a plan, messages
+    /// over NCCL go beside the kernel: a library's collective adds in an order that is not modelled.
     pub fn of(case: &Case<T>, options: OpOptions, node: &Node) -> Self {
         let p = &case.problem;
         let workers = options.workers.or(node.workers);
