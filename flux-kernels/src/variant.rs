@@ -89,12 +89,17 @@ impl Variant {
     const CONSUMERS: u32 = 2;
 
     /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced)
-    /// forms, those that send [`Partials::F32`], and some with [other weights](WeightLayout::Kn) or
-    /// with [gates](Self::with_gates) are compiled where they are used.
+    /// forms, and some with [other weights](WeightLayout::Kn) or with [gates](Self::with_gates), are
+    /// compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
         let finished = plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish)));
-        finished.flat_map(|variant| [Some(variant), variant.transposed()].into_iter().flatten()).collect()
+        finished.flat_map(|variant| [Some(variant), variant.transposed(), variant.in_f32()].into_iter().flatten()).collect()
+    }
+
+    /// The same kernel with partial sums in fp32, where there are any.
+    fn in_f32(self) -> Option<Self> {
+        (self.op == OpKind::GemmReduceScatter).then(|| self.with_partials(Partials::F32))
     }
 
     /// The same kernel for weights of `[k, n]`, unless it has an activation or gates.
@@ -440,8 +445,7 @@ mod tests {
                 let alike = |variant: Variant| (variant.activation, variant.gated) == (wanted.activation, wanted.gated);
                 assert!(of_op().any(|&variant| alike(variant)), "{wanted} {}", arch.name());
             }
-            let known = |variant: &Variant| all.contains(&variant.with_partials(Partials::OpDType));
-            assert!(cover.iter().all(known), "{}", arch.name());
+            assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
             let f32 = |op| cover.iter().any(|variant| (variant.op, variant.partials) == (op, Partials::F32));
             assert_eq!(OPS.map(f32), [false, true], "{}", arch.name());
         }

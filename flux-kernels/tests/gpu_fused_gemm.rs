@@ -6,7 +6,7 @@
 mod common;
 
 use common::lateness::scaled;
-use common::{World, cubin, device, programs, skipped, target};
+use common::{World, cubin, device, programs, target};
 use cudarc::driver::{CudaContext, sys};
 use flux_core::layout::fault;
 use flux_core::program::{Chunk, Schedule, TileProgram};
@@ -15,7 +15,6 @@ use flux_core::tile::Generation;
 use flux_core::{DType, Nodes, OpKind, Partials, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::cuda::{LaunchError, Pace, loaded};
 use flux_kernels::harness::{Fill, Seeds, VerifyReport};
-use flux_kernels::nvrtc::Nvrtc;
 use flux_kernels::{Activation, GateLayout, Variant, WeightLayout};
 use std::sync::Arc;
 use std::time::Duration;
@@ -383,10 +382,6 @@ const IN_F32: [(usize, usize, usize, u32, Chunk, u32); 4] = [
 #[test]
 fn partial_sums_in_f32_are_right() {
     let Some(context) = device("partial_sums_in_f32_are_right") else { return };
-    if let Err(why) = Nvrtc::get() {
-        // These kernels are not compiled ahead of time.
-        return skipped::skip("partial_sums_in_f32_are_right", &why);
-    }
     for (tile, dtype) in target(&context).generation.tiles().zip([DType::Bf16, DType::F16].into_iter().cycle()) {
         for (m, n, k, world, chunk, in_mainloop) in IN_F32 {
             for (op, flattened, two_exchanges, split_k) in [

@@ -16,7 +16,6 @@ use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::tile::Generation;
 use flux_core::{OpKind, Partials, TileShape};
 use flux_kernels::KernelTarget;
-use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::CallError;
 use flux_transport::TransportError;
 use flux_transport::internal::cuda;
@@ -92,9 +91,7 @@ fn the_in_flight_limit_changes_no_bit() {
         let generation = KernelTarget::of(cuda::device_info(0).unwrap().compute).unwrap().generation;
         let with_kernel = |&(rows, columns, _): &(u32, u32, KSplit)| generation.scatters(TileShape::new(rows, columns, 64));
         let cases = machine.worlds(&[2, 3, 4, 6]).into_iter().flat_map(|world| tiles.map(|tile| (world, tile)));
-        // Kernels with fp32 partial sums are not compiled ahead of time.
-        let sent = [Partials::OpDType, Partials::F32].into_iter().take(if Nvrtc::get().is_ok() { 2 } else { 1 });
-        let cases = cases.flat_map(|case| sent.clone().map(move |partials| (case, partials)));
+        let cases = cases.flat_map(|case| [Partials::OpDType, Partials::F32].map(|partials| (case, partials)));
         for ((world, (rows, columns, k)), partials) in cases.filter(|((_, tile), _)| with_kernel(tile)) {
             let w = world as usize;
             let case = Case::<bf16>::new(OPS[1], [150 * w, 1000, 264 * w], world, Values::Reals, 47).with_partials(partials);

@@ -4,7 +4,7 @@
 #[path = "../../../flux-transport/tests/lateness/mod.rs"]
 pub(crate) mod lateness;
 #[path = "../skipped/mod.rs"]
-pub(crate) mod skipped;
+mod skipped;
 
 use cudarc::driver::{CudaContext, CudaStream, result, sys};
 use flux_core::layout::{self, WorkspaceSize, control};

@@ -241,8 +241,7 @@ impl<K: Reduces, T: Element> Builder<FusedLinear<K, T>> {
     /// Element type in which ranks send partial sums to each other, in place of
     /// [`Partials::OpDType`]. With [`Partials::F32`] the result is rounded once, and fp16 partial
     /// sums do not overflow where their total does not. The bytes of partial sums double, on links
-    /// and in the workspace. A GPU's kernels for it are compiled where they are used. The same on
-    /// every rank.
+    /// and in the workspace. The same on every rank.
     ///
     /// ```
     /// use flux_ops::{GemmReduceScatter, Partials, bf16};

@@ -1,22 +1,18 @@
 //! Partial sums in fp32: one rounding, no overflow before the total, the same bits everywhere.
 
 use super::{AnyOp, Case, Machine, call, defaults, few_rows, unaligned};
-use crate::common::{OpOptions, Values, skipped};
+use crate::common::{OpOptions, Values};
 use flux_core::plan::{CommMode, KSplit, Plan, RowMapping};
 use flux_core::{OpKind, Partials};
-use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::BuildError;
 use half::{bf16, f16};
 
 const WORLDS: [u32; 7] = [2, 3, 4, 5, 6, 7, 8];
 
-/// The worlds and ops that the machine has; none where nothing compiles the kernels, which are not
-/// compiled ahead of time.
-fn calls(machine: Machine, test: &str) -> impl Iterator<Item = (u32, OpKind)> {
-    let compiles = machine == Machine::Host || Nvrtc::get().map_err(|why| skipped::skip(test, &why)).is_ok();
+/// The worlds and ops that the machine has.
+fn calls(machine: Machine) -> impl Iterator<Item = (u32, OpKind)> {
     let ops = move || machine.ops().iter().copied().filter(|op| op.reduces());
-    let worlds = if compiles { machine.worlds(&WORLDS) } else { Vec::new() };
-    worlds.into_iter().flat_map(move |world| ops().map(move |op| (world, op)))
+    machine.worlds(&WORLDS).into_iter().flat_map(move |world| ops().map(move |op| (world, op)))
 }
 
 /// The op's own choice, and every way in which partial sums are sent.
@@ -37,7 +33,7 @@ fn plans(machine: Machine, op: OpKind) -> Vec<Option<Plan>> {
 }
 
 pub fn f32_partials_give_the_exact_result_of_integers(machine: Machine) {
-    for (world, op) in calls(machine, "f32_partials_give_the_exact_result_of_integers") {
+    for (world, op) in calls(machine) {
         let case = Case::<bf16>::new(op, few_rows(machine, op, world), world, Values::Integers, 211).with_residual(Values::Integers);
         let case = case.with_partials(Partials::F32);
         let expected = case.expected_on(machine);
@@ -53,7 +49,7 @@ pub fn f32_partials_give_the_exact_result_of_integers(machine: Machine) {
 /// Within the bound of one rounding, with the same bits in every run and, of an AllReduce, on every
 /// rank.
 pub fn f32_partials_are_rounded_once(machine: Machine) {
-    for (world, op) in calls(machine, "f32_partials_are_rounded_once") {
+    for (world, op) in calls(machine) {
         let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Reals, 223).with_partials(Partials::F32);
         let expected = case.expected_on(machine);
         let outputs = machine.run(world, defaults, |node| {
@@ -68,7 +64,7 @@ pub fn f32_partials_are_rounded_once(machine: Machine) {
 }
 
 pub fn f32_partials_overflow_only_where_the_total_does(machine: Machine) {
-    for (world, op) in calls(machine, "f32_partials_overflow_only_where_the_total_does") {
+    for (world, op) in calls(machine) {
         let case = Case::<f16>::new(op, few_rows(machine, op, world), world, Values::Integers, 227).with_large_partials();
         let exact = case.clone().with_partials(Partials::F32);
         let expected = exact.expected_on(machine);
@@ -86,7 +82,7 @@ pub fn f32_partials_overflow_only_where_the_total_does(machine: Machine) {
 
 /// Equal rows have equal bits, in calls of any `m`.
 pub fn f32_partials_of_batch_invariant_ops_have_their_own_bits(machine: Machine) {
-    for (world, op) in calls(machine, "f32_partials_of_batch_invariant_ops_have_their_own_bits").filter(|&(world, _)| world <= 4) {
+    for (world, op) in calls(machine).filter(|&(world, _)| world <= 4) {
         let [_, n, k] = unaligned(machine, op, world);
         let of = |m| {
             let case = Case::<bf16>::new(op, [m, n, k], world, Values::Reals, 229).with_partials(Partials::F32);
