@@ -84,13 +84,13 @@ fn every_activation_stays_within_the_derived_bound() {
     check::<f16>();
 }
 
-/// Tiles of two, one and one and a half times the columns of gates and ups.
+/// Of one tile's columns of gates and ups, and of several with a tail of half a tile's.
 #[test]
 fn gates_multiply_their_ups_in_both_layouts() {
     fn check<T: Element>() {
         let bias = |numbers: &mut Numbers| (numbers.next() % 9) as f32 - 4.0;
-        for (layout, world) in GateLayout::ALL.into_iter().flat_map(|layout| WORLDS.map(|world| (layout, world))) {
-            for (n, activation) in [16, 48, 80].into_iter().flat_map(|n| Activation::ALL.map(|activation| (n, activation))) {
+        for (layout, world) in GateLayout::ALL.into_iter().flat_map(|layout| [1, 3, 4].map(|world| (layout, world))) {
+            for (n, activation) in [16, 80].into_iter().flat_map(|n| Activation::ALL.map(|activation| (n, activation))) {
                 let problem = of_columns::<T>(OpKind::AllGatherGemm, (n, 0), world);
                 if activation.is_exact() {
                     let global = Global::<T>::new(problem, 7, Numbers::unit).with_epilogue(7, bias, activation).gated(layout);

@@ -1,13 +1,11 @@
 //! A test for each kernel that it compiles: compiling one takes seconds, and all of them minutes.
 //!
 //! - `activation NAME`: the kernel has the formula, in its smallest form, with and without gates.
-//! - `gates NAME`: gates make no kernel spill, of the large tiles, whose registers are scarce.
 //! - `reference`: the harness's verification has a reference for every activation.
 //! - `rms_norm ARCH`, `gathered_rows ARCH`: the kernels behind an op.
-//! - `weights NAME`: weights of `[k, n]` make no kernel spill, of those among the fewest kernels that
-//!   are compiled ahead of time.
-//! - `traced NAME`: time stamps make no kernel spill, of the fewest kernels that have every tile and
-//!   send partial sums of the op's type.
+//! - `most NAME`: what takes registers makes no kernel spill, of the fewest that have every tile and
+//!   send partial sums of the op's type. Time stamps come with gates, or with weights of `[k, n]`
+//!   where the kernel sums over ranks.
 
 mod compiler;
 mod skipped;
@@ -36,16 +34,12 @@ fn of_arch(arch: Arch) -> Vec<Trial> {
     let activated = variants.iter().filter(|variant| smallest(variant) && Some(variant.tile()) == tile);
     let activated = activated.map(|variant| compiles(format!("activation {variant} {}", arch.name()), variant.source(), arch));
     let cover = || Variant::cover(KernelTarget::of_arch(arch)).into_iter();
-    let traced = cover().filter(|variant| variant.partials() == Partials::OpDType);
-    let traced = traced.map(|variant| compiles(format!("traced {variant}"), variant.traced().source(), arch));
-    let weights = cover().map(|variant| variant.with_activation(Activation::None).with_weights(WeightLayout::Kn));
-    let weights = weights.filter(|variant| variants.contains(variant));
-    let weights = weights.map(|variant| compiles(format!("weights {variant}"), variant.source(), arch));
-    let large = |variant: &Variant| variant.tile().m * variant.tile().n >= 128 * 192;
-    let gates = cover().filter(|variant| variant.op() == OpKind::AllGatherGemm && large(variant));
-    let gates = gates.map(|variant| variant.with_activation(Activation::Gelu).with_gates(true));
-    let gates = gates.map(|variant| compiles(format!("gates {variant}"), variant.source(), arch));
-    activated.chain(traced).chain(weights).chain(gates).collect()
+    let most = cover().filter(|variant| variant.partials() == Partials::OpDType).map(|variant| match variant.op() {
+        OpKind::AllGatherGemm => variant.with_activation(Activation::Gelu).with_gates(true).traced(),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => variant.with_weights(WeightLayout::Kn).traced(),
+    });
+    let most = most.map(|variant| compiles(format!("most {variant}"), variant.source(), arch));
+    activated.chain(most).collect()
 }
 
 /// It compiles, without spills where it is a fused kernel.
