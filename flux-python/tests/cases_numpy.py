@@ -185,7 +185,7 @@ def residual_and_norm_that_do_not_fit(comm):
     wide = np.zeros((9, 24), F16)
     raises(bad, lambda: op(x, w, b, wide[1:], out=wide[:-1]), "overlaps residual")
     raises(bad, lambda: op(x, w, b, residual, (gain, 1e-3), out=(wide[1:], residual)), "y_norm", "overlaps residual")
-    raises(bad, lambda: flux_tp.prepare("all_gather_matmul", comm.world_size * 8, 8, residual=True), "neither residual nor norm")
+    raises(bad, lambda: flux_tp.prepare("all_gather_matmul", comm.world_size * 8, 8, residual=True), "no residual, norm or partials")
     close(op(x, w, b, residual), y, "float16", sums)
 
 
@@ -245,7 +245,7 @@ def bad_operands_name_what_to_do_and_harm_nothing(comm):
     raises(bad, lambda: call(x, np.repeat(w, 2, axis=1)[:, ::2]), "weight", "contiguous")
     raises(bad, lambda: call(x[0], w), "x has 1 dimensions")
     raises(bad, lambda: call(x, w, b[None]), "bias has 2 dimensions")
-    raises(bad, lambda: call(x, w[:12]), "12", "multiple of 8")
+    raises(bad, lambda: call(x, w[:12]), f"{12 * comm.world_size}", "multiple of 8")
     raises(bad, lambda: call(x[:, :24], w), "x is [8, 24]", "[8, 32]")
     raises(bad, lambda: call(x, w, b[:8]), "bias is [1, 8]")
     raises(bad, lambda: call(x, w, activation="tanh"), "'tanh'", "gelu")
@@ -342,7 +342,7 @@ def partials_in_float32(comm):
     sign = 0 if last == 0 else {0: 1, last: -1}.get(comm.rank, 0)
     x, w = np.full((m, k), 64 * sign, F16), np.full((n, k), 64, F16)
     for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
-        flux_tp.prepare(op.__name__, n, k * comm.world_size, dtype=F16, partials="float32")
+        flux_tp.prepare(op.__name__, n, k * comm.world_size, dtype=np.dtype(F16), partials="float32")
         assert (op(x, w, partials=np.dtype("float32")) == 0).all(), op
         assert np.isfinite(op(x, w)).any() == (last == 0), op
         raises(flux_tp.OperandError, lambda op=op: op(x, w, partials="float16"), "partials = 'float16'", "give 'float32'")
