@@ -1,5 +1,6 @@
 //! How weights lie in memory.
 
+use flux_core::problem::Shape;
 use std::fmt;
 
 /// How the weights of a gated op lie: rows of `w` for gates, and rows for what they multiply, the
@@ -28,6 +29,24 @@ impl GateLayout {
             Self::Concatenated => (1, n / 2),
             Self::Interleaved => (2, 1),
         }
+    }
+
+    /// The shape of `y` where the product has this one: with gates it has half as many columns.
+    ///
+    /// ```
+    /// use flux_core::problem::Shape;
+    /// use flux_kernels::GateLayout;
+    /// let product = Shape { rows: 4, cols: 32 };
+    /// let cols = |gates| GateLayout::result_shape(gates, product).cols;
+    /// assert_eq!((cols(None), cols(Some(GateLayout::Interleaved))), (32, 16));
+    /// ```
+    pub const fn result_shape(gates: Option<Self>, product: Shape) -> Shape {
+        Shape { cols: Self::result_cols(gates, product.cols), ..product }
+    }
+
+    /// Columns of `y` for so many of the product.
+    pub const fn result_cols(gates: Option<Self>, cols: u32) -> u32 {
+        if gates.is_some() { cols / 2 } else { cols }
     }
 
     /// The rows of `w`, of `n`, with the gate and the up of a column of `y`.

@@ -71,8 +71,7 @@ impl EpilogueSpec {
 
     /// The shape of `rank`'s `y`.
     pub(crate) fn y_shape(&self, problem: &Problem, rank: Rank) -> Shape {
-        let shape = problem.y_shape(rank);
-        if self.gates.is_some() { Shape { cols: shape.cols / 2, ..shape } } else { shape }
+        GateLayout::result_shape(self.gates, problem.y_shape(rank))
     }
 }
 

@@ -6,6 +6,7 @@ use crate::harness::EpilogueSpec;
 use crate::harness::Fill;
 use crate::harness::data::{self, Window, y_window};
 use flux_core::{Problem, Rank};
+use flux_ops::GateLayout;
 
 /// The operands of one call of a problem, as their generators.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,10 +54,8 @@ impl Operands {
     /// What of all ranks' results is `rank`'s `y`: of `[m, n]`, or with gates of `[m, n/2]`.
     pub(crate) fn y_window(&self, rank: Rank) -> Window {
         let window = y_window(&self.problem, rank);
-        match self.epilogue.gates {
-            None => window,
-            Some(_) => Window { col0: window.col0 / 2, cols: window.cols / 2, ..window },
-        }
+        let of_product = |cols| GateLayout::result_cols(self.epilogue.gates, cols);
+        Window { col0: of_product(window.col0), cols: of_product(window.cols), ..window }
     }
 }
 

@@ -255,11 +255,12 @@ __device__ __forceinline__ void finish_tile(const Params& p, u32 i, u32 consumer
     if constexpr (C::kReduceScatter) {
         if (p.residual != 0) add_residual<C>(p, p.items[i], consumer, thread, first_row, acc);
     }
-    if constexpr (C::kGated) return;
+    if constexpr (!C::kGated) {
 #pragma unroll
-    for (u32 block = 0; block < C::kBlocks; ++block) {
+        for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
-        for (u32 at = 0; at < C::kAccumulators; ++at) acc[block][at] = activate<C::kActivation>(acc[block][at]);
+            for (u32 at = 0; at < C::kAccumulators; ++at) acc[block][at] = activate<C::kActivation>(acc[block][at]);
+        }
     }
 }
 

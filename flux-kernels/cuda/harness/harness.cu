@@ -64,11 +64,11 @@ __device__ __forceinline__ u32 owner_of(const VerifyParams& p, u32 row) {
 // generators, not from the operands in memory.
 //
 // The bound of an element sums four roundings. The result's is u * |y|, or of a tiny number half the
-// distance to the next. That of each partial sum sent in 16 bits is u * |partial|; sent in fp32 it
-// has none. fp32 accumulation costs sqrt(k) * eps * sum |x| |w|, the addition of a bias or a residual
-// eps * |sum|. Each addition that rounds to 16 bits costs u of all magnitudes. An inexact activation
-// multiplies the bound by its slope and adds its own error. Small integers must be equal, but for
-// inexact activations and rounded additions.
+// distance to the next. That of each partial sum sent in 16 bits is u * |partial|. A partial sum
+// sent in fp32 has none. Accumulation in fp32 costs sqrt(k) * eps * sum |x| |w|. The addition of a
+// bias or a residual costs eps * |sum|. Each addition that rounds to 16 bits costs u of all
+// magnitudes. An inexact activation multiplies the bound by its slope and adds its own error. Small
+// integers must be equal, but for inexact activations and rounded additions.
 //
 // Of gated weights a thread's two columns are a gate and its up: a CTA checks half as many elements.
 // With a and u their exact values, off by da and du at most, the product is off by da (|u| + du) +

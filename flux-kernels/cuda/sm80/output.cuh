@@ -97,7 +97,8 @@ __device__ __forceinline__ void store_rows(const WorkItem& item, const Rounded<C
                 }
             }
         } else if constexpr (kEights == 1) {
-            // No four vectors to transpose: each lane stores a pair of each row.
+            // No four vectors to transpose: each lane stores a pair of each row of y.
+            static_assert(C::kGated, "others have two column blocks");
 #pragma unroll
             for (u32 half = 0; half < 2; ++half) {
                 const u64 at = row_at(row + half * 8);

@@ -44,8 +44,7 @@ impl<T> Default for Epilogue<'_, T> {
 impl<T: Element> Epilogue<'_, T> {
     /// The shape of `rank`'s `y`.
     pub(super) fn y_shape(&self, problem: &Problem, rank: Rank) -> Shape {
-        let shape = problem.y_shape(rank);
-        if self.gates.is_some() { Shape { cols: shape.cols / 2, ..shape } } else { shape }
+        GateLayout::result_shape(self.gates, problem.y_shape(rank))
     }
 
     /// Checks it against the program and the weights.

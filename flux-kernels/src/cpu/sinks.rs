@@ -6,6 +6,7 @@
 use super::buffers::{Scratch, stride};
 use super::call::Call;
 use crate::element::Element;
+use crate::weights::GateLayout;
 use flux_core::layout;
 use flux_core::program::{NONE, WorkItem, sink};
 use flux_core::{Partials, Rank};
@@ -154,8 +155,7 @@ impl<T: Element> Call<'_, T> {
     /// The item's columns of a row of `y`.
     #[expect(clippy::mut_from_ref, reason = "workers store disjoint elements")]
     fn y_row(&self, row: u32, item: &WorkItem) -> &mut [T] {
-        let columns_per_result = if self.epilogue.gates.is_some() { 2 } else { 1 };
-        let (col, cols) = (item.col as usize / columns_per_result, item.cols as usize / columns_per_result);
+        let [col, cols] = [item.col, item.cols].map(|col| GateLayout::result_cols(self.epilogue.gates, col) as usize);
         let offset = row as usize * self.y.stride + col;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
         // rows and columns are among them (`check`). No other item stores these elements, and the

@@ -7,7 +7,7 @@ use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
 use super::trace::TraceBuffer;
 use crate::abi::Params;
 use crate::variant::Variant;
-use crate::weights::{GATES, WeightLayout};
+use crate::weights::{GATES, GateLayout, WeightLayout};
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::gather_place_bytes;
 use flux_core::program::TileProgram;
@@ -93,7 +93,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let y = Operand {
         name: "y",
         address: y_address,
-        cols: if args.gates.is_some() { problem.n_local(p.rank) / 2 } else { problem.n_local(p.rank) },
+        cols: GateLayout::result_cols(args.gates, problem.n_local(p.rank)),
         rows: y_rows,
         row_bytes: args.y.row_bytes,
         outer: &y_outer,

@@ -213,8 +213,7 @@ impl Harness {
         expected: &Expected,
         stream: usize,
     ) -> Result<VerifyReport, LaunchError> {
-        let Shape { rows, cols } = problem.y_shape(rank);
-        let cols = if expected.gates.is_some() { cols / 2 } else { cols };
+        let Shape { rows, cols } = GateLayout::result_shape(expected.gates, problem.y_shape(rank));
         let (gate_step, up_offset) = expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local(rank)));
         let (row0, col0, segment, own, per_node) = match problem.op() {
             OpKind::AllGatherGemm => (0, problem.columns(rank).start, problem.k(), 0, 1),

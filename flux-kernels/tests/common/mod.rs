@@ -196,8 +196,7 @@ impl World {
 
     /// The shape of a rank's `y`.
     fn y_shape(&self, rank: Rank) -> Shape {
-        let shape = self.problem.y_shape(rank);
-        if self.gates.is_some() { Shape { cols: shape.cols / 2, ..shape } } else { shape }
+        GateLayout::result_shape(self.gates, self.problem.y_shape(rank))
     }
 
     /// Fills every rank's operands and poisons its result and the halves that the next call uses.

@@ -10,12 +10,11 @@
 pub mod oracle;
 
 use flux_core::layout::{self, FaultRecord, WorkspaceSize, control};
-use flux_core::problem::Shape;
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::{Epoch, initialise};
 use flux_core::{OpKind, Problem, Rank, WorldSize};
 use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
-use flux_kernels::{Element, WeightLayout};
+use flux_kernels::{Element, GateLayout, WeightLayout};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -172,9 +171,8 @@ impl<T: Element> Member<'_, T> {
     pub fn call_with(&mut self, x: &[T], w: &[T], epilogue: Epilogue<'_, T>, pause: Duration) -> Result<Vec<T>, ExecuteError> {
         let problem = self.executor.program().problem;
         let rank = Rank::new(self.rank);
-        let y = problem.y_shape(rank);
-        let (xs, ws, ys) =
-            (problem.x_shape(rank), problem.w_shape(rank), Shape { cols: if epilogue.gates.is_some() { y.cols / 2 } else { y.cols }, ..y });
+        let ys = GateLayout::result_shape(epilogue.gates, problem.y_shape(rank));
+        let (xs, ws) = (problem.x_shape(rank), problem.w_shape(rank));
         let mut y = vec![T::from_f32(f32::NAN); (ys.rows * ys.cols) as usize];
         let pushes = problem.op() == OpKind::AllGatherGemm && problem.world().get() > 1;
         let (memory, epoch) = (self.memory, self.memory.epoch(self.rank));

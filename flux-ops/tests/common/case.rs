@@ -108,8 +108,7 @@ impl<T: Element> Case<T> {
 
     /// The shape of `rank`'s `y`.
     pub fn y_shape(&self, rank: Rank) -> Shape {
-        let shape = self.problem.y_shape(rank);
-        if self.gates.is_some() { Shape { cols: shape.cols / 2, ..shape } } else { shape }
+        GateLayout::result_shape(self.gates, self.problem.y_shape(rank))
     }
 
     /// Columns of all ranks' results.

@@ -32,8 +32,8 @@ class AllGatherMatmul(torch.autograd.Function):
         dy = dy.contiguous()
         dx = dweight = None
         if needs_weight:
-            # Each collective runs beside the GEMM that does not need it, as in Megatron-LM. A fused op
-            # beside NCCL's gather would hold the SMs that NCCL waits for.
+            # Each collective runs beside the GEMM that does not need it, as in Megatron-LM. A fused
+            # op beside NCCL's gather would hold the SMs that NCCL waits for.
             rows = Rows(dy.shape[0], _known[ctx.comm])
             gathered = rows.gather(x)
             sums = dy @ weight if needs_x else None
