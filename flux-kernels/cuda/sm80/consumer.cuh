@@ -133,10 +133,11 @@ private:
     // Adds peers' partial tiles, in slot order, each as it arrives.
     __device__ __forceinline__ void add_peer_partials(const WorkItem& item, u32 number, Accumulators<C>& acc) const {
         const Slot<C> slots{p};
-        const u64 half = own_data(p) + (epoch() & 1) * p.half_stride;
 #pragma unroll 1
         for (u32 source = 0; source < item.partials; ++source) {
             await_addend(number, item.parts + source);
+            // Made here: kept while it waits, it would take registers of accumulators.
+            const u64 half = own_data(p) + (epoch() & 1) * p.half_stride;
             slots.add(half + (item.partial_slot + source * p.slots_per_source) * slots.bytes(), item.rows, acc);
         }
     }

@@ -232,6 +232,8 @@ struct SplitKSlot {
         constexpr u32 kTogether = least(4, C::kSplitKVectors);  // loads under way, as registers allow
 #pragma unroll
         for (u32 first = 0; first < C::kSplitKVectors; first += kTogether) {
+            // Keeps the loads of the next round back: there is no register for more.
+            __syncwarp();
             uint4 four[kTogether];
 #pragma unroll
             for (u32 v = 0; v < kTogether; ++v) four[v] = ptx::load_global_16(from + (first + v) * 512);
