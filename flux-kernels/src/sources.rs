@@ -27,6 +27,7 @@ headers![
     "ptx/mma.cuh",
     "ptx/warp.cuh",
     "ptx/wgmma.cuh",
+    "common/accumulate.cuh",
     "common/close.cuh",
     "common/copy.cuh",
     "common/epilogue.cuh",

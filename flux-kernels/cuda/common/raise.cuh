@@ -55,6 +55,20 @@ __device__ __forceinline__ void raise_scattered(const Params& p, u32 epoch, cons
     ptx::store_relaxed_sys(signal_word(p.pad[owner], item.raise, epoch), epoch);
 }
 
+// Whether a finished tile also goes to every peer.
+template <class C>
+__device__ __forceinline__ bool is_shared(const WorkItem& item) {
+    return C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce) && item.raise != kNone;
+}
+
+// Raises the item's signal at `peer`, if that is one: a thread for each.
+__device__ __forceinline__ void raise_at_peers(const Params& p, u32 epoch, const WorkItem& item, u32 peer) {
+    if (peer >= p.world || peer == p.rank) return;
+    // Orders what the threads have stored, gathered by a barrier, before the signal.
+    ptx::fence_acq_rel_sys();
+    ptx::store_relaxed_sys(signal_word(p.pad[peer], item.raise, epoch), epoch);
+}
+
 // Whether the intra-node peers whose partial tiles are in a relay's sum are in the same op. The
 // sum's owner hears from none of them. A relay adds none in its mainloop.
 __device__ __forceinline__ bool intra_node_peers_agree(const Params& p, u32 epoch, const WorkItem& item) {

@@ -5,27 +5,17 @@
 // the results of every peer, too.
 
 #pragma once
-#include "common/walk.cuh"
+#include "common/accumulate.cuh"
 #include "common/epilogue.cuh"
+#include "common/raise.cuh"
 #include "common/shards.cuh"
 #include "common/wait.cuh"
+#include "common/walk.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 
 namespace flux {
-
-template <class C>
-__device__ __forceinline__ void add_vector(const uint4& four, float (&sum)[8]) {
-    const u32 pairs[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (u32 i = 0; i < 4; ++i) {
-        float lo, hi;
-        ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
-        sum[2 * i] += lo;
-        sum[2 * i + 1] += hi;
-    }
-}
 
 // A rank's partial sums of eight columns, as they were sent.
 template <class C>
@@ -43,7 +33,7 @@ struct SentVector {
 #pragma unroll
             for (u32 i = 0; i < 8; ++i) sum[i] += __uint_as_float(bits[i]);
         } else {
-            add_vector<C>(words[0], sum);
+            add_eight<C>(words[0], sum);
         }
     }
 };
@@ -82,7 +72,7 @@ __device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, c
             sum[i + 1] += bias.y;
         }
     }
-    if (p.residual != 0) add_vector<C>(residual, sum);
+    if (p.residual != 0) add_eight<C>(residual, sum);
     const uint4 eight = {ptx::pack_2<C::kBf16>(sum[0], sum[1]), ptx::pack_2<C::kBf16>(sum[2], sum[3]),
                          ptx::pack_2<C::kBf16>(sum[4], sum[5]), ptx::pack_2<C::kBf16>(sum[6], sum[7])};
     const u64 row = to.first_row + at.row;
@@ -147,12 +137,9 @@ __device__ __forceinline__ void reduce_rows(const Params& p, u32 epoch, const Wo
 template <class C, u32 kBarrier>
 __device__ __forceinline__ void raise_shared_sum(const Params& p, u32 epoch, const WorkItem& item, u32 thread, bool live) {
     if (!is_shared_sum(item) || !live) return;
+    // Gathers the threads' sums before the signal.
     ptx::named_barrier_sync<kBarrier, 128 * C::kConsumers>();
-    const u32 peer = thread;
-    if (peer >= p.world || peer == p.rank) return;
-    // Orders the threads' sums, which the barrier has gathered, before the signal.
-    ptx::fence_acq_rel_sys();
-    ptx::store_relaxed_sys(signal_word(p.pad[peer], item.raise, epoch), epoch);
+    raise_at_peers(p, epoch, item, thread);
 }
 
 // The signals that a lane awaits for a reduction.

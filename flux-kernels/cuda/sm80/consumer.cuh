@@ -8,6 +8,7 @@
 #include "common/copy.cuh"
 #include "common/epilogue.cuh"
 #include "common/progress.cuh"
+#include "common/raise.cuh"
 #include "common/reduce_rows.cuh"
 #include "common/shards.cuh"
 #include "common/trace.cuh"
@@ -162,7 +163,7 @@ private:
             }
             const Rounded<C> rounded(acc);
             store(item, rounded);
-            if (is_shared(item) && !is_poisoned()) store_at_peers(item, half, rounded);
+            if (is_shared<C>(item) && !is_poisoned()) store_at_peers(item, half, rounded);
         } else {
             store(item, Rounded<C>(acc));
         }
@@ -175,14 +176,9 @@ private:
 
     // Stores rows in the caller's y.
     __device__ __forceinline__ void store(const WorkItem& item, const Rounded<C>& rounded) const {
-        const u32 shard = is_shared(item) ? p.rank : item.out_outer;
+        const u32 shard = is_shared<C>(item) ? p.rank : item.out_outer;
         const u64 y = p.y_address + (first_row_of_shard(p, shard) + item.row) * p.y_row_bytes + item.col / C::kColsPerOut * u64{2};
         store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; }, ptx::store_global_16);
-    }
-
-    // Whether a finished tile also goes to every peer.
-    __device__ __forceinline__ static bool is_shared(const WorkItem& item) {
-        return C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce) && item.raise != kNone;
     }
 
     // Stores rows of partial sums at the ranks that own them: one, or with a mask all of its ranks.

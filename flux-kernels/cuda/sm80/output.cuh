@@ -4,6 +4,7 @@
 // column 8 j + 2 (lane mod 4) + (i mod 2) of the warp (PTX ISA: mma.m16n8k16, fragments).
 
 #pragma once
+#include "common/accumulate.cuh"
 #include "common/epilogue.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -62,14 +63,6 @@ __device__ __forceinline__ uint4 transpose_quad(u32 v0, u32 v1, u32 v2, u32 v3) 
 // Stores four accumulators, as they are.
 __device__ __forceinline__ void store_four(u64 to, const float* d) {
     ptx::store_global_16(to, {__float_as_uint(d[0]), __float_as_uint(d[1]), __float_as_uint(d[2]), __float_as_uint(d[3])});
-}
-
-// Adds four fp32 sums to accumulators.
-__device__ __forceinline__ void add_four(const uint4& four, float* d) {
-    d[0] += __uint_as_float(four.x);
-    d[1] += __uint_as_float(four.y);
-    d[2] += __uint_as_float(four.z);
-    d[3] += __uint_as_float(four.w);
 }
 
 // Stores rounded rows. `row_at(row)` is the place of a row of the tile at the item's first column,
@@ -194,18 +187,11 @@ struct Slot {
             for (u32 v = 0; v < C::kBlockVectors; ++v) {
                 // Registers are left for two loads under way, and the compiler would have more.
                 if (v % 2 == 0) __syncwarp();
-                const uint4 four = ptx::load_global_16(from + v * 512);
+                const uint4 vector = ptx::load_global_16(from + v * 512);
                 if constexpr (C::kPartialsF32) {
-                    add_four(four, &acc[b][v * 4]);
-                    continue;
-                }
-                const u32 pairs[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-                for (u32 i = 0; i < 4; ++i) {
-                    float lo, hi;
-                    ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
-                    acc[b][v * 8 + 2 * i] += lo;
-                    acc[b][v * 8 + 2 * i + 1] += hi;
+                    add_four(vector, &acc[b][v * 4]);
+                } else {
+                    add_eight<C>(vector, &acc[b][v * 8]);
                 }
             }
         }

@@ -60,7 +60,8 @@ private:
         const u32 lane = threadIdx.x % 32;
         const WaitTarget target = await_target(p, epoch, item.late_first + (lane < item.parts ? lane : 0));
         while (!__all_sync(0xFFFFFFFFu, ptx::load_acquire_sys(target.word) == epoch)) {
-            if (ptx::load_acquire_cta_shared(smem.multiplied()) > number) return;
+            // The lanes leave together: each reads the word at its own time.
+            if (__any_sync(0xFFFFFFFFu, ptx::load_acquire_cta_shared(smem.multiplied()) > number)) return;
             ptx::sleep_ns(20);
         }
     }
@@ -82,15 +83,6 @@ private:
         }
     }
 
-    // Raises the signal of a finished tile at every peer.
-    __device__ __forceinline__ void raise_at_peers(const WorkItem& item) const {
-        const u32 peer = threadIdx.x % 32;
-        if (peer >= p.world || peer == p.rank) return;
-        // Orders the consumers' rows, acquired with their barriers, before the signal.
-        ptx::fence_acq_rel_sys();
-        ptx::store_relaxed_sys(signal_word(p.pad[peer], item.raise, epoch), epoch);
-    }
-
     // Raises the item's signal. The consumers' stores are acquired with their barrier.
     __device__ __forceinline__ void announce(const WorkItem& item) const {
         if (item.sink == static_cast<u32>(Sink::kPartial)) {
@@ -104,7 +96,7 @@ private:
             if (item.sink == static_cast<u32>(Sink::kScatter)) {
                 raise_scattered(p, epoch, item);
             } else if (item.sink == static_cast<u32>(Sink::kReduce)) {
-                raise_at_peers(item);
+                raise_at_peers(p, epoch, item, threadIdx.x % 32);
             } else if (threadIdx.x % 32 == 0 && (item.partials == 0 || intra_node_peers_stand(p, epoch, item))) {
                 raise(p, epoch, item);
             }

@@ -4,6 +4,7 @@
 
 #pragma once
 #include "sm90/config.cuh"
+#include "common/accumulate.cuh"
 #include "common/epilogue.cuh"
 #include "common/reduce_rows.cuh"
 #include "common/scatter.cuh"
@@ -169,30 +170,20 @@ private:
     __device__ __forceinline__ void add_piece(u32 from, u32 piece, float (&acc)[C::kBlocks][kAccumulators]) const {
 #pragma unroll
         for (u32 v = 0; v < C::piece_vectors(piece); ++v) {
-            const uint4 four = ptx::load_shared_16(from + v * 128 * 16 + thread * 16);
+            const uint4 vector = ptx::load_shared_16(from + v * 128 * 16 + thread * 16);
+            const u32 number = piece * C::kPieceVectors + v;
             if constexpr (C::kPartialsF32) {
-                add_four((piece * C::kPieceVectors + v) * 4, four, acc);
-                continue;
-            }
-            const u32 pairs[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-            for (u32 i = 0; i < 4; ++i) {
-                const u32 at = (piece * C::kPieceVectors + v) * 8 + 2 * i;
-                float lo, hi;
-                ptx::unpack_2<C::kBf16>(pairs[i], lo, hi);
-                acc[at / kAccumulators][at % kAccumulators] += lo;
-                acc[at / kAccumulators][at % kAccumulators + 1] += hi;
+                add_four(vector, accumulator(acc, number * 4));
+            } else {
+                // They may be of two blocks; a pair never is.
+                add_eight<C>(vector, [&](u32 i) { return accumulator(acc, number * 8 + i); });
             }
         }
     }
 
-    // Adds a vector of fp32 sums to the accumulators from number `at` on.
-    __device__ __forceinline__ static void add_four(u32 at, const uint4& four, float (&acc)[C::kBlocks][kAccumulators]) {
-        float* d = &acc[at / kAccumulators][at % kAccumulators];
-        d[0] += __uint_as_float(four.x);
-        d[1] += __uint_as_float(four.y);
-        d[2] += __uint_as_float(four.z);
-        d[3] += __uint_as_float(four.w);
+    // Accumulator `at` of all blocks.
+    __device__ __forceinline__ static float* accumulator(float (&acc)[C::kBlocks][kAccumulators], u32 at) {
+        return &acc[at / kAccumulators][at % kAccumulators];
     }
 
     // Adds the next piece, which the storer has loaded into the staging buffers.
@@ -348,7 +339,7 @@ private:
                 const u32 src = smem.a(ring.stage) + index * (C::split_k_piece_vectors(piece) * 128 * 16) + thread * 16;
 #pragma unroll
                 for (u32 v = 0; v < C::split_k_piece_vectors(piece); ++v) {
-                    add_four((piece * C::kSplitKPieceVectors + v) * 4, ptx::load_shared_16(src + v * 128 * 16), acc);
+                    add_four(ptx::load_shared_16(src + v * 128 * 16), accumulator(acc, (piece * C::kSplitKPieceVectors + v) * 4));
                 }
                 give_stage_back();
             }

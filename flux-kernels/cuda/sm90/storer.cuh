@@ -60,7 +60,7 @@ struct Storer {
                 const bool last = i + walk.stride >= walk.count;
                 if constexpr (C::kSendsPartials) load_in_mainloop(item);
                 open_staging();
-                if (is_shared(item)) {
+                if (is_shared<C>(item)) {
                     share(item);
                 } else if (!sends) {
                     store_or_announce_partial(item);
@@ -263,11 +263,6 @@ private:
         }
         ptx::bulk_wait_read<0>();
         announce(item, live);
-    }
-
-    // Whether a finished tile also goes to every peer.
-    __device__ __forceinline__ static bool is_shared(const WorkItem& item) {
-        return C::kSendsPartials && item.sink == static_cast<u32>(Sink::kReduce) && item.raise != kNone;
     }
 
     // Stores a finished tile in the caller's y and at every peer, whose signals it then raises.
