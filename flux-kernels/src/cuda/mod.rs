@@ -11,6 +11,7 @@ mod gathered_rows;
 mod kernel;
 mod launch;
 mod loaded;
+pub(crate) mod memory;
 pub(crate) mod module;
 mod program;
 mod rms_norm;

@@ -86,22 +86,6 @@ impl Module {
         check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(address, byte, bytes as usize, stream as sys::CUstream) })
     }
 
-    /// Device memory of the module's context.
-    pub(crate) fn allocate(&self, bytes: usize) -> Result<u64, LaunchError> {
-        let mut address = 0;
-        // SAFETY: the out pointer is valid.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) })?;
-        Ok(address)
-    }
-
-    /// Gives back what [`Self::allocate`] returned.
-    pub(crate) fn free(&self, address: u64) {
-        release_in(self.context, || {
-            // SAFETY: allocated by `allocate`, freed once; the driver waits for work that uses it.
-            let _ = unsafe { sys::cuMemFree_v2(address) };
-        });
-    }
-
     /// Copies to the device, in stream order, and waits.
     pub(crate) fn write(&self, address: u64, bytes: &[u8], stream: usize) -> Result<(), LaunchError> {
         // SAFETY: the destination was allocated with this size; the source lives until the

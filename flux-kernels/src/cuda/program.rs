@@ -3,9 +3,10 @@
 //! Invariant: whoever gives the memory keeps it, and the records in it, until the launches that
 //! walk them have completed.
 
-use super::call::{check, current_context, release_in, synchronize};
+use super::call::{check, synchronize};
 use super::error::LaunchError;
 use super::kernel::Kernel;
+use super::memory::OwnMemory;
 use crate::device::KernelTarget;
 use crate::variant::Variant;
 use cudarc::driver::sys;
@@ -67,7 +68,7 @@ impl DeviceProgram {
         Self::write_records(&program, &mut bytes);
         let staging = EpilogueStaging::bytes_for(kernel);
         let memory = OwnMemory::new(staging as usize + bytes.len())?;
-        let (address, records) = (memory.address, memory.address + staging);
+        let (address, records) = (memory.address(), memory.address() + staging);
         // SAFETY: the destination was allocated with this size, the source is a live vector.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(records, bytes.as_ptr().cast(), bytes.len()) })?;
         synchronize(0)?;
@@ -132,36 +133,5 @@ impl DeviceProgram {
 
     pub(super) fn transfers(&self) -> u64 {
         self.awaits() + (self.program.awaits.len() * size_of::<Await>()) as u64
-    }
-}
-
-/// Device memory of the context that was current.
-#[derive(Debug)]
-struct OwnMemory {
-    address: u64,
-    context: sys::CUcontext,
-}
-
-// SAFETY: the context handle and the address are plain values; the driver's calls on them are
-// thread-safe.
-unsafe impl Send for OwnMemory {}
-// SAFETY: as above; nothing is changed through a shared reference.
-unsafe impl Sync for OwnMemory {}
-
-impl OwnMemory {
-    fn new(bytes: usize) -> Result<Self, LaunchError> {
-        let (context, mut address) = (current_context()?, 0);
-        // SAFETY: the out pointer is valid and the size is not zero: a program has items.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut address, bytes) })?;
-        Ok(Self { address, context })
-    }
-}
-
-impl Drop for OwnMemory {
-    fn drop(&mut self) {
-        release_in(self.context, || {
-            // SAFETY: allocated in `new`, freed once; the driver waits for work that uses it.
-            let _ = unsafe { sys::cuMemFree_v2(self.address) };
-        });
     }
 }

@@ -1,7 +1,8 @@
 //! The time stamps of a traced kernel, in device memory and read back.
 
-use super::call::{check, current_context, release_in, synchronize};
+use super::call::{check, synchronize};
 use super::error::LaunchError;
+use super::memory::OwnMemory;
 use crate::abi::{ItemStamps, WorkerStamps};
 use bytemuck::Zeroable;
 use cudarc::driver::sys;
@@ -18,17 +19,10 @@ pub struct Stamps {
 /// Device memory for the stamps of one launch at a time; the next one overwrites them.
 #[derive(Debug)]
 pub struct TraceBuffer {
-    memory: u64,
+    memory: OwnMemory,
     items: usize,
     workers: usize,
-    context: sys::CUcontext,
 }
-
-// SAFETY: the context handle and the address are plain values; the driver's calls on them are
-// thread-safe.
-unsafe impl Send for TraceBuffer {}
-// SAFETY: as above; the host changes nothing through a shared reference.
-unsafe impl Sync for TraceBuffer {}
 
 impl TraceBuffer {
     /// A zeroed buffer on the current device, for launches of at most `items` items by at most
@@ -37,17 +31,13 @@ impl TraceBuffer {
     /// # Errors
     /// [`LaunchError::Driver`] when memory is short.
     pub fn new(items: usize, workers: u32) -> Result<Self, LaunchError> {
-        let context = current_context()?;
         let workers = workers as usize;
         let bytes = items * size_of::<ItemStamps>() + workers * size_of::<WorkerStamps>();
-        let mut memory = 0;
-        // SAFETY: the out pointer is valid; a size of zero is refused by the driver.
-        check("cuMemAlloc", unsafe { sys::cuMemAlloc_v2(&raw mut memory, bytes) })?;
-        let this = Self { memory, items, workers, context };
+        let memory = OwnMemory::new(bytes)?;
         // SAFETY: the range was just allocated with this size.
-        check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(memory, 0, bytes) })?;
+        check("cuMemsetD8", unsafe { sys::cuMemsetD8_v2(memory.address(), 0, bytes) })?;
         synchronize(0)?;
-        Ok(this)
+        Ok(Self { memory, items, workers })
     }
 
     /// Zeroes the stamps on `stream`, for a launch of another program.
@@ -57,7 +47,7 @@ impl TraceBuffer {
     pub fn clear(&self, stream: usize) -> Result<(), LaunchError> {
         let bytes = self.items * size_of::<ItemStamps>() + self.workers * size_of::<WorkerStamps>();
         // SAFETY: the buffer has this length.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(self.memory, 0, bytes, stream as sys::CUstream) })
+        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(self.memory.address(), 0, bytes, stream as sys::CUstream) })
     }
 
     /// Waits for `stream`, on which the launches are, and reads the stamps of the last launch, of
@@ -80,11 +70,11 @@ impl TraceBuffer {
     }
 
     pub(super) fn item_stamps(&self) -> u64 {
-        self.memory
+        self.memory.address()
     }
 
     pub(super) fn worker_stamps(&self) -> u64 {
-        self.memory + (self.items * size_of::<ItemStamps>()) as u64
+        self.memory.address() + (self.items * size_of::<ItemStamps>()) as u64
     }
 }
 
@@ -92,13 +82,4 @@ impl TraceBuffer {
 fn copy(to: &mut [u8], from: u64) -> Result<(), LaunchError> {
     // SAFETY: both ranges are part of a trace buffer's layout, of the same length.
     check("cuMemcpyDtoH", unsafe { sys::cuMemcpyDtoH_v2(to.as_mut_ptr().cast(), from, to.len()) })
-}
-
-impl Drop for TraceBuffer {
-    fn drop(&mut self) {
-        release_in(self.context, || {
-            // SAFETY: allocated in `new`, freed once; the driver waits for work that uses it.
-            let _ = unsafe { sys::cuMemFree_v2(self.memory) };
-        });
-    }
 }

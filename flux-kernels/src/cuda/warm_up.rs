@@ -4,6 +4,7 @@
 //! workspace or peer is touched.
 
 use super::error::LaunchError;
+use super::memory::OwnMemory;
 use super::module::Module;
 use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
 use crate::abi::Params;
@@ -14,18 +15,6 @@ use cudarc::driver::sys;
 use flux_core::layout::{FAULT_BYTES, LINE, control};
 use flux_core::tile::Generation;
 
-/// Device memory that goes when it is no longer looked at.
-struct Scratch<'a> {
-    module: &'a Module,
-    address: u64,
-}
-
-impl Drop for Scratch<'_> {
-    fn drop(&mut self) {
-        self.module.free(self.address);
-    }
-}
-
 /// Launches the kernel once on every multiprocessor and waits for it. The driver then has done its
 /// work for a function's first launch, and the device for its first block with this much shared
 /// memory.
@@ -33,19 +22,20 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
     let control_bytes = control::bytes(0).next_multiple_of(LINE);
     let stamps = u64::from(multiprocessors) * size_of::<WorkerStamps>() as u64;
     let bytes = control_bytes + FAULT_BYTES + stamps;
-    let scratch = Scratch { module, address: module.allocate(bytes as usize)? };
+    let memory = OwnMemory::new(bytes as usize)?;
+    let scratch = memory.address();
     // SAFETY: the range was just allocated with this size, and the default stream orders its end
     // after this.
-    unsafe { module.memset(scratch.address, 0, bytes, 0) }?;
+    unsafe { module.memset(scratch, 0, bytes, 0) }?;
     let params = Params {
-        control: scratch.address,
-        fault: scratch.address + control_bytes,
+        control: scratch,
+        fault: scratch + control_bytes,
         world: 1,
-        worker_stamps: scratch.address + control_bytes + FAULT_BYTES,
+        worker_stamps: scratch + control_bytes + FAULT_BYTES,
         ..Params::zeroed()
     };
     let params = match variant.generation() {
-        Generation::Hopper => with_maps(&params, scratch.address, variant)?,
+        Generation::Hopper => with_maps(&params, scratch, variant)?,
         Generation::Portable => params,
     };
     // SAFETY: a call without items and peers uses control block, fault block and stamps alone,

@@ -13,6 +13,7 @@ pub use links::Links;
 pub use memory::{HostBuffer, NoMemory, room};
 
 use crate::abi::{AddRmsNormParams, FillParams, RawReport, VerifyParams};
+use crate::cuda::memory::OwnMemory;
 use crate::cuda::module::Module;
 use crate::cuda::{LaunchError, RmsNormArgs};
 use crate::epilogue::Activation;
@@ -118,7 +119,7 @@ pub struct Harness {
     verify: sys::CUfunction,
     add_rms_norm: sys::CUfunction,
     spin: sys::CUfunction,
-    report: u64,
+    report: OwnMemory,
 }
 
 // SAFETY: handles and addresses are plain values; the driver's calls on them are thread-safe.
@@ -132,13 +133,12 @@ impl Harness {
     /// [`LaunchError`] when the cubin does not suit the device or memory is short.
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let module = Module::load(cubin)?;
-        let report = module.allocate(size_of::<RawReport>())?;
         Ok(Self {
             fill: module.function(c"flux_fill")?,
             verify: module.function(c"flux_verify")?,
             add_rms_norm: module.function(c"flux_add_rms_norm")?,
             spin: module.function(c"flux_spin")?,
-            report,
+            report: OwnMemory::new(size_of::<RawReport>())?,
             module,
         })
     }
@@ -229,7 +229,7 @@ impl Harness {
             row_stride: y.1,
             x_seed: expected.seeds.x,
             w_seed: expected.seeds.w,
-            report: self.report,
+            report: self.report.address(),
             bias_seed: expected.bias.unwrap_or_default(),
             residual_seed: expected.residual.unwrap_or_default(),
             row0,
@@ -256,7 +256,7 @@ impl Harness {
             rounded_additions: if expected.collective { problem.world().get() } else { 0 },
         };
         let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };
-        self.module.write(self.report, bytemuck::bytes_of(&raw), stream)?;
+        self.module.write(self.report.address(), bytemuck::bytes_of(&raw), stream)?;
         let grid = (cols.div_ceil(if expected.gates.is_some() { 16 } else { 32 }), rows.div_ceil(64));
         // A grid is not empty.
         if rows > 0 {
@@ -264,7 +264,7 @@ impl Harness {
             // ours.
             unsafe { self.module.launch(self.verify, grid, 256, 0, &params, stream) }?;
         }
-        self.module.read(self.report, bytemuck::bytes_of_mut(&mut raw), stream)?;
+        self.module.read(self.report.address(), bytemuck::bytes_of_mut(&mut raw), stream)?;
         Ok(VerifyReport {
             violations: raw.violations,
             first: (raw.violations > 0).then_some(((raw.first >> 32) as u32, raw.first as u32)),
@@ -286,11 +286,5 @@ impl Harness {
         let params = AddRmsNormParams { norm: args.params(), residual, bf16: u32::from(dtype == DType::Bf16) };
         // SAFETY: the kernel takes `AddRmsNormParams`; the caller answers for the addresses in it.
         unsafe { self.module.launch(self.add_rms_norm, (args.rows, 1), args.threads(), 0, &params, args.stream) }
-    }
-}
-
-impl Drop for Harness {
-    fn drop(&mut self) {
-        self.module.free(self.report);
     }
 }
