@@ -5,7 +5,7 @@
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control, fault, pad_bytes};
-use flux_core::program::{Await, Chunk, Forward, NONE, Schedule, TileProgram, WorkItem, sink, source};
+use flux_core::program::{Await, Chunk, Forward, NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use flux_core::signal::{Control, Epoch, Left, Poisoned, Protocol, SharedMemory, Word, Words, initialise, read_fault};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use std::ops::ControlFlow;
@@ -108,7 +108,7 @@ fn walk(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], w
 
 /// Checks that every step of every gathered row of `item` is its source's.
 fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], item: &WorkItem) {
-    if item.a_source != source::GATHER {
+    if item.a_source != RowSource::Gather {
         return;
     }
     let (m_shard, k_steps) = (p.problem.m_shard(), p.k_steps());
@@ -135,9 +135,9 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
     let col_blocks = p.problem.n_local(p.rank).div_ceil(p.tile.n);
     // Index of a row within its owner's rows.
     let scattered = |row: u32| row * col_blocks + item.col / p.tile.n;
-    if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 {
+    if matches!(item.sink, Sink::Send | Sink::Reduce) && item.partials > 0 {
         // In the order of sending: around the own node, then for the own shard around the others.
-        let (per_node, nodes) = (p.nodes.per_node(), if item.sink == sink::REDUCE { p.nodes.count() } else { 1 });
+        let (per_node, nodes) = (p.nodes.per_node(), if item.sink == Sink::Reduce { p.nodes.count() } else { 1 });
         let steps = (1..per_node).chain((1..nodes).map(|distance| distance * per_node));
         let sources = steps.map(|step| p.nodes.before(p.rank, step));
         for (place, source) in (0..item.partials).zip(sources) {
@@ -153,16 +153,16 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
         }
     };
     match item.sink {
-        sink::REDUCE if item.raise != NONE => share(),
-        sink::COPY => {
+        Sink::Reduce if item.raise != NONE => share(),
+        Sink::Copy => {
             for row in item.row..item.row + item.rows {
                 let (owner, own_row) = p.problem.owner_of(row);
                 assert_eq!(own.results[result(row)].load(Relaxed), stamp(epoch, owner.get(), own_row), "row {row} in {item:?}");
             }
         }
-        sink::SEND => at(item.dest).write(item.slot, stamp(epoch, rank, item.slot % p.slots_per_source)),
-        sink::PARTIAL => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
-        sink::SCATTER => {
+        Sink::Send => at(item.dest).write(item.slot, stamp(epoch, rank, item.slot % p.slots_per_source)),
+        Sink::Partial => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
+        Sink::Scatter => {
             for owner in p.problem.world().ranks() {
                 let owned = p.reduced_rows(owner);
                 for row in (item.row..item.row + item.rows).filter(|row| owned.contains(row)) {
@@ -171,7 +171,7 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
                 }
             }
         }
-        sink::REDUCE_ROWS => {
+        Sink::ReduceRows => {
             for (source, row) in (0..item.partials).flat_map(|source| (item.row..item.row + item.rows).map(move |row| (source, row))) {
                 let index = scattered(row);
                 assert_eq!(own.read(source * place * col_blocks + index), stamp(epoch, source, index), "row {row} in {item:?}");

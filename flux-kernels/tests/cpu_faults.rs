@@ -5,7 +5,7 @@
 mod support;
 
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
-use flux_core::program::{Schedule, TileProgram, WorkItem, sink};
+use flux_core::program::{RowSource, Schedule, Sink, TileProgram, WorkItem};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::WeightLayout;
@@ -216,16 +216,16 @@ fn a_program_with_an_index_that_does_not_exist_is_refused() {
         ("unaligned row", |p| p.items[0].row = 4),
         ("column", |p| p.items[0].col = 1 << 20),
         ("source", |p| p.items[0].a_outer = 2),
-        ("gather place", |p| (p.items[0].a_source, p.items[0].a_outer) = (1, 1)),
+        ("gather place", |p| (p.items[0].a_source, p.items[0].a_outer) = (RowSource::Gather, 1)),
         ("slot", |p| p.items[0].slot = p.slots_per_source),
         ("added slot", |p| p.items.iter_mut().for_each(|item| item.partial_slot = p.slots_per_source)),
         ("signal", |p| p.items[0].raise = p.signals),
         ("counter", |p| p.items[0].counter = p.counters),
-        ("sink", |p| p.items[0].sink = 6),
+        ("sink", |p| p.items[0].sink = Sink::Copy),
         ("double store", |p| {
             let last = p.items.len() - 1;
             p.items[last] = p.items[last - 1];
-            assert_eq!(p.items[last].sink, sink::REDUCE);
+            assert_eq!(p.items[last].sink, Sink::Reduce);
         }),
         ("await", |p| p.awaits[0].signal = p.signals),
     ];
@@ -253,7 +253,7 @@ fn folds_that_store_the_same_rows_are_refused() {
 
 /// The reductions of a program's first columns.
 fn reductions(program: &mut TileProgram) -> [&mut WorkItem; 2] {
-    let mut reductions = program.items.iter_mut().filter(|item| item.sink == sink::REDUCE_ROWS && item.col == 0);
+    let mut reductions = program.items.iter_mut().filter(|item| item.sink == Sink::ReduceRows && item.col == 0);
     [reductions.next().unwrap(), reductions.next().unwrap()]
 }
 

@@ -94,8 +94,8 @@ fn check_all_variants(context: &Arc<CudaContext>, cases: &[Case]) {
 }
 
 #[test]
-fn relays_add_what_their_mates_send_and_send_the_sum() {
-    let Some(context) = device("relays_add_what_their_mates_send_and_send_the_sum") else { return };
+fn relays_add_what_their_node_peers_send_and_send_the_sum() {
+    let Some(context) = device("relays_add_what_their_node_peers_send_and_send_the_sum") else { return };
     for dtype in [DType::Bf16, DType::F16] {
         for tile in target(&context).generation.tiles() {
             for (count, world, chunk, split_k) in [(2, 4, Chunk::Tiles(1), 1), (2, 4, Chunk::Shard, 2), (3, 6, Chunk::Tiles(2), 1)] {
@@ -538,8 +538,8 @@ fn calls_of_different_ops_fail_on_all_ranks() {
 }
 
 #[test]
-fn a_relay_whose_mate_has_given_up_sends_no_sum() {
-    let Some(context) = device("a_relay_whose_mate_has_given_up_sends_no_sum") else { return };
+fn a_relay_whose_node_peer_has_given_up_sends_no_sum() {
+    let Some(context) = device("a_relay_whose_node_peer_has_given_up_sends_no_sum") else { return };
     let p = problem(OpKind::GemmReduceScatter, 128, 512, 512, DType::Bf16, 4);
     let nodes = Nodes::new(p.world(), 2).expect("two nodes of two");
     let programs = programs(p, &schedule(TILE, Chunk::Tiles(1)), nodes);

@@ -4,7 +4,7 @@
 //! rank's first CTA began.
 
 use super::Traced;
-use flux_core::program::{WorkItem, sink, source};
+use flux_core::program::{RowSource, Sink, WorkItem};
 use flux_core::{OpKind, Problem};
 use flux_ops::{ItemStamps, TimedItem, Timeline, WorkerStamps};
 use std::collections::BTreeMap;
@@ -106,14 +106,14 @@ fn rows(timeline: &Timeline) -> BTreeMap<(usize, &'static str), Vec<ItemStamps>>
 /// An item's sink, and for stored tiles whose rows it read.
 pub(super) fn kind(item: &WorkItem) -> &'static str {
     match (item.sink, item.a_source) {
-        (sink::SEND, _) => "send",
-        (sink::REDUCE, _) => "reduce",
-        (sink::STORE, source::GATHER) => "store gathered",
-        (sink::STORE, _) => "store own",
-        (sink::PARTIAL, _) => "partial",
-        (sink::SCATTER, _) => "scatter",
-        (sink::REDUCE_ROWS, _) => "reduce rows",
-        _ => "other",
+        (Sink::Send, _) => "send",
+        (Sink::Reduce, _) => "reduce",
+        (Sink::Store, RowSource::Gather) => "store gathered",
+        (Sink::Store, RowSource::Caller) => "store own",
+        (Sink::Partial, _) => "partial",
+        (Sink::Scatter, _) => "scatter",
+        (Sink::ReduceRows, _) => "reduce rows",
+        (Sink::Copy, _) => "copy",
     }
 }
 

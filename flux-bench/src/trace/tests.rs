@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "what fails in a helper fails its test")]
 
 use super::{Args, Traced, events, summary};
-use flux_core::program::{WorkItem, sink};
+use flux_core::program::{Sink, WorkItem};
 use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
 use flux_ops::{ItemStamps, TimedItem, Timeline, WorkerStamps};
 use serde_json::Value;
@@ -47,7 +47,7 @@ fn timed(i: u64, start: u64) -> TimedItem {
         // A send's write completes after the next item's result is there.
         sent: if reduces { at(26) } else { at(40) },
     };
-    let sink = if reduces { sink::REDUCE } else { sink::SEND };
+    let sink = if reduces { Sink::Reduce } else { Sink::Send };
     TimedItem {
         item: WorkItem { sink, partials: u32::from(reduces), row: 128 * u32::try_from(turn).unwrap(), ..WorkItem::default() },
         times,

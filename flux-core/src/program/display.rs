@@ -1,6 +1,6 @@
 //! A tile program as text, for failed properties and for people.
 
-use super::{Await, Forward, NONE, TileProgram, Transfer, WorkItem, sink, source};
+use super::{Await, Forward, NONE, RowSource, Sink, TileProgram, Transfer, WorkItem};
 use std::fmt;
 
 impl fmt::Display for TileProgram {
@@ -39,19 +39,18 @@ impl TileProgram {
     fn fmt_item(&self, f: &mut fmt::Formatter<'_>, item: &WorkItem) -> fmt::Result {
         let (row_end, col_end) = (item.row.saturating_add(item.rows), item.col.saturating_add(item.cols));
         let from = match item.a_source {
-            source::CALLER => "x shard",
-            source::GATHER => "gather place",
-            _ => "source? ",
+            RowSource::Caller => "x shard",
+            RowSource::Gather => "gather place",
         };
         write!(f, "[{}..{row_end}, {}..{col_end}]", item.row, item.col)?;
-        if item.sink == sink::REDUCE_ROWS {
+        if item.sink == Sink::ReduceRows {
             f.write_str(" reduced")?;
-        } else if item.sink == sink::COPY {
+        } else if item.sink == Sink::Copy {
             f.write_str(" copied")?;
         } else {
             write!(f, " of {from} {}", item.a_outer)?;
         }
-        if item.sink == sink::PARTIAL || item.parts > 0 {
+        if item.sink == Sink::Partial || item.parts > 0 {
             write!(f, " steps {}..{}", item.k_first, item.k_first.saturating_add(item.k_steps))?;
         }
         self.fmt_awaits(f, item.await_first, item.await_count)?;
@@ -59,18 +58,17 @@ impl TileProgram {
         if item.parts > 0 {
             write!(f, " + {} parts from split-K slot {}", item.parts, item.part)?;
         }
-        if item.partials > 0 && item.sink != sink::REDUCE_ROWS {
+        if item.partials > 0 && item.sink != Sink::ReduceRows {
             write!(f, " + {} partials from slot {}", item.partials, item.partial_slot)?;
         }
         match item.sink {
-            sink::STORE => write!(f, " -> y shard {}", item.out_outer)?,
-            sink::SEND => write!(f, " -> rank {} slot {}", item.dest, item.slot)?,
-            sink::REDUCE if item.raise != NONE => f.write_str(" -> y and peers")?,
-            sink::REDUCE | sink::COPY => f.write_str(" -> y")?,
-            sink::PARTIAL => write!(f, " -> split-K slot {}", item.part)?,
-            sink::SCATTER => f.write_str(" -> owners")?,
-            sink::REDUCE_ROWS => write!(f, " of {} ranks -> y", item.partials)?,
-            other => write!(f, " -> sink {other}?")?,
+            Sink::Store => write!(f, " -> y shard {}", item.out_outer)?,
+            Sink::Send => write!(f, " -> rank {} slot {}", item.dest, item.slot)?,
+            Sink::Reduce if item.raise != NONE => f.write_str(" -> y and peers")?,
+            Sink::Reduce | Sink::Copy => f.write_str(" -> y")?,
+            Sink::Partial => write!(f, " -> split-K slot {}", item.part)?,
+            Sink::Scatter => f.write_str(" -> owners")?,
+            Sink::ReduceRows => write!(f, " of {} ranks -> y", item.partials)?,
         }
         if item.raise != NONE {
             write!(f, " raise {}", item.raise)?;

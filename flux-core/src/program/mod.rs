@@ -18,13 +18,14 @@ mod schedule;
 mod tests;
 mod tile_program;
 
+pub(crate) use build::MOST_REDUCTIONS;
 pub use error::ScheduleError;
 pub(crate) use mainloop::most_partials;
 pub use mainloop::{IN_MAINLOOP_GAP, IN_MAINLOOP_LAG};
 pub use messages::{Channels, groups, in_batches_of};
 pub use places::Places;
 pub(crate) use places::widest_group;
-pub use record::{Await, Forward, MAX_ITEMS, NONE, Transfer, WorkItem, sink, source};
+pub use record::{Await, Forward, MAX_ITEMS, NONE, RowSource, Sink, Transfer, WorkItem};
 pub use rounds::{End, Round};
 pub use schedule::{Chunk, MAX_STREAM_K_WORKERS, Schedule};
 pub use tile_program::TileProgram;

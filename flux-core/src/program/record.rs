@@ -3,7 +3,7 @@
 //! Invariant: `flux-kernels/src/abi` generates the CUDA structs from these fields, and both sides
 //! assert the sizes.
 
-use bytemuck::{Pod, Zeroable};
+use bytemuck::{NoUninit, Pod, Zeroable};
 
 /// Most items, signals or row awaits of one program: 384 MiB of items.
 pub const MAX_ITEMS: u64 = 1 << 22;
@@ -11,54 +11,52 @@ pub const MAX_ITEMS: u64 = 1 << 22;
 /// Value of a `raise`, `counter`, `part`, `slot` or `partial_slot` that is not used.
 pub const NONE: u32 = u32::MAX;
 
-/// Adds to a module of numbers its list, `ALL`, from which the CUDA enum is generated.
-macro_rules! listed {
-    ($(#[$doc:meta])* pub mod $module:ident { $($(#[$of:meta])* pub const $name:ident: u32 = $number:literal;)* }) => {
-        $(#[$doc])*
-        pub mod $module {
-            $($(#[$of])* pub const $name: u32 = $number;)*
-            /// All of them with their names; a number is its place.
-            pub const ALL: &[(&str, u32)] = &[$((stringify!($name), $name)),*];
-        }
-    };
-}
-
-listed! {
-/// Sources of an item's rows of operand A.
-pub mod source {
+/// Where an item's rows of operand A are.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, NoUninit, Zeroable)]
+pub enum RowSource {
     /// The caller's `x`, in place.
-    pub const CALLER: u32 = 0;
-    /// From this rank's gather buffer, which peers fill.
-    pub const GATHER: u32 = 1;
-}
+    Caller = 0,
+    /// This rank's gather buffer, which peers fill.
+    Gather = 1,
 }
 
-listed! {
-/// Destinations of an item's accumulators.
-pub mod sink {
+impl RowSource {
+    /// All of them; a number is its place.
+    pub const ALL: [Self; 2] = [Self::Caller, Self::Gather];
+}
+
+/// Where an item's accumulators go.
+#[repr(u32)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash, NoUninit, Zeroable)]
+pub enum Sink {
     /// Rounded and stored to the caller's `y`.
-    pub const STORE: u32 = 0;
+    Store = 0,
     /// Rounded and stored as a partial tile into a slot of rank `dest`, after the item's own
     /// partials are added in order, in fp32.
-    pub const SEND: u32 = 1;
+    Send = 1,
     /// Partial tiles are added in the order of their slots, in fp32, the first
     /// [`in_mainloop`](crate::program::TileProgram::in_mainloop) of them during the multiplication.
     /// The sum is rounded once and stored to the caller's `y`. For GEMM-AllReduce it is also stored
     /// among the results of every peer, where the signal is raised.
-    pub const REDUCE: u32 = 2;
+    Reduce = 2,
     /// Stored in fp32 in a split-K slot of this rank, for the tile's fix-up item.
-    pub const PARTIAL: u32 = 3;
+    Partial = 3,
     /// Rounded; each row is stored in this rank's place at its owners, the own rank included: the
     /// rank of its shard, or for GEMM-AllReduce in one exchange every rank. The signal is raised at
     /// every owner of a row, or at every rank if all tiles are one chunk.
-    pub const SCATTER: u32 = 4;
+    Scatter = 4,
     /// No accumulators: scattered rows of all ranks are added in rank order, in fp32, rounded once
     /// and stored to the caller's `y`. For GEMM-AllReduce in two exchanges they are also stored
     /// among the results of every peer, where the signal is raised.
-    pub const REDUCE_ROWS: u32 = 5;
+    ReduceRows = 5,
     /// No accumulators: a peer's finished rows are copied from the own results to the caller's `y`.
-    pub const COPY: u32 = 6;
+    Copy = 6,
 }
+
+impl Sink {
+    /// All of them; a number is its place.
+    pub const ALL: [Self; 7] = [Self::Store, Self::Send, Self::Reduce, Self::Partial, Self::Scatter, Self::ReduceRows, Self::Copy];
 }
 
 /// A piece of work of one rank: what to await, multiply, store and raise. 96 bytes.
@@ -66,30 +64,30 @@ pub mod sink {
 /// Most items are one output tile. A tile with split `k` is several items: partial items, then the
 /// fix-up item, which adds their parts to its own.
 #[repr(C)]
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, Pod, Zeroable)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, NoUninit, Zeroable)]
 pub struct WorkItem {
-    /// [`source::CALLER`] or [`source::GATHER`].
-    pub a_source: u32,
+    /// Where its rows of A are.
+    pub a_source: RowSource,
     /// Shard of the caller's `x` (0 for AllGather-GEMM), or place in the gather buffer; 0 with
     /// flattened rows.
     pub a_outer: u32,
     /// First row within the shard; within all rows if they are flattened, except for
-    /// [`sink::REDUCE_ROWS`], and for [`sink::COPY`].
+    /// [`Sink::ReduceRows`], and for [`Sink::Copy`].
     pub row: u32,
-    /// Existing rows of the tile, at most its `m`; any number for [`sink::REDUCE_ROWS`].
+    /// Existing rows of the tile, at most its `m`; any number for [`Sink::ReduceRows`].
     pub rows: u32,
     /// First output column, and first row of `w`.
     pub col: u32,
     /// Existing columns of the tile, at most its `n`.
     pub cols: u32,
-    /// One of [`sink`].
-    pub sink: u32,
+    /// Where its accumulators go.
+    pub sink: Sink,
     /// Shard of the caller's `y` for AllGather-GEMM; 0 for GEMM-ReduceScatter and with flattened
     /// rows.
     pub out_outer: u32,
-    /// Rank of the result: the receiver of a [`sink::SEND`], else the own rank.
+    /// Rank of the result: the receiver of a [`Sink::Send`], else the own rank.
     pub dest: u32,
-    /// Slot at `dest` of a [`sink::SEND`].
+    /// Slot at `dest` of a [`Sink::Send`].
     pub slot: u32,
     /// Partial tiles that the item adds, or ranks whose rows a reduction adds.
     pub partials: u32,
@@ -111,9 +109,9 @@ pub struct WorkItem {
     pub late_count: u32,
     /// First step along `k` that is multiplied.
     pub k_first: u32,
-    /// Steps that are multiplied; 0 for [`sink::REDUCE_ROWS`] and [`sink::COPY`].
+    /// Steps that are multiplied; 0 for [`Sink::ReduceRows`] and [`Sink::Copy`].
     pub k_steps: u32,
-    /// Split-K slot that a [`sink::PARTIAL`] fills, or the first that a fix-up item adds; else
+    /// Split-K slot that a [`Sink::Partial`] fills, or the first that a fix-up item adds; else
     /// [`NONE`].
     pub part: u32,
     /// Split-K slots that a fix-up item adds.

@@ -6,7 +6,7 @@
 //! readers. So ranks that take the rounds in order, or [group](super::groups) by group, never wait
 //! in a circle.
 
-use super::{Places, TileProgram, sink};
+use super::{Places, Sink, TileProgram};
 use crate::layout::{gather_place_bytes, slot_bytes};
 use crate::{OpKind, Rank};
 use std::collections::BTreeMap;
@@ -116,7 +116,7 @@ impl TileProgram {
     fn partial_tile_rounds(&self) -> Option<Vec<Round>> {
         let (nodes, places) = (self.nodes, Places::new(self.nodes));
         let slot = slot_bytes(&self.problem, self.tile);
-        let sends = || self.items.iter().filter(|item| item.sink == sink::SEND && self.crosses(item.dest));
+        let sends = || self.items.iter().filter(|item| item.sink == Sink::Send && self.crosses(item.dest));
         // By owner and signal: the first slot, and the tiles so far.
         let mut chunks = BTreeMap::<(u32, u32), (u32, u32)>::new();
         for item in sends() {
@@ -146,7 +146,7 @@ impl TileProgram {
 
     /// Whether one signal announces all tiles that are scattered.
     pub fn scatters_at_once(&self) -> bool {
-        let mut raised = self.items.iter().filter(|item| item.sink == sink::SCATTER).map(|item| item.raise);
+        let mut raised = self.items.iter().filter(|item| item.sink == Sink::Scatter).map(|item| item.raise);
         let first = raised.next();
         first.is_some_and(|first| raised.all(|signal| signal == first))
     }

@@ -24,9 +24,9 @@ fn ag_gemm_reads_its_own_shard_first_and_in_place() {
     let program = build(&p, 1, Chunk::Tiles(1));
     let shards: Vec<u32> = program.items.iter().map(|item| item.out_outer).collect();
     assert_eq!(shards, [1, 1, 1, 1, 2, 2, 2, 2, 0, 0, 0, 0]);
-    assert!(program.items[..4].iter().all(|i| (i.a_source, i.a_outer, i.await_count) == (source::CALLER, 0, 0)));
+    assert!(program.items[..4].iter().all(|i| (i.a_source, i.a_outer, i.await_count) == (RowSource::Caller, 0, 0)));
     // Shard 2 lies in place 1, as ranks 0 and 2 have places 0 and 1, and has signals 2 and 3.
-    assert!(program.items[4..8].iter().all(|i| (i.a_source, i.a_outer) == (source::GATHER, 1)));
+    assert!(program.items[4..8].iter().all(|i| (i.a_source, i.a_outer) == (RowSource::Gather, 1)));
     let tail = program.items[5];
     assert_eq!((tail.row, tail.rows, tail.col, tail.cols), (128, 1, 0, 256));
     assert_eq!(program.awaits_of(&tail), [Await { signal: 3, peer: 2, k_step: 0 }]);
@@ -54,7 +54,7 @@ fn gemm_rs_sends_to_the_next_rank_first_and_keeps_its_own_shard_for_last() {
     let sends: Vec<_> = program.items[..4].iter().map(|i| (i.slot, i.raise, i.counter, i.raise_after)).collect();
     assert_eq!(sends, [(0, 0, 2, 3), (1, 0, 2, 3), (2, 0, 2, 3), (3, 1, NONE, 1)]);
     let own = program.items[11];
-    assert_eq!((own.sink, own.partial_slot, own.partials, own.raise), (sink::REDUCE, 3, 2, NONE));
+    assert_eq!((own.sink, own.partial_slot, own.partials, own.raise), (Sink::Reduce, 3, 2, NONE));
     assert_eq!(program.late_awaits_of(&own), [Await { signal: 1, peer: 0, k_step: 0 }, Await { signal: 3, peer: 2, k_step: 0 }]);
     assert_eq!((program.signals, program.counters, program.slots_per_source), (4, 4, 4));
 }
@@ -67,9 +67,9 @@ fn the_k_of_a_tile_is_split_in_order_and_its_fix_up_item_comes_last() {
     let [partial_item, fix_up] = [program.items[6], program.items[7]]; // of the first own tile
     assert_eq!(
         (partial_item.sink, partial_item.part, partial_item.raise, partial_item.k_first, partial_item.k_steps),
-        (sink::PARTIAL, 3, 1 + 3, 1, 1)
+        (Sink::Partial, 3, 1 + 3, 1, 1)
     );
-    assert_eq!((fix_up.sink, fix_up.part, fix_up.parts, fix_up.k_first, fix_up.k_steps), (sink::REDUCE, 3, 1, 0, 1));
+    assert_eq!((fix_up.sink, fix_up.part, fix_up.parts, fix_up.k_first, fix_up.k_steps), (Sink::Reduce, 3, 1, 0, 1));
     let late = [Await { signal: 4, peer: 0, k_step: 0 }, Await { signal: 0, peer: 1, k_step: 0 }];
     assert_eq!(program.late_awaits_of(&fix_up), late);
     let (slots, parts) = (3 * 112 * 256 * 2, 6 * 128 * 256 * 4); // shards of 100 rows are sent in strips of 16
@@ -130,7 +130,7 @@ fn flattened_tiles_read_all_shards_from_the_gather_buffer() {
     let schedule = Schedule { flattened: true, raster_group: 1, ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let item = program.items.iter().find(|item| item.row == 128).expect("a second row block");
-    assert_eq!((item.a_source, item.a_outer, item.row, item.rows, item.out_outer), (source::GATHER, 0, 128, 128, 0));
+    assert_eq!((item.a_source, item.a_outer, item.row, item.rows, item.out_outer), (RowSource::Gather, 0, 128, 128, 0));
     let entry = |rank| Await { signal: rank, peer: rank, k_step: 0 };
     assert_eq!(program.awaits_of(item), [entry(1), entry(2)], "rows 128 to 256 are those of shards 1 and 2, the own one first");
     let moves: Vec<_> = program.transfers.iter().map(|t| (t.step, t.dest, t.place, t.raise)).collect();
@@ -144,11 +144,11 @@ fn flattened_tiles_are_scattered_to_their_owners_and_reduced_there() {
     let schedule = Schedule { flattened: true, chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tile = program.items[2];
-    assert_eq!((tile.sink, tile.row, tile.rows, tile.raise, tile.dest), (sink::SCATTER, 0, 60, 4 + 2, 1));
+    assert_eq!((tile.sink, tile.row, tile.rows, tile.raise, tile.dest), (Sink::Scatter, 0, 60, 4 + 2, 1));
     assert_eq!(program.signalled_ranks(&tile).map(Rank::get).collect::<Vec<_>>(), [0, 1, 2]);
     // 20 rows are reduced as 16 and 4.
     let reductions: Vec<_> = program.items[4..].iter().map(|i| (i.sink, i.row, i.rows, i.col, i.partials)).collect();
-    assert_eq!(reductions[..3], [(sink::REDUCE_ROWS, 0, 16, 0, 3), (sink::REDUCE_ROWS, 16, 4, 0, 3), (sink::REDUCE_ROWS, 0, 16, 256, 3)]);
+    assert_eq!(reductions[..3], [(Sink::ReduceRows, 0, 16, 0, 3), (Sink::ReduceRows, 16, 4, 0, 3), (Sink::ReduceRows, 0, 16, 256, 3)]);
     let late = [0, 1, 2].map(|source| Await { signal: source * 4, peer: source, k_step: 0 });
     assert_eq!((reductions.len(), program.late_awaits_of(&program.items[5])), (8, &late[..]));
     assert_eq!(program.workspace(), WorkspaceSize { half_bytes: 3 * 20 * 960 * 2, signals: 12, counters: 0 });
@@ -162,7 +162,7 @@ fn one_signal_may_announce_all_scattered_tiles() {
     let schedule = Schedule { flattened: true, ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tiles = &program.items[..12];
-    assert!(tiles.iter().all(|i| (i.sink, i.raise, i.counter, i.raise_after) == (sink::SCATTER, 1, 0, 12)));
+    assert!(tiles.iter().all(|i| (i.sink, i.raise, i.counter, i.raise_after) == (Sink::Scatter, 1, 0, 12)));
     assert!(tiles.iter().all(|tile| program.signalled_ranks(tile).map(Rank::get).eq(0..3)), "all owners");
     let late = [0, 1, 2].map(|source| Await { signal: source, peer: source, k_step: 0 });
     assert!(program.items[12..].iter().all(|reduction| program.late_awaits_of(reduction) == late));
@@ -181,7 +181,7 @@ fn a_world_of_one_awaits_and_sends_nothing() {
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         let program = build(&problem(op, 1, 300), 0, Chunk::Tiles(1));
         assert!(program.awaits.is_empty() && program.transfers.is_empty());
-        assert!(program.items.iter().all(|i| i.sink == sink::STORE && i.raise == NONE && i.await_count == 0));
+        assert!(program.items.iter().all(|i| i.sink == Sink::Store && i.raise == NONE && i.await_count == 0));
         assert_eq!(program.workspace(), WorkspaceSize::default());
         let flattened = Schedule { chunk: Chunk::Tiles(1), flattened: true, ..Schedule::of(TILE) };
         assert_eq!(TileProgram::build(&problem(op, 1, 300), Rank::new(0), &flattened), Ok(program), "there is nothing to flatten");

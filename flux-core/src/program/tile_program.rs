@@ -4,7 +4,7 @@
 //! else.
 
 use super::mainloop;
-use super::{Await, Forward, NONE, Transfer, WorkItem, sink};
+use super::{Await, Forward, NONE, Sink, Transfer, WorkItem};
 use crate::layout::{self, RowLayout, WorkspaceSize};
 use crate::{Nodes, OpKind, Problem, Rank, TileShape};
 
@@ -110,18 +110,18 @@ impl TileProgram {
         mainloop::accumulation_steps(self.k_steps(), self.in_mainloop)
     }
 
-    /// The ranks on whose pads `item` raises its signal: `dest`; for [`sink::SCATTER`] the owners
+    /// The ranks on whose pads `item` raises its signal: `dest`; for [`Sink::Scatter`] the owners
     /// of its rows, with the last row also ranks without rows. All ranks own the rows of a
     /// GEMM-AllReduce in one exchange, and a chunk of all tiles is for all ranks. For finished rows
-    /// of a GEMM-AllReduce, a [`sink::REDUCE`] or [`sink::REDUCE_ROWS`], all peers.
+    /// of a GEMM-AllReduce, a [`Sink::Reduce`] or [`Sink::ReduceRows`], all peers.
     pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
         let all_reduces = self.problem.op() == OpKind::GemmAllReduce;
         let to_all = item.counter != NONE || all_reduces && !self.two_exchanges;
-        let is_shared = all_reduces && matches!(item.sink, sink::REDUCE | sink::REDUCE_ROWS);
+        let is_shared = all_reduces && matches!(item.sink, Sink::Reduce | Sink::ReduceRows);
         let but = if is_shared { self.rank.get() } else { NONE };
-        let ranks = if item.sink == sink::SCATTER && to_all || but != NONE {
+        let ranks = if item.sink == Sink::Scatter && to_all || but != NONE {
             0..self.problem.world().get()
-        } else if item.sink == sink::SCATTER {
+        } else if item.sink == Sink::Scatter {
             let end = item.row.saturating_add(item.rows);
             let last = if end >= self.problem.m() { self.problem.world().peers() } else { self.problem.owner_of(end - 1).0.get() };
             self.problem.owner_of(item.row).0.get()..last + 1
@@ -134,7 +134,7 @@ impl TileProgram {
     /// Items before the copies of peers' results, which end a program of GEMM-AllReduce in two
     /// exchanges.
     pub fn computed(&self) -> &[WorkItem] {
-        let copies = self.items.iter().rev().take_while(|item| item.sink == sink::COPY).count();
+        let copies = self.items.iter().rev().take_while(|item| item.sink == Sink::Copy).count();
         &self.items[..self.items.len() - copies]
     }
 
@@ -144,7 +144,7 @@ impl TileProgram {
     pub fn awaiting_no_rank(mut self) -> Self {
         for item in &mut self.items {
             (item.await_first, item.await_count, item.await_group) = (0, 0, 0);
-            if item.sink != sink::REDUCE_ROWS && item.sink != sink::COPY {
+            if item.sink != Sink::ReduceRows && item.sink != Sink::Copy {
                 // The awaits of own partial items come first.
                 item.late_count = item.parts;
             }

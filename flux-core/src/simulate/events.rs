@@ -12,7 +12,7 @@ use crate::Rank;
 use crate::layout::slot_bytes;
 use crate::machine::Machine;
 use crate::plan::Mover;
-use crate::program::{NONE, TileProgram, Transfer, sink};
+use crate::program::{NONE, Sink, TileProgram, Transfer};
 use std::time::Duration;
 
 #[derive(Debug)]
@@ -143,8 +143,8 @@ impl<'a> Simulation<'a> {
         let program = self.ranks[rank.index()].program;
         let item = &program.items[index];
         match item.sink {
-            sink::PARTIAL => self.clock.after(Duration::ZERO, Event::Raised(rank, item.raise)),
-            sink::SEND => {
+            Sink::Partial => self.clock.after(Duration::ZERO, Event::Raised(rank, item.raise)),
+            Sink::Send => {
                 let (to, bytes) = (Rank::new(item.dest), slot_bytes(&program.problem, program.tile));
                 if !self.machine.through_host || item.counter == NONE {
                     self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Tile(index) });
@@ -154,20 +154,20 @@ impl<'a> Simulation<'a> {
                     self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Chunk(index) });
                 }
             }
-            sink::SCATTER => {
+            Sink::Scatter => {
                 for owner in program.signalled_ranks(item) {
                     let rows = rows_of(program, item, owner) * u64::from(item.cols);
                     let bytes = rows * program.problem.partial_bytes() as u64;
                     self.send(Message { from: rank, to: owner, bytes, again: false, effect: Effect::Tile(index) });
                 }
             }
-            sink::REDUCE | sink::REDUCE_ROWS if item.raise != NONE => {
+            Sink::Reduce | Sink::ReduceRows if item.raise != NONE => {
                 let bytes = u64::from(item.rows) * u64::from(item.cols) * program.problem.dtype().bytes() as u64;
                 for to in program.signalled_ranks(item) {
                     self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Tile(index) });
                 }
             }
-            _ => {}
+            Sink::Store | Sink::Reduce | Sink::ReduceRows | Sink::Copy => {}
         }
     }
 

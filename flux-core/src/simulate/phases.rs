@@ -4,7 +4,7 @@
 //! once, after its signal.
 
 use crate::machine::Machine;
-use crate::program::{Await, TileProgram, WorkItem, sink};
+use crate::program::{Await, Sink, TileProgram, WorkItem};
 use std::time::Duration;
 
 /// One phase.
@@ -51,15 +51,15 @@ pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Ma
     for (number, late) in (0..).zip(program.late_awaits_of(item)) {
         phases.push(Phase::Await(*late));
         match item.sink {
-            sink::REDUCE_ROWS | sink::COPY => {}
+            Sink::ReduceRows | Sink::Copy => {}
             _ if number < item.parts => phases.push(Phase::Add(part)),
             _ => phases.push(Phase::Add(partial)),
         }
     }
-    if item.sink == sink::REDUCE_ROWS {
+    if item.sink == Sink::ReduceRows {
         phases.push(Phase::Add(partial.saturating_mul(item.partials)));
     }
-    if item.sink == sink::COPY {
+    if item.sink == Sink::Copy {
         phases.push(Phase::Add(machine.add_time(elements * program.problem.dtype().bytes() as u64)));
         return phases;
     }

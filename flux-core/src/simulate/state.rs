@@ -11,7 +11,7 @@ use super::worker::Worker;
 use crate::Rank;
 use crate::machine::Machine;
 use crate::plan::Mover;
-use crate::program::{NONE, TileProgram, WorkItem, sink};
+use crate::program::{NONE, Sink, TileProgram, WorkItem};
 
 #[derive(Debug)]
 pub(super) struct RankState<'a> {
@@ -30,7 +30,7 @@ pub(super) struct RankState<'a> {
 impl<'a> RankState<'a> {
     /// The rank with each worker at its first item.
     pub(super) fn new(program: &'a TileProgram, machine: &Machine, mover: Mover) -> Self {
-        let tiles = program.items.iter().filter(|item| item.sink != sink::REDUCE_ROWS && item.sink != sink::COPY).count();
+        let tiles = program.items.iter().filter(|item| item.sink != Sink::ReduceRows && item.sink != Sink::Copy).count();
         let workers = tiles.min(machine.multiprocessors.max(1) as usize);
         let mut state = Self {
             program,

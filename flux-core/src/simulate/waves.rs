@@ -3,7 +3,7 @@
 //! Invariant: a wave reads each block of `x` and `w` once a step, since its workers keep in step
 //! and share L2.
 
-use crate::program::{TileProgram, WorkItem, sink};
+use crate::program::{Sink, TileProgram, WorkItem};
 use std::collections::BTreeSet;
 
 /// By item: bytes that its wave reads in a step along `k`.
@@ -13,7 +13,7 @@ pub(super) fn read_by_step(program: &TileProgram, workers: usize) -> Vec<u64> {
 }
 
 fn of_wave(program: &TileProgram, wave: &[WorkItem]) -> u64 {
-    let tiles = || wave.iter().filter(|item| item.sink != sink::REDUCE_ROWS && item.sink != sink::COPY);
+    let tiles = || wave.iter().filter(|item| item.sink != Sink::ReduceRows && item.sink != Sink::Copy);
     // Items that share a tile's `k` read different columns of the same rows.
     let x: BTreeSet<_> = tiles().map(|item| (item.k_first, item.a_source, item.a_outer, item.row, item.rows)).collect();
     let w: BTreeSet<_> = tiles().map(|item| (item.k_first, item.col, item.cols)).collect();

@@ -2,7 +2,7 @@
 
 use flux_core::machine::Machine;
 use flux_core::plan::{CommMode, Links, Plan, PlanKey, PlanOrigin, PlanRow, PlanTable, SumOrder, TableKind, Target, bucket_ends, choose};
-use flux_core::program::{Channels, TileProgram, sink};
+use flux_core::program::{Channels, Sink, TileProgram};
 use flux_core::tile::Generation;
 use flux_core::{DType, Nodes, OpKind, Problem, WorldSize};
 use proptest::prelude::*;
@@ -27,7 +27,7 @@ fn assert_fixed(program: &TileProgram) {
     let steps = problem.k_local(program.rank).div_ceil(program.tile.k);
     assert_eq!((program.split_k_slots, program.in_mainloop), (0, 0), "{problem}");
     for item in program.computed() {
-        if item.sink == sink::REDUCE_ROWS {
+        if item.sink == Sink::ReduceRows {
             let sources: Vec<u32> = program.late_awaits_of(item).iter().map(|a| a.peer).collect();
             assert_eq!(item.partials, peers + 1, "{problem}: every rank's sum, the own one among them");
             assert!(sources.is_sorted(), "{problem}: {sources:?}");
@@ -35,7 +35,7 @@ fn assert_fixed(program: &TileProgram) {
         }
         assert_eq!((item.k_first, item.k_steps, item.parts, item.partials), (0, steps, 0, 0), "{problem}");
         let adds_ranks = problem.op().reduces() && peers > 0;
-        assert_eq!(item.sink, if adds_ranks { sink::SCATTER } else { sink::STORE }, "{problem}");
+        assert_eq!(item.sink, if adds_ranks { Sink::Scatter } else { Sink::Store }, "{problem}");
     }
 }
 

@@ -3,7 +3,7 @@
 use crate::strategies::{Call, any_calls, calls, calls_in_groups, chunks, plain_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
-use flux_core::program::{Chunk, NONE, TileProgram, WorkItem, sink, source};
+use flux_core::program::{Chunk, NONE, RowSource, Sink, TileProgram, WorkItem};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -32,11 +32,11 @@ pub(crate) fn pick_item(items: &[WorkItem], which: Index, wanted: impl Fn(&WorkI
 }
 
 fn is_send(item: &WorkItem) -> bool {
-    item.sink == sink::SEND
+    item.sink == Sink::Send
 }
 
 fn is_gather(item: &WorkItem) -> bool {
-    item.a_source == source::GATHER
+    item.a_source == RowSource::Gather
 }
 
 proptest! {
@@ -120,7 +120,7 @@ proptest! {
         let item = &mut p.items[index];
         match kind {
             0 => item.a_outer = (item.a_outer + 1) % world.peers(),
-            1 => { item.a_source = source::CALLER; item.a_outer = 0; }
+            1 => { item.a_source = RowSource::Caller; item.a_outer = 0; }
             2 => item.dest = (item.dest + 1) % world.get(),
             3 => item.raise = 0,
             4 => p.transfers[0].place = (p.transfers[0].place + 1) % world.peers(),
@@ -139,7 +139,7 @@ proptest! {
         match kind {
             0 => item.a_outer = (item.a_outer + 1) % world.get(),
             1 => { item.raise = NONE; item.counter = NONE; }
-            2 | 3 => item.sink = sink::STORE,
+            2 | 3 => item.sink = Sink::Store,
             4 => item.partials -= 1,
             _ => item.raise = 0,
         }

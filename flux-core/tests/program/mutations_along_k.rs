@@ -4,7 +4,7 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
 use flux_core::OpKind::{self, AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Record, Violation, verify};
-use flux_core::program::{Await, NONE, TileProgram, WorkItem, sink, source};
+use flux_core::program::{Await, NONE, RowSource, Sink, TileProgram, WorkItem};
 use proptest::prelude::*;
 use proptest::sample::Index;
 use std::collections::BTreeMap;
@@ -40,7 +40,7 @@ fn sliced_calls(flattened: bool) -> impl Strategy<Value = Call> {
 }
 
 fn is_partial(item: &WorkItem) -> bool {
-    item.sink == sink::PARTIAL
+    item.sink == Sink::Partial
 }
 
 fn is_fix_up(item: &WorkItem) -> bool {
@@ -48,7 +48,7 @@ fn is_fix_up(item: &WorkItem) -> bool {
 }
 
 fn is_gather(item: &WorkItem) -> bool {
-    item.a_source == source::GATHER
+    item.a_source == RowSource::Gather
 }
 
 proptest! {
@@ -274,7 +274,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         // A partial item, or a fix-up item that stores or scatters.
-        let index = pick_item(&p.items, item, |item| matches!(item.sink, sink::PARTIAL | sink::STORE | sink::SCATTER));
+        let index = pick_item(&p.items, item, |item| matches!(item.sink, Sink::Partial | Sink::Store | Sink::Scatter));
         (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
         assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item that adds partial results counts them", .. } if wrong == index);
     }

@@ -4,7 +4,7 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, build, knob_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmAllReduce, GemmReduceScatter};
 use flux_core::program::check::{Output, Record, Violation, verify};
-use flux_core::program::{NONE, Schedule, TileProgram, WorkItem, sink, source};
+use flux_core::program::{NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use flux_core::{DType, Nodes, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -29,11 +29,11 @@ fn scattering() -> impl Strategy<Value = Call> {
 }
 
 fn is_reduction(item: &WorkItem) -> bool {
-    item.sink == sink::REDUCE_ROWS
+    item.sink == Sink::ReduceRows
 }
 
 fn is_scattered(item: &WorkItem) -> bool {
-    item.sink == sink::SCATTER
+    item.sink == Sink::Scatter
 }
 
 /// Signals of a source's scattered tiles on a pad: one each, or one of all.
@@ -90,10 +90,10 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world().get();
-        let index = pick_item(&p.items, item, |item| item.sink == sink::STORE);
+        let index = pick_item(&p.items, item, |item| item.sink == Sink::Store);
         match kind {
-            0 => p.items[index].a_source = source::CALLER,
-            1 => p.items[index].sink = sink::SCATTER,
+            0 => p.items[index].a_source = RowSource::Caller,
+            1 => p.items[index].sink = Sink::Scatter,
             2 => p.items[index].dest = (p.rank.get() + 1) % world,
             _ => p.transfers[0].place = (p.rank.get() + 1) % world,
         }
@@ -108,10 +108,10 @@ proptest! {
         let index = pick_item(&p.items, item, |item| if kind < 4 { is_scattered(item) } else { is_reduction(item) });
         let item = &mut p.items[index];
         match kind {
-            0 => item.sink = sink::STORE,
+            0 => item.sink = Sink::Store,
             1 => item.raise = NONE,
             2 => item.dest = (item.dest + 1) % world,
-            3 => item.a_source = source::GATHER,
+            3 => item.a_source = RowSource::Gather,
             4 => item.partials -= 1,
             _ => item.raise = if item.raise == NONE { 0 } else { NONE },
         }

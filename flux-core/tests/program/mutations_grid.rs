@@ -4,7 +4,7 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, calls, knob_calls};
 use flux_core::OpKind::{self, AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
-use flux_core::program::{Chunk, WorkItem, sink};
+use flux_core::program::{Chunk, Sink, WorkItem};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -70,7 +70,7 @@ proptest! {
     fn a_reduction_in_two_by_columns(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let index = pick_item(&p.items, item, |item| item.sink == sink::REDUCE_ROWS);
+        let index = pick_item(&p.items, item, |item| item.sink == Sink::ReduceRows);
         cut(&mut p.items, index, at);
         assert_violates!(call, Violation::OffGrid { what: "columns", item, .. } if item == index);
     }
@@ -80,8 +80,8 @@ proptest! {
     fn a_reduction_in_two_by_rows(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        prop_assume!(p.items.iter().any(|item| item.sink == sink::REDUCE_ROWS && item.rows > 1));
-        let index = pick_item(&p.items, item, |item| item.sink == sink::REDUCE_ROWS && item.rows > 1);
+        prop_assume!(p.items.iter().any(|item| item.sink == Sink::ReduceRows && item.rows > 1));
+        let index = pick_item(&p.items, item, |item| item.sink == Sink::ReduceRows && item.rows > 1);
         let whole = p.items[index];
         let rows = 1 + at.index(whole.rows as usize - 1) as u32;
         p.items[index].rows = rows;

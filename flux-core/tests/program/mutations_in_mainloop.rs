@@ -4,7 +4,7 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
 use flux_core::OpKind::GemmReduceScatter;
 use flux_core::program::check::{Violation, verify};
-use flux_core::program::{Await, WorkItem, sink};
+use flux_core::program::{Await, Sink, WorkItem};
 use proptest::prelude::*;
 use proptest::sample::Index;
 
@@ -15,7 +15,7 @@ fn mainloop_calls() -> impl Strategy<Value = Call> {
 }
 
 fn reduces(item: &WorkItem) -> bool {
-    item.sink == sink::REDUCE
+    item.sink == Sink::Reduce
 }
 
 proptest! {
@@ -81,7 +81,7 @@ proptest! {
         let late_first = p.awaits.len() as u32;
         p.awaits.push(Await { signal: raise, peer: dest, k_step: 0 });
         p.awaits.extend(late);
-        let k = WorkItem { k_first: all - 1, k_steps: 1, part: 0, sink: sink::PARTIAL, raise, raise_after: 1, dest, ..WorkItem::default() };
+        let k = WorkItem { k_first: all - 1, k_steps: 1, part: 0, sink: Sink::Partial, raise, raise_after: 1, dest, ..WorkItem::default() };
         let partial_item = WorkItem { a_source: fix_up.a_source, a_outer: fix_up.a_outer, row: fix_up.row, rows: fix_up.rows, col: fix_up.col, cols: fix_up.cols, ..k };
         p.items[index] = WorkItem { k_steps: all - 1, part: 0, parts: 1, late_first, late_count: fix_up.late_count + 1, ..fix_up };
         p.items.insert(index, partial_item);

@@ -5,7 +5,7 @@ use crate::properties::assert_hears_from_all_that_it_writes_to;
 use crate::strategies::{Call, chunks};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
 use flux_core::program::check::{Violation, verify};
-use flux_core::program::{Schedule, ScheduleError, TileProgram, sink};
+use flux_core::program::{Schedule, ScheduleError, Sink, TileProgram};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;
 use proptest::sample::Index;
@@ -52,7 +52,7 @@ fn crossing(call: &Call, nodes: Nodes) -> u64 {
     let of = |p: &TileProgram| {
         let moved = p.transfers.iter().chain(p.forwards.iter().map(|forward| &forward.to));
         let rows: u64 = moved.filter(|t| crosses(p.rank, t.dest)).map(|t| u64::from(t.rows) * u64::from(t.cols)).sum();
-        rows + p.items.iter().filter(|item| item.sink == sink::SEND && crosses(p.rank, item.dest)).count() as u64
+        rows + p.items.iter().filter(|item| item.sink == Sink::Send && crosses(p.rank, item.dest)).count() as u64
     };
     call.0.iter().map(of).sum()
 }
@@ -137,7 +137,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let tiles = p.slots_per_source;
-        let index = pick_item(&p.items, which, |item| item.sink == sink::SEND && item.partials > 0);
+        let index = pick_item(&p.items, which, |item| item.sink == Sink::Send && item.partials > 0);
         let item = &mut p.items[index];
         let owner = Rank::new(item.a_outer);
         match kind {
@@ -172,7 +172,7 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (rank, nodes) = (p.rank, p.nodes);
-        let index = pick_item(&p.items, which, |item| item.sink == sink::SEND && !nodes.together(rank, Rank::new(item.a_outer)));
+        let index = pick_item(&p.items, which, |item| item.sink == Sink::Send && !nodes.together(rank, Rank::new(item.a_outer)));
         p.items[index].dest = nodes.node_peers(Rank::new(p.items[index].dest)).next().unwrap().get();
         assert_violates!(call, Violation::Form { .. });
     }
@@ -182,7 +182,7 @@ proptest! {
     fn nodes_are_worked_for_one_after_another(call in across(GemmReduceScatter, 2..=4, 1..=4)) {
         for p in &call.0 {
             let mut steps = BTreeMap::new();
-            for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::PARTIAL) {
+            for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != Sink::Partial) {
                 steps.entry(p.nodes.node_of(Rank::new(item.a_outer))).or_insert((index, index)).1 = index;
             }
             let distance = |node: u32| (node + p.nodes.count() - p.nodes.node_of(p.rank) - 1) % p.nodes.count();

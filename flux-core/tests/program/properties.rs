@@ -3,7 +3,7 @@
 use crate::strategies::{Call, any_calls, build, calls, chunks, plain_calls};
 use flux_core::machine::Machine;
 use flux_core::plan::{Plan, Target};
-use flux_core::program::{Chunk, NONE, Schedule, TileProgram, WorkItem, check, sink};
+use flux_core::program::{Chunk, NONE, Schedule, Sink, TileProgram, WorkItem, check};
 use flux_core::{DType, OpKind, Partials, Problem, Rank, TileShape, WorldSize, layout};
 use proptest::prelude::*;
 use std::collections::BTreeSet;
@@ -24,7 +24,7 @@ pub(crate) fn assert_hears_from_all_that_it_writes_to(call: &Call) {
         let reaches = |peer: Rank| nodes.together(peer, rank) || nodes.local_of(peer) == nodes.local_of(rank);
         let reached: BTreeSet<u32> = program.problem.world().ranks().filter(|&peer| peer != rank && reaches(peer)).map(Rank::get).collect();
         let moved = program.transfers.iter().chain(program.forwards.iter().map(|forward| &forward.to)).map(|transfer| transfer.dest);
-        let sent = program.items.iter().filter(|item| item.sink == sink::SEND).map(|item| item.dest);
+        let sent = program.items.iter().filter(|item| item.sink == Sink::Send).map(|item| item.dest);
         let scattered = program.items.iter().flat_map(|item| program.signalled_ranks(item)).map(Rank::get);
         let written: BTreeSet<u32> = moved.chain(sent).chain(scattered).filter(|&to| to != rank.get()).collect();
         let heard: BTreeSet<u32> = program.awaits.iter().map(|entry| entry.peer).collect();
@@ -43,7 +43,7 @@ proptest! {
     /// One rank at least uses every split-K slot, so none is held for nothing.
     #[test]
     fn some_rank_uses_all_split_k_slots(call in any_calls(1..=8)) {
-        let parts = |program: &TileProgram| program.items.iter().filter(|item| item.sink == sink::PARTIAL).count() as u32;
+        let parts = |program: &TileProgram| program.items.iter().filter(|item| item.sink == Sink::Partial).count() as u32;
         prop_assert_eq!(call.0.iter().map(parts).max(), Some(call.0[0].split_k_slots));
     }
 

@@ -2,7 +2,7 @@
 
 use flux_core::machine::Machine;
 use flux_core::plan::{CommMode, Links, Plan, Target};
-use flux_core::program::{self, Channels, Chunk, End, Round, Schedule, TileProgram, WorkItem, groups, sink};
+use flux_core::program::{self, Channels, Chunk, End, Round, Schedule, Sink, TileProgram, WorkItem, groups};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -117,7 +117,7 @@ proptest! {
     #[test]
     fn chunks_are_finished_in_the_order_of_the_rounds(programs in programs()) {
         for program in &programs {
-            let sends = |item: &WorkItem| matches!(item.sink, sink::SEND | sink::SCATTER);
+            let sends = |item: &WorkItem| matches!(item.sink, Sink::Send | Sink::Scatter);
             let mut sent = program.items.iter().filter(|item| sends(item));
             prop_assert!(sent.all(|item| program.awaits_of(item).is_empty() && program.late_awaits_of(item).iter().all(|a| !crosses(program, a.peer))));
             if program.problem.op().reduces() {

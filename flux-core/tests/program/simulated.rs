@@ -9,7 +9,7 @@ use flux_core::OpKind;
 use flux_core::layout::slot_bytes;
 use flux_core::machine::Machine;
 use flux_core::plan::Mover;
-use flux_core::program::{TileProgram, check, sink};
+use flux_core::program::{Sink, TileProgram, check};
 use flux_core::simulate::{RankTotals, simulate};
 use proptest::prelude::*;
 use std::time::Duration;
@@ -66,7 +66,7 @@ fn least_traffic(program: &TileProgram) -> (u64, u64) {
 
 /// Workers of a rank.
 fn workers(call: &Call, machine: &Machine) -> u32 {
-    let tiles = call.0[0].items.iter().filter(|item| item.sink != sink::REDUCE_ROWS && item.sink != sink::COPY).count();
+    let tiles = call.0[0].items.iter().filter(|item| item.sink != Sink::ReduceRows && item.sink != Sink::Copy).count();
     machine.multiprocessors.min(tiles as u32)
 }
 

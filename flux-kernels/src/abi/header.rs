@@ -7,7 +7,7 @@ use super::{
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::machine::PUSHED_BYTES;
-use flux_core::program::{Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, Transfer, WorkItem, sink, source};
+use flux_core::program::{Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, RowSource, Sink, Transfer, WorkItem};
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::HOPPER_SHARED_BYTES;
 use std::fmt::Write as _;
@@ -49,8 +49,8 @@ fn write() -> String {
         let _infallible = writeln!(text, "constexpr u32 {name} = {value}u;");
     }
     text += "\n// Values of an enum that are numbered from 0 on.\ntemplate <class Enum>\nconstexpr u32 kCountOf = 0;\n\n";
-    text += &counted("Source", source::ALL.iter().map(|&(name, number)| (cuda_name(name), number)));
-    text += &counted("Sink", sink::ALL.iter().map(|&(name, number)| (cuda_name(name), number)));
+    text += &counted("Source", RowSource::ALL.map(|source| (format!("k{source:?}"), source as u32)).into_iter());
+    text += &counted("Sink", Sink::ALL.map(|sink| (format!("k{sink:?}"), sink as u32)).into_iter());
     text += &counted("Fill", Fill::ALL.map(|fill| (format!("k{fill:?}"), fill as u32)).into_iter());
     let codes = [("kTimeout", fault::TIMEOUT), ("kAborted", fault::ABORTED), ("kDisagreed", fault::DISAGREED)];
     text += &enumeration("FaultCode", &codes);
@@ -91,16 +91,6 @@ fn counted(name: &str, values: impl Iterator<Item = (String, u32)>) -> String {
     debug_assert!((0..).zip(&values).all(|(place, &(_, number))| place == number), "{name}: {values:?}");
     let listed: Vec<_> = values.iter().map(|(value, number)| (value.as_str(), *number)).collect();
     format!("{}template <>\nconstexpr u32 kCountOf<{name}> = {};\n\n", enumeration(name, &listed), values.len())
-}
-
-/// `REDUCE_ROWS` as `kReduceRows`.
-fn cuda_name(rust: &str) -> String {
-    let mut name = String::from("k");
-    for word in rust.split('_') {
-        name.push_str(&word[..1]);
-        name.push_str(&word[1..].to_lowercase());
-    }
-    name
 }
 
 /// The activations, constants of their formulas, and for the harness the bounds of their errors.

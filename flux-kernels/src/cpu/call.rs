@@ -12,7 +12,7 @@ use super::pause;
 use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
-use flux_core::program::{Await, TileProgram, WorkItem, sink, source};
+use flux_core::program::{Await, RowSource, Sink, TileProgram, WorkItem};
 use flux_core::signal::{Left, Poisoned, Protocol};
 use std::marker::PhantomData;
 
@@ -60,7 +60,7 @@ impl<T: Element> Call<'_, T> {
             if self.protocol.poisoned() {
                 return Err(Poisoned);
             }
-            if !matches!(item.sink, sink::REDUCE_ROWS | sink::COPY) {
+            if !matches!(item.sink, Sink::ReduceRows | Sink::Copy) {
                 self.multiply(item, scratch)?;
             }
             self.await_all(self.program.late_awaits_of(item))?;
@@ -85,7 +85,7 @@ impl<T: Element> Call<'_, T> {
         let steps = item.k_first as usize..(item.k_first + item.k_steps) as usize;
         let (first_k, end_k) = (steps.start * tile_k, k.min(steps.end * tile_k));
         let key = (item.a_source, item.a_outer);
-        let a = if item.a_source == source::GATHER {
+        let a = if item.a_source == RowSource::Gather {
             let place = u64::from(item.a_outer) * layout::gather_place_bytes(problem);
             scratch.a.rows(key, (row, rows), steps, |i, columns| {
                 let offset = place + (((row + i) * k + columns.start) * size_of::<T>()) as u64;

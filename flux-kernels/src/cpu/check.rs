@@ -4,7 +4,7 @@
 //! asks for, and no two items store the same element of `y`.
 
 use super::error::ExecuteError;
-use flux_core::program::{NONE, TileProgram, WorkItem, sink, source};
+use flux_core::program::{NONE, RowSource, Sink, TileProgram, WorkItem};
 use flux_core::{OpKind, Rank};
 use std::collections::BTreeMap;
 
@@ -54,7 +54,7 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let within = |first: u32, count: u32, block: u32, end: u32| {
         count > 0 && count <= block && first.is_multiple_of(block) && first.checked_add(count).is_some_and(|last| last <= end)
     };
-    let (reduces, copies) = (item.sink == sink::REDUCE_ROWS, item.sink == sink::COPY);
+    let (reduces, copies) = (item.sink == Sink::ReduceRows, item.sink == Sink::Copy);
     let of_rank = |rank: u32| problem.shard_rows(Rank::new(rank)).len() as u32;
     let rows = match problem.op() {
         _ if reduces => program.reduced_rows(program.rank).len() as u32,
@@ -81,10 +81,10 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         return Some("its steps along k do not exist");
     }
     let outer = match (item.a_source, problem.op()) {
-        (source::CALLER, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) if !program.flattened => world,
-        (source::GATHER, OpKind::AllGatherGemm) if !program.flattened => problem.world().peers(),
-        (source::CALLER, _) | (source::GATHER, OpKind::AllGatherGemm) => 1,
-        _ => 0,
+        (RowSource::Caller, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) if !program.flattened => world,
+        (RowSource::Gather, OpKind::AllGatherGemm) if !program.flattened => problem.world().peers(),
+        (RowSource::Caller, _) | (RowSource::Gather, OpKind::AllGatherGemm) => 1,
+        (RowSource::Gather, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => 0,
     };
     (item.a_outer >= outer).then_some("its rows of operand A do not exist")
 }
@@ -101,32 +101,32 @@ const STORED_TWICE: &str = "elements of y that it stores are stored by an earlie
 /// Checks the item's destination, and the partials that it adds.
 fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Option<&'static str> {
     let (world, peers) = (program.problem.world().get(), program.problem.world().peers());
-    let parts = if item.sink == sink::PARTIAL { 1 } else { item.parts };
+    let parts = if item.sink == Sink::Partial { 1 } else { item.parts };
     if parts > 0 && item.part.checked_add(parts).is_none_or(|end| end > program.split_k_slots) {
         return Some("its part slots do not exist");
     }
     match item.sink {
-        sink::PARTIAL => None,
-        sink::SCATTER if scatters(program) => None,
-        sink::SEND | sink::REDUCE if !adds_slots(program, item) => Some("the slots that it adds do not exist"),
-        sink::SEND if item.slot < peers.saturating_mul(program.slots_per_source) && item.dest < world => None,
-        sink::REDUCE_ROWS if item.partials > world => Some("the rows that it adds do not exist"),
-        sink::COPY if scatters(program) != program.two_exchanges || program.problem.op() != OpKind::GemmAllReduce => {
+        Sink::Partial => None,
+        Sink::Scatter if scatters(program) => None,
+        Sink::Send | Sink::Reduce if !adds_slots(program, item) => Some("the slots that it adds do not exist"),
+        Sink::Send if item.slot < peers.saturating_mul(program.slots_per_source) && item.dest < world => None,
+        Sink::ReduceRows if item.partials > world => Some("the rows that it adds do not exist"),
+        Sink::Copy if scatters(program) != program.two_exchanges || program.problem.op() != OpKind::GemmAllReduce => {
             Some("there are no peers' results")
         }
-        sink::COPY => (item.rows > 0 && !stored.take(item.row, item)).then_some(STORED_TWICE),
+        Sink::Copy => (item.rows > 0 && !stored.take(item.row, item)).then_some(STORED_TWICE),
         // Blocks of reduced rows must not mix with those of tiles.
-        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS if (item.sink == sink::REDUCE_ROWS) == scatters(program) => {
+        Sink::Store | Sink::Reduce | Sink::ReduceRows if (item.sink == Sink::ReduceRows) == scatters(program) => {
             let y_shards = if program.problem.op() == OpKind::AllGatherGemm && !program.flattened { world } else { 1 };
             if item.out_outer >= y_shards {
                 return Some("its rows of y do not exist");
             }
-            let is_finished = item.sink == sink::REDUCE || item.sink == sink::REDUCE_ROWS && program.two_exchanges;
+            let is_finished = item.sink == Sink::Reduce || item.sink == Sink::ReduceRows && program.two_exchanges;
             let to_all = program.problem.op() == OpKind::GemmAllReduce && is_finished;
             let first = if to_all { program.problem.shard_rows(program.rank).start } else { 0 };
             (item.rows > 0 && !stored.take(first + item.row, item)).then_some(STORED_TWICE)
         }
-        _ => Some("its sink does not exist"),
+        Sink::Store | Sink::Send | Sink::Reduce | Sink::Scatter | Sink::ReduceRows => Some("its result has no place"),
     }
 }
 

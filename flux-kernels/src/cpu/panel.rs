@@ -6,6 +6,7 @@
 use super::buffers::grow;
 use super::error::ExecuteError;
 use crate::element::Element;
+use flux_core::program::RowSource;
 use std::ops::Range;
 
 /// A row-major operand, converted in blocks of rows and steps along `k` when they are first used.
@@ -22,7 +23,7 @@ pub(super) struct Panel {
     block: (usize, usize),
     cols: usize,
     /// The source of the converted blocks.
-    key: Option<(u32, u32)>,
+    key: Option<(RowSource, u32)>,
 }
 
 impl Panel {
@@ -48,7 +49,7 @@ impl Panel {
     /// converted under this `key`, `source` gives columns of the operand's row `row + i`.
     pub(super) fn rows<'s, T: Element>(
         &mut self,
-        key: (u32, u32),
+        key: (RowSource, u32),
         (row, rows): (usize, usize),
         steps: Range<usize>,
         source: impl Fn(usize, Range<usize>) -> &'s [T],

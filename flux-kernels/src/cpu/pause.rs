@@ -14,12 +14,13 @@ const NAP: Duration = Duration::from_micros(50);
 /// A pause for the waits of [`Protocol`](flux_core::signal::Protocol). It breaks when one wait has
 /// lasted `deadline`.
 pub(super) fn until(deadline: Duration) -> impl FnMut(u64) -> ControlFlow<()> {
-    let (mut started, backoff) = (Instant::now(), Backoff::new());
+    let (mut started, backoff) = (None, Backoff::new());
     move |looks| {
         if looks == 1 {
-            started = Instant::now();
+            started = None;
             backoff.reset();
-        } else if started.elapsed() >= deadline {
+        }
+        if started.get_or_insert_with(Instant::now).elapsed() >= deadline {
             return ControlFlow::Break(());
         }
         if backoff.is_completed() {

@@ -8,7 +8,7 @@ use super::call::Call;
 use crate::element::Element;
 use crate::weights::GateLayout;
 use flux_core::layout;
-use flux_core::program::{NONE, WorkItem, sink};
+use flux_core::program::{NONE, Sink, WorkItem};
 use flux_core::{Partials, Rank};
 
 impl<T: Element> Call<'_, T> {
@@ -16,19 +16,19 @@ impl<T: Element> Call<'_, T> {
     pub(super) fn sink(&self, item: &WorkItem, scratch: &mut Scratch) {
         self.add_split_k_partials(item, &mut scratch.acc);
         match item.sink {
-            sink::SEND => {
+            Sink::Send => {
                 self.reduce(item, scratch);
                 self.send(item, &scratch.acc);
             }
-            sink::PARTIAL => self.write_partial(item, &scratch.acc),
-            sink::SCATTER => self.scatter(item, &scratch.acc),
-            sink::REDUCE_ROWS => self.reduce_rows(item, scratch),
-            sink::COPY => self.copy(item),
-            sink::REDUCE => {
+            Sink::Partial => self.write_partial(item, &scratch.acc),
+            Sink::Scatter => self.scatter(item, &scratch.acc),
+            Sink::ReduceRows => self.reduce_rows(item, scratch),
+            Sink::Copy => self.copy(item),
+            Sink::Reduce => {
                 self.reduce(item, scratch);
                 self.store(item, &mut scratch.acc);
             }
-            _ => self.store(item, &mut scratch.acc),
+            Sink::Store => self.store(item, &mut scratch.acc),
         }
     }
 
@@ -124,7 +124,7 @@ impl<T: Element> Call<'_, T> {
 
     /// Applies the epilogue to row `i` of an item and rounds it into `y`.
     fn store_row(&self, item: &WorkItem, i: u32, from: &mut [f32]) {
-        let to_all = matches!(item.sink, sink::REDUCE | sink::REDUCE_ROWS) && item.raise != NONE;
+        let to_all = matches!(item.sink, Sink::Reduce | Sink::ReduceRows) && item.raise != NONE;
         let shard = if to_all { self.program.rank } else { Rank::new(item.out_outer) };
         let row = self.program.problem.shard_rows(shard).start + item.row + i;
         let to = self.y_row(row, item);

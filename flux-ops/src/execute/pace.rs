@@ -3,7 +3,7 @@
 //! Invariant: it depends on the program and the number of multiprocessors, and changes no result.
 
 use flux_core::layout::{gather_place_bytes, slot_bytes};
-use flux_core::program::{TileProgram, sink};
+use flux_core::program::{Sink, TileProgram};
 use flux_kernels::cuda::Pace;
 
 /// Percent of the time between tiles that a paced transfer may take.
@@ -19,7 +19,7 @@ pub fn launch_of(program: &TileProgram, multiprocessors: u32) -> (u32, Pace) {
 /// As many of the CTAs that run at once as have a tile: with CTAs for reductions alone, tiles may
 /// share parts of the device unevenly.
 pub(super) fn with_a_tile(program: &TileProgram, ctas: u32) -> u32 {
-    let items = program.computed().iter().filter(|item| item.sink != sink::REDUCE_ROWS).count();
+    let items = program.computed().iter().filter(|item| item.sink != Sink::ReduceRows).count();
     ctas.min(u32::try_from(items).unwrap_or(u32::MAX))
 }
 
@@ -53,7 +53,7 @@ const AT_ONCE: u32 = 1 << 20;
 /// nothing is left to multiply meanwhile. In fp32 at most half of a tile's rows leave at once, and
 /// have no more bytes than the tile in the op's type.
 pub(super) fn in_flight_limit(program: &TileProgram, workers: u32) -> u32 {
-    let tiles = program.items.iter().filter(|item| item.sink == sink::SCATTER).count();
+    let tiles = program.items.iter().filter(|item| item.sink == Sink::Scatter).count();
     let bytes = program.tile.m * program.tile.n * program.problem.dtype().bytes() as u32;
     if tiles as u64 <= u64::from(workers) { 0 } else { AT_ONCE.div_ceil(bytes) }
 }
@@ -85,7 +85,7 @@ mod tests {
     #[test]
     fn there_are_no_more_ctas_than_tiles() {
         let few = staged(4, [64, 1024, 4096], "tile=64x128x64 rows=flattened chunk=1");
-        let tiles = few.items.iter().filter(|item| item.sink == sink::SCATTER).count();
+        let tiles = few.items.iter().filter(|item| item.sink == Sink::Scatter).count();
         assert!(tiles > 0 && few.items.len() > tiles, "reductions besides");
         assert_eq!(with_a_tile(&few, 132) as usize, tiles);
         assert_eq!(with_a_tile(&staged(4, [512, 12288, 49152], "tile=128x256x64 chunk=1"), 132), 132);

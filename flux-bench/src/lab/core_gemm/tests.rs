@@ -7,7 +7,7 @@ use crate::harness::data;
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{FIRST, Operands, Times, elements, w_window, x_window};
 use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};
-use flux_core::program::{Chunk, Schedule, TileProgram, sink};
+use flux_core::program::{Chunk, Schedule, Sink, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::tile::Generation;
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape};
@@ -56,7 +56,7 @@ fn the_gemm_alone_has_the_worlds_tiles_and_no_signal_but_of_shared_ones() {
                 core.transfers.is_empty() && core.signals == core.split_k_slots && core.awaits.len() as u32 == core.split_k_slots,
                 "{name}"
             );
-            assert!(core.items.iter().all(|item| matches!(item.sink, sink::STORE | sink::PARTIAL)), "{name}");
+            assert!(core.items.iter().all(|item| matches!(item.sink, Sink::Store | Sink::Partial)), "{name}");
             // The reference shapes' shards are whole tiles: the same items in another order.
             let area = |p: &TileProgram| p.items.iter().map(|i| u64::from(i.rows) * u64::from(i.cols) * u64::from(i.k_steps)).sum::<u64>();
             assert_eq!((core.tile, core.items.len(), area(&core)), (first.tile, first.items.len(), area(&first)), "{name}");

@@ -7,7 +7,7 @@
 
 use super::items::Items;
 use super::shard_cut::ShardCut;
-use crate::program::{Await, Forward, Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use crate::program::{Await, Forward, RowSource, Schedule, Sink, TileProgram, Transfer, WorkItem};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 
@@ -48,13 +48,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
                 (0, 0)
             };
             let item = WorkItem {
-                a_source: if place.is_some() { source::GATHER } else { source::CALLER },
+                a_source: if place.is_some() { RowSource::Gather } else { RowSource::Caller },
                 a_outer: place.unwrap_or(0),
                 row: tile.row,
                 rows: tile.rows,
                 col: tile.col,
                 cols: tile.cols,
-                sink: sink::STORE,
+                sink: Sink::Store,
                 out_outer: shard.get(),
                 dest: rank.get(),
                 ..WorkItem::default()

@@ -7,7 +7,7 @@
 
 use super::items::Items;
 use super::shard_cut::ShardCut;
-use crate::program::{Schedule, TileProgram, Transfer, WorkItem, sink, source};
+use crate::program::{RowSource, Schedule, Sink, TileProgram, Transfer, WorkItem};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 
@@ -47,12 +47,12 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     for tile in grid.order(schedule.raster_group) {
         let (first, per_slice) = awaited[(tile.row / together) as usize];
         let item = WorkItem {
-            a_source: source::GATHER,
+            a_source: RowSource::Gather,
             row: tile.row,
             rows: tile.rows,
             col: tile.col,
             cols: tile.cols,
-            sink: sink::STORE,
+            sink: Sink::Store,
             dest: rank.get(),
             ..WorkItem::default()
         };

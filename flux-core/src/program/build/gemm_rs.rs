@@ -22,7 +22,7 @@ use super::k_extent::KExtent;
 use crate::program::mainloop::{accumulation_steps, most_partials};
 use crate::program::places::{Places, runs};
 use crate::program::schedule::groups_of;
-use crate::program::{Await, NONE, Schedule, TileProgram, WorkItem, sink, source};
+use crate::program::{Await, NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, OpKind, Problem, Rank};
 use std::ops::Range;
@@ -81,12 +81,12 @@ fn copies((problem, rank, tiles): (&Problem, Rank, Vec<TileExtent>), results: u3
             let late_first = awaits.len() as u32;
             awaits.push(Await { signal: results + owner.get() * of_shard + index, peer: owner.get(), k_step: 0 });
             items.push(WorkItem {
-                a_source: source::CALLER,
+                a_source: RowSource::Caller,
                 row: rows.start + tile.row,
                 rows: tile.rows,
                 col: tile.col,
                 cols: tile.cols,
-                sink: sink::COPY,
+                sink: Sink::Copy,
                 dest: rank.get(),
                 late_first,
                 late_count: 1,
@@ -169,7 +169,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         let first = first_await[owner.index()] + chunk * partials;
         let in_mainloop = in_mainloop.min(partials);
         let item = WorkItem {
-            a_source: source::CALLER,
+            a_source: RowSource::Caller,
             a_outer: owner.get(),
             row: tile.row,
             rows: tile.rows,
@@ -183,7 +183,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         };
         let item = match sent {
             Some(((dest, place), owner_place)) => WorkItem {
-                sink: sink::SEND,
+                sink: Sink::Send,
                 dest: dest.get(),
                 slot: place * tiles + index,
                 raise: place * chunks + chunk,
@@ -193,9 +193,9 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             },
             None if all_reduces => {
                 let raise = results + rank.get() * tiles + index;
-                WorkItem { sink: sink::REDUCE, dest: rank.get(), raise, raise_after: 1, ..item }
+                WorkItem { sink: Sink::Reduce, dest: rank.get(), raise, raise_after: 1, ..item }
             }
-            None => WorkItem { sink: if world.peers() == 0 { sink::STORE } else { sink::REDUCE }, dest: rank.get(), ..item },
+            None => WorkItem { sink: if world.peers() == 0 { Sink::Store } else { Sink::Reduce }, dest: rank.get(), ..item },
         };
         list.tile(item, |_| if in_mainloop > 0 { AwaitRange { first, count: in_mainloop, group: 1 } } else { AwaitRange::default() });
     }

@@ -6,7 +6,7 @@
 
 use super::k_extent::KExtent;
 use super::stream_k::{Position, StreamK};
-use crate::program::{Await, NONE, Schedule, WorkItem, sink};
+use crate::program::{Await, NONE, Schedule, Sink, WorkItem};
 use crate::{Nodes, Problem, Rank};
 use std::ops::Range;
 
@@ -99,7 +99,7 @@ impl Items {
         let partial_items = parts.len() as u32 - 1;
         for (part, k) in (first_slot..).zip(&parts[1..]) {
             self.all.push(WorkItem {
-                sink: sink::PARTIAL,
+                sink: Sink::Partial,
                 dest: self.rank.get(),
                 slot: NONE,
                 partials: 0,

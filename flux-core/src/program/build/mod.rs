@@ -13,6 +13,8 @@ mod stream_k;
 mod sum_flattened;
 mod sums;
 
+pub(crate) use sums::MOST_REDUCTIONS;
+
 use super::{MAX_ITEMS, Schedule, ScheduleError, TileProgram};
 use crate::tile::TileGrid;
 use crate::{Nodes, OpKind, Problem, Rank};

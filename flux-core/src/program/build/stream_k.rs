@@ -174,7 +174,7 @@ impl StreamK {
 
 #[cfg(test)]
 mod tests {
-    use crate::program::{Schedule, TileProgram, check, sink};
+    use crate::program::{Schedule, Sink, TileProgram, check};
     use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
     use proptest::prelude::*;
 
@@ -205,8 +205,8 @@ mod tests {
                 prop_assert!(!gains || !gather && rest > tiles, "half of a wave is worth sharing, unless own tiles would be shared");
                 return Ok(());
             }
-            let fix_ups = p.items.iter().position(|item| item.sink != sink::PARTIAL).unwrap_or(p.items.len());
-            prop_assert!(p.items[fix_ups..].iter().all(|item| item.sink != sink::PARTIAL), "partial items come first");
+            let fix_ups = p.items.iter().position(|item| item.sink != Sink::Partial).unwrap_or(p.items.len());
+            prop_assert!(p.items[fix_ups..].iter().all(|item| item.sink != Sink::Partial), "partial items come first");
             let most = (0..workers as usize).map(|worker| p.items.iter().skip(worker).step_by(workers as usize).map(|item| item.k_steps).sum::<u32>()).max();
             prop_assert!(most < Some((whole + 1) * steps), "{:?} steps", most);
         }
@@ -218,7 +218,7 @@ mod tests {
         let items: Vec<_> = p
             .items
             .iter()
-            .map(|item| (item.out_outer * 5 + item.col / TILE.n, item.k_first, item.k_steps, item.sink == sink::PARTIAL))
+            .map(|item| (item.out_outer * 5 + item.col / TILE.n, item.k_first, item.k_steps, item.sink == Sink::Partial))
             .collect();
         // Tiles 0 and 2 are of the first group, 1 and 3 of the second.
         let partials = [(0, 20, 10, true), (1, 20, 10, true), (2, 10, 20, true), (3, 10, 20, true)];
@@ -262,8 +262,8 @@ mod tests {
             check::verify(&programs).expect("programs are right");
             // Of four tiles three workers share one; its fix-up item adds two parts.
             let of = |sink| programs[0].items.iter().filter(move |item| item.sink == sink).count();
-            let tiles = if op == OpKind::AllGatherGemm { sink::STORE } else { sink::SCATTER };
-            assert_eq!((of(tiles), of(sink::PARTIAL), programs[0].split_k_slots), (4, 2, 2), "{op}");
+            let tiles = if op == OpKind::AllGatherGemm { Sink::Store } else { Sink::Scatter };
+            assert_eq!((of(tiles), of(Sink::Partial), programs[0].split_k_slots), (4, 2, 2), "{op}");
             assert!(schedule.stream_k_tiles(&problem, Rank::new(0)).is_some(), "{op}");
         }
     }

@@ -12,7 +12,7 @@
 
 use super::items::{AwaitRange, Items};
 use super::sums::{Cut, Sums};
-use crate::program::{NONE, Schedule, TileProgram, WorkItem, sink, source};
+use crate::program::{NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Nodes, Problem, Rank};
 
@@ -26,12 +26,12 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let mut list = Items::new(problem, rank, (schedule, nodes), sums.signals());
     for (t, tile) in (0..).zip(&tiles) {
         let item = WorkItem {
-            a_source: source::CALLER,
+            a_source: RowSource::Caller,
             row: tile.row,
             rows: tile.rows,
             col: tile.col,
             cols: tile.cols,
-            sink: sink::SCATTER,
+            sink: Sink::Scatter,
             dest: rank.get(),
             raise: sums.signal_of_tile(rank, t),
             counter: if counted { 0 } else { NONE },

@@ -4,13 +4,13 @@
 //! rank. A rank without rows has one of no rows for each column block.
 
 use super::items::Items;
-use crate::program::{Await, NONE, Schedule, WorkItem, sink, source};
+use crate::program::{Await, NONE, RowSource, Schedule, Sink, WorkItem};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Problem, Rank};
 use std::ops::Range;
 
-/// Most reductions of a rank, unless each has the least rows: about one for each SM.
-const WORKERS: u32 = 128;
+/// Most reductions of a rank with several for a column block: about one for each SM.
+pub(crate) const MOST_REDUCTIONS: u32 = 128;
 
 /// Least rows of a reduction: fewer leave threads of a worker idle.
 const REDUCED_ROWS: u32 = 16;
@@ -26,10 +26,10 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// At most [`WORKERS`] reductions, so that each worker has one, unless there are more column
+    /// At most [`MOST_REDUCTIONS`] reductions, so that each worker has one, unless there are more column
     /// blocks.
     pub(super) const fn new(problem: &Problem, grid: TileGrid, two_exchanges: bool) -> Self {
-        let (most, blocks) = (if two_exchanges { problem.m_shard() } else { problem.most_y_rows() }, WORKERS / grid.col_blocks());
+        let (most, blocks) = (if two_exchanges { problem.m_shard() } else { problem.most_y_rows() }, MOST_REDUCTIONS / grid.col_blocks());
         let rows = most.div_ceil(if blocks == 0 { 1 } else { blocks });
         let rows = if rows < REDUCED_ROWS { REDUCED_ROWS } else { rows };
         Self { rows, of_block: most.div_ceil(rows), col_blocks: grid.col_blocks() }
@@ -140,7 +140,7 @@ impl<'a> Sums<'a> {
     /// An item of the columns of `extent`, which multiplies nothing.
     fn item(&self, (row, rows): (u32, u32), extent: TileExtent, (late_first, late_count): (u32, u32)) -> WorkItem {
         let (col, cols, dest) = (extent.col, extent.cols, self.rank.get());
-        WorkItem { a_source: source::CALLER, row, rows, col, cols, dest, late_first, late_count, ..WorkItem::default() }
+        WorkItem { a_source: RowSource::Caller, row, rows, col, cols, dest, late_first, late_count, ..WorkItem::default() }
     }
 
     pub(super) fn append_reductions(&self, list: &mut Items) {
@@ -170,7 +170,7 @@ impl<'a> Sums<'a> {
             let extent = self.grid.extent(row_block, col_block);
             let item = self.item((row, rows), extent, (late_first, late_count));
             let raise_after = u32::from(self.schedule.two_exchanges);
-            list.all.push(WorkItem { sink: sink::REDUCE_ROWS, partials: world.get(), raise, raise_after, ..item });
+            list.all.push(WorkItem { sink: Sink::ReduceRows, partials: world.get(), raise, raise_after, ..item });
         }
     }
 
@@ -184,7 +184,7 @@ impl<'a> Sums<'a> {
                 for (number, (row, rows)) in (0..).zip(self.cut.of_rows(self.rows_of(owner))) {
                     let late_first = list.next_await();
                     list.awaits.push(Await { signal: self.signal_of_sum(owner, col_block, number), peer: owner.get(), k_step: 0 });
-                    list.all.push(WorkItem { sink: sink::COPY, ..self.item((row, rows), extent, (late_first, 1)) });
+                    list.all.push(WorkItem { sink: Sink::Copy, ..self.item((row, rows), extent, (late_first, 1)) });
                 }
             }
         }

@@ -2,7 +2,7 @@
 
 use super::signals::moves;
 use super::{Record, Violation};
-use crate::program::{NONE, TileProgram, Transfer, WorkItem, sink, source};
+use crate::program::{NONE, RowSource, Sink, TileProgram, Transfer, WorkItem};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
@@ -50,21 +50,19 @@ fn places(p: &TileProgram) -> u32 {
 /// Operands that an item reads, and the output that it computes.
 fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Violation> {
     let world = p.problem.world().get();
-    let reduction = item.sink == sink::REDUCE_ROWS;
+    let reduction = item.sink == Sink::ReduceRows;
     let of_rank = |rank: u32| p.problem.shard_rows(Rank::new(rank)).len() as u32;
     at.range("cols", item.col, item.cols, p.problem.n_local(p.rank), p.tile.n)?;
-    at.below("a_source", item.a_source, source::GATHER + 1)?;
-    at.below("sink", item.sink, sink::COPY + 1)?;
     let (x_shards, y_shards) = match p.problem.op() {
         _ if p.flattened => (1, 1),
         OpKind::AllGatherGemm => (1, world),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (world, 1),
     };
     // Flattened places are one matrix.
-    let outer = if item.a_source == source::GATHER && !p.flattened { places(p) } else { x_shards };
+    let outer = if item.a_source == RowSource::Gather && !p.flattened { places(p) } else { x_shards };
     at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
-    if item.sink == sink::COPY {
+    if item.sink == Sink::Copy {
         if item.rows > 0 {
             let most = if p.flattened { p.problem.m() } else { p.tile.m };
             at.rows(item.row, item.rows, p.problem.m(), most)?;
@@ -90,13 +88,13 @@ fn workspace(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Vio
     at.below("dest", item.dest, world.get())?;
     let slots = u64::from(world.peers()) * u64::from(p.slots_per_source);
     let further = u64::from(item.partials.saturating_sub(1)) * u64::from(p.slots_per_source);
-    if item.sink == sink::SEND {
+    if item.sink == Sink::Send {
         at.below("slot", item.slot, slots)?;
     }
-    if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 {
+    if matches!(item.sink, Sink::Send | Sink::Reduce) && item.partials > 0 {
         at.below("partial_slot", u64::from(item.partial_slot) + further, slots)?;
     }
-    if item.sink == sink::PARTIAL || item.parts > 0 {
+    if item.sink == Sink::Partial || item.parts > 0 {
         at.range("part", item.part, item.parts.max(1), p.split_k_slots, p.split_k_slots)?;
     }
     if item.raise != NONE {

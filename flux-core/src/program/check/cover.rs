@@ -2,12 +2,12 @@
 
 use super::rect::{Rect, overlap};
 use super::{Output, Violation};
-use crate::program::{TileProgram, WorkItem, sink};
+use crate::program::{Sink, TileProgram, WorkItem};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let mut items: Vec<Vec<usize>> = vec![Vec::new(); outputs(p).len()];
-    for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != sink::PARTIAL && item.rows > 0) {
+    for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != Sink::Partial && item.rows > 0) {
         items[output_of(p, item)].push(index);
     }
     for (output, items) in outputs(p).into_iter().zip(items) {
@@ -48,9 +48,9 @@ fn outputs(p: &TileProgram) -> Vec<Output> {
 /// Index of an item's output.
 fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
     let output = match (p.flattened, p.problem.op()) {
-        (true, _) if item.sink == sink::COPY => 2,
-        (true, _) => u32::from(item.sink == sink::REDUCE_ROWS),
-        (false, _) if item.sink == sink::COPY => p.problem.world().get(),
+        (true, _) if item.sink == Sink::Copy => 2,
+        (true, _) => u32::from(item.sink == Sink::ReduceRows),
+        (false, _) if item.sink == Sink::Copy => p.problem.world().get(),
         (false, OpKind::AllGatherGemm) => item.out_outer,
         (false, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => item.a_outer,
     };

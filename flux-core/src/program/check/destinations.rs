@@ -7,14 +7,14 @@
 use super::Violation;
 use super::signals::moves;
 use crate::Rank;
-use crate::program::{TileProgram, sink};
+use crate::program::{Sink, TileProgram};
 use std::collections::BTreeMap;
 
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let mut senders: BTreeMap<(usize, u32), Rank> = BTreeMap::new();
     for p in programs {
         // Items have no steps: equal workers are at about the same position.
-        let sends = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::SEND).map(|(position, item)| (position, item.dest));
+        let sends = p.items.iter().enumerate().filter(|(_, item)| item.sink == Sink::Send).map(|(position, item)| (position, item.dest));
         let transfers = moves(p).map(|(transfer, _)| (transfer.step as usize, transfer.dest));
         for (step, dest) in sends.chain(transfers) {
             match senders.insert((step, dest), p.rank) {

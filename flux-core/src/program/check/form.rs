@@ -2,7 +2,7 @@
 //! and reductions follow all tiles.
 
 use super::{Record, Violation};
-use crate::program::{Await, Forward, NONE, Places, TileProgram, Transfer, WorkItem, sink, source};
+use crate::program::{Await, Forward, NONE, Places, RowSource, Sink, TileProgram, Transfer, WorkItem};
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
@@ -18,13 +18,13 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         }
     }
     // A kernel's workers walk the items before the copies.
-    if p.computed().iter().any(|item| item.sink == sink::COPY) {
-        let index = p.items.iter().position(|item| item.sink == sink::COPY).unwrap_or_default();
+    if p.computed().iter().any(|item| item.sink == Sink::Copy) {
+        let index = p.items.iter().position(|item| item.sink == Sink::Copy).unwrap_or_default();
         return violation(Record::Item(index), "copies come after all else");
     }
     // A kernel's worker does not multiply after its first reduction.
-    let first_reduction = p.items.iter().position(|item| item.sink == sink::REDUCE_ROWS).unwrap_or(p.items.len());
-    if let Some(behind) = p.computed().get(first_reduction..).unwrap_or_default().iter().position(|item| item.sink != sink::REDUCE_ROWS) {
+    let first_reduction = p.items.iter().position(|item| item.sink == Sink::ReduceRows).unwrap_or(p.items.len());
+    if let Some(behind) = p.computed().get(first_reduction..).unwrap_or_default().iter().position(|item| item.sink != Sink::ReduceRows) {
         return violation(Record::Item(first_reduction + behind), "reductions come after all tiles");
     }
     for (index, transfer) in p.transfers.iter().enumerate() {
@@ -42,10 +42,10 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 
 fn ag_gemm_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let place = if p.flattened { Some(0) } else { Rank::new(item.out_outer).place_at(p.rank) };
-    let from_here = (item.a_source, item.a_outer) == (source::CALLER, 0);
-    let from_place = item.a_source == source::GATHER && place == Some(item.a_outer);
+    let from_here = (item.a_source, item.a_outer) == (RowSource::Caller, 0);
+    let from_place = item.a_source == RowSource::Gather && place == Some(item.a_outer);
     match (place, item.sink) {
-        (_, sink) if sink != sink::STORE && sink != sink::PARTIAL => Some("AllGather-GEMM stores every tile"),
+        (_, sink) if sink != Sink::Store && sink != Sink::Partial => Some("AllGather-GEMM stores every tile"),
         _ if item.dest != p.rank.get() => Some("AllGather-GEMM's output is the rank's own"),
         (None, _) if !from_here => Some("the own shard is read from the caller's x"),
         (Some(_), _) if !from_place => Some("a peer's shard is read from its place in the gather buffer, flattened shards from all of it"),
@@ -59,34 +59,34 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let sent_to = Places::new(p.nodes).destination(p.rank, owner).map(|(dest, _)| dest.get());
     let added = if p.nodes.on_one_rail(p.rank, owner) { Places::new(p.nodes).added(p.rank, owner).len() } else { 0 };
     match item.sink {
-        _ if item.a_source != source::CALLER => Some("operand A is the caller's shard of the owner's rows"),
-        sink::SEND if sent_to.is_none() => Some("nothing is sent to oneself"),
-        sink::SEND if sent_to != Some(item.dest) => Some("a partial tile goes to its owner, or to the intra-node peer on the owner's rail"),
-        sink::SEND if item.partials as usize != added => {
+        _ if item.a_source != RowSource::Caller => Some("operand A is the caller's shard of the owner's rows"),
+        Sink::Send if sent_to.is_none() => Some("nothing is sent to oneself"),
+        Sink::Send if sent_to != Some(item.dest) => Some("a partial tile goes to its owner, or to the intra-node peer on the owner's rail"),
+        Sink::Send if item.partials as usize != added => {
             Some("a send between nodes adds the partial tiles of its node, and no other send adds any")
         }
-        sink::COPY if p.problem.op() != OpKind::GemmAllReduce => Some("only a GEMM-AllReduce has peers' results"),
-        sink::COPY if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
-        sink::SEND | sink::PARTIAL | sink::COPY => None,
+        Sink::Copy if p.problem.op() != OpKind::GemmAllReduce => Some("only a GEMM-AllReduce has peers' results"),
+        Sink::Copy if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
+        Sink::Send | Sink::Partial | Sink::Copy => None,
         _ if owner != p.rank || item.dest != p.rank.get() => Some("a partial tile of a peer's shard is sent"),
-        sink::STORE if peers > 0 => Some("the own shard is reduced"),
-        sink::REDUCE if item.partials as usize != added || added == 0 => {
+        Sink::Store if peers > 0 => Some("the own shard is reduced"),
+        Sink::Reduce if item.partials as usize != added || added == 0 => {
             Some("a reduction adds a partial tile of every intra-node peer, and one of every other node")
         }
-        sink::SCATTER | sink::REDUCE_ROWS => Some("only flattened rows are scattered"),
-        _ => None,
+        Sink::Scatter | Sink::ReduceRows => Some("only flattened rows are scattered"),
+        Sink::Store | Sink::Reduce => None,
     }
 }
 
 fn flattened_sum_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     match item.sink {
-        _ if item.a_source != source::CALLER => Some("operand A is the caller's"),
-        sink::REDUCE_ROWS if item.dest != p.rank.get() => Some("a reduction's rows are the rank's own"),
-        sink::REDUCE_ROWS if item.partials != p.problem.world().get() => Some("a reduction adds the rows of every rank"),
-        sink::COPY if !p.two_exchanges => Some("only a GEMM-AllReduce in two exchanges has peers' results"),
-        sink::COPY if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
-        sink::SCATTER | sink::PARTIAL | sink::REDUCE_ROWS | sink::COPY => None,
-        _ => Some("tiles of flattened rows are scattered"),
+        _ if item.a_source != RowSource::Caller => Some("operand A is the caller's"),
+        Sink::ReduceRows if item.dest != p.rank.get() => Some("a reduction's rows are the rank's own"),
+        Sink::ReduceRows if item.partials != p.problem.world().get() => Some("a reduction adds the rows of every rank"),
+        Sink::Copy if !p.two_exchanges => Some("only a GEMM-AllReduce in two exchanges has peers' results"),
+        Sink::Copy if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
+        Sink::Scatter | Sink::Partial | Sink::ReduceRows | Sink::Copy => None,
+        Sink::Store | Sink::Send | Sink::Reduce => Some("tiles of flattened rows are scattered"),
     }
 }
 
@@ -94,17 +94,17 @@ fn flattened_sum_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> 
 fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let all_reduces = p.problem.op() == OpKind::GemmAllReduce;
     match item.sink {
-        sink::REDUCE_ROWS if !p.two_exchanges && item.raise != NONE => Some("only an item whose result others read raises a signal"),
-        sink::REDUCE_ROWS if !p.two_exchanges => None,
-        sink::REDUCE | sink::REDUCE_ROWS if all_reduces && item.raise == NONE => Some("an item whose result others read raises a signal"),
-        sink::REDUCE | sink::REDUCE_ROWS if all_reduces && item.counter != NONE => Some("a finished tile has a signal of its own"),
-        sink::REDUCE | sink::REDUCE_ROWS if all_reduces => None,
-        sink::STORE | sink::REDUCE | sink::REDUCE_ROWS | sink::COPY if item.raise != NONE => {
+        Sink::ReduceRows if !p.two_exchanges && item.raise != NONE => Some("only an item whose result others read raises a signal"),
+        Sink::ReduceRows if !p.two_exchanges => None,
+        Sink::Reduce | Sink::ReduceRows if all_reduces && item.raise == NONE => Some("an item whose result others read raises a signal"),
+        Sink::Reduce | Sink::ReduceRows if all_reduces && item.counter != NONE => Some("a finished tile has a signal of its own"),
+        Sink::Reduce | Sink::ReduceRows if all_reduces => None,
+        Sink::Store | Sink::Reduce | Sink::ReduceRows | Sink::Copy if item.raise != NONE => {
             Some("only an item whose result others read raises a signal")
         }
-        sink::SEND | sink::PARTIAL | sink::SCATTER if item.raise == NONE => Some("an item whose result others read raises a signal"),
-        sink::PARTIAL if item.counter != NONE => Some("a partial item has a signal of its own"),
-        sink::PARTIAL | sink::SCATTER if item.dest != p.rank.get() => Some("a partial item or a scattered tile is the rank's own"),
+        Sink::Send | Sink::Partial | Sink::Scatter if item.raise == NONE => Some("an item whose result others read raises a signal"),
+        Sink::Partial if item.counter != NONE => Some("a partial item has a signal of its own"),
+        Sink::Partial | Sink::Scatter if item.dest != p.rank.get() => Some("a partial item or a scattered tile is the rank's own"),
         _ if item.raise == NONE && item.counter != NONE => Some("a counter is for a signal"),
         _ => None,
     }
@@ -126,9 +126,11 @@ fn await_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
 /// Most late awaits: one for each part and partial tile. A reduction awaits any number of tiles.
 fn late_reads(p: &TileProgram, item: &WorkItem) -> u64 {
     match item.sink {
-        sink::REDUCE_ROWS => u64::MAX,
-        sink::COPY => 1,
-        _ => u64::from(item.parts) + u64::from(item.partials.saturating_sub(p.in_mainloop)),
+        Sink::ReduceRows => u64::MAX,
+        Sink::Copy => 1,
+        Sink::Store | Sink::Send | Sink::Reduce | Sink::Partial | Sink::Scatter => {
+            u64::from(item.parts) + u64::from(item.partials.saturating_sub(p.in_mainloop))
+        }
     }
 }
 
@@ -142,9 +144,9 @@ fn in_groups(rows: &[Await], group: u32) -> bool {
 fn part_fields(item: &WorkItem) -> Option<&'static str> {
     match item.sink {
         // A kernel adds as many as are counted, whatever the sink.
-        sink::STORE | sink::PARTIAL | sink::SCATTER if item.partials != 0 => Some("only an item that adds partial results counts them"),
-        sink::PARTIAL | sink::REDUCE_ROWS | sink::COPY if item.parts != 0 => Some("only a fix-up item adds parts"),
-        sink::PARTIAL => None,
+        Sink::Store | Sink::Partial | Sink::Scatter if item.partials != 0 => Some("only an item that adds partial results counts them"),
+        Sink::Partial | Sink::ReduceRows | Sink::Copy if item.parts != 0 => Some("only a fix-up item adds parts"),
+        Sink::Partial => None,
         _ if item.parts == 0 && item.part != NONE => Some("an unused split-K slot is named"),
         _ => None,
     }

@@ -6,7 +6,7 @@
 //! have.
 
 use super::Violation;
-use crate::program::{TileProgram, sink};
+use crate::program::{Sink, TileProgram};
 use crate::tile::TileGrid;
 use crate::{OpKind, Rank};
 
@@ -14,7 +14,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rows = if p.flattened { p.problem.m() } else { p.problem.m_shard() };
     let grid = TileGrid::new(rows, p.problem.n_local(p.rank), p.tile);
     for (index, item) in p.items.iter().enumerate() {
-        if item.sink == sink::COPY {
+        if item.sink == Sink::Copy {
             // Any rows may be copied. Eight columns are copied at a time, as rows are reduced.
             continue;
         }
@@ -28,7 +28,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         let off = |what, (first, count), (tile, of_tile)| {
             Err(Violation::OffGrid { rank: p.rank, item: index, what, found: first..first + count, tile: tile..tile + of_tile })
         };
-        if item.sink != sink::REDUCE_ROWS && (item.row, item.rows) != (tile.row, tile.rows) {
+        if item.sink != Sink::ReduceRows && (item.row, item.rows) != (tile.row, tile.rows) {
             return off("rows", (item.row, item.rows), (tile.row, tile.rows));
         }
         if (item.col, item.cols) != (tile.col, tile.cols) {

@@ -7,7 +7,7 @@
 use super::{Record, Violation};
 use crate::OpKind;
 use crate::program::mainloop::gap;
-use crate::program::{TileProgram, WorkItem, sink};
+use crate::program::{Sink, TileProgram, WorkItem};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     if p.problem.op() == OpKind::AllGatherGemm {
@@ -16,7 +16,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let (rank, all) = (p.rank, p.k_steps());
     for (index, item) in p.items.iter().enumerate() {
         let violation = |what| Err(Violation::Form { rank, record: Record::Item(index), what });
-        let in_mainloop = if matches!(item.sink, sink::SEND | sink::REDUCE) && item.partials > 0 { p.in_mainloop } else { 0 };
+        let in_mainloop = if matches!(item.sink, Sink::Send | Sink::Reduce) && item.partials > 0 { p.in_mainloop } else { 0 };
         if p.in_mainloop > 0 && p.in_mainloop_steps().1 < gap(&p.problem) {
             return violation("mainloop partial tiles are too few steps apart");
         }

@@ -3,16 +3,16 @@
 //! partial items in that order.
 
 use super::Violation;
-use crate::program::{TileProgram, WorkItem, sink};
+use crate::program::{Sink, TileProgram, WorkItem};
 use std::collections::BTreeMap;
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rank = p.rank;
-    let partial_items = p.items.iter().enumerate().filter(|(_, item)| item.sink == sink::PARTIAL);
+    let partial_items = p.items.iter().enumerate().filter(|(_, item)| item.sink == Sink::Partial);
     let partials: BTreeMap<u32, usize> = partial_items.map(|(index, item)| (item.part, index)).collect();
     let mut readers: BTreeMap<u32, usize> = BTreeMap::new();
     for (index, fix_up) in
-        p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, sink::PARTIAL | sink::REDUCE_ROWS | sink::COPY))
+        p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, Sink::Partial | Sink::ReduceRows | Sink::Copy))
     {
         let split = |step| Err(Violation::KNotCovered { rank, item: index, step });
         if fix_up.k_first != 0 {
@@ -51,5 +51,5 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 
 /// Fields that the items of one tile share.
 fn tile(item: &WorkItem) -> [u32; 7] {
-    [item.a_source, item.a_outer, item.row, item.rows, item.col, item.cols, item.out_outer]
+    [item.a_source as u32, item.a_outer, item.row, item.rows, item.col, item.cols, item.out_outer]
 }

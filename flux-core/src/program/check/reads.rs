@@ -5,7 +5,7 @@ use super::Violation;
 use super::rect::Rect;
 use super::signals::moves;
 use crate::Rank;
-use crate::program::{Await, Forward, Places, TileProgram, WorkItem, sink, source};
+use crate::program::{Await, Forward, Places, RowSource, Sink, TileProgram, WorkItem};
 use std::collections::BTreeMap;
 use std::ops::Range;
 
@@ -25,9 +25,9 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     for p in programs {
         for item in &p.items {
             match item.sink {
-                sink::SEND => drop(writers.slots.insert((item.dest, item.slot), (p, item))),
-                sink::SCATTER => writers.scattered.entry((p.rank.get(), item.col)).or_default().push(item),
-                _ => {}
+                Sink::Send => drop(writers.slots.insert((item.dest, item.slot), (p, item))),
+                Sink::Scatter => writers.scattered.entry((p.rank.get(), item.col)).or_default().push(item),
+                Sink::Store | Sink::Reduce | Sink::Partial | Sink::ReduceRows | Sink::Copy => {}
             }
         }
         for (t, _) in moves(p) {
@@ -36,14 +36,14 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     }
     for p in programs {
         for (index, item) in p.items.iter().enumerate() {
-            if item.a_source == source::GATHER {
+            if item.a_source == RowSource::Gather {
                 gathered(p, index, item, &writers)?;
             }
             match item.sink {
-                sink::REDUCE | sink::SEND => reduced(p, index, item, &writers)?,
-                sink::REDUCE_ROWS => reduced_rows(p, index, item, &writers)?,
-                sink::COPY => copied(p, index, item, programs)?,
-                _ => {}
+                Sink::Reduce | Sink::Send => reduced(p, index, item, &writers)?,
+                Sink::ReduceRows => reduced_rows(p, index, item, &writers)?,
+                Sink::Copy => copied(p, index, item, programs)?,
+                Sink::Store | Sink::Partial | Sink::Scatter => {}
             }
         }
         for (index, forward) in p.forwards.iter().enumerate() {
@@ -155,7 +155,7 @@ fn copied(p: &TileProgram, index: usize, item: &WorkItem, programs: &[TileProgra
         let all = Rect { row: shard.start + tile.row, ..Rect::of_item(tile) };
         item.rows == 0 || all.meet(Rect::of_item(item)) == Some(Rect::of_item(item))
     };
-    let finished = owner.items.iter().find(|tile| matches!(tile.sink, sink::REDUCE | sink::REDUCE_ROWS) && tile.raise == entry.signal);
+    let finished = owner.items.iter().find(|tile| matches!(tile.sink, Sink::Reduce | Sink::ReduceRows) && tile.raise == entry.signal);
     if owner.rank != p.rank && finished.is_some_and(holds) { Ok(()) } else { unguarded(owner.rank) }
 }
 

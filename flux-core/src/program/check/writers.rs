@@ -6,7 +6,7 @@ use super::rect::{Rect, overlap};
 use super::signals::moves;
 use super::{Record, Violation};
 use crate::Rank;
-use crate::program::{TileProgram, sink};
+use crate::program::{Sink, TileProgram};
 use std::collections::BTreeMap;
 
 /// A block of a place and its writer.
@@ -18,9 +18,9 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     for p in programs {
         for (index, item) in p.items.iter().enumerate() {
             let (what, owner, slot) = match item.sink {
-                sink::SEND => ("slot", item.dest, item.slot),
-                sink::PARTIAL => ("split-K slot", p.rank.get(), item.part),
-                _ => continue,
+                Sink::Send => ("slot", item.dest, item.slot),
+                Sink::Partial => ("split-K slot", p.rank.get(), item.part),
+                Sink::Store | Sink::Reduce | Sink::Scatter | Sink::ReduceRows | Sink::Copy => continue,
             };
             let second = (p.rank, Record::Item(index));
             if let Some(first) = slots.insert((what, owner, slot), second) {

@@ -5,7 +5,7 @@
 
 use super::records::{Block, Origin, Parcel, Reader};
 use crate::layout::slot_bytes;
-use crate::program::{Places, Round, TileProgram, sink};
+use crate::program::{Places, Round, Sink, TileProgram};
 use crate::{OpKind, Rank};
 use std::collections::BTreeMap;
 
@@ -65,7 +65,7 @@ fn step(program: &TileProgram, to: Rank) -> u32 {
 fn slots(program: &TileProgram) -> Vec<Parcel> {
     let slot_bytes = slot_bytes(&program.problem, program.tile);
     let mut chunks: BTreeMap<(u32, u32), (u32, u32, usize)> = BTreeMap::new();
-    for (at, item) in program.items.iter().enumerate().filter(|(_, item)| item.sink == sink::SEND) {
+    for (at, item) in program.items.iter().enumerate().filter(|(_, item)| item.sink == Sink::Send) {
         let chunk = chunks.entry((item.dest, item.raise)).or_insert((item.slot, item.slot, at));
         *chunk = (chunk.0.min(item.slot), chunk.1.max(item.slot), at);
     }

@@ -2,7 +2,7 @@
 
 use super::*;
 use crate::layout::slot_bytes;
-use crate::program::{Chunk, Schedule, check, sink};
+use crate::program::{Chunk, Schedule, Sink, check};
 use crate::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
 use std::collections::{BTreeMap, BTreeSet};
@@ -122,7 +122,7 @@ proptest! {
             }
             // A slot for each tile that is sent, or a place at each peer.
             let slot = slot_bytes(&program.problem, program.tile);
-            let slots: u64 = program.items.iter().map(|item| if item.sink == sink::SEND { slot } else { 0 }).sum();
+            let slots: u64 = program.items.iter().map(|item| if item.sink == Sink::Send { slot } else { 0 }).sum();
             let peers = u64::from(program.problem.world().peers());
             let sent = if program.flattened { peers * program.place_bytes() } else { slots };
             prop_assert_eq!(left.len() as u64, sent, "{}", program);
