@@ -8,10 +8,7 @@
 
 use super::{KSplit, Plan, Target};
 use crate::layout::{self, WorkspaceSize};
-use crate::program::TileProgram;
-
-/// Most reductions of a program that has several for a column block.
-const REDUCTIONS: u32 = 128;
+use crate::program::{MOST_REDUCTIONS, TileProgram};
 
 /// Bounds over the programs of one plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,7 +26,7 @@ impl Plan {
         let (size, slots) = (program.workspace(), program.split_k_slots.max(shared));
         // Each slot has a signal of its own. Flattened tiles that are one chunk share a counter.
         let ranks = if program.two_exchanges { program.problem.world().get() } else { 0 };
-        let reductions = if program.flattened { REDUCTIONS } else { 0 };
+        let reductions = if program.flattened { MOST_REDUCTIONS } else { 0 };
         let signals = size.signals + (slots - program.split_k_slots) + ranks * reductions;
         let half_bytes = layout::half_bytes(&program.problem, program.tile, program.row_layout(), slots);
         let items = program.items.len() + 2 * shared as usize + (reductions * (ranks + 1)) as usize;

@@ -5,20 +5,21 @@
 use super::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
 use crate::TileShape;
 
-/// Bytes of a plan: nine little-endian `u32`.
+/// Words of a plan.
+const WORDS: usize = 12;
+
+/// Bytes of a plan: twelve little-endian `u32`. A field of several kinds is the number of its kind,
+/// and the count that the kind has, else 0.
 ///
 /// ```text
 /// tile.m, tile.n, tile.k
-/// rows:   0 flattened, 2^32 - 1 flattened in two exchanges, else the group
-/// k:      0 whole, 1 stream-k, else the workers of a tile
-/// chunk:  0 shard, else the tiles
+/// rows:   0 flattened, 1 flattened in two exchanges, 2 per shard, with the group
+/// k:      0 whole, 1 stream-k, 2 split-k, with the workers of a tile
+/// chunk:  0 shard, 1 tiles, with their number
 /// k_slices
-/// comm:   0 kernel, 1 copy engine, 2 overlapped, 3 sequential;  peers, 0 unless overlapped
+/// comm:   0 kernel, 1 copy engine, 2 overlapped, with the peers, 3 sequential
 /// ```
-pub const PLAN_BYTES: usize = 36;
-
-/// In the place of a group: flattened rows in two exchanges.
-const TWO_EXCHANGES: u32 = u32::MAX;
+pub const PLAN_BYTES: usize = 4 * WORDS;
 
 /// The bytes are not a plan.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -28,19 +29,19 @@ pub struct PlanBytesError;
 impl Plan {
     /// The plan's binary form.
     pub fn to_bytes(self) -> [u8; PLAN_BYTES] {
-        let rows = match self.rows {
-            RowMapping::Flattened => 0,
-            RowMapping::FlattenedTwoExchanges => TWO_EXCHANGES,
-            RowMapping::PerShard { group } => group,
+        let (rows, group) = match self.rows {
+            RowMapping::Flattened => (0, 0),
+            RowMapping::FlattenedTwoExchanges => (1, 0),
+            RowMapping::PerShard { group } => (2, group),
         };
-        let k = match self.k {
-            KSplit::Whole => 0,
-            KSplit::StreamK => 1,
-            KSplit::SplitK(workers) => workers,
+        let (k, workers) = match self.k {
+            KSplit::Whole => (0, 0),
+            KSplit::StreamK => (1, 0),
+            KSplit::SplitK(workers) => (2, workers),
         };
-        let chunk = match self.chunk {
-            Chunk::Shard => 0,
-            Chunk::Tiles(tiles) => tiles,
+        let (chunk, tiles) = match self.chunk {
+            Chunk::Shard => (0, 0),
+            Chunk::Tiles(tiles) => (1, tiles),
         };
         let (comm, peers) = match self.comm {
             CommMode::Fused { mover: Mover::Kernel } => (0, 0),
@@ -48,7 +49,8 @@ impl Plan {
             CommMode::Overlapped { peers } => (2, peers),
             CommMode::Sequential => (3, 0),
         };
-        let words = [self.tile.m, self.tile.n, self.tile.k, rows, k, chunk, self.k_slices, comm, peers];
+        let TileShape { m, n, k: step } = self.tile;
+        let words: [u32; WORDS] = [m, n, step, rows, group, k, workers, chunk, tiles, self.k_slices, comm, peers];
         let mut bytes = [0; PLAN_BYTES];
         for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());
@@ -61,32 +63,37 @@ impl Plan {
     /// # Errors
     /// [`PlanBytesError`] if a field has an invalid value.
     pub fn from_bytes(bytes: &[u8; PLAN_BYTES]) -> Result<Self, PlanBytesError> {
-        let word = |at: usize| u32::from_le_bytes([bytes[4 * at], bytes[4 * at + 1], bytes[4 * at + 2], bytes[4 * at + 3]]);
-        let comm = match (word(7), word(8)) {
-            (0, 0) => CommMode::Fused { mover: Mover::Kernel },
-            (1, 0) => CommMode::Fused { mover: Mover::CopyEngine },
-            (2, peers @ 1..) => CommMode::Overlapped { peers },
-            (3, 0) => CommMode::Sequential,
-            _ => return Err(PlanBytesError),
-        };
+        let (words, _) = bytes.as_chunks();
+        let word = |at: usize| u32::from_le_bytes(words[at]);
         let plan = Self {
             tile: TileShape::new(word(0), word(1), word(2)),
-            rows: match word(3) {
-                0 => RowMapping::Flattened,
-                TWO_EXCHANGES => RowMapping::FlattenedTwoExchanges,
-                group => RowMapping::PerShard { group },
+            rows: match (word(3), word(4)) {
+                (0, 0) => RowMapping::Flattened,
+                (1, 0) => RowMapping::FlattenedTwoExchanges,
+                (2, group) => RowMapping::PerShard { group },
+                _ => return Err(PlanBytesError),
             },
-            k: match word(4) {
-                0 => KSplit::Whole,
-                1 => KSplit::StreamK,
-                workers => KSplit::SplitK(workers),
+            k: match (word(5), word(6)) {
+                (0, 0) => KSplit::Whole,
+                (1, 0) => KSplit::StreamK,
+                (2, workers) => KSplit::SplitK(workers),
+                _ => return Err(PlanBytesError),
             },
-            chunk: if word(5) == 0 { Chunk::Shard } else { Chunk::Tiles(word(5)) },
-            k_slices: word(6),
-            comm,
+            chunk: match (word(7), word(8)) {
+                (0, 0) => Chunk::Shard,
+                (1, tiles) => Chunk::Tiles(tiles),
+                _ => return Err(PlanBytesError),
+            },
+            k_slices: word(9),
+            comm: match (word(10), word(11)) {
+                (0, 0) => CommMode::Fused { mover: Mover::Kernel },
+                (1, 0) => CommMode::Fused { mover: Mover::CopyEngine },
+                (2, peers) => CommMode::Overlapped { peers },
+                (3, 0) => CommMode::Sequential,
+                _ => return Err(PlanBytesError),
+            },
         };
-        let extents = [plan.tile.m, plan.tile.n, plan.tile.k, plan.k_slices];
-        if extents.contains(&0) { Err(PlanBytesError) } else { Ok(plan) }
+        if plan.zero().is_some() { Err(PlanBytesError) } else { Ok(plan) }
     }
 }
 
@@ -96,6 +103,15 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
+    /// No text of a plan says one worker, but a caller may.
+    #[test]
+    fn one_worker_of_a_tile_is_not_stream_k() {
+        let plan = |k| Plan { k, ..Plan::of(TileShape::new(128, 256, 64)) };
+        let [one, stream_k] = [KSplit::SplitK(1), KSplit::StreamK].map(plan);
+        assert_ne!(one.to_bytes(), stream_k.to_bytes());
+        assert_eq!(Plan::from_bytes(&one.to_bytes()), Ok(one));
+    }
+
     proptest! {
         #[test]
         fn bytes_give_back_the_plan(plan in plans()) {
@@ -103,7 +119,7 @@ mod tests {
         }
 
         #[test]
-        fn bytes_that_decode_encode_to_themselves(words in prop::array::uniform9(0_u32..5)) {
+        fn bytes_that_decode_encode_to_themselves(words in prop::array::uniform12(0_u32..4)) {
             let bytes: Vec<u8> = words.into_iter().flat_map(u32::to_le_bytes).collect();
             let bytes: [u8; PLAN_BYTES] = bytes.try_into().unwrap();
             if let Ok(plan) = Plan::from_bytes(&bytes) {

@@ -128,6 +128,22 @@ impl Plan {
         }
     }
 
+    /// The field that has an extent or a count of zero, which no text of a plan has.
+    pub fn zero(&self) -> Option<&'static str> {
+        let Self { tile, rows, k, chunk, k_slices, comm } = *self;
+        let counts = [
+            ("tile.m", tile.m),
+            ("tile.n", tile.n),
+            ("tile.k", tile.k),
+            ("rows=per-shard", if let RowMapping::PerShard { group } = rows { group } else { 1 }),
+            ("k=split-k", if let KSplit::SplitK(workers) = k { workers } else { 1 }),
+            ("chunk", if let Chunk::Tiles(tiles) = chunk { tiles } else { 1 }),
+            ("k-slices", k_slices),
+            ("comm=overlapped", if let CommMode::Overlapped { peers } = comm { peers } else { 1 }),
+        ];
+        counts.into_iter().find(|&(_, count)| count == 0).map(|(name, _)| name)
+    }
+
     /// Tiles of all rows, on the rank with the most.
     fn tiles(&self, problem: &Problem) -> u64 {
         match self.rows {

@@ -173,9 +173,9 @@ pub(super) mod tests {
         let rows = prop_oneof![
             Just(RowMapping::Flattened),
             Just(RowMapping::FlattenedTwoExchanges),
-            (1_u32..20).prop_map(|group| RowMapping::PerShard { group })
+            (1..=u32::MAX).prop_map(|group| RowMapping::PerShard { group })
         ];
-        let k = prop_oneof![Just(KSplit::Whole), Just(KSplit::StreamK), (2_u32..20).prop_map(KSplit::SplitK)];
+        let k = prop_oneof![Just(KSplit::Whole), Just(KSplit::StreamK), (2..=u32::MAX).prop_map(KSplit::SplitK)];
         let chunk = prop_oneof![Just(Chunk::Shard), (1..=u32::MAX).prop_map(Chunk::Tiles)];
         let comm = prop_oneof![
             Just(CommMode::Sequential),

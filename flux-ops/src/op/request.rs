@@ -5,7 +5,7 @@ use crate::error::BuildError;
 use crate::execute::{LaunchOptions, Recipe, Resolved};
 use crate::planning::{self, Buckets, Choice, Constraints, UserTable};
 use flux_core::layout::WorkspaceSize;
-use flux_core::plan::{Chunk, CommMode, KSplit, Plan, PlanOrigin, RowMapping, SumOrder};
+use flux_core::plan::{CommMode, Plan, PlanOrigin, SumOrder};
 use flux_core::program::ScheduleError;
 use flux_core::{DType, OpKind, Partials, Problem};
 use flux_kernels::WeightLayout;
@@ -80,7 +80,8 @@ impl Request {
 
     /// The caller's plan.
     fn named(&self, comm: &Communicator, plan: &Plan, largest: &Problem) -> Result<Choice, BuildError> {
-        check(plan)?;
+        // No text of a plan says that.
+        plan.zero().map_or(Ok(()), |name| Err(ScheduleError::Zero { name }))?;
         if plan.comm == CommMode::Sequential && largest.partials() == Partials::F32 {
             return Err(BuildError::SequentialPartials { dtype: self.dtype });
         }
@@ -123,32 +124,11 @@ impl Request {
             _ => Ok(()),
         }
     }
-
-    /// The op's number, by which ranks compare their calls: that of its text.
-    pub(super) fn number(&self) -> u32 {
-        crate::agreement::number(&self.to_string())
-    }
 }
 
 /// What calls of all buckets need of the communicator's workspace.
 pub(super) fn workspace(largest: &[(Recipe, Resolved)]) -> WorkspaceSize {
     largest.iter().fold(WorkspaceSize::default(), |size, (_, resolved)| size.max(resolved.bound.workspace))
-}
-
-/// Refuses what no text of a plan says: extents and counts of zero.
-fn check(plan: &Plan) -> Result<(), ScheduleError> {
-    let Plan { tile, rows, k, chunk, k_slices, comm } = *plan;
-    let counts = [
-        ("tile.m", tile.m),
-        ("tile.n", tile.n),
-        ("tile.k", tile.k),
-        ("rows=per-shard", if let RowMapping::PerShard { group } = rows { group } else { 1 }),
-        ("k=split-k", if let KSplit::SplitK(workers) = k { workers } else { 1 }),
-        ("chunk", if let Chunk::Tiles(tiles) = chunk { tiles } else { 1 }),
-        ("k-slices", k_slices),
-        ("comm=overlapped", if let CommMode::Overlapped { peers } = comm { peers } else { 1 }),
-    ];
-    counts.into_iter().find(|&(_, count)| count == 0).map_or(Ok(()), |(name, _)| Err(ScheduleError::Zero { name }))
 }
 
 /// The text that the ranks compare: all that must be the same on every rank.
