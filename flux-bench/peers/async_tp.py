@@ -10,8 +10,8 @@ and reads FILE: a line of JSON that names the versions, then one for each row. O
 
 Invariant: in each round every contender runs once, in the same order on every rank, and every call takes another operand set than the one
 before. Before each sample a one-word all-reduce has lined the ranks up on their devices, and a spinning kernel has given the host the time to
-enqueue what is timed. A result that is not the serial path's makes its row unverified; a fused op that raises leaves the reason in place of
-its times.
+enqueue what is timed. A contender's round in which some host took longer is counted in "late", and left out unless most of its rounds are
+late. A result that is not the serial path's makes its row unverified; a fused op that raises leaves the reason in place of its times.
 """
 
 import ctypes
@@ -35,8 +35,6 @@ SPIN_US = 100
 EPS = 1e-5
 # Most rows of a gemm_ar that are replayed from a graph.
 GRAPH_ROWS = 512
-# torch.cuda._sleep counts cycles; no SM of Hopper runs faster than this.
-CYCLES_PER_US = 1980
 # PyTorch's name of each element type, and half a unit in its last place, relative.
 DTYPES = {"bf16": ("bfloat16", 2.0**-8), "fp16": ("float16", 2.0**-11)}
 
@@ -56,9 +54,26 @@ class Bench:
         self.word = torch.zeros(1, dtype=torch.int32, device="cuda")
         self.start = torch.cuda.Event(enable_timing=True)
         self.end = torch.cuda.Event(enable_timing=True)
+        self.cycles_per_us = self.highest_clock()
         self.group = dist.group.WORLD.group_name
         self.no_fused = self.prepare_fused()
         self.add_norm = self.compile_add_norm() if job["norm"] else None
+
+    def highest_clock(self):
+        """Cycles that torch.cuda._sleep counts in a microsecond at the device's highest clock, so that no spin is too short."""
+        torch = self.torch
+        # In kHz, in versions of torch that have it.
+        rate = getattr(torch.cuda.get_device_properties(self.rank), "clock_rate", None)
+        if rate:
+            return rate / 1e3
+        cycles, shortest = 10_000_000, float("inf")
+        for _ in range(5):
+            self.start.record()
+            torch.cuda._sleep(cycles)
+            self.end.record()
+            self.end.synchronize()
+            shortest = min(shortest, self.start.elapsed_time(self.end))
+        return cycles / (shortest * 1e3)
 
     def prepare_fused(self):
         """Why the fused ops must not or cannot run at all, or None."""
@@ -207,16 +222,22 @@ class Bench:
         if all_reduces and m <= GRAPH_ROWS:
             contenders = [(name, self.captured(call, sets)) for name, call in contenders]
         spins = [self.spin_for(call, sets) for _, call in contenders]
-        rounds = [[] for _ in contenders]
+        rounds, late = [[] for _ in contenders], [[] for _ in contenders]
         for index, turns in enumerate(schedule(len(contenders), WARM_UP + self.job["samples"])):
             for contender, operands in turns:
-                elapsed = self.sample(contenders[contender][1], sets[operands], spins[contender])
+                elapsed, was_late = self.sample(contenders[contender][1], sets[operands], spins[contender])
                 if index >= WARM_UP:
                     rounds[contender].append(elapsed)
+                    late[contender].append(float(was_late))
         row = {"op": case["op"], "model": case["model"], "m": m, "n": case["n"], "k": case["k"], "tp": self.world, "dtype": self.job["dtype"]}
         row["async_tp_ms"] = None
-        for (name, _), times in zip(contenders, rounds):
-            row[name] = percentiles(self.slowest(times))
+        counts = {}
+        for (name, _), times, mine in zip(contenders, rounds, late):
+            of_all = self.slowest(mine)
+            row[name] = percentiles(in_time(self.slowest(times), of_all))
+            counts[name.removesuffix("_ms")] = int(sum(of_all))
+        if any(counts.values()):
+            row["late"] = counts
         if reasons:
             row["why"] = "; ".join(reasons)
         row["verified"], row["samples"] = verified, self.job["samples"]
@@ -267,13 +288,23 @@ class Bench:
         return max(SPIN_US, 1.5e6 * self.slowest([longest])[0])
 
     def sample(self, call, operands, spin_us):
+        """Milliseconds of a call, and whether the device may have waited for the host."""
         self.dist.all_reduce(self.word)
-        self.torch.cuda._sleep(int(spin_us * CYCLES_PER_US))
+        began = time.perf_counter()
+        self.torch.cuda._sleep(int(spin_us * self.cycles_per_us))
         self.start.record()
         call(*operands)
         self.end.record()
+        enqueued = time.perf_counter() - began
         self.end.synchronize()
-        return self.start.elapsed_time(self.end)
+        return self.start.elapsed_time(self.end), enqueued * 1e6 > spin_us
+
+
+def in_time(times, late):
+    """The times of rounds in which no host was late; of all rounds where most are late, as `Late::kept` of flux-bench."""
+    if sum(map(bool, late)) > len(times) // 2:
+        return list(times)
+    return [elapsed for elapsed, was_late in zip(times, late) if not was_late]
 
 
 def schedule(contenders, rounds):

@@ -2,7 +2,7 @@
 
     torchrun --nproc-per-node 4 flux-python/examples/tp_mlp.py
 
-Without CUDA it runs on the CPU. Every rank compares its rows with the unsplit MLP.
+Without CUDA it runs on the CPU. Any number of ranks works. Every rank compares its rows with the unsplit MLP.
 """
 
 import os
@@ -27,10 +27,13 @@ def main() -> None:
             return values.to(torch.bfloat16).to(device)
 
         x, up, down = draw(TOKENS, HIDDEN), draw(INNER, HIDDEN), draw(HIDDEN, INNER)
-        own = [part.tensor_split(comm.world_size, dim)[comm.rank].contiguous() for part, dim in ((x, 0), (up, 0), (down, 1))]
+        # The ranks need not divide the rows or the features: m, n and k say how many there are in all.
+        features = comm.features(INNER)
+        own_x, own_up = x.tensor_split(comm.world_size)[comm.rank], up[features]
+        own_down = down[:, features].contiguous()
         with torch.no_grad():
-            hidden = flux_tp.all_gather_matmul(own[0], own[1], activation="gelu", group=comm)
-            y = flux_tp.matmul_reduce_scatter(hidden, own[2], group=comm)
+            hidden = flux_tp.all_gather_matmul(own_x, own_up, activation="gelu", m=TOKENS, n=INNER, group=comm)
+            y = flux_tp.matmul_reduce_scatter(hidden, own_down, k=INNER, group=comm)
         if comm.device is not None:
             torch.cuda.synchronize()
         comm.check()

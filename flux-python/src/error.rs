@@ -1,11 +1,12 @@
 //! Errors as Python sees them.
 //!
-//! Invariant: an exception's class says what the caller can do, its message is that of the Rust
-//! error, and it names the ranks at fault where the error does.
+//! Invariant: an exception's class says what the caller can do, its message names ops, operands and
+//! arguments as Python does, and it names the ranks at fault where the error does.
 
-use flux_ops::CallError;
+use crate::ops::Kind;
 use flux_ops::binding::{self, Class};
-use flux_transport::{Rank, WorldError};
+use flux_ops::{BuildError, CallError};
+use flux_transport::{ConnectError, Failure, Rank, TransportError, WorldError};
 use pyo3::prelude::*;
 use pyo3::types::{IntoPyDict, PyTuple};
 
@@ -59,19 +60,79 @@ impl From<Error> for PyErr {
     }
 }
 
-impl<E: Into<binding::Error>> From<E> for Error {
-    fn from(error: E) -> Self {
-        Self(error.into())
+/// An error whose message needs Python's names of the ops alone.
+macro_rules! with_names_of_ops {
+    ($($error:ty),*) => {
+        $(impl From<$error> for Error {
+            fn from(error: $error) -> Self {
+                let error = binding::Error::from(error);
+                Self(binding::Error { message: named_ops(&error.message), ..error })
+            }
+        })*
+    };
+}
+
+with_names_of_ops!(binding::Error, ConnectError, TransportError, WorldError, &Failure);
+
+impl From<BuildError> for Error {
+    fn from(error: BuildError) -> Self {
+        let in_python = match error {
+            BuildError::GatedWeights { .. } => binding::Error::operand(
+                "weights of gates and ups are read as [n, k], and weight is a transposed view: give weight as a contiguous [n, k]",
+            ),
+            BuildError::NoInvariantPlan { problem, transport } => {
+                let what = format!("no plan of {problem} over the {transport} transport adds up alike for every m");
+                let remedy = "call flux_tp.init without batch_invariant, or with another transport";
+                binding::Error::new(Class::Build, format!("{what}: {remedy}"))
+            }
+            error => error.into(),
+        };
+        in_python.into()
     }
 }
 
-/// The error of a call, by Python's names of the operands.
-pub(crate) fn of_call(error: CallError) -> Error {
-    match error {
-        CallError::View { operand: "w", source } => Error::operand(format!("weight: {source}")),
-        CallError::View { operand: "y", source } => Error::operand(format!("out: {source}")),
-        error => error.into(),
+impl From<CallError> for Error {
+    fn from(mut error: CallError) -> Self {
+        match &mut error {
+            CallError::Shape { operand, .. }
+            | CallError::View { operand, .. }
+            | CallError::Location { operand, .. }
+            | CallError::NotDeviceMemory { operand, .. } => *operand = named(operand),
+            CallError::Overlap { output, operand, .. } => (*output, *operand) = (named(output), named(operand)),
+            _ => {}
+        }
+        let in_python = match error {
+            CallError::NotPrepared { m } => binding::Error::operand(format!(
+                "a call with m = {m} cannot be captured: its program is not on the device; call flux_tp.prepare(..., rows=[{m}]) before the \
+                 capture"
+            )),
+            CallError::TooManyRows { m, max_m } => binding::Error::operand(format!(
+                "m = {m} is above max_m = {max_m}: call flux_tp.init with a larger max_m, or split the call"
+            )),
+            error => error.into(),
+        };
+        in_python.into()
     }
+}
+
+/// An operand's name in Python.
+fn named(operand: &'static str) -> &'static str {
+    match operand {
+        "w" => "weight",
+        "y" => "out",
+        same => same,
+    }
+}
+
+/// A message with Python's names of the ops. A longer name, as a kernel's, stays.
+fn named_ops(message: &str) -> String {
+    let is_of_word = |c: char| c.is_alphanumeric() || c == '_';
+    let words = message.split_inclusive(|c| !is_of_word(c)).map(|part| {
+        let word = part.trim_end_matches(|c| !is_of_word(c));
+        let named = Kind::ALL.into_iter().find(|(_, kind)| kind.op().name() == word);
+        named.map_or_else(|| part.to_owned(), |(name, _)| part.replace(word, name))
+    });
+    words.collect()
 }
 
 /// The error of joining the launcher's world.

@@ -2,7 +2,7 @@
 //!
 //! Invariant: ranks that make the same calls build the same ops in the same order.
 
-use crate::error::{Error, of_call};
+use crate::error::Error;
 use crate::operand::Weight;
 use flux_ops::binding::{self, AnyOp, Class, NamedActivation, RawOperands};
 use flux_ops::{Activation, DType, OpKind, Partials, RawTensor, WeightLayout};
@@ -20,7 +20,7 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    const ALL: [(&str, Self); 3] =
+    pub(crate) const ALL: [(&str, Self); 3] =
         [("all_gather_matmul", Self::AllGather), ("matmul_reduce_scatter", Self::ReduceScatter), ("matmul_all_reduce", Self::AllReduce)];
 
     /// The op with this name in Python.
@@ -35,7 +35,7 @@ impl Kind {
         Self::ALL[number as usize].1
     }
 
-    const fn op(self) -> OpKind {
+    pub(crate) const fn op(self) -> OpKind {
         match self {
             Self::AllGather => OpKind::AllGatherGemm,
             Self::ReduceScatter => OpKind::GemmReduceScatter,
@@ -65,6 +65,15 @@ impl Kind {
             Self::ReduceScatter => m / world + usize::from(rank < m % world),
         };
         [rows, weight_rows]
+    }
+
+    /// The error of a weight that is not this rank's part, `[n_r, k_r]`.
+    fn wrong_part(self, found: [usize; 2], part: [usize; 2]) -> Error {
+        let which = match self {
+            Self::AllGather => "full[comm.features(n)]",
+            Self::ReduceScatter | Self::AllReduce => "full[:, comm.features(k)]",
+        };
+        Error::operand(format!("weight is {found:?}, and this rank's part is {part:?}: give {which}"))
     }
 
     /// Global `n` and `k`, by the extents of the weight and, where the caller says it, the extent
@@ -192,6 +201,10 @@ impl Ops {
             partials: call.partials,
         };
         let op = self.op(&spec, call.stream)?;
+        let part = [op.columns(self.comm.rank()).len(), op.inner(self.comm.rank()).len()];
+        if call.weight.extents != part {
+            return Err(kind.wrong_part(call.weight.extents, part));
+        }
         let operands = RawOperands {
             x: call.x,
             w: call.weight.stored,
@@ -202,7 +215,7 @@ impl Ops {
             gathered: call.gathered,
         };
         // SAFETY: as the caller has vouched.
-        unsafe { op.forward(&operands, call.stream) }.map_err(of_call)
+        Ok(unsafe { op.forward(&operands, call.stream) }?)
     }
 
     /// Builds the op where there is none. Collective.

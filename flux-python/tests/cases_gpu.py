@@ -1,4 +1,4 @@
-"""Cases with tensors of PyTorch on GPUs, beside those of ``cases_torch``; see ``ranks``."""
+"""Cases with tensors of PyTorch on GPUs, beside those for any device; see ``ranks``."""
 
 from __future__ import annotations
 
@@ -11,36 +11,10 @@ import torch
 
 import flux_tp
 from cases_numpy import gathered, raises, row_parallel, scattered
-from cases_torch import (  # noqa: F401 (cases)
-    all_gather,
-    all_gather_and_gathered_rows,
-    an_activation_has_a_gradient,
-    gates_have_gradients,
-    compiled,
-    errors_keep_their_class,
-    gradients,
-    gradients_of_a_residual,
-    gradients_of_random_shapes,
-    gradients_with_frozen_weights,
-    groups_inside_a_larger_job,
-    init_distributed,
-    modules,
-    modules_without_sequence_parallelism,
-    numbers,
-    out,
-    place,
-    reduce_scatter,
-    residual_and_norm,
-    residual_and_norm_that_do_not_fit,
-    schemas_and_fakes,
-    tensors,
-    transposed_weights,
-    uneven_rows_and_more_dimensions,
-)
+from cases_torch import BF16, init_distributed, numbers, place, tensors
 from oracle import close, operand, rms_norm
 from ranks import within
 
-BF16 = torch.bfloat16
 PAGE = 4096
 
 

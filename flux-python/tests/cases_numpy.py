@@ -79,6 +79,9 @@ def all_gather_gates(comm):
             close(flux_tp.all_gather_matmul(x, w, b, activation, m=m), y, "float16", slope=512.0)
     x, w, _, _ = gathered(comm, comm.world_size * 8, 24, 32)
     raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x, w, activation="swiglu"), "24 rows", "pad n to")
+    x, w, _, _ = gathered(comm, comm.world_size * 8, 48, 32)
+    view = np.asfortranarray(w)
+    raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x, view, activation="swiglu"), "weight as a contiguous [n, k]")
 
 
 def all_gather_uneven_rows(comm):
@@ -224,7 +227,8 @@ def unequal_parts(comm):
         close(flux_tp.matmul_all_reduce(x, w, b, k=split), y, "float16", sums)
         transposed = np.asfortranarray(w)
         assert np.array_equal(flux_tp.matmul_all_reduce(x, transposed, b, k=split), flux_tp.matmul_all_reduce(x, w, b, k=split))
-        raises(bad, lambda: flux_tp.matmul_all_reduce(x, w[:, :8], b, k=split), "w is [24, 8]", f"[24, {sizes[rank]}]")
+        words = "weight is [24, 8]", f"[24, {sizes[rank]}]", "comm.features(k)"
+        raises(bad, lambda: flux_tp.matmul_all_reduce(x, w[:, :8], b, k=split), *words)
     raises(bad, lambda: comm.features(12), "12 features", "groups of 8", f"pad them to {max(16, 8 * world)}")
     raises(bad, lambda: comm.features(8 * world - 8), f"pad them to {8 * world}")
     raises(bad, lambda: comm.features(64, world), f"rank = {world}")
@@ -246,7 +250,7 @@ def bad_operands_name_what_to_do_and_harm_nothing(comm):
     raises(bad, lambda: call(x[0], w), "x has 1 dimensions")
     raises(bad, lambda: call(x, w, b[None]), "bias has 2 dimensions")
     raises(bad, lambda: call(x, w[:12]), f"{12 * comm.world_size}", "multiple of 8")
-    raises(bad, lambda: call(x[:, :24], w), "x is [8, 24]", "[8, 32]")
+    raises(bad, lambda: call(x[:, :24], w), "x is [8, 24], but all_gather_matmul", "[8, 32]", "give 32 columns")
     raises(bad, lambda: call(x, w, b[:8]), "bias is [1, 8]")
     raises(bad, lambda: call(x, w, activation="tanh"), "'tanh'", "gelu")
     raises(bad, lambda: call(x.tolist(), w), "list", "numpy.ndarray")
@@ -261,10 +265,40 @@ def bad_operands_name_what_to_do_and_harm_nothing(comm):
     flux_tp.check()
 
 
+def arrays_that_need_a_copy(comm):
+    """Arrays in another byte order, and fields of packed records whose rows start between elements."""
+    x, w, b, y = gathered(comm, comm.world_size * 8, 16, 32, bias=True)
+    bad, call = flux_tp.OperandError, flux_tp.all_gather_matmul
+    swapped = np.dtype(F16).newbyteorder("S")
+    raises(bad, lambda: call(x.astype(swapped), w), "x: dtype", "byte order")
+    raises(bad, lambda: call(x, w, b.astype(swapped)), "bias: dtype", "byte order")
+    raises(bad, lambda: call(x, w, out=y.astype(swapped)), "out: dtype", "byte order")
+    packed = np.zeros(w.shape, [("a", "f2"), ("b", "u1")])["a"]
+    assert packed.strides[1] == 3
+    raises(bad, lambda: call(x, packed), "weight has strides of (96, 3) bytes", "multiples of 2", "ascontiguousarray")
+    # Rows that are contiguous, 65 bytes apart.
+    odd = np.zeros(w.shape[0], [("a", "f2", (32,)), ("b", "u1")])["a"]
+    assert odd.strides == (65, 2)
+    raises(bad, lambda: call(x, odd), "weight has strides of (65, 2) bytes")
+    close(call(x, w, b), y, "float16")
+
+
+def extents_below_0(comm):
+    x, w, _, y = gathered(comm, comm.world_size * 8, 16, 32)
+    for value in (-1, -8):
+        for name in ("m", "n"):
+            raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x, w, **{name: value}), f"{name} = {value}", "from 0 on")
+        for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+            raises(flux_tp.OperandError, lambda: op(x, w, k=value), f"k = {value}", "from 0 on")
+        raises(flux_tp.OperandError, lambda: flux_tp.prepare("all_gather_matmul", value, 8), f"n = {value}")
+    close(flux_tp.all_gather_matmul(x, w), y, "float16")
+
+
 def prepared(comm):
     world = comm.world_size
     flux_tp.prepare("all_gather_matmul", world * 8, 16, rows=[1, world * 8], dtype=np.dtype(F16), bias=True, activation="relu")
-    raises(flux_tp.OperandError, lambda: flux_tp.prepare("matmul_all_reduce", 8, world * 8, rows=[8193]), "8193", "8192")
+    words = "8193", "8192", "call flux_tp.init with a larger max_m"
+    raises(flux_tp.OperandError, lambda: flux_tp.prepare("matmul_all_reduce", 8, world * 8, rows=[8193]), *words)
     x, w, b, y = gathered(comm, world * 8, 8, 16, bias=True, activation="relu")
     close(flux_tp.all_gather_matmul(x, w, b, "relu"), y, "float16", slope=1.0)
     flux_tp.prepare("all_gather_matmul", world * 8, 16, rows=[world * 8], dtype=np.dtype(F16), transposed=True)
@@ -334,6 +368,26 @@ def a_second_communicator(comm):
         second.barrier()
     raises(flux_tp.FluxError, second.check, "closed")
     all_gather(comm)
+
+
+def a_closed_or_broken_default_gives_way(comm):
+    """The next communicator becomes the default of ops."""
+    all_gather(comm)
+    comm.close()
+    raises(flux_tp.FluxError, flux_tp.default, "call flux_tp.init() on every rank")
+    second = flux_tp.init(transport="host")
+    assert flux_tp.default() is second
+    all_gather(second)
+
+    def fail():
+        raise flux_tp.PeerLostError("rank 1 is gone")
+
+    second.check = fail
+    third = flux_tp.init(transport="host")
+    assert flux_tp.default() is third
+    all_gather(third)
+    second.close()
+    assert flux_tp.default() is third
 
 
 def partials_in_float32(comm):

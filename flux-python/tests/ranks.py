@@ -1,6 +1,6 @@
 """Ranks as processes of this machine, which run cases on request.
 
-A case is a function of a module ``cases_*`` that every rank calls with the communicator. A rank answers with
+A case is a function of one of the modules ``cases_*`` that every rank calls with the communicator. A rank answers with
 nothing or a traceback, so a test fails with the words of the ranks.
 """
 
@@ -28,9 +28,9 @@ GRACE = 30.0
 
 
 class Ranks:
-    """``world`` processes; ``options`` go to ``flux_tp.init``, ``environment`` to the processes."""
+    """``world`` processes with the cases of ``modules``; ``options`` go to ``flux_tp.init``, ``environment`` to the processes."""
 
-    def __init__(self, world: int, module: str, environment: dict[str, str] | None = None, **options: Any) -> None:
+    def __init__(self, world: int, modules: str, environment: dict[str, str] | None = None, **options: Any) -> None:
         self._folder = tempfile.TemporaryDirectory(prefix="flux-test-")
         os.chmod(self._folder.name, 0o700)
         with socket.socket() as free:
@@ -55,7 +55,7 @@ class Ranks:
                 "NCCL_NVLS_ENABLE": 0,
             }
             named = {name: str(value) for name, value in variables.items()}
-            command = [sys.executable, str(HERE / "ranks.py"), module, json.dumps(options)]
+            command = [sys.executable, str(HERE / "ranks.py"), modules, json.dumps(options)]
             pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
             self.processes.append(subprocess.Popen(command, env=os.environ | named | (environment or {}), cwd=HERE, **pipes))
 
@@ -103,13 +103,13 @@ class Ranks:
         self.close()
 
 
-def serve(module: str, options: dict[str, Any]) -> None:
+def serve(modules: str, options: dict[str, Any]) -> None:
     """Runs cases until there are no more."""
     # What cases print is no answer.
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
     signal.signal(signal.SIGALRM, _too_long)
-    cases = import_module(module)
+    cases = {name: case for module in modules.split() for name, case in vars(import_module(module)).items()}
     import flux_tp
 
     comm = None
@@ -118,7 +118,7 @@ def serve(module: str, options: dict[str, Any]) -> None:
         answer = ""
         try:
             comm = comm or flux_tp.init(**({"transport": "host"} | options))
-            getattr(cases, line.strip())(comm)
+            cases[line.strip()](comm)
         except BaseException:  # noqa: BLE001 (the parent raises it)
             answer = traceback.format_exc()
         signal.alarm(0)

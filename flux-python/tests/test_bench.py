@@ -1,8 +1,10 @@
 """The measurement of whole layers, on a model small enough for the CPU."""
 
 import json
+import runpy
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -10,16 +12,13 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 PATIENCE = 300
-MODES = ["none", "ar", "one_shot", "two_shot", "sp", "async_tp", "flux"]
+MODES = ["none", "ar", "one_shot", "two_shot", "sp", "async_tp", "flux", "flux_ar"]
+PEERS = Path(__file__).parents[2] / "flux-bench/peers/async_tp.py"
 
 
-ROOT = Path(__file__).parents[2]
-MARK = "<!-- python -m flux_tp.bench show "
-
-
-def bench(*words, folder=ROOT):
+def bench(*words):
     command = [sys.executable, "-m", "flux_tp.bench", *words]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE, cwd=folder)
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     return ended.stdout
 
@@ -27,7 +26,7 @@ def bench(*words, folder=ROOT):
 @pytest.fixture(scope="module")
 def record(tmp_path_factory):
     path = tmp_path_factory.mktemp("bench") / "tiny-layers.json"
-    few = ["--layers", "2", "--samples", "2", "--time-limit", "220"]
+    few = ["--layers", "2", "--samples", "2", "--time-limit", "220", "--modes", ",".join(MODES)]
     bench("layers", "--models", "tiny", "--ms", "16,5", "--transport", "host", "--tp", "2", *few, "--json", str(path))
     return path
 
@@ -38,7 +37,7 @@ def test_every_mode_is_measured_or_says_why_not(record):
     rows = content["rows"]
     assert [(row["phase"], row["m"]) for row in rows] == [(phase, m) for phase in ("prefill", "decode", "train") for m in (16, 5)]
     for row in rows:
-        expected = {"none", "ar", "flux"} | ({"sp"} if row["m"] == 16 else set())
+        expected = {"none", "ar", "flux", "flux_ar"} | ({"sp"} if row["m"] == 16 else set())
         assert set(row["ms"]) == expected and all(ms > 0 for ms in row["ms"].values()), row
         assert set(row["ms"]) | set(row["why"]) == set(MODES), row
     assert rows[1]["why"]["sp"] == "m = 5 is not a multiple of 2"
@@ -47,7 +46,8 @@ def test_every_mode_is_measured_or_says_why_not(record):
 def test_results_are_compared_with_fp32(record):
     for row in json.loads(record.read_text())["rows"]:
         assert row["verified"], row
-        assert 0 < row["error"]["flux"] <= row["largest_error"], row
+        for mode in ("flux", "flux_ar"):
+            assert 0 < row["error"][mode] <= row["largest_error"], row
         # Without collectives results are wrong, and the comparison sees it.
         assert row["error"]["none"] > 10 * row["largest_error"], row
 
@@ -57,28 +57,45 @@ def test_a_record_is_shown_as_tables(record):
     assert "tiny, prefill, TP 2, ms a layer" in shown and "| share hidden |" in shown
     for row in json.loads(record.read_text())["rows"]:
         assert f"| {row['m']} | {row['ms']['none']:.3f} | {row['ms']['ar']:.3f} |" in shown
+    summary = bench("show", "--summary", str(record))
+    for shown in (shown, summary):
+        assert shown.endswith("Elementwise work that flux fuses counts as hidden, too.\n"), shown
 
 
-def foreign_lines(document, folder):
-    """Lines of a document's marked tables that the command in the mark does not print."""
-    lines = []
-    for part in document.split(MARK)[1:]:
-        words, rest = part.split(" -->", 1)
-        printed = bench("show", *words.split(), folder=folder).splitlines()
-        table = rest.lstrip().split("\n\n", 1)[0].splitlines()
-        lines += [line for line in table if line not in printed]
-    return lines
+def test_nothing_is_verified_without_a_bound_and_a_mode():
+    from flux_tp.bench.layers import verified
+
+    nan, inf = float("nan"), float("inf")
+    assert verified({"none": 9.0, "flux": 0.5}, 1.0) and not verified({"flux": 1.5}, 1.0)
+    assert not verified({}, 1.0) and not verified({"none": 0.5}, 1.0)
+    assert not verified({"flux": 0.5}, inf) and not verified({"flux": 0.5}, nan)
+    assert not verified({"flux": inf}, 1.0) and not verified({"flux": nan}, 1.0)
 
 
-def test_tables_of_documents_are_those_of_records(record):
-    table = [line for line in bench("show", "--summary", str(record)).splitlines() if line.startswith("|")]
-    right = f"{MARK}--summary {record.name} -->\n\n" + "\n".join(table) + "\n\ntext\n"
-    assert foreign_lines(right, record.parent) == []
-    wrong = table[2].replace("| 16 |", "| 17 |")
-    assert foreign_lines(right.replace(table[2], wrong), record.parent) == [wrong]
-    for path in [ROOT / "README.md", *ROOT.glob("docs/*.md")]:
-        if path.exists():
-            assert foreign_lines(path.read_text(), ROOT) == [], path
+@pytest.mark.parametrize("count", range(2, 9))
+def test_each_mode_follows_each_other_equally_often(count):
+    from flux_tp.bench.clock import in_round
+
+    names = [f"mode {number}" for number in range(count)]
+    rounds = [in_round(names, index) for index in range(count * (1 + count % 2))]
+    assert all(sorted(order) == names for order in rounds)
+    follow = [pair for order in rounds for pair in pairwise(order)]
+    counts = {follow.count((one, other)) for one in names for other in names if one != other}
+    assert counts == {1 + count % 2}, counts
+
+
+@pytest.mark.parametrize("of", ["layers", "peers"])
+def test_late_rounds_count_only_where_they_are_most(of):
+    if of == "layers":
+        from flux_tp.bench.clock import in_time
+    elif PEERS.exists():
+        in_time = runpy.run_path(str(PEERS))["in_time"]
+    else:
+        pytest.skip("the peers' script is not here")
+    times = [float(number) for number in range(15)]
+    for late in range(16):
+        kept = in_time(times, [float(number < late) for number in range(15)])
+        assert kept == (times[late:] if late <= 7 else times), late
 
 
 def test_unknown_words_are_refused():

@@ -4,6 +4,7 @@ import pytest
 
 from ranks import Ranks
 
+MODULES = "cases_torch cases_compiled cases_gradients cases_modules cases_gpu"
 torch = pytest.importorskip("torch", reason="torch is not installed")
 GPUS = torch.cuda.device_count() if torch.cuda.is_available() else 0
 pytestmark = pytest.mark.skipif(GPUS < 2, reason=f"two GPUs are needed, and there are {GPUS}")
@@ -23,12 +24,18 @@ CASES = [
     "reduce_scatter",
     "residual_and_norm",
     "residual_and_norm_that_do_not_fit",
+    "partials_in_float32",
     "uneven_rows_and_more_dimensions",
     "out",
     "errors_keep_their_class",
+    "threads_keep_their_errors",
+    "others_run_while_a_rank_waits",
     "schemas_and_fakes",
     "compiled",
+    "compiled_with_unequal_parts",
+    "gates_compile",
     "gradients_with_frozen_weights",
+    "a_communicator_lives_until_the_backward_pass",
     "gradients",
     "gradients_of_random_shapes",
     "gradients_of_a_residual",
@@ -36,6 +43,7 @@ CASES = [
     "gates_have_gradients",
     "modules",
     "modules_without_sequence_parallelism",
+    "modules_of_unequal_parts",
     "groups_inside_a_larger_job",
     "a_thousand_steps_without_growth",
 ]
@@ -44,7 +52,7 @@ WORLDS = [world for world in (2, 4) if world <= GPUS]
 
 @pytest.fixture(scope="module", params=WORLDS)
 def ranks(request):
-    with Ranks(request.param, "cases_gpu", transport="auto") as ranks:
+    with Ranks(request.param, MODULES, transport="auto") as ranks:
         yield ranks
 
 
@@ -56,12 +64,12 @@ def test_ranks(ranks, case):
 @pytest.mark.parametrize("world", WORLDS)
 def test_expandable_segments(world):
     segments = {"PYTORCH_ALLOC_CONF": "expandable_segments:True"}
-    with Ranks(world, "cases_gpu", segments, transport="auto") as ranks:
+    with Ranks(world, MODULES, segments, transport="auto") as ranks:
         for case in ("ops", "graphs", "gradients"):
             ranks.run(case)
 
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_killed_rank(world):
-    with Ranks(world, "cases_gpu", transport="auto") as ranks:
+    with Ranks(world, MODULES, transport="auto") as ranks:
         ranks.run("rank_1_is_killed", 1)

@@ -24,6 +24,16 @@ def test_ranks(ranks, case):
     ranks.run(case)
 
 
+def test_a_loss_that_is_not_finite_is_a_difference():
+    from flux_tp.bench.megatron import difference
+
+    nan, inf = float("nan"), float("inf")
+    assert difference([2.0, 4.0], [2.0, 5.0]) == 0.25 and difference([-4.0], [-5.0]) == 0.25
+    for bad in (nan, inf, -inf):
+        for losses, others in (([1.0, 2.0], [1.0, bad]), ([1.0, bad], [1.0, 2.0]), ([bad, 1.0], [bad, 1.0])):
+            assert difference(losses, others) == inf, (losses, others)
+
+
 def test_a_gpt_is_trained_with_both(tmp_path):
     path = tmp_path / "tiny-megatron.json"
     few = ["--models", "tiny", "--ms", "16", "--layers", "2", "--samples", "5", "--transport", "host", "--tp", "2", "--time-limit", "220"]

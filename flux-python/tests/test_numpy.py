@@ -25,6 +25,8 @@ CASES = [
     "out_and_strided_operands",
     "more_dimensions",
     "bad_operands_name_what_to_do_and_harm_nothing",
+    "arrays_that_need_a_copy",
+    "extents_below_0",
     "prepared",
     "the_ranks_disagree",
     "others_run_while_a_rank_waits",
@@ -46,6 +48,12 @@ def test_ranks(ranks, case):
     if alone and case in ("the_ranks_disagree", "others_run_while_a_rank_waits"):
         pytest.skip("one rank has no peers")
     ranks.run(case)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_the_default_communicator(world):
+    with Ranks(world, "cases_numpy") as ranks:
+        ranks.run("a_closed_or_broken_default_gives_way")
 
 
 @pytest.mark.parametrize(("case", "silent"), [("rank_1_is_killed", [1]), ("rank_1_is_late", []), ("rank_1_leaves", [])])

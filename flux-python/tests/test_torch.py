@@ -1,11 +1,15 @@
 """The package with tensors of PyTorch, on the host transport."""
 
+import subprocess
+import sys
+
 import pytest
 
 from ranks import Ranks
 
 pytest.importorskip("torch", reason="torch is not installed")
 
+MODULES = "cases_torch cases_compiled cases_gradients cases_modules"
 # In this order: one of them asks for torch.distributed before another starts it.
 CASES = [
     "all_gather",
@@ -14,13 +18,16 @@ CASES = [
     "reduce_scatter",
     "residual_and_norm",
     "residual_and_norm_that_do_not_fit",
+    "partials_in_float32",
     "uneven_rows_and_more_dimensions",
     "out",
     "errors_keep_their_class",
+    "threads_keep_their_errors",
     "others_run_while_a_rank_waits",
     "schemas_and_fakes",
     "compiled",
     "gradients_with_frozen_weights",
+    "a_communicator_lives_until_the_backward_pass",
     "weights_need_torch_distributed",
     "gradients",
     "gradients_of_random_shapes",
@@ -38,10 +45,28 @@ CASES = [
 
 @pytest.fixture(scope="module")
 def ranks():
-    with Ranks(3, "cases_torch") as ranks:
+    with Ranks(3, MODULES) as ranks:
         yield ranks
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_ranks(ranks, case):
     ranks.run(case)
+
+
+def test_a_failed_registration_fails_again():
+    program = """
+import torch
+library = torch.library.Library("flux_tp", "FRAGMENT")
+library.define("all_gather_matmul(Tensor x) -> Tensor")
+from flux_tp import FluxError
+for _ in range(2):
+    try:
+        import flux_tp._kernels
+    except FluxError as error:
+        print(error)
+    else:
+        raise AssertionError("registered")
+"""
+    ended = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert ended.returncode == 0 and ended.stdout.count("torch's operator failed") == 2, ended.stdout + ended.stderr

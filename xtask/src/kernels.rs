@@ -10,8 +10,8 @@ use std::fs;
 use std::path::Path;
 use std::process::{Command, Stdio};
 
-/// The version for the GPU hosts' driver; the wheel has 90 MB.
-const WHEEL: &str = "nvidia-cuda-nvrtc==13.0.*";
+/// The version for the GPU hosts' driver.
+const VERSION: &str = "13.0";
 /// The library inside the unpacked wheel.
 const LIBRARY: &str = "nvidia/cu13/lib/libnvrtc.so.13";
 /// Exit status of `flux-kernels` without an NVRTC.
@@ -41,7 +41,7 @@ fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
     check(build)?;
     let fetched = target.join("nvrtc");
     let named = std::env::var_os("FLUX_NVRTC_LIB").is_some_and(|value| !value.is_empty());
-    if !named && fetched.join(LIBRARY).is_file() {
+    if !named && is_fetched(&fetched) {
         return check(compiler(words, Some(&fetched)));
     }
     // A missing NVRTC is no error yet, so its message is kept back.
@@ -67,23 +67,31 @@ fn compiler(words: &[&OsStr], fetched: Option<&Path>) -> Command {
     run
 }
 
-/// Fetches the wheel and unpacks it into `folder`, which is whole once it has its name.
+/// Whether the wheel of this version is unpacked in `folder`: its `dist-info` names the version.
+fn is_fetched(folder: &Path) -> bool {
+    let of_version = format!("nvidia_cuda_nvrtc-{VERSION}.");
+    let mut entries = fs::read_dir(folder).into_iter().flatten().flatten();
+    folder.join(LIBRARY).is_file() && entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&of_version))
+}
+
+/// Fetches the wheel, of 90 MB, and unpacks it into `folder`, which is whole once it has its name.
 fn fetch(folder: &Path) -> anyhow::Result<()> {
     let parent = folder.parent().context("the target folder has no parent")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     // One fetch at a time: what is in the scratch folder is then a killed one's.
     let lock = fs::File::create(folder.with_extension("lock")).with_context(|| format!("cannot write to {}", parent.display()))?;
     lock.lock().context("another fetch of NVRTC cannot be waited for")?;
-    if folder.join(LIBRARY).is_file() {
+    if is_fetched(folder) {
         return Ok(());
     }
+    let wheel = format!("nvidia-cuda-nvrtc=={VERSION}.*");
     let scratch = folder.with_extension("partial");
     remove(&scratch)?;
     let (wheels, unpacked) = (scratch.join("wheels"), scratch.join("nvrtc"));
-    println!("no NVRTC here: fetching {WHEEL} (90 MB) into {}", folder.display());
+    println!("no NVRTC here: fetching {wheel} (90 MB) into {}", folder.display());
 
     let mut download = python();
-    download.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"]).arg(&wheels).arg(WHEEL);
+    download.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"]).arg(&wheels).arg(wheel);
     check(download).context("the wheel cannot be fetched: name an NVRTC of this machine in FLUX_NVRTC_LIB")?;
 
     let wheel = fs::read_dir(&wheels)?.next().context("pip has downloaded nothing")??.path();
@@ -109,4 +117,24 @@ fn remove(folder: &Path) -> anyhow::Result<()> {
 
 fn python() -> Command {
     Command::new("python3")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_wheel_of_another_version_is_fetched_anew() {
+        let folder = tempfile::tempdir().unwrap();
+        let folder = folder.path();
+        let library = folder.join(LIBRARY);
+        fs::create_dir_all(library.parent().unwrap()).unwrap();
+        fs::write(library, "").unwrap();
+        fs::create_dir(folder.join("nvidia_cuda_nvrtc-12.9.86.dist-info")).unwrap();
+        assert!(!is_fetched(folder));
+        fs::create_dir(folder.join(format!("nvidia_cuda_nvrtc-{VERSION}.88.dist-info"))).unwrap();
+        assert!(is_fetched(folder));
+        fs::remove_dir_all(folder.join("nvidia")).unwrap();
+        assert!(!is_fetched(folder));
+    }
 }

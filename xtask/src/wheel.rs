@@ -34,9 +34,9 @@ pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
     Ok(wheels.remove(0))
 }
 
-/// A program of a Python package, which is installed where it is not.
+/// A program of a version of a Python package, which is installed where it is not.
 fn tool(program: &str, package: &str) -> anyhow::Result<PathBuf> {
-    let folder = target_folder()?.join("python/tools");
+    let folder = target_folder()?.join("python").join(package.replace("==", "-"));
     let path = folder.join("bin").join(program);
     if !path.exists() {
         let mut venv = Command::new("python3");

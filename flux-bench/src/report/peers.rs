@@ -5,6 +5,7 @@
 use super::{Head, Origin, Row, ms};
 use crate::harness::Times;
 use serde::{Deserialize, Serialize};
+use std::collections::BTreeMap;
 use std::fmt::Write as _;
 
 pub(crate) const PEERS_SCHEMA: u32 = 1;
@@ -43,6 +44,10 @@ pub struct PeerRow {
     /// The same in two exchanges.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub two_shot_ms: Option<Times>,
+    /// Rounds in which a host was late, by the contender's name; left out as [`super::Late::kept`]
+    /// says.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub late: BTreeMap<String, u32>,
     /// Why a time is missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub why: Option<String>,

@@ -2,6 +2,7 @@
 
 Weights are read as they are stored: what multiplies by ``weight`` and not by its transpose takes the view ``weight.t()``.
 What an op splits, the op of its gradient splits likewise: ``n`` of the one is ``k`` of the other.
+A context holds its communicator, so that it lives until the backward pass.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-from ._comm import _known
+from ._comm import known
 from ._kernels import call, calls, pair_calls
 from ._rows import Rows
 
@@ -22,7 +23,7 @@ class AllGatherMatmul(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, m, n, comm):
         ctx.save_for_backward(x, weight)
-        ctx.n, ctx.comm = n, comm
+        ctx.n, ctx.comm = n, known(comm)
         return calls["all_gather_matmul"](x, weight, bias, 0, m, n, comm)
 
     @staticmethod
@@ -34,7 +35,7 @@ class AllGatherMatmul(torch.autograd.Function):
         if needs_weight:
             # Each collective runs beside the GEMM that does not need it, as in Megatron-LM. A fused
             # op beside NCCL's gather would hold the SMs that NCCL waits for.
-            rows = Rows(dy.shape[0], _known[ctx.comm])
+            rows = Rows(dy.shape[0], ctx.comm)
             gathered = rows.gather(x)
             sums = dy @ weight if needs_x else None
             full = gathered()
@@ -42,7 +43,7 @@ class AllGatherMatmul(torch.autograd.Function):
             dweight = dy.t() @ full
             dx = scattered() if needs_x else None
         elif needs_x:
-            dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, ctx.n, 0, ctx.comm)
+            dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, ctx.n, 0, ctx.comm.id)
         return dx, dweight, dy.sum(0) if needs_bias else None, None, None, None
 
 
@@ -52,7 +53,7 @@ class MatmulReduceScatter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, residual, k, partials, comm):
         ctx.save_for_backward(x, weight)
-        ctx.k, ctx.comm = k, comm
+        ctx.k, ctx.comm = k, known(comm)
         return calls["matmul_reduce_scatter"](x, weight, bias, residual, k, partials, comm)
 
     @staticmethod
@@ -63,11 +64,11 @@ class MatmulReduceScatter(torch.autograd.Function):
         dy, m = dy.contiguous(), x.shape[0]
         dx = full = None
         if needs_x and (needs_weight or needs_bias):
-            dx, full = call(pair_calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.k, ctx.comm)
+            dx, full = call(pair_calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.k, ctx.comm.id)
         elif needs_x:
-            dx = call(calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.k, ctx.comm)
+            dx = call(calls["all_gather_matmul"], dy, weight.t(), None, 0, m, ctx.k, ctx.comm.id)
         elif needs_weight or needs_bias:
-            full = Rows(m, _known[ctx.comm]).gather(dy)()
+            full = Rows(m, ctx.comm).gather(dy)()
         dweight = full.t() @ x if needs_weight else None
         return dx, dweight, full.sum(0) if needs_bias else None, dresidual, None, None, None
 
@@ -94,7 +95,7 @@ class CopiedInputLinear(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, bias, n, comm):
         ctx.save_for_backward(x, weight)
-        ctx.n, ctx.comm = n, comm
+        ctx.n, ctx.comm = n, known(comm)
         return F.linear(x, weight, bias)
 
     @staticmethod
@@ -104,6 +105,6 @@ class CopiedInputLinear(torch.autograd.Function):
         rows = dy.reshape(-1, dy.shape[-1])
         dx = None
         if needs_x:
-            dx = call(calls["matmul_all_reduce"], rows.contiguous(), weight.t(), None, None, ctx.n, 0, ctx.comm).reshape(x.shape)
+            dx = call(calls["matmul_all_reduce"], rows.contiguous(), weight.t(), None, None, ctx.n, 0, ctx.comm.id).reshape(x.shape)
         dweight = rows.t() @ x.reshape(-1, x.shape[-1]) if needs_weight else None
         return dx, dweight, rows.sum(0) if needs_bias else None, None, None

@@ -86,9 +86,12 @@ class Communicator:
 
     def close(self) -> None:
         """Leaves the group, when the calls in progress have ended. Peers' later calls raise PeerLeftError."""
+        global _default
         # First: a forked child touches no lock that a thread of its parent may hold.
         if self._process == os.getpid():
             _native.close(self.id)
+            if _default is self:
+                _default = None
 
     def __enter__(self) -> Communicator:
         return self
@@ -116,14 +119,19 @@ def init(
     batch_invariant: bool = False,
     device: int | None = None,
 ) -> Communicator:
-    """Connects the ranks; collective. The first communicator is the default of all ops.
+    """Connects the ranks; collective. The first communicator is the default of all ops until it is closed or broken.
+
+    CUDA graphs need the transport ``nvlink``. Prepare every op before the first capture (:func:`prepare`): one that
+    is built later may move the workspace, and a captured call does not follow. Delete all graphs before the
+    communicator is closed and before the interpreter ends.
 
     Args:
         group: a torch ProcessGroup, of any size inside a larger job. ``None``: the ranks of the launcher
             (torchrun, srun, mpirun or ``flux-bench launch``), by its environment variables.
-        transport: ``auto``, ``host`` (operands on the CPU), ``nvlink``, ``pcie``, ``nccl`` or ``mixed``.
+        transport: ``host`` (operands on the CPU), ``nvlink``, ``pcie``, ``nccl``, ``mixed`` or ``auto``: what the
+            variable FLUX_TRANSPORT names, else the best that works.
         max_m: most rows of a call, of all ranks together.
-        timeout: longest wait for a peer, in seconds.
+        timeout: longest wait for a peer, in seconds, at most 24 hours. The ranks' start may take a minute even with less.
         sm_margin: SMs that calls leave to kernels on other streams which must run beside them.
         batch_invariant: whether a row of a result has the same bits whatever rows share its call.
         device: ordinal of the CUDA device. ``None``: torch's current device where torch uses CUDA, else the
@@ -135,8 +143,8 @@ def init(
         DisagreedError: the ranks give different arguments.
     """
     global _default
-    if not 0 < max_m < 1 << 24:
-        raise OperandError(f"max_m = {max_m}: give a number of rows from 1 to {(1 << 24) - 1}")
+    if not 0 < max_m <= 1 << 24:
+        raise OperandError(f"max_m = {max_m}: give a number of rows from 1 to {1 << 24}")
     if sm_margin < 0:
         raise OperandError(f"sm_margin = {sm_margin}: give a number of SMs from 0 on")
     limits = (max_m, sm_margin, batch_invariant)
@@ -150,13 +158,31 @@ def init(
     comm = Communicator(connected, max_m, group)
     if torch is not None:
         from . import _torch  # registers the ops, so that torch.compile finds them
-    if _default is None or _default._process != os.getpid():
+    if _default is None or not _works(_default):
         _default = comm
     return comm
 
 
+def _works(comm: Communicator) -> bool:
+    if comm._process != os.getpid():
+        return False
+    try:
+        comm.check()
+    except FluxError:
+        return False
+    return True
+
+
+def known(number: int) -> Communicator:
+    """The communicator with this number, by which ops of torch name it."""
+    comm = _known.get(number)
+    if comm is None:
+        raise FluxError("the communicator is closed: call flux_tp.init again on every rank")
+    return comm
+
+
 def default() -> Communicator:
-    """The communicator that :func:`init` has made first."""
+    """The first communicator of :func:`init` that is neither closed nor found broken by a later :func:`init`."""
     if _default is None:
         raise FluxError("there is no communicator: call flux_tp.init() on every rank first")
     return _default
@@ -165,6 +191,7 @@ def default() -> Communicator:
 def check(comm: Communicator | None = None) -> None:
     """Raises the fault that broke the communicator; returns where it works. Waits for no call.
 
+    The first to find a fault asks the peers what they do, for 0.25 s at most.
     A result on a GPU is valid only if this returns after the stream has come past its call: ask once a step,
     after a synchronization.
 

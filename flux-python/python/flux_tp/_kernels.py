@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _ops
-from ._comm import _known
+from ._comm import known
 from .errors import FluxError, OperandError
 
 __all__ = ["call", "calls", "out_calls", "own_error", "pair_calls", "pair_out_calls"]
@@ -47,7 +47,7 @@ def _one_device(x: Tensor, **operands: Tensor | None) -> None:
 
 
 def _all_rows(x: Tensor, m: int, comm: int) -> int:
-    return x.shape[0] * _known[comm].world_size if isinstance(m, int) and m < 0 else m
+    return x.shape[0] * known(comm).world_size if isinstance(m, int) and m == -1 else m
 
 
 @torch.library.register_fake("flux_tp::all_gather_matmul")
@@ -96,7 +96,7 @@ def _register_fakes(op: str, rows: Callable[[Tensor, int], int]) -> None:
         _one_device(x, weight=weight, bias=bias, residual=residual, gain=gain, out=out, y_norm=out_norm)
 
 
-_register_fakes("matmul_reduce_scatter", lambda x, comm: _ops.shard_rows(_known[comm], x.shape[0]))
+_register_fakes("matmul_reduce_scatter", lambda x, comm: _ops.shard_rows(known(comm), x.shape[0]))
 _register_fakes("matmul_all_reduce", lambda x, comm: x.shape[0])
 
 

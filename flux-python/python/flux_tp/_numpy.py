@@ -58,7 +58,8 @@ def run(
     for name, array in (("out", y), (second_name, second)):
         if array is not None and not array.flags.writeable:
             raise OperandError(f"{name} is not writeable")
-    described = [None if array is None else _describe(array) for array in (x, weight, bias, residual, gain, y, second)]
+    operands = {"x": x, "weight": weight, "bias": bias, "residual": residual, "gain": gain, "out": y, second_name: second}
+    described = [None if array is None else _describe(name, array) for name, array in operands.items()]
     _native.call_host(comm.id, op, (activation, m, split), tuple(described), eps, partials != 0)
     if out is not None:
         return out
@@ -67,10 +68,14 @@ def run(
     return (y, second) if is_pair else y
 
 
-def _describe(array: np.ndarray) -> tuple[int, str, int, int, int, tuple[int, int]]:
+def _describe(name: str, array: np.ndarray) -> tuple[int, str, int, int, int, tuple[int, int]]:
     """Address, dtype, dimensions, rows, columns and strides in elements."""
+    size = max(1, array.itemsize)
+    if not array.dtype.isnative:
+        raise OperandError(f"{name}: dtype {array.dtype.str} is not in this machine's byte order: convert it")
+    if any(stride % size for extent, stride in zip(array.shape, array.strides) if extent > 1):
+        raise OperandError(f"{name} has strides of {array.strides} bytes, and multiples of {size} are needed: call numpy.ascontiguousarray")
     shape, strides = ((1,) + array.shape)[-2:], ((0,) + array.strides)[-2:]
-    size = array.itemsize
     rows, cols = shape if array.ndim else (1, 1)
     row_stride, col_stride = strides if array.ndim else (0, size)
     return array.ctypes.data, array.dtype.name, array.ndim, rows, cols, (row_stride // size, col_stride // size)

@@ -93,6 +93,7 @@ def all_gather_matmul(
         BuildError, DisagreedError: on the first call of a shape.
         PeerLostError, PeerLeftError, TimeoutError, AbortedError: see :mod:`flux_tp.errors`.
     """
+    _check_extents(m=m, n=n)
     if return_gathered:
         _check_pair(out, "return_gathered", "(y, x_full)")
     comm, number = group or _comm.default(), _number(activation)
@@ -249,16 +250,24 @@ def prepare(
         partials: as in :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
     """
+    _check_extents(n=n, k=k)
     comm = group or _comm.default()
     of = (_dtype_name(dtype), transposed, bias, residual, _number(activation), eps, partials_number(partials) != 0)
     _native.prepare(comm.id, op, (n, k), of, list(rows))
 
 
 def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any, k: int | None, partials: Any) -> Any:
+    _check_extents(k=k)
     if norm is not None:
         _check_norm(norm, out)
     comm, number = group or _comm.default(), partials_number(partials)
     return _backend(x).run(op, x, weight, bias, comm, out, split=k, residual=residual, norm=norm, partials=number)
+
+
+def _check_extents(**extents: int | None) -> None:
+    for name, extent in extents.items():
+        if extent is not None and extent < 0:
+            raise OperandError(f"{name} = {extent}: give a number from 0 on")
 
 
 def _check_norm(norm: Any, out: Any) -> None:

@@ -10,17 +10,19 @@ use crate::ops::{Call, Eps, Kind, Norm};
 use flux_ops::binding::Class;
 use flux_ops::{DType, Location, Partials, RawTensor};
 use flux_transport::Stream;
+use std::cell::RefCell;
 use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
-use std::sync::{Mutex, PoisonError};
 
-/// The last error of a kernel: an exception of C++ carries its message alone.
-static LAST: Mutex<Option<Error>> = Mutex::new(None);
+thread_local! {
+    /// The last error of a kernel on this thread: an exception of C++ carries its message alone, and
+    /// is caught on the thread that ran the kernel.
+    static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
+}
 
-/// Takes the error that a kernel has left with this message.
+/// Takes the error that a kernel has left on this thread with this message.
 pub(crate) fn take_error(message: &str) -> Option<Error> {
-    let mut last = LAST.lock().unwrap_or_else(PoisonError::into_inner);
-    last.take_if(|error| message.contains(error.message()))
+    LAST.with_borrow_mut(|last| last.take_if(|error| message.contains(error.message())))
 }
 
 /// Which of an op's schemas a call follows.
@@ -49,7 +51,8 @@ pub(super) extern "C-unwind" fn kernel<const KIND: u8, const PAIR: bool, const O
         Err(_panic) => Error::new(Class::Other, "flux_tp panicked: see the message on standard error"),
     };
     let message = CString::new(error.message().replace('\0', " ")).unwrap_or_default();
-    *LAST.lock().unwrap_or_else(PoisonError::into_inner) = Some(error);
+    // A thread that ends has no one to take the error.
+    let _previous = LAST.try_with(|last| last.replace(Some(error)));
     shim.throw(&message);
 }
 
@@ -62,9 +65,9 @@ struct Arguments {
     norm: Option<(Tensor, Eps)>,
     partials: Partials,
     activation: u64,
-    /// Below 0: not said.
+    /// -1: not said.
     m: i64,
-    /// `n` or `k` of all ranks together. Below 0: not said.
+    /// `n` or `k` of all ranks together. -1: not said.
     split: i64,
     comm: u64,
     out: Option<Tensor>,
@@ -101,6 +104,14 @@ impl Arguments {
     }
 }
 
+/// An extent that the caller may say; -1 where it does not.
+fn extent(name: &str, value: i64) -> Result<Option<usize>, Error> {
+    match value {
+        -1 => Ok(None),
+        said => usize::try_from(said).map(Some).map_err(|_| Error::operand(format!("{name} = {said}: give a number from 0 on"))),
+    }
+}
+
 /// # Safety
 /// `stack` has the arguments of the form's schema, and they are taken once.
 unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), Error> {
@@ -110,7 +121,7 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
     let member = named(arguments.comm)?;
     let member = here(&*member)?;
     let (x, weight) = (arguments.x.meta()?, arguments.weight.meta()?);
-    let m = kind.rows(usize::try_from(arguments.m).ok(), x.sizes[0], &member.comm);
+    let m = kind.rows(extent("m", arguments.m)?, x.sizes[0], &member.comm);
     let place = Place { shim, member };
     let x_operand = place.operand("x", &x)?;
     let result = |given: Option<Tensor>, shape| match given {
@@ -137,7 +148,7 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
         kind,
         activation,
         m,
-        split: usize::try_from(arguments.split).ok(),
+        split: extent(if gathers { "n" } else { "k" }, arguments.split)?,
         x: x_operand,
         weight: place.weight(&weight)?,
         bias: arguments.bias.as_ref().map(|bias| operand("bias", bias)).transpose()?,

@@ -10,6 +10,7 @@ use crate::error::Error;
 use crate::ops::Kind;
 use kernel::kernel;
 use std::ffi::CStr;
+use std::sync::OnceLock;
 
 const NAMESPACE: &CStr = c"flux_tp";
 
@@ -113,12 +114,15 @@ const fn c_str(text: &'static str) -> &'static CStr {
     }
 }
 
-/// Registers the ops with the torch that has loaded these libraries; once a process.
+/// Registers the ops with the torch that has loaded these libraries. A second call returns the first
+/// one's result: torch takes no declaration twice.
 pub(crate) fn register(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
-    if !shim::load(cpu, cuda)? {
-        return Ok(());
-    }
-    let Some(shim) = shim::shim() else { return Ok(()) };
+    static DONE: OnceLock<Result<(), Error>> = OnceLock::new();
+    DONE.get_or_init(|| register_once(cpu, cuda)).clone()
+}
+
+fn register_once(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
+    let shim = shim::load(cpu, cuda)?;
     shim.declare(NAMESPACE, OPS.iter().flatten().map(|op| op.1))?;
     [c"CPU", c"CUDA"].into_iter().try_for_each(|key| shim.implement(NAMESPACE, key, OPS.iter().flatten().map(|op| (op.0, op.2))))
 }

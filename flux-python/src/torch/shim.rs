@@ -107,13 +107,10 @@ pub(super) fn shim() -> Option<&'static Shim> {
     SHIM.get()
 }
 
-/// Finds torch's functions; `false` where that has been done.
-pub(super) fn load(cpu: &str, cuda: Option<&str>) -> Result<bool, Error> {
-    if SHIM.get().is_some() {
-        return Ok(false);
-    }
+/// Finds torch's functions.
+pub(super) fn load(cpu: &str, cuda: Option<&str>) -> Result<&'static Shim, Error> {
     let found = Shim::load(cpu, cuda)?;
-    Ok(SHIM.set(found).is_ok())
+    Ok(SHIM.get_or_init(|| found))
 }
 
 fn open(path: &str) -> Result<Library, Error> {

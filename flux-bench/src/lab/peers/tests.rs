@@ -84,13 +84,14 @@ fn the_job_names_every_shape_once() {
 fn rows_of_the_child_become_the_report_with_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     let failed = row(512, r#"null, "why": "RuntimeError: no""#);
-    let fused = row(64, r#"{"p10": 1.8, "median": 1.9, "p90": 2.1}"#);
+    let fused = row(64, r#"{"p10": 1.8, "median": 1.9, "p90": 2.1}, "late": {"gemm": 0, "async_tp": 2}"#);
     let text = format!("cat > \"$out\" <<'END'\n{VERSIONS}\n{fused}\n{failed}\nEND\nenv > {}/env", folder.path().display());
     let (versions, rows) = run(&python(folder.path(), &text), &small_job(), limit()).unwrap();
     assert_eq!((versions.torch.as_str(), versions.nccl.as_str()), ("2.11.0", "2.28.9"));
     assert_eq!(rows[0].async_tp_ms, Some(Times { p10: 1.8, median: 1.9, p90: 2.1 }));
     assert_eq!((rows[0].best(), rows[1].best()), (Some((1.9, "async-TP")), Some((2.5, "serial"))));
     assert_eq!((rows[1].async_tp_ms, rows[1].why.as_deref()), (None, Some("RuntimeError: no")));
+    assert_eq!((rows[0].late.get("async_tp"), rows[1].late.len()), (Some(&2), 0));
     let environment = fs::read_to_string(folder.path().join("env")).unwrap();
     for wanted in ["NCCL_NVLS_ENABLE=0", "TORCH_SYMM_MEM_DISABLE_MULTICAST=1"] {
         assert!(environment.lines().any(|l| l == wanted), "{wanted}");

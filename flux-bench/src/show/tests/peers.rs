@@ -12,6 +12,7 @@ fn times(op: OpKind, m: usize, (serial, fused): (f64, Option<f64>)) -> PeerRow {
         async_tp_ms: fused.map(flat),
         one_shot_ms: None,
         two_shot_ms: None,
+        late: std::collections::BTreeMap::new(),
         why,
         verified: true,
         samples: 30,

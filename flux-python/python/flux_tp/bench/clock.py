@@ -4,20 +4,58 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from functools import cache
 
 import torch
 import torch.distributed as dist
 
 from .ranks import Ranks
 
-__all__ = ["Clock", "captured"]
+__all__ = ["Clock", "captured", "in_round", "in_time"]
 
 WARM_UP = 3
 """Rounds that are not counted."""
 LEAST_SPIN_US = 100.0
-CYCLES_PER_US = 1980
-"""``torch.cuda._sleep`` counts cycles; no SM of Hopper runs faster."""
+
+
+def in_round(names: Sequence[str], index: int) -> list[str]:
+    """The modes in the order of a round.
+
+    In as many rounds as there are modes, each follows each other once; with an odd number, twice in twice as many.
+    Source: Williams, "Experimental designs balanced for the estimation of residual effects of treatments", 1949.
+    """
+    count = len(names)
+    # 0, 1, n - 1, 2, n - 2, ...
+    order = [(at + 1) // 2 if at % 2 else -at // 2 for at in range(count)]
+    if count % 2 and index // count % 2:
+        order.reverse()
+    return [names[(place + index) % count] for place in order]
+
+
+def in_time(times: Sequence[float], late: Sequence[float]) -> list[float]:
+    """The times of rounds in which no host was late; of all rounds where most are late, as in flux-bench."""
+    if sum(map(bool, late)) > len(times) // 2:
+        return list(times)
+    return [time for time, was_late in zip(times, late, strict=True) if not was_late]
+
+
+@cache
+def cycles_per_us(device: torch.device) -> float:
+    """Cycles that ``torch.cuda._sleep`` counts in a microsecond at the device's highest clock, so that no spin is too short."""
+    # In kHz, in versions of torch that have it.
+    rate = getattr(torch.cuda.get_device_properties(device), "clock_rate", None)
+    if rate:
+        return rate / 1e3
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    cycles, shortest = 10_000_000, float("inf")
+    for _ in range(5):
+        start.record()
+        torch.cuda._sleep(cycles)
+        end.record()
+        end.synchronize()
+        shortest = min(shortest, start.elapsed_time(end))
+    return cycles / (shortest * 1e3)
 
 
 class Clock:
@@ -29,20 +67,19 @@ class Clock:
         self._word = torch.zeros(1, dtype=torch.int32, device=ranks.device)
         if self._cuda:
             self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._cycles_per_us = cycles_per_us(ranks.device)
 
     def rounds(self, calls: Mapping[str, Callable[[], object]]) -> dict[str, dict[str, float]]:
         """Milliseconds of the slowest rank: median, 10th and 90th percentile over the rounds.
 
-        A call that some host enqueues too late is left out and counted in ``late``.
+        ``late`` counts the rounds in which some host enqueues the call too late; see :func:`in_time`.
         """
         names = list(calls)
         spins = {name: self._spin_for(call) for name, call in calls.items()}
         times: dict[str, list[float]] = {name: [] for name in names}
         late: dict[str, list[float]] = {name: [] for name in names}
         for index in range(WARM_UP + self.samples):
-            # Another mode begins each round, so that none always follows the same one.
-            first = index % len(names)
-            for name in names[first:] + names[:first]:
+            for name in in_round(names, index):
                 elapsed, was_late = self._sample(calls[name], spins[name])
                 if index >= WARM_UP:
                     times[name].append(elapsed)
@@ -52,10 +89,10 @@ class Clock:
     def _summary(self, times: list[float], late: list[float]) -> dict[str, float]:
         """Of one mode, over all ranks."""
         slowest, late = self.ranks.largest(times), self.ranks.largest(late)
-        in_time = sorted(time for time, was_late in zip(slowest, late, strict=True) if not was_late) or sorted(slowest)
-        last = len(in_time) - 1
-        ends = {"p10": in_time[round(0.1 * last)], "p90": in_time[round(0.9 * last)]}
-        return ends | {"median": statistics.median(in_time), "late": sum(late)}
+        kept = sorted(in_time(slowest, late))
+        last = len(kept) - 1
+        ends = {"p10": kept[round(0.1 * last)], "p90": kept[round(0.9 * last)]}
+        return ends | {"median": statistics.median(kept), "late": sum(late)}
 
     def _line_up(self) -> None:
         if self._cuda:
@@ -71,7 +108,7 @@ class Clock:
             call()
             return (time.perf_counter() - began) * 1e3, False
         # The device waits until the host has enqueued the call.
-        torch.cuda._sleep(int(spin_us * CYCLES_PER_US))
+        torch.cuda._sleep(int(spin_us * self._cycles_per_us))
         self._start.record()
         call()
         self._end.record()

@@ -15,6 +15,7 @@ from torch import Tensor
 
 import flux_tp
 
+from .._autograd import CopiedInputLinear
 from .models import Model
 from .ranks import Ranks
 from .weights import EPS, activate, norm
@@ -239,16 +240,14 @@ class Flux(Mode):
 
 
 class FluxAllReduce(Flux):
-    """flux_tp with whole rows: a GEMM, then GEMM-AllReduce."""
+    """flux_tp with whole rows: a GEMM, then GEMM-AllReduce. Gradients are those of flux_tp."""
 
     op = staticmethod(flux_tp.matmul_all_reduce)
 
     def column(self, x, weight):
-        return F.linear(x, weight)
-
-    @staticmethod
-    def why_not(ranks, m, phase):
-        return "the gradient of a replicated input is not summed" if phase == "train" else None
+        if not torch.is_grad_enabled():
+            return F.linear(x, weight)
+        return CopiedInputLinear.apply(x, weight, None, weight.shape[0] * self.ranks.world, self.ranks.comm.id)
 
 
 class FluxSharded(Flux):

@@ -24,10 +24,11 @@ TITLES = {
 }
 BASES = {"prefill": "ar", "decode": "ar", "train": "sp"}
 """What each phase is compared with."""
+CAPTION = "Share hidden: (base - flux) / (base - no collectives). Elementwise work that flux fuses counts as hidden, too."
 
 
 def share_hidden(row: dict[str, Any], mode: str = "flux") -> float | None:
-    """``(base - mode) / (base - none)``: the part of the exposed communication that a mode hides."""
+    """``(base - mode) / (base - none)``: the part of the exposed communication that a mode hides, and elementwise work that it fuses."""
     ms, base = row["ms"], BASES[row["phase"]]
     if not {mode, base, "none"} <= set(ms) or ms[base] <= ms["none"]:
         return None
@@ -56,7 +57,7 @@ def line(row: dict[str, Any]) -> str:
         return f"{row['model']} m={row['m']} tp={row['tp']} {row['transport']}: {times}, losses of {steps} steps within {row['difference']:.1e}{judged}"
     times = "  ".join(f"{mode} {ms:.3f}" for mode, ms in row["ms"].items())
     words = f"{row['model']} {row['phase']} m={row['m']} tp={row['tp']} {row['transport']}: {times} ms a layer"
-    words += "" if row["verified"] else f"  NOT VERIFIED {row['error']} above {row['largest_error']:.1e}"
+    words += "" if row["verified"] else f"  NOT VERIFIED {row['error']}, {row['largest_error']:.1e} at most"
     for name, reasons in (("not run", row["why"]), ("without graph", row["eager"])):
         words += "".join(f"\n    {mode} {name}: {reason}" for mode, reason in reasons.items())
     return words
@@ -102,6 +103,7 @@ def _full(record: dict[str, Any]) -> Iterable[str]:
         reasons = sorted({f"{TITLES[mode]}: {reason}" for row in rows for mode, reason in row["why"].items()})
         if reasons:
             yield f"\nNot run: {'; '.join(reasons)}."
+    yield f"\n{CAPTION}"
 
 
 def _summary(record: dict[str, Any]) -> Iterable[str]:
@@ -116,6 +118,7 @@ def _summary(record: dict[str, Any]) -> Iterable[str]:
         return [MODELS[row["model"]].title, row["phase"], str(row["tp"]), _rows_label(row), *times, *_gains(row)]
 
     yield from _table(head, (cells(row) for row in record["rows"]))
+    yield f"\n{CAPTION}"
 
 
 def _megatron(record: dict[str, Any]) -> Iterable[str]:

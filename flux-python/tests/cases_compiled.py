@@ -1,0 +1,92 @@
+"""Cases of schemas, fake kernels and ``torch.compile``; see ``ranks``."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+import flux_tp
+from cases_numpy import gathered, row_parallel, scattered
+from cases_torch import BF16, F16, tensors
+from oracle import operand, rows
+
+
+def schemas_and_fakes(comm):
+    *operands, _ = gathered(comm, comm.world_size * 8, 16, 32, True, dtype=np.float64)
+    x, w, b = tensors(F16, *operands)
+    checks = ("test_schema", "test_faketensor")
+    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.default, (x, w, b, 0, -1, -1, comm.id), test_utils=checks)
+    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered, (x, w, b, 0, -1, -1, comm.id), test_utils=checks)
+    m = x.shape[0] * comm.world_size
+    outs = {"out": x.new_empty(m, w.shape[0]), "x_full": x.new_empty(m, x.shape[1])}
+    torch.library.opcheck(torch.ops.flux_tp.all_gather_matmul.gathered_out, (x, w, b, 0, -1, -1, comm.id), outs, test_utils=checks)
+    *operands, _, _ = scattered(comm, comm.world_size * 8, 16, 32, dtype=np.float64)
+    x, w, _ = tensors(F16, *operands)
+    torch.library.opcheck(torch.ops.flux_tp.matmul_reduce_scatter.default, (x, w, None, None, -1, 0, comm.id), test_utils=checks)
+    for name in ("matmul_reduce_scatter", "matmul_all_reduce"):
+        operands, _, _ = row_parallel(comm, getattr(flux_tp, name), comm.world_size * 8 + 1, 16, 32, np.float64)
+        x, w, b, residual, gain = tensors(F16, *operands)
+        packet, out = getattr(torch.ops.flux_tp, name), torch.empty_like(residual)
+        torch.library.opcheck(packet.default, (x, w, b, residual, -1, 1, comm.id), test_utils=checks)
+        torch.library.opcheck(packet.norm, (x, w, b, residual, gain, 1e-3, -1, 1, comm.id), test_utils=checks)
+        torch.library.opcheck(packet.out, (x, w, b, residual, -1, 1, comm.id), {"out": out}, test_utils=checks)
+        outs = {"out": out, "out_norm": torch.empty_like(out)}
+        torch.library.opcheck(packet.norm_out, (x, w, b, residual, gain, 1e-3, -1, 1, comm.id), outs, test_utils=checks)
+
+
+def compiled(comm):
+    def mlp(x, up, down):
+        return flux_tp.matmul_reduce_scatter(flux_tp.all_gather_matmul(x, up, activation="relu") * 2, down)
+
+    m = comm.world_size * 8
+    x = operand(1, m, 32)[rows(comm.world_size, comm.rank, m)]
+    x, up, down = tensors(F16, x, operand(2 + comm.rank, 16, 32), operand(20 + comm.rank, 24, 16))
+    with torch.no_grad():
+        expected = mlp(x, up, down)
+        # On the CPU the graph as inductor gets it: its C++ is not what is tested here.
+        found = torch.compile(mlp, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
+    assert torch.equal(found, expected)
+
+    def gathers(x, up, down):
+        y, x_full = flux_tp.all_gather_matmul(x, up, return_gathered=True)
+        return flux_tp.matmul_reduce_scatter(y, down.t().contiguous().t()), x_full * 2
+
+    with torch.no_grad():
+        expected = gathers(x, up, down)
+        found = torch.compile(gathers, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
+    assert all(map(torch.equal, found, expected))
+
+    def block(op, x, w, b, residual, gain):
+        y, y_norm = op(x * 2, w, b, residual, (gain, 1e-3))
+        return op(x, w, residual=y), y_norm + 1
+
+    for op in (flux_tp.matmul_reduce_scatter, flux_tp.matmul_all_reduce):
+        operands, _, _ = row_parallel(comm, op, m, 24, 40, np.float64)
+        operands = tensors(F16, *operands)
+        with torch.no_grad():
+            expected = block(op, *operands)
+            found = torch.compile(block, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(op, *operands)
+        assert all(map(torch.equal, found, expected))
+
+
+def gates_compile(comm):
+    *operands, _ = gathered(comm, comm.world_size * 8, 32, 32, dtype=np.float64)
+    x, w, _ = tensors(BF16, *operands)
+    eager = flux_tp.all_gather_matmul(x, w, activation="swiglu")
+    compiled = torch.compile(lambda x, w: flux_tp.all_gather_matmul(x, w, activation="swiglu") * 2, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, w), eager * 2)
+
+
+def compiled_with_unequal_parts(comm):
+    inner, m = 16 * comm.world_size + 8, comm.world_size * 8
+    part = comm.features(inner)
+
+    def mlp(x, up, down):
+        return flux_tp.matmul_reduce_scatter(flux_tp.all_gather_matmul(x, up, n=inner) * 2, down, k=inner)
+
+    x, up, down = operand(1, m, 32)[rows(comm.world_size, comm.rank, m)], operand(2, inner, 32)[part], operand(3, 24, inner)[:, part]
+    x, up, down = tensors(F16, x, up, np.ascontiguousarray(down))
+    with torch.no_grad():
+        expected = mlp(x, up, down)
+        found = torch.compile(mlp, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, up, down)
+    assert torch.equal(found, expected)

@@ -1,0 +1,104 @@
+"""Cases of the modules; see ``ranks``."""
+
+from __future__ import annotations
+
+import copy
+
+import numpy as np
+import torch
+import torch.distributed as dist
+
+import flux_tp
+from cases_gradients import near
+from cases_numpy import raises
+from cases_torch import BF16, init_distributed, tensors
+from oracle import operand, rows
+
+
+def modules(comm):
+    """An MLP of both modules: shapes, state dicts, one step that lowers the loss."""
+    init_distributed()
+    torch.manual_seed(comm.rank)
+    up = flux_tp.ColumnParallelLinear(32, 16 * comm.world_size, activation="gelu")
+    down = flux_tp.RowParallelLinear(16 * comm.world_size, 24, partials="float32")
+    assert up.weight.shape == (16, 32) and down.weight.shape == (24, 16)
+    assert list(up.state_dict()) == ["weight", "bias", "_extra_state"]
+    other = copy.deepcopy(up.state_dict())
+    up.load_state_dict(other, strict=True)
+    raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad them to")
+    raises(flux_tp.OperandError, lambda: flux_tp.RowParallelLinear(16 * comm.world_size, 24, partials="bfloat16"), "give 'float32'")
+    m = comm.world_size * 4
+    own = rows(comm.world_size, comm.rank, m)
+    x, goal = tensors(BF16, operand(1, m, 2, 32)[own], operand(2, m, 2, 24)[own])
+    parameters = [*up.parameters(), *down.parameters()]
+
+    def loss():
+        y = down(up(x))
+        assert y.shape == goal.shape
+        return ((y - goal).float() ** 2).mean()
+
+    def total():
+        sum_of_all = loss().detach().clone()
+        dist.all_reduce(sum_of_all)
+        return sum_of_all.item()
+
+    before = total()
+    loss().backward()
+    with torch.no_grad():
+        for parameter in parameters:
+            parameter -= 0.5 * parameter.grad
+    assert total() < before, (total(), before)
+
+
+def modules_without_sequence_parallelism(comm):
+    """The same MLP by whole inputs and outputs: values and gradients against fp64."""
+    world, rank, m = comm.world_size, comm.rank, 6
+    up = flux_tp.ColumnParallelLinear(32, 16 * world, activation="relu", sequence_parallel=False)
+    down = flux_tp.RowParallelLinear(16 * world, 24, sequence_parallel=False, partials="float32")
+    w1, w2, x, dy = operand(1, world, 16, 32), operand(2, world, 24, 16), operand(3, m, 32), operand(4, m, 24)
+    for module, weight in ((up, w1), (down, w2)):
+        module.load_state_dict({"weight": torch.from_numpy(weight[rank]), "bias": torch.zeros_like(module.bias), "_extra_state": None})
+    X = tensors(BF16, x)[0].requires_grad_()
+    y = down(up(X.reshape(2, 3, 32))).reshape(m, 24)
+    hidden = np.einsum("mk,pnk->pmn", x, w1)
+    active = np.maximum(hidden, 0)
+    near(y, np.einsum("pmn,pkn->mk", active, w2), np.einsum("pmn,pkn->mk", active, np.abs(w2)))
+    y.backward(*tensors(BF16, dy))
+    back = np.einsum("mk,pkn->pmn", dy, w2) * (hidden > 0)
+    scale = np.einsum("mk,pkn->pmn", np.abs(dy), np.abs(w2)) * (hidden > 0)
+    near(X.grad, np.einsum("pmn,pnk->mk", back, w1), np.einsum("pmn,pnk->mk", scale, np.abs(w1)))
+    near(up.weight.grad, back[rank].T @ x, scale[rank].T @ np.abs(x))
+    near(down.weight.grad, dy.T @ active[rank], np.abs(dy).T @ active[rank])
+
+
+def modules_of_unequal_parts(comm):
+    """An MLP whose inner features do not divide, with and without sequence parallelism: values and gradients against fp64."""
+    init_distributed()
+    world, rank, m, inner = comm.world_size, comm.rank, 3 * comm.world_size + 1, 16 * comm.world_size + 8
+    w1, w2, x, dy = operand(1, inner, 32), operand(2, 24, inner), operand(3, m, 32), operand(4, m, 24)
+    hidden = np.maximum(x @ w1.T, 0)
+    back, scale = (dy @ w2) * (hidden > 0), (np.abs(dy) @ np.abs(w2)) * (hidden > 0)
+    part = comm.features(inner)
+    for whole in (True, False):
+        up = flux_tp.ColumnParallelLinear(32, inner, activation="relu", sequence_parallel=not whole)
+        down = flux_tp.RowParallelLinear(inner, 24, sequence_parallel=not whole)
+        for module, weight in ((up, w1[part]), (down, w2[:, part])):
+            module.load_state_dict({"weight": torch.from_numpy(weight), "bias": torch.zeros_like(module.bias), "_extra_state": None})
+        own = slice(m) if whole else rows(world, rank, m)
+        X = tensors(BF16, x[own])[0].requires_grad_()
+        # Rows of all ranks are not a multiple of those of one.
+        h = up(X) if whole else torch.relu(flux_tp.all_gather_matmul(X, up.weight, up.bias, m=m, n=inner))
+        assert h.shape == (m, part.stop - part.start)
+        y = down(h)
+        near(y, (hidden @ w2.T)[own], (hidden @ np.abs(w2).T)[own])
+        y.backward(*tensors(BF16, dy[own]))
+        near(X.grad, (back @ w1)[own], (scale @ np.abs(w1))[own])
+        near(up.weight.grad, (back.T @ x)[part], (scale.T @ np.abs(x))[part])
+        near(down.weight.grad, (dy.T @ hidden)[:, part], (np.abs(dy).T @ hidden)[:, part])
+        with torch.no_grad():
+            frozen = tensors(BF16, x[own])[0].requires_grad_()
+        up.weight.requires_grad_(False)
+        up.bias.requires_grad_(False)
+        if not whole:
+            flux_tp.all_gather_matmul(frozen, up.weight, m=m, n=inner).backward(*tensors(BF16, back[:, part]))
+            near(frozen.grad, (back @ w1)[own], (scale @ np.abs(w1))[own])
