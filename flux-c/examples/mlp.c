@@ -2,8 +2,9 @@
  * are split over the ranks, as are the inner features. Fails if a number is off.
  *
  *   cc -std=c11 mlp.c -I../include -L../../target/release -lflux_tp_c -lm -o mlp
- *   LD_LIBRARY_PATH=../../target/release ./mlp         four ranks as threads
- *   flux-bench launch --ranks 4 -- ./mlp               one rank of a launch */
+ *   export LD_LIBRARY_PATH=../../target/release
+ *   ./mlp                            four ranks as threads
+ *   mpirun -n 4 ./mlp launched       one rank of a launch; likewise srun, `flux-bench launch` */
 #include <math.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -122,13 +123,18 @@ static int rank_main(void *argument) {
     return wrong;
 }
 
-int main(void) {
+int main(int count, char **words) {
+    int launched = count == 2 && strcmp(words[1], "launched") == 0;
+    if (count != 1 && !launched) {
+        fprintf(stderr, "usage: %s [launched]\n", words[0]);
+        return EXIT_FAILURE;
+    }
     if (flux_abi_version() != FLUX_ABI_VERSION) {
         fprintf(stderr, "flux.h is of version %d, the library of %u\n", FLUX_ABI_VERSION, flux_abi_version());
         return EXIT_FAILURE;
     }
     flux_comm_options options = {.size = sizeof options, .transport = "host"};
-    if (getenv("FLUX_RANK") != NULL || getenv("RANK") != NULL) {
+    if (launched) {
         flux_comm *comm;
         check(flux_comm_from_env(&options, &comm), "connect");
         return rank_main(comm) ? EXIT_FAILURE : EXIT_SUCCESS;

@@ -12,7 +12,8 @@
 #include <stddef.h>
 #include <stdint.h>
 
-// The version of this interface. Structures grow at their end within a version.
+// The version of this interface. It changes with any structure: use the header of the library's own
+// build.
 #define FLUX_ABI_VERSION 1
 
 // Calls add a bias.
@@ -57,7 +58,8 @@ enum flux_status
     FLUX_ERROR_OPERAND = 3,
     // The ranks did not become a communicator.
     FLUX_ERROR_CONNECT = 4,
-    // The op could not be built. All ranks have left the build, and the communicator works.
+    // The op, or the program of a call, could not be built. Of an op all ranks have left the build,
+    // and the communicator works.
     FLUX_ERROR_BUILD = 5,
     // Ranks build different ops, after which the communicator works; or they make different calls,
     // after which it is broken.
@@ -83,7 +85,8 @@ typedef int32_t flux_status;
 #endif // __STDC_VERSION__ >= 202311L
 #endif // __cplusplus
 
-// Element types of operands. Sums are in fp32 and rounded once.
+// Element types of operands. Products are added in fp32. Partial sums travel between ranks in this
+// type, or in fp32 with FLUX_OP_F32_PARTIALS.
 enum flux_dtype
 #if defined(__cplusplus) || __STDC_VERSION__ >= 202311L
   : int32_t
@@ -186,14 +189,16 @@ typedef int32_t flux_rebuild;
 // One rank's membership of a group of ranks that compute together.
 typedef struct flux_comm flux_comm;
 
-// One rank's part of a fused linear layer.
+// One rank's part of a fused linear layer. It holds no weights: one op serves every layer with its
+// options.
 typedef struct flux_op flux_op;
 
 // How to connect. Zeros are the defaults. All ranks give the same but for the device.
 typedef struct flux_comm_options {
     // sizeof(flux_comm_options).
     size_t size;
-    // "auto", "host", "nvlink", "pcie", "nccl" or "mixed"; NULL for "auto".
+    // "host", "nvlink", "pcie", "nccl", "mixed" or "auto": what FLUX_TRANSPORT names, else the best
+    // that works. NULL for "auto".
     const char *transport;
     // Seconds that a wait for a peer may take, at most 24 hours; 0 for 30.
     double timeout;
@@ -259,7 +264,8 @@ typedef struct flux_operands {
     const struct flux_tensor *x;
     // Weight: see flux_op_kind.
     const struct flux_tensor *w;
-    // With FLUX_OP_BIAS: one row, a value for each column of `y`.
+    // With FLUX_OP_BIAS: one row, a value for each column of `y`; with gates `n_r` values, one for
+    // each of this rank's rows of the weight `[n, k]`.
     const struct flux_tensor *bias;
     // With FLUX_OP_RESIDUAL: of the shape of `y`, and it may be the memory of `y`.
     const struct flux_tensor *residual;
@@ -355,8 +361,9 @@ flux_status flux_comm_explain(const struct flux_comm *comm,
                               size_t capacity,
                               size_t *needed);
 
-// Returns the fault that broke the communicator, or FLUX_OK. Waits for no call. On CUDA, a result
-// may be read when its stream has come past the call and this then returns FLUX_OK.
+// Returns the fault that broke the communicator, or FLUX_OK. Waits for no call. The first to find a
+// fault asks the peers what they do, for some 0.25 s at most. On CUDA, a result may be read when its
+// stream has come past the call and this then returns FLUX_OK.
 flux_status flux_comm_check(const struct flux_comm *comm);
 
 // Returns when every rank has come here, on the host only. Collective.
@@ -408,9 +415,9 @@ flux_status flux_op_rows(const struct flux_op *op,
                          size_t *first,
                          size_t *count);
 
-// The columns of all `n` that a rank has: those of its `y`, and the rows of its `w`. All but of
-// FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of which the first ranks may have one
-// more.
+// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of which
+// it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of
+// which the first ranks may have one more.
 //
 // first     gets the first column; or NULL
 // count     gets the number of columns; or NULL

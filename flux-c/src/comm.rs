@@ -4,7 +4,7 @@ use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, text, write};
 use flux_ops::binding::{Handles, OfProcess};
 use flux_ops::{Rank, WorldSize};
-use flux_transport::{Communicator, ConnectError, Options, Rebuild, Secret, Select, World};
+use flux_transport::{Communicator, ConnectError, Options, Rebuild, Secret, Select, World, WorldError};
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -25,7 +25,8 @@ pub struct flux_comm {
 pub struct flux_comm_options {
     /// sizeof(flux_comm_options).
     pub size: usize,
-    /// "auto", "host", "nvlink", "pcie", "nccl" or "mixed"; NULL for "auto".
+    /// "host", "nvlink", "pcie", "nccl", "mixed" or "auto": what FLUX_TRANSPORT names, else the best
+    /// that works. NULL for "auto".
     pub transport: *const c_char,
     /// Seconds that a wait for a peer may take, at most 24 hours; 0 for 30.
     pub timeout: f64,
@@ -157,9 +158,36 @@ fn launched(deadline: Duration) -> Result<Arc<World>, Error> {
     if let Some(world) = launched.1.upgrade().filter(|_| launched.0 == process) {
         return Ok(world);
     }
-    let world = Arc::new(World::from_env_with(deadline)?);
+    let world = Arc::new(World::from_env_with(deadline).map_err(of_world)?);
     *launched = (process, Arc::downgrade(&world));
     Ok(world)
+}
+
+/// The error of joining the launcher's world, by the names of this interface.
+fn of_world(error: WorldError) -> Error {
+    match error {
+        WorldError::NoLauncher => Error::new(
+            flux_status::FLUX_ERROR_CONNECT,
+            "no launcher's variables are set, or FLUX_LAUNCHER is none: start the program with a launcher (torchrun, srun, mpirun or \
+             `flux-bench launch`), or call flux_comm_init_all or flux_comm_init_rank"
+                .to_owned(),
+        ),
+        error => error.into(),
+    }
+}
+
+/// The error of a rebuild, by the names of this interface.
+fn of_rebuild(error: ConnectError) -> Error {
+    match error {
+        ConnectError::AcrossHosts { hosts } => Error::new(
+            flux_status::FLUX_ERROR_CONNECT,
+            format!(
+                "the ranks are on {hosts} hosts, and survivors make a group of their own on one host only: use FLUX_REBUILD_WHOLE, with a \
+                 new process in the place of each lost one"
+            ),
+        ),
+        error => error.into(),
+    }
 }
 
 /// Connects the ranks of a launcher: torchrun, srun, mpirun or `flux-bench launch`. Collective:
@@ -299,7 +327,7 @@ pub unsafe extern "C" fn flux_comm_rebuild(comm: *const flux_comm, who: i32, reb
             2 => Rebuild::Whole,
             other => return Err(Error::argument(format!("who = {other} is no flux_rebuild"))),
         };
-        let made = comm.comm.rebuild_blocking(who)?;
+        let made = comm.comm.rebuild_blocking(who).map_err(of_rebuild)?;
         // SAFETY: as above.
         unsafe { rebuilt.write(keep(made, comm.limits, None)) };
         Ok(())
@@ -362,8 +390,9 @@ pub unsafe extern "C" fn flux_comm_explain(comm: *const flux_comm, text: *mut c_
     with(comm, |Comm { comm, .. }| unsafe { copy_text(&comm.explain(), text, capacity, needed) })
 }
 
-/// Returns the fault that broke the communicator, or FLUX_OK. Waits for no call. On CUDA, a result
-/// may be read when its stream has come past the call and this then returns FLUX_OK.
+/// Returns the fault that broke the communicator, or FLUX_OK. Waits for no call. The first to find a
+/// fault asks the peers what they do, for some 0.25 s at most. On CUDA, a result may be read when its
+/// stream has come past the call and this then returns FLUX_OK.
 #[unsafe(no_mangle)]
 pub extern "C" fn flux_comm_check(comm: *const flux_comm) -> flux_status {
     with(comm, |Comm { comm, .. }| comm.failure().map_or(Ok(()), |failure| Err(failure.into())))
@@ -385,4 +414,24 @@ pub extern "C" fn flux_comm_abort(comm: *const flux_comm, reason: u32) -> flux_s
         comm.abort(reason);
         Ok(())
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::flux_last_error_message;
+    use std::ffi::CStr;
+
+    #[test]
+    fn a_program_without_a_launcher_or_on_several_hosts_is_told_what_c_has() {
+        let said = |error: fn() -> Error| {
+            assert_eq!(guard(|| Err(error())), flux_status::FLUX_ERROR_CONNECT);
+            // SAFETY: the message of this thread, which makes no call meanwhile.
+            unsafe { CStr::from_ptr(flux_last_error_message()) }.to_str().unwrap().to_owned()
+        };
+        let alone = said(|| of_world(WorldError::NoLauncher));
+        assert!(alone.ends_with("or call flux_comm_init_all or flux_comm_init_rank") && !alone.contains("World::"), "{alone}");
+        let apart = said(|| of_rebuild(ConnectError::AcrossHosts { hosts: 2 }));
+        assert!(apart.contains("are on 2 hosts") && apart.contains("use FLUX_REBUILD_WHOLE"), "{apart}");
+    }
 }

@@ -21,7 +21,8 @@ pub enum flux_status {
     FLUX_ERROR_OPERAND = 3,
     /// The ranks did not become a communicator.
     FLUX_ERROR_CONNECT = 4,
-    /// The op could not be built. All ranks have left the build, and the communicator works.
+    /// The op, or the program of a call, could not be built. Of an op all ranks have left the build,
+    /// and the communicator works.
     FLUX_ERROR_BUILD = 5,
     /// Ranks build different ops, after which the communicator works; or they make different calls,
     /// after which it is broken.

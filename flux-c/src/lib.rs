@@ -25,7 +25,8 @@ pub use op::{
 };
 pub use tensor::{flux_operands, flux_tensor};
 
-/// The version of this interface. Structures grow at their end within a version.
+/// The version of this interface. It changes with any structure: use the header of the library's own
+/// build.
 pub const FLUX_ABI_VERSION: u32 = 1;
 
 /// The version of the library: compare it with FLUX_ABI_VERSION of the header.

@@ -5,12 +5,13 @@ use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
 use crate::tensor::{flux_operands, flux_tensor, operand};
 use flux_ops::binding::{AnyOp, Handles, NamedActivation, OpSpec, RawOperands};
-use flux_ops::{CallError, DType, Location, OpKind, Partials, Rank, WeightLayout};
+use flux_ops::{BuildError, CallError, DType, Location, OpKind, Partials, Rank, WeightLayout};
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
 
-/// One rank's part of a fused linear layer.
+/// One rank's part of a fused linear layer. It holds no weights: one op serves every layer with its
+/// options.
 #[derive(Debug)]
 pub struct flux_op {
     _opaque: [u8; 0],
@@ -30,7 +31,8 @@ pub enum flux_op_kind {
     FLUX_GEMM_ALL_REDUCE = 3,
 }
 
-/// Element types of operands. Sums are in fp32 and rounded once.
+/// Element types of operands. Products are added in fp32. Partial sums travel between ranks in this
+/// type, or in fp32 with FLUX_OP_F32_PARTIALS.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum flux_dtype {
@@ -215,7 +217,7 @@ pub unsafe extern "C" fn flux_op_create(comm: *const flux_comm, options: *const 
         let options = unsafe { structure(options) }?;
         let spec = options.spec(comm.comm()?.limits)?;
         // SAFETY: FLUX_OP_CAPTURES asks for what captures need.
-        let built = unsafe { AnyOp::build(&spec, &comm.comm()?.comm) }?;
+        let built = unsafe { AnyOp::build(&spec, &comm.comm()?.comm) }.map_err(built_in_c)?;
         // SAFETY: as above.
         unsafe { op.write(OPS.keep(Op { op: built, flags: options.flags, comm })) };
         Ok(())
@@ -258,9 +260,9 @@ pub unsafe extern "C" fn flux_op_rows(op: *const flux_op, m: usize, rank: u32, f
     unsafe { part(op, rank, (first, count), |op, rank| op.rows(m, rank).map_err(in_c)) }
 }
 
-/// The columns of all `n` that a rank has: those of its `y`, and the rows of its `w`. All but of
-/// FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of which the first ranks may have one
-/// more.
+/// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of which
+/// it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of
+/// which the first ranks may have one more.
 ///
 /// first     gets the first column; or NULL
 /// count     gets the number of columns; or NULL
@@ -386,6 +388,46 @@ fn in_c(error: CallError) -> Error {
         CallError::NotPrepared { m } => {
             Error::operand(format!("a call with m = {m} cannot be captured yet: call flux_op_prepare with it before the capture"))
         }
+        error @ CallError::Shape { operand: "w", .. } => {
+            let words = error.to_string();
+            Error::operand(words.replace("op.columns(rank)", "flux_op_columns").replace("op.inner(rank)", "flux_op_inner"))
+        }
         error => error.into(),
+    }
+}
+
+/// The error of a build, by the names of this interface where the Rust ones differ.
+fn built_in_c(error: BuildError) -> Error {
+    match error {
+        BuildError::GatedWeights { .. } => {
+            Error::operand("weights of gates and ups are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN")
+        }
+        BuildError::NoInvariantPlan { problem, transport } => Error::new(
+            flux_status::FLUX_ERROR_BUILD,
+            format!(
+                "no plan of {problem} over the {transport} transport adds up alike for every m: create the op without \
+                 FLUX_OP_BATCH_INVARIANT, or connect over another transport"
+            ),
+        ),
+        error => error.into(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::error::flux_last_error_message;
+    use flux_ops::{Problem, WorldSize};
+    use flux_transport::TransportKind;
+    use std::ffi::CStr;
+
+    #[test]
+    fn an_op_that_has_no_invariant_plan_names_the_flag() {
+        let problem = Problem::new(OpKind::GemmAllReduce, 8, 16, 16, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let error = BuildError::NoInvariantPlan { problem, transport: TransportKind::Mixed };
+        assert_eq!(guard(|| Err(built_in_c(error))), flux_status::FLUX_ERROR_BUILD);
+        // SAFETY: the message of this thread, which makes no call meanwhile.
+        let said = unsafe { CStr::from_ptr(flux_last_error_message()) }.to_str().unwrap();
+        assert!(said.ends_with("create the op without FLUX_OP_BATCH_INVARIANT, or connect over another transport"), "{said}");
     }
 }

@@ -33,7 +33,8 @@ pub struct flux_operands {
     pub x: *const flux_tensor,
     /// Weight: see flux_op_kind.
     pub w: *const flux_tensor,
-    /// With FLUX_OP_BIAS: one row, a value for each column of `y`.
+    /// With FLUX_OP_BIAS: one row, a value for each column of `y`; with gates `n_r` values, one for
+    /// each of this rank's rows of the weight `[n, k]`.
     pub bias: *const flux_tensor,
     /// With FLUX_OP_RESIDUAL: of the shape of `y`, and it may be the memory of `y`.
     pub residual: *const flux_tensor,

@@ -160,6 +160,8 @@ fn bad_options_of_an_op_are_refused() {
     let reduces = options(FLUX_GEMM_ALL_REDUCE);
     refused_with(flux_op_options { activation: 10, ..good }, FLUX_ERROR_ARGUMENT, "options.activation = 10");
     refused_with(flux_op_options { activation: 5, ..good }, FLUX_ERROR_OPERAND, "24 rows of gates and ups");
+    let transposed = flux_op_options { activation: 5, n: 32, flags: FLUX_OP_WEIGHTS_KN, ..good };
+    refused_with(transposed, FLUX_ERROR_OPERAND, "create the op without FLUX_OP_WEIGHTS_KN");
     refused_with(flux_op_options { activation: 5, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");
     refused_with(flux_op_options { activation: 1, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");
     let norm = flux_op_options { flags: FLUX_OP_RMS_NORM, rms_norm_eps: f32::INFINITY, ..reduces };
@@ -201,6 +203,9 @@ fn bad_operands_are_refused_and_a_good_call_then_works() {
     refused(with_x(flux_tensor { dtype: 0, ..tx }), FLUX_ERROR_ARGUMENT, "operands.x->dtype = 0");
     refused(with_x(flux_tensor { rows: 7, ..tx }), operand, "x is [7, 32], but ag_gemm with m = 8 takes [8, 32]");
     refused(with_x(flux_tensor { cols: 24, ..tx }), operand, "x is [8, 24]");
+    let short = flux_tensor { rows: 16, ..tw };
+    let words = "give this rank's part of the weight, as flux_op_columns says";
+    refused(forward(op, &flux_operands { w: &raw const short, ..good }), operand, words);
     refused(with_x(flux_tensor { data: null_mut(), ..tx }), operand, "x: the pointer is null");
     refused(with_x(flux_tensor { data: tx.data.wrapping_byte_add(2), ..tx }), operand, "is not a multiple of 16 bytes");
     refused(with_x(flux_tensor { row_stride: 36, ..tx }), operand, "row stride 36 is not a multiple of 8");

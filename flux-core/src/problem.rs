@@ -100,7 +100,7 @@ pub enum ProblemError {
         name: &'static str,
     },
     /// An extent is beyond [`MAX_EXTENT`].
-    #[error("{name} = {value} is above the limit {MAX_EXTENT}")]
+    #[error("{name} = {value} is above the limit {MAX_EXTENT}: split the {}", if *name == "m" { "rows over several calls" } else { "layer over several ops" })]
     TooLarge {
         /// `m`, `n` or `k`.
         name: &'static str,
@@ -445,5 +445,8 @@ mod tests {
         let small = "is too small for 3 ranks of at least 8 each: pad";
         assert_eq!(error(OpKind::AllGatherGemm, [3, 16, 8]), format!("n = 16 {small} n with zeros to 24"));
         assert_eq!(error(OpKind::GemmAllReduce, [3, 8, 8]), format!("k = 8 {small} k with zeros to 24"));
+        let large = "= 16777224 is above the limit 16777216: split the";
+        assert_eq!(error(OpKind::AllGatherGemm, [16_777_224, 24, 8]), format!("m {large} rows over several calls"));
+        assert_eq!(error(OpKind::AllGatherGemm, [3, 16_777_224, 8]), format!("n {large} layer over several ops"));
     }
 }

@@ -24,8 +24,8 @@ pub enum BuildError {
     /// The plan does not suit the shape.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// No plan is legal for the shape.
-    #[error("no kernel tile suits {problem}: name a plan with .plan(...)")]
+    /// No plan is legal for the shape. Every generation has tiles for every op, so this is a defect.
+    #[error("no kernel tile suits {problem}, which is a defect of flux: report it with this message")]
     NoPlan {
         /// The shape.
         problem: Problem,
@@ -66,7 +66,7 @@ pub enum BuildError {
         place: Location,
     },
     /// A call needs a kernel that the build has not loaded.
-    #[error("the kernel {kernel} was not loaded when the op was built")]
+    #[error("the kernel {kernel} was not loaded when the op was built, which is a defect of flux: report it, with op.explain()")]
     NotLoaded {
         /// The kernel.
         kernel: String,
@@ -92,7 +92,7 @@ pub enum BuildError {
         multiple: u32,
     },
     /// The gates of a rank are not whole 16-byte rows of `y`.
-    #[error("w has {rows} rows of gates and ups per rank, which is not a multiple of {multiple}: pad n to {padded}")]
+    #[error("the weight has {rows} rows of gates and ups per rank, which is not a multiple of {multiple}: pad n to {padded}")]
     GatedRows {
         /// Gates and ups of one rank.
         rows: u32,
@@ -102,11 +102,11 @@ pub enum BuildError {
         padded: u32,
     },
     /// The op's kind does not have the option.
-    #[error("{op} has no {option}: {}", if matches!(*option, "activation" | "gates") { "only ag_gemm has one" } else { "gemm_rs and gemm_ar have one" })]
+    #[error("{op} has no {option}: {}", ops_with(option))]
     Option {
         /// The op.
         op: OpKind,
-        /// `residual`, `rms_norm`, `activation` or `gates`.
+        /// `residual`, `rms_norm`, `partials`, `activation` or `gates`.
         option: &'static str,
     },
     /// Calls need more workspace than the caller allows.
@@ -218,6 +218,16 @@ const fn hint(source: &TransportError) -> &'static str {
     }
 }
 
+/// The ops that have an option.
+fn ops_with(option: &str) -> &'static str {
+    match option {
+        "activation" => "only ag_gemm has one",
+        "gates" => "only ag_gemm has them",
+        "partials" => "only gemm_rs and gemm_ar send partial sums",
+        _ => "only gemm_rs and gemm_ar have one",
+    }
+}
+
 /// What each group of ranks asked for, ordered by rank.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Requests(pub Vec<(Vec<Rank>, String)>);
@@ -244,8 +254,8 @@ impl std::fmt::Display for Requests {
 pub enum CallError {
     /// An operand has another shape than the op, or rows of another `m` than the others.
     #[error(
-        "{operand} is [{}, {}], but {op} with m = {m} takes [{}, {}] on rank {rank} of {world}: all operands have the rows of one m",
-        found.rows, found.cols, expected.rows, expected.cols
+        "{operand} is [{}, {}], but {op} with m = {m} takes [{}, {}] on rank {rank} of {world}: {}",
+        found.rows, found.cols, expected.rows, expected.cols, shape_remedy(operand, *op, *expected, *found)
     )]
     Shape {
         /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
@@ -387,14 +397,24 @@ pub enum CallError {
     Fault(Box<Failure>),
 }
 
-/// What the memory of an output may be.
-fn remedy(output: &str, other: &str) -> &'static str {
-    match (output, other) {
-        ("y", "residual") => "y needs memory of its own, or is the residual itself with the same rows",
-        ("y", _) => "y needs memory of its own",
-        ("x_full", _) => "x_full needs memory of its own",
-        _ => "y_norm needs memory of its own",
+/// What an operand of another shape should have.
+fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> String {
+    match operand {
+        "w" => {
+            let part = if op.reduces() { "inner" } else { "columns" };
+            format!("give this rank's part of the weight, as op.{part}(rank) says")
+        }
+        "bias" | "gain" => format!("give one row of {} values", expected.cols),
+        _ if found.rows != expected.rows as usize => "all operands have the rows of one m".to_owned(),
+        _ => format!("give {} columns", expected.cols),
     }
+}
+
+/// What the memory of an output may be.
+fn remedy(output: &str, other: &str) -> String {
+    // The normalised rows are no residual.
+    let or = if other == "residual" && output != "y_norm" { ", or is the residual itself with the same rows" } else { "" };
+    format!("{output} needs memory of its own{or}")
 }
 
 /// The option that brings an operand.
@@ -413,5 +433,33 @@ mod tests {
         assert!(late.starts_with("while building ag_gemm 8x8x8: building an op: the deadline passed while waiting for rank 1; "), "{late}");
         assert!(late.contains("spawn_blocking"), "{late}");
         assert!(!building(ControlError::PeerLost { rank: Rank::new(1) }).contains("spawn_blocking"));
+    }
+
+    #[test]
+    fn a_wrong_shape_is_told_what_differs() {
+        let told = |operand, op, [rows, cols]: [u32; 2], found: [usize; 2]| {
+            let (expected, found) = (Shape { rows, cols }, Layout::dense(found[0], found[1]));
+            CallError::Shape { operand, op, m: 8, rank: Rank::new(0), world: WorldSize::new(2).unwrap(), expected, found }.to_string()
+        };
+        let (gathers, sums) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
+        let text = "x is [4, 60], but ag_gemm with m = 8 takes [4, 64] on rank 0 of 2: give 64 columns";
+        assert_eq!(told("x", gathers, [4, 64], [4, 60]), text);
+        assert!(told("x", gathers, [4, 64], [8, 60]).ends_with(": all operands have the rows of one m"));
+        assert!(told("y", sums, [4, 64], [8, 64]).ends_with(": all operands have the rows of one m"));
+        assert!(told("w", gathers, [16, 64], [32, 64]).ends_with(": give this rank's part of the weight, as op.columns(rank) says"));
+        assert!(told("w", sums, [16, 32], [16, 64]).ends_with(": give this rank's part of the weight, as op.inner(rank) says"));
+        for found in [[16, 1], [1, 32], [8, 16]] {
+            assert!(told("bias", gathers, [1, 16], found).ends_with(": give one row of 16 values"));
+        }
+    }
+
+    #[test]
+    fn an_option_names_the_ops_that_have_it() {
+        let said = |op, option| BuildError::Option { op, option }.to_string();
+        let texts = ["residual", "partials"].map(|option| said(OpKind::AllGatherGemm, option));
+        assert_eq!(texts[0], "ag_gemm has no residual: only gemm_rs and gemm_ar have one");
+        assert_eq!(texts[1], "ag_gemm has no partials: only gemm_rs and gemm_ar send partial sums");
+        let texts = ["activation", "gates"].map(|option| said(OpKind::GemmAllReduce, option));
+        assert_eq!(texts, ["gemm_ar has no activation: only ag_gemm has one", "gemm_ar has no gates: only ag_gemm has them"]);
     }
 }

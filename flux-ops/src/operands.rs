@@ -201,9 +201,7 @@ mod tests {
         );
         // The whole op's columns, a column vector, a bias for each row.
         for (rows, cols) in [(1, 32), (16, 1), (8, 16)] {
-            let text = format!(
-                "bias is [{rows}, {cols}], but ag_gemm with m = 8 takes [1, 16] on rank 1 of 2: all operands have the rows of one m"
-            );
+            let text = format!("bias is [{rows}, {cols}], but ag_gemm with m = 8 takes [1, 16] on rank 1 of 2: give one row of 16 values");
             assert_eq!(refused(bias(rows, cols)), text);
         }
         let elsewhere = View { location: Location::Cuda(0), ..view(0x5000, 1, 16) };

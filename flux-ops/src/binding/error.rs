@@ -1,10 +1,12 @@
 //! Errors by what a caller can do about them.
 //!
-//! Invariant: the message is that of the Rust error, and the ranks are those at fault, where the
-//! error names them.
+//! Invariant: the message is that of the Rust error, less what only Rust has. The ranks are those at
+//! fault, where the error names them.
 
 use crate::{BuildError, CallError};
+use flux_kernels::cpu::ExecuteError;
 use flux_transport::{ConnectError, ControlError, Failure, Fault, Rank, TransportError, WorldError};
+use std::fmt::Display;
 
 /// What kind of error it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,7 +15,7 @@ pub enum Class {
     Operand,
     /// The ranks did not become a communicator.
     Connect,
-    /// An op could not be built.
+    /// An op, or the program of a call, could not be built.
     Build,
     /// The ranks build or call different ops.
     Disagreed,
@@ -63,9 +65,15 @@ impl Error {
     }
 }
 
+/// What an error says. Every binding calls the deadline of [`Options`](flux_transport::Options) the
+/// timeout.
+fn said(error: &impl Display) -> String {
+    error.to_string().replace("the deadline (Options::deadline) passed", "the timeout passed")
+}
+
 impl From<&Fault> for Error {
     fn from(fault: &Fault) -> Self {
-        let message = fault.to_string();
+        let message = said(fault);
         match fault {
             Fault::Timeout { late, .. } => Self::of_ranks(Class::Timeout, message, late.iter().copied()),
             Fault::Disagreed { peer, .. } => Self::of_ranks(Class::Disagreed, message, [*peer]),
@@ -79,7 +87,7 @@ impl From<&Fault> for Error {
 
 impl From<&Failure> for Error {
     fn from(failure: &Failure) -> Self {
-        Self::from(&failure.fault).within(failure.to_string())
+        Self::from(&failure.fault).within(said(failure))
     }
 }
 
@@ -98,7 +106,7 @@ impl From<&ControlError> for Error {
 
 impl From<&TransportError> for Error {
     fn from(error: &TransportError) -> Self {
-        let message = error.to_string();
+        let message = said(error);
         match error {
             TransportError::Broken { fault } => Self::from(fault).within(message),
             TransportError::Control(error) => error.into(),
@@ -117,29 +125,82 @@ impl From<TransportError> for Error {
 
 impl From<BuildError> for Error {
     fn from(error: BuildError) -> Self {
-        let message = error.to_string();
+        let message = said(&error);
         match &error {
             BuildError::Problem(_)
+            | BuildError::SumOrder { .. }
+            | BuildError::SequentialPartials { .. }
+            | BuildError::Workers { .. }
+            | BuildError::SmMargin { .. }
             | BuildError::Epsilon { .. }
             | BuildError::Option { .. }
             | BuildError::GatedRows { .. }
             | BuildError::GatedWeights { .. }
-            | BuildError::GatedTile { .. } => Self::operand(message),
+            | BuildError::GatedTile { .. }
+            | BuildError::Trace { .. } => Self::operand(message),
             BuildError::Disagreement { .. } => Self::new(Class::Disagreed, message),
             BuildError::Peer { rank, .. } => Self::of_ranks(Class::Build, message, [*rank]),
-            BuildError::Transport { source, .. } => Self::from(source).within(message),
-            _ => Self::new(Class::Build, message),
+            // Without the hint for asynchronous tasks, which only Rust has.
+            BuildError::Transport { op, source } => Self::from(source).within(format!("while building {op}: {}", said(source))),
+            BuildError::Schedule(_)
+            | BuildError::NoPlan { .. }
+            | BuildError::NoInvariantPlan { .. }
+            | BuildError::NotLoaded { .. }
+            | BuildError::Workspace { .. }
+            | BuildError::ProgramMemory { .. }
+            | BuildError::NoCollectives { .. }
+            | BuildError::NoMessages { .. }
+            | BuildError::NoKernel(_)
+            | BuildError::Compute(_)
+            | BuildError::Compile(_)
+            | BuildError::Load(_)
+            | BuildError::Device(_)
+            | BuildError::Execute(_) => Self::new(Class::Build, message),
         }
     }
 }
 
 impl From<CallError> for Error {
     fn from(error: CallError) -> Self {
-        match &error {
+        let message = said(&error);
+        match error {
+            CallError::Shape { .. }
+            | CallError::View { .. }
+            | CallError::TooManyRows { .. }
+            | CallError::Problem(_)
+            | CallError::NotPrepared { .. }
+            | CallError::NotGiven { .. }
+            | CallError::Unwanted { .. }
+            | CallError::NotGathered { .. }
+            | CallError::Location { .. }
+            | CallError::Overlap { .. }
+            | CallError::ViewStream { .. }
+            | CallError::Captured
+            | CallError::NotDeviceMemory { .. } => Self::operand(message),
+            CallError::Program { source, .. } => Self::from(*source).within(message),
             CallError::Transport(error) => error.into(),
-            CallError::Fault(failure) => Self::from(&**failure),
-            CallError::Launch(_) => Self::new(Class::Other, error.to_string()),
-            _ => Self::operand(error.to_string()),
+            CallError::Launch(_) => Self::new(Class::Other, message),
+            CallError::Execute(error) => Self::from(&error),
+            CallError::Fault(failure) => Self::from(&*failure),
+        }
+    }
+}
+
+impl From<&ExecuteError> for Error {
+    fn from(error: &ExecuteError) -> Self {
+        let message = said(error);
+        match error {
+            ExecuteError::DType { .. }
+            | ExecuteError::Operand { .. }
+            | ExecuteError::Activation { .. }
+            | ExecuteError::Gates { .. }
+            | ExecuteError::Residual { .. } => Self::operand(message),
+            ExecuteError::Timeout { peer, .. } => Self::of_ranks(Class::Timeout, message, [Rank::new(*peer)]),
+            // The error names the rank that waited, not the one that aborted.
+            ExecuteError::Aborted { abort, .. } => Self { reason: Some(*abort), ..Self::new(Class::Aborted, message) },
+            ExecuteError::Disagreed { peer, .. } => Self::of_ranks(Class::Disagreed, message, [Rank::new(*peer)]),
+            // Memory, a defect of a program, or an earlier failure without a record.
+            _ => Self::new(Class::Other, message),
         }
     }
 }
@@ -158,5 +219,125 @@ impl From<ConnectError> for Error {
 impl From<WorldError> for Error {
     fn from(error: WorldError) -> Self {
         Self::new(Class::Connect, error.to_string())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::Location;
+    use flux_core::{DType, OpKind, Problem, ProblemError, TileShape, WorldSize};
+    use flux_kernels::cuda::LaunchError;
+    use flux_kernels::{NoSuchTile, WeightLayout};
+    use flux_transport::TransportKind;
+    use flux_transport::internal::cuda::CudaError;
+
+    const ONE: Rank = Rank::new(1);
+
+    fn problem() -> Problem {
+        Problem::new(OpKind::GemmReduceScatter, 8, 16, 16, DType::Bf16, WorldSize::new(2).unwrap()).unwrap()
+    }
+
+    fn refused() -> LaunchError {
+        LaunchError::Driver { call: "cuLaunchKernelEx", code: 700, name: "illegal address".to_owned() }
+    }
+
+    fn of_transport(source: TransportError) -> BuildError {
+        BuildError::Transport { op: "gemm_rs 8x16x16".to_owned(), source }
+    }
+
+    fn late() -> TransportError {
+        ControlError::Timeout { step: "building an op", missing: vec![ONE] }.into()
+    }
+
+    fn no_memory() -> ExecuteError {
+        ExecuteError::OutOfMemory { what: "partial sums", bytes: 64 }
+    }
+
+    fn waited(abort: Option<u32>) -> ExecuteError {
+        let (rank, peer, wait, signal, epoch) = (0, 1, 0, 0, 1);
+        match abort {
+            Some(abort) => ExecuteError::Aborted { rank, peer, wait, signal, abort, epoch },
+            None => ExecuteError::Timeout { rank, peer, wait, signal, expected: 1, seen: 0, epoch },
+        }
+    }
+
+    fn assert_class(error: impl Into<Error>, class: Class, ranks: &[Rank]) {
+        let error = error.into();
+        assert_eq!((error.class, &*error.ranks), (class, ranks), "{}", error.message);
+    }
+
+    #[test]
+    fn each_error_of_a_build_has_its_class() {
+        let (plan, dtype) = ("tile=128x128x64".parse().unwrap(), DType::Bf16);
+        let order = crate::SumOrder::PartsOfK;
+        let lost = ControlError::PeerLost { rank: ONE };
+        let tile = NoSuchTile { tile: TileShape::new(1, 1, 1), generation: flux_core::tile::Generation::Portable };
+        let table = [
+            (BuildError::Problem(ProblemError::Zero { name: "n" }), Class::Operand),
+            (BuildError::SumOrder { plan, order }, Class::Operand),
+            (BuildError::SequentialPartials { dtype }, Class::Operand),
+            (BuildError::Workers { value: 0, max: 132, place: Location::Host }, Class::Operand),
+            (BuildError::SmMargin { value: 132, sms: 132 }, Class::Operand),
+            (BuildError::Epsilon { value: -1.0 }, Class::Operand),
+            (BuildError::Option { op: OpKind::AllGatherGemm, option: "residual" }, Class::Operand),
+            (BuildError::GatedWeights { weights: WeightLayout::Kn }, Class::Operand),
+            (BuildError::Trace { place: Location::Host }, Class::Operand),
+            (BuildError::NoInvariantPlan { problem: problem(), transport: TransportKind::Nccl }, Class::Build),
+            (BuildError::Workspace { needed: 2, limit: 1 }, Class::Build),
+            (BuildError::NoKernel(tile), Class::Build),
+            (BuildError::Load(refused()), Class::Build),
+            (BuildError::Execute(no_memory()), Class::Build),
+            (BuildError::Disagreement { requests: crate::Requests(Vec::new()) }, Class::Disagreed),
+        ];
+        for (error, class) in table {
+            assert_class(error, class, &[]);
+        }
+        assert_class(BuildError::Peer { rank: ONE, reason: String::new() }, Class::Build, &[ONE]);
+        assert_class(of_transport(late()), Class::Timeout, &[ONE]);
+        assert_class(of_transport(lost.into()), Class::PeerLost, &[ONE]);
+    }
+
+    #[test]
+    fn each_error_of_a_call_has_its_class() {
+        let program = |source| CallError::Program { m: 8, source: Box::new(source) };
+        let device = CudaError::Call { call: "cuMemcpy", code: 700, name: "illegal address".to_owned() };
+        let memory = || TransportError::OutOfMemory { what: "workspace", bytes: 64 };
+        let table = [
+            (CallError::TooManyRows { m: 9, max_m: 8 }, Class::Operand),
+            (CallError::NotPrepared { m: 8 }, Class::Operand),
+            (CallError::Captured, Class::Operand),
+            (CallError::Launch(refused()), Class::Other),
+            (CallError::Transport(memory()), Class::Other),
+            (CallError::Execute(no_memory()), Class::Other),
+            (CallError::Execute(ExecuteError::Residual { op: OpKind::AllGatherGemm }), Class::Operand),
+            (CallError::Execute(ExecuteError::Poisoned { rank: 0 }), Class::Other),
+            (CallError::Execute(waited(Some(7))), Class::Aborted),
+            (program(BuildError::ProgramMemory { problem: problem(), bytes: 2, limit: 1, pinned: 0 }), Class::Build),
+            (program(BuildError::Load(refused())), Class::Build),
+            (program(BuildError::Device(device)), Class::Build),
+            (program(of_transport(memory())), Class::Other),
+        ];
+        for (error, class) in table {
+            assert_class(error, class, &[]);
+        }
+        assert_class(CallError::Execute(waited(None)), Class::Timeout, &[ONE]);
+        assert_class(CallError::Execute(ExecuteError::Disagreed { rank: 0, peer: 1, epoch: 1 }), Class::Disagreed, &[ONE]);
+        assert_class(program(of_transport(late())), Class::Timeout, &[ONE]);
+        assert_eq!(Error::from(CallError::Execute(waited(Some(7)))).reason, Some(7));
+        let said = Error::from(program(BuildError::Load(refused()))).message;
+        assert!(said.starts_with("a call with m = 8 has no program: the kernel could not be prepared"), "{said}");
+    }
+
+    #[test]
+    fn other_languages_hear_nothing_of_asynchronous_tasks() {
+        let error = Error::from(of_transport(late()));
+        assert_eq!(error.message, "while building gemm_rs 8x16x16: building an op: the deadline passed while waiting for rank 1");
+    }
+
+    #[test]
+    fn other_languages_hear_of_their_timeout() {
+        let text = "signal 7 did not come: the deadline (Options::deadline) passed (expected 9, saw 8)";
+        assert_eq!(said(&text), "signal 7 did not come: the timeout passed (expected 9, saw 8)");
     }
 }

@@ -19,7 +19,7 @@ pub enum ConnectError {
     #[error(transparent)]
     Transport(TransportError),
     /// The ranks ask for different things.
-    #[error("the ranks disagree about the {what}: {values}")]
+    #[error("the ranks disagree about the {what}, which must be the same on every rank: {values}")]
     Disagreement { what: &'static str, values: String },
     /// A peer cannot connect.
     #[error("rank {rank} cannot connect: {reason}")]

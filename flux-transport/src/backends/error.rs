@@ -32,13 +32,13 @@ pub enum TransportError {
     #[error(transparent)]
     Control(#[from] ControlError),
     /// The ranks ask for different things.
-    #[error("the ranks disagree about the {what}: {values}")]
+    #[error("the ranks disagree about the {what}; make the same calls on every rank: {values}")]
     Disagreement { what: &'static str, values: String },
     /// A peer could not do its part, so nobody did.
     #[error("rank {rank} failed: {reason}")]
     PeerFailed { rank: Rank, reason: String },
     /// There is not so much memory.
-    #[error("{bytes} bytes of {what} cannot be had")]
+    #[error("{bytes} bytes of {what} cannot be had: free memory, or build ops with a smaller max_m")]
     OutOfMemory { what: &'static str, bytes: u64 },
     /// The stream is of another device than the communicator.
     #[error("the call was given {}, and the communicator computes on {device}: give it {}", given(*stream), to_give(device))]
@@ -66,7 +66,7 @@ pub enum TransportError {
     #[error(transparent)]
     Nccl(#[from] NcclError),
     /// Earlier calls did not finish in time.
-    #[error("earlier calls did not finish within the deadline")]
+    #[error("earlier calls did not finish in time: a kernel or a stream hangs, so end the process")]
     NotDrained,
     /// The driver refused a call.
     #[error(transparent)]
