@@ -13,8 +13,7 @@ mod llama;
 
 use device::{Device, Memory};
 use flux_ops::{AllGatherGemm, EpilogueArgs, GemmAllReduce};
-use flux_transport::internal::cuda;
-use flux_transport::{Communicator, Options, Select, World, WorldError};
+use flux_transport::{Communicator, Options, Select, World, WorldError, device_count};
 use half::bf16;
 use llama::{Cache, EPS, HEAD, HIDDEN, INNER, attention, layer, matrix, normalised, swiglu};
 use std::{error::Error, process::ExitCode, thread};
@@ -39,7 +38,7 @@ fn main() -> ExitCode {
 fn ranks() -> Result<()> {
     let worlds = match World::from_env() {
         Ok(world) => vec![world], // one process of many: torchrun, `flux-bench launch`
-        Err(WorldError::NoLauncher) => World::local(cuda::device_count().unwrap_or(4))?, // a GPU each, or on the host
+        Err(WorldError::NoLauncher) => World::local(device_count().unwrap_or(4))?, // a GPU each, or on the host
         Err(error) => return Err(error.into()),
     };
     thread::scope(|scope| {

@@ -9,8 +9,7 @@ mod device;
 
 use device::Device;
 use flux_ops::{Activation, AllGatherGemm, DType, EpilogueArgs, GemmReduceScatter};
-use flux_transport::internal::cuda;
-use flux_transport::{Communicator, Select, World, WorldError};
+use flux_transport::{Communicator, Select, World, WorldError, device_count};
 use half::bf16;
 use std::{cmp::Ordering, error::Error, process::ExitCode, thread};
 
@@ -30,7 +29,7 @@ fn main() -> ExitCode {
 fn ranks() -> Result<(), Box<dyn Error + Send + Sync>> {
     let worlds = match World::from_env() {
         Ok(world) => vec![world], // one process of many: torchrun, `flux-bench launch`
-        Err(WorldError::NoLauncher) => World::local(cuda::device_count().unwrap_or(4))?, // a GPU each, or on the host
+        Err(WorldError::NoLauncher) => World::local(device_count().unwrap_or(4))?, // a GPU each, or on the host
         Err(error) => return Err(error.into()),
     };
     thread::scope(|scope| {

@@ -8,6 +8,42 @@
 //! `examples/tp_mlp.rs` shows the first two, `examples/decode.rs` the third, and
 //! `examples/survive.rs` a service that goes on when a rank is lost.
 //!
+//! An engine on GPUs calls an op where it called a matmul and an all-reduce. It is one process a
+//! GPU, under torchrun, srun, mpirun or `flux-bench launch`:
+//!
+//! ```no_run
+//! use cudarc::driver::{CudaContext, DriverError};
+//! use flux_ops::{GemmAllReduce, TensorMut, TensorRef, bf16};
+//! use flux_transport::{Communicator, Select, World};
+//!
+//! fn main() -> Result<(), Box<dyn std::error::Error + Send + Sync>> {
+//!     flux_transport::probe::serve(); // first: a probe of peer access is this program again
+//!     let comm = Communicator::connect_blocking(&World::from_env()?, Select::Auto)?;
+//!     let ordinal = comm.device().ordinal().ok_or("the ranks have no GPUs")?;
+//!     let stream = CudaContext::new(ordinal as usize)?.new_stream()?;
+//!
+//!     // An op holds no weights: one serves the layers of this n and k, for up to 8192 rows a call.
+//!     let (n, k) = (8192, 28672);
+//!     let op = GemmAllReduce::<bf16>::builder(8192, n, k).build(&comm)?;
+//!     let inner = op.inner(comm.rank()); // this rank's columns of the global x [m, k] and w [n, k]
+//!     let weight = |_layer| stream.alloc_zeros::<bf16>(n * inner.len());
+//!     let weights = (0..80).map(weight).collect::<Result<Vec<_>, DriverError>>()?;
+//!
+//!     let m = 300; // another in every step
+//!     let x = stream.alloc_zeros::<bf16>(m * inner.len())?;
+//!     let mut y = stream.alloc_zeros::<bf16>(m * n)?;
+//!     for w in &weights {
+//!         let x = TensorRef::cuda(&x, (m, inner.len()), &stream)?;
+//!         let w = TensorRef::cuda(w, (n, inner.len()), &stream)?;
+//!         let mut y = TensorMut::cuda(&mut y, (m, n), &stream)?;
+//!         op.forward(&x, &w, &mut y, &stream)?; // returns at once
+//!     }
+//!     stream.synchronize()?;
+//!     comm.status()?; // y is valid, the same on every rank
+//!     Ok(())
+//! }
+//! ```
+//!
 //! A [`Plan`] says how an op is executed. Without one in the [`Builder`], a plan table or the cost
 //! model chooses:
 //!

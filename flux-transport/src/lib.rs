@@ -44,7 +44,7 @@ pub use bootstrap::{
     FLUX_WORLD_SIZE, Secret,
 };
 pub use comm::{Call, CallRecord, CallState, Communicator, CommunicatorMemory, Doing, Failure, Label, RankReport, Rebuild};
-pub use cuda::{CudaError, Device, DeviceInfo, DeviceUuid, ParseUuidError, Stream};
+pub use cuda::{CudaError, Device, DeviceInfo, DeviceUuid, ParseUuidError, Stream, device_count};
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::signal::Epoch;
 pub use flux_core::{Nodes, Rank, WorldSize};

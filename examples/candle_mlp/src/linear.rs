@@ -1,44 +1,73 @@
-//! flux's ops as candle's: `y = forward(x, w)`, each a matrix of bf16.
+//! flux's ops as candle's: `y = forward(x, w, m)`, of matrices of bf16.
 
-use candle_core::{CpuStorage, CustomOp2, Error, Layout, Result, Shape};
-use flux_ops::{AllGatherGemm, CallError, GemmReduceScatter, TensorMut, TensorRef, bf16};
+use candle_core::{CpuStorage, CustomOp2, Error, Layout, Result, Shape, Tensor};
+use flux_ops::{AllGatherGemm, CallError, GemmAllReduce, GemmReduceScatter, Rank, TensorMut, TensorRef, bf16};
 use flux_transport::{Communicator, Stream};
 
-/// One rank's part of a linear layer, `x w^T`, for the `m` that its op is built for.
+/// One rank's part of linear layers, `x w^T`. It holds no weights: one serves every layer of its
+/// op's `n` and `k`, with any number of rows up to the op's `max_m`.
 pub struct Linear {
     op: Op,
-    /// Extents of this rank's output.
-    output: (usize, usize),
+    rank: Rank,
 }
 
 enum Op {
     Column(AllGatherGemm<bf16>),
     Row(GemmReduceScatter<bf16>),
+    AllReduce(GemmAllReduce<bf16>),
 }
 
 impl Linear {
     /// Output features are split: takes this rank's rows of the input, and returns all rows.
-    pub fn column(op: AllGatherGemm<bf16>, comm: &Communicator) -> Result<Self> {
-        let y = op.problem(op.max_m()).map_err(Error::wrap)?.y_shape(comm.rank());
-        Ok(Self { op: Op::Column(op), output: (y.rows as usize, y.cols as usize) })
+    pub fn column(op: AllGatherGemm<bf16>, comm: &Communicator) -> Self {
+        Self { op: Op::Column(op), rank: comm.rank() }
     }
 
     /// Input features are split: takes all rows, and returns this rank's rows of the sum.
-    pub fn row(op: GemmReduceScatter<bf16>, comm: &Communicator) -> Result<Self> {
-        let y = op.problem(op.max_m()).map_err(Error::wrap)?.y_shape(comm.rank());
-        Ok(Self { op: Op::Row(op), output: (y.rows as usize, y.cols as usize) })
+    pub fn row(op: GemmReduceScatter<bf16>, comm: &Communicator) -> Self {
+        Self { op: Op::Row(op), rank: comm.rank() }
     }
 
-    fn forward(
+    /// Input features are split: takes all rows, and returns all rows of the sum.
+    pub fn all_reduce(op: GemmAllReduce<bf16>, comm: &Communicator) -> Self {
+        Self { op: Op::AllReduce(op), rank: comm.rank() }
+    }
+
+    /// This rank's `y` of `x` and `w`. `m` is the number of rows of all ranks together, which a
+    /// rank's own rows do not tell where the ranks do not divide it.
+    pub fn forward(&self, x: &Tensor, w: &Tensor, m: usize) -> Result<Tensor> {
+        x.apply_op2_no_bwd(w, &Call { linear: self, m })
+    }
+}
+
+/// One call of a layer, with `m` rows of all ranks together.
+struct Call<'a> {
+    linear: &'a Linear,
+    m: usize,
+}
+
+impl Call<'_> {
+    /// Rows and columns of this rank's output.
+    fn output(&self) -> Result<(usize, usize)> {
+        let (Linear { op, rank }, m) = (self.linear, self.m);
+        match op {
+            Op::Column(op) => Ok((m, op.columns(*rank).len())),
+            Op::Row(op) => Ok((op.rows(m, *rank).map_err(Error::wrap)?.len(), op.columns(*rank).len())),
+            Op::AllReduce(op) => Ok((m, op.columns(*rank).len())),
+        }
+    }
+
+    fn run(
         &self,
         x: &TensorRef<'_, bf16>,
         w: &TensorRef<'_, bf16>,
         y: &mut TensorMut<'_, bf16>,
         stream: Stream<'_>,
     ) -> std::result::Result<(), CallError> {
-        match &self.op {
+        match &self.linear.op {
             Op::Column(op) => op.forward(x, w, y, stream),
             Op::Row(op) => op.forward(x, w, y, stream),
+            Op::AllReduce(op) => op.forward(x, w, y, stream),
         }
     }
 }
@@ -52,11 +81,12 @@ fn matrix(layout: &Layout) -> Result<(usize, flux_ops::Layout)> {
     }
 }
 
-impl CustomOp2 for Linear {
+impl CustomOp2 for Call<'_> {
     fn name(&self) -> &'static str {
-        match self.op {
+        match self.linear.op {
             Op::Column(_) => "all-gather-gemm",
             Op::Row(_) => "gemm-reduce-scatter",
+            Op::AllReduce(_) => "gemm-all-reduce",
         }
     }
 
@@ -64,12 +94,13 @@ impl CustomOp2 for Linear {
         let ((x_start, x_layout), (w_start, w_layout)) = (matrix(x_layout)?, matrix(w_layout)?);
         let x = TensorRef::host(&x.as_slice::<bf16>()?[x_start..], x_layout).map_err(Error::wrap)?;
         let w = TensorRef::host(&w.as_slice::<bf16>()?[w_start..], w_layout).map_err(Error::wrap)?;
-        let mut memory = vec![bf16::ZERO; self.output.0 * self.output.1];
+        let output = self.output()?;
+        let mut memory = vec![bf16::ZERO; output.0 * output.1];
         {
-            let mut y = TensorMut::host(&mut memory, self.output).map_err(Error::wrap)?;
-            self.forward(&x, &w, &mut y, Stream::Host).map_err(Error::wrap)?;
+            let mut y = TensorMut::host(&mut memory, output).map_err(Error::wrap)?;
+            self.run(&x, &w, &mut y, Stream::Host).map_err(Error::wrap)?;
         }
-        Ok((CpuStorage::BF16(memory), self.output.into()))
+        Ok((CpuStorage::BF16(memory), output.into()))
     }
 
     #[cfg(feature = "cuda")]
@@ -86,13 +117,14 @@ impl CustomOp2 for Linear {
         let stream = device.cuda_stream();
         let ((x_start, x_layout), (w_start, w_layout)) = (matrix(x_layout)?, matrix(w_layout)?);
         let (x, w) = (x.as_cuda_slice::<bf16>()?.slice(x_start..), w.as_cuda_slice::<bf16>()?.slice(w_start..));
-        let mut memory = device.alloc_zeros::<bf16>(self.output.0 * self.output.1)?;
+        let output = self.output()?;
+        let mut memory = device.alloc_zeros::<bf16>(output.0 * output.1)?;
         {
             let x = TensorRef::cuda(&x, x_layout, &stream).map_err(Error::wrap)?;
             let w = TensorRef::cuda(&w, w_layout, &stream).map_err(Error::wrap)?;
-            let mut y = TensorMut::cuda(&mut memory, self.output, &stream).map_err(Error::wrap)?;
-            self.forward(&x, &w, &mut y, Stream::from(&stream)).map_err(Error::wrap)?;
+            let mut y = TensorMut::cuda(&mut memory, output, &stream).map_err(Error::wrap)?;
+            self.run(&x, &w, &mut y, Stream::from(&stream)).map_err(Error::wrap)?;
         }
-        Ok((candle_core::CudaStorage::wrap_cuda_slice(memory, device), self.output.into()))
+        Ok((candle_core::CudaStorage::wrap_cuda_slice(memory, device), output.into()))
     }
 }

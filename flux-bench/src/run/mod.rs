@@ -33,7 +33,7 @@ const SPARE: usize = 8 << 20;
 /// Arguments of `flux-bench run`.
 #[derive(Debug, clap::Args)]
 pub struct Args {
-    /// ag-gemm or gemm-rs
+    /// ag_gemm, gemm_rs or gemm_ar, without residual, norm, gates and fp32 partial sums
     #[arg(value_parser = crate::shapes::parse_op)]
     pub op: OpKind,
     /// Ranks, as threads of this process
@@ -42,7 +42,7 @@ pub struct Args {
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
     pub transport: Select,
-    /// Applied to `y` before it is rounded (ag-gemm)
+    /// Applied to `y` before it is rounded (ag_gemm)
     #[arg(long, default_value = "none", value_parser = activations())]
     pub activation: Activation,
     /// Make the bits of a row independent of the rows beside it

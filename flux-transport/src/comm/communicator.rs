@@ -203,10 +203,12 @@ impl Communicator {
         self.exchange_at(Step::Exchange, payload)
     }
 
-    /// As [`exchange`](Self::exchange), at a step of its own that errors name.
+    /// As [`exchange`](Self::exchange), at a step of its own that errors name. No part of the API: for
+    /// the other crates of this workspace.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange).
+    #[doc(hidden)]
     pub fn exchange_at(&self, step: Step, payload: &[u8]) -> Result<Vec<Vec<u8>>, TransportError> {
         Ok(self.inner.world.steps().exchange_at(step, payload, self.until())?)
     }

@@ -23,6 +23,11 @@ impl Communicator {
     ///
     /// Threads of a rank connect one after another, in one order on all ranks.
     ///
+    /// Between GPUs [`Select::Auto`] proves peer access first. Call
+    /// [`probe::serve`](crate::probe::serve) first in `main`, or put the program `flux-probe` beside
+    /// this one. The proof then runs in a process of its own, and a driver that crashes or hangs there
+    /// ends no rank. Without either a thread of this process proves it.
+    ///
     /// # Cancellation
     /// Dropping the future does not stop its thread, which connects and drops the communicator.
     ///

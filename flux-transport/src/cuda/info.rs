@@ -98,7 +98,18 @@ pub fn driver_version() -> Result<u32, CudaError> {
     Ok(version.unsigned_abs())
 }
 
-/// Devices that this process sees.
+/// The number of CUDA devices that this process sees, at least 1; `CUDA_VISIBLE_DEVICES` may hide
+/// some. Makes no context.
+///
+/// ```
+/// // A rank for each GPU, or four on the host.
+/// let ranks = flux_transport::device_count().unwrap_or(4);
+/// assert!(ranks > 0);
+/// ```
+///
+/// # Errors
+/// [`CudaError::Unavailable`] without a driver or a device, and [`CudaError::Call`] if the driver
+/// refuses to count.
 pub fn device_count() -> Result<u32, CudaError> {
     let driver = driver()?;
     let mut count = 0;

@@ -166,7 +166,9 @@ impl World {
         self.control().hosts()
     }
 
-    /// This rank's end of the control plane.
+    /// This rank's end of the control plane. No part of the API: for the other crates of this
+    /// workspace.
+    #[doc(hidden)]
     pub fn control(&self) -> &dyn ControlPlane {
         self.membership.control()
     }
