@@ -33,11 +33,12 @@ pub(crate) fn same_request(comm: &Communicator, op: &str, request: &str, own: Op
     Ok(plans.first().and_then(|plans| Buckets::from_bytes(plans)))
 }
 
-/// The number by which ranks compare the ops of their calls: not 0, and the same for equal requests.
+/// The number by which ranks compare the ops of their calls: not 0, and the same for equal requests
+/// with equal plans. Ops of one request have other plans after a tuning.
 ///
 /// FNV-1a of 32 bits (Fowler, Noll and Vo).
-pub(crate) fn number(request: &str) -> u32 {
-    then(0x811c_9dc5, request.as_bytes()).max(1)
+pub(crate) fn number(request: &str, plans: &Buckets) -> u32 {
+    then(then(NO_BYTES, request.as_bytes()), &plans.to_bytes()).max(1)
 }
 
 /// The number by which ranks compare one call of the op with this number: it has `m` rows, and
@@ -45,6 +46,9 @@ pub(crate) fn number(request: &str) -> u32 {
 pub(crate) fn call_number(op: u32, m: u32, empty: u32) -> u32 {
     then(then(op, &m.to_le_bytes()), &empty.to_le_bytes()).max(1)
 }
+
+/// The hash of no bytes.
+const NO_BYTES: u32 = 0x811c_9dc5;
 
 /// A hash with more bytes. Each step is invertible, so equal numbers go on differently with each
 /// `m`.
@@ -81,18 +85,32 @@ fn group(requests: &[Vec<u8>]) -> Requests {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::planning::Choice;
+    use flux_core::plan::PlanOrigin;
 
     #[test]
-    fn requests_have_the_numbers_of_the_standard_and_never_none() {
-        assert_eq!(["", "a", "foobar"].map(number), [0x811c_9dc5, 0xe40c_292c, 0xbf9c_f968]);
+    fn hashes_are_those_of_the_standard() {
+        assert_eq!(["", "a", "foobar"].map(|text| then(NO_BYTES, text.as_bytes())), [0x811c_9dc5, 0xe40c_292c, 0xbf9c_f968]);
+    }
+
+    #[test]
+    fn ops_of_one_request_with_other_plans_have_other_numbers() {
+        let plans = |tile: &str| {
+            let choice = Choice { plan: tile.parse().unwrap(), sms: 8, origin: PlanOrigin::Model };
+            Buckets::one(8, choice)
+        };
+        let [one, other] = ["tile=128x128x64", "tile=128x256x64"].map(plans);
+        assert_eq!(number("ag_gemm", &one), number("ag_gemm", &one.clone()));
+        assert_ne!(number("ag_gemm", &one), number("ag_gemm", &other));
+        assert_ne!(number("ag_gemm", &one), number("gemm_rs", &one));
     }
 
     #[test]
     fn calls_differ_by_rows_and_by_the_empty_calls_before() {
-        let op = number("a");
+        let op = then(NO_BYTES, b"a");
         let calls: std::collections::BTreeSet<u32> = (1..2000).flat_map(|m| (0..20).map(move |empty| call_number(op, m, empty))).collect();
         assert_eq!(calls.len(), 1999 * 20);
-        assert!(!calls.contains(&0) && !calls.contains(&call_number(number("b"), 7, 0)));
+        assert!(!calls.contains(&0) && !calls.contains(&call_number(then(NO_BYTES, b"b"), 7, 0)));
     }
 
     #[test]

@@ -14,7 +14,7 @@ use common::{AnyOp, Case, Machine, Memory, Node, OPS, OpOptions, Values};
 use cudarc::driver::sys::{CUgraphInstantiate_flags, CUstreamCaptureMode};
 use flux_core::OpKind;
 use flux_core::plan::{CommMode, Mover, Plan, RowMapping};
-use flux_core::program::sink;
+use flux_core::program::Sink;
 use flux_kernels::nvrtc::Nvrtc;
 use flux_ops::internal::limit_programs;
 use flux_ops::{AllGatherGemm, CallError, EpilogueArgs, Layout, TimedItem, Timeline, TimelineError};
@@ -106,7 +106,7 @@ fn assert_in_order(timeline: &Timeline) {
         let (mut opened_after, mut sent_after) = (worker.entered, worker.entered);
         for (i, TimedItem { item, times: t }) in timeline.items.iter().enumerate().skip(w).step_by(workers) {
             // The producer passes by a reduction, which has no tile to multiply and send.
-            let reduces = item.sink == sink::REDUCE_ROWS;
+            let reduces = item.sink == Sink::ReduceRows;
             let adds = item.partials > 0 && !reduces;
             let producer = [opened_after, t.opened, t.rows_there, t.loaded, if adds { t.partials_there } else { t.loaded }];
             let tile = [t.multiplied, t.summed, t.written, t.sent];

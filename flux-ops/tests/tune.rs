@@ -68,6 +68,31 @@ fn the_fastest_plan_is_found_by_the_next_build_on_all_ranks() {
     assert_eq!(std::fs::read_to_string(&tables[0]).unwrap().lines().count(), 3, "head, columns and one row");
 }
 
+#[test]
+fn a_rank_without_rows_takes_part() {
+    on_ranks(2, |comm| {
+        let folder = tempfile::tempdir().unwrap();
+        let table = folder.path().join("plans.csv");
+        for timing in [
+            timing(AllGatherGemm::<bf16>::builder(1, 64, 128).plan_table(&table).workers(1).tune(comm, &QUICK).unwrap()),
+            timing(GemmReduceScatter::<bf16>::builder(1, 64, 128).plan_table(&table).workers(1).tune(comm, &QUICK).unwrap()),
+        ] {
+            assert!(timing.candidates.iter().any(|candidate| matches!(candidate.outcome, Outcome::Timed { .. })), "{timing:?}");
+        }
+    });
+}
+
+#[test]
+fn the_rounds_of_rank_0_count() {
+    on_ranks(2, |comm| {
+        let folder = tempfile::tempdir().unwrap();
+        let options = TuneOptions { rounds: [3, 40][comm.rank().index()], ..QUICK };
+        let found = timing(gather(&folder.path().join("plans.csv")).tune(comm, &options).unwrap());
+        assert!(found.us(found.best).is_some(), "{found:?}");
+        comm.barrier().unwrap();
+    });
+}
+
 /// Both ops keep their rows, and each takes its own.
 #[test]
 fn a_batch_invariant_op_has_rows_of_its_own() {

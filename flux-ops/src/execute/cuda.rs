@@ -153,7 +153,11 @@ impl CudaExecutor {
                 placed.map_err(|error| planned.refused(error))?
             }
         };
-        let kernel = self.kernel_of(placed.variant).map_err(|error| planned.refused(error))?;
+        let kernel = match self.kernel_of(placed.variant) {
+            Ok(kernel) => kernel,
+            // The program's copy is on the stream already, so the call ends as one that began.
+            Err(error) => return super::end(comm, call, Err(planned.refused(error))),
+        };
         let number = planned.call_number(&call);
         let on = Launching { placed: &placed, kernel, number, operands, stream: raw_stream };
         let enqueued = match &placed.execution.traffic {

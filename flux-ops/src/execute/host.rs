@@ -82,10 +82,15 @@ impl<T: Element> HostExecutor<T> {
         let done = program
             .run(&mut self.buffers.lock(), CpuArgs { x, w, weights: self.weights, y, gathered, epilogue, memory, await_pushed, op_hash });
         let finished = call.finish();
-        match done {
-            Ok(()) => finished.map_err(|error| failure_of(comm, error.into()))?,
-            Err(error) => return Err(failure_of(comm, CallError::Execute(error))),
+        if let Err(error) = done {
+            let failed = failure_of(comm, CallError::Execute(error));
+            if matches!(failed, CallError::Execute(_)) {
+                // No fault of a peer, who may have this rank's rows already and wait for its results.
+                comm.abort(super::LAUNCH_REFUSED);
+            }
+            return Err(failed);
         }
+        finished.map_err(|error| failure_of(comm, error.into()))?;
         self.normalise(operands);
         Ok(())
     }

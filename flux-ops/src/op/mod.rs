@@ -147,7 +147,7 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 ///
 /// | op | `x` | `w` | bias | `y` |
 /// |---|---|---|---|---|
-/// | [`AllGatherGemm`] | `[m_r, k]` | `[n_r, k]` | `[n_r]`, the rank's columns | `[m, n_r]` |
+/// | [`AllGatherGemm`] | `[m_r, k]` | `[n_r, k]` | `[n_r]`, the rank's columns | `[m, n_r]`, with gates `[m, n_r/2]` |
 /// | [`GemmReduceScatter`] | `[m, k_r]` | `[n, k_r]` | `[n]`, the same on every rank | `[m_r, n]` |
 /// | [`GemmAllReduce`] | `[m, k_r]` | `[n, k_r]` | `[n]`, the same on every rank | `[m, n]` |
 ///
@@ -156,6 +156,8 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 /// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to
 /// `max_m`, the same on every rank; another `m` costs no exchange, allocation or wait. Without rows
 /// there is nothing to do, but every rank makes the call.
+///
+/// An op holds no weights: one op serves every layer with its `n`, `k`, element type and options.
 ///
 /// Ops of a communicator share their programs and buffers ([`Communicator::memory`]). It outlives
 /// the graphs that calls were captured in, whose kernels read that memory: [`Builder::captures`].
@@ -371,8 +373,8 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         Ok(rows.start as usize..rows.end as usize)
     }
 
-    /// The columns of all `n` that `rank` has: those of its `y`, and the rows of its `w`. All but of
-    /// an AllGather-GEMM.
+    /// The columns of all `n` that `rank` has: the rows of its `w`, and the columns of its `y`, of
+    /// which it has half with gates. All but of an AllGather-GEMM.
     ///
     /// ```
     /// use flux_ops::{AllGatherGemm, bf16};
@@ -470,7 +472,8 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             request.epilogue.check(&request.largest(comm)?, request.weights, request.plan.as_ref())?;
             let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
             let resolved = request.resolve(comm, &buckets)?;
-            let (largest, number, workspace) = (request.largest(comm)?, request.number(), request::workspace(&resolved));
+            let number = agreement::number(&request.to_string(), &buckets);
+            let (largest, workspace) = (request.largest(comm)?, request::workspace(&resolved));
             request.check_workspace(workspace)?;
             let executor = Executor::new(comm, &resolved, (request.epilogue, request.weights))?;
             Ok(Self { executor, comm: comm.clone(), request, largest, buckets, number, workspace, kind: PhantomData })

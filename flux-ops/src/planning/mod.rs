@@ -126,6 +126,8 @@ pub(crate) fn own_choices(
         return Ok(buckets.clone());
     }
     let buckets = choices(comm, largest, (user, constraints))?;
+    // What an earlier reading of the same file led to is not asked for again.
+    chosen.retain(|(.., table, _)| table.path != user.path || Arc::ptr_eq(table, user));
     chosen.push((*largest, constraints, Arc::clone(user), buckets.clone()));
     Ok(buckets)
 }

@@ -204,14 +204,15 @@ pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicato
         return Ok(Tuned::Known { plan: *plan, us });
     }
     let (mut rank, _) = agreed(comm, TuneRank::<T>::new(comm, &problem).map(|rank| (rank, Vec::new())))?;
-    let goes_on = |least: bool| {
-        let mine = vec![u8::from(least || begun.elapsed() < options.budget)];
+    // Rank 0's budget and rounds count.
+    let goes_on = |least: bool, most: bool| {
+        let mine = vec![u8::from(least || most && begun.elapsed() < options.budget)];
         Ok::<_, TuneError>(agreed(comm, Ok(((), mine)))?.1 == [1])
     };
     let mut candidates: Vec<_> = plans.iter().map(|&plan| Candidate { plan, outcome: Outcome::NotBegun }).collect();
     let mut ops = Vec::new();
     for (number, candidate) in candidates.iter_mut().enumerate() {
-        if !goes_on(number == 0)? {
+        if !goes_on(number == 0, true)? {
             break;
         }
         match built::<K, T>(Request { plan: Some(candidate.plan), ..request.clone() }, comm, &mut rank)? {
@@ -319,11 +320,11 @@ fn times<K: OpMarker, T: Element>(
     comm: &Communicator,
     rank: &mut TuneRank<T>,
     rounds: usize,
-    goes_on: impl Fn(bool) -> Result<bool, TuneError>,
+    goes_on: impl Fn(bool, bool) -> Result<bool, TuneError>,
 ) -> Result<Vec<f64>, TuneError> {
     let mut mine = vec![Vec::new(); ops.len()];
-    for round in 0..WARM_UP + rounds.clamp(LEAST_ROUNDS, MOST_ROUNDS) {
-        if !goes_on(round < WARM_UP + LEAST_ROUNDS)? {
+    for round in 0.. {
+        if !goes_on(round < WARM_UP + LEAST_ROUNDS, round < WARM_UP + rounds.min(MOST_ROUNDS))? {
             break;
         }
         // Another op goes first in each round, so that none always follows the same other.

@@ -131,7 +131,8 @@ impl<T: Element> TuneRank<T> {
 fn filled<T: Element>(window: Window, seed: u64, comm: &Communicator) -> Result<HostBuffer<T>, TuneError> {
     let mut host = HostBuffer::new(elements(window))?;
     let threads = std::thread::available_parallelism().map_or(1, NonZero::get).div_ceil(comm.world_size().index());
-    let rows = window.rows.div_ceil(u32::try_from(threads).unwrap_or(1));
+    // A rank may have no rows.
+    let rows = window.rows.div_ceil(u32::try_from(threads).unwrap_or(1)).max(1);
     let part = |at: u32| Window { row0: window.row0 + at, rows: rows.min(window.rows - at), ..window };
     let starts = (0..window.rows).step_by(rows as usize);
     std::thread::scope(|scope| {
@@ -152,20 +153,21 @@ impl Gpu {
 
     /// A copy in memory of its own.
     fn copy<T: Element>(&self, from: &HostBuffer<T>) -> Result<Operand<T>, TuneError> {
-        let block = DeviceBlock::new(&self.device, size_of_val(from.elements()))?;
+        // A rank without rows has an address, too.
+        let block = DeviceBlock::new(&self.device, size_of_val(from.elements()).max(size_of::<T>()))?;
         self.upload(&block, from.elements())?;
         Ok(Operand { host: HostBuffer::new(0)?, device: Some(block) })
     }
 
-    /// Copies to a block of as many bytes.
+    /// Copies to a block of as many bytes or more.
     fn upload<T>(&self, to: &DeviceBlock, from: &[T]) -> Result<(), TuneError> {
         self.device.bind()?;
-        // SAFETY: the block has as many bytes; the copy is done before the slice can go away.
+        // SAFETY: the block has so many bytes; the copy is done before the slice can go away.
         unsafe { result::memcpy_htod_async(to.address(), from, self.stream.cu_stream()) }?;
         Ok(self.stream.synchronize()?)
     }
 
-    /// Copies a block of as many bytes, once all that is on the stream is done.
+    /// Copies from a block of as many bytes or more, once all that is on the stream is done.
     fn download<T>(&self, to: &mut [T], from: &DeviceBlock) -> Result<(), TuneError> {
         self.device.bind()?;
         // SAFETY: as in `upload`.
