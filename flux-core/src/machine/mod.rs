@@ -94,7 +94,7 @@ impl Machine {
     /// The profile of a GPU by the driver's name for it, with the driver's SM count. An unknown GPU
     /// gets the H100's rates.
     pub fn of_gpu(name: &str, multiprocessors: u32) -> Self {
-        // Of several the one with the most words, and of those the first.
+        // Of several the one with the longest name, and of those the first.
         let known = Self::ALL.into_iter().rev().filter(|machine| machine.is_of(name)).max_by_key(|machine| machine.gpu.len());
         Self { multiprocessors: multiprocessors.max(1), ..known.unwrap_or(Self::H100) }
     }

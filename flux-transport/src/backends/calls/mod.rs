@@ -163,7 +163,10 @@ impl Calls {
     pub(crate) fn abandon(&mut self, stream: Stream<'_>, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         match self.call.take() {
-            Some(call) if call.is_to_be_joined() => Ok(join(caller)?),
+            Some(call) if call.is_to_be_joined() => {
+                let _current = self.device.enter()?;
+                Ok(join(caller)?)
+            }
             _ => Ok(()),
         }
     }

@@ -15,8 +15,8 @@ pub(super) fn fault(exchange: &MessageRounds<'_>, rank: Rank, nodes: Nodes) -> O
         return Some("a message would leave its rail: the program is not one of these nodes");
     }
     let Source::Rows(push) = &exchange.source else { return None };
-    let to_mate = |forward: &Forward| nodes.together(rank, Rank::new(forward.to.dest));
-    if !push.forwards.iter().all(to_mate) {
+    let to_node_peer = |forward: &Forward| nodes.together(rank, Rank::new(forward.to.dest));
+    if !push.forwards.iter().all(to_node_peer) {
         return Some("rows would be passed on to another node");
     }
     (!follow(push.forwards, exchange.rounds)).then_some("what is to be passed on is not what the rounds bring")

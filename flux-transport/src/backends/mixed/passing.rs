@@ -53,8 +53,8 @@ impl<'a> Passing<'a> {
         let _current = device.enter()?;
         // SAFETY: a word of the outbox.
         unsafe { write_value_async(device, word, epoch.get(), lane.raw()) }?;
-        let to_mate = |dest: Rank| dest != rank && nodes.together(rank, dest);
-        let own = push.transfers.iter().filter(|transfer| to_mate(Rank::new(transfer.dest)));
+        let to_node_peer = |dest: Rank| dest != rank && nodes.together(rank, dest);
+        let own = push.transfers.iter().filter(|transfer| to_node_peer(Rank::new(transfer.dest)));
         // SAFETY: the caller's promise.
         unsafe { by_copy_engine(device, lane, push, own, addresses(at, word), epoch) }?;
         Ok(Self { device, lane, at, push, epoch, rest: push.forwards, heard: StepsSeen::default() })

@@ -142,8 +142,8 @@ impl Transport for Mixed {
         let Members { nodes, rail, .. } = &self.members;
         format!(
             "mixed: {} ranks in {nodes}; this rank is number {} of node {}, on {}; within a node ranks store into each other's memory and copy engines pass on what \
-             came from other nodes, {} rails between them carry messages by NCCL {}; what each rank wrote or sent was read by its node_peers and its \
-             rail; {}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
+             came from other nodes, {} rails between them carry messages by NCCL {}; what each rank wrote or sent was read by its intra-node \
+             peers and its rail; {}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
             nodes.world(),
             nodes.local_of(self.rank),
             nodes.node_of(self.rank),
@@ -151,7 +151,7 @@ impl Transport for Mixed {
             nodes.per_node(),
             rail.version(),
             rail.sharing,
-            locked(&self.state).generation.workspace.bytes(),
+            locked(&self.state).generation.workspace.held().device,
             rail.advice(),
         )
     }
@@ -180,7 +180,7 @@ impl Transport for Mixed {
     }
 
     fn held(&self) -> HeldBytes {
-        HeldBytes { device: locked(&self.state).generation.workspace.bytes(), ..HeldBytes::default() }
+        locked(&self.state).generation.workspace.held()
     }
 
     fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {

@@ -4,10 +4,10 @@
 //! node peer's memory, and for the rail's rank in another node in the outbox. For the other ranks
 //! there it stores nothing but what it says of itself, which nobody reads.
 
-use crate::WorkspaceView;
 use crate::backends::nccl::{Memory, Outbox, Outgoing, Storing};
 use crate::backends::nvlink;
 use crate::cuda::{CudaDevice, CudaError};
+use crate::{HeldBytes, WorkspaceView};
 use flux_core::layout::WorkspaceSize;
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank};
@@ -33,9 +33,10 @@ impl Workspace {
         self.outbox.nodes()
     }
 
-    /// Device bytes in all.
-    pub(super) fn bytes(&self) -> u64 {
-        self.size().total_bytes() + self.outbox.bytes()
+    /// What it holds in all.
+    pub(super) fn held(&self) -> HeldBytes {
+        let outbox = self.outbox.held();
+        HeldBytes { device: self.size().total_bytes() + outbox.device, ..outbox }
     }
 
     /// The own memory, for what comes along the rail and goes there.

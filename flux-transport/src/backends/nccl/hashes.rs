@@ -39,6 +39,12 @@ pub(crate) struct CallHashes {
 }
 
 impl CallHashes {
+    /// Bytes of pinned host memory.
+    pub(super) fn bytes(&self) -> usize {
+        let Self { words, gathered, own, number, .. } = self;
+        [words, gathered, own, number].map(PinnedBlock::bytes).iter().sum()
+    }
+
     /// For calls from `epoch` on.
     pub(super) fn new(device: &CudaDevice, (rank, nodes): (Rank, Nodes), epoch: Epoch) -> Result<Self, CudaError> {
         let before = OpHash::before(epoch).word();

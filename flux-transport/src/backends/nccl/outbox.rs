@@ -7,6 +7,7 @@
 
 use super::flags::Flags;
 use super::hashes::CallHashes;
+use crate::HeldBytes;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size};
 use flux_core::layout::{WorkspaceSize, pad_bytes, signal_offset};
 use flux_core::program::Places;
@@ -70,9 +71,10 @@ impl Outbox {
         unsafe { fill_words(&self.device, self.flags.address(), before, self.flags.bytes() / 4, stream) }
     }
 
-    /// Device bytes in all.
-    pub(crate) fn bytes(&self) -> u64 {
-        [&self.stored, &self.words].map(|block| block.bytes() as u64).iter().sum()
+    /// What it holds in all.
+    pub(crate) fn held(&self) -> HeldBytes {
+        let device = [&self.stored, &self.words].map(|block| block.bytes() as u64).iter().sum();
+        HeldBytes { device, pinned: (self.flags.bytes() + self.hashes.bytes()) as u64, host: 0 }
     }
 
     /// How the ranks are grouped.
@@ -171,7 +173,7 @@ fn stored_bytes(nodes: Nodes, size: WorkspaceSize) -> u64 {
 mod tests {
     use super::*;
     use flux_core::layout::slot_bytes;
-    use flux_core::program::{Chunk, Schedule, TileProgram, WorkItem, sink};
+    use flux_core::program::{Chunk, Schedule, Sink, TileProgram, WorkItem};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 
     /// What the executor stores for other nodes is what the rounds send, each byte in the place of
@@ -193,7 +195,7 @@ mod tests {
                     let first = places.stored(round.sent.peer, place) + round.offset;
                     sent.extend((0..round.bytes / slot).map(|tile| first + tile * slot));
                 }
-                let crossing = program.items.iter().filter(|item| item.sink == sink::SEND && !nodes.together(rank, Rank::new(item.dest)));
+                let crossing = program.items.iter().filter(|item| item.sink == Sink::Send && !nodes.together(rank, Rank::new(item.dest)));
                 // As the kernel adds it up.
                 let store = |item: &WorkItem| {
                     places

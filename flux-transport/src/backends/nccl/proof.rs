@@ -16,7 +16,6 @@ use crate::cuda::{
     write_value_async,
 };
 use crate::{ConnectError, TransportError};
-use flux_core::rank::MAX_WORLD;
 use std::convert::Infallible;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -44,7 +43,7 @@ pub(super) fn prove(
     members: &Members,
     until: Instant,
 ) -> Result<(), ConnectError> {
-    let buffers = Buffers::new(device)?;
+    let buffers = Buffers::new(device, members.place().1)?;
     let mut uses = members.have_collectives().then_some(Use::Sequential).into_iter().chain([Use::Overlapped]);
     let proven = uses.try_for_each(|by| exchange(device, (link, by, stream), members, &buffers, until));
     if proven.is_err() {
@@ -153,12 +152,13 @@ struct Buffers {
 }
 
 impl Buffers {
-    fn new(device: &CudaDevice) -> Result<Self, CudaError> {
+    /// For so many ranks.
+    fn new(device: &CudaDevice, count: u32) -> Result<Self, CudaError> {
         Ok(Self {
-            sent: Buffer::new(device)?,
-            received: Buffer::new(device)?,
-            gathered: Buffer::new(device)?,
-            seen: PinnedBlock::new(device, 2 * size_of::<u32>() * MAX_WORLD)?,
+            sent: Buffer::new(device, count)?,
+            received: Buffer::new(device, count)?,
+            gathered: Buffer::new(device, count)?,
+            seen: PinnedBlock::new(device, 2 * size_of::<u32>() * count as usize)?,
         })
     }
 }
@@ -173,8 +173,8 @@ fn place(seen: &PinnedBlock, at: usize) -> *mut u32 {
 struct Buffer(DeviceBlock);
 
 impl Buffer {
-    fn new(device: &CudaDevice) -> Result<Self, CudaError> {
-        Ok(Self(DeviceBlock::new(device, BYTES * MAX_WORLD)?))
+    fn new(device: &CudaDevice, count: u32) -> Result<Self, CudaError> {
+        Ok(Self(DeviceBlock::new(device, BYTES * count as usize)?))
     }
 
     fn at(&self, peer: u32) -> u64 {

@@ -112,7 +112,7 @@ impl Transport for NcclTransport {
             self.members.version(),
             self.device(),
             self.members.sharing,
-            locked(&self.state).generation.workspace.bytes(),
+            locked(&self.state).generation.workspace.held().device,
             self.members.advice(),
         )
     }
@@ -139,7 +139,7 @@ impl Transport for NcclTransport {
     }
 
     fn held(&self) -> HeldBytes {
-        HeldBytes { device: locked(&self.state).generation.workspace.bytes(), ..HeldBytes::default() }
+        locked(&self.state).generation.workspace.held()
     }
 
     fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {

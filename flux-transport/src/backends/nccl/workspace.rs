@@ -7,7 +7,7 @@ use super::outbox::{Outbox, Storing};
 use super::rounds::Memory;
 use crate::backends::view::checked_bytes;
 use crate::cuda::{CudaDevice, CudaError, DeviceBlock, SideStream, fill_words, host_size, read};
-use crate::{TransportError, WorkspaceView};
+use crate::{HeldBytes, TransportError, WorkspaceView};
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
 use flux_core::signal::Epoch;
 use flux_core::{Nodes, Rank, WorldSize};
@@ -70,10 +70,12 @@ impl Workspace {
         self.size
     }
 
-    /// Device bytes in all.
-    pub(super) fn bytes(&self) -> u64 {
+    /// What it holds in all.
+    pub(super) fn held(&self) -> HeldBytes {
         let Self { data, pad, control, outbox, .. } = self;
-        outbox.bytes() + [data, pad, control].map(|block| block.bytes() as u64).iter().sum::<u64>()
+        let own: u64 = [data, pad, control].map(|block| block.bytes() as u64).iter().sum();
+        let outbox = outbox.held();
+        HeldBytes { device: own + outbox.device, ..outbox }
     }
 
     /// The own memory, for what messages bring and take.

@@ -1,6 +1,6 @@
 //! The host-staged transport of one rank.
 //!
-//! Invariant: [`Transport::carry`] enqueues a call's data between `begin` and `finish`, or
+//! Invariant: [`Transport::stage`] enqueues a call's data between `begin` and `finish`, or
 //! [`Transport::scatter`] gives its kernel the regions. The host waits only for full queues. Calls
 //! are not captured: a graph would freeze the buffer index.
 
@@ -146,7 +146,7 @@ impl Transport for Pcie {
     fn begin(&self, stream: Stream<'_>) -> Result<(), TransportError> {
         let State { out, back, calls, current, refreshed, .. } = &mut *locked(&self.state);
         let epoch = calls.epoch();
-        // Here, not in `carry`, which comes after the kernel's launch.
+        // Here, not in `stage`, which comes after the kernel's launch.
         calls.begin(stream, |caller| {
             refreshed.keep(epoch, |before| current.refresh(&self.device, before, caller))?;
             out.fork(caller)?;
