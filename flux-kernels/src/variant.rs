@@ -108,12 +108,16 @@ impl Variant {
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms, and
-    /// every element type and activation, with and without gates. Those that send
-    /// [`Partials::F32`] have the large tiles, whose registers are scarce.
+    /// every element type and activation, with and without gates. Weights are `[k, n]` where partial
+    /// sums are of the op's type, which takes registers. Large tiles, which have few, also send
+    /// [`Partials::F32`]; the others record time stamps.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
-        let of_op = |op| Self::plain(op, target).zip(Self::finishes(op).cycle()).map(|(variant, finish)| variant.finished(finish));
-        let large = of_op(OpKind::GemmReduceScatter).filter(Self::is_large);
-        OPS.into_iter().flat_map(of_op).chain(large.map(|variant| variant.with_partials(Partials::F32))).collect()
+        let marked = |variant: Self| if variant.is_large() { variant } else { variant.traced() };
+        let of_op =
+            |op| Self::plain(op, target).zip(Self::finishes(op).cycle()).map(move |(variant, finish)| marked(variant.finished(finish)));
+        let large = of_op(OpKind::GemmReduceScatter).filter(Self::is_large).map(|variant| variant.with_partials(Partials::F32));
+        let sums = of_op(OpKind::GemmReduceScatter).map(|variant| variant.with_weights(WeightLayout::Kn));
+        of_op(OpKind::AllGatherGemm).chain(sums).chain(large).collect()
     }
 
     /// Whether its accumulators leave few registers.
@@ -451,7 +455,8 @@ mod tests {
                 let alike = |variant: Variant| (variant.activation, variant.gated) == (wanted.activation, wanted.gated);
                 assert!(of_op().any(|&variant| alike(variant)), "{wanted} {}", arch.name());
             }
-            assert!(cover.iter().all(|variant| all.contains(variant)), "{}", arch.name());
+            let plain = |variant: &Variant| Variant { traced: false, weights: WeightLayout::Nk, ..*variant };
+            assert!(cover.iter().all(|variant| all.contains(&plain(variant)) && variant.traced != variant.is_large()), "{}", arch.name());
             let f32 = |op| cover.iter().any(|variant| (variant.op, variant.partials) == (op, Partials::F32));
             assert_eq!(OPS.map(f32), [false, true], "{}", arch.name());
         }

@@ -1,6 +1,6 @@
 //! The README's test command: every test that needs no GPU. Skipped tests are counted at the end.
 
-use crate::cargo::{cargo, check, has_subcommand, root};
+use crate::cargo::{cargo, check, has_subcommand, root, target_folder};
 use crate::kernels;
 use anyhow::Context;
 use std::collections::BTreeMap;
@@ -46,11 +46,12 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     doctests.args(["test", "--workspace", "--doc"]).current_dir(root());
     check(doctests)?;
 
-    EXAMPLES.iter().try_for_each(|name| {
-        let mut example = cargo();
-        example.args(["run", "--package", "flux-tp-ops", "--example", name]).current_dir(root());
-        check(example)
-    })
+    // Of the whole workspace: dependencies of one package alone would be compiled anew, with its features.
+    let mut examples = cargo();
+    examples.args(["build", "--workspace", "--examples"]).current_dir(root());
+    check(examples)?;
+    let folder = target_folder()?.join("debug").join("examples");
+    EXAMPLES.iter().try_for_each(|name| check(Command::new(folder.join(name))))
 }
 
 /// Runs tests, and prints the skipped ones at the end.

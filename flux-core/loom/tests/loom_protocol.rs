@@ -2,7 +2,7 @@
 //! allows: `src/signal`, unchanged, over loom's atomics. Flawed signals, counters and tickets must
 //! each be found.
 //!
-//! `RUSTFLAGS="--cfg loom" cargo test -p flux-tp-core --test loom_protocol --release`
+//! `RUSTFLAGS="--cfg loom" cargo test -p flux-core-loom --release`
 #![cfg(loom)]
 
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
