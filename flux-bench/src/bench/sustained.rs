@@ -1,9 +1,9 @@
 //! Calls back to back, until clocks and temperatures are those of a machine at work.
 //!
-//! Invariant: the contenders alternate in blocks of equal length, so all run at the same clocks.
-//! The first block of each does not count.
+//! Invariant: the contenders alternate in blocks of equal length, and none always follows the same
+//! other, so all run at the same clocks. The first block of each does not count.
 
-use super::measure::{Contender, Contenders, slowest};
+use super::measure::{Contender, Contenders, in_round, slowest};
 use crate::harness::Span;
 use crate::report::{Measured, Sustained};
 use anyhow::Context;
@@ -29,7 +29,8 @@ pub(crate) fn sustain(contenders: &mut dyn Contenders, comm: &Communicator, shor
     let calls = TURNS.map(|contender| count(length / (contender.of(short).median * 1e-3).max(1e-6)));
     let mut spans: [Vec<Span>; 3] = Default::default();
     for round in 0..=count(seconds / length) {
-        for (turn, contender) in TURNS.into_iter().enumerate() {
+        for turn in in_round(&[0, 1, 2], round) {
+            let contender = TURNS[turn];
             let span = contenders.block(contender, calls[turn]).with_context(|| format!("{contender:?}, block {round}"))?;
             if round > 0 {
                 spans[turn].push(span);

@@ -7,6 +7,10 @@ mod profiles;
 use crate::tile::Generation;
 use std::time::Duration;
 
+/// Bytes that pass through an SM's shared memory in a cycle: 32 banks of 4 bytes (CUDA C++
+/// Programming Guide, "Compute Capabilities", from 5.x on).
+pub(crate) const SHARED_BYTES: u64 = 128;
+
 /// A host of equal GPUs that reach each other's memory through a switch, or host memory only.
 ///
 /// Rates are whole numbers, so that a simulation is the same on every computer. Sources of the
@@ -121,10 +125,14 @@ impl Machine {
         Self { generation, ops_per_cycle, ..self }
     }
 
-    /// Bytes that pass through an SM's shared memory in a nanosecond: 32 banks of 4 bytes a cycle
-    /// (CUDA C++ Programming Guide, "Compute Capabilities", from 5.x on).
+    /// Bytes that pass through an SM's shared memory in a nanosecond.
     pub(crate) fn shared_bytes_per_ns(&self) -> f64 {
-        128.0 * self.clock_mhz as f64 / 1000.0
+        SHARED_BYTES as f64 * self.clock_mhz as f64 / 1000.0
+    }
+
+    /// Time in which so many bytes pass through an SM's shared memory.
+    pub(crate) fn shared_time(&self, bytes: u128) -> Duration {
+        time(bytes, SHARED_BYTES * self.clock_mhz)
     }
 
     /// Operations of one worker in a nanosecond.

@@ -5,6 +5,7 @@
 
 use crate::machine::Machine;
 use crate::program::{Await, Sink, TileProgram, WorkItem};
+use crate::tile::Generation;
 use std::time::Duration;
 
 /// One phase.
@@ -23,10 +24,17 @@ pub(super) enum Phase {
 /// The phases of `item`; its wave reads `read` bytes in a step.
 pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Machine) -> Vec<Phase> {
     let tile = program.tile;
+    let (percent, through) = match machine.generation {
+        Generation::Hopper => (tile.wgmma_step_percent(), 0),
+        Generation::Portable => (100, tile.portable_shared_elements()),
+    };
     let multiply = |steps: u32| {
-        let ops = 2 * u128::from(tile.m) * u128::from(tile.n) * u128::from(tile.k) * u128::from(tile.step_percent());
-        // Loads overlap the multiplication: the slower of the two decides.
-        Phase::Multiply(machine.multiply_time(ops * u128::from(steps) / 100).max(machine.read_time(u128::from(read) * u128::from(steps))))
+        let along_k = u128::from(tile.k) * u128::from(steps);
+        let ops = 2 * u128::from(tile.m) * u128::from(tile.n) * along_k * u128::from(percent) / 100;
+        let shared = u128::from(through) * along_k * program.problem.dtype().bytes() as u128;
+        // They overlap: the slowest decides.
+        let [multiplied, passed] = [machine.multiply_time(ops), machine.shared_time(shared)];
+        Phase::Multiply(multiplied.max(passed).max(machine.read_time(u128::from(read) * u128::from(steps))))
     };
     let elements = u64::from(item.rows) * u64::from(item.cols);
     let partial = machine.add_time(elements * program.problem.partial_bytes() as u64);

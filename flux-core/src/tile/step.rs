@@ -1,22 +1,21 @@
-//! Time of a tile's steps along `k` relative to their operations, for the simulator.
+//! Time of a Hopper tile's steps along `k` relative to their operations, for the simulator.
 //!
 //! Invariant: it depends on the tile's extents alone, and is never below 100 %.
 
 use super::TileShape;
+use crate::machine::SHARED_BYTES;
 
 /// Rows of wgmma's operand A.
 const BLOCK: u64 = 64;
 /// Dense 16-bit operations of an SM in a cycle (H100 data sheet).
 const OPERATIONS: u64 = 4096;
-/// Bytes of shared memory that an SM reads or writes in a cycle (32 banks of 4 bytes).
-const SHARED: u64 = 128;
 /// The part of the excess shared-memory time that shows, in percent; the cost model needs none.
 const SEEN: u64 = 50;
 
 impl TileShape {
     /// Time of a step in percent of its operations: above 100 if shared memory bounds it. Each
     /// product of 64 rows reads them and all columns; loads write both operands.
-    pub(crate) const fn step_percent(self) -> u64 {
+    pub(crate) const fn wgmma_step_percent(self) -> u64 {
         let (m, n) = (self.m as u64, self.n as u64);
         let (blocked, other) = if self.swaps_ab() { (n, m) } else { (m, n) };
         if self.k == 0 || blocked == 0 || !blocked.is_multiple_of(BLOCK) {
@@ -26,7 +25,7 @@ impl TileShape {
         let blocks = blocked / BLOCK;
         let products = if blocks % 2 == 1 { 2 * blocks * (BLOCK + other / 2) } else { blocks * (BLOCK + other) };
         // Bytes of one element along `k`, 16 bits wide, and those that there is time for.
-        let (moved, free) = ((products + m + n) * 2, 2 * m * n * SHARED / OPERATIONS);
+        let (moved, free) = ((products + m + n) * 2, 2 * m * n * SHARED_BYTES / OPERATIONS);
         100 + if moved > free { (moved - free) * SEEN / free } else { 0 }
     }
 }
@@ -37,7 +36,7 @@ mod tests {
 
     #[test]
     fn narrow_tiles_are_bound_by_shared_memory() {
-        let percent = |m, n| TileShape::new(m, n, 64).step_percent();
+        let percent = |m, n| TileShape::new(m, n, 64).wgmma_step_percent();
         assert_eq!([percent(128, 256), percent(256, 192), percent(176, 256)], [100, 100, 100]);
         assert_eq!([percent(128, 192), percent(128, 128), percent(136, 128)], [104, 112, 111]);
         assert_eq!([percent(104, 256), percent(160, 192)], [112, 113]);

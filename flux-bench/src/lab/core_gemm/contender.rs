@@ -5,7 +5,7 @@ use crate::bench::in_round;
 /// What is timed; the module says what each does.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Contender {
-    /// The fastest cuBLASLt algorithm.
+    /// The fastest of the algorithms that cuBLASLt proposes first.
     Gemm,
     /// The kernel on the local shape as a world of 1.
     Core,

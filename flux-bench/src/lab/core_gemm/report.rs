@@ -30,7 +30,7 @@ pub struct CoreRow {
     pub head: Head,
     /// Plan of the world, kernel and CTAs.
     pub plan: String,
-    /// cuBLASLt's fastest algorithm.
+    /// The fastest of the algorithms that cuBLASLt proposes first.
     pub t_gemm_ms: Times,
     /// The kernel as a world of 1.
     pub t_core_ms: Times,
