@@ -192,9 +192,9 @@ pub const fn gather_place_bytes(problem: &Problem) -> u64 {
 
 /// Offset of place `place` in the gather buffer. With flattened rows the shards follow each other
 /// without gaps, and some have one row less than a place.
-pub const fn gather_place_offset(problem: &Problem, flattened: bool, place: u32) -> u64 {
+pub const fn gather_place_offset(problem: &Problem, rows: RowLayout, place: u32) -> u64 {
     let bytes = place as u64 * gather_place_bytes(problem);
-    let missing = if flattened { place.saturating_sub(problem.full_shards()) } else { 0 };
+    let missing = if rows.is_flattened() { place.saturating_sub(problem.full_shards()) } else { 0 };
     bytes - missing as u64 * problem.k_shard() as u64 * problem.dtype().bytes() as u64
 }
 
@@ -222,21 +222,37 @@ pub const fn slot_bytes(problem: &Problem, tile: TileShape) -> u64 {
     rows as u64 * tile.n as u64 * problem.partial_bytes() as u64
 }
 
-/// How the rows of a call lie in a half.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+/// How tiles are cut over the rows of a call, and how the rows lie in a half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
 pub enum RowLayout {
-    /// By shard: a gather place for each peer, or slots of partial tiles.
+    /// A tile has rows of one shard. There is a gather place for each peer, or slots of partial
+    /// tiles.
+    #[default]
     PerShard,
-    /// Flattened: a place for each rank.
+    /// Tiles are cut over all `m` rows, and row indices are of all shards. There is a place for
+    /// each rank, in rank order. In a GEMM-AllReduce every rank adds all rows.
     Flattened,
-    /// As [`Flattened`](Self::Flattened), with results of peers behind (GEMM-AllReduce).
+    /// As [`Flattened`](Self::Flattened), but a rank of a GEMM-AllReduce adds the rows of its shard
+    /// and stores the sums among the results of every peer, which lie behind.
     FlattenedTwoExchanges,
 }
 
+impl RowLayout {
+    /// Whether tiles are cut over all rows.
+    pub const fn is_flattened(self) -> bool {
+        !matches!(self, Self::PerShard)
+    }
+
+    /// Whether the sums of flattened rows are exchanged, too.
+    pub const fn has_two_exchanges(self) -> bool {
+        matches!(self, Self::FlattenedTwoExchanges)
+    }
+}
+
 /// Bytes of a source's place among scattered rows: those that one rank adds, `n` partial sums each,
-/// dense. With `two_exchanges` they are the rows of a shard.
-pub const fn scatter_place_bytes(problem: &Problem, two_exchanges: bool) -> u64 {
-    let rows = if two_exchanges { problem.m_shard() } else { problem.most_y_rows() };
+/// dense. In two exchanges they are the rows of a shard.
+pub const fn scatter_place_bytes(problem: &Problem, rows: RowLayout) -> u64 {
+    let rows = if rows.has_two_exchanges() { problem.m_shard() } else { problem.most_y_rows() };
     rows as u64 * problem.n_shard() as u64 * problem.partial_bytes() as u64
 }
 
@@ -269,7 +285,7 @@ const fn shared_bytes(problem: &Problem, tile: TileShape, rows: RowLayout) -> u6
     match (problem.op(), rows) {
         (OpKind::AllGatherGemm, RowLayout::PerShard) => peers * gather_place_bytes(problem),
         (OpKind::AllGatherGemm, _) => world * gather_place_bytes(problem),
-        (_, RowLayout::Flattened) => world * scatter_place_bytes(problem, false),
+        (_, RowLayout::Flattened) => world * scatter_place_bytes(problem, rows),
         (OpKind::GemmReduceScatter, _) => slots_bytes(problem, tile),
         (OpKind::GemmAllReduce, _) if peers == 0 => 0,
         (OpKind::GemmAllReduce, _) => results_offset(problem, tile, rows) + results_bytes(problem),
@@ -287,7 +303,9 @@ const fn slots_bytes(problem: &Problem, tile: TileShape) -> u64 {
 pub const fn results_offset(problem: &Problem, tile: TileShape, rows: RowLayout) -> u64 {
     let partials = match rows {
         RowLayout::PerShard => slots_bytes(problem, tile),
-        RowLayout::Flattened | RowLayout::FlattenedTwoExchanges => problem.world().get() as u64 * scatter_place_bytes(problem, true),
+        RowLayout::Flattened | RowLayout::FlattenedTwoExchanges => {
+            problem.world().get() as u64 * scatter_place_bytes(problem, RowLayout::FlattenedTwoExchanges)
+        }
     };
     partials.next_multiple_of(SPLIT_K_ALIGN)
 }

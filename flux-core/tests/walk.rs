@@ -4,6 +4,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test may fail by panicking")]
 
+use flux_core::layout::RowLayout;
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control, fault, pad_bytes};
 use flux_core::program::{Await, Chunk, Forward, NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use flux_core::signal::{Control, Epoch, Left, Poisoned, Protocol, SharedMemory, Word, Words, initialise, read_fault};
@@ -114,7 +115,8 @@ fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 
     let (m_shard, k_steps) = (p.problem.m_shard(), p.k_steps());
     for row in item.row..item.row + item.rows {
         let (owner, own_row) = p.problem.owner_of(row);
-        let (place, source, row) = if p.flattened { (owner.get(), owner.get(), own_row) } else { (item.a_outer, item.out_outer, row) };
+        let (place, source, row) =
+            if p.rows.is_flattened() { (owner.get(), owner.get(), own_row) } else { (item.a_outer, item.out_outer, row) };
         for step in item.k_first..item.k_first + item.k_steps {
             let index = row * k_steps + step;
             let seen = data[p.rank.index()][call.half()].read(place * m_shard * k_steps + index);
@@ -125,7 +127,7 @@ fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 
 
 /// Checks the partial results of `item`, and stores its own.
 fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], item: &WorkItem) {
-    let place = if p.two_exchanges { p.problem.m_shard() } else { p.problem.most_y_rows() };
+    let place = if p.rows.has_two_exchanges() { p.problem.m_shard() } else { p.problem.most_y_rows() };
     let (rank, epoch) = (p.rank.get(), call.epoch());
     let at = |rank: u32| &data[rank as usize][call.half()];
     let own = at(rank);
@@ -279,13 +281,17 @@ fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
 #[test]
 fn calls_with_split_k_slices_and_flattened_rows_read_what_the_same_call_left() {
     for op in OpKind::ALL {
-        for (world, k_slices, split_k, flattened, group) in
-            [(1, 2, 3, true, 1), (2, 3, 1, true, 1), (3, 2, 2, false, 2), (3, 2, 2, true, 1), (5, 3, 3, true, 1)]
-        {
-            let schedule = Schedule { chunk: Chunk::Tiles(2), k_slices, split_k, flattened, group, ..Schedule::of(TILE) };
+        for (world, k_slices, split_k, rows, group) in [
+            (1, 2, 3, RowLayout::Flattened, 1),
+            (2, 3, 1, RowLayout::Flattened, 1),
+            (3, 2, 2, RowLayout::PerShard, 2),
+            (3, 2, 2, RowLayout::Flattened, 1),
+            (5, 3, 3, RowLayout::Flattened, 1),
+        ] {
+            let schedule = Schedule { chunk: Chunk::Tiles(2), k_slices, split_k, rows, group, ..Schedule::of(TILE) };
             run(&programs(op, world, schedule), 3, 40);
-            if flattened && op == OpKind::GemmAllReduce {
-                run(&programs(op, world, Schedule { two_exchanges: true, ..schedule }), 3, 40);
+            if rows.is_flattened() && op == OpKind::GemmAllReduce {
+                run(&programs(op, world, Schedule { rows: RowLayout::FlattenedTwoExchanges, ..schedule }), 3, 40);
             }
         }
     }

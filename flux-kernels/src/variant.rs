@@ -74,7 +74,11 @@ const OPS: [OpKind; 2] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter];
 /// The type in which a program's partial sums leave for other ranks, if any do.
 fn sent_partials(program: &TileProgram) -> Partials {
     let problem = &program.problem;
-    if problem.op().reduces() && (program.flattened || problem.world().peers() > 0) { problem.partials() } else { Partials::OpDType }
+    if problem.op().reduces() && (program.rows.is_flattened() || problem.world().peers() > 0) {
+        problem.partials()
+    } else {
+        Partials::OpDType
+    }
 }
 
 /// The op whose kernel executes `op`: the program alone tells sums for one owner from sums for all.
@@ -193,8 +197,8 @@ impl Variant {
         let of_program = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile, sent_partials(program));
         let reduce_scatter = self.op == OpKind::GemmReduceScatter;
         // Rows that go to several owners leave from a buffer of the whole tile.
-        let scatters = reduce_scatter && program.flattened;
-        let sends_partials = reduce_scatter && !program.flattened && program.problem.world().peers() > 0;
+        let scatters = reduce_scatter && program.rows.is_flattened();
+        let sends_partials = reduce_scatter && !program.rows.is_flattened() && program.problem.world().peers() > 0;
         let does = match self.form {
             Form::Hopper(staging) => {
                 (staging == Staging::PerConsumer || !scatters) && (self.tile.sends_partials_from(staging) || !sends_partials)
@@ -419,26 +423,28 @@ impl fmt::Display for Variant {
 mod tests {
     use super::*;
     use crate::nvrtc::Arch;
+    use flux_core::layout::RowLayout;
     use flux_core::program::Schedule;
     use flux_core::{Problem, Rank, WorldSize};
 
     const HOPPER: KernelTarget = KernelTarget::of_arch(Arch::Sm90a);
 
-    fn program(op: OpKind, m: usize, flattened: bool) -> TileProgram {
+    fn program(op: OpKind, m: usize, rows: RowLayout) -> TileProgram {
         let problem = Problem::new(op, m, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-        TileProgram::build(&problem, Rank::new(0), &Schedule { flattened, ..Schedule::of(TileShape::new(128, 256, 64)) }).unwrap()
+        TileProgram::build(&problem, Rank::new(0), &Schedule { rows, ..Schedule::of(TileShape::new(128, 256, 64)) }).unwrap()
     }
 
     #[test]
     fn scattered_rows_need_a_buffer_for_each_consumer() {
-        let stagings =
-            |op, flattened| Variant::fitting(&program(op, 512, flattened), HOPPER).unwrap().iter().map(|v| v.form).collect::<Vec<_>>();
-        assert_eq!(stagings(OpKind::GemmReduceScatter, true), [Form::Hopper(Staging::PerConsumer)]);
-        assert_eq!(stagings(OpKind::GemmReduceScatter, false), [Staging::PerConsumer, Staging::Shared].map(Form::Hopper));
-        assert_eq!(stagings(OpKind::AllGatherGemm, true), [Form::Hopper(Staging::Shared)]);
-        let [_, shared] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, false), HOPPER).unwrap()[..] else { unreachable!() };
-        assert!(!shared.fits(&program(OpKind::GemmReduceScatter, 512, true)), "a launch refuses it");
-        assert!(!shared.fits(&program(OpKind::AllGatherGemm, 512, false)), "of another op");
+        let stagings = |op, rows| Variant::fitting(&program(op, 512, rows), HOPPER).unwrap().iter().map(|v| v.form).collect::<Vec<_>>();
+        assert_eq!(stagings(OpKind::GemmReduceScatter, RowLayout::Flattened), [Form::Hopper(Staging::PerConsumer)]);
+        assert_eq!(stagings(OpKind::GemmReduceScatter, RowLayout::PerShard), [Staging::PerConsumer, Staging::Shared].map(Form::Hopper));
+        assert_eq!(stagings(OpKind::AllGatherGemm, RowLayout::Flattened), [Form::Hopper(Staging::Shared)]);
+        let [_, shared] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, RowLayout::PerShard), HOPPER).unwrap()[..] else {
+            unreachable!()
+        };
+        assert!(!shared.fits(&program(OpKind::GemmReduceScatter, 512, RowLayout::Flattened)), "a launch refuses it");
+        assert!(!shared.fits(&program(OpKind::AllGatherGemm, 512, RowLayout::PerShard)), "of another op");
     }
 
     #[test]
@@ -468,30 +474,30 @@ mod tests {
         let targets = Arch::ALL.map(KernelTarget::of_arch);
         for (target, tile) in targets.into_iter().flat_map(|target| target.generation.tiles().map(move |tile| (target, tile))) {
             let problem = Problem::new(OpKind::GemmReduceScatter, 1024, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-            let has_kernel = |flattened| {
-                let program = TileProgram::build(&problem, Rank::new(0), &Schedule { flattened, ..Schedule::of(tile) }).unwrap();
+            let has_kernel = |rows| {
+                let program = TileProgram::build(&problem, Rank::new(0), &Schedule { rows, ..Schedule::of(tile) }).unwrap();
                 Variant::of(&program, target).is_ok()
             };
             let generation = target.generation;
             let says = [generation.scatters(tile), generation.sends_partials(tile)];
-            assert_eq!(says, [true, false].map(has_kernel), "{tile} {}", target.arch.name());
+            assert_eq!(says, [RowLayout::Flattened, RowLayout::PerShard].map(has_kernel), "{tile} {}", target.arch.name());
         }
     }
 
     #[test]
     fn programs_that_send_f32_partials_have_kernels_of_their_own() {
-        let of = |op, flattened, partials| {
-            let TileProgram { problem, .. } = program(op, 512, flattened);
-            let schedule = Schedule { flattened, ..Schedule::of(TileShape::new(128, 256, 64)) };
+        let of = |op, rows, partials| {
+            let TileProgram { problem, .. } = program(op, 512, rows);
+            let schedule = Schedule { rows, ..Schedule::of(TileShape::new(128, 256, 64)) };
             TileProgram::build(&problem.with_partials(partials), Rank::new(0), &schedule).unwrap()
         };
-        for flattened in [false, true] {
-            let [rounded, f32] = [Partials::OpDType, Partials::F32].map(|partials| of(OpKind::GemmReduceScatter, flattened, partials));
+        for rows in [RowLayout::PerShard, RowLayout::Flattened] {
+            let [rounded, f32] = [Partials::OpDType, Partials::F32].map(|partials| of(OpKind::GemmReduceScatter, rows, partials));
             let variants = Variant::fitting(&f32, HOPPER).unwrap();
             assert!(variants.iter().all(|variant| variant.partials == Partials::F32 && variant.fits(&f32) && !variant.fits(&rounded)));
             assert_eq!(variants.len(), Variant::fitting(&rounded, HOPPER).unwrap().len(), "the same tiles and forms");
             assert!(variants.iter().all(|variant| variant.epilogue_staging_bytes() == 128 * 256 * 4));
-            let gathers = of(OpKind::AllGatherGemm, flattened, Partials::F32);
+            let gathers = of(OpKind::AllGatherGemm, rows, Partials::F32);
             assert_eq!(Variant::of(&gathers, HOPPER).unwrap().partials, Partials::OpDType, "it has no partial sums");
         }
     }
@@ -505,9 +511,12 @@ mod tests {
 
     #[test]
     fn the_variant_with_more_stages_is_taken() {
-        let chosen = |op, flattened| Variant::of(&program(op, 512, flattened), HOPPER).unwrap();
-        let (ag, rs, scatters) =
-            (chosen(OpKind::AllGatherGemm, false), chosen(OpKind::GemmReduceScatter, false), chosen(OpKind::GemmReduceScatter, true));
+        let chosen = |op, rows| Variant::of(&program(op, 512, rows), HOPPER).unwrap();
+        let (ag, rs, scatters) = (
+            chosen(OpKind::AllGatherGemm, RowLayout::PerShard),
+            chosen(OpKind::GemmReduceScatter, RowLayout::PerShard),
+            chosen(OpKind::GemmReduceScatter, RowLayout::Flattened),
+        );
         assert_eq!([ag.stages, rs.stages, scatters.stages], [4, 4, 3]);
         assert!(rs.epilogue_staging_bytes() > 0 && ag.epilogue_staging_bytes() == 0 && scatters.epilogue_staging_bytes() == 0);
     }

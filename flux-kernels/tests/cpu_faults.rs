@@ -4,6 +4,7 @@
 
 mod support;
 
+use flux_core::layout::RowLayout;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::{RowSource, Schedule, Sink, TileProgram, WorkItem};
 use flux_core::signal::Epoch;
@@ -248,7 +249,7 @@ fn folds_that_store_the_same_rows_are_refused() {
             (reductions(p)[1].row, reductions(p)[1].rows) = (0, 24);
         }),
     ];
-    refuses_all(&Schedule { flattened: true, ..SCHEDULE }, &mutations);
+    refuses_all(&Schedule { rows: RowLayout::Flattened, ..SCHEDULE }, &mutations);
 }
 
 /// The reductions of a program's first columns.

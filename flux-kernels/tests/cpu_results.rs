@@ -7,6 +7,7 @@
 mod schedules;
 mod support;
 
+use flux_core::layout::RowLayout;
 use flux_core::layout::WorkspaceSize;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
@@ -86,8 +87,8 @@ fn integers_are_exact_for_every_world_type_and_chunk() {
 }
 
 /// Schedules of small shards: flattened rows, split-K and slices of `k`.
-fn small(flattened: bool, split_k: u32, k_slices: u32) -> Schedule {
-    Schedule { flattened, split_k, k_slices, chunk: Chunk::Tiles(1), group: 2, ..Schedule::of(TileShape::new(16, 24, 16)) }
+fn small(rows: RowLayout, split_k: u32, k_slices: u32) -> Schedule {
+    Schedule { rows, split_k, k_slices, chunk: Chunk::Tiles(1), group: 2, ..Schedule::of(TileShape::new(16, 24, 16)) }
 }
 
 #[test]
@@ -95,7 +96,13 @@ fn integers_are_exact_for_small_shards_however_they_are_cut() {
     for op in OPS {
         for world in [1, 2, 3, 4, 8] {
             for m in [1, 2, 5, 8, 21, 31, 64] {
-                for schedule in [small(true, 1, 1), small(true, 3, 2), small(true, 2, 5), small(false, 3, 1), small(false, 2, 3)] {
+                for schedule in [
+                    small(RowLayout::Flattened, 1, 1),
+                    small(RowLayout::Flattened, 3, 2),
+                    small(RowLayout::Flattened, 2, 5),
+                    small(RowLayout::PerShard, 3, 1),
+                    small(RowLayout::PerShard, 2, 3),
+                ] {
                     // tails of columns and of steps along k
                     exact_calls::<bf16>(problem::<bf16>(op, world, m, 40, 72), &schedule, 2, Epoch::FIRST, 2);
                 }
@@ -108,7 +115,7 @@ fn integers_are_exact_for_small_shards_however_they_are_cut() {
 fn random_numbers_stay_within_the_derived_bound_for_small_shards() {
     for op in OPS {
         for (world, m) in [(1, 8), (2, 9), (4, 64), (8, 5), (8, 17)] {
-            for schedule in [small(true, 1, 1), small(true, 3, 4), small(false, 4, 2)] {
+            for schedule in [small(RowLayout::Flattened, 1, 1), small(RowLayout::Flattened, 3, 4), small(RowLayout::PerShard, 4, 2)] {
                 let problem = problem::<bf16>(op, world, m, 40, 136);
                 let global: Global<bf16> = Global::new(problem, 7, Numbers::uniform);
                 run(&problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
@@ -182,11 +189,11 @@ fn results_are_the_same_bits_for_any_run_timing_chunk_and_number_of_workers() {
 fn small_shards_give_the_same_bits_for_any_run_timing_and_number_of_workers() {
     for op in OPS {
         let problem = problem::<bf16>(op, 5, 35, 56, 104);
-        for (flattened, split_k) in [(true, 1), (true, 3), (false, 3)] {
-            let expected = outputs(problem, &small(flattened, split_k, 1), 1, NO_PAUSE);
+        for (rows, split_k) in [(RowLayout::Flattened, 1), (RowLayout::Flattened, 3), (RowLayout::PerShard, 3)] {
+            let expected = outputs(problem, &small(rows, split_k, 1), 1, NO_PAUSE);
             for (workers, k_slices, pause) in [(1, 3, NO_PAUSE), (2, 1, Duration::from_millis(3)), (5, 4, Duration::from_millis(3))] {
-                let got = outputs(problem, &small(flattened, split_k, k_slices), workers, pause);
-                assert!(got == expected, "{problem}, {workers} workers, {k_slices} slices, {split_k} split_k, flattened {flattened}");
+                let got = outputs(problem, &small(rows, split_k, k_slices), workers, pause);
+                assert!(got == expected, "{problem}, {workers} workers, {k_slices} slices, {split_k} split_k, {rows:?}");
             }
         }
     }

@@ -8,6 +8,7 @@ mod common;
 use common::lateness::scaled;
 use common::{World, cubin, device, programs, target};
 use cudarc::driver::{CudaContext, sys};
+use flux_core::layout::RowLayout;
 use flux_core::layout::fault;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
@@ -77,7 +78,7 @@ fn check_with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: V
 /// scattered rows need, and some swap-AB tiles do not send partial tiles.
 fn is_refused(program: &TileProgram, generation: Generation) -> bool {
     let sends = program.problem.op().reduces() && program.problem.world().peers() > 0;
-    sends && !if program.flattened { generation.scatters(program.tile) } else { generation.sends_partials(program.tile) }
+    sends && !if program.rows.is_flattened() { generation.scatters(program.tile) } else { generation.sends_partials(program.tile) }
 }
 
 /// Every variant on every case.
@@ -136,11 +137,11 @@ fn together_every_variant_is_right_on_shards_of_different_sizes() {
         [(3, 4, Chunk::Tiles(1)), (3, 4, Chunk::Shard), (70, 3, Chunk::Tiles(1)), (513, 4, Chunk::Tiles(2)), (1030, 4, Chunk::Tiles(1))];
     for (op, tile) in OPS.into_iter().flat_map(|op| target(&context).generation.tiles().map(move |tile| (op, tile))) {
         for (m, world, chunk) in cases {
-            for flattened in [false, true] {
+            for rows in [RowLayout::PerShard, RowLayout::Flattened] {
                 let world = WorldSize::new(world).expect("a world");
                 let (n, k) = if op == OPS[0] { (328 * world.index(), 200) } else { (328, 200 * world.index()) };
                 let p = Problem::new(op, m, n, k, DType::Bf16, world).expect("a problem");
-                check(&context, p, &Schedule { flattened, ..schedule(tile, chunk) });
+                check(&context, p, &Schedule { rows, ..schedule(tile, chunk) });
             }
         }
     }
@@ -171,8 +172,9 @@ fn check_all_epilogues(context: &Arc<CudaContext>, cases: &[Case]) {
         {
             for &(m, n, k, world, chunk) in cases {
                 let p = problem(op, m, n, k, dtype, world);
-                let flattened = op.reduces() && !target(context).generation.sends_partials(tile);
-                let schedule = Schedule { flattened, ..schedule(tile, chunk) };
+                let sends = !op.reduces() || target(context).generation.sends_partials(tile);
+                let rows = if sends { RowLayout::PerShard } else { RowLayout::Flattened };
+                let schedule = Schedule { rows, ..schedule(tile, chunk) };
                 if is_refused(&programs(p, &schedule, Nodes::apart(p.world()))[0], target(context).generation) {
                     continue;
                 }
@@ -260,8 +262,8 @@ fn check_weights_of_k_and_n(context: &Arc<CudaContext>, cases: &[Case]) {
     for (op, tile) in OPS.into_iter().flat_map(|op| target(context).generation.tiles().map(move |tile| (op, tile))) {
         for (&(m, n, k, world, chunk), dtype) in cases.iter().zip([DType::Bf16, DType::F16].into_iter().cycle()) {
             let p = problem(op, m, n, k, dtype, world);
-            for flattened in [false, true] {
-                let schedule = Schedule { flattened, ..schedule(tile, chunk) };
+            for rows in [RowLayout::PerShard, RowLayout::Flattened] {
+                let schedule = Schedule { rows, ..schedule(tile, chunk) };
                 let programs = || programs(p, &schedule, Nodes::apart(p.world()));
                 if is_refused(&programs()[0], target(context).generation) {
                     continue;
@@ -307,8 +309,10 @@ fn tiles_that_span_shards_and_split_k_are_right() {
         for tile in target(&context).generation.tiles() {
             for (m, n, k, world) in cases {
                 let p = problem(op, m, n, k, DType::Bf16, world);
-                for (flattened, split_k, k_slices) in [(true, 1, 1), (true, 3, 1), (true, 2, 3), (false, 3, 2)] {
-                    let schedule = Schedule { flattened, split_k, k_slices, group: 2, ..Schedule::of(tile) };
+                for (rows, split_k, k_slices) in
+                    [(RowLayout::Flattened, 1, 1), (RowLayout::Flattened, 3, 1), (RowLayout::Flattened, 2, 3), (RowLayout::PerShard, 3, 2)]
+                {
+                    let schedule = Schedule { rows, split_k, k_slices, group: 2, ..Schedule::of(tile) };
                     check(&context, p, &schedule);
                 }
             }
@@ -384,20 +388,20 @@ fn partial_sums_in_f32_are_right() {
     let Some(context) = device("partial_sums_in_f32_are_right") else { return };
     for (tile, dtype) in target(&context).generation.tiles().zip([DType::Bf16, DType::F16].into_iter().cycle()) {
         for (m, n, k, world, chunk, in_mainloop) in IN_F32 {
-            for (op, flattened, two_exchanges, split_k) in [
-                (OpKind::GemmReduceScatter, false, false, 1),
-                (OpKind::GemmReduceScatter, false, false, 2),
-                (OpKind::GemmReduceScatter, true, false, 2),
-                (OpKind::GemmAllReduce, false, false, 1),
-                (OpKind::GemmAllReduce, true, false, 1),
-                (OpKind::GemmAllReduce, true, true, 1),
+            for (op, rows, split_k) in [
+                (OpKind::GemmReduceScatter, RowLayout::PerShard, 1),
+                (OpKind::GemmReduceScatter, RowLayout::PerShard, 2),
+                (OpKind::GemmReduceScatter, RowLayout::Flattened, 2),
+                (OpKind::GemmAllReduce, RowLayout::PerShard, 1),
+                (OpKind::GemmAllReduce, RowLayout::Flattened, 1),
+                (OpKind::GemmAllReduce, RowLayout::FlattenedTwoExchanges, 1),
             ] {
                 let p = problem(op, m, n, k, dtype, world).with_partials(Partials::F32);
-                let in_mainloop = if flattened || split_k > 1 { 0 } else { in_mainloop };
-                let schedule = Schedule { flattened, two_exchanges, split_k, in_mainloop, ..schedule(tile, chunk) };
+                let in_mainloop = if rows.is_flattened() || split_k > 1 { 0 } else { in_mainloop };
+                let schedule = Schedule { rows, split_k, in_mainloop, ..schedule(tile, chunk) };
                 check(&context, p, &schedule);
                 let (programs, target) = (programs(p, &schedule, Nodes::apart(p.world())), target(&context));
-                if flattened && target.generation.scatters(tile) {
+                if rows.is_flattened() && target.generation.scatters(tile) {
                     let variant = Variant::of(&programs[0], target).expect("a variant");
                     check_with(&context, programs, variant, &schedule, Pace { in_flight_limit: 2, ..Pace::default() });
                 }
@@ -411,17 +415,17 @@ fn partial_sums_in_f32_are_right() {
 #[test]
 fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
     let Some(context) = device("results_are_the_same_bits_in_every_run_whatever_rank_is_late") else { return };
-    for (op, k, in_mainloop, flattened) in [
-        (OPS[0], 512, 0, false),
-        (OPS[1], 512, 0, false),
-        (OPS[1], 1728, 2, false),
-        (OPS[1], 1728, 3, false),
-        (OPS[1], 512, 0, true),
-        (OPS[2], 512, 0, false),
-        (OPS[2], 512, 0, true),
+    for (op, k, in_mainloop, rows) in [
+        (OPS[0], 512, 0, RowLayout::PerShard),
+        (OPS[1], 512, 0, RowLayout::PerShard),
+        (OPS[1], 1728, 2, RowLayout::PerShard),
+        (OPS[1], 1728, 3, RowLayout::PerShard),
+        (OPS[1], 512, 0, RowLayout::Flattened),
+        (OPS[2], 512, 0, RowLayout::PerShard),
+        (OPS[2], 512, 0, RowLayout::Flattened),
     ] {
         let p = problem(op, 384, 768, k, DType::Bf16, 4);
-        let schedule = Schedule { in_mainloop, flattened, ..schedule(TILE, Chunk::Tiles(1)) };
+        let schedule = Schedule { in_mainloop, rows, ..schedule(TILE, Chunk::Tiles(1)) };
         assert_eq!(programs(p, &schedule, Nodes::apart(p.world()))[0].in_mainloop, in_mainloop, "{p}");
         let mut w = World::new(&context, p, &schedule, Epoch::new(u32::MAX - 5));
         let seeds = Seeds { x: 3, w: 4 };
@@ -437,7 +441,7 @@ fn results_are_the_same_bits_in_every_run_whatever_rank_is_late() {
             for (rank, bits) in first.iter().enumerate() {
                 assert!(
                     w.result(rank) == *bits,
-                    "{op}, {in_mainloop} in_mainloop, flattened: {flattened}, rank {rank} differs with rank {} late",
+                    "{op}, {in_mainloop} in_mainloop, {rows:?}, rank {rank} differs with rank {} late",
                     late % 4
                 );
             }
@@ -480,31 +484,27 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
 #[test]
 fn calls_after_a_failed_one_announce_nothing() {
     let Some(context) = device("calls_after_a_failed_one_announce_nothing") else { return };
-    for (op, flattened, in_flight_limit) in [
-        (OPS[0], false, 0),
-        (OPS[0], true, 0),
-        (OPS[1], false, 0),
-        (OPS[1], true, 0),
-        (OPS[1], true, 1),
-        (OPS[2], false, 0),
-        (OPS[2], true, 0),
-        (OPS[2], true, 1),
+    for (op, rows, in_flight_limit) in [
+        (OPS[0], RowLayout::PerShard, 0),
+        (OPS[0], RowLayout::Flattened, 0),
+        (OPS[1], RowLayout::PerShard, 0),
+        (OPS[1], RowLayout::Flattened, 0),
+        (OPS[1], RowLayout::Flattened, 1),
+        (OPS[2], RowLayout::PerShard, 0),
+        (OPS[2], RowLayout::Flattened, 0),
+        (OPS[2], RowLayout::Flattened, 1),
     ] {
         // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave
         // nothing out.
         let p = problem(op, 8, 256, 256, DType::Bf16, 2);
-        let mut w = World::new(&context, p, &Schedule { flattened, ..schedule(TILE, Chunk::Shard) }, Epoch::FIRST);
+        let mut w = World::new(&context, p, &Schedule { rows, ..schedule(TILE, Chunk::Shard) }, Epoch::FIRST);
         w.pace.in_flight_limit = in_flight_limit;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
         w.poison(0);
         (0..2 * w.workers).for_each(|_| w.enqueue(0));
         w.synchronize();
-        assert!(
-            w.signals(1).iter().all(|&word| word == 0),
-            "{op}, flattened: {flattened}, in-flight limit {in_flight_limit}: {:?}",
-            w.signals(1)
-        );
-        assert_eq!(w.epoch(0), 1, "{op}, flattened: {flattened}, in-flight limit {in_flight_limit}");
+        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, {rows:?}, in-flight limit {in_flight_limit}: {:?}", w.signals(1));
+        assert_eq!(w.epoch(0), 1, "{op}, {rows:?}, in-flight limit {in_flight_limit}");
     }
 }
 

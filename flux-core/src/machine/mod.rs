@@ -4,12 +4,8 @@
 
 mod profiles;
 
-use crate::tile::Generation;
+use crate::tile::{Generation, SHARED_BYTES};
 use std::time::Duration;
-
-/// Bytes that pass through an SM's shared memory in a cycle: 32 banks of 4 bytes (CUDA C++
-/// Programming Guide, "Compute Capabilities", from 5.x on).
-pub(crate) const SHARED_BYTES: u64 = 128;
 
 /// A host of equal GPUs that reach each other's memory through a switch, or host memory only.
 ///

@@ -7,7 +7,7 @@
 #![allow(clippy::cast_sign_loss, reason = "extents, counts and times are not negative")]
 
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
-use crate::layout::{gather_place_bytes, scatter_place_bytes, slot_bytes};
+use crate::layout::{RowLayout, gather_place_bytes, scatter_place_bytes, slot_bytes};
 use crate::program::Schedule;
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, Rank};
@@ -208,8 +208,7 @@ impl<'a> PlanCost<'a> {
         let slot = slot_bytes(self.problem, self.plan.tile) as f64;
         let last_wave = self.tiles - ((self.tiles - 1.0) / self.workers).floor() * self.workers;
         if self.plan.is_flattened() {
-            let two_exchanges = self.schedule.two_exchanges;
-            let place = scatter_place_bytes(self.problem, two_exchanges) as f64;
+            let place = scatter_place_bytes(self.problem, self.schedule.rows) as f64;
             let (sent, rows) = (place * peers, place * (peers + 1.0));
             let reduced = 2.0 * rows / self.memory() + 2.0 * signal;
             // A whole shard leaves when the last tile is done.
@@ -218,7 +217,8 @@ impl<'a> PlanCost<'a> {
             }
             let last = sent * (last_wave / self.tiles).min(1.0);
             // Sums leave when all tiles are done, and are then copied.
-            let shared = if two_exchanges { sent / self.link + 2.0 * sent / self.memory() + 2.0 * signal } else { 0.0 };
+            let shared =
+                if self.schedule.rows.has_two_exchanges() { sent / self.link + 2.0 * sent / self.memory() + 2.0 * signal } else { 0.0 };
             return (sent / self.link - body).max(0.0) + last / self.link + reduced + shared;
         }
         // Own tiles of the last wave.
@@ -300,6 +300,6 @@ fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
 fn place_bytes(problem: &Problem) -> u64 {
     match problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => scatter_place_bytes(problem, false),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => scatter_place_bytes(problem, RowLayout::Flattened),
     }
 }

@@ -4,6 +4,7 @@
 //! and the SM count. It uses no rate of a machine.
 
 use super::{KSplit, Links, Plan, RowMapping, Target};
+use crate::layout::RowLayout;
 use crate::program::{MAX_ITEMS, Schedule, most_partials};
 use crate::tile::TileGrid;
 use crate::{OpKind, Problem, Rank};
@@ -15,9 +16,10 @@ pub(super) const RASTER_GROUP: u32 = 8;
 impl Plan {
     /// The schedule of this plan for `problem`.
     pub fn schedule(&self, problem: &Problem, target: &Target) -> Schedule {
-        let (group, flattened) = match self.rows {
-            RowMapping::PerShard { group } => (group, false),
-            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => (1, true),
+        let (group, rows) = match self.rows {
+            RowMapping::PerShard { group } => (group, RowLayout::PerShard),
+            RowMapping::Flattened => (1, RowLayout::Flattened),
+            RowMapping::FlattenedTwoExchanges => (1, RowLayout::FlattenedTwoExchanges),
         };
         let workers = target.machine.multiprocessors;
         let (split_k, stream_k_workers) = match self.k {
@@ -25,19 +27,10 @@ impl Plan {
             KSplit::SplitK(parts) => (parts, 1),
             KSplit::StreamK => (1, workers),
         };
-        let (raster_group, k_slices, two_exchanges) = (RASTER_GROUP, self.k_slices, self.rows == RowMapping::FlattenedTwoExchanges);
-        let plain = Schedule {
-            chunk: self.chunk,
-            raster_group,
-            group,
-            k_slices,
-            split_k,
-            stream_k_workers,
-            flattened,
-            two_exchanges,
-            ..Schedule::of(self.tile)
-        };
-        if flattened || problem.world().peers() == 0 {
+        let (raster_group, k_slices) = (RASTER_GROUP, self.k_slices);
+        let plain =
+            Schedule { chunk: self.chunk, raster_group, group, k_slices, split_k, stream_k_workers, rows, ..Schedule::of(self.tile) };
+        if rows.is_flattened() || problem.world().peers() == 0 {
             return plain;
         }
         match problem.op() {

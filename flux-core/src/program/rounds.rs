@@ -45,7 +45,7 @@ impl TileProgram {
     pub const fn place_bytes(&self) -> u64 {
         match self.problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(&self.problem),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.flattened => self.scatter_place_bytes(),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.rows.is_flattened() => self.scatter_place_bytes(),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.slots_per_source as u64 * slot_bytes(&self.problem, self.tile),
         }
     }
@@ -72,7 +72,7 @@ impl TileProgram {
         }
         match self.problem.op() {
             OpKind::AllGatherGemm => self.gather_rounds(),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.flattened => self.scattered_row_rounds(),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.rows.is_flattened() => self.scattered_row_rounds(),
             OpKind::GemmReduceScatter => self.partial_tile_rounds(),
             OpKind::GemmAllReduce => None,
         }
@@ -102,7 +102,7 @@ impl TileProgram {
                 End { peer, place, signal: place * per_place + chunk, bytes }
             };
             let source = self.nodes.after(self.rank, t.step);
-            let from = if self.flattened { source.get() } else { source.place_at(self.rank)? };
+            let from = if self.rows.is_flattened() { source.get() } else { source.place_at(self.rank)? };
             let (sent, received) = (end(Rank::new(t.dest), (self.rank, t.place)), end(source, (source, from)));
             let bytes = rows_of(0, chunk, t) * row_bytes;
             Some(Round { step: t.step, offset: u64::from(t.row) * row_bytes, bytes, sent, received })

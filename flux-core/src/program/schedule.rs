@@ -1,9 +1,10 @@
 //! What a tile program is built from: cuts and order of the tiles of one problem.
 //!
 //! Invariant: no field of a [`Schedule`] changes what is computed. `split_k`, `stream_k_workers`,
-//! `in_mainloop` and, for GEMM-ReduceScatter, `flattened` change where sums are rounded.
+//! `in_mainloop` and, for GEMM-ReduceScatter, `rows` change where sums are rounded.
 
 use super::ScheduleError;
+use crate::layout::RowLayout;
 use crate::problem::MAX_EXTENT;
 use crate::tile::{TileExtent, TileGrid};
 use crate::{TileShape, WorldSize};
@@ -73,14 +74,12 @@ pub struct Schedule {
     /// of several shards. It has no effect with `split_k`, with mixed nodes, where sharing gains
     /// nothing, and where own tiles of a GEMM-ReduceScatter would be shared.
     pub stream_k_workers: u32,
-    /// Whether tiles are cut over all `m` rows: for shards with fewer rows than a tile, or
-    /// unaligned `m`. It has no effect in a world of 1.
+    /// How tiles are cut over the rows: flattened for shards with fewer rows than a tile, or
+    /// unaligned `m`. In a world of 1 they are cut per shard, and only a GEMM-AllReduce has two
+    /// exchanges.
     ///
-    /// A GEMM-ReduceScatter then rounds every rank's product before the sum.
-    pub flattened: bool,
-    /// Whether a rank of a GEMM-AllReduce with flattened rows adds the rows of its shard and sends
-    /// the sums to all. Otherwise every rank adds all rows.
-    pub two_exchanges: bool,
+    /// With flattened rows a GEMM-ReduceScatter rounds every rank's product before the sum.
+    pub rows: RowLayout,
     /// Partial tiles that a GEMM-ReduceScatter adds in the mainloop of an own tile, in the order in
     /// which they were sent; at most what `k` has room for. The others are added afterwards.
     ///
@@ -113,8 +112,7 @@ impl Schedule {
             k_slices: 1,
             split_k: 1,
             stream_k_workers: 1,
-            flattened: false,
-            two_exchanges: false,
+            rows: RowLayout::PerShard,
             in_mainloop: 0,
             own_lag: 0,
         }
@@ -205,8 +203,7 @@ impl fmt::Display for Schedule {
             k_slices,
             split_k,
             stream_k_workers,
-            flattened,
-            two_exchanges,
+            rows,
             in_mainloop,
             own_lag,
         } = self;
@@ -237,7 +234,10 @@ impl fmt::Display for Schedule {
         if *in_mainloop > 0 {
             write!(f, ", {in_mainloop} partial tiles in the mainloop")?;
         }
-        f.write_str(if *flattened { ", flattened" } else { "" })?;
-        f.write_str(if *two_exchanges { " in two exchanges" } else { "" })
+        f.write_str(match rows {
+            RowLayout::PerShard => "",
+            RowLayout::Flattened => ", flattened",
+            RowLayout::FlattenedTwoExchanges => ", flattened in two exchanges",
+        })
     }
 }

@@ -1,6 +1,7 @@
 //! Programs of small problems, item by item.
 
 use super::*;
+use crate::layout::RowLayout;
 use crate::layout::WorkspaceSize;
 use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 
@@ -127,7 +128,7 @@ fn shards_side_by_side_await_a_chunk_of_each() {
 #[test]
 fn flattened_tiles_read_all_shards_from_the_gather_buffer() {
     let p = problem(OpKind::AllGatherGemm, 3, 100); // 3 row blocks of 128 rows over 3 shards
-    let schedule = Schedule { flattened: true, raster_group: 1, ..Schedule::of(TILE) };
+    let schedule = Schedule { rows: RowLayout::Flattened, raster_group: 1, ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let item = program.items.iter().find(|item| item.row == 128).expect("a second row block");
     assert_eq!((item.a_source, item.a_outer, item.row, item.rows, item.out_outer), (RowSource::Gather, 0, 128, 128, 0));
@@ -141,7 +142,7 @@ fn flattened_tiles_read_all_shards_from_the_gather_buffer() {
 #[test]
 fn flattened_tiles_are_scattered_to_their_owners_and_reduced_there() {
     let p = problem(OpKind::GemmReduceScatter, 3, 20); // 1 row block over 3 shards by 4 column blocks of 960
-    let schedule = Schedule { flattened: true, chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
+    let schedule = Schedule { rows: RowLayout::Flattened, chunk: Chunk::Tiles(1), ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tile = program.items[2];
     assert_eq!((tile.sink, tile.row, tile.rows, tile.raise, tile.dest), (Sink::Scatter, 0, 60, 4 + 2, 1));
@@ -159,7 +160,7 @@ fn flattened_tiles_are_scattered_to_their_owners_and_reduced_there() {
 #[test]
 fn one_signal_may_announce_all_scattered_tiles() {
     let p = problem(OpKind::GemmReduceScatter, 3, 100); // 3 row blocks by 4 column blocks, whose middle one holds no rows of the first shard
-    let schedule = Schedule { flattened: true, ..Schedule::of(TILE) };
+    let schedule = Schedule { rows: RowLayout::Flattened, ..Schedule::of(TILE) };
     let program = TileProgram::build(&p, Rank::new(1), &schedule).expect("a valid schedule");
     let tiles = &program.items[..12];
     assert!(tiles.iter().all(|i| (i.sink, i.raise, i.counter, i.raise_after) == (Sink::Scatter, 1, 0, 12)));
@@ -183,7 +184,7 @@ fn a_world_of_one_awaits_and_sends_nothing() {
         assert!(program.awaits.is_empty() && program.transfers.is_empty());
         assert!(program.items.iter().all(|i| i.sink == Sink::Store && i.raise == NONE && i.await_count == 0));
         assert_eq!(program.workspace(), WorkspaceSize::default());
-        let flattened = Schedule { chunk: Chunk::Tiles(1), flattened: true, ..Schedule::of(TILE) };
+        let flattened = Schedule { chunk: Chunk::Tiles(1), rows: RowLayout::Flattened, ..Schedule::of(TILE) };
         assert_eq!(TileProgram::build(&problem(op, 1, 300), Rank::new(0), &flattened), Ok(program), "there is nothing to flatten");
     }
 }
@@ -218,7 +219,7 @@ fn a_schedule_that_cannot_be_is_refused_with_its_numbers() {
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManySignals { tile: schedule.tile, signals: 1 << 24 });
     // There are few signals, but each row block awaits all of its shard.
-    let schedule = Schedule { chunk: Chunk::Shard, raster_group: 1, k_slices: u32::MAX, flattened: true, ..schedule };
+    let schedule = Schedule { chunk: Chunk::Shard, raster_group: 1, k_slices: u32::MAX, rows: RowLayout::Flattened, ..schedule };
     let error = TileProgram::build(&deep, Rank::new(0), &schedule).expect_err("refused");
     assert_eq!(error, ScheduleError::TooManyAwaits { tile: schedule.tile, awaits: 1 << 24 });
 

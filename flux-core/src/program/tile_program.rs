@@ -36,12 +36,8 @@ pub struct TileProgram {
     pub counters: u32,
     /// Split-K slots used.
     pub split_k_slots: u32,
-    /// Whether rows are flattened: row indices are of all shards. Gathered and scattered rows lie
-    /// in a place for every rank, in rank order.
-    pub flattened: bool,
-    /// Whether a rank adds the flattened rows of its shard and stores the sums among the results of
-    /// every peer (GEMM-AllReduce).
-    pub two_exchanges: bool,
+    /// How tiles are cut over the rows.
+    pub rows: RowLayout,
     /// How the ranks are grouped.
     pub nodes: Nodes,
 }
@@ -53,42 +49,33 @@ impl TileProgram {
     /// its signal.
     pub fn workspace(&self) -> WorkspaceSize {
         let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
-        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.row_layout(), self.split_k_slots);
+        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.rows, self.split_k_slots);
         WorkspaceSize { half_bytes, signals: self.signals, counters }
     }
 
     /// Offset of place `place` in a half of a rank's data region (AllGather-GEMM).
     pub const fn gather_place_offset(&self, place: u32) -> u64 {
-        layout::gather_place_offset(&self.problem, self.flattened, place)
+        layout::gather_place_offset(&self.problem, self.rows, place)
     }
 
     /// Offset of the first split-K slot in a half of the own data region.
     pub const fn split_k_offset(&self) -> u64 {
-        layout::split_k_offset(&self.problem, self.tile, self.row_layout())
+        layout::split_k_offset(&self.problem, self.tile, self.rows)
     }
 
     /// Offset of peers' results in a half of the own data region (GEMM-AllReduce in two exchanges).
     pub const fn results_offset(&self) -> u64 {
-        layout::results_offset(&self.problem, self.tile, self.row_layout())
-    }
-
-    /// How rows lie in a half.
-    pub const fn row_layout(&self) -> RowLayout {
-        match (self.flattened, self.two_exchanges) {
-            (false, _) => RowLayout::PerShard,
-            (true, false) => RowLayout::Flattened,
-            (true, true) => RowLayout::FlattenedTwoExchanges,
-        }
+        layout::results_offset(&self.problem, self.tile, self.rows)
     }
 
     /// The rows of all `m` that `rank` adds, of those that the ranks scatter.
     pub const fn reduced_rows(&self, rank: Rank) -> std::ops::Range<u32> {
-        if self.two_exchanges { self.problem.shard_rows(rank) } else { self.problem.y_rows(rank) }
+        if self.rows.has_two_exchanges() { self.problem.shard_rows(rank) } else { self.problem.y_rows(rank) }
     }
 
     /// Bytes of a source's place among scattered rows.
     pub const fn scatter_place_bytes(&self) -> u64 {
-        layout::scatter_place_bytes(&self.problem, self.two_exchanges)
+        layout::scatter_place_bytes(&self.problem, self.rows)
     }
 
     /// Steps along the rank's `k`.
@@ -116,7 +103,7 @@ impl TileProgram {
     /// of a GEMM-AllReduce, a [`Sink::Reduce`] or [`Sink::ReduceRows`], all peers.
     pub fn signalled_ranks(&self, item: &WorkItem) -> impl Iterator<Item = Rank> + use<> {
         let all_reduces = self.problem.op() == OpKind::GemmAllReduce;
-        let to_all = item.counter != NONE || all_reduces && !self.two_exchanges;
+        let to_all = item.counter != NONE || all_reduces && !self.rows.has_two_exchanges();
         let is_shared = all_reduces && matches!(item.sink, Sink::Reduce | Sink::ReduceRows);
         let but = if is_shared { self.rank.get() } else { NONE };
         let ranks = if item.sink == Sink::Scatter && to_all || but != NONE {

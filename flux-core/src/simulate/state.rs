@@ -36,7 +36,7 @@ impl<'a> RankState<'a> {
             program,
             workers: Vec::with_capacity(workers),
             pad: Pad::new(program.signals),
-            copied: mover == Mover::CopyEngine && !program.flattened,
+            copied: mover == Mover::CopyEngine && !program.rows.is_flattened(),
             totals: RankTotals::default(),
             counters: vec![0; program.counters as usize * program.problem.world().index()],
             read: waves::read_by_step(program, workers),

@@ -3,6 +3,7 @@
 
 use super::*;
 use crate::Rank;
+use crate::layout::RowLayout;
 use crate::program::{Chunk, NONE, Schedule, TileProgram};
 use crate::tile::Generation;
 use crate::{DType, OpKind, Problem, TileShape, WorldSize};
@@ -152,7 +153,7 @@ fn the_fix_up_item_of_a_split_tile_adds_its_parts() {
 
 #[test]
 fn a_reduction_awaits_the_rows_that_all_ranks_have_scattered() {
-    let flattened = simulate(&rs(2, (8, 8, 16), Schedule { flattened: true, ..schedule() }), &ROUND, Mover::Kernel).unwrap();
+    let flattened = simulate(&rs(2, (8, 8, 16), Schedule { rows: RowLayout::Flattened, ..schedule() }), &ROUND, Mover::Kernel).unwrap();
     // 4 rows of 16 bytes go to the peer, arrived at 3.1; those of both ranks are added.
     assert_eq!((flattened.time, flattened.ranks[1].sent), (NS(2500 + 500 + 100 + 1000 + 500 + 2000), 64));
 }

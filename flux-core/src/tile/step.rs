@@ -3,8 +3,10 @@
 //! Invariant: it depends on the tile's extents alone, and is never below 100 %.
 
 use super::TileShape;
-use crate::machine::SHARED_BYTES;
 
+/// Bytes that pass through an SM's shared memory in a cycle: 32 banks of 4 bytes (CUDA C++
+/// Programming Guide, "Compute Capabilities", from 5.x on).
+pub(crate) const SHARED_BYTES: u64 = 128;
 /// Rows of wgmma's operand A.
 const BLOCK: u64 = 64;
 /// Dense 16-bit operations of an SM in a cycle (H100 data sheet).

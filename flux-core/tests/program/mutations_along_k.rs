@@ -3,6 +3,7 @@
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, knob_calls};
 use flux_core::OpKind::{self, AllGatherGemm, GemmReduceScatter};
+use flux_core::layout::RowLayout;
 use flux_core::program::check::{Record, Violation, verify};
 use flux_core::program::{Await, NONE, RowSource, Sink, TileProgram, WorkItem};
 use proptest::prelude::*;
@@ -18,24 +19,20 @@ fn split_calls() -> impl Strategy<Value = Call> {
 /// The same, with at most `most` slices.
 fn split_calls_in_slices(most: u32) -> impl Strategy<Value = Call> {
     let knobs = move || {
-        (1..=most, 2..=3_u32, any::<bool>()).prop_map(|(k_slices, split_k, flattened)| Knobs {
-            k_slices,
-            split_k,
-            flattened,
-            ..Knobs::PLAIN
-        })
+        (1..=most, 2..=3_u32, prop::sample::select(vec![RowLayout::PerShard, RowLayout::Flattened]))
+            .prop_map(|(k_slices, split_k, rows)| Knobs { k_slices, split_k, rows, ..Knobs::PLAIN })
     };
     let of = move |op: OpKind| knob_calls(op, 1..=5, 3..=5, knobs());
     prop_oneof![of(AllGatherGemm), of(GemmReduceScatter)]
 }
 
 /// Calls of AllGather-GEMM that announce slices, with shards in places of their own or flattened.
-fn sliced_calls(flattened: bool) -> impl Strategy<Value = Call> {
+fn sliced_calls(rows: RowLayout) -> impl Strategy<Value = Call> {
     knob_calls(
         AllGatherGemm,
         2..=5,
         4..=6,
-        (2..=3_u32, 1..=2_u32).prop_map(move |(k_slices, split_k)| Knobs { k_slices, split_k, flattened, ..Knobs::PLAIN }),
+        (2..=3_u32, 1..=2_u32).prop_map(move |(k_slices, split_k)| Knobs { k_slices, split_k, rows, ..Knobs::PLAIN }),
     )
 }
 
@@ -70,7 +67,7 @@ proptest! {
     }
 
     #[test]
-    fn bounds_of_slices(call in sliced_calls(false), rank: Index, which: Index, kind in 0..3) {
+    fn bounds_of_slices(call in sliced_calls(RowLayout::PerShard), rank: Index, which: Index, kind in 0..3) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (k_steps, k) = (p.k_steps(), p.problem.k());
@@ -112,7 +109,7 @@ proptest! {
     }
 
     #[test]
-    fn form_of_slices(call in sliced_calls(false), rank: Index, which: Index, kind in 0..4) {
+    fn form_of_slices(call in sliced_calls(RowLayout::PerShard), rank: Index, which: Index, kind in 0..4) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let transfer = pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
@@ -291,7 +288,7 @@ proptest! {
     }
 
     #[test]
-    fn slices_that_overlap(call in sliced_calls(true), rank: Index, which: Index) {
+    fn slices_that_overlap(call in sliced_calls(RowLayout::Flattened), rank: Index, which: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let which = pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
@@ -303,7 +300,7 @@ proptest! {
     }
 
     #[test]
-    fn slices_that_are_not_brought(call in sliced_calls(true), rank: Index, which: Index) {
+    fn slices_that_are_not_brought(call in sliced_calls(RowLayout::Flattened), rank: Index, which: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let which = pick_transfer(&p.transfers.iter().map(|t| t.cols > p.tile.k).collect::<Vec<_>>(), which);
@@ -315,7 +312,7 @@ proptest! {
     }
 
     #[test]
-    fn slices_that_are_awaited_late(call in sliced_calls(true), rank: Index, item: Index, kind in 0..2) {
+    fn slices_that_are_awaited_late(call in sliced_calls(RowLayout::Flattened), rank: Index, item: Index, kind in 0..2) {
         let mut call = call;
         let announced = announced(&call);
         let p = pick(&mut call, rank);

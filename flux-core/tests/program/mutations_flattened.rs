@@ -3,6 +3,7 @@
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, build, knob_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmAllReduce, GemmReduceScatter};
+use flux_core::layout::RowLayout;
 use flux_core::program::check::{Output, Record, Violation, verify};
 use flux_core::program::{NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use flux_core::{DType, Nodes, Problem, Rank, TileShape, WorldSize};
@@ -10,13 +11,8 @@ use proptest::prelude::*;
 use proptest::sample::Index;
 
 fn flattened() -> impl Strategy<Value = Knobs> {
-    (1..=2_u32, 1..=2_u32, any::<bool>()).prop_map(|(k_slices, split_k, two_exchanges)| Knobs {
-        k_slices,
-        split_k,
-        flattened: true,
-        two_exchanges,
-        ..Knobs::PLAIN
-    })
+    let rows = prop::sample::select(vec![RowLayout::Flattened, RowLayout::FlattenedTwoExchanges]);
+    (1..=2_u32, 1..=2_u32, rows).prop_map(|(k_slices, split_k, rows)| Knobs { k_slices, split_k, rows, ..Knobs::PLAIN })
 }
 
 fn gathering() -> impl Strategy<Value = Call> {
@@ -47,14 +43,14 @@ proptest! {
     fn agreement(call in prop_oneof![gathering(), scattering()], rank: Index, kind in 0..2) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        if kind == 0 { p.flattened = false } else { p.split_k_slots += 1 }
+        if kind == 0 { p.rows = RowLayout::PerShard } else { p.split_k_slots += 1 }
         assert_violates!(call, Violation::Disagreement { .. });
     }
 
     #[test]
     fn one_rank(call in knob_calls(AllGatherGemm, 1..=1, 1..=3, Just(Knobs::PLAIN))) {
         let mut call = call;
-        call.0[0].flattened = true;
+        call.0[0].rows = RowLayout::Flattened;
         assert_violates!(call, Violation::Disagreement { what: "row mapping", .. });
     }
 
@@ -229,7 +225,7 @@ proptest! {
 #[test]
 fn a_reduction_between_tiles() {
     let problem = Problem::new(GemmReduceScatter, 8, 32, 16, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-    let mut call = build(&problem, &Schedule { flattened: true, ..Schedule::of(TileShape::new(16, 16, 8)) });
+    let mut call = build(&problem, &Schedule { rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(16, 16, 8)) });
     for p in &mut call.0 {
         assert_eq!(p.items.iter().position(is_reduction), Some(2));
         p.items.swap(1, 2);

@@ -3,6 +3,7 @@
 use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, calls, knob_calls};
 use flux_core::OpKind::{self, AllGatherGemm, GemmReduceScatter};
+use flux_core::layout::RowLayout;
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Chunk, Sink, WorkItem};
 use proptest::prelude::*;
@@ -16,7 +17,7 @@ fn two_by_two() -> impl Strategy<Value = Call> {
 
 /// Calls of `op` with flattened rows.
 fn flattened(op: OpKind) -> impl Strategy<Value = Call> {
-    knob_calls(op, 2..=6, 1..=3, Just(Knobs { flattened: true, ..Knobs::PLAIN }))
+    knob_calls(op, 2..=6, 1..=3, Just(Knobs { rows: RowLayout::Flattened, ..Knobs::PLAIN }))
 }
 
 /// Moves the border between the first two blocks of `tile` elements.

@@ -4,6 +4,7 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::properties::assert_hears_from_all_that_it_writes_to;
 use crate::strategies::{Call, chunks};
 use flux_core::OpKind::{AllGatherGemm, GemmReduceScatter};
+use flux_core::layout::RowLayout;
 use flux_core::program::check::{Violation, verify};
 use flux_core::program::{Schedule, ScheduleError, Sink, TileProgram};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
@@ -201,7 +202,7 @@ fn nodes_of_another_world_and_flattened_rows_are_refused() {
     let other = Nodes::new(WorldSize::new(8).unwrap(), 2).unwrap();
     let build = |schedule: &Schedule, nodes| TileProgram::build_across(&problem, Rank::new(0), schedule, nodes);
     assert_eq!(build(&schedule, other), Err(ScheduleError::OtherWorld { nodes: WorldSize::new(8).unwrap(), world }));
-    let flattened = Schedule { flattened: true, ..schedule };
+    let flattened = Schedule { rows: RowLayout::Flattened, ..schedule };
     let nodes = Nodes::new(world, 2).unwrap();
     assert_eq!(build(&flattened, nodes), Err(ScheduleError::FlattenedNodes { nodes }));
     assert!(build(&flattened, Nodes::apart(world)).is_ok());

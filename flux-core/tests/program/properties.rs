@@ -139,10 +139,10 @@ proptest! {
         let program = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap();
         let (world, peers) = (u64::from(problem.world().get()), u64::from(problem.world().peers()));
         let element = problem.partial_bytes() as u64;
-        let places = match (problem.op(), program.flattened) {
+        let places = match (problem.op(), program.rows.is_flattened()) {
             (OpKind::AllGatherGemm, _) => peers * layout::gather_place_bytes(&problem),
             (_, true) => {
-                let rows = if program.two_exchanges { problem.m_shard() } else { problem.most_y_rows() };
+                let rows = if program.rows.has_two_exchanges() { problem.m_shard() } else { problem.most_y_rows() };
                 world * u64::from(rows) * u64::from(problem.n()) * element
             }
             (_, false) => {
@@ -153,7 +153,7 @@ proptest! {
             }
         };
         let mut end = places;
-        if problem.op() == OpKind::GemmAllReduce && (program.two_exchanges || !program.flattened) {
+        if problem.op() == OpKind::GemmAllReduce && (program.rows.has_two_exchanges() || !program.rows.is_flattened()) {
             prop_assert!(end <= program.results_offset());
             let results = u64::from(problem.m()) * u64::from(problem.n()) * problem.dtype().bytes() as u64;
             end = program.results_offset() + results;

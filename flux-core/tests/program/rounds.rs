@@ -1,5 +1,6 @@
 //! Rounds of random programs, and whether ranks that take them in groups ever wait in a circle.
 
+use flux_core::layout::RowLayout;
 use flux_core::machine::Machine;
 use flux_core::plan::{CommMode, Links, Plan, Target};
 use flux_core::program::{self, Channels, Chunk, End, Round, Schedule, Sink, TileProgram, WorkItem, groups};
@@ -27,8 +28,9 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
             let problem = Problem::new(op, rows * world.index(), n, k, DType::Bf16, world).expect("a valid problem");
             // Mixed nodes have no flattened rows, and messages of a GEMM-AllReduce no others.
             let flattened = (flattened || op == OpKind::GemmAllReduce) && !nodes.are_mixed();
+            let layout = if flattened { RowLayout::Flattened } else { RowLayout::PerShard };
             let chunk = if flattened && op.reduces() { Chunk::Shard } else { Chunk::Tiles(chunk) };
-            let schedule = Schedule { chunk, raster_group, group, split_k, flattened, ..Schedule::of(TileShape::new(2, 16, 16)) };
+            let schedule = Schedule { chunk, raster_group, group, split_k, rows: layout, ..Schedule::of(TileShape::new(2, 16, 16)) };
             world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).expect("a valid schedule")).collect()
         },
     )
@@ -236,8 +238,11 @@ fn what_is_no_range_of_a_place_makes_no_rounds() {
         let problem = Problem::new(op, 64, 512, 512, DType::Bf16, world).unwrap();
         let rounds = |schedule| TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().rounds();
         assert!(rounds(schedule).is_some());
-        assert!(rounds(Schedule { flattened: true, ..schedule }).is_some());
-        assert_eq!(rounds(Schedule { flattened: true, chunk: Chunk::Tiles(1), ..schedule }).is_some(), op == OpKind::AllGatherGemm);
+        assert!(rounds(Schedule { rows: RowLayout::Flattened, ..schedule }).is_some());
+        assert_eq!(
+            rounds(Schedule { rows: RowLayout::Flattened, chunk: Chunk::Tiles(1), ..schedule }).is_some(),
+            op == OpKind::AllGatherGemm
+        );
         assert_eq!(rounds(Schedule { k_slices: 2, ..schedule }).is_some(), op == OpKind::GemmReduceScatter);
     }
     let alone = Problem::new(OpKind::AllGatherGemm, 64, 512, 512, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();

@@ -47,12 +47,12 @@ fn least_traffic(program: &TileProgram) -> (u64, u64) {
     let [x_row, y_row] = [problem.k(), problem.n()].map(|columns| u64::from(columns) * 2);
     match problem.op() {
         OpKind::AllGatherGemm => (peers * own * x_row, others * x_row),
-        OpKind::GemmReduceScatter if program.flattened => (others * y_row, peers * own * y_row),
-        OpKind::GemmAllReduce if program.two_exchanges => {
+        OpKind::GemmReduceScatter if program.rows.is_flattened() => (others * y_row, peers * own * y_row),
+        OpKind::GemmAllReduce if program.rows.has_two_exchanges() => {
             let both = others * y_row + peers * own * y_row;
             (both, both)
         }
-        OpKind::GemmAllReduce if program.flattened => {
+        OpKind::GemmAllReduce if program.rows.is_flattened() => {
             let all = peers * u64::from(problem.m()) * y_row;
             (all, all)
         }

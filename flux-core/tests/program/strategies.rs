@@ -1,5 +1,6 @@
 //! Problems and schedules that are valid by construction.
 
+use flux_core::layout::RowLayout;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
@@ -79,8 +80,7 @@ pub(crate) struct Knobs {
     pub(crate) k_slices: u32,
     pub(crate) split_k: u32,
     pub(crate) stream_k_workers: u32,
-    pub(crate) flattened: bool,
-    pub(crate) two_exchanges: bool,
+    pub(crate) rows: RowLayout,
     pub(crate) in_mainloop: u32,
     pub(crate) prologue: u32,
     pub(crate) chunk_ordered: u32,
@@ -93,8 +93,7 @@ impl Knobs {
         k_slices: 1,
         split_k: 1,
         stream_k_workers: 1,
-        flattened: false,
-        two_exchanges: false,
+        rows: RowLayout::PerShard,
         in_mainloop: 0,
         prologue: 0,
         chunk_ordered: 0,
@@ -106,13 +105,13 @@ impl Knobs {
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     // Stream-K has no effect with split-K.
     let parts = prop_oneof![(Just(1), Just(1)), (2..=4_u32, Just(1)), (Just(1), 2..=12_u32)];
-    (1..=6_u32, parts, any::<(bool, bool)>(), 0..=6_u32, 0..=3_u32, 0..=3_u32, 0..=9_u32).prop_map(
-        |(k_slices, (split_k, stream_k_workers), (flattened, two_exchanges), in_mainloop, prologue, chunk_ordered, own_lag)| Knobs {
+    let rows = prop::sample::select(vec![RowLayout::PerShard, RowLayout::Flattened, RowLayout::FlattenedTwoExchanges]);
+    (1..=6_u32, parts, rows, 0..=6_u32, 0..=3_u32, 0..=3_u32, 0..=9_u32).prop_map(
+        |(k_slices, (split_k, stream_k_workers), rows, in_mainloop, prologue, chunk_ordered, own_lag)| Knobs {
             k_slices,
             split_k,
             stream_k_workers,
-            flattened,
-            two_exchanges,
+            rows,
             in_mainloop,
             prologue,
             chunk_ordered,
@@ -155,8 +154,7 @@ fn uneven_calls(
             let m = m_shard * world.get() - less % world.get();
             let problem = Problem::new(op, m as usize, n as usize, k as usize, DType::Bf16, world).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_slices, split_k, stream_k_workers, flattened, two_exchanges, in_mainloop, prologue, chunk_ordered, own_lag } =
-                knobs;
+            let Knobs { k_slices, split_k, stream_k_workers, rows, in_mainloop, prologue, chunk_ordered, own_lag } = knobs;
             build(
                 &problem,
                 &Schedule {
@@ -169,8 +167,7 @@ fn uneven_calls(
                     k_slices,
                     split_k,
                     stream_k_workers,
-                    flattened,
-                    two_exchanges,
+                    rows,
                     in_mainloop,
                     own_lag,
                 },

@@ -52,7 +52,7 @@ impl Buffers {
 impl Scratch {
     fn reserve(&mut self, program: &TileProgram) -> Result<(), ExecuteError> {
         let problem = &program.problem;
-        let rows = if program.flattened { problem.m() } else { problem.m_shard() } as usize;
+        let rows = if program.rows.is_flattened() { problem.m() } else { problem.m_shard() } as usize;
         let (tile_m, stride) = (program.tile.m as usize, stride(program));
         self.a.reserve((rows, problem.k_local(program.rank) as usize), (tile_m, program.tile.k as usize))?;
         grow("a worker's accumulators of a tile", &mut self.acc, tile_m.min(rows) * stride)?;

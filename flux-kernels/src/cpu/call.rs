@@ -53,7 +53,7 @@ impl<T: Element> Call<'_, T> {
     /// closes it.
     pub(super) fn work(&self, first: usize, step: usize, scratch: &mut Scratch) -> Result<Left, Poisoned> {
         let problem = &self.program.problem;
-        let rows = if self.program.flattened { problem.m() } else { problem.m_shard() } as usize;
+        let rows = if self.program.rows.is_flattened() { problem.m() } else { problem.m_shard() } as usize;
         let block = (self.program.tile.m as usize, self.program.tile.k as usize);
         scratch.a.open((rows, problem.k_local(self.program.rank) as usize), block);
         for item in self.program.items.iter().skip(first).step_by(step) {
@@ -115,7 +115,7 @@ impl<T: Element> Call<'_, T> {
             let from = if owner == program.rank {
                 self.x.row(of_shard as usize, k)
             } else {
-                let place = if program.flattened { Some(owner.get()) } else { owner.place_at(program.rank) };
+                let place = if program.rows.is_flattened() { Some(owner.get()) } else { owner.place_at(program.rank) };
                 let place = place.expect("the owner is a peer");
                 let bytes = (k * size_of::<T>()) as u64;
                 let offset = program.gather_place_offset(place) + u64::from(of_shard) * bytes;

@@ -45,7 +45,7 @@ impl Stored {
 
 /// Whether rows are scattered and then reduced.
 fn scatters(program: &TileProgram) -> bool {
-    program.flattened && program.problem.op().reduces()
+    program.rows.is_flattened() && program.problem.op().reduces()
 }
 
 /// Checks the item's extents, steps and rows of operand A.
@@ -58,7 +58,7 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let of_rank = |rank: u32| problem.shard_rows(Rank::new(rank)).len() as u32;
     let rows = match problem.op() {
         _ if reduces => program.reduced_rows(program.rank).len() as u32,
-        _ if program.flattened || copies => problem.m(),
+        _ if program.rows.is_flattened() || copies => problem.m(),
         OpKind::AllGatherGemm if item.out_outer < world => of_rank(item.out_outer),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce if item.a_outer < world => of_rank(item.a_outer),
         _ => return Some("its shard does not exist"),
@@ -81,8 +81,8 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         return Some("its steps along k do not exist");
     }
     let outer = match (item.a_source, problem.op()) {
-        (RowSource::Caller, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) if !program.flattened => world,
-        (RowSource::Gather, OpKind::AllGatherGemm) if !program.flattened => problem.world().peers(),
+        (RowSource::Caller, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) if !program.rows.is_flattened() => world,
+        (RowSource::Gather, OpKind::AllGatherGemm) if !program.rows.is_flattened() => problem.world().peers(),
         (RowSource::Caller, _) | (RowSource::Gather, OpKind::AllGatherGemm) => 1,
         (RowSource::Gather, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => 0,
     };
@@ -111,17 +111,17 @@ fn results(program: &TileProgram, item: &WorkItem, stored: &mut Stored) -> Optio
         Sink::Send | Sink::Reduce if !adds_slots(program, item) => Some("the slots that it adds do not exist"),
         Sink::Send if item.slot < peers.saturating_mul(program.slots_per_source) && item.dest < world => None,
         Sink::ReduceRows if item.partials > world => Some("the rows that it adds do not exist"),
-        Sink::Copy if scatters(program) != program.two_exchanges || program.problem.op() != OpKind::GemmAllReduce => {
+        Sink::Copy if scatters(program) != program.rows.has_two_exchanges() || program.problem.op() != OpKind::GemmAllReduce => {
             Some("there are no peers' results")
         }
         Sink::Copy => (item.rows > 0 && !stored.take(item.row, item)).then_some(STORED_TWICE),
         // Blocks of reduced rows must not mix with those of tiles.
         Sink::Store | Sink::Reduce | Sink::ReduceRows if (item.sink == Sink::ReduceRows) == scatters(program) => {
-            let y_shards = if program.problem.op() == OpKind::AllGatherGemm && !program.flattened { world } else { 1 };
+            let y_shards = if program.problem.op() == OpKind::AllGatherGemm && !program.rows.is_flattened() { world } else { 1 };
             if item.out_outer >= y_shards {
                 return Some("its rows of y do not exist");
             }
-            let is_finished = item.sink == Sink::Reduce || item.sink == Sink::ReduceRows && program.two_exchanges;
+            let is_finished = item.sink == Sink::Reduce || item.sink == Sink::ReduceRows && program.rows.has_two_exchanges();
             let to_all = program.problem.op() == OpKind::GemmAllReduce && is_finished;
             let first = if to_all { program.problem.shard_rows(program.rank).start } else { 0 };
             (item.rows > 0 && !stored.take(first + item.row, item)).then_some(STORED_TWICE)

@@ -39,7 +39,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let (m_shard, k) = (problem.m_shard(), problem.k_local(p.rank));
     // Global rows are a matrix for each shard, so that a tile's box ends at the shard's border, or
     // one flattened matrix.
-    let (global_rows, shards) = if p.flattened { (problem.m(), 1) } else { (m_shard, problem.full_shards()) };
+    let (global_rows, shards) = if p.rows.is_flattened() { (problem.m(), 1) } else { (m_shard, problem.full_shards()) };
     let own_rows = problem.shard_rows(p.rank).len() as u32;
     let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
         OpKind::AllGatherGemm => (own_rows, 1, global_rows, shards),
@@ -105,7 +105,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let a_caller = encode(dtype, &x)?;
     let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
     let a_gather = if gathers {
-        let places = if p.flattened { 1 } else { world.peers() };
+        let places = if p.rows.is_flattened() { 1 } else { world.peers() };
         let outer = [Outer::new(places, gather_place_bytes(problem)), Outer::new(2, args.half_stride)];
         let address = args.data[p.rank.index()];
         encode(dtype, &Operand { name: "the gather buffer", address, rows: global_rows, row_bytes, outer: &outer, ..x })?
@@ -114,7 +114,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     };
     let y_map = encode(dtype, &y)?;
     let short = world.get() - problem.full_shards();
-    let short_shards = if p.flattened || short == 0 {
+    let short_shards = if p.rows.is_flattened() || short == 0 {
         y_map
     } else {
         let (all, caller) = if problem.op() == OpKind::AllGatherGemm { (y, args.y) } else { (x, args.x) };
@@ -125,7 +125,7 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         encode(dtype, &Operand { address, rows, outer: &outer[..all.outer.len()], ..all })?
     };
     let mut results = [y_map; MAX_WORLD];
-    if p.items.len() > p.computed().len() && !p.flattened {
+    if p.items.len() > p.computed().len() && !p.rows.is_flattened() {
         let row_bytes = u64::from(problem.n()) * dtype.bytes() as u64;
         let offset = p.results_offset() + own_first * row_bytes;
         let outer = [Outer::new(2, args.half_stride)];
@@ -154,7 +154,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         Generation::Portable => Maps::NONE,
     };
     let Maps { a_caller, a_gather, b, y, short_shards, results } = maps;
-    let to_all = problem.op() == OpKind::GemmAllReduce && p.flattened && !p.two_exchanges;
+    let to_all = problem.op() == OpKind::GemmAllReduce && p.rows.is_flattened() && !p.rows.has_two_exchanges();
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
     let residual = args.residual.map(|residual| in_rows_of_items(p, residual));
     let (gate_step, up_offset) = gate_steps(args, problem.n_local(p.rank));
@@ -207,14 +207,14 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         m_shard: if scatter_mask != 0 { problem.m() } else { problem.m_shard() },
         full_shards: if scatter_mask != 0 { 1 } else { problem.full_shards() },
         own_rows: problem.shard_rows(p.rank).len() as u32,
-        full_slots: if p.flattened { problem.full_shards() } else { u32::MAX },
+        full_slots: if p.rows.is_flattened() { problem.full_shards() } else { u32::MAX },
         scatter_mask,
         k_local: problem.k_local(p.rank),
         gate_step,
         up_offset,
         source_row_bytes: problem.n_local(p.rank) * problem.partial_bytes() as u32,
         result_row_bytes: problem.n_local(p.rank) * dtype.bytes() as u32,
-        push_together: u32::from(args.push && p.flattened && !p.transfers.is_empty()),
+        push_together: u32::from(args.push && p.rows.is_flattened() && !p.transfers.is_empty()),
         in_mainloop: p.in_mainloop,
         in_mainloop_first: p.in_mainloop_steps().0,
         in_mainloop_gap: p.in_mainloop_steps().1,
@@ -228,7 +228,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
 /// The residual with its rows numbered as items number those of `y`: in two exchanges of a
 /// GEMM-AllReduce what a rank finishes counts the rows of its own shard.
 fn in_rows_of_items(p: &TileProgram, residual: Residual) -> Residual {
-    if p.problem.op() != OpKind::GemmAllReduce || p.flattened && !p.two_exchanges {
+    if p.problem.op() != OpKind::GemmAllReduce || p.rows.is_flattened() && !p.rows.has_two_exchanges() {
         return residual;
     }
     let own = p.problem.shard_rows(p.rank);

@@ -326,7 +326,7 @@ impl World {
     pub(crate) fn verify(&self, seeds: Seeds, fill: Fill) -> Vec<VerifyReport> {
         let p = &self.problem;
         let program = self.ranks[0].program.program();
-        let (flattened, per_node) = (program.flattened, program.nodes.per_node());
+        let (flattened, per_node) = (program.rows.is_flattened(), program.nodes.per_node());
         let expected = Expected {
             seeds,
             fill,

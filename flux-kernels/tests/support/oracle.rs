@@ -116,7 +116,7 @@ impl<T: Element> Global<T> {
         for row in 0..shape.rows as usize {
             for col in 0..shape.cols as usize {
                 let (i, j, up) = self.global(rank, row, col);
-                let (mut exact, mut error) = self.sum(i, j, program.flattened);
+                let (mut exact, mut error) = self.sum(i, j, program.rows.is_flattened());
                 if self.activation != Activation::None {
                     error = self.activation.slope() * error + Activation::ERROR * (exact.abs() + error);
                     exact = self.activation.definition(exact);

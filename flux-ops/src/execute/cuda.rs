@@ -195,7 +195,7 @@ impl CudaExecutor {
         let (plan, rank) = (&on.placed.execution, self.comm.rank());
         let (offset, flattened) = match &plan.traffic {
             Traffic::Collective(sequential) => (sequential.offset(), true),
-            _ => (0, on.placed.program.program().flattened),
+            _ => (0, on.placed.program.program().rows.is_flattened()),
         };
         let args = GatheredRowsArgs {
             problem: &plan.problem,

@@ -101,7 +101,7 @@ pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flu
         element_bytes,
         rows: problem.shard_rows(program.rank).len() as u64,
         place_bytes: gather_place_bytes(problem),
-        full_places: if program.flattened { problem.full_shards() } else { u32::MAX },
+        full_places: if program.rows.is_flattened() { problem.full_shards() } else { u32::MAX },
         transfers: &program.transfers,
         forwards: &program.forwards,
     }
@@ -116,7 +116,7 @@ pub(crate) fn rounds_of<'p, T: Element>(
 ) -> MessageRounds<'p> {
     let source = match program.problem.op() {
         OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => Source::Stored { of_all: program.flattened },
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => Source::Stored { of_all: program.rows.is_flattened() },
     };
     MessageRounds { source, place_bytes: program.place_bytes(), rounds, peers, op }
 }

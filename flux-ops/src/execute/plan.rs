@@ -76,7 +76,7 @@ impl ExecutionPlan {
         let kernel_pushes = match &traffic {
             Traffic::Messages { .. } if mixed => false,
             Traffic::ScatteredToHost => false,
-            Traffic::PeerMemory => program.flattened || plan.comm != (CommMode::Fused { mover: PlanMover::CopyEngine }),
+            Traffic::PeerMemory => program.rows.is_flattened() || plan.comm != (CommMode::Fused { mover: PlanMover::CopyEngine }),
             Traffic::Staged(_) | Traffic::Messages { .. } | Traffic::Collective(_) => !program.transfers.is_empty(),
         };
         let workers = workers(comm, &traffic, &program, options)?;
@@ -147,7 +147,7 @@ fn traffic(comm: &Communicator, problem: &Problem, plan: &Plan, schedule: &Sched
 /// Whether the program scatters rows that are announced tile by tile. A word that announces all
 /// tiles would be polled in the host's memory by every CTA, one after another.
 fn scatters_tile_by_tile(program: &TileProgram) -> bool {
-    program.flattened && program.problem.op().reduces() && !program.scatters_at_once()
+    program.rows.is_flattened() && program.problem.op().reduces() && !program.scatters_at_once()
 }
 
 /// CTAs of the kernel, or threads of the CPU executor.

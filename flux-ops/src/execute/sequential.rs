@@ -118,6 +118,7 @@ impl fmt::Display for Sequential {
 mod tests {
     use super::*;
     use flux_core::TileShape;
+    use flux_core::layout::RowLayout;
     use flux_core::problem::Shape;
     use flux_core::program::check;
 
@@ -133,7 +134,7 @@ mod tests {
     fn the_gemm_is_that_of_one_rank_and_reads_or_writes_all_rows() {
         for world in [2, 3, 8] {
             let [ag, rs] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| problem(op, world));
-            let schedule = Schedule { split_k: 3, group: 2, flattened: true, k_slices: 2, ..Schedule::of(TILE) };
+            let schedule = Schedule { split_k: 3, group: 2, rows: RowLayout::Flattened, k_slices: 2, ..Schedule::of(TILE) };
             for (p, x_cols, gathered_cols) in [(ag, ag.k(), ag.k()), (rs, rs.k() / world, rs.n())] {
                 let (sequential, program) = Sequential::new(&p, Rank::new(0), &schedule).unwrap();
                 assert_eq!(program.problem.x_shape(Rank::new(0)), Shape { rows: p.m(), cols: x_cols });

@@ -269,7 +269,7 @@ impl<'a> KernelContenders<'a> {
         self.launch(contender, 0)?;
         let harness = &self.ours[ours];
         harness.check(gpu)?;
-        let made_by = (harness.program().flattened, false, Nodes::apart(operands.problem.world()));
+        let made_by = (harness.program().rows.is_flattened(), false, Nodes::apart(operands.problem.world()));
         gpu.verify(&operands, FIRST, self.sets[0].y.address(), made_by)
     }
 }

@@ -46,7 +46,7 @@ fn by_peers(program: &TileProgram) -> Vec<Range<u32>> {
 /// The rows of the global `x` that rank 0 finds at the start of its gather buffer.
 pub(super) fn gathered(program: &TileProgram) -> Window {
     let problem = &program.problem;
-    let row0 = if program.flattened { 0 } else { problem.m_shard() };
+    let row0 = if program.rows.is_flattened() { 0 } else { problem.m_shard() };
     Window { row0, col0: 0, rows: problem.m() - row0, cols: problem.k() }
 }
 
@@ -55,7 +55,9 @@ pub(super) fn gathered(program: &TileProgram) -> Window {
 pub(super) fn data_of_first(program: &TileProgram, own: u64, elsewhere: u64) -> Vec<u64> {
     let place = match program.problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(&program.problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if program.flattened && !program.two_exchanges => program.scatter_place_bytes(),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if program.rows.is_flattened() && !program.rows.has_two_exchanges() => {
+            program.scatter_place_bytes()
+        }
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => 0,
     };
     let peers = (0..program.problem.world().peers()).map(|peer| elsewhere + u64::from(peer) * place);

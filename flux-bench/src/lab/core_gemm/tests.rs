@@ -6,6 +6,7 @@ use crate::harness::Fill;
 use crate::harness::data;
 use crate::harness::reference::{self, Verdict};
 use crate::harness::{FIRST, Operands, Times, elements, w_window, x_window};
+use flux_core::layout::RowLayout;
 use flux_core::layout::{FAULT_BYTES, LINE, control, pad_bytes};
 use flux_core::program::{Chunk, Schedule, Sink, TileProgram};
 use flux_core::signal::Epoch;
@@ -179,7 +180,7 @@ fn window(window: data::Window, seed: u64, fill: Fill) -> Vec<bf16> {
 fn alone_as_first(case: &PlannedLayer, order: bool, fill: Fill) -> Verdict {
     let problem = &case.problem;
     let first = if order { case.order() } else { case.program(FIRST) }.unwrap();
-    let (size, flattened) = (first.workspace(), first.flattened);
+    let (size, flattened) = (first.workspace(), first.rows.is_flattened());
     let (mut own, mut elsewhere) = (Block::new(size.data_bytes()), Block::new(2 * size.data_bytes()));
     let (own, elsewhere) = (own.address(), elsewhere.address());
     let gathered = (problem.op() == OpKind::AllGatherGemm).then(|| mock_peers::gathered(&first));
@@ -235,7 +236,7 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
 #[test]
 fn what_the_own_items_raise_is_left_to_them() {
     let problem = Problem::new(OPS[1], 48, 24, 160, DType::Bf16, shapes::world(4).unwrap()).unwrap();
-    let schedule = Schedule { chunk: Chunk::Tiles(1), flattened: true, split_k: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
+    let schedule = Schedule { chunk: Chunk::Tiles(1), rows: RowLayout::Flattened, split_k: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
     let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
     // Three tiles of four sources, and three partials of the own.
     assert_eq!(program.signals, 15);

@@ -7,6 +7,7 @@
 
 use super::items::Items;
 use super::shard_cut::ShardCut;
+use crate::layout::RowLayout;
 use crate::program::{Await, Forward, RowSource, Schedule, Sink, TileProgram, Transfer, WorkItem};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
@@ -76,8 +77,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         slots_per_source: 0,
         in_mainloop: 0,
         counters: 0,
-        flattened: false,
-        two_exchanges: false,
+        rows: RowLayout::PerShard,
         nodes,
     }
 }

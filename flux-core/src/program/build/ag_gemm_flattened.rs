@@ -7,6 +7,7 @@
 
 use super::items::Items;
 use super::shard_cut::ShardCut;
+use crate::layout::RowLayout;
 use crate::program::{RowSource, Schedule, Sink, TileProgram, Transfer, WorkItem};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
@@ -71,8 +72,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         slots_per_source: 0,
         in_mainloop: 0,
         counters: 0,
-        flattened: true,
-        two_exchanges: false,
+        rows: RowLayout::Flattened,
         nodes,
     }
 }
@@ -126,7 +126,8 @@ mod tests {
         let two = WorldSize::new(2).expect("ranks");
         let problem = Problem::new(OpKind::AllGatherGemm, 258, 512, 512, DType::Bf16, two).expect("a valid problem");
         let awaited = |group| {
-            let schedule = Schedule { raster_group: group, k_slices: 2, flattened: true, ..Schedule::of(TileShape::new(136, 256, 64)) };
+            let schedule =
+                Schedule { raster_group: group, k_slices: 2, rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(136, 256, 64)) };
             let program = TileProgram::build(&problem, Rank::new(1), &schedule).expect("a valid schedule");
             let mut peers: Vec<Vec<u32>> =
                 program.items.iter().map(|item| program.awaits_of(item).iter().map(|entry| entry.peer).collect()).collect();
@@ -142,7 +143,7 @@ mod tests {
         fn awaits_of_rows_are_counted(world in 2..=8_u32, m in 1..=480_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_slices in 1..=6_u32, group in 1..=5_u32) {
             let world = WorldSize::new(world).expect("a world size");
             let problem = Problem::new(OpKind::AllGatherGemm, m, 8 * world.index(), 40, DType::Bf16, world).expect("a valid problem");
-            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster_group: group, k_slices, flattened: true, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
+            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster_group: group, k_slices, rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
             let counted = awaits(&problem, &schedule, &ShardCut::new(&problem, &schedule));
             for rank in world.ranks() {
                 let program = TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");

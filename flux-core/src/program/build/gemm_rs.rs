@@ -19,6 +19,7 @@
 
 use super::items::{AwaitRange, Items};
 use super::k_extent::KExtent;
+use crate::layout::RowLayout;
 use crate::program::mainloop::{accumulation_steps, most_partials};
 use crate::program::places::{Places, runs};
 use crate::program::schedule::groups_of;
@@ -217,8 +218,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         slots_per_source: tiles,
         in_mainloop,
         counters: if tiles_per_chunk > 1 { world.peers() * chunks } else { 0 },
-        flattened: false,
-        two_exchanges: false,
+        rows: RowLayout::PerShard,
         nodes,
     }
 }

@@ -16,6 +16,7 @@ mod sums;
 pub(crate) use sums::MOST_REDUCTIONS;
 
 use super::{MAX_ITEMS, Schedule, ScheduleError, TileProgram};
+use crate::layout::RowLayout;
 use crate::tile::TileGrid;
 use crate::{Nodes, OpKind, Problem, Rank};
 use shard_cut::ShardCut;
@@ -79,17 +80,20 @@ impl TileProgram {
             return Err(ScheduleError::RankOutsideWorld { rank, world });
         }
         let all_reduces = problem.op() == OpKind::GemmAllReduce;
-        let flattened = schedule.flattened && world.peers() > 0;
+        let rows = match schedule.rows {
+            _ if world.peers() == 0 => RowLayout::PerShard,
+            RowLayout::FlattenedTwoExchanges if !all_reduces => RowLayout::Flattened,
+            rows => rows,
+        };
         if all_reduces && nodes.are_mixed() {
             return Err(ScheduleError::AllReduceNodes { nodes });
         }
-        if flattened && nodes.are_mixed() {
+        if rows.is_flattened() && nodes.are_mixed() {
             return Err(ScheduleError::FlattenedNodes { nodes });
         }
-        let two_exchanges = flattened && all_reduces && schedule.two_exchanges;
-        let schedule = &Schedule { flattened, two_exchanges, ..*schedule };
+        let schedule = &Schedule { rows, ..*schedule };
         limits(problem, schedule)?;
-        Ok(match (problem.op(), flattened) {
+        Ok(match (problem.op(), rows.is_flattened()) {
             (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule, nodes),
             (OpKind::AllGatherGemm, true) => ag_gemm_flattened::build(problem, rank, schedule, nodes),
             (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, false) => gemm_rs::build(problem, rank, schedule, nodes),
@@ -100,7 +104,7 @@ impl TileProgram {
 
 /// Refuses programs with too many records.
 fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
-    let (world, flattened) = (problem.world(), schedule.flattened);
+    let (world, flattened) = (problem.world(), schedule.rows.is_flattened());
     // All ranks refuse alike: the first has the most columns and steps.
     let (tile, k_steps) = (schedule.tile, problem.k_shard().div_ceil(schedule.tile.k));
     let of_all = TileGrid::of_all_rows(problem, Rank::new(0), tile);

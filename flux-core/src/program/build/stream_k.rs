@@ -60,7 +60,7 @@ impl Schedule {
     /// Tiles of `rank`.
     pub(super) fn tiles(&self, problem: &Problem, rank: Rank) -> u64 {
         let peers = problem.world().peers();
-        match (self.flattened && peers > 0, problem.op()) {
+        match (self.rows.is_flattened() && peers > 0, problem.op()) {
             (true, _) => TileGrid::of_all_rows(problem, rank, self.tile).tiles(),
             (false, OpKind::AllGatherGemm) => TileGrid::gathered_tiles(problem, rank, self.tile),
             (false, _) => u64::from(peers + 1) * TileGrid::of_shard(problem, self.tile).tiles(),
@@ -76,7 +76,7 @@ impl Schedule {
         if KExtent::new(problem, Rank::new(0), self).steps() != k_extent.steps() {
             return None;
         }
-        let (gathers, flattened) = (problem.op() == OpKind::AllGatherGemm, self.flattened && peers > 0);
+        let (gathers, flattened) = (problem.op() == OpKind::AllGatherGemm, self.rows.is_flattened() && peers > 0);
         let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
         let tiles = self.tiles(problem, rank);
         // Own tiles of a GEMM-ReduceScatter come last and stay whole, except in a world of 1.
@@ -174,6 +174,7 @@ impl StreamK {
 
 #[cfg(test)]
 mod tests {
+    use crate::layout::RowLayout;
     use crate::program::{Schedule, Sink, TileProgram, check};
     use crate::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
     use proptest::prelude::*;
@@ -256,7 +257,7 @@ mod tests {
         let world = WorldSize::new(3).expect("a world size");
         for (op, n, k) in [(OpKind::AllGatherGemm, 96, 240), (OpKind::GemmReduceScatter, 32, 720)] {
             let problem = Problem::new(op, 27, n, k, DType::Bf16, world).expect("a valid problem");
-            let schedule = Schedule { stream_k_workers: 3, flattened: true, ..Schedule::of(TILE) };
+            let schedule = Schedule { stream_k_workers: 3, rows: RowLayout::Flattened, ..Schedule::of(TILE) };
             let build = |rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
             let programs: Vec<_> = world.ranks().map(build).collect();
             check::verify(&programs).expect("programs are right");

@@ -42,7 +42,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     }
     list.all = list.in_order();
     sums.append_reductions(&mut list);
-    if schedule.two_exchanges {
+    if schedule.rows.has_two_exchanges() {
         sums.append_copies(&mut list);
     }
     TileProgram {
@@ -58,8 +58,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         slots_per_source: 0,
         in_mainloop: 0,
         counters: u32::from(counted),
-        flattened: true,
-        two_exchanges: schedule.two_exchanges,
+        rows: schedule.rows,
         nodes,
     }
 }
@@ -71,6 +70,6 @@ pub(super) fn is_whole(schedule: &Schedule, tiles: u32) -> bool {
 
 /// Most reductions of a rank for `problem`, and most copies.
 pub(super) fn reductions_and_copies(problem: &Problem, schedule: &Schedule, grid: TileGrid) -> (u64, u64) {
-    let of_rank = u64::from(Cut::new(problem, grid, schedule.two_exchanges).count());
-    (of_rank, if schedule.two_exchanges { u64::from(problem.world().get()) * of_rank } else { 0 })
+    let of_rank = u64::from(Cut::new(problem, grid, schedule.rows).count());
+    (of_rank, if schedule.rows.has_two_exchanges() { u64::from(problem.world().get()) * of_rank } else { 0 })
 }

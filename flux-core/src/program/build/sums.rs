@@ -4,6 +4,7 @@
 //! rank. A rank without rows has one of no rows for each column block.
 
 use super::items::Items;
+use crate::layout::RowLayout;
 use crate::program::{Await, NONE, RowSource, Schedule, Sink, WorkItem};
 use crate::tile::{TileExtent, TileGrid};
 use crate::{Problem, Rank};
@@ -28,8 +29,9 @@ pub(super) struct Cut {
 impl Cut {
     /// At most [`MOST_REDUCTIONS`] reductions, so that each worker has one, unless there are more column
     /// blocks.
-    pub(super) const fn new(problem: &Problem, grid: TileGrid, two_exchanges: bool) -> Self {
-        let (most, blocks) = (if two_exchanges { problem.m_shard() } else { problem.most_y_rows() }, MOST_REDUCTIONS / grid.col_blocks());
+    pub(super) const fn new(problem: &Problem, grid: TileGrid, rows: RowLayout) -> Self {
+        let (most, blocks) =
+            (if rows.has_two_exchanges() { problem.m_shard() } else { problem.most_y_rows() }, MOST_REDUCTIONS / grid.col_blocks());
         let rows = most.div_ceil(if blocks == 0 { 1 } else { blocks });
         let rows = if rows < REDUCED_ROWS { REDUCED_ROWS } else { rows };
         Self { rows, of_block: most.div_ceil(rows), col_blocks: grid.col_blocks() }
@@ -80,7 +82,7 @@ impl<'a> Sums<'a> {
         tiles: &[TileExtent],
         whole: bool,
     ) -> Self {
-        let cut = Cut::new(problem, grid, schedule.two_exchanges);
+        let cut = Cut::new(problem, grid, schedule.rows);
         let mut sums = Self { problem, rank, schedule, grid, cut, numbers: vec![0; tiles.len()], whole };
         for (t, tile) in (0..).zip(tiles) {
             let index = sums.index(tile.row / schedule.tile.m, tile.col / schedule.tile.n);
@@ -95,7 +97,7 @@ impl<'a> Sums<'a> {
 
     /// Signals of tiles, by source; in two exchanges those of sums follow, by owner.
     pub(super) fn signals(&self) -> u32 {
-        let sums = if self.schedule.two_exchanges { self.problem.world().get() * self.cut.count() } else { 0 };
+        let sums = if self.schedule.rows.has_two_exchanges() { self.problem.world().get() * self.cut.count() } else { 0 };
         self.first_of_sums() + sums
     }
 
@@ -114,7 +116,7 @@ impl<'a> Sums<'a> {
 
     /// The rows that `rank` adds.
     const fn rows_of(&self, rank: Rank) -> Range<u32> {
-        if self.schedule.two_exchanges { self.problem.shard_rows(rank) } else { self.problem.y_rows(rank) }
+        if self.schedule.rows.has_two_exchanges() { self.problem.shard_rows(rank) } else { self.problem.y_rows(rank) }
     }
 
     fn reduction(&self, (first, rows): (u32, u32), col_block: u32, number: u32) -> Reduction {
@@ -123,7 +125,7 @@ impl<'a> Sums<'a> {
         let (top, bottom) = if rows == 0 { (last_row, last_row) } else { (first, first + rows - 1) };
         let row_blocks = top / self.schedule.tile.m..bottom / self.schedule.tile.m + 1;
         let tiles = row_blocks.clone().map(|row_block| self.numbers[self.index(row_block, col_block)]).collect();
-        let raise = if self.schedule.two_exchanges { self.signal_of_sum(self.rank, col_block, number) } else { NONE };
+        let raise = if self.schedule.rows.has_two_exchanges() { self.signal_of_sum(self.rank, col_block, number) } else { NONE };
         Reduction { row: first - self.rows_of(self.rank).start, rows, col_block, row_block: row_blocks.start, tiles, raise }
     }
 
@@ -169,7 +171,7 @@ impl<'a> Sums<'a> {
             listed = Some((signals, late_first));
             let extent = self.grid.extent(row_block, col_block);
             let item = self.item((row, rows), extent, (late_first, late_count));
-            let raise_after = u32::from(self.schedule.two_exchanges);
+            let raise_after = u32::from(self.schedule.rows.has_two_exchanges());
             list.all.push(WorkItem { sink: Sink::ReduceRows, partials: world.get(), raise, raise_after, ..item });
         }
     }

@@ -38,13 +38,14 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 /// The shard whose rows a transfer moves; `None` for a place that it does not fill.
 fn shard_of(p: &TileProgram, transfer: &Transfer) -> Option<Rank> {
     let dest = Rank::new(transfer.dest);
-    let fills = |shard: &Rank| if p.flattened { shard.get() == transfer.place } else { shard.place_at(dest) == Some(transfer.place) };
+    let fills =
+        |shard: &Rank| if p.rows.is_flattened() { shard.get() == transfer.place } else { shard.place_at(dest) == Some(transfer.place) };
     p.problem.world().ranks().find(fills)
 }
 
 /// Places in the gather buffer.
 fn places(p: &TileProgram) -> u32 {
-    if p.flattened { p.problem.world().get() } else { p.problem.world().peers() }
+    if p.rows.is_flattened() { p.problem.world().get() } else { p.problem.world().peers() }
 }
 
 /// Operands that an item reads, and the output that it computes.
@@ -54,24 +55,24 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     let of_rank = |rank: u32| p.problem.shard_rows(Rank::new(rank)).len() as u32;
     at.range("cols", item.col, item.cols, p.problem.n_local(p.rank), p.tile.n)?;
     let (x_shards, y_shards) = match p.problem.op() {
-        _ if p.flattened => (1, 1),
+        _ if p.rows.is_flattened() => (1, 1),
         OpKind::AllGatherGemm => (1, world),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (world, 1),
     };
     // Flattened places are one matrix.
-    let outer = if item.a_source == RowSource::Gather && !p.flattened { places(p) } else { x_shards };
+    let outer = if item.a_source == RowSource::Gather && !p.rows.is_flattened() { places(p) } else { x_shards };
     at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
     if item.sink == Sink::Copy {
         if item.rows > 0 {
-            let most = if p.flattened { p.problem.m() } else { p.tile.m };
+            let most = if p.rows.is_flattened() { p.problem.m() } else { p.tile.m };
             at.rows(item.row, item.rows, p.problem.m(), most)?;
         }
         return at.below("k_steps", item.k_steps, 1_u32);
     }
     let rows = match p.problem.op() {
         _ if reduction => p.reduced_rows(p.rank).len() as u32,
-        _ if p.flattened => p.problem.m(),
+        _ if p.rows.is_flattened() => p.problem.m(),
         OpKind::AllGatherGemm => of_rank(item.out_outer),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => of_rank(item.a_outer),
     };

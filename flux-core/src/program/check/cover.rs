@@ -33,21 +33,21 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 
 /// The matrices that a rank computes.
 fn outputs(p: &TileProgram) -> Vec<Output> {
-    match (p.flattened, p.problem.op()) {
+    match (p.rows.is_flattened(), p.problem.op()) {
         (false, op) => {
             let copied = (op == OpKind::GemmAllReduce).then_some(Output::Copied);
             (0..p.problem.world().get()).map(Output::Shard).chain(copied).collect()
         }
         (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
         (true, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
-            [Output::AllShards, Output::Reduced].into_iter().chain(p.two_exchanges.then_some(Output::Copied)).collect()
+            [Output::AllShards, Output::Reduced].into_iter().chain(p.rows.has_two_exchanges().then_some(Output::Copied)).collect()
         }
     }
 }
 
 /// Index of an item's output.
 fn output_of(p: &TileProgram, item: &WorkItem) -> usize {
-    let output = match (p.flattened, p.problem.op()) {
+    let output = match (p.rows.is_flattened(), p.problem.op()) {
         (true, _) if item.sink == Sink::Copy => 2,
         (true, _) => u32::from(item.sink == Sink::ReduceRows),
         (false, _) if item.sink == Sink::Copy => p.problem.world().get(),

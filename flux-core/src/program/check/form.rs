@@ -8,7 +8,7 @@ use crate::{OpKind, Rank};
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let violation = |record, what| Err(Violation::Form { rank: p.rank, record, what });
     for (index, item) in p.items.iter().enumerate() {
-        let wrong = match (p.problem.op(), p.flattened) {
+        let wrong = match (p.problem.op(), p.rows.is_flattened()) {
             (OpKind::AllGatherGemm, _) => ag_gemm_item(p, item),
             (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, false) => gemm_rs_item(p, item),
             (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, true) => flattened_sum_item(p, item),
@@ -41,7 +41,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 }
 
 fn ag_gemm_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
-    let place = if p.flattened { Some(0) } else { Rank::new(item.out_outer).place_at(p.rank) };
+    let place = if p.rows.is_flattened() { Some(0) } else { Rank::new(item.out_outer).place_at(p.rank) };
     let from_here = (item.a_source, item.a_outer) == (RowSource::Caller, 0);
     let from_place = item.a_source == RowSource::Gather && place == Some(item.a_outer);
     match (place, item.sink) {
@@ -83,7 +83,7 @@ fn flattened_sum_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> 
         _ if item.a_source != RowSource::Caller => Some("operand A is the caller's"),
         Sink::ReduceRows if item.dest != p.rank.get() => Some("a reduction's rows are the rank's own"),
         Sink::ReduceRows if item.partials != p.problem.world().get() => Some("a reduction adds the rows of every rank"),
-        Sink::Copy if !p.two_exchanges => Some("only a GEMM-AllReduce in two exchanges has peers' results"),
+        Sink::Copy if !p.rows.has_two_exchanges() => Some("only a GEMM-AllReduce in two exchanges has peers' results"),
         Sink::Copy if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
         Sink::Scatter | Sink::Partial | Sink::ReduceRows | Sink::Copy => None,
         Sink::Store | Sink::Send | Sink::Reduce => Some("tiles of flattened rows are scattered"),
@@ -94,8 +94,10 @@ fn flattened_sum_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> 
 fn signal_fields(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     let all_reduces = p.problem.op() == OpKind::GemmAllReduce;
     match item.sink {
-        Sink::ReduceRows if !p.two_exchanges && item.raise != NONE => Some("only an item whose result others read raises a signal"),
-        Sink::ReduceRows if !p.two_exchanges => None,
+        Sink::ReduceRows if !p.rows.has_two_exchanges() && item.raise != NONE => {
+            Some("only an item whose result others read raises a signal")
+        }
+        Sink::ReduceRows if !p.rows.has_two_exchanges() => None,
         Sink::Reduce | Sink::ReduceRows if all_reduces && item.raise == NONE => Some("an item whose result others read raises a signal"),
         Sink::Reduce | Sink::ReduceRows if all_reduces && item.counter != NONE => Some("a finished tile has a signal of its own"),
         Sink::Reduce | Sink::ReduceRows if all_reduces => None,
@@ -175,7 +177,7 @@ fn forward_form(p: &TileProgram, forward: &Forward) -> Option<&'static str> {
 
 /// Checks a transfer of rows of `source`'s shard.
 fn transfer_form(p: &TileProgram, source: Rank, transfer: &Transfer) -> Option<&'static str> {
-    let place = if p.flattened { Some(source.get()) } else { source.place_at(Rank::new(transfer.dest)) };
+    let place = if p.rows.is_flattened() { Some(source.get()) } else { source.place_at(Rank::new(transfer.dest)) };
     let end = transfer.col + transfer.cols;
     match (p.problem.op(), place) {
         (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, _) => Some("only an AllGather-GEMM has transfers"),

@@ -11,7 +11,7 @@ use crate::tile::TileGrid;
 use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
-    let rows = if p.flattened { p.problem.m() } else { p.problem.m_shard() };
+    let rows = if p.rows.is_flattened() { p.problem.m() } else { p.problem.m_shard() };
     let grid = TileGrid::new(rows, p.problem.n_local(p.rank), p.tile);
     for (index, item) in p.items.iter().enumerate() {
         if item.sink == Sink::Copy {
@@ -23,7 +23,7 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             OpKind::AllGatherGemm => item.out_outer,
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => item.a_outer,
         };
-        let end = if p.flattened { rows } else { p.problem.shard_rows(Rank::new(shard)).len() as u32 };
+        let end = if p.rows.is_flattened() { rows } else { p.problem.shard_rows(Rank::new(shard)).len() as u32 };
         let tile = tile.above(end);
         let off = |what, (first, count), (tile, of_tile)| {
             Err(Violation::OffGrid { rank: p.rank, item: index, what, found: first..first + count, tile: tile..tile + of_tile })

@@ -59,7 +59,7 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
     let col = item.k_first * p.tile.k;
     let cols = p.problem.k_local(p.rank).min((item.k_first + item.k_steps).saturating_mul(p.tile.k)) - col;
     // Shards with their places, and the rows of each that are read.
-    let shards: Vec<(Rank, u32, Range<u32>)> = if p.flattened {
+    let shards: Vec<(Rank, u32, Range<u32>)> = if p.rows.is_flattened() {
         let within = |rank: Rank| {
             let own = of_rank(rank);
             let (first, end) = (item.row.max(own.start), (item.row + item.rows).min(own.end));

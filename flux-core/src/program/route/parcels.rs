@@ -13,8 +13,8 @@ use std::collections::BTreeMap;
 pub(super) fn outgoing(program: &TileProgram) -> Vec<Parcel> {
     match program.problem.op() {
         OpKind::AllGatherGemm => shard(program),
-        OpKind::GemmReduceScatter if program.flattened => scattered(program),
-        OpKind::GemmAllReduce if program.flattened => scattered_to_all(program),
+        OpKind::GemmReduceScatter if program.rows.is_flattened() => scattered(program),
+        OpKind::GemmAllReduce if program.rows.is_flattened() => scattered_to_all(program),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => slots(program),
     }
 }
@@ -24,7 +24,7 @@ pub(super) fn shift(program: &TileProgram, peer: Rank) -> u64 {
     let rank = program.rank;
     let (at_peer, in_outbox) = match program.problem.op() {
         OpKind::AllGatherGemm | OpKind::GemmAllReduce => return 0,
-        OpKind::GemmReduceScatter if program.flattened => (rank.get(), peer.get()),
+        OpKind::GemmReduceScatter if program.rows.is_flattened() => (rank.get(), peer.get()),
         OpKind::GemmReduceScatter => {
             let places = Places::new(program.nodes);
             match (places.destination(rank, peer), places.destination(peer, rank)) {

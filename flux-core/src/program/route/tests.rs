@@ -1,6 +1,7 @@
 //! Routes of random problems, compared with the transfers of the same programs over peer memory.
 
 use super::*;
+use crate::layout::RowLayout;
 use crate::layout::slot_bytes;
 use crate::program::{Chunk, Schedule, Sink, check};
 use crate::{DType, OpKind, Problem, TileShape, WorldSize};
@@ -19,10 +20,10 @@ fn programs() -> impl Strategy<Value = Vec<TileProgram>> {
         let flattened = flattened || op == OpKind::GemmAllReduce;
         // Scattered tiles with signals of their own have no parcels.
         let scatters = flattened && op.reduces();
+        let rows = if flattened { RowLayout::Flattened } else { RowLayout::PerShard };
         let chunk = if chunk == 0 || scatters { Chunk::Shard } else { Chunk::Tiles(chunk) };
         let tile = TileShape::new(16, 24, 16);
-        let schedule =
-            Schedule { chunk, raster_group: 2, group, prologue, chunk_ordered, k_slices, split_k, flattened, ..Schedule::of(tile) };
+        let schedule = Schedule { chunk, raster_group: 2, group, prologue, chunk_ordered, k_slices, split_k, rows, ..Schedule::of(tile) };
         let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule")).collect();
         check::verify(&programs).expect("programs are right");
         programs
@@ -124,14 +125,14 @@ proptest! {
             let slot = slot_bytes(&program.problem, program.tile);
             let slots: u64 = program.items.iter().map(|item| if item.sink == Sink::Send { slot } else { 0 }).sum();
             let peers = u64::from(program.problem.world().peers());
-            let sent = if program.flattened { peers * program.place_bytes() } else { slots };
+            let sent = if program.rows.is_flattened() { peers * program.place_bytes() } else { slots };
             prop_assert_eq!(left.len() as u64, sent, "{}", program);
         }
     }
 
     #[test]
     fn rows_for_all_ranks_leave_once_and_arrive_in_the_place_of_their_source(programs in programs()) {
-        prop_assume!(programs[0].problem.op() == OpKind::GemmAllReduce && programs[0].flattened);
+        prop_assume!(programs[0].problem.op() == OpKind::GemmAllReduce && programs[0].rows.is_flattened());
         let bytes = programs[0].place_bytes();
         for (program, route) in programs.iter().zip(routes(&programs)) {
             let [Parcel { origin: Origin::Outbox, block, readers }] = route.outgoing() else { panic!("one parcel: {program}") };

@@ -172,6 +172,7 @@ fn stored_bytes(nodes: Nodes, size: WorkspaceSize) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::layout::RowLayout;
     use flux_core::layout::slot_bytes;
     use flux_core::program::{Chunk, Schedule, Sink, TileProgram, WorkItem};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
@@ -221,7 +222,7 @@ mod tests {
             let (world, half_bytes) = (WorldSize::new(world).unwrap(), 1 << 22);
             let nodes = Nodes::apart(world);
             let problem = Problem::new(op, 30 * world.index(), 520, 8 * world.index(), DType::Bf16, world).unwrap();
-            let schedule = Schedule { flattened: true, ..Schedule::of(TileShape::new(64, 64, 64)) };
+            let schedule = Schedule { rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(64, 64, 64)) };
             for rank in world.ranks() {
                 let program = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap();
                 let (place, places) = (program.place_bytes(), RailPlaces { first: 1 << 40, rank, nodes });

@@ -253,6 +253,7 @@ fn words_of(group: &[Round]) -> Vec<Words> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use flux_core::layout::RowLayout;
     use flux_core::program::{Chunk, End, Schedule, TileProgram, in_batches_of};
     use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
     use proptest::prelude::*;
@@ -291,7 +292,8 @@ mod tests {
         let problem = Problem::new(op, rows, 16 * world.index(), 16 * world.index(), DType::Bf16, world).unwrap();
         let flattened = flattened && !nodes.are_mixed();
         let chunk = if flattened && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
-        let schedule = Schedule { chunk, group, flattened, ..Schedule::of(TileShape::new(2, 16, 16)) };
+        let rows = if flattened { RowLayout::Flattened } else { RowLayout::PerShard };
+        let schedule = Schedule { chunk, group, rows, ..Schedule::of(TileShape::new(2, 16, 16)) };
         let (mut sent, mut received) = (Ways::new(), Ways::new());
         for rank in world.ranks() {
             let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();

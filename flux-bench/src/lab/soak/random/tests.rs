@@ -65,7 +65,7 @@ fn messages_can_carry_every_plan_for_them() {
             let sequential = case.plan.is_some_and(|plan| plan.comm == CommMode::Sequential);
             let by_library = case.problem.op() == OpKind::GemmAllReduce && sequential;
             assert!(by_library || program.rounds().is_some(), "{case}");
-            flattened += u32::from(program.flattened);
+            flattened += u32::from(program.rows.is_flattened());
         }
     }
     assert!(flattened > 100, "{flattened}");
