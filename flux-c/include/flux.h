@@ -361,9 +361,9 @@ flux_status flux_comm_explain(const struct flux_comm *comm,
                               size_t capacity,
                               size_t *needed);
 
-// Returns the fault that broke the communicator, or FLUX_OK. Waits for no call. The first to find a
-// fault asks the peers what they do, for some 0.25 s at most. On CUDA, a result may be read when its
-// stream has come past the call and this then returns FLUX_OK.
+// Returns the fault that broke the communicator, or FLUX_OK. Waits for no call. The first to find
+// a fault asks the peers what they do, for some 0.25 s at most. On CUDA, a result may be read when
+// its stream has come past the call and this then returns FLUX_OK.
 flux_status flux_comm_check(const struct flux_comm *comm);
 
 // Returns when every rank has come here, on the host only. Collective.

@@ -390,9 +390,9 @@ pub unsafe extern "C" fn flux_comm_explain(comm: *const flux_comm, text: *mut c_
     with(comm, |Comm { comm, .. }| unsafe { copy_text(&comm.explain(), text, capacity, needed) })
 }
 
-/// Returns the fault that broke the communicator, or FLUX_OK. Waits for no call. The first to find a
-/// fault asks the peers what they do, for some 0.25 s at most. On CUDA, a result may be read when its
-/// stream has come past the call and this then returns FLUX_OK.
+/// Returns the fault that broke the communicator, or FLUX_OK. Waits for no call. The first to find
+/// a fault asks the peers what they do, for some 0.25 s at most. On CUDA, a result may be read when
+/// its stream has come past the call and this then returns FLUX_OK.
 #[unsafe(no_mangle)]
 pub extern "C" fn flux_comm_check(comm: *const flux_comm) -> flux_status {
     with(comm, |Comm { comm, .. }| comm.failure().map_or(Ok(()), |failure| Err(failure.into())))

@@ -27,7 +27,7 @@ def main() -> None:
             return values.to(torch.bfloat16).to(device)
 
         x, up, down = draw(TOKENS, HIDDEN), draw(INNER, HIDDEN), draw(HIDDEN, INNER)
-        # The ranks need not divide the rows or the features: m, n and k say how many there are in all.
+        # The ranks need not divide rows or features: m, n and k say how many there are in all.
         features = comm.features(INNER)
         own_x, own_up = x.tensor_split(comm.world_size)[comm.rank], up[features]
         own_down = down[:, features].contiguous()

@@ -1,7 +1,7 @@
 //! Errors as Python sees them.
 //!
-//! Invariant: an exception's class says what the caller can do, its message names ops, operands and
-//! arguments as Python does, and it names the ranks at fault where the error does.
+//! Invariant: an exception's class says what the caller can do. Its message names ops, operands and
+//! arguments as Python does. It has the ranks at fault where the error has them.
 
 use crate::ops::Kind;
 use flux_ops::binding::{self, Class};

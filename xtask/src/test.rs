@@ -46,7 +46,7 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     doctests.args(["test", "--workspace", "--doc"]).current_dir(root());
     check(doctests)?;
 
-    // Of the whole workspace: dependencies of one package alone would be compiled anew, with its features.
+    // Of the whole workspace: for one package its dependencies would be compiled anew.
     let mut examples = cargo();
     examples.args(["build", "--workspace", "--examples"]).current_dir(root());
     check(examples)?;

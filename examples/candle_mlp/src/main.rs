@@ -1,5 +1,5 @@
-//! A tensor-parallel MLP on candle's tensors: `y = gelu(x w1^T) w2^T`, with the rows of `y` split over
-//! the ranks, and with all rows on each.
+//! A tensor-parallel MLP on candle's tensors: `y = gelu(x w1^T) w2^T`, with the rows of `y` split
+//! over the ranks, and with all rows on each.
 //!
 //! flux's ops are custom ops of candle. They read candle's storage in place, on the CPU or on GPUs,
 //! and return candle's tensors.

@@ -112,7 +112,7 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
             let at_once = match (problem.op(), plan.rows) {
                 (OpKind::AllGatherGemm, _) => 1..=peers,
                 (_, RowMapping::PerShard { group }) => group.min(peers)..=group.min(peers),
-                _ => peers..=peers,
+                (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => peers..=peers,
             };
             let sequential = flattened && target.has_collectives(problem);
             let overlapped = at_once.map(|peers| CommMode::Overlapped { peers });
@@ -151,7 +151,7 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
 fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
     let shards = match plan.rows {
         RowMapping::PerShard { group } => group,
-        _ => problem.world().get(),
+        RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => problem.world().get(),
     };
     if problem.op() != OpKind::AllGatherGemm || shards == 1 || target.has_messages() {
         return vec![1];

@@ -50,7 +50,7 @@ impl Plan {
             CommMode::Overlapped { peers: at_once } if target.has_messages() => {
                 let most = match rows {
                     RowMapping::PerShard { group } if !gathers => group.min(peers),
-                    _ => peers,
+                    RowMapping::PerShard { .. } | RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => peers,
                 };
                 CommMode::Overlapped { peers: at_once.clamp(1, most) }
             }
@@ -90,7 +90,7 @@ impl Plan {
         let all = match (problem.op(), self.rows) {
             (OpKind::AllGatherGemm, _) => shard.row_blocks().into(),
             (_, RowMapping::PerShard { .. }) => shard.tiles(),
-            _ => self.tiles(problem),
+            (_, RowMapping::Flattened | RowMapping::FlattenedTwoExchanges) => self.tiles(problem),
         };
         match u64::from(tiles) < all {
             false => Chunk::Shard,

@@ -138,8 +138,9 @@ impl<'a> PlanCost<'a> {
                 prologue + (world - prologue).div_ceil(group) * chunks
             }
             (RowMapping::PerShard { group }, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => (world - 1).div_ceil(group) + 1,
-            // Flattened.
-            _ => self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP),
+            (RowMapping::Flattened | RowMapping::FlattenedTwoExchanges, _) => {
+                self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP)
+            }
         };
         passes.into()
     }

@@ -85,7 +85,7 @@ impl<T: Element> HostExecutor<T> {
         if let Err(error) = done {
             let failed = failure_of(comm, CallError::Execute(error));
             if matches!(failed, CallError::Execute(_)) {
-                // No fault of a peer, who may have this rank's rows already and wait for its results.
+                // No fault of a peer, who may have this rank's rows and wait for its results.
                 comm.abort(super::LAUNCH_REFUSED);
             }
             return Err(failed);

@@ -203,8 +203,8 @@ impl Communicator {
         self.exchange_at(Step::Exchange, payload)
     }
 
-    /// As [`exchange`](Self::exchange), at a step of its own that errors name. No part of the API: for
-    /// the other crates of this workspace.
+    /// As [`exchange`](Self::exchange), at a step of its own that errors name. No part of the API:
+    /// for the other crates of this workspace.
     ///
     /// # Errors
     /// As [`exchange`](Self::exchange).

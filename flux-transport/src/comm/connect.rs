@@ -25,8 +25,8 @@ impl Communicator {
     ///
     /// Between GPUs [`Select::Auto`] proves peer access first. Call
     /// [`probe::serve`](crate::probe::serve) first in `main`, or put the program `flux-probe` beside
-    /// this one. The proof then runs in a process of its own, and a driver that crashes or hangs there
-    /// ends no rank. Without either a thread of this process proves it.
+    /// this one. The proof then runs in a process of its own, and a driver that crashes or hangs
+    /// there ends no rank. Without either a thread of this process proves it.
     ///
     /// # Cancellation
     /// Dropping the future does not stop its thread, which connects and drops the communicator.

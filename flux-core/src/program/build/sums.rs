@@ -27,8 +27,8 @@ pub(super) struct Cut {
 }
 
 impl Cut {
-    /// At most [`MOST_REDUCTIONS`] reductions, so that each worker has one, unless there are more column
-    /// blocks.
+    /// At most [`MOST_REDUCTIONS`] reductions, so that each worker has one, unless there are more
+    /// column blocks.
     pub(super) const fn new(problem: &Problem, grid: TileGrid, rows: RowLayout) -> Self {
         let (most, blocks) =
             (if rows.has_two_exchanges() { problem.m_shard() } else { problem.most_y_rows() }, MOST_REDUCTIONS / grid.col_blocks());
