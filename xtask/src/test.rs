@@ -1,6 +1,6 @@
 //! The README's test command: every test that needs no GPU. Skipped tests are counted at the end.
 
-use crate::cargo::{cargo, check, has_subcommand, root, target_folder};
+use crate::cargo::{artifacts, cargo, check, has_subcommand, root};
 use crate::kernels;
 use anyhow::Context;
 use std::collections::BTreeMap;
@@ -48,10 +48,12 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
 
     // Of the whole workspace: for one package its dependencies would be compiled anew.
     let mut examples = cargo();
-    examples.args(["build", "--workspace", "--examples"]).current_dir(root());
-    check(examples)?;
-    let folder = target_folder()?.join("debug").join("examples");
-    EXAMPLES.iter().try_for_each(|name| check(Command::new(folder.join(name))))
+    examples.args(["build", "--workspace", "--examples"]);
+    let built = artifacts(examples)?;
+    EXAMPLES.iter().try_for_each(|name| {
+        let example = built.iter().find(|artifact| artifact.name == *name).with_context(|| format!("there is no example {name}"))?;
+        check(Command::new(&example.path))
+    })
 }
 
 /// Runs tests, and prints the skipped ones at the end.

@@ -4,7 +4,7 @@
 
 mod profiles;
 
-use crate::tile::{Generation, SHARED_BYTES};
+use crate::tile::{Generation, SHARED_BYTES_PER_CYCLE};
 use std::time::Duration;
 
 /// A host of equal GPUs that reach each other's memory through a switch, or host memory only.
@@ -123,12 +123,12 @@ impl Machine {
 
     /// Bytes that pass through an SM's shared memory in a nanosecond.
     pub(crate) fn shared_bytes_per_ns(&self) -> f64 {
-        SHARED_BYTES as f64 * self.clock_mhz as f64 / 1000.0
+        SHARED_BYTES_PER_CYCLE as f64 * self.clock_mhz as f64 / 1000.0
     }
 
     /// Time in which so many bytes pass through an SM's shared memory.
     pub(crate) fn shared_time(&self, bytes: u128) -> Duration {
-        time(bytes, SHARED_BYTES * self.clock_mhz)
+        time(bytes, SHARED_BYTES_PER_CYCLE * self.clock_mhz)
     }
 
     /// Operations of one worker in a nanosecond.

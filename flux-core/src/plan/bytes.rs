@@ -93,7 +93,7 @@ impl Plan {
                 _ => return Err(PlanBytesError),
             },
         };
-        if plan.zero().is_some() { Err(PlanBytesError) } else { Ok(plan) }
+        if plan.zero_field().is_some() { Err(PlanBytesError) } else { Ok(plan) }
     }
 }
 

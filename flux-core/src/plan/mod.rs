@@ -129,7 +129,7 @@ impl Plan {
     }
 
     /// The field that has an extent or a count of zero, which no text of a plan has.
-    pub fn zero(&self) -> Option<&'static str> {
+    pub fn zero_field(&self) -> Option<&'static str> {
         let Self { tile, rows, k, chunk, k_slices, comm } = *self;
         let counts = [
             ("tile.m", tile.m),

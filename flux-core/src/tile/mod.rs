@@ -9,7 +9,7 @@ mod table;
 
 pub use generation::Generation;
 pub(crate) use grid::{TileExtent, TileGrid};
-pub(crate) use step::SHARED_BYTES;
+pub(crate) use step::SHARED_BYTES_PER_CYCLE;
 pub use table::{HOPPER_SHARED_BYTES, Staging};
 
 use std::fmt;

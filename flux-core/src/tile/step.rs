@@ -6,7 +6,7 @@ use super::TileShape;
 
 /// Bytes that pass through an SM's shared memory in a cycle: 32 banks of 4 bytes (CUDA C++
 /// Programming Guide, "Compute Capabilities", from 5.x on).
-pub(crate) const SHARED_BYTES: u64 = 128;
+pub(crate) const SHARED_BYTES_PER_CYCLE: u64 = 128;
 /// Rows of wgmma's operand A.
 const BLOCK: u64 = 64;
 /// Dense 16-bit operations of an SM in a cycle (H100 data sheet).
@@ -27,7 +27,7 @@ impl TileShape {
         let blocks = blocked / BLOCK;
         let products = if blocks % 2 == 1 { 2 * blocks * (BLOCK + other / 2) } else { blocks * (BLOCK + other) };
         // Bytes of one element along `k`, 16 bits wide, and those that there is time for.
-        let (moved, free) = ((products + m + n) * 2, 2 * m * n * SHARED_BYTES / OPERATIONS);
+        let (moved, free) = ((products + m + n) * 2, 2 * m * n * SHARED_BYTES_PER_CYCLE / OPERATIONS);
         100 + if moved > free { (moved - free) * SEEN / free } else { 0 }
     }
 }

@@ -112,14 +112,14 @@ struct Producer {
 
 private:
     __device__ __forceinline__ u64 a_address(const WorkItem& item) const {
-        if (item.a_source == static_cast<u32>(Source::kGather)) {
+        if (item.a_source == static_cast<u32>(RowSource::kGather)) {
             return p.data[p.rank] + (epoch & 1) * p.half_stride + item.a_outer * p.shard_slot_bytes + item.row * p.row_bytes;
         }
         return p.x + (first_row_of_shard(p, item.a_outer) + item.row) * p.x_row_bytes;
     }
 
     __device__ __forceinline__ u64 a_stride(const WorkItem& item) const {
-        return item.a_source == static_cast<u32>(Source::kGather) ? p.row_bytes : p.x_row_bytes;
+        return item.a_source == static_cast<u32>(RowSource::kGather) ? p.row_bytes : p.x_row_bytes;
     }
 
     // Bytes of this lane's chunk that exist at a step; the last step may have fewer chunks.

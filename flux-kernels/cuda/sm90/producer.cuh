@@ -26,7 +26,7 @@ struct Producer {
             if (number != 0) item = load_item(p, i);
             u32 step = item.k_first;
             const u32 end = step + item.k_steps;
-            if (item.a_source >= kCountOf<Source>) ptx::trap();
+            if (item.a_source >= kCountOf<RowSource>) ptx::trap();
             stamp<C>(p, i, &ItemStamps::opened);
             if constexpr (C::kReduceScatter) {
                 const bool reduces = C::kScatters && item.sink == static_cast<u32>(Sink::kReduceRows);
@@ -71,7 +71,7 @@ private:
     };
 
     __device__ __forceinline__ RowsOfA rows_of_a(const WorkItem& item) const {
-        if (item.a_source == static_cast<u32>(Source::kGather)) return {&p.a_gather, item.a_outer, epoch & 1};
+        if (item.a_source == static_cast<u32>(RowSource::kGather)) return {&p.a_gather, item.a_outer, epoch & 1};
         const bool is_short = item.a_outer >= p.full_shards;
         return {is_short ? &p.short_shards : &p.a_caller, is_short ? item.a_outer - p.full_shards : item.a_outer, 0};
     }

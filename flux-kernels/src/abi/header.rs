@@ -49,7 +49,7 @@ fn write() -> String {
         let _infallible = writeln!(text, "constexpr u32 {name} = {value}u;");
     }
     text += "\n// Values of an enum that are numbered from 0 on.\ntemplate <class Enum>\nconstexpr u32 kCountOf = 0;\n\n";
-    text += &counted("Source", RowSource::ALL.map(|source| (format!("k{source:?}"), source as u32)).into_iter());
+    text += &counted("RowSource", RowSource::ALL.map(|source| (format!("k{source:?}"), source as u32)).into_iter());
     text += &counted("Sink", Sink::ALL.map(|sink| (format!("k{sink:?}"), sink as u32)).into_iter());
     text += &counted("Fill", Fill::ALL.map(|fill| (format!("k{fill:?}"), fill as u32)).into_iter());
     let codes = [("kTimeout", fault::TIMEOUT), ("kAborted", fault::ABORTED), ("kDisagreed", fault::DISAGREED)];

@@ -6,7 +6,6 @@
 use crate::{BuildError, CallError};
 use flux_kernels::cpu::ExecuteError;
 use flux_transport::{ConnectError, ControlError, Failure, Fault, Rank, TransportError, WorldError};
-use std::fmt::Display;
 
 /// What kind of error it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -65,15 +64,9 @@ impl Error {
     }
 }
 
-/// What an error says. Every binding calls the deadline of [`Options`](flux_transport::Options) the
-/// timeout.
-fn said(error: &impl Display) -> String {
-    error.to_string().replace("the deadline (Options::deadline) passed", "the timeout passed")
-}
-
 impl From<&Fault> for Error {
     fn from(fault: &Fault) -> Self {
-        let message = said(fault);
+        let message = fault.to_string();
         match fault {
             Fault::Timeout { late, .. } => Self::of_ranks(Class::Timeout, message, late.iter().copied()),
             Fault::Disagreed { peer, .. } => Self::of_ranks(Class::Disagreed, message, [*peer]),
@@ -87,7 +80,7 @@ impl From<&Fault> for Error {
 
 impl From<&Failure> for Error {
     fn from(failure: &Failure) -> Self {
-        Self::from(&failure.fault).within(said(failure))
+        Self::from(&failure.fault).within(failure.to_string())
     }
 }
 
@@ -106,7 +99,7 @@ impl From<&ControlError> for Error {
 
 impl From<&TransportError> for Error {
     fn from(error: &TransportError) -> Self {
-        let message = said(error);
+        let message = error.to_string();
         match error {
             TransportError::Broken { fault } => Self::from(fault).within(message),
             TransportError::Control(error) => error.into(),
@@ -125,7 +118,7 @@ impl From<TransportError> for Error {
 
 impl From<BuildError> for Error {
     fn from(error: BuildError) -> Self {
-        let message = said(&error);
+        let message = error.to_string();
         match &error {
             BuildError::Problem(_)
             | BuildError::SumOrder { .. }
@@ -141,7 +134,7 @@ impl From<BuildError> for Error {
             BuildError::Disagreement { .. } => Self::new(Class::Disagreed, message),
             BuildError::Peer { rank, .. } => Self::of_ranks(Class::Build, message, [*rank]),
             // Without the hint for asynchronous tasks, which only Rust has.
-            BuildError::Transport { op, source } => Self::from(source).within(format!("while building {op}: {}", said(source))),
+            BuildError::Transport { op, source } => Self::from(source).within(format!("while building {op}: {source}")),
             BuildError::Schedule(_)
             | BuildError::NoPlan { .. }
             | BuildError::NoInvariantPlan { .. }
@@ -162,7 +155,7 @@ impl From<BuildError> for Error {
 
 impl From<CallError> for Error {
     fn from(error: CallError) -> Self {
-        let message = said(&error);
+        let message = error.to_string();
         match error {
             CallError::Shape { .. }
             | CallError::View { .. }
@@ -188,7 +181,7 @@ impl From<CallError> for Error {
 
 impl From<&ExecuteError> for Error {
     fn from(error: &ExecuteError) -> Self {
-        let message = said(error);
+        let message = error.to_string();
         match error {
             ExecuteError::DType { .. }
             | ExecuteError::Operand { .. }
@@ -333,11 +326,5 @@ mod tests {
     fn other_languages_hear_nothing_of_asynchronous_tasks() {
         let error = Error::from(of_transport(late()));
         assert_eq!(error.message, "while building gemm_rs 8x16x16: building an op: the deadline passed while waiting for rank 1");
-    }
-
-    #[test]
-    fn other_languages_hear_of_their_timeout() {
-        let text = "signal 7 did not come: the deadline (Options::deadline) passed (expected 9, saw 8)";
-        assert_eq!(said(&text), "signal 7 did not come: the timeout passed (expected 9, saw 8)");
     }
 }

@@ -147,11 +147,11 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 ///
 /// | op | `x` | `w` | bias | `y` |
 /// |---|---|---|---|---|
-/// | [`AllGatherGemm`] | `[m_r, k]` | `[n_r, k]` | `[n_r]`, the rank's columns | `[m, n_r]`, with gates `[m, n_r/2]` |
+/// | [`AllGatherGemm`] | `[m_r, k]` | `[n_r, k]` | `[n_r]`, the rank's columns | `[m, n_r]` |
 /// | [`GemmReduceScatter`] | `[m, k_r]` | `[n, k_r]` | `[n]`, the same on every rank | `[m_r, n]` |
 /// | [`GemmAllReduce`] | `[m, k_r]` | `[n, k_r]` | `[n]`, the same on every rank | `[m, n]` |
 ///
-/// With [`WeightLayout::Kn`](crate::WeightLayout) `w` is the transpose.
+/// With gates `y` is `[m, n_r/2]`. With [`WeightLayout::Kn`](crate::WeightLayout) `w` is the transpose.
 ///
 /// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to
 /// `max_m`, the same on every rank; another `m` costs no exchange, allocation or wait. Without rows

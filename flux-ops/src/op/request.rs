@@ -81,7 +81,7 @@ impl Request {
     /// The caller's plan.
     fn named(&self, comm: &Communicator, plan: &Plan, largest: &Problem) -> Result<Choice, BuildError> {
         // No text of a plan says that.
-        plan.zero().map_or(Ok(()), |name| Err(ScheduleError::Zero { name }))?;
+        plan.zero_field().map_or(Ok(()), |name| Err(ScheduleError::Zero { name }))?;
         if plan.comm == CommMode::Sequential && largest.partials() == Partials::F32 {
             return Err(BuildError::SequentialPartials { dtype: self.dtype });
         }

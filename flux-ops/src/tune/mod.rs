@@ -204,15 +204,11 @@ pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicato
         return Ok(Tuned::Known { plan: *plan, us });
     }
     let (mut rank, _) = agreed(comm, TuneRank::<T>::new(comm, &problem).map(|rank| (rank, Vec::new())))?;
-    // Rank 0's budget and rounds count.
-    let goes_on = |least: bool, most: bool| {
-        let mine = vec![u8::from(least || most && begun.elapsed() < options.budget)];
-        Ok::<_, TuneError>(agreed(comm, Ok(((), mine)))?.1 == [1])
-    };
+    let in_budget = || begun.elapsed() < options.budget;
     let mut candidates: Vec<_> = plans.iter().map(|&plan| Candidate { plan, outcome: Outcome::NotBegun }).collect();
     let mut ops = Vec::new();
     for (number, candidate) in candidates.iter_mut().enumerate() {
-        if !goes_on(number == 0, true)? {
+        if !goes_on(comm, number == 0 || in_budget())? {
             break;
         }
         match built::<K, T>(Request { plan: Some(candidate.plan), ..request.clone() }, comm, &mut rank)? {
@@ -220,7 +216,7 @@ pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicato
             Err(reason) => candidate.outcome = Outcome::Failed { reason },
         }
     }
-    let times = times(&ops, comm, &mut rank, options.rounds, goes_on)?;
+    let times = times(&ops, comm, &mut rank, options.rounds, in_budget)?;
     let Some(best) = (0..ops.len()).min_by(|&a, &b| times[a].total_cmp(&times[b])) else {
         let Candidate { plan, outcome } = candidates.swap_remove(0);
         let reason = if let Outcome::Failed { reason } = outcome { reason } else { String::new() };
@@ -295,6 +291,11 @@ fn agreed<V>(comm: &Communicator, mine: Result<(V, Vec<u8>), TuneError>) -> Resu
     }
 }
 
+/// What rank 0 answers, whose budget and rounds count; collective.
+fn goes_on(comm: &Communicator, mine: bool) -> Result<bool, TuneError> {
+    Ok(agreed(comm, Ok(((), vec![u8::from(mine)])))?.1 == [1])
+}
+
 /// Builds a candidate and checks a result of it; why it is out, the same on every rank. Collective.
 fn built<K: OpMarker, T: Element>(
     request: Request,
@@ -320,11 +321,12 @@ fn times<K: OpMarker, T: Element>(
     comm: &Communicator,
     rank: &mut TuneRank<T>,
     rounds: usize,
-    goes_on: impl Fn(bool, bool) -> Result<bool, TuneError>,
+    in_budget: impl Fn() -> bool,
 ) -> Result<Vec<f64>, TuneError> {
     let mut mine = vec![Vec::new(); ops.len()];
     for round in 0.. {
-        if !goes_on(round < WARM_UP + LEAST_ROUNDS, round < WARM_UP + rounds.min(MOST_ROUNDS))? {
+        let more = round < WARM_UP + rounds.min(MOST_ROUNDS) && in_budget();
+        if !goes_on(comm, round < WARM_UP + LEAST_ROUNDS || more)? {
             break;
         }
         // Another op goes first in each round, so that none always follows the same other.

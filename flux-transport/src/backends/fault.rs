@@ -27,7 +27,7 @@ pub enum Wait {
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum Fault {
     /// A wait of a call passed its deadline.
-    #[error("rank {rank}: {} in call {epoch}: the deadline (Options::deadline) passed (expected {expected}, saw {seen}){}", AwaitedClause(*wait, *peer, *signal), StragglerClause(*peer, late))]
+    #[error("rank {rank}: {} in call {epoch}: the deadline passed (expected {expected}, saw {seen}){}", AwaitedClause(*wait, *peer, *signal), StragglerClause(*peer, late))]
     #[non_exhaustive]
     Timeout {
         rank: Rank,
@@ -231,7 +231,7 @@ mod tests {
             ..FaultRecord::default()
         };
         let text = Fault::from_record(&record, Vec::new()).to_string();
-        assert_eq!(text, "rank 2: signal 7 of rank 5 did not come in call 9: the deadline (Options::deadline) passed (expected 9, saw 8)");
+        assert_eq!(text, "rank 2: signal 7 of rank 5 did not come in call 9: the deadline passed (expected 9, saw 8)");
         let late = |late: u32| Fault::from_record(&record, vec![Rank::new(late)]).to_string();
         assert_eq!(late(5), text);
         assert_eq!(late(6), format!("{text}; late: rank 6"));

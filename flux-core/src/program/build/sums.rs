@@ -10,7 +10,7 @@ use crate::tile::{TileExtent, TileGrid};
 use crate::{Problem, Rank};
 use std::ops::Range;
 
-/// Most reductions of a rank with several for a column block: about one for each SM.
+/// Most reductions of a rank, unless it has more column blocks: about one for each SM.
 pub(crate) const MOST_REDUCTIONS: u32 = 128;
 
 /// Least rows of a reduction: fewer leave threads of a worker idle.
