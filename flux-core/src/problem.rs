@@ -3,7 +3,7 @@
 //! Invariant: every [`Problem`] is executable. Its extents are positive, and rows of operands are
 //! multiples of 16 bytes, as bulk tensor loads require. Any `m` is split: the first `m % W` ranks
 //! have one row more than the others. `n` or `k` is split likewise in groups of 8, at least one for
-//! each rank.
+//! each rank; `n` with gates in groups of 16, and of several weights each on its own.
 
 use crate::{DType, Partials, Rank, WorldSize};
 use std::fmt;
@@ -69,6 +69,12 @@ pub const MAX_EXTENT: u32 = 1 << 24;
 /// Divisor of the elements of an operand's row: 16 bytes. `n` and `k` are split in such groups.
 const ROW_MULTIPLE: u32 = 8;
 
+/// Most weights of an AllGather-GEMM.
+pub const MAX_WEIGHTS: usize = 4;
+
+/// The output columns of each weight as errors name them.
+const COLUMNS_OF: [&str; MAX_WEIGHTS] = ["n[0]", "n[1]", "n[2]", "n[3]"];
+
 /// One fused operation: global `m`, `n`, `k`, element type and world size.
 ///
 /// ```
@@ -87,6 +93,10 @@ pub struct Problem {
     dtype: DType,
     partials: Partials,
     world: WorldSize,
+    /// Of `n`, the output columns of each weight; 0 behind the last.
+    weights: [u32; MAX_WEIGHTS],
+    /// Whether `n` counts gates and ups.
+    gated: bool,
 }
 
 /// Why a shape cannot be executed.
@@ -108,29 +118,65 @@ pub enum ProblemError {
         value: usize,
     },
     /// A row of an operand would not be a multiple of 16 bytes.
-    #[error(
-        "{name} = {value} is not a multiple of {ROW_MULTIPLE}: rows of 16-byte multiples are required; pad {name} with zeros to {padded}"
-    )]
+    #[error("{name} = {value} is not a multiple of {multiple}: rows of 16-byte multiples are required; pad {name} with zeros to {padded}")]
     Alignment {
-        /// `n` or `k`.
+        /// `n`, `k`, or `n[i]` of one of several weights.
         name: &'static str,
         /// The given value.
         value: u32,
+        /// 8, or 16 with gates.
+        multiple: u32,
         /// The next aligned value that the ranks can share.
         padded: u32,
     },
     /// An extent that is split over the ranks has fewer groups than ranks.
-    #[error("{name} = {value} is too small for {world} ranks of at least {ROW_MULTIPLE} each: pad {name} with zeros to {padded}")]
+    #[error("{name} = {value} is too small for {world} ranks of at least {multiple} each: pad {name} with zeros to {padded}")]
     TooSmall {
-        /// `n` or `k`.
+        /// `n`, `k`, or `n[i]` of one of several weights.
         name: &'static str,
         /// The given value.
         value: u32,
+        /// 8, or 16 with gates.
+        multiple: u32,
         /// Number of ranks.
         world: u32,
         /// The least value.
         padded: u32,
     },
+    /// There are no weights, or too many.
+    #[error(
+        "{count} weights: an AllGather-GEMM takes 1 to {MAX_WEIGHTS} beside each other; use several ops, or one weight of all their rows"
+    )]
+    Weights {
+        /// The given number.
+        count: usize,
+    },
+    /// The columns of several weights are not those of the op.
+    #[error("n = {n}, and the weights have {sum} columns together: give their sum as n")]
+    Columns {
+        /// The op's.
+        n: u32,
+        /// The weights'.
+        sum: u64,
+    },
+    /// The op does not take several weights.
+    #[error("{what} takes one weight: leave out several_weights")]
+    OneWeight {
+        /// What does not.
+        what: &'static str,
+    },
+}
+
+/// Checks the multiple of an extent that `parts` ranks share.
+fn check_multiple(name: &'static str, value: u32, multiple: u32, parts: u32) -> Result<(), ProblemError> {
+    let padded = value.next_multiple_of(multiple).max(parts * multiple);
+    if !value.is_multiple_of(multiple) {
+        return Err(ProblemError::Alignment { name, value, multiple, padded });
+    }
+    if value < padded {
+        return Err(ProblemError::TooSmall { name, value, multiple, world: parts, padded });
+    }
+    Ok(())
 }
 
 impl Problem {
@@ -151,15 +197,68 @@ impl Problem {
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (1, w),
         };
         for (name, value, parts) in [("n", n, n_parts), ("k", k, k_parts)] {
-            let padded = value.next_multiple_of(ROW_MULTIPLE).max(parts * ROW_MULTIPLE);
-            if value % ROW_MULTIPLE != 0 {
-                return Err(ProblemError::Alignment { name, value, padded });
-            }
-            if value < padded {
-                return Err(ProblemError::TooSmall { name, value, world: w, padded });
-            }
+            check_multiple(name, value, ROW_MULTIPLE, parts)?;
         }
-        Ok(Self { op, m, n, k, dtype, partials: Partials::OpDType, world })
+        let mut weights = [0; MAX_WEIGHTS];
+        weights[0] = n;
+        Ok(Self { op, m, n, k, dtype, partials: Partials::OpDType, world, weights, gated: false })
+    }
+
+    /// The same AllGather-GEMM with gates: `n` counts gates and ups, so `y` has half as many
+    /// columns. `n` is split over the ranks in groups of 16.
+    ///
+    /// ```
+    /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+    /// let world = WorldSize::new(3).unwrap();
+    /// let p = Problem::new(OpKind::AllGatherGemm, 512, 80, 64, DType::Bf16, world)?.with_gates()?;
+    /// assert_eq!([0, 1, 2].map(|rank| p.n_local(Rank::new(rank))), [32, 32, 16]);
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ProblemError`]: `n` has no whole group for each rank, or is of several weights.
+    pub fn with_gates(self) -> Result<Self, ProblemError> {
+        if self.weight_count() > 1 {
+            return Err(ProblemError::OneWeight { what: "an op with gates" });
+        }
+        check_multiple("n", self.n, 2 * ROW_MULTIPLE, self.world.get())?;
+        Ok(Self { gated: true, ..self })
+    }
+
+    /// The same AllGather-GEMM with several weights, which share the gathered rows. `columns` has
+    /// the output columns of each, `n` in all. Each weight is split over the ranks on its own.
+    ///
+    /// ```
+    /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
+    /// let world = WorldSize::new(2).unwrap();
+    /// let p = Problem::new(OpKind::AllGatherGemm, 512, 96, 64, DType::Bf16, world)?.with_weights(&[64, 16, 16])?;
+    /// assert_eq!([0, 1, 2].map(|weight| p.weight_columns(weight, Rank::new(1))), [32..64, 8..16, 8..16]);
+    /// assert_eq!(p.n_local(Rank::new(1)), 48);
+    /// # Ok::<(), flux_core::ProblemError>(())
+    /// ```
+    ///
+    /// # Errors
+    /// [`ProblemError`] names the weight, its columns and the limit.
+    pub fn with_weights(self, columns: &[u32]) -> Result<Self, ProblemError> {
+        if columns.is_empty() || columns.len() > MAX_WEIGHTS {
+            return Err(ProblemError::Weights { count: columns.len() });
+        }
+        if columns.len() > 1 && self.op != OpKind::AllGatherGemm {
+            return Err(ProblemError::OneWeight { what: "an op that sums over the ranks" });
+        }
+        if columns.len() > 1 && self.gated {
+            return Err(ProblemError::OneWeight { what: "an op with gates" });
+        }
+        let sum = columns.iter().map(|&n| u64::from(n)).sum();
+        if sum != u64::from(self.n) {
+            return Err(ProblemError::Columns { n: self.n, sum });
+        }
+        let mut weights = [0; MAX_WEIGHTS];
+        for ((weight, &n), name) in weights.iter_mut().zip(columns).zip(COLUMNS_OF) {
+            check_multiple(name, n, ROW_MULTIPLE, if self.op.reduces() { 1 } else { self.world.get() })?;
+            *weight = n;
+        }
+        Ok(Self { weights, ..self })
     }
 
     /// The same problem with partial sums of this type. An AllGather-GEMM has none, and stays as it
@@ -184,7 +283,7 @@ impl Problem {
     /// As [`new`](Self::new), of `m`.
     pub fn with_m(&self, m: u32) -> Result<Self, ProblemError> {
         let problem = Self::new(self.op, m as usize, self.n as usize, self.k as usize, self.dtype, self.world)?;
-        Ok(problem.with_partials(self.partials))
+        Ok(Self { m: problem.m, ..*self })
     }
 
     /// The operation.
@@ -219,6 +318,22 @@ impl Problem {
     pub const fn world(&self) -> WorldSize {
         self.world
     }
+    /// Number of weights: 1, or those of [`with_weights`](Self::with_weights).
+    pub const fn weight_count(&self) -> usize {
+        let mut count = 1;
+        while count < MAX_WEIGHTS && self.weights[count] > 0 {
+            count += 1;
+        }
+        count
+    }
+    /// Output columns of each weight, all global.
+    pub fn weights(&self) -> &[u32] {
+        &self.weights[..self.weight_count()]
+    }
+    /// Whether `n` counts gates and ups.
+    pub const fn is_gated(&self) -> bool {
+        self.gated
+    }
     /// Rows of the largest shard, `m / W` rounded up.
     pub const fn m_shard(&self) -> u32 {
         self.m.div_ceil(self.world.get())
@@ -231,7 +346,8 @@ impl Problem {
         }
     }
     /// The columns of all `n` that `rank` computes, in multiples of 8: its part for
-    /// AllGather-GEMM, else all. The first ranks have 8 more where `n` does not divide.
+    /// AllGather-GEMM, else all. The first ranks have 8 more where `n` does not divide, and 16 more
+    /// with gates. Of several weights those of the first.
     ///
     /// ```
     /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
@@ -241,9 +357,17 @@ impl Problem {
     /// # Ok::<(), flux_core::ProblemError>(())
     /// ```
     pub const fn columns(&self, rank: Rank) -> Range<u32> {
+        self.weight_columns(0, rank)
+    }
+    /// As [`columns`](Self::columns), of the weight with this number, counted from its own first
+    /// column.
+    ///
+    /// # Panics
+    /// If `weight` is [`MAX_WEIGHTS`] or more.
+    pub const fn weight_columns(&self, weight: usize, rank: Rank) -> Range<u32> {
         match self.op {
-            OpKind::AllGatherGemm => self.part_of(self.n, rank),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => 0..self.n,
+            OpKind::AllGatherGemm => self.part_of(self.weights[weight], rank),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => 0..self.weights[weight],
         }
     }
     /// The elements of all `k` that `rank` multiplies, in multiples of 8: all for AllGather-GEMM,
@@ -254,10 +378,15 @@ impl Problem {
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.part_of(self.k, rank),
         }
     }
-    /// Number of [`columns`](Self::columns).
+    /// Number of output columns of `rank`, of all weights.
     pub const fn n_local(&self, rank: Rank) -> u32 {
-        let columns = self.columns(rank);
-        columns.end - columns.start
+        let (mut all, mut weight) = (0, 0);
+        while weight < MAX_WEIGHTS {
+            let columns = self.weight_columns(weight, rank);
+            all += columns.end - columns.start;
+            weight += 1;
+        }
+        all
     }
     /// Number of [`inner`](Self::inner) elements.
     pub const fn k_local(&self, rank: Rank) -> u32 {
@@ -276,13 +405,26 @@ impl Problem {
     pub(crate) const fn least_rank(&self) -> Rank {
         Rank::new(self.world.peers())
     }
+    /// Ranks of which every rank has the extents of one: the first, and each from which on a weight
+    /// or the inner product is a group shorter.
+    pub(crate) fn distinct_ranks(&self) -> impl Iterator<Item = Rank> + use<> {
+        let (split, world) = (if self.op.reduces() { [self.k, 0, 0, 0] } else { self.weights }, self.world.get());
+        let group = self.group();
+        let shorter = split.into_iter().map(move |extent| extent / group % world).filter(|&rank| rank > 0);
+        std::iter::once(0).chain(shorter).map(Rank::new)
+    }
+    /// Elements that stay together where an extent is split.
+    const fn group(&self) -> u32 {
+        if self.gated { 2 * ROW_MULTIPLE } else { ROW_MULTIPLE }
+    }
     /// The part of `extent` that `rank` has, in groups: the first ranks have one more.
     const fn part_of(&self, extent: u32, rank: Rank) -> Range<u32> {
-        let (world, rank, groups) = (self.world.get(), rank.get(), extent / ROW_MULTIPLE);
+        let group = self.group();
+        let (world, rank, groups) = (self.world.get(), rank.get(), extent / group);
         let (each, more) = (groups / world, groups % world);
         let start = rank * each + if rank < more { rank } else { more };
         let count = each + (rank < more) as u32;
-        start * ROW_MULTIPLE..(start + count) * ROW_MULTIPLE
+        start * group..(start + count) * group
     }
     /// Shape of `rank`'s `x`: `[m_r, k]` for AllGather-GEMM, `[m, k_r]` for the others.
     pub fn x_shape(&self, rank: Rank) -> Shape {
@@ -355,7 +497,9 @@ impl Problem {
 
 impl fmt::Display for Problem {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{} m={} n={} k={} {} tp={}", self.op, self.m, self.n, self.k, self.dtype, self.world)?;
+        write!(f, "{} m={} n={}", self.op, self.m, self.weights[0])?;
+        self.weights()[1..].iter().try_for_each(|n| write!(f, "+{n}"))?;
+        write!(f, " k={} {} tp={}", self.k, self.dtype, self.world)?;
         if self.partials == Partials::F32 { f.write_str(" partials=f32") } else { Ok(()) }
     }
 }

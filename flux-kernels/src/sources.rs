@@ -40,6 +40,7 @@ headers![
     "common/trace.cuh",
     "common/wait.cuh",
     "common/walk.cuh",
+    "common/weights.cuh",
     "norm/rms_norm.cuh",
     "sm80/config.cuh",
     "sm80/consumer.cuh",

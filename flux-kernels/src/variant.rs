@@ -30,6 +30,8 @@ pub struct Variant {
     activation: Activation,
     gated: bool,
     weights: WeightLayout,
+    /// Whether columns of several weights lie side by side.
+    several_weights: bool,
     traced: bool,
 }
 
@@ -93,8 +95,8 @@ impl Variant {
     const CONSUMERS: u32 = 2;
 
     /// Every variant that is compiled ahead of time for a target. The [`traced`](Self::traced)
-    /// forms, and some with [other weights](WeightLayout::Kn) or with [gates](Self::with_gates), are
-    /// compiled where they are used.
+    /// forms, those for several weights, and some with [other weights](WeightLayout::Kn) or with
+    /// [gates](Self::with_gates), are compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
         let finished = plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish)));
@@ -112,11 +114,15 @@ impl Variant {
     }
 
     /// The fewest variants in which each op has every tile of a target in each of its forms, and
-    /// every element type and activation, with and without gates. Weights are `[k, n]` where partial
+    /// every element type and activation, with and without gates; an AllGather-GEMM without them has
+    /// several weights. Weights are `[k, n]` where partial
     /// sums are of the op's type, which takes registers. Large tiles, which have few, also send
     /// [`Partials::F32`]; the others record time stamps.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
-        let marked = |variant: Self| if variant.is_large() { variant } else { variant.traced() };
+        let marked = |variant: Self| {
+            let several_weights = variant.op == OpKind::AllGatherGemm && !variant.gated;
+            Self { several_weights, traced: !variant.is_large(), ..variant }
+        };
         let of_op =
             |op| Self::plain(op, target).zip(Self::finishes(op).cycle()).map(move |(variant, finish)| marked(variant.finished(finish)));
         let large = of_op(OpKind::GemmReduceScatter).filter(Self::is_large).map(|variant| variant.with_partials(Partials::F32));
@@ -157,8 +163,19 @@ impl Variant {
                 Form::Hopper(staging) => tile.stages(staging, target.shared_bytes)?,
                 Form::Portable => tile.portable_stages(target.shared_bytes)?,
             };
-            let (activation, weights) = (Activation::None, WeightLayout::Nk);
-            Some(Self { op, dtype, tile, form, stages, partials: Partials::OpDType, activation, gated: false, weights, traced: false })
+            Some(Self {
+                op,
+                dtype,
+                tile,
+                form,
+                stages,
+                partials: Partials::OpDType,
+                activation: Activation::None,
+                gated: false,
+                weights: WeightLayout::Nk,
+                several_weights: false,
+                traced: false,
+            })
         })
     }
 
@@ -187,7 +204,9 @@ impl Variant {
     /// [`NoSuchTile`] when no kernel has this tile, or none that does what the program asks of it.
     pub fn fitting(program: &TileProgram, target: KernelTarget) -> Result<Vec<Self>, NoSuchTile> {
         let (op, dtype, tile) = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
-        let of_tile = Self::with_tile(op, dtype, tile, target).map(|variant| variant.with_partials(sent_partials(program)));
+        let several_weights = program.problem.weight_count() > 1;
+        let of_tile = Self::with_tile(op, dtype, tile, target);
+        let of_tile = of_tile.map(|variant| Self { several_weights, ..variant.with_partials(sent_partials(program)) });
         let fitting: Vec<_> = of_tile.filter(|variant| variant.fits(program)).collect();
         if fitting.is_empty() { Err(NoSuchTile { tile, generation: target.generation }) } else { Ok(fitting) }
     }
@@ -205,7 +224,9 @@ impl Variant {
             }
             Form::Portable => true,
         };
-        (self.op, self.dtype, self.tile, self.partials) == of_program && does
+        (self.op, self.dtype, self.tile, self.partials) == of_program
+            && self.several_weights == (program.problem.weight_count() > 1)
+            && does
     }
 
     /// The same kernel with time stamps: each launch takes a
@@ -357,7 +378,8 @@ impl Variant {
         let name = self.entry();
         let (bf16, rs) = (self.dtype == DType::Bf16, self.op == OpKind::GemmReduceScatter);
         let (stages, traced, shared, threads) = (self.stages, self.traced, self.shared_bytes(), Self::THREADS);
-        let (f32, gated, kn) = (self.partials == Partials::F32, self.gated, self.weights == WeightLayout::Kn);
+        let (f32, gated, kn, several) =
+            (self.partials == Partials::F32, self.gated, self.weights == WeightLayout::Kn, self.several_weights);
         let activation = self.activation.cuda_name();
         let TileShape { m, n, k, .. } = self.tile;
         let (folder, numbers, check) = match self.form {
@@ -366,7 +388,7 @@ impl Variant {
         };
         let text = format!(
             "#include \"{folder}/fused_gemm.cuh\"\n\
-             using C = flux::Config<{numbers}, {bf16}, {rs}, {f32}, flux::Activation::{activation}, {gated}, {kn}, {traced}>;\n\
+             using C = flux::Config<{numbers}, {bf16}, {rs}, {f32}, flux::Activation::{activation}, {gated}, {kn}, {several}, {traced}>;\n\
              static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == {k}, \"variant.rs\");\n\
              {check}\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
@@ -411,6 +433,9 @@ impl fmt::Display for Variant {
         }
         if self.weights == WeightLayout::Kn {
             f.write_str("_kn")?;
+        }
+        if self.several_weights {
+            f.write_str("_several")?;
         }
         if self.form == Form::Portable {
             write!(f, "_{}", Generation::Portable)?;
@@ -461,7 +486,7 @@ mod tests {
                 let alike = |variant: Variant| (variant.activation, variant.gated) == (wanted.activation, wanted.gated);
                 assert!(of_op().any(|&variant| alike(variant)), "{wanted} {}", arch.name());
             }
-            let plain = |variant: &Variant| Variant { traced: false, weights: WeightLayout::Nk, ..*variant };
+            let plain = |variant: &Variant| Variant { traced: false, several_weights: false, weights: WeightLayout::Nk, ..*variant };
             assert!(cover.iter().all(|variant| all.contains(&plain(variant)) && variant.traced != variant.is_large()), "{}", arch.name());
             let f32 = |op| cover.iter().any(|variant| (variant.op, variant.partials) == (op, Partials::F32));
             assert_eq!(OPS.map(f32), [false, true], "{}", arch.name());

@@ -118,6 +118,7 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
         let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
             &mut Buffers::default(),
             CpuArgs {
+                more: Default::default(),
                 gathered: None,
                 x: Rows { elements: &x, stride: 24 },
                 w: Rows { elements: &w, stride: 24 },

@@ -35,6 +35,7 @@ fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pus
     Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(
         &mut Buffers::default(),
         CpuArgs {
+            more: Default::default(),
             gathered: None,
             x: Rows { elements: &x, stride: p.x_shape(Rank::new(0)).cols as usize },
             w: Rows { elements: &w, stride: p.w_shape(Rank::new(0)).cols as usize },
@@ -170,6 +171,7 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
         let result = Executor::new(program.clone(), NonZeroUsize::MIN).unwrap().run(
             &mut Buffers::default(),
             CpuArgs {
+                more: Default::default(),
                 gathered: None,
                 x: Rows { elements: &x[..x_len], stride: x_stride },
                 w: Rows { elements: &w, stride: 16 },

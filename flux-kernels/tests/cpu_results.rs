@@ -232,6 +232,7 @@ fn strided_operands_are_read_and_written_in_place() {
     let mark = bf16::from_f32(77.0);
     let mut y = vec![mark; 13 * (24 + PAD) - PAD];
     let args = CpuArgs {
+        more: Default::default(),
         gathered: None,
         x: Rows { elements: &x[..x.len() - PAD], stride: 16 + PAD },
         w: Rows { elements: &w, stride: 16 + PAD },

@@ -49,6 +49,7 @@ fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are
     for room in [MIB, 5 * MIB, 4096 * MIB] {
         let mut y = vec![bf16::NAN; 40 * 64];
         let args = CpuArgs {
+            more: Default::default(),
             gathered: None,
             x: Rows { elements: &x, stride: 16 },
             w: Rows { elements: &w, stride: 16 },

@@ -51,6 +51,9 @@ impl EpilogueSpec {
         if let Some(eps) = self.rms_norm.map(Epsilon::get).filter(|eps| !(eps.is_finite() && *eps >= 0.0)) {
             return Err(BuildError::Epsilon { value: eps });
         }
+        if problem.weight_count() > 1 && weights != WeightLayout::Nk {
+            return Err(BuildError::SeveralWeights { weights });
+        }
         if self.gates.is_none() {
             return Ok(());
         }
@@ -61,17 +64,13 @@ impl EpilogueSpec {
         if let Some(plan) = plan.filter(|plan| !plan.tile.n.is_multiple_of(multiple)) {
             return Err(BuildError::GatedTile { tile: plan.tile, multiple });
         }
-        let mut rows = problem.world().ranks().map(|rank| problem.n_local(rank));
-        if let Some(rows) = rows.find(|rows| !rows.is_multiple_of(multiple)) {
-            let padded = problem.n().next_multiple_of(multiple * problem.world().get());
-            return Err(BuildError::GatedRows { rows, multiple, padded });
-        }
         Ok(())
     }
 
-    /// The shape of `rank`'s `y`.
+    /// The shape of `rank`'s `y`; of several weights that of the first.
     pub(crate) fn y_shape(&self, problem: &Problem, rank: Rank) -> Shape {
-        GateLayout::result_shape(self.gates, problem.y_shape(rank))
+        let cols = problem.weight_columns(0, rank).len() as u32;
+        GateLayout::result_shape(self.gates, Shape { cols, ..problem.y_shape(rank) })
     }
 }
 

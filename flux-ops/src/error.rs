@@ -91,15 +91,11 @@ pub enum BuildError {
         /// Required divisor of its columns.
         multiple: u32,
     },
-    /// The gates of a rank are not whole 16-byte rows of `y`.
-    #[error("the weight has {rows} rows of gates and ups per rank, which is not a multiple of {multiple}: pad n to {padded}")]
-    GatedRows {
-        /// Gates and ups of one rank.
-        rows: u32,
-        /// Their required divisor.
-        multiple: u32,
-        /// The next global `n` with whole rows.
-        padded: u32,
+    /// Several weights that lie as no kernel reads them.
+    #[error("several weights are read as [n, k], and were to lie as {weights}: leave out weights({weights:?}), or several_weights")]
+    SeveralWeights {
+        /// How they were to lie.
+        weights: WeightLayout,
     },
     /// The op's kind does not have the option.
     #[error("{op} has no {option}: {}", ops_with(option))]
@@ -258,7 +254,8 @@ pub enum CallError {
         found.rows, found.cols, expected.rows, expected.cols, shape_remedy(operand, *op, *expected, *found)
     )]
     Shape {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`; of a further weight `w[i]`,
+        /// `bias[i]` or `y[i]`.
         operand: &'static str,
         /// The op.
         op: OpKind,
@@ -306,10 +303,18 @@ pub enum CallError {
         /// Rows of the call.
         m: u32,
     },
+    /// Another number of weights was given than the op was built for.
+    #[error("the op was built for {takes} weights and {given} were given: call {} with all of them", if *takes > 1 { "forward_several" } else { "forward" })]
+    Weights {
+        /// Weights of the op.
+        takes: usize,
+        /// Weights of the call.
+        given: usize,
+    },
     /// The op was built with an operand that was not given.
-    #[error("the op was built with a {operand} and none was given: call forward_with with one of [{}, {}]", expected.rows, expected.cols)]
+    #[error("the op was built with a {operand} and none was given: call {} with one of [{}, {}]", call_with(operand), expected.rows, expected.cols)]
     NotGiven {
-        /// `bias`, `residual` or `gain`.
+        /// `bias`, `residual`, `gain`, or `bias[i]` of a further weight.
         operand: &'static str,
         /// What it takes.
         expected: Shape,
@@ -320,7 +325,7 @@ pub enum CallError {
         found.rows, found.cols, option_of(operand)
     )]
     Unwanted {
-        /// `bias`, `residual` or `gain`.
+        /// `bias`, `residual`, `gain`, or `bias[i]` of a further weight.
         operand: &'static str,
         /// What was given.
         found: Layout,
@@ -404,7 +409,9 @@ fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> St
             let part = if op.reduces() { "inner" } else { "columns" };
             format!("give this rank's part of the weight, as op.{part}(rank) says")
         }
-        "bias" | "gain" => format!("give one row of {} values", expected.cols),
+        _ if operand.starts_with("w[") => "give this rank's part of the weight, as op.weight_columns(weight, rank) says".to_owned(),
+        _ if operand.starts_with("bias") => format!("give one row of {} values", expected.cols),
+        "gain" => format!("give one row of {} values", expected.cols),
         _ if found.rows != expected.rows as usize => "all operands have the rows of one m".to_owned(),
         _ => format!("give {} columns", expected.cols),
     }
@@ -419,7 +426,13 @@ fn remedy(output: &str, other: &str) -> String {
 
 /// The option that brings an operand.
 fn option_of(operand: &str) -> String {
+    let operand = operand.split('[').next().unwrap_or(operand);
     if operand == "gain" { "rms_norm(eps)".to_owned() } else { format!("{operand}(true)") }
+}
+
+/// The call that takes an operand.
+fn call_with(operand: &str) -> &'static str {
+    if operand.contains('[') { "forward_several" } else { "forward_with" }
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@
 use crate::epilogue::{EpilogueSpec, Norm};
 use crate::error::CallError;
 use crate::tensor::{Location, View};
-use flux_core::problem::Shape;
+use flux_core::problem::{MAX_WEIGHTS, Shape};
 use flux_core::{OpKind, Problem, Rank};
 use flux_kernels::WeightLayout;
 
@@ -21,7 +21,20 @@ pub(crate) struct Operands {
     pub(crate) norm: Option<Norm>,
     /// Where all rows of `x` go.
     pub(crate) x_full: Option<View>,
+    /// The further weights, in their order.
+    pub(crate) more: [Option<MoreOperands>; MAX_WEIGHTS - 1],
 }
+
+/// A further weight of an AllGather-GEMM, with its result.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct MoreOperands {
+    pub(crate) w: View,
+    pub(crate) bias: Option<View>,
+    pub(crate) y: View,
+}
+
+/// Names of the further weights' operands.
+const MORE: [[&str; 3]; MAX_WEIGHTS - 1] = [["w[1]", "bias[1]", "y[1]"], ["w[2]", "bias[2]", "y[2]"], ["w[3]", "bias[3]", "y[3]"]];
 
 impl Operands {
     /// Each operand with its name, in the order of the call.
@@ -32,12 +45,19 @@ impl Operands {
     fn inputs(&self) -> impl Iterator<Item = (&'static str, &View)> {
         let (bias, residual, gain) = (self.bias.as_ref(), self.residual.as_ref(), self.norm.as_ref().map(|norm| &norm.gain));
         let optional = [bias.map(|view| ("bias", view)), residual.map(|view| ("residual", view)), gain.map(|view| ("gain", view))];
-        [("x", &self.x), ("w", &self.w)].into_iter().chain(optional.into_iter().flatten())
+        let more = self.more().flat_map(|(more, [w, bias, _])| [Some((w, &more.w)), more.bias.as_ref().map(|view| (bias, view))]);
+        [("x", &self.x), ("w", &self.w)].into_iter().chain(optional.into_iter().chain(more).flatten())
     }
 
     fn outputs(&self) -> impl Iterator<Item = (&'static str, &View)> {
         let y_norm = self.norm.as_ref().map(|norm| ("y_norm", &norm.y_norm));
-        [("y", &self.y)].into_iter().chain(y_norm).chain(self.x_full.as_ref().map(|view| ("x_full", view)))
+        let more = self.more().map(|(more, [.., y])| (y, &more.y));
+        [("y", &self.y)].into_iter().chain(y_norm).chain(self.x_full.as_ref().map(|view| ("x_full", view))).chain(more)
+    }
+
+    /// The further weights with their operands' names.
+    fn more(&self) -> impl Iterator<Item = (&MoreOperands, [&'static str; 3])> {
+        self.more.iter().flatten().zip(MORE)
     }
 
     /// Whether the residual is what `y` holds.
@@ -62,16 +82,24 @@ impl Operands {
         location: Location,
     ) -> Result<(), CallError> {
         let rows = |shape: Shape| if m == 0 { Shape { rows: 0, ..shape } } else { shape };
-        let vector = Shape { rows: 1, cols: problem.n_local(rank) };
+        let (takes, given) = (problem.weight_count(), self.more().count() + 1);
+        if takes != given {
+            return Err(CallError::Weights { takes, given });
+        }
+        let columns = |weight| problem.weight_columns(weight, rank).len() as u32;
+        let vector = Shape { rows: 1, cols: columns(0) };
         let output = rows(epilogue.y_shape(problem, rank));
-        let (w_rows, w_cols) = weights.extents(problem.n_local(rank), problem.k_local(rank));
+        let (w_rows, w_cols) = weights.extents(columns(0), problem.k_local(rank));
         let weights_shape = Shape { rows: w_rows, cols: w_cols };
         let optional = [
             ("bias", self.bias, epilogue.bias, vector),
             ("residual", self.residual, epilogue.residual, output),
             ("gain", self.norm.map(|norm| norm.gain), epilogue.rms_norm.is_some(), vector),
         ];
-        for (operand, given, wanted, expected) in optional {
+        let more_biases = (1..)
+            .zip(self.more())
+            .map(|(weight, (more, [_, bias, _]))| (bias, more.bias, epilogue.bias, Shape { rows: 1, cols: columns(weight) }));
+        for (operand, given, wanted, expected) in optional.into_iter().chain(more_biases) {
             match given {
                 None if wanted => return Err(CallError::NotGiven { operand, expected }),
                 Some(view) if !wanted => return Err(CallError::Unwanted { operand, found: view.layout }),
@@ -82,8 +110,13 @@ impl Operands {
             return Err(CallError::NotGathered { op: problem.op() });
         }
         let all_rows = rows(Shape { rows: problem.m(), cols: problem.k() });
-        let outputs = [Some(output), self.norm.map(|_| output), self.x_full.map(|_| all_rows)].into_iter().flatten();
-        let given = optional.into_iter().filter_map(|(_, given, _, shape)| given.map(|_| shape));
+        let more = || (1..).zip(self.more()).map(|(weight, (more, _))| (more, columns(weight)));
+        let more_inputs = more().flat_map(|(more, cols)| {
+            [Some(Shape { rows: cols, cols: problem.k() }), more.bias.map(|_| Shape { rows: 1, cols })].into_iter().flatten()
+        });
+        let more_outputs = more().map(|(_, cols)| rows(Shape { rows: problem.m(), cols }));
+        let outputs = [Some(output), self.norm.map(|_| output), self.x_full.map(|_| all_rows)].into_iter().flatten().chain(more_outputs);
+        let given = optional.into_iter().filter_map(|(_, given, _, shape)| given.map(|_| shape)).chain(more_inputs);
         let shapes = [rows(problem.x_shape(rank)), weights_shape].into_iter().chain(given).chain(outputs);
         for ((operand, view), expected) in self.named().zip(shapes) {
             let found = view.layout;
@@ -146,6 +179,7 @@ mod tests {
             y: view(0x3000, 8, 16),
             norm: None,
             x_full: None,
+            more: [None; MAX_WEIGHTS - 1],
         }
     }
 

@@ -26,8 +26,8 @@ proptest! {
         let activation = if relu && op == 0 { Activation::Relu } else { Activation::None };
         let case = case.finished(bias, Values::Integers, activation);
         let case = if residual { case.with_residual(Values::Integers) } else { case };
-        // Of half of the AllGather-GEMMs whose columns they divide; tiles then have whole gates.
-        let layout = GateLayout::ALL.get(gates).copied().filter(|_| op == 0 && n.is_multiple_of(2) && more % w == 0);
+        // Of half of the AllGather-GEMMs with groups of 16 for every rank; tiles then have whole gates.
+        let layout = GateLayout::ALL.get(gates).copied().filter(|_| case.problem.op() == OPS[0] && case.problem.with_gates().is_ok());
         let case = if let Some(layout) = layout { case.gated(layout) } else { case };
         let tile = if layout.is_some() { TileShape { n: plan.tile.n.next_multiple_of(16), ..plan.tile } } else { plan.tile };
         let expected = case.expected_on(Machine::Host);

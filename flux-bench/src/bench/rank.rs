@@ -133,11 +133,11 @@ impl RankBench<'_> {
         let (job, ctx) = (self.job, self.ctx);
         self.bar.set_message(case.problem.to_string());
         let op = FusedOp::<T>::build_with(&case.problem, ctx.comm(), job.execution.on(ctx.comm(), &case.problem)?, job.epilogue)?;
-        let sets = (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with(&case.problem, job.epilogue));
+        let sets = (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with(op.problem(), job.epilogue));
         let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
         let verdict = verify(ctx, &op, &mut sets[0], job)?;
         for (call, set) in sets.iter_mut().enumerate() {
-            ctx.fill(set, Operands::new(case.problem, SEED, call as u64, Fill::Uniform).with_epilogue(job.epilogue))?;
+            ctx.fill(set, Operands::new(*op.problem(), SEED, call as u64, Fill::Uniform).with_epilogue(job.epilogue))?;
         }
         let mut contenders = GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
         let measured = baseline.watchdog.guard(|| {

@@ -1,7 +1,7 @@
 //! What an op does to its sums before it rounds them, and to the rounded rows.
 
 use flux_core::plan::Plan;
-use flux_core::{OpKind, Problem};
+use flux_core::{OpKind, Problem, ProblemError};
 use flux_ops::{Activation, GateLayout};
 use std::fmt;
 
@@ -35,11 +35,16 @@ impl EpilogueSpec {
         Activation::of(op).iter().map(with).chain(sums.into_iter().filter(move |_| op.reduces())).chain(gated)
     }
 
-    /// The same without gates where some rank's columns of `problem`, or those of a plan's tile,
-    /// cannot have them.
+    /// The same without gates where the columns of `problem`, or those of a plan's tile, cannot have
+    /// them.
     pub(crate) fn for_columns_of(self, problem: &Problem, plan: Option<&Plan>) -> Self {
-        let mut columns = problem.world().ranks().map(|rank| problem.n_local(rank)).chain(plan.map(|plan| plan.tile.n));
-        if columns.all(|columns| columns.is_multiple_of(16)) { self } else { Self { gates: None, ..self } }
+        let whole = problem.with_gates().is_ok() && plan.is_none_or(|plan| plan.tile.n.is_multiple_of(16));
+        if whole { self } else { Self { gates: None, ..self } }
+    }
+
+    /// The problem of an op with this epilogue, whose ranks split gates with their ups.
+    pub(crate) fn problem(self, problem: Problem) -> Result<Problem, ProblemError> {
+        if self.gates.is_some() { problem.with_gates() } else { Ok(problem) }
     }
 
     /// Whether integers stay integers, so that the result is known to the last bit.

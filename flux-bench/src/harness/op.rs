@@ -85,7 +85,7 @@ impl<T: Element> FusedOp<T> {
             Kind::ReduceScatter(op) => (op.plan(m)?, op.execution(m)?),
             Kind::AllReduce(op) => (op.plan(m)?, op.execution(m)?),
         };
-        Ok(Self { op, problem: *problem, plan, execution })
+        Ok(Self { op, problem: epilogue.problem(*problem)?, plan, execution })
     }
 
     pub(crate) fn forward(

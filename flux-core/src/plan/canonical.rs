@@ -5,7 +5,7 @@
 
 use super::{Chunk, CommMode, KSplit, Links, Mover, Plan, RowMapping, Target};
 use crate::tile::TileGrid;
-use crate::{OpKind, Problem, Rank};
+use crate::{OpKind, Problem};
 
 impl Plan {
     /// The plan without values that have no effect for `problem` on `target`.
@@ -81,7 +81,7 @@ impl Plan {
     /// least columns; each other rank is like one of them.
     fn shares_tiles(&self, problem: &Problem, target: &Target) -> bool {
         let schedule = self.schedule(problem, target);
-        [Rank::new(0), problem.least_rank()].into_iter().any(|rank| schedule.stream_k_tiles(problem, rank).is_some())
+        problem.distinct_ranks().any(|rank| schedule.stream_k_tiles(problem, rank).is_some())
     }
 
     fn canonical_chunk(&self, problem: &Problem) -> Chunk {

@@ -6,6 +6,8 @@
 use super::mainloop;
 use super::{Await, Forward, NONE, Sink, Transfer, WorkItem};
 use crate::layout::{self, RowLayout, WorkspaceSize};
+use crate::problem::MAX_WEIGHTS;
+use crate::tile::ColumnBlocks;
 use crate::{Nodes, OpKind, Problem, Rank, TileShape};
 
 /// The work of one rank in one call.
@@ -85,6 +87,30 @@ impl TileProgram {
     /// out.
     pub const fn k_steps(&self) -> u32 {
         self.problem.k_local(self.rank).div_ceil(self.tile.k)
+    }
+
+    /// The first column of each weight, as items count columns: a multiple of the tile's. Behind the
+    /// last weight the end of all columns.
+    ///
+    /// # Panics
+    /// If the tile has no columns, which [`check::verify`](super::check::verify) rules out.
+    pub fn weight_starts(&self) -> [u32; MAX_WEIGHTS] {
+        let columns = self.column_blocks();
+        std::array::from_fn(|weight| columns.start_of(weight))
+    }
+
+    /// The weight with column `col` of an item, and its column there.
+    ///
+    /// # Panics
+    /// If the tile has no columns, which [`check::verify`](super::check::verify) rules out.
+    pub fn weight_column(&self, col: u32) -> (usize, u32) {
+        let columns = self.column_blocks();
+        let weight = columns.weight_of(col / self.tile.n);
+        (weight, col - columns.start_of(weight))
+    }
+
+    pub(super) const fn column_blocks(&self) -> ColumnBlocks {
+        ColumnBlocks::of(&self.problem, self.rank, self.tile)
     }
 
     /// The step before which the first mainloop partial tile is added, and the steps from one to

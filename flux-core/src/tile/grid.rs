@@ -1,8 +1,10 @@
-//! The tiles of an output matrix.
+//! The tiles of an output matrix, or of several side by side, one of each weight.
 //!
-//! Invariant: the extents of a grid are not empty, do not overlap, and cover the matrix.
+//! Invariant: the extents of a grid are not empty, do not overlap, and cover the matrices. No tile
+//! has columns of two weights: the first of a weight begins at a multiple of the tile's columns.
 
 use super::TileShape;
+use crate::problem::MAX_WEIGHTS;
 use crate::{Problem, Rank};
 
 /// The elements of one tile; fewer than the tile's extents at the right and lower border.
@@ -26,22 +28,88 @@ impl TileExtent {
     }
 }
 
-/// An output matrix, `[rows, cols]`, cut into tiles.
+/// The columns of each weight on one rank, cut into tiles.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub(crate) struct ColumnBlocks {
+    cols: [u32; MAX_WEIGHTS],
+    tile_n: u32,
+}
+
+impl ColumnBlocks {
+    /// Cuts the columns of `rank`.
+    ///
+    /// # Panics
+    /// If the tile has no columns.
+    pub(crate) const fn of(problem: &Problem, rank: Rank, tile: TileShape) -> Self {
+        assert!(tile.n > 0, "a tile has columns");
+        let (mut cols, mut weight) = ([0; MAX_WEIGHTS], 0);
+        while weight < MAX_WEIGHTS {
+            let columns = problem.weight_columns(weight, rank);
+            cols[weight] = columns.end - columns.start;
+            weight += 1;
+        }
+        Self { cols, tile_n: tile.n }
+    }
+
+    /// Tiles from left to right.
+    const fn count(&self) -> u32 {
+        self.first_of(MAX_WEIGHTS)
+    }
+
+    /// The first tile of a weight.
+    const fn first_of(&self, weight: usize) -> u32 {
+        let (mut blocks, mut before) = (0, 0);
+        while before < weight {
+            blocks += self.cols[before].div_ceil(self.tile_n);
+            before += 1;
+        }
+        blocks
+    }
+
+    /// First column of a weight's first tile.
+    pub(crate) const fn start_of(&self, weight: usize) -> u32 {
+        self.first_of(weight) * self.tile_n
+    }
+
+    /// Behind the last column.
+    pub(crate) const fn end(&self) -> u32 {
+        let (col, cols) = self.extent(self.count() - 1);
+        col + cols
+    }
+
+    /// The weight with this tile.
+    pub(crate) const fn weight_of(&self, block: u32) -> usize {
+        let mut weight = MAX_WEIGHTS - 1;
+        while weight > 0 && (self.cols[weight] == 0 || self.first_of(weight) > block) {
+            weight -= 1;
+        }
+        weight
+    }
+
+    /// First column and columns of a tile.
+    const fn extent(&self, block: u32) -> (u32, u32) {
+        let weight = self.weight_of(block);
+        let left = self.cols[weight] - (block - self.first_of(weight)) * self.tile_n;
+        (block * self.tile_n, if left < self.tile_n { left } else { self.tile_n })
+    }
+}
+
+/// Output matrices of equally many rows, side by side, cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct TileGrid {
     rows: u32,
-    cols: u32,
+    columns: ColumnBlocks,
     tile: TileShape,
 }
 
 impl TileGrid {
-    /// Cuts `rows` by `cols` elements into tiles.
+    /// Cuts `rows` with the columns of `rank`.
     ///
     /// # Panics
     /// If an extent of the tile is 0.
-    pub(crate) const fn new(rows: u32, cols: u32, tile: TileShape) -> Self {
-        assert!(tile.m > 0 && tile.n > 0, "a tile has rows and columns");
-        Self { rows, cols, tile }
+    pub(crate) const fn new(rows: u32, problem: &Problem, rank: Rank, tile: TileShape) -> Self {
+        assert!(tile.m > 0, "a tile has rows");
+        Self { rows, columns: ColumnBlocks::of(problem, rank, tile), tile }
     }
 
     /// The grid of a shard on the rank with the most columns, `[m_shard, n_shard]` elements. The
@@ -52,18 +120,18 @@ impl TileGrid {
 
     /// As [`of_shard`](Self::of_shard), with the columns of `rank`.
     pub(crate) const fn of_shard_at(problem: &Problem, rank: Rank, tile: TileShape) -> Self {
-        Self::new(problem.m_shard(), problem.n_local(rank), tile)
+        Self::new(problem.m_shard(), problem, rank, tile)
     }
 
     /// The grid of all rows with the columns of `rank`.
     pub(crate) const fn of_all_rows(problem: &Problem, rank: Rank, tile: TileShape) -> Self {
-        Self::new(problem.m(), problem.n_local(rank), tile)
+        Self::new(problem.m(), problem, rank, tile)
     }
 
     /// Tiles of `rank` in an AllGather-GEMM with rows per shard, at least one row block of each
     /// shard.
     pub(crate) fn gathered_tiles(problem: &Problem, rank: Rank, tile: TileShape) -> u64 {
-        let of_shard = |shard| Self::new((problem.shard_rows(shard).len() as u32).max(1), problem.n_local(rank), tile).tiles();
+        let of_shard = |shard| Self::new((problem.shard_rows(shard).len() as u32).max(1), problem, rank, tile).tiles();
         problem.world().ranks().map(of_shard).sum()
     }
 
@@ -74,7 +142,7 @@ impl TileGrid {
 
     /// Tiles from left to right.
     pub(crate) const fn col_blocks(&self) -> u32 {
-        self.cols.div_ceil(self.tile.n)
+        self.columns.count()
     }
 
     /// Tiles in all.
@@ -84,14 +152,10 @@ impl TileGrid {
 
     /// The tile in this row block and column block.
     pub(crate) const fn extent(&self, row_block: u32, col_block: u32) -> TileExtent {
-        let (row, col) = (row_block * self.tile.m, col_block * self.tile.n);
-        let (rows, cols) = (self.rows - row, self.cols - col);
-        TileExtent {
-            row,
-            rows: if rows < self.tile.m { rows } else { self.tile.m },
-            col,
-            cols: if cols < self.tile.n { cols } else { self.tile.n },
-        }
+        let row = row_block * self.tile.m;
+        let rows = self.rows - row;
+        let (col, cols) = self.columns.extent(col_block);
+        TileExtent { row, rows: if rows < self.tile.m { rows } else { self.tile.m }, col, cols }
     }
 
     /// Every tile once, in groups of `group` row blocks: down the rows of a group, then along its
@@ -112,20 +176,30 @@ impl TileGrid {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::{DType, OpKind, WorldSize};
+    use proptest::prelude::*;
+
+    const TILE: TileShape = TileShape::new(2, 16, 1);
+
+    /// The grid of one rank whose weights have these columns.
+    fn grid(rows: u32, cols: &[u32]) -> TileGrid {
+        let n = cols.iter().sum::<u32>() as usize;
+        let problem = Problem::new(OpKind::AllGatherGemm, 1, n, 8, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
+        TileGrid::new(rows, &problem.with_weights(cols).unwrap(), Rank::new(0), TILE)
+    }
 
     fn order(group: u32) -> Vec<(u32, u32)> {
         // 3 row blocks by 2 column blocks, both with partial tiles.
-        let grid = TileGrid::new(5, 12, TileShape::new(2, 8, 1));
-        grid.order(group).map(|t| (t.row / 2, t.col / 8)).collect()
+        grid(5, &[24]).order(group).map(|t| (t.row / 2, t.col / 16)).collect()
     }
 
     #[test]
     fn every_group_size_walks_each_tile_once() {
         for (rows, cols, group) in (1..=6).flat_map(|rows| (1..=6).flat_map(move |cols| (1..=7).map(move |group| (rows, cols, group)))) {
-            let grid = TileGrid::new(rows * 2 - 1, cols * 8, TileShape::new(2, 8, 1));
+            let grid = grid(rows * 2 - 1, &[cols * 16]);
             let all: Vec<(u32, u32)> = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).collect();
             for group in [group, u32::MAX] {
-                let mut walked: Vec<(u32, u32)> = grid.order(group).map(|t| (t.row / 2, t.col / 8)).collect();
+                let mut walked: Vec<(u32, u32)> = grid.order(group).map(|t| (t.row / 2, t.col / 16)).collect();
                 walked.sort_unstable();
                 assert_eq!(walked, all, "groups of {group}");
             }
@@ -141,7 +215,24 @@ mod tests {
 
     #[test]
     fn border_tiles_have_the_rest() {
-        let grid = TileGrid::new(5, 12, TileShape::new(2, 8, 1));
-        assert_eq!(grid.extent(2, 1), TileExtent { row: 4, rows: 1, col: 8, cols: 4 });
+        assert_eq!(grid(5, &[24]).extent(2, 1), TileExtent { row: 4, rows: 1, col: 16, cols: 8 });
+    }
+
+    proptest! {
+        /// Each weight has all its columns once, in tiles that begin at its own start.
+        #[test]
+        fn no_tile_has_columns_of_two_weights(eights in prop::collection::vec(1..9_u32, 1..=MAX_WEIGHTS)) {
+            let cols: Vec<u32> = eights.iter().map(|eights| eights * 8).collect();
+            let columns = grid(1, &cols).columns;
+            let mut seen = vec![0; cols.len()];
+            for block in 0..columns.count() {
+                let ((col, count), weight) = (columns.extent(block), columns.weight_of(block));
+                prop_assert_eq!(col - columns.start_of(weight), seen[weight], "tile {} of weight {}", block, weight);
+                prop_assert!((1..=TILE.n).contains(&count));
+                seen[weight] += count;
+            }
+            prop_assert_eq!(&seen, &cols);
+            prop_assert_eq!(columns.end(), columns.start_of(cols.len() - 1) + cols[cols.len() - 1]);
+        }
     }
 }

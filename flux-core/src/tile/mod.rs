@@ -8,7 +8,7 @@ mod step;
 mod table;
 
 pub use generation::Generation;
-pub(crate) use grid::{TileExtent, TileGrid};
+pub(crate) use grid::{ColumnBlocks, TileExtent, TileGrid};
 pub(crate) use step::SHARED_BYTES_PER_CYCLE;
 pub use table::{HOPPER_SHARED_BYTES, Staging};
 

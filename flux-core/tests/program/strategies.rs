@@ -1,6 +1,7 @@
 //! Problems and schedules that are valid by construction.
 
 use flux_core::layout::RowLayout;
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::{DType, OpKind, Problem, TileShape, WorldSize};
 use proptest::prelude::*;
@@ -142,17 +143,20 @@ fn uneven_calls(
     let raster_group = (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let rows = prop_oneof![(1..=40_u32, 1..=160_u32), extent(1..=3, 1..=40)];
     let order = (chunks(), raster_group, 1..=5_u32);
-    (worlds, (rows, uneven), extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
-        move |(world, ((m_shard, tile_m), (less, more)), (n8, tile_n8), (k8, tile_k8), (chunk, raster_group, group), knobs)| {
+    // Groups of 8 columns of each further weight, in half of the cases none.
+    let further = prop_oneof![Just(Vec::new()), prop::collection::vec((1..=12_u32, 0..16_u32), 1..MAX_WEIGHTS)];
+    (worlds, (rows, uneven, further), extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
+        move |(world, ((m_shard, tile_m), (less, more), further), (n8, tile_n8), (k8, tile_k8), (chunk, raster_group, group), knobs)| {
             let world = WorldSize::new(world).unwrap();
-            let split = |groups| 8 * (groups * world.get() + more % world.get());
-            let (n, k) = match op {
-                OpKind::AllGatherGemm => (split(n8), 8 * k8),
-                OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (8 * n8, split(k8)),
-            };
+            let split = |groups, more| 8 * (groups * world.get() + more % world.get());
+            let mut columns = vec![if op.reduces() { 8 * n8 } else { split(n8, more) }];
+            if !op.reduces() {
+                columns.extend(further.into_iter().map(|(groups, more)| split(groups, more)));
+            }
+            let (n, k) = (columns.iter().sum::<u32>(), if op.reduces() { split(k8, more) } else { 8 * k8 });
             // Shards differ by a row, or have none.
             let m = m_shard * world.get() - less % world.get();
-            let problem = Problem::new(op, m as usize, n as usize, k as usize, DType::Bf16, world).unwrap();
+            let problem = Problem::new(op, m as usize, n as usize, k as usize, DType::Bf16, world).unwrap().with_weights(&columns).unwrap();
             let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
             let Knobs { k_slices, split_k, stream_k_workers, rows, in_mainloop, prologue, chunk_ordered, own_lag } = knobs;
             build(

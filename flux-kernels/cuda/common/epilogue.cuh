@@ -6,6 +6,7 @@
 // the kernel's.
 
 #pragma once
+#include "common/weights.cuh"
 #include "program.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
@@ -45,11 +46,11 @@ __device__ __forceinline__ float activate(float v) {
     }
 }
 
-// The bias of columns `col`, which is even and within the operand, and `col + 1`.
+// Of `bias` the elements of columns `col`, which is even and within the operand, and `col + 1`.
 template <bool Bf16>
-__device__ __forceinline__ float2 bias_pair(const Params& p, u32 col) {
+__device__ __forceinline__ float2 bias_pair(u64 bias, u32 col) {
     float2 pair;
-    ptx::unpack_2<Bf16>(ptx::load_constant_4(p.bias + static_cast<u64>(col) * 2), pair.x, pair.y);
+    ptx::unpack_2<Bf16>(ptx::load_constant_4(bias + static_cast<u64>(col) * 2), pair.x, pair.y);
     return pair;
 }
 
@@ -60,11 +61,12 @@ template <class C>
 __device__ __forceinline__ void add_bias(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                          float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first = C::kSplitColumns ? consumer * C::kCols : 0;
+    const u64 all = WeightOf<C>(p, item.col).bias();
 #pragma unroll
     for (u32 j = 0; j < C::kCols / 8; ++j) {
         // Columns are a multiple of 8; memory may end behind the last.
         if (first + j * 8 >= item.cols) break;
-        const float2 bias = bias_pair<C::kBf16>(p, item.col + first + j * 8 + thread % 4 * 2);
+        const float2 bias = bias_pair<C::kBf16>(all, item.col + first + j * 8 + thread % 4 * 2);
 #pragma unroll
         for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
@@ -82,13 +84,14 @@ template <class C>
 __device__ __forceinline__ void add_bias_swapped(const Params& p, const WorkItem& item, u32 consumer, u32 thread,
                                                 float (&acc)[C::kBlocks][C::kAccumulators]) {
     const u32 first = C::kSplitColumns ? consumer * C::kCols : 0, within = thread % 32 / 4;
+    const u64 all = WeightOf<C>(p, item.col).bias();
 #pragma unroll
     for (u32 block = 0; block < C::kBlocks; ++block) {
 #pragma unroll
         for (u32 half = 0; half < 2; ++half) {
             const u32 eight = first + block * 64 + thread / 32 * 16 + half * 8;
             if (eight >= item.cols) continue;
-            const float2 pair = bias_pair<C::kBf16>(p, item.col + eight + within / 2 * 2);
+            const float2 pair = bias_pair<C::kBf16>(all, item.col + eight + within / 2 * 2);
             const float bias = within % 2 == 0 ? pair.x : pair.y;
 #pragma unroll
             for (u32 j = 0; j < C::kWgmmaN / 8; ++j) {

@@ -67,7 +67,7 @@ __device__ __forceinline__ void store_sum(const Params& p, const SumPlace& to, c
     if (p.bias != 0) {
 #pragma unroll
         for (u32 i = 0; i < 8; i += 2) {
-            const float2 bias = bias_pair<C::kBf16>(p, at.col + i);
+            const float2 bias = bias_pair<C::kBf16>(p.bias, at.col + i);
             sum[i] += bias.x;
             sum[i + 1] += bias.y;
         }

@@ -13,6 +13,7 @@
 #include "common/shards.cuh"
 #include "common/trace.cuh"
 #include "common/wait.cuh"
+#include "common/weights.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/mma.cuh"
 #include "sm80/config.cuh"
@@ -177,8 +178,10 @@ private:
     // Stores rows in the caller's y.
     __device__ __forceinline__ void store(const WorkItem& item, const Rounded<C>& rounded) const {
         const u32 shard = is_shared<C>(item) ? p.rank : item.out_outer;
-        const u64 y = p.y_address + (first_row_of_shard(p, shard) + item.row) * p.y_row_bytes + item.col / C::kColsPerOut * u64{2};
-        store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * p.y_row_bytes : 0; }, ptx::store_global_16);
+        const WeightOf<C> weight(p, item.col);
+        const u64 first_row = first_row_of_shard(p, shard) + item.row;
+        const u64 y = weight.y_address() + first_row * weight.y_row_bytes() + (item.col - weight.start) / C::kColsPerOut * u64{2};
+        store_rows<C>(item, rounded, [&](u32 row) -> u64 { return row < item.rows ? y + row * weight.y_row_bytes() : 0; }, ptx::store_global_16);
     }
 
     // Stores rows of partial sums at the ranks that own them: one, or with a mask all of its ranks.

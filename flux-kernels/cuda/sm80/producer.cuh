@@ -8,6 +8,7 @@
 #include "common/shards.cuh"
 #include "common/trace.cuh"
 #include "common/wait.cuh"
+#include "common/weights.cuh"
 #include "ptx/async_copy.cuh"
 #include "ptx/mbarrier.cuh"
 #include "ptx/warp.cuh"
@@ -92,7 +93,8 @@ struct Producer {
                 b = Rows::of(p.w + item.col / 2 * p.gate_step * p.w_row_bytes, p.gate_step * p.w_row_bytes, item.cols);
                 b.up = p.up_offset * p.w_row_bytes;
             } else {
-                b = Rows::of(p.w + item.col * p.w_row_bytes, p.w_row_bytes, item.cols);
+                const WeightOf<C> weight(p, item.col);
+                b = Rows::of(weight.w() + (item.col - weight.start) * weight.w_row_bytes(), weight.w_row_bytes(), item.cols);
             }
             whole = item.rows == C::kTileM && item.cols == C::kTileN;
             u32 step = item.k_first;

@@ -6,7 +6,7 @@
 namespace flux {
 
 template <u32 TileM, u32 TileN, u32 StagingBuffers, u32 Stages, bool Bf16, bool ReduceScatter, bool PartialsF32, Activation A, bool Gated,
-          bool WeightsKn, bool Trace>
+          bool WeightsKn, bool SeveralWeights, bool Trace>
 struct Config {
     static constexpr u32 kTileM = TileM;
     static constexpr u32 kTileN = TileN;
@@ -27,6 +27,8 @@ struct Config {
     static_assert(!ReduceScatter || (A == Activation::kNone && !Gated), "partial sums have no activation");
     static constexpr bool kWeightsKn = WeightsKn;  // weights as [k, n] in place of [n, k]
     static_assert(!WeightsKn || !Gated, "boxes of [k, n] hold columns that are adjacent in memory");
+    static constexpr bool kSeveralWeights = SeveralWeights;  // columns of several weights side by side
+    static_assert(!SeveralWeights || (!ReduceScatter && !Gated && !WeightsKn), "weights of [n, k], each with an output of its own");
     static constexpr bool kTrace = Trace;  // record when each phase of each item ended
 
     static constexpr u32 kConsumers = 2;                            // warpgroups

@@ -8,6 +8,7 @@
 #include "ptx/mbarrier.cuh"
 #include "common/trace.cuh"
 #include "common/wait.cuh"
+#include "common/weights.cuh"
 #include "sm90/signal_poller.cuh"
 
 namespace flux {
@@ -82,6 +83,7 @@ private:
     }
 
     __device__ __forceinline__ void load_b(const WorkItem& item, u32 stage, u32 step) const {
+        const WeightOf<C> weight(p, item.col);
         if constexpr (C::kWeightsKn) {
             // Boxes beyond the last column are zeros, and count as bytes.
 #pragma unroll
@@ -91,7 +93,7 @@ private:
         } else if constexpr (C::kGated) {
             ptx::tensor_load_4d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, 0, 0, item.col / 16);
         } else {
-            ptx::tensor_load_2d(smem.b(stage), &p.b, smem.full(stage), step * C::kTileK, item.col);
+            ptx::tensor_load_2d(smem.b(stage), weight.b(), smem.full(stage), step * C::kTileK, item.col - weight.start);
         }
     }
 

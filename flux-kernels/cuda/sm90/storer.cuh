@@ -12,6 +12,7 @@
 #include "ptx/mbarrier.cuh"
 #include "common/trace.cuh"
 #include "common/wait.cuh"
+#include "common/weights.cuh"
 
 namespace flux {
 
@@ -85,11 +86,13 @@ struct Storer {
 private:
     __device__ __forceinline__ void store(const WorkItem& item, u32 consumer) const {
         const bool is_short = item.out_outer >= p.full_shards;
-        const TensorMap* map = is_short ? &p.short_shards : &p.y;
-        store_boxes(map, item, consumer, is_short ? item.out_outer - p.full_shards : item.out_outer);
+        const WeightOf<C> weight(p, item.col);
+        const TensorMap* map = is_short ? weight.short_shards() : weight.y();
+        store_boxes(map, item, item.col - weight.start, consumer, is_short ? item.out_outer - p.full_shards : item.out_outer);
     }
 
-    __device__ __forceinline__ void store_boxes(const TensorMap* map, const WorkItem& item, u32 consumer, u32 outer) const {
+    // `item_col`: the item's first column in the map.
+    __device__ __forceinline__ void store_boxes(const TensorMap* map, const WorkItem& item, u32 item_col, u32 consumer, u32 outer) const {
         const u32 first_row = C::kSplitColumns ? 0 : consumer * C::kRows;
         const u32 first_col = C::kSplitColumns ? consumer * C::kOutCols : 0;
 #pragma unroll
@@ -100,7 +103,7 @@ private:
             for (u32 box = 0; box < C::kBoxes; ++box) {
                 const u32 col = first_col + (C::kSwapAB ? block * C::kBlockCols : box * C::kBoxCols);
                 if (col * C::kColsPerOut >= item.cols) break;
-                ptx::tensor_store_3d(map, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item.col / C::kColsPerOut + col,
+                ptx::tensor_store_3d(map, smem.out(consumer) + (block * C::kBoxes + box) * C::kBoxBytes, item_col / C::kColsPerOut + col,
                                      item.row + row, outer);
             }
         }
@@ -109,7 +112,7 @@ private:
     // Stores a consumer's part of a finished tile among the results of every peer.
     __device__ __forceinline__ void store_at_peers(const WorkItem& item, u32 consumer) const {
 #pragma unroll 1
-        for (u32 step = 1; step < p.world; ++step) store_boxes(&p.results[(p.rank + step) % p.world], item, consumer, epoch & 1);
+        for (u32 step = 1; step < p.world; ++step) store_boxes(&p.results[(p.rank + step) % p.world], item, item.col, consumer, epoch & 1);
     }
 
     // Sends a consumer's part of a partial tile. The `last` of the CTA goes without gaps: no loads

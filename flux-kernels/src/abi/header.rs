@@ -1,12 +1,13 @@
 //! The text of `abi.cuh`.
 
 use super::{
-    AddRmsNormParams, BulkCopy, Fill, FillParams, GatheredRowsParams, ItemStamps, Params, PingPong, RAW_END, RawReport, RmsNormParams,
-    SENT_BYTES, VerifyParams, WorkerStamps, declare_words,
+    AddRmsNormParams, BulkCopy, Fill, FillParams, GatheredRowsParams, ItemStamps, MAPS_OF_WEIGHT, MoreWeight, Params, PingPong, RAW_END,
+    RawReport, RmsNormParams, SENT_BYTES, VerifyParams, WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::machine::PUSHED_BYTES;
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::{Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, RowSource, Sink, Transfer, WorkItem};
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::HOPPER_SHARED_BYTES;
@@ -33,6 +34,8 @@ fn write() -> String {
     let constants = [
         ("kNone", NONE),
         ("kMaxWorld", MAX_WORLD as u32),
+        ("kMaxWeights", MAX_WEIGHTS as u32),
+        ("kMapsOfWeight", MAPS_OF_WEIGHT as u32),
         ("kLine", LINE as u32),
         ("kCallingOffset", layout::calling_offset(0, 0) as u32),
         ("kSignalsOffset", layout::signal_offset(0, 0) as u32),
@@ -65,6 +68,7 @@ fn write() -> String {
     for mirror in [
         ItemStamps::MIRROR,
         WorkerStamps::MIRROR,
+        MoreWeight::MIRROR,
         Params::MIRROR,
         RmsNormParams::MIRROR,
         AddRmsNormParams::MIRROR,

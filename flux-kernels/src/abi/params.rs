@@ -2,7 +2,31 @@
 
 use super::mirrored;
 use cudarc::driver::sys::CUtensorMap;
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::rank::MAX_WORLD;
+
+/// Tensor maps of a weight and of its result.
+pub(crate) const MAPS_OF_WEIGHT: usize = 3;
+
+mirrored! {
+    /// A further weight of an AllGather-GEMM.
+    #[derive(Clone, Copy, Debug)]
+    pub(crate) struct MoreWeight {
+        /// The caller's w.
+        pub(crate) w: u64,
+        /// Bytes between its rows.
+        pub(crate) w_row_bytes: u64,
+        /// The caller's y of this weight.
+        pub(crate) y_address: u64,
+        /// Bytes between its rows.
+        pub(crate) y_row_bytes: u64,
+        /// One element for each of its columns.
+        pub(crate) bias: u64,
+        /// Its first column, as items count columns; no item has one where there is no weight.
+        pub(crate) start: u32,
+        pub(crate) padding: u32,
+    }
+}
 
 mirrored! {
     /// The parameters of one launch. `W` is the world size; a half is one of the two buffers of a
@@ -25,7 +49,8 @@ mirrored! {
         /// of AllGather-GEMM, else x.
         pub(crate) short_shards: CUtensorMap = "TensorMap short_shards",
         /// The own rows among every peer's results, `[2 halves, own rows, n_local]`; used where
-        /// finished tiles are shared.
+        /// finished tiles are shared. Of an AllGather-GEMM, for each further weight its maps as
+        /// `b`, `y` and `short_shards`.
         pub(crate) results: [CUtensorMap; MAX_WORLD] = "TensorMap results[kMaxWorld]",
         /// Every rank's data region, as mapped here.
         pub(crate) data: [u64; MAX_WORLD] = "u64 data[kMaxWorld]",
@@ -56,6 +81,8 @@ mirrored! {
         pub(crate) y_address: u64,
         /// Bytes between its rows.
         pub(crate) y_row_bytes: u64,
+        /// The further weights of an AllGather-GEMM, with their results.
+        pub(crate) more: [MoreWeight; MAX_WEIGHTS - 1] = "MoreWeight more[kMaxWeights - 1]",
         /// Offset of peers' results in a half, dense rows of all `m`.
         pub(crate) results_offset: u64,
         /// Offset of the split-K workspace slots in a half.

@@ -12,6 +12,7 @@ use super::pause;
 use crate::element::Element;
 use flux_core::Rank;
 use flux_core::layout;
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::{Await, RowSource, Sink, TileProgram, WorkItem};
 use flux_core::signal::{Left, Poisoned, Protocol};
 use std::marker::PhantomData;
@@ -34,13 +35,20 @@ impl<'a, T> Output<'a, T> {
 // to one worker.
 unsafe impl<T: Send> Sync for Output<'_, T> {}
 
+/// A further weight of an AllGather-GEMM: its result, and its bias.
+pub(super) struct MoreOutput<'a, T> {
+    pub(super) y: Output<'a, T>,
+    pub(super) bias: Option<&'a [T]>,
+}
+
 /// What the workers of a call share.
 pub(super) struct Call<'a, T> {
     pub(super) program: &'a TileProgram,
     pub(super) x: Rows<'a, T>,
-    /// `w` in fp32, dense.
+    /// `w` in fp32, dense; several weights one behind the other.
     pub(super) weights: &'a [f32],
     pub(super) y: Output<'a, T>,
+    pub(super) more: [Option<MoreOutput<'a, T>>; MAX_WEIGHTS - 1],
     pub(super) epilogue: Epilogue<'a, T>,
     pub(super) memory: &'a HostMemory<'a>,
     pub(super) protocol: Protocol<'a, HostMemory<'a>>,
@@ -79,8 +87,10 @@ impl<T: Element> Call<'_, T> {
             return Ok(());
         }
         let (row, rows) = (item.row as usize, item.rows as usize);
-        let (col, cols) = (item.col as usize, item.cols as usize);
         let problem = &self.program.problem;
+        let (weight, col) = self.program.weight_column(item.col);
+        let before: usize = (0..weight).map(|weight| problem.weight_columns(weight, self.program.rank).len()).sum();
+        let (col, cols) = (before + col as usize, item.cols as usize);
         let (k, tile_k) = (problem.k_local(self.program.rank) as usize, self.program.tile.k as usize);
         let steps = item.k_first as usize..(item.k_first + item.k_steps) as usize;
         let (first_k, end_k) = (steps.start * tile_k, k.min(steps.end * tile_k));

@@ -74,7 +74,8 @@ fn operands(program: &TileProgram, item: &WorkItem) -> Option<&'static str> {
     if !rows_exist {
         return Some("its rows are not a tile's of the shard");
     }
-    if !within(item.col, item.cols, tile.n, problem.n_local(program.rank)) {
+    let (weight, col) = program.weight_column(item.col);
+    if !within(col, item.cols, tile.n, problem.weight_columns(weight, program.rank).len() as u32) {
         return Some("its columns are not a tile's of the output");
     }
     if !reduces && !copies && (item.k_steps == 0 || item.k_first.checked_add(item.k_steps).is_none_or(|end| end > program.k_steps())) {

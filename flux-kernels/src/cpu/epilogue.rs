@@ -44,7 +44,8 @@ impl<T> Default for Epilogue<'_, T> {
 impl<T: Element> Epilogue<'_, T> {
     /// The shape of `rank`'s `y`.
     pub(super) fn y_shape(&self, problem: &Problem, rank: Rank) -> Shape {
-        GateLayout::result_shape(self.gates, problem.y_shape(rank))
+        let cols = problem.weight_columns(0, rank).len() as u32;
+        GateLayout::result_shape(self.gates, Shape { cols, ..problem.y_shape(rank) })
     }
 
     /// Checks it against the program and the weights.
@@ -64,7 +65,7 @@ impl<T: Element> Epilogue<'_, T> {
         if let Some(Residual::Rows(rows)) = self.residual {
             fits("residual", problem.y_shape(rank), rows.elements.len(), rows.stride)?;
         }
-        let shape = Shape { rows: 1, cols: problem.n_local(rank) };
+        let shape = Shape { rows: 1, cols: problem.weight_columns(0, rank).len() as u32 };
         self.bias.map_or(Ok(()), |bias| fits("bias", shape, bias.len(), shape.cols as usize))
     }
 

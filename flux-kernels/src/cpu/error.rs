@@ -56,6 +56,14 @@ pub enum ExecuteError {
         /// Rows of `w` as `[n, k]`.
         n: u32,
     },
+    /// Other weights than the problem's, or several as `[k, n]`.
+    #[error("the program takes {takes} weights, several of them as [n, k] only; others were given, as {layout}")]
+    Weights {
+        /// Weights of the problem.
+        takes: usize,
+        /// How they lie.
+        layout: WeightLayout,
+    },
     /// A residual of a result that is no sum of partial sums.
     #[error("{op} takes no residual, and one was given")]
     Residual {

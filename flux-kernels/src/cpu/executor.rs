@@ -1,7 +1,7 @@
 //! One rank's executor. A call runs on this thread and on as many others as start.
 
 use super::buffers::{Buffers, Scratch};
-use super::call::{Call, Output};
+use super::call::{Call, MoreOutput, Output};
 use super::check;
 use super::epilogue::Epilogue;
 use super::error::ExecuteError;
@@ -9,12 +9,23 @@ use super::memory::HostMemory;
 use super::operands::{Rows, RowsMut, fits};
 use crate::element::Element;
 use crate::weights::WeightLayout;
-use flux_core::problem::Shape;
+use flux_core::problem::{MAX_WEIGHTS, Shape};
 use flux_core::program::TileProgram;
 use flux_core::signal::{Left, Poisoned, Protocol, read_fault};
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
 use std::sync::OnceLock;
+
+/// A further weight of an AllGather-GEMM, with its result.
+#[derive(Debug)]
+pub struct CpuWeight<'a, T> {
+    /// `w`, `[n_r, k]`.
+    pub w: Rows<'a, T>,
+    /// `y`, `[m, n_r]`.
+    pub y: RowsMut<'a, T>,
+    /// One element for each of its columns; given exactly where the first weight has one.
+    pub bias: Option<&'a [T]>,
+}
 
 /// The operands and memory of one call. Shapes are those of the problem.
 #[derive(Debug)]
@@ -27,6 +38,8 @@ pub struct CpuArgs<'a, T> {
     pub weights: WeightLayout,
     /// `y`, `[m, n_r]`, `[m_r, n]` or `[m, n]`; with gates `[m, n_r/2]`.
     pub y: RowsMut<'a, T>,
+    /// The further weights of a problem with several, in their order.
+    pub more: [Option<CpuWeight<'a, T>>; MAX_WEIGHTS - 1],
     /// Where all rows of `x` go, `[m, k]` (AllGather-GEMM).
     pub gathered: Option<RowsMut<'a, T>>,
     /// Applied to a sum before it is stored to `y`.
@@ -80,17 +93,29 @@ impl<T: Element> Executor<T> {
     ///
     /// # Errors
     /// [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Gates`],
-    /// [`ExecuteError::Residual`], [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`]
+    /// [`ExecuteError::Weights`], [`ExecuteError::Residual`], [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`]
     /// before anything is touched.
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
     pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
-        let CpuArgs { x, w, weights: layout, y, gathered, epilogue, memory, await_pushed, op_hash } = args;
+        let CpuArgs { x, w, weights: layout, y, more, gathered, epilogue, memory, await_pushed, op_hash } = args;
         let (problem, rank) = (self.program.problem, self.program.rank);
         fits("x", problem.x_shape(rank), x.elements.len(), x.stride)?;
-        let (rows, cols) = layout.extents(problem.n_local(rank), problem.k_local(rank));
+        let columns = |weight| problem.weight_columns(weight, rank).len() as u32;
+        let (rows, cols) = layout.extents(columns(0), problem.k_local(rank));
         fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
         fits("y", epilogue.y_shape(&problem, rank), y.elements.len(), y.stride)?;
+        if more.iter().flatten().count() + 1 != problem.weight_count() || layout != WeightLayout::Nk && problem.weight_count() > 1 {
+            return Err(ExecuteError::Weights { takes: problem.weight_count(), layout });
+        }
+        for (weight, more) in (1..).zip(more.iter().flatten()) {
+            let n = columns(weight);
+            fits("w", Shape { rows: n, cols: problem.k() }, more.w.elements.len(), more.w.stride)?;
+            fits("y", Shape { rows: problem.m(), cols: n }, more.y.elements.len(), more.y.stride)?;
+            if let Some(bias) = more.bias {
+                fits("bias", Shape { rows: 1, cols: n }, bias.len(), n as usize)?;
+            }
+        }
         if let Some(rows) = &gathered {
             fits("x_full", Shape { rows: problem.m(), cols: problem.k() }, rows.elements.len(), rows.stride)?;
         }
@@ -104,7 +129,7 @@ impl<T: Element> Executor<T> {
         }
         protocol.announce();
 
-        let (n, k) = (problem.n_local(rank) as usize, problem.k_local(rank) as usize);
+        let (n, k) = (columns(0) as usize, problem.k_local(rank) as usize);
         let Buffers { weights, workers } = buffers;
         match layout {
             WeightLayout::Nk => {
@@ -121,7 +146,16 @@ impl<T: Element> Executor<T> {
                 }
             }
         }
-        let call = Call { program: &self.program, x, weights, y: Output::new(y), epilogue, memory: &memory, protocol, await_pushed };
+        let mut rest = &mut weights[n * k..];
+        for (weight, more) in (1..).zip(more.iter().flatten()) {
+            let (to, behind) = rest.split_at_mut(columns(weight) as usize * k);
+            for (row, to) in to.chunks_exact_mut(k).enumerate() {
+                T::widen(more.w.row(row, k), to);
+            }
+            rest = behind;
+        }
+        let more = more.map(|more| more.map(|CpuWeight { y, bias, .. }| MoreOutput { y: Output::new(y), bias }));
+        let call = Call { program: &self.program, x, weights, y: Output::new(y), more, epilogue, memory: &memory, protocol, await_pushed };
         // A scope allocates, even one without threads.
         let (first, others) = workers[..self.workers.get()].split_at_mut(1);
         let done = if others.is_empty() { call.work(0, 1, &mut first[0]) } else { together(&call, &mut first[0], others) };

@@ -20,7 +20,7 @@ mod sinks;
 pub use buffers::Buffers;
 pub use epilogue::{Epilogue, Residual};
 pub use error::ExecuteError;
-pub use executor::{CpuArgs, Executor};
+pub use executor::{CpuArgs, CpuWeight, Executor};
 pub use memory::HostMemory;
 pub use operands::{Rows, RowsMut};
 pub use rms_norm::rms_norm;

@@ -43,6 +43,17 @@ impl Pace {
     pub const SENT_BYTES: u32 = crate::abi::SENT_BYTES;
 }
 
+/// A further weight of an AllGather-GEMM, with its result.
+#[derive(Clone, Copy, Debug)]
+pub struct WeightArgs {
+    /// The caller's `w`.
+    pub w: Matrix,
+    /// The caller's `y`.
+    pub y: Matrix,
+    /// Address of its bias, as [`LaunchArgs::bias`]; 0 for none, as of every other weight.
+    pub bias: u64,
+}
+
 /// The operands and memory of one launch. Shapes are those of the program's problem.
 #[derive(Clone, Copy, Debug)]
 pub struct LaunchArgs<'a> {
@@ -52,6 +63,8 @@ pub struct LaunchArgs<'a> {
     pub w: Matrix,
     /// The caller's `y`.
     pub y: Matrix,
+    /// The further weights of a problem with several, in their order.
+    pub more: &'a [WeightArgs],
     /// Address of the caller's bias, one element for each row of `w` as `[n, k]`, a multiple of 4; 0
     /// for none.
     pub bias: u64,

@@ -1,19 +1,20 @@
 //! From a program and the arguments of a launch to the kernel's parameters.
 
-use super::args::{LaunchArgs, Matrix, Residual};
+use super::args::{LaunchArgs, Matrix, Residual, WeightArgs};
 use super::error::LaunchError;
 use super::program::DeviceProgram;
 use super::tensor_map::{BoxCols, Fetch, Operand, Outer, encode};
 use super::trace::TraceBuffer;
-use crate::abi::Params;
+use crate::abi::{MAPS_OF_WEIGHT, MoreWeight, Params};
 use crate::variant::Variant;
 use crate::weights::{GATES, GateLayout, WeightLayout};
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::gather_place_bytes;
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::Generation;
-use flux_core::{OpKind, WorldSize};
+use flux_core::{OpKind, Rank, WorldSize};
 
 /// The operands' tensor maps.
 struct Maps {
@@ -37,23 +38,10 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
     let problem = &p.problem;
     let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
     let (m_shard, k) = (problem.m_shard(), problem.k_local(p.rank));
-    // Global rows are a matrix for each shard, so that a tile's box ends at the shard's border, or
-    // one flattened matrix.
-    let (global_rows, shards) = if p.rows.is_flattened() { (problem.m(), 1) } else { (m_shard, problem.full_shards()) };
-    let own_rows = problem.shard_rows(p.rank).len() as u32;
-    let (x_rows, x_shards, y_rows, y_shards) = match problem.op() {
-        OpKind::AllGatherGemm => (own_rows, 1, global_rows, shards),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (global_rows, shards, own_rows, 1),
-    };
-    // Tensor maps have no empty extents. Nothing is read of or stored to a shard without rows, so
-    // any memory may stand in for it.
-    let present = |address, rows: u32| if rows == 0 { (args.data[p.rank.index()], 1) } else { (address, rows) };
+    let rows = Extents::of(p);
     let shard_bytes = |m: Matrix| u64::from(m_shard) * m.row_bytes;
-    let x_outer = [Outer::new(x_shards, shard_bytes(args.x)), Outer::new(1, shard_bytes(args.x))];
-    let (x_address, x_rows) = present(args.x.address, x_rows);
-    // Of a GEMM-AllReduce tiles are stored to the own rows of all.
-    let own_first = if problem.op() == OpKind::GemmAllReduce { u64::from(problem.shard_rows(p.rank).start) } else { 0 };
-    let (y_address, y_rows) = present(args.y.address + own_first * args.y.row_bytes, y_rows);
+    let x_outer = [Outer::new(rows.x.1, shard_bytes(args.x)), Outer::new(1, shard_bytes(args.x))];
+    let (x_address, x_rows) = rows.present(args, args.x.address, rows.x.0);
     let x = Operand {
         name: "x",
         address: x_address,
@@ -65,42 +53,6 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         box_cols: BoxCols::Wide,
         fetch: Fetch::Pair,
     };
-    let (rows, cols) = variant.weights().extents(problem.n_local(p.rank), k);
-    let (box_rows, box_cols) = match variant.weights() {
-        WeightLayout::Nk => (tile.n, BoxCols::Wide),
-        WeightLayout::Kn => (tile.k, BoxCols::of(variant)),
-    };
-    let w = Operand {
-        name: "w",
-        address: args.w.address,
-        cols,
-        rows,
-        row_bytes: args.w.row_bytes,
-        outer: &[],
-        box_rows,
-        box_cols,
-        fetch: if variant.loads_pairs() { Fetch::Line } else { Fetch::Pair },
-    };
-    // Eight gates, their ups, and so on.
-    let (step, up) = gate_steps(args, rows);
-    let eights = u64::from(GATES) * u64::from(step) * w.row_bytes;
-    let gates = [Outer::new(2, u64::from(up) * w.row_bytes).boxed(2), Outer::new(rows / (2 * GATES), eights).boxed(tile.n / (2 * GATES))];
-    let w = match args.gates {
-        None => w,
-        Some(_) => Operand { rows: GATES, row_bytes: u64::from(step) * w.row_bytes, outer: &gates, box_rows: GATES, ..w },
-    };
-    let y_outer = [Outer::new(y_shards, shard_bytes(args.y))];
-    let y = Operand {
-        name: "y",
-        address: y_address,
-        cols: GateLayout::result_cols(args.gates, problem.n_local(p.rank)),
-        rows: y_rows,
-        row_bytes: args.y.row_bytes,
-        outer: &y_outer,
-        box_rows: variant.box_rows(),
-        box_cols: BoxCols::of(variant),
-        fetch: Fetch::Pair,
-    };
     let row_bytes = u64::from(k) * dtype.bytes() as u64;
     let a_caller = encode(dtype, &x)?;
     let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
@@ -108,33 +60,135 @@ fn encode_maps(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>) -> Resu
         let places = if p.rows.is_flattened() { 1 } else { world.peers() };
         let outer = [Outer::new(places, gather_place_bytes(problem)), Outer::new(2, args.half_stride)];
         let address = args.data[p.rank.index()];
-        encode(dtype, &Operand { name: "the gather buffer", address, rows: global_rows, row_bytes, outer: &outer, ..x })?
+        encode(dtype, &Operand { name: "the gather buffer", address, rows: rows.global, row_bytes, outer: &outer, ..x })?
     } else {
         a_caller
     };
-    let y_map = encode(dtype, &y)?;
-    let short = world.get() - problem.full_shards();
-    let short_shards = if p.rows.is_flattened() || short == 0 {
-        y_map
-    } else {
-        let (all, caller) = if problem.op() == OpKind::AllGatherGemm { (y, args.y) } else { (x, args.x) };
-        let first = caller.address + u64::from(problem.full_shards()) * shard_bytes(caller);
-        let (address, rows) = present(first, m_shard - 1);
-        let bytes = u64::from(rows) * caller.row_bytes;
-        let outer = [Outer::new(short, bytes), Outer::new(1, bytes)];
-        encode(dtype, &Operand { address, rows, outer: &outer[..all.outer.len()], ..all })?
-    };
-    let mut results = [y_map; MAX_WORLD];
+    let of_weight = |number, w, y| encode_weight((variant, p, args), &rows, (number, w, y));
+    let [b, y, short_y] = of_weight(0, args.w, args.y)?;
+    // Of a sum it is x that has all rows.
+    let short_shards = if problem.op().reduces() { rows.short_shards(p, args, args.x, x)?.unwrap_or(a_caller) } else { short_y };
+    let mut results = [y; MAX_WORLD];
+    for ((maps, number), more) in results.chunks_exact_mut(MAPS_OF_WEIGHT).zip(1..).zip(args.more) {
+        maps.copy_from_slice(&of_weight(number, more.w, more.y)?);
+    }
     if p.items.len() > p.computed().len() && !p.rows.is_flattened() {
         let row_bytes = u64::from(problem.n()) * dtype.bytes() as u64;
-        let offset = p.results_offset() + own_first * row_bytes;
+        let offset = p.results_offset() + rows.own_first * row_bytes;
         let outer = [Outer::new(2, args.half_stride)];
         for (map, data) in results.iter_mut().zip(&args.data[..world.index()]) {
-            let (address, rows) = present(data + offset, own_rows);
+            let (address, rows) = rows.present(args, data + offset, rows.y.0);
+            let y = result(variant, p, args, 0);
             *map = encode(dtype, &Operand { name: "the results", address, rows, row_bytes, outer: &outer, ..y })?;
         }
     }
-    Ok(Maps { a_caller, a_gather, b: encode(dtype, &w)?, y: y_map, short_shards, results })
+    Ok(Maps { a_caller, a_gather, b, y, short_shards, results })
+}
+
+/// The rows of the operands' tensor maps. Global rows are a matrix for each shard, so that a tile's
+/// box ends at the shard's border, or one flattened matrix.
+struct Extents {
+    rank: Rank,
+    /// Rows of a matrix of all rows.
+    global: u32,
+    /// Rows of a matrix of x, and matrices.
+    x: (u32, u32),
+    /// The same of y.
+    y: (u32, u32),
+    /// The first row of y that tiles are stored to: of a GEMM-AllReduce the own rows of all.
+    own_first: u64,
+}
+
+impl Extents {
+    fn of(p: &TileProgram) -> Self {
+        let problem = &p.problem;
+        let (global, shards) = if p.rows.is_flattened() { (problem.m(), 1) } else { (problem.m_shard(), problem.full_shards()) };
+        let (all, own) = ((global, shards), (problem.shard_rows(p.rank).len() as u32, 1));
+        let (x, y) = if problem.op().reduces() { (all, own) } else { (own, all) };
+        let own_first = if problem.op() == OpKind::GemmAllReduce { u64::from(problem.shard_rows(p.rank).start) } else { 0 };
+        Self { rank: p.rank, global, x, y, own_first }
+    }
+
+    /// Tensor maps have no empty extents. Nothing is read of or stored to a shard without rows, so
+    /// any memory may stand in for it.
+    fn present(&self, args: &LaunchArgs<'_>, address: u64, rows: u32) -> (u64, u32) {
+        if rows == 0 { (args.data[self.rank.index()], 1) } else { (address, rows) }
+    }
+
+    /// The map of the shards behind the full ones, with one row less, of the operand that has all
+    /// rows: the caller's, as `all` maps its full shards.
+    fn short_shards(
+        &self,
+        p: &TileProgram,
+        args: &LaunchArgs<'_>,
+        caller: Matrix,
+        all: Operand<'_>,
+    ) -> Result<Option<CUtensorMap>, LaunchError> {
+        let problem = &p.problem;
+        let short = problem.world().get() - problem.full_shards();
+        if p.rows.is_flattened() || short == 0 {
+            return Ok(None);
+        }
+        let full_rows = u64::from(problem.full_shards()) * u64::from(problem.m_shard());
+        let (address, rows) = self.present(args, caller.address + full_rows * caller.row_bytes, problem.m_shard() - 1);
+        let bytes = u64::from(rows) * caller.row_bytes;
+        let outer = [Outer::new(short, bytes), Outer::new(1, bytes)];
+        encode(problem.dtype(), &Operand { address, rows, outer: &outer[..all.outer.len()], ..all }).map(Some)
+    }
+}
+
+/// The result of a weight as tiles are stored to it, but for its rows.
+fn result(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>, weight: usize) -> Operand<'static> {
+    Operand {
+        name: "y",
+        address: 0,
+        cols: GateLayout::result_cols(args.gates, p.problem.weight_columns(weight, p.rank).len() as u32),
+        rows: 0,
+        row_bytes: 0,
+        outer: &[],
+        box_rows: variant.box_rows(),
+        box_cols: BoxCols::of(variant),
+        fetch: Fetch::Pair,
+    }
+}
+
+/// The maps of a weight: w, its y, and the short shards of that.
+fn encode_weight(
+    (variant, p, args): (Variant, &TileProgram, &LaunchArgs<'_>),
+    rows: &Extents,
+    (number, w, y): (usize, Matrix, Matrix),
+) -> Result<[CUtensorMap; MAPS_OF_WEIGHT], LaunchError> {
+    let (problem, tile) = (&p.problem, p.tile);
+    let (w_rows, cols) = variant.weights().extents(problem.weight_columns(number, p.rank).len() as u32, problem.k_local(p.rank));
+    let (box_rows, box_cols) = match variant.weights() {
+        WeightLayout::Nk => (tile.n, BoxCols::Wide),
+        WeightLayout::Kn => (tile.k, BoxCols::of(variant)),
+    };
+    let b = Operand {
+        name: "w",
+        address: w.address,
+        cols,
+        rows: w_rows,
+        row_bytes: w.row_bytes,
+        outer: &[],
+        box_rows,
+        box_cols,
+        fetch: if variant.loads_pairs() { Fetch::Line } else { Fetch::Pair },
+    };
+    // Eight gates, their ups, and so on.
+    let (step, up) = gate_steps(args, w_rows);
+    let eights = u64::from(GATES) * u64::from(step) * w.row_bytes;
+    let gates = [Outer::new(2, u64::from(up) * w.row_bytes).boxed(2), Outer::new(w_rows / (2 * GATES), eights).boxed(tile.n / (2 * GATES))];
+    let b = match args.gates {
+        None => b,
+        Some(_) => Operand { rows: GATES, row_bytes: u64::from(step) * w.row_bytes, outer: &gates, box_rows: GATES, ..b },
+    };
+    let outer = [Outer::new(rows.y.1, u64::from(problem.m_shard()) * y.row_bytes)];
+    let (address, y_rows) = rows.present(args, y.address + rows.own_first * y.row_bytes, rows.y.0);
+    let of_y = Operand { address, rows: y_rows, row_bytes: y.row_bytes, outer: &outer, ..result(variant, p, args, number) };
+    let map = encode(problem.dtype(), &of_y)?;
+    let short = if problem.op().reduces() { None } else { rows.short_shards(p, args, y, of_y)? };
+    Ok([encode(problem.dtype(), &b)?, map, short.unwrap_or(map)])
 }
 
 /// Rows of `n` gated ones of `w` from a gate to the next and to its up; zeros without gates.
@@ -182,6 +236,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         shard_slot_bytes: gather_place_bytes(problem),
         y_address: args.y.address,
         y_row_bytes: args.y.row_bytes,
+        more: more_weights(p, args),
         results_offset: p.results_offset(),
         split_k_offset: p.split_k_offset(),
         global_staging: program.global_staging(),
@@ -223,6 +278,18 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         item_stamps: args.trace.map_or(0, TraceBuffer::item_stamps),
         worker_stamps: args.trace.map_or(0, TraceBuffer::worker_stamps),
     })
+}
+
+/// The further weights.
+fn more_weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [MoreWeight; MAX_WEIGHTS - 1] {
+    let none = MoreWeight { w: 0, w_row_bytes: 0, y_address: 0, y_row_bytes: 0, bias: 0, start: u32::MAX, padding: 0 };
+    let mut all = [none; MAX_WEIGHTS - 1];
+    for ((to, &start), from) in all.iter_mut().zip(&p.weight_starts()[1..]).zip(args.more) {
+        let WeightArgs { w, y, bias } = *from;
+        *to =
+            MoreWeight { w: w.address, w_row_bytes: w.row_bytes, y_address: y.address, y_row_bytes: y.row_bytes, bias, start, padding: 0 };
+    }
+    all
 }
 
 /// The residual with its rows numbered as items number those of `y`: in two exchanges of a

@@ -28,7 +28,8 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     let p = program.program();
     let variant = kernel.variant();
     let ctas = args.workers;
-    if !variant.fits(p) || !program.has_room_for(variant, ctas) || variant.is_gated() != args.gates.is_some() {
+    let operands_fit = variant.is_gated() == args.gates.is_some() && args.more.len() + 1 == p.problem.weight_count();
+    if !variant.fits(p) || !program.has_room_for(variant, ctas) || !operands_fit {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });
     }

@@ -20,7 +20,7 @@ mod trace;
 mod warm_up;
 
 pub use crate::abi::{ItemStamps, WorkerStamps};
-pub use args::{LaunchArgs, Matrix, Pace, Residual};
+pub use args::{LaunchArgs, Matrix, Pace, Residual, WeightArgs};
 pub use error::LaunchError;
 pub use gathered_rows::{GatheredRows, GatheredRowsArgs};
 pub use kernel::Kernel;

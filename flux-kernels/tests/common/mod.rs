@@ -257,6 +257,7 @@ impl World {
                 address: rank.w.0,
                 row_bytes: u64::from(self.kernel.variant().weights().extents(p.n_local(r), p.k_local(r)).1) * 2,
             },
+            more: &[],
             y: matrix(&rank.y, self.y_shape(r)),
             gates: self.gates,
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },

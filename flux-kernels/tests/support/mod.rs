@@ -187,6 +187,7 @@ impl<T: Element> Member<'_, T> {
             self.executor.run(
                 &mut self.buffers,
                 CpuArgs {
+                    more: Default::default(),
                     gathered: None,
                     x: Rows { elements: x, stride: xs.cols as usize },
                     w: Rows { elements: w, stride: ws.cols as usize },

@@ -127,7 +127,7 @@ impl From<BuildError> for Error {
             | BuildError::SmMargin { .. }
             | BuildError::Epsilon { .. }
             | BuildError::Option { .. }
-            | BuildError::GatedRows { .. }
+            | BuildError::SeveralWeights { .. }
             | BuildError::GatedWeights { .. }
             | BuildError::GatedTile { .. }
             | BuildError::Trace { .. } => Self::operand(message),
@@ -162,6 +162,7 @@ impl From<CallError> for Error {
             | CallError::TooManyRows { .. }
             | CallError::Problem(_)
             | CallError::NotPrepared { .. }
+            | CallError::Weights { .. }
             | CallError::NotGiven { .. }
             | CallError::Unwanted { .. }
             | CallError::NotGathered { .. }

@@ -17,7 +17,7 @@ use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_kernels::cuda::{
     DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs, Matrix, Residual, RmsNorm, RmsNormArgs,
-    TraceBuffer, launch, loaded, loaded_gathered_rows, loaded_rms_norm,
+    TraceBuffer, WeightArgs, launch, loaded, loaded_gathered_rows, loaded_rms_norm,
 };
 use flux_kernels::nvrtc::Arch;
 use flux_kernels::{Element, GateLayout, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout};
@@ -159,7 +159,16 @@ impl CudaExecutor {
             Err(error) => return super::end(comm, call, Err(planned.refused(error))),
         };
         let number = planned.call_number(&call);
-        let on = Launching { placed: &placed, kernel, number, operands, stream: raw_stream };
+        let none = WeightArgs { w: matrix::<T>(&operands.w), y: matrix::<T>(&operands.y), bias: 0 };
+        let more = operands.more.map(|more| {
+            more.map_or(none, |more| WeightArgs {
+                w: matrix::<T>(&more.w),
+                y: matrix::<T>(&more.y),
+                bias: more.bias.map_or(0, |bias| bias.address),
+            })
+        });
+        let more = &more[..recipe.problem.weight_count() - 1];
+        let on = Launching { placed: &placed, kernel, number, operands, more, stream: raw_stream };
         let enqueued = match &placed.execution.traffic {
             Traffic::Collective(sequential) => self.enqueue_sequential::<T>(&mut call, sequential, on),
             _ => self.enqueue::<T>(&mut call, on),
@@ -311,13 +320,14 @@ impl CudaExecutor {
     /// A launch with these is sound. The operands fit the problem and are held until the stream is
     /// past the call. The communicator's workspace covers the program, and stays until the device
     /// is drained. All ranks have agreed on the op.
-    fn args<'a, T: Element>(&'a self, call: &'a Call<'_>, on: Launching<'_>) -> LaunchArgs<'a> {
-        let Launching { placed, operands, stream, .. } = on;
+    fn args<'a, T: Element>(&'a self, call: &'a Call<'_>, on: Launching<'a>) -> LaunchArgs<'a> {
+        let Launching { placed, operands, more, stream, .. } = on;
         let memory = call.memory();
         LaunchArgs {
             x: matrix::<T>(&operands.x),
             w: matrix::<T>(&operands.w),
             y: matrix::<T>(&operands.y),
+            more,
             gates: self.gates,
             bias: operands.bias.map_or(0, |bias| bias.address),
             residual: operands.residual.map(|view| Residual { matrix: matrix::<T>(&view), first: 0, rows: view.layout.rows as u32 }),
@@ -409,6 +419,8 @@ struct Launching<'a> {
     /// What ranks compare.
     number: u32,
     operands: &'a Operands,
+    /// The further weights.
+    more: &'a [WeightArgs],
     stream: usize,
 }
 

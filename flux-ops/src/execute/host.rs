@@ -8,7 +8,7 @@ use crate::epilogue::EpilogueSpec;
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::tensor::{Location, View};
-use flux_kernels::cpu::{CpuArgs, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm};
+use flux_kernels::cpu::{CpuArgs, CpuWeight, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm};
 use flux_kernels::{Element, WeightLayout};
 use flux_transport::{Communicator, HeldBytes, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -77,10 +77,18 @@ impl<T: Element> HostExecutor<T> {
             // SAFETY: as `x` and `w`; `y` does not overlap it.
             Residual::Rows(unsafe { rows(residual) })
         });
+        let more = operands.more.each_ref().map(|more| {
+            // SAFETY: as `w`, the bias and `y`.
+            more.as_ref().map(|more| unsafe {
+                CpuWeight { w: rows(&more.w), y: rows_mut(&more.y), bias: more.bias.as_ref().map(|bias| rows(bias).elements) }
+            })
+        });
         let EpilogueSpec { activation, gates, .. } = self.epilogue;
         let epilogue = Epilogue { bias, residual, activation, gates };
-        let done = program
-            .run(&mut self.buffers.lock(), CpuArgs { x, w, weights: self.weights, y, gathered, epilogue, memory, await_pushed, op_hash });
+        let done = program.run(
+            &mut self.buffers.lock(),
+            CpuArgs { x, w, weights: self.weights, y, more, gathered, epilogue, memory, await_pushed, op_hash },
+        );
         let finished = call.finish();
         if let Err(error) = done {
             let failed = failure_of(comm, CallError::Execute(error));

@@ -234,8 +234,16 @@ mod tests {
                 .unwrap();
         let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
         let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());
-        let operands =
-            Operands { x, w, bias: None, residual: None, y: TensorMut::host(&mut y, (16, 8)).unwrap().view(), norm: None, x_full: None };
+        let operands = Operands {
+            x,
+            w,
+            bias: None,
+            residual: None,
+            y: TensorMut::host(&mut y, (16, 8)).unwrap().view(),
+            norm: None,
+            x_full: None,
+            more: [None; 3],
+        };
         let planned = Planned { recipe, number: 1 };
         let refused = executor.run(&ranks[0], &planned, &operands, Stream::Host).unwrap_err();
         assert!(matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })), "{refused}");

@@ -87,7 +87,8 @@ fn gemm(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<TileProgra
     let [m, n, k] = [problem.m(), problem.n_local(rank), problem.k_local(rank)].map(|extent| extent as usize);
     // The kernels of sums add residuals.
     let op = if problem.op().reduces() { OpKind::GemmReduceScatter } else { OpKind::AllGatherGemm };
-    let gemm = Problem::new(op, m, n, k, problem.dtype(), WorldSize::ONE)?;
+    let weights: Vec<_> = (0..problem.weight_count()).map(|weight| problem.weight_columns(weight, rank).len() as u32).collect();
+    let gemm = Problem::new(op, m, n, k, problem.dtype(), WorldSize::ONE)?.with_weights(&weights)?;
     let Schedule { tile, raster_group, split_k, stream_k_workers, .. } = *schedule;
     Ok(TileProgram::build(&gemm, Rank::new(0), &Schedule { raster_group, split_k, stream_k_workers, ..Schedule::of(tile) })?)
 }

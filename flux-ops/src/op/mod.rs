@@ -7,10 +7,12 @@ mod builder;
 mod gathered;
 pub(crate) mod kind;
 mod request;
+mod several;
 
 pub use builder::Builder;
 pub(crate) use kind::OpMarker;
 pub(crate) use request::Request;
+pub use several::WeightOperands;
 
 use crate::agreement;
 use crate::epilogue::{EpilogueArgs, Residual};
@@ -22,6 +24,7 @@ use crate::tensor::{TensorMut, TensorRef};
 use crate::timeline::{Timeline, TimelineError};
 use flux_core::layout::WorkspaceSize;
 use flux_core::plan::Plan;
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::{Problem, Rank};
 use flux_kernels::{Element, KernelTarget};
 use flux_transport::{Communicator, Failure, Fault, Stream};
@@ -262,7 +265,13 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             Residual::Given(view) => view,
             Residual::InY => y,
         });
-        let operands = Operands { x: x.view(), w: w.view(), bias, residual, y, norm, x_full: x_full.map(|rows| rows.view()) };
+        let more = [None; MAX_WEIGHTS - 1];
+        let operands = Operands { x: x.view(), w: w.view(), bias, residual, y, norm, x_full: x_full.map(|rows| rows.view()), more };
+        self.call_with(&operands, stream)
+    }
+
+    /// A call with these operands, which are checked.
+    fn call_with(&self, operands: &Operands, stream: Stream<'_>) -> Result<(), CallError> {
         let m = operands.rows(K::OP);
         let problem = if m == 0 { self.largest } else { self.problem(m)? };
         operands.check::<T>((&problem, self.comm.rank(), m), (self.request.epilogue, self.request.weights), location(&self.comm))?;
@@ -272,7 +281,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         if m == 0 {
             return Ok(self.comm.empty_call(stream)?);
         }
-        self.executor.run(&self.comm, &self.planned(problem), &operands, stream)
+        self.executor.run(&self.comm, &self.planned(problem), operands, stream)
     }
 
     /// What is known of calls of `problem`.
@@ -395,6 +404,17 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// ```
     pub const fn columns(&self, rank: Rank) -> Range<usize> {
         let columns = self.largest.columns(rank);
+        columns.start as usize..columns.end as usize
+    }
+
+    /// As [`columns`](Self::columns), of one of [several weights](Builder::several_weights), counted
+    /// from its own first column.
+    ///
+    /// # Panics
+    /// If the op has no weight of this number.
+    pub fn weight_columns(&self, weight: usize, rank: Rank) -> Range<usize> {
+        assert!(weight < self.largest.weight_count(), "weight {weight} of {}", self.largest.weight_count());
+        let columns = self.largest.weight_columns(weight, rank);
         columns.start as usize..columns.end as usize
     }
 

@@ -21,6 +21,8 @@ pub(crate) struct Request {
     pub(crate) max_m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
+    /// The output columns of each of several weights, `n` in all; empty of one.
+    pub(crate) columns: Vec<usize>,
     pub(crate) dtype: DType,
     pub(crate) epilogue: EpilogueSpec,
     pub(crate) weights: WeightLayout,
@@ -40,8 +42,8 @@ impl Request {
     pub(crate) fn new(op: OpKind, max_m: usize, n: usize, k: usize, dtype: DType) -> Self {
         let (epilogue, weights, launch) = (EpilogueSpec::default(), WeightLayout::default(), LaunchOptions::default());
         let (plan, table, batch_invariant, max_workspace) = (None, None, false, None);
-        let partials = Partials::OpDType;
-        Self { op, max_m, n, k, dtype, epilogue, weights, plan, table, launch, batch_invariant, partials, max_workspace }
+        let (columns, partials) = (Vec::new(), Partials::OpDType);
+        Self { op, max_m, n, k, columns, dtype, epilogue, weights, plan, table, launch, batch_invariant, partials, max_workspace }
     }
 
     /// What is asked of plans.
@@ -56,8 +58,14 @@ impl Request {
 
     /// The problem with the most rows.
     pub(crate) fn largest(&self, comm: &Communicator) -> Result<Problem, BuildError> {
-        let problem = Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?;
-        Ok(problem.with_partials(self.partials))
+        let problem = Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?.with_partials(self.partials);
+        let problem = if self.epilogue.gates.is_some() { problem.with_gates()? } else { problem };
+        if self.columns.is_empty() {
+            return Ok(problem);
+        }
+        // What no u32 holds is no sum of `n`.
+        let columns: Vec<_> = self.columns.iter().map(|&columns| u32::try_from(columns).unwrap_or(u32::MAX)).collect();
+        Ok(problem.with_weights(&columns)?)
     }
 
     /// This rank's choice of the plan for the most rows.
@@ -134,8 +142,26 @@ pub(super) fn workspace(largest: &[(Recipe, Resolved)]) -> WorkspaceSize {
 /// The text that the ranks compare: all that must be the same on every rank.
 impl fmt::Display for Request {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { op, max_m, n, k, dtype, epilogue, weights, plan, table: _, launch, batch_invariant, partials, max_workspace: _ } = self;
+        let Self {
+            op,
+            max_m,
+            n,
+            k,
+            columns,
+            dtype,
+            epilogue,
+            weights,
+            plan,
+            table: _,
+            launch,
+            batch_invariant,
+            partials,
+            max_workspace: _,
+        } = self;
         write!(f, "{op} max_m={max_m} n={n} k={k} {dtype}, {epilogue}, ")?;
+        if !columns.is_empty() {
+            write!(f, "weights of {columns:?} columns, ")?;
+        }
         match plan {
             Some(plan) => write!(f, "{plan}")?,
             None => f.write_str("plan of rank 0")?,

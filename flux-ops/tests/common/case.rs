@@ -103,7 +103,13 @@ impl<T: Element> Case<T> {
 
     /// The same operands with gates, of an AllGather-GEMM.
     pub fn gated(self, layout: GateLayout) -> Self {
-        Self { gates: Some(layout), ..self }
+        Self { problem: self.problem.with_gates().unwrap(), gates: Some(layout), ..self }
+    }
+
+    /// The same weight for the `x` of another case.
+    pub fn with_x_of(self, other: &Self) -> Self {
+        assert_eq!((self.problem.m(), self.problem.k()), (other.problem.m(), other.problem.k()));
+        Self { x: other.x.clone(), ..self }
     }
 
     /// The shape of `rank`'s `y`.
@@ -119,11 +125,10 @@ impl<T: Element> Case<T> {
     /// The row of `w` of a column of all ranks' results; with gates the gate's and its up's.
     fn weights_of(&self, col: usize) -> (usize, Option<usize>) {
         let Some(layout) = self.gates else { return (col, None) };
-        // Gates take whole groups of 16 columns, so all ranks have as many.
-        let local = self.problem.n_shard();
-        let (rank, col) = (col as u32 / (local / 2), col as u32 % (local / 2));
-        let (gate, up) = layout.rows_of(col, local);
-        ((rank * local + gate) as usize, Some((rank * local + up) as usize))
+        let mut parts = self.problem.world().ranks().map(|rank| self.problem.columns(rank));
+        let part = parts.find(|part| 2 * (col as u32) < part.end).expect("a column of the result");
+        let (gate, up) = layout.rows_of(col as u32 - part.start / 2, part.len() as u32);
+        ((part.start + gate) as usize, Some((part.start + up) as usize))
     }
 
     /// The same operands with a residual of such numbers, except for an AllGather-GEMM.

@@ -115,6 +115,16 @@ impl<T: Element> AnyOp<T> {
         }
     }
 
+    /// The op of several weights, one for each case.
+    pub fn of_several(cases: &[Case<T>], options: OpOptions, node: &Node) -> Self {
+        let columns: Vec<_> = cases.iter().map(|case| case.problem.n() as usize).collect();
+        let (first, n) = (&cases[0], columns.iter().sum());
+        let options = OpOptions { workers: options.workers.or(node.workers), bias: first.has_bias(), ..options };
+        let builder = AllGatherGemm::builder(first.problem.m() as usize, n, first.problem.k() as usize);
+        let builder = options.tell(builder).activation(first.activation).several_weights(&columns);
+        Self::Ag(builder.build(&node.comm).unwrap())
+    }
+
     /// The op of a case, with its bias, residual, activation and gates. Without a plan, messages
     /// over NCCL go beside the kernel: a library's collective adds in an order that is not modelled.
     pub fn of(case: &Case<T>, options: OpOptions, node: &Node) -> Self {

@@ -110,6 +110,7 @@ impl Replay {
             gates: None,
             x: matrix(&set.x, problem.x_shape(program.rank))?,
             w: matrix(&set.w, problem.w_shape(program.rank))?,
+            more: &[],
             y: matrix(&set.y, problem.y_shape(program.rank))?,
             bias: 0,
             residual: None,

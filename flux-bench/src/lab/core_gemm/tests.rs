@@ -154,6 +154,7 @@ impl HostReplay {
         let called = self.executor.run(
             &mut Buffers::default(),
             CpuArgs {
+                more: Default::default(),
                 gathered: None,
                 x: rows(x, problem.k_local(rank)),
                 w: rows(w, problem.w_shape(rank).cols),

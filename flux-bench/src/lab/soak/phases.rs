@@ -81,7 +81,7 @@ pub(super) struct SoakRun {
 /// Runs a problem's phases on this rank; collective.
 pub(super) fn soak<T: Element>(ctx: &RankContext, problem: &Problem, run: &SoakRun) -> anyhow::Result<SoakResult> {
     let op = FusedOp::<T>::build_with(problem, ctx.comm(), run.execution, run.epilogue)?;
-    let mut sets = [ctx.operand_set_with(problem, run.epilogue)?, ctx.operand_set_with(problem, run.epilogue)?];
+    let mut sets = [ctx.operand_set_with(op.problem(), run.epilogue)?, ctx.operand_set_with(op.problem(), run.epilogue)?];
     let mut soaked = SoakResult::default();
     let rank = RankCase { ctx, op: &op, epilogue: run.epilogue, seed: run.seed, defect: run.defect };
     rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;

@@ -52,9 +52,7 @@ impl Items {
             let split = schedule.tiles(problem, rank) * (parts.len() as u64 - 1);
             stream_k(rank).map_or(split, |stream_k| stream_k.partial_items())
         };
-        // The first and the last rank have the most and the least columns; each other rank is like
-        // one of them.
-        let most_slots = slots(Rank::new(0)).max(slots(problem.least_rank()));
+        let most_slots = problem.distinct_ranks().map(slots).max().unwrap_or(0);
         Self {
             all: Vec::with_capacity(schedule.tiles(problem, rank) as usize * parts.len()),
             awaits: Vec::new(),

@@ -53,7 +53,7 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
     let world = p.problem.world().get();
     let reduction = item.sink == Sink::ReduceRows;
     let of_rank = |rank: u32| p.problem.shard_rows(Rank::new(rank)).len() as u32;
-    at.range("cols", item.col, item.cols, p.problem.n_local(p.rank), p.tile.n)?;
+    at.range("cols", item.col, item.cols, p.column_blocks().end(), p.tile.n)?;
     let (x_shards, y_shards) = match p.problem.op() {
         _ if p.rows.is_flattened() => (1, 1),
         OpKind::AllGatherGemm => (1, world),

@@ -12,7 +12,7 @@ use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rows = if p.rows.is_flattened() { p.problem.m() } else { p.problem.m_shard() };
-    let grid = TileGrid::new(rows, p.problem.n_local(p.rank), p.tile);
+    let grid = TileGrid::new(rows, &p.problem, p.rank, p.tile);
     for (index, item) in p.items.iter().enumerate() {
         if item.sink == Sink::Copy {
             // Any rows may be copied. Eight columns are copied at a time, as rows are reduced.

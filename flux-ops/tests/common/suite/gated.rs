@@ -3,16 +3,17 @@
 use super::{AnyOp, Case, Machine, Number, call, call_gathered, defaults};
 use crate::common::{OPS, OpOptions, Values};
 use flux_core::plan::{KSplit, Plan};
-use flux_core::{OpKind, TileShape};
+use flux_core::{OpKind, ProblemError, TileShape};
 use flux_ops::{Activation, BuildError, GateLayout, WeightLayout};
 use half::{bf16, f16};
 
 const WORLDS: [u32; 4] = [1, 2, 3, 4];
 
-/// Rows and columns that end within a tile, but not `m` within a shard.
+/// Rows and columns that end within a tile, but not `m` within a shard. From three ranks on the
+/// first has 16 gates and ups more than the last.
 fn shape(machine: Machine, world: u32) -> [usize; 3] {
-    let w = world as usize;
-    if machine == Machine::Host { [17 * w, 80 * w, 24] } else { [129 * w, 336 * w, 200] }
+    let (w, more) = (world as usize, world as usize / 3 * 16);
+    if machine == Machine::Host { [17 * w, 80 * w + more, 24] } else { [129 * w, 336 * w + more, 200] }
 }
 
 /// None, and one with split sums. The host's have tiles of whole gates.
@@ -77,9 +78,11 @@ pub fn what_cannot_be_gated_is_refused(machine: Machine) {
             let gated = OpOptions { gates: Some(GateLayout::Concatenated), workers: node.workers, ..OpOptions::default() };
             let refused = |shape, options| AnyOp::<bf16>::build(OPS[0], shape, options, &node.comm).unwrap_err();
             let w = world as usize;
-            let error = refused([m, n + 8 * w, k], gated);
-            assert!(matches!(error, BuildError::GatedRows { multiple: 16, .. }), "{error}");
-            assert!(error.to_string().ends_with(&format!("pad n to {}", n + 16 * w)), "{error}");
+            let error = refused([m, n + 8, k], gated);
+            assert!(matches!(error, BuildError::Problem(ProblemError::Alignment { multiple: 16, .. })), "{error}");
+            assert!(error.to_string().ends_with(&format!("pad n with zeros to {}", n + 16)), "{error}");
+            let error = refused([m, 16 * w - 8, k], gated).to_string();
+            assert!(error.ends_with(&format!("pad n with zeros to {}", 16 * w)), "{error}");
             let error = refused([m, n, k], OpOptions { weights: WeightLayout::Kn, ..gated });
             assert!(matches!(error, BuildError::GatedWeights { weights: WeightLayout::Kn }), "{error}");
             let error = refused([m, n, k], OpOptions { plan: Some(Plan::of(TileShape::new(128, 24, 64))), ..gated });

@@ -17,6 +17,7 @@ mod residual;
 mod results;
 mod rows;
 mod sequential;
+mod several;
 mod uneven;
 mod weights;
 
@@ -35,6 +36,7 @@ pub use residual::*;
 pub use results::*;
 pub use rows::*;
 pub use sequential::*;
+pub use several::*;
 pub use uneven::*;
 pub use weights::*;
 

@@ -96,7 +96,7 @@ impl RandomCase {
         // A library's sum has no fp32 partial sums.
         let sums_itself = plan.is_none_or(|plan| plan.comm != CommMode::Sequential);
         let partials = if draw.below(3) == 0 && sums_itself { Partials::F32 } else { Partials::OpDType };
-        let problem = problem.with_partials(partials);
+        let problem = epilogue.problem(problem)?.with_partials(partials);
         Ok(Self { number, problem, epilogue, plan, batch_invariant, calls, seed: data::seed(seed, 2, number) })
     }
 
