@@ -114,14 +114,15 @@ def gathered_rows_in_a_graph(comm):
 
 
 def a_thousand_steps_without_growth(comm):
-    """Steps of an MLP, forward and backward, with numbers of rows that change."""
+    """Steps of two MLPs, forward and backward, with numbers of rows that change; one keeps the gathered rows."""
     init_distributed()
-    up = flux_tp.ColumnParallelLinear(512, 256 * comm.world_size, activation="gelu")
+    ups = [flux_tp.ColumnParallelLinear(512, 256 * comm.world_size, activation="gelu", keep_gathered=keep) for keep in (False, True)]
     down = flux_tp.RowParallelLinear(256 * comm.world_size, 512)
     inputs = tensors(BF16, *(operand(1 + comm.rank, rows, 512) for rows in (16, 64, 40)))
 
     def steps(count):
         for step in range(count):
+            up = ups[step % 2]
             down(up(inputs[step % len(inputs)])).sum().backward()
             up.zero_grad(), down.zero_grad()
         torch.cuda.synchronize()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import gc
+from contextlib import ExitStack, nullcontext
+from unittest import mock
 
 import numpy as np
 import torch
@@ -19,6 +21,28 @@ def near(found, expected, scale):
     error = np.abs(numbers(found) - expected)
     bound = 4 * UNIT["bfloat16"] * (scale + np.abs(expected)) + 2.0**-10
     assert (error <= bound).all(), f"{error.max()} is above {bound.flat[error.argmax()]}"
+
+
+def without_collectives():
+    """A context in which every collective of torch.distributed that gradients could call is an error."""
+    stack = ExitStack()
+    names = ("all_gather_into_tensor", "reduce_scatter_tensor", "all_reduce", "all_gather", "reduce_scatter", "broadcast", "all_to_all_single")
+    for name in names:
+        stack.enter_context(mock.patch.object(dist, name, side_effect=AssertionError(f"torch.distributed.{name} was called")))
+    return stack
+
+
+def saved_shapes(call):
+    """The shapes of all that autograd saves."""
+    shapes = []
+
+    def save(tensor):
+        shapes.append(tuple(tensor.shape))
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(save, lambda tensor: tensor):
+        call()
+    return shapes
 
 
 def weights_need_torch_distributed(comm):
@@ -38,14 +62,16 @@ def gradients(comm):
         own = rows(world, rank, m)
         x, w = operand(1, m, k), operand(2, world, n, k)
         dy = operand(3, world, m, n)
-        X, W, B = tensors(BF16, x[own], w[rank], operand(4 + rank, n))
-        for leaf in (X, W, B):
-            leaf.requires_grad_()
-        y = flux_tp.all_gather_matmul(X, W, B, m=m)
-        y.backward(*tensors(BF16, dy[rank]))
-        near(X.grad, np.einsum("pmn,pnk->mk", dy, w)[own], np.einsum("pmn,pnk->mk", np.abs(dy), np.abs(w))[own])
-        near(W.grad, dy[rank].T @ x, np.abs(dy[rank]).T @ np.abs(x))
-        near(B.grad, dy[rank].sum(0), np.abs(dy[rank]).sum(0))
+        for keep in (False, True):
+            X, W, B = tensors(BF16, x[own], w[rank], operand(4 + rank, n))
+            for leaf in (X, W, B):
+                leaf.requires_grad_()
+            y = flux_tp.all_gather_matmul(X, W, B, m=m, keep_gathered=keep)
+            with without_collectives() if keep else nullcontext():
+                y.backward(*tensors(BF16, dy[rank]))
+            near(X.grad, np.einsum("pmn,pnk->mk", dy, w)[own], np.einsum("pmn,pnk->mk", np.abs(dy), np.abs(w))[own])
+            near(W.grad, dy[rank].T @ x, np.abs(dy[rank]).T @ np.abs(x))
+            near(B.grad, dy[rank].sum(0), np.abs(dy[rank]).sum(0))
 
         x, w, dy = operand(5, world, m, k), operand(6, world, n, k), operand(7, m, n)
         X, W, B = tensors(BF16, x[rank], w[rank], operand(8, n))
@@ -93,10 +119,12 @@ def gradients_of_random_shapes(comm):
                     near(grad, expected, scale)
 
         x, w, dy, b = operand(20 + turn, m, k), operand(40 + turn, world, n, k), operand(60 + turn, world, m, n), operand(80 + turn, n)
-        found = grads(flux_tp.all_gather_matmul, (x[own], w[rank], b), dy[rank], m=m)
         dx, scale = np.einsum("pmn,pnk->mk", dy, w)[own], np.einsum("pmn,pnk->mk", np.abs(dy), np.abs(w))[own]
         mine = dy[rank]
-        compare(found, (dx, scale), (mine.T @ x, np.abs(mine).T @ np.abs(x)), (mine.sum(0), np.abs(mine).sum(0)))
+        wanted = (dx, scale), (mine.T @ x, np.abs(mine).T @ np.abs(x)), (mine.sum(0), np.abs(mine).sum(0))
+        for keep in (False, True):
+            with without_collectives() if keep else nullcontext():
+                compare(grads(flux_tp.all_gather_matmul, (x[own], w[rank], b), mine, m=m, keep_gathered=keep), *wanted)
 
         x, dy = operand(100 + turn, world, m, k)[rank], operand(120 + turn, m, n)
         wanted = (dy @ w[rank], np.abs(dy) @ np.abs(w[rank])), (dy.T @ x, np.abs(dy).T @ np.abs(x)), (dy.sum(0), np.abs(dy).sum(0))
@@ -117,6 +145,41 @@ def gradients_with_frozen_weights(comm):
         X, W = tensors(BF16, x[rank], w[rank])
         flux_tp.matmul_reduce_scatter(X.requires_grad_(), W).backward(*tensors(BF16, dy[own]))
         near(X.grad, dy @ w[rank], np.abs(dy) @ np.abs(w[rank]))
+
+
+    gathered_rows_are_kept_for_weights_alone(comm)
+
+
+def gathered_rows_are_kept_for_weights_alone(comm):
+    """With ``keep_gathered`` a step needs no torch.distributed; only the gradient of a weight keeps rows."""
+    world, rank, n, k = comm.world_size, comm.rank, 16, 24
+    m = world * 8 + 1
+    own = rows(world, rank, m)
+    x, w, dy = operand(1, m, k), operand(2, world, n, k), operand(3, world, m, n)
+    shard, whole = (own.stop - own.start, k), (m, k)
+    for needs in ("x", "b", "xb", "w", "xwb"):
+        for keep in (False, True):
+            leaves = dict(zip("xwb", tensors(BF16, x[own], w[rank], operand(4, n))))
+            for name in needs:
+                leaves[name].requires_grad_()
+            results = []
+            shapes = saved_shapes(lambda: results.append(flux_tp.all_gather_matmul(*leaves.values(), m=m, keep_gathered=keep)))
+            # One rank's shard is the whole.
+            held = [shape for shape in shapes if shape in (shard, whole)]
+            assert held == ([whole if keep else shard] if "w" in needs else []), (needs, keep, shapes)
+            if "w" not in needs or keep:
+                with without_collectives():
+                    results[0].backward(*tensors(BF16, dy[rank]))
+                if "x" in needs:
+                    near(leaves["x"].grad, np.einsum("pmn,pnk->mk", dy, w)[own], np.einsum("pmn,pnk->mk", np.abs(dy), np.abs(w))[own])
+                if "w" in needs:
+                    near(leaves["w"].grad, dy[rank].T @ x, np.abs(dy[rank]).T @ np.abs(x))
+                if "b" in needs:
+                    near(leaves["b"].grad, dy[rank].sum(0), np.abs(dy[rank]).sum(0))
+    # Under no_grad nothing is kept, and both results come.
+    with torch.no_grad():
+        y, x_full = flux_tp.all_gather_matmul(*tensors(BF16, x[own], w[rank]), m=m, keep_gathered=True, return_gathered=True)
+    assert np.array_equal(numbers(x_full), x) and y.shape == (m, n)
 
 
 def a_communicator_lives_until_the_backward_pass(comm):
@@ -195,3 +258,26 @@ def gates_have_gradients(comm):
         (act(gate) * up).sum().backward()
         full = operand(1, comm.world_size * 8, 32)
         near(weight.grad, numbers(plain.grad).T @ full, np.abs(numbers(plain.grad)).T @ np.abs(full))
+
+def gates_of_unequal_parts_have_gradients(comm):
+    """A rank has 8 gates and ups more than another: values and gradients are those of gates and ups apart."""
+    init_distributed()
+    half, m = 16 * comm.world_size + 8, comm.world_size * 8
+    part = comm.features(half)
+    x, gates, ups = tensors(BF16, operand(1, m, 32)[rows(comm.world_size, comm.rank, m)], operand(2, half, 32)[part], operand(3, half, 32)[part])
+    for activation in ("swiglu", "swiglu_interleaved"):
+        whole = torch.stack((gates, ups), 1).flatten(0, 1) if activation.endswith("interleaved") else torch.cat((gates, ups))
+        X, weight = x.clone().requires_grad_(), whole.clone().requires_grad_()
+        y = flux_tp.all_gather_matmul(X, weight, activation=activation, n=2 * half)
+        y.sum().backward()
+        apart = [t.clone().requires_grad_() for t in (x, gates, ups)]
+        gate, up = (flux_tp.all_gather_matmul(apart[0], w, n=half) for w in apart[1:])
+        plain = torch.nn.functional.silu(gate) * up
+        plain.sum().backward()
+        assert torch.equal(y, plain) and torch.equal(X.grad, apart[0].grad)
+        found = weight.grad.unflatten(0, (-1, 2)).unbind(1) if activation.endswith("interleaved") else weight.grad.chunk(2)
+        assert all(map(torch.equal, found, (apart[1].grad, apart[2].grad)))
+        with torch.no_grad():
+            fused = flux_tp.all_gather_matmul(x, whole, activation=activation, n=2 * half)
+        # The product is rounded before its gates where a gradient is needed.
+        torch.testing.assert_close(y.detach(), fused, rtol=0.03, atol=0.03)

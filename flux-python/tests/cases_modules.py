@@ -9,9 +9,9 @@ import torch
 import torch.distributed as dist
 
 import flux_tp
-from cases_gradients import near
+from cases_gradients import near, without_collectives
 from cases_numpy import raises
-from cases_torch import BF16, init_distributed, tensors
+from cases_torch import BF16, init_distributed, numbers, tensors
 from oracle import operand, rows
 
 
@@ -48,6 +48,15 @@ def modules(comm):
         for parameter in parameters:
             parameter -= 0.5 * parameter.grad
     assert total() < before, (total(), before)
+    kept = flux_tp.ColumnParallelLinear(32, 16 * comm.world_size, activation="gelu", keep_gathered=True)
+    kept.load_state_dict(other)
+    up.load_state_dict(other)
+    dy = torch.randn_like(up(x).detach())
+    up.zero_grad()
+    up(x).backward(dy)
+    with without_collectives():
+        kept(x).backward(dy)
+    near(kept.weight.grad, numbers(up.weight.grad), np.abs(numbers(up.weight.grad)))
 
 
 def modules_without_sequence_parallelism(comm):
@@ -79,15 +88,15 @@ def modules_of_unequal_parts(comm):
     hidden = np.maximum(x @ w1.T, 0)
     back, scale = (dy @ w2) * (hidden > 0), (np.abs(dy) @ np.abs(w2)) * (hidden > 0)
     part = comm.features(inner)
-    for whole in (True, False):
-        up = flux_tp.ColumnParallelLinear(32, inner, activation="relu", sequence_parallel=not whole)
+    for whole, keep in ((True, False), (False, False), (False, True)):
+        up = flux_tp.ColumnParallelLinear(32, inner, activation="relu", sequence_parallel=not whole, keep_gathered=keep)
         down = flux_tp.RowParallelLinear(inner, 24, sequence_parallel=not whole)
         for module, weight in ((up, w1[part]), (down, w2[:, part])):
             module.load_state_dict({"weight": torch.from_numpy(weight), "bias": torch.zeros_like(module.bias), "_extra_state": None})
         own = slice(m) if whole else rows(world, rank, m)
         X = tensors(BF16, x[own])[0].requires_grad_()
         # Rows of all ranks are not a multiple of those of one.
-        h = up(X) if whole else torch.relu(flux_tp.all_gather_matmul(X, up.weight, up.bias, m=m, n=inner))
+        h = up(X) if whole else torch.relu(flux_tp.all_gather_matmul(X, up.weight, up.bias, m=m, n=inner, keep_gathered=keep))
         assert h.shape == (m, part.stop - part.start)
         y = down(h)
         near(y, (hidden @ w2.T)[own], (hidden @ np.abs(w2).T)[own])

@@ -77,8 +77,17 @@ def all_gather_gates(comm):
             assert y.shape == (m, 24)
             # Gates and ups are below 64.
             close(flux_tp.all_gather_matmul(x, w, b, activation, m=m), y, "float16", slope=512.0)
-    x, w, _, _ = gathered(comm, comm.world_size * 8, 24, 32)
-    raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x, w, activation="swiglu"), "24 rows", "pad n to")
+    # Unequal parts: 16 gates and ups more than the ranks share.
+    half, m = 16 * comm.world_size + 8, comm.world_size * 8
+    gates, ups, full = operand(5, half, 32), operand(6, half, 32), operand(1, m, 32)
+    part, x = comm.features(half), full[rows(comm.world_size, comm.rank, m)].astype(np.float16)
+    for activation in ("swiglu", "reglu_interleaved"):
+        pair = [gates[part], ups[part]]
+        w = np.stack(pair, axis=1).reshape(-1, 32) if activation.endswith("interleaved") else np.concatenate(pair)
+        y = flux_tp.all_gather_matmul(x, w.astype(np.float16), activation=activation, n=2 * half)
+        close(y, activate(activation, full @ w.T), "float16", slope=512.0)
+    few = lambda: flux_tp.all_gather_matmul(x, w[:8].astype(np.float16), activation="swiglu", n=2 * half - 8)
+    raises(flux_tp.OperandError, few, "multiple of 16", f"pad n with zeros to {2 * half}")
     x, w, _, _ = gathered(comm, comm.world_size * 8, 48, 32)
     view = np.asfortranarray(w)
     raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x, view, activation="swiglu"), "weight as a contiguous [n, k]")

@@ -12,7 +12,7 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed")
 
 PATIENCE = 300
-MODES = ["none", "ar", "one_shot", "two_shot", "sp", "async_tp", "flux", "flux_ar"]
+MODES = ["none", "ar", "one_shot", "two_shot", "sp", "async_tp", "flux", "flux_ar", "flux_kept"]
 PEERS = Path(__file__).parents[2] / "flux-bench/peers/async_tp.py"
 
 
@@ -38,6 +38,7 @@ def test_every_mode_is_measured_or_says_why_not(record):
     assert [(row["phase"], row["m"]) for row in rows] == [(phase, m) for phase in ("prefill", "decode", "train") for m in (16, 5)]
     for row in rows:
         expected = {"none", "ar", "flux", "flux_ar"} | ({"sp"} if row["m"] == 16 else set())
+        expected |= {"flux_kept"} if row["phase"] == "train" else set()
         assert set(row["ms"]) == expected and all(ms > 0 for ms in row["ms"].values()), row
         assert set(row["ms"]) | set(row["why"]) == set(MODES), row
     assert rows[1]["why"]["sp"] == "m = 5 is not a multiple of 2"
@@ -46,7 +47,7 @@ def test_every_mode_is_measured_or_says_why_not(record):
 def test_results_are_compared_with_fp32(record):
     for row in json.loads(record.read_text())["rows"]:
         assert row["verified"], row
-        for mode in ("flux", "flux_ar"):
+        for mode in ("flux", "flux_ar", *(["flux_kept"] if row["phase"] == "train" else [])):
             assert 0 < row["error"][mode] <= row["largest_error"], row
         # Without collectives results are wrong, and the comparison sees it.
         assert row["error"]["none"] > 10 * row["largest_error"], row
@@ -57,6 +58,7 @@ def test_a_record_is_shown_as_tables(record):
     assert "tiny, prefill, TP 2, ms a layer" in shown and "| share hidden |" in shown
     for row in json.loads(record.read_text())["rows"]:
         assert f"| {row['m']} | {row['ms']['none']:.3f} | {row['ms']['ar']:.3f} |" in shown
+    assert "| flux, gathered x kept |" in shown and "flux, gathered x kept: it differs from flux in training alone" in shown
     summary = bench("show", "--summary", str(record))
     for shown in (shown, summary):
         assert shown.endswith("Elementwise work that flux fuses counts as hidden, too.\n"), shown

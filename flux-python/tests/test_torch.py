@@ -34,6 +34,7 @@ CASES = [
     "gradients_of_a_residual",
     "an_activation_has_a_gradient",
     "gates_have_gradients",
+    "gates_of_unequal_parts_have_gradients",
     "gates_compile",
     "modules",
     "modules_without_sequence_parallelism",

@@ -1,4 +1,4 @@
-"""Gradients of the ops. A forward pass saves its shard, and the backward pass gathers again.
+"""Gradients of the ops. A forward pass saves its shard, and the backward pass gathers again; or the gathered rows are kept.
 
 Weights are read as they are stored: what multiplies by ``weight`` and not by its transpose takes the view ``weight.t()``.
 What an op splits, the op of its gradient splits likewise: ``n`` of the one is ``k`` of the other.
@@ -18,13 +18,24 @@ __all__ = ["AllGatherMatmul", "CopiedInputLinear", "MatmulAllReduce", "MatmulRed
 
 
 class AllGatherMatmul(torch.autograd.Function):
-    """``y = gather(x) @ weight.T + bias``."""
+    """``y = gather(x) @ weight.T + bias``.
+
+    With ``keep`` the gathered rows are saved in place of ``x`` where the gradient of ``weight`` needs them, and the backward
+    pass has no collective of torch.distributed.
+    """
 
     @staticmethod
-    def forward(ctx, x, weight, bias, m, n, comm):
-        ctx.save_for_backward(x, weight)
+    def forward(ctx, x, weight, bias, m, n, comm, keep):
         ctx.n, ctx.comm = n, known(comm)
-        return calls["all_gather_matmul"](x, weight, bias, 0, m, n, comm)
+        needs_x, needs_weight = ctx.needs_input_grad[:2]
+        # A single rank's rows are all rows: the gathered ones would be a copy.
+        ctx.kept = keep and needs_weight and ctx.comm.world_size > 1
+        if ctx.kept:
+            y, x = pair_calls["all_gather_matmul"](x, weight, bias, 0, m, n, comm)
+        else:
+            y = calls["all_gather_matmul"](x, weight, bias, 0, m, n, comm)
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x else None)
+        return y
 
     @staticmethod
     def backward(ctx, dy):
@@ -32,7 +43,7 @@ class AllGatherMatmul(torch.autograd.Function):
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dy = dy.contiguous()
         dx = dweight = None
-        if needs_weight:
+        if needs_weight and not ctx.kept:
             # Each collective runs beside the GEMM that does not need it, as in Megatron-LM. A fused
             # op beside NCCL's gather would hold the SMs that NCCL waits for.
             rows = Rows(dy.shape[0], ctx.comm)
@@ -42,9 +53,11 @@ class AllGatherMatmul(torch.autograd.Function):
             scattered = rows.scatter(sums) if needs_x else None
             dweight = dy.t() @ full
             dx = scattered() if needs_x else None
-        elif needs_x:
-            dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, ctx.n, 0, ctx.comm.id)
-        return dx, dweight, dy.sum(0) if needs_bias else None, None, None, None
+        else:
+            if needs_x:
+                dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, ctx.n, 0, ctx.comm.id)
+            dweight = dy.t() @ x if needs_weight else None
+        return dx, dweight, dy.sum(0) if needs_bias else None, None, None, None, None
 
 
 class MatmulReduceScatter(torch.autograd.Function):

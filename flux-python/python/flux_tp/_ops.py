@@ -35,6 +35,7 @@ def all_gather_matmul(
     *,
     m: int | None = None,
     n: int | None = None,
+    keep_gathered: bool = False,
     out: Operand | None = None,
 ) -> Operand: ...
 @overload
@@ -48,6 +49,7 @@ def all_gather_matmul(
     return_gathered: Literal[True],
     m: int | None = None,
     n: int | None = None,
+    keep_gathered: bool = False,
     out: tuple[Operand, Operand] | None = None,
 ) -> tuple[Operand, Operand]: ...
 def all_gather_matmul(
@@ -60,6 +62,7 @@ def all_gather_matmul(
     *,
     m: int | None = None,
     n: int | None = None,
+    keep_gathered: bool = False,
     out: Any = None,
 ) -> Any:
     """``activation(gather(x) @ weight.T + bias)``: a column-parallel linear layer whose input is split by rows.
@@ -72,13 +75,16 @@ def all_gather_matmul(
         activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32. ``geglu``, ``swiglu`` and ``reglu`` also
             multiply: ``act(gate) * up``, with the gates in the first half of this rank's ``n_r`` rows of ``weight`` and
             ``bias``, and their ups in the second; with ``_interleaved`` behind the name, each gate before its up.
-            ``n_r`` is then a multiple of 16, and the result ``[m, n_r/2]``.
+            This rank has ``group.features(n // 2)`` of the gates
+            and of the ups, and the result is ``[m, n_r/2]``.
         group: the communicator; the first that :func:`flux_tp.init` made.
         m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
         n: columns of all ranks together, where ranks have different numbers of columns: each has those of
             :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times those of this rank.
         return_gathered: whether the gathered ``x`` is returned, too. It has no gradient.
+        keep_gathered: whether autograd keeps the gathered ``x`` for the gradient of ``weight``, ``[m, k]`` in place of
+            ``[m_r, k]``. The backward pass then gathers nothing. Nothing is kept where ``weight`` needs none. The same on every rank.
         out: where the result goes, ``[m, n_r]``. With ``return_gathered`` a pair of both results.
 
     All operands are bfloat16, or all float16, in row-major order with 16-byte aligned rows. They are on the
@@ -97,7 +103,10 @@ def all_gather_matmul(
     if return_gathered:
         _check_pair(out, "return_gathered", "(y, x_full)")
     comm, number = group or _comm.default(), _number(activation)
-    return _backend(x).run("all_gather_matmul", x, weight, bias, comm, out, activation=number, m=m, split=n, gathered=return_gathered)
+    backend = _backend(x)
+    # Arrays of NumPy have no gradients.
+    kept = {"keep": keep_gathered} if backend is _torch else {}
+    return backend.run("all_gather_matmul", x, weight, bias, comm, out, activation=number, m=m, split=n, gathered=return_gathered, **kept)
 
 
 @overload

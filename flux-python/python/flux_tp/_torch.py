@@ -13,26 +13,35 @@ from torch import Tensor
 
 from . import _ops
 from ._autograd import AllGatherMatmul, MatmulAllReduce, MatmulReduceScatter
-from ._comm import Communicator
+from ._comm import Communicator, known
 from ._kernels import calls, out_calls, own_error, pair_calls, pair_out_calls
 from .errors import OperandError
 
 _PLAIN = {"none": lambda y: y, "gelu": lambda y: F.gelu(y, approximate="tanh"), "silu": F.silu, "relu": F.relu}
 
 
-def _gated(activate: Callable[[Tensor], Tensor], interleaved: bool) -> Callable[[Tensor], Tensor]:
-    def function(y: Tensor) -> Tensor:
-        gate, up = (y[..., 0::2], y[..., 1::2]) if interleaved else y.chunk(2, dim=-1)
-        return activate(gate) * up
+class _Gated:
+    """Activated gates times their ups, of a product."""
 
-    return function
+    def __init__(self, activate: Callable[[Tensor], Tensor], interleaved: bool) -> None:
+        self.activate, self._interleaved = activate, interleaved
+
+    def halves(self, of: Tensor, dim: int) -> tuple[Tensor, Tensor]:
+        """Gates and ups along a dimension."""
+        if not self._interleaved:
+            return of.chunk(2, dim)
+        return of.unflatten(dim, (-1, 2)).unbind(dim + 1 if dim >= 0 else -1)
+
+    def __call__(self, y: Tensor) -> Tensor:
+        gate, up = self.halves(y, -1)
+        return self.activate(gate) * up
 
 
 _GATED = {"geglu": "gelu", "swiglu": "silu", "reglu": "relu"}
 # By number, of the product.
 FUNCTIONS = {_ops.ACTIVATIONS[name]: function for name, function in _PLAIN.items()}
-FUNCTIONS |= {_ops.ACTIVATIONS[name]: _gated(_PLAIN[of], False) for name, of in _GATED.items()}
-FUNCTIONS |= {_ops.ACTIVATIONS[f"{name}_interleaved"]: _gated(_PLAIN[of], True) for name, of in _GATED.items()}
+FUNCTIONS |= {_ops.ACTIVATIONS[name]: _Gated(_PLAIN[of], False) for name, of in _GATED.items()}
+FUNCTIONS |= {_ops.ACTIVATIONS[f"{name}_interleaved"]: _Gated(_PLAIN[of], True) for name, of in _GATED.items()}
 
 
 def run(
@@ -50,6 +59,7 @@ def run(
     norm: tuple[Any, float] | None = None,
     partials: int = 0,
     gathered: bool = False,
+    keep: bool = False,
 ) -> Any:
     """Makes a call; see the ops in ``_ops``."""
     lead = x.shape[:-1]
@@ -71,10 +81,10 @@ def run(
         arguments = (x, weight, bias, residual, gain, eps, split, partials, comm.id)
     second = "return_gathered=" if gathered else None if norm is None else "norm="
     if torch.compiler.is_compiling():
-        y = _run(op, arguments, second, out, needs_grad)
+        y = _run(op, arguments, second, out, needs_grad, keep)
     else:
         try:
-            y = _run(op, arguments, second, out, needs_grad)
+            y = _run(op, arguments, second, out, needs_grad, keep)
         except RuntimeError as error:
             raise own_error(error) from None
     if out is not None or len(lead) == 1:
@@ -85,7 +95,7 @@ def run(
     return y.reshape(*shape, y.shape[1])
 
 
-def _run(op, arguments, second, out, needs_grad):
+def _run(op, arguments, second, out, needs_grad, keep):
     # ``second``: the argument that brings a second result.
     if needs_grad and (out is not None or second is not None):
         name = second or "out="
@@ -104,7 +114,13 @@ def _run(op, arguments, second, out, needs_grad):
     if op == "all_gather_matmul":
         x, weight, bias, activation, m, n, comm = arguments
         # The derivative of an activation needs its input, which the fused op does not keep.
-        return FUNCTIONS[activation](AllGatherMatmul.apply(x, weight, bias, m, n, comm))
+        function = FUNCTIONS[activation]
+        if isinstance(function, _Gated) and n > 0 and n % (16 * known(comm).world_size):
+            # Ranks with unequal numbers of gates: as one product their columns would be split otherwise.
+            weights, biases = function.halves(weight, 0), (None, None) if bias is None else function.halves(bias, 0)
+            gate, up = (AllGatherMatmul.apply(x, half, b, m, n // 2, comm, keep) for half, b in zip(weights, biases, strict=True))
+            return function.activate(gate) * up
+        return function(AllGatherMatmul.apply(x, weight, bias, m, n, comm, keep))
     return (MatmulReduceScatter if op == "matmul_reduce_scatter" else MatmulAllReduce).apply(*arguments)
 
 

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._autograd import CopiedInputLinear
 from ._comm import Communicator, default
-from ._ops import ACTIVATIONS, all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter, partials_number
+from ._ops import ACTIVATIONS, GATED, all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter, partials_number
 from ._torch import FUNCTIONS
 from .errors import OperandError
 
@@ -18,7 +18,7 @@ __all__ = ["ColumnParallelLinear", "RowParallelLinear"]
 
 
 class _ParallelLinear(nn.Module):
-    """One rank's part of a linear layer whose weight is split along ``_dim``."""
+    """One rank's part of a linear layer whose weight is split along ``_dim``, in ``halves`` that are split alike."""
 
     _dim: int
 
@@ -31,6 +31,7 @@ class _ParallelLinear(nn.Module):
         group: Communicator | None,
         device: Any,
         dtype: torch.dtype | None,
+        halves: int = 1,
     ) -> None:
         super().__init__()
         self.in_features, self.out_features = in_features, out_features
@@ -38,10 +39,10 @@ class _ParallelLinear(nn.Module):
         self.comm = group or default()
         shape = [out_features, in_features]
         try:
-            own = self.comm.features(shape[self._dim])
+            own = self.comm.features(shape[self._dim] // halves)
         except OperandError as error:
             raise OperandError(f"{('out_features', 'in_features')[self._dim]}: {error}") from None
-        shape[self._dim] = own.stop - own.start
+        shape[self._dim] = halves * (own.stop - own.start)
         if device is None and self.comm.device is not None:
             device = torch.device("cuda", self.comm.device)
         self.weight = nn.Parameter(torch.empty(shape, device=device, dtype=dtype or torch.bfloat16))
@@ -83,7 +84,12 @@ class ColumnParallelLinear(_ParallelLinear):
     ``sequence_parallel=False``: every rank has the whole input ``[m, ..., in_features]``, and nothing is gathered. The
     gradient of the input is summed over the ranks by ``matmul_all_reduce``.
 
-    ``activation``: as in :func:`flux_tp.all_gather_matmul`; with gates the output has half as many columns.
+    ``keep_gathered=True``: the forward pass keeps the gathered input, ``[m, in_features]`` in place of ``[m_r, in_features]``,
+    and the backward pass gathers nothing. Nothing is kept where the weight needs no gradient. The same on every rank.
+
+    ``activation``: as in :func:`flux_tp.all_gather_matmul`; with gates the output has half as many columns. A rank then has
+    the part of ``out_features // 2`` of the gates and of the ups, so its output is the input of a ``RowParallelLinear`` of as
+    many ``in_features``.
     Fused where no gradient is needed.
     """
 
@@ -97,20 +103,26 @@ class ColumnParallelLinear(_ParallelLinear):
         *,
         sequence_parallel: bool = True,
         activation: str | None = None,
+        keep_gathered: bool = False,
         group: Communicator | None = None,
         device: Any = None,
         dtype: torch.dtype | None = None,
     ) -> None:
-        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype)
         if activation is not None and activation not in ACTIVATIONS:
             raise OperandError(f"activation = {activation!r}: there are {', '.join(ACTIVATIONS)}")
-        self.activation = activation
+        halves = 2 if activation is not None and ACTIVATIONS[activation] in GATED else 1
+        super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype, halves)
+        if halves == 2 and not sequence_parallel and out_features % (16 * self.comm.world_size):
+            text = f"out_features = {out_features}: without sequence_parallel gates take multiples of {16 * self.comm.world_size}"
+            raise OperandError(text)
+        self.activation, self.keep_gathered = activation, keep_gathered
 
     def forward(self, x: Tensor) -> Tensor:
         if not self.sequence_parallel:
             y = CopiedInputLinear.apply(x, self.weight, self.bias, self.out_features, self.comm.id)
             return FUNCTIONS[ACTIVATIONS[self.activation or "none"]](y)
-        return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm, n=self.out_features)
+        options = {"n": self.out_features, "keep_gathered": self.keep_gathered}
+        return all_gather_matmul(x, self.weight, self.bias, self.activation, self.comm, **options)
 
 
 class RowParallelLinear(_ParallelLinear):

@@ -44,7 +44,7 @@ def _arguments() -> argparse.Namespace:
     layers = commands.add_parser("layers", help="time whole layers")
     phases = list(PHASES)
     layers.add_argument("--phases", type=_words(phases), default=phases, help=f"of {', '.join(phases)}")
-    modes = [*_MODES.split(","), "flux_ar", "flux_sp"]
+    modes = [*_MODES.split(","), "flux_ar", "flux_sp", "flux_kept"]
     layers.add_argument("--modes", type=_words(modes), default=_MODES.split(","), help=f"of {', '.join(modes)}")
     training = commands.add_parser("megatron", help="train a GPT of Megatron-Core with its linear layers and with flux_tp's")
     training.set_defaults(phases=["train"], modes=[])

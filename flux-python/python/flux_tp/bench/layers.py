@@ -67,6 +67,9 @@ def _row(ranks: Ranks, options: Options, name: str, layers: list[Layer], phase: 
     else:
         attend = causal(model, ranks.world, m)
     exact = reference(model, layers, inputs, ranks, attend)
+    if ranks.device.type == "cuda":
+        # What the fp32 pass leaves in torch's cache NCCL, symmetric memory and flux_tp cannot use.
+        torch.cuda.empty_cache()
 
     def prepared(kind: type[Mode]) -> tuple[Mode, Step]:
         mode = kind(ranks, m, model.hidden)

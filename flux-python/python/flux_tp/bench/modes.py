@@ -268,6 +268,17 @@ class FluxSharded(Flux):
         return flux_tp.all_gather_matmul(x, weight, activation=activation, group=self.ranks.comm, m=self.m)
 
 
+class FluxKept(FluxSharded):
+    """The same in training, where column-parallel layers keep the gathered ``x`` for the backward pass."""
+
+    @staticmethod
+    def why_not(ranks, m, phase):
+        return None if phase == "train" else "it differs from flux in training alone"
+
+    def column(self, x, weight):
+        return flux_tp.all_gather_matmul(x, weight, group=self.ranks.comm, m=self.m, keep_gathered=True)
+
+
 MODES: dict[str, Callable[[str], type[Mode]]] = {
     # A decoded batch is small: its rows are not worth splitting.
     "none": lambda phase: NoCollectives if phase == "decode" else NoCollectivesSharded,
@@ -277,8 +288,9 @@ MODES: dict[str, Callable[[str], type[Mode]]] = {
     "sp": lambda phase: SequenceParallel,
     "async_tp": lambda phase: AsyncTp,
     "flux": lambda phase: FluxAllReduce if phase == "decode" else FluxSharded,
-    # The other layout, which is not measured unless asked for.
+    # Not measured unless asked for: the two layouts, and the backward pass that gathers nothing.
     "flux_ar": lambda phase: FluxAllReduce,
     "flux_sp": lambda phase: FluxSharded,
+    "flux_kept": lambda phase: FluxKept,
 }
 """The mode of each name, by phase."""

@@ -21,6 +21,7 @@ TITLES = {
     "flux": "flux",
     "flux_ar": "flux, AR",
     "flux_sp": "flux, AG and RS",
+    "flux_kept": "flux, gathered x kept",
 }
 BASES = {"prefill": "ar", "decode": "ar", "train": "sp"}
 """What each phase is compared with."""

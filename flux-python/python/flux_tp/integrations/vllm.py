@@ -1,0 +1,232 @@
+"""vLLM's row-parallel linear layers computed by flux_tp.
+
+The wheel's entry point ``vllm.general_plugins`` calls :func:`register` in every process of vLLM. It does nothing without
+the environment variable FLUX_VLLM=1::
+
+    FLUX_VLLM=1 vllm serve MODEL --tensor-parallel-size 4
+
+Invariant: every rank of a tensor-parallel group fuses the same layers and the same calls. Written for vllm 0.20.0.
+"""
+
+from __future__ import annotations
+
+import functools
+import logging
+import os
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .. import _comm, _ops
+from .._comm import Communicator
+from ..errors import FluxError
+
+__all__ = ["RowParallel", "register"]
+
+# A child of vLLM's logger, whose handlers and level it has.
+_log = logging.getLogger("vllm.flux_tp")
+_TIMEOUT = 600.0
+"""Seconds, as of torch's NCCL groups: a rank may load or compile much longer than its peers."""
+
+# By the name of a tensor-parallel group; None where its ranks cannot use one.
+_communicators: dict[str, Communicator | None] = {}
+_prepared: set[tuple[Any, ...]] = set()
+
+
+def register() -> None:
+    """Has vLLM make its RowParallelLinear with :class:`RowParallel`; nothing without FLUX_VLLM=1. Connects nothing.
+
+    Raises:
+        FluxError: FLUX_VLLM has another value than 1 or 0.
+    """
+    value = os.environ.get("FLUX_VLLM") or "0"
+    if value not in ("0", "1"):
+        raise FluxError(f"FLUX_VLLM = {value!r}: give 1, or 0 for vLLM's own layers")
+    if value == "0":
+        return
+    from vllm import envs
+    from vllm.model_executor.custom_op import op_registry_oot
+    from vllm.model_executor.layers.linear import RowParallelLinear
+
+    known = op_registry_oot.get(RowParallelLinear.__name__)
+    if known is not None:
+        if not issubclass(known, RowParallel):
+            _log.warning("flux_tp: %s.%s has the place of RowParallelLinear, nothing is fused", known.__module__, known.__name__)
+        return
+    RowParallelLinear.register_oot(type("FluxRowParallelLinear", (RowParallel, RowParallelLinear), {}))
+    # vLLM finds compiled graphs on disk by these, and a graph has the numbers of communicators.
+    envs.environment_variables["FLUX_VLLM"] = _fused
+
+
+class RowParallel:
+    """In front of vLLM's RowParallelLinear: GEMM and all-reduce are one ``matmul_all_reduce`` where that is possible.
+
+    Parameters, weight loaders and everything else are vLLM's.
+    """
+
+    # Number of the communicator; None: the layer is vLLM's own.
+    flux_comm: int | None = None
+    flux_max_m: int = 0
+    flux_rows: frozenset[int] = frozenset()
+
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        if not fusable(self):
+            return
+        from vllm.config import get_current_vllm_config
+
+        config = get_current_vllm_config()
+        comm = _communicator(config)
+        if comm is None:
+            return
+        self.flux_rows = _prepare(self, comm, captured(config))
+        self.flux_max_m, self.flux_comm = comm.max_m, comm.id
+
+    def forward(self, input_: Tensor) -> Any:
+        # A compiled model has no other numbers of rows than the scheduler's, and must not ask for them.
+        if self.flux_comm is None or not self.reduce_results or not (torch.compiler.is_compiling() or self._takes(input_)):
+            return super().forward(input_)
+        x = input_ if input_.dim() == 2 else input_.reshape(-1, input_.shape[-1])
+        # On every rank, where vLLM has it on the first: the op adds it once.
+        bias = None if self.skip_bias_add else self.bias
+        y = torch.ops.flux_tp.matmul_all_reduce.default(x, self.weight, bias, None, -1, 0, self.flux_comm)
+        if input_.dim() != 2:
+            y = y.reshape(*input_.shape[:-1], y.shape[-1])
+        if not self.return_bias:
+            return y
+        return y, self.bias if self.skip_bias_add else None
+
+    def _takes(self, x: Tensor) -> bool:
+        """Whether a call outside of torch.compile is one of flux_tp. A vision tower may have more rows, or graphs of its own."""
+        m = x.numel() // x.shape[-1]
+        if m > self.flux_max_m or x.stride(-1) != 1:
+            return False
+        return m in self.flux_rows or not (x.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def fusable(layer: Any) -> bool:
+    """Whether a RowParallelLinear is one that the op computes: split, summed, unquantized, and its parts whole groups of 8."""
+    return (
+        layer.tp_size > 1
+        and layer.input_is_parallel
+        and layer.reduce_results
+        and type(layer.quant_method).__name__ == "UnquantizedLinearMethod"
+        and layer.params_dtype in (torch.bfloat16, torch.float16)
+        and layer.input_size_per_partition % 8 == 0
+        and layer.output_size % 8 == 0
+    )
+
+
+def captured(config: Any) -> list[int]:
+    """Numbers of rows for which vLLM may capture CUDA graphs."""
+    sizes = set(config.compilation_config.cudagraph_capture_sizes or ())
+    if config.speculative_config is not None:
+        # vLLM rounds them after the model is made.
+        tokens = 1 + (config.speculative_config.num_speculative_tokens or 0)
+        sizes |= {-(-size // tokens) * tokens for size in sizes}
+    return sorted(size for size in sizes if size <= config.scheduler_config.max_num_batched_tokens)
+
+
+def unfit(config: Any) -> str | None:
+    """What in the settings keeps vLLM's own layers; the same on every rank."""
+    if config.compilation_config.pass_config.enable_sp:
+        return "enable_sp looks for the all-reduces of vLLM"
+    if config.parallel_config.use_ubatching:
+        return "micro-batches run on two streams"
+    if config.offload_config.uva.cpu_offload_gb > 0 or config.offload_config.prefetch.offload_group_size > 0:
+        return "weights are in host memory"
+    return None
+
+
+def _communicator(config: Any) -> Communicator | None:
+    """That of this process's tensor-parallel group. Connects its ranks for the first of their layers: collective."""
+    from vllm.distributed.parallel_state import get_tp_group
+
+    group = get_tp_group()
+    if group.unique_name not in _communicators:
+        _communicators[group.unique_name] = _connect(group.cpu_group, config)
+    return _communicators[group.unique_name]
+
+
+def _connect(group: Any, config: Any) -> Communicator | None:
+    from vllm import envs
+    from vllm.platforms import current_platform
+
+    reason = unfit(config) if current_platform.is_cuda() else "this is not CUDA"
+    if reason is None:
+        # vLLM makes its layers with the GPU as torch's default device, and this group's tensors are on the CPU.
+        with torch.device("cpu"):
+            comm = _comm.init(
+                group,
+                max_m=config.scheduler_config.max_num_batched_tokens,
+                timeout=_TIMEOUT,
+                batch_invariant=envs.VLLM_BATCH_INVARIANT,
+                device=torch.cuda.current_device(),
+            )
+        if comm.transport == "nvlink":
+            _log.info("flux_tp: fuses row-parallel layers of %d ranks, %d rows at most", comm.world_size, comm.max_m)
+            _check_steps()
+            return comm
+        reason = f"the transport is {comm.transport}, and CUDA graphs need nvlink"
+        comm.close()
+    _log.warning("flux_tp: the layers stay vLLM's, as %s", reason)
+    return None
+
+
+def _prepare(layer: Any, comm: Communicator, rows: list[int]) -> frozenset[int]:
+    """Builds the op of a layer before a graph is captured; collective. As a layer is made, so that vLLM's profile counts its memory."""
+    bias = layer.bias is not None and not layer.skip_bias_add
+    of = (comm.id, layer.output_size, layer.input_size, layer.params_dtype, bias, tuple(rows))
+    if of not in _prepared:
+        _ops.prepare("matmul_all_reduce", layer.output_size, layer.input_size, rows=rows, dtype=layer.params_dtype, bias=bias, group=comm)
+        _prepared.add(of)
+    return frozenset(rows)
+
+
+def _fused() -> str:
+    """What in compiled graphs is of flux_tp, the same on every rank: numbers of communicators end with the rank."""
+    from .. import __version__
+
+    return f"{__version__} {[(name, comm and comm.id - comm.rank) for name, comm in sorted(_communicators.items())]}"
+
+
+def _check_steps() -> None:
+    """Has vLLM's workers check the communicators before tokens leave them: a graph's calls raise nothing themselves."""
+    from vllm.v1.worker.gpu_worker import Worker
+
+    for name in ("execute_model", "sample_tokens"):
+        step = getattr(Worker, name)
+        if not hasattr(step, "flux_checked"):
+            setattr(Worker, name, checked(step))
+
+
+def checked(step: Callable[..., Any]) -> Callable[..., Any]:
+    """A worker's method that raises the communicators' faults. A result that is computed later raises them when it is asked for."""
+
+    @functools.wraps(step)
+    def run(*args: Any, **options: Any) -> Any:
+        output = step(*args, **options)
+        get = getattr(output, "get_output", None)
+        if get is None:
+            _check()
+            return output
+
+        def get_output() -> Any:
+            # First: it waits for the GPU.
+            found = get()
+            _check()
+            return found
+
+        output.get_output = get_output
+        return output
+
+    run.flux_checked = True
+    return run
+
+
+def _check() -> None:
+    for comm in _communicators.values():
+        if comm is not None:
+            comm.check()

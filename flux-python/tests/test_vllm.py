@@ -1,0 +1,89 @@
+"""vLLM's layers computed by flux_tp: on the host transport beneath stand-ins of vLLM's classes."""
+
+import pytest
+
+from ranks import Ranks
+
+pytest.importorskip("torch", reason="torch is not installed")
+
+
+@pytest.fixture(scope="module")
+def ranks():
+    with Ranks(2, "cases_vllm", transport="host") as ranks:
+        yield ranks
+
+
+CASES = ["a_layer_is_one_op", "other_layers_stay", "more_rows_stay", "a_compiled_layer_is_one_op"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_ranks(ranks, case):
+    ranks.run(case)
+
+
+def test_nothing_happens_unasked(monkeypatch):
+    import flux_tp
+    from flux_tp.integrations import vllm
+
+    # It would import vLLM.
+    for value in ("", "0"):
+        monkeypatch.setenv("FLUX_VLLM", value)
+        vllm.register()
+    monkeypatch.delenv("FLUX_VLLM")
+    vllm.register()
+    monkeypatch.setenv("FLUX_VLLM", "yes")
+    with pytest.raises(flux_tp.FluxError, match="FLUX_VLLM = 'yes': give 1"):
+        vllm.register()
+
+
+def test_the_wheel_names_the_plugin():
+    from importlib.metadata import entry_points
+
+    (plugin,) = (found for found in entry_points(group="vllm.general_plugins") if found.name == "flux_tp")
+    from flux_tp.integrations.vllm import register
+
+    assert plugin.load() is register
+
+
+def test_rows_of_graphs():
+    from cases_vllm import configured
+    from flux_tp.integrations.vllm import captured
+
+    assert captured(configured(sizes=[4, 1, 2], max_m=64)) == [1, 2, 4]
+    assert captured(configured(sizes=None, max_m=64)) == []
+    # Three drafted tokens and one more: vLLM rounds sizes to fours.
+    assert captured(configured(sizes=[1, 2, 6, 64], max_m=64, drafted=3)) == [1, 2, 4, 6, 8, 64]
+    assert captured(configured(sizes=[1, 63], max_m=63, drafted=1)) == [1, 2, 63]
+
+
+def test_settings_that_keep_vllms_layers():
+    from cases_vllm import configured
+    from flux_tp.integrations.vllm import unfit
+
+    assert unfit(configured()) is None
+    for settings, word in (({"enable_sp": True}, "enable_sp"), ({"ubatching": True}, "micro-batches"), ({"offloaded": 1.0}, "host memory")):
+        assert word in unfit(configured(**settings))
+
+
+def test_a_step_raises_what_a_communicator_found(monkeypatch):
+    from flux_tp.integrations import vllm
+
+    class Broken:
+        def check(self):
+            raise RuntimeError("a peer is lost")
+
+    class Later:
+        def get_output(self):
+            return 7
+
+    class Worker:
+        def execute_model(self, output):
+            return output
+
+    step = vllm.checked(Worker.execute_model)
+    assert step(Worker(), 5) == 5 and step(Worker(), Later()).get_output() == 7
+    monkeypatch.setitem(vllm._communicators, "tp:0", Broken())
+    later = step(Worker(), Later())
+    for asked in (lambda: step(Worker(), 5), later.get_output):
+        with pytest.raises(RuntimeError, match="a peer is lost"):
+            asked()
