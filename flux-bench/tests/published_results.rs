@@ -90,7 +90,7 @@ fn layers_line(row: &Value) -> String {
     let ms = |mode: &str| row["ms"][mode].as_f64();
     let flux = ms("flux").unwrap();
     let base = if row["phase"] == "train" { "sp" } else { "ar" };
-    let others = row["ms"].as_object().unwrap().iter().filter(|(mode, _)| !["none", "flux"].contains(&mode.as_str()));
+    let others = row["ms"].as_object().unwrap().iter().filter(|(mode, _)| *mode != "none" && !mode.starts_with("flux"));
     let times = others.filter_map(|(mode, ms)| Some((mode.as_str(), ms.as_f64()?)));
     let (best, best_ms) = times.min_by(|a, b| a.1.total_cmp(&b.1)).unwrap();
     let (none, base_ms) = (ms("none").unwrap(), ms(base).unwrap());
@@ -102,12 +102,40 @@ fn layers_line(row: &Value) -> String {
     )
 }
 
+/// The table line of a training row whose column-parallel layers keep what they have gathered.
+fn kept_line(row: &Value) -> String {
+    let ms = |mode: &str| row["ms"][mode].as_f64().unwrap();
+    let [none, sp, async_tp, flux, kept] = ["none", "sp", "async_tp", "flux", "flux_kept"].map(ms);
+    let (model, speed_up, hidden) = (row["model"].as_str().unwrap(), sp / kept, (sp - kept) / (sp - none));
+    format!("| {model} | {} | {none:.3} | {sp:.3} | {async_tp:.3} | {flux:.3} | {kept:.3} | {speed_up:.2} | {hidden:.2} |", row["m"])
+}
+
+/// The table line of a row of Megatron-Core's steps, without the difference of losses.
+fn step_line(row: &Value) -> String {
+    let [theirs, flux] = ["megatron", "flux"].map(|mode| row["ms"][mode].as_f64().unwrap());
+    format!("| {} | {} | {theirs:.1} | {flux:.1} | {:.2} |", row["model"].as_str().unwrap(), row["m"], theirs / flux)
+}
+
+/// The table line of a row of vLLM's answers.
+fn answer_line(row: &Value) -> String {
+    let [theirs, flux] = ["default", "flux"].map(|mode| row["ms"][mode].as_f64().unwrap());
+    let [batch, input, output] = ["batch", "input", "output"].map(|field| &row[field]);
+    format!("| {} | {batch} | {input} | {output} | {theirs:.1} | {flux:.1} | {:.2} |", row["case"].as_str().unwrap(), theirs / flux)
+}
+
+/// The lines of all rows of some records that have what a line needs.
+fn lines_of(files: &str, needs: &str, line: fn(&Value) -> String) -> Vec<String> {
+    let records = files.split(' ').map(|file| serde_json::from_str::<Value>(&fs::read_to_string(root().join(file)).unwrap()).unwrap());
+    let rows = records.flat_map(|record| record["rows"].as_array().unwrap().clone());
+    rows.filter(|row| row["ms"][needs].is_number()).map(|row| line(&row)).collect()
+}
+
 /// What precedes a table says where its figures stand: `flux-bench show ...` prints the table,
-/// `figures of FILE ...` have every decimal figure, `unaligned ...` and `layers of FILE` compute
-/// it.
+/// `figures of FILE ...` have every decimal figure, `unaligned ...`, `layers of FILE`, `kept layers
+/// of FILE ...`, `steps of FILE` and `answers of FILE` compute it.
 #[test]
 fn tables_of_documents_stand_in_the_results() {
-    let mut kinds = [0; 4];
+    let mut kinds = [0; 7];
     for (name, document) in documents() {
         for (comment, table) in marked_tables(&document) {
             if comment.starts_with("flux-bench show ") {
@@ -124,10 +152,22 @@ fn tables_of_documents_stand_in_the_results() {
                 assert!(table[2..] == unaligned(), "{name}: {}", unaligned().join("\n"));
                 kinds[2] += 1;
             } else if let Some(file) = comment.strip_prefix("layers of ") {
-                let record: Value = serde_json::from_str(&fs::read_to_string(root().join(file)).unwrap()).unwrap();
-                let lines: Vec<_> = record["rows"].as_array().unwrap().iter().map(layers_line).collect();
+                let lines = lines_of(file, "flux", layers_line);
                 assert!(table[2..].iter().all(|line| lines.contains(line)), "{name}: {}", lines.join("\n"));
                 kinds[3] += 1;
+            } else if let Some(files) = comment.strip_prefix("kept layers of ") {
+                let lines = lines_of(files, "flux_kept", kept_line);
+                assert!(table[2..] == lines, "{name}: {}", lines.join("\n"));
+                kinds[4] += 1;
+            } else if let Some(file) = comment.strip_prefix("steps of ") {
+                let lines = lines_of(file, "megatron", step_line);
+                let all = table.len() == 2 + lines.len() && table[2..].iter().zip(&lines).all(|(row, line)| row.starts_with(line));
+                assert!(all, "{name}: {}", lines.join("\n"));
+                kinds[5] += 1;
+            } else if let Some(file) = comment.strip_prefix("answers of ") {
+                let lines = lines_of(file, "default", answer_line);
+                assert!(table[2..] == lines, "{name}: {}", lines.join("\n"));
+                kinds[6] += 1;
             }
         }
     }

@@ -1,6 +1,6 @@
 """Cases with layers in the form of vLLM's; see ``ranks``.
 
-vLLM needs a GPU. A stand-in has the fields and the forward pass of its RowParallelLinear that the plugin builds on.
+vLLM needs a GPU. A mock has the fields and the forward pass of its RowParallelLinear that the plugin builds on.
 """
 
 from __future__ import annotations

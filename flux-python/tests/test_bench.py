@@ -100,6 +100,27 @@ def test_late_rounds_count_only_where_they_are_most(of):
         assert kept == (times[late:] if late <= 7 else times), late
 
 
+def test_engines_of_vllm_become_a_record(tmp_path):
+    from flux_tp.bench.vllm import CASES, _compared, rows_of
+
+    def engine(scale, other):
+        cases = [{"ms": [40.0 * scale, 10.0 * scale, 20.0 * scale]} | ({"first_ms": [4.5 * scale]} if count > 1 else {}) for *_, count in CASES]
+        return {"cases": cases, "tokens": [[1, 2], [3, 4 + other]]}
+
+    found = {"default": engine(2.0, 0), "flux": engine(1.0, 1)}
+    rows = rows_of(found, "llama3-70b", 4)
+    assert [row["batch"] for row in rows] == [4, 1, 16, 64, 256]
+    assert rows[0]["ms"] == {"default": 40.0, "flux": 20.0} and rows[0]["spread"]["flux"] == [10.0, 40.0]
+    assert "step_ms" not in rows[0] and rows[1]["step_ms"] == {"default": 1.0, "flux": 0.5}
+    assert _compared(found) == {"flux": {"equal_first_tokens": 1.0, "equal_tokens": 0.75}}
+    head = {"kind": "vllm", "vllm": "0.20.0", "layers": 8, "compared": _compared(found), "device": "GPU", "gpus": 4, "transport": "nvlink"}
+    head |= {"nccl_p2p": True, "torch": "2", "nccl": "2", "driver": "1", "commit": "c", "date": "2026-01-01T00:00:00Z"}
+    path = tmp_path / "vllm.json"
+    path.write_text(json.dumps(head | {"rows": rows}))
+    shown = bench("show", str(path))
+    assert "| decode | 1 | 128 | 32 | 40.0 | 20.0 | 1.00 | 0.50 | 2.00x |" in shown and "100 % of the first ones, 75 % of all." in shown
+
+
 def test_unknown_words_are_refused():
     ended = subprocess.run([sys.executable, "-m", "flux_tp.bench", "layers", "--modes", "magic"], capture_output=True, text=True, timeout=PATIENCE)
     assert ended.returncode == 2 and "'magic' is none of none, ar," in ended.stderr

@@ -230,8 +230,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// ```
     ///
     /// # Errors
-    /// Of the build: [`BuildError::GatedWeights`] with [`WeightLayout::Kn`], [`BuildError::Problem`]
-    /// where `n` is no multiple of 16 or has fewer than 16 for each rank, and
+    /// Of the build: [`BuildError::GatedWeights`] with [`WeightLayout::Kn`]. [`BuildError::Problem`]
+    /// where `n` is no multiple of 16, or has fewer than 16 for each rank.
     /// [`BuildError::GatedTile`] where 16 does not divide the columns of a plan's tiles.
     pub fn gated(mut self, layout: GateLayout) -> Self {
         self.request.epilogue.gates = Some(layout);

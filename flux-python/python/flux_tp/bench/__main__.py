@@ -59,6 +59,15 @@ def _arguments() -> argparse.Namespace:
         command.add_argument("--samples", type=_positive, default=15, help="rounds that are counted (15)")
         command.add_argument("--json", type=Path, help="where the record goes")
         command.add_argument("--time-limit", type=float, default=3600.0, help="seconds after which no further row begins (3600)")
+    serving = commands.add_parser("vllm", help="time vLLM's engine with its own layers and with flux_tp's")
+    engines = ["default", "async_tp", "flux"]
+    serving.add_argument("--models", type=_words(["llama3-70b"]), default=["llama3-70b"], help="llama3-70b")
+    serving.add_argument("--modes", type=_words(engines), default=engines, help=f"of {', '.join(engines)}")
+    serving.add_argument("--layers", type=_positive, default=8, help="layers of the model (8)")
+    serving.add_argument("--tp", type=_positive, help="ranks of an engine (all GPUs)")
+    serving.add_argument("--samples", type=_positive, default=7, help="calls that are counted (7)")
+    serving.add_argument("--json", type=Path, help="where the record goes")
+    serving.add_argument("--time-limit", type=float, default=600.0, help="seconds after which an engine is given up (600)")
     show = commands.add_parser("show", help="print records as tables")
     show.add_argument("--summary", action="store_true", help="one table: the bound, the base and flux")
     show.add_argument("files", type=Path, nargs="+")
@@ -92,6 +101,26 @@ def _start(arguments: argparse.Namespace) -> int:
     return ended.returncode
 
 
+def _vllm(a: argparse.Namespace) -> int:
+    """Starts an engine of each mode."""
+    import importlib.util
+
+    if importlib.util.find_spec("vllm") is None:
+        print("vllm is not installed", file=sys.stderr)
+        return 2
+    import torch
+
+    from .vllm import run
+
+    gpus = torch.cuda.device_count()
+    tp = a.tp or gpus
+    if not 2 <= tp <= gpus:
+        print(f"--tp {tp}: there are {gpus} GPUs, and an engine of several ranks takes 2 or more", file=sys.stderr)
+        return 2
+    os.environ.update(_variables("nvlink"))
+    return run(Options(a.models, ["vllm"], None, a.modes, a.layers, "nvlink", a.samples, a.json, a.time_limit), tp)
+
+
 def main() -> int:
     arguments = _arguments()
     if arguments.command == "show":
@@ -99,6 +128,8 @@ def main() -> int:
 
         show(arguments.files, arguments.summary)
         return 0
+    if arguments.command == "vllm":
+        return _vllm(arguments)
     os.environ.update(_variables(arguments.transport))
     if "RANK" not in os.environ:
         return _start(arguments)

@@ -56,6 +56,9 @@ def line(row: dict[str, Any]) -> str:
         judged = "" if row["verified"] else "  NOT VERIFIED"
         steps = len(row["losses"]["flux"])
         return f"{row['model']} m={row['m']} tp={row['tp']} {row['transport']}: {times}, losses of {steps} steps within {row['difference']:.1e}{judged}"
+    if row["phase"] == "vllm":
+        times = "  ".join(f"{mode} {ms:.1f}" for mode, ms in row["ms"].items())
+        return f"{row['model']} {row['case']} batch={row['batch']} tp={row['tp']}: {times} ms"
     times = "  ".join(f"{mode} {ms:.3f}" for mode, ms in row["ms"].items())
     words = f"{row['model']} {row['phase']} m={row['m']} tp={row['tp']} {row['transport']}: {times} ms a layer"
     words += "" if row["verified"] else f"  NOT VERIFIED {row['error']}, {row['largest_error']:.1e} at most"
@@ -136,9 +139,28 @@ def _megatron(record: dict[str, Any]) -> Iterable[str]:
     yield from _table(head, (cells(row) for row in record["rows"]))
 
 
+def _vllm(record: dict[str, Any]) -> Iterable[str]:
+    """One table of all cases: times of an answer, and of a decoded token."""
+    yield f"vllm {record['vllm']}, {record['layers']} layers\n"
+    modes = [mode for mode in ("default", "async_tp", "flux") if any(mode in row["ms"] for row in record["rows"])]
+    head = ["case", "batch", "input", "output", *(f"{mode}, ms" for mode in modes), *(f"{mode}, ms a token" for mode in modes), "speed-up"]
+
+    def cells(row: dict[str, Any]) -> list[str]:
+        ms, steps = row["ms"], row.get("step_ms", {})
+        words = [row["case"], *(str(row[field]) for field in ("batch", "input", "output"))]
+        words += [*(_number(ms.get(mode), 1) for mode in modes), *(_number(steps.get(mode), 2) for mode in modes)]
+        return [*words, _number(_over(row, "default"), 2, "x")]
+
+    yield from _table(head, (cells(row) for row in record["rows"]))
+    for mode, shares in record["compared"].items():
+        first, all_tokens = (round(100 * shares[f"equal_{what}"]) for what in ("first_tokens", "tokens"))
+        yield f"\nGreedy tokens of {mode} that are those of the first mode: {first} % of the first ones, {all_tokens} % of all."
+
+
 def show(paths: Iterable[Path], summary: bool) -> None:
     """Prints records."""
     for path in paths:
         record = json.loads(path.read_text(encoding="utf-8"))
-        tables = _megatron if record["kind"] == "megatron" else _summary if summary else _full
+        kinds = {"megatron": _megatron, "vllm": _vllm}
+        tables = kinds.get(record["kind"], _summary if summary else _full)
         print("\n".join([_set_up(record), *tables(record)]))
