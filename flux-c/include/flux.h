@@ -225,8 +225,8 @@ typedef struct flux_op_options {
     int32_t dtype;
     // Most rows of a call, of all ranks together.
     size_t max_m;
-    // Output features of all ranks together, a multiple of 8. Of FLUX_ALL_GATHER_GEMM at least 8
-    // for each rank.
+    // Output features of all ranks together, a multiple of 8, with gates of 16. Of
+    // FLUX_ALL_GATHER_GEMM at least as many for each rank.
     size_t n;
     // Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM at
     // least 8 for each rank.

@@ -110,8 +110,8 @@ pub struct flux_op_options {
     pub dtype: i32,
     /// Most rows of a call, of all ranks together.
     pub max_m: usize,
-    /// Output features of all ranks together, a multiple of 8. Of FLUX_ALL_GATHER_GEMM at least 8
-    /// for each rank.
+    /// Output features of all ranks together, a multiple of 8, with gates of 16. Of
+    /// FLUX_ALL_GATHER_GEMM at least as many for each rank.
     pub n: usize,
     /// Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM at
     /// least 8 for each rank.

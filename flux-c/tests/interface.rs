@@ -159,7 +159,7 @@ fn bad_options_of_an_op_are_refused() {
     refused_with(flux_op_options { flags: FLUX_OP_F32_PARTIALS, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no partials");
     let reduces = options(FLUX_GEMM_ALL_REDUCE);
     refused_with(flux_op_options { activation: 10, ..good }, FLUX_ERROR_ARGUMENT, "options.activation = 10");
-    refused_with(flux_op_options { activation: 5, ..good }, FLUX_ERROR_OPERAND, "24 rows of gates and ups");
+    refused_with(flux_op_options { activation: 5, ..good }, FLUX_ERROR_OPERAND, "pad n with zeros to 32");
     let transposed = flux_op_options { activation: 5, n: 32, flags: FLUX_OP_WEIGHTS_KN, ..good };
     refused_with(transposed, FLUX_ERROR_OPERAND, "create the op without FLUX_OP_WEIGHTS_KN");
     refused_with(flux_op_options { activation: 5, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");

@@ -265,19 +265,21 @@ def gates_of_unequal_parts_have_gradients(comm):
     half, m = 16 * comm.world_size + 8, comm.world_size * 8
     part = comm.features(half)
     x, gates, ups = tensors(BF16, operand(1, m, 32)[rows(comm.world_size, comm.rank, m)], operand(2, half, 32)[part], operand(3, half, 32)[part])
+    biases = tensors(BF16, operand(4, half)[part], operand(5, half)[part])
     for activation in ("swiglu", "swiglu_interleaved"):
-        whole = torch.stack((gates, ups), 1).flatten(0, 1) if activation.endswith("interleaved") else torch.cat((gates, ups))
+        of = (lambda pair: torch.stack(pair, 1).flatten(0, 1)) if activation.endswith("interleaved") else torch.cat
+        whole, bias = of((gates, ups)), of(tuple(biases))
         X, weight = x.clone().requires_grad_(), whole.clone().requires_grad_()
-        y = flux_tp.all_gather_matmul(X, weight, activation=activation, n=2 * half)
+        y = flux_tp.all_gather_matmul(X, weight, bias, activation=activation, n=2 * half)
         y.sum().backward()
         apart = [t.clone().requires_grad_() for t in (x, gates, ups)]
-        gate, up = (flux_tp.all_gather_matmul(apart[0], w, n=half) for w in apart[1:])
+        gate, up = (flux_tp.all_gather_matmul(apart[0], w, b, n=half) for w, b in zip(apart[1:], biases, strict=True))
         plain = torch.nn.functional.silu(gate) * up
         plain.sum().backward()
         assert torch.equal(y, plain) and torch.equal(X.grad, apart[0].grad)
         found = weight.grad.unflatten(0, (-1, 2)).unbind(1) if activation.endswith("interleaved") else weight.grad.chunk(2)
         assert all(map(torch.equal, found, (apart[1].grad, apart[2].grad)))
         with torch.no_grad():
-            fused = flux_tp.all_gather_matmul(x, whole, activation=activation, n=2 * half)
+            fused = flux_tp.all_gather_matmul(x, whole, bias, activation=activation, n=2 * half)
         # The product is rounded before its gates where a gradient is needed.
         torch.testing.assert_close(y.detach(), fused, rtol=0.03, atol=0.03)

@@ -83,8 +83,8 @@ def a_gpt_learns_alike(comm):
     """Losses and gradients of Megatron-Core's own linear layers and of ours."""
     start(comm)
     transport = "host" if comm.device is None else "auto"
-    with megatron.connect(transport=transport, max_m=SEQUENCE * BATCH):
-        for sequence_parallel in (True, False):
+    for sequence_parallel, keep_gathered in ((True, False), (True, True), (False, False)):
+        with megatron.connect(keep_gathered=keep_gathered, transport=transport, max_m=SEQUENCE * BATCH):
             config, spec = configured(comm, sequence_parallel), get_gpt_layer_local_spec()
             theirs, ours = gpt(config, spec), gpt(config, megatron.fused(spec))
             assert list(theirs.state_dict()) == list(ours.state_dict())

@@ -117,8 +117,9 @@ def _run(op, arguments, second, out, needs_grad, keep):
         function = FUNCTIONS[activation]
         if isinstance(function, _Gated) and n > 0 and n % (16 * known(comm).world_size):
             # Ranks with unequal numbers of gates: as one product their columns would be split otherwise.
-            weights, biases = function.halves(weight, 0), (None, None) if bias is None else function.halves(bias, 0)
-            gate, up = (AllGatherMatmul.apply(x, half, b, m, n // 2, comm, keep) for half, b in zip(weights, biases, strict=True))
+            weights = function.halves(weight, 0)
+            biases = (None, None) if bias is None else [half.contiguous() for half in function.halves(bias, 0)]
+            gate, up = (AllGatherMatmul.apply(x, w, b, m, n // 2, comm, keep) for w, b in zip(weights, biases, strict=True))
             return function.activate(gate) * up
         return function(AllGatherMatmul.apply(x, weight, bias, m, n, comm, keep))
     return (MatmulReduceScatter if op == "matmul_reduce_scatter" else MatmulAllReduce).apply(*arguments)

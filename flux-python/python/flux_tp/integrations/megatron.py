@@ -31,20 +31,22 @@ from ..errors import FluxError, OperandError
 
 __all__ = ["ColumnParallelLinear", "Norm", "RowParallelLinear", "block", "connect", "fused"]
 
-_communicators: dict[str, Communicator] = {}
+# By the name of a group, with `keep_gathered`.
+_connections: dict[str, tuple[Communicator, bool]] = {}
 
 
-def connect(group: Any = None, **options: Any) -> Communicator:
+def connect(group: Any = None, *, keep_gathered: bool = False, **options: Any) -> Communicator:
     """Connects the ranks of a tensor-parallel group; collective.
 
     Args:
         group: the ProcessGroup of the layers. ``None``: Megatron-Core's tensor-parallel group.
+        keep_gathered: as of :class:`flux_tp.ColumnParallelLinear`, of all layers of the group.
         options: those of :func:`flux_tp.init`. ``max_m`` is the tokens of a micro-batch at least.
     """
     if group is None:
         group = parallel_state.get_tensor_model_parallel_group()
     comm = _comm.init(group, **options)
-    _communicators[group.group_name] = comm
+    _connections[group.group_name] = (comm, keep_gathered)
     return comm
 
 
@@ -74,11 +76,11 @@ def _replaced(spec: ModuleSpec, classes: dict[type, type]) -> ModuleSpec:
     return spec
 
 
-def _communicator(layer: Any) -> Communicator:
-    comm = _communicators.get(layer.tp_group.group_name)
-    if comm is None:
+def _connection(layer: Any) -> tuple[Communicator, bool]:
+    connection = _connections.get(layer.tp_group.group_name)
+    if connection is None:
         raise FluxError("the layer's tensor-parallel group has no communicator: call flux_tp.integrations.megatron.connect first")
-    return comm
+    return connection
 
 
 def _refuse_fusion(config: TransformerConfig) -> None:
@@ -96,7 +98,8 @@ class ColumnParallelLinear(tensor_parallel.ColumnParallelLinear):
     def _forward_impl(self, input: Tensor, weight: Tensor, *args: Any, **options: Any) -> Tensor:  # noqa: A002 (its name there)
         if not options["sequence_parallel"]:
             return super()._forward_impl(input, weight, *args, **options)
-        return all_gather_matmul(input, weight, options["bias"], group=_communicator(self))
+        comm, keep_gathered = _connection(self)
+        return all_gather_matmul(input, weight, options["bias"], group=comm, keep_gathered=keep_gathered)
 
 
 class RowParallelLinear(tensor_parallel.RowParallelLinear):
@@ -110,7 +113,7 @@ class RowParallelLinear(tensor_parallel.RowParallelLinear):
         if self.explicit_expert_comm or not self.input_is_parallel or self.tp_group.size() == 1:
             return super().forward(input_)
         op = matmul_reduce_scatter if self.sequence_parallel else matmul_all_reduce
-        y = op(input_, self.weight, group=_communicator(self))
+        y = op(input_, self.weight, group=_connection(self)[0])
         # Outside the op: Megatron-Core sums the gradient of the rows' bias over the ranks itself.
         if self.bias is None or self.skip_bias_add:
             return y, self.bias
