@@ -254,8 +254,8 @@ pub enum CallError {
         found.rows, found.cols, expected.rows, expected.cols, shape_remedy(operand, *op, *expected, *found)
     )]
     Shape {
-        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`; of a further weight `w[i]`,
-        /// `bias[i]` or `y[i]`.
+        /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`; of a further weight
+        /// `w[i]`, `bias[i]` or `y[i]`.
         operand: &'static str,
         /// The op.
         op: OpKind,

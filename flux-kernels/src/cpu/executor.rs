@@ -93,8 +93,8 @@ impl<T: Element> Executor<T> {
     ///
     /// # Errors
     /// [`ExecuteError::Operand`], [`ExecuteError::Activation`], [`ExecuteError::Gates`],
-    /// [`ExecuteError::Weights`], [`ExecuteError::Residual`], [`ExecuteError::Workspace`] and [`ExecuteError::OutOfMemory`]
-    /// before anything is touched.
+    /// [`ExecuteError::Weights`], [`ExecuteError::Residual`], [`ExecuteError::Workspace`] and
+    /// [`ExecuteError::OutOfMemory`] before anything is touched.
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
     pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {

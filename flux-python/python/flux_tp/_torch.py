@@ -116,7 +116,7 @@ def _run(op, arguments, second, out, needs_grad, keep):
         # The derivative of an activation needs its input, which the fused op does not keep.
         function = FUNCTIONS[activation]
         if isinstance(function, _Gated) and n > 0 and n % (16 * known(comm).world_size):
-            # Ranks with unequal numbers of gates: as one product their columns would be split otherwise.
+            # Ranks with unequal numbers of gates: one product would split its columns otherwise.
             weights = function.halves(weight, 0)
             biases = (None, None) if bias is None else [half.contiguous() for half in function.halves(bias, 0)]
             gate, up = (AllGatherMatmul.apply(x, w, b, m, n // 2, comm, keep) for w, b in zip(weights, biases, strict=True))

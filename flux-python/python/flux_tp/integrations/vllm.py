@@ -85,7 +85,7 @@ class RowParallel:
         self.flux_max_m, self.flux_comm = comm.max_m, comm.id
 
     def forward(self, input_: Tensor) -> Any:
-        # A compiled model has no other numbers of rows than the scheduler's, and must not ask for them.
+        # A compiled model has the scheduler's numbers of rows alone, and must not ask for them.
         if self.flux_comm is None or not self.reduce_results or not (torch.compiler.is_compiling() or self._takes(input_)):
             return super().forward(input_)
         x = input_ if input_.dim() == 2 else input_.reshape(-1, input_.shape[-1])
@@ -156,7 +156,7 @@ def _connect(group: Any, config: Any) -> Communicator | None:
 
     reason = unfit(config) if current_platform.is_cuda() else "this is not CUDA"
     if reason is None:
-        # vLLM makes its layers with the GPU as torch's default device, and this group's tensors are on the CPU.
+        # vLLM makes its layers with the GPU as torch's default device. This group is the CPU's.
         with torch.device("cpu"):
             comm = _comm.init(
                 group,
