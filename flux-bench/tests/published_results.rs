@@ -120,7 +120,10 @@ fn step_line(row: &Value) -> String {
 fn answer_line(row: &Value) -> String {
     let [theirs, flux] = ["default", "flux"].map(|mode| row["ms"][mode].as_f64().unwrap());
     let [batch, input, output] = ["batch", "input", "output"].map(|field| &row[field]);
-    format!("| {} | {batch} | {input} | {output} | {theirs:.1} | {flux:.1} | {:.2} |", row["case"].as_str().unwrap(), theirs / flux)
+    let case = row["case"].as_str().unwrap();
+    let [their_step, step] = ["default", "flux"].map(|mode| row["step_ms"][mode].as_f64().map_or("-".to_owned(), |ms| format!("{ms:.2}")));
+    let times = format!("{theirs:.1} | {flux:.1} | {:.2} | {their_step} | {step}", theirs / flux);
+    format!("| {case} | {batch} | {input} | {output} | {times} |")
 }
 
 /// The lines of all rows of some records that have what a line needs.

@@ -118,6 +118,18 @@ fn a_batch_invariant_op_has_rows_of_its_own() {
     assert_eq!((text.lines().count(), text.matches(",gemm_rs batch-invariant,").count()), (4, 1), "{text}");
 }
 
+/// The plan is that of one weight with all columns.
+#[test]
+fn an_op_of_several_weights_is_tuned() {
+    let folder = tempfile::tempdir().unwrap();
+    let [table, _] = tables(&folder);
+    on_ranks(2, |comm| {
+        let builder = || AllGatherGemm::<bf16>::builder(64, 96, 64).several_weights(&[64, 16, 16]).plan_table(&table);
+        let plan = timing(builder().tune(comm, &QUICK).unwrap()).plan();
+        assert_eq!(builder().build(comm).unwrap().plan(64).unwrap(), plan);
+    });
+}
+
 #[test]
 fn rank_0s_row_wins_where_tables_disagree() {
     let folder = tempfile::tempdir().unwrap();

@@ -26,6 +26,8 @@ def modules(comm):
     other = copy.deepcopy(up.state_dict())
     up.load_state_dict(other, strict=True)
     raises(flux_tp.OperandError, lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 4), "out_features", "pad them to")
+    gated = lambda: flux_tp.ColumnParallelLinear(32, 16 * comm.world_size + 1, activation="swiglu")
+    raises(flux_tp.OperandError, gated, "out_features", f"pad them to {16 * comm.world_size + 16}")
     raises(flux_tp.OperandError, lambda: flux_tp.RowParallelLinear(16 * comm.world_size, 24, partials="bfloat16"), "give 'float32'")
     m = comm.world_size * 4
     own = rows(comm.world_size, comm.rank, m)

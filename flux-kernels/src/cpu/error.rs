@@ -56,8 +56,8 @@ pub enum ExecuteError {
         /// Rows of `w` as `[n, k]`.
         n: u32,
     },
-    /// Other weights than the problem's, or several as `[k, n]`.
-    #[error("the program takes {takes} weights, several of them as [n, k] only; others were given, as {layout}")]
+    /// Other weights than the problem's, several as `[k, n]`, or some of them with a bias.
+    #[error("the program takes {takes} weights, several of them as [n, k] only, with a bias each or none; others were given, as {layout}")]
     Weights {
         /// Weights of the problem.
         takes: usize,

@@ -105,8 +105,11 @@ impl<T: Element> Executor<T> {
         let (rows, cols) = layout.extents(columns(0), problem.k_local(rank));
         fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
         fits("y", epilogue.y_shape(&problem, rank), y.elements.len(), y.stride)?;
-        if more.iter().flatten().count() + 1 != problem.weight_count() || layout != WeightLayout::Nk && problem.weight_count() > 1 {
-            return Err(ExecuteError::Weights { takes: problem.weight_count(), layout });
+        let count = problem.weight_count();
+        let are_the_problems = (1..).zip(&more).all(|(weight, more)| more.is_some() == (weight < count));
+        let like_the_first = more.iter().flatten().all(|more| more.bias.is_some() == epilogue.bias.is_some());
+        if !are_the_problems || !like_the_first || layout != WeightLayout::Nk && count > 1 {
+            return Err(ExecuteError::Weights { takes: count, layout });
         }
         for (weight, more) in (1..).zip(more.iter().flatten()) {
             let n = columns(weight);

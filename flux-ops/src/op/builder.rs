@@ -252,7 +252,7 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// the ranks cannot split, and for gates; [`BuildError::SeveralWeights`] with
     /// [`WeightLayout::Kn`].
     pub fn several_weights(mut self, columns: &[usize]) -> Self {
-        self.request.columns = columns.to_vec();
+        self.request.columns = Some(columns.to_vec());
         self
     }
 }

@@ -21,8 +21,8 @@ pub(crate) struct Request {
     pub(crate) max_m: usize,
     pub(crate) n: usize,
     pub(crate) k: usize,
-    /// The output columns of each of several weights, `n` in all; empty of one.
-    pub(crate) columns: Vec<usize>,
+    /// The output columns of each of several weights, `n` in all.
+    pub(crate) columns: Option<Vec<usize>>,
     pub(crate) dtype: DType,
     pub(crate) epilogue: EpilogueSpec,
     pub(crate) weights: WeightLayout,
@@ -42,7 +42,7 @@ impl Request {
     pub(crate) fn new(op: OpKind, max_m: usize, n: usize, k: usize, dtype: DType) -> Self {
         let (epilogue, weights, launch) = (EpilogueSpec::default(), WeightLayout::default(), LaunchOptions::default());
         let (plan, table, batch_invariant, max_workspace) = (None, None, false, None);
-        let (columns, partials) = (Vec::new(), Partials::OpDType);
+        let (columns, partials) = (None, Partials::OpDType);
         Self { op, max_m, n, k, columns, dtype, epilogue, weights, plan, table, launch, batch_invariant, partials, max_workspace }
     }
 
@@ -60,11 +60,9 @@ impl Request {
     pub(crate) fn largest(&self, comm: &Communicator) -> Result<Problem, BuildError> {
         let problem = Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?.with_partials(self.partials);
         let problem = if self.epilogue.gates.is_some() { problem.with_gates()? } else { problem };
-        if self.columns.is_empty() {
-            return Ok(problem);
-        }
+        let Some(columns) = &self.columns else { return Ok(problem) };
         // What no u32 holds is no sum of `n`.
-        let columns: Vec<_> = self.columns.iter().map(|&columns| u32::try_from(columns).unwrap_or(u32::MAX)).collect();
+        let columns: Vec<_> = columns.iter().map(|&columns| u32::try_from(columns).unwrap_or(u32::MAX)).collect();
         Ok(problem.with_weights(&columns)?)
     }
 
@@ -159,7 +157,7 @@ impl fmt::Display for Request {
             max_workspace: _,
         } = self;
         write!(f, "{op} max_m={max_m} n={n} k={k} {dtype}, {epilogue}, ")?;
-        if !columns.is_empty() {
+        if let Some(columns) = columns {
             write!(f, "weights of {columns:?} columns, ")?;
         }
         match plan {

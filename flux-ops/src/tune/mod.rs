@@ -183,12 +183,13 @@ impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
     }
 }
 
-/// Times plans for a request, without bias, activation and time line; collective.
+/// Times plans for a request, without bias, activation and time line, and with one weight; collective.
 pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
     let begun = Instant::now();
     let request = Request {
         epilogue: EpilogueSpec::default(),
         weights: WeightLayout::default(),
+        columns: None,
         launch: LaunchOptions { trace: false, ..request.launch },
         ..request.clone()
     };

@@ -279,6 +279,13 @@ def _check_extents(**extents: int | None) -> None:
             raise OperandError(f"{name} = {extent}: give a number from 0 on")
 
 
+def check_gates(name: str, n: int, world: int) -> None:
+    """Refuses gates and ups that the ranks cannot split: each has 8 of both at least."""
+    padded = 16 * max(-(-n // 16), world)
+    if n != padded:
+        raise OperandError(f"{name} = {n}: gates and ups are split over {world} ranks in groups of 16; pad them to {padded}")
+
+
 def _check_norm(norm: Any, out: Any) -> None:
     if not (isinstance(norm, tuple) and len(norm) == 2 and isinstance(norm[1], (int, float))):
         raise OperandError(f"norm is a {type(norm).__name__}: give a tuple (gain, eps) of an operand and a number")

@@ -116,6 +116,7 @@ def _run(op, arguments, second, out, needs_grad, keep):
         # The derivative of an activation needs its input, which the fused op does not keep.
         function = FUNCTIONS[activation]
         if isinstance(function, _Gated) and n > 0 and n % (16 * known(comm).world_size):
+            _ops.check_gates("n", n, known(comm).world_size)
             # Ranks with unequal numbers of gates: one product would split its columns otherwise.
             weights = function.halves(weight, 0)
             biases = (None, None) if bias is None else [half.contiguous() for half in function.halves(bias, 0)]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from ._autograd import CopiedInputLinear
 from ._comm import Communicator, default
-from ._ops import ACTIVATIONS, GATED, all_gather_matmul, matmul_all_reduce, matmul_reduce_scatter, partials_number
+from ._ops import ACTIVATIONS, GATED, all_gather_matmul, check_gates, matmul_all_reduce, matmul_reduce_scatter, partials_number
 from ._torch import FUNCTIONS
 from .errors import OperandError
 
@@ -111,6 +111,8 @@ class ColumnParallelLinear(_ParallelLinear):
         if activation is not None and activation not in ACTIVATIONS:
             raise OperandError(f"activation = {activation!r}: there are {', '.join(ACTIVATIONS)}")
         halves = 2 if activation is not None and ACTIVATIONS[activation] in GATED else 1
+        if halves == 2:
+            check_gates("out_features", out_features, (group or default()).world_size)
         super().__init__(in_features, out_features, bias, sequence_parallel, group, device, dtype, halves)
         if halves == 2 and not sequence_parallel and out_features % (16 * self.comm.world_size):
             text = f"out_features = {out_features}: without sequence_parallel gates take multiples of {16 * self.comm.world_size}"

@@ -121,6 +121,7 @@ pub fn what_several_weights_cannot_be_is_refused(machine: Machine) {
             let refused = |columns: &[usize]| builder(columns).build(&node.comm).map(drop).unwrap_err();
             let problem = |error| if let BuildError::Problem(error) = error { error } else { panic!("{error}") };
             assert_eq!(problem(refused(&[40 * w, 16 * w])), ProblemError::Columns { n: 64 * world, sum: 56 * u64::from(world) });
+            assert_eq!(problem(refused(&[])), ProblemError::Weights { count: 0 });
             let five = [16 * w, 16 * w, 16 * w, 8 * w, 8 * w];
             assert_eq!(problem(refused(&five)), ProblemError::Weights { count: 5 });
             let error = problem(refused(&[64 * w - 4, 4]));
