@@ -205,7 +205,7 @@ impl Problem {
     }
 
     /// The same AllGather-GEMM with gates: `n` counts gates and ups, so `y` has half as many
-    /// columns. `n` is split over the ranks in groups of 16.
+    /// columns. `n` is split over the ranks in groups of 16. Another op has none, and stays as it is.
     ///
     /// ```
     /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};
@@ -218,6 +218,9 @@ impl Problem {
     /// # Errors
     /// [`ProblemError`]: `n` has no whole group for each rank, or is of several weights.
     pub fn with_gates(self) -> Result<Self, ProblemError> {
+        if self.op.reduces() {
+            return Ok(self);
+        }
         if self.weight_count() > 1 {
             return Err(ProblemError::OneWeight { what: "an op with gates" });
         }
@@ -329,10 +332,6 @@ impl Problem {
     /// Output columns of each weight, all global.
     pub fn weights(&self) -> &[u32] {
         &self.weights[..self.weight_count()]
-    }
-    /// Whether `n` counts gates and ups.
-    pub const fn is_gated(&self) -> bool {
-        self.gated
     }
     /// Rows of the largest shard, `m / W` rounded up.
     pub const fn m_shard(&self) -> u32 {

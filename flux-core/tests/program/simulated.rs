@@ -70,12 +70,6 @@ fn workers(call: &Call, machine: &Machine) -> u32 {
     machine.multiprocessors.min(tiles as u32)
 }
 
-/// Whether `slow` is no faster, but for 1 %: on other links pieces come in another order, which may
-/// suit the workers of a long call better.
-fn is_no_faster(slow: Duration, fast: Duration) -> bool {
-    slow * 100 >= fast * 99
-}
-
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(256))]
 
@@ -102,18 +96,22 @@ proptest! {
 
     #[test]
     fn with_one_peer_slower_links_never_make_it_faster(call in any_calls(2..=2), machine in machines(), pushes in movers(), percent in 1..100_u64) {
+        // Of a wide grid another order of arrival may suit the workers better.
+        prop_assume!(call.0[0].problem.weight_count() == 1);
         let slower = Machine { link_bytes_per_us: machine.link_bytes_per_us * percent / 100, both_ways_bytes_per_us: machine.both_ways_bytes_per_us * percent / 100, ..machine };
         let [fast, slow] = [machine, slower].map(|machine| simulate(&call.0, &machine, pushes).unwrap().time);
-        prop_assert!(is_no_faster(slow, fast), "{slow:?} instead of {fast:?}");
+        prop_assert!(slow >= fast, "{slow:?} instead of {fast:?}");
     }
 
     #[test]
     fn with_one_peer_the_way_through_the_host_is_never_faster(call in any_calls(2..=2), machine in machines()) {
+        // As above.
+        prop_assume!(call.0[0].problem.weight_count() == 1);
         // Copy engines have no cost of pushed pieces.
         let links = Machine { push_ns: 0, push_round_ns: 0, ..machine };
         let host = Machine { through_host: true, ..links };
         let [links, host] = [links, host].map(|machine| simulate(&call.0, &machine, Mover::Kernel).unwrap());
-        prop_assert!(is_no_faster(host.time, links.time), "{:?} instead of {:?}", host.time, links.time);
+        prop_assert!(host.time >= links.time, "{:?} instead of {:?}", host.time, links.time);
         prop_assert!(host.ranks.iter().zip(&call.0).all(|(rank, program)| (rank.sent, rank.received) == least_traffic(program)));
     }
 

@@ -28,8 +28,9 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     let p = program.program();
     let variant = kernel.variant();
     let ctas = args.workers;
-    let operands_fit = variant.is_gated() == args.gates.is_some() && args.more.len() + 1 == p.problem.weight_count();
-    let operands_fit = operands_fit && args.more.iter().all(|more| (more.bias == 0) == (args.bias == 0));
+    let has_weights = args.more.len() + 1 == p.problem.weight_count();
+    let has_biases = args.more.iter().all(|more| (more.bias == 0) == (args.bias == 0));
+    let operands_fit = variant.is_gated() == args.gates.is_some() && has_weights && has_biases;
     if !variant.fits(p) || !program.has_room_for(variant, ctas) || !operands_fit {
         let program = format!("{} with tiles of {}", p.problem, p.tile);
         return Err(LaunchError::Mismatch { program, kernel: variant.to_string() });

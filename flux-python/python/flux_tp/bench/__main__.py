@@ -10,6 +10,7 @@ from pathlib import Path
 
 from .models import MODELS
 from .options import PHASES, Options
+from .vllm import MODES as ENGINES
 
 _MODES = "none,ar,one_shot,two_shot,sp,async_tp,flux"
 GRACE = 180.0
@@ -60,7 +61,7 @@ def _arguments() -> argparse.Namespace:
         command.add_argument("--json", type=Path, help="where the record goes")
         command.add_argument("--time-limit", type=float, default=3600.0, help="seconds after which no further row begins (3600)")
     serving = commands.add_parser("vllm", help="time vLLM's engine with its own layers and with flux_tp's")
-    engines = ["default", "async_tp", "flux"]
+    engines = list(ENGINES)
     serving.add_argument("--models", type=_words(["llama3-70b"]), default=["llama3-70b"], help="llama3-70b")
     serving.add_argument("--modes", type=_words(engines), default=engines, help=f"of {', '.join(engines)}")
     serving.add_argument("--layers", type=_positive, default=8, help="layers of the model (8)")

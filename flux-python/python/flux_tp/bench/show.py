@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .models import MODELS
+from .vllm import MODES as ENGINES
 
 __all__ = ["line", "show"]
 
@@ -142,7 +143,7 @@ def _megatron(record: dict[str, Any]) -> Iterable[str]:
 def _vllm(record: dict[str, Any]) -> Iterable[str]:
     """One table of all cases: times of an answer, and of a decoded token."""
     yield f"vllm {record['vllm']}, {record['layers']} layers\n"
-    modes = [mode for mode in ("default", "async_tp", "flux") if any(mode in row["ms"] for row in record["rows"])]
+    modes = [mode for mode in ENGINES if any(mode in row["ms"] for row in record["rows"])]
     head = ["case", "batch", "input", "output", *(f"{mode}, ms" for mode in modes), *(f"{mode}, ms a token" for mode in modes), "speed-up"]
 
     def cells(row: dict[str, Any]) -> list[str]:
