@@ -14,7 +14,7 @@
 
 // The version of this interface. It changes with any structure: use the header of the library's own
 // build.
-#define FLUX_ABI_VERSION 1
+#define FLUX_ABI_VERSION 2
 
 // Calls add a bias.
 #define FLUX_OP_BIAS 1
@@ -40,6 +40,9 @@
 // Ranks send partial sums in fp32, in place of the operands' type: the result is rounded once, and
 // twice the bytes of partial sums are sent. Not of FLUX_ALL_GATHER_GEMM.
 #define FLUX_OP_F32_PARTIALS 64
+
+// Most weights of an op.
+#define FLUX_MAX_WEIGHTS 4
 
 // What a function returns. After all but FLUX_OK, flux_last_error_message() of the same thread
 // says what happened and what to do.
@@ -231,6 +234,11 @@ typedef struct flux_op_options {
     // Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM at
     // least 8 for each rank.
     size_t k;
+    // Of FLUX_ALL_GATHER_GEMM with several weights, such as queries, keys and values, which share
+    // the gathered rows: the columns of each, `n` in all, then zeros. Zeros for one weight. Ranks
+    // split each weight on its own: flux_op_weight_columns. Gates and FLUX_OP_WEIGHTS_KN are
+    // refused.
+    size_t columns[FLUX_MAX_WEIGHTS];
     // FLUX_OP_BIAS and others, or 0.
     uint32_t flags;
     // A flux_activation.
@@ -262,7 +270,8 @@ typedef struct flux_operands {
     size_t size;
     // Input: see flux_op_kind.
     const struct flux_tensor *x;
-    // Weight: see flux_op_kind.
+    // Weight: see flux_op_kind. Of an op with several weights `w`, `bias` and `y` are arrays, with
+    // an element for each weight.
     const struct flux_tensor *w;
     // With FLUX_OP_BIAS: one row, a value for each column of `y`; with gates `n_r` values, one for
     // each of this rank's rows of the weight `[n, k]`.
@@ -277,6 +286,8 @@ typedef struct flux_operands {
     const struct flux_tensor *y_norm;
     // Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
     const struct flux_tensor *x_full;
+    // Elements of `w`, `bias` and `y`: those of the op's columns. 0 for one.
+    size_t weight_count;
 } flux_operands;
 
 #ifdef __cplusplus
@@ -417,11 +428,22 @@ flux_status flux_op_rows(const struct flux_op *op,
 
 // The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of which
 // it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of
-// which the first ranks may have one more.
+// which the first ranks may have one more. Of several weights those of the first.
 //
 // first     gets the first column; or NULL
 // count     gets the number of columns; or NULL
 flux_status flux_op_columns(const struct flux_op *op, uint32_t rank, size_t *first, size_t *count);
+
+// As flux_op_columns, of one of several weights, counted from its own first column.
+//
+// weight    its index in the op's columns
+// first     gets the first column; or NULL
+// count     gets the number of columns; or NULL
+flux_status flux_op_weight_columns(const struct flux_op *op,
+                                   size_t weight,
+                                   uint32_t rank,
+                                   size_t *first,
+                                   size_t *count);
 
 // The elements of the inner extent `k` that a rank has: the columns of its `x` and `w`. All of
 // FLUX_ALL_GATHER_GEMM. Of others they are split in groups of 8, of which the first ranks may have

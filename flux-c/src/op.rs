@@ -3,9 +3,9 @@
 use crate::comm::{InUse, Limits, flux_comm};
 use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
-use crate::tensor::{flux_operands, flux_tensor, operand};
-use flux_ops::binding::{AnyOp, Handles, NamedActivation, OpSpec, RawOperands};
-use flux_ops::{BuildError, CallError, DType, Location, OpKind, Partials, Rank, WeightLayout};
+use crate::tensor::{element, flux_operands, flux_tensor, operand};
+use flux_ops::binding::{AnyOp, Handles, NamedActivation, OpSpec, RawOperands, RawWeight};
+use flux_ops::{BuildError, CallError, DType, Location, MAX_WEIGHTS, OpKind, Partials, Rank, WeightLayout};
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
@@ -98,6 +98,10 @@ const FLAGS: u32 = FLUX_OP_BIAS
     | FLUX_OP_BATCH_INVARIANT
     | FLUX_OP_F32_PARTIALS;
 
+/// Most weights of an op.
+pub const FLUX_MAX_WEIGHTS: usize = 4;
+const _: () = assert!(FLUX_MAX_WEIGHTS == MAX_WEIGHTS);
+
 /// What an op is created for; the same on every rank.
 #[derive(Clone, Copy, Debug)]
 #[repr(C)]
@@ -116,6 +120,11 @@ pub struct flux_op_options {
     /// Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM at
     /// least 8 for each rank.
     pub k: usize,
+    /// Of FLUX_ALL_GATHER_GEMM with several weights, such as queries, keys and values, which share
+    /// the gathered rows: the columns of each, `n` in all, then zeros. Zeros for one weight. Ranks
+    /// split each weight on its own: flux_op_weight_columns. Gates and FLUX_OP_WEIGHTS_KN are
+    /// refused.
+    pub columns: [usize; FLUX_MAX_WEIGHTS],
     /// FLUX_OP_BIAS and others, or 0.
     pub flags: u32,
     /// A flux_activation.
@@ -180,12 +189,23 @@ impl flux_op_options {
                 self.rms_norm_eps
             )));
         }
+        let several = self.columns.iter().take_while(|&&columns| columns > 0).count();
+        if self.columns[several..].iter().any(|&columns| columns > 0) {
+            return Err(Error::argument(format!(
+                "options.columns[{several}] = 0 before other columns: give zeros after those of all weights"
+            )));
+        }
+        if several > 0 && (op != OpKind::AllGatherGemm || gates.is_some()) {
+            let words = "options.columns are given, and FLUX_ALL_GATHER_GEMM without gates alone takes several weights: give zeros";
+            return Err(Error::operand(words));
+        }
         Ok(OpSpec {
             op,
             dtype: dtype("options.dtype", self.dtype)?,
             max_m: self.max_m,
             n: self.n,
             k: self.k,
+            columns: (several > 0).then(|| self.columns[..several].to_vec()),
             weights: if has(FLUX_OP_WEIGHTS_KN) { WeightLayout::Kn } else { WeightLayout::Nk },
             bias: has(FLUX_OP_BIAS),
             residual: has(FLUX_OP_RESIDUAL),
@@ -262,7 +282,7 @@ pub unsafe extern "C" fn flux_op_rows(op: *const flux_op, m: usize, rank: u32, f
 
 /// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of which
 /// it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of
-/// which the first ranks may have one more.
+/// which the first ranks may have one more. Of several weights those of the first.
 ///
 /// first     gets the first column; or NULL
 /// count     gets the number of columns; or NULL
@@ -270,6 +290,27 @@ pub unsafe extern "C" fn flux_op_rows(op: *const flux_op, m: usize, rank: u32, f
 pub unsafe extern "C" fn flux_op_columns(op: *const flux_op, rank: u32, first: *mut usize, count: *mut usize) -> flux_status {
     // SAFETY: as the header asks.
     unsafe { part(op, rank, (first, count), |op, rank| Ok(op.columns(rank))) }
+}
+
+/// As flux_op_columns, of one of several weights, counted from its own first column.
+///
+/// weight    its index in the op's columns
+/// first     gets the first column; or NULL
+/// count     gets the number of columns; or NULL
+#[unsafe(no_mangle)]
+pub unsafe extern "C" fn flux_op_weight_columns(
+    op: *const flux_op,
+    weight: usize,
+    rank: u32,
+    first: *mut usize,
+    count: *mut usize,
+) -> flux_status {
+    let columns = |op: &AnyOp, rank| match op.weight_count() {
+        weights if weight < weights => Ok(op.weight_columns(weight, rank)),
+        weights => Err(Error::operand(format!("weight = {weight} is not below the op's number of weights, {weights}"))),
+    };
+    // SAFETY: as the header asks.
+    unsafe { part(op, rank, (first, count), columns) }
 }
 
 /// The elements of the inner extent `k` that a rank has: the columns of its `x` and `w`. All of
@@ -356,22 +397,42 @@ unsafe fn forward(op: &Op, operands: *const flux_operands, location: Location, s
     let given = unsafe { structure(operands) }?;
     // SAFETY: as the caller vouches.
     let operand = |name: &'static str, tensor| unsafe { operand(name, tensor, location) };
-    let optional = |name: &'static str, flag: u32, word: &str, tensor: *const flux_tensor| match (op.flags & flag != 0, tensor.is_null()) {
+    // Whether it is given, as the op has the flag.
+    let has = |name: &'static str, flag: u32, word: &str, tensor: *const flux_tensor| match (op.flags & flag != 0, tensor.is_null()) {
         (true, true) => Err(Error::operand(format!("operands.{name} is NULL, and the op was created with {word}: give it"))),
         (false, false) => Err(Error::operand(format!("operands.{name} is given, and the op was created without {word}: give NULL"))),
-        (true, false) => operand(name, tensor).map(Some),
-        (false, true) => Ok(None),
+        (given, _) => Ok(given),
     };
+    let optional = |name: &'static str, flag: u32, word: &str, tensor| {
+        if has(name, flag, word, tensor)? { operand(name, tensor).map(Some) } else { Ok(None) }
+    };
+    let (weights, count) = (op.op.weight_count(), given.weight_count.max(1));
+    if count != weights {
+        return Err(Error::operand(format!(
+            "operands.weight_count = {}, and the op was created with {weights} weights: give as many",
+            given.weight_count
+        )));
+    }
+    let has_bias = has("bias", FLUX_OP_BIAS, "FLUX_OP_BIAS", given.bias)?;
+    let one = |name: &'static str, tensors, weight| match weights {
+        1 => operand(name, tensors),
+        // SAFETY: as the caller vouches, with as many elements as the op has weights.
+        _ => unsafe { element(name, tensors, weight, location) },
+    };
+    let weight = |weight| {
+        let (w, y) = (one("w", given.w, weight)?, one("y", given.y, weight)?);
+        let bias = if has_bias { Some(one("bias", given.bias, weight)?) } else { None };
+        Ok(RawWeight { w, bias, y })
+    };
+    let weights = (0..weights).map(weight).collect::<Result<Vec<_>, Error>>()?;
     let norm = (
         optional("gain", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.gain)?,
         optional("y_norm", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.y_norm)?,
     );
     let operands = RawOperands {
         x: operand("x", given.x)?,
-        w: operand("w", given.w)?,
-        bias: optional("bias", FLUX_OP_BIAS, "FLUX_OP_BIAS", given.bias)?,
+        weights: &weights,
         residual: optional("residual", FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL", given.residual)?,
-        y: operand("y", given.y)?,
         norm: norm.0.zip(norm.1),
         gathered: if given.x_full.is_null() { None } else { Some(operand("x_full", given.x_full)?) },
     };
@@ -388,9 +449,10 @@ fn in_c(error: CallError) -> Error {
         CallError::NotPrepared { m } => {
             Error::operand(format!("a call with m = {m} cannot be captured yet: call flux_op_prepare with it before the capture"))
         }
-        error @ CallError::Shape { operand: "w", .. } => {
+        error @ CallError::Shape { operand: "w" | "w[1]" | "w[2]" | "w[3]", .. } => {
             let words = error.to_string();
-            Error::operand(words.replace("op.columns(rank)", "flux_op_columns").replace("op.inner(rank)", "flux_op_inner"))
+            let words = words.replace("op.columns(rank)", "flux_op_columns").replace("op.inner(rank)", "flux_op_inner");
+            Error::operand(words.replace("op.weight_columns(weight, rank)", "flux_op_weight_columns"))
         }
         error => error.into(),
     }
@@ -402,6 +464,7 @@ fn built_in_c(error: BuildError) -> Error {
         BuildError::GatedWeights { .. } => {
             Error::operand("weights of gates and ups are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN")
         }
+        BuildError::SeveralWeights { .. } => Error::operand("several weights are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN"),
         BuildError::NoInvariantPlan { problem, transport } => Error::new(
             flux_status::FLUX_ERROR_BUILD,
             format!(

@@ -31,7 +31,8 @@ pub struct flux_operands {
     pub size: usize,
     /// Input: see flux_op_kind.
     pub x: *const flux_tensor,
-    /// Weight: see flux_op_kind.
+    /// Weight: see flux_op_kind. Of an op with several weights `w`, `bias` and `y` are arrays, with
+    /// an element for each weight.
     pub w: *const flux_tensor,
     /// With FLUX_OP_BIAS: one row, a value for each column of `y`; with gates `n_r` values, one for
     /// each of this rank's rows of the weight `[n, k]`.
@@ -46,6 +47,8 @@ pub struct flux_operands {
     pub y_norm: *const flux_tensor,
     /// Of FLUX_ALL_GATHER_GEMM: where all rows of `x` go, [m, k], overwritten; or NULL.
     pub x_full: *const flux_tensor,
+    /// Elements of `w`, `bias` and `y`: those of the op's columns. 0 for one.
+    pub weight_count: usize,
 }
 
 // SAFETY: sizes and pointers.
@@ -60,8 +63,22 @@ unsafe impl Structure for flux_operands {
 pub(crate) unsafe fn operand(name: &str, tensor: *const flux_tensor, location: Location) -> Result<RawTensor, Error> {
     given(&format!("operands.{name}"), tensor)?;
     // SAFETY: as the caller vouches; any bits are a tensor.
-    let flux_tensor { data, rows, cols, row_stride, dtype: number } = unsafe { tensor.read() };
-    let dtype = dtype(&format!("operands.{name}->dtype"), number)?;
+    described(&format!("operands.{name}->dtype"), unsafe { tensor.read() }, location)
+}
+
+/// As [`operand`], of the element `index` of an array.
+///
+/// # Safety
+/// `tensors` is NULL or an array of the caller's with this element.
+pub(crate) unsafe fn element(name: &str, tensors: *const flux_tensor, index: usize, location: Location) -> Result<RawTensor, Error> {
+    given(&format!("operands.{name}"), tensors)?;
+    // SAFETY: as above.
+    described(&format!("operands.{name}[{index}].dtype"), unsafe { tensors.add(index).read() }, location)
+}
+
+fn described(dtype_name: &str, tensor: flux_tensor, location: Location) -> Result<RawTensor, Error> {
+    let flux_tensor { data, rows, cols, row_stride, dtype: number } = tensor;
+    let dtype = dtype(dtype_name, number)?;
     // Of one row the stride says nothing.
     let row_stride = if row_stride == 0 || rows <= 1 { cols } else { row_stride };
     let layout = Layout::strided(rows, cols, row_stride);

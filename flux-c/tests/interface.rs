@@ -47,7 +47,8 @@ fn connected<const W: usize>(options: flux_comm_options) -> [Rank; W] {
 /// Of a world of one: at most 16 rows, 24 columns of 32 products.
 fn options(kind: flux_op_kind) -> flux_op_options {
     let (size, dtype) = (size_of::<flux_op_options>(), flux_dtype::FLUX_BF16 as i32);
-    flux_op_options { size, kind: kind as i32, dtype, max_m: 16, n: 24, k: 32, flags: 0, activation: 0, rms_norm_eps: 0.0, reserved: 0 }
+    let (columns, rms_norm_eps) = ([0; FLUX_MAX_WEIGHTS], 0.0);
+    flux_op_options { size, kind: kind as i32, dtype, max_m: 16, n: 24, k: 32, columns, flags: 0, activation: 0, rms_norm_eps, reserved: 0 }
 }
 
 fn create(comm: *const flux_comm, options: flux_op_options) -> (flux_status, *mut flux_op) {
@@ -74,7 +75,7 @@ fn ones(elements: usize) -> Vec<bf16> {
 
 fn operands(x: &flux_tensor, w: &flux_tensor, y: &flux_tensor) -> flux_operands {
     let size = size_of::<flux_operands>();
-    flux_operands { size, x, w, bias: null(), residual: null(), gain: null(), y, y_norm: null(), x_full: null() }
+    flux_operands { size, x, w, bias: null(), residual: null(), gain: null(), y, y_norm: null(), x_full: null(), weight_count: 0 }
 }
 
 fn forward(op: *const flux_op, operands: &flux_operands) -> flux_status {
@@ -164,6 +165,14 @@ fn bad_options_of_an_op_are_refused() {
     refused_with(transposed, FLUX_ERROR_OPERAND, "create the op without FLUX_OP_WEIGHTS_KN");
     refused_with(flux_op_options { activation: 5, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");
     refused_with(flux_op_options { activation: 1, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");
+    let several = flux_op_options { columns: [8, 16, 0, 0], ..good };
+    refused_with(flux_op_options { columns: [8, 0, 16, 0], ..good }, FLUX_ERROR_ARGUMENT, "options.columns[1] = 0");
+    refused_with(flux_op_options { columns: [8, 8, 0, 0], ..good }, FLUX_ERROR_OPERAND, "n = 24, and the weights have 16 columns");
+    refused_with(flux_op_options { columns: [12, 12, 0, 0], ..good }, FLUX_ERROR_OPERAND, "n[0]");
+    refused_with(flux_op_options { flags: FLUX_OP_WEIGHTS_KN, ..several }, FLUX_ERROR_OPERAND, "without FLUX_OP_WEIGHTS_KN");
+    for refused in [flux_op_options { activation: 5, ..several }, flux_op_options { kind: reduces.kind, ..several }] {
+        refused_with(refused, FLUX_ERROR_OPERAND, "FLUX_ALL_GATHER_GEMM without gates alone takes several weights");
+    }
     let norm = flux_op_options { flags: FLUX_OP_RMS_NORM, rms_norm_eps: f32::INFINITY, ..reduces };
     refused_with(norm, FLUX_ERROR_OPERAND, "eps must be a finite number");
     // SAFETY: no memory is read or written.
@@ -357,6 +366,77 @@ fn gathered_rows_are_handed_out_by_the_op_that_gathers() {
                 refused(forward(reduces, &without), FLUX_ERROR_OPERAND, "gathers no rows");
                 done(flux_op_destroy(op));
                 done(flux_op_destroy(reduces));
+                done(flux_comm_destroy(comm));
+            });
+        }
+    });
+}
+
+/// Of weights with 32 and 24 columns the first of 3 ranks has 16 and 8, the others 8 and 8.
+#[test]
+fn several_weights_share_one_gather() {
+    const COLUMNS: [usize; 2] = [32, 24];
+    let ranks = connected::<3>(host());
+    std::thread::scope(|scope| {
+        for (rank, comm) in (0..3_u32).zip(ranks) {
+            scope.spawn(move || {
+                let Rank(comm) = { comm };
+                let op =
+                    created(comm, flux_op_options { n: 56, columns: [32, 24, 0, 0], flags: FLUX_OP_BIAS, ..options(FLUX_ALL_GATHER_GEMM) });
+                let part = |weight| {
+                    let (mut first, mut count) = (9, 9);
+                    // SAFETY: both are places.
+                    done(unsafe { flux_op_weight_columns(op, weight, rank, &raw mut first, &raw mut count) });
+                    first..first + count
+                };
+                let parts = [0, 1].map(part);
+                assert_eq!(parts, [[0..16, 16..24, 24..32][rank as usize].clone(), [0..8, 8..16, 16..24][rank as usize].clone()]);
+                // SAFETY: NULL is no place.
+                refused(unsafe { flux_op_weight_columns(op, 2, rank, null_mut(), null_mut()) }, FLUX_ERROR_OPERAND, "weight = 2");
+
+                // Shards of 3, 2 and 2 rows; results below 256.
+                let value = |i: usize| bf16::from_f32((i % 3) as f32);
+                let all: Vec<_> = (0..7 * 32).map(value).collect();
+                let rows = [0..3, 3..5, 5..7][rank as usize].clone();
+                let mut x = all[rows.start * 32..rows.end * 32].to_vec();
+                let full = COLUMNS.map(|n| (0..n * 32).map(|i| value(i / 5)).collect::<Vec<_>>());
+                let mut w = [0, 1].map(|i: usize| full[i][parts[i].start * 32..parts[i].end * 32].to_vec());
+                let mut bias = [0, 1].map(|i: usize| parts[i].clone().map(value).collect::<Vec<_>>());
+                let mut y = [0, 1].map(|i: usize| vec![bf16::NAN; 7 * parts[i].len()]);
+                let mut x_full = vec![bf16::NAN; 7 * 32];
+                let (tx, tf) = (tensor(&mut x, rows.len(), 32), tensor(&mut x_full, 7, 32));
+                let tensors = |of: &mut [Vec<bf16>; 2], rows: &dyn Fn(usize) -> usize, cols: &dyn Fn(usize) -> usize| {
+                    let [first, second] = of;
+                    [tensor(first, rows(0), cols(0)), tensor(second, rows(1), cols(1))]
+                };
+                let n = |i: usize| parts[i].len();
+                let tw = tensors(&mut w, &n, &|_| 32);
+                let (tb, ty) = (tensors(&mut bias, &|_| 1, &n), tensors(&mut y, &|_| 7, &n));
+                let good = flux_operands { bias: tb.as_ptr(), x_full: &raw const tf, weight_count: 2, ..operands(&tx, &tw[0], &ty[0]) };
+                let good = flux_operands { w: tw.as_ptr(), y: ty.as_ptr(), ..good };
+                for weight_count in [0, 1, 3] {
+                    let words = format!("operands.weight_count = {weight_count}, and the op was created with 2 weights");
+                    refused(forward(op, &flux_operands { weight_count, ..good }), FLUX_ERROR_OPERAND, &words);
+                }
+                refused(forward(op, &flux_operands { bias: null(), ..good }), FLUX_ERROR_OPERAND, "operands.bias is NULL");
+                refused(forward(op, &flux_operands { y: null(), ..good }), FLUX_ERROR_ARGUMENT, "operands.y is NULL");
+                let unknown = [tw[0], flux_tensor { dtype: 0, ..tw[1] }];
+                refused(forward(op, &flux_operands { w: unknown.as_ptr(), ..good }), FLUX_ERROR_ARGUMENT, "operands.w[1].dtype = 0");
+                let short = [tw[0], flux_tensor { rows: 0, ..tw[1] }];
+                let words = "as flux_op_weight_columns says";
+                refused(forward(op, &flux_operands { w: short.as_ptr(), ..good }), FLUX_ERROR_OPERAND, words);
+
+                done(forward(op, &good));
+                assert!(x_full == all);
+                for (weight, part) in parts.iter().enumerate() {
+                    for (at, found) in y[weight].iter().enumerate() {
+                        let (row, column) = (at / part.len(), part.start + at % part.len());
+                        let product = |k: usize| all[row * 32 + k].to_f32() * full[weight][column * 32 + k].to_f32();
+                        let sum = (0..32).map(product).sum::<f32>() + value(column).to_f32();
+                        assert_eq!(*found, bf16::from_f32(sum), "weight {weight}, row {row}, column {column}");
+                    }
+                }
+                done(flux_op_destroy(op));
                 done(flux_comm_destroy(comm));
             });
         }

@@ -218,7 +218,7 @@ const fn hint(source: &TransportError) -> &'static str {
 fn ops_with(option: &str) -> &'static str {
     match option {
         "activation" => "only ag_gemm has one",
-        "gates" => "only ag_gemm has them",
+        "gates" | "several_weights" => "only ag_gemm has them",
         "partials" => "only gemm_rs and gemm_ar send partial sums",
         _ => "only gemm_rs and gemm_ar have one",
     }
@@ -472,7 +472,7 @@ mod tests {
         let texts = ["residual", "partials"].map(|option| said(OpKind::AllGatherGemm, option));
         assert_eq!(texts[0], "ag_gemm has no residual: only gemm_rs and gemm_ar have one");
         assert_eq!(texts[1], "ag_gemm has no partials: only gemm_rs and gemm_ar send partial sums");
-        let texts = ["activation", "gates"].map(|option| said(OpKind::GemmAllReduce, option));
-        assert_eq!(texts, ["gemm_ar has no activation: only ag_gemm has one", "gemm_ar has no gates: only ag_gemm has them"]);
+        let texts = ["activation", "several_weights"].map(|option| said(OpKind::GemmAllReduce, option));
+        assert_eq!(texts, ["gemm_ar has no activation: only ag_gemm has one", "gemm_ar has no several_weights: only ag_gemm has them"]);
     }
 }

@@ -87,7 +87,7 @@ pub use error::{BuildError, CallError, Requests};
 pub use execute::Execution;
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, SumOrder, TableKind};
-pub use flux_core::problem::Shape;
+pub use flux_core::problem::{MAX_WEIGHTS, Shape};
 pub use flux_core::program::ScheduleError;
 pub use flux_core::{DType, OpKind, Partials, Problem, ProblemError, Rank, TileShape, WorldSize};
 pub use flux_kernels::{Activation, Element, GateLayout, WeightLayout};

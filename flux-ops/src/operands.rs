@@ -34,7 +34,8 @@ pub(crate) struct MoreOperands {
 }
 
 /// Names of the further weights' operands.
-const MORE: [[&str; 3]; MAX_WEIGHTS - 1] = [["w[1]", "bias[1]", "y[1]"], ["w[2]", "bias[2]", "y[2]"], ["w[3]", "bias[3]", "y[3]"]];
+pub(crate) const MORE: [[&str; 3]; MAX_WEIGHTS - 1] =
+    [["w[1]", "bias[1]", "y[1]"], ["w[2]", "bias[2]", "y[2]"], ["w[3]", "bias[3]", "y[3]"]];
 
 impl Operands {
     /// Each operand with its name, in the order of the call.

@@ -3,6 +3,7 @@
 //! Invariant: an exception's class says what the caller can do. Its message names ops, operands and
 //! arguments as Python does. It has the ranks at fault where the error has them.
 
+use crate::operand::names;
 use crate::ops::Kind;
 use flux_ops::binding::{self, Class};
 use flux_ops::{BuildError, CallError};
@@ -80,6 +81,9 @@ impl From<BuildError> for Error {
             BuildError::GatedWeights { .. } => binding::Error::operand(
                 "weights of gates and ups are read as [n, k], and weight is a transposed view: give weight as a contiguous [n, k]",
             ),
+            BuildError::SeveralWeights { .. } => binding::Error::operand(
+                "several weights are read as [n, k]: leave out transposed, and give weights that are no transposed views",
+            ),
             BuildError::NoInvariantPlan { problem, transport } => {
                 let what = format!("no plan of {problem} over the {transport} transport adds up alike for every m");
                 let remedy = "call flux_tp.init without batch_invariant, or with another transport";
@@ -92,7 +96,15 @@ impl From<BuildError> for Error {
 }
 
 impl From<CallError> for Error {
-    fn from(mut error: CallError) -> Self {
+    fn from(error: CallError) -> Self {
+        Self::of_call(error, 1)
+    }
+}
+
+impl Error {
+    /// The error of a call with so many weights.
+    pub(crate) fn of_call(mut error: CallError, weights: usize) -> Self {
+        let named = |operand| named(operand, weights);
         match &mut error {
             CallError::Shape { operand, .. }
             | CallError::View { operand, .. }
@@ -115,13 +127,14 @@ impl From<CallError> for Error {
     }
 }
 
-/// An operand's name in Python.
-fn named(operand: &'static str) -> &'static str {
-    match operand {
-        "w" => "weight",
-        "y" => "out",
-        same => same,
-    }
+/// An operand's name in Python, of a call with so many weights.
+fn named(operand: &'static str, weights: usize) -> &'static str {
+    let of_weight = [("w", 0), ("bias", 1), ("y", 2)].into_iter().find_map(|(letter, which)| {
+        let index = operand.strip_prefix(letter)?;
+        let index = if index.is_empty() { 0 } else { index.strip_prefix('[')?.strip_suffix(']')?.parse().ok()? };
+        Some(names(index, weights)[which])
+    });
+    of_weight.unwrap_or(operand)
 }
 
 /// A message with Python's names of the ops. A longer name, as a kernel's, stays.

@@ -15,8 +15,8 @@ use pyo3::prelude::*;
 mod _native {
     use crate::error::Error;
     use crate::member::{self, Member};
-    use crate::operand::{Dims, Weight, activation, operand, weight};
-    use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec};
+    use crate::operand::{Dims, Weight, activation, names, operand, weight};
+    use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec, WeightOperands, total};
     use flux_ops::binding::{Class, NamedActivation};
     use flux_ops::{DType, Location, Partials, RawTensor, WeightLayout};
     use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
@@ -30,8 +30,11 @@ mod _native {
     /// What an op is built with: dtype, whether the weight is a transposed view, bias, residual,
     /// activation, the norm's eps, whether partial sums are in fp32.
     type Built = (String, bool, bool, bool, u64, Option<f64>, bool);
-    /// `x`, `weight`, `bias`, `residual`, `gain`, then `out` and the normalised or gathered rows.
-    type Operands = (Described, Described, Option<Described>, Option<Described>, Option<Described>, Described, Option<Described>);
+    /// `weight`, `bias`, `out`, and of all ranks together `n` of an op that gathers or `k` of the
+    /// others.
+    type OfWeight = (Described, Option<Described>, Described, Option<usize>);
+    /// `x`, the weights, `residual`, `gain`, and the normalised or gathered rows.
+    type Operands = (Described, Vec<OfWeight>, Option<Described>, Option<Described>, Option<Described>);
     /// Where the ranks of a group meet: a folder of one host, or an address with a secret.
     type Meeting = (Option<std::path::PathBuf>, Option<(String, Vec<u8>)>);
 
@@ -139,16 +142,18 @@ mod _native {
         }
     }
 
-    /// Builds an op, and has it ready for calls with these numbers of rows.
+    /// Builds an op, and has it ready for calls with these numbers of rows. The extents are `n` of
+    /// each weight, and `k`.
     #[pyfunction]
-    fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (usize, usize), of: Built, rows: Vec<usize>) -> PyResult<()> {
+    fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (Vec<usize>, usize), of: Built, rows: Vec<usize>) -> PyResult<()> {
         with(py, comm, |member| {
-            let (n, k) = extents;
+            let (columns, k) = extents;
+            let (n, columns) = (total(&columns), (columns.len() > 1).then_some(columns));
             let (dtype_name, transposed, bias, residual, number, eps, f32_partials) = of;
             let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
             let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
             let (kind, norm, partials) = (Kind::named(kind)?, eps.map(Eps::new), partials(f32_partials));
-            let spec = OpSpec { kind, n, k, dtype, weights, bias, residual, activation, norm, partials };
+            let spec = OpSpec { kind, n, k, columns, dtype, weights, bias, residual, activation, norm, partials };
             Ok(member.ops.op(&spec, Stream::Host)?.prepare(&rows)?)
         })
     }
@@ -168,44 +173,47 @@ mod _native {
         operand(name, of.0, dtype, Location::Host, &dims)
     }
 
-    fn described_weight(of: &Described) -> Result<Weight, Error> {
-        let (dtype, dims) = dtype_and_dims("weight", of)?;
-        weight(of.0, dtype, Location::Host, &dims)
+    fn described_weight(name: &'static str, of: &Described) -> Result<Weight, Error> {
+        let (dtype, dims) = dtype_and_dims(name, of)?;
+        weight(name, of.0, dtype, Location::Host, &dims)
     }
 
     /// Makes a call with operands in host memory, which must live and not be accessed otherwise
-    /// until it returns. `numbers` are the activation's, `m`, and of all ranks together `n` of an
-    /// op that gathers or `k` of the others. With `eps` there are a gain and normalised rows. The
-    /// second result of an op that gathers are the gathered rows.
+    /// until it returns. `numbers` are the activation's and `m`. With `eps` there are a gain and
+    /// normalised rows. The last result of an op that gathers are the gathered rows.
     #[pyfunction]
     fn call_host(
         py: Python<'_>,
         comm: u64,
         kind: &str,
-        numbers: (u64, usize, Option<usize>),
+        numbers: (u64, usize),
         operands: Operands,
         eps: Option<f64>,
         f32_partials: bool,
     ) -> PyResult<()> {
         with(py, comm, |member| {
-            let (kind, (activation_number, m, split)) = (Kind::named(kind)?, numbers);
-            let (x, weight, bias, residual, gain, y, second) = &operands;
+            let (kind, (activation_number, m)) = (Kind::named(kind)?, numbers);
+            let (x, weights, residual, gain, second) = &operands;
             let optional = |name, of: &Option<Described>| of.as_ref().map(|of| described(name, of)).transpose();
             let (y_norm, gathered) = if kind == Kind::AllGather { (&None, second) } else { (second, &None) };
             let norm = match (optional("gain", gain)?, eps, optional("y_norm", y_norm)?) {
                 (Some(gain), Some(eps), Some(rows)) => Some(Norm { gain, eps: Eps::new(eps), rows }),
                 _ => None,
             };
+            let x = described("x", x)?;
+            let of_weight = |(index, (weight, bias, y, split)): (usize, &OfWeight)| {
+                let [weight_name, bias_name, out] = names(index, weights.len());
+                let weight = described_weight(weight_name, weight)?;
+                Ok(WeightOperands { weight, bias: optional(bias_name, bias)?, y: described(out, y)?, split: *split })
+            };
+            let of_weights = weights.iter().enumerate().map(of_weight).collect::<Result<Vec<_>, Error>>()?;
             let call = Call {
                 kind,
                 activation: activation(activation_number)?,
                 m,
-                split,
-                x: described("x", x)?,
-                weight: described_weight(weight)?,
-                bias: optional("bias", bias)?,
+                x,
+                weights: &of_weights,
                 residual: optional("residual", residual)?,
-                y: described("out", y)?,
                 norm,
                 partials: partials(f32_partials),
                 gathered: optional("x_full", gathered)?,

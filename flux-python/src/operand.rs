@@ -5,7 +5,7 @@
 
 use crate::error::Error;
 use flux_ops::binding::NamedActivation;
-use flux_ops::{DType, Layout, Location, RawTensor, WeightLayout};
+use flux_ops::{DType, Layout, Location, MAX_WEIGHTS, RawTensor, WeightLayout};
 
 /// Extents of a tensor of at most two dimensions; a vector is one row.
 #[derive(Clone, Copy, Debug)]
@@ -20,7 +20,7 @@ pub(crate) struct Dims {
 /// Describes an operand for flux-ops.
 pub(crate) fn operand(name: &'static str, address: u64, dtype: DType, location: Location, dims: &Dims) -> Result<RawTensor, Error> {
     let Dims { dim, rows, cols, strides: [row_stride, col_stride] } = *dims;
-    let wanted = if matches!(name, "bias" | "gain") { 1 } else { 2 };
+    let wanted = if name == "gain" || name.starts_with("bias") { 1 } else { 2 };
     if dim != wanted {
         return Err(Error::operand(format!("{name} has {dim} dimensions, and {wanted} are needed")));
     }
@@ -37,7 +37,7 @@ pub(crate) fn operand(name: &'static str, address: u64, dtype: DType, location: 
 }
 
 /// Describes a weight, `[n, k]`: stored so, or as `[k, n]`, of which it is the transposed view.
-pub(crate) fn weight(address: u64, dtype: DType, location: Location, dims: &Dims) -> Result<Weight, Error> {
+pub(crate) fn weight(name: &'static str, address: u64, dtype: DType, location: Location, dims: &Dims) -> Result<Weight, Error> {
     let Dims { dim, rows, cols, strides: [row_stride, col_stride] } = *dims;
     let is_transposed = dim == 2 && rows > 1 && cols > 1 && row_stride == 1 && col_stride != 1;
     let (stored, layout) = if is_transposed {
@@ -45,10 +45,10 @@ pub(crate) fn weight(address: u64, dtype: DType, location: Location, dims: &Dims
     } else {
         (*dims, WeightLayout::Nk)
     };
-    Ok(Weight { stored: operand("weight", address, dtype, location, &stored)?, layout, extents: [rows, cols] })
+    Ok(Weight { stored: operand(name, address, dtype, location, &stored)?, layout, extents: [rows, cols] })
 }
 
-/// The weight of a call.
+/// A weight of a call.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Weight {
     /// As it lies in memory.
@@ -56,6 +56,17 @@ pub(crate) struct Weight {
     pub(crate) layout: WeightLayout,
     /// Rows and columns of `[n, k]`, of this rank.
     pub(crate) extents: [usize; 2],
+}
+
+/// Names of a weight, its bias and its result: those of one, or of the weight `index` of several.
+pub(crate) fn names(index: usize, weights: usize) -> [&'static str; 3] {
+    const SEVERAL: [[&str; 3]; MAX_WEIGHTS] = [
+        ["weight[0]", "bias[0]", "out[0]"],
+        ["weight[1]", "bias[1]", "out[1]"],
+        ["weight[2]", "bias[2]", "out[2]"],
+        ["weight[3]", "bias[3]", "out[3]"],
+    ];
+    SEVERAL.get(index).filter(|_| weights > 1).copied().unwrap_or(["weight", "bias", "out"])
 }
 
 /// The activation with this number.

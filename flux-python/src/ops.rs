@@ -3,8 +3,8 @@
 //! Invariant: ranks that make the same calls build the same ops in the same order.
 
 use crate::error::Error;
-use crate::operand::Weight;
-use flux_ops::binding::{self, AnyOp, Class, NamedActivation, RawOperands};
+use crate::operand::{Weight, names};
+use flux_ops::binding::{self, AnyOp, Class, NamedActivation, RawOperands, RawWeight};
 use flux_ops::{Activation, DType, OpKind, Partials, RawTensor, WeightLayout};
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
@@ -68,12 +68,12 @@ impl Kind {
     }
 
     /// The error of a weight that is not this rank's part, `[n_r, k_r]`.
-    fn wrong_part(self, found: [usize; 2], part: [usize; 2]) -> Error {
+    fn wrong_part(self, name: &str, found: [usize; 2], part: [usize; 2]) -> Error {
         let which = match self {
             Self::AllGather => "full[comm.features(n)]",
             Self::ReduceScatter | Self::AllReduce => "full[:, comm.features(k)]",
         };
-        Error::operand(format!("weight is {found:?}, and this rank's part is {part:?}: give {which}"))
+        Error::operand(format!("{name} is {found:?}, and this rank's part is {part:?}: give {which}"))
     }
 
     /// Global `n` and `k`, by the extents of the weight and, where the caller says it, the extent
@@ -87,13 +87,15 @@ impl Kind {
 }
 
 /// What an op is built for.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct OpSpec {
     pub(crate) kind: Kind,
     /// Global.
     pub(crate) n: usize,
     /// Global.
     pub(crate) k: usize,
+    /// `n` of each of several weights; `None` of one.
+    pub(crate) columns: Option<Vec<usize>>,
     pub(crate) dtype: DType,
     pub(crate) weights: WeightLayout,
     pub(crate) bias: bool,
@@ -127,6 +129,17 @@ pub(crate) struct Norm {
     pub(crate) rows: RawTensor,
 }
 
+/// A weight of a call, with its bias and its result.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct WeightOperands {
+    pub(crate) weight: Weight,
+    pub(crate) bias: Option<RawTensor>,
+    pub(crate) y: RawTensor,
+    /// `n` of an op that gathers, else `k`, of all ranks together. `None`: the weight's times their
+    /// number.
+    pub(crate) split: Option<usize>,
+}
+
 /// One call: the operands of this rank.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Call<'s> {
@@ -134,15 +147,11 @@ pub(crate) struct Call<'s> {
     pub(crate) activation: NamedActivation,
     /// Rows of all ranks together.
     pub(crate) m: usize,
-    /// `n` of an op that gathers, else `k`, of all ranks together. `None`: the weight's times their
-    /// number.
-    pub(crate) split: Option<usize>,
     pub(crate) x: RawTensor,
-    pub(crate) weight: Weight,
-    pub(crate) bias: Option<RawTensor>,
+    /// One, or up to four that share the gathered rows.
+    pub(crate) weights: &'s [WeightOperands],
     /// It may be `y` itself.
     pub(crate) residual: Option<RawTensor>,
-    pub(crate) y: RawTensor,
     pub(crate) norm: Option<Norm>,
     pub(crate) partials: Partials,
     /// Where all rows of `x` go.
@@ -180,42 +189,71 @@ impl Ops {
     /// # Safety
     /// The operands are as [`AnyOp::forward`] asks.
     pub(crate) unsafe fn call(&self, call: &Call<'_>) -> Result<(), Error> {
-        let world = self.comm.world_size().get() as usize;
-        let Call { kind, activation, m, split, .. } = *call;
-        let (found, needed) =
-            ([call.y.layout.rows, call.y.layout.cols], kind.result(m, activation.columns(call.weight.extents[0]), &self.comm));
-        if found != needed {
-            return Err(Error::operand(format!("out is {found:?}, and the result of m = {m} is {needed:?}")));
+        let op = self.op(&self.spec(call)?, call.stream)?;
+        let (rank, count) = (self.comm.rank(), call.weights.len());
+        for (index, of) in call.weights.iter().enumerate() {
+            let (found, part) = (of.weight.extents, [op.weight_columns(index, rank).len(), op.inner(rank).len()]);
+            if found != part {
+                return Err(call.kind.wrong_part(names(index, count)[0], found, part));
+            }
         }
-        let (n, k) = kind.extents(call.weight.extents, split, world);
-        let spec = OpSpec {
-            kind,
-            n,
-            k,
-            dtype: call.x.dtype,
-            weights: call.weight.layout,
-            bias: call.bias.is_some(),
-            residual: call.residual.is_some(),
-            activation,
-            norm: call.norm.map(|norm| norm.eps),
-            partials: call.partials,
-        };
-        let op = self.op(&spec, call.stream)?;
-        let part = [op.columns(self.comm.rank()).len(), op.inner(self.comm.rank()).len()];
-        if call.weight.extents != part {
-            return Err(kind.wrong_part(call.weight.extents, part));
-        }
+        let weights: Vec<_> = call.weights.iter().map(|of| RawWeight { w: of.weight.stored, bias: of.bias, y: of.y }).collect();
         let operands = RawOperands {
             x: call.x,
-            w: call.weight.stored,
-            bias: call.bias,
+            weights: &weights,
             residual: call.residual,
-            y: call.y,
             norm: call.norm.map(|norm| (norm.gain, norm.rows)),
             gathered: call.gathered,
         };
         // SAFETY: as the caller has vouched.
-        Ok(unsafe { op.forward(&operands, call.stream) }?)
+        unsafe { op.forward(&operands, call.stream) }.map_err(|error| Error::of_call(error, count))
+    }
+
+    /// The op of a call, whose weights and results are checked against each other.
+    fn spec(&self, call: &Call<'_>) -> Result<OpSpec, Error> {
+        let world = self.comm.world_size().get() as usize;
+        let Call { kind, activation, m, weights, .. } = *call;
+        let Some(first) = weights.first() else { return Err(Error::operand("weight is an empty list: give weights")) };
+        let mut columns = Vec::new();
+        for (index, of) in weights.iter().enumerate() {
+            let [name, bias, out] = names(index, weights.len());
+            let [rows, cols] = of.weight.extents;
+            let (found, needed) = ([of.y.layout.rows, of.y.layout.cols], kind.result(m, activation.columns(rows), &self.comm));
+            if found != needed {
+                return Err(Error::operand(format!("{out} is {found:?}, and the result of m = {m} is {needed:?}")));
+            }
+            columns.push(kind.extents([rows, cols], of.split, world).0);
+            if index == 0 {
+                continue;
+            }
+            if cols != first.weight.extents[1] {
+                let words = format!("{name} is {:?}, and weight[0] {:?}", of.weight.extents, first.weight.extents);
+                return Err(Error::operand(format!("{words}: give weights with the columns of x")));
+            }
+            if of.bias.is_some() != first.bias.is_some() {
+                return Err(Error::operand(format!("{bias} and bias[0] are not both given: give all weights a bias, or none")));
+            }
+        }
+        let several = weights.len() > 1;
+        let transposed = weights.iter().position(|of| of.weight.layout == WeightLayout::Kn).filter(|_| several);
+        if let Some(index) = transposed {
+            let name = names(index, weights.len())[0];
+            let words = format!("several weights are read as [n, k], and {name} is a transposed view: give it as a contiguous [n, k]");
+            return Err(Error::operand(words));
+        }
+        Ok(OpSpec {
+            kind,
+            n: total(&columns),
+            k: kind.extents(first.weight.extents, first.split, world).1,
+            columns: several.then_some(columns),
+            dtype: call.x.dtype,
+            weights: first.weight.layout,
+            bias: first.bias.is_some(),
+            residual: call.residual.is_some(),
+            activation,
+            norm: call.norm.map(|norm| norm.eps),
+            partials: call.partials,
+        })
     }
 
     /// Builds the op where there is none. Collective.
@@ -240,7 +278,7 @@ impl Ops {
             ));
         }
         let op = Arc::new(build(spec, &self.comm, self.limits)?);
-        self.built.write().unwrap_or_else(PoisonError::into_inner).insert(*spec, Arc::clone(&op));
+        self.built.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), Arc::clone(&op));
         Ok(op)
     }
 
@@ -258,7 +296,16 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
         let words = "all_gather_matmul has no residual, norm or partials: matmul_reduce_scatter and matmul_all_reduce do";
         return Err(Error::operand(words));
     }
-    let OpSpec { kind, n, k, dtype, weights, bias, residual, activation: _, norm, partials } = *spec;
+    // Before their sum is.
+    let least = 8 * comm.world_size().get() as usize;
+    for (index, &n) in spec.columns.iter().flatten().enumerate() {
+        let padded = n.max(least).checked_next_multiple_of(8);
+        if let Some(padded) = padded.filter(|&padded| padded != n) {
+            let words = format!("n[{index}] = {n} is not a multiple of 8, or is below {least}, 8 for each rank");
+            return Err(Error::operand(format!("{words}: pad n[{index}] with zeros to {padded}")));
+        }
+    }
+    let OpSpec { kind, n, k, ref columns, dtype, weights, bias, residual, activation: _, norm, partials } = *spec;
     let Limits { max_m, sm_margin, batch_invariant } = limits;
     let rms_norm = norm.map(Eps::get);
     let spec = binding::OpSpec {
@@ -267,6 +314,7 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
         max_m,
         n,
         k,
+        columns: columns.clone(),
         weights,
         bias,
         residual,
@@ -282,6 +330,11 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
     // SAFETY: `flux_tp.init` asks that graphs go before their communicator, and torch's graphs keep
     // the memory of their operands.
     Ok(unsafe { AnyOp::build(&spec, comm) }?)
+}
+
+/// `n` of all weights; one that no memory holds is refused by the build.
+pub(crate) fn total(columns: &[usize]) -> usize {
+    columns.iter().copied().reduce(usize::saturating_add).unwrap_or(0)
 }
 
 fn is_capturing(stream: Stream<'_>) -> bool {

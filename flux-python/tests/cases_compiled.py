@@ -6,7 +6,7 @@ import numpy as np
 import torch
 
 import flux_tp
-from cases_numpy import gathered, row_parallel, scattered
+from cases_numpy import gathered, gathered_by_several, row_parallel, scattered
 from cases_torch import BF16, F16, tensors
 from oracle import operand, rows
 
@@ -66,6 +66,29 @@ def compiled(comm):
         with torch.no_grad():
             expected = block(op, *operands)
             found = torch.compile(block, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(op, *operands)
+        assert all(map(torch.equal, found, expected))
+
+
+def several_weights_compile(comm):
+    world, overloads = comm.world_size, torch.ops.flux_tp.all_gather_matmul
+    checks = ("test_schema", "test_faketensor")
+    for count in (2, 3, 4):
+        columns = [8 * (world * n + 1) for n in range(1, count + 1)]
+        x, w, b, _, _ = gathered_by_several(comm, world * 8, columns, 32, True, dtype=np.float64)
+        (x, *w), b = tensors(F16, x, *w), tensors(F16, *b)
+        outs = {f"out{index}": x.new_empty(world * 8, weight.shape[0]) for index, weight in enumerate(w)}
+        for x_full in (None, x.new_empty(world * 8, 32)):
+            arguments = x, *w, *b, 0, -1, *columns, comm.id
+            torch.library.opcheck(getattr(overloads, f"weights{count}"), arguments, outs | {"x_full": x_full}, test_utils=checks)
+
+        def layer(x, w, b):
+            *ys, x_full = flux_tp.all_gather_matmul(x * 2, w, b, "relu", n=columns, return_gathered=True)
+            first, *_ = flux_tp.all_gather_matmul(x, [weight + 1 for weight in w], n=columns)
+            return *(y * 2 for y in ys), first, x_full
+
+        with torch.no_grad():
+            expected = layer(x, w, b)
+            found = torch.compile(layer, fullgraph=True, backend="inductor" if x.is_cuda else "aot_eager")(x, w, b)
         assert all(map(torch.equal, found, expected))
 
 

@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 import flux_tp
-from cases_numpy import gathered, raises, row_parallel, scattered
+from cases_numpy import gathered, gathered_by_several, raises, row_parallel, scattered
 from cases_torch import BF16, init_distributed, numbers, place, tensors
 from oracle import close, operand, rms_norm
 from ranks import within
@@ -111,6 +111,24 @@ def gathered_rows_in_a_graph(comm):
         assert np.array_equal(numbers(results[1]), sign * full)
         if turn % 3 == 1:
             assert np.array_equal(numbers(flux_tp.all_gather_matmul(x, w, return_gathered=True)[1]), sign * full)
+
+
+def several_weights_in_a_graph(comm):
+    m, columns = comm.world_size * 64, [256 * comm.world_size, 128 * comm.world_size, 128 * comm.world_size]
+    flux_tp.prepare("all_gather_matmul", columns, 512, rows=[m])
+    x, w, _, ys, full = gathered_by_several(comm, m, columns, 512, dtype=np.float64)
+    x, *w = tensors(BF16, x, *w)
+    graph = torch.cuda.CUDAGraph()
+    torch.cuda.synchronize()
+    with torch.cuda.graph(graph):
+        results = flux_tp.all_gather_matmul(x, w, return_gathered=True)
+    for _ in range(3):
+        for result in results:
+            result.zero_()
+        graph.replay()
+        for found, expected in zip(results, ys):
+            close(numbers(found), expected, "bfloat16")
+        assert np.array_equal(numbers(results[-1]), full)
 
 
 def a_thousand_steps_without_growth(comm):

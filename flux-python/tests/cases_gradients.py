@@ -132,6 +132,50 @@ def gradients_of_random_shapes(comm):
         compare(grads(flux_tp.matmul_all_reduce, (x, w[rank], b), dy), *wanted)
 
 
+def gradients_of_several_weights(comm):
+    """For each choice of operands that need one, against fp64. Without that of a weight, or with kept rows, by ops alone."""
+    init_distributed()
+    world, rank, k = comm.world_size, comm.rank, 24
+    for turn, (m, more) in enumerate(((world * 8, 0), (world * 4 + 1, 1), (3, world - 1))):
+        columns = [8 * (2 * world + more), 8 * world, 8 * (world + more)]
+        own, parts = rows(world, rank, m), [[comm.features(n, peer) for n in columns] for peer in range(world)]
+        x, w = operand(1 + turn, m, k), [operand(10 + index, n, k) for index, n in enumerate(columns)]
+        dy, b = [operand(20 + index, m, n) for index, n in enumerate(columns)], [operand(30 + index, n) for index, n in enumerate(columns)]
+        # The parts of all ranks are whole weights.
+        dx, scale = (sum(of(d) @ of(v) for d, v in zip(dy, w))[own] for of in (np.asarray, np.abs))
+        for needs in ("x", "xw", "w", "b", "xwb", "xw1", "w1", "b1"):
+            for keep in (False, True):
+                X, *W = tensors(BF16, x[own], *(v[part] for v, part in zip(w, parts[rank])))
+                B = tensors(BF16, *(v[part] for v, part in zip(b, parts[rank])))
+                some = slice(1, 2) if needs.endswith("1") else slice(None)
+                leaves = [*([X] if "x" in needs else []), *(W[some] if "w" in needs else []), *(B[some] if "b" in needs else [])]
+                for leaf in leaves:
+                    leaf.requires_grad_()
+                results = []
+                given = {"n": columns} if more else {}
+                shapes = saved_shapes(lambda: results.extend(flux_tp.all_gather_matmul(X, W, B, m=m, keep_gathered=keep, **given)))
+                held = [m if keep else own.stop - own.start] if "w" in needs else []
+                assert shapes[: len(held)] == [(rows, k) for rows in held] and len(shapes) == len(held) + 3 * ("x" in needs), (needs, shapes)
+                dys = tensors(BF16, *(np.ascontiguousarray(d[:, part]) for d, part in zip(dy, parts[rank])))
+                with without_collectives() if keep or "w" not in needs else nullcontext():
+                    torch.autograd.backward(results, dys)
+                if "x" in needs:
+                    near(X.grad, dx, scale)
+                for leaf, bias, d, part in zip(W, B, dy, parts[rank]):
+                    mine = d[:, part]
+                    if leaf.requires_grad:
+                        near(leaf.grad, mine.T @ x, np.abs(mine).T @ np.abs(x))
+                    if bias.requires_grad:
+                        near(bias.grad, mine.sum(0), np.abs(mine).sum(0))
+                assert all((leaf.grad is not None) == leaf.requires_grad for leaf in (X, *W, *B))
+    # A result that is not used has no gradient to give; an activation runs apart.
+    first = W[0].detach().requires_grad_()
+    flux_tp.all_gather_matmul(X.detach(), [first, W[1]], activation="relu", m=m, n=columns[:2])[0].sum().backward()
+    alone = W[0].detach().clone().requires_grad_()
+    flux_tp.all_gather_matmul(X.detach(), alone, activation="relu", m=m, n=columns[0]).sum().backward()
+    assert torch.equal(first.grad, alone.grad)
+
+
 def gradients_with_frozen_weights(comm):
     """The gradient of the input alone, which the ops compute without torch.distributed."""
     world, rank, n, k = comm.world_size, comm.rank, 16, 24

@@ -124,6 +124,106 @@ def all_gather_and_gathered_rows(comm):
     close(call(x, w), y, "float16")
 
 
+def gathered_by_several(comm, m, columns, k, bias=False, activation=None, dtype=F16):
+    """Operands and results of an all_gather_matmul with several weights, of all ranks' ``columns``; the gathered rows."""
+    x, parts = operand(1, m, k), [comm.features(n) for n in columns]
+    weights = [operand(2 + index, n, k)[part] for index, (n, part) in enumerate(zip(columns, parts))]
+    biases = [operand(20 + index, n)[part] for index, (n, part) in enumerate(zip(columns, parts))] if bias else None
+    ys = [activate(activation, x @ w.T + (biases[index] if bias else 0)) for index, w in enumerate(weights)]
+    own = x[rows(comm.world_size, comm.rank, m)]
+    biases = [b.astype(dtype) for b in biases] if bias else None
+    return own.astype(dtype), [w.astype(dtype) for w in weights], biases, ys, x
+
+
+def several_weights(comm):
+    """Results are those of one call for each weight."""
+    world, call = comm.world_size, flux_tp.all_gather_matmul
+    for m, columns in ((world * 8, (4, 1)), (world * 4 + 1, (3, 1, 1)), (0, (1, 1)), (world * 130, (16, 2, 2, 1)), (1, (1, 2, 3))):
+        columns = [8 * world * n for n in columns]
+        for bias, activation in ((False, None), (True, None), (True, "silu")):
+            x, w, b, ys, full = gathered_by_several(comm, m, columns, 40, bias, activation)
+            found = call(x, w, b, activation, m=m)
+            assert isinstance(found, tuple) and len(found) == len(w)
+            for y, expected in zip(found, ys):
+                close(y, expected, "float16", slope=4.0)
+            *found, x_full = call(x, tuple(w), b, activation, return_gathered=True, m=m)
+            assert np.array_equal(x_full, full.astype(F16)) and len(found) == len(w)
+            outs = *(np.full((m, y.shape[1] + 8), 7, F16)[:, :-8] for y in ys), np.empty_like(x_full)
+            assert call(x, w, b, activation, return_gathered=True, m=m, out=outs) is outs
+            assert all(map(np.array_equal, outs, (*found, x_full)))
+            assert call(x, w, b, activation, m=m, out=outs[:-1])[0] is outs[0]
+    x, w, _, ys, full = gathered_by_several(comm, world * 8, [32 * world, 8 * world], 32)
+    found = call(x.reshape(4, 2, 32), w, return_gathered=True)
+    assert [y.shape for y in found] == [(4 * world, 2, 32), (4 * world, 2, 8), (4 * world, 2, 32)]
+    for y, expected in zip(found, (*ys, full)):
+        close(y.reshape(-1, y.shape[2]), expected, "float16")
+
+
+def several_weights_of_unequal_parts(comm):
+    """Ranks split each weight on its own."""
+    world, m = comm.world_size, 2 * comm.world_size + 1
+    columns = [8 * (2 * world + 1), 8 * world, 8 * (2 * world - 1)]
+    x, w, b, ys, _ = gathered_by_several(comm, m, columns, 32, bias=True)
+    for y, expected in zip(flux_tp.all_gather_matmul(x, w, b, m=m, n=columns), ys):
+        close(y, expected, "float16")
+    if world > 1:
+        words = "weight[1] is [16, 32]", "this rank's part is [8, 32]", "comm.features(n)"
+        wide = [w[0], np.zeros((16, 32), F16), w[2]]
+        raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x, wide, m=m, n=columns), *words)
+
+
+def several_weights_are_prepared(comm):
+    world, m = comm.world_size, 2 * comm.world_size
+    columns = [16 * world, 8 * world]
+    flux_tp.prepare("all_gather_matmul", columns, 32, rows=[1, m], dtype="float16", bias=True)
+    x, w, b, ys, _ = gathered_by_several(comm, m, columns, 32, bias=True)
+    for y, expected in zip(flux_tp.all_gather_matmul(x, w, b), ys):
+        close(y, expected, "float16")
+    bad, prepare = flux_tp.OperandError, flux_tp.prepare
+    raises(bad, lambda: prepare("all_gather_matmul", columns[:1], 32), "n is a list of 1", "2 to 4 weights")
+    raises(bad, lambda: prepare("all_gather_matmul", [8 * world, -8], 32), "n[1] = -8")
+    raises(bad, lambda: prepare("all_gather_matmul", [8 * world, 8 * world + 4], 32), f"n[1] = {8 * world + 4}", "multiple of 8")
+    raises(bad, lambda: prepare("all_gather_matmul", [8 * world, 0], 32), "n[1] = 0", f"pad n[1] with zeros to {8 * world}")
+    raises(bad, lambda: prepare("all_gather_matmul", columns, 32, activation="swiglu"), "'swiglu'", "one weight")
+    raises(bad, lambda: prepare("all_gather_matmul", columns, 32, transposed=True), "read as [n, k]", "leave out transposed")
+    raises(bad, lambda: prepare("matmul_all_reduce", columns, 32), "n is a list", "matmul_all_reduce takes one weight")
+
+
+def several_weights_that_do_not_fit(comm):
+    world, bad, call = comm.world_size, flux_tp.OperandError, flux_tp.all_gather_matmul
+    m = 8 * world
+    x, w, b, ys, _ = gathered_by_several(comm, m, [16 * world, 8 * world], 32, bias=True)
+    for count in (0, 1, 5):
+        raises(bad, lambda: call(x, w[:1] * count), f"weight is a list of {count}", "2 to 4 weights")
+    raises(bad, lambda: call(x, w, b[0]), "bias is a ndarray", "2 weights", "give a list of 2, or None")
+    raises(bad, lambda: call(x, w, b[:1]), "bias has 1 elements", "give a list of 2, or None")
+    raises(bad, lambda: call(x, w, [b[0], None]), "bias[1] is None", "None in place of the list")
+    raises(bad, lambda: call(x, w, n=16 * world), "n is a int", "give a list of 2")
+    raises(bad, lambda: call(x, w, n=[16 * world, -8]), "n[1] = -8", "from 0 on")
+    raises(bad, lambda: call(x, w, m=-1), "m = -1", "from 0 on")
+    raises(bad, lambda: call(x, w, activation="geglu_interleaved"), "'geglu_interleaved'", "one weight", "gelu, silu or relu")
+    raises(bad, lambda: call(x, w, out=np.empty((m, 16), F16)), "out is a ndarray", "2 results", "(y0, y1)")
+    outs = np.empty((m, 16), F16), np.empty((m, 8), F16)
+    raises(bad, lambda: call(x, w, return_gathered=True, out=outs), "out has 2 elements", "(y0, y1, x_full)")
+    raises(bad, lambda: call(x, w, out=(outs[0], outs[0])), f"out[1] is [{m}, 16]", f"[{m}, 8]")
+    raises(bad, lambda: call(x, [w[0], w[0]], out=(outs[0], outs[0])), "overlaps out[1]")
+    raises(bad, lambda: call(x, [w[0], w[1].tolist()]), "weight[1] is a list")
+    raises(bad, lambda: call(x, [w[0], w[1].astype(np.float32)]), "weight[1]: dtype float32")
+    raises(bad, lambda: call(x, [w[0], w[1][:, :24]]), "weight[1] is [8, 24], and weight[0] [16, 32]", "the columns of x")
+    raises(bad, lambda: call(x[:, :24], w), "x is [8, 24]", "give 32 columns")
+    raises(bad, lambda: call(x, [w[0], w[1][:4]]), f"n[1] = {4 * world}", "multiple of 8")
+    raises(bad, lambda: call(x, [w[0], w[1][0]]), "weight[1] has 1 dimensions")
+    raises(bad, lambda: call(x, w, [b[0], b[0]]), "bias[1] is [1, 16]", "one row of 8 values")
+    raises(bad, lambda: call(x, w, [b[1], b[1]]), "bias[0] is [1, 8]", "one row of 16 values")
+    raises(bad, lambda: call(x, [w[0], np.asfortranarray(w[1])]), "weight[1] is a transposed view", "contiguous [n, k]")
+    if world > 1:
+        # Weights that no rank has built, another one on each.
+        order = [w[0], w[0], w[1]] if comm.rank else [w[0], w[1], w[0]]
+        raises(flux_tp.DisagreedError, lambda: call(x, order), "weights of")
+    for y, expected in zip(call(x, w, b), ys):
+        close(y, expected, "float16")
+
+
 def transposed_weights(comm):
     """A transposed view is read as it is stored: the same bits as of a copy."""
     x, w, _, y = gathered(comm, comm.world_size * 8, 16, 32)

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 
 import flux_tp
-from cases_numpy import gathered, raises, row_parallel, scattered
+from cases_numpy import gathered, gathered_by_several, raises, row_parallel, scattered
 from oracle import close, operand, rms_norm
 
 BF16, F16 = torch.bfloat16, torch.float16
@@ -74,6 +74,43 @@ def all_gather_and_gathered_rows(comm):
     raises(bad, lambda: call(x, w, return_gathered=True, out=outs), "x_full", "bf16")
     raises(bad, lambda: call(x, w.clone().requires_grad_(), return_gathered=True), "return_gathered=", "no_grad")
     close(numbers(call(x, w)), y, "float16")
+
+
+def several_weights(comm):
+    for dtype in (BF16, F16):
+        for m, columns, activation in ((comm.world_size * 8, (4, 1), None), (comm.world_size * 40 + 1, (6, 1, 1), "gelu"), (1, (1, 2, 3, 1), None)):
+            columns = [8 * (comm.world_size * n + n % 2) for n in columns]
+            x, w, b, ys, full = gathered_by_several(comm, m, columns, 48, True, activation, np.float64)
+            (x, *w), b = tensors(dtype, x, *w), tensors(dtype, *b)
+            found = flux_tp.all_gather_matmul(x, w, b, activation, m=m, n=columns)
+            assert all(y.dtype == dtype for y in found)
+            for y, expected in zip(found, ys, strict=True):
+                close(numbers(y), expected, NAMES[dtype], slope=4.0)
+            *again, x_full = flux_tp.all_gather_matmul(x, w, b, activation, return_gathered=True, m=m, n=columns)
+            assert all(map(torch.equal, again, found)) and np.array_equal(numbers(x_full), full)
+            results = *(torch.empty_like(y) for y in found), x_full.new_empty(m, 56)[:, :48]
+            assert flux_tp.all_gather_matmul(x, w, b, activation, return_gathered=True, m=m, n=columns, out=results) is results
+            assert all(map(torch.equal, results, (*found, x_full)))
+    bad, call = flux_tp.OperandError, flux_tp.all_gather_matmul
+    x, w, _, ys, _ = gathered_by_several(comm, comm.world_size * 8, [16 * comm.world_size, 8 * comm.world_size], 32, dtype=np.float64)
+    x, *w = tensors(F16, x, *w)
+    outs = tuple(call(x, w))
+    lead = call(x.reshape(4, 2, 32), w, return_gathered=True)
+    assert [y.shape[1:] for y in lead] == [(2, 16), (2, 8), (2, 32)] and torch.equal(lead[1].reshape(-1, 8), outs[1])
+    raises(bad, lambda: call(x, [w[0], w[1].to(BF16)]), "weight[1]", "bf16")
+    raises(bad, lambda: call(x, [w[0].to(BF16), w[1]]), "weight[0]", "bf16")
+    raises(bad, lambda: call(x, [w[0], w[1].float()]), "weight[1]: its dtype")
+    raises(bad, lambda: call(x, [w[0], w[1].to("meta")]), "weight[1] is on meta", "move it")
+    raises(bad, lambda: call(x, [w[0], ys[1]]), "weight[1] is a ndarray")
+    raises(bad, lambda: call(x, [w[0], w[1][0]]), "weight[1] has 1 dimensions")
+    raises(bad, lambda: call(x, [w[0], w[1].t().contiguous().t()]), "weight[1] is a transposed view", "contiguous [n, k]")
+    raises(bad, lambda: call(x, [w[0], w[1][:, :24]]), "weight[1] is [8, 24]", "the columns of x")
+    raises(bad, lambda: call(x[0], w), "x has 1 dimensions")
+    frozen = [w[0].clone().requires_grad_(), w[1]]
+    raises(bad, lambda: call(x, frozen, out=outs), "out=", "no_grad")
+    raises(bad, lambda: call(x, frozen, return_gathered=True), "return_gathered=", "no_grad")
+    for y, expected in zip(call(x, w), ys):
+        close(numbers(y), expected, "float16")
 
 
 def transposed_weights(comm):

@@ -11,4 +11,4 @@ mod op;
 pub use activation::NamedActivation;
 pub use error::{Class, Error};
 pub use handles::{Handles, OfProcess};
-pub use op::{AnyOp, OpSpec, RawOperands};
+pub use op::{AnyOp, OpSpec, RawOperands, RawWeight};

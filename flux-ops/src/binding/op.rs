@@ -3,11 +3,13 @@
 //! Invariant: ranks with equal specs build the same op. What a kind does not have is refused before
 //! any rank is asked.
 
-use crate::epilogue::{EpilogueArgs, EpilogueSpec, Epsilon};
+use crate::epilogue::{EpilogueSpec, Epsilon, Norm};
 use crate::op::kind::{AllGather, AllReduce, ReduceScatter};
 use crate::op::{OpMarker, Request};
-use crate::tensor::TensorError;
-use crate::{BuildError, CallError, FusedLinear, RawTensor, TensorMut, TensorRef};
+use crate::operands::{MORE, MoreOperands, Operands};
+use crate::tensor::View;
+use crate::{BuildError, CallError, FusedLinear, RawTensor};
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::{DType, OpKind, Partials, Rank};
 use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 use flux_transport::{Communicator, Stream};
@@ -15,7 +17,7 @@ use half::{bf16, f16};
 use std::ops::Range;
 
 /// What an op is built for. All but `max_workspace` is the same on every rank.
-#[derive(Clone, Copy, Debug, PartialEq)]
+#[derive(Clone, Debug, PartialEq)]
 #[allow(missing_docs, reason = "fields are named after the methods of Builder")]
 #[expect(clippy::struct_excessive_bools, reason = "options of a builder")]
 pub struct OpSpec {
@@ -26,6 +28,8 @@ pub struct OpSpec {
     pub n: usize,
     /// Global.
     pub k: usize,
+    /// Of several weights the output features of each, `n` in all; `None` of one.
+    pub columns: Option<Vec<usize>>,
     pub weights: WeightLayout,
     pub bias: bool,
     pub residual: bool,
@@ -50,6 +54,7 @@ impl OpSpec {
             ("partials", gathers && self.partials != Partials::OpDType),
             ("activation", !gathers && self.activation != Activation::None),
             ("gates", !gathers && self.gates.is_some()),
+            ("several_weights", !gathers && self.columns.is_some()),
         ];
         match given.into_iter().find(|&(_, given)| given) {
             Some((option, _)) => Err(BuildError::Option { op: self.op, option }),
@@ -62,6 +67,7 @@ impl OpSpec {
         let rms_norm = self.rms_norm.map(Epsilon::new);
         let Self { bias, residual, activation, gates, .. } = *self;
         request.epilogue = EpilogueSpec { bias, residual, activation, gates, rms_norm };
+        request.columns.clone_from(&self.columns);
         request.weights = self.weights;
         request.batch_invariant = self.batch_invariant;
         request.partials = self.partials;
@@ -72,16 +78,24 @@ impl OpSpec {
     }
 }
 
+/// A weight of a call, with its bias and its result.
+#[derive(Clone, Copy, Debug)]
+#[allow(missing_docs, reason = "fields are named after the operands of an op")]
+pub struct RawWeight {
+    pub w: RawTensor,
+    pub bias: Option<RawTensor>,
+    pub y: RawTensor,
+}
+
 /// The operands of one call.
 #[derive(Clone, Copy, Debug)]
 #[allow(missing_docs, reason = "fields are named after the operands of an op")]
-pub struct RawOperands {
+pub struct RawOperands<'a> {
     pub x: RawTensor,
-    pub w: RawTensor,
-    pub bias: Option<RawTensor>,
+    /// One, or those of an op with several.
+    pub weights: &'a [RawWeight],
     /// It may be `y` itself.
     pub residual: Option<RawTensor>,
-    pub y: RawTensor,
     /// Gain, and the normalised rows.
     pub norm: Option<(RawTensor, RawTensor)>,
     /// Where all rows of `x` go; of an AllGather-GEMM.
@@ -119,15 +133,17 @@ impl AnyOp {
     }
 
     /// As [`FusedLinear::forward_with`], or as
-    /// [`forward_gathered`](crate::AllGatherGemm::forward_gathered).
+    /// [`forward_gathered`](crate::AllGatherGemm::forward_gathered) or
+    /// [`forward_several`](crate::AllGatherGemm::forward_several).
     ///
     /// # Safety
-    /// The operands are as [`TensorRef::from_raw`] and [`TensorMut::from_raw`] ask. A residual in
-    /// the place of `y` is written with it.
+    /// The operands are as [`TensorRef::from_raw`](crate::TensorRef::from_raw) and
+    /// [`TensorMut::from_raw`](crate::TensorMut::from_raw) ask. A residual in the place of `y` is
+    /// written with it.
     ///
     /// # Errors
     /// [`CallError`].
-    pub unsafe fn forward(&self, operands: &RawOperands, stream: Stream<'_>) -> Result<(), CallError> {
+    pub unsafe fn forward(&self, operands: &RawOperands<'_>, stream: Stream<'_>) -> Result<(), CallError> {
         // SAFETY: as the caller has vouched.
         unsafe { self.0.forward(operands, stream) }
     }
@@ -153,6 +169,19 @@ impl AnyOp {
         self.0.columns(rank)
     }
 
+    /// Number of weights.
+    pub fn weight_count(&self) -> usize {
+        self.0.weight_count()
+    }
+
+    /// As [`FusedLinear::weight_columns`].
+    ///
+    /// # Panics
+    /// If the op has no weight of this number.
+    pub fn weight_columns(&self, weight: usize, rank: Rank) -> Range<usize> {
+        self.0.weight_columns(weight, rank)
+    }
+
     /// As [`FusedLinear::inner`].
     pub fn inner(&self, rank: Rank) -> Range<usize> {
         self.0.inner(rank)
@@ -171,45 +200,38 @@ fn built<K: OpMarker, T: Element>(request: Request, comm: &Communicator) -> Resu
 trait Linear: Send + Sync {
     /// # Safety
     /// As [`AnyOp::forward`].
-    unsafe fn forward(&self, operands: &RawOperands, stream: Stream<'_>) -> Result<(), CallError>;
+    unsafe fn forward(&self, operands: &RawOperands<'_>, stream: Stream<'_>) -> Result<(), CallError>;
     fn prepare(&self, rows: &[usize]) -> Result<(), CallError>;
     fn rows(&self, m: usize, rank: Rank) -> Result<Range<usize>, CallError>;
     fn columns(&self, rank: Rank) -> Range<usize>;
+    fn weight_count(&self) -> usize;
+    fn weight_columns(&self, weight: usize, rank: Rank) -> Range<usize>;
     fn inner(&self, rank: Rank) -> Range<usize>;
     fn explain(&self) -> String;
 }
 
 impl<K: OpMarker, T: Element> Linear for FusedLinear<K, T> {
-    unsafe fn forward(&self, operands: &RawOperands, stream: Stream<'_>) -> Result<(), CallError> {
-        let view = |operand| move |source: TensorError| CallError::View { operand, source };
-        // SAFETY: as the caller has vouched.
-        let read = |name, raw| unsafe { TensorRef::<T>::from_raw(raw) }.map_err(view(name));
-        // SAFETY: as the caller has vouched.
-        let written = |name, raw| unsafe { TensorMut::<T>::from_raw(raw) }.map_err(view(name));
-        let (x, w) = (read("x", operands.x)?, read("w", operands.w)?);
-        let bias = operands.bias.map(|bias| read("bias", bias)).transpose()?;
-        let place = |of: &RawTensor| (of.address, of.layout, of.dtype);
-        // No view may be of memory that another one writes.
-        let in_y = operands.residual.is_some_and(|residual| place(&residual) == place(&operands.y));
-        let residual = operands.residual.filter(|_| !in_y).map(|residual| read("residual", residual)).transpose()?;
-        let gain = operands.norm.map(|(gain, _)| read("gain", gain)).transpose()?;
-        let mut y_norm = operands.norm.map(|(_, rows)| written("y_norm", rows)).transpose()?;
-
-        let mut epilogue = EpilogueArgs::new();
-        if let Some(bias) = &bias {
-            epilogue = epilogue.bias(bias);
+    unsafe fn forward(&self, operands: &RawOperands<'_>, stream: Stream<'_>) -> Result<(), CallError> {
+        let view = |operand, raw| View::from_raw::<T>(raw).map_err(|source| CallError::View { operand, source });
+        let optional = |operand, raw: Option<RawTensor>| raw.map(|raw| view(operand, raw)).transpose();
+        let weight = |[w, bias, y]: [&'static str; 3], raw: &RawWeight| {
+            Ok::<_, CallError>(MoreOperands { w: view(w, raw.w)?, bias: optional(bias, raw.bias)?, y: view(y, raw.y)? })
+        };
+        let (first, further) = match operands.weights {
+            [first, further @ ..] if further.len() < MAX_WEIGHTS => (first, further),
+            others => return Err(CallError::Weights { takes: self.weight_count(), given: others.len() }),
+        };
+        let x = view("x", operands.x)?;
+        let MoreOperands { w, bias, y } = weight(["w", "bias", "y"], first)?;
+        let mut more = [None; MAX_WEIGHTS - 1];
+        for ((to, names), raw) in more.iter_mut().zip(MORE).zip(further) {
+            *to = Some(weight(names, raw)?);
         }
-        if let Some(residual) = &residual {
-            epilogue = epilogue.residual(residual);
-        } else if in_y {
-            epilogue = epilogue.residual_in_y();
-        }
-        if let (Some(gain), Some(y_norm)) = (&gain, &mut y_norm) {
-            epilogue = epilogue.norm(gain, y_norm);
-        }
-        let mut y = written("y", operands.y)?;
-        let mut x_full = operands.gathered.map(|rows| written("x_full", rows)).transpose()?;
-        self.call((&x, &w), &epilogue, &mut y, x_full.as_mut(), stream)
+        let residual = optional("residual", operands.residual)?;
+        let norm = |(gain, rows)| Ok::<_, CallError>(Norm { gain: view("gain", gain)?, y_norm: view("y_norm", rows)? });
+        let norm = operands.norm.map(norm).transpose()?;
+        let x_full = optional("x_full", operands.gathered)?;
+        self.call_with(&Operands { x, w, bias, residual, y, norm, x_full, more }, stream)
     }
 
     fn prepare(&self, rows: &[usize]) -> Result<(), CallError> {
@@ -222,6 +244,14 @@ impl<K: OpMarker, T: Element> Linear for FusedLinear<K, T> {
 
     fn columns(&self, rank: Rank) -> Range<usize> {
         self.columns(rank)
+    }
+
+    fn weight_count(&self) -> usize {
+        self.weight_count()
+    }
+
+    fn weight_columns(&self, weight: usize, rank: Rank) -> Range<usize> {
+        self.weight_columns(weight, rank)
     }
 
     fn inner(&self, rank: Rank) -> Range<usize> {

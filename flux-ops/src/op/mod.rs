@@ -271,7 +271,7 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     }
 
     /// A call with these operands, which are checked.
-    fn call_with(&self, operands: &Operands, stream: Stream<'_>) -> Result<(), CallError> {
+    pub(crate) fn call_with(&self, operands: &Operands, stream: Stream<'_>) -> Result<(), CallError> {
         let m = operands.rows(K::OP);
         let problem = if m == 0 { self.largest } else { self.problem(m)? };
         operands.check::<T>((&problem, self.comm.rank(), m), (self.request.epilogue, self.request.weights), location(&self.comm))?;
@@ -383,7 +383,8 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     }
 
     /// The columns of all `n` that `rank` has: the rows of its `w`, and the columns of its `y`, of
-    /// which it has half with gates. All but of an AllGather-GEMM.
+    /// which it has half with gates. All but of an AllGather-GEMM. Of several weights those of the
+    /// first.
     ///
     /// ```
     /// use flux_ops::{AllGatherGemm, bf16};
@@ -405,6 +406,11 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     pub const fn columns(&self, rank: Rank) -> Range<usize> {
         let columns = self.largest.columns(rank);
         columns.start as usize..columns.end as usize
+    }
+
+    /// Number of weights: 1, or [several](Builder::several_weights).
+    pub const fn weight_count(&self) -> usize {
+        self.largest.weight_count()
     }
 
     /// As [`columns`](Self::columns), of one of [several weights](Builder::several_weights), counted

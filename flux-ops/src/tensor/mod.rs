@@ -65,7 +65,7 @@ pub(crate) struct View {
 }
 
 impl View {
-    fn from_raw<T: Element>(raw: RawTensor) -> Result<Self, TensorError> {
+    pub(crate) fn from_raw<T: Element>(raw: RawTensor) -> Result<Self, TensorError> {
         if raw.dtype != T::DTYPE {
             return Err(TensorError::DType { expected: T::DTYPE, found: raw.dtype });
         }

@@ -11,10 +11,10 @@ import torch
 import torch.nn.functional as F
 
 from ._comm import known
-from ._kernels import call, calls, pair_calls
+from ._kernels import call, calls, gather_for_several, pair_calls
 from ._rows import Rows
 
-__all__ = ["AllGatherMatmul", "CopiedInputLinear", "MatmulAllReduce", "MatmulReduceScatter"]
+__all__ = ["AllGatherMatmul", "AllGatherMatmulSeveral", "CopiedInputLinear", "MatmulAllReduce", "MatmulReduceScatter"]
 
 
 class AllGatherMatmul(torch.autograd.Function):
@@ -42,22 +42,64 @@ class AllGatherMatmul(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         needs_x, needs_weight, needs_bias = ctx.needs_input_grad[:3]
         dy = dy.contiguous()
-        dx = dweight = None
-        if needs_weight and not ctx.kept:
-            # Each collective runs beside the GEMM that does not need it, as in Megatron-LM. A fused
-            # op beside NCCL's gather would hold the SMs that NCCL waits for.
-            rows = Rows(dy.shape[0], ctx.comm)
-            gathered = rows.gather(x)
-            sums = dy @ weight if needs_x else None
-            full = gathered()
-            scattered = rows.scatter(sums) if needs_x else None
-            dweight = dy.t() @ full
-            dx = scattered() if needs_x else None
-        else:
-            if needs_x:
-                dx = call(calls["matmul_reduce_scatter"], dy, weight.t(), None, None, ctx.n, 0, ctx.comm.id)
-            dweight = dy.t() @ x if needs_weight else None
+        dx, dweight = _column_parallel(ctx, x, weight, dy, ctx.n, needs_x, needs_weight)
         return dx, dweight, dy.sum(0) if needs_bias else None, None, None, None, None
+
+
+class AllGatherMatmulSeveral(torch.autograd.Function):
+    """``y = gather(x) @ weight.T + bias`` of several weights, by one gather.
+
+    The backward pass is that of one weight with the rows of all: copies of the weights beside each other, for one collective.
+    """
+
+    @staticmethod
+    def forward(ctx, x, m, columns, comm, keep, *operands):
+        count = len(columns)
+        weights, biases = list(operands[:count]), list(operands[count:])
+        ctx.columns, ctx.comm = columns, known(comm)
+        needs_x, needs_weight = ctx.needs_input_grad[0], any(ctx.needs_input_grad[5 : 5 + count])
+        ctx.kept = keep and needs_weight and ctx.comm.world_size > 1
+        x_full = x.new_empty(m, x.shape[1]) if ctx.kept else None
+        results = gather_for_several(x, weights, biases, 0, m, columns, comm, x_full=x_full)
+        saved = x_full if ctx.kept else x
+        ctx.save_for_backward(saved if needs_weight else None, *(weights if needs_x else [None] * count))
+        return tuple(results)
+
+    @staticmethod
+    def backward(ctx, *parts):
+        x, *weights = ctx.saved_tensors
+        count, needs = len(parts), ctx.needs_input_grad
+        needs_x, needs_weights, needs_biases = needs[0], needs[5 : 5 + count], needs[5 + count :]
+        sizes = [part.shape[1] for part in parts]
+        dy = torch.cat(parts, 1)
+        weight = torch.cat(weights) if needs_x else None
+        # Of ranks with unequal parts GEMM-ReduceScatter takes as many columns as the first rank has.
+        said = zip(ctx.columns, sizes, strict=True)
+        most = sum(size if n == -1 else ctx.comm.features(n, 0).stop for n, size in said)
+        dx, dweight = _column_parallel(ctx, x, weight, dy, most * ctx.comm.world_size, needs_x, any(needs_weights), most - sum(sizes))
+        dweights = [None] * count if dweight is None else dweight.split(sizes)
+        dbiases = [part.sum(0) if need else None for part, need in zip(parts, needs_biases, strict=True)]
+        dweights = [part if need else None for part, need in zip(dweights, needs_weights, strict=True)]
+        return dx, None, None, None, None, *dweights, *dbiases
+
+
+def _column_parallel(ctx, x, weight, dy, n, needs_x, needs_weight, padding=0):
+    """Gradients of ``x`` and ``weight``; GEMM-ReduceScatter takes ``n`` columns, with ``padding`` zeros behind this rank's."""
+    if needs_weight and not ctx.kept:
+        # Each collective runs beside the GEMM that does not need it, as in Megatron-LM. A fused
+        # op beside NCCL's gather would hold the SMs that NCCL waits for.
+        rows = Rows(dy.shape[0], ctx.comm)
+        gathered = rows.gather(x)
+        sums = dy @ weight if needs_x else None
+        full = gathered()
+        scattered = rows.scatter(sums) if needs_x else None
+        dweight = dy.t() @ full
+        return scattered() if needs_x else None, dweight
+    dx = None
+    if needs_x:
+        part, weight = (F.pad(dy, (0, padding)), F.pad(weight, (0, 0, 0, padding))) if padding else (dy, weight)
+        dx = call(calls["matmul_reduce_scatter"], part, weight.t(), None, None, n, 0, ctx.comm.id)
+    return dx, dy.t() @ x if needs_weight else None
 
 
 class MatmulReduceScatter(torch.autograd.Function):

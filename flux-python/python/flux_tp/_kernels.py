@@ -16,7 +16,7 @@ from . import _native, _ops
 from ._comm import known
 from .errors import FluxError, OperandError
 
-__all__ = ["call", "calls", "out_calls", "own_error", "pair_calls", "pair_out_calls"]
+__all__ = ["call", "calls", "gather_for_several", "out_calls", "own_error", "pair_calls", "pair_out_calls"]
 
 _NEEDED = (2, 10)
 
@@ -37,6 +37,27 @@ out_calls = {name: packet.out for name, packet in _packets.items()}
 # With a second result: the gathered rows, or the normalised ones.
 pair_calls = {name: packet.gathered if name == "all_gather_matmul" else packet.norm for name, packet in _packets.items()}
 pair_out_calls = {name: packet.gathered_out if name == "all_gather_matmul" else packet.norm_out for name, packet in _packets.items()}
+
+# By the number of weights. Results go where the caller says, and the gathered rows may.
+_several = {count: getattr(_packets["all_gather_matmul"], f"weights{count}") for count in range(2, _ops.MAX_WEIGHTS + 1)}
+
+
+def gather_for_several(
+    x: Tensor,
+    weights: list[Tensor],
+    biases: list[Tensor | None],
+    activation: int,
+    m: int,
+    columns: list[int],
+    comm: int,
+    outs: list[Tensor] | None = None,
+    x_full: Tensor | None = None,
+) -> list[Tensor]:
+    """One gather of ``x`` for several weights: their results, which are new where no ``outs`` are given."""
+    outs = [x.new_empty(m, weight.shape[0]) for weight in weights] if outs is None else outs
+    named = {f"out{index}": out for index, out in enumerate(outs)}
+    _several[len(weights)](x, *weights, *biases, activation, m, *columns, comm, **named, x_full=x_full)
+    return outs
 
 
 def _one_device(x: Tensor, **operands: Tensor | None) -> None:
@@ -71,6 +92,20 @@ def _(x, weight, bias, activation, m, n, comm, *, out, x_full):
 @torch.library.register_fake("flux_tp::all_gather_matmul.out")
 def _(x, weight, bias, activation, m, n, comm, *, out):
     _one_device(x, weight=weight, bias=bias, out=out)
+
+
+def _register_several(count: int) -> None:
+    """Registers the fake kernel of an op with so many weights."""
+
+    @torch.library.register_fake(f"flux_tp::all_gather_matmul.weights{count}")
+    def _(x, *arguments, x_full, **outs):
+        named = {"weight": arguments[:count], "bias": arguments[count : 2 * count], "out": outs.values()}
+        operands = {f"{name}[{index}]": tensor for name, tensors in named.items() for index, tensor in enumerate(tensors)}
+        _one_device(x, **operands, x_full=x_full)
+
+
+for _count in _several:
+    _register_several(_count)
 
 
 def _register_fakes(op: str, rows: Callable[[Tensor, int], int]) -> None:

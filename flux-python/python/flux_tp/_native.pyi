@@ -5,9 +5,8 @@ from typing import TypeAlias
 Connected: TypeAlias = tuple[int, int, int, str, int | None]
 Described: TypeAlias = tuple[int, str, int, int, int, tuple[int, int]]
 Built: TypeAlias = tuple[str, bool, bool, bool, int, float | None, bool]
-Operands: TypeAlias = tuple[
-    Described, Described, Described | None, Described | None, Described | None, Described, Described | None
-]
+OfWeight: TypeAlias = tuple[Described, Described | None, Described, int | None]
+Operands: TypeAlias = tuple[Described, list[OfWeight], Described | None, Described | None, Described | None]
 
 def connect(transport: str, timeout: float, device: int | None, limits: tuple[int, int, bool]) -> Connected: ...
 def connect_group(
@@ -23,11 +22,11 @@ def close_all() -> None: ...
 def check(comm: int) -> None: ...
 def barrier(comm: int) -> None: ...
 def explain(comm: int) -> str: ...
-def prepare(comm: int, kind: str, extents: tuple[int, int], of: Built, rows: list[int]) -> None: ...
+def prepare(comm: int, kind: str, extents: tuple[list[int], int], of: Built, rows: list[int]) -> None: ...
 def call_host(
     comm: int,
     kind: str,
-    numbers: tuple[int, int, int | None],
+    numbers: tuple[int, int],
     operands: Operands,
     eps: float | None,
     f32_partials: bool,

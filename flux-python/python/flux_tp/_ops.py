@@ -19,6 +19,8 @@ ACTIVATIONS = {name: number for number, name in enumerate(_native.activations())
 # Numbers of the activations with gates.
 GATED = frozenset(number for name, number in ACTIVATIONS.items() if "glu" in name)
 
+MAX_WEIGHTS = 4
+
 # Set by `_torch`: its module and torch's Tensor.
 _torch: Any = None
 _Tensor: Any = ()
@@ -52,6 +54,20 @@ def all_gather_matmul(
     keep_gathered: bool = False,
     out: tuple[Operand, Operand] | None = None,
 ) -> tuple[Operand, Operand]: ...
+@overload
+def all_gather_matmul(
+    x: Operand,
+    weight: Sequence[Operand],
+    bias: Sequence[Operand] | None = None,
+    activation: str | None = None,
+    group: _comm.Communicator | None = None,
+    return_gathered: bool = False,
+    *,
+    m: int | None = None,
+    n: Sequence[int] | None = None,
+    keep_gathered: bool = False,
+    out: tuple[Operand, ...] | None = None,
+) -> tuple[Operand, ...]: ...
 def all_gather_matmul(
     x: Any,
     weight: Any,
@@ -61,7 +77,7 @@ def all_gather_matmul(
     return_gathered: bool = False,
     *,
     m: int | None = None,
-    n: int | None = None,
+    n: Any = None,
     keep_gathered: bool = False,
     out: Any = None,
 ) -> Any:
@@ -70,8 +86,9 @@ def all_gather_matmul(
     Args:
         x: ``[m_r, k]``, this rank's rows. More dimensions are taken as rows.
         weight: ``[n_r, k]``, this rank's columns. ``n_r`` and ``k`` are multiples of 8. It may be the transposed
-            view ``w.t()`` of a ``w`` of ``[k, n_r]``, which is read as it is stored.
-        bias: ``[n_r]``.
+            view ``w.t()`` of a ``w`` of ``[k, n_r]``, which is read as it is stored. A list or tuple of 2 to 4 weights, such as
+            those of queries, keys and values, shares one gather of ``x``. Each has an ``n_r`` of its own, and none is a view.
+        bias: ``[n_r]``. Of several weights a list of as many, or ``None``.
         activation: ``gelu`` (tanh form), ``silu`` or ``relu``, applied in fp32. ``geglu``, ``swiglu`` and ``reglu`` also
             multiply: ``act(gate) * up``, with the gates in the first half of this rank's ``n_r`` rows of ``weight`` and
             ``bias``, and their ups in the second; with ``_interleaved`` behind the name, each gate before its up.
@@ -81,31 +98,37 @@ def all_gather_matmul(
         m: rows of all ranks together, where ranks have different numbers of rows: rank ``r`` has those that
             ``torch.tensor_split`` cuts for it. ``None``: ``W`` times the rows of ``x``.
         n: columns of all ranks together, where ranks have different numbers of columns: each has those of
-            :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times those of this rank.
+            :meth:`flux_tp.Communicator.features`. ``None``: ``W`` times those of this rank. Of several weights a list of as many.
         return_gathered: whether the gathered ``x`` is returned, too. It has no gradient.
         keep_gathered: whether autograd keeps the gathered ``x`` for the gradient of ``weight``, ``[m, k]`` in place of
             ``[m_r, k]``. The backward pass then gathers nothing. Nothing is kept where ``weight`` needs none. The same on every rank.
-        out: where the result goes, ``[m, n_r]``. With ``return_gathered`` a pair of both results.
+        out: where the result goes, ``[m, n_r]``. With ``return_gathered`` a pair of both results. Of several weights a tuple of
+            all results.
 
     All operands are bfloat16, or all float16, in row-major order with 16-byte aligned rows. They are on the
     communicator's device.
 
     Returns:
         ``[m, n_r]``, or with gates ``[m, n_r/2]``: all rows of this rank's columns, from torch's allocator on torch's current stream. With
-        ``return_gathered`` a pair ``(y, x_full)``, where ``x_full`` is ``[m, k]``, the rows of all ranks.
+        ``return_gathered`` a pair ``(y, x_full)``, where ``x_full`` is ``[m, k]``, the rows of all ranks. Of several weights a
+        tuple with a ``y`` for each, and ``x_full`` behind them.
 
     Raises:
         OperandError: a shape, dtype, device or layout that does not fit; nothing was launched.
         BuildError, DisagreedError: on the first call of a shape.
         PeerLostError, PeerLeftError, TimeoutError, AbortedError: see :mod:`flux_tp.errors`.
     """
-    _check_extents(m=m, n=n)
-    if return_gathered:
-        _check_pair(out, "return_gathered", "(y, x_full)")
+    _check_extents(m=m)
     comm, number = group or _comm.default(), _number(activation)
     backend = _backend(x)
     # Arrays of NumPy have no gradients.
     kept = {"keep": keep_gathered} if backend is _torch else {}
+    if isinstance(weight, (list, tuple)):
+        weight, bias, n = _several(weight, bias, n, out, number, return_gathered)
+        return backend.run_several(x, weight, bias, comm, out, activation=number, m=m, columns=n, gathered=return_gathered, **kept)
+    _check_extents(n=n)
+    if return_gathered:
+        _check_pair(out, "return_gathered", "(y, x_full)")
     return backend.run("all_gather_matmul", x, weight, bias, comm, out, activation=number, m=m, split=n, gathered=return_gathered, **kept)
 
 
@@ -231,7 +254,7 @@ def matmul_all_reduce(
 
 def prepare(
     op: str,
-    n: int,
+    n: int | Sequence[int],
     k: int,
     *,
     rows: Sequence[int] = (),
@@ -248,7 +271,7 @@ def prepare(
 
     Args:
         op: the op's name, as ``all_gather_matmul``.
-        n, k: output features and inner dimension, both global.
+        n, k: output features and inner dimension, both global. Of several weights ``n`` is a list of those of each.
         rows: numbers ``m`` of rows whose calls are to be captured in CUDA graphs: captured calls build nothing.
         dtype: ``bfloat16`` or ``float16``: a name, or a dtype of torch or NumPy.
         transposed: whether the weight of calls is a transposed view, as in :func:`all_gather_matmul`.
@@ -259,10 +282,18 @@ def prepare(
         partials: as in :func:`matmul_reduce_scatter`.
         group: the communicator; the first that :func:`flux_tp.init` made.
     """
-    _check_extents(n=n, k=k)
-    comm = group or _comm.default()
-    of = (_dtype_name(dtype), transposed, bias, residual, _number(activation), eps, partials_number(partials) != 0)
-    _native.prepare(comm.id, op, (n, k), of, list(rows))
+    comm, number = group or _comm.default(), _number(activation)
+    if isinstance(n, (list, tuple)):
+        if op != "all_gather_matmul":
+            raise OperandError(f"n is a {type(n).__name__}, and {op} takes one weight: give a number")
+        columns = _lists(n, "n", len(n))
+        _check_several("n", n, number)
+    else:
+        _check_extents(n=n)
+        columns = [n]
+    _check_extents(k=k)
+    of = (_dtype_name(dtype), transposed, bias, residual, number, eps, partials_number(partials) != 0)
+    _native.prepare(comm.id, op, (columns, k), of, list(rows))
 
 
 def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any, k: int | None, partials: Any) -> Any:
@@ -271,6 +302,41 @@ def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: 
         _check_norm(norm, out)
     comm, number = group or _comm.default(), partials_number(partials)
     return _backend(x).run(op, x, weight, bias, comm, out, split=k, residual=residual, norm=norm, partials=number)
+
+
+def _several(weights: Any, biases: Any, columns: Any, out: Any, activation: int, gathered: bool) -> tuple[list, list, list]:
+    """Several weights, a bias or ``None`` and ``n`` or ``None`` for each."""
+    count = len(weights)
+    _check_several("weight", weights, activation)
+    results = count + gathered
+    if out is not None and not (isinstance(out, tuple) and len(out) == results):
+        found = f"has {len(out)} elements" if isinstance(out, tuple) else f"is a {type(out).__name__}"
+        names = ", ".join([*(f"y{index}" for index in range(count)), *["x_full"] * gathered])
+        raise OperandError(f"out {found}: there are {results} results, so give a tuple ({names})")
+    return list(weights), _lists(biases, "bias", count), _lists(columns, "n", count)
+
+
+def _check_several(name: str, given: Sequence[Any], activation: int) -> None:
+    found = f"{name} is a {type(given).__name__} of {len(given)}"
+    if not 2 <= len(given) <= MAX_WEIGHTS:
+        raise OperandError(f"{found}: an op takes 2 to {MAX_WEIGHTS} weights, or one that is in no list; give more in several calls")
+    if activation in GATED:
+        raise OperandError(f"activation = {list(ACTIVATIONS)[activation]!r}: gates take one weight, and {found}: give none, gelu, silu or relu")
+
+
+def _lists(of: Any, name: str, count: int) -> list:
+    """Optional values of ``count`` weights: all or none."""
+    if of is None:
+        return [None] * count
+    if not isinstance(of, (list, tuple)) or len(of) != count:
+        found = f"has {len(of)} elements" if isinstance(of, (list, tuple)) else f"is a {type(of).__name__}"
+        raise OperandError(f"{name} {found}, and there are {count} weights: give a list of {count}, or None")
+    for index, value in enumerate(of):
+        if value is None:
+            raise OperandError(f"{name}[{index}] is None: give one for each weight, or None in place of the list")
+        if name == "n":
+            _check_extents(**{f"n[{index}]": value})
+    return list(of)
 
 
 def _check_extents(**extents: int | None) -> None:

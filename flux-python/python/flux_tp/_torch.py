@@ -12,9 +12,9 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from . import _ops
-from ._autograd import AllGatherMatmul, MatmulAllReduce, MatmulReduceScatter
+from ._autograd import AllGatherMatmul, AllGatherMatmulSeveral, MatmulAllReduce, MatmulReduceScatter
 from ._comm import Communicator, known
-from ._kernels import calls, out_calls, own_error, pair_calls, pair_out_calls
+from ._kernels import calls, gather_for_several, out_calls, own_error, pair_calls, pair_out_calls
 from .errors import OperandError
 
 _PLAIN = {"none": lambda y: y, "gelu": lambda y: F.gelu(y, approximate="tanh"), "silu": F.silu, "relu": F.relu}
@@ -80,26 +80,86 @@ def run(
     else:
         arguments = (x, weight, bias, residual, gain, eps, split, partials, comm.id)
     second = "return_gathered=" if gathered else None if norm is None else "norm="
-    if torch.compiler.is_compiling():
-        y = _run(op, arguments, second, out, needs_grad, keep)
-    else:
-        try:
-            y = _run(op, arguments, second, out, needs_grad, keep)
-        except RuntimeError as error:
-            raise own_error(error) from None
+    y = _with_own_errors(_run, op, arguments, second, out, needs_grad, keep)
     if out is not None or len(lead) == 1:
         return y
-    shape = (-1, *lead[1:])
     if second is not None:
-        return tuple(part.reshape(*shape, part.shape[1]) for part in y)
-    return y.reshape(*shape, y.shape[1])
+        return tuple(_lead(part, lead) for part in y)
+    return _lead(y, lead)
 
 
-def _run(op, arguments, second, out, needs_grad, keep):
+def run_several(
+    x: Any,
+    weights: list[Any],
+    biases: list[Any],
+    comm: Communicator,
+    out: Any,
+    *,
+    activation: int,
+    m: int | None,
+    columns: list[int | None],
+    gathered: bool,
+    keep: bool,
+) -> Any:
+    """Makes a call with several weights; see ``all_gather_matmul`` in ``_ops``."""
+    lead = x.shape[:-1]
+    if len(lead) > 1:
+        x = x.reshape(prod(lead), x.shape[-1])
+    named = {f"weight[{index}]": weight for index, weight in enumerate(weights)}
+    named |= {f"bias[{index}]": bias for index, bias in enumerate(biases)}
+    for name, operand in named.items():
+        if operand is not None and not isinstance(operand, Tensor):
+            raise OperandError(f"{name} is a {type(operand).__name__}, and x is a torch.Tensor: give tensors alone")
+    # What shapes of results are taken from.
+    for name, operand in {"x": x, **dict(list(named.items())[: len(weights)])}.items():
+        if operand.dim() != 2:
+            raise OperandError(f"{name} has {operand.dim()} dimensions, and 2 are needed")
+    operands = (x, *weights, *biases)
+    needs_grad = torch.is_grad_enabled() and any(operand is not None and operand.requires_grad for operand in operands)
+    m = x.shape[0] * comm.world_size if m is None else m
+    columns = [-1 if n is None else n for n in columns]
+    _check_autograd(needs_grad, "return_gathered=" if gathered else None, out)
+    if out is not None:
+        *outs, x_full = out if gathered else (*out, None)
+    elif gathered:
+        outs, x_full = None, x.new_empty(m, x.shape[1])
+    else:
+        outs = x_full = None
+    if needs_grad:
+        ys = _with_own_errors(AllGatherMatmulSeveral.apply, x, m, columns, comm.id, keep, *weights, *biases)
+        # The derivative of an activation needs its input, which the fused op does not keep.
+        ys = [FUNCTIONS[activation](y) for y in ys]
+    else:
+        ys = _with_own_errors(gather_for_several, x, weights, biases, activation, m, columns, comm.id, outs, x_full)
+    if out is not None:
+        return out
+    results = [*ys, x_full] if gathered else ys
+    return tuple(results if len(lead) == 1 else [_lead(part, lead) for part in results])
+
+
+def _lead(y: Tensor, lead: Any) -> Tensor:
+    # The rows as dimensions of ``x``, of which each rank has its own first.
+    return y.reshape(-1, *lead[1:], y.shape[1])
+
+
+def _with_own_errors(call: Callable[..., Any], *arguments: Any) -> Any:
+    if torch.compiler.is_compiling():
+        return call(*arguments)
+    try:
+        return call(*arguments)
+    except RuntimeError as error:
+        raise own_error(error) from None
+
+
+def _check_autograd(needs_grad: bool, second: str | None, out: Any) -> None:
     # ``second``: the argument that brings a second result.
     if needs_grad and (out is not None or second is not None):
         name = second or "out="
         raise OperandError(f"{name} takes no part in autograd: leave it out, or call the op under torch.no_grad()")
+
+
+def _run(op, arguments, second, out, needs_grad, keep):
+    _check_autograd(needs_grad, second, out)
     if out is not None:
         if second is not None:
             name = "x_full" if op == "all_gather_matmul" else "out_norm"

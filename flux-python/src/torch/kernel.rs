@@ -1,12 +1,13 @@
 //! One call from torch's dispatcher.
 //!
-//! Invariant: [`Arguments::take`] reads the arguments in the order of the schemas in `torch/mod.rs`.
+//! Invariant: [`Arguments::take`] and [`Several::take`] read the arguments in the order of the
+//! schemas in `torch/mod.rs`.
 
 use super::shim::{Meta, Shim, Tensor, shim};
 use crate::error::Error;
 use crate::member::{Member, here, named};
-use crate::operand::{Dims, Weight, activation, operand, weight};
-use crate::ops::{Call, Eps, Kind, Norm};
+use crate::operand::{Dims, Weight, activation, names, operand, weight};
+use crate::ops::{Call, Eps, Kind, Norm, WeightOperands};
 use flux_ops::binding::Class;
 use flux_ops::{DType, Location, Partials, RawTensor};
 use flux_transport::Stream;
@@ -38,13 +39,24 @@ struct Form {
 
 /// The kernel of an op: [`Kind`] by number, with or without a second result and `out`.
 pub(super) extern "C-unwind" fn kernel<const KIND: u8, const PAIR: bool, const OUT: bool>(stack: *mut u64, arguments: u64, results: u64) {
+    // SAFETY: the dispatcher gives room for all arguments and all results.
+    let stack = unsafe { std::slice::from_raw_parts_mut(stack, arguments.max(results) as usize) };
+    // SAFETY: these are the arguments of the op's schema, which the kernel owns.
+    guarded(|shim| unsafe { run(shim, Form { kind: Kind::from_number(KIND), pair: PAIR, out: OUT }, stack) });
+}
+
+/// The kernel of an all_gather_matmul with `N` weights.
+pub(super) extern "C-unwind" fn several<const N: usize>(stack: *mut u64, arguments: u64, _results: u64) {
+    // SAFETY: the dispatcher gives all arguments.
+    let stack = unsafe { std::slice::from_raw_parts(stack, arguments as usize) };
+    // SAFETY: these are the arguments of the op's schema, which the kernel owns.
+    guarded(|shim| unsafe { run_several::<N>(shim, stack) });
+}
+
+/// Runs a kernel, and throws its error.
+fn guarded(run: impl FnOnce(&'static Shim) -> Result<(), Error>) {
     let Some(shim) = shim() else { return };
-    let done = catch_unwind(AssertUnwindSafe(|| {
-        // SAFETY: the dispatcher gives room for all arguments and all results.
-        let stack = unsafe { std::slice::from_raw_parts_mut(stack, arguments.max(results) as usize) };
-        // SAFETY: these are the arguments of the op's schema, which the kernel owns.
-        unsafe { run(shim, Form { kind: Kind::from_number(KIND), pair: PAIR, out: OUT }, stack) }
-    }));
+    let done = catch_unwind(AssertUnwindSafe(|| run(shim)));
     let error = match done {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error,
@@ -134,26 +146,25 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
     let y = result(arguments.out, shape)?;
     let of_second = if gathers { [m, x.sizes[1]] } else { shape };
     let second = form.pair.then(|| result(arguments.out_second, of_second)).transpose()?;
-    let stream = match x_operand.location {
-        Location::Host => Stream::Host,
-        // SAFETY: torch's current stream, which torch keeps.
-        Location::Cuda(_) => unsafe { Stream::from_raw(shim.current_stream(x.device.1)?) },
-    };
+    let stream = place.stream(&x)?;
     let operand = |name, tensor: &Tensor| place.operand(name, &tensor.meta()?);
     let norm = match (&arguments.norm, &second) {
         (Some((gain, eps)), Some(rows)) => Some(Norm { gain: operand("gain", gain)?, eps: *eps, rows: operand("y_norm", rows)? }),
         _ => None,
     };
+    let of_weight = WeightOperands {
+        weight: place.weight("weight", &weight)?,
+        bias: arguments.bias.as_ref().map(|bias| operand("bias", bias)).transpose()?,
+        y: operand("out", &y)?,
+        split: extent(if gathers { "n" } else { "k" }, arguments.split)?,
+    };
     let call = Call {
         kind,
         activation,
         m,
-        split: extent(if gathers { "n" } else { "k" }, arguments.split)?,
         x: x_operand,
-        weight: place.weight(&weight)?,
-        bias: arguments.bias.as_ref().map(|bias| operand("bias", bias)).transpose()?,
+        weights: &[of_weight],
         residual: arguments.residual.as_ref().map(|residual| operand("residual", residual)).transpose()?,
-        y: operand("out", &y)?,
         norm,
         partials: arguments.partials,
         gathered: second.as_ref().filter(|_| gathers).map(|rows| operand("x_full", rows)).transpose()?,
@@ -170,6 +181,86 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
     Ok(())
 }
 
+/// The arguments of a call with `N` weights.
+struct Several<const N: usize> {
+    x: Tensor,
+    weights: [Tensor; N],
+    biases: [Option<Tensor>; N],
+    activation: u64,
+    /// -1: not said.
+    m: i64,
+    /// `n` of each weight, of all ranks together. -1: not said.
+    split: [i64; N],
+    comm: u64,
+    out: [Tensor; N],
+    x_full: Option<Tensor>,
+}
+
+impl<const N: usize> Several<N> {
+    /// As [`Arguments::take`].
+    ///
+    /// # Safety
+    /// `stack` has the arguments of the schema with `N` weights, and they are taken once.
+    unsafe fn take(shim: &'static Shim, stack: &[u64]) -> Self {
+        let mut arguments = stack.iter().copied();
+        let mut next = || arguments.next().unwrap_or_default();
+        // SAFETY: the dispatcher has put a tensor there.
+        let tensor = |argument| unsafe { Tensor::take(shim, argument) };
+        // SAFETY: the dispatcher has put an optional tensor there.
+        let optional = |argument| unsafe { shim.take_optional(argument) }.map(tensor);
+        Self {
+            x: tensor(next()),
+            weights: [(); N].map(|()| tensor(next())),
+            biases: [(); N].map(|()| optional(next())),
+            activation: next(),
+            m: next().cast_signed(),
+            split: [(); N].map(|()| next().cast_signed()),
+            comm: next(),
+            out: [(); N].map(|()| tensor(next())),
+            x_full: optional(next()),
+        }
+    }
+}
+
+/// # Safety
+/// `stack` has the arguments of the schema with `N` weights, and they are taken once.
+unsafe fn run_several<const N: usize>(shim: &'static Shim, stack: &[u64]) -> Result<(), Error> {
+    // SAFETY: as above.
+    let arguments = unsafe { Several::<N>::take(shim, stack) };
+    let member = named(arguments.comm)?;
+    let member = here(&*member)?;
+    let place = Place { shim, member };
+    let operand = |name, tensor: &Tensor| place.operand(name, &tensor.meta()?);
+    let optional = |name, tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| operand(name, tensor)).transpose();
+    let x = arguments.x.meta()?;
+    let x_operand = place.operand("x", &x)?;
+    let of_weight = |index: usize| {
+        let [weight, bias, out] = names(index, N);
+        Ok(WeightOperands {
+            weight: place.weight(weight, &arguments.weights[index].meta()?)?,
+            bias: optional(bias, &arguments.biases[index])?,
+            y: operand(out, &arguments.out[index])?,
+            split: extent("n", arguments.split[index])?,
+        })
+    };
+    let kind = Kind::AllGather;
+    let call = Call {
+        kind,
+        activation: activation(arguments.activation)?,
+        m: kind.rows(extent("m", arguments.m)?, x.sizes[0], &member.comm),
+        x: x_operand,
+        weights: &(0..N).map(of_weight).collect::<Result<Vec<_>, Error>>()?,
+        residual: None,
+        norm: None,
+        partials: Partials::OpDType,
+        gathered: optional("x_full", &arguments.x_full)?,
+        stream: place.stream(&x)?,
+    };
+    // SAFETY: torch keeps the operands until the call has ended on the stream; results are the
+    // caller's to write.
+    unsafe { member.ops.call(&call) }
+}
+
 /// Where a call's tensors are.
 struct Place<'m> {
     shim: &'static Shim,
@@ -182,9 +273,18 @@ impl Place<'_> {
         operand(name, meta.address, dtype, location, &dims)
     }
 
-    fn weight(&self, meta: &Meta) -> Result<Weight, Error> {
-        let (dtype, location, dims) = self.described("weight", meta)?;
-        weight(meta.address, dtype, location, &dims)
+    fn weight(&self, name: &'static str, meta: &Meta) -> Result<Weight, Error> {
+        let (dtype, location, dims) = self.described(name, meta)?;
+        weight(name, meta.address, dtype, location, &dims)
+    }
+
+    /// The stream of a call with this `x`, which is where the communicator works.
+    fn stream(&self, x: &Meta) -> Result<Stream<'_>, Error> {
+        Ok(match self.member.location() {
+            Location::Host => Stream::Host,
+            // SAFETY: torch's current stream, which torch keeps.
+            Location::Cuda(_) => unsafe { Stream::from_raw(self.shim.current_stream(x.device.1)?) },
+        })
     }
 
     fn described(&self, name: &str, meta: &Meta) -> Result<(DType, Location, Dims), Error> {

@@ -8,13 +8,15 @@ mod shim;
 
 use crate::error::Error;
 use crate::ops::Kind;
-use kernel::kernel;
-use std::ffi::CStr;
+use flux_ops::MAX_WEIGHTS;
+use flux_ops::binding::Class;
+use kernel::{kernel, several};
+use std::ffi::{CStr, CString};
 use std::sync::OnceLock;
 
 const NAMESPACE: &CStr = c"flux_tp";
 
-type Op = (&'static CStr, &'static CStr, shim::Boxed);
+type Op<'a> = (&'a CStr, &'a CStr, shim::Boxed);
 
 /// Name, schema and kernel of an op with results of its own, then with `out`.
 macro_rules! op {
@@ -98,7 +100,7 @@ macro_rules! normalises {
     };
 }
 
-const OPS: [[Op; 2]; 6] = [
+const OPS: [[Op<'static>; 2]; 6] = [
     gathers!("all_gather_matmul", AllGather),
     hands_out!("all_gather_matmul", AllGather),
     reduces!("matmul_reduce_scatter", ReduceScatter),
@@ -106,6 +108,27 @@ const OPS: [[Op; 2]; 6] = [
     normalises!("matmul_reduce_scatter", ReduceScatter),
     normalises!("matmul_all_reduce", AllReduce),
 ];
+
+/// Name, schema and kernel of a column-parallel op with 2, 3 and 4 weights, whose results go where
+/// the caller says: torch's interface passes no lists of tensors.
+fn several_weights() -> Result<Vec<(CString, CString, shim::Boxed)>, Error> {
+    const KERNELS: [shim::Boxed; MAX_WEIGHTS - 1] = [several::<2>, several::<3>, several::<4>];
+    let of_count = |(count, kernel): (usize, shim::Boxed)| {
+        let list = |of: &dyn Fn(usize) -> String| (0..count).map(of).collect::<Vec<_>>().join(", ");
+        let weights = list(&|i| format!("Tensor weight{i}"));
+        let biases = list(&|i| format!("Tensor? bias{i}"));
+        let columns = list(&|i| format!("SymInt n{i}"));
+        // Each output is of an alias set of its own.
+        let outs = list(&|i| format!("Tensor(a{i}!) out{i}"));
+        let name = format!("all_gather_matmul.weights{count}");
+        let schema = format!(
+            "{name}(Tensor x, {weights}, {biases}, int activation, SymInt m, {columns}, int comm, *, {outs}, Tensor(b!)? x_full) -> ()"
+        );
+        let c_string = |text: String| CString::new(text).map_err(|error| Error::new(Class::Other, error.to_string()));
+        Ok((c_string(name)?, c_string(schema)?, kernel))
+    };
+    (2..).zip(KERNELS).map(of_count).collect()
+}
 
 const fn c_str(text: &'static str) -> &'static CStr {
     match CStr::from_bytes_with_nul(text.as_bytes()) {
@@ -123,8 +146,11 @@ pub(crate) fn register(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
 
 fn register_once(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
     let shim = shim::load(cpu, cuda)?;
-    shim.declare(NAMESPACE, OPS.iter().flatten().map(|op| op.1))?;
-    [c"CPU", c"CUDA"].into_iter().try_for_each(|key| shim.implement(NAMESPACE, key, OPS.iter().flatten().map(|op| (op.0, op.2))))
+    let several = several_weights()?;
+    let several = several.iter().map(|(name, schema, kernel)| (name.as_c_str(), schema.as_c_str(), *kernel));
+    let ops: Vec<Op<'_>> = OPS.into_iter().flatten().chain(several).collect();
+    shim.declare(NAMESPACE, ops.iter().map(|op| op.1))?;
+    [c"CPU", c"CUDA"].into_iter().try_for_each(|key| shim.implement(NAMESPACE, key, ops.iter().map(|op| (op.0, op.2))))
 }
 
 pub(crate) use kernel::take_error;
