@@ -544,6 +544,7 @@ fn a_relay_whose_node_peer_has_given_up_sends_no_sum() {
     let nodes = Nodes::new(p.world(), 2).expect("two nodes of two");
     let programs = programs(p, &schedule(TILE, Chunk::Tiles(1)), nodes);
     let variant = Variant::of(&programs[0], target(&context)).expect("a variant");
+    let awaits: Vec<_> = programs[1].awaits.iter().filter(|a| a.peer == 3).copied().collect();
     let mut w = World::with(&context, programs, variant, Epoch::FIRST);
     w.deadline_ns = 200_000_000;
     w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
@@ -553,7 +554,6 @@ fn a_relay_whose_node_peer_has_given_up_sends_no_sum() {
     w.synchronize();
     let record = w.fault(3);
     assert_eq!((record.code, record.rank, record.abort), (fault::ABORTED, 2, fault::TIMED_OUT));
-    let awaits: Vec<_> = w.program(1).awaits.iter().filter(|a| a.peer == 3).collect();
     assert!(!awaits.is_empty(), "rank 1 awaits sums of rank 3");
     assert!(awaits.iter().all(|a| w.signal(1, a.signal) != Epoch::FIRST.get()), "a sum was announced");
     assert_ne!(w.fault(1).state, 0, "rank 1 has not closed the call");

@@ -7,7 +7,7 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot run should stop")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use flux_ops::{AllGatherGemm, Builder, FusedLinear, GemmReduceScatter, TensorMut, TensorRef, bf16};
+use flux_ops::{AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef, bf16};
 use flux_transport::{Communicator, Select, Stream, World};
 use std::hint::black_box;
 
@@ -30,6 +30,7 @@ macro_rules! of_rank_0 {
 fn rows(c: &mut Criterion) {
     let gather = of_rank_0!(AllGatherGemm<bf16>, 57344, 8192);
     let scatter = of_rank_0!(GemmReduceScatter<bf16>, 12288, 49152);
+    let all = of_rank_0!(GemmAllReduce<bf16>, 8192, 28672);
     let mut m = 0;
     let mut next = || {
         m = (m + 1) % 256;
@@ -37,6 +38,7 @@ fn rows(c: &mut Criterion) {
     };
     c.bench_function("new m, ag_gemm n=57344 k=8192 tp=4", |b| b.iter(|| gather.execution(black_box(next())).unwrap()));
     c.bench_function("new m, gemm_rs n=12288 k=49152 tp=4", |b| b.iter(|| scatter.execution(black_box(next())).unwrap()));
+    c.bench_function("new m, gemm_ar n=8192 k=28672 tp=4", |b| b.iter(|| all.execution(black_box(next())).unwrap()));
 
     let comm = Communicator::connect_blocking(&World::single(), Select::Host).unwrap();
     let builder: Builder<FusedLinear<_, bf16>> = AllGatherGemm::builder(MAX_M, 8, 8);

@@ -152,13 +152,13 @@ impl Schedule {
 
     /// The tiles of a group's shards side by side, each with its step; each shard's in raster
     /// order.
-    pub(super) fn tiles_of_group(&self, grid: TileGrid, group: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
+    pub(super) fn tiles_of_group(&self, grid: TileGrid, group: Range<u32>) -> Vec<(TileExtent, u32)> {
         side_by_side(grid, self.raster_group, group)
     }
 
     /// As [`tiles_of_group`](Self::tiles_of_group), chunk by chunk where the group is
     /// chunk-ordered.
-    pub(super) fn gather_order(&self, grid: TileGrid, group: Range<u32>, slices: u32) -> impl Iterator<Item = (TileExtent, u32)> + use<> {
+    pub(super) fn gather_order(&self, grid: TileGrid, group: Range<u32>, slices: u32) -> Vec<(TileExtent, u32)> {
         let chunk_ordered = self.is_chunk_ordered(&group, slices);
         side_by_side(grid, if chunk_ordered { self.chunk_of(grid.row_blocks()) } else { self.raster_group }, group)
     }
@@ -182,8 +182,13 @@ impl Schedule {
     }
 }
 
-fn side_by_side(grid: TileGrid, raster_group: u32, group: Range<u32>) -> impl Iterator<Item = (TileExtent, u32)> {
-    grid.order(raster_group).flat_map(move |tile| group.clone().map(move |step| (tile, step)))
+fn side_by_side(grid: TileGrid, raster_group: u32, group: Range<u32>) -> Vec<(TileExtent, u32)> {
+    let tiles = grid.order(raster_group);
+    let mut all = Vec::with_capacity(tiles.len() * group.len());
+    for tile in tiles {
+        all.extend(group.clone().map(|step| (tile, step)));
+    }
+    all
 }
 
 /// The steps in ranges of `group`.

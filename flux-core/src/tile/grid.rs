@@ -31,7 +31,10 @@ impl TileExtent {
 /// The columns of each weight on one rank, cut into tiles.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct ColumnBlocks {
-    cols: [u32; MAX_WEIGHTS],
+    /// The first tile of each weight, then their count. Weights behind the last have none.
+    first: [u32; MAX_WEIGHTS + 1],
+    /// Behind the last column of each weight.
+    ends: [u32; MAX_WEIGHTS],
     tile_n: u32,
 }
 
@@ -42,55 +45,47 @@ impl ColumnBlocks {
     /// If the tile has no columns.
     pub(crate) const fn of(problem: &Problem, rank: Rank, tile: TileShape) -> Self {
         assert!(tile.n > 0, "a tile has columns");
-        let (mut cols, mut weight) = ([0; MAX_WEIGHTS], 0);
+        let mut blocks = Self { first: [0; MAX_WEIGHTS + 1], ends: [0; MAX_WEIGHTS], tile_n: tile.n };
+        let mut weight = 0;
         while weight < MAX_WEIGHTS {
             let columns = problem.weight_columns(weight, rank);
-            cols[weight] = columns.end - columns.start;
+            let cols = columns.end - columns.start;
+            blocks.ends[weight] = blocks.start_of(weight) + cols;
+            blocks.first[weight + 1] = blocks.first[weight] + cols.div_ceil(tile.n);
             weight += 1;
-        }
-        Self { cols, tile_n: tile.n }
-    }
-
-    /// Tiles from left to right.
-    const fn count(&self) -> u32 {
-        self.first_of(MAX_WEIGHTS)
-    }
-
-    /// The first tile of a weight.
-    const fn first_of(&self, weight: usize) -> u32 {
-        let (mut blocks, mut before) = (0, 0);
-        while before < weight {
-            blocks += self.cols[before].div_ceil(self.tile_n);
-            before += 1;
         }
         blocks
     }
 
+    /// Tiles from left to right.
+    const fn count(&self) -> u32 {
+        self.first[MAX_WEIGHTS]
+    }
+
     /// First column of a weight's first tile.
     pub(crate) const fn start_of(&self, weight: usize) -> u32 {
-        self.first_of(weight) * self.tile_n
+        self.first[weight] * self.tile_n
     }
 
     /// Behind the last column.
     pub(crate) const fn end(&self) -> u32 {
-        let (col, cols) = self.extent(self.count() - 1);
-        col + cols
+        self.ends[self.weight_of(self.count() - 1)]
     }
 
     /// The weight with this tile.
     pub(crate) const fn weight_of(&self, block: u32) -> usize {
-        let mut weight = MAX_WEIGHTS - 1;
-        while weight > 0 && (self.cols[weight] == 0 || self.first_of(weight) > block) {
-            weight -= 1;
+        let mut weight = 0;
+        while weight < MAX_WEIGHTS - 1 && self.first[weight + 1] <= block {
+            weight += 1;
         }
         weight
     }
 
     /// First column and columns of a tile.
     const fn extent(&self, block: u32) -> (u32, u32) {
-        let weight = self.weight_of(block);
-        let left = self.cols[weight] - (block - self.first_of(weight)) * self.tile_n;
-        (block * self.tile_n, if left < self.tile_n { left } else { self.tile_n })
+        let (col, end) = (block * self.tile_n, self.ends[self.weight_of(block)]);
+        let left = end - col;
+        (col, if left < self.tile_n { left } else { self.tile_n })
     }
 }
 
@@ -152,9 +147,13 @@ impl TileGrid {
 
     /// The tile in this row block and column block.
     pub(crate) const fn extent(&self, row_block: u32, col_block: u32) -> TileExtent {
+        self.tile_at(row_block, self.columns.extent(col_block))
+    }
+
+    /// The tile in this row block with these columns.
+    const fn tile_at(&self, row_block: u32, (col, cols): (u32, u32)) -> TileExtent {
         let row = row_block * self.tile.m;
         let rows = self.rows - row;
-        let (col, cols) = self.columns.extent(col_block);
         TileExtent { row, rows: if rows < self.tile.m { rows } else { self.tile.m }, col, cols }
     }
 
@@ -163,13 +162,17 @@ impl TileGrid {
     ///
     /// # Panics
     /// If `group` is 0.
-    pub(crate) fn order(self, group: u32) -> impl Iterator<Item = TileExtent> {
+    pub(crate) fn order(self, group: u32) -> Vec<TileExtent> {
         assert!(group > 0, "a group has row blocks");
-        let first_blocks = (0..self.row_blocks()).step_by(group as usize);
-        first_blocks.flat_map(move |first| {
-            let last = self.row_blocks().min(first.saturating_add(group));
-            (0..self.col_blocks()).flat_map(move |col| (first..last).map(move |row| self.extent(row, col)))
-        })
+        let mut all = Vec::with_capacity(self.tiles() as usize);
+        for first in (0..self.row_blocks()).step_by(group as usize) {
+            let row_blocks = first..self.row_blocks().min(first.saturating_add(group));
+            for col_block in 0..self.col_blocks() {
+                let columns = self.columns.extent(col_block);
+                all.extend(row_blocks.clone().map(|row_block| self.tile_at(row_block, columns)));
+            }
+        }
+        all
     }
 }
 
@@ -190,7 +193,7 @@ mod tests {
 
     fn order(group: u32) -> Vec<(u32, u32)> {
         // 3 row blocks by 2 column blocks, both with partial tiles.
-        grid(5, &[24]).order(group).map(|t| (t.row / 2, t.col / 16)).collect()
+        grid(5, &[24]).order(group).iter().map(|t| (t.row / 2, t.col / 16)).collect()
     }
 
     #[test]
@@ -199,7 +202,7 @@ mod tests {
             let grid = grid(rows * 2 - 1, &[cols * 16]);
             let all: Vec<(u32, u32)> = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).collect();
             for group in [group, u32::MAX] {
-                let mut walked: Vec<(u32, u32)> = grid.order(group).map(|t| (t.row / 2, t.col / 16)).collect();
+                let mut walked: Vec<(u32, u32)> = grid.order(group).iter().map(|t| (t.row / 2, t.col / 16)).collect();
                 walked.sort_unstable();
                 assert_eq!(walked, all, "groups of {group}");
             }

@@ -39,8 +39,9 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
     if ctas == 0 || ctas > limit {
         return Err(LaunchError::Grid { ctas, limit });
     }
-    if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(p.items.len(), ctas)) {
-        return Err(LaunchError::Trace { kernel: variant.to_string(), items: p.items.len(), ctas });
+    let items = program.item_count();
+    if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(items, ctas)) {
+        return Err(LaunchError::Trace { kernel: variant.to_string(), items, ctas });
     }
     let params = encode_params(variant, program, args)?;
     let (grid, shared) = ((ctas, 1), variant.shared_bytes());

@@ -16,12 +16,40 @@ use flux_core::tile::Generation;
 /// A program on a device: the records that a launch walks, and where.
 #[derive(Debug)]
 pub struct DeviceProgram {
+    /// Without its items and awaits, which the device alone reads.
     program: TileProgram,
+    counts: RecordCounts,
     /// Address of the records.
     records: u64,
     staging: EpilogueStaging,
     /// Where the memory is its own.
     _memory: Option<OwnMemory>,
+}
+
+/// How many records a program has: items, then awaits, then transfers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct RecordCounts {
+    /// Before copies of peers' results.
+    computed: usize,
+    /// Copies of peers' results.
+    copies: usize,
+    awaits: usize,
+    transfers: usize,
+}
+
+impl RecordCounts {
+    fn of(program: &TileProgram) -> Self {
+        let computed = program.computed().len();
+        let (copies, awaits) = (program.items.len() - computed, program.awaits.len());
+        Self { computed, copies, awaits, transfers: program.transfers.len() }
+    }
+
+    /// Bytes before the awaits, before the transfers, and in all.
+    const fn bytes(&self) -> [usize; 3] {
+        let items = (self.computed + self.copies) * size_of::<WorkItem>();
+        let awaits = items + self.awaits * size_of::<Await>();
+        [items, awaits, awaits + self.transfers * size_of::<Transfer>()]
+    }
 }
 
 /// Global staging memory of the CTAs of launches, which come one after another.
@@ -54,8 +82,10 @@ impl EpilogueStaging {
 impl DeviceProgram {
     /// A program whose records are [copied](Self::copy_records) to `records`, an address of
     /// [`bytes_of`](Self::bytes_of) bytes.
-    pub const fn at(program: TileProgram, records: u64, staging: EpilogueStaging) -> Self {
-        Self { program, records, staging, _memory: None }
+    pub fn at(mut program: TileProgram, records: u64, staging: EpilogueStaging) -> Self {
+        let counts = RecordCounts::of(&program);
+        (program.items, program.awaits) = (Vec::new(), Vec::new());
+        Self { program, counts, records, staging, _memory: None }
     }
 
     /// Allocates device memory on the current device for launches on `kernel`, and copies the
@@ -72,12 +102,12 @@ impl DeviceProgram {
         // SAFETY: the destination was allocated with this size, the source is a live vector.
         check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(records, bytes.as_ptr().cast(), bytes.len()) })?;
         synchronize(0)?;
-        Ok(Self { program, records, staging: EpilogueStaging { address, bytes: staging }, _memory: Some(memory) })
+        Ok(Self { _memory: Some(memory), ..Self::at(program, records, EpilogueStaging { address, bytes: staging }) })
     }
 
     /// Bytes of a program's records.
     pub fn bytes_of(program: &TileProgram) -> usize {
-        size_of_val(&program.items[..]) + size_of_val(&program.awaits[..]) + program.transfers.len() * size_of::<Transfer>()
+        RecordCounts::of(program).bytes()[2]
     }
 
     /// Writes a program's records to the start of `to`.
@@ -103,13 +133,13 @@ impl DeviceProgram {
     /// # Errors
     /// [`LaunchError::Driver`].
     pub unsafe fn copy_records(&self, from: *const u8, stream: usize) -> Result<(), LaunchError> {
-        let bytes = Self::bytes_of(&self.program);
+        let [.., bytes] = self.counts.bytes();
         // SAFETY: both ranges have this length, and the caller keeps them.
         let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(self.records, from.cast(), bytes, stream as sys::CUstream) };
         check("cuMemcpyHtoDAsync", copied)
     }
 
-    /// The program.
+    /// The program without its items and awaits.
     pub const fn program(&self) -> &TileProgram {
         &self.program
     }
@@ -123,15 +153,57 @@ impl DeviceProgram {
         self.staging.address
     }
 
+    /// Items.
+    pub const fn item_count(&self) -> usize {
+        self.counts.computed + self.counts.copies
+    }
+
+    /// Items before the copies of peers' results, and those copies.
+    pub(super) const fn computed_and_copies(&self) -> (u32, u32) {
+        (self.counts.computed as u32, self.counts.copies as u32)
+    }
+
     pub(super) const fn items(&self) -> u64 {
         self.records
     }
 
-    pub(super) fn awaits(&self) -> u64 {
-        self.items() + (self.program.items.len() * size_of::<WorkItem>()) as u64
+    pub(super) const fn awaits(&self) -> u64 {
+        self.items() + self.counts.bytes()[0] as u64
     }
 
-    pub(super) fn transfers(&self) -> u64 {
-        self.awaits() + (self.program.awaits.len() * size_of::<Await>()) as u64
+    pub(super) const fn transfers(&self) -> u64 {
+        self.items() + self.counts.bytes()[1] as u64
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use flux_core::layout::RowLayout;
+    use flux_core::program::Schedule;
+    use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
+
+    /// Every address of a record is where it was written.
+    #[test]
+    fn records_are_found_where_they_are_written() {
+        let world = WorldSize::new(4).unwrap();
+        for op in OpKind::ALL {
+            let problem = Problem::new(op, 100, 320, 320, DType::Bf16, world).unwrap();
+            for rows in [RowLayout::PerShard, RowLayout::Flattened, RowLayout::FlattenedTwoExchanges] {
+                let schedule = Schedule { rows, split_k: 2, ..Schedule::of(TileShape::new(16, 32, 64)) };
+                let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
+                let mut bytes = vec![0; DeviceProgram::bytes_of(&program)];
+                DeviceProgram::write_records(&program, &mut bytes);
+
+                let placed = DeviceProgram::at(program.clone(), 1 << 20, EpilogueStaging::default());
+                let from = |address: u64| &bytes[(address - (1 << 20)) as usize..];
+                assert!(from(placed.items()).starts_with(bytemuck::cast_slice(&program.items)), "{op} {rows:?}");
+                assert!(from(placed.awaits()).starts_with(bytemuck::cast_slice(&program.awaits)), "{op} {rows:?}");
+                assert_eq!(from(placed.transfers()), bytemuck::cast_slice::<_, u8>(&program.transfers), "{op} {rows:?}");
+                let (computed, copies) = placed.computed_and_copies();
+                assert_eq!((computed as usize, placed.item_count()), (program.computed().len(), program.items.len()), "{op} {rows:?}");
+                assert_eq!(copies > 0, op == OpKind::GemmAllReduce && rows != RowLayout::Flattened, "{op} {rows:?}");
+            }
+        }
     }
 }

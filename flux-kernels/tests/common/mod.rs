@@ -369,11 +369,6 @@ impl World {
         self.pads[i].read(layout::signal_offset(index, self.epoch.half()), 1)[0]
     }
 
-    /// Rank `i`'s program.
-    pub(crate) fn program(&self, i: usize) -> &TileProgram {
-        self.ranks[i].program.program()
-    }
-
     /// The words of rank `i`'s signals, of both halves.
     pub(crate) fn signals(&self, i: usize) -> Vec<u32> {
         let offsets = (0..self.size.signals).flat_map(|signal| [0, 1].map(|half| layout::signal_offset(signal, half)));

@@ -370,12 +370,11 @@ impl CudaExecutor {
         let stream = stream.raw().ok_or(TimelineError::WrongStream)?;
         let _current = self.device.enter()?;
         let last = trace.last.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(TimelineError::NoCall)?;
-        let program = last.program.program();
-        let stamps = trace.buffer.read(stream, (program.items.len(), last.execution.workers))?;
+        let stamps = trace.buffer.read(stream, (last.program.item_count(), last.execution.workers))?;
         if stamps.workers.iter().any(|worker| worker.entered == 0) {
             return Err(TimelineError::NoCall);
         }
-        let items = program.computed().iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
+        let items = last.items.iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
         Ok(Timeline { rank: self.comm.rank(), items, workers: stamps.workers })
     }
 

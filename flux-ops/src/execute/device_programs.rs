@@ -11,6 +11,7 @@ use super::ranges::Ranges;
 use super::recipe::{Recipe, Resolved};
 use super::{PROGRAM_BYTES, ProgramLimit, no_room};
 use crate::error::BuildError;
+use flux_core::program::WorkItem;
 use flux_kernels::cuda::{DeviceProgram, EpilogueStaging};
 use flux_kernels::{KernelTarget, Variant};
 use flux_transport::internal::cuda::{CudaDevice, DeviceBlock, Event, PinnedBlock, SideStream};
@@ -22,6 +23,8 @@ use std::time::{Duration, Instant};
 /// A program in the arena, with what is decided of its calls.
 #[derive(Debug)]
 pub(super) struct PlacedProgram {
+    /// What a time line lists; none of an op that is not traced.
+    pub(super) items: Vec<WorkItem>,
     pub(super) execution: ExecutionPlan,
     /// What a kernel is chosen by, but for its activation.
     pub(super) variant: Variant,
@@ -156,6 +159,7 @@ impl DevicePrograms {
         let records = unsafe { std::slice::from_raw_parts_mut(state.pinned.host().cast::<u8>().add(at), bytes) };
         DeviceProgram::write_records(&program, records);
         let (from, staging) = (records.as_ptr(), state.staging());
+        let items = if recipe.launch.trace { program.computed().to_vec() } else { Vec::new() };
         let program = DeviceProgram::at(program, state.arena.address() + start, staging);
         let copied = Event::new(&state.device)?;
         let stream = match on {
@@ -169,7 +173,7 @@ impl DevicePrograms {
         if matches!(on, CopyOn::Aside) {
             state.aside.synchronize()?;
         }
-        let program = Arc::new(PlacedProgram { execution, variant, program });
+        let program = Arc::new(PlacedProgram { items, execution, variant, program });
         state.programs.insert(*recipe, (start, bytes as u64), Uploaded { program: Arc::clone(&program), copied }, pin);
         Ok(program)
     }

@@ -18,6 +18,7 @@ use flux_kernels::cuda::Pace;
 use flux_transport::{Communicator, Device, Mover, PeerStores};
 use std::fmt;
 use std::num::NonZeroUsize;
+use std::sync::LazyLock;
 
 /// Most worker threads of one rank.
 const MAX_THREADS: u32 = 256;
@@ -175,8 +176,9 @@ fn workers(comm: &Communicator, traffic: &Traffic, program: &TileProgram, option
 
 /// The ranks of a host communicator share this machine's cores.
 fn share_of_cores(ranks: usize) -> u32 {
-    let cores = std::thread::available_parallelism().map_or(1, NonZeroUsize::get);
-    u32::try_from(cores / ranks.max(1)).unwrap_or(MAX_THREADS).clamp(1, MAX_THREADS)
+    // To count them reads files.
+    static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
+    u32::try_from(*CORES / ranks.max(1)).unwrap_or(MAX_THREADS).clamp(1, MAX_THREADS)
 }
 
 impl ExecutionPlan {

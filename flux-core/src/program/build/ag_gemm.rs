@@ -17,21 +17,24 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let grid = TileGrid::of_shard_at(problem, rank, schedule.tile);
     let cut = ShardCut::new(problem, schedule);
     let (chunks, slices) = (cut.chunks(), cut.slices());
-    let mut list = Items::new(problem, rank, (schedule, nodes), world.peers() * chunks * slices);
+    let mut list = Items::new(problem, rank, (schedule, nodes), (world.peers() * chunks * slices, 0));
     awaits(&mut list, &cut, rank, schedule, nodes);
 
+    // By step: the owner, its rows, and its place in the gather buffer.
+    let shards: Vec<_> = (0..world.get())
+        .map(|step| nodes.after(rank, step))
+        .map(|owner| (owner, problem.shard_rows(owner).len() as u32, owner.place_at(rank)))
+        .collect();
     for group in schedule.groups(world) {
         let chunk_ordered = schedule.is_chunk_ordered(&group, slices);
         for (tile, step) in schedule.gather_order(grid, group.clone(), slices) {
-            let shard = nodes.after(rank, step);
-            let shard_rows = problem.shard_rows(shard).len() as u32;
+            let (shard, shard_rows, place) = shards[step as usize];
             let tile = tile.above(shard_rows);
             // A tile of a shard without rows stays: it awaits the rank's signal, so that no call
             // ends before all ranks are in it.
             if tile.rows == 0 && shard_rows > 0 {
                 continue;
             }
-            let place = shard.place_at(rank);
             // The await list is in the order of groups, without the own shard. A single shard
             // begins chunk by chunk. The tiles of a larger group share a pass over `w`, so all of
             // them, own ones too, await the whole group, or a chunk of each of its shards.

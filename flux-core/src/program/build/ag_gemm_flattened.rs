@@ -18,7 +18,7 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let cut = ShardCut::new(problem, schedule);
     let slices = cut.slices();
     let grid = TileGrid::of_all_rows(problem, rank, schedule.tile);
-    let mut list = Items::new(problem, rank, (schedule, nodes), world.get() * cut.chunks() * slices);
+    let mut list = Items::new(problem, rank, (schedule, nodes), (world.get() * cut.chunks() * slices, 0));
 
     // By raster group: its first await, and its awaits for each slice.
     let together = rows_awaited_together(schedule, &grid);

@@ -43,29 +43,31 @@ fn in_mainloop(problem: &Problem, schedule: &Schedule, k_extent: KExtent, (nodes
     schedule.in_mainloop.min(added).min(most_partials(problem, k_extent.steps()))
 }
 
-/// The order of a GEMM-ReduceScatter with each own tile as early as `lag` items behind the last
-/// partial tile of its chunk; own tiles, of step `world`, stay in order.
-fn own_tiles_early(order: Vec<(TileExtent, u32)>, world: u32, tiles_per_chunk: u32, lag: u32) -> Vec<(TileExtent, u32)> {
-    let (own, peers): (Vec<_>, Vec<_>) = order.into_iter().partition(|&(_, step)| step == world);
+/// `order` with each own tile as early as `lag` items behind the last partial tile of its chunk.
+/// Own tiles, of step `world`, stay in order, and every step has as many.
+fn own_tiles_early(order: &[(TileExtent, u32)], world: u32, tiles_per_chunk: u32, lag: u32) -> Vec<(TileExtent, u32)> {
+    let (own, peers) = (order.iter().filter(|(_, step)| *step == world), order.iter().filter(|(_, step)| *step != world));
+    let tiles = order.len() as u32 / world;
     // By chunk: its tiles, and partial tiles that are still to come.
-    let mut missing: Vec<(usize, u32)> =
-        own.chunks(tiles_per_chunk as usize).map(|chunk| (chunk.len(), (world - 1) * chunk.len() as u32)).collect();
-    let mut taken = vec![0_usize; world as usize];
-    let mut all = Vec::with_capacity(own.len() + peers.len());
+    let of_chunk = |first| tiles_per_chunk.min(tiles - first);
+    let mut missing: Vec<(u32, u32)> =
+        (0..tiles).step_by(tiles_per_chunk as usize).map(|first| (of_chunk(first), (world - 1) * of_chunk(first))).collect();
+    let mut taken = vec![0; world as usize];
+    let mut all = Vec::with_capacity(order.len());
     // Own tiles with all partial tiles, and the position from which on they may come.
     let mut ready = std::collections::VecDeque::new();
-    let mut next = own.into_iter();
-    for (tile, step) in peers {
+    let mut next = own.copied();
+    for &(tile, step) in peers {
         while ready.front().is_some_and(|&from| from <= all.len()) {
             ready.pop_front();
             all.extend(next.next());
         }
         all.push((tile, step));
-        let (of_chunk, left) = &mut missing[taken[step as usize] / tiles_per_chunk as usize];
+        let (of_chunk, left) = &mut missing[(taken[step as usize] / tiles_per_chunk) as usize];
         taken[step as usize] += 1;
         *left -= 1;
         if *left == 0 {
-            ready.extend(std::iter::repeat_n(all.len() + lag as usize, *of_chunk));
+            ready.extend(std::iter::repeat_n(all.len() + lag as usize, *of_chunk as usize));
         }
     }
     all.extend(next);
@@ -73,7 +75,7 @@ fn own_tiles_early(order: Vec<(TileExtent, u32)>, world: u32, tiles_per_chunk: u
 }
 
 /// Appends the copies of peers' finished tiles, in the order in which their owners finish them.
-fn copies((problem, rank, tiles): (&Problem, Rank, Vec<TileExtent>), results: u32, items: &mut Vec<WorkItem>, awaits: &mut Vec<Await>) {
+fn append_copies((problem, rank, tiles): (&Problem, Rank, Vec<TileExtent>), results: u32, items: &mut Vec<WorkItem>, awaits: &mut Vec<Await>) {
     let (world, of_shard) = (problem.world(), tiles.len() as u32);
     for (index, tile) in (0..).zip(tiles) {
         for owner in (1..world.get()).map(|step| rank.before(step, world)) {
@@ -133,7 +135,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     // Signals of finished tiles, by owner, follow those of chunks.
     let results = world.peers() * chunks;
     let signals = if all_reduces { results + world.get() * tiles } else { results };
-    let mut list = Items::new(problem, rank, (schedule, nodes), signals);
+    let copies = if all_reduces { world.peers() * tiles } else { 0 };
+    let mut list = Items::new(problem, rank, (schedule, nodes), (signals, copies));
     // By owner: the first await of its first chunk.
     let mut first_await = vec![0; world.index()];
     for owner in nodes.rail(rank).chain([rank]) {
@@ -152,13 +155,13 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let shards = shards(problem, rank, nodes, places);
 
     let mut taken = vec![0; world.index()];
-    let order =
-        runs(nodes).into_iter().flat_map(|run| groups_of(run, schedule.group)).flat_map(|group| schedule.tiles_of_group(grid, group));
-    let order: Vec<_> = if all_reduces {
-        own_tiles_early(order.collect(), world.get(), tiles_per_chunk, schedule.own_lag.max(schedule.stream_k_workers))
-    } else {
-        order.collect()
-    };
+    let mut order = Vec::with_capacity((world.get() * tiles) as usize);
+    for group in runs(nodes).into_iter().flat_map(|run| groups_of(run, schedule.group)) {
+        order.extend(schedule.tiles_of_group(grid, group));
+    }
+    if all_reduces {
+        order = own_tiles_early(&order, world.get(), tiles_per_chunk, schedule.own_lag.max(schedule.stream_k_workers));
+    }
     for (tile, step) in order {
         let Shard { owner, rows, ref added, sent } = shards[step as usize - 1];
         // Without rows the owner still gets a slot and its signal, as of every other tile.
@@ -202,8 +205,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     }
     let mut items = list.in_order();
     if all_reduces {
-        let shard = (problem, rank, grid.order(schedule.raster_group).collect::<Vec<_>>());
-        copies(shard, results, &mut items, &mut list.awaits);
+        let shard = (problem, rank, grid.order(schedule.raster_group));
+        append_copies(shard, results, &mut items, &mut list.awaits);
     }
     TileProgram {
         problem: *problem,

@@ -42,8 +42,13 @@ pub(super) struct AwaitRange {
 
 impl Items {
     /// An empty list for the tiles of `rank`, whose partial items' signals begin at
-    /// `other_signals`.
-    pub(super) fn new(problem: &Problem, rank: Rank, (schedule, nodes): (&Schedule, Nodes), other_signals: u32) -> Self {
+    /// `other_signals`, with room for `other_items`.
+    pub(super) fn new(
+        problem: &Problem,
+        rank: Rank,
+        (schedule, nodes): (&Schedule, Nodes),
+        (other_signals, other_items): (u32, u32),
+    ) -> Self {
         // All ranks split into equally many parts.
         let split_k = schedule.split_k.min(KExtent::least(problem, schedule).steps());
         let parts = KExtent::new(problem, rank, schedule).parts(split_k);
@@ -53,8 +58,9 @@ impl Items {
             stream_k(rank).map_or(split, |stream_k| stream_k.partial_items())
         };
         let most_slots = problem.distinct_ranks().map(slots).max().unwrap_or(0);
+        let items = schedule.tiles(problem, rank) + slots(rank) + u64::from(other_items);
         Self {
-            all: Vec::with_capacity(schedule.tiles(problem, rank) as usize * parts.len()),
+            all: Vec::with_capacity(items as usize),
             awaits: Vec::new(),
             other_signals,
             used_slots: 0,

@@ -60,6 +60,9 @@ impl ShardCut {
 
     /// The slices that contain these steps.
     fn slices_of(&self, steps: &Range<u32>) -> Range<u32> {
+        if self.slices.len() == 1 {
+            return 0..1;
+        }
         let width = self.slices[0].end;
         steps.start / width..steps.end.div_ceil(width)
     }

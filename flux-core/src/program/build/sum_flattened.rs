@@ -13,17 +13,18 @@
 use super::items::{AwaitRange, Items};
 use super::sums::{Cut, Sums};
 use crate::program::{NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
-use crate::tile::{TileExtent, TileGrid};
+use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 
 pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
     let grid = TileGrid::of_all_rows(problem, rank, schedule.tile);
-    let tiles: Vec<TileExtent> = grid.order(schedule.raster_group).collect();
+    let tiles = grid.order(schedule.raster_group);
     let count = tiles.len() as u32;
     let whole = is_whole(schedule, count);
     let counted = whole && count > 1;
     let sums = Sums::new(problem, (rank, schedule), grid, &tiles, whole);
-    let mut list = Items::new(problem, rank, (schedule, nodes), sums.signals());
+    let (reductions, copies) = reductions_and_copies(problem, schedule, grid);
+    let mut list = Items::new(problem, rank, (schedule, nodes), (sums.signals(), (reductions + copies) as u32));
     for (t, tile) in (0..).zip(&tiles) {
         let item = WorkItem {
             a_source: RowSource::Caller,
