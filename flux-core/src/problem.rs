@@ -329,6 +329,17 @@ impl Problem {
         }
         count
     }
+    /// The same call of one of its weights alone.
+    ///
+    /// # Panics
+    /// If there are no more than `weight` weights.
+    #[must_use]
+    pub fn weight_alone(&self, weight: usize) -> Self {
+        let n = self.weights()[weight];
+        let mut weights = [0; MAX_WEIGHTS];
+        weights[0] = n;
+        Self { n, weights, ..*self }
+    }
     /// Output columns of each weight, all global.
     pub fn weights(&self) -> &[u32] {
         &self.weights[..self.weight_count()]

@@ -12,7 +12,7 @@ use anyhow::Context;
 use flux_core::plan::{CommMode, Plan};
 use flux_core::{Problem, Rank};
 use flux_kernels::Element;
-use flux_ops::{EpilogueArgs, GateLayout, Layout, Location, RawTensor, TensorMut, TensorRef};
+use flux_ops::{EpilogueArgs, GateLayout, Layout, Location, RawTensor, TensorMut, TensorRef, WeightOperands};
 use flux_transport::internal::cuda::CudaDevice;
 use flux_transport::{Communicator, Stream};
 use std::ptr::with_exposed_provenance_mut;
@@ -43,8 +43,30 @@ pub struct OperandSet<T> {
     pub norm: Option<(Buffer<T>, Buffer<T>)>,
     /// The rank's `y`.
     pub y: Buffer<T>,
+    /// Further weights, which share `x`.
+    pub more: Vec<WeightSet<T>>,
     /// What the inputs hold.
     pub holds: Option<Operands>,
+}
+
+/// A further weight in memory, with its result.
+#[derive(Debug)]
+pub struct WeightSet<T> {
+    w: Buffer<T>,
+    bias: Option<Buffer<T>>,
+    y: Buffer<T>,
+}
+
+impl<T> OperandSet<T> {
+    /// The rank's `y` of every weight.
+    pub(crate) fn results(&self) -> impl Iterator<Item = &Buffer<T>> {
+        std::iter::once(&self.y).chain(self.more.iter().map(|more| &more.y))
+    }
+
+    /// The same, to be written.
+    pub(crate) fn results_mut(&mut self) -> impl Iterator<Item = &mut Buffer<T>> {
+        std::iter::once(&mut self.y).chain(self.more.iter_mut().map(|more| &mut more.y))
+    }
 }
 
 impl RankContext {
@@ -92,11 +114,19 @@ impl RankContext {
 
     /// Memory of one call's operands, for an op with this epilogue.
     pub fn operand_set_with<T: Element>(&self, problem: &Problem, epilogue: EpilogueSpec) -> anyhow::Result<OperandSet<T>> {
-        let part = |window: fn(&Problem, Rank) -> Window| self.alloc(elements(window(problem, self.rank())));
-        let bias = epilogue.bias.then(|| part(bias_window)).transpose()?;
+        let of = |problem: &Problem, window: fn(&Problem, Rank) -> Window| self.alloc(elements(window(problem, self.rank())));
+        let bias_of = |problem: &Problem| epilogue.bias.then(|| of(problem, bias_window)).transpose();
+        let weight = |weight| {
+            let alone = problem.weight_alone(weight);
+            Ok::<_, anyhow::Error>(WeightSet { w: of(&alone, w_window)?, bias: bias_of(&alone)?, y: of(&alone, y_window)? })
+        };
+        let more = (1..problem.weight_count()).map(weight).collect::<Result<_, _>>()?;
+        let first = problem.weight_alone(0);
+        let part = |window: fn(&Problem, Rank) -> Window| of(&first, window);
+        let bias = bias_of(&first)?;
         let residual = epilogue.residual.then(|| part(y_window)).transpose()?;
         let norm = if epilogue.norm { Some((part(bias_window)?, part(y_window)?)) } else { None };
-        Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, residual, norm, y: part(y_window)?, holds: None })
+        Ok(OperandSet { x: part(x_window)?, w: part(w_window)?, bias, residual, norm, y: part(y_window)?, more, holds: None })
     }
 
     /// Writes the rank's parts of `operands`, in order on the stream, unless the set holds them
@@ -105,27 +135,32 @@ impl RankContext {
         let held = set.holds.replace(operands);
         let rank = self.rank();
         // A part does not change with rows that it does not have.
-        let same = |seed: fn(&Operands) -> u64, window: fn(&Problem, Rank) -> Window| {
-            let of = |o: &Operands| (seed(o), o.fill, window(&o.problem, rank));
-            held.is_some_and(|held| of(&held) == of(&operands))
+        let same = |weight: usize, seed: fn(&Operands) -> u64, window: fn(&Problem, Rank) -> Window| {
+            let of = |o: Operands| (seed(&o), o.fill, window(&o.problem, rank));
+            held.is_some_and(|held| of(held.of_weight(weight)) == of(operands.of_weight(weight)))
         };
-        let problem = &operands.problem;
-        if !same(|o| o.seed_x, x_window) {
+        let first = operands.of_weight(0);
+        let problem = &first.problem;
+        if !same(0, |o| o.seed_x, x_window) {
             self.fill_part(&mut set.x, x_window(problem, self.rank()), operands.seed_x, operands.fill)?;
         }
-        if !same(|o| o.seed_w, w_window) {
-            self.fill_part(&mut set.w, w_window(problem, self.rank()), operands.seed_w, operands.fill)?;
-        }
         anyhow::ensure!(set.bias.is_some() == operands.epilogue.bias, "the set's bias is not that of {:?}", operands.epilogue);
-        if let Some(bias) = set.bias.as_mut().filter(|_| !same(|o| o.seed_bias, bias_window)) {
-            self.fill_part(bias, bias_window(problem, self.rank()), operands.seed_bias, operands.fill)?;
+        let more = set.more.iter_mut().map(|more| (&mut more.w, more.bias.as_mut()));
+        for (number, (w, bias)) in std::iter::once((&mut set.w, set.bias.as_mut())).chain(more).enumerate() {
+            let of_weight = operands.of_weight(number);
+            if !same(number, |o| o.seed_w, w_window) {
+                self.fill_part(w, w_window(&of_weight.problem, rank), of_weight.seed_w, operands.fill)?;
+            }
+            if let Some(bias) = bias.filter(|_| !same(number, |o| o.seed_bias, bias_window)) {
+                self.fill_part(bias, bias_window(&of_weight.problem, rank), of_weight.seed_bias, operands.fill)?;
+            }
         }
         anyhow::ensure!(set.residual.is_some() == operands.epilogue.residual, "the set's residual is not that of {:?}", operands.epilogue);
-        if let Some(residual) = set.residual.as_mut().filter(|_| !same(|o| o.seed_residual, y_window)) {
+        if let Some(residual) = set.residual.as_mut().filter(|_| !same(0, |o| o.seed_residual, y_window)) {
             self.fill_part(residual, y_window(problem, self.rank()), operands.seed_residual, operands.fill)?;
         }
         anyhow::ensure!(set.norm.is_some() == operands.epilogue.norm, "the set's norm is not that of {:?}", operands.epilogue);
-        if let Some((gain, _)) = set.norm.as_mut().filter(|_| !same(|o| o.seed_gain, bias_window)) {
+        if let Some((gain, _)) = set.norm.as_mut().filter(|_| !same(0, |o| o.seed_gain, bias_window)) {
             self.fill_part(gain, bias_window(problem, self.rank()), operands.seed_gain, operands.fill)?;
         }
         Ok(())
@@ -216,6 +251,9 @@ impl RankContext {
     /// Calls the op on a set's operands, in order on the stream: with as many rows as the set
     /// holds.
     pub(crate) fn forward<T: Element>(&self, op: &FusedOp<T>, set: &mut OperandSet<T>) -> anyhow::Result<()> {
+        if !set.more.is_empty() {
+            return self.forward_several(op, set);
+        }
         let problem = set.holds.map_or(*op.problem(), |held| held.problem);
         let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);
         let rank = self.comm.rank();
@@ -236,30 +274,58 @@ impl RankContext {
         Ok(op.forward(&x, &w, args.norm(&gain, &mut y_norm), &mut y, self.stream())?)
     }
 
-    /// Waits for the stream and checks all of a set's `y` against the reference, and its normalised
+    fn forward_several<T: Element>(&self, op: &FusedOp<T>, set: &mut OperandSet<T>) -> anyhow::Result<()> {
+        let (comm, rank) = (&self.comm, self.rank());
+        let problem = set.holds.map_or(*op.problem(), |held| held.problem);
+        let layout = |s: flux_core::problem::Shape| Layout::dense(s.rows as usize, s.cols as usize);
+        let alone = (0..problem.weight_count()).map(|weight| problem.weight_alone(weight));
+        let further = set.more.iter_mut().map(|more| (&more.w, &more.bias, &mut more.y));
+        let mut views = Vec::with_capacity(problem.weight_count());
+        for (problem, (w, bias, y)) in alone.zip(std::iter::once((&set.w, &set.bias, &mut set.y)).chain(further)) {
+            let columns = Layout::from((problem.n_local(rank) as usize,));
+            let bias = bias.as_ref().map(|bias| view(bias, columns, comm)).transpose()?;
+            views.push((view(w, layout(problem.w_shape(rank)), comm)?, bias, view_mut(y, layout(problem.y_shape(rank)), comm)?));
+        }
+        let weights = views.iter_mut().map(|(w, bias, y)| {
+            let weight = WeightOperands::new(w, y);
+            if let Some(bias) = bias { weight.bias(bias) } else { weight }
+        });
+        let x = view(&set.x, layout(problem.x_shape(rank)), comm)?;
+        op.forward_several(&x, &weights.collect::<Vec<_>>(), self.stream())
+    }
+
+    /// Waits for the stream and checks all of a set's results against the reference, and its normalised
     /// rows against `y`; `flattened`:
     /// whether tiles were cut over all rows.
     pub fn verify<T: Element>(&self, set: &OperandSet<T>, plan: &Plan) -> anyhow::Result<Verdict> {
         let Some(operands) = &set.holds else {
             anyhow::bail!("there is nothing to verify: the operands were not generated");
         };
-        let (flattened, nodes) = (plan.is_flattened(), self.comm.nodes());
-        let verdict = match &set.y {
-            Buffer::Host(buffer) => {
-                let held = elements(operands.y_window(self.rank()));
-                reference::verify(operands, self.rank(), &buffer.elements()[..held], (flattened, nodes))
-            }
-            Buffer::Cuda { block, .. } => {
-                let made_by = (flattened, plan.comm == CommMode::Sequential && operands.problem.op().reduces(), nodes);
-                self.expect_gpu()?.verify(operands, self.rank(), block.address(), made_by)?
-            }
-        };
+        let results = set.results().enumerate();
+        let verdict = results
+            .map(|(weight, y)| self.verify_result(&operands.of_weight(weight), y, plan))
+            .reduce(|all, one| Ok(all?.merge(one?)))
+            .context("no results")??;
         let Some((gain, y_norm)) = &set.norm else { return Ok(verdict) };
         // The set may hold room for more rows.
         let elements = elements(operands.y_window(self.rank()));
         let (y, y_norm) = (self.download(&set.y)?, self.download(y_norm)?);
         let of_norm = reference::verify_norm(self.rank(), (&y[..elements], &y_norm[..elements]), &self.download(gain)?);
         Ok(verdict.merge(of_norm.of_wrong_elements()))
+    }
+
+    fn verify_result<T: Element>(&self, operands: &Operands, y: &Buffer<T>, plan: &Plan) -> anyhow::Result<Verdict> {
+        let (flattened, nodes) = (plan.is_flattened(), self.comm.nodes());
+        match y {
+            Buffer::Host(buffer) => {
+                let held = elements(operands.y_window(self.rank()));
+                Ok(reference::verify(operands, self.rank(), &buffer.elements()[..held], (flattened, nodes)))
+            }
+            Buffer::Cuda { block, .. } => {
+                let made_by = (flattened, plan.comm == CommMode::Sequential && operands.problem.op().reduces(), nodes);
+                self.expect_gpu()?.verify(operands, self.rank(), block.address(), made_by)
+            }
+        }
     }
 
     /// Waits for the stream and checks elements of a set's `y` at these rows and columns.

@@ -1,6 +1,7 @@
 //! What is wrong with a run that is made to see that it is found.
 
 use crate::harness::{OperandSet, RankContext, elements};
+use anyhow::Context;
 use flux_kernels::Element;
 
 /// Defects that tests ask for.
@@ -12,17 +13,19 @@ pub(crate) struct Defect {
 }
 
 impl Defect {
-    /// Spoils what a call has left in `y`, when the stream has come past it.
+    /// Spoils what a call has left in the last weight's `y`, when the stream has come past it.
     pub(crate) fn apply<T: Element>(self, ctx: &RankContext, set: &mut OperandSet<T>) -> anyhow::Result<()> {
         if !self.spoil || ctx.rank().get() + 1 < ctx.comm().world_size().get() {
             return Ok(());
         }
-        let mut y = ctx.download(&set.y)?;
+        let (weight, holds) = (set.more.len(), set.holds);
+        let last = set.results_mut().last().context("no results")?;
+        let mut y = ctx.download(last)?;
         // The set may hold room for more rows.
-        let held = set.holds.map_or(y.len(), |held| elements(held.y_window(ctx.rank())));
+        let held = holds.map_or(y.len(), |held| elements(held.of_weight(weight).y_window(ctx.rank())));
         if let Some(element) = y[..held].last_mut() {
             *element = T::from_f32(f32::NAN);
         }
-        ctx.upload(&mut set.y, &y)
+        ctx.upload(last, &y)
     }
 }

@@ -9,7 +9,7 @@ use flux_core::{OpKind, Problem};
 use flux_kernels::Element;
 use flux_ops::{
     Activation, AllGatherGemm, Builder, CallError, EpilogueArgs, Execution, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef,
-    Timeline, TimelineError,
+    Timeline, TimelineError, WeightOperands,
 };
 use flux_transport::{Communicator, Fault, Stream};
 
@@ -65,6 +65,8 @@ impl<T: Element> FusedOp<T> {
             OpKind::AllGatherGemm => {
                 let builder = AllGatherGemm::builder(m, n, k).bias(epilogue.bias).activation(epilogue.activation);
                 let builder = if let Some(layout) = epilogue.gates { builder.gated(layout) } else { builder };
+                let columns: Vec<_> = problem.weights().iter().map(|&n| n as usize).collect();
+                let builder = if columns.len() > 1 { builder.several_weights(&columns) } else { builder };
                 Kind::AllGather(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
@@ -101,6 +103,17 @@ impl<T: Element> FusedOp<T> {
             Kind::ReduceScatter(op) => op.forward_with(x, w, epilogue, y, stream),
             Kind::AllReduce(op) => op.forward_with(x, w, epilogue, y, stream),
         }
+    }
+
+    /// As [`Self::forward`], of an op with several weights.
+    pub(crate) fn forward_several(
+        &self,
+        x: &TensorRef<'_, T>,
+        weights: &[WeightOperands<'_, T>],
+        stream: Stream<'_>,
+    ) -> anyhow::Result<()> {
+        let Kind::AllGather(op) = &self.op else { bail!("{} takes one weight", self.problem.op()) };
+        Ok(op.forward_several(x, weights, None, stream)?)
     }
 
     pub(crate) fn timeline(&self, stream: Stream<'_>) -> Result<Timeline, TimelineError> {

@@ -3,6 +3,7 @@
 use crate::harness::EpilogueSpec;
 use crate::shapes::{self, Layer};
 use flux_core::{DType, OpKind, Partials, Problem, ProblemError, WorldSize};
+use flux_ops::Activation;
 
 /// One problem of the matrix.
 #[derive(Clone, Debug)]
@@ -68,6 +69,14 @@ pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::
         // m = 8 x 129 whatever the number of ranks, where it divides.
         if 8 * 129 % ranks == 0 && ranks != 8 {
             push("unaligned-1032", op, 8 * 129, extents(296, 200), DType::Bf16, plain)?;
+        }
+    }
+    if ops.contains(&OpKind::AllGatherGemm) {
+        // Weights that share the gathered rows: partial tiles, and one of less than a tile.
+        let columns = [296, 8, 200].map(|columns| columns * world.get());
+        let problem = Problem::new(OpKind::AllGatherGemm, 129 * ranks, 504 * ranks, 200, DType::Bf16, world)?.with_weights(&columns)?;
+        for epilogue in [plain.0, EpilogueSpec { bias: true, activation: Activation::Silu, ..plain.0 }] {
+            cases.push(SoakCase { name: format!("several{epilogue} {problem}"), problem, epilogue, heavy: false });
         }
     }
     if models {

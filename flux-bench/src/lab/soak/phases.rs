@@ -128,7 +128,7 @@ impl<T: Element> RankCase<'_, T> {
     fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
         for call in 0..calls {
             self.ctx.fill(set, self.operands(call, Fill::SmallInts))?;
-            self.ctx.poison(&mut set.y)?;
+            set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
             // SAFETY: the ranks met after the last call, and meet below before the next.
             unsafe { self.ctx.poison_workspace()? };
             self.ctx.sync(self.op)?;
@@ -147,7 +147,7 @@ impl<T: Element> RankCase<'_, T> {
         for call in 0..calls {
             let set = &mut sets[(call % 2) as usize];
             self.ctx.fill(set, self.operands(1000 + call, Fill::SmallInts))?;
-            self.ctx.poison(&mut set.y)?;
+            set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
             self.delay(call, 11)?;
             self.ctx.forward(self.op, set)?;
             soaked.calls += 1;
@@ -179,7 +179,7 @@ impl<T: Element> RankCase<'_, T> {
             let (problem, set) = &mut sets[((call * (1 + call / count)) % count) as usize];
             let operands = Operands::new(*problem, self.seed, 2000 + call, Fill::SmallInts).with_epilogue(self.epilogue);
             self.ctx.fill(set, operands)?;
-            self.ctx.poison(&mut set.y)?;
+            set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
             self.delay(call, 20)?;
             self.ctx.forward(self.op, set)?;
             soaked.calls += 1;
@@ -194,13 +194,13 @@ impl<T: Element> RankCase<'_, T> {
         let mut bits: Option<Vec<T>> = None;
         for run in 0..4 {
             self.ctx.fill(set, self.operands(1 << 40, Fill::Uniform))?;
-            self.ctx.poison(&mut set.y)?;
+            set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
             // Calls of a turn, so that in each run another rank is late.
             self.delay(4 * u64::from(run), 12 + run)?;
             self.ctx.forward(self.op, set)?;
             self.ctx.sync(self.op)?;
             soaked.calls += 1;
-            let now = self.ctx.download(&set.y)?;
+            let now = set.results().map(|y| self.ctx.download(y)).collect::<anyhow::Result<Vec<_>>>()?.concat();
             match &bits {
                 None => soaked.add(self.verify(set)?),
                 Some(before) => soaked.differing += u64::from(bytes(before) != bytes(&now)),

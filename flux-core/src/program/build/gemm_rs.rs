@@ -75,7 +75,12 @@ fn own_tiles_early(order: &[(TileExtent, u32)], world: u32, tiles_per_chunk: u32
 }
 
 /// Appends the copies of peers' finished tiles, in the order in which their owners finish them.
-fn append_copies((problem, rank, tiles): (&Problem, Rank, Vec<TileExtent>), results: u32, items: &mut Vec<WorkItem>, awaits: &mut Vec<Await>) {
+fn append_copies(
+    (problem, rank, tiles): (&Problem, Rank, Vec<TileExtent>),
+    results: u32,
+    items: &mut Vec<WorkItem>,
+    awaits: &mut Vec<Await>,
+) {
     let (world, of_shard) = (problem.world(), tiles.len() as u32);
     for (index, tile) in (0..).zip(tiles) {
         for owner in (1..world.get()).map(|step| rank.before(step, world)) {

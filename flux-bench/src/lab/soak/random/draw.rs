@@ -6,6 +6,7 @@
 use crate::harness::{EpilogueSpec, data};
 use crate::plan::Overrides;
 use flux_core::plan::{Chunk, CommMode, KSplit, Mover, Plan, RowMapping};
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::tile::Generation;
 use flux_core::{DType, OpKind, Partials, Problem, ProblemError, Rank, TileShape, WorldSize};
 use std::fmt;
@@ -97,6 +98,10 @@ impl RandomCase {
         let sums_itself = plan.is_none_or(|plan| plan.comm != CommMode::Sequential);
         let partials = if draw.below(3) == 0 && sums_itself { Partials::F32 } else { Partials::OpDType };
         let problem = epilogue.problem(problem)?.with_partials(partials);
+        // Several weights in one of three cases that can have them.
+        let one = op.reduces() || epilogue.gates.is_some() || draw.below(3) > 0;
+        let columns = if one { vec![problem.n()] } else { columns(&mut draw, &problem) };
+        let problem = problem.with_weights(&columns)?;
         Ok(Self { number, problem, epilogue, plan, batch_invariant, calls, seed: data::seed(seed, 2, number) })
     }
 
@@ -112,6 +117,22 @@ impl RandomCase {
         };
         Overrides { plan: self.plan, workers: Some(workers), batch_invariant: self.batch_invariant }
     }
+}
+
+/// The output columns of up to four weights, `n` in all; of one where there is no room for more.
+fn columns(draw: &mut Draw, problem: &Problem) -> Vec<u32> {
+    // Each has 8 columns on each rank.
+    let least = 8 * problem.world().get();
+    let (mut columns, mut left) = (Vec::new(), problem.n());
+    for _ in 0..=draw.below(MAX_WEIGHTS as u32 - 1) {
+        if left >= 2 * least {
+            let own = least + 8 * draw.below((left - 2 * least) / 8 + 1);
+            columns.push(own);
+            left -= own;
+        }
+    }
+    columns.push(left);
+    columns
 }
 
 /// A plan that the transport can execute.

@@ -2,6 +2,7 @@ use super::*;
 use crate::harness::EpilogueSpec;
 use flux_core::machine::Machine;
 use flux_core::plan::{Chunk, CommMode, Links, Plan, RowMapping, Target};
+use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::{Channels, TileProgram};
 use flux_core::tile::Generation;
 use flux_core::{Nodes, OpKind, Partials, Rank, WorldSize};
@@ -107,6 +108,11 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
     }
     for gated in EpilogueSpec::with_bias(OpKind::AllGatherGemm).filter(|epilogue| epilogue.gates.is_some()) {
         assert!(of_gpu().any(|c| c.epilogue == gated), "{gated}");
+    }
+    for weights in 1..=MAX_WEIGHTS {
+        for bias in [false, true] {
+            assert!(of_gpu().any(|c| c.problem.weight_count() == weights && c.epilogue.bias == bias), "{weights} weights, {bias}");
+        }
     }
     assert!(has(|c| c.batch_invariant) && has(|c| c.plan.is_none() && !c.batch_invariant));
     for op in OpKind::ALL {
