@@ -10,7 +10,7 @@ use crate::variant::Variant;
 use crate::weights::{GATES, GateLayout, WeightLayout};
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::gather_place_bytes;
-use flux_core::problem::MAX_WEIGHTS;
+use flux_core::problem::{GATED_MULTIPLE, MAX_WEIGHTS};
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::Generation;
@@ -178,7 +178,8 @@ fn encode_weight(
     // Eight gates, their ups, and so on.
     let (step, up) = gate_steps(args, w_rows);
     let eights = u64::from(GATES) * u64::from(step) * w.row_bytes;
-    let gates = [Outer::new(2, u64::from(up) * w.row_bytes).boxed(2), Outer::new(w_rows / (2 * GATES), eights).boxed(tile.n / (2 * GATES))];
+    let gates =
+        [Outer::new(2, u64::from(up) * w.row_bytes).boxed(2), Outer::new(w_rows / GATED_MULTIPLE, eights).boxed(tile.n / GATED_MULTIPLE)];
     let b = match args.gates {
         None => b,
         Some(_) => Operand { rows: GATES, row_bytes: u64::from(step) * w.row_bytes, outer: &gates, box_rows: GATES, ..b },
