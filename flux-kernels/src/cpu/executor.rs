@@ -125,8 +125,8 @@ impl<T: Element> Executor<T> {
         epilogue.fits(&self.program, layout)?;
         self.holds(&memory)?;
         self.reserve(buffers)?;
-        let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);
-        let protocol = Protocol::open(&memory, self.program.rank).of(op_hash, problem.world());
+        let failed = || ExecuteError::from_record(read_fault(memory.words()), self.program.rank);
+        let protocol = Protocol::open(memory.words(), self.program.rank).of(op_hash, problem.world());
         if protocol.poisoned() {
             return Err(failed());
         }
