@@ -12,8 +12,8 @@ const BLOCK: u64 = 64;
 /// Dense 16-bit operations of an SM in a cycle (H100 data sheet).
 const OPERATIONS: u64 = 4096;
 /// Percent of the excess shared-memory time that shows: waiting for operands draws less power, so
-/// the clock is higher. Fitted by hand to timed tiles of 104x256 and 152x128, where all of it would
-/// show 1.24 and 1.17 times the time of 128x256, and 1.16 and 1.06 to 1.10 was measured.
+/// the clock is higher. Fitted by hand to times for equal area, relative to 128x256: tiles of
+/// 104x256 took 1.16, those of 152x128 1.06 to 1.10. All of the excess would make 1.24 and 1.17.
 const EXCESS_PERCENT: u64 = 50;
 
 impl TileShape {

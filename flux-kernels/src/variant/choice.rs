@@ -62,11 +62,11 @@ impl Variant {
         finished.flat_map(|variant| [Some(variant), variant.transposed(), variant.in_f32()].into_iter().flatten()).collect()
     }
 
-    /// The fewest variants in which each op has every tile of a target in each of its forms, and
-    /// every element type and activation, with and without gates; an AllGather-GEMM without them has
-    /// several weights. Weights are `[k, n]` where partial sums are of the op's type, which takes
-    /// registers. Large tiles, which have few, also send [`Partials::F32`]; the others record time
-    /// stamps.
+    /// The fewest variants in which each op has every tile of a target in each of its forms. Each op
+    /// also has every element type and activation, with and without gates. An AllGather-GEMM
+    /// without gates has several weights. Weights are `[k, n]` where partial sums are of the op's
+    /// type, which takes registers. Large tiles, which have few, also send [`Partials::F32`]; the
+    /// others record time stamps.
     pub fn cover(target: KernelTarget) -> Vec<Self> {
         let marked = |variant: Self| {
             let several_weights = variant.op == OpKind::AllGatherGemm && !variant.gated;

@@ -1,5 +1,5 @@
-//! Rules: a program is one of a rank of its problem's world, for the workspace of its layout; the
-//! programs are those of all ranks of one call, in rank order.
+//! Rules: a program is a rank's of its world, for the workspace of its layout. The programs are
+//! those of all ranks of one call, in rank order.
 
 use super::Violation;
 use crate::Rank;

@@ -57,8 +57,10 @@ pub fn verify(programs: &[TileProgram]) -> Result<(), Violation> {
     destinations::check(programs)
 }
 
-/// Checks the program of one rank by the rules of [`verify`] that need no other rank's: no index
-/// leaves the problem, the world or the workspace, and no two items store one element of `y`.
+/// Checks one rank's program by the rules of [`verify`] that need no other rank's program.
+///
+/// No index leaves the problem, the world or the workspace, and no two items store one element of
+/// `y`.
 ///
 /// # Errors
 /// As [`verify`].
