@@ -215,7 +215,7 @@ mod tests {
         let Command::Simulate(args) = parse("--ms 512 --machine h800 --candidate 2").unwrap().command else { panic!("not a simulation") };
         assert_eq!((args.machine.name, args.tp, args.plan.candidate), ("H800", 8, Some(2)));
         let Command::Simulate(args) = parse("--machine h100-pair-by-host").unwrap().command else { panic!("not a simulation") };
-        assert!(args.machine.through_host);
+        assert!(args.machine.host_staged);
         assert!(parse("--against a.json --candidate 2").is_ok());
     }
 

@@ -31,8 +31,8 @@ fn deviations(name: &str, machine: &Machine, least: usize) -> Vec<f64> {
     let report = read_report(&path).unwrap();
     let compared = compare(&report, PlanArgs::default(), machine).unwrap();
     // Copies through the host begin too late for less, and some rows were disturbed.
-    let least_rows = if machine.through_host { 2 * LEAST_ROWS } else { LEAST_ROWS };
-    let steady = |row: &Row| !machine.through_host || row.t_op_ms.p90 < 1.2 * row.t_op_ms.p10;
+    let least_rows = if machine.host_staged { 2 * LEAST_ROWS } else { LEAST_ROWS };
+    let steady = |row: &Row| !machine.host_staged || row.t_op_ms.p90 < 1.2 * row.t_op_ms.p10;
     let rows = compared.iter().zip(&report.rows).filter(|(_, row)| steady(row)).map(|(compared, _)| compared);
     let same = rows.filter(|row| row.head.m >= least_rows && row.same_plan);
     let mut off: Vec<f64> = same.map(Compared::off).collect();

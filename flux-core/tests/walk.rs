@@ -86,11 +86,12 @@ impl RankMemory {
     }
 
     fn words(&mut self) -> Vec<SharedMemory> {
-        let pads: Vec<*mut u8> = self.pads.iter_mut().map(|pad| pad.as_mut_ptr().cast()).collect();
+        let address = |block: &mut Vec<u32>| block.as_mut_ptr().expose_provenance() as u64;
+        let pads: Vec<_> = self.pads.iter_mut().map(address).collect();
         let blocks = self.control.iter_mut().zip(&mut self.faults);
         // SAFETY: the blocks have the sizes that the layout asks for and are reached through the
         // views only. Their heap memory outlives the views, whose threads every test joins.
-        blocks.map(|(c, f)| unsafe { SharedMemory::new(&pads, c.as_mut_ptr().cast(), f.as_mut_ptr().cast(), self.size) }).collect()
+        blocks.map(|(c, f)| unsafe { SharedMemory::new(pads.clone(), address(c), address(f), self.size) }).collect()
     }
 }
 

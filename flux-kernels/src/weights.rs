@@ -1,6 +1,6 @@
 //! How weights lie in memory.
 
-use flux_core::problem::Shape;
+use flux_core::problem::{GATED_MULTIPLE, Shape};
 use std::fmt;
 
 /// How the weights of a gated op lie: rows of `w` for gates, and rows for what they multiply, the
@@ -16,8 +16,9 @@ pub enum GateLayout {
     Interleaved,
 }
 
-/// Columns of a gated tile that are gates, before as many ups.
-pub(crate) const GATES: u32 = 8;
+/// Columns of a gated tile that are gates, before as many ups: half of a group that ranks do not
+/// split.
+pub(crate) const GATES: u32 = GATED_MULTIPLE / 2;
 
 impl GateLayout {
     /// Both.
@@ -34,7 +35,7 @@ impl GateLayout {
     /// The shape of `y` where the product has this one: with gates it has half as many columns.
     ///
     /// ```
-    /// use flux_core::problem::Shape;
+    /// use flux_core::problem::{GATED_MULTIPLE, Shape};
     /// use flux_kernels::GateLayout;
     /// let product = Shape { rows: 4, cols: 32 };
     /// let cols = |gates| GateLayout::result_shape(gates, product).cols;
@@ -63,7 +64,7 @@ impl GateLayout {
     /// The row of `w`, of `n`, in column `col` of the tiles. These hold eight gates, their ups, and
     /// so on: a thread of a kernel has a gate and its up.
     pub(crate) const fn row_in_tiles(self, col: u32, n: u32) -> u32 {
-        let (gate, up) = self.rows_of(col / (2 * GATES) * GATES + col % GATES, n);
+        let (gate, up) = self.rows_of(col / GATED_MULTIPLE * GATES + col % GATES, n);
         if (col / GATES).is_multiple_of(2) { gate } else { up }
     }
 }
@@ -123,7 +124,7 @@ mod tests {
         for (layout, n) in GateLayout::ALL.into_iter().flat_map(|layout| [16, 48, 112].map(|n| (layout, n))) {
             let mut rows: Vec<_> = (0..n).map(|col| layout.row_in_tiles(col, n)).collect();
             for col in 0..n / 2 {
-                let at = (col / GATES * 2 * GATES + col % GATES) as usize;
+                let at = (col / GATES * GATED_MULTIPLE + col % GATES) as usize;
                 assert_eq!((rows[at], rows[at + GATES as usize]), layout.rows_of(col, n), "{layout}, column {col} of {n}");
             }
             rows.sort_unstable();

@@ -5,7 +5,7 @@
 use crate::error::BuildError;
 use crate::tensor::{TensorMut, TensorRef, View};
 use flux_core::plan::Plan;
-use flux_core::problem::Shape;
+use flux_core::problem::{GATED_MULTIPLE, Shape};
 use flux_core::{Problem, Rank};
 use flux_kernels::{Activation, GateLayout, WeightLayout};
 use std::fmt;
@@ -25,9 +25,6 @@ pub(crate) struct EpilogueSpec {
     /// Of the rounded rows.
     pub(crate) rms_norm: Option<Epsilon>,
 }
-
-/// Divisor of the gates of a rank: rows of `y` are multiples of 16 bytes.
-const GATE_MULTIPLE: u32 = 8;
 
 /// What is added to the mean of a row's squares.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -60,9 +57,8 @@ impl EpilogueSpec {
         if weights != WeightLayout::Nk {
             return Err(BuildError::GatedWeights { weights });
         }
-        let multiple = 2 * GATE_MULTIPLE;
-        if let Some(plan) = plan.filter(|plan| !plan.tile.n.is_multiple_of(multiple)) {
-            return Err(BuildError::GatedTile { tile: plan.tile, multiple });
+        if let Some(plan) = plan.filter(|plan| !plan.tile.n.is_multiple_of(GATED_MULTIPLE)) {
+            return Err(BuildError::GatedTile { tile: plan.tile, multiple: GATED_MULTIPLE });
         }
         Ok(())
     }

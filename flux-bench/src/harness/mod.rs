@@ -14,6 +14,7 @@ mod planned;
 pub(crate) mod ranks;
 pub(crate) mod reference;
 mod stats;
+mod verdict;
 
 pub use context::{OperandSet, RankContext};
 pub(crate) use defect::Defect;
@@ -28,8 +29,8 @@ pub(crate) use op::{FusedOp, ops_on};
 pub use operands::Operands;
 pub(crate) use operands::bias_window;
 pub(crate) use planned::{FIRST, PlannedLayer};
-pub(crate) use reference::Verdict;
-pub use reference::Violation;
 pub(crate) use stats::Span;
 pub(crate) use stats::Times;
 pub(crate) use stats::{of_slowest, percentile};
+pub(crate) use verdict::Verdict;
+pub use verdict::Violation;

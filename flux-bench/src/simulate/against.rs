@@ -53,7 +53,7 @@ impl Compared {
 pub fn compare(report: &Report, args: PlanArgs, machine: &Machine) -> anyhow::Result<Vec<Compared>> {
     let device = &report.origin.device;
     ensure!(machine.is_of(device), "measured on {device}, and {} would be simulated", machine.gpu);
-    let transport = if machine.through_host { "pcie" } else { "nvlink" };
+    let transport = if machine.host_staged { "pcie" } else { "nvlink" };
     ensure!(report.transport == transport, "measured over {}, and only {transport} is simulated of {}", report.transport, machine.name);
     report.rows.iter().map(|row| Compared::of(row, args, machine).with_context(|| row.head.to_string())).collect()
 }

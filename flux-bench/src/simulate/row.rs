@@ -52,7 +52,7 @@ impl Simulation {
     pub(super) fn of(case: &PlannedLayer, machine: &Machine) -> anyhow::Result<Self> {
         let ranks = case.problem.world().get();
         ensure!(
-            !machine.through_host || ranks <= 2,
+            !machine.host_staged || ranks <= 2,
             "GPUs of {} meet in memory of the host, and no rate is known of {ranks} that share it: take --tp 2",
             machine.name
         );
@@ -92,7 +92,7 @@ pub(super) fn heading(machine: &Machine, rows: impl Iterator<Item = u32>) -> Str
         String::new()
     };
     let unseen = if machine.is_measured() { "" } else { ", which nothing measured has confirmed" };
-    let way = if machine.through_host { "through memory of the host".to_owned() } else { format!("over {}", machine.wires) };
+    let way = if machine.host_staged { "through memory of the host".to_owned() } else { format!("over {}", machine.wires) };
     format!("SIMULATED, not measured: a model of {} {way}{unseen} (flux_core::simulate)\n{few}", machine.gpu)
 }
 

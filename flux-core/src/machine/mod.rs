@@ -30,9 +30,10 @@ pub struct Machine {
     pub gpu: &'static str,
     /// What connects the GPUs.
     pub wires: &'static str,
-    /// Whether the simulator sends through host memory: whole chunks, by copy engines, at the
-    /// links' rates in and out.
-    pub through_host: bool,
+    /// Whether data is staged in host memory, as over
+    /// [`Links::HostStaged`](crate::plan::Links::HostStaged): the simulator sends whole chunks by
+    /// copy engines, at the links' rates in and out.
+    pub host_staged: bool,
     /// Which kernel its GPUs run.
     pub generation: Generation,
     /// SMs; each is one worker.

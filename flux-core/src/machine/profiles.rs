@@ -33,7 +33,7 @@ impl Machine {
         name: "H200",
         gpu: "H200",
         wires: "NVLink",
-        through_host: false,
+        host_staged: false,
         generation: Generation::Hopper,
         multiprocessors: 132,
         ops_per_cycle: 4096,
@@ -67,7 +67,7 @@ impl Machine {
     pub const H100_PAIR_BY_HOST: Self = Self {
         name: "H100-pair-by-host",
         wires: "PCIe",
-        through_host: true,
+        host_staged: true,
         link_bytes_per_us: 54_000,
         both_ways_bytes_per_us: 34_000,
         copy_ns: 0,
@@ -147,7 +147,7 @@ impl Machine {
     /// RTX 4090 (whitepaper "NVIDIA Ada GPU Architecture": 165.2 TFLOP/s with fp32 accumulation,
     /// 1008 GB/s). Its driver gives no peer access.
     pub const RTX_4090: Self = Self {
-        through_host: true,
+        host_staged: true,
         ..of_sheet(
             "RTX-4090",
             "RTX 4090",
@@ -159,7 +159,7 @@ impl Machine {
     /// RTX 5090 (whitepaper "NVIDIA RTX Blackwell GPU Architecture": 209.5 TFLOP/s with fp32
     /// accumulation, 1792 GB/s). Its driver gives no peer access.
     pub const RTX_5090: Self = Self {
-        through_host: true,
+        host_staged: true,
         ..of_sheet(
             "RTX-5090",
             "RTX 5090",

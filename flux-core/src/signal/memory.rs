@@ -7,14 +7,15 @@ use super::{Control, Words};
 use crate::Rank;
 use crate::layout::{ABORT_OFFSET, WorkspaceSize, calling_offset, control, signal_offset};
 use crate::rank::MAX_WORLD;
+use std::ptr::with_exposed_provenance_mut;
 use std::sync::atomic::AtomicU32;
 
 /// One rank's words, by the addresses of pads and blocks. Clones reach the same words.
-#[derive(Clone, Debug)]
-pub struct SharedMemory {
-    pads: Vec<*mut u8>,
-    control: *mut u8,
-    fault: *mut u8,
+#[derive(Clone, Copy, Debug)]
+pub struct SharedMemory<P = Vec<u64>> {
+    pads: P,
+    control: u64,
+    fault: u64,
     size: WorkspaceSize,
 }
 
@@ -26,41 +27,47 @@ enum Region {
     Fault,
 }
 
-// SAFETY: the pointers only become references to atomics, which any thread may use; `new`'s caller
-// answers for the memory.
-unsafe impl Send for SharedMemory {}
-// SAFETY: as for `Send`.
-unsafe impl Sync for SharedMemory {}
-
-impl SharedMemory {
+impl<P: AsRef<[u64]>> SharedMemory<P> {
     /// The words at these addresses: every rank's pad, in rank order, and this rank's control and
     /// fault blocks.
     ///
     /// # Safety
-    /// While this view or a clone lives, each pad is readable and writable for
+    /// The addresses are exposed, as by
+    /// [`pointer::expose_provenance`](https://doc.rust-lang.org/std/primitive.pointer.html). While
+    /// this view or a clone lives, each pad is readable and writable for
     /// [`pad_bytes(size.signals)`](crate::layout::pad_bytes) bytes. `control` is so for
     /// [`control::bytes(size.counters)`](control::bytes) and `fault` for
     /// [`FAULT_BYTES`](crate::layout::FAULT_BYTES) bytes. All are aligned to 4 bytes, and their
     /// words are accessed atomically only.
-    pub unsafe fn new(pads: &[*mut u8], control: *mut u8, fault: *mut u8, size: WorkspaceSize) -> Self {
-        Self { pads: pads.to_vec(), control, fault, size }
+    pub const unsafe fn new(pads: P, control: u64, fault: u64, size: WorkspaceSize) -> Self {
+        Self { pads, control, fault, size }
+    }
+
+    /// Number of ranks whose pads are mapped.
+    pub fn ranks(&self) -> usize {
+        self.pads.as_ref().len()
+    }
+
+    /// What the workspace holds.
+    pub const fn size(&self) -> WorkspaceSize {
+        self.size
     }
 
     fn word(&self, region: Region, offset: u64) -> &AtomicU32 {
         let base = match region {
-            Region::Pad(owner) => self.pads[owner.index()],
+            Region::Pad(owner) => self.pads.as_ref()[owner.index()],
             Region::Control => self.control,
             Region::Fault => self.fault,
         };
-        let offset = usize::try_from(offset).expect("mapped memory is addressable");
+        let address = usize::try_from(base + offset).expect("mapped memory is addressable");
         // SAFETY: callers check their index against `size` and offsets are multiples of 4, so the
         // word lies in the block. `new`'s caller promised a valid, aligned block that outlives
         // `self`.
-        unsafe { AtomicU32::from_ptr(base.add(offset).cast()) }
+        unsafe { AtomicU32::from_ptr(with_exposed_provenance_mut(address)) }
     }
 }
 
-impl Words for SharedMemory {
+impl<P: AsRef<[u64]>> Words for SharedMemory<P> {
     type Word = AtomicU32;
 
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &AtomicU32 {

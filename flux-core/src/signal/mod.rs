@@ -1,8 +1,8 @@
 //! The signal protocol: how ranks announce data and failures.
 //!
-//! Invariant: the host transport runs this code over [`SharedMemory`], the CPU executor over the
-//! call's memory, and the model checker (`loom/tests/loom_protocol.rs`) over loom's atomics, with
-//! the orderings of [`Word`]. The CUDA kernel mirrors it in `flux-kernels/cuda/`.
+//! Invariant: the host transport and the CPU executor run this code over [`SharedMemory`], and the
+//! model checker (`loom/tests/loom_protocol.rs`) over loom's atomics, with the orderings of
+//! [`Word`]. The CUDA kernel mirrors it in `flux-kernels/cuda/`.
 //!
 //! A call is one [`Protocol`] on each worker of each rank:
 //!

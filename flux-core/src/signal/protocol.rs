@@ -268,15 +268,19 @@ mod tests {
     use crate::layout::{FAULT_BYTES, WorkspaceSize, control, pad_bytes};
     use crate::signal::{SharedMemory, Words, initialise, read_fault};
 
+    fn address(block: &mut Vec<u64>) -> u64 {
+        block.as_mut_ptr().expose_provenance() as u64
+    }
+
     /// Runs `body` with the words of rank 0 of two.
     fn with_words(body: impl FnOnce(&SharedMemory, Protocol<'_, SharedMemory>)) {
         const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 0 };
         let block = |bytes: u64| vec![0_u64; bytes as usize / 8 + 1];
         let mut blocks = [pad_bytes(1), pad_bytes(1), control::bytes(0), FAULT_BYTES].map(block);
-        let [a, b, control, fault] = blocks.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
+        let [a, b, control, fault] = blocks.each_mut().map(address);
         // SAFETY: the blocks have the sizes that `SIZE` asks for, outlive the words, and are
         // accessed through them alone.
-        let words = unsafe { SharedMemory::new(&[a, b], control, fault, SIZE) };
+        let words = unsafe { SharedMemory::new(vec![a, b], control, fault, SIZE) };
         initialise(&words, Rank::new(0), SIZE, Epoch::FIRST);
         body(&words, Protocol::open(&words, Rank::new(0)));
     }
@@ -311,11 +315,11 @@ mod tests {
         let block = |bytes: u64| vec![0_u64; bytes as usize / 8 + 1];
         let mut pads = [pad_bytes(1); 3].map(block);
         let mut private = [control::bytes(0), FAULT_BYTES, control::bytes(0), FAULT_BYTES].map(block);
-        let pads = pads.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
-        let [control_0, fault_0, control_1, fault_1] = private.each_mut().map(|block| block.as_mut_ptr().cast::<u8>());
+        let pads = pads.each_mut().map(address);
+        let [control_0, fault_0, control_1, fault_1] = private.each_mut().map(address);
         // SAFETY: the blocks have the sizes that `SIZE` asks for, outlive the words, and are
         // accessed through them alone.
-        let ranks = unsafe { [SharedMemory::new(&pads, control_0, fault_0, SIZE), SharedMemory::new(&pads, control_1, fault_1, SIZE)] };
+        let ranks = unsafe { [SharedMemory::new(pads, control_0, fault_0, SIZE), SharedMemory::new(pads, control_1, fault_1, SIZE)] };
         for (rank, words) in (0..).map(Rank::new).zip(&ranks) {
             initialise(words, rank, SIZE, Epoch::FIRST);
         }

@@ -50,8 +50,8 @@ impl<'a> Simulation<'a> {
                 self.clock.at(Duration::from_nanos(self.machine.begin_ns), Event::WorkerReady(rank, worker));
             }
             // Over peer memory a copy engine begins the next transfer when the last has arrived.
-            if self.machine.through_host || state.copied {
-                let begun = if self.machine.through_host { state.program.transfers.len() } else { state.program.transfers.len().min(1) };
+            if self.machine.host_staged || state.copied {
+                let begun = if self.machine.host_staged { state.program.transfers.len() } else { state.program.transfers.len().min(1) };
                 for index in 0..begun {
                     self.clock.at(Duration::from_nanos(self.machine.copy_begins_ns), Event::TransferBegins(rank, index));
                 }
@@ -146,7 +146,7 @@ impl<'a> Simulation<'a> {
             Sink::Partial => self.clock.after(Duration::ZERO, Event::Raised(rank, item.raise)),
             Sink::Send => {
                 let (to, bytes) = (Rank::new(item.dest), slot_bytes(&program.problem, program.tile));
-                if !self.machine.through_host || item.counter == NONE {
+                if !self.machine.host_staged || item.counter == NONE {
                     self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Tile(index) });
                 } else if self.ranks[rank.index()].completes(item, to) {
                     // A copy engine takes whole chunks.
@@ -179,7 +179,7 @@ impl<'a> Simulation<'a> {
         let same =
             |other: &Transfer| (other.row, other.rows, other.col, other.cols) == (transfer.row, transfer.rows, transfer.col, transfer.cols);
         let has_left = || program.transfers[..index].iter().any(|other| other.dest != rank.get() && same(other));
-        let again = self.machine.through_host && has_left();
+        let again = self.machine.host_staged && has_left();
         self.send(Message { from: rank, to: Rank::new(transfer.dest), bytes, again, effect: Effect::Transfer(index) });
     }
 
@@ -215,7 +215,7 @@ impl<'a> Simulation<'a> {
             }
             Effect::Chunk(index) => Some(state.program.items[index].raise),
             Effect::Transfer(index) => {
-                if state.copied && !self.machine.through_host && index + 1 < state.program.transfers.len() {
+                if state.copied && !self.machine.host_staged && index + 1 < state.program.transfers.len() {
                     self.clock.after(Duration::from_nanos(self.machine.copy_ns), Event::TransferBegins(message.from, index + 1));
                 }
                 Some(state.program.transfers[index].raise)

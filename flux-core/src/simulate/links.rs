@@ -81,7 +81,7 @@ impl LinkQueues {
         let out = if message.again { now } else { now.saturating_add(self.machine.link_time(message.bytes, receives)) };
         link.free_out = out;
         let reader = &mut self.of[message.to.index()];
-        let enters = if self.machine.through_host { out } else { now }.max(reader.free_in);
+        let enters = if self.machine.host_staged { out } else { now }.max(reader.free_in);
         // Messages queued at the reader may still be leaving by then.
         let to_leave = reader.waiting.iter().filter(|message| !message.again).map(|message| message.bytes).sum();
         let other_way = reader.free_out.max(now).saturating_add(self.machine.link_time(to_leave, true)) > enters;

@@ -7,7 +7,7 @@
 //! the tile. A step takes the longest of its operations, shared memory and its wave's reads of
 //! memory. A rank's link is two servers, one out and one in, each with one message at a time.
 //!
-//! Through host memory ([`Machine::through_host`]) a message is a whole chunk. It goes on when all
+//! Staged in host memory ([`Machine::host_staged`]), a message is a whole chunk. It goes on when all
 //! of it has arrived in host memory; rows leave once for all their readers.
 //!
 //! `flux-bench/tests/simulated_results.rs` bounds the distance to the committed records from m =

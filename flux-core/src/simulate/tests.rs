@@ -18,7 +18,7 @@ const ROUND: Machine = Machine {
     name: "round",
     gpu: "round",
     wires: "none",
-    through_host: false,
+    host_staged: false,
     generation: Generation::Hopper,
     multiprocessors: 1,
     ops_per_cycle: 1024,
@@ -108,7 +108,7 @@ fn a_chunk_is_announced_when_its_last_tile_is_there() {
 #[test]
 fn through_the_host_a_chunk_leaves_whole_and_goes_on_whole() {
     let of = |chunk| rs(2, (16, 16, 16), Schedule { chunk, ..schedule() });
-    let host = Machine { through_host: true, ..ROUND };
+    let host = Machine { host_staged: true, ..ROUND };
     // The chunk of two tiles leaves at 4, takes 2 us, and arrives 2 us later. Single tiles arrive
     // at 4.5 and 6, the second when the first own tile is complete.
     assert_eq!(nanoseconds(&of(Chunk::Shard), host), 8100 + 1000 + 500 + 2500 + 2000);

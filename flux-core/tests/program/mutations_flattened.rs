@@ -4,7 +4,7 @@ use crate::mutations::{assert_violates, pick, pick_item};
 use crate::strategies::{Call, Knobs, build, knob_calls};
 use flux_core::OpKind::{AllGatherGemm, GemmAllReduce, GemmReduceScatter};
 use flux_core::layout::RowLayout;
-use flux_core::program::check::{Output, Record, Violation, verify};
+use flux_core::program::check::{Output, Record, Violation, verify, verify_rank};
 use flux_core::program::{NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use flux_core::{DType, Nodes, Problem, Rank, TileShape, WorldSize};
 use proptest::prelude::*;
@@ -22,6 +22,12 @@ fn gathering() -> impl Strategy<Value = Call> {
 fn scattering() -> impl Strategy<Value = Call> {
     let of = |op| knob_calls(op, 2..=6, 1..=3, flattened());
     prop_oneof![of(GemmReduceScatter), of(GemmAllReduce)]
+}
+
+/// Two exchanges, of rows per shard too.
+fn two_exchanges() -> impl Strategy<Value = Knobs> {
+    let rows = prop::sample::select(vec![RowLayout::PerShard, RowLayout::FlattenedTwoExchanges]);
+    rows.prop_map(|rows| Knobs { rows, ..Knobs::PLAIN })
 }
 
 fn is_reduction(item: &WorkItem) -> bool {
@@ -206,6 +212,17 @@ proptest! {
         let computed = p.computed().len();
         p.items[..computed].rotate_left(first);
         assert_violates!(call, Violation::Form { what: "reductions come after all tiles", .. });
+    }
+
+    #[test]
+    fn copies_of_own_rows(call in knob_calls(GemmAllReduce, 2..=6, 1..=3, two_exchanges()), rank: Index, item: Index) {
+        let mut call = call;
+        let p = pick(&mut call, rank);
+        let own = p.problem.shard_rows(p.rank);
+        let index = pick_item(&p.items, item, |item| item.sink == Sink::Copy);
+        (p.items[index].row, p.items[index].rows) = (own.start, 1);
+        let violation = verify_rank(p);
+        prop_assert!(matches!(violation, Err(Violation::Form { what: "a copy is of rows that peers have finished", .. })), "{violation:?}");
     }
 
     #[test]

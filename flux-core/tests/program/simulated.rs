@@ -108,7 +108,7 @@ proptest! {
         prop_assume!(call.0.iter().all(|program| program.transfers.iter().all(|transfer| transfer.dest != program.rank.get())));
         // Copy engines have no cost of pushed pieces.
         let links = Machine { multiprocessors: 1, push_ns: 0, push_round_ns: 0, ..machine };
-        let host = Machine { through_host: true, ..links };
+        let host = Machine { host_staged: true, ..links };
         let [links, host] = [links, host].map(|machine| simulate(&call.0, &machine, Mover::Kernel).unwrap());
         prop_assert!(host.time >= links.time, "{:?} instead of {:?}", host.time, links.time);
         prop_assert!(host.ranks.iter().zip(&call.0).all(|(rank, program)| (rank.sent, rank.received) == least_traffic(program)));

@@ -36,7 +36,7 @@ private:
     }
 
     // The copies of the last wave's tiles come when the consumers are idle, and those of a call of
-    // one wave all do.
+    // one wave all do. A quarter stands for the last wave, by choice: no record compares others.
     __device__ __forceinline__ u32 first_of_consumers() const {
         // Sums of flattened rows come when the GEMM is over.
         if (p.slots_per_source == 0) return 0;

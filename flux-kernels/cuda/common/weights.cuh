@@ -35,8 +35,7 @@ struct WeightOf {
     __device__ __forceinline__ u64 bias() const { return number == 0 ? p.bias : p.more[number - 1].bias - start * u64{2}; }
 
 private:
-    // No peer has results of an AllGather-GEMM.
-    __device__ __forceinline__ const TensorMap* more_maps() const { return &p.results[(number - 1) * kMapsOfWeight]; }
+    __device__ __forceinline__ const TensorMap* more_maps() const { return &p.op_maps[(number - 1) * kMapsOfWeight]; }
 };
 
 }  // namespace flux

@@ -112,7 +112,7 @@ private:
     // Stores a consumer's part of a finished tile among the results of every peer.
     __device__ __forceinline__ void store_at_peers(const WorkItem& item, u32 consumer) const {
 #pragma unroll 1
-        for (u32 step = 1; step < p.world; ++step) store_boxes(&p.results[(p.rank + step) % p.world], item, item.col, consumer, epoch & 1);
+        for (u32 step = 1; step < p.world; ++step) store_boxes(&p.op_maps[(p.rank + step) % p.world], item, item.col, consumer, epoch & 1);
     }
 
     // Sends a consumer's part of a partial tile. The `last` of the CTA goes without gaps: no loads

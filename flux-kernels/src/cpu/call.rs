@@ -14,7 +14,7 @@ use flux_core::Rank;
 use flux_core::layout;
 use flux_core::problem::MAX_WEIGHTS;
 use flux_core::program::{Await, RowSource, Sink, TileProgram, WorkItem};
-use flux_core::signal::{Left, Poisoned, Protocol};
+use flux_core::signal::{Left, Poisoned, Protocol, SharedMemory};
 use std::marker::PhantomData;
 
 /// `y`, of which workers store disjoint tiles.
@@ -51,7 +51,7 @@ pub(super) struct Call<'a, T> {
     pub(super) more: [Option<MoreOutput<'a, T>>; MAX_WEIGHTS - 1],
     pub(super) epilogue: Epilogue<'a, T>,
     pub(super) memory: &'a HostMemory<'a>,
-    pub(super) protocol: Protocol<'a, HostMemory<'a>>,
+    pub(super) protocol: Protocol<'a, SharedMemory<&'a [u64]>>,
     /// Whether a mover reads `x` in this call.
     pub(super) await_pushed: bool,
 }

@@ -8,7 +8,7 @@ use super::operands::{Rows, fits};
 use crate::element::Element;
 use crate::epilogue::Activation;
 use crate::weights::{GATES, GateLayout, WeightLayout};
-use flux_core::problem::Shape;
+use flux_core::problem::{GATED_MULTIPLE, Shape};
 use flux_core::program::TileProgram;
 use flux_core::{OpKind, Problem, Rank};
 
@@ -52,7 +52,7 @@ impl<T: Element> Epilogue<'_, T> {
     pub(super) fn fits(&self, program: &TileProgram, weights: WeightLayout) -> Result<(), ExecuteError> {
         let (problem, rank, tile) = (&program.problem, program.rank, program.tile);
         let n = problem.n_local(rank);
-        let splits = ![n, tile.n].iter().all(|columns| columns.is_multiple_of(2 * GATES));
+        let splits = ![n, tile.n].iter().all(|columns| columns.is_multiple_of(GATED_MULTIPLE));
         if self.gates.is_some() && (problem.op() != OpKind::AllGatherGemm || weights != WeightLayout::Nk || splits) {
             return Err(ExecuteError::Gates { op: problem.op(), weights, tile, n });
         }
@@ -92,9 +92,10 @@ impl<T: Element> Epilogue<'_, T> {
         }
         if self.gates.is_some() {
             // In place: a product is never behind its gate.
+            let (gates, group) = (GATES as usize, GATED_MULTIPLE as usize);
             for to in 0..row.len() / 2 {
-                let gate = to / GATES as usize * 2 * GATES as usize + to % GATES as usize;
-                row[to] = self.activation.apply(row[gate]) * row[gate + GATES as usize];
+                let gate = to / gates * group + to % gates;
+                row[to] = self.activation.apply(row[gate]) * row[gate + gates];
             }
         } else if self.activation != Activation::None {
             for v in row {

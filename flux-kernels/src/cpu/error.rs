@@ -3,6 +3,7 @@
 use crate::epilogue::Activation;
 use crate::weights::WeightLayout;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
+use flux_core::program::check::Violation;
 use flux_core::{DType, OpKind, Rank, TileShape};
 
 /// Why a call was not, or not fully, executed.
@@ -93,15 +94,8 @@ pub enum ExecuteError {
         bytes: usize,
     },
     /// The program does not describe a call of its problem.
-    #[error("item {item} of rank {rank}'s program: {what}")]
-    Program {
-        /// The program's rank.
-        rank: u32,
-        /// Index of the item.
-        item: usize,
-        /// What is wrong with it.
-        what: &'static str,
-    },
+    #[error(transparent)]
+    Program(#[from] Violation),
     /// A signal did not arrive before the deadline. The communicator is broken.
     #[error("rank {rank}: {what} of rank {peer} did not come: epoch {expected} expected, {seen} seen, in call {epoch}", what = Waited(*wait, *signal))]
     Timeout {

@@ -2,7 +2,6 @@
 
 use super::buffers::{Buffers, Scratch};
 use super::call::{Call, MoreOutput, Output};
-use super::check;
 use super::epilogue::Epilogue;
 use super::error::ExecuteError;
 use super::memory::HostMemory;
@@ -11,6 +10,7 @@ use crate::element::Element;
 use crate::weights::WeightLayout;
 use flux_core::problem::{MAX_WEIGHTS, Shape};
 use flux_core::program::TileProgram;
+use flux_core::program::check::verify_rank;
 use flux_core::signal::{Left, Poisoned, Protocol, read_fault};
 use std::marker::PhantomData;
 use std::num::NonZeroUsize;
@@ -71,7 +71,7 @@ impl<T: Element> Executor<T> {
         if problem.dtype() != T::DTYPE {
             return Err(ExecuteError::DType { program: problem.dtype(), operands: T::DTYPE });
         }
-        check::check(&program)?;
+        verify_rank(&program)?;
         Ok(Self { program, workers, element: PhantomData })
     }
 
@@ -125,8 +125,8 @@ impl<T: Element> Executor<T> {
         epilogue.fits(&self.program, layout)?;
         self.holds(&memory)?;
         self.reserve(buffers)?;
-        let failed = || ExecuteError::from_record(read_fault(&memory), self.program.rank);
-        let protocol = Protocol::open(&memory, self.program.rank).of(op_hash, problem.world());
+        let failed = || ExecuteError::from_record(read_fault(memory.words()), self.program.rank);
+        let protocol = Protocol::open(memory.words(), self.program.rank).of(op_hash, problem.world());
         if protocol.poisoned() {
             return Err(failed());
         }

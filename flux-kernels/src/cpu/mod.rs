@@ -6,7 +6,6 @@
 
 mod buffers;
 mod call;
-mod check;
 mod epilogue;
 mod error;
 mod executor;

@@ -168,8 +168,8 @@ impl<T: Element> Call<'_, T> {
         let y = self.more_of(weight).map_or(&self.y, |more| &more.y);
         let offset = row as usize * y.stride + col;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
-        // rows and columns are among them (`check`). No other item stores these elements, and the
-        // item has one slice at a time.
+        // rows and columns are among them (`verify_rank`). No other item stores these elements, and
+        // the item has one slice at a time.
         unsafe { std::slice::from_raw_parts_mut(y.first.add(offset), cols) }
     }
 

@@ -10,7 +10,7 @@ use crate::variant::Variant;
 use crate::weights::{GATES, GateLayout, WeightLayout};
 use cudarc::driver::sys::CUtensorMap;
 use flux_core::layout::gather_place_bytes;
-use flux_core::problem::MAX_WEIGHTS;
+use flux_core::problem::{GATED_MULTIPLE, MAX_WEIGHTS};
 use flux_core::program::TileProgram;
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::Generation;
@@ -23,14 +23,14 @@ struct Maps {
     b: CUtensorMap,
     y: CUtensorMap,
     short_shards: CUtensorMap,
-    results: [CUtensorMap; MAX_WORLD],
+    of_op: [CUtensorMap; MAX_WORLD],
 }
 
 impl Maps {
     /// Nothing's.
     const NONE: Self = {
         let map = CUtensorMap { opaque: [0; 16] };
-        Self { a_caller: map, a_gather: map, b: map, y: map, short_shards: map, results: [map; MAX_WORLD] }
+        Self { a_caller: map, a_gather: map, b: map, y: map, short_shards: map, of_op: [map; MAX_WORLD] }
     };
 }
 
@@ -69,21 +69,21 @@ fn encode_maps(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>)
     let [b, y, short_y] = of_weight(0, args.w, args.y)?;
     // Of a sum it is x that has all rows.
     let short_shards = if problem.op().reduces() { rows.short_shards(p, args, args.x, x)?.unwrap_or(a_caller) } else { short_y };
-    let mut results = [y; MAX_WORLD];
-    for ((maps, number), more) in results.chunks_exact_mut(MAPS_OF_WEIGHT).zip(1..).zip(args.more) {
+    let mut of_op = [y; MAX_WORLD];
+    for ((maps, number), more) in of_op.chunks_exact_mut(MAPS_OF_WEIGHT).zip(1..).zip(args.more) {
         maps.copy_from_slice(&of_weight(number, more.w, more.y)?);
     }
     if program.computed_and_copies().1 > 0 && !p.rows.is_flattened() {
         let row_bytes = u64::from(problem.n()) * dtype.bytes() as u64;
         let offset = p.results_offset() + rows.own_first * row_bytes;
         let outer = [Outer::new(2, args.half_stride)];
-        for (map, data) in results.iter_mut().zip(&args.data[..world.index()]) {
+        for (map, data) in of_op.iter_mut().zip(&args.data[..world.index()]) {
             let (address, rows) = rows.present(args, data + offset, rows.y.0);
             let y = result(variant, p, args, 0);
             *map = encode(dtype, &Operand { name: "the results", address, rows, row_bytes, outer: &outer, ..y })?;
         }
     }
-    Ok(Maps { a_caller, a_gather, b, y, short_shards, results })
+    Ok(Maps { a_caller, a_gather, b, y, short_shards, of_op })
 }
 
 /// The rows of the operands' tensor maps. Global rows are a matrix for each shard, so that a tile's
@@ -179,7 +179,8 @@ fn encode_weight(
     // Eight gates, their ups, and so on.
     let (step, up) = gate_steps(args, w_rows);
     let eights = u64::from(GATES) * u64::from(step) * w.row_bytes;
-    let gates = [Outer::new(2, u64::from(up) * w.row_bytes).boxed(2), Outer::new(w_rows / (2 * GATES), eights).boxed(tile.n / (2 * GATES))];
+    let gates =
+        [Outer::new(2, u64::from(up) * w.row_bytes).boxed(2), Outer::new(w_rows / GATED_MULTIPLE, eights).boxed(tile.n / GATED_MULTIPLE)];
     let b = match args.gates {
         None => b,
         Some(_) => Operand { rows: GATES, row_bytes: u64::from(step) * w.row_bytes, outer: &gates, box_rows: GATES, ..b },
@@ -208,7 +209,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         // It computes addresses itself, and other devices have no tensor maps.
         Generation::Portable => Maps::NONE,
     };
-    let Maps { a_caller, a_gather, b, y, short_shards, results } = maps;
+    let Maps { a_caller, a_gather, b, y, short_shards, of_op } = maps;
     let (item_count, copy_count) = program.computed_and_copies();
     let to_all = problem.op() == OpKind::GemmAllReduce && p.rows.is_flattened() && !p.rows.has_two_exchanges();
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
@@ -220,7 +221,7 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         b,
         y,
         short_shards,
-        results,
+        op_maps: of_op,
         data: by_rank(args.data, world),
         pad: by_rank(args.pads, world),
         items: program.items(),

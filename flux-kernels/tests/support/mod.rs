@@ -72,7 +72,7 @@ impl Memory {
         let world = WorldSize::new(ranks).unwrap();
         for rank in world.ranks() {
             memory.fill_with_nan(rank.get());
-            initialise(&memory.view(rank.get(), Duration::ZERO), rank, size, first);
+            initialise(memory.view(rank.get(), Duration::ZERO).words(), rank, size, first);
         }
         memory
     }

@@ -4,10 +4,10 @@
 //! than 2^40 bytes, the most that a bulk tensor load can address.
 
 use super::TensorError;
-use flux_core::problem::Shape;
+use flux_core::problem::{self, Shape};
 
 /// Elements by which a row stride must be divisible: 16 bytes.
-pub(super) const ROW_MULTIPLE: usize = 8;
+pub(super) const ROW_MULTIPLE: usize = problem::ROW_MULTIPLE as usize;
 /// Bytes by which the first element's address must be divisible.
 pub(super) const ALIGNMENT: u64 = 16;
 /// Elements that `rows * row_stride` stays below: 2^40 bytes.

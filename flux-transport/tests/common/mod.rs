@@ -38,9 +38,8 @@ fn pointer(address: u64) -> *mut u8 {
 #[allow(dead_code, reason = "each test uses a part of it")]
 impl Words {
     pub(crate) fn new(view: &WorkspaceView, rank: Rank) -> Self {
-        let pads: Vec<*mut u8> = view.pads.iter().map(|&pad| pointer(pad)).collect();
         // SAFETY: the communicator outlives this value in every test, and holds the memory.
-        let inner = unsafe { SharedMemory::new(&pads, pointer(view.control), pointer(view.fault), view.size) };
+        let inner = unsafe { SharedMemory::new(view.pads.clone(), view.control, view.fault, view.size) };
         Self { rank, view: view.clone(), inner }
     }
 

@@ -1,4 +1,5 @@
-//! Rule: the programs are those of all ranks of one call, in rank order, for the same workspace.
+//! Rules: a program is a rank's of its world, for the workspace of its layout. The programs are
+//! those of all ranks of one call, in rank order.
 
 use super::Violation;
 use crate::Rank;
@@ -10,12 +11,6 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         return Err(Violation::Count { programs: 0, world: 1 });
     };
     let world = first.problem.world().index();
-    // The workspace has slots for the tiles of the layout, whatever the program says.
-    let slots = match first.problem.op() {
-        _ if [first.tile.m, first.tile.n, first.tile.k].contains(&0) => return Err(Violation::Disagreement { index: 0, what: "tile" }),
-        op if op.reduces() && !first.rows.is_flattened() => TileGrid::of_shard(&first.problem, first.tile).tiles(),
-        _ => 0,
-    };
     for (index, (rank, p)) in (0..).map(Rank::new).zip(programs).enumerate() {
         let same = [
             (p.rank == rank, "rank"),
@@ -24,17 +19,31 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             (p.signals == first.signals, "signals"),
             (p.counters == first.counters, "counters"),
             (p.split_k_slots == first.split_k_slots, "split-K slots"),
-            // A world of 1 has nothing to flatten, and no buffer for it.
-            (p.rows == first.rows && !(p.rows.is_flattened() && world == 1), "row mapping"),
-            // Flattened rows go to all ranks alike.
-            (p.nodes == first.nodes && p.nodes.world() == p.problem.world() && !(p.rows.is_flattened() && p.nodes.are_mixed()), "nodes"),
-            (u64::from(p.slots_per_source) == slots, "slots per source"),
+            (p.rows == first.rows, "row mapping"),
+            (p.nodes == first.nodes, "nodes"),
         ];
-        for (same, what) in same {
-            if !same {
-                return Err(Violation::Disagreement { index, what });
-            }
-        }
+        all_hold(index, &same)?;
     }
     if programs.len() == world { Ok(()) } else { Err(Violation::Count { programs: programs.len(), world }) }
+}
+
+/// Checks what a program says of the call as a whole.
+pub(super) fn check_rank(p: &TileProgram) -> Result<(), Violation> {
+    let (world, index) = (p.problem.world(), p.rank.index());
+    all_hold(index, &[(index < world.index(), "rank"), (![p.tile.m, p.tile.n, p.tile.k].contains(&0), "tile")])?;
+    let has_slots = p.problem.op().reduces() && !p.rows.is_flattened();
+    let slots = if has_slots { TileGrid::of_shard(&p.problem, p.tile).tiles() } else { 0 };
+    let fits = [
+        // A world of 1 has nothing to flatten, and no buffer for it.
+        (!(p.rows.is_flattened() && world.index() == 1), "row mapping"),
+        // Flattened rows go to all ranks alike.
+        (p.nodes.world() == world && !(p.rows.is_flattened() && p.nodes.are_mixed()), "nodes"),
+        // The workspace has slots for the tiles of the layout, whatever the program says.
+        (u64::from(p.slots_per_source) == slots, "slots per source"),
+    ];
+    all_hold(index, &fits)
+}
+
+fn all_hold(index: usize, rules: &[(bool, &'static str)]) -> Result<(), Violation> {
+    rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |&(_, what)| Err(Violation::Disagreement { index, what }))
 }

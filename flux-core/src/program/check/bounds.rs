@@ -127,7 +127,11 @@ impl Limits<'_> {
     /// As [`range`](Self::range), of rows. There are none of a tile or chunk behind the end, which
     /// a shard with one row less may have.
     fn rows(self, first: u32, count: u32, extent: u32, most: u32) -> Result<(), Violation> {
-        if count == 0 && first >= extent { Ok(()) } else { self.range("rows", first, count, extent, most) }
+        if count == 0 && (extent..=self.p.problem.m_shard()).contains(&first) {
+            Ok(())
+        } else {
+            self.range("rows", first, count, extent, most)
+        }
     }
 
     /// Checks a range of `count` elements from `first` within `extent`; `count` is in `1..=most`.

@@ -67,6 +67,7 @@ fn gemm_rs_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> {
         }
         Sink::Copy if p.problem.op() != OpKind::GemmAllReduce => Some("only a GEMM-AllReduce has peers' results"),
         Sink::Copy if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
+        Sink::Copy if has_own_rows(p, item) => Some("a copy is of rows that peers have finished"),
         Sink::Send | Sink::Partial | Sink::Copy => None,
         _ if owner != p.rank || item.dest != p.rank.get() => Some("a partial tile of a peer's shard is sent"),
         Sink::Store if peers > 0 => Some("the own shard is reduced"),
@@ -85,9 +86,16 @@ fn flattened_sum_item(p: &TileProgram, item: &WorkItem) -> Option<&'static str> 
         Sink::ReduceRows if item.partials != p.problem.world().get() => Some("a reduction adds the rows of every rank"),
         Sink::Copy if !p.rows.has_two_exchanges() => Some("only a GEMM-AllReduce in two exchanges has peers' results"),
         Sink::Copy if item.dest != p.rank.get() || item.partials != 0 || item.a_outer != 0 => Some("a copy is of the own results"),
+        Sink::Copy if has_own_rows(p, item) => Some("a copy is of rows that peers have finished"),
         Sink::Scatter | Sink::Partial | Sink::ReduceRows | Sink::Copy => None,
         Sink::Store | Sink::Send | Sink::Reduce => Some("tiles of flattened rows are scattered"),
     }
+}
+
+/// Whether rows of all `m` are of the own shard.
+fn has_own_rows(p: &TileProgram, item: &WorkItem) -> bool {
+    let own = p.problem.shard_rows(p.rank);
+    item.row.max(own.start) < (item.row + item.rows).min(own.end)
 }
 
 /// Items whose result others read raise a signal, and no other items do.

@@ -48,18 +48,28 @@ use super::TileProgram;
 /// The first broken rule and its place, as a [`Violation`].
 pub fn verify(programs: &[TileProgram]) -> Result<(), Violation> {
     agreement::check(programs)?;
-    for program in programs {
-        bounds::check(program)?;
-        form::check(program)?;
-        in_mainloop::check(program)?;
-        cover::check(program)?;
-        grid::check(program)?;
-        counters::check(program)?;
-    }
+    programs.iter().try_for_each(verify_rank)?;
     signals::check(programs)?;
     writers::check(programs)?;
     programs.iter().try_for_each(parts::check)?;
     reads::check(programs)?;
     order::check(programs)?;
     destinations::check(programs)
+}
+
+/// Checks one rank's program by the rules of [`verify`] that need no other rank's program.
+///
+/// No index leaves the problem, the world or the workspace, and no two items store one element of
+/// `y`.
+///
+/// # Errors
+/// As [`verify`].
+pub fn verify_rank(program: &TileProgram) -> Result<(), Violation> {
+    agreement::check_rank(program)?;
+    bounds::check(program)?;
+    form::check(program)?;
+    in_mainloop::check(program)?;
+    cover::check(program)?;
+    grid::check(program)?;
+    counters::check(program)
 }

@@ -38,10 +38,6 @@ impl Block {
     pub(super) fn address(&self) -> u64 {
         self.address
     }
-
-    pub(super) fn pointer(&self) -> *mut u8 {
-        pointer(self.address)
-    }
 }
 
 impl Drop for Block {

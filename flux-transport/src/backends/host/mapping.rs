@@ -56,13 +56,13 @@ impl Mapping {
         };
         // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
         let regions = together(steps, deadline, regions)?;
-        let pads: Vec<*mut u8> = regions.iter().map(|region| region.pad_pointer()).collect();
+        let pads: Vec<_> = regions.iter().map(|region| region.pad()).collect();
         // SAFETY: the mapping holds the blocks as long as `words` lives in it; they have the sizes
         // that `size` asks for, and their words are accessed by the signal protocol only.
-        let words = unsafe { SharedMemory::new(&pads, own.control.pointer(), own.fault.pointer(), size) };
+        let words = unsafe { SharedMemory::new(pads.clone(), own.control.address(), own.fault.address(), size) };
         let view = WorkspaceView {
             data: regions.iter().map(|region| region.data()).collect(),
-            pads: regions.iter().map(|region| region.pad()).collect(),
+            pads,
             scattered: None,
             control: own.control.address(),
             fault: own.fault.address(),
@@ -132,10 +132,10 @@ impl Own {
     }
 
     fn initialise(&self, rank: Rank, size: WorkspaceSize, next: Epoch) {
-        let pads = vec![self.region.pad_pointer(); rank.index() + 1];
+        let pads = vec![self.region.pad(); rank.index() + 1];
         // SAFETY: the blocks outlive these words and have the sizes that `size` asks for. Only the
         // own pad is written, which no peer knows yet.
-        let words = unsafe { SharedMemory::new(&pads, self.control.pointer(), self.fault.pointer(), size) };
+        let words = unsafe { SharedMemory::new(pads, self.control.address(), self.fault.address(), size) };
         signal::initialise(&words, rank, size, next);
     }
 

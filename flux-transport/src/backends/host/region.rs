@@ -3,7 +3,7 @@
 //! Invariant: whoever has a region's address holds the region, so it outlives a peer's last write.
 //! Threads share one region by number; each process has its own mapping.
 
-use super::block::{Block, pointer};
+use super::block::Block;
 use super::file::{self, MappedFile};
 use crate::TransportError;
 use crate::backends::registry::Registry;
@@ -74,10 +74,6 @@ impl Region {
 
     pub(super) fn pad(&self) -> u64 {
         self.data() + self.data_bytes
-    }
-
-    pub(super) fn pad_pointer(&self) -> *mut u8 {
-        pointer(self.pad())
     }
 }
 

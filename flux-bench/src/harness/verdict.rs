@@ -1,0 +1,118 @@
+//! What a comparison with the reference finds.
+
+use std::fmt;
+
+/// What a verification found in one rank's output, or, merged, in all of them.
+#[derive(Clone, Copy, Debug, Default, PartialEq)]
+pub struct Verdict {
+    /// Largest `|y - reference|`, over elements that are numbers.
+    pub max_error: f64,
+    /// Largest `|reference|`.
+    pub max_reference: f64,
+    /// Elements beyond their bound, or not exact for integers; a NaN is beyond any bound.
+    pub violations: u64,
+    /// The first of them.
+    pub first: Option<Violation>,
+}
+
+/// Where an element is wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Violation {
+    /// Whose output it is in.
+    pub rank: u32,
+    /// Row of that rank's `y`.
+    pub row: u32,
+    /// Column of that rank's `y`.
+    pub col: u32,
+}
+
+/// An element by the reference, and how far one may be off.
+pub(super) struct Expected {
+    pub(super) value: f64,
+    pub(super) bound: f64,
+}
+
+impl Verdict {
+    /// Merges two verdicts.
+    #[must_use]
+    pub fn merge(self, other: Self) -> Self {
+        Self {
+            max_error: self.max_error.max(other.max_error),
+            max_reference: self.max_reference.max(other.max_reference),
+            violations: self.violations + other.violations,
+            first: self.first.or(other.first),
+        }
+    }
+
+    /// Takes in one element.
+    pub(super) fn judge(&mut self, expected: &Expected, found: f32, at: Violation) {
+        let error = (f64::from(found) - expected.value).abs();
+        if error.is_nan() || error > expected.bound {
+            self.violations += 1;
+            self.first.get_or_insert(at);
+        }
+        // `max` passes over a NaN.
+        self.max_error = self.max_error.max(error);
+        self.max_reference = self.max_reference.max(expected.value.abs());
+    }
+
+    /// To send to other ranks.
+    pub(crate) fn to_bytes(self) -> Vec<u8> {
+        let first = self.first.map_or([u32::MAX; 3], |Violation { rank, row, col }| [rank, row, col]);
+        let [error, reference] = [self.max_error, self.max_reference].map(f64::to_bits);
+        let words = [error, reference, self.violations].map(u64::to_le_bytes);
+        [words.as_flattened(), first.map(u32::to_le_bytes).as_flattened()].concat()
+    }
+
+    /// What another rank has sent; `None` for what is none.
+    pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
+        let (words, first) = bytes.split_at_checked(24).filter(|(_, first)| first.len() == 12)?;
+        let [error, reference, violations] = <[[u8; 8]; 3]>::try_from(words.as_chunks().0).ok()?.map(u64::from_le_bytes);
+        let [rank, row, col] = <[[u8; 4]; 3]>::try_from(first.as_chunks().0).ok()?.map(u32::from_le_bytes);
+        let first = (rank != u32::MAX).then_some(Violation { rank, row, col });
+        Some(Self { max_error: f64::from_bits(error), max_reference: f64::from_bits(reference), violations, first })
+    }
+
+    /// Keeps the violations alone: errors of integers say nothing of random data.
+    #[must_use]
+    pub(crate) fn of_wrong_elements(self) -> Self {
+        Self { violations: self.violations, first: self.first, ..Self::default() }
+    }
+
+    /// Whether every element was right.
+    pub const fn ok(&self) -> bool {
+        self.violations == 0
+    }
+
+    /// Largest error in units of the largest reference.
+    pub fn max_rel_err(&self) -> f64 {
+        if self.max_reference > 0.0 { self.max_error / self.max_reference } else { self.max_error }
+    }
+}
+
+impl fmt::Display for Verdict {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match self.first {
+            None => write!(f, "all elements right, largest error {:.2e} of the largest element", self.max_rel_err()),
+            Some(Violation { rank, row, col }) => {
+                write!(f, "{} wrong elements, the first at row {row}, column {col} of rank {rank}", self.violations)
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_verdict_survives_the_trip_as_bytes() {
+        let right = Verdict { max_error: 0.5, max_reference: f64::INFINITY, ..Verdict::default() };
+        let wrong = Verdict { violations: 1 << 40, first: Some(Violation { rank: 1, row: 2, col: 3 }), ..right };
+        for verdict in [right, wrong] {
+            assert_eq!(Verdict::from_bytes(&verdict.to_bytes()), Some(verdict));
+        }
+        let bytes = wrong.to_bytes();
+        assert_eq!((Verdict::from_bytes(&bytes[1..]), Verdict::from_bytes(&[])), (None, None));
+    }
+}

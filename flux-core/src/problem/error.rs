@@ -1,0 +1,71 @@
+//! Why a shape cannot be executed.
+
+use super::{MAX_EXTENT, MAX_WEIGHTS};
+
+/// Why a shape cannot be executed.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+#[non_exhaustive]
+pub enum ProblemError {
+    /// An extent is zero.
+    #[error("{name} = 0: every extent must be at least 1")]
+    Zero {
+        /// `m`, `n` or `k`.
+        name: &'static str,
+    },
+    /// An extent is beyond [`MAX_EXTENT`].
+    #[error("{name} = {value} is above the limit {MAX_EXTENT}: split the {}", if *name == "m" { "rows over several calls" } else { "layer over several ops" })]
+    TooLarge {
+        /// `m`, `n` or `k`.
+        name: &'static str,
+        /// The given value.
+        value: usize,
+    },
+    /// A row of an operand would not be a multiple of 16 bytes.
+    #[error("{name} = {value} is not a multiple of {multiple}: rows of 16-byte multiples are required; pad {name} with zeros to {padded}")]
+    Alignment {
+        /// `n`, `k`, or `n[i]` of one of several weights.
+        name: &'static str,
+        /// The given value.
+        value: u32,
+        /// 8, or 16 with gates.
+        multiple: u32,
+        /// The next aligned value that the ranks can share.
+        padded: u32,
+    },
+    /// An extent that is split over the ranks has fewer groups than ranks.
+    #[error("{name} = {value} is too small for {world} ranks of at least {multiple} each: pad {name} with zeros to {padded}")]
+    TooSmall {
+        /// `n`, `k`, or `n[i]` of one of several weights.
+        name: &'static str,
+        /// The given value.
+        value: u32,
+        /// 8, or 16 with gates.
+        multiple: u32,
+        /// Number of ranks.
+        world: u32,
+        /// The least value.
+        padded: u32,
+    },
+    /// There are no weights, or too many.
+    #[error(
+        "{count} weights: an AllGather-GEMM takes 1 to {MAX_WEIGHTS} beside each other; use several ops, or one weight of all their rows"
+    )]
+    Weights {
+        /// The given number.
+        count: usize,
+    },
+    /// The columns of several weights are not those of the op.
+    #[error("n = {n}, and the weights have {sum} columns together: give their sum as n")]
+    Columns {
+        /// The op's.
+        n: u32,
+        /// The weights'.
+        sum: u64,
+    },
+    /// The op does not take several weights.
+    #[error("{what} takes one weight: leave out several_weights")]
+    OneWeight {
+        /// What does not.
+        what: &'static str,
+    },
+}
