@@ -6,8 +6,8 @@
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
 use crate::harness::gpu::Gpu;
-use crate::harness::reference::{self, Verdict};
 use crate::harness::{Buffer, EpilogueSpec, FusedOp, HostBuffer, Operands, bias_window, elements, room, w_window, x_window, y_window};
+use crate::harness::{Verdict, reference};
 use anyhow::Context;
 use flux_core::plan::{CommMode, Plan};
 use flux_core::{Problem, Rank};

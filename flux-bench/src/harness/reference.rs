@@ -29,9 +29,7 @@
 //! integers are exact: the output equals the rounded sum of the rounded partials, and before GELU
 //! and SiLU `E` is 0.
 
-pub(crate) use super::verdict::{Verdict, Violation};
-
-use super::verdict::Expected;
+use super::verdict::{Expected, Verdict, Violation};
 use crate::harness::Fill;
 use crate::harness::data::{self, Window};
 use crate::harness::epilogue::EPS;

@@ -5,7 +5,7 @@ use crate::harness::Fill;
 use crate::harness::Operands;
 use crate::harness::data::Window;
 use crate::harness::epilogue::EPS;
-use crate::harness::reference::{Verdict, Violation};
+use crate::harness::{Verdict, Violation};
 use cudarc::driver::{CudaEvent, CudaStream, result, sys};
 use flux_core::{DType, Nodes, Problem, Rank};
 use flux_kernels::cuda::{Matrix, RmsNormArgs};

@@ -2,8 +2,8 @@
 
 use crate::harness::Fill;
 use crate::harness::data;
-use crate::harness::reference::{Verdict, Violation};
 use crate::harness::{Defect, EpilogueSpec, FusedOp, OperandSet, Operands, RankContext};
+use crate::harness::{Verdict, Violation};
 use crate::plan::Overrides;
 use anyhow::Context;
 use flux_core::Problem;
