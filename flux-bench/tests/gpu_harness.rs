@@ -93,7 +93,7 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
             ctx.upload(&mut set.y, &spoilt).unwrap();
             let verdict = ctx.verify(&set, &plan()).unwrap();
             assert_eq!(verdict.violations, 1, "{fill:?} + {wrong}: {verdict}");
-            assert_eq!(verdict.first, Some(Violation { rank: 0, row: 71, col: 135 }));
+            assert_eq!(verdict.first, Some(Violation { rank: 0, weight: 0, row: 71, col: 135 }));
         }
         ctx.poison(&mut set.y).unwrap();
         assert_eq!(ctx.verify(&set, &plan()).unwrap().violations, y.len() as u64, "poison is wrong everywhere");

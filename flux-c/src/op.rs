@@ -5,7 +5,7 @@ use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
 use crate::tensor::{element, flux_operands, flux_tensor, operand};
 use flux_ops::binding::{AnyOp, Handles, NamedActivation, OpSpec, RawOperands, RawWeight};
-use flux_ops::{BuildError, CallError, DType, Location, MAX_WEIGHTS, OpKind, Partials, Rank, WeightLayout};
+use flux_ops::{BuildError, CallError, DType, Location, MAX_WEIGHTS, OpKind, Partials, ProblemError, Rank, WeightLayout};
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
@@ -409,8 +409,9 @@ unsafe fn forward(op: &Op, operands: *const flux_operands, location: Location, s
     let (weights, count) = (op.op.weight_count(), given.weight_count.max(1));
     if count != weights {
         return Err(Error::operand(format!(
-            "operands.weight_count = {}, and the op was created with {weights} weights: give as many",
-            given.weight_count
+            "operands.weight_count = {}, and the op was created with {weights} {}: give as many",
+            given.weight_count,
+            if weights == 1 { "weight" } else { "weights" }
         )));
     }
     let has_bias = has("bias", FLUX_OP_BIAS, "FLUX_OP_BIAS", given.bias)?;
@@ -422,16 +423,20 @@ unsafe fn forward(op: &Op, operands: *const flux_operands, location: Location, s
     let weight = |weight| {
         let (w, y) = (one("w", given.w, weight)?, one("y", given.y, weight)?);
         let bias = if has_bias { Some(one("bias", given.bias, weight)?) } else { None };
-        Ok(RawWeight { w, bias, y })
+        Ok::<_, Error>(RawWeight { w, bias, y })
     };
-    let weights = (0..weights).map(weight).collect::<Result<Vec<_>, Error>>()?;
+    // A call allocates nothing.
+    let mut all = [weight(0)?; MAX_WEIGHTS];
+    for (number, place) in all.iter_mut().enumerate().take(weights).skip(1) {
+        *place = weight(number)?;
+    }
     let norm = (
         optional("gain", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.gain)?,
         optional("y_norm", FLUX_OP_RMS_NORM, "FLUX_OP_RMS_NORM", given.y_norm)?,
     );
     let operands = RawOperands {
         x: operand("x", given.x)?,
-        weights: &weights,
+        weights: &all[..weights],
         residual: optional("residual", FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL", given.residual)?,
         norm: norm.0.zip(norm.1),
         gathered: if given.x_full.is_null() { None } else { Some(operand("x_full", given.x_full)?) },
@@ -463,6 +468,12 @@ fn built_in_c(error: BuildError) -> Error {
     match error {
         BuildError::GatedWeights { .. } => {
             Error::operand("weights of gates and ups are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN")
+        }
+        // A weight's columns have the name of their option.
+        BuildError::Problem(ref problem @ (ProblemError::Alignment { name, .. } | ProblemError::TooSmall { name, .. }))
+            if name.len() > 1 =>
+        {
+            Error::operand(problem.to_string().replace(name, &name.replace('n', "options.columns")))
         }
         BuildError::SeveralWeights { .. } => Error::operand("several weights are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN"),
         BuildError::NoInvariantPlan { problem, transport } => Error::new(

@@ -168,7 +168,7 @@ fn bad_options_of_an_op_are_refused() {
     let several = flux_op_options { columns: [8, 16, 0, 0], ..good };
     refused_with(flux_op_options { columns: [8, 0, 16, 0], ..good }, FLUX_ERROR_ARGUMENT, "options.columns[1] = 0");
     refused_with(flux_op_options { columns: [8, 8, 0, 0], ..good }, FLUX_ERROR_OPERAND, "n = 24, and the weights have 16 columns");
-    refused_with(flux_op_options { columns: [12, 12, 0, 0], ..good }, FLUX_ERROR_OPERAND, "n[0]");
+    refused_with(flux_op_options { columns: [12, 12, 0, 0], ..good }, FLUX_ERROR_OPERAND, "options.columns[0] = 12 ");
     refused_with(flux_op_options { flags: FLUX_OP_WEIGHTS_KN, ..several }, FLUX_ERROR_OPERAND, "without FLUX_OP_WEIGHTS_KN");
     for refused in [flux_op_options { activation: 5, ..several }, flux_op_options { kind: reduces.kind, ..several }] {
         refused_with(refused, FLUX_ERROR_OPERAND, "FLUX_ALL_GATHER_GEMM without gates alone takes several weights");

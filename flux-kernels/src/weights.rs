@@ -35,7 +35,7 @@ impl GateLayout {
     /// The shape of `y` where the product has this one: with gates it has half as many columns.
     ///
     /// ```
-    /// use flux_core::problem::{GATED_MULTIPLE, Shape};
+    /// use flux_core::problem::Shape;
     /// use flux_kernels::GateLayout;
     /// let product = Shape { rows: 4, cols: 32 };
     /// let cols = |gates| GateLayout::result_shape(gates, product).cols;

@@ -6,7 +6,7 @@ mod support;
 
 use flux_core::layout::RowLayout;
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
-use flux_core::program::{RowSource, Schedule, Sink, TileProgram, WorkItem};
+use flux_core::program::{NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::WeightLayout;
@@ -252,6 +252,20 @@ fn folds_that_store_the_same_rows_are_refused() {
         }),
     ];
     refuses_all(&Schedule { rows: RowLayout::Flattened, ..SCHEDULE }, &mutations);
+}
+
+/// Its copies are of rows that a GEMM-ReduceScatter's `y` does not have.
+#[test]
+fn a_program_of_another_op_is_refused() {
+    let schedule = Schedule { rows: RowLayout::FlattenedTwoExchanges, ..SCHEDULE };
+    let (mut program, _) = alone(&problem(OpKind::GemmAllReduce, 2), 0, &schedule, FIRST);
+    Executor::<bf16>::new(program.clone(), NonZeroUsize::MIN).unwrap();
+    program.problem = problem(OpKind::GemmReduceScatter, 2);
+    for item in program.items.iter_mut().filter(|item| item.sink == Sink::ReduceRows) {
+        (item.raise, item.counter) = (NONE, NONE);
+    }
+    let result = Executor::<bf16>::new(program, NonZeroUsize::MIN);
+    assert!(matches!(result, Err(ExecuteError::Program(_))), "{result:?}");
 }
 
 /// The reductions of a program's first columns.

@@ -18,7 +18,7 @@ mod _native {
     use crate::operand::{Dims, Weight, activation, names, operand, weight};
     use crate::ops::{Call, Eps, Kind, Limits, Norm, OpSpec, WeightOperands, total};
     use flux_ops::binding::{Class, NamedActivation};
-    use flux_ops::{DType, Location, Partials, RawTensor, WeightLayout};
+    use flux_ops::{DType, Location, MAX_WEIGHTS, Partials, RawTensor, WeightLayout};
     use flux_transport::{Communicator, Options, Rank, Secret, Select, Stream, World, WorldSize};
     use pyo3::prelude::*;
     use std::time::Duration;
@@ -148,7 +148,7 @@ mod _native {
     fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (Vec<usize>, usize), of: Built, rows: Vec<usize>) -> PyResult<()> {
         with(py, comm, |member| {
             let (columns, k) = extents;
-            let (n, columns) = (total(&columns), (columns.len() > 1).then_some(columns));
+            let (n, columns) = (total(columns.iter().copied()), (columns.len() > 1).then_some(columns));
             let (dtype_name, transposed, bias, residual, number, eps, f32_partials) = of;
             let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
             let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
@@ -229,6 +229,12 @@ mod _native {
     #[pyfunction]
     fn activations() -> Vec<&'static str> {
         NamedActivation::ALL.map(|activation| activation.name).to_vec()
+    }
+
+    /// Most weights of one call.
+    #[pyfunction]
+    const fn max_weights() -> usize {
+        MAX_WEIGHTS
     }
 
     /// The commit of this build, which `cargo xtask` names.

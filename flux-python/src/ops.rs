@@ -5,7 +5,7 @@
 use crate::error::Error;
 use crate::operand::{Weight, names};
 use flux_ops::binding::{self, AnyOp, Class, NamedActivation, RawOperands, RawWeight};
-use flux_ops::{Activation, DType, OpKind, Partials, RawTensor, WeightLayout};
+use flux_ops::{Activation, DType, MAX_WEIGHTS, OpKind, Partials, RawTensor, WeightLayout};
 use flux_transport::{Communicator, Stream};
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -70,8 +70,9 @@ impl Kind {
     /// The error of a weight that is not this rank's part, `[n_r, k_r]`.
     fn wrong_part(self, name: &str, found: [usize; 2], part: [usize; 2]) -> Error {
         let which = match self {
-            Self::AllGather => "full[comm.features(n)]",
-            Self::ReduceScatter | Self::AllReduce => "full[:, comm.features(k)]",
+            // As `n` of several weights is named: weight[1], n[1].
+            Self::AllGather => format!("full[comm.features({})]", name.replace("weight", "n")),
+            Self::ReduceScatter | Self::AllReduce => "full[:, comm.features(k)]".to_owned(),
         };
         Error::operand(format!("{name} is {found:?}, and this rank's part is {part:?}: give {which}"))
     }
@@ -197,10 +198,15 @@ impl Ops {
                 return Err(call.kind.wrong_part(names(index, count)[0], found, part));
             }
         }
-        let weights: Vec<_> = call.weights.iter().map(|of| RawWeight { w: of.weight.stored, bias: of.bias, y: of.y }).collect();
+        let weight = |index: usize| {
+            let of = &call.weights[index.min(count - 1)];
+            RawWeight { w: of.weight.stored, bias: of.bias, y: of.y }
+        };
+        // A call allocates nothing.
+        let weights: [RawWeight; MAX_WEIGHTS] = std::array::from_fn(weight);
         let operands = RawOperands {
             x: call.x,
-            weights: &weights,
+            weights: &weights[..count],
             residual: call.residual,
             norm: call.norm.map(|norm| (norm.gain, norm.rows)),
             gathered: call.gathered,
@@ -213,8 +219,8 @@ impl Ops {
     fn spec(&self, call: &Call<'_>) -> Result<OpSpec, Error> {
         let world = self.comm.world_size().get() as usize;
         let Call { kind, activation, m, weights, .. } = *call;
-        let Some(first) = weights.first() else { return Err(Error::operand("weight is an empty list: give weights")) };
-        let mut columns = Vec::new();
+        let first = &weights[0];
+        let columns = |of: &WeightOperands| kind.extents(of.weight.extents, of.split, world).0;
         for (index, of) in weights.iter().enumerate() {
             let [name, bias, out] = names(index, weights.len());
             let [rows, cols] = of.weight.extents;
@@ -222,7 +228,6 @@ impl Ops {
             if found != needed {
                 return Err(Error::operand(format!("{out} is {found:?}, and the result of m = {m} is {needed:?}")));
             }
-            columns.push(kind.extents([rows, cols], of.split, world).0);
             if index == 0 {
                 continue;
             }
@@ -243,9 +248,9 @@ impl Ops {
         }
         Ok(OpSpec {
             kind,
-            n: total(&columns),
+            n: total(weights.iter().map(columns)),
             k: kind.extents(first.weight.extents, first.split, world).1,
-            columns: several.then_some(columns),
+            columns: several.then(|| weights.iter().map(columns).collect()),
             dtype: call.x.dtype,
             weights: first.weight.layout,
             bias: first.bias.is_some(),
@@ -296,15 +301,6 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
         let words = "all_gather_matmul has no residual, norm or partials: matmul_reduce_scatter and matmul_all_reduce do";
         return Err(Error::operand(words));
     }
-    // Before their sum is.
-    let least = 8 * comm.world_size().get() as usize;
-    for (index, &n) in spec.columns.iter().flatten().enumerate() {
-        let padded = n.max(least).checked_next_multiple_of(8);
-        if let Some(padded) = padded.filter(|&padded| padded != n) {
-            let words = format!("n[{index}] = {n} is not a multiple of 8, or is below {least}, 8 for each rank");
-            return Err(Error::operand(format!("{words}: pad n[{index}] with zeros to {padded}")));
-        }
-    }
     let OpSpec { kind, n, k, ref columns, dtype, weights, bias, residual, activation: _, norm, partials } = *spec;
     let Limits { max_m, sm_margin, batch_invariant } = limits;
     let rms_norm = norm.map(Eps::get);
@@ -333,8 +329,8 @@ fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Er
 }
 
 /// `n` of all weights; one that no memory holds is refused by the build.
-pub(crate) fn total(columns: &[usize]) -> usize {
-    columns.iter().copied().reduce(usize::saturating_add).unwrap_or(0)
+pub(crate) fn total(columns: impl Iterator<Item = usize>) -> usize {
+    columns.reduce(usize::saturating_add).unwrap_or(0)
 }
 
 fn is_capturing(stream: Stream<'_>) -> bool {

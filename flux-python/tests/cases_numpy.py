@@ -167,7 +167,7 @@ def several_weights_of_unequal_parts(comm):
     for y, expected in zip(flux_tp.all_gather_matmul(x, w, b, m=m, n=columns), ys):
         close(y, expected, "float16")
     if world > 1:
-        words = "weight[1] is [16, 32]", "this rank's part is [8, 32]", "comm.features(n)"
+        words = "weight[1] is [16, 32]", "this rank's part is [8, 32]", "full[comm.features(n[1])]"
         wide = [w[0], np.zeros((16, 32), F16), w[2]]
         raises(flux_tp.OperandError, lambda: flux_tp.all_gather_matmul(x, wide, m=m, n=columns), *words)
 
@@ -200,6 +200,9 @@ def several_weights_that_do_not_fit(comm):
     raises(bad, lambda: call(x, w, [b[0], None]), "bias[1] is None", "None in place of the list")
     raises(bad, lambda: call(x, w, n=16 * world), "n is a int", "give a list of 2")
     raises(bad, lambda: call(x, w, n=[16 * world, -8]), "n[1] = -8", "from 0 on")
+    raises(bad, lambda: call(x, w, n=["a", 8]), "n[0] is a str", "give a number")
+    raises(bad, lambda: call(x, w[0], n=[16 * world]), "n is a list", "give a number")
+    raises(bad, lambda: flux_tp.matmul_all_reduce(x, w), "weight is a list of 2", "all_gather_matmul alone")
     raises(bad, lambda: call(x, w, m=-1), "m = -1", "from 0 on")
     raises(bad, lambda: call(x, w, activation="geglu_interleaved"), "'geglu_interleaved'", "one weight", "gelu, silu or relu")
     raises(bad, lambda: call(x, w, out=np.empty((m, 16), F16)), "out is a ndarray", "2 results", "(y0, y1)")
@@ -216,7 +219,9 @@ def several_weights_that_do_not_fit(comm):
     raises(bad, lambda: call(x, w, [b[0], b[0]]), "bias[1] is [1, 16]", "one row of 8 values")
     raises(bad, lambda: call(x, w, [b[1], b[1]]), "bias[0] is [1, 8]", "one row of 16 values")
     raises(bad, lambda: call(x, [w[0], np.asfortranarray(w[1])]), "weight[1] is a transposed view", "contiguous [n, k]")
-    if world > 1:
+    if world == 1:
+        raises(bad, lambda: call(x, w, n=[16, 16]), "weight[1] is [8, 32]", "full[comm.features(n[1])]")
+    else:
         # Weights that no rank has built, another one on each.
         order = [w[0], w[0], w[1]] if comm.rank else [w[0], w[1], w[0]]
         raises(flux_tp.DisagreedError, lambda: call(x, order), "weights of")

@@ -102,6 +102,7 @@ def several_weights(comm):
     raises(bad, lambda: call(x, [w[0], w[1].float()]), "weight[1]: its dtype")
     raises(bad, lambda: call(x, [w[0], w[1].to("meta")]), "weight[1] is on meta", "move it")
     raises(bad, lambda: call(x, [w[0], ys[1]]), "weight[1] is a ndarray")
+    raises(bad, lambda: call(x, w, out=(outs[0], ys[1])), "out[1] is a ndarray")
     raises(bad, lambda: call(x, [w[0], w[1][0]]), "weight[1] has 1 dimensions")
     raises(bad, lambda: call(x, [w[0], w[1].t().contiguous().t()]), "weight[1] is a transposed view", "contiguous [n, k]")
     raises(bad, lambda: call(x, [w[0], w[1][:, :24]]), "weight[1] is [8, 24]", "the columns of x")

@@ -294,18 +294,16 @@ impl RankContext {
         op.forward_several(&x, &weights.collect::<Vec<_>>(), self.stream())
     }
 
-    /// Waits for the stream and checks all of a set's results against the reference, and its normalised
-    /// rows against `y`; `flattened`:
-    /// whether tiles were cut over all rows.
+    /// Waits for the stream and checks all of a set's results against the reference, and its
+    /// normalised rows against `y`.
     pub fn verify<T: Element>(&self, set: &OperandSet<T>, plan: &Plan) -> anyhow::Result<Verdict> {
         let Some(operands) = &set.holds else {
             anyhow::bail!("there is nothing to verify: the operands were not generated");
         };
-        let results = set.results().enumerate();
-        let verdict = results
-            .map(|(weight, y)| self.verify_result(&operands.of_weight(weight), y, plan))
-            .reduce(|all, one| Ok(all?.merge(one?)))
-            .context("no results")??;
+        let mut verdict = Verdict::default();
+        for (weight, y) in set.results().enumerate() {
+            verdict = verdict.merge(self.verify_result(&operands.of_weight(weight), y, plan)?.of_weight(weight as u32));
+        }
         let Some((gain, y_norm)) = &set.norm else { return Ok(verdict) };
         // The set may hold room for more rows.
         let elements = elements(operands.y_window(self.rank()));

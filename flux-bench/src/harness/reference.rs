@@ -70,7 +70,7 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
             };
             let (column, up) = columns_of(operands, rank, col as u32);
             let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
-            verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), row: row as u32, col: col as u32 });
+            verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), weight: 0, row: row as u32, col: col as u32 });
         }
     }
     verdict
@@ -101,7 +101,7 @@ pub(crate) fn verify_elements<T: Element>(
         };
         let (column, up) = columns_of(operands, rank, col);
         let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
-        verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), row, col });
+        verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), weight: 0, row, col });
     }
     verdict
 }
@@ -126,7 +126,7 @@ pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gai
             let off = (wide(found) - exact).abs();
             if off.is_nan() || off > exact.abs() * (unit + error * (1.0 + unit)) + tiny {
                 verdict.violations += 1;
-                verdict.first.get_or_insert(Violation { rank: rank.get(), row: row as u32, col: col as u32 });
+                verdict.first.get_or_insert(Violation { rank: rank.get(), weight: 0, row: row as u32, col: col as u32 });
             }
         }
     }
@@ -355,7 +355,7 @@ mod tests {
                 y[at] = wrong(y[at]);
                 let verdict = verify(&operands, rank, &y, plain(&operands));
                 assert_eq!(verdict.violations, 1, "{operands:?}");
-                assert_eq!(verdict.first, Some(Violation { rank: 2, row: 2, col: 5 }));
+                assert_eq!(verdict.first, Some(Violation { rank: 2, weight: 0, row: 2, col: 5 }));
             }
         }
     }
@@ -413,7 +413,7 @@ mod tests {
             let mut off = right.clone();
             off[35] = wrong;
             let verdict = verify_norm(Rank::new(1), (&y, &off), &gain);
-            assert_eq!((verdict.violations, verdict.first), (1, Some(Violation { rank: 1, row: 2, col: 3 })), "{wrong}");
+            assert_eq!((verdict.violations, verdict.first), (1, Some(Violation { rank: 1, weight: 0, row: 2, col: 3 })), "{wrong}");
         }
         assert!(!verify_norm(Rank::new(1), (&y, &y), &gain).ok());
     }

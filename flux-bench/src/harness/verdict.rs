@@ -1,5 +1,6 @@
 //! What a comparison with the reference finds.
 
+use serde::{Deserialize, Serialize};
 use std::fmt;
 
 /// What a verification found in one rank's output, or, merged, in all of them.
@@ -16,10 +17,12 @@ pub struct Verdict {
 }
 
 /// Where an element is wrong.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Violation {
     /// Whose output it is in.
     pub rank: u32,
+    /// The weight of that output, of several.
+    pub weight: u32,
     /// Row of that rank's `y`.
     pub row: u32,
     /// Column of that rank's `y`.
@@ -56,9 +59,15 @@ impl Verdict {
         self.max_reference = self.max_reference.max(expected.value.abs());
     }
 
+    /// The same of the output of one of several weights.
+    #[must_use]
+    pub(crate) fn of_weight(self, weight: u32) -> Self {
+        Self { first: self.first.map(|first| Violation { weight, ..first }), ..self }
+    }
+
     /// To send to other ranks.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
-        let first = self.first.map_or([u32::MAX; 3], |Violation { rank, row, col }| [rank, row, col]);
+        let first = self.first.map_or([u32::MAX; 4], |Violation { rank, weight, row, col }| [rank, weight, row, col]);
         let [error, reference] = [self.max_error, self.max_reference].map(f64::to_bits);
         let words = [error, reference, self.violations].map(u64::to_le_bytes);
         [words.as_flattened(), first.map(u32::to_le_bytes).as_flattened()].concat()
@@ -66,10 +75,10 @@ impl Verdict {
 
     /// What another rank has sent; `None` for what is none.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (words, first) = bytes.split_at_checked(24).filter(|(_, first)| first.len() == 12)?;
+        let (words, first) = bytes.split_at_checked(24).filter(|(_, first)| first.len() == 16)?;
         let [error, reference, violations] = <[[u8; 8]; 3]>::try_from(words.as_chunks().0).ok()?.map(u64::from_le_bytes);
-        let [rank, row, col] = <[[u8; 4]; 3]>::try_from(first.as_chunks().0).ok()?.map(u32::from_le_bytes);
-        let first = (rank != u32::MAX).then_some(Violation { rank, row, col });
+        let [rank, weight, row, col] = <[[u8; 4]; 4]>::try_from(first.as_chunks().0).ok()?.map(u32::from_le_bytes);
+        let first = (rank != u32::MAX).then_some(Violation { rank, weight, row, col });
         Some(Self { max_error: f64::from_bits(error), max_reference: f64::from_bits(reference), violations, first })
     }
 
@@ -90,13 +99,19 @@ impl Verdict {
     }
 }
 
+impl fmt::Display for Violation {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Self { rank, weight, row, col } = self;
+        write!(f, "row {row}, column {col} of rank {rank}")?;
+        if *weight > 0 { write!(f, ", of weight {weight}") } else { Ok(()) }
+    }
+}
+
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.first {
             None => write!(f, "all elements right, largest error {:.2e} of the largest element", self.max_rel_err()),
-            Some(Violation { rank, row, col }) => {
-                write!(f, "{} wrong elements, the first at row {row}, column {col} of rank {rank}", self.violations)
-            }
+            Some(first) => write!(f, "{} wrong elements, the first at {first}", self.violations),
         }
     }
 }
@@ -108,7 +123,7 @@ mod tests {
     #[test]
     fn a_verdict_survives_the_trip_as_bytes() {
         let right = Verdict { max_error: 0.5, max_reference: f64::INFINITY, ..Verdict::default() };
-        let wrong = Verdict { violations: 1 << 40, first: Some(Violation { rank: 1, row: 2, col: 3 }), ..right };
+        let wrong = Verdict { violations: 1 << 40, first: Some(Violation { rank: 1, weight: 2, row: 3, col: 4 }), ..right };
         for verdict in [right, wrong] {
             assert_eq!(Verdict::from_bytes(&verdict.to_bytes()), Some(verdict));
         }

@@ -146,12 +146,7 @@ impl Problem {
     /// # Errors
     /// [`ProblemError`] names the weight, its columns and the limit.
     pub fn with_weights(self, columns: &[u32]) -> Result<Self, ProblemError> {
-        if columns.is_empty() || columns.len() > MAX_WEIGHTS {
-            return Err(ProblemError::Weights { count: columns.len() });
-        }
-        if columns.len() > 1 && self.op != OpKind::AllGatherGemm {
-            return Err(ProblemError::OneWeight { what: "an op that sums over the ranks" });
-        }
+        Self::check_weights(self.op, columns, self.world)?;
         if columns.len() > 1 && self.gated {
             return Err(ProblemError::OneWeight { what: "an op with gates" });
         }
@@ -160,11 +155,23 @@ impl Problem {
             return Err(ProblemError::Columns { n: self.n, sum });
         }
         let mut weights = [0; MAX_WEIGHTS];
-        for ((weight, &n), name) in weights.iter_mut().zip(columns).zip(COLUMNS_OF) {
-            check_multiple(name, n, ROW_MULTIPLE, if self.op.reduces() { 1 } else { self.world.get() })?;
-            *weight = n;
-        }
+        weights[..columns.len()].copy_from_slice(columns);
         Ok(Self { weights, ..self })
+    }
+
+    /// Refuses columns that no problem of `op` has, whatever their sum.
+    ///
+    /// # Errors
+    /// As [`with_weights`](Self::with_weights).
+    pub fn check_weights(op: OpKind, columns: &[u32], world: WorldSize) -> Result<(), ProblemError> {
+        if columns.is_empty() || columns.len() > MAX_WEIGHTS {
+            return Err(ProblemError::Weights { count: columns.len() });
+        }
+        if columns.len() > 1 && op != OpKind::AllGatherGemm {
+            return Err(ProblemError::OneWeight { what: "an op that sums over the ranks" });
+        }
+        let ranks = if op.reduces() { 1 } else { world.get() };
+        COLUMNS_OF.into_iter().zip(columns).try_for_each(|(name, &n)| check_multiple(name, n, ROW_MULTIPLE, ranks))
     }
 
     /// The same problem with partial sums of this type. An AllGather-GEMM has none, and stays as it

@@ -1,8 +1,8 @@
 //! The tile tables: every tile with kernels, and what follows from its shape.
 //!
-//! Invariant: the kernels are compiled from these lists (`flux-kernels/src/variant.rs`), and plans
-//! take their tiles from them. `config.cuh` of `flux-kernels/cuda/sm90/` and `sm80/` computes the
-//! same bytes.
+//! Invariant: the kernels are compiled from these lists (`flux-kernels/src/variant/choice.rs`), and
+//! plans take their tiles from them. `config.cuh` of `flux-kernels/cuda/sm90/` and `sm80/` computes
+//! the same bytes.
 
 use super::TileShape;
 use Kernels::{Both, PerConsumer, Shared};

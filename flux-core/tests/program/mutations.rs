@@ -52,7 +52,7 @@ proptest! {
             4 => p.rank = p.rank.after(1, p.problem.world()),
             _ => { let last = call.0.len() - 1; call.0.truncate(last); }
         }
-        assert_violates!(call, Violation::Disagreement { .. } | Violation::Count { .. });
+        assert_violates!(call, Violation::Disagreement { .. } | Violation::Header { .. } | Violation::Count { .. });
     }
 
     #[test]

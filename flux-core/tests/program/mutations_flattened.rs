@@ -57,7 +57,14 @@ proptest! {
     fn one_rank(call in knob_calls(AllGatherGemm, 1..=1, 1..=3, Just(Knobs::PLAIN))) {
         let mut call = call;
         call.0[0].rows = RowLayout::Flattened;
-        assert_violates!(call, Violation::Disagreement { what: "row mapping", .. });
+        assert_violates!(call, Violation::Header { what: "row mapping", .. });
+    }
+
+    #[test]
+    fn two_exchanges_of_other_ops(call in prop_oneof![gathering(), knob_calls(GemmReduceScatter, 2..=6, 1..=3, flattened())]) {
+        let mut call = call;
+        call.0.iter_mut().for_each(|p| p.rows = RowLayout::FlattenedTwoExchanges);
+        assert_violates!(call, Violation::Header { what: "row mapping", .. });
     }
 
     #[test]
@@ -67,7 +74,7 @@ proptest! {
         let nodes = if of_another_world { Nodes::new(WorldSize::new(world.get() + 1).unwrap(), 1) } else { Nodes::new(world, 2).filter(|nodes| nodes.are_mixed()) };
         let Some(nodes) = nodes else { return Ok(()) };
         call.0.iter_mut().for_each(|p| p.nodes = nodes);
-        assert_violates!(call, Violation::Disagreement { what: "nodes", .. });
+        assert_violates!(call, Violation::Header { what: "nodes", .. });
     }
 
     #[test]

@@ -27,7 +27,7 @@ pub struct DeviceProgram {
 }
 
 /// How many records a program has: items, then awaits, then transfers.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug)]
 struct RecordCounts {
     /// Before copies of peers' results.
     computed: usize,

@@ -23,7 +23,7 @@ impl Variant {
         let text = format!(
             "#include \"{folder}/fused_gemm.cuh\"\n\
              using C = flux::Config<{numbers}, {bf16}, {rs}, {f32}, flux::Activation::{activation}, {gated}, {kn}, {several}, {traced}>;\n\
-             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == {k}, \"variant.rs\");\n\
+             static_assert(C::kSharedBytes == {shared} && C::kThreads == {threads} && C::kTileK == {k}, \"variant/source.rs\");\n\
              {check}\
              extern \"C\" __global__ void __launch_bounds__({threads}, 1) {name}(const __grid_constant__ flux::Params p) {{\n    \
              flux::fused_gemm<C>(p);\n}}\n"
@@ -40,8 +40,8 @@ impl Variant {
     /// That a Hopper kernel has the boxes and the form that are assumed here.
     fn hopper_check(&self, staging: Staging) -> String {
         format!(
-            "static_assert(C::kPairs == {pairs} && C::kBoxCols == {box_cols} && C::kBoxRows == {box_rows}, \"variant.rs\");\n\
-             static_assert(C::kGlobalStagingBytes == {staged}, \"variant.rs\");\n\
+            "static_assert(C::kPairs == {pairs} && C::kBoxCols == {box_cols} && C::kBoxRows == {box_rows}, \"variant/source.rs\");\n\
+             static_assert(C::kGlobalStagingBytes == {staged}, \"variant/source.rs\");\n\
              static_assert(C::kCanSendPartials == {sends} && C::kSwapAB == {swaps}, \"table.rs\");\n",
             staged = self.epilogue_staging_bytes(),
             pairs = self.loads_pairs(),

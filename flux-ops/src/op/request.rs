@@ -58,12 +58,14 @@ impl Request {
 
     /// The problem with the most rows.
     pub(crate) fn largest(&self, comm: &Communicator) -> Result<Problem, BuildError> {
+        // What no u32 holds is no sum of `n`.
+        let column = |&columns: &usize| u32::try_from(columns).unwrap_or(u32::MAX);
+        let columns: Option<Vec<_>> = self.columns.as_ref().map(|columns| columns.iter().map(column).collect());
+        // An error that names a weight says more than one of their sum.
+        columns.iter().try_for_each(|columns| Problem::check_weights(self.op, columns, comm.world_size()))?;
         let problem = Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?.with_partials(self.partials);
         let problem = if self.epilogue.gates.is_some() { problem.with_gates()? } else { problem };
-        let Some(columns) = &self.columns else { return Ok(problem) };
-        // What no u32 holds is no sum of `n`.
-        let columns: Vec<_> = columns.iter().map(|&columns| u32::try_from(columns).unwrap_or(u32::MAX)).collect();
-        Ok(problem.with_weights(&columns)?)
+        Ok(if let Some(columns) = &columns { problem.with_weights(columns)? } else { problem })
     }
 
     /// This rank's choice of the plan for the most rows.

@@ -50,6 +50,7 @@ class AllGatherMatmulSeveral(torch.autograd.Function):
     """``y = gather(x) @ weight.T + bias`` of several weights, by one gather.
 
     The backward pass is that of one weight with the rows of all: copies of the weights beside each other, for one collective.
+    Where one weight needs a gradient, those of all are computed.
     """
 
     @staticmethod

@@ -19,7 +19,7 @@ ACTIVATIONS = {name: number for number, name in enumerate(_native.activations())
 # Numbers of the activations with gates.
 GATED = frozenset(number for name, number in ACTIVATIONS.items() if "glu" in name)
 
-MAX_WEIGHTS = 4
+MAX_WEIGHTS = _native.max_weights()
 
 # Set by `_torch`: its module and torch's Tensor.
 _torch: Any = None
@@ -298,6 +298,8 @@ def prepare(
 
 def _row_parallel(op: str, x: Any, weight: Any, bias: Any, residual: Any, norm: Any, group: Any, out: Any, k: int | None, partials: Any) -> Any:
     _check_extents(k=k)
+    if isinstance(weight, (list, tuple)):
+        raise OperandError(f"weight is a {type(weight).__name__} of {len(weight)}: all_gather_matmul alone takes several weights")
     if norm is not None:
         _check_norm(norm, out)
     comm, number = group or _comm.default(), partials_number(partials)
@@ -341,7 +343,13 @@ def _lists(of: Any, name: str, count: int) -> list:
 
 def _check_extents(**extents: int | None) -> None:
     for name, extent in extents.items():
-        if extent is not None and extent < 0:
+        if extent is None:
+            continue
+        try:
+            negative = extent < 0
+        except TypeError:
+            raise OperandError(f"{name} is a {type(extent).__name__}: give a number from 0 on") from None
+        if negative:
             raise OperandError(f"{name} = {extent}: give a number from 0 on")
 
 

@@ -107,6 +107,8 @@ def run_several(
         x = x.reshape(prod(lead), x.shape[-1])
     named = {f"weight[{index}]": weight for index, weight in enumerate(weights)}
     named |= {f"bias[{index}]": bias for index, bias in enumerate(biases)}
+    if out is not None:
+        named |= {f"out[{index}]": result for index, result in enumerate(out)}
     for name, operand in named.items():
         if operand is not None and not isinstance(operand, Tensor):
             raise OperandError(f"{name} is a {type(operand).__name__}, and x is a torch.Tensor: give tensors alone")

@@ -151,7 +151,7 @@ impl Gpu {
             max_error: f64::from(report.max_error),
             max_reference: f64::from(report.max_reference),
             violations: report.violations,
-            first: report.first.map(|(row, col)| Violation { rank: rank.get(), row, col }),
+            first: report.first.map(|(row, col)| Violation { rank: rank.get(), weight: 0, row, col }),
         })
     }
 

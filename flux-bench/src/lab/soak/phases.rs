@@ -18,7 +18,7 @@ pub(super) struct SoakResult {
     calls: u64,
     checked: u64,
     violations: u64,
-    first: Option<(u32, u32, u32)>,
+    first: Option<Violation>,
     max_rel_err: f64,
     differing: u64,
 }
@@ -48,7 +48,7 @@ impl SoakResult {
     fn add(&mut self, verdict: Verdict) {
         self.checked += 1;
         self.violations += verdict.violations;
-        self.first = self.first.or(verdict.first.map(|Violation { rank, row, col }| (rank, row, col)));
+        self.first = self.first.or(verdict.first);
         self.max_rel_err = self.max_rel_err.max(verdict.max_rel_err());
     }
 }
@@ -57,8 +57,8 @@ impl fmt::Display for SoakResult {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { calls, checked, violations, first, max_rel_err, differing } = self;
         write!(f, "{calls} calls, {checked} outputs checked, max_rel_err {max_rel_err:.1e}")?;
-        if let Some((rank, row, col)) = first {
-            write!(f, ", {violations} wrong elements, the first at row {row}, column {col} of rank {rank}")?;
+        if let Some(first) = first {
+            write!(f, ", {violations} wrong elements, the first at {first}")?;
         }
         if *differing > 0 {
             write!(f, ", {differing} outputs differ between equal runs")?;

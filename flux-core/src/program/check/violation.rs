@@ -57,11 +57,19 @@ impl fmt::Display for Output {
 #[non_exhaustive]
 pub enum Violation {
     /// The programs are not those of all ranks of one call, in rank order.
-    #[error("program {index} differs in {what} from what the call needs")]
+    #[error("program {index} differs from the first in {what}, or is not that of its place")]
     Disagreement {
         /// Position in the list of programs.
         index: usize,
         /// What differs.
+        what: &'static str,
+    },
+    /// What a program says of the call as a whole fits no call.
+    #[error("rank {rank}: its {what} fits no call of the problem")]
+    Header {
+        /// The program's rank.
+        rank: Rank,
+        /// What does not fit.
         what: &'static str,
     },
     /// The number of programs is not the number of ranks.
