@@ -135,13 +135,13 @@ def _engine(mode: str, of: Sequence[Any], limit: float) -> str | None:
 
 
 def random_weights(model: Any) -> int:
-    """Norms of one and linear layers of deviation 0.02: under vLLM's dummy weights, which are below 0.001, layers add nothing.
+    """Norms of one, biases of zero and linear layers of deviation 0.02: under vLLM's dummy weights, which are below 0.001, layers add nothing.
 
     Returns how many layers flux_tp computes.
     """
-    for parameter in model.parameters():
+    for name, parameter in model.named_parameters():
         if parameter.dim() == 1:
-            parameter.data.fill_(1.0)
+            parameter.data.fill_(0.0 if name.endswith("bias") else 1.0)
         else:
             parameter.data.mul_(0.02 * 3**0.5 / 1e-3)
     return sum(getattr(module, "flux_comm", None) is not None for module in model.modules())

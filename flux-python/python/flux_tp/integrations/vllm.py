@@ -79,7 +79,8 @@ class RowParallel:
 
         config = get_current_vllm_config()
         comm = _communicator(config)
-        if comm is None:
+        # A layer may be split over fewer ranks than its group has.
+        if comm is None or comm.world_size != self.tp_size:
             return
         self.flux_rows = _prepare(self, comm, captured(config))
         self.flux_max_m, self.flux_comm = comm.max_m, comm.id
