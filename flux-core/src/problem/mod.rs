@@ -108,7 +108,8 @@ impl Problem {
     }
 
     /// The same AllGather-GEMM with gates: `n` counts gates and ups, so `y` has half as many
-    /// columns. `n` is split over the ranks in groups of 16. Another op has none, and stays as it is.
+    /// columns. `n` is split over the ranks in groups of 16. Another op has none, and stays as it
+    /// is.
     ///
     /// ```
     /// use flux_core::{DType, OpKind, Problem, Rank, WorldSize};

@@ -73,7 +73,7 @@ fn encode_maps(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>)
     for ((maps, number), more) in of_op.chunks_exact_mut(MAPS_OF_WEIGHT).zip(1..).zip(args.more) {
         maps.copy_from_slice(&of_weight(number, more.w, more.y)?);
     }
-    if program.computed_and_copies().1 > 0 && !p.rows.is_flattened() {
+    if program.copy_count() > 0 && !p.rows.is_flattened() {
         let row_bytes = u64::from(problem.n()) * dtype.bytes() as u64;
         let offset = p.results_offset() + rows.own_first * row_bytes;
         let outer = [Outer::new(2, args.half_stride)];
@@ -210,7 +210,6 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         Generation::Portable => Maps::NONE,
     };
     let Maps { a_caller, a_gather, b, y, short_shards, of_op } = maps;
-    let (item_count, copy_count) = program.computed_and_copies();
     let to_all = problem.op() == OpKind::GemmAllReduce && p.rows.is_flattened() && !p.rows.has_two_exchanges();
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
     let residual = args.residual.map(|residual| in_rows_of_items(p, residual));
@@ -249,10 +248,10 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         scatter_buffer: args.scatter_buffer,
         rank: p.rank.get(),
         world: world.get(),
-        item_count,
+        item_count: program.computed_count(),
         residual_first: residual.map_or(0, |residual| residual.first),
         residual_rows: residual.map_or(0, |residual| residual.rows),
-        copy_count,
+        copy_count: program.copy_count(),
         transfer_count: if args.push { p.transfers.len() as u32 } else { 0 },
         slots_per_source: p.slots_per_source,
         await_pushed: u32::from(args.await_pushed),

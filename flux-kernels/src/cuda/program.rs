@@ -158,9 +158,14 @@ impl DeviceProgram {
         self.counts.computed + self.counts.copies
     }
 
-    /// Items before the copies of peers' results, and those copies.
-    pub(super) const fn computed_and_copies(&self) -> (u32, u32) {
-        (self.counts.computed as u32, self.counts.copies as u32)
+    /// Items before the copies of peers' results.
+    pub(super) const fn computed_count(&self) -> u32 {
+        self.counts.computed as u32
+    }
+
+    /// Copies of peers' results.
+    pub(super) const fn copy_count(&self) -> u32 {
+        self.counts.copies as u32
     }
 
     pub(super) const fn items(&self) -> u64 {
@@ -200,9 +205,12 @@ mod tests {
                 assert!(from(placed.items()).starts_with(bytemuck::cast_slice(&program.items)), "{op} {rows:?}");
                 assert!(from(placed.awaits()).starts_with(bytemuck::cast_slice(&program.awaits)), "{op} {rows:?}");
                 assert_eq!(from(placed.transfers()), bytemuck::cast_slice::<_, u8>(&program.transfers), "{op} {rows:?}");
-                let (computed, copies) = placed.computed_and_copies();
-                assert_eq!((computed as usize, placed.item_count()), (program.computed().len(), program.items.len()), "{op} {rows:?}");
-                assert_eq!(copies > 0, op == OpKind::GemmAllReduce && rows != RowLayout::Flattened, "{op} {rows:?}");
+                assert_eq!(
+                    (placed.computed_count() as usize, placed.item_count()),
+                    (program.computed().len(), program.items.len()),
+                    "{op} {rows:?}"
+                );
+                assert_eq!(placed.copy_count() > 0, op == OpKind::GemmAllReduce && rows != RowLayout::Flattened, "{op} {rows:?}");
             }
         }
     }

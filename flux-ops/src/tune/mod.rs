@@ -183,7 +183,8 @@ impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
     }
 }
 
-/// Times plans for a request, without bias, activation and time line, and with one weight; collective.
+/// Times plans for a request, without bias, activation and time line, and with one weight;
+/// collective.
 pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
     let begun = Instant::now();
     let request = Request {
