@@ -25,7 +25,11 @@ pub(crate) enum WriteError {
     #[error("{0} cannot be written: it is not a regular file")]
     NotAFile(PathBuf),
     /// The folder is missing or cannot be written.
-    #[error("{target} cannot be written: a file cannot be created in {folder}", target = target.display(), folder = folder.display())]
+    #[error(
+        "{target} cannot be written: a file cannot be created in {folder}",
+        target = target.display(),
+        folder = folder.display()
+    )]
     Create { target: PathBuf, folder: PathBuf, source: io::Error },
     /// The content could not be written whole: a full disk, a quota, a medium's error.
     #[error("{target} was not written", target = target.display())]
@@ -43,8 +47,13 @@ pub(crate) struct ResultFile {
 impl ResultFile {
     /// An empty file, for the place that `target` leads to.
     pub(crate) fn create(target: &Path) -> Result<Self, WriteError> {
-        let failed = |folder: &Path, source| WriteError::Create { target: target.to_owned(), folder: folder.to_owned(), source };
-        let file = flux_files::behind_links(target).map_err(|error| failed(folder(target), error))?;
+        let failed = |folder: &Path, source| WriteError::Create {
+            target: target.to_owned(),
+            folder: folder.to_owned(),
+            source,
+        };
+        let file =
+            flux_files::behind_links(target).map_err(|error| failed(folder(target), error))?;
         if file.file_name().is_none() || fs::metadata(&file).is_ok_and(|meta| !meta.is_file()) {
             return Err(WriteError::NotAFile(target.to_owned()));
         }
@@ -123,11 +132,17 @@ pub(crate) fn check(target: &Path) -> Result<(), WriteError> {
 }
 
 /// Writes what `content` writes to the file that `target` leads to.
-pub(crate) fn write(target: &Path, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), WriteError> {
+pub(crate) fn write(
+    target: &Path,
+    content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), WriteError> {
     write_to(ResultFile::create(target)?, content)
 }
 
-fn write_to(file: ResultFile, content: impl FnOnce(&mut dyn Write) -> io::Result<()>) -> Result<(), WriteError> {
+fn write_to(
+    file: ResultFile,
+    content: impl FnOnce(&mut dyn Write) -> io::Result<()>,
+) -> Result<(), WriteError> {
     let mut buffered = BufWriter::new(file.file());
     content(&mut buffered).and_then(|()| buffered.flush()).map_err(|error| file.failed(error))?;
     drop(buffered);
@@ -155,7 +170,10 @@ mod tests {
     use std::process::{Command, Stdio};
 
     fn names(folder: &Path) -> Vec<String> {
-        fs::read_dir(folder).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect()
+        fs::read_dir(folder)
+            .unwrap()
+            .map(|e| e.unwrap().file_name().into_string().unwrap())
+            .collect()
     }
 
     #[test]
@@ -175,10 +193,20 @@ mod tests {
     #[test]
     fn an_error_says_the_systems_reason_and_the_path_once() {
         let folder = tempfile::tempdir().unwrap();
-        let error = format!("{:#}", anyhow::Error::from(check(&folder.path().join("no/y.bin")).unwrap_err()));
-        assert_eq!((error.matches("No such file").count(), error.matches("/no").count()), (1, 2), "target and folder: {error}");
+        let error = format!(
+            "{:#}",
+            anyhow::Error::from(check(&folder.path().join("no/y.bin")).unwrap_err())
+        );
+        assert_eq!(
+            (error.matches("No such file").count(), error.matches("/no").count()),
+            (1, 2),
+            "target and folder: {error}"
+        );
         let full = |_: &mut dyn Write| Err(io::Error::from(io::ErrorKind::StorageFull));
-        let error = format!("{:#}", anyhow::Error::from(write(&folder.path().join("y.bin"), full).unwrap_err()));
+        let error = format!(
+            "{:#}",
+            anyhow::Error::from(write(&folder.path().join("y.bin"), full).unwrap_err())
+        );
         assert!(error.ends_with("y.bin was not written: no storage space"), "{error}");
     }
 
@@ -246,14 +274,22 @@ mod tests {
             let target = folder.path().join("y.bin");
             fs::write(&target, "old").unwrap();
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "atomic_file::tests::a_signal_removes_a_file_that_has_a_name", "--nocapture"]);
+            command.args([
+                "--exact",
+                "atomic_file::tests::a_signal_removes_a_file_that_has_a_name",
+                "--nocapture",
+            ]);
             let mut writer = command.env(TARGET, &target).stdout(Stdio::piped()).spawn().unwrap();
             let lines = BufReader::new(writer.stdout.take().unwrap()).lines();
             assert!(lines.map_while(Result::ok).any(|line| line == "it writes"));
             assert_eq!(names(folder.path()).len(), 2);
-            rustix::process::kill_process(rustix::process::Pid::from_child(&writer), signal).unwrap();
+            rustix::process::kill_process(rustix::process::Pid::from_child(&writer), signal)
+                .unwrap();
             assert_eq!(writer.wait().unwrap().signal(), Some(signal.as_raw()));
-            assert_eq!((names(folder.path()), fs::read(&target).unwrap()), (vec!["y.bin".to_owned()], b"old".to_vec()));
+            assert_eq!(
+                (names(folder.path()), fs::read(&target).unwrap()),
+                (vec!["y.bin".to_owned()], b"old".to_vec())
+            );
         }
     }
 }

@@ -92,7 +92,8 @@ fn read(value: &str) -> anyhow::Result<EnvFilter> {
         // A filter by spans alone, as `[call]=debug`, names no module.
         anyhow::ensure!(
             is_level || part.starts_with("flux_") || part.starts_with('['),
-            "{part:?} is none of off, error, warn, info, debug and trace, nor of the form flux_transport=debug"
+            "{part:?} is none of off, error, warn, info, debug and trace, nor of the form \
+             flux_transport=debug"
         );
     }
     Ok(EnvFilter::try_new(value)?)
@@ -131,7 +132,16 @@ mod tests {
 
     #[test]
     fn lists_are_separated_by_commas() {
-        let words = ["flux-bench", "bench", "--ms", "512,1024", "--shapes", "gpt3,llama70b", "--ops", "ag_gemm"];
+        let words = [
+            "flux-bench",
+            "bench",
+            "--ms",
+            "512,1024",
+            "--shapes",
+            "gpt3,llama70b",
+            "--ops",
+            "ag_gemm",
+        ];
         let Command::Bench(args) = Cli::parse_from(words).command else { panic!("not a bench") };
         let layers = args.layers;
         assert_eq!(
@@ -142,10 +152,22 @@ mod tests {
 
     #[test]
     fn what_is_timed_is_bf16_unless_fp16_is_asked_for() {
-        let parse = |words: &str| Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split_whitespace()));
-        for (option, asked) in [("", DType::Bf16), ("--dtype bf16", DType::Bf16), ("--dtype fp16", DType::F16), ("--dtype f16", DType::F16)]
-        {
-            for command in ["bench", "lab core", "lab first-call", "lab peers", "trace --ops ag_gemm --ms 64 --summary"] {
+        let parse = |words: &str| {
+            Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split_whitespace()))
+        };
+        for (option, asked) in [
+            ("", DType::Bf16),
+            ("--dtype bf16", DType::Bf16),
+            ("--dtype fp16", DType::F16),
+            ("--dtype f16", DType::F16),
+        ] {
+            for command in [
+                "bench",
+                "lab core",
+                "lab first-call",
+                "lab peers",
+                "trace --ops ag_gemm --ms 64 --summary",
+            ] {
                 let dtype = match parse(&format!("{command} {option}")).unwrap().command {
                     Command::Bench(args) => args.layers.dtype,
                     Command::Lab(lab::Command::Core(args)) => args.layers.dtype,
@@ -160,14 +182,19 @@ mod tests {
         }
         // The soak checks both, and a file says what it holds.
         for command in ["lab soak", "run ag-gemm --input a --output b"] {
-            assert!(parse(command).is_ok() && parse(&format!("{command} --dtype fp16")).is_err(), "{command}");
+            assert!(
+                parse(command).is_ok() && parse(&format!("{command} --dtype fp16")).is_err(),
+                "{command}"
+            );
         }
     }
 
     /// Both words are in use, whichever a command prints first.
     #[test]
     fn ranks_and_tp_are_one_option_as_are_rounds_and_samples() {
-        let parse = |words: &str| Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split_whitespace()));
+        let parse = |words: &str| {
+            Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split_whitespace()))
+        };
         let ranks = [
             "bench",
             "tune",
@@ -181,11 +208,21 @@ mod tests {
             "lab faults",
         ];
         for command in ranks {
-            assert!(parse(&format!("{command} --tp 2")).is_ok() && parse(&format!("{command} --ranks 2")).is_ok(), "{command}");
+            assert!(
+                parse(&format!("{command} --tp 2")).is_ok()
+                    && parse(&format!("{command} --ranks 2")).is_ok(),
+                "{command}"
+            );
         }
-        assert!(parse("launch --tp 2 -- true").is_ok() && parse("launch --ranks 2 -- true").is_ok());
+        assert!(
+            parse("launch --tp 2 -- true").is_ok() && parse("launch --ranks 2 -- true").is_ok()
+        );
         for command in ["bench", "tune", "lab core", "lab peers", "lab links"] {
-            assert!(parse(&format!("{command} --rounds 3")).is_ok() && parse(&format!("{command} --samples 3")).is_ok(), "{command}");
+            assert!(
+                parse(&format!("{command} --rounds 3")).is_ok()
+                    && parse(&format!("{command} --samples 3")).is_ok(),
+                "{command}"
+            );
             let misspelt = parse(&format!("{command} --round 3")).unwrap_err().to_string();
             assert!(misspelt.contains("'--rounds'"), "{misspelt}");
         }
@@ -193,28 +230,48 @@ mod tests {
 
     #[test]
     fn links_are_measured_at_least_once() {
-        let parse = |samples: &str| Cli::try_parse_from(["flux-bench", "lab", "links", "--samples", samples]);
+        let parse = |samples: &str| {
+            Cli::try_parse_from(["flux-bench", "lab", "links", "--samples", samples])
+        };
         assert!(parse("1").is_ok() && parse("0").is_err());
     }
 
     #[test]
     fn trace_needs_one_shape_and_something_to_show() {
-        let parse = |words: &str| Cli::try_parse_from(["flux-bench", "trace"].into_iter().chain(words.split(' ')));
-        assert!(parse("--ops gemm_rs --ms 512").is_err() && parse("--ops gemm_rs --summary").is_err());
-        let words = "--ops ag_gemm --shapes gpt3 --ms 512 --tp 4 --candidate 2 --output a.json --summary";
+        let parse = |words: &str| {
+            Cli::try_parse_from(["flux-bench", "trace"].into_iter().chain(words.split(' ')))
+        };
+        assert!(
+            parse("--ops gemm_rs --ms 512").is_err() && parse("--ops gemm_rs --summary").is_err()
+        );
+        let words =
+            "--ops ag_gemm --shapes gpt3 --ms 512 --tp 4 --candidate 2 --output a.json --summary";
         let Command::Trace(args) = parse(words).unwrap().command else { panic!("not a trace") };
         assert_eq!((args.ms, args.calls, args.execution.plan.candidate), (512, 20, Some(2)));
     }
 
     #[test]
     fn simulate_takes_shapes_or_a_file_and_a_machine_that_is_known() {
-        let parse = |words: &str| Cli::try_parse_from(["flux-bench", "simulate"].into_iter().chain(words.split(' ')));
-        for words in ["--against a.json --ms 512", "--against a.json --tp 4", "--against a.json --plans", "--machine a100"] {
+        let parse = |words: &str| {
+            Cli::try_parse_from(["flux-bench", "simulate"].into_iter().chain(words.split(' ')))
+        };
+        for words in [
+            "--against a.json --ms 512",
+            "--against a.json --tp 4",
+            "--against a.json --plans",
+            "--machine a100",
+        ] {
             assert!(parse(words).is_err(), "{words}");
         }
-        let Command::Simulate(args) = parse("--ms 512 --machine h800 --candidate 2").unwrap().command else { panic!("not a simulation") };
+        let Command::Simulate(args) =
+            parse("--ms 512 --machine h800 --candidate 2").unwrap().command
+        else {
+            panic!("not a simulation")
+        };
         assert_eq!((args.machine.name, args.tp, args.plan.candidate), ("H800", 8, Some(2)));
-        let Command::Simulate(args) = parse("--machine h100-pair-by-host").unwrap().command else { panic!("not a simulation") };
+        let Command::Simulate(args) = parse("--machine h100-pair-by-host").unwrap().command else {
+            panic!("not a simulation")
+        };
         assert!(args.machine.host_staged);
         assert!(parse("--against a.json --candidate 2").is_ok());
     }
@@ -222,7 +279,10 @@ mod tests {
     #[test]
     fn no_workers_are_refused_and_every_change_to_the_plan_is_listed_as_one() {
         for command in ["bench --workers 0", "trace --ops ag_gemm --ms 64 --summary --workers 0"] {
-            assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(command.split(' '))).is_err(), "{command}");
+            assert!(
+                Cli::try_parse_from(["flux-bench"].into_iter().chain(command.split(' '))).is_err(),
+                "{command}"
+            );
         }
         let both = ["flux-bench", "bench", "--candidate", "1", "--plan", "tile=128x128x64"];
         assert!(Cli::try_parse_from(both).is_err());
@@ -246,7 +306,10 @@ mod tests {
             "run ag-gemm --input a --output b --activation tanh",
         ];
         for words in words {
-            assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(), "{words}");
+            assert!(
+                Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(),
+                "{words}"
+            );
         }
         assert!(Cli::try_parse_from(["flux-bench", "lab", "soak", "--calls", "1000"]).is_ok());
     }
@@ -271,12 +334,17 @@ mod tests {
             ("lab first-call --limit", 86_400),
             ("lab gpu-ci --dist . --limit", 86_400),
         ] {
-            let parse = |count: u64| Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' ')).chain([&*count.to_string()]));
+            let parse = |count: u64| {
+                Cli::try_parse_from(
+                    ["flux-bench"].into_iter().chain(words.split(' ')).chain([&*count.to_string()]),
+                )
+            };
             assert!(parse(most).is_ok(), "{words} {most}");
             for beyond in [most + 1, u64::from(u32::MAX)] {
                 let refused = parse(beyond).unwrap_err().to_string();
                 assert!(
-                    refused.contains(&format!("{beyond} is not in ")) && refused.contains(&format!("..={most}\n")),
+                    refused.contains(&format!("{beyond} is not in "))
+                        && refused.contains(&format!("..={most}\n")),
                     "{words}: {refused}"
                 );
             }
@@ -285,11 +353,27 @@ mod tests {
 
     #[test]
     fn show_needs_files() {
-        for words in ["show --table rows", "show --svg a.svg", "show a.json --table other", "show a.json --ms x", "show"] {
-            assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(), "{words}");
+        for words in [
+            "show --table rows",
+            "show --svg a.svg",
+            "show a.json --table other",
+            "show a.json --ms x",
+            "show",
+        ] {
+            assert!(
+                Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_err(),
+                "{words}"
+            );
         }
-        for words in ["show a.json", "show a.json b.json --table summary --ms 64,128", "show a.json --table efficiency --svg a.svg"] {
-            assert!(Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_ok(), "{words}");
+        for words in [
+            "show a.json",
+            "show a.json b.json --table summary --ms 64,128",
+            "show a.json --table efficiency --svg a.svg",
+        ] {
+            assert!(
+                Cli::try_parse_from(["flux-bench"].into_iter().chain(words.split(' '))).is_ok(),
+                "{words}"
+            );
         }
     }
 }

@@ -18,7 +18,11 @@ use std::path::Path;
 /// Prints the findings, and says whether a transport works; false where GPUs are there and none
 /// does.
 pub(crate) fn run() -> bool {
-    out::line(&format_args!("flux {}, commit {}", env!("CARGO_PKG_VERSION"), crate::report::commit()));
+    out::line(&format_args!(
+        "flux {}, commit {}",
+        env!("CARGO_PKG_VERSION"),
+        crate::report::commit()
+    ));
     line("cores", machine::cores());
     gpus();
     libraries();
@@ -51,7 +55,11 @@ fn gpus() {
     for ordinal in 0..count {
         let info = cuda::device_info(ordinal).map(|i| {
             let (memory, l2) = (i.memory_bytes >> 30, i.l2_bytes >> 20);
-            let sharing = if i.virtual_memory && i.posix_handles { "" } else { ", memory cannot be shared between processes" };
+            let sharing = if i.virtual_memory && i.posix_handles {
+                ""
+            } else {
+                ", memory cannot be shared between processes"
+            };
             format!(
                 "{}, sm_{}{}, {} SMs, {memory} GiB, {l2} MiB L2, {}, {}{sharing}",
                 i.name, i.compute.0, i.compute.1, i.sms, i.pci, i.uuid
@@ -65,7 +73,10 @@ fn gpus() {
     if count == 0 {
         let on_bus = topology::nvidia_gpus(Path::new("/"));
         if !on_bus.is_empty() {
-            line("on the bus", format!("{}: the driver shows none of them to this process", on_bus.join(", ")));
+            line(
+                "on the bus",
+                format!("{}: the driver shows none of them to this process", on_bus.join(", ")),
+            );
         }
         if let Err(why) = cuda::available()
             && let Some(advice) = why.advice()
@@ -74,10 +85,19 @@ fn gpus() {
         }
     }
     let infos = infos();
-    if let Some(advice) = if infos.is_empty() { topology::unseen() } else { topology::instances(&infos) } {
+    if let Some(advice) =
+        if infos.is_empty() { topology::unseen() } else { topology::instances(&infos) }
+    {
         line("try", advice);
     }
-    for variable in ["CUDA_VISIBLE_DEVICES", "FLUX_ARCH", "FLUX_TRANSPORT", "NCCL_P2P_DISABLE", "FLUX_VETO_PEER", "FLUX_PLAN_TABLE"] {
+    for variable in [
+        "CUDA_VISIBLE_DEVICES",
+        "FLUX_ARCH",
+        "FLUX_TRANSPORT",
+        "NCCL_P2P_DISABLE",
+        "FLUX_VETO_PEER",
+        "FLUX_PLAN_TABLE",
+    ] {
         if let Some(value) = std::env::var_os(variable) {
             line(variable, format!("`{}`", value.display()));
         }
@@ -91,7 +111,8 @@ fn infos() -> Vec<DeviceInfo> {
 
 /// The user's measured plans for each kind of device.
 fn plan_table() {
-    let mut kinds: Vec<_> = infos().into_iter().map(|info| (info.name, Some(info.compute))).collect();
+    let mut kinds: Vec<_> =
+        infos().into_iter().map(|info| (info.name, Some(info.compute))).collect();
     kinds.dedup();
     if kinds.is_empty() {
         kinds.push(("host".to_owned(), None));
@@ -118,7 +139,8 @@ fn peers() -> Option<Proof> {
 
 fn libraries() {
     found("NVRTC", gpu::kernels::compiler());
-    let cublas = gpu::cublas::available().and_then(|(path, _)| Ok(format!("{}, {}", gpu::cublas::version()?, path.display())));
+    let cublas = gpu::cublas::available()
+        .and_then(|(path, _)| Ok(format!("{}, {}", gpu::cublas::version()?, path.display())));
     found("cuBLASLt", cublas);
     let nccl = nccl::available().map_err(|e| e.to_string()).and_then(|path| {
         let v = nccl::version().map_err(|e| e.to_string())?;
@@ -131,10 +153,16 @@ fn libraries() {
 fn transports(proof: Option<&Proof>) -> bool {
     out::line(&"");
     let (nvlink, nccl) = (nvlink(proof), nccl());
-    let kinds = [(Select::NvLink, nvlink.clone()), (Select::Mixed, mixed(nvlink, &nccl)), (Select::Pcie, pcie()), (Select::Nccl, nccl)];
+    let kinds = [
+        (Select::NvLink, nvlink.clone()),
+        (Select::Mixed, mixed(nvlink, &nccl)),
+        (Select::Pcie, pcie()),
+        (Select::Nccl, nccl),
+    ];
     let how = [
         "one a GPU",
-        "one a GPU, and as many on each of several hosts where peer access works too; NCCL decides when it connects; no CUDA graphs",
+        "one a GPU, and as many on each of several hosts where peer access works too; NCCL decides \
+         when it connects; no CUDA graphs",
         "one a GPU, through pinned memory of the host; no CUDA graphs",
         "one a GPU, and more on other hosts; NCCL decides when it connects; no CUDA graphs",
     ];
@@ -142,11 +170,17 @@ fn transports(proof: Option<&Proof>) -> bool {
     line("auto", auto.as_ref().unwrap_or_else(|why| why));
     for ((select, found), how) in kinds.iter().zip(how) {
         match found {
-            Ok(ranks) => line(select.name(), format!("works: up to {ranks} ranks on this host, {how}")),
+            Ok(ranks) => {
+                line(select.name(), format!("works: up to {ranks} ranks on this host, {how}"));
+            }
             Err(why) => line(select.name(), format!("does not work: {why}")),
         }
     }
-    line("host", "works: ranks are threads of one process or processes of this machine; it computes on the processors");
+    line(
+        "host",
+        "works: ranks are threads of one process or processes of this machine; it computes on the \
+         processors",
+    );
     auto.is_ok()
 }
 
@@ -163,8 +197,12 @@ fn left_open(kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> 
 fn named(select: Select, kinds: &[(Select, Result<u32, String>)]) -> Result<String, String> {
     match kinds.iter().find(|(kind, _)| *kind == select) {
         None => Ok(format!("takes {select}, as FLUX_TRANSPORT says")),
-        Some((_, Ok(ranks))) => Ok(format!("takes {select} for {ranks} ranks on this host, as FLUX_TRANSPORT says")),
-        Some((_, Err(why))) => Err(format!("fails: the {select} transport cannot be used, which FLUX_TRANSPORT names: {why}")),
+        Some((_, Ok(ranks))) => {
+            Ok(format!("takes {select} for {ranks} ranks on this host, as FLUX_TRANSPORT says"))
+        }
+        Some((_, Err(why))) => Err(format!(
+            "fails: the {select} transport cannot be used, which FLUX_TRANSPORT names: {why}"
+        )),
     }
 }
 
@@ -172,21 +210,31 @@ fn named(select: Select, kinds: &[(Select, Result<u32, String>)]) -> Result<Stri
 fn auto(kinds: &[(Select, Result<u32, String>)]) -> Result<String, &'static str> {
     let works = |select: &Select| kinds.iter().any(|(kind, found)| kind == select && found.is_ok());
     let on_several = match [Select::Mixed, Select::Nccl].map(|select| works(&select)) {
-        [true, _] => "mixed for as many on each of several, or nccl where that does not work on all",
+        [true, _] => {
+            "mixed for as many on each of several, or nccl where that does not work on all"
+        }
         [_, true] => "nccl for ranks on several",
         _ => "nothing for ranks on several",
     };
     let here = kinds.iter().find(|(select, found)| *select != Select::Mixed && found.is_ok());
     match here {
-        Some((select, Ok(ranks))) => Ok(format!("takes {select} for {ranks} ranks on this host, and {on_several}")),
-        _ if machine::gpu_count() == 0 && !broken() => Ok("takes host, as this process sees no GPU".to_owned()),
-        _ => Err("fails: there are GPUs, and no transport works on them; the host transport has to be asked for by name"),
+        Some((select, Ok(ranks))) => {
+            Ok(format!("takes {select} for {ranks} ranks on this host, and {on_several}"))
+        }
+        _ if machine::gpu_count() == 0 && !broken() => {
+            Ok("takes host, as this process sees no GPU".to_owned())
+        }
+        _ => Err(
+            "fails: there are GPUs, and no transport works on them; the host transport has to be \
+             asked for by name",
+        ),
     }
 }
 
 /// Whether there are GPUs, and a driver that does not work.
 fn broken() -> bool {
-    cuda::available().is_err_and(|why| why.is_fault()) && !topology::nvidia_gpus(Path::new("/")).is_empty()
+    cuda::available().is_err_and(|why| why.is_fault())
+        && !topology::nvidia_gpus(Path::new("/")).is_empty()
 }
 
 /// GPUs of this host that could take part in `mixed`, which needs peer memory and messages.
@@ -209,7 +257,8 @@ fn pcie() -> Result<u32, String> {
     let count = devices()?;
     for ordinal in 0..count {
         let device = cuda::CudaDevice::open(ordinal).map_err(|why| why.to_string())?;
-        cuda::PinnedBlock::new(&device, 1 << 20).map_err(|why| format!("GPU {ordinal}: no pinned memory: {why}"))?;
+        cuda::PinnedBlock::new(&device, 1 << 20)
+            .map_err(|why| format!("GPU {ordinal}: no pinned memory: {why}"))?;
     }
     Ok(count)
 }
@@ -244,21 +293,36 @@ mod tests {
     fn auto_takes_the_first_that_works() {
         let no = || Err("no".to_owned());
         let kinds = [(Select::NvLink, no()), (Select::Pcie, Ok(4)), (Select::Nccl, Ok(4))];
-        assert_eq!(auto(&kinds).unwrap(), "takes pcie for 4 ranks on this host, and nccl for ranks on several");
+        assert_eq!(
+            auto(&kinds).unwrap(),
+            "takes pcie for 4 ranks on this host, and nccl for ranks on several"
+        );
         let kinds = [(Select::NvLink, Ok(4)), (Select::Mixed, Ok(4)), (Select::Nccl, Ok(4))];
-        assert!(auto(&kinds).unwrap().starts_with("takes nvlink for 4 ranks on this host, and mixed for as many on each of several"));
+        assert!(auto(&kinds).unwrap().starts_with(
+            "takes nvlink for 4 ranks on this host, and mixed for as many on each of several"
+        ));
         let kinds = [(Select::NvLink, Ok(4)), (Select::Mixed, no()), (Select::Nccl, no())];
         assert!(auto(&kinds).unwrap().ends_with("nothing for ranks on several"));
         let none = auto(&[(Select::NvLink, no())]);
-        assert_eq!(none.is_ok_and(|takes| takes.starts_with("takes host")), machine::gpu_count() == 0 && !broken());
+        assert_eq!(
+            none.is_ok_and(|takes| takes.starts_with("takes host")),
+            machine::gpu_count() == 0 && !broken()
+        );
     }
 
     #[test]
     fn a_transport_that_the_variable_names_is_taken_or_none() {
         let kinds = [(Select::NvLink, Err("no peers".to_owned())), (Select::Pcie, Ok(4))];
         assert_eq!(named(Select::Host, &kinds).unwrap(), "takes host, as FLUX_TRANSPORT says");
-        assert_eq!(named(Select::Pcie, &kinds).unwrap(), "takes pcie for 4 ranks on this host, as FLUX_TRANSPORT says");
-        assert!(named(Select::NvLink, &kinds).unwrap_err().ends_with("cannot be used, which FLUX_TRANSPORT names: no peers"));
+        assert_eq!(
+            named(Select::Pcie, &kinds).unwrap(),
+            "takes pcie for 4 ranks on this host, as FLUX_TRANSPORT says"
+        );
+        assert!(
+            named(Select::NvLink, &kinds)
+                .unwrap_err()
+                .ends_with("cannot be used, which FLUX_TRANSPORT names: no peers")
+        );
     }
 
     #[test]
@@ -271,7 +335,11 @@ mod tests {
     fn mixed_needs_peers_here_and_messages() {
         let no = || Err("no".to_owned());
         assert_eq!(mixed(Ok(4), &Ok(4)), Ok(4));
-        assert!([mixed(no(), &Ok(4)), mixed(Ok(4), &no()), mixed(Ok(1), &Ok(1))].iter().all(Result::is_err));
+        assert!(
+            [mixed(no(), &Ok(4)), mixed(Ok(4), &no()), mixed(Ok(1), &Ok(1))]
+                .iter()
+                .all(Result::is_err)
+        );
     }
 
     #[test]

@@ -101,6 +101,9 @@ mod tests {
         let step = "a step";
         assert_eq!(words(&Says { step, source: source() }.into()), "a step: no room");
         assert_eq!(words(&SaysNot { step, source: source() }.into()), "a step: no room");
-        assert_eq!(words(&anyhow::Error::from(Says { step, source: source() }).context("outside")), "outside: a step: no room");
+        assert_eq!(
+            words(&anyhow::Error::from(Says { step, source: source() }).context("outside")),
+            "outside: a step: no room"
+        );
     }
 }

@@ -30,17 +30,30 @@ pub(crate) struct Args {
     #[arg(long)]
     pub keep_going: bool,
     /// The program and its arguments
-    #[arg(trailing_var_arg = true, allow_hyphen_values = true, required = true, value_name = "PROGRAM")]
+    #[arg(
+        trailing_var_arg = true,
+        allow_hyphen_values = true,
+        required = true,
+        value_name = "PROGRAM"
+    )]
     pub program: Vec<OsString>,
 }
 
 /// Runs the ranks to their end, and returns the exit status of the first that failed, or 0.
 pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
-    let ranks = WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {MAX_WORLD}", args.ranks))?;
+    let ranks = WorldSize::new(args.ranks)
+        .with_context(|| format!("--ranks {} is outside 1 to {MAX_WORLD}", args.ranks))?;
     let (program, words) = args.program.split_first().context("there is no program to launch")?;
     // NVLink multicast can take a shared host's devices out of service.
-    let mut launcher = Launcher::new(ranks, program).args(words).env("NCCL_NVLS_ENABLE", "0").env(LAUNCHED_BY, command_line());
-    launcher = launcher.on_failure(if args.keep_going { |failed| tell(failed, Others::GoOn) } else { |failed| tell(failed, Others::End) });
+    let mut launcher = Launcher::new(ranks, program)
+        .args(words)
+        .env("NCCL_NVLS_ENABLE", "0")
+        .env(LAUNCHED_BY, command_line());
+    launcher = launcher.on_failure(if args.keep_going {
+        |failed| tell(failed, Others::GoOn)
+    } else {
+        |failed| tell(failed, Others::End)
+    });
     if let Some(hosts) = args.hosts {
         launcher = launcher.apart(hosts);
     }
@@ -52,7 +65,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<u8> {
 
 /// Runs this process's command once as each rank, where `--processes` and `--hosts` have no effect.
 pub(crate) fn again(ranks: u32, hosts: Option<u32>, sharing_devices: bool) -> anyhow::Result<bool> {
-    let program = std::iter::once(std::env::current_exe()?.into_os_string()).chain(std::env::args_os().skip(1)).collect();
+    let program = std::iter::once(std::env::current_exe()?.into_os_string())
+        .chain(std::env::args_os().skip(1))
+        .collect();
     match run(&Args { ranks, hosts, sharing_devices, keep_going: false, program })? {
         0 => Ok(true),
         1 => Ok(false),
@@ -83,7 +98,8 @@ pub(crate) fn refuse(command: &str) -> anyhow::Result<()> {
         let ranks = launched.world.get();
         ensure!(
             ranks == 1,
-            "{command} makes its ranks itself, and each of the {ranks} processes of this launch would do all of it: start it without a launcher"
+            "{command} makes its ranks itself, and each of the {ranks} processes of this launch \
+             would do all of it: start it without a launcher"
         );
     }
     Ok(())
@@ -94,7 +110,8 @@ pub(crate) fn agree(tp: Option<u32>, world: &World) -> anyhow::Result<()> {
     let ranks = world.size().get();
     ensure!(
         tp.is_none_or(|tp| tp == ranks),
-        "--tp {} is asked for in a launch of {ranks} ranks: leave it out, or start without a launcher for ranks as threads",
+        "--tp {} is asked for in a launch of {ranks} ranks: leave it out, or start without a \
+         launcher for ranks as threads",
         tp.unwrap_or_default()
     );
     Ok(())

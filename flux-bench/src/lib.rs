@@ -6,7 +6,10 @@
 //! the tests.
 
 #![warn(clippy::print_stderr)]
-#![allow(clippy::cast_possible_truncation, reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses")]
+#![allow(
+    clippy::cast_possible_truncation,
+    reason = "extents are below 2^24, and hosts with GPUs have 64-bit addresses"
+)]
 
 mod atomic_file;
 mod bench;
@@ -38,14 +41,22 @@ pub use end::give_up;
 pub use harness::data::{fill as fill_operand, value as operand_value};
 pub use harness::gpu::cublas::{Gemm, available as cublas_available};
 pub use harness::reference::verify as verify_on_host;
-pub use harness::{Buffer, EpilogueSpec, Fill, OperandSet, Operands, RankContext, Violation, w_window, x_window};
+pub use harness::{
+    Buffer, EpilogueSpec, Fill, OperandSet, Operands, RankContext, Violation, w_window, x_window,
+};
 pub use lab::{CoreReport, FirstCallReport};
 pub use plan::PlanArgs;
 pub use report::{Execution, PeersReport, Placement, Ranks, Report, Row, SCHEMA, ServingReport};
 pub use run::{Args as RunArgs, run as run_file};
 pub use shapes::{Layer, layers, parse_op, world};
-pub use show::{Args as ShowArgs, read as read_report, read_peers as read_peers_report, rendered as shown_table, svg as shown_picture};
-pub use simulate::{Compared, LEAST_ROWS, Simulation, compare, plans, published as simulated_published, table as simulated_table};
+pub use show::{
+    Args as ShowArgs, read as read_report, read_peers as read_peers_report,
+    rendered as shown_table, svg as shown_picture,
+};
+pub use simulate::{
+    Compared, LEAST_ROWS, Simulation, compare, plans, published as simulated_published,
+    table as simulated_table,
+};
 
 /// The README's example, so that it is compiled and run.
 #[cfg(doctest)]

@@ -28,12 +28,18 @@ pub(crate) fn interrupted(signal: Signal) -> io::Error {
 
 /// The signal that ended the run of `error`.
 pub(crate) fn interrupted_by(error: &anyhow::Error) -> Option<Signal> {
-    error.chain().find_map(|cause| Some(cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Interrupted>()?.0))
+    error.chain().find_map(|cause| {
+        Some(cause.downcast_ref::<io::Error>()?.get_ref()?.downcast_ref::<Interrupted>()?.0)
+    })
 }
 
 /// Runs `command` for at most `limit`, with its output in the file `log`. `None` where it was
 /// killed.
-pub(crate) fn run(command: &mut Command, limit: Duration, log: &Path) -> io::Result<Option<ExitStatus>> {
+pub(crate) fn run(
+    command: &mut Command,
+    limit: Duration,
+    log: &Path,
+) -> io::Result<Option<ExitStatus>> {
     let log = File::create(log)?;
     command.stdin(Stdio::null()).stdout(log.try_clone()?).stderr(log).process_group(0);
     let parent = getpid();

@@ -62,14 +62,17 @@ pub(crate) fn uses_gpus(select: Select) -> anyhow::Result<bool> {
 /// The transport that is asked for: `FLUX_TRANSPORT` where `select` is `auto`.
 pub(crate) fn asked(select: Select) -> anyhow::Result<Select> {
     // A value that is not UTF-8 names no transport, but it is set.
-    let variable = std::env::var_os("FLUX_TRANSPORT").map(|value| value.to_string_lossy().into_owned());
+    let variable =
+        std::env::var_os("FLUX_TRANSPORT").map(|value| value.to_string_lossy().into_owned());
     named(select, variable.as_deref())
 }
 
 /// The transport that is asked for, with the variable's value.
 fn named(select: Select, variable: Option<&str>) -> anyhow::Result<Select> {
     match variable {
-        Some(name) if select == Select::Auto && !name.is_empty() => name.parse().context("FLUX_TRANSPORT"),
+        Some(name) if select == Select::Auto && !name.is_empty() => {
+            name.parse().context("FLUX_TRANSPORT")
+        }
         _ => Ok(select),
     }
 }
@@ -141,8 +144,8 @@ mod tests {
 
     #[test]
     fn the_driver_is_found_in_the_modules_text() {
-        let text =
-            "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release Build  (x)  Thu\nGCC version:  gcc 12.3.0\n";
+        let text = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  580.159.03  Release \
+                    Build  (x)  Thu\nGCC version:  gcc 12.3.0\n";
         assert_eq!(driver_of(text).as_deref(), Some("580.159.03"));
         assert_eq!(driver_of("nothing here"), None);
     }

@@ -29,7 +29,9 @@ pub(crate) fn note(words: &str) {
 pub(crate) fn end() -> anyhow::Result<()> {
     keep(io::stdout().flush());
     match FAILED.get() {
-        Some(why) if why.kind() != ErrorKind::BrokenPipe => anyhow::bail!("the standard output cannot be written: {why}"),
+        Some(why) if why.kind() != ErrorKind::BrokenPipe => {
+            anyhow::bail!("the standard output cannot be written: {why}")
+        }
         _ => Ok(()),
     }
 }

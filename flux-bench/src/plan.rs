@@ -61,19 +61,35 @@ impl PlanArgs {
         }
         let transport = if target.links == Links::HostStaged { "pcie" } else { "nvlink" };
         let table = PlanTable::shipped();
-        let device = table.rows().iter().map(|row| &row.key.device).find(|device| target.machine.is_of(device));
-        let key = PlanKey::new(problem, (device.map_or(target.machine.gpu, |device| device), target.machine.generation), "any", transport);
-        let (plan, _) =
-            choose(problem, target, &key, &[(TableKind::Shipped, &table)]).with_context(|| format!("{problem} has no legal plan"))?;
+        let device = table
+            .rows()
+            .iter()
+            .map(|row| &row.key.device)
+            .find(|device| target.machine.is_of(device));
+        let key = PlanKey::new(
+            problem,
+            (device.map_or(target.machine.gpu, |device| device), target.machine.generation),
+            "any",
+            transport,
+        );
+        let (plan, _) = choose(problem, target, &key, &[(TableKind::Shipped, &table)])
+            .with_context(|| format!("{problem} has no legal plan"))?;
         Ok(plan)
     }
 
-    fn or_candidate(&self, problem: &Problem, ranked: impl FnOnce() -> Vec<Plan>) -> anyhow::Result<Option<Plan>> {
+    fn or_candidate(
+        &self,
+        problem: &Problem,
+        ranked: impl FnOnce() -> Vec<Plan>,
+    ) -> anyhow::Result<Option<Plan>> {
         let Some(number) = self.candidate else { return Ok(self.plan) };
         let ranked = ranked();
         match ranked.get(number) {
             Some(plan) => Ok(Some(*plan)),
-            None => bail!("--candidate {number}: {problem} has {} candidates, numbered from 0", ranked.len()),
+            None => bail!(
+                "--candidate {number}: {problem} has {} candidates, numbered from 0",
+                ranked.len()
+            ),
         }
     }
 }
@@ -98,14 +114,24 @@ mod tests {
         let problem = problem(OpKind::AllGatherGemm, 512);
         let target = Target::peer_memory(Machine::H200, &problem);
         let on = |args: PlanArgs| args.on_target(&problem, &target);
-        let named = PlanArgs { plan: Some("tile=128x128x64 k=split-k:999".parse().unwrap()), candidate: None };
+        let named = PlanArgs {
+            plan: Some("tile=128x128x64 k=split-k:999".parse().unwrap()),
+            candidate: None,
+        };
         assert_eq!(on(named).unwrap().k, KSplit::SplitK(128), "k has 128 steps");
         let ranked = Plan::ranked(&problem, &target);
         for number in [0, ranked.len() - 1] {
-            assert_eq!(on(PlanArgs { plan: None, candidate: Some(number) }).unwrap(), ranked[number]);
+            assert_eq!(
+                on(PlanArgs { plan: None, candidate: Some(number) }).unwrap(),
+                ranked[number]
+            );
         }
-        let refused = on(PlanArgs { plan: None, candidate: Some(ranked.len()) }).unwrap_err().to_string();
-        assert_eq!(refused, format!("--candidate {0}: {problem} has {0} candidates, numbered from 0", ranked.len()));
+        let refused =
+            on(PlanArgs { plan: None, candidate: Some(ranked.len()) }).unwrap_err().to_string();
+        assert_eq!(
+            refused,
+            format!("--candidate {0}: {problem} has {0} candidates, numbered from 0", ranked.len())
+        );
     }
 
     #[test]
@@ -113,13 +139,22 @@ mod tests {
         let plan = |machine, m| {
             let problem = problem(OpKind::AllGatherGemm, m);
             let target = Target::peer_memory(machine, &problem);
-            (PlanArgs::default().on_target(&problem, &target).unwrap(), Plan::ranked(&problem, &target)[0])
+            (
+                PlanArgs::default().on_target(&problem, &target).unwrap(),
+                Plan::ranked(&problem, &target)[0],
+            )
         };
         let table = PlanTable::shipped();
         let row = |row: &&flux_core::plan::PlanRow| {
-            row.key.device == "NVIDIA H200" && row.key.world.get() == 4 && (row.key.n, row.key.k, row.m) == (28672, 8192, 4096)
+            row.key.device == "NVIDIA H200"
+                && row.key.world.get() == 4
+                && (row.key.n, row.key.k, row.m) == (28672, 8192, 4096)
         };
-        let row = table.rows().iter().find(|found| row(found) && found.key.op == OpKind::AllGatherGemm).unwrap();
+        let row = table
+            .rows()
+            .iter()
+            .find(|found| row(found) && found.key.op == OpKind::AllGatherGemm)
+            .unwrap();
         assert_eq!(plan(Machine::H200, 4096).0, row.plan);
         let (own, model) = plan(Machine::H800, 4096);
         assert_eq!(own, model, "a machine without rows");
@@ -132,7 +167,12 @@ mod tests {
                 for generation in Generation::ALL {
                     let target = Target::peer_memory(Machine::H100.running(generation), &problem);
                     for plan in Plan::ranked(&problem, &target) {
-                        let program = TileProgram::build(&problem, Rank::new(0), &plan.schedule(&problem, &target)).unwrap();
+                        let program = TileProgram::build(
+                            &problem,
+                            Rank::new(0),
+                            &plan.schedule(&problem, &target),
+                        )
+                        .unwrap();
                         let found = Variant::of(&program, KernelTarget::of_generation(generation));
                         found.unwrap_or_else(|why| panic!("{problem}, {plan}: {why}"));
                     }

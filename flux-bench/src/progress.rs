@@ -12,7 +12,9 @@ pub(crate) fn bar(steps: u64, step: &str, shown: bool) -> ProgressBar {
         return ProgressBar::hidden();
     }
     let bar = ProgressBar::new(steps);
-    let style = ProgressStyle::with_template(&format!("{{bar:30}} {{pos:>4}}/{{len}} {step}{{left}}  {{msg}}"));
+    let style = ProgressStyle::with_template(&format!(
+        "{{bar:30}} {{pos:>4}}/{{len}} {step}{{left}}  {{msg}}"
+    ));
     let style = style.unwrap_or_else(|_| ProgressStyle::default_bar());
     bar.set_style(style.with_key("left", |state: &ProgressState, to: &mut dyn fmt::Write| {
         // The bar is drawn again within a second.

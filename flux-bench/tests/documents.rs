@@ -19,7 +19,8 @@ struct Document {
 fn documents() -> Vec<Document> {
     let docs = fs::read_dir(root().join("docs")).unwrap().map(|entry| entry.unwrap().path());
     let more = ["README.md", "results/README.md"].map(|name| root().join(name));
-    let markdown = docs.chain(more).filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    let markdown =
+        docs.chain(more).filter(|path| path.extension().is_some_and(|extension| extension == "md"));
     markdown.map(|path| Document { text: fs::read_to_string(&path).unwrap(), path }).collect()
 }
 
@@ -71,12 +72,25 @@ fn is_path(word: &str) -> bool {
 #[test]
 fn paths_exist() {
     for document in documents() {
-        for word in document.spans().into_iter().flat_map(str::split_whitespace).filter(|word| is_path(word)) {
+        for word in document
+            .spans()
+            .into_iter()
+            .flat_map(str::split_whitespace)
+            .filter(|word| is_path(word))
+        {
             assert!(root().join(word).exists(), "{}: there is no {word}", document.name());
         }
-        for link in document.text.split("](").skip(1).filter_map(|rest| rest.split_once(')')).map(|(link, _)| link) {
+        for link in document
+            .text
+            .split("](")
+            .skip(1)
+            .filter_map(|rest| rest.split_once(')'))
+            .map(|(link, _)| link)
+        {
             let target = link.split('#').next().unwrap();
-            let exists = target.is_empty() || target.contains("://") || document.path.parent().unwrap().join(target).exists();
+            let exists = target.is_empty()
+                || target.contains("://")
+                || document.path.parent().unwrap().join(target).exists();
             assert!(exists, "{}: there is no {link}", document.name());
         }
     }
@@ -85,8 +99,15 @@ fn paths_exist() {
 /// The commands of the document, from the program's name on.
 fn commands(document: &Document) -> Vec<String> {
     let (_, blocks) = document.prose_and_commands();
-    let lines = document.spans().into_iter().chain(blocks).map(|line| line.split(" #").next().unwrap().trim());
-    lines.filter(|line| line.starts_with("flux-bench ") || line.starts_with("cargo xtask ")).map(str::to_owned).collect()
+    let lines = document
+        .spans()
+        .into_iter()
+        .chain(blocks)
+        .map(|line| line.split(" #").next().unwrap().trim());
+    lines
+        .filter(|line| line.starts_with("flux-bench ") || line.starts_with("cargo xtask "))
+        .map(str::to_owned)
+        .collect()
 }
 
 #[test]
@@ -98,8 +119,12 @@ fn commands_and_their_options_exist() {
             let name = document.name();
             if let Some(words) = command.strip_prefix("cargo xtask ") {
                 let task = words.split(' ').next().unwrap();
-                let variant: String = task.split('-').map(|word| word[..1].to_uppercase() + &word[1..]).collect();
-                assert!([" {", ","].iter().any(|end| xtask.contains(&format!("\n    {variant}{end}"))), "{name}: `{command}`");
+                let variant: String =
+                    task.split('-').map(|word| word[..1].to_uppercase() + &word[1..]).collect();
+                assert!(
+                    [" {", ","].iter().any(|end| xtask.contains(&format!("\n    {variant}{end}"))),
+                    "{name}: `{command}`"
+                );
             } else if let Err(refused) = flux_bench::check_words(command.split(' ')) {
                 panic!("{name}: `{command}`: {refused}");
             }
@@ -123,7 +148,9 @@ fn identifiers() -> BTreeSet<String> {
                 }
             } else if [".rs", ".cu", ".cuh", ".py"].iter().any(|end| name.ends_with(end)) {
                 let text = fs::read_to_string(&path).unwrap();
-                words.extend(text.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned));
+                words.extend(
+                    text.split(|c: char| !c.is_alphanumeric() && c != '_').map(str::to_owned),
+                );
             }
         }
     }
@@ -140,10 +167,15 @@ fn identifiers_and_options_exist() {
             if !is_code || span.contains([' ', '/']) {
                 continue;
             }
-            let words = span.trim_start_matches("--").split(['=', '(']).next().unwrap().replace('-', "_");
+            let words =
+                span.trim_start_matches("--").split(['=', '(']).next().unwrap().replace('-', "_");
             for word in words.split("::").filter(|word| !word.is_empty()) {
                 let word = word.split('<').next().unwrap();
-                assert!(known.contains(word), "{}: there is no {word} of `{span}`", document.name());
+                assert!(
+                    known.contains(word),
+                    "{}: there is no {word} of `{span}`",
+                    document.name()
+                );
             }
         }
     }

@@ -39,7 +39,10 @@ fn as_the_role_says() {
     for (turn, rank) in (1..).zip([4, 6, 7]) {
         std::thread::spawn(move || {
             std::thread::sleep(before * turn);
-            give_up(Rank::new(rank), &error(if rank == 6 { "it is gone" } else { "signal 5 did not come" }))
+            give_up(
+                Rank::new(rank),
+                &error(if rank == 6 { "it is gone" } else { "signal 5 did not come" }),
+            )
         });
     }
     give_up(Rank::new(1), &error("signal 5 did not come"))
@@ -51,11 +54,16 @@ fn a_rank_that_gives_up_ends_with_its_error_and_not_in_an_exit_handler() {
         let words = ["--ignored", "--exact", "as_the_role_says", "--nocapture"];
         Command::new(std::env::current_exe().unwrap()).args(words).env(ROLE, role).output().unwrap()
     };
-    assert_eq!(run("exits").status.signal(), Some(6), "the handler crashes an end that runs handlers");
+    assert_eq!(
+        run("exits").status.signal(),
+        Some(6),
+        "the handler crashes an end that runs handlers"
+    );
     let done = run("gives up");
     assert_eq!(done.status.code(), Some(1), "{done:?}");
     let said = String::from_utf8_lossy(&done.stderr).into_owned();
-    let said: Vec<&str> = said.lines().filter_map(|line| line.strip_prefix("flux-bench: ")).collect();
+    let said: Vec<&str> =
+        said.lines().filter_map(|line| line.strip_prefix("flux-bench: ")).collect();
     let first = ["rank 1: round 3: signal 5 did not come", "rank 6: round 3: it is gone"];
     assert_eq!(said, [first[0], first[1], "ranks 4 and 7: the same as rank 1"]);
     assert!(String::from_utf8_lossy(&done.stdout).ends_with("half a line"), "{done:?}");

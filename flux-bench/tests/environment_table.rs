@@ -16,15 +16,22 @@ const OF_TESTS: &str = "FLUX_TEST_";
 /// Rust sources below a folder, without files and folders of tests.
 fn sources(folder: &Path) -> Vec<PathBuf> {
     let entries = fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let kept = entries.filter(|path| path.file_stem().is_none_or(|name| name != "tests" && name != "fuzz"));
+    let kept = entries
+        .filter(|path| path.file_stem().is_none_or(|name| name != "tests" && name != "fuzz"));
     let (folders, files): (Vec<_>, Vec<_>) = kept.partition(|path| path.is_dir());
-    let rust = files.into_iter().filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
+    let rust = files
+        .into_iter()
+        .filter(|path| path.extension().is_some_and(|extension| extension == "rs"));
     rust.chain(folders.iter().flat_map(|folder| sources(folder))).collect()
 }
 
 fn variables(text: &str) -> impl Iterator<Item = String> {
     let words = text.split(|c: char| !c.is_ascii_uppercase() && !c.is_ascii_digit() && c != '_');
-    words.filter(|word| word.len() > "FLUX_".len() && word.starts_with("FLUX_") && !word.starts_with(OF_TESTS)).map(str::to_owned)
+    words
+        .filter(|word| {
+            word.len() > "FLUX_".len() && word.starts_with("FLUX_") && !word.starts_with(OF_TESTS)
+        })
+        .map(str::to_owned)
 }
 
 /// The sources of the crates and programs, and of what the tests of all of them share to say what
@@ -50,7 +57,8 @@ fn the_table_names_every_variable_and_none_that_nothing_reads() {
     let table = fs::read_to_string(root.join("docs/environment.md")).unwrap();
     // The first cell of each row.
     let cells = table.lines().filter_map(|line| line.strip_prefix("| `")?.split(" | ").next());
-    let named: BTreeSet<String> = cells.flat_map(|cell| variables(cell).collect::<Vec<_>>()).collect();
+    let named: BTreeSet<String> =
+        cells.flat_map(|cell| variables(cell).collect::<Vec<_>>()).collect();
     assert!(spoken.len() > 20, "{spoken:?}");
     assert_eq!(spoken, named);
     assert_eq!(unread(&named, texts.iter().map(String::as_str)), Vec::<String>::new());
@@ -76,7 +84,8 @@ fn a_variable_that_is_only_spoken_of_is_not_read() {
         }
         fn after() { let _ = std::env::var("FLUX_READ"); }
     "##;
-    let named = |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
+    let named =
+        |names: &[&str]| names.iter().map(|name| (*name).to_owned()).collect::<BTreeSet<_>>();
     assert_eq!(unread(&named(&["FLUX_A", "FLUX_READ"]), [sample]), ["FLUX_A"]);
     // A constant may be of another source than the call.
     let reading = [

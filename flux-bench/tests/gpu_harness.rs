@@ -6,8 +6,8 @@
 mod gpu_support;
 
 use flux_bench::{
-    Buffer, EpilogueSpec, Fill, Gemm, OperandSet, Operands, RankContext, Violation, cublas_available, fill_operand, operand_value,
-    verify_on_host, w_window, x_window,
+    Buffer, EpilogueSpec, Fill, Gemm, OperandSet, Operands, RankContext, Violation,
+    cublas_available, fill_operand, operand_value, verify_on_host, w_window, x_window,
 };
 use flux_core::plan::Plan;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
@@ -20,7 +20,13 @@ use half::{bf16, f16};
 /// A rank alone on GPU 0, where there is one that the kernels run on.
 fn ctx(test: &str) -> Option<RankContext> {
     gpus(test)?;
-    Some(RankContext::new(Communicator::connect_blocking(&World::single(), Options::from(Select::NvLink)).unwrap()).unwrap())
+    Some(
+        RankContext::new(
+            Communicator::connect_blocking(&World::single(), Options::from(Select::NvLink))
+                .unwrap(),
+        )
+        .unwrap(),
+    )
 }
 
 const FILLS: [Fill; 2] = [Fill::Uniform, Fill::SmallInts];
@@ -33,11 +39,20 @@ fn problem<T: Element>(op: OpKind) -> Problem {
 /// The right output, computed on the host.
 fn right<T: Element>(operands: &Operands) -> Vec<T> {
     let p = &operands.problem;
-    let at = |seed, row, col| f64::from(T::from_f32(operand_value(operands.fill, seed, row, col)).to_f32());
-    let dot = |row, col| (0..p.k()).map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum::<f64>();
+    let at = |seed, row, col| {
+        f64::from(T::from_f32(operand_value(operands.fill, seed, row, col)).to_f32())
+    };
+    let dot = |row, col| {
+        (0..p.k()).map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum::<f64>()
+    };
     let bias = |col| if operands.epilogue.bias { at(operands.seed_bias, 0, col) } else { 0.0 };
-    let finished = |row, col| T::from_f32(operands.epilogue.activation.apply((dot(row, col) + bias(col)) as f32));
-    (0..p.m()).flat_map(|row| (0..p.n()).map(move |col| (row, col))).map(|(row, col)| finished(row, col)).collect()
+    let finished = |row, col| {
+        T::from_f32(operands.epilogue.activation.apply((dot(row, col) + bias(col)) as f32))
+    };
+    (0..p.m())
+        .flat_map(|row| (0..p.n()).map(move |col| (row, col)))
+        .map(|(row, col)| finished(row, col))
+        .collect()
 }
 
 fn set<T: Element>(ctx: &RankContext, operands: Operands) -> OperandSet<T> {
@@ -80,10 +95,16 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
         let mut set = set::<T>(ctx, operands);
         let y = right::<T>(&operands);
         ctx.upload(&mut set.y, &y).unwrap();
-        let (device, host) = (ctx.verify(&set, &plan()).unwrap(), verify_on_host(&operands, Rank::new(0), &y, (false, ctx.comm().nodes())));
+        let (device, host) = (
+            ctx.verify(&set, &plan()).unwrap(),
+            verify_on_host(&operands, Rank::new(0), &y, (false, ctx.comm().nodes())),
+        );
         assert!(device.ok() && host.ok(), "{device} / {host}");
         // The device's is a float.
-        assert!((device.max_error - host.max_error).abs() <= 1e-6 * host.max_reference, "{device:?} / {host:?}");
+        assert!(
+            (device.max_error - host.max_error).abs() <= 1e-6 * host.max_reference,
+            "{device:?} / {host:?}"
+        );
         // Not a number, infinite, and wrong by eight roundings of the largest element.
         let bound = 8.0 * T::DTYPE.unit_roundoff() * device.max_reference;
         for wrong in [f32::NAN, f32::INFINITY, bound as f32] {
@@ -96,7 +117,11 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
             assert_eq!(verdict.first, Some(Violation { rank: 0, weight: 0, row: 71, col: 135 }));
         }
         ctx.poison(&mut set.y).unwrap();
-        assert_eq!(ctx.verify(&set, &plan()).unwrap().violations, y.len() as u64, "poison is wrong everywhere");
+        assert_eq!(
+            ctx.verify(&set, &plan()).unwrap().violations,
+            y.len() as u64,
+            "poison is wrong everywhere"
+        );
     }
 }
 
@@ -104,7 +129,8 @@ fn verifies_alike<T: Element>(ctx: &RankContext, op: OpKind, epilogue: EpilogueS
 fn the_device_finds_what_is_wrong() {
     let Some(ctx) = ctx("the_device_finds_what_is_wrong") else { return };
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
-        for epilogue in std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op)) {
+        for epilogue in std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op))
+        {
             verifies_alike::<bf16>(&ctx, op, epilogue);
             verifies_alike::<f16>(&ctx, op, epilogue);
         }

@@ -23,11 +23,33 @@ fn a_run_of_first_calls_that_a_signal_ends_leaves_no_folder_and_no_process() {
         let folder = tempfile::tempdir().unwrap();
         let mut program = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
         // Minutes, on a host.
-        program.args(["lab", "first-call", "--transport", "host", "--tp", "2", "--ms", "65536", "--shapes", "gpt3/4", "--ops", "ag-gemm"]);
-        let run = program.env("TMPDIR", folder.path()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        program.args([
+            "lab",
+            "first-call",
+            "--transport",
+            "host",
+            "--tp",
+            "2",
+            "--ms",
+            "65536",
+            "--shapes",
+            "gpt3/4",
+            "--ops",
+            "ag-gemm",
+        ]);
+        let run = program
+            .env("TMPDIR", folder.path())
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let children = || {
-            let listed = std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.id())).unwrap();
-            listed.split_ascii_whitespace().map(|child| child.parse().unwrap()).collect::<Vec<i32>>()
+            let listed =
+                std::fs::read_to_string(format!("/proc/{0}/task/{0}/children", run.id())).unwrap();
+            listed
+                .split_ascii_whitespace()
+                .map(|child| child.parse().unwrap())
+                .collect::<Vec<i32>>()
         };
         let began = Instant::now();
         while children().is_empty() {
@@ -36,11 +58,22 @@ fn a_run_of_first_calls_that_a_signal_ends_leaves_no_folder_and_no_process() {
         }
         std::thread::sleep(Duration::from_millis(300));
         let started = children();
-        assert!(std::fs::read_dir(&folder).unwrap().next().is_some() && runs(started[0]), "nothing to leave behind");
+        assert!(
+            std::fs::read_dir(&folder).unwrap().next().is_some() && runs(started[0]),
+            "nothing to leave behind"
+        );
         kill_process(Pid::from_raw(run.id().cast_signed()).unwrap(), signal).unwrap();
         let done = run.wait_with_output().unwrap();
-        assert_eq!((done.status.signal(), done.stderr.is_empty()), (Some(signal.as_raw()), true), "{done:?}");
-        assert!(std::fs::read_dir(&folder).unwrap().next().is_none(), "{:?}", std::fs::read_dir(&folder).unwrap().next());
+        assert_eq!(
+            (done.status.signal(), done.stderr.is_empty()),
+            (Some(signal.as_raw()), true),
+            "{done:?}"
+        );
+        assert!(
+            std::fs::read_dir(&folder).unwrap().next().is_none(),
+            "{:?}",
+            std::fs::read_dir(&folder).unwrap().next()
+        );
         assert!(gone_within(&started, Duration::from_secs(5)), "{started:?}");
     }
 }
@@ -49,7 +82,8 @@ fn a_run_of_first_calls_that_a_signal_ends_leaves_no_folder_and_no_process() {
 fn operands(path: &Path, rows: usize) {
     let bytes = half::bf16::ONE.to_le_bytes().repeat(rows * 16);
     let tensor = || TensorView::new(Dtype::BF16, vec![rows, 16], &bytes).unwrap();
-    std::fs::write(path, safetensors::serialize([("x", tensor()), ("w", tensor())], None).unwrap()).unwrap();
+    std::fs::write(path, safetensors::serialize([("x", tensor()), ("w", tensor())], None).unwrap())
+        .unwrap();
 }
 
 /// Whether a process has a file below `folder` open of which some MiB are written.
@@ -70,19 +104,35 @@ fn a_run_that_is_ended_while_it_writes_leaves_no_part_of_its_output() {
         let path = folder.path().canonicalize().unwrap();
         operands(&path.join("in.st"), rows);
         let mut program = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
-        program.args(["run", "ag-gemm", "--ranks", "1", "--transport", "host", "--input", "in.st", "--output", "out.st"]);
-        let mut run = program.current_dir(&path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+        program.args([
+            "run",
+            "ag-gemm",
+            "--ranks",
+            "1",
+            "--transport",
+            "host",
+            "--input",
+            "in.st",
+            "--output",
+            "out.st",
+        ]);
+        let mut run =
+            program.current_dir(&path).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         while !writes(run.id(), &path) && run.try_wait().unwrap().is_none() {
             std::thread::yield_now();
         }
         // It may have ended meanwhile: then its output is whole.
         let _ = kill_process(Pid::from_child(&run), signal);
         let status = run.wait().unwrap();
-        let mut names: Vec<_> = std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            std::fs::read_dir(&path).unwrap().map(|entry| entry.unwrap().file_name()).collect();
         names.sort();
         if names != ["in.st"] {
             assert_eq!(names, ["in.st", "out.st"], "{signal:?}: {status}");
-            assert!(std::fs::metadata(path.join("out.st")).unwrap().len() > (rows * rows * 2) as u64, "{signal:?}: {status}");
+            assert!(
+                std::fs::metadata(path.join("out.st")).unwrap().len() > (rows * rows * 2) as u64,
+                "{signal:?}: {status}"
+            );
         }
     }
 }

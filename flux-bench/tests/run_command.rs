@@ -14,7 +14,9 @@ use std::process::{Command, Output};
 
 fn words(case: &Case, op: &str, ranks: &str, output: &Path) -> Vec<String> {
     let (input, output) = (case.input().display().to_string(), output.display().to_string());
-    ["run", op, "--ranks", ranks, "--transport", "host", "--input", &input, "--output", &output].map(str::to_owned).to_vec()
+    ["run", op, "--ranks", ranks, "--transport", "host", "--input", &input, "--output", &output]
+        .map(str::to_owned)
+        .to_vec()
 }
 
 fn run(case: &Case, op: &str, ranks: &str) -> Output {
@@ -26,8 +28,10 @@ fn refused(case: &Case, output: &Output, what: &str, also: &[&str]) {
     let error = String::from_utf8_lossy(&output.stderr);
     assert_eq!(output.status.code(), Some(1), "{error}");
     assert!(error.contains(what), "{error}");
-    let mut names: Vec<String> =
-        std::fs::read_dir(case.folder.path()).unwrap().map(|e| e.unwrap().file_name().into_string().unwrap()).collect();
+    let mut names: Vec<String> = std::fs::read_dir(case.folder.path())
+        .unwrap()
+        .map(|e| e.unwrap().file_name().into_string().unwrap())
+        .collect();
     names.sort();
     let mut wanted: Vec<&str> = also.iter().copied().chain(["in.safetensors"]).collect();
     wanted.sort_unstable();
@@ -40,9 +44,12 @@ fn program() -> Command {
 
 #[test]
 fn both_ops_write_the_whole_product_in_both_types() {
-    for (dtype, op, ranks) in
-        [(Dtype::BF16, "ag-gemm", "4"), (Dtype::F16, "gemm-rs", "8"), (Dtype::F16, "ag-gemm", "1"), (Dtype::BF16, "gemm-rs", "3")]
-    {
+    for (dtype, op, ranks) in [
+        (Dtype::BF16, "ag-gemm", "4"),
+        (Dtype::F16, "gemm-rs", "8"),
+        (Dtype::F16, "ag-gemm", "1"),
+        (Dtype::BF16, "gemm-rs", "3"),
+    ] {
         let case = Case::new(dtype);
         let done = run(&case, op, ranks);
         assert!(done.status.success(), "{}", String::from_utf8_lossy(&done.stderr));
@@ -74,7 +81,12 @@ fn an_input_that_is_missing_is_named() {
 #[test]
 fn a_world_with_more_ranks_than_groups_of_columns_is_refused() {
     let case = Case::new(Dtype::BF16);
-    refused(&case, &run(&case, "ag-gemm", "16"), "n = 64 is too small for 16 ranks of at least 8 each: pad n with zeros to 128", &[]);
+    refused(
+        &case,
+        &run(&case, "ag-gemm", "16"),
+        "n = 64 is too small for 16 ranks of at least 8 each: pad n with zeros to 128",
+        &[],
+    );
     refused(&case, &run(&case, "ag-gemm", "17"), "--ranks 17 is outside 1 to 16", &[]);
 }
 
@@ -83,7 +95,10 @@ fn an_output_that_cannot_be_written_is_refused_before_the_work() {
     let case = Case::new(Dtype::BF16);
     let folder = program().args(words(&case, "ag-gemm", "2", case.folder.path())).output().unwrap();
     refused(&case, &folder, "is not a regular file", &[]);
-    let missing = program().args(words(&case, "ag-gemm", "2", &case.folder.path().join("no/y.safetensors"))).output().unwrap();
+    let missing = program()
+        .args(words(&case, "ag-gemm", "2", &case.folder.path().join("no/y.safetensors")))
+        .output()
+        .unwrap();
     refused(&case, &missing, "/no: No such file or directory (os error 2)\n", &[]);
 }
 
@@ -97,12 +112,21 @@ fn an_output_that_is_the_input_is_refused_and_the_input_stays() {
     std::fs::hard_link(case.input(), &hard).unwrap();
     std::os::unix::fs::symlink(case.input(), &soft).unwrap();
     let dotted = case.folder.path().join("./in.safetensors");
-    for (input, output) in
-        [(case.input(), case.input()), (case.input(), dotted), (soft.clone(), case.input()), (case.input(), soft), (case.input(), hard)]
-    {
+    for (input, output) in [
+        (case.input(), case.input()),
+        (case.input(), dotted),
+        (soft.clone(), case.input()),
+        (case.input(), soft),
+        (case.input(), hard),
+    ] {
         let mut words = words(&case, "ag-gemm", "2", &output);
         words[7] = input.display().to_string();
-        refused(&case, &program().args(words).output().unwrap(), "is the file of --input", &["hard", "soft"]);
+        refused(
+            &case,
+            &program().args(words).output().unwrap(),
+            "is the file of --input",
+            &["hard", "soft"],
+        );
         assert_eq!(std::fs::read(&input).unwrap(), before, "{}", output.display());
     }
 }
@@ -115,7 +139,14 @@ fn a_disk_that_fills_up_leaves_the_old_output_alone() {
     std::fs::write(case.output(), "old").unwrap();
     let words = words(&case, "ag-gemm", "2", &case.output());
     let mut shell = Command::new("sh");
-    shell.args(["-c", r#"trap "" XFSZ; ulimit -f 1; exec "$@""#, "sh", env!("CARGO_BIN_EXE_flux-bench")]).args(words);
+    shell
+        .args([
+            "-c",
+            r#"trap "" XFSZ; ulimit -f 1; exec "$@""#,
+            "sh",
+            env!("CARGO_BIN_EXE_flux-bench"),
+        ])
+        .args(words);
     refused(&case, &shell.output().unwrap(), "was not written", &["out.safetensors"]);
     assert_eq!(std::fs::read(case.output()).unwrap(), b"old");
 }
@@ -127,15 +158,32 @@ fn a_bias_and_an_activation_are_applied_and_what_is_not_used_is_named() {
         let done = run(&case, op, ranks);
         assert!(done.status.success(), "{done:?}");
         assert_eq!(String::from_utf8_lossy(&done.stderr).lines().count(), 1, "{done:?}");
-        assert!(String::from_utf8_lossy(&done.stderr).ends_with("in.safetensors has tensors that are not used: scale\n"), "{done:?}");
+        assert!(
+            String::from_utf8_lossy(&done.stderr)
+                .ends_with("in.safetensors has tensors that are not used: scale\n"),
+            "{done:?}"
+        );
         case.assert_product(op);
     }
     let case = Case::with_bias(Dtype::F16).rectified();
-    let words = [words(&case, "ag-gemm", "2", &case.output()), ["--activation", "relu"].map(str::to_owned).to_vec()].concat();
+    let words = [
+        words(&case, "ag-gemm", "2", &case.output()),
+        ["--activation", "relu"].map(str::to_owned).to_vec(),
+    ]
+    .concat();
     assert!(program().args(words).output().unwrap().status.success());
     case.assert_product("relu");
-    let words = [self::words(&case, "gemm-rs", "2", &case.output()), ["--activation", "relu"].map(str::to_owned).to_vec()].concat();
-    refused(&case, &program().args(words).output().unwrap(), "takes no activation, and relu was asked for", &["out.safetensors"]);
+    let words = [
+        self::words(&case, "gemm-rs", "2", &case.output()),
+        ["--activation", "relu"].map(str::to_owned).to_vec(),
+    ]
+    .concat();
+    refused(
+        &case,
+        &program().args(words).output().unwrap(),
+        "takes no activation, and relu was asked for",
+        &["out.safetensors"],
+    );
 }
 
 #[test]
@@ -148,8 +196,22 @@ fn an_input_that_may_have_no_end_is_refused() {
         words[7] = path.to_owned();
         // A limit, as a pipe would be waited for and the device fill the memory.
         let mut limited = Command::new("timeout");
-        limited.args(["20", "sh", "-c", r#"ulimit -v 8000000; exec "$@""#, "sh", env!("CARGO_BIN_EXE_flux-bench")]).args(words);
-        refused(&case, &limited.output().unwrap(), &format!("{path} cannot be read: it is not a regular file"), &["pipe"]);
+        limited
+            .args([
+                "20",
+                "sh",
+                "-c",
+                r#"ulimit -v 8000000; exec "$@""#,
+                "sh",
+                env!("CARGO_BIN_EXE_flux-bench"),
+            ])
+            .args(words);
+        refused(
+            &case,
+            &limited.output().unwrap(),
+            &format!("{path} cannot be read: it is not a regular file"),
+            &["pipe"],
+        );
     }
 }
 

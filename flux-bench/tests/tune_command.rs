@@ -11,8 +11,18 @@ use std::path::Path;
 use std::process::{Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-const TINY: [&str; 10] =
-    ["--transport", "host", "--shapes", "64x128,ag_gemm:n=64,k=64", "--ms", "16..32", "--candidates", "2", "--samples", "3"];
+const TINY: [&str; 10] = [
+    "--transport",
+    "host",
+    "--shapes",
+    "64x128,ag_gemm:n=64,k=64",
+    "--ms",
+    "16..32",
+    "--candidates",
+    "2",
+    "--samples",
+    "3",
+];
 
 fn tune(table: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_flux-bench"));
@@ -21,7 +31,11 @@ fn tune(table: &Path) -> Command {
 }
 
 fn text(output: &Output) -> String {
-    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+    format!(
+        "{}{}",
+        String::from_utf8_lossy(&output.stdout),
+        String::from_utf8_lossy(&output.stderr)
+    )
 }
 
 fn rows(table: &Path) -> usize {
@@ -36,11 +50,18 @@ fn each_row_is_printed_and_kept_and_a_second_run_finds_all_of_them() {
     let first = tune(&table).args(TINY).output().unwrap();
     assert!(first.status.success(), "{}", text(&first));
     let said = String::from_utf8_lossy(&first.stdout).into_owned();
-    assert_eq!(said.lines().filter(|line| line.contains(" us -> ") && line.contains(" (before: ")).count(), 6, "{said}");
+    assert_eq!(
+        said.lines().filter(|line| line.contains(" us -> ") && line.contains(" (before: ")).count(),
+        6,
+        "{said}"
+    );
     assert!(said.contains("(before: by the cost model)"), "{said}");
     assert!(said.contains("6 rows tuned, 0 known, 0 failed, 0 left; gained "), "{said}");
     assert!(
-        said.ends_with(&format!("plan table: {}: 6 of 6 rows are for host with kernel sm_90a and driver host\n", table.display())),
+        said.ends_with(&format!(
+            "plan table: {}: 6 of 6 rows are for host with kernel sm_90a and driver host\n",
+            table.display()
+        )),
         "{said}"
     );
     assert_eq!(rows(&table), 6);
@@ -48,28 +69,52 @@ fn each_row_is_printed_and_kept_and_a_second_run_finds_all_of_them() {
     let kept = std::fs::read_to_string(&table).unwrap();
     // Processes find the rows that threads have written.
     let second = tune(&table).args(TINY).args(["--tp", "2", "--processes"]).output().unwrap();
-    assert!(second.status.success() && text(&second).contains("0 rows tuned, 6 known, 0 failed, 0 left\n"), "{}", text(&second));
+    assert!(
+        second.status.success()
+            && text(&second).contains("0 rows tuned, 6 known, 0 failed, 0 left\n"),
+        "{}",
+        text(&second)
+    );
     assert_eq!(std::fs::read_to_string(&table).unwrap(), kept);
 
-    let again = tune(&table).args(TINY).args(["--again", "--ops", "gemm_rs", "--processes"]).output().unwrap();
+    let again = tune(&table)
+        .args(TINY)
+        .args(["--again", "--ops", "gemm_rs", "--processes"])
+        .output()
+        .unwrap();
     assert!(
-        text(&again).contains("2 rows tuned, 0 known") && text(&again).contains("(before: from the user's plan table)"),
+        text(&again).contains("2 rows tuned, 0 known")
+            && text(&again).contains("(before: from the user's plan table)"),
         "{}",
         text(&again)
     );
     assert_eq!(rows(&table), 6);
 
-    let doctor = Command::new(env!("CARGO_BIN_EXE_flux-bench")).arg("doctor").env("FLUX_PLAN_TABLE", &table).output().unwrap();
-    assert!(text(&doctor).contains(&format!("plan table   {}: ", table.display())), "{}", text(&doctor));
+    let doctor = Command::new(env!("CARGO_BIN_EXE_flux-bench"))
+        .arg("doctor")
+        .env("FLUX_PLAN_TABLE", &table)
+        .output()
+        .unwrap();
+    assert!(
+        text(&doctor).contains(&format!("plan table   {}: ", table.display())),
+        "{}",
+        text(&doctor)
+    );
 }
 
 #[test]
 fn a_named_file_is_used_in_place_of_the_users() {
     let folder = tempfile::tempdir().unwrap();
     let [users, named] = ["users.csv", "named.csv"].map(|name| folder.path().join(name));
-    let done = tune(&users).args(TINY).args(["--ms", "16", "--ops", "ag_gemm", "--table"]).arg(&named).output().unwrap();
+    let done = tune(&users)
+        .args(TINY)
+        .args(["--ms", "16", "--ops", "ag_gemm", "--table"])
+        .arg(&named)
+        .output()
+        .unwrap();
     assert!(!done.status.success(), "--ms twice: {}", text(&done));
-    let words = ["--transport", "host", "--shapes", "64x128", "--ms", "16", "--ops", "ag_gemm", "--table"];
+    let words =
+        ["--transport", "host", "--shapes", "64x128", "--ms", "16", "--ops", "ag_gemm", "--table"];
     let done = tune(&users).args(words).arg(&named).output().unwrap();
     assert!(done.status.success(), "{}", text(&done));
     assert_eq!((rows(&named), users.exists()), (1, false));
@@ -92,7 +137,18 @@ fn a_damaged_table_is_named_and_kept() {
 fn a_spent_budget_leaves_rows_for_the_next_run() {
     let folder = tempfile::tempdir().unwrap();
     let table = folder.path().join("plans.csv");
-    let words = ["--transport", "host", "--shapes", "512x1024", "--ms", "64..2048", "--samples", "1000", "--budget", "2s"];
+    let words = [
+        "--transport",
+        "host",
+        "--shapes",
+        "512x1024",
+        "--ms",
+        "64..2048",
+        "--samples",
+        "1000",
+        "--budget",
+        "2s",
+    ];
     let begun = Instant::now();
     let done = tune(&table).args(words).output().unwrap();
     assert!(done.status.success(), "{}", text(&done));
@@ -105,10 +161,27 @@ fn a_spent_budget_leaves_rows_for_the_next_run() {
 fn an_interrupt_keeps_finished_rows_and_the_next_run_goes_on_behind_them() {
     let folder = tempfile::tempdir().unwrap();
     let table = folder.path().join("plans.csv");
-    let words = ["--transport", "host", "--shapes", "64x128,256x512", "--ms", "16..512", "--candidates", "1", "--samples", "20"];
+    let words = [
+        "--transport",
+        "host",
+        "--shapes",
+        "64x128,256x512",
+        "--ms",
+        "16..512",
+        "--candidates",
+        "1",
+        "--samples",
+        "20",
+    ];
     for processes in [&[][..], &["--processes"]] {
         let before = rows(&table);
-        let run = tune(&table).args(words).args(processes).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        let run = tune(&table)
+            .args(words)
+            .args(processes)
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()
+            .unwrap();
         let begun = Instant::now();
         while rows(&table) < before + 3 {
             assert!(begun.elapsed() < AMPLE, "no rows");
@@ -122,5 +195,9 @@ fn an_interrupt_keeps_finished_rows_and_the_next_run_goes_on_behind_them() {
     let kept = rows(&table);
     assert!((6..24).contains(&kept), "{kept}");
     let next = tune(&table).args(words).output().unwrap();
-    assert!(text(&next).contains(&format!("{} rows tuned, {kept} known, 0 failed, 0 left", 24 - kept)), "{}", text(&next));
+    assert!(
+        text(&next).contains(&format!("{} rows tuned, {kept} known, 0 failed, 0 left", 24 - kept)),
+        "{}",
+        text(&next)
+    );
 }

@@ -4,7 +4,9 @@ use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, text, write};
 use flux_ops::binding::{Handles, OfProcess};
 use flux_ops::{Rank, WorldSize};
-use flux_transport::{Communicator, ConnectError, Options, Rebuild, Secret, Select, World, WorldError};
+use flux_transport::{
+    Communicator, ConnectError, Options, Rebuild, Secret, Select, World, WorldError,
+};
 use std::ffi::{c_char, c_void};
 use std::path::Path;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
@@ -25,8 +27,8 @@ pub struct flux_comm {
 pub struct flux_comm_options {
     /// sizeof(flux_comm_options).
     pub size: usize,
-    /// "host", "nvlink", "pcie", "nccl", "mixed" or "auto": what FLUX_TRANSPORT names, else the best
-    /// that works. NULL for "auto".
+    /// "host", "nvlink", "pcie", "nccl", "mixed" or "auto": what FLUX_TRANSPORT names, else the
+    /// best that works. NULL for "auto".
     pub transport: *const c_char,
     /// Seconds that a wait for a peer may take, at most 24 hours; 0 for 30.
     pub timeout: f64,
@@ -88,7 +90,9 @@ impl InUse {
     pub(crate) fn of(handle: *const flux_comm) -> Result<Self, Error> {
         let comm = COMMS.get(handle)?;
         let mut ops = here(&comm)?.ops.lock().unwrap_or_else(PoisonError::into_inner);
-        let count = ops.as_mut().ok_or_else(|| Error::handle("the communicator has been destroyed: create another one"))?;
+        let count = ops.as_mut().ok_or_else(|| {
+            Error::handle("the communicator has been destroyed: create another one")
+        })?;
         *count += 1;
         drop(ops);
         Ok(Self(comm))
@@ -131,10 +135,17 @@ unsafe fn read_options(from: *const flux_comm_options) -> Result<(Options, Limit
     if !given.transport.is_null() {
         // SAFETY: as the caller vouches.
         let name = unsafe { text("options.transport", given.transport) }?;
-        options.select = name.parse::<Select>().map_err(|error| Error::argument(format!("options.transport: {error}")))?;
+        options.select = name
+            .parse::<Select>()
+            .map_err(|error| Error::argument(format!("options.transport: {error}")))?;
     }
     if given.timeout != 0.0 {
-        let wrong = |error| Error::argument(format!("options.timeout = {}: {error}: give seconds above 0, or 0 for 30", given.timeout));
+        let wrong = |error| {
+            Error::argument(format!(
+                "options.timeout = {}: {error}: give seconds above 0, or 0 for 30",
+                given.timeout
+            ))
+        };
         options.deadline = Duration::try_from_secs_f64(given.timeout).map_err(wrong)?;
     }
     options.device = match given.has_device {
@@ -145,7 +156,10 @@ unsafe fn read_options(from: *const flux_comm_options) -> Result<(Options, Limit
     if given.reserved != 0 {
         return Err(Error::argument(format!("options.reserved = {}: give 0", given.reserved)));
     }
-    let limits = Limits { max_workspace: Some(given.max_workspace).filter(|&bytes| bytes > 0), sm_margin: given.sm_margin };
+    let limits = Limits {
+        max_workspace: Some(given.max_workspace).filter(|&bytes| bytes > 0),
+        sm_margin: given.sm_margin,
+    };
     Ok((options, limits))
 }
 
@@ -168,8 +182,9 @@ fn of_world(error: WorldError) -> Error {
     match error {
         WorldError::NoLauncher => Error::new(
             flux_status::FLUX_ERROR_CONNECT,
-            "no launcher's variables are set, or FLUX_LAUNCHER is none: start the program with a launcher (torchrun, srun, mpirun or \
-             `flux-bench launch`), or call flux_comm_init_all or flux_comm_init_rank"
+            "no launcher's variables are set, or FLUX_LAUNCHER is none: start the program with a \
+             launcher (torchrun, srun, mpirun or `flux-bench launch`), or call flux_comm_init_all \
+             or flux_comm_init_rank"
                 .to_owned(),
         ),
         error => error.into(),
@@ -182,8 +197,9 @@ fn of_rebuild(error: ConnectError) -> Error {
         ConnectError::AcrossHosts { hosts } => Error::new(
             flux_status::FLUX_ERROR_CONNECT,
             format!(
-                "the ranks are on {hosts} hosts, and survivors make a group of their own on one host only: use FLUX_REBUILD_WHOLE, with a \
-                 new process in the place of each lost one"
+                "the ranks are on {hosts} hosts, and survivors make a group of their own on one \
+                 host only: use FLUX_REBUILD_WHOLE, with a new process in the place of each lost \
+                 one"
             ),
         ),
         error => error.into(),
@@ -196,7 +212,10 @@ fn of_rebuild(error: ConnectError) -> Error {
 /// options   NULL for the defaults
 /// comm      gets the communicator, or NULL
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_comm_from_env(options: *const flux_comm_options, comm: *mut *mut flux_comm) -> flux_status {
+pub unsafe extern "C" fn flux_comm_from_env(
+    options: *const flux_comm_options,
+    comm: *mut *mut flux_comm,
+) -> flux_status {
     guard(|| {
         given("comm", comm)?;
         // SAFETY: the caller's place for a handle.
@@ -239,12 +258,15 @@ pub unsafe extern "C" fn flux_comm_init_rank(
         let (options, limits) = unsafe { read_options(options) }?;
         // SAFETY: as the header asks.
         let meeting = unsafe { text("meeting", meeting) }?;
-        let size = WorldSize::new(world_size)
-            .ok_or_else(|| Error::argument(format!("world_size = {world_size}: a communicator has 1 to 16 ranks")))?;
+        let size = WorldSize::new(world_size).ok_or_else(|| {
+            Error::argument(format!("world_size = {world_size}: a communicator has 1 to 16 ranks"))
+        })?;
         let builder = World::builder(Rank::new(rank), size).deadline(options.deadline.max(START));
         let world = if Path::new(meeting).is_absolute() {
             if !secret.is_null() {
-                return Err(Error::argument("secret is given with a directory: ranks on one host need none, so give NULL"));
+                return Err(Error::argument(
+                    "secret is given with a directory: ranks on one host need none, so give NULL",
+                ));
             }
             builder.on_host(meeting)?
         } else {
@@ -266,7 +288,11 @@ pub unsafe extern "C" fn flux_comm_init_rank(
 /// options     NULL for the defaults; without a device
 /// comms       gets `world_size` communicators by rank, or as many NULL
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_comm_init_all(world_size: u32, options: *const flux_comm_options, comms: *mut *mut flux_comm) -> flux_status {
+pub unsafe extern "C" fn flux_comm_init_all(
+    world_size: u32,
+    options: *const flux_comm_options,
+    comms: *mut *mut flux_comm,
+) -> flux_status {
     guard(|| {
         given("comms", comms)?;
         // SAFETY: the caller has room for `world_size` handles.
@@ -275,22 +301,33 @@ pub unsafe extern "C" fn flux_comm_init_all(world_size: u32, options: *const flu
         // SAFETY: as the header asks.
         let (options, limits) = unsafe { read_options(options) }?;
         if options.device.is_some() {
-            return Err(Error::argument("options.has_device = 1: each rank has a device of its own, so give 0"));
+            return Err(Error::argument(
+                "options.has_device = 1: each rank has a device of its own, so give 0",
+            ));
         }
         let worlds = World::local(world_size)?;
         let connected: Vec<_> = std::thread::scope(|scope| {
             let connect = |world: World| move || Communicator::connect_blocking(&world, options);
-            let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(connect(world))).collect();
-            ranks.into_iter().map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            let ranks: Vec<_> =
+                worlds.into_iter().map(|world| scope.spawn(connect(world))).collect();
+            ranks
+                .into_iter()
+                .map(|rank| rank.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic)))
+                .collect()
         });
         // Others say only that a peer could not.
-        let cause = connected.iter().position(|comm| matches!(comm, Err(error) if !matches!(error, ConnectError::PeerFailed { .. })));
+        let cause = connected.iter().position(
+            |comm| matches!(comm, Err(error) if !matches!(error, ConnectError::PeerFailed { .. })),
+        );
         let mut connected = connected;
         if let Some(Err(error)) = cause.map(|rank| connected.swap_remove(rank)) {
             return Err(error.into());
         }
         let connected = connected.into_iter().collect::<Result<Vec<_>, _>>()?;
-        connected.into_iter().enumerate().for_each(|(rank, comm)| put(rank, keep(comm, limits, None)));
+        connected
+            .into_iter()
+            .enumerate()
+            .for_each(|(rank, comm)| put(rank, keep(comm, limits, None)));
         Ok(())
     })
 }
@@ -303,7 +340,9 @@ pub extern "C" fn flux_comm_destroy(comm: *mut flux_comm) -> flux_status {
         let kept = COMMS.get(comm)?;
         let mut ops = here(&kept)?.ops.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(count) = ops.filter(|&count| count > 0) {
-            return Err(Error::handle(format!("the communicator has {count} op(s): destroy them first")));
+            return Err(Error::handle(format!(
+                "the communicator has {count} op(s): destroy them first"
+            )));
         }
         *ops = None;
         drop(ops);
@@ -317,7 +356,11 @@ pub extern "C" fn flux_comm_destroy(comm: *mut flux_comm) -> flux_status {
 /// who       a flux_rebuild, the same on all of them
 /// rebuilt   gets the new communicator, or NULL
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_comm_rebuild(comm: *const flux_comm, who: i32, rebuilt: *mut *mut flux_comm) -> flux_status {
+pub unsafe extern "C" fn flux_comm_rebuild(
+    comm: *const flux_comm,
+    who: i32,
+    rebuilt: *mut *mut flux_comm,
+) -> flux_status {
     with(comm, |comm| {
         given("rebuilt", rebuilt)?;
         // SAFETY: the caller's place for a handle.
@@ -340,7 +383,12 @@ pub unsafe extern "C" fn flux_comm_rebuild(comm: *const flux_comm, who: i32, reb
 /// world_size  gets the number of ranks
 /// device      gets the number of its CUDA device in this process; -1 where it works on the host
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_comm_place(comm: *const flux_comm, rank: *mut u32, world_size: *mut u32, device: *mut i32) -> flux_status {
+pub unsafe extern "C" fn flux_comm_place(
+    comm: *const flux_comm,
+    rank: *mut u32,
+    world_size: *mut u32,
+    device: *mut i32,
+) -> flux_status {
     with(comm, |Comm { comm, .. }| {
         let ordinal = comm.device().info().map_or(-1, |info| info.ordinal.cast_signed());
         // SAFETY: the caller's places, or NULL.
@@ -366,7 +414,12 @@ pub unsafe extern "C" fn flux_comm_graphs(comm: *const flux_comm, graphs: *mut i
 
 /// Bytes that this rank's communicator and its ops hold. Any of the places may be NULL.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_comm_memory(comm: *const flux_comm, device: *mut u64, pinned: *mut u64, host: *mut u64) -> flux_status {
+pub unsafe extern "C" fn flux_comm_memory(
+    comm: *const flux_comm,
+    device: *mut u64,
+    pinned: *mut u64,
+    host: *mut u64,
+) -> flux_status {
     with(comm, |Comm { comm, .. }| {
         let memory = comm.memory();
         let held = memory.workspace.plus(memory.besides_workspace());
@@ -385,7 +438,12 @@ pub unsafe extern "C" fn flux_comm_memory(comm: *const flux_comm, device: *mut u
 /// text      gets the text and a NUL, cut to `capacity` bytes; NULL where that is 0
 /// needed    gets the bytes of all of it with the NUL; or NULL
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_comm_explain(comm: *const flux_comm, text: *mut c_char, capacity: usize, needed: *mut usize) -> flux_status {
+pub unsafe extern "C" fn flux_comm_explain(
+    comm: *const flux_comm,
+    text: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> flux_status {
     // SAFETY: as the header asks.
     with(comm, |Comm { comm, .. }| unsafe { copy_text(&comm.explain(), text, capacity, needed) })
 }
@@ -430,8 +488,15 @@ mod tests {
             unsafe { CStr::from_ptr(flux_last_error_message()) }.to_str().unwrap().to_owned()
         };
         let alone = said(|| of_world(WorldError::NoLauncher));
-        assert!(alone.ends_with("or call flux_comm_init_all or flux_comm_init_rank") && !alone.contains("World::"), "{alone}");
+        assert!(
+            alone.ends_with("or call flux_comm_init_all or flux_comm_init_rank")
+                && !alone.contains("World::"),
+            "{alone}"
+        );
         let apart = said(|| of_rebuild(ConnectError::AcrossHosts { hosts: 2 }));
-        assert!(apart.contains("are on 2 hosts") && apart.contains("use FLUX_REBUILD_WHOLE"), "{apart}");
+        assert!(
+            apart.contains("are on 2 hosts") && apart.contains("use FLUX_REBUILD_WHOLE"),
+            "{apart}"
+        );
     }
 }

@@ -21,8 +21,8 @@ pub enum flux_status {
     FLUX_ERROR_OPERAND = 3,
     /// The ranks did not become a communicator.
     FLUX_ERROR_CONNECT = 4,
-    /// The op, or the program of a call, could not be built. Of an op all ranks have left the build,
-    /// and the communicator works.
+    /// The op, or the program of a call, could not be built. Of an op all ranks have left the
+    /// build, and the communicator works.
     FLUX_ERROR_BUILD = 5,
     /// Ranks build different ops, after which the communicator works; or they make different calls,
     /// after which it is broken.
@@ -103,7 +103,10 @@ pub(crate) fn guard(run: impl FnOnce() -> Result<(), Error>) -> flux_status {
         Ok(Err(error)) => error,
         Err(panic) => Error::new(
             flux_status::FLUX_ERROR_PANIC,
-            format!("flux panicked, which is a defect of it: {}; destroy the communicator", words(&*panic)),
+            format!(
+                "flux panicked, which is a defect of it: {}; destroy the communicator",
+                words(&*panic)
+            ),
         ),
     };
     let Error { status, message, ranks } = error;
@@ -115,7 +118,11 @@ pub(crate) fn guard(run: impl FnOnce() -> Result<(), Error>) -> flux_status {
 
 /// What a panic says.
 fn words(panic: &(dyn Any + Send)) -> &str {
-    panic.downcast_ref::<String>().map(String::as_str).or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("it says nothing")
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or_else(|| panic.downcast_ref::<&str>().copied())
+        .unwrap_or("it says nothing")
 }
 
 /// What the last function of this thread that did not return FLUX_OK says: what happened, and what
@@ -158,7 +165,10 @@ mod tests {
     #[test]
     fn a_panic_is_an_error_with_its_words() {
         assert_eq!(guard(|| panic!("{} is odd", 3)), flux_status::FLUX_ERROR_PANIC);
-        assert_eq!(message(), "flux panicked, which is a defect of it: 3 is odd; destroy the communicator");
+        assert_eq!(
+            message(),
+            "flux panicked, which is a defect of it: 3 is odd; destroy the communicator"
+        );
         assert_eq!(guard(|| std::panic::panic_any(5)), flux_status::FLUX_ERROR_PANIC);
         assert!(message().contains("it says nothing"));
     }

@@ -38,7 +38,9 @@ impl<T> Kind<T> {
         let Self { name, tag, .. } = self;
         Error::handle(match handle.addr() as u64 {
             0 => format!("the {name} is NULL: give the handle that its creation has returned"),
-            number if number & 0xf == *tag => format!("the {name} {handle:p} has been destroyed: create another one"),
+            number if number & 0xf == *tag => {
+                format!("the {name} {handle:p} has been destroyed: create another one")
+            }
             _ => format!("{handle:p} is no {name}: give the handle that its creation has returned"),
         })
     }
@@ -49,14 +51,19 @@ pub(crate) fn here<T>(value: &OfProcess<T>) -> Result<&T, Error> {
     value.get().map_err(|process| {
         let this = std::process::id();
         Error::handle(format!(
-            "the handle belongs to process {process}, and this is process {this}, forked from it: create communicators after the fork"
+            "the handle belongs to process {process}, and this is process {this}, forked from it: \
+             create communicators after the fork"
         ))
     })
 }
 
 /// Checks a pointer that must be given.
 pub(crate) fn given<T>(name: &str, pointer: *const T) -> Result<(), Error> {
-    if pointer.is_null() { Err(Error::argument(format!("{name} is NULL: give it"))) } else { Ok(()) }
+    if pointer.is_null() {
+        Err(Error::argument(format!("{name} is NULL: give it")))
+    } else {
+        Ok(())
+    }
 }
 
 /// A structure that begins with its size.
@@ -78,7 +85,8 @@ pub(crate) unsafe fn structure<T: Structure>(from: *const T) -> Result<T, Error>
     if size != size_of::<T>() {
         let (name, known) = (T::NAME, size_of::<T>());
         return Err(Error::argument(format!(
-            "{name}.size = {size}, and this library has {known}: set it to sizeof, and use the library's own flux.h"
+            "{name}.size = {size}, and this library has {known}: set it to sizeof, and use the \
+             library's own flux.h"
         )));
     }
     // SAFETY: as the caller vouches, and every bit pattern is a value.
@@ -100,7 +108,12 @@ pub(crate) unsafe fn text<'t>(name: &str, from: *const c_char) -> Result<&'t str
 ///
 /// # Safety
 /// `to` has room for `capacity` bytes, or that is 0; `needed` is NULL or writable.
-pub(crate) unsafe fn copy_text(text: &str, to: *mut c_char, capacity: usize, needed: *mut usize) -> Result<(), Error> {
+pub(crate) unsafe fn copy_text(
+    text: &str,
+    to: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> Result<(), Error> {
     if capacity > 0 {
         given("text", to)?;
     }

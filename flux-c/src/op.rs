@@ -5,7 +5,10 @@ use crate::error::{Error, flux_status, guard};
 use crate::handle::{Kind, Structure, copy_text, given, here, structure, write};
 use crate::tensor::{element, flux_operands, flux_tensor, operand};
 use flux_ops::binding::{AnyOp, Handles, NamedActivation, OpSpec, RawOperands, RawWeight};
-use flux_ops::{BuildError, CallError, DType, Location, MAX_WEIGHTS, OpKind, Partials, ProblemError, Rank, WeightLayout};
+use flux_ops::{
+    BuildError, CallError, DType, Location, MAX_WEIGHTS, OpKind, Partials, ProblemError, Rank,
+    WeightLayout,
+};
 use flux_transport::Stream;
 use std::ffi::{c_char, c_void};
 use std::ops::Range;
@@ -17,8 +20,9 @@ pub struct flux_op {
     _opaque: [u8; 0],
 }
 
-/// The kinds of ops. Extents `m`, `n` and `k` are global, and rank `r` has `m_r` rows: flux_op_rows.
-/// It has `n_r` columns or `k_r` elements of the inner extent: flux_op_columns, flux_op_inner.
+/// The kinds of ops. Extents `m`, `n` and `k` are global, and rank `r` has `m_r` rows:
+/// flux_op_rows. It has `n_r` columns or `k_r` elements of the inner extent: flux_op_columns,
+/// flux_op_inner.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum flux_op_kind {
@@ -26,8 +30,8 @@ pub enum flux_op_kind {
     FLUX_ALL_GATHER_GEMM = 1,
     /// Row-parallel: x[m, k_r], w[n, k_r], y[m_r, n] = scatter(sum of x * w^T) + bias + residual.
     FLUX_GEMM_REDUCE_SCATTER = 2,
-    /// Row-parallel: x[m, k_r], w[n, k_r], y[m, n] = sum of x * w^T + bias + residual, the same bits
-    /// on every rank.
+    /// Row-parallel: x[m, k_r], w[n, k_r], y[m, n] = sum of x * w^T + bias + residual, the same
+    /// bits on every rank.
     FLUX_GEMM_ALL_REDUCE = 3,
 }
 
@@ -44,9 +48,10 @@ pub enum flux_dtype {
 
 /// Activations of FLUX_ALL_GATHER_GEMM.
 ///
-/// Those with gates multiply an activated gate by its up, and `y` has n_r/2 columns. Of the n_r rows
-/// of a rank's weight, and of its bias, half are gates and half are ups. Gates come first, or with
-/// INTERLEAVED each before its up. n_r is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is refused.
+/// Those with gates multiply an activated gate by its up, and `y` has n_r/2 columns. Of the n_r
+/// rows of a rank's weight, and of its bias, half are gates and half are ups. Gates come first, or
+/// with INTERLEAVED each before its up. n_r is then a multiple of 16, and FLUX_OP_WEIGHTS_KN is
+/// refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 #[repr(i32)]
 pub enum flux_activation {
@@ -84,8 +89,8 @@ pub const FLUX_OP_RMS_NORM: u32 = 4;
 pub const FLUX_OP_CAPTURES: u32 = 8;
 /// The weight is stored as `[k, n]`, of this rank's extents, in place of `[n, k]`.
 pub const FLUX_OP_WEIGHTS_KN: u32 = 16;
-/// A row of the result has the same bits whatever rows share its call. They then depend on the row's
-/// values, the weights, `n`, `k`, the number of ranks and the element type alone.
+/// A row of the result has the same bits whatever rows share its call. They then depend on the
+/// row's values, the weights, `n`, `k`, the number of ranks and the element type alone.
 pub const FLUX_OP_BATCH_INVARIANT: u32 = 32;
 /// Ranks send partial sums in fp32, in place of the operands' type: the result is rounded once, and
 /// twice the bytes of partial sums are sent. Not of FLUX_ALL_GATHER_GEMM.
@@ -117,8 +122,8 @@ pub struct flux_op_options {
     /// Output features of all ranks together, a multiple of 8, with gates of 16. Of
     /// FLUX_ALL_GATHER_GEMM at least as many for each rank.
     pub n: usize,
-    /// Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM at
-    /// least 8 for each rank.
+    /// Inner features of all ranks together, a multiple of 8. Of others than FLUX_ALL_GATHER_GEMM
+    /// at least 8 for each rank.
     pub k: usize,
     /// Of FLUX_ALL_GATHER_GEMM with several weights, such as queries, keys and values, which share
     /// the gathered rows: the columns of each, `n` in all, then zeros. Zeros for one weight. Ranks
@@ -159,7 +164,9 @@ pub(crate) fn dtype(name: &str, number: i32) -> Result<DType, Error> {
     match number {
         1 => Ok(DType::Bf16),
         2 => Ok(DType::F16),
-        other => Err(Error::argument(format!("{name} = {other} is no flux_dtype: give FLUX_BF16 or FLUX_FP16"))),
+        other => Err(Error::argument(format!(
+            "{name} = {other} is no flux_dtype: give FLUX_BF16 or FLUX_FP16"
+        ))),
     }
 }
 
@@ -170,14 +177,25 @@ impl flux_op_options {
             2 => OpKind::GemmReduceScatter,
             3 => OpKind::GemmAllReduce,
             other => {
-                return Err(Error::argument(format!("options.kind = {other} is no flux_op_kind: give FLUX_ALL_GATHER_GEMM or another")));
+                return Err(Error::argument(format!(
+                    "options.kind = {other} is no flux_op_kind: give FLUX_ALL_GATHER_GEMM or \
+                     another"
+                )));
             }
         };
         let named = usize::try_from(self.activation).ok().and_then(NamedActivation::numbered);
-        let unknown = || Error::argument(format!("options.activation = {} is no flux_activation", self.activation));
+        let unknown = || {
+            Error::argument(format!(
+                "options.activation = {} is no flux_activation",
+                self.activation
+            ))
+        };
         let NamedActivation { activation, gates, .. } = named.ok_or_else(unknown)?;
         if self.flags & !FLAGS != 0 {
-            return Err(Error::argument(format!("options.flags = {:#x}: this library knows {FLAGS:#x}", self.flags)));
+            return Err(Error::argument(format!(
+                "options.flags = {:#x}: this library knows {FLAGS:#x}",
+                self.flags
+            )));
         }
         if self.reserved != 0 {
             return Err(Error::argument(format!("options.reserved = {}: give 0", self.reserved)));
@@ -192,11 +210,13 @@ impl flux_op_options {
         let several = self.columns.iter().take_while(|&&columns| columns > 0).count();
         if self.columns[several..].iter().any(|&columns| columns > 0) {
             return Err(Error::argument(format!(
-                "options.columns[{several}] = 0 before other columns: give zeros after those of all weights"
+                "options.columns[{several}] = 0 before other columns: give zeros after those of \
+                 all weights"
             )));
         }
         if several > 0 && (op != OpKind::AllGatherGemm || gates.is_some()) {
-            let words = "options.columns are given, and FLUX_ALL_GATHER_GEMM without gates alone takes several weights: give zeros";
+            let words = "options.columns are given, and FLUX_ALL_GATHER_GEMM without gates alone \
+                         takes several weights: give zeros";
             return Err(Error::operand(words));
         }
         Ok(OpSpec {
@@ -227,7 +247,11 @@ impl flux_op_options {
 ///
 /// op        gets the op, or NULL
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_op_create(comm: *const flux_comm, options: *const flux_op_options, op: *mut *mut flux_op) -> flux_status {
+pub unsafe extern "C" fn flux_op_create(
+    comm: *const flux_comm,
+    options: *const flux_op_options,
+    op: *mut *mut flux_op,
+) -> flux_status {
     guard(|| {
         given("op", op)?;
         // SAFETY: the caller's place for a handle.
@@ -258,7 +282,11 @@ pub extern "C" fn flux_op_destroy(op: *mut flux_op) -> flux_status {
 ///
 /// rows      `count` values of `m`
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_op_prepare(op: *const flux_op, rows: *const usize, count: usize) -> flux_status {
+pub unsafe extern "C" fn flux_op_prepare(
+    op: *const flux_op,
+    rows: *const usize,
+    count: usize,
+) -> flux_status {
     with(op, |op| {
         if count == 0 {
             return Ok(());
@@ -275,19 +303,30 @@ pub unsafe extern "C" fn flux_op_prepare(op: *const flux_op, rows: *const usize,
 /// first     gets the first row; or NULL
 /// count     gets the number of rows; or NULL
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_op_rows(op: *const flux_op, m: usize, rank: u32, first: *mut usize, count: *mut usize) -> flux_status {
+pub unsafe extern "C" fn flux_op_rows(
+    op: *const flux_op,
+    m: usize,
+    rank: u32,
+    first: *mut usize,
+    count: *mut usize,
+) -> flux_status {
     // SAFETY: as the header asks.
     unsafe { part(op, rank, (first, count), |op, rank| op.rows(m, rank).map_err(in_c)) }
 }
 
-/// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of which
-/// it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of 8, of
-/// which the first ranks may have one more. Of several weights those of the first.
+/// The columns of all `n` that a rank has: the rows of its `w`, and the columns of its `y`, of
+/// which it has half with gates. All but of FLUX_ALL_GATHER_GEMM. There they are split in groups of
+/// 8, of which the first ranks may have one more. Of several weights those of the first.
 ///
 /// first     gets the first column; or NULL
 /// count     gets the number of columns; or NULL
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_op_columns(op: *const flux_op, rank: u32, first: *mut usize, count: *mut usize) -> flux_status {
+pub unsafe extern "C" fn flux_op_columns(
+    op: *const flux_op,
+    rank: u32,
+    first: *mut usize,
+    count: *mut usize,
+) -> flux_status {
     // SAFETY: as the header asks.
     unsafe { part(op, rank, (first, count), |op, rank| Ok(op.columns(rank))) }
 }
@@ -307,7 +346,9 @@ pub unsafe extern "C" fn flux_op_weight_columns(
 ) -> flux_status {
     let columns = |op: &AnyOp, rank| match op.weight_count() {
         weights if weight < weights => Ok(op.weight_columns(weight, rank)),
-        weights => Err(Error::operand(format!("weight = {weight} is not below the op's number of weights, {weights}"))),
+        weights => Err(Error::operand(format!(
+            "weight = {weight} is not below the op's number of weights, {weights}"
+        ))),
     };
     // SAFETY: as the header asks.
     unsafe { part(op, rank, (first, count), columns) }
@@ -320,7 +361,12 @@ pub unsafe extern "C" fn flux_op_weight_columns(
 /// first     gets the first element; or NULL
 /// count     gets the number of elements; or NULL
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_op_inner(op: *const flux_op, rank: u32, first: *mut usize, count: *mut usize) -> flux_status {
+pub unsafe extern "C" fn flux_op_inner(
+    op: *const flux_op,
+    rank: u32,
+    first: *mut usize,
+    count: *mut usize,
+) -> flux_status {
     // SAFETY: as the header asks.
     unsafe { part(op, rank, (first, count), |op, rank| Ok(op.inner(rank))) }
 }
@@ -336,7 +382,9 @@ unsafe fn part(
     with(op, |op| {
         let world = op.comm.comm()?.comm.world_size().get();
         if rank >= world {
-            return Err(Error::operand(format!("rank = {rank} is not below the world size {world}")));
+            return Err(Error::operand(format!(
+                "rank = {rank} is not below the world size {world}"
+            )));
         }
         let part = of(&op.op, Rank::new(rank))?;
         // SAFETY: as the caller vouches.
@@ -350,7 +398,12 @@ unsafe fn part(
 
 /// How calls are executed, for people. The places are those of flux_comm_explain.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_op_explain(op: *const flux_op, text: *mut c_char, capacity: usize, needed: *mut usize) -> flux_status {
+pub unsafe extern "C" fn flux_op_explain(
+    op: *const flux_op,
+    text: *mut c_char,
+    capacity: usize,
+    needed: *mut usize,
+) -> flux_status {
     // SAFETY: as the header asks.
     with(op, |op| unsafe { copy_text(&op.op.explain(), text, capacity, needed) })
 }
@@ -359,10 +412,16 @@ pub unsafe extern "C" fn flux_op_explain(op: *const flux_op, text: *mut c_char, 
 /// every rank makes the same calls in the same order, with operands of one `m`, 0 to `max_m`.
 /// Returns when `y` is written. Nobody else accesses the operands meanwhile.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_op_forward_host(op: *const flux_op, operands: *const flux_operands) -> flux_status {
+pub unsafe extern "C" fn flux_op_forward_host(
+    op: *const flux_op,
+    operands: *const flux_operands,
+) -> flux_status {
     with(op, |op| {
         if let Some(info) = op.comm.comm()?.comm.device().info() {
-            return Err(Error::operand(format!("the communicator works on CUDA device {}: call flux_op_forward_cuda", info.ordinal)));
+            return Err(Error::operand(format!(
+                "the communicator works on CUDA device {}: call flux_op_forward_cuda",
+                info.ordinal
+            )));
         }
         // SAFETY: as the header asks.
         unsafe { forward(op, operands, Location::Host, Stream::Host) }
@@ -378,10 +437,17 @@ pub unsafe extern "C" fn flux_op_forward_host(op: *const flux_op, operands: *con
 ///           capture, of ops with FLUX_OP_CAPTURES where flux_comm_graphs says 1, with an `m` that
 ///           was prepared or called before.
 #[unsafe(no_mangle)]
-pub unsafe extern "C" fn flux_op_forward_cuda(op: *const flux_op, operands: *const flux_operands, stream: *mut c_void) -> flux_status {
+pub unsafe extern "C" fn flux_op_forward_cuda(
+    op: *const flux_op,
+    operands: *const flux_operands,
+    stream: *mut c_void,
+) -> flux_status {
     with(op, |op| {
         let Some(ordinal) = op.comm.comm()?.comm.device().info().map(|info| info.ordinal) else {
-            return Err(Error::operand("the communicator works on the host: call flux_op_forward_host, or connect over another transport"));
+            return Err(Error::operand(
+                "the communicator works on the host: call flux_op_forward_host, or connect over \
+                 another transport",
+            ));
         };
         // SAFETY: a stream of the caller's, which it keeps.
         let stream = unsafe { Stream::from_raw(stream as usize) };
@@ -392,15 +458,27 @@ pub unsafe extern "C" fn flux_op_forward_cuda(op: *const flux_op, operands: *con
 
 /// # Safety
 /// The operands are the caller's, at `location`.
-unsafe fn forward(op: &Op, operands: *const flux_operands, location: Location, stream: Stream<'_>) -> Result<(), Error> {
+unsafe fn forward(
+    op: &Op,
+    operands: *const flux_operands,
+    location: Location,
+    stream: Stream<'_>,
+) -> Result<(), Error> {
     // SAFETY: as the caller vouches.
     let given = unsafe { structure(operands) }?;
     // SAFETY: as the caller vouches.
     let operand = |name: &'static str, tensor| unsafe { operand(name, tensor, location) };
     // Whether it is given, as the op has the flag.
-    let has = |name: &'static str, flag: u32, word: &str, tensor: *const flux_tensor| match (op.flags & flag != 0, tensor.is_null()) {
-        (true, true) => Err(Error::operand(format!("operands.{name} is NULL, and the op was created with {word}: give it"))),
-        (false, false) => Err(Error::operand(format!("operands.{name} is given, and the op was created without {word}: give NULL"))),
+    let has = |name: &'static str, flag: u32, word: &str, tensor: *const flux_tensor| match (
+        op.flags & flag != 0,
+        tensor.is_null(),
+    ) {
+        (true, true) => Err(Error::operand(format!(
+            "operands.{name} is NULL, and the op was created with {word}: give it"
+        ))),
+        (false, false) => Err(Error::operand(format!(
+            "operands.{name} is given, and the op was created without {word}: give NULL"
+        ))),
         (given, _) => Ok(given),
     };
     let optional = |name: &'static str, flag: u32, word: &str, tensor| {
@@ -439,7 +517,11 @@ unsafe fn forward(op: &Op, operands: *const flux_operands, location: Location, s
         weights: &all[..weights],
         residual: optional("residual", FLUX_OP_RESIDUAL, "FLUX_OP_RESIDUAL", given.residual)?,
         norm: norm.0.zip(norm.1),
-        gathered: if given.x_full.is_null() { None } else { Some(operand("x_full", given.x_full)?) },
+        gathered: if given.x_full.is_null() {
+            None
+        } else {
+            Some(operand("x_full", given.x_full)?)
+        },
     };
     // SAFETY: as the caller vouches.
     unsafe { op.op.forward(&operands, stream) }.map_err(in_c)
@@ -448,16 +530,22 @@ unsafe fn forward(op: &Op, operands: *const flux_operands, location: Location, s
 /// The error of a call, by the names of this interface where the Rust ones differ.
 fn in_c(error: CallError) -> Error {
     match error {
-        CallError::Captured => {
-            Error::operand("the stream is in capture, and the op was created without FLUX_OP_CAPTURES: create it with that")
-        }
-        CallError::NotPrepared { m } => {
-            Error::operand(format!("a call with m = {m} cannot be captured yet: call flux_op_prepare with it before the capture"))
-        }
+        CallError::Captured => Error::operand(
+            "the stream is in capture, and the op was created without FLUX_OP_CAPTURES: create it \
+             with that",
+        ),
+        CallError::NotPrepared { m } => Error::operand(format!(
+            "a call with m = {m} cannot be captured yet: call flux_op_prepare with it before the \
+             capture"
+        )),
         error @ CallError::Shape { operand: "w" | "w[1]" | "w[2]" | "w[3]", .. } => {
             let words = error.to_string();
-            let words = words.replace("op.columns(rank)", "flux_op_columns").replace("op.inner(rank)", "flux_op_inner");
-            Error::operand(words.replace("op.weight_columns(weight, rank)", "flux_op_weight_columns"))
+            let words = words
+                .replace("op.columns(rank)", "flux_op_columns")
+                .replace("op.inner(rank)", "flux_op_inner");
+            Error::operand(
+                words.replace("op.weight_columns(weight, rank)", "flux_op_weight_columns"),
+            )
         }
         error => error.into(),
     }
@@ -466,21 +554,24 @@ fn in_c(error: CallError) -> Error {
 /// The error of a build, by the names of this interface where the Rust ones differ.
 fn built_in_c(error: BuildError) -> Error {
     match error {
-        BuildError::GatedWeights { .. } => {
-            Error::operand("weights of gates and ups are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN")
-        }
+        BuildError::GatedWeights { .. } => Error::operand(
+            "weights of gates and ups are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN",
+        ),
         // A weight's columns have the name of their option.
-        BuildError::Problem(ref problem @ (ProblemError::Alignment { name, .. } | ProblemError::TooSmall { name, .. }))
-            if name.len() > 1 =>
-        {
+        BuildError::Problem(
+            ref problem @ (ProblemError::Alignment { name, .. }
+            | ProblemError::TooSmall { name, .. }),
+        ) if name.len() > 1 => {
             Error::operand(problem.to_string().replace(name, &name.replace('n', "options.columns")))
         }
-        BuildError::SeveralWeights { .. } => Error::operand("several weights are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN"),
+        BuildError::SeveralWeights { .. } => Error::operand(
+            "several weights are read as [n, k]: create the op without FLUX_OP_WEIGHTS_KN",
+        ),
         BuildError::NoInvariantPlan { problem, transport } => Error::new(
             flux_status::FLUX_ERROR_BUILD,
             format!(
-                "no plan of {problem} over the {transport} transport adds up alike for every m: create the op without \
-                 FLUX_OP_BATCH_INVARIANT, or connect over another transport"
+                "no plan of {problem} over the {transport} transport adds up alike for every m: \
+                 create the op without FLUX_OP_BATCH_INVARIANT, or connect over another transport"
             ),
         ),
         error => error.into(),
@@ -497,11 +588,18 @@ mod tests {
 
     #[test]
     fn an_op_that_has_no_invariant_plan_names_the_flag() {
-        let problem = Problem::new(OpKind::GemmAllReduce, 8, 16, 16, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let problem =
+            Problem::new(OpKind::GemmAllReduce, 8, 16, 16, DType::Bf16, WorldSize::new(2).unwrap())
+                .unwrap();
         let error = BuildError::NoInvariantPlan { problem, transport: TransportKind::Mixed };
         assert_eq!(guard(|| Err(built_in_c(error))), flux_status::FLUX_ERROR_BUILD);
         // SAFETY: the message of this thread, which makes no call meanwhile.
         let said = unsafe { CStr::from_ptr(flux_last_error_message()) }.to_str().unwrap();
-        assert!(said.ends_with("create the op without FLUX_OP_BATCH_INVARIANT, or connect over another transport"), "{said}");
+        assert!(
+            said.ends_with(
+                "create the op without FLUX_OP_BATCH_INVARIANT, or connect over another transport"
+            ),
+            "{said}"
+        );
     }
 }

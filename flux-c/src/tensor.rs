@@ -60,7 +60,11 @@ unsafe impl Structure for flux_operands {
 ///
 /// # Safety
 /// `tensor` is NULL or a tensor of the caller's.
-pub(crate) unsafe fn operand(name: &str, tensor: *const flux_tensor, location: Location) -> Result<RawTensor, Error> {
+pub(crate) unsafe fn operand(
+    name: &str,
+    tensor: *const flux_tensor,
+    location: Location,
+) -> Result<RawTensor, Error> {
     given(&format!("operands.{name}"), tensor)?;
     // SAFETY: as the caller vouches; any bits are a tensor.
     described(&format!("operands.{name}->dtype"), unsafe { tensor.read() }, location)
@@ -70,17 +74,36 @@ pub(crate) unsafe fn operand(name: &str, tensor: *const flux_tensor, location: L
 ///
 /// # Safety
 /// `tensors` is NULL or an array of the caller's with this element.
-pub(crate) unsafe fn element(name: &str, tensors: *const flux_tensor, index: usize, location: Location) -> Result<RawTensor, Error> {
+pub(crate) unsafe fn element(
+    name: &str,
+    tensors: *const flux_tensor,
+    index: usize,
+    location: Location,
+) -> Result<RawTensor, Error> {
     given(&format!("operands.{name}"), tensors)?;
     // SAFETY: as above.
-    described(&format!("operands.{name}[{index}].dtype"), unsafe { tensors.add(index).read() }, location)
+    described(
+        &format!("operands.{name}[{index}].dtype"),
+        unsafe { tensors.add(index).read() },
+        location,
+    )
 }
 
-fn described(dtype_name: &str, tensor: flux_tensor, location: Location) -> Result<RawTensor, Error> {
+fn described(
+    dtype_name: &str,
+    tensor: flux_tensor,
+    location: Location,
+) -> Result<RawTensor, Error> {
     let flux_tensor { data, rows, cols, row_stride, dtype: number } = tensor;
     let dtype = dtype(dtype_name, number)?;
     // Of one row the stride says nothing.
     let row_stride = if row_stride == 0 || rows <= 1 { cols } else { row_stride };
     let layout = Layout::strided(rows, cols, row_stride);
-    Ok(RawTensor { address: data.expose_provenance() as u64, dtype, location, layout, available: layout.span() })
+    Ok(RawTensor {
+        address: data.expose_provenance() as u64,
+        dtype,
+        location,
+        layout,
+        available: layout.span(),
+    })
 }

@@ -13,7 +13,9 @@ const WARNINGS: [&str; 4] = ["-Wall", "-Wextra", "-Werror", "-pedantic"];
 
 /// A compiler of this machine, or a skipped test.
 fn compiler(test: &str, variable: &str, default: &str) -> Option<Command> {
-    let program = std::env::var_os(variable).filter(|name| !name.is_empty()).unwrap_or_else(|| default.into());
+    let program = std::env::var_os(variable)
+        .filter(|name| !name.is_empty())
+        .unwrap_or_else(|| default.into());
     match Command::new(&program).arg("--version").output() {
         Ok(out) if out.status.success() => Some(Command::new(program)),
         _ => {
@@ -30,13 +32,18 @@ fn root() -> &'static Path {
 /// Where cargo has put the library: beside the tests.
 fn library() -> PathBuf {
     let folder = std::env::current_exe().unwrap().parent().unwrap().to_owned();
-    assert!(folder.join("libflux_tp_c.so").is_file(), "there is no libflux_tp_c.so in {}", folder.display());
+    assert!(
+        folder.join("libflux_tp_c.so").is_file(),
+        "there is no libflux_tp_c.so in {}",
+        folder.display()
+    );
     folder
 }
 
 fn succeeds(mut command: Command) -> Output {
     let out = command.output().unwrap();
-    let said = format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
+    let said =
+        format!("{}{}", String::from_utf8_lossy(&out.stdout), String::from_utf8_lossy(&out.stderr));
     assert!(out.status.success(), "{command:?}: {}\n{said}", out.status);
     out
 }
@@ -46,7 +53,11 @@ fn example(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
     let mut cc = compiler(test, "CC", "cc")?;
     let folder = tempfile::tempdir().unwrap();
     let program = folder.path().join("mlp");
-    cc.arg("-std=c11").args(WARNINGS).arg("-I").arg(root().join("include")).arg(root().join("examples/mlp.c"));
+    cc.arg("-std=c11")
+        .args(WARNINGS)
+        .arg("-I")
+        .arg(root().join("include"))
+        .arg(root().join("examples/mlp.c"));
     cc.arg("-L").arg(library()).args(["-lflux_tp_c", "-lm", "-pthread", "-o"]).arg(&program);
     succeeds(cc);
     Some((folder, program))
@@ -54,7 +65,11 @@ fn example(test: &str) -> Option<(tempfile::TempDir, PathBuf)> {
 
 /// Each rank has said that its rows are right.
 fn all_right(out: &str, ranks: usize) {
-    let right = |rank| out.lines().any(|line| line.starts_with(&format!("rank {rank} of {ranks}: ")) && line.ends_with(": right"));
+    let right = |rank| {
+        out.lines().any(|line| {
+            line.starts_with(&format!("rank {rank} of {ranks}: ")) && line.ends_with(": right")
+        })
+    };
     assert!((0..ranks).all(right), "{out}");
 }
 
@@ -71,11 +86,17 @@ fn the_example_computes_an_mlp_with_ranks_as_processes() {
     let Some((folder, program)) = example("flux-c example, processes") else { return };
     let meeting = folder.path().join("meeting");
     std::fs::create_dir(&meeting).unwrap();
-    std::fs::set_permissions(&meeting, std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(&meeting, std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .unwrap();
     let rank = &|rank: usize| {
         let mut run = Command::new(&program);
-        run.arg("launched").env("LD_LIBRARY_PATH", library()).env("FLUX_RENDEZVOUS", &meeting).env("FLUX_LAUNCHER", "flux");
-        run.env("FLUX_RANK", rank.to_string()).env("FLUX_LOCAL_RANK", rank.to_string()).env("FLUX_WORLD_SIZE", "3");
+        run.arg("launched")
+            .env("LD_LIBRARY_PATH", library())
+            .env("FLUX_RENDEZVOUS", &meeting)
+            .env("FLUX_LAUNCHER", "flux");
+        run.env("FLUX_RANK", rank.to_string())
+            .env("FLUX_LOCAL_RANK", rank.to_string())
+            .env("FLUX_WORLD_SIZE", "3");
         String::from_utf8(succeeds(run).stdout).unwrap()
     };
     let said: String = std::thread::scope(|scope| {
@@ -88,6 +109,8 @@ fn the_example_computes_an_mlp_with_ranks_as_processes() {
 #[test]
 fn a_cpp_compiler_takes_the_header() {
     let Some(mut cpp) = compiler("flux-c header in C++", "CXX", "c++") else { return };
-    cpp.args(["-std=c++11", "-fsyntax-only", "-x", "c++"]).args(WARNINGS).arg(root().join("include/flux.h"));
+    cpp.args(["-std=c++11", "-fsyntax-only", "-x", "c++"])
+        .args(WARNINGS)
+        .arg(root().join("include/flux.h"));
     succeeds(cpp);
 }

@@ -27,6 +27,11 @@ fn the_header_is_that_of_the_crate() {
         fs::write(&header, &made).unwrap();
     }
     let committed = fs::read_to_string(&header).unwrap_or_default();
-    let differs = || made.lines().zip(committed.lines()).find(|(made, committed)| made != committed);
-    assert!(made == committed, "{:?}: run `FLUX_WRITE_HEADER=1 cargo test -p flux-tp-c --test header`", differs());
+    let differs =
+        || made.lines().zip(committed.lines()).find(|(made, committed)| made != committed);
+    assert!(
+        made == committed,
+        "{:?}: run `FLUX_WRITE_HEADER=1 cargo test -p flux-tp-c --test header`",
+        differs()
+    );
 }

@@ -34,7 +34,16 @@ fn done(status: flux_status) {
 
 fn host() -> flux_comm_options {
     let (transport, size) = (c"host".as_ptr(), size_of::<flux_comm_options>());
-    flux_comm_options { size, transport, timeout: 0.0, max_workspace: 0, sm_margin: 0, has_device: 0, device: 0, reserved: 0 }
+    flux_comm_options {
+        size,
+        transport,
+        timeout: 0.0,
+        max_workspace: 0,
+        sm_margin: 0,
+        has_device: 0,
+        device: 0,
+        reserved: 0,
+    }
 }
 
 fn connected<const W: usize>(options: flux_comm_options) -> [Rank; W] {
@@ -48,7 +57,19 @@ fn connected<const W: usize>(options: flux_comm_options) -> [Rank; W] {
 fn options(kind: flux_op_kind) -> flux_op_options {
     let (size, dtype) = (size_of::<flux_op_options>(), flux_dtype::FLUX_BF16 as i32);
     let (columns, rms_norm_eps) = ([0; FLUX_MAX_WEIGHTS], 0.0);
-    flux_op_options { size, kind: kind as i32, dtype, max_m: 16, n: 24, k: 32, columns, flags: 0, activation: 0, rms_norm_eps, reserved: 0 }
+    flux_op_options {
+        size,
+        kind: kind as i32,
+        dtype,
+        max_m: 16,
+        n: 24,
+        k: 32,
+        columns,
+        flags: 0,
+        activation: 0,
+        rms_norm_eps,
+        reserved: 0,
+    }
 }
 
 fn create(comm: *const flux_comm, options: flux_op_options) -> (flux_status, *mut flux_op) {
@@ -66,7 +87,13 @@ fn created(comm: *const flux_comm, options: flux_op_options) -> *mut flux_op {
 
 fn tensor(values: &mut [bf16], rows: usize, cols: usize) -> flux_tensor {
     assert_eq!(values.len(), rows * cols);
-    flux_tensor { data: values.as_mut_ptr().cast(), rows, cols, row_stride: 0, dtype: flux_dtype::FLUX_BF16 as i32 }
+    flux_tensor {
+        data: values.as_mut_ptr().cast(),
+        rows,
+        cols,
+        row_stride: 0,
+        dtype: flux_dtype::FLUX_BF16 as i32,
+    }
 }
 
 fn ones(elements: usize) -> Vec<bf16> {
@@ -75,7 +102,18 @@ fn ones(elements: usize) -> Vec<bf16> {
 
 fn operands(x: &flux_tensor, w: &flux_tensor, y: &flux_tensor) -> flux_operands {
     let size = size_of::<flux_operands>();
-    flux_operands { size, x, w, bias: null(), residual: null(), gain: null(), y, y_norm: null(), x_full: null(), weight_count: 0 }
+    flux_operands {
+        size,
+        x,
+        w,
+        bias: null(),
+        residual: null(),
+        gain: null(),
+        y,
+        y_norm: null(),
+        x_full: null(),
+        weight_count: 0,
+    }
 }
 
 fn forward(op: *const flux_op, operands: &flux_operands) -> flux_status {
@@ -111,11 +149,18 @@ fn bad_options_of_a_communicator_are_refused() {
     let refused_with = |options: flux_comm_options, words| {
         let mut comm = std::ptr::dangling_mut();
         // SAFETY: a structure and a place of this test.
-        refused(unsafe { flux_comm_init_all(1, &raw const options, &raw mut comm) }, FLUX_ERROR_ARGUMENT, words);
+        refused(
+            unsafe { flux_comm_init_all(1, &raw const options, &raw mut comm) },
+            FLUX_ERROR_ARGUMENT,
+            words,
+        );
         assert!(comm.is_null());
     };
     refused_with(flux_comm_options { size: 3, ..host() }, "options.size = 3");
-    refused_with(flux_comm_options { transport: c"pigeon".as_ptr(), ..host() }, "`pigeon` names no transport");
+    refused_with(
+        flux_comm_options { transport: c"pigeon".as_ptr(), ..host() },
+        "`pigeon` names no transport",
+    );
     refused_with(flux_comm_options { timeout: -1.0, ..host() }, "options.timeout = -1");
     refused_with(flux_comm_options { timeout: f64::NAN, ..host() }, "options.timeout = NaN");
     refused_with(flux_comm_options { has_device: 1, ..host() }, "options.has_device = 1");
@@ -123,18 +168,38 @@ fn bad_options_of_a_communicator_are_refused() {
     refused_with(flux_comm_options { reserved: 1, ..host() }, "options.reserved = 1");
     let options = host();
     // SAFETY: no memory is written.
-    refused(unsafe { flux_comm_init_all(2, &raw const options, null_mut()) }, FLUX_ERROR_ARGUMENT, "comms is NULL");
+    refused(
+        unsafe { flux_comm_init_all(2, &raw const options, null_mut()) },
+        FLUX_ERROR_ARGUMENT,
+        "comms is NULL",
+    );
     let mut comms = [null_mut(); 17];
     // SAFETY: there is room for all.
-    refused(unsafe { flux_comm_init_all(17, &raw const options, comms.as_mut_ptr()) }, FLUX_ERROR_CONNECT, "17 ranks");
+    refused(
+        unsafe { flux_comm_init_all(17, &raw const options, comms.as_mut_ptr()) },
+        FLUX_ERROR_CONNECT,
+        "17 ranks",
+    );
     let init = |meeting, secret: *const c_void, comm| {
         // SAFETY: text that ends, no secret, a place.
         unsafe { flux_comm_init_rank(0, 2, meeting, secret, 0, null(), comm) }
     };
     refused(init(null(), null(), comms.as_mut_ptr()), FLUX_ERROR_ARGUMENT, "meeting is NULL");
-    refused(init(c"localhost:1".as_ptr(), null(), comms.as_mut_ptr()), FLUX_ERROR_ARGUMENT, "secret is NULL");
-    refused(init(c"/tmp".as_ptr(), c"".as_ptr().cast(), comms.as_mut_ptr()), FLUX_ERROR_ARGUMENT, "give NULL");
-    refused(init(c"/no/such/folder".as_ptr(), null(), comms.as_mut_ptr()), FLUX_ERROR_CONNECT, "/no/such/folder");
+    refused(
+        init(c"localhost:1".as_ptr(), null(), comms.as_mut_ptr()),
+        FLUX_ERROR_ARGUMENT,
+        "secret is NULL",
+    );
+    refused(
+        init(c"/tmp".as_ptr(), c"".as_ptr().cast(), comms.as_mut_ptr()),
+        FLUX_ERROR_ARGUMENT,
+        "give NULL",
+    );
+    refused(
+        init(c"/no/such/folder".as_ptr(), null(), comms.as_mut_ptr()),
+        FLUX_ERROR_CONNECT,
+        "/no/such/folder",
+    );
 }
 
 #[test]
@@ -149,29 +214,96 @@ fn bad_options_of_an_op_are_refused() {
     refused_with(flux_op_options { size: 0, ..good }, FLUX_ERROR_ARGUMENT, "options.size = 0");
     refused_with(flux_op_options { kind: 0, ..good }, FLUX_ERROR_ARGUMENT, "options.kind = 0");
     refused_with(flux_op_options { dtype: 7, ..good }, FLUX_ERROR_ARGUMENT, "options.dtype = 7");
-    refused_with(flux_op_options { activation: -1, ..good }, FLUX_ERROR_ARGUMENT, "options.activation = -1");
-    refused_with(flux_op_options { flags: 128, ..good }, FLUX_ERROR_ARGUMENT, "options.flags = 0x80");
-    refused_with(flux_op_options { rms_norm_eps: 1.0, ..good }, FLUX_ERROR_ARGUMENT, "without FLUX_OP_RMS_NORM");
-    refused_with(flux_op_options { reserved: 9, ..good }, FLUX_ERROR_ARGUMENT, "options.reserved = 9");
+    refused_with(
+        flux_op_options { activation: -1, ..good },
+        FLUX_ERROR_ARGUMENT,
+        "options.activation = -1",
+    );
+    refused_with(
+        flux_op_options { flags: 128, ..good },
+        FLUX_ERROR_ARGUMENT,
+        "options.flags = 0x80",
+    );
+    refused_with(
+        flux_op_options { rms_norm_eps: 1.0, ..good },
+        FLUX_ERROR_ARGUMENT,
+        "without FLUX_OP_RMS_NORM",
+    );
+    refused_with(
+        flux_op_options { reserved: 9, ..good },
+        FLUX_ERROR_ARGUMENT,
+        "options.reserved = 9",
+    );
     refused_with(flux_op_options { n: 20, ..good }, FLUX_ERROR_OPERAND, "20");
     refused_with(flux_op_options { max_m: 0, ..good }, FLUX_ERROR_OPERAND, "m");
-    refused_with(flux_op_options { flags: FLUX_OP_RESIDUAL, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no residual");
-    refused_with(flux_op_options { flags: FLUX_OP_RMS_NORM, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no rms_norm");
-    refused_with(flux_op_options { flags: FLUX_OP_F32_PARTIALS, ..good }, FLUX_ERROR_OPERAND, "ag_gemm has no partials");
+    refused_with(
+        flux_op_options { flags: FLUX_OP_RESIDUAL, ..good },
+        FLUX_ERROR_OPERAND,
+        "ag_gemm has no residual",
+    );
+    refused_with(
+        flux_op_options { flags: FLUX_OP_RMS_NORM, ..good },
+        FLUX_ERROR_OPERAND,
+        "ag_gemm has no rms_norm",
+    );
+    refused_with(
+        flux_op_options { flags: FLUX_OP_F32_PARTIALS, ..good },
+        FLUX_ERROR_OPERAND,
+        "ag_gemm has no partials",
+    );
     let reduces = options(FLUX_GEMM_ALL_REDUCE);
-    refused_with(flux_op_options { activation: 10, ..good }, FLUX_ERROR_ARGUMENT, "options.activation = 10");
-    refused_with(flux_op_options { activation: 5, ..good }, FLUX_ERROR_OPERAND, "pad n with zeros to 32");
+    refused_with(
+        flux_op_options { activation: 10, ..good },
+        FLUX_ERROR_ARGUMENT,
+        "options.activation = 10",
+    );
+    refused_with(
+        flux_op_options { activation: 5, ..good },
+        FLUX_ERROR_OPERAND,
+        "pad n with zeros to 32",
+    );
     let transposed = flux_op_options { activation: 5, n: 32, flags: FLUX_OP_WEIGHTS_KN, ..good };
     refused_with(transposed, FLUX_ERROR_OPERAND, "create the op without FLUX_OP_WEIGHTS_KN");
-    refused_with(flux_op_options { activation: 5, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");
-    refused_with(flux_op_options { activation: 1, ..reduces }, FLUX_ERROR_OPERAND, "gemm_ar has no activation");
+    refused_with(
+        flux_op_options { activation: 5, ..reduces },
+        FLUX_ERROR_OPERAND,
+        "gemm_ar has no activation",
+    );
+    refused_with(
+        flux_op_options { activation: 1, ..reduces },
+        FLUX_ERROR_OPERAND,
+        "gemm_ar has no activation",
+    );
     let several = flux_op_options { columns: [8, 16, 0, 0], ..good };
-    refused_with(flux_op_options { columns: [8, 0, 16, 0], ..good }, FLUX_ERROR_ARGUMENT, "options.columns[1] = 0");
-    refused_with(flux_op_options { columns: [8, 8, 0, 0], ..good }, FLUX_ERROR_OPERAND, "n = 24, and the weights have 16 columns");
-    refused_with(flux_op_options { columns: [12, 12, 0, 0], ..good }, FLUX_ERROR_OPERAND, "options.columns[0] = 12 ");
-    refused_with(flux_op_options { flags: FLUX_OP_WEIGHTS_KN, ..several }, FLUX_ERROR_OPERAND, "without FLUX_OP_WEIGHTS_KN");
-    for refused in [flux_op_options { activation: 5, ..several }, flux_op_options { kind: reduces.kind, ..several }] {
-        refused_with(refused, FLUX_ERROR_OPERAND, "FLUX_ALL_GATHER_GEMM without gates alone takes several weights");
+    refused_with(
+        flux_op_options { columns: [8, 0, 16, 0], ..good },
+        FLUX_ERROR_ARGUMENT,
+        "options.columns[1] = 0",
+    );
+    refused_with(
+        flux_op_options { columns: [8, 8, 0, 0], ..good },
+        FLUX_ERROR_OPERAND,
+        "n = 24, and the weights have 16 columns",
+    );
+    refused_with(
+        flux_op_options { columns: [12, 12, 0, 0], ..good },
+        FLUX_ERROR_OPERAND,
+        "options.columns[0] = 12 ",
+    );
+    refused_with(
+        flux_op_options { flags: FLUX_OP_WEIGHTS_KN, ..several },
+        FLUX_ERROR_OPERAND,
+        "without FLUX_OP_WEIGHTS_KN",
+    );
+    for refused in [
+        flux_op_options { activation: 5, ..several },
+        flux_op_options { kind: reduces.kind, ..several },
+    ] {
+        refused_with(
+            refused,
+            FLUX_ERROR_OPERAND,
+            "FLUX_ALL_GATHER_GEMM without gates alone takes several weights",
+        );
     }
     let norm = flux_op_options { flags: FLUX_OP_RMS_NORM, rms_norm_eps: f32::INFINITY, ..reduces };
     refused_with(norm, FLUX_ERROR_OPERAND, "eps must be a finite number");
@@ -183,42 +315,81 @@ fn bad_options_of_an_op_are_refused() {
 #[test]
 fn a_workspace_above_the_limit_is_refused() {
     let [Rank(comm)] = connected(flux_comm_options { max_workspace: 1, ..host() });
-    refused(create(comm, options(FLUX_ALL_GATHER_GEMM)).0, FLUX_ERROR_BUILD, "above the limit of 1");
+    refused(
+        create(comm, options(FLUX_ALL_GATHER_GEMM)).0,
+        FLUX_ERROR_BUILD,
+        "above the limit of 1",
+    );
     done(flux_comm_destroy(comm));
 }
 
 #[test]
 fn bad_operands_are_refused_and_a_good_call_then_works() {
     let [Rank(comm)] = connected(host());
-    let op = created(comm, flux_op_options { flags: FLUX_OP_BIAS, ..options(FLUX_ALL_GATHER_GEMM) });
-    let (mut x, mut w, mut b, mut y) = (ones(17 * 32), ones(24 * 32), ones(24), vec![bf16::NAN; 17 * 24]);
-    let (tx, tw, tb) = (tensor(&mut x[..8 * 32], 8, 32), tensor(&mut w, 24, 32), tensor(&mut b, 1, 24));
+    let op =
+        created(comm, flux_op_options { flags: FLUX_OP_BIAS, ..options(FLUX_ALL_GATHER_GEMM) });
+    let (mut x, mut w, mut b, mut y) =
+        (ones(17 * 32), ones(24 * 32), ones(24), vec![bf16::NAN; 17 * 24]);
+    let (tx, tw, tb) =
+        (tensor(&mut x[..8 * 32], 8, 32), tensor(&mut w, 24, 32), tensor(&mut b, 1, 24));
     let ty = tensor(&mut y[..8 * 24], 8, 24);
     let good = flux_operands { bias: &raw const tb, ..operands(&tx, &tw, &ty) };
     let operand = FLUX_ERROR_OPERAND;
 
     // SAFETY: no memory is read.
     refused(unsafe { flux_op_forward_host(op, null()) }, FLUX_ERROR_ARGUMENT, "operands is NULL");
-    refused(forward(op, &flux_operands { size: 8, ..good }), FLUX_ERROR_ARGUMENT, "operands.size = 8");
-    refused(forward(op, &flux_operands { w: null(), ..good }), FLUX_ERROR_ARGUMENT, "operands.w is NULL");
+    refused(
+        forward(op, &flux_operands { size: 8, ..good }),
+        FLUX_ERROR_ARGUMENT,
+        "operands.size = 8",
+    );
+    refused(
+        forward(op, &flux_operands { w: null(), ..good }),
+        FLUX_ERROR_ARGUMENT,
+        "operands.w is NULL",
+    );
     refused(
         forward(op, &flux_operands { bias: null(), ..good }),
         operand,
         "operands.bias is NULL, and the op was created with FLUX_OP_BIAS",
     );
-    refused(forward(op, &flux_operands { gain: &raw const tb, ..good }), operand, "operands.gain is given");
+    refused(
+        forward(op, &flux_operands { gain: &raw const tb, ..good }),
+        operand,
+        "operands.gain is given",
+    );
     let with_x = |x: flux_tensor| forward(op, &flux_operands { x: &raw const x, ..good });
-    refused(with_x(flux_tensor { dtype: 2, ..tx }), operand, "x: the memory holds fp16, the view is of bf16");
+    refused(
+        with_x(flux_tensor { dtype: 2, ..tx }),
+        operand,
+        "x: the memory holds fp16, the view is of bf16",
+    );
     refused(with_x(flux_tensor { dtype: 0, ..tx }), FLUX_ERROR_ARGUMENT, "operands.x->dtype = 0");
-    refused(with_x(flux_tensor { rows: 7, ..tx }), operand, "x is [7, 32], but ag_gemm with m = 8 takes [8, 32]");
+    refused(
+        with_x(flux_tensor { rows: 7, ..tx }),
+        operand,
+        "x is [7, 32], but ag_gemm with m = 8 takes [8, 32]",
+    );
     refused(with_x(flux_tensor { cols: 24, ..tx }), operand, "x is [8, 24]");
     let short = flux_tensor { rows: 16, ..tw };
     let words = "give this rank's part of the weight, as flux_op_columns says";
     refused(forward(op, &flux_operands { w: &raw const short, ..good }), operand, words);
     refused(with_x(flux_tensor { data: null_mut(), ..tx }), operand, "x: the pointer is null");
-    refused(with_x(flux_tensor { data: tx.data.wrapping_byte_add(2), ..tx }), operand, "is not a multiple of 16 bytes");
-    refused(with_x(flux_tensor { row_stride: 36, ..tx }), operand, "row stride 36 is not a multiple of 8");
-    refused(with_x(flux_tensor { row_stride: 24, ..tx }), operand, "row stride 24 is below the 32 columns");
+    refused(
+        with_x(flux_tensor { data: tx.data.wrapping_byte_add(2), ..tx }),
+        operand,
+        "is not a multiple of 16 bytes",
+    );
+    refused(
+        with_x(flux_tensor { row_stride: 36, ..tx }),
+        operand,
+        "row stride 36 is not a multiple of 8",
+    );
+    refused(
+        with_x(flux_tensor { row_stride: 24, ..tx }),
+        operand,
+        "row stride 24 is below the 32 columns",
+    );
     refused(forward(op, &flux_operands { y: &raw const tx, ..good }), operand, "y is [8, 32]");
     let inside = flux_tensor { data: tw.data, ..ty };
     refused(forward(op, &flux_operands { y: &raw const inside, ..good }), operand, "overlaps w");
@@ -226,7 +397,11 @@ fn bad_operands_are_refused_and_a_good_call_then_works() {
     let long = flux_operands { x: &raw const long_x, y: &raw const long_y, ..good };
     refused(forward(op, &long), operand, "m = 17 is above max_m = 16");
     // SAFETY: nothing is launched.
-    refused(unsafe { flux_op_forward_cuda(op, &raw const good, null_mut()) }, operand, "call flux_op_forward_host");
+    refused(
+        unsafe { flux_op_forward_cuda(op, &raw const good, null_mut()) },
+        operand,
+        "call flux_op_forward_host",
+    );
 
     done(forward(op, &good));
     assert!(y[..8 * 24].iter().all(|&y| y == bf16::from_f32(33.0)), "32 ones and the bias");
@@ -245,9 +420,16 @@ fn an_op_says_its_rows_and_prepares_numbers_of_them() {
                 let rows = |m, rank| {
                     let (mut first, mut count) = (9, 9);
                     // SAFETY: both are places.
-                    (unsafe { flux_op_rows(op, m, rank, &raw mut first, &raw mut count) }, first, count)
+                    (
+                        unsafe { flux_op_rows(op, m, rank, &raw mut first, &raw mut count) },
+                        first,
+                        count,
+                    )
                 };
-                assert_eq!([0, 1, 2].map(|rank| rows(8, rank)), [(FLUX_OK, 0, 3), (FLUX_OK, 3, 3), (FLUX_OK, 6, 2)]);
+                assert_eq!(
+                    [0, 1, 2].map(|rank| rows(8, rank)),
+                    [(FLUX_OK, 0, 3), (FLUX_OK, 3, 3), (FLUX_OK, 6, 2)]
+                );
                 refused(rows(8, 3).0, FLUX_ERROR_OPERAND, "rank = 3");
                 refused(rows(17, 0).0, FLUX_ERROR_OPERAND, "max_m = 16");
                 let prepare = |rows: &[usize]| {
@@ -272,25 +454,52 @@ fn an_op_says_its_columns_and_inner_elements_and_takes_operands_of_them() {
         for (rank, comm) in (0..).zip(ranks) {
             scope.spawn(move || {
                 let Rank(comm) = { comm };
-                let gathers = created(comm, flux_op_options { n: 80, ..options(FLUX_ALL_GATHER_GEMM) });
-                let reduces = created(comm, flux_op_options { k: 80, ..options(FLUX_GEMM_ALL_REDUCE) });
-                let part = |of: unsafe extern "C" fn(*const flux_op, u32, *mut usize, *mut usize) -> flux_status, op, rank| {
+                let gathers =
+                    created(comm, flux_op_options { n: 80, ..options(FLUX_ALL_GATHER_GEMM) });
+                let reduces =
+                    created(comm, flux_op_options { k: 80, ..options(FLUX_GEMM_ALL_REDUCE) });
+                let part = |of: unsafe extern "C" fn(
+                    *const flux_op,
+                    u32,
+                    *mut usize,
+                    *mut usize,
+                ) -> flux_status,
+                            op,
+                            rank| {
                     let (mut first, mut count) = (9, 9);
                     // SAFETY: both are places.
                     done(unsafe { of(op, rank, &raw mut first, &raw mut count) });
                     (first, count)
                 };
-                assert_eq!([0, 1, 2].map(|rank| part(flux_op_columns, gathers, rank)), [(0, 32), (32, 24), (56, 24)]);
-                assert_eq!([0, 1, 2].map(|rank| part(flux_op_inner, reduces, rank)), [(0, 32), (32, 24), (56, 24)]);
-                assert_eq!((part(flux_op_inner, gathers, rank), part(flux_op_columns, reduces, rank)), ((0, 32), (0, 24)));
+                assert_eq!(
+                    [0, 1, 2].map(|rank| part(flux_op_columns, gathers, rank)),
+                    [(0, 32), (32, 24), (56, 24)]
+                );
+                assert_eq!(
+                    [0, 1, 2].map(|rank| part(flux_op_inner, reduces, rank)),
+                    [(0, 32), (32, 24), (56, 24)]
+                );
+                assert_eq!(
+                    (part(flux_op_inner, gathers, rank), part(flux_op_columns, reduces, rank)),
+                    ((0, 32), (0, 24))
+                );
                 // SAFETY: NULL is no place.
-                refused(unsafe { flux_op_columns(gathers, 3, null_mut(), null_mut()) }, FLUX_ERROR_OPERAND, "rank = 3");
+                refused(
+                    unsafe { flux_op_columns(gathers, 3, null_mut(), null_mut()) },
+                    FLUX_ERROR_OPERAND,
+                    "rank = 3",
+                );
 
                 let (_, inner) = part(flux_op_inner, reduces, rank);
-                let (mut x, mut w, mut y) = (ones(4 * inner), ones(24 * inner), vec![bf16::NAN; 4 * 24]);
-                let (tx, tw, ty) = (tensor(&mut x, 4, inner), tensor(&mut w, 24, inner), tensor(&mut y, 4, 24));
+                let (mut x, mut w, mut y) =
+                    (ones(4 * inner), ones(24 * inner), vec![bf16::NAN; 4 * 24]);
+                let (tx, tw, ty) =
+                    (tensor(&mut x, 4, inner), tensor(&mut w, 24, inner), tensor(&mut y, 4, 24));
                 let short = flux_tensor { cols: inner - 8, row_stride: inner, ..tx };
-                let words = format!("x is [4, {}], but gemm_ar with m = 4 takes [4, {inner}] on rank {rank}", inner - 8);
+                let words = format!(
+                    "x is [4, {}], but gemm_ar with m = 4 takes [4, {inner}] on rank {rank}",
+                    inner - 8
+                );
                 refused(forward(reduces, &operands(&short, &tw, &ty)), FLUX_ERROR_OPERAND, &words);
                 done(forward(reduces, &operands(&tx, &tw, &ty)));
                 assert!(y.iter().all(|&y| y == bf16::from_f32(80.0)));
@@ -306,12 +515,25 @@ fn an_op_says_its_columns_and_inner_elements_and_takes_operands_of_them() {
 fn a_residual_in_the_place_of_the_result_and_a_norm_are_applied() {
     let [Rank(comm)] = connected(host());
     let flags = FLUX_OP_RESIDUAL | FLUX_OP_RMS_NORM | FLUX_OP_CAPTURES | FLUX_OP_F32_PARTIALS;
-    let op = created(comm, flux_op_options { flags, rms_norm_eps: 1e-6, ..options(FLUX_GEMM_ALL_REDUCE) });
-    let (mut x, mut w, mut gain, mut y, mut z) = (ones(4 * 32), ones(24 * 32), ones(24), ones(4 * 24), vec![bf16::NAN; 4 * 24]);
+    let op = created(
+        comm,
+        flux_op_options { flags, rms_norm_eps: 1e-6, ..options(FLUX_GEMM_ALL_REDUCE) },
+    );
+    let (mut x, mut w, mut gain, mut y, mut z) =
+        (ones(4 * 32), ones(24 * 32), ones(24), ones(4 * 24), vec![bf16::NAN; 4 * 24]);
     let (tx, tw, tg) = (tensor(&mut x, 4, 32), tensor(&mut w, 24, 32), tensor(&mut gain, 1, 24));
     let (ty, tz) = (tensor(&mut y, 4, 24), tensor(&mut z, 4, 24));
-    let good = flux_operands { residual: &raw const ty, gain: &raw const tg, y_norm: &raw const tz, ..operands(&tx, &tw, &ty) };
-    refused(forward(op, &flux_operands { y_norm: null(), ..good }), FLUX_ERROR_OPERAND, "operands.y_norm is NULL");
+    let good = flux_operands {
+        residual: &raw const ty,
+        gain: &raw const tg,
+        y_norm: &raw const tz,
+        ..operands(&tx, &tw, &ty)
+    };
+    refused(
+        forward(op, &flux_operands { y_norm: null(), ..good }),
+        FLUX_ERROR_OPERAND,
+        "operands.y_norm is NULL",
+    );
     done(forward(op, &good));
     assert!(y.iter().all(|&y| y == bf16::from_f32(33.0)) && z.iter().all(|&z| z == bf16::ONE));
     done(flux_op_destroy(op));
@@ -330,7 +552,10 @@ fn weights_of_either_layout_give_the_same_result() {
     let (te, ty) = (tensor(&mut expected, 4, 24), tensor(&mut y, 4, 24));
 
     let rows = created(comm, options(FLUX_ALL_GATHER_GEMM));
-    let columns = created(comm, flux_op_options { flags: FLUX_OP_WEIGHTS_KN, ..options(FLUX_ALL_GATHER_GEMM) });
+    let columns = created(
+        comm,
+        flux_op_options { flags: FLUX_OP_WEIGHTS_KN, ..options(FLUX_ALL_GATHER_GEMM) },
+    );
     done(forward(rows, &operands(&tx, &tnk, &te)));
     done(forward(columns, &operands(&tx, &tkn, &ty)));
     assert!(y == expected && y.iter().any(|&value| value != y[0]));
@@ -355,13 +580,26 @@ fn gathered_rows_are_handed_out_by_the_op_that_gathers() {
                 let all: Vec<_> = (0..7 * 32).map(|i| bf16::from_f32(i as f32)).collect();
                 let rows = [0..3, 3..5, 5..7][rank as usize].clone();
                 let mut x = all[rows.start * 32..rows.end * 32].to_vec();
-                let (mut w, mut y, mut x_full) = (ones(8 * 32), vec![bf16::NAN; 7 * 8], vec![bf16::NAN; 7 * 32]);
-                let (tx, tw, ty) = (tensor(&mut x, rows.len(), 32), tensor(&mut w, 8, 32), tensor(&mut y, 7, 8));
+                let (mut w, mut y, mut x_full) =
+                    (ones(8 * 32), vec![bf16::NAN; 7 * 8], vec![bf16::NAN; 7 * 32]);
+                let (tx, tw, ty) =
+                    (tensor(&mut x, rows.len(), 32), tensor(&mut w, 8, 32), tensor(&mut y, 7, 8));
                 let tf = tensor(&mut x_full, 7, 32);
-                refused(forward(op, &flux_operands { x_full: &raw const ty, ..operands(&tx, &tw, &ty) }), FLUX_ERROR_OPERAND, "x_full");
-                done(forward(op, &flux_operands { x_full: &raw const tf, ..operands(&tx, &tw, &ty) }));
+                refused(
+                    forward(
+                        op,
+                        &flux_operands { x_full: &raw const ty, ..operands(&tx, &tw, &ty) },
+                    ),
+                    FLUX_ERROR_OPERAND,
+                    "x_full",
+                );
+                done(forward(
+                    op,
+                    &flux_operands { x_full: &raw const tf, ..operands(&tx, &tw, &ty) },
+                ));
                 assert!(x_full == all);
-                let reduces = created(comm, flux_op_options { k: 48, ..options(FLUX_GEMM_ALL_REDUCE) });
+                let reduces =
+                    created(comm, flux_op_options { k: 48, ..options(FLUX_GEMM_ALL_REDUCE) });
                 let without = flux_operands { x_full: &raw const tf, ..operands(&tx, &tw, &ty) };
                 refused(forward(reduces, &without), FLUX_ERROR_OPERAND, "gathers no rows");
                 done(flux_op_destroy(op));
@@ -381,18 +619,37 @@ fn several_weights_share_one_gather() {
         for (rank, comm) in (0..3_u32).zip(ranks) {
             scope.spawn(move || {
                 let Rank(comm) = { comm };
-                let op =
-                    created(comm, flux_op_options { n: 56, columns: [32, 24, 0, 0], flags: FLUX_OP_BIAS, ..options(FLUX_ALL_GATHER_GEMM) });
+                let op = created(
+                    comm,
+                    flux_op_options {
+                        n: 56,
+                        columns: [32, 24, 0, 0],
+                        flags: FLUX_OP_BIAS,
+                        ..options(FLUX_ALL_GATHER_GEMM)
+                    },
+                );
                 let part = |weight| {
                     let (mut first, mut count) = (9, 9);
                     // SAFETY: both are places.
-                    done(unsafe { flux_op_weight_columns(op, weight, rank, &raw mut first, &raw mut count) });
+                    done(unsafe {
+                        flux_op_weight_columns(op, weight, rank, &raw mut first, &raw mut count)
+                    });
                     first..first + count
                 };
                 let parts = [0, 1].map(part);
-                assert_eq!(parts, [[0..16, 16..24, 24..32][rank as usize].clone(), [0..8, 8..16, 16..24][rank as usize].clone()]);
+                assert_eq!(
+                    parts,
+                    [
+                        [0..16, 16..24, 24..32][rank as usize].clone(),
+                        [0..8, 8..16, 16..24][rank as usize].clone()
+                    ]
+                );
                 // SAFETY: NULL is no place.
-                refused(unsafe { flux_op_weight_columns(op, 2, rank, null_mut(), null_mut()) }, FLUX_ERROR_OPERAND, "weight = 2");
+                refused(
+                    unsafe { flux_op_weight_columns(op, 2, rank, null_mut(), null_mut()) },
+                    FLUX_ERROR_OPERAND,
+                    "weight = 2",
+                );
 
                 // Shards of 3, 2 and 2 rows; results below 256.
                 let value = |i: usize| bf16::from_f32((i % 3) as f32);
@@ -400,40 +657,78 @@ fn several_weights_share_one_gather() {
                 let rows = [0..3, 3..5, 5..7][rank as usize].clone();
                 let mut x = all[rows.start * 32..rows.end * 32].to_vec();
                 let full = COLUMNS.map(|n| (0..n * 32).map(|i| value(i / 5)).collect::<Vec<_>>());
-                let mut w = [0, 1].map(|i: usize| full[i][parts[i].start * 32..parts[i].end * 32].to_vec());
-                let mut bias = [0, 1].map(|i: usize| parts[i].clone().map(value).collect::<Vec<_>>());
+                let mut w =
+                    [0, 1].map(|i: usize| full[i][parts[i].start * 32..parts[i].end * 32].to_vec());
+                let mut bias =
+                    [0, 1].map(|i: usize| parts[i].clone().map(value).collect::<Vec<_>>());
                 let mut y = [0, 1].map(|i: usize| vec![bf16::NAN; 7 * parts[i].len()]);
                 let mut x_full = vec![bf16::NAN; 7 * 32];
                 let (tx, tf) = (tensor(&mut x, rows.len(), 32), tensor(&mut x_full, 7, 32));
-                let tensors = |of: &mut [Vec<bf16>; 2], rows: &dyn Fn(usize) -> usize, cols: &dyn Fn(usize) -> usize| {
+                let tensors = |of: &mut [Vec<bf16>; 2],
+                               rows: &dyn Fn(usize) -> usize,
+                               cols: &dyn Fn(usize) -> usize| {
                     let [first, second] = of;
                     [tensor(first, rows(0), cols(0)), tensor(second, rows(1), cols(1))]
                 };
                 let n = |i: usize| parts[i].len();
                 let tw = tensors(&mut w, &n, &|_| 32);
                 let (tb, ty) = (tensors(&mut bias, &|_| 1, &n), tensors(&mut y, &|_| 7, &n));
-                let good = flux_operands { bias: tb.as_ptr(), x_full: &raw const tf, weight_count: 2, ..operands(&tx, &tw[0], &ty[0]) };
+                let good = flux_operands {
+                    bias: tb.as_ptr(),
+                    x_full: &raw const tf,
+                    weight_count: 2,
+                    ..operands(&tx, &tw[0], &ty[0])
+                };
                 let good = flux_operands { w: tw.as_ptr(), y: ty.as_ptr(), ..good };
                 for weight_count in [0, 1, 3] {
-                    let words = format!("operands.weight_count = {weight_count}, and the op was created with 2 weights");
-                    refused(forward(op, &flux_operands { weight_count, ..good }), FLUX_ERROR_OPERAND, &words);
+                    let words = format!(
+                        "operands.weight_count = {weight_count}, and the op was created with 2 \
+                         weights"
+                    );
+                    refused(
+                        forward(op, &flux_operands { weight_count, ..good }),
+                        FLUX_ERROR_OPERAND,
+                        &words,
+                    );
                 }
-                refused(forward(op, &flux_operands { bias: null(), ..good }), FLUX_ERROR_OPERAND, "operands.bias is NULL");
-                refused(forward(op, &flux_operands { y: null(), ..good }), FLUX_ERROR_ARGUMENT, "operands.y is NULL");
+                refused(
+                    forward(op, &flux_operands { bias: null(), ..good }),
+                    FLUX_ERROR_OPERAND,
+                    "operands.bias is NULL",
+                );
+                refused(
+                    forward(op, &flux_operands { y: null(), ..good }),
+                    FLUX_ERROR_ARGUMENT,
+                    "operands.y is NULL",
+                );
                 let unknown = [tw[0], flux_tensor { dtype: 0, ..tw[1] }];
-                refused(forward(op, &flux_operands { w: unknown.as_ptr(), ..good }), FLUX_ERROR_ARGUMENT, "operands.w[1].dtype = 0");
+                refused(
+                    forward(op, &flux_operands { w: unknown.as_ptr(), ..good }),
+                    FLUX_ERROR_ARGUMENT,
+                    "operands.w[1].dtype = 0",
+                );
                 let short = [tw[0], flux_tensor { rows: 0, ..tw[1] }];
                 let words = "as flux_op_weight_columns says";
-                refused(forward(op, &flux_operands { w: short.as_ptr(), ..good }), FLUX_ERROR_OPERAND, words);
+                refused(
+                    forward(op, &flux_operands { w: short.as_ptr(), ..good }),
+                    FLUX_ERROR_OPERAND,
+                    words,
+                );
 
                 done(forward(op, &good));
                 assert!(x_full == all);
                 for (weight, part) in parts.iter().enumerate() {
                     for (at, found) in y[weight].iter().enumerate() {
                         let (row, column) = (at / part.len(), part.start + at % part.len());
-                        let product = |k: usize| all[row * 32 + k].to_f32() * full[weight][column * 32 + k].to_f32();
+                        let product = |k: usize| {
+                            all[row * 32 + k].to_f32() * full[weight][column * 32 + k].to_f32()
+                        };
                         let sum = (0..32).map(product).sum::<f32>() + value(column).to_f32();
-                        assert_eq!(*found, bf16::from_f32(sum), "weight {weight}, row {row}, column {column}");
+                        assert_eq!(
+                            *found,
+                            bf16::from_f32(sum),
+                            "weight {weight}, row {row}, column {column}"
+                        );
                     }
                 }
                 done(flux_op_destroy(op));
@@ -447,7 +742,10 @@ fn several_weights_share_one_gather() {
 fn equal_rows_of_a_batch_invariant_op_have_equal_bits() {
     let [Rank(comm)] = connected(host());
     let value = |i: usize| bf16::from_f32((i % 37) as f32 / 7.0 - 2.0);
-    let op = created(comm, flux_op_options { flags: FLUX_OP_BATCH_INVARIANT, ..options(FLUX_ALL_GATHER_GEMM) });
+    let op = created(
+        comm,
+        flux_op_options { flags: FLUX_OP_BATCH_INVARIANT, ..options(FLUX_ALL_GATHER_GEMM) },
+    );
     let mut w = (0..24 * 32).map(value).collect::<Vec<_>>();
     let tw = tensor(&mut w, 24, 32);
     let mut rows = Vec::new();
@@ -464,10 +762,15 @@ fn equal_rows_of_a_batch_invariant_op_have_equal_bits() {
     // SAFETY: the library has ended it with a zero.
     let text = unsafe { CStr::from_ptr(text.as_ptr()) };
     assert!(text.to_string_lossy().contains("batch-invariant"));
-    let unknown = flux_op_options { flags: FLUX_OP_F32_PARTIALS << 1, ..options(FLUX_ALL_GATHER_GEMM) };
+    let unknown =
+        flux_op_options { flags: FLUX_OP_F32_PARTIALS << 1, ..options(FLUX_ALL_GATHER_GEMM) };
     let mut none = null_mut();
     // SAFETY: as above.
-    refused(unsafe { flux_op_create(comm, &raw const unknown, &raw mut none) }, FLUX_ERROR_ARGUMENT, "0x7f");
+    refused(
+        unsafe { flux_op_create(comm, &raw const unknown, &raw mut none) },
+        FLUX_ERROR_ARGUMENT,
+        "0x7f",
+    );
     done(flux_op_destroy(op));
     done(flux_comm_destroy(comm));
 }
@@ -484,7 +787,11 @@ fn a_communicator_says_what_it_is() {
         done(flux_comm_graphs(comm, &raw mut graphs));
         done(flux_comm_memory(comm, null_mut(), null_mut(), null_mut()));
         done(flux_comm_explain(comm, null_mut(), 0, &raw mut needed));
-        refused(flux_comm_explain(comm, null_mut(), 3, null_mut()), FLUX_ERROR_ARGUMENT, "text is NULL");
+        refused(
+            flux_comm_explain(comm, null_mut(), 3, null_mut()),
+            FLUX_ERROR_ARGUMENT,
+            "text is NULL",
+        );
         done(flux_comm_explain(comm, text.as_mut_ptr(), text.len(), null_mut()));
         assert_eq!(CStr::from_ptr(text.as_ptr()).to_bytes().len(), 7, "cut");
     }
@@ -499,7 +806,11 @@ fn a_peer_that_leaves_is_named() {
     let [Rank(comm), Rank(other)] = connected(host());
     done(flux_comm_destroy(other));
     let status = flux_comm_barrier(comm);
-    assert!(matches!(status, FLUX_ERROR_PEER_LEFT | FLUX_ERROR_PEER_LOST), "{status:?}: {}", message());
+    assert!(
+        matches!(status, FLUX_ERROR_PEER_LEFT | FLUX_ERROR_PEER_LOST),
+        "{status:?}: {}",
+        message()
+    );
     let mut ranks = [9; 2];
     // SAFETY: there is room for two.
     assert_eq!(unsafe { flux_last_error_ranks(ranks.as_mut_ptr(), 2) }, 1);
@@ -542,7 +853,8 @@ fn an_aborted_communicator_says_so_and_is_rebuilt() {
 #[test]
 fn processes_meet_in_a_directory() {
     let folder = tempfile::tempdir().unwrap();
-    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700)).unwrap();
+    std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+        .unwrap();
     let meeting = std::ffi::CString::new(folder.path().to_str().unwrap()).unwrap();
     std::thread::scope(|scope| {
         for rank in 0..2 {
@@ -550,7 +862,17 @@ fn processes_meet_in_a_directory() {
             scope.spawn(move || {
                 let (options, mut comm) = (host(), null_mut());
                 // SAFETY: text that ends, a structure and a place of this test.
-                done(unsafe { flux_comm_init_rank(rank, 2, meeting.as_ptr(), null(), 0, &raw const options, &raw mut comm) });
+                done(unsafe {
+                    flux_comm_init_rank(
+                        rank,
+                        2,
+                        meeting.as_ptr(),
+                        null(),
+                        0,
+                        &raw const options,
+                        &raw mut comm,
+                    )
+                });
                 done(flux_comm_barrier(comm));
                 done(flux_comm_destroy(comm));
             });

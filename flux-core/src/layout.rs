@@ -181,7 +181,9 @@ impl WorkspaceSize {
 
     /// Device bytes in all: data, pad and control block.
     pub const fn total_bytes(&self) -> u64 {
-        self.data_bytes().saturating_add(pad_bytes(self.signals)).saturating_add(control::bytes(self.counters))
+        self.data_bytes()
+            .saturating_add(pad_bytes(self.signals))
+            .saturating_add(control::bytes(self.counters))
     }
 }
 
@@ -270,12 +272,18 @@ pub const fn split_k_offset(problem: &Problem, tile: TileShape, rows: RowLayout)
 }
 
 /// Bytes of one half for `problem`: what peers write, then the split-K slots.
-pub const fn half_bytes(problem: &Problem, tile: TileShape, rows: RowLayout, split_k_slots: u32) -> u64 {
+pub const fn half_bytes(
+    problem: &Problem,
+    tile: TileShape,
+    rows: RowLayout,
+    split_k_slots: u32,
+) -> u64 {
     if split_k_slots == 0 {
         return shared_bytes(problem, tile, rows);
     }
     // Saturates: allocation refuses such a size.
-    split_k_offset(problem, tile, rows).saturating_add(split_k_slot_bytes(tile).saturating_mul(split_k_slots as u64))
+    split_k_offset(problem, tile, rows)
+        .saturating_add(split_k_slot_bytes(tile).saturating_mul(split_k_slots as u64))
 }
 
 /// Bytes of a half that peers write: a place or the slots of each peer, or with flattened rows a
@@ -294,17 +302,19 @@ const fn shared_bytes(problem: &Problem, tile: TileShape, rows: RowLayout) -> u6
 
 /// Bytes of the slots of all peers.
 const fn slots_bytes(problem: &Problem, tile: TileShape) -> u64 {
-    let tiles = (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_shard().div_ceil(tile.n) as u64);
+    let tiles =
+        (problem.m_shard().div_ceil(tile.m) as u64) * (problem.n_shard().div_ceil(tile.n) as u64);
     problem.world().peers() as u64 * tiles * slot_bytes(problem, tile)
 }
 
-/// Offset, in a half, of the results that peers leave for a GEMM-AllReduce in two exchanges: row `r`
-/// of all `m` begins `r * n` elements behind it.
+/// Offset, in a half, of the results that peers leave for a GEMM-AllReduce in two exchanges: row
+/// `r` of all `m` begins `r * n` elements behind it.
 pub const fn results_offset(problem: &Problem, tile: TileShape, rows: RowLayout) -> u64 {
     let partials = match rows {
         RowLayout::PerShard => slots_bytes(problem, tile),
         RowLayout::Flattened | RowLayout::FlattenedTwoExchanges => {
-            problem.world().get() as u64 * scatter_place_bytes(problem, RowLayout::FlattenedTwoExchanges)
+            problem.world().get() as u64
+                * scatter_place_bytes(problem, RowLayout::FlattenedTwoExchanges)
         }
     };
     partials.next_multiple_of(SPLIT_K_ALIGN)

@@ -25,7 +25,11 @@ pub struct Nodes {
 impl Nodes {
     /// `count` nodes; `None` if they would not be equal.
     pub const fn new(world: WorldSize, count: u32) -> Option<Self> {
-        if count == 0 || !world.get().is_multiple_of(count) { None } else { Some(Self { world, count }) }
+        if count == 0 || !world.get().is_multiple_of(count) {
+            None
+        } else {
+            Some(Self { world, count })
+        }
     }
 
     /// One rank in each node.
@@ -96,7 +100,9 @@ impl Nodes {
 
     /// The other ranks of a rank's rail, in order.
     pub fn rail(self, rank: Rank) -> impl DoubleEndedIterator<Item = Rank> + Clone {
-        (0..self.count).map(move |node| self.rank(node, self.local_of(rank))).filter(move |&peer| peer != rank)
+        (0..self.count)
+            .map(move |node| self.rank(node, self.local_of(rank)))
+            .filter(move |&peer| peer != rank)
     }
 
     /// The rank `step` steps after `rank`: around its node, then around each next node from the
@@ -104,7 +110,10 @@ impl Nodes {
     #[must_use]
     pub const fn after(self, rank: Rank, step: u32) -> Rank {
         let (distance, turn) = (step / self.per_node(), step % self.per_node());
-        self.rank((self.node_of(rank) + distance) % self.count, (self.local_of(rank) + turn) % self.per_node())
+        self.rank(
+            (self.node_of(rank) + distance) % self.count,
+            (self.local_of(rank) + turn) % self.per_node(),
+        )
     }
 
     /// The rank whose [`after`](Self::after) at `step` is `rank`.
@@ -131,7 +140,11 @@ mod tests {
     fn ranks_are_dealt_evenly_or_not_at_all() {
         let nodes = |world, count| Nodes::new(WorldSize::new(world).unwrap(), count);
         assert!(nodes(8, 3).is_none() && nodes(8, 0).is_none() && nodes(4, 8).is_none());
-        assert!(nodes(8, 2).unwrap().are_mixed() && !nodes(8, 8).unwrap().are_mixed() && !nodes(8, 1).unwrap().are_mixed());
+        assert!(
+            nodes(8, 2).unwrap().are_mixed()
+                && !nodes(8, 8).unwrap().are_mixed()
+                && !nodes(8, 1).unwrap().are_mixed()
+        );
         assert_eq!(nodes(6, 6), Some(Nodes::apart(WorldSize::new(6).unwrap())));
     }
 
@@ -141,17 +154,26 @@ mod tests {
             let world = WorldSize::new(world).unwrap();
             for nodes in (1..=world.get()).filter_map(|count| Nodes::new(world, count)) {
                 for rank in world.ranks() {
-                    let all: BTreeSet<Rank> = (0..world.get()).map(|step| nodes.after(rank, step)).collect();
+                    let all: BTreeSet<Rank> =
+                        (0..world.get()).map(|step| nodes.after(rank, step)).collect();
                     assert_eq!(all.len(), world.index());
-                    assert!((0..world.get()).all(|step| nodes.before(nodes.after(rank, step), step) == rank));
+                    assert!(
+                        (0..world.get())
+                            .all(|step| nodes.before(nodes.after(rank, step), step) == rank)
+                    );
                     // At one step no two ranks reach the same rank.
-                    let reached: BTreeSet<Rank> = world.ranks().map(|other| nodes.after(other, rank.get())).collect();
+                    let reached: BTreeSet<Rank> =
+                        world.ranks().map(|other| nodes.after(other, rank.get())).collect();
                     assert_eq!(reached.len(), world.index());
                     // Without mixed nodes it is the ring of the world.
                     let ring = |step| nodes.after(rank, step) == rank.after(step, world);
                     assert!(nodes.are_mixed() || (0..world.get()).all(ring));
                     assert_eq!(nodes.node_peers(rank).count() + 1, nodes.per_node() as usize);
-                    assert!(nodes.rail(rank).all(|peer| nodes.on_one_rail(rank, peer) && !nodes.together(rank, peer)));
+                    assert!(
+                        nodes.rail(rank).all(
+                            |peer| nodes.on_one_rail(rank, peer) && !nodes.together(rank, peer)
+                        )
+                    );
                 }
             }
         }

@@ -5,7 +5,10 @@ use proptest::prelude::*;
 
 /// Epochs on both sides of the wrap, and others.
 fn epoch() -> impl Strategy<Value = Epoch> {
-    prop_oneof![(0..8_u32).prop_map(|n| Epoch::new(n.wrapping_sub(4))), any::<u32>().prop_map(Epoch::new)]
+    prop_oneof![
+        (0..8_u32).prop_map(|n| Epoch::new(n.wrapping_sub(4))),
+        any::<u32>().prop_map(Epoch::new)
+    ]
 }
 
 proptest! {

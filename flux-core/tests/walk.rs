@@ -6,8 +6,12 @@
 
 use flux_core::layout::RowLayout;
 use flux_core::layout::{FAULT_BYTES, WorkspaceSize, control, fault, pad_bytes};
-use flux_core::program::{Await, Chunk, Forward, NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
-use flux_core::signal::{Control, Epoch, Left, Poisoned, Protocol, SharedMemory, Word, Words, initialise, read_fault};
+use flux_core::program::{
+    Await, Chunk, Forward, NONE, RowSource, Schedule, Sink, TileProgram, WorkItem,
+};
+use flux_core::signal::{
+    Control, Epoch, Left, Poisoned, Protocol, SharedMemory, Word, Words, initialise, read_fault,
+};
 use flux_core::{DType, Nodes, OpKind, Problem, Rank, TileShape, WorldSize};
 use std::ops::ControlFlow;
 use std::sync::atomic::{AtomicU64, Ordering::Relaxed};
@@ -38,9 +42,16 @@ impl Half {
     fn new(p: &TileProgram) -> Self {
         let (world, m_shard) = (p.problem.world().get(), p.problem.m_shard());
         let col_blocks = p.problem.n_local(p.rank).div_ceil(p.tile.n);
-        let shared = world * p.slots_per_source.max(m_shard * p.k_steps()).max(p.problem.most_y_rows() * col_blocks);
+        let shared = world
+            * p.slots_per_source
+                .max(m_shard * p.k_steps())
+                .max(p.problem.most_y_rows() * col_blocks);
         let cells = |count: u32| (0..count).map(|_| AtomicU64::new(0)).collect();
-        Self { shared: cells(shared), parts: cells(p.split_k_slots), results: cells(p.problem.m() * col_blocks) }
+        Self {
+            shared: cells(shared),
+            parts: cells(p.split_k_slots),
+            results: cells(p.problem.m() * col_blocks),
+        }
     }
 
     fn write(&self, cell: u32, value: u64) {
@@ -69,7 +80,8 @@ impl RankMemory {
     fn new(programs: &[TileProgram], first: Epoch) -> Self {
         let world = programs[0].problem.world();
         let size = programs[0].workspace();
-        let words = |bytes: u64| vec![vec![0_u32; usize::try_from(bytes / 4).unwrap()]; world.index()];
+        let words =
+            |bytes: u64| vec![vec![0_u32; usize::try_from(bytes / 4).unwrap()]; world.index()];
         let half = || Half::new(&programs[0]);
         let mut machine = Self {
             world,
@@ -91,44 +103,73 @@ impl RankMemory {
         let blocks = self.control.iter_mut().zip(&mut self.faults);
         // SAFETY: the blocks have the sizes that the layout asks for and are reached through the
         // views only. Their heap memory outlives the views, whose threads every test joins.
-        blocks.map(|(c, f)| unsafe { SharedMemory::new(pads.clone(), address(c), address(f), self.size) }).collect()
+        blocks
+            .map(|(c, f)| unsafe {
+                SharedMemory::new(pads.clone(), address(c), address(f), self.size)
+            })
+            .collect()
     }
 }
 
 /// One worker's walk: items `worker`, `worker + workers`, ...
-fn walk(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], worker: usize, workers: usize) -> Result<Left, Poisoned> {
+fn walk(
+    p: &TileProgram,
+    call: Protocol<'_, SharedMemory>,
+    data: &[[Half; 2]],
+    worker: usize,
+    workers: usize,
+) -> Result<Left, Poisoned> {
     for item in p.items.iter().skip(worker).step_by(workers) {
-        let wait = |entry: &Await| call.wait(entry.signal, Rank::new(entry.peer), patient(Duration::from_mins(1)));
+        let wait = |entry: &Await| {
+            call.wait(entry.signal, Rank::new(entry.peer), patient(Duration::from_mins(1)))
+        };
         p.awaits_of(item).iter().try_for_each(wait)?;
         check_rows(p, call, data, item);
         p.late_awaits_of(item).iter().try_for_each(wait)?;
         finish(p, call, data, item);
         call.complete(item, p.signalled_ranks(item))?;
     }
-    call.leave(u32::try_from(workers).unwrap(), !p.transfers.is_empty(), patient(Duration::from_mins(1)))
+    call.leave(
+        u32::try_from(workers).unwrap(),
+        !p.transfers.is_empty(),
+        patient(Duration::from_mins(1)),
+    )
 }
 
 /// Checks that every step of every gathered row of `item` is its source's.
-fn check_rows(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], item: &WorkItem) {
+fn check_rows(
+    p: &TileProgram,
+    call: Protocol<'_, SharedMemory>,
+    data: &[[Half; 2]],
+    item: &WorkItem,
+) {
     if item.a_source != RowSource::Gather {
         return;
     }
     let (m_shard, k_steps) = (p.problem.m_shard(), p.k_steps());
     for row in item.row..item.row + item.rows {
         let (owner, own_row) = p.problem.owner_of(row);
-        let (place, source, row) =
-            if p.rows.is_flattened() { (owner.get(), owner.get(), own_row) } else { (item.a_outer, item.out_outer, row) };
+        let (place, source, row) = if p.rows.is_flattened() {
+            (owner.get(), owner.get(), own_row)
+        } else {
+            (item.a_outer, item.out_outer, row)
+        };
         for step in item.k_first..item.k_first + item.k_steps {
             let index = row * k_steps + step;
             let seen = data[p.rank.index()][call.half()].read(place * m_shard * k_steps + index);
-            assert_eq!(seen, stamp(call.epoch(), source, index), "row {row}, step {step} in {item:?}");
+            assert_eq!(
+                seen,
+                stamp(call.epoch(), source, index),
+                "row {row}, step {step} in {item:?}"
+            );
         }
     }
 }
 
 /// Checks the partial results of `item`, and stores its own.
 fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]], item: &WorkItem) {
-    let place = if p.rows.has_two_exchanges() { p.problem.m_shard() } else { p.problem.most_y_rows() };
+    let place =
+        if p.rows.has_two_exchanges() { p.problem.m_shard() } else { p.problem.most_y_rows() };
     let (rank, epoch) = (p.rank.get(), call.epoch());
     let at = |rank: u32| &data[rank as usize][call.half()];
     let own = at(rank);
@@ -140,18 +181,26 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
     let scattered = |row: u32| row * col_blocks + item.col / p.tile.n;
     if matches!(item.sink, Sink::Send | Sink::Reduce) && item.partials > 0 {
         // In the order of sending: around the own node, then for the own shard around the others.
-        let (per_node, nodes) = (p.nodes.per_node(), if item.sink == Sink::Reduce { p.nodes.count() } else { 1 });
+        let (per_node, nodes) =
+            (p.nodes.per_node(), if item.sink == Sink::Reduce { p.nodes.count() } else { 1 });
         let steps = (1..per_node).chain((1..nodes).map(|distance| distance * per_node));
         let sources = steps.map(|step| p.nodes.before(p.rank, step));
         for (place, source) in (0..item.partials).zip(sources) {
             let slot = place * p.slots_per_source + item.partial_slot;
-            assert_eq!(own.read(slot), stamp(epoch, source.get(), slot % p.slots_per_source), "{item:?}");
+            assert_eq!(
+                own.read(slot),
+                stamp(epoch, source.get(), slot % p.slots_per_source),
+                "{item:?}"
+            );
         }
     }
     let result = |row: u32| (row * col_blocks + item.col / p.tile.n) as usize;
     let share = || {
         let first = p.problem.shard_rows(p.rank).start;
-        for (peer, row) in p.signalled_ranks(item).flat_map(|peer| (item.row..item.row + item.rows).map(move |row| (peer, row))) {
+        for (peer, row) in p
+            .signalled_ranks(item)
+            .flat_map(|peer| (item.row..item.row + item.rows).map(move |row| (peer, row)))
+        {
             at(peer.get()).results[result(first + row)].store(stamp(epoch, rank, row), Relaxed);
         }
     };
@@ -160,24 +209,39 @@ fn finish(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]],
         Sink::Copy => {
             for row in item.row..item.row + item.rows {
                 let (owner, own_row) = p.problem.owner_of(row);
-                assert_eq!(own.results[result(row)].load(Relaxed), stamp(epoch, owner.get(), own_row), "row {row} in {item:?}");
+                assert_eq!(
+                    own.results[result(row)].load(Relaxed),
+                    stamp(epoch, owner.get(), own_row),
+                    "row {row} in {item:?}"
+                );
             }
         }
-        Sink::Send => at(item.dest).write(item.slot, stamp(epoch, rank, item.slot % p.slots_per_source)),
-        Sink::Partial => own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed),
+        Sink::Send => {
+            at(item.dest).write(item.slot, stamp(epoch, rank, item.slot % p.slots_per_source));
+        }
+        Sink::Partial => {
+            own.parts[item.part as usize].store(stamp(epoch, rank, item.part), Relaxed);
+        }
         Sink::Scatter => {
             for owner in p.problem.world().ranks() {
                 let owned = p.reduced_rows(owner);
                 for row in (item.row..item.row + item.rows).filter(|row| owned.contains(row)) {
                     let index = scattered(row - owned.start);
-                    at(owner.get()).write(rank * place * col_blocks + index, stamp(epoch, rank, index));
+                    at(owner.get())
+                        .write(rank * place * col_blocks + index, stamp(epoch, rank, index));
                 }
             }
         }
         Sink::ReduceRows => {
-            for (source, row) in (0..item.partials).flat_map(|source| (item.row..item.row + item.rows).map(move |row| (source, row))) {
+            for (source, row) in (0..item.partials)
+                .flat_map(|source| (item.row..item.row + item.rows).map(move |row| (source, row)))
+            {
                 let index = scattered(row);
-                assert_eq!(own.read(source * place * col_blocks + index), stamp(epoch, source, index), "row {row} in {item:?}");
+                assert_eq!(
+                    own.read(source * place * col_blocks + index),
+                    stamp(epoch, source, index),
+                    "row {row} in {item:?}"
+                );
             }
             if item.raise != NONE {
                 share();
@@ -195,7 +259,8 @@ fn push(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]]) {
             for step in t.col / p.tile.k..(t.col + t.cols).div_ceil(p.tile.k) {
                 let index = row * k_steps + step;
                 let value = stamp(call.epoch(), p.rank.get(), index);
-                data[t.dest as usize][call.half()].write(t.place * m_shard * k_steps + index, value);
+                data[t.dest as usize][call.half()]
+                    .write(t.place * m_shard * k_steps + index, value);
             }
         }
         call.publish(Rank::new(t.dest), t.raise);
@@ -205,8 +270,10 @@ fn push(p: &TileProgram, call: Protocol<'_, SharedMemory>, data: &[[Half; 2]]) {
         for row in to.row..to.row + to.rows {
             for step in to.col / p.tile.k..(to.col + to.cols).div_ceil(p.tile.k) {
                 let index = row * k_steps + step;
-                let value = data[p.rank.index()][call.half()].read(from * m_shard * k_steps + index);
-                data[to.dest as usize][call.half()].write(to.place * m_shard * k_steps + index, value);
+                let value =
+                    data[p.rank.index()][call.half()].read(from * m_shard * k_steps + index);
+                data[to.dest as usize][call.half()]
+                    .write(to.place * m_shard * k_steps + index, value);
             }
         }
         call.publish(Rank::new(to.dest), to.raise);
@@ -225,11 +292,16 @@ fn programs_on(op: OpKind, nodes: u32, world: u32, schedule: Schedule) -> Vec<Ti
     let (m, n, k) = match op {
         // The first rank has 8 columns or elements of k more than the others.
         OpKind::AllGatherGemm => (37, 40 * world.index() + 8, 40),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (37, 40 * world.index(), 40 * world.index() + 8),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+            (37, 40 * world.index(), 40 * world.index() + 8)
+        }
     };
     let problem = Problem::new(op, m * world.index(), n, k, DType::Bf16, world).unwrap();
     let nodes = Nodes::new(world, nodes).unwrap();
-    world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap()).collect()
+    world
+        .ranks()
+        .map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap())
+        .collect()
 }
 
 /// Runs `calls` calls on all ranks, with the wrap of the epoch in the middle.
@@ -249,10 +321,16 @@ fn run(programs: &[TileProgram], workers: usize, calls: u32) {
                     let call = Protocol::open(words, p.rank);
                     thread::scope(|scope| {
                         scope.spawn(move || push(p, call, data));
-                        let walk = |worker| scope.spawn(move || walk(p, call, data, worker, workers));
+                        let walk =
+                            |worker| scope.spawn(move || walk(p, call, data, worker, workers));
                         let left: Vec<_> = (0..workers).map(walk).collect::<Vec<_>>();
-                        let left: Vec<_> = left.into_iter().map(|t| t.join().unwrap().unwrap()).collect();
-                        assert_eq!(left.iter().filter(|&&left| left == Left::Closed).count(), 1, "{left:?}");
+                        let left: Vec<_> =
+                            left.into_iter().map(|t| t.join().unwrap().unwrap()).collect();
+                        assert_eq!(
+                            left.iter().filter(|&&left| left == Left::Closed).count(),
+                            1,
+                            "{left:?}"
+                        );
                     });
                 }
             });
@@ -271,10 +349,17 @@ const TILE: TileShape = TileShape::new(16, 16, 16);
 #[test]
 fn calls_read_what_the_same_call_left_across_the_wrap_of_the_epoch() {
     for op in OpKind::ALL {
-        for (world, chunk, raster_group) in
-            [(1, Chunk::Shard, u32::MAX), (2, Chunk::Tiles(1), 1), (3, Chunk::Tiles(2), 2), (5, Chunk::Shard, u32::MAX)]
-        {
-            run(&programs(op, world, Schedule { chunk, raster_group, ..Schedule::of(TILE) }), 3, 40);
+        for (world, chunk, raster_group) in [
+            (1, Chunk::Shard, u32::MAX),
+            (2, Chunk::Tiles(1), 1),
+            (3, Chunk::Tiles(2), 2),
+            (5, Chunk::Shard, u32::MAX),
+        ] {
+            run(
+                &programs(op, world, Schedule { chunk, raster_group, ..Schedule::of(TILE) }),
+                3,
+                40,
+            );
         }
     }
 }
@@ -289,10 +374,25 @@ fn calls_with_split_k_slices_and_flattened_rows_read_what_the_same_call_left() {
             (3, 2, 2, RowLayout::Flattened, 1),
             (5, 3, 3, RowLayout::Flattened, 1),
         ] {
-            let schedule = Schedule { chunk: Chunk::Tiles(2), k_slices, split_k, rows, group, ..Schedule::of(TILE) };
+            let schedule = Schedule {
+                chunk: Chunk::Tiles(2),
+                k_slices,
+                split_k,
+                rows,
+                group,
+                ..Schedule::of(TILE)
+            };
             run(&programs(op, world, schedule), 3, 40);
             if rows.is_flattened() && op == OpKind::GemmAllReduce {
-                run(&programs(op, world, Schedule { rows: RowLayout::FlattenedTwoExchanges, ..schedule }), 3, 40);
+                run(
+                    &programs(
+                        op,
+                        world,
+                        Schedule { rows: RowLayout::FlattenedTwoExchanges, ..schedule },
+                    ),
+                    3,
+                    40,
+                );
             }
         }
     }
@@ -302,7 +402,8 @@ fn calls_with_split_k_slices_and_flattened_rows_read_what_the_same_call_left() {
 fn calls_across_nodes_read_what_the_same_call_left() {
     for op in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter] {
         for (nodes, world, split_k, group) in [(2, 4, 1, 1), (2, 6, 2, 2), (3, 6, 1, 3)] {
-            let schedule = Schedule { chunk: Chunk::Tiles(2), split_k, group, ..Schedule::of(TILE) };
+            let schedule =
+                Schedule { chunk: Chunk::Tiles(2), split_k, group, ..Schedule::of(TILE) };
             run(&programs_on(op, nodes, world, schedule), 2, 40);
         }
     }
@@ -318,7 +419,10 @@ fn a_missing_peer_ends_the_call_with_a_record_that_names_it() {
     assert_eq!(call.wait(2, Rank::new(1), patient(Duration::from_millis(5))), Err(Poisoned));
 
     let record = read_fault(&words[0]).unwrap();
-    assert_eq!((record.code, record.wait, record.rank, record.peer, record.signal), (fault::TIMEOUT, fault::SIGNAL, 0, 1, 2));
+    assert_eq!(
+        (record.code, record.wait, record.rank, record.peer, record.signal),
+        (fault::TIMEOUT, fault::SIGNAL, 0, 1, 2)
+    );
     assert_eq!((record.expected, record.seen, record.epoch, record.abort), (1, 0, 1, 0));
 
     // Other waits of the rank give up at once, nothing more is published, and the first record

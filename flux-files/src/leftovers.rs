@@ -31,12 +31,19 @@ pub(crate) fn sweep(folder: &Path) {
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix(PREFIX)?.strip_suffix(SUFFIX));
-        if number.is_some_and(|number| number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit())) {
+        if number.is_some_and(|number| {
+            number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit())
+        }) {
             let path = entry.path();
             match remove_dead(&path) {
-                Ok(true) => tracing::info!(path = %path.display(), "removed what a killed writer left"),
+                Ok(true) => {
+                    tracing::info!(path = %path.display(), "removed what a killed writer left");
+                }
                 Ok(false) => {}
-                Err(error) => tracing::debug!(path = %path.display(), %error, "cannot tell whether a writer is dead"),
+                Err(error) => {
+                    tracing::debug!(path = %path.display(), %error, "cannot tell whether a writer \
+                                                                     is dead");
+                }
             }
         }
     }
@@ -71,17 +78,24 @@ mod tests {
         let (dead, live) = (name(dir.path()).unwrap(), name(dir.path()).unwrap());
         let locked = File::create(&live).unwrap();
         assert!(lock(&locked).unwrap());
-        let others = [".flux-0123.partial", ".flux-0123456789abcdeg.partial", "flux-0123456789abcdef.partial", ".y.st.partial"];
+        let others = [
+            ".flux-0123.partial",
+            ".flux-0123456789abcdeg.partial",
+            "flux-0123456789abcdef.partial",
+            ".y.st.partial",
+        ];
         for name in others {
             File::create(dir.path().join(name)).unwrap();
         }
         File::create(&dead).unwrap();
-        std::os::unix::fs::symlink("elsewhere", dir.path().join(".flux-0123456789abcdef.partial")).unwrap();
+        std::os::unix::fs::symlink("elsewhere", dir.path().join(".flux-0123456789abcdef.partial"))
+            .unwrap();
         sweep(dir.path());
         assert!(!dead.exists() && live.exists());
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), others.len() + 2);
         drop(locked);
-        // A process that another test starts has a copy of the descriptor until it runs its program.
+        // A process that another test starts has a copy of the descriptor until it runs its
+        // program.
         while live.exists() {
             sweep(dir.path());
         }

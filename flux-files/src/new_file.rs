@@ -109,7 +109,9 @@ impl NewFile {
 
     /// Gives an unnamed file the target's name, or returns another one where that is taken.
     fn link(&self) -> io::Result<Option<PathBuf>> {
-        let link = |name: &Path| rustix::fs::linkat(CWD, descriptor(&self.file), CWD, name, AtFlags::SYMLINK_FOLLOW);
+        let link = |name: &Path| {
+            rustix::fs::linkat(CWD, descriptor(&self.file), CWD, name, AtFlags::SYMLINK_FOLLOW)
+        };
         if fs::symlink_metadata(&self.target).is_err() {
             match link(&self.target) {
                 Ok(()) => return Ok(None),

@@ -15,7 +15,9 @@ const LINKS: usize = 40;
 /// The system's: links in a circle, or one that the kernel does not let this user follow.
 pub fn behind_links(path: &Path) -> io::Result<PathBuf> {
     // The kernel refuses links that others planted in a folder for everybody.
-    fs::metadata(path).map(drop).or_else(|error| if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) })?;
+    fs::metadata(path).map(drop).or_else(|error| {
+        if error.kind() == io::ErrorKind::NotFound { Ok(()) } else { Err(error) }
+    })?;
     let mut path = path.to_owned();
     for _ in 0..=LINKS {
         let Ok(to) = fs::read_link(&path) else { return Ok(path) };

@@ -26,7 +26,9 @@ impl Selection {
     /// The variants for an architecture.
     pub fn variants(self, arch: Arch) -> Vec<Variant> {
         match self {
-            Self::Every => KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all).collect(),
+            Self::Every => {
+                KernelTarget::ahead_of_time(arch).into_iter().flat_map(Variant::all).collect()
+            }
             Self::Cover => Variant::cover(KernelTarget::of_arch(arch)),
         }
     }
@@ -37,7 +39,11 @@ impl Selection {
 ///
 /// # Errors
 /// The first [`AheadError`] in that order; the others are compiled all the same.
-pub fn compile_ahead(arch: Arch, variants: &[Variant], folder: &Path) -> Result<Vec<Report>, AheadError> {
+pub fn compile_ahead(
+    arch: Arch,
+    variants: &[Variant],
+    folder: &Path,
+) -> Result<Vec<Report>, AheadError> {
     // Links are measured by Hopper's bulk copies.
     let links = (arch == Arch::Sm90a).then(Source::links);
     let others = [Source::rms_norm(), Source::gathered_rows(), Source::harness()];
@@ -48,7 +54,9 @@ pub fn compile_ahead(arch: Arch, variants: &[Variant], folder: &Path) -> Result<
     std::thread::scope(|scope| {
         for _ in 0..threads {
             scope.spawn(|| {
-                while let Some((index, source)) = Some(next.fetch_add(1, Ordering::Relaxed)).and_then(|i| Some((i, sources.get(i)?))) {
+                while let Some((index, source)) = Some(next.fetch_add(1, Ordering::Relaxed))
+                    .and_then(|i| Some((i, sources.get(i)?)))
+                {
                     let result = Cubins::compile_ahead(&KernelSource::ours(source, arch), folder);
                     done.lock().unwrap_or_else(PoisonError::into_inner).push((index, result));
                 }

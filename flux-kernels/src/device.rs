@@ -26,7 +26,11 @@ pub struct KernelTarget {
 #[non_exhaustive]
 pub enum NoKernel {
     /// The device is older than mma.sync of bf16.
-    #[error("the device has compute capability {}.{}, the kernels need 8.0 or later", compute.0, compute.1)]
+    #[error(
+        "the device has compute capability {}.{}, the kernels need 8.0 or later",
+        compute.0,
+        compute.1
+    )]
     TooOld {
         /// Of the device.
         compute: (u32, u32),
@@ -50,7 +54,9 @@ impl KernelTarget {
         match asked {
             None => Self::chosen(compute, false),
             Some(value) if value == "sm_80" => Self::chosen(compute, true),
-            Some(value) => Err(NoKernel::UnknownArch { value: value.to_string_lossy().into_owned() }),
+            Some(value) => {
+                Err(NoKernel::UnknownArch { value: value.to_string_lossy().into_owned() })
+            }
         }
     }
 
@@ -65,12 +71,21 @@ impl KernelTarget {
     fn words(self, compute: (u32, u32)) -> String {
         let (generation, arch, (major, minor)) = (self.generation, self.arch.name(), compute);
         match generation {
-            Generation::Hopper => format!("{generation}, made for compute capability {major}.{minor}"),
+            Generation::Hopper => {
+                format!("{generation}, made for compute capability {major}.{minor}")
+            }
             Generation::Portable if compute == (9, 0) => {
-                format!("{generation}, the portable one, from {arch}, as {FLUX_ARCH}={generation} asks, in place of {}", Generation::Hopper)
+                format!(
+                    "{generation}, the portable one, from {arch}, as {FLUX_ARCH}={generation} \
+                     asks, in place of {}",
+                    Generation::Hopper
+                )
             }
             Generation::Portable => {
-                format!("{generation}, the portable one, from {arch}: compute capability {major}.{minor} has none of its own")
+                format!(
+                    "{generation}, the portable one, from {arch}: compute capability \
+                     {major}.{minor} has none of its own"
+                )
             }
         }
     }
@@ -87,13 +102,15 @@ impl KernelTarget {
     /// where the portable kernel is tested.
     pub fn ahead_of_time(arch: Arch) -> Vec<Self> {
         let of_arch = Self::of_arch(arch);
-        let of_hopper = (arch == Arch::Compute80).then_some(Self { shared_bytes: HOPPER_SHARED_BYTES, ..of_arch });
+        let of_hopper = (arch == Arch::Compute80)
+            .then_some(Self { shared_bytes: HOPPER_SHARED_BYTES, ..of_arch });
         std::iter::once(of_arch).chain(of_hopper).collect()
     }
 
     /// The target of `arch` by itself.
     pub const fn of_arch(arch: Arch) -> Self {
-        let generation = if matches!(arch, Arch::Sm90a) { Generation::Hopper } else { Generation::Portable };
+        let generation =
+            if matches!(arch, Arch::Sm90a) { Generation::Hopper } else { Generation::Portable };
         Self { generation, arch, shared_bytes: arch.shared_bytes() }
     }
 
@@ -110,7 +127,11 @@ impl KernelTarget {
             _ => Arch::Compute80,
         };
         let of_arch = Self::of_arch(arch);
-        Ok(if compute.0 == 9 { Self { shared_bytes: HOPPER_SHARED_BYTES, ..of_arch } } else { of_arch })
+        Ok(if compute.0 == 9 {
+            Self { shared_bytes: HOPPER_SHARED_BYTES, ..of_arch }
+        } else {
+            of_arch
+        })
     }
 }
 
@@ -120,8 +141,10 @@ mod tests {
 
     #[test]
     fn hopper_has_a_kernel_of_its_own_and_others_the_portable_one() {
-        let chosen =
-            |compute| KernelTarget::chosen(compute, false).map(|target| (target.generation, target.arch, target.shared_bytes >> 10));
+        let chosen = |compute| {
+            KernelTarget::chosen(compute, false)
+                .map(|target| (target.generation, target.arch, target.shared_bytes >> 10))
+        };
         assert_eq!(chosen((9, 0)), Ok((Generation::Hopper, Arch::Sm90a, 227)));
         assert_eq!(chosen((8, 0)), Ok((Generation::Portable, Arch::Sm80, 163)));
         assert_eq!(chosen((8, 7)), Ok((Generation::Portable, Arch::Sm80, 163)));
@@ -129,22 +152,40 @@ mod tests {
         assert_eq!(chosen((8, 9)), Ok((Generation::Portable, Arch::Sm89, 99)));
         assert_eq!(chosen((10, 3)), Ok((Generation::Portable, Arch::Sm100, 227)));
         assert_eq!(chosen((12, 0)), Ok((Generation::Portable, Arch::Sm120, 99)));
-        assert_eq!(chosen((13, 0)), Ok((Generation::Portable, Arch::Compute80, 99)), "the least of all");
+        assert_eq!(
+            chosen((13, 0)),
+            Ok((Generation::Portable, Arch::Compute80, 99)),
+            "the least of all"
+        );
         assert_eq!(chosen((7, 5)), Err(NoKernel::TooOld { compute: (7, 5) }));
     }
 
     #[test]
     fn hopper_runs_the_portable_kernel_with_all_of_its_shared_memory() {
         let target = KernelTarget::chosen((9, 0), true);
-        assert_eq!(target, Ok(KernelTarget { generation: Generation::Portable, arch: Arch::Compute80, shared_bytes: 227 << 10 }));
+        assert_eq!(
+            target,
+            Ok(KernelTarget {
+                generation: Generation::Portable,
+                arch: Arch::Compute80,
+                shared_bytes: 227 << 10
+            })
+        );
     }
 
     #[test]
     fn words_say_which_kernel_runs_and_why() {
-        let words = |compute, portable| KernelTarget::chosen(compute, portable).unwrap().words(compute);
+        let words =
+            |compute, portable| KernelTarget::chosen(compute, portable).unwrap().words(compute);
         assert_eq!(words((9, 0), false), "sm_90a, made for compute capability 9.0");
-        assert_eq!(words((9, 0), true), "sm_80, the portable one, from compute_80, as FLUX_ARCH=sm_80 asks, in place of sm_90a");
-        assert_eq!(words((8, 9), false), "sm_80, the portable one, from sm_89: compute capability 8.9 has none of its own");
+        assert_eq!(
+            words((9, 0), true),
+            "sm_80, the portable one, from compute_80, as FLUX_ARCH=sm_80 asks, in place of sm_90a"
+        );
+        assert_eq!(
+            words((8, 9), false),
+            "sm_80, the portable one, from sm_89: compute capability 8.9 has none of its own"
+        );
     }
 
     #[test]

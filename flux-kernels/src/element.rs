@@ -79,7 +79,10 @@ mod tests {
         for ((&v, &n), &w) in values.iter().zip(&narrow).zip(&wide) {
             assert_eq!(n, T::from_f32(v));
             assert_eq!(w.to_bits(), n.to_f32().to_bits());
-            assert!(f64::from((w - v).abs()) <= T::DTYPE.unit_roundoff() * f64::from(v.abs()), "{v} became {w}");
+            assert!(
+                f64::from((w - v).abs()) <= T::DTYPE.unit_roundoff() * f64::from(v.abs()),
+                "{v} became {w}"
+            );
         }
     }
 

@@ -83,7 +83,12 @@ impl Activation {
     pub fn definition(self, v: f64) -> f64 {
         match self {
             Self::None => v,
-            Self::Gelu => 0.5 * v * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v * v * v)).tanh()),
+            Self::Gelu => {
+                0.5 * v
+                    * (1.0
+                        + ((2.0 / std::f64::consts::PI).sqrt() * (v + 0.044_715 * v * v * v))
+                            .tanh())
+            }
             Self::Silu => v / (1.0 + (-v).exp()),
             Self::Relu => v.max(0.0),
         }
@@ -136,7 +141,10 @@ impl FromStr for Activation {
     type Err = NoSuchActivation;
 
     fn from_str(word: &str) -> Result<Self, NoSuchActivation> {
-        Self::ALL.into_iter().find(|activation| activation.name() == word).ok_or_else(|| NoSuchActivation { word: word.to_owned() })
+        Self::ALL
+            .into_iter()
+            .find(|activation| activation.name() == word)
+            .ok_or_else(|| NoSuchActivation { word: word.to_owned() })
     }
 }
 
@@ -154,9 +162,17 @@ mod tests {
     fn activations_are_within_their_bound_of_the_definition() {
         for activation in Activation::ALL {
             for v in floats() {
-                let (exact, found) = (activation.definition(f64::from(v)), f64::from(activation.apply(v)));
-                let bound = if activation.is_exact() { 0.0 } else { Activation::ERROR * f64::from(v.abs()) };
-                assert!((found - exact).abs() <= bound, "{activation}({v:e}) = {found:e}, must be {exact:e} within {bound:e}");
+                let (exact, found) =
+                    (activation.definition(f64::from(v)), f64::from(activation.apply(v)));
+                let bound = if activation.is_exact() {
+                    0.0
+                } else {
+                    Activation::ERROR * f64::from(v.abs())
+                };
+                assert!(
+                    (found - exact).abs() <= bound,
+                    "{activation}({v:e}) = {found:e}, must be {exact:e} within {bound:e}"
+                );
             }
         }
     }
@@ -167,8 +183,12 @@ mod tests {
         for activation in Activation::ALL.into_iter().filter(|activation| !activation.is_exact()) {
             let ulp = |v: f64| v * f64::from(f32::EPSILON);
             for v in floats().filter(|v| *v > 0.0) {
-                let (exact, found) = (activation.definition(f64::from(v)), f64::from(activation.apply(v)));
-                assert!((found - exact).abs() <= 3.0 * ulp(exact), "{activation}({v:e}) = {found:e}");
+                let (exact, found) =
+                    (activation.definition(f64::from(v)), f64::from(activation.apply(v)));
+                assert!(
+                    (found - exact).abs() <= 3.0 * ulp(exact),
+                    "{activation}({v:e}) = {found:e}"
+                );
             }
         }
     }
@@ -186,7 +206,10 @@ mod tests {
             (Activation::Relu, -1.5, 0.0),
         ] {
             let found = activation.definition(v);
-            assert!((found - expected).abs() <= 1e-15, "{activation}({v}) = {found}, must be {expected}");
+            assert!(
+                (found - expected).abs() <= 1e-15,
+                "{activation}({v}) = {found}, must be {expected}"
+            );
         }
     }
 
@@ -205,9 +228,14 @@ mod tests {
             let mut steepest: f64 = 0.0;
             for i in -8000..8000 {
                 let v = f64::from(i) / 1000.0;
-                steepest = steepest.max((activation.definition(v + 0.001) - activation.definition(v)).abs() / 0.001);
+                steepest = steepest.max(
+                    (activation.definition(v + 0.001) - activation.definition(v)).abs() / 0.001,
+                );
             }
-            assert!(steepest <= activation.slope() + 1e-9 && steepest > activation.slope() - 0.002, "{activation}: {steepest}");
+            assert!(
+                steepest <= activation.slope() + 1e-9 && steepest > activation.slope() - 0.002,
+                "{activation}: {steepest}"
+            );
         }
     }
 

@@ -71,21 +71,33 @@ pub struct Source {
 impl Source {
     /// RMSNorm of finished rows.
     pub fn rms_norm() -> Self {
-        Self { name: "flux_rms_norm".to_owned(), text: include_str!("../cuda/norm/rms_norm.cu").to_owned() }
+        Self {
+            name: "flux_rms_norm".to_owned(),
+            text: include_str!("../cuda/norm/rms_norm.cu").to_owned(),
+        }
     }
 
     /// Copies of gathered rows.
     pub fn gathered_rows() -> Self {
-        Self { name: "flux_gathered_rows".to_owned(), text: include_str!("../cuda/gather/gathered_rows.cu").to_owned() }
+        Self {
+            name: "flux_gathered_rows".to_owned(),
+            text: include_str!("../cuda/gather/gathered_rows.cu").to_owned(),
+        }
     }
 
     /// Operand data, verification and timing.
     pub fn harness() -> Self {
-        Self { name: "flux_harness".to_owned(), text: include_str!("../cuda/harness/harness.cu").to_owned() }
+        Self {
+            name: "flux_harness".to_owned(),
+            text: include_str!("../cuda/harness/harness.cu").to_owned(),
+        }
     }
 
     /// Bulk copies and signal latency.
     pub fn links() -> Self {
-        Self { name: "flux_links".to_owned(), text: include_str!("../cuda/harness/links.cu").to_owned() }
+        Self {
+            name: "flux_links".to_owned(),
+            text: include_str!("../cuda/harness/links.cu").to_owned(),
+        }
     }
 }

@@ -142,7 +142,8 @@ impl Variant {
 
     /// Whether consumers split a tile by columns instead of rows: `kSplitColumns` of config.cuh.
     const fn splits_columns(&self) -> bool {
-        self.tile.m == 64 || self.tile.swaps_ab() && self.tile.n.is_multiple_of(64 * Self::CONSUMERS)
+        self.tile.m == 64
+            || self.tile.swaps_ab() && self.tile.n.is_multiple_of(64 * Self::CONSUMERS)
     }
 
     /// Columns of the boxes in which a tile is stored to `y`: `kBoxCols` of config.cuh. One
@@ -172,13 +173,17 @@ impl Variant {
         }
     }
 
-    /// Global staging memory of each CTA of a launch, in bytes: `kGlobalStagingBytes` of config.cuh.
-    /// An fp32 partial tile waits there until it is sent, and the first consumer's part of another
-    /// until the second's is.
+    /// Global staging memory of each CTA of a launch, in bytes: `kGlobalStagingBytes` of
+    /// config.cuh. An fp32 partial tile waits there until it is sent, and the first consumer's part
+    /// of another until the second's is.
     pub(crate) const fn epilogue_staging_bytes(&self) -> u64 {
         match (self.op, self.form, self.partials) {
-            (OpKind::GemmReduceScatter, Form::Hopper(_), Partials::F32) => (self.tile.m * self.tile.n * 4) as u64,
-            (OpKind::GemmReduceScatter, Form::Hopper(Staging::Shared), Partials::OpDType) => (self.tile.m * self.tile.n) as u64,
+            (OpKind::GemmReduceScatter, Form::Hopper(_), Partials::F32) => {
+                (self.tile.m * self.tile.n * 4) as u64
+            }
+            (OpKind::GemmReduceScatter, Form::Hopper(Staging::Shared), Partials::OpDType) => {
+                (self.tile.m * self.tile.n) as u64
+            }
             _ => 0,
         }
     }
@@ -186,7 +191,11 @@ impl Variant {
     /// Dynamic shared memory of a CTA, in bytes.
     pub const fn shared_bytes(&self) -> u32 {
         match self.form {
-            Form::Hopper(staging) => self.tile.shared_bytes(staging, self.stages, matches!(self.op, OpKind::GemmReduceScatter)),
+            Form::Hopper(staging) => self.tile.shared_bytes(
+                staging,
+                self.stages,
+                matches!(self.op, OpKind::GemmReduceScatter),
+            ),
             Form::Portable => self.tile.portable_shared_bytes(self.stages),
         }
     }

@@ -121,11 +121,17 @@ mod tests {
 
     #[test]
     fn tiles_have_every_row_once_and_each_gate_eight_columns_before_its_up() {
-        for (layout, n) in GateLayout::ALL.into_iter().flat_map(|layout| [16, 48, 112].map(|n| (layout, n))) {
+        for (layout, n) in
+            GateLayout::ALL.into_iter().flat_map(|layout| [16, 48, 112].map(|n| (layout, n)))
+        {
             let mut rows: Vec<_> = (0..n).map(|col| layout.row_in_tiles(col, n)).collect();
             for col in 0..n / 2 {
                 let at = (col / GATES * GATED_MULTIPLE + col % GATES) as usize;
-                assert_eq!((rows[at], rows[at + GATES as usize]), layout.rows_of(col, n), "{layout}, column {col} of {n}");
+                assert_eq!(
+                    (rows[at], rows[at + GATES as usize]),
+                    layout.rows_of(col, n),
+                    "{layout}, column {col} of {n}"
+                );
             }
             rows.sort_unstable();
             assert_eq!(rows, (0..n).collect::<Vec<_>>(), "{layout}");

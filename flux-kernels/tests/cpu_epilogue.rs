@@ -8,7 +8,9 @@ mod support;
 use flux_core::program::{Chunk, Schedule, TileProgram};
 use flux_core::signal::Epoch;
 use flux_core::{OpKind, Problem, Rank, TileShape, WorldSize};
-use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, Residual, Rows, RowsMut};
+use flux_kernels::cpu::{
+    Buffers, CpuArgs, Epilogue, ExecuteError, Executor, Residual, Rows, RowsMut,
+};
 use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
@@ -19,8 +21,8 @@ use support::{Member, alone, run};
 const OPS: [OpKind; 3] = OpKind::ALL;
 const WORLDS: [u32; 5] = [1, 2, 3, 4, 8];
 
-/// Two row blocks and three column blocks a shard, the last of each a tail, but in a split extent on
-/// the first half of the ranks.
+/// Two row blocks and three column blocks a shard, the last of each a tail, but in a split extent
+/// on the first half of the ranks.
 fn problem<T: Element>(op: OpKind, world: u32) -> Problem {
     of_columns::<T>(op, (40, world / 2), world)
 }
@@ -35,10 +37,15 @@ fn of_columns<T: Element>(op: OpKind, (n, more): (usize, u32), world: u32) -> Pr
     Problem::new(op, 13 * w, n, k, T::DTYPE, WorldSize::new(world).unwrap()).unwrap()
 }
 
-const SCHEDULE: Schedule = Schedule { chunk: Chunk::Tiles(2), raster_group: 2, ..Schedule::of(TileShape::new(8, 16, 16)) };
+const SCHEDULE: Schedule =
+    Schedule { chunk: Chunk::Tiles(2), raster_group: 2, ..Schedule::of(TileShape::new(8, 16, 16)) };
 
 /// Runs every rank and hands each result to `check`.
-fn each_rank<T: Element>(global: &Global<T>, workers: usize, check: impl Fn(&TileProgram, &[T]) + Sync) {
+fn each_rank<T: Element>(
+    global: &Global<T>,
+    workers: usize,
+    check: impl Fn(&TileProgram, &[T]) + Sync,
+) {
     run(&global.problem, &SCHEDULE, workers, Epoch::FIRST, |mut member: Member<'_, T>| {
         let (x, w) = global.shard(member.rank);
         for _ in 0..2 {
@@ -57,7 +64,8 @@ fn integer_biases_are_added_exactly_once() {
         let bias = |numbers: &mut Numbers| (numbers.next() % 129) as f32 - 64.0;
         for (op, world) in OPS.into_iter().flat_map(|op| WORLDS.map(|world| (op, world))) {
             for activation in Activation::of(op).iter().filter(|activation| activation.is_exact()) {
-                let global = Global::<T>::new(problem::<T>(op, world), 5, Numbers::unit).with_epilogue(5, bias, *activation);
+                let global = Global::<T>::new(problem::<T>(op, world), 5, Numbers::unit)
+                    .with_epilogue(5, bias, *activation);
                 each_rank(&global, 2, |program, y| global.verify_exact(program.rank.get(), y));
             }
         }
@@ -89,14 +97,24 @@ fn every_activation_stays_within_the_derived_bound() {
 fn gates_multiply_their_ups_in_both_layouts() {
     fn check<T: Element>() {
         let bias = |numbers: &mut Numbers| (numbers.next() % 9) as f32 - 4.0;
-        for (layout, world) in GateLayout::ALL.into_iter().flat_map(|layout| [1, 3, 4].map(|world| (layout, world))) {
-            for (n, activation) in [16, 80].into_iter().flat_map(|n| Activation::ALL.map(|activation| (n, activation))) {
+        for (layout, world) in
+            GateLayout::ALL.into_iter().flat_map(|layout| [1, 3, 4].map(|world| (layout, world)))
+        {
+            for (n, activation) in
+                [16, 80].into_iter().flat_map(|n| Activation::ALL.map(|activation| (n, activation)))
+            {
                 let problem = of_columns::<T>(OpKind::AllGatherGemm, (n, 0), world);
                 if activation.is_exact() {
-                    let global = Global::<T>::new(problem, 7, Numbers::unit).with_epilogue(7, bias, activation).gated(layout);
+                    let global = Global::<T>::new(problem, 7, Numbers::unit)
+                        .with_epilogue(7, bias, activation)
+                        .gated(layout);
                     each_rank(&global, 2, |program, y| global.verify_exact(program.rank.get(), y));
                 }
-                let global = Global::<T>::new(problem, 11, |n| 2.0 * n.uniform()).with_epilogue(11, |n| 4.0 * n.uniform(), activation);
+                let global = Global::<T>::new(problem, 11, |n| 2.0 * n.uniform()).with_epilogue(
+                    11,
+                    |n| 4.0 * n.uniform(),
+                    activation,
+                );
                 let global = global.gated(layout);
                 each_rank(&global, 1, |program, y| global.verify(program, y));
                 let unbiased = Global { bias: None, ..global };
@@ -133,16 +151,22 @@ fn an_epilogue_that_does_not_fit_is_refused_before_anything_is_touched() {
         assert!(result.is_ok() || y.iter().all(|y| y.is_nan()));
         result
     };
-    let text = call(Epilogue { bias: Some(&bias[..39]), ..Epilogue::default() }).unwrap_err().to_string();
+    let text =
+        call(Epilogue { bias: Some(&bias[..39]), ..Epilogue::default() }).unwrap_err().to_string();
     assert_eq!(text, "bias holds 39 elements with a row stride of 40; 1 rows of 40 need 40");
-    let refused = call(Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
+    let refused =
+        call(Epilogue { activation: Activation::Gelu, ..Epilogue::default() }).unwrap_err();
     assert_eq!(refused, ExecuteError::Activation { op: p.op(), activation: Activation::Gelu });
     assert_eq!(refused.to_string(), "gemm_rs takes no activation, and gelu was asked for");
-    let refused = call(Epilogue { gates: Some(GateLayout::Interleaved), ..Epilogue::default() }).unwrap_err();
+    let refused =
+        call(Epilogue { gates: Some(GateLayout::Interleaved), ..Epilogue::default() }).unwrap_err();
     assert!(matches!(refused, ExecuteError::Gates { n: 40, .. }), "{refused}");
     let rows = |elements| Residual::Rows(Rows { elements, stride: 40 });
-    let text = call(Epilogue { residual: Some(rows(&w[..519])), ..Epilogue::default() }).unwrap_err().to_string();
+    let text = call(Epilogue { residual: Some(rows(&w[..519])), ..Epilogue::default() })
+        .unwrap_err()
+        .to_string();
     assert_eq!(text, "residual holds 519 elements with a row stride of 40; 13 rows of 40 need 520");
     assert_eq!(memory.epoch(0), Epoch::FIRST);
-    call(Epilogue { bias: Some(&bias), residual: Some(rows(&w[..520])), ..Epilogue::default() }).unwrap();
+    call(Epilogue { bias: Some(&bias), residual: Some(rows(&w[..520])), ..Epilogue::default() })
+        .unwrap();
 }

@@ -10,7 +10,9 @@ use flux_core::program::{NONE, RowSource, Schedule, Sink, TileProgram, WorkItem}
 use flux_core::signal::Epoch;
 use flux_core::{DType, OpKind, Problem, Rank, TileShape, WorldSize};
 use flux_kernels::WeightLayout;
-use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{
+    Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut,
+};
 use half::{bf16, f16};
 use std::num::NonZeroUsize;
 use std::sync::atomic::Ordering;
@@ -28,10 +30,20 @@ fn problem(op: OpKind, world: u32) -> Problem {
 }
 
 /// One call of a rank whose peers do nothing, on zeros.
-fn call(program: &TileProgram, memory: HostMemory<'_>, workers: usize, await_pushed: bool) -> Result<(), ExecuteError> {
+fn call(
+    program: &TileProgram,
+    memory: HostMemory<'_>,
+    workers: usize,
+    await_pushed: bool,
+) -> Result<(), ExecuteError> {
     let p = &program.problem;
-    let zeros = |shape: flux_core::problem::Shape| vec![bf16::ZERO; (shape.rows * shape.cols) as usize];
-    let (x, w, mut y) = (zeros(p.x_shape(Rank::new(0))), zeros(p.w_shape(Rank::new(0))), zeros(p.y_shape(Rank::new(0))));
+    let zeros =
+        |shape: flux_core::problem::Shape| vec![bf16::ZERO; (shape.rows * shape.cols) as usize];
+    let (x, w, mut y) = (
+        zeros(p.x_shape(Rank::new(0))),
+        zeros(p.w_shape(Rank::new(0))),
+        zeros(p.y_shape(Rank::new(0))),
+    );
     Executor::new(program.clone(), NonZeroUsize::new(workers).unwrap())?.run(
         &mut Buffers::default(),
         CpuArgs {
@@ -58,7 +70,9 @@ fn raise_all(program: &TileProgram, memory: &Memory, epoch: Epoch) {
 
 #[test]
 fn a_late_rank_gets_a_timeout_that_names_it() {
-    for (op, workers) in [(OpKind::AllGatherGemm, 1), (OpKind::AllGatherGemm, 3), (OpKind::GemmReduceScatter, 2)] {
+    for (op, workers) in
+        [(OpKind::AllGatherGemm, 1), (OpKind::AllGatherGemm, 3), (OpKind::GemmReduceScatter, 2)]
+    {
         let (program, memory) = alone(&problem(op, 3), 1, &SCHEDULE, FIRST);
         // rank 2 has shard slot 1 at rank 1, rank 0 slot 0; only rank 0's rows have arrived
         let signal_of_0 = memory.signal(1, 0, FIRST);
@@ -66,9 +80,20 @@ fn a_late_rank_gets_a_timeout_that_names_it() {
         let started = Instant::now();
         let error = call(&program, memory.view(1, SOON), workers, false).unwrap_err();
         assert!(started.elapsed() >= SOON);
-        let expected = ExecuteError::Timeout { rank: 1, peer: 2, wait: fault::SIGNAL, signal: 1, expected: 41, seen: 40, epoch: 41 };
+        let expected = ExecuteError::Timeout {
+            rank: 1,
+            peer: 2,
+            wait: fault::SIGNAL,
+            signal: 1,
+            expected: 41,
+            seen: 40,
+            epoch: 41,
+        };
         assert_eq!(error, expected);
-        assert_eq!(error.to_string(), "rank 1: signal 1 of rank 2 did not come: epoch 41 expected, 40 seen, in call 41");
+        assert_eq!(
+            error.to_string(),
+            "rank 1: signal 1 of rank 2 did not come: epoch 41 expected, 40 seen, in call 41"
+        );
         let record = FaultRecord {
             state: 1,
             code: fault::TIMEOUT,
@@ -89,13 +114,42 @@ fn a_late_rank_gets_a_timeout_that_names_it() {
 #[test]
 fn what_there_is_no_memory_for_is_refused_with_its_size() {
     // More than a process can address.
-    let big = Problem::new(OpKind::AllGatherGemm, 1 << 24, 16, 1 << 24, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-    let wide = Problem::new(OpKind::GemmReduceScatter, 2, 1 << 24, 1 << 24, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
-    for (problem, what, bytes) in [(big, "a worker's rows of x in fp32", 1_usize << 49), (wide, "weights in fp32", 1 << 50)] {
-        let program = TileProgram::build(&problem, Rank::new(0), &Schedule::of(TileShape::new(1 << 20, 1 << 20, 1 << 20))).unwrap();
-        let refused = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap().reserve(&mut Buffers::default()).unwrap_err();
+    let big = Problem::new(
+        OpKind::AllGatherGemm,
+        1 << 24,
+        16,
+        1 << 24,
+        DType::Bf16,
+        WorldSize::new(2).unwrap(),
+    )
+    .unwrap();
+    let wide = Problem::new(
+        OpKind::GemmReduceScatter,
+        2,
+        1 << 24,
+        1 << 24,
+        DType::Bf16,
+        WorldSize::new(1).unwrap(),
+    )
+    .unwrap();
+    for (problem, what, bytes) in
+        [(big, "a worker's rows of x in fp32", 1_usize << 49), (wide, "weights in fp32", 1 << 50)]
+    {
+        let program = TileProgram::build(
+            &problem,
+            Rank::new(0),
+            &Schedule::of(TileShape::new(1 << 20, 1 << 20, 1 << 20)),
+        )
+        .unwrap();
+        let refused = Executor::<bf16>::new(program, NonZeroUsize::MIN)
+            .unwrap()
+            .reserve(&mut Buffers::default())
+            .unwrap_err();
         assert_eq!(refused, ExecuteError::OutOfMemory { what, bytes });
-        assert!(refused.to_string().starts_with(&format!("{bytes} bytes of {what} cannot be had")), "{refused}");
+        assert!(
+            refused.to_string().starts_with(&format!("{bytes} bytes of {what} cannot be had")),
+            "{refused}"
+        );
     }
 }
 
@@ -103,8 +157,15 @@ fn what_there_is_no_memory_for_is_refused_with_its_size() {
 #[test]
 fn a_tiles_buffers_are_no_larger_than_the_operands() {
     for [m, n] in [[1 << 24, 16], [2, 1 << 24]] {
-        let problem = Problem::new(OpKind::AllGatherGemm, m, n, 8, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-        let program = TileProgram::build(&problem, Rank::new(0), &Schedule::of(TileShape::new(1 << 24, 1 << 24, 1 << 24))).unwrap();
+        let problem =
+            Problem::new(OpKind::AllGatherGemm, m, n, 8, DType::Bf16, WorldSize::new(2).unwrap())
+                .unwrap();
+        let program = TileProgram::build(
+            &problem,
+            Rank::new(0),
+            &Schedule::of(TileShape::new(1 << 24, 1 << 24, 1 << 24)),
+        )
+        .unwrap();
         let executor = Executor::<bf16>::new(program, NonZeroUsize::MIN).unwrap();
         assert!(executor.reserve(&mut Buffers::default()).is_ok(), "{problem}");
     }
@@ -121,7 +182,11 @@ fn a_poisoned_rank_gives_up_at_once_and_publishes_nothing_more() {
     let second = call(&program, memory.view(0, NEVER), 2, false).unwrap_err();
     assert!(started.elapsed() < Duration::from_mins(1));
     assert_eq!(second, first);
-    assert_eq!(memory.signal(1, 0, FIRST).load(Ordering::Acquire), 7, "a signal after a failed call");
+    assert_eq!(
+        memory.signal(1, 0, FIRST).load(Ordering::Acquire),
+        7,
+        "a signal after a failed call"
+    );
     assert_eq!(memory.epoch(0), FIRST);
 }
 
@@ -135,7 +200,17 @@ fn the_abort_word_ends_a_wait() {
         });
         call(&program, memory.view(0, NEVER), 2, false).unwrap_err()
     });
-    assert_eq!(error, ExecuteError::Aborted { rank: 0, peer: 1, wait: fault::SIGNAL, signal: 0, abort: 9, epoch: 41 });
+    assert_eq!(
+        error,
+        ExecuteError::Aborted {
+            rank: 0,
+            peer: 1,
+            wait: fault::SIGNAL,
+            signal: 0,
+            abort: 9,
+            epoch: 41
+        }
+    );
     let record = memory.record(0);
     assert_eq!((record.state, record.code, record.abort), (1, fault::ABORTED, 9));
 }
@@ -145,19 +220,36 @@ fn a_mover_that_does_not_finish_keeps_the_call_open() {
     let (program, memory) = alone(&problem(OpKind::AllGatherGemm, 2), 1, &SCHEDULE, FIRST);
     raise_all(&program, &memory, FIRST);
     let error = call(&program, memory.view(1, SOON), 1, true).unwrap_err();
-    let expected = ExecuteError::Timeout { rank: 1, peer: 1, wait: fault::PUSHED, signal: 0, expected: 41, seen: 40, epoch: 41 };
+    let expected = ExecuteError::Timeout {
+        rank: 1,
+        peer: 1,
+        wait: fault::PUSHED,
+        signal: 0,
+        expected: 41,
+        seen: 40,
+        epoch: 41,
+    };
     assert_eq!(error, expected);
 }
 
 #[test]
 fn a_signal_of_any_other_time_is_not_taken_for_this_call() {
-    for stale in [FIRST.before(1), FIRST.before(2), FIRST.before(1 << 31), FIRST.before((1 << 31) + 7), FIRST.before(u32::MAX)] {
+    for stale in [
+        FIRST.before(1),
+        FIRST.before(2),
+        FIRST.before(1 << 31),
+        FIRST.before((1 << 31) + 7),
+        FIRST.before(u32::MAX),
+    ] {
         let (program, memory) = alone(&problem(OpKind::AllGatherGemm, 2), 0, &SCHEDULE, FIRST);
         for signal in 0..program.signals {
             memory.signal(0, signal, FIRST).store(stale.get(), Ordering::Release);
         }
         let error = call(&program, memory.view(0, SOON), 1, false).unwrap_err();
-        assert!(matches!(error, ExecuteError::Timeout { seen, .. } if seen == stale.get()), "{stale}: {error}");
+        assert!(
+            matches!(error, ExecuteError::Timeout { seen, .. } if seen == stale.get()),
+            "{stale}: {error}"
+        );
     }
 }
 
@@ -189,8 +281,14 @@ fn operands_that_do_not_fit_are_refused_before_anything_is_touched() {
     let text = run(24 * 16 - 1, 16, 24 * 32).unwrap_err().to_string();
     assert_eq!(text, "x holds 383 elements with a row stride of 16; 24 rows of 16 need 384");
     assert!(matches!(run(24 * 16, 15, 24 * 32), Err(ExecuteError::Operand { operand: "x", .. })));
-    assert!(matches!(run(24 * 16, usize::MAX, 24 * 32), Err(ExecuteError::Operand { operand: "x", .. })));
-    assert!(matches!(run(24 * 16, 16, 24 * 32 - 1), Err(ExecuteError::Operand { operand: "y", .. })));
+    assert!(matches!(
+        run(24 * 16, usize::MAX, 24 * 32),
+        Err(ExecuteError::Operand { operand: "x", .. })
+    ));
+    assert!(matches!(
+        run(24 * 16, 16, 24 * 32 - 1),
+        Err(ExecuteError::Operand { operand: "y", .. })
+    ));
     assert_eq!(memory.epoch(0), FIRST);
     run(24 * 16, 16, 24 * 32).unwrap();
     assert_eq!(memory.epoch(0), FIRST.next());
@@ -201,9 +299,15 @@ fn a_workspace_or_type_that_does_not_fit_is_refused() {
     let (program, _) = alone(&problem(OpKind::GemmReduceScatter, 2), 0, &SCHEDULE, FIRST);
     let small = WorkspaceSize { signals: program.signals - 1, ..program.workspace() };
     let memory = Memory::new(2, small, FIRST);
-    assert!(matches!(call(&program, memory.view(0, SOON), 1, false), Err(ExecuteError::Workspace { .. })));
+    assert!(matches!(
+        call(&program, memory.view(0, SOON), 1, false),
+        Err(ExecuteError::Workspace { .. })
+    ));
     let memory = Memory::new(1, program.workspace(), FIRST);
-    assert!(matches!(call(&program, memory.view(0, SOON), 1, false), Err(ExecuteError::Workspace { ranks: 1, world: 2, .. })));
+    assert!(matches!(
+        call(&program, memory.view(0, SOON), 1, false),
+        Err(ExecuteError::Workspace { ranks: 1, world: 2, .. })
+    ));
     let error = Executor::<f16>::new(program, NonZeroUsize::MIN).unwrap_err();
     assert_eq!(error, ExecuteError::DType { program: DType::Bf16, operands: DType::F16 });
 }
@@ -221,7 +325,9 @@ fn a_program_with_an_index_that_does_not_exist_is_refused() {
         ("source", |p| p.items[0].a_outer = 2),
         ("gather place", |p| (p.items[0].a_source, p.items[0].a_outer) = (RowSource::Gather, 1)),
         ("slot", |p| p.items[0].slot = p.slots_per_source),
-        ("added slot", |p| p.items.iter_mut().for_each(|item| item.partial_slot = p.slots_per_source)),
+        ("added slot", |p| {
+            p.items.iter_mut().for_each(|item| item.partial_slot = p.slots_per_source);
+        }),
         ("signal", |p| p.items[0].raise = p.signals),
         ("counter", |p| p.items[0].counter = p.counters),
         ("sink", |p| p.items[0].sink = Sink::Copy),
@@ -270,7 +376,8 @@ fn a_program_of_another_op_is_refused() {
 
 /// The reductions of a program's first columns.
 fn reductions(program: &mut TileProgram) -> [&mut WorkItem; 2] {
-    let mut reductions = program.items.iter_mut().filter(|item| item.sink == Sink::ReduceRows && item.col == 0);
+    let mut reductions =
+        program.items.iter_mut().filter(|item| item.sink == Sink::ReduceRows && item.col == 0);
     [reductions.next().unwrap(), reductions.next().unwrap()]
 }
 

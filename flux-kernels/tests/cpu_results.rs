@@ -26,8 +26,8 @@ use support::{Member, Memory, alone, run};
 const OPS: [OpKind; 3] = OpKind::ALL;
 const NO_PAUSE: Duration = Duration::ZERO;
 
-/// A problem with tails on every side: `n` columns and `k` per rank where they are split, and 8 more
-/// on the first half of the ranks.
+/// A problem with tails on every side: `n` columns and `k` per rank where they are split, and 8
+/// more on the first half of the ranks.
 fn problem<T: Element>(op: OpKind, world: u32, m: usize, n: usize, k: usize) -> Problem {
     let w = world as usize;
     let (n, k) = match op {
@@ -43,8 +43,15 @@ fn schedule(tile_m: u32, tile_n: u32, chunk: Chunk) -> Schedule {
 
 /// `calls` calls on changing integers, each compared for equality; all memory that a call may read
 /// is NaN before it.
-fn exact_calls<T: Element>(problem: Problem, schedule: &Schedule, workers: usize, first: Epoch, calls: u64) {
-    let globals: Vec<Global<T>> = (0..calls).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
+fn exact_calls<T: Element>(
+    problem: Problem,
+    schedule: &Schedule,
+    workers: usize,
+    first: Epoch,
+    calls: u64,
+) {
+    let globals: Vec<Global<T>> =
+        (0..calls).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
     let barrier = Barrier::new(problem.world().index());
     run(&problem, schedule, workers, first, |mut member: Member<'_, T>| {
         for global in &globals {
@@ -63,8 +70,20 @@ fn exact_calls<T: Element>(problem: Problem, schedule: &Schedule, workers: usize
 fn tiles_that_are_larger_than_the_operands_cost_nothing() {
     let schedule = Schedule::of(TileShape::new(1 << 24, 1 << 24, 1 << 24));
     for workers in [1, 3] {
-        exact_calls::<bf16>(problem::<bf16>(OpKind::AllGatherGemm, 2, 42, 40, 24), &schedule, workers, Epoch::FIRST, 2);
-        exact_calls::<bf16>(problem::<bf16>(OpKind::GemmReduceScatter, 1, 21, 40, 24), &schedule, workers, Epoch::FIRST, 2);
+        exact_calls::<bf16>(
+            problem::<bf16>(OpKind::AllGatherGemm, 2, 42, 40, 24),
+            &schedule,
+            workers,
+            Epoch::FIRST,
+            2,
+        );
+        exact_calls::<bf16>(
+            problem::<bf16>(OpKind::GemmReduceScatter, 1, 21, 40, 24),
+            &schedule,
+            workers,
+            Epoch::FIRST,
+            2,
+        );
     }
 }
 
@@ -80,7 +99,13 @@ fn integers_are_exact_for_every_world_type_and_chunk() {
                     Epoch::FIRST,
                     3,
                 );
-                exact_calls::<f16>(problem::<f16>(op, world, 5 * world as usize, 24, 16), &schedule(8, 16, chunk), 2, Epoch::FIRST, 3);
+                exact_calls::<f16>(
+                    problem::<f16>(op, world, 5 * world as usize, 24, 16),
+                    &schedule(8, 16, chunk),
+                    2,
+                    Epoch::FIRST,
+                    3,
+                );
             }
         }
     }
@@ -88,7 +113,14 @@ fn integers_are_exact_for_every_world_type_and_chunk() {
 
 /// Schedules of small shards: flattened rows, split-K and slices of `k`.
 fn small(rows: RowLayout, split_k: u32, k_slices: u32) -> Schedule {
-    Schedule { rows, split_k, k_slices, chunk: Chunk::Tiles(1), group: 2, ..Schedule::of(TileShape::new(16, 24, 16)) }
+    Schedule {
+        rows,
+        split_k,
+        k_slices,
+        chunk: Chunk::Tiles(1),
+        group: 2,
+        ..Schedule::of(TileShape::new(16, 24, 16))
+    }
 }
 
 #[test]
@@ -104,7 +136,13 @@ fn integers_are_exact_for_small_shards_however_they_are_cut() {
                     small(RowLayout::PerShard, 2, 3),
                 ] {
                     // tails of columns and of steps along k
-                    exact_calls::<bf16>(problem::<bf16>(op, world, m, 40, 72), &schedule, 2, Epoch::FIRST, 2);
+                    exact_calls::<bf16>(
+                        problem::<bf16>(op, world, m, 40, 72),
+                        &schedule,
+                        2,
+                        Epoch::FIRST,
+                        2,
+                    );
                 }
             }
         }
@@ -115,7 +153,11 @@ fn integers_are_exact_for_small_shards_however_they_are_cut() {
 fn random_numbers_stay_within_the_derived_bound_for_small_shards() {
     for op in OPS {
         for (world, m) in [(1, 8), (2, 9), (4, 64), (8, 5), (8, 17)] {
-            for schedule in [small(RowLayout::Flattened, 1, 1), small(RowLayout::Flattened, 3, 4), small(RowLayout::PerShard, 4, 2)] {
+            for schedule in [
+                small(RowLayout::Flattened, 1, 1),
+                small(RowLayout::Flattened, 3, 4),
+                small(RowLayout::PerShard, 4, 2),
+            ] {
                 let problem = problem::<bf16>(op, world, m, 40, 136);
                 let global: Global<bf16> = Global::new(problem, 7, Numbers::uniform);
                 run(&problem, &schedule, 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
@@ -131,7 +173,13 @@ fn random_numbers_stay_within_the_derived_bound_for_small_shards() {
 #[test]
 fn epochs_run_through_zero() {
     for op in OPS {
-        exact_calls::<bf16>(problem::<bf16>(op, 3, 50, 24, 16), &schedule(8, 16, Chunk::Tiles(1)), 1, Epoch::new(u32::MAX - 2), 7);
+        exact_calls::<bf16>(
+            problem::<bf16>(op, 3, 50, 24, 16),
+            &schedule(8, 16, Chunk::Tiles(1)),
+            1,
+            Epoch::new(u32::MAX - 2),
+            7,
+        );
     }
 }
 
@@ -141,11 +189,17 @@ fn random_numbers_stay_within_the_derived_bound() {
         for op in OPS {
             let problem = problem::<T>(op, 4, 75, 72, 136);
             let global: Global<T> = Global::new(problem, 7, Numbers::uniform);
-            run(&problem, &schedule(16, 32, Chunk::Tiles(2)), 1, Epoch::FIRST, |mut member: Member<'_, T>| {
-                let (x, w) = global.shard(member.rank);
-                let y = member.call(&x, &w, NO_PAUSE).unwrap();
-                global.verify(member.executor.program(), &y);
-            });
+            run(
+                &problem,
+                &schedule(16, 32, Chunk::Tiles(2)),
+                1,
+                Epoch::FIRST,
+                |mut member: Member<'_, T>| {
+                    let (x, w) = global.shard(member.rank);
+                    let y = member.call(&x, &w, NO_PAUSE).unwrap();
+                    global.verify(member.executor.program(), &y);
+                },
+            );
         }
     }
     check::<bf16>();
@@ -154,7 +208,12 @@ fn random_numbers_stay_within_the_derived_bound() {
 
 /// The outputs of all ranks in three calls without a barrier between them, each rank late by up to
 /// `pause` of its own.
-fn outputs(problem: Problem, schedule: &Schedule, workers: usize, pause: Duration) -> Vec<Vec<Vec<bf16>>> {
+fn outputs(
+    problem: Problem,
+    schedule: &Schedule,
+    workers: usize,
+    pause: Duration,
+) -> Vec<Vec<Vec<bf16>>> {
     let global: Global<bf16> = Global::new(problem, 3, Numbers::uniform);
     run(&problem, schedule, workers, Epoch::FIRST, |mut member: Member<'_, bf16>| {
         let (x, w) = global.shard(member.rank);
@@ -175,11 +234,16 @@ fn results_are_the_same_bits_for_any_run_timing_chunk_and_number_of_workers() {
         let problem = problem::<bf16>(op, 5, 173, 56, 104);
         let expected = outputs(problem, &schedule(16, 16, Chunk::Shard), 1, NO_PAUSE);
         for workers in [1, 2, 3, 7] {
-            for (chunk, pause) in [(Chunk::Shard, NO_PAUSE), (Chunk::Tiles(1), Duration::from_millis(3))] {
+            for (chunk, pause) in
+                [(Chunk::Shard, NO_PAUSE), (Chunk::Tiles(1), Duration::from_millis(3))]
+            {
                 let got = outputs(problem, &schedule(16, 16, chunk), workers, pause);
                 assert!(got == expected, "{problem}, {workers} workers, {chunk}");
                 let same = got.iter().all(|y| *y == got[0]);
-                assert!(same || op != OpKind::GemmAllReduce, "{problem}: ranks have different bits");
+                assert!(
+                    same || op != OpKind::GemmAllReduce,
+                    "{problem}: ranks have different bits"
+                );
             }
         }
     }
@@ -189,11 +253,20 @@ fn results_are_the_same_bits_for_any_run_timing_chunk_and_number_of_workers() {
 fn small_shards_give_the_same_bits_for_any_run_timing_and_number_of_workers() {
     for op in OPS {
         let problem = problem::<bf16>(op, 5, 35, 56, 104);
-        for (rows, split_k) in [(RowLayout::Flattened, 1), (RowLayout::Flattened, 3), (RowLayout::PerShard, 3)] {
+        for (rows, split_k) in
+            [(RowLayout::Flattened, 1), (RowLayout::Flattened, 3), (RowLayout::PerShard, 3)]
+        {
             let expected = outputs(problem, &small(rows, split_k, 1), 1, NO_PAUSE);
-            for (workers, k_slices, pause) in [(1, 3, NO_PAUSE), (2, 1, Duration::from_millis(3)), (5, 4, Duration::from_millis(3))] {
+            for (workers, k_slices, pause) in [
+                (1, 3, NO_PAUSE),
+                (2, 1, Duration::from_millis(3)),
+                (5, 4, Duration::from_millis(3)),
+            ] {
                 let got = outputs(problem, &small(rows, split_k, k_slices), workers, pause);
-                assert!(got == expected, "{problem}, {workers} workers, {k_slices} slices, {split_k} split_k, {rows:?}");
+                assert!(
+                    got == expected,
+                    "{problem}, {workers} workers, {k_slices} slices, {split_k} split_k, {rows:?}"
+                );
             }
         }
     }
@@ -203,18 +276,25 @@ fn small_shards_give_the_same_bits_for_any_run_timing_and_number_of_workers() {
 fn each_rank_in_turn_may_be_late() {
     for op in OPS {
         let problem = problem::<bf16>(op, 4, 36, 24, 16);
-        let globals: Vec<Global<bf16>> = (0..8).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
-        run(&problem, &schedule(8, 8, Chunk::Tiles(1)), 1, Epoch::FIRST, |mut member: Member<'_, bf16>| {
-            for (call, global) in (0u32..).zip(&globals) {
-                let late = call % 4 == member.rank;
-                let pause = if late { Duration::from_millis(20) } else { NO_PAUSE };
-                if call >= 4 {
-                    std::thread::sleep(pause);
+        let globals: Vec<Global<bf16>> =
+            (0..8).map(|seed| Global::new(problem, seed, Numbers::unit)).collect();
+        run(
+            &problem,
+            &schedule(8, 8, Chunk::Tiles(1)),
+            1,
+            Epoch::FIRST,
+            |mut member: Member<'_, bf16>| {
+                for (call, global) in (0u32..).zip(&globals) {
+                    let late = call % 4 == member.rank;
+                    let pause = if late { Duration::from_millis(20) } else { NO_PAUSE };
+                    if call >= 4 {
+                        std::thread::sleep(pause);
+                    }
+                    let (x, w) = global.shard(member.rank);
+                    global.verify_exact(member.rank, &member.call(&x, &w, pause).unwrap());
                 }
-                let (x, w) = global.shard(member.rank);
-                global.verify_exact(member.rank, &member.call(&x, &w, pause).unwrap());
-            }
-        });
+            },
+        );
     }
 }
 
@@ -245,7 +325,10 @@ fn strided_operands_are_read_and_written_in_place() {
     };
     Executor::new(program, NonZeroUsize::MIN).unwrap().run(&mut Buffers::default(), args).unwrap();
     y.extend([mark; PAD]);
-    assert!(y.chunks(24 + PAD).all(|row| row[24..] == [mark; PAD]), "the columns beyond y were written");
+    assert!(
+        y.chunks(24 + PAD).all(|row| row[24..] == [mark; PAD]),
+        "the columns beyond y were written"
+    );
     let dense: Vec<bf16> = y.chunks(24 + PAD).flat_map(|row| row[..24].to_vec()).collect();
     global.verify_exact(0, &dense);
 }
@@ -260,10 +343,12 @@ fn operations_of_different_sizes_take_turns_on_one_workspace() {
         problem::<bf16>(OPS[0], WORLD, 7, 16, 8),
         problem::<bf16>(OPS[1], WORLD, 40 * WORLD as usize, 56, 24),
     ];
-    let sizes = problems.map(|problem| TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().workspace());
+    let sizes = problems
+        .map(|problem| TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().workspace());
     let size = sizes.into_iter().reduce(WorkspaceSize::max).unwrap();
     let memory = Memory::new(WORLD, size, Epoch::new(u32::MAX - 5));
-    let globals: Vec<Global<bf16>> = (0..24).map(|call| Global::new(problems[call % 4], call as u64, Numbers::unit)).collect();
+    let globals: Vec<Global<bf16>> =
+        (0..24).map(|call| Global::new(problems[call % 4], call as u64, Numbers::unit)).collect();
     std::thread::scope(|scope| {
         for rank in 0..WORLD {
             let (memory, globals) = (&memory, &globals);
@@ -271,7 +356,13 @@ fn operations_of_different_sizes_take_turns_on_one_workspace() {
                 let mut members = problems.map(|problem| {
                     let program = TileProgram::build(&problem, Rank::new(rank), &schedule).unwrap();
                     let executor = Executor::new(program, NonZeroUsize::MIN).unwrap();
-                    Member { rank, memory, executor, buffers: Buffers::default(), deadline: Duration::from_mins(1) }
+                    Member {
+                        rank,
+                        memory,
+                        executor,
+                        buffers: Buffers::default(),
+                        deadline: Duration::from_mins(1),
+                    }
                 });
                 for (call, global) in globals.iter().enumerate() {
                     let (x, w) = global.shard(rank);
@@ -300,6 +391,12 @@ proptest! {
         schedule in schedules::schedules(tiles(), chunks(), |least| least..=least + 3),
         first in any::<u32>(),
     ) {
-        exact_calls::<bf16>(problem::<bf16>(op, world, m, n * 8, k * 8), &schedule, workers, Epoch::new(first), 2);
+        exact_calls::<bf16>(
+            problem::<bf16>(op, world, m, n * 8, k * 8),
+            &schedule,
+            workers,
+            Epoch::new(first),
+            2,
+        );
     }
 }

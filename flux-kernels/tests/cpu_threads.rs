@@ -38,7 +38,15 @@ fn with_room<R>(bytes: u64, body: impl FnOnce() -> R) -> R {
 #[test]
 fn a_call_for_whose_workers_there_are_no_threads_is_done_by_those_that_there_are() {
     let schedule = Schedule { chunk: Chunk::Tiles(3), ..Schedule::of(TileShape::new(8, 16, 16)) };
-    let problem = Problem::new(OpKind::GemmReduceScatter, 40, 64, 16, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
+    let problem = Problem::new(
+        OpKind::GemmReduceScatter,
+        40,
+        64,
+        16,
+        DType::Bf16,
+        WorldSize::new(1).unwrap(),
+    )
+    .unwrap();
     let global: Global<bf16> = Global::new(problem, 1, Numbers::unit);
     let (x, w) = global.shard(0);
     let (program, memory) = alone(&problem, 0, &schedule, Epoch::FIRST);

@@ -9,12 +9,14 @@ use std::process::Command;
 use std::sync::Barrier;
 
 const VERSION: Version = Version { major: 13, minor: 0, build: 7 };
-const SOURCE: KernelSource<'_> = KernelSource { name: "kernel", text: "text", headers: &[], options: &[], arch: Arch::Sm90a };
+const SOURCE: KernelSource<'_> =
+    KernelSource { name: "kernel", text: "text", headers: &[], options: &[], arch: Arch::Sm90a };
 
 /// The mock compilation of a source: large enough to show a half-written file.
 fn compiled(source: &KernelSource<'_>) -> Compiled {
     let cubin = source.text.bytes().cycle().take(1 << 16).collect();
-    let report = Report { name: source.name.to_owned(), functions: Vec::new(), warnings: Vec::new() };
+    let report =
+        Report { name: source.name.to_owned(), functions: Vec::new(), warnings: Vec::new() };
     Compiled { cubin, log: "a log".to_owned(), report }
 }
 
@@ -24,7 +26,9 @@ fn cubins(folder: &Path) -> Cubins {
 
 fn get(folder: &Path, source: &KernelSource<'_>, version: Version) -> Cubin {
     let cubin = cubins(folder).cached(source, version, || Ok(compiled(source))).unwrap();
-    assert!(cubin.image == compiled(source).cubin && cubin.log == "a log" && cubin.version == version);
+    assert!(
+        cubin.image == compiled(source).cubin && cubin.log == "a log" && cubin.version == version
+    );
     cubin
 }
 
@@ -81,7 +85,10 @@ fn a_folder_that_cannot_be_written_costs_only_time() {
         assert_eq!(get(&file.join("cache"), &SOURCE, VERSION).origin, Origin::Compiled);
     }
     let nowhere = Cubins { ahead_of_time: Vec::new(), cache: None };
-    assert_eq!(nowhere.cached(&SOURCE, VERSION, || Ok(compiled(&SOURCE))).unwrap().origin, Origin::Compiled);
+    assert_eq!(
+        nowhere.cached(&SOURCE, VERSION, || Ok(compiled(&SOURCE))).unwrap().origin,
+        Origin::Compiled
+    );
 }
 
 #[test]
@@ -124,7 +131,10 @@ fn processes_that_race_and_damage_all_get_the_whole_cubin() {
             let text = format!("text {}", round % 4);
             get(&folder, &KernelSource { text: &text, ..SOURCE }, VERSION);
             if (round + std::process::id()).is_multiple_of(7) {
-                let file = files(&folder).into_iter().find(|file| file.extension().is_some_and(|e| e == "cubin")).unwrap();
+                let file = files(&folder)
+                    .into_iter()
+                    .find(|file| file.extension().is_some_and(|e| e == "cubin"))
+                    .unwrap();
                 std::fs::write(file, "damage").unwrap();
             }
         }
@@ -134,7 +144,9 @@ fn processes_that_race_and_damage_all_get_the_whole_cubin() {
     let children: Vec<_> = (0..4)
         .map(|_| {
             let mut child = Command::new(std::env::current_exe().unwrap());
-            child.args(["--exact", "processes_that_race_and_damage_all_get_the_whole_cubin"]).env(CHILD, dir.path());
+            child
+                .args(["--exact", "processes_that_race_and_damage_all_get_the_whole_cubin"])
+                .env(CHILD, dir.path());
             child.spawn().unwrap()
         })
         .collect();

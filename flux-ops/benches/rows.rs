@@ -7,7 +7,10 @@
 #![allow(clippy::unwrap_used, reason = "a benchmark that cannot run should stop")]
 
 use criterion::{Criterion, criterion_group, criterion_main};
-use flux_ops::{AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef, bf16};
+use flux_ops::{
+    AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef,
+    bf16,
+};
 use flux_transport::{Communicator, Select, Stream, World};
 use std::hint::black_box;
 
@@ -21,7 +24,11 @@ macro_rules! of_rank_0 {
             <$op>::builder(MAX_M, $n, $k).build(&comm).unwrap()
         };
         std::thread::scope(|scope| {
-            let ranks: Vec<_> = World::local(4).unwrap().into_iter().map(|world| scope.spawn(move || rank(world))).collect();
+            let ranks: Vec<_> = World::local(4)
+                .unwrap()
+                .into_iter()
+                .map(|world| scope.spawn(move || rank(world)))
+                .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).next().unwrap()
         })
     }};
@@ -36,9 +43,15 @@ fn rows(c: &mut Criterion) {
         m = (m + 1) % 256;
         MAX_M - m
     };
-    c.bench_function("new m, ag_gemm n=57344 k=8192 tp=4", |b| b.iter(|| gather.execution(black_box(next())).unwrap()));
-    c.bench_function("new m, gemm_rs n=12288 k=49152 tp=4", |b| b.iter(|| scatter.execution(black_box(next())).unwrap()));
-    c.bench_function("new m, gemm_ar n=8192 k=28672 tp=4", |b| b.iter(|| all.execution(black_box(next())).unwrap()));
+    c.bench_function("new m, ag_gemm n=57344 k=8192 tp=4", |b| {
+        b.iter(|| gather.execution(black_box(next())).unwrap());
+    });
+    c.bench_function("new m, gemm_rs n=12288 k=49152 tp=4", |b| {
+        b.iter(|| scatter.execution(black_box(next())).unwrap());
+    });
+    c.bench_function("new m, gemm_ar n=8192 k=28672 tp=4", |b| {
+        b.iter(|| all.execution(black_box(next())).unwrap());
+    });
 
     let comm = Communicator::connect_blocking(&World::single(), Select::Host).unwrap();
     let builder: Builder<FusedLinear<_, bf16>> = AllGatherGemm::builder(MAX_M, 8, 8);
@@ -48,8 +61,17 @@ fn rows(c: &mut Criterion) {
     c.bench_function("known m, a call of 1 to 8 rows on the host", |b| {
         b.iter(|| {
             m = m % 8 + 1;
-            let (x, w) = (TensorRef::host(&x[..8 * m], (m, 8)).unwrap(), TensorRef::host(&w, (8, 8)).unwrap());
-            op.forward(&x, &w, &mut TensorMut::host(&mut y[..8 * m], (m, 8)).unwrap(), Stream::Host).unwrap();
+            let (x, w) = (
+                TensorRef::host(&x[..8 * m], (m, 8)).unwrap(),
+                TensorRef::host(&w, (8, 8)).unwrap(),
+            );
+            op.forward(
+                &x,
+                &w,
+                &mut TensorMut::host(&mut y[..8 * m], (m, 8)).unwrap(),
+                Stream::Host,
+            )
+            .unwrap();
         });
     });
 }

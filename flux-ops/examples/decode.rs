@@ -42,7 +42,8 @@ fn ranks() -> Result<()> {
         Err(error) => return Err(error.into()),
     };
     thread::scope(|scope| {
-        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || decode(&world))).collect();
+        let ranks: Vec<_> =
+            worlds.into_iter().map(|world| scope.spawn(move || decode(&world))).collect();
         ranks.into_iter().try_for_each(|rank| rank.join().map_err(|_| "a rank panicked")?)
     })
 }
@@ -53,12 +54,20 @@ fn decode(world: &World) -> Result<()> {
     // Column-parallel layers of replicated rows exchange nothing: their GEMMs are this rank's.
     let place = comm.device().ordinal();
     let select = if place.is_some() { Select::Auto } else { Select::Host };
-    let alone = Communicator::connect_blocking(&World::single(), Options { device: place, ..Options::from(select) })?;
+    let alone = Communicator::connect_blocking(
+        &World::single(),
+        Options { device: place, ..Options::from(select) },
+    )?;
 
     // Built once for all batches; a call takes its rows from its operands.
     let qkv_op = AllGatherGemm::<bf16>::builder(MAX_M, 3 * HEAD, HIDDEN).build(&alone)?;
     let up_op = AllGatherGemm::<bf16>::builder(MAX_M, 2 * INNER, HIDDEN).build(&alone)?;
-    let summed = |k: usize| GemmAllReduce::<bf16>::builder(MAX_M, HIDDEN, k * ranks).residual(true).rms_norm(EPS).build(&comm);
+    let summed = |k: usize| {
+        GemmAllReduce::<bf16>::builder(MAX_M, HIDDEN, k * ranks)
+            .residual(true)
+            .rms_norm(EPS)
+            .build(&comm)
+    };
     let (out_op, down_op) = (summed(HEAD)?, summed(INNER)?);
 
     let device = Device::of(&comm)?;
@@ -71,13 +80,28 @@ fn decode(world: &World) -> Result<()> {
 
     for (step, m) in BATCHES.into_iter().enumerate() {
         let tokens = matrix(4 + step, 0, m, HIDDEN);
-        let (mut hidden, mut rows) = (device.put(narrow(&tokens))?, device.put(narrow(&normalised(&tokens)))?);
+        let (mut hidden, mut rows) =
+            (device.put(narrow(&tokens))?, device.put(narrow(&normalised(&tokens)))?);
         let qkv = multiply(&device, &qkv_op, (&rows, &qkv_w), (m, 3 * HEAD))?;
         let attended = device.put(narrow(&attention(&qkv, &mut caches)))?;
-        add_and_norm(&device, &out_op, (&attended, &out_w), (m, HEAD), &gain, (&mut hidden, &mut rows))?;
+        add_and_norm(
+            &device,
+            &out_op,
+            (&attended, &out_w),
+            (m, HEAD),
+            &gain,
+            (&mut hidden, &mut rows),
+        )?;
         let up = multiply(&device, &up_op, (&rows, &up_w), (m, 2 * INNER))?;
         let gated = device.put(narrow(&swiglu(&up)))?;
-        add_and_norm(&device, &down_op, (&gated, &down_w), (m, INNER), &gain, (&mut hidden, &mut rows))?;
+        add_and_norm(
+            &device,
+            &down_op,
+            (&gated, &down_w),
+            (m, INNER),
+            &gain,
+            (&mut hidden, &mut rows),
+        )?;
 
         let (hidden, rows) = (wide(&device.get(&hidden)?), wide(&device.get(&rows)?));
         down_op.status()?; // the first fault of any call, from the device too
@@ -93,7 +117,12 @@ fn decode(world: &World) -> Result<()> {
 }
 
 /// `x w^T` of this rank alone.
-fn multiply(device: &Device, op: &AllGatherGemm<bf16>, (x, w): (&Memory<bf16>, &Memory<bf16>), (m, n): (usize, usize)) -> Result<Vec<f64>> {
+fn multiply(
+    device: &Device,
+    op: &AllGatherGemm<bf16>,
+    (x, w): (&Memory<bf16>, &Memory<bf16>),
+    (m, n): (usize, usize),
+) -> Result<Vec<f64>> {
     let mut y = device.put(vec![bf16::NAN; m * n])?;
     let (x, w) = (device.view(x, (m, HIDDEN))?, device.view(w, (n, HIDDEN))?);
     op.forward(&x, &w, &mut device.view_mut(&mut y, (m, n))?, device.stream())?;
@@ -109,17 +138,28 @@ fn add_and_norm(
     gain: &Memory<bf16>,
     (hidden, rows): (&mut Memory<bf16>, &mut Memory<bf16>),
 ) -> Result<()> {
-    let (x, w, gain) = (device.view(x, (m, k))?, device.view(w, (HIDDEN, k))?, device.view(gain, (HIDDEN,))?);
+    let (x, w, gain) =
+        (device.view(x, (m, k))?, device.view(w, (HIDDEN, k))?, device.view(gain, (HIDDEN,))?);
     let mut rows = device.view_mut(rows, (m, HIDDEN))?;
     let epilogue = EpilogueArgs::new().residual_in_y().norm(&gain, &mut rows);
-    Ok(op.forward_with(&x, &w, epilogue, &mut device.view_mut(hidden, (m, HIDDEN))?, device.stream())?)
+    Ok(op.forward_with(
+        &x,
+        &w,
+        epilogue,
+        &mut device.view_mut(hidden, (m, HIDDEN))?,
+        device.stream(),
+    )?)
 }
 
 /// Some ten roundings of bf16 may differ, each of 2^-8 at most.
 fn check(step: usize, found: &[f64], expected: &[f64]) -> Result<()> {
     let largest = expected.iter().fold(0.0, |largest: f64, v| largest.max(v.abs()));
     let off = found.iter().zip(expected).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max);
-    if off.is_nan() || off > 0.03 * largest { Err(format!("step {step}: off by {off} of {largest}").into()) } else { Ok(()) }
+    if off.is_nan() || off > 0.03 * largest {
+        Err(format!("step {step}: off by {off} of {largest}").into())
+    } else {
+        Ok(())
+    }
 }
 
 fn narrow(values: &[f64]) -> Vec<bf16> {

@@ -9,7 +9,9 @@
 
 use flux_ops::{AllGatherGemm, TensorMut, TensorRef, WorldSize, bf16};
 use flux_transport::launch::{Failed, Launcher, Others};
-use flux_transport::{Communicator, ConnectError, ControlError, Rebuild, Select, Stream, World, WorldError};
+use flux_transport::{
+    Communicator, ConnectError, ControlError, Rebuild, Select, Stream, World, WorldError,
+};
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::{env, error::Error, process, process::ExitCode};
 
@@ -41,12 +43,18 @@ fn main() -> ExitCode {
 fn launch() -> Outcome<()> {
     static FAILED: AtomicU32 = AtomicU32::new(0);
     let go_on = |failed: &Failed| {
-        println!("launcher: rank {} is lost ({}), {} go on", failed.rank, failed.status, failed.others);
+        println!(
+            "launcher: rank {} is lost ({}), {} go on",
+            failed.rank, failed.status, failed.others
+        );
         FAILED.fetch_add(1, Ordering::Relaxed);
         Others::GoOn
     };
     let ranks = WorldSize::new(3).ok_or("3 is a world size")?;
-    Launcher::new(ranks, env::current_exe()?).args(env::args_os().skip(1)).on_failure(go_on).run()?;
+    Launcher::new(ranks, env::current_exe()?)
+        .args(env::args_os().skip(1))
+        .on_failure(go_on)
+        .run()?;
     match FAILED.load(Ordering::Relaxed) {
         1 => Ok(()),
         failed => Err(format!("{failed} ranks have failed, where one was to").into()),
@@ -60,7 +68,8 @@ fn serve(world: &World) -> Outcome<()> {
     let number = world.rank(); // in the launch; a communicator that is rebuilt has numbers of its own
 
     let mut comm = Communicator::connect_blocking(world, Select::Host)?;
-    let mut layer = Layer { op: AllGatherGemm::builder(M, N, K).build(&comm)?, w: part(weight, N, &comm) };
+    let mut layer =
+        Layer { op: AllGatherGemm::builder(M, N, K).build(&comm)?, w: part(weight, N, &comm) };
     let mut request = 0;
     while request < REQUESTS {
         if (u64::from(number.get()), request) == (lost, at) {
@@ -80,9 +89,15 @@ fn serve(world: &World) -> Outcome<()> {
                 // Some may have had their answer when others met the fault: all begin again with
                 // the first request that one of them lacks.
                 let lacked = comm.exchange(&request.to_le_bytes())?;
-                let lacked = lacked.iter().filter_map(|said| Some(u64::from_le_bytes(said.as_slice().try_into().ok()?)));
+                let lacked = lacked
+                    .iter()
+                    .filter_map(|said| Some(u64::from_le_bytes(said.as_slice().try_into().ok()?)));
                 request = lacked.min().unwrap_or(request);
-                println!("rank {number}: goes on as rank {} of {} with request {request}", comm.rank(), comm.world_size());
+                println!(
+                    "rank {number}: goes on as rank {} of {} with request {request}",
+                    comm.rank(),
+                    comm.world_size()
+                );
             }
         }
     }
@@ -96,7 +111,9 @@ fn serve(world: &World) -> Outcome<()> {
 fn rebuilt(comm: &Communicator) -> Result<Communicator, ConnectError> {
     loop {
         match comm.rebuild_blocking(Rebuild::Survivors) {
-            Err(late @ ConnectError::Control(ControlError::Timeout { .. })) => println!("{late}: once more"),
+            Err(late @ ConnectError::Control(ControlError::Timeout { .. })) => {
+                println!("{late}: once more");
+            }
             done => return done,
         }
     }
@@ -133,7 +150,9 @@ fn check(y: &[bf16], request: u64, comm: &Communicator) -> Outcome<()> {
         let (row, col) = (at / cols, comm.rank().index() * cols + at % cols);
         let exact = (0..K).map(|k| input(request, row, k) * weight(col, k)).sum::<f32>();
         if found != bf16::from_f32(exact) {
-            return Err(format!("request {request}: y[{row}, {col}] is {found}, must be {exact}").into());
+            return Err(
+                format!("request {request}: y[{row}, {col}] is {found}, must be {exact}").into()
+            );
         }
     }
     Ok(())

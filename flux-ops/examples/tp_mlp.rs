@@ -33,7 +33,8 @@ fn ranks() -> Result<(), Box<dyn Error + Send + Sync>> {
         Err(error) => return Err(error.into()),
     };
     thread::scope(|scope| {
-        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || mlp(&world))).collect();
+        let ranks: Vec<_> =
+            worlds.into_iter().map(|world| scope.spawn(move || mlp(&world))).collect();
         ranks.into_iter().try_for_each(|rank| rank.join().map_err(|_| "a rank panicked")?)
     })
 }
@@ -45,26 +46,50 @@ fn mlp(world: &World) -> Result<(), Box<dyn Error + Send + Sync>> {
     let (m, inner) = (m_shard * ranks, inner_shard * ranks);
 
     // The layers, built once; both use the communicator's one workspace.
-    let up = AllGatherGemm::<bf16>::builder(m, inner, FEATURES).bias(true).activation(Activation::Gelu).build(&comm)?;
+    let up = AllGatherGemm::<bf16>::builder(m, inner, FEATURES)
+        .bias(true)
+        .activation(Activation::Gelu)
+        .build(&comm)?;
     let down = GemmReduceScatter::<bf16>::builder(m, FEATURES, inner).bias(true).build(&comm)?;
 
     // This rank's part of the global x [m, FEATURES], w1 [inner, FEATURES], b1 [inner] and w2
     // [FEATURES, inner], and all of b2 [FEATURES].
     let part = |tensor, rows, cols, row, col| -> Vec<bf16> {
-        (0..rows * cols).map(|i| bf16::from_f64(element(tensor, row + i / cols, col + i % cols))).collect()
+        (0..rows * cols)
+            .map(|i| bf16::from_f64(element(tensor, row + i / cols, col + i % cols)))
+            .collect()
     };
     let device = Device::of(&comm)?;
     let x = device.put(part(0, m_shard, FEATURES, rank * m_shard, 0))?;
     let w1 = device.put(part(1, inner_shard, FEATURES, rank * inner_shard, 0))?;
     let w2 = device.put(part(2, FEATURES, inner_shard, 0, rank * inner_shard))?;
-    let (b1, b2) = (device.put(part(3, 1, inner_shard, 0, rank * inner_shard))?, device.put(part(4, 1, FEATURES, 0, 0))?);
-    let (mut h, mut y) = (device.put(vec![bf16::NAN; m * inner_shard])?, device.put(vec![bf16::NAN; m_shard * FEATURES])?);
+    let (b1, b2) = (
+        device.put(part(3, 1, inner_shard, 0, rank * inner_shard))?,
+        device.put(part(4, 1, FEATURES, 0, 0))?,
+    );
+    let (mut h, mut y) = (
+        device.put(vec![bf16::NAN; m * inner_shard])?,
+        device.put(vec![bf16::NAN; m_shard * FEATURES])?,
+    );
 
-    let (x, w1) = (device.view(&x, (m_shard, FEATURES))?, device.view(&w1, (inner_shard, FEATURES))?);
+    let (x, w1) =
+        (device.view(&x, (m_shard, FEATURES))?, device.view(&w1, (inner_shard, FEATURES))?);
     let (b1, b2) = (device.view(&b1, (inner_shard,))?, device.view(&b2, (FEATURES,))?);
-    up.forward_with(&x, &w1, EpilogueArgs::new().bias(&b1), &mut device.view_mut(&mut h, (m, inner_shard))?, device.stream())?;
+    up.forward_with(
+        &x,
+        &w1,
+        EpilogueArgs::new().bias(&b1),
+        &mut device.view_mut(&mut h, (m, inner_shard))?,
+        device.stream(),
+    )?;
     let (h, w2) = (device.view(&h, (m, inner_shard))?, device.view(&w2, (FEATURES, inner_shard))?);
-    down.forward_with(&h, &w2, EpilogueArgs::new().bias(&b2), &mut device.view_mut(&mut y, (m_shard, FEATURES))?, device.stream())?;
+    down.forward_with(
+        &h,
+        &w2,
+        EpilogueArgs::new().bias(&b2),
+        &mut device.view_mut(&mut y, (m_shard, FEATURES))?,
+        device.stream(),
+    )?;
     let y = device.get(&y)?;
     up.status()?; // the first fault of any call, from the device too
 
@@ -85,9 +110,15 @@ fn check(y: &[bf16], first: usize, inner: usize) -> Result<(), String> {
         let dot = |f| (0..FEATURES).map(|k| element(0, i, k) * element(1, f, k)).sum::<f64>();
         let h: Vec<f64> = (0..inner).map(|f| gelu(dot(f) + element(3, 0, f))).collect();
         for (j, found) in row.iter().enumerate() {
-            let exact = h.iter().enumerate().map(|(f, h)| h * element(2, j, f)).sum::<f64>() + element(4, 0, j);
-            let parts: f64 = h.iter().enumerate().map(|(f, h)| 2.0 * (h * element(2, j, f)).abs()).sum();
-            if (found.to_f64() - exact).abs().partial_cmp(&(u * (exact.abs() + parts))).is_none_or(Ordering::is_gt) {
+            let exact = h.iter().enumerate().map(|(f, h)| h * element(2, j, f)).sum::<f64>()
+                + element(4, 0, j);
+            let parts: f64 =
+                h.iter().enumerate().map(|(f, h)| 2.0 * (h * element(2, j, f)).abs()).sum();
+            if (found.to_f64() - exact)
+                .abs()
+                .partial_cmp(&(u * (exact.abs() + parts)))
+                .is_none_or(Ordering::is_gt)
+            {
                 return Err(format!("y[{i}, {j}] is {found}, must be {exact}"));
             }
         }

@@ -18,8 +18,14 @@ pub(crate) fn while_building(op: &str) -> impl Fn(TransportError) -> BuildError 
 ///
 /// # Errors
 /// [`BuildError::Disagreement`], the same on every rank.
-pub(crate) fn same_request(comm: &Communicator, op: &str, request: &str, own: Option<&Buckets>) -> Result<Option<Buckets>, BuildError> {
-    let payload = [request.as_bytes(), &[0], &own.map_or_else(Vec::new, Buckets::to_bytes)].concat();
+pub(crate) fn same_request(
+    comm: &Communicator,
+    op: &str,
+    request: &str,
+    own: Option<&Buckets>,
+) -> Result<Option<Buckets>, BuildError> {
+    let payload =
+        [request.as_bytes(), &[0], &own.map_or_else(Vec::new, Buckets::to_bytes)].concat();
     let said = comm.exchange_at(Step::Build, &payload).map_err(while_building(op))?;
     let split = |payload: &Vec<u8>| {
         let end = payload.iter().position(|&byte| byte == 0).unwrap_or(payload.len());
@@ -60,12 +66,18 @@ fn then(hash: u32, bytes: &[u8]) -> u32 {
 ///
 /// # Errors
 /// This rank's own error, or [`BuildError::Peer`] with that of the first rank that has one.
-pub(crate) fn all_ready<V>(comm: &Communicator, op: &str, mine: Result<V, BuildError>) -> Result<V, BuildError> {
+pub(crate) fn all_ready<V>(
+    comm: &Communicator,
+    op: &str,
+    mine: Result<V, BuildError>,
+) -> Result<V, BuildError> {
     let reason = mine.as_ref().err().map_or_else(String::new, |error| shortened(error.to_string()));
     let reasons = comm.exchange_at(Step::Ready, reason.as_bytes()).map_err(while_building(op));
     let value = mine?;
     match (0..).map(Rank::new).zip(&reasons?).find(|(_, reason)| !reason.is_empty()) {
-        Some((rank, reason)) => Err(BuildError::Peer { rank, reason: String::from_utf8_lossy(reason).into_owned() }),
+        Some((rank, reason)) => {
+            Err(BuildError::Peer { rank, reason: String::from_utf8_lossy(reason).into_owned() })
+        }
         None => Ok(value),
     }
 }
@@ -90,7 +102,10 @@ mod tests {
 
     #[test]
     fn hashes_are_those_of_the_standard() {
-        assert_eq!(["", "a", "foobar"].map(|text| then(NO_BYTES, text.as_bytes())), [0x811c_9dc5, 0xe40c_292c, 0xbf9c_f968]);
+        assert_eq!(
+            ["", "a", "foobar"].map(|text| then(NO_BYTES, text.as_bytes())),
+            [0x811c_9dc5, 0xe40c_292c, 0xbf9c_f968]
+        );
     }
 
     #[test]
@@ -108,14 +123,16 @@ mod tests {
     #[test]
     fn calls_differ_by_rows_and_by_the_empty_calls_before() {
         let op = then(NO_BYTES, b"a");
-        let calls: std::collections::BTreeSet<u32> = (1..2000).flat_map(|m| (0..20).map(move |empty| call_number(op, m, empty))).collect();
+        let calls: std::collections::BTreeSet<u32> =
+            (1..2000).flat_map(|m| (0..20).map(move |empty| call_number(op, m, empty))).collect();
         assert_eq!(calls.len(), 1999 * 20);
         assert!(!calls.contains(&0) && !calls.contains(&call_number(then(NO_BYTES, b"b"), 7, 0)));
     }
 
     #[test]
     fn disagreeing_ranks_are_named_with_what_they_asked_for() {
-        let requests = group(&[b"m=8".to_vec(), b"m=8".to_vec(), b"m=16".to_vec(), b"m=8".to_vec()]);
+        let requests =
+            group(&[b"m=8".to_vec(), b"m=8".to_vec(), b"m=16".to_vec(), b"m=8".to_vec()]);
         assert_eq!(
             BuildError::Disagreement { requests }.to_string(),
             "the ranks build different ops: ranks 0, 1, 3 `m=8`; rank 2 `m=16`; \

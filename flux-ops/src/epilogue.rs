@@ -44,8 +44,15 @@ impl Epsilon {
 
 impl EpilogueSpec {
     /// Checks it against any problem of the op, its weights and the caller's plan.
-    pub(crate) fn check(&self, problem: &Problem, weights: WeightLayout, plan: Option<&Plan>) -> Result<(), BuildError> {
-        if let Some(eps) = self.rms_norm.map(Epsilon::get).filter(|eps| !(eps.is_finite() && *eps >= 0.0)) {
+    pub(crate) fn check(
+        &self,
+        problem: &Problem,
+        weights: WeightLayout,
+        plan: Option<&Plan>,
+    ) -> Result<(), BuildError> {
+        if let Some(eps) =
+            self.rms_norm.map(Epsilon::get).filter(|eps| !(eps.is_finite() && *eps >= 0.0))
+        {
             return Err(BuildError::Epsilon { value: eps });
         }
         if problem.weight_count() > 1 && weights != WeightLayout::Nk {
@@ -145,7 +152,11 @@ impl<'a, T> EpilogueArgs<'a, T> {
 
     /// Of an op built with [`Builder::rms_norm`](crate::Builder::rms_norm): `gain` is a view of
     /// shape `(cols,)` for the columns of `y`, and `y_norm` of the shape of `y`.
-    pub const fn norm(mut self, gain: &'a TensorRef<'_, T>, y_norm: &'a mut TensorMut<'_, T>) -> Self {
+    pub const fn norm(
+        mut self,
+        gain: &'a TensorRef<'_, T>,
+        y_norm: &'a mut TensorMut<'_, T>,
+    ) -> Self {
         self.norm = Some(Norm { gain: gain.view(), y_norm: y_norm.view() });
         self
     }

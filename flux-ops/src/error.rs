@@ -24,30 +24,40 @@ pub enum BuildError {
     /// The plan does not suit the shape.
     #[error(transparent)]
     Schedule(#[from] ScheduleError),
-    /// No plan is legal for the shape. Every generation has tiles for every op, so this is a defect.
-    #[error("no kernel tile suits {problem}, which is a defect of flux: report it with this message")]
+    /// No plan is legal for the shape. Every generation has tiles for every op, so this is a
+    /// defect.
+    #[error(
+        "no kernel tile suits {problem}, which is a defect of flux: report it with this message"
+    )]
     NoPlan {
         /// The shape.
         problem: Problem,
     },
     /// The caller's plan of a batch-invariant op has no order of sums that holds for every `m`.
-    #[error("batch_invariant(true): {order} by `{plan}`: use rows=flattened, k=whole and no library's sum, or name no plan")]
+    #[error(
+        "batch_invariant(true): {order} by `{plan}`: use rows=flattened, k=whole and no library's \
+         sum, or name no plan"
+    )]
     SumOrder {
         /// The plan, in its canonical form.
         plan: Plan,
         /// The order.
         order: SumOrder,
     },
-    /// The caller's plan leaves the sum to a library's collective, which adds sums of the op's type.
-    #[error("partials(F32): comm=sequential sums {dtype} by the library's collective: use comm=overlapped, or name no plan")]
+    /// The caller's plan leaves the sum to a library's collective, which adds sums of the op's
+    /// type.
+    #[error(
+        "partials(F32): comm=sequential sums {dtype} by the library's collective: use \
+         comm=overlapped, or name no plan"
+    )]
     SequentialPartials {
         /// The op's element type.
         dtype: DType,
     },
     /// No plan of a batch-invariant op has one order of sums.
     #[error(
-        "no plan of {problem} over the {transport} transport adds up alike for every m: build without batch_invariant(true), or connect \
-         over another transport"
+        "no plan of {problem} over the {transport} transport adds up alike for every m: build \
+         without batch_invariant(true), or connect over another transport"
     )]
     NoInvariantPlan {
         /// The shape.
@@ -66,7 +76,10 @@ pub enum BuildError {
         place: Location,
     },
     /// A call needs a kernel that the build has not loaded.
-    #[error("the kernel {kernel} was not loaded when the op was built, which is a defect of flux: report it, with op.explain()")]
+    #[error(
+        "the kernel {kernel} was not loaded when the op was built, which is a defect of flux: \
+         report it, with op.explain()"
+    )]
     NotLoaded {
         /// The kernel.
         kernel: String,
@@ -78,13 +91,19 @@ pub enum BuildError {
         value: f32,
     },
     /// Gates in weights that cannot have them.
-    #[error("gated weights are read as [n, k], and w was to lie as {weights}: leave out weights({weights:?}), or gated")]
+    #[error(
+        "gated weights are read as [n, k], and w was to lie as {weights}: leave out \
+         weights({weights:?}), or gated"
+    )]
     GatedWeights {
         /// How they were to lie.
         weights: WeightLayout,
     },
     /// Tiles of the caller's plan have gates without their ups.
-    #[error("tiles of {tile} split gates from their ups: with gated a tile has a multiple of {multiple} columns")]
+    #[error(
+        "tiles of {tile} split gates from their ups: with gated a tile has a multiple of \
+         {multiple} columns"
+    )]
     GatedTile {
         /// The plan's tile.
         tile: TileShape,
@@ -92,7 +111,10 @@ pub enum BuildError {
         multiple: u32,
     },
     /// Several weights that lie as no kernel reads them.
-    #[error("several weights are read as [n, k], and were to lie as {weights}: leave out weights({weights:?}), or several_weights")]
+    #[error(
+        "several weights are read as [n, k], and were to lie as {weights}: leave out \
+         weights({weights:?}), or several_weights"
+    )]
     SeveralWeights {
         /// How they were to lie.
         weights: WeightLayout,
@@ -107,7 +129,8 @@ pub enum BuildError {
     },
     /// Calls need more workspace than the caller allows.
     #[error(
-        "calls need {needed} bytes of workspace, above the limit of {limit}: raise max_workspace, or build the op with a smaller max_m"
+        "calls need {needed} bytes of workspace, above the limit of {limit}: raise max_workspace, \
+         or build the op with a smaller max_m"
     )]
     Workspace {
         /// Bytes that calls with `max_m` rows need.
@@ -116,7 +139,8 @@ pub enum BuildError {
         limit: u64,
     },
     /// No SM is left.
-    #[error("sm_margin = {value}: the device has {sms} SMs and a call needs one, so at most {} can be left to others", sms - 1)]
+    #[error("sm_margin = {value}: the device has {sms} SMs and a call needs one, so at most {} can \
+             be left to others", sms - 1)]
     SmMargin {
         /// The value asked for.
         value: u32,
@@ -125,8 +149,9 @@ pub enum BuildError {
     },
     /// There is no room for the program of a call.
     #[error(
-        "the program of {problem} takes {bytes} bytes of the {limit} that a communicator has for programs, of which captured and \
-         prepared calls keep {pinned}: use a larger tile, or prepare fewer m"
+        "the program of {problem} takes {bytes} bytes of the {limit} that a communicator has for \
+         programs, of which captured and prepared calls keep {pinned}: use a larger tile, or \
+         prepare fewer m"
     )]
     ProgramMemory {
         /// The problem.
@@ -139,7 +164,10 @@ pub enum BuildError {
         pinned: u64,
     },
     /// The plan runs a library's collective, which the transport has not.
-    #[error("the {transport} transport has no collectives of a library, which {op} with `comm=sequential` needs: use nccl, or another op")]
+    #[error(
+        "the {transport} transport has no collectives of a library, which {op} with \
+         `comm=sequential` needs: use nccl, or another op"
+    )]
     NoCollectives {
         /// The transport.
         transport: TransportKind,
@@ -148,7 +176,8 @@ pub enum BuildError {
     },
     /// The transport carries messages, each a whole range of one owner's memory.
     #[error(
-        "the {transport} transport sends whole rows, or tiles of one owner, which `{plan}` has not: use rows=per-shard:1, or chunk=shard"
+        "the {transport} transport sends whole rows, or tiles of one owner, which `{plan}` has \
+         not: use rows=per-shard:1, or chunk=shard"
     )]
     NoMessages {
         /// The transport.
@@ -163,7 +192,10 @@ pub enum BuildError {
     #[error(transparent)]
     Compute(#[from] NoKernel),
     /// The ranks do not build the same op. The same on every rank.
-    #[error("the ranks build different ops: {requests}; build the same ops with the same options, in the same order, on every rank")]
+    #[error(
+        "the ranks build different ops: {requests}; build the same ops with the same options, in \
+         the same order, on every rank"
+    )]
     Disagreement {
         /// Which ranks ask for what.
         requests: Requests,
@@ -177,7 +209,10 @@ pub enum BuildError {
         reason: String,
     },
     /// The host executor keeps no time line.
-    #[error("time lines are recorded on GPUs, and this rank works on {place}: build without .trace(true)")]
+    #[error(
+        "time lines are recorded on GPUs, and this rank works on {place}: build without \
+         .trace(true)"
+    )]
     Trace {
         /// Where the rank works.
         place: Location,
@@ -208,7 +243,8 @@ pub enum BuildError {
 const fn hint(source: &TransportError) -> &'static str {
     match source {
         TransportError::Control(ControlError::Timeout { .. }) => {
-            "; build blocks its thread, so ranks that are asynchronous tasks call it in spawn_blocking or on threads of their own"
+            "; build blocks its thread, so ranks that are asynchronous tasks call it in \
+             spawn_blocking or on threads of their own"
         }
         _ => "",
     }
@@ -232,7 +268,8 @@ impl std::fmt::Display for Requests {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         for (i, (ranks, request)) in self.0.iter().enumerate() {
             let ranks: Vec<String> = ranks.iter().map(ToString::to_string).collect();
-            let (separator, plural) = (if i == 0 { "" } else { "; " }, if ranks.len() == 1 { "" } else { "s" });
+            let (separator, plural) =
+                (if i == 0 { "" } else { "; " }, if ranks.len() == 1 { "" } else { "s" });
             write!(f, "{separator}rank{plural} {} `{request}`", ranks.join(", "))?;
         }
         Ok(())
@@ -279,7 +316,10 @@ pub enum CallError {
         source: TensorError,
     },
     /// The call has more rows than the op was built for.
-    #[error("m = {m} is above max_m = {max_m}, which the op was built with: build it with a larger max_m, or split the call")]
+    #[error(
+        "m = {m} is above max_m = {max_m}, which the op was built with: build it with a larger \
+         max_m, or split the call"
+    )]
     TooManyRows {
         /// Rows of the call.
         m: usize,
@@ -298,13 +338,19 @@ pub enum CallError {
         source: Box<BuildError>,
     },
     /// The call is captured, and its program is not on the device.
-    #[error("a call with m = {m} cannot be captured: its program is not on the device; call op.prepare(&[{m}]) before the capture")]
+    #[error(
+        "a call with m = {m} cannot be captured: its program is not on the device; call \
+         op.prepare(&[{m}]) before the capture"
+    )]
     NotPrepared {
         /// Rows of the call.
         m: u32,
     },
     /// Another number of weights was given than the op was built for.
-    #[error("the op was built for {takes} weights and {given} were given: call {} with all of them", if *takes > 1 { "forward_several" } else { "forward" })]
+    #[error(
+        "the op was built for {takes} weights and {given} were given: call {} with all of them",
+        if *takes > 1 { "forward_several" } else { "forward" }
+    )]
     Weights {
         /// Weights of the op.
         takes: usize,
@@ -312,7 +358,12 @@ pub enum CallError {
         given: usize,
     },
     /// The op was built with an operand that was not given.
-    #[error("the op was built with a {operand} and none was given: call {} with one of [{}, {}]", call_with(operand), expected.rows, expected.cols)]
+    #[error(
+        "the op was built with a {operand} and none was given: call {} with one of [{}, {}]",
+        call_with(operand),
+        expected.rows,
+        expected.cols
+    )]
     NotGiven {
         /// `bias`, `residual`, `gain`, or `bias[i]` of a further weight.
         operand: &'static str,
@@ -321,7 +372,8 @@ pub enum CallError {
     },
     /// The op was built without an operand that was given.
     #[error(
-        "a {operand} of [{}, {}] was given to an op that was built without: leave it out, or build the op with {}",
+        "a {operand} of [{}, {}] was given to an op that was built without: leave it out, or build \
+         the op with {}",
         found.rows, found.cols, option_of(operand)
     )]
     Unwanted {
@@ -337,7 +389,9 @@ pub enum CallError {
         op: OpKind,
     },
     /// An operand is on another device than the communicator.
-    #[error("{operand} is in {found}, but this rank's communicator works on {expected}: copy it there")]
+    #[error(
+        "{operand} is in {found}, but this rank's communicator works on {expected}: copy it there"
+    )]
     Location {
         /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
         operand: &'static str,
@@ -362,7 +416,10 @@ pub enum CallError {
         other: std::ops::Range<u64>,
     },
     /// An operand's earlier uses were awaited on another stream than the call's.
-    #[error("the view of {operand} was made for stream {view:#x}, the call is on stream {call:#x}: make the view for the call's stream")]
+    #[error(
+        "the view of {operand} was made for stream {view:#x}, the call is on stream {call:#x}: \
+         make the view for the call's stream"
+    )]
     ViewStream {
         /// `x`, `w`, `bias`, `residual`, `gain`, `y`, `y_norm` or `x_full`.
         operand: &'static str,
@@ -373,7 +430,8 @@ pub enum CallError {
     },
     /// The stream is in capture, and nobody has promised to keep what the graph will use.
     #[error(
-        "the stream is in capture, and the op was built for eager calls: build it with Builder::captures, which says what outlives the graph"
+        "the stream is in capture, and the op was built for eager calls: build it with \
+         Builder::captures, which says what outlives the graph"
     )]
     Captured,
     /// The memory is not what its description says.
@@ -391,7 +449,10 @@ pub enum CallError {
     #[error(transparent)]
     Transport(#[from] TransportError),
     /// The kernel could not be launched.
-    #[error("the kernel could not be launched: {0}; the communicator is broken, rebuild it on every rank")]
+    #[error(
+        "the kernel could not be launched: {0}; the communicator is broken, rebuild it on every \
+         rank"
+    )]
     Launch(LaunchError),
     /// The host executor did not take the call.
     #[error(transparent)]
@@ -409,10 +470,15 @@ fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> St
             let part = if op.reduces() { "inner" } else { "columns" };
             format!("give this rank's part of the weight, as op.{part}(rank) says")
         }
-        _ if operand.starts_with("w[") => "give this rank's part of the weight, as op.weight_columns(weight, rank) says".to_owned(),
+        _ if operand.starts_with("w[") => {
+            "give this rank's part of the weight, as op.weight_columns(weight, rank) says"
+                .to_owned()
+        }
         _ if operand.starts_with("bias") => format!("give one row of {} values", expected.cols),
         "gain" => format!("give one row of {} values", expected.cols),
-        _ if found.rows != expected.rows as usize => "all operands have the rows of one m".to_owned(),
+        _ if found.rows != expected.rows as usize => {
+            "all operands have the rows of one m".to_owned()
+        }
         _ => format!("give {} columns", expected.cols),
     }
 }
@@ -420,7 +486,11 @@ fn shape_remedy(operand: &str, op: OpKind, expected: Shape, found: Layout) -> St
 /// What the memory of an output may be.
 fn remedy(output: &str, other: &str) -> String {
     // The normalised rows are no residual.
-    let or = if other == "residual" && output != "y_norm" { ", or is the residual itself with the same rows" } else { "" };
+    let or = if other == "residual" && output != "y_norm" {
+        ", or is the residual itself with the same rows"
+    } else {
+        ""
+    };
     format!("{output} needs memory of its own{or}")
 }
 
@@ -441,26 +511,58 @@ mod tests {
 
     #[test]
     fn ranks_that_do_not_come_to_a_build_are_told_that_it_blocks() {
-        let building = |source: ControlError| BuildError::Transport { op: "ag_gemm 8x8x8".to_owned(), source: source.into() }.to_string();
-        let late = building(ControlError::Timeout { step: "building an op", missing: vec![Rank::new(1)] });
-        assert!(late.starts_with("while building ag_gemm 8x8x8: building an op: the deadline passed while waiting for rank 1; "), "{late}");
+        let building = |source: ControlError| {
+            BuildError::Transport { op: "ag_gemm 8x8x8".to_owned(), source: source.into() }
+                .to_string()
+        };
+        let late =
+            building(ControlError::Timeout { step: "building an op", missing: vec![Rank::new(1)] });
+        assert!(
+            late.starts_with(
+                "while building ag_gemm 8x8x8: building an op: the deadline passed while waiting \
+                 for rank 1; "
+            ),
+            "{late}"
+        );
         assert!(late.contains("spawn_blocking"), "{late}");
-        assert!(!building(ControlError::PeerLost { rank: Rank::new(1) }).contains("spawn_blocking"));
+        assert!(
+            !building(ControlError::PeerLost { rank: Rank::new(1) }).contains("spawn_blocking")
+        );
     }
 
     #[test]
     fn a_wrong_shape_is_told_what_differs() {
         let told = |operand, op, [rows, cols]: [u32; 2], found: [usize; 2]| {
             let (expected, found) = (Shape { rows, cols }, Layout::dense(found[0], found[1]));
-            CallError::Shape { operand, op, m: 8, rank: Rank::new(0), world: WorldSize::new(2).unwrap(), expected, found }.to_string()
+            CallError::Shape {
+                operand,
+                op,
+                m: 8,
+                rank: Rank::new(0),
+                world: WorldSize::new(2).unwrap(),
+                expected,
+                found,
+            }
+            .to_string()
         };
         let (gathers, sums) = (OpKind::AllGatherGemm, OpKind::GemmReduceScatter);
-        let text = "x is [4, 60], but ag_gemm with m = 8 takes [4, 64] on rank 0 of 2: give 64 columns";
+        let text =
+            "x is [4, 60], but ag_gemm with m = 8 takes [4, 64] on rank 0 of 2: give 64 columns";
         assert_eq!(told("x", gathers, [4, 64], [4, 60]), text);
-        assert!(told("x", gathers, [4, 64], [8, 60]).ends_with(": all operands have the rows of one m"));
-        assert!(told("y", sums, [4, 64], [8, 64]).ends_with(": all operands have the rows of one m"));
-        assert!(told("w", gathers, [16, 64], [32, 64]).ends_with(": give this rank's part of the weight, as op.columns(rank) says"));
-        assert!(told("w", sums, [16, 32], [16, 64]).ends_with(": give this rank's part of the weight, as op.inner(rank) says"));
+        assert!(
+            told("x", gathers, [4, 64], [8, 60]).ends_with(": all operands have the rows of one m")
+        );
+        assert!(
+            told("y", sums, [4, 64], [8, 64]).ends_with(": all operands have the rows of one m")
+        );
+        assert!(
+            told("w", gathers, [16, 64], [32, 64])
+                .ends_with(": give this rank's part of the weight, as op.columns(rank) says")
+        );
+        assert!(
+            told("w", sums, [16, 32], [16, 64])
+                .ends_with(": give this rank's part of the weight, as op.inner(rank) says")
+        );
         for found in [[16, 1], [1, 32], [8, 16]] {
             assert!(told("bias", gathers, [1, 16], found).ends_with(": give one row of 16 values"));
         }
@@ -472,7 +574,14 @@ mod tests {
         let texts = ["residual", "partials"].map(|option| said(OpKind::AllGatherGemm, option));
         assert_eq!(texts[0], "ag_gemm has no residual: only gemm_rs and gemm_ar have one");
         assert_eq!(texts[1], "ag_gemm has no partials: only gemm_rs and gemm_ar send partial sums");
-        let texts = ["activation", "several_weights"].map(|option| said(OpKind::GemmAllReduce, option));
-        assert_eq!(texts, ["gemm_ar has no activation: only ag_gemm has one", "gemm_ar has no several_weights: only ag_gemm has them"]);
+        let texts =
+            ["activation", "several_weights"].map(|option| said(OpKind::GemmAllReduce, option));
+        assert_eq!(
+            texts,
+            [
+                "gemm_ar has no activation: only ag_gemm has one",
+                "gemm_ar has no several_weights: only ag_gemm has them"
+            ]
+        );
     }
 }

@@ -86,13 +86,18 @@ pub use epilogue::EpilogueArgs;
 pub use error::{BuildError, CallError, Requests};
 pub use execute::Execution;
 pub use flux_core::layout::WorkspaceSize;
-pub use flux_core::plan::{Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, SumOrder, TableKind};
+pub use flux_core::plan::{
+    Chunk, CommMode, KSplit, Mover, ParsePlanError, Plan, PlanOrigin, RowMapping, SumOrder,
+    TableKind,
+};
 pub use flux_core::problem::{MAX_WEIGHTS, Shape};
 pub use flux_core::program::ScheduleError;
 pub use flux_core::{DType, OpKind, Partials, Problem, ProblemError, Rank, TileShape, WorldSize};
 pub use flux_kernels::{Activation, Element, GateLayout, WeightLayout};
 pub use half::{bf16, f16};
-pub use op::{AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter, WeightOperands};
+pub use op::{
+    AllGatherGemm, Builder, FusedLinear, GemmAllReduce, GemmReduceScatter, WeightOperands,
+};
 pub use planning::{explain_plan_table, ranked_plans};
 pub use table_file::TableFileError;
 pub use tensor::{Layout, Location, RawTensor, TensorError, TensorMut, TensorRef};

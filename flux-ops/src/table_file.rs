@@ -20,7 +20,8 @@ const LOCK_RETRY: Duration = Duration::from_millis(2);
 #[non_exhaustive]
 pub enum TableFileError {
     /// The file holds something else, or a table of another version.
-    #[error("{path} is no plan table: {source}; move it away, or name another file in FLUX_PLAN_TABLE", path = path.display())]
+    #[error("{path} is no plan table: {source}; move it away, or name another file in \
+             FLUX_PLAN_TABLE", path = path.display())]
     NoTable {
         /// The file.
         path: PathBuf,
@@ -28,7 +29,10 @@ pub enum TableFileError {
         source: PlanTableError,
     },
     /// The system refuses.
-    #[error("the plan table {path}: {reason}; name another file in FLUX_PLAN_TABLE", path = path.display())]
+    #[error(
+        "the plan table {path}: {reason}; name another file in FLUX_PLAN_TABLE",
+        path = path.display()
+    )]
     Io {
         /// The file.
         path: PathBuf,
@@ -43,7 +47,8 @@ pub enum TableFileError {
 /// Where the environment has the table: `FLUX_PLAN_TABLE`, else `flux/plans.csv` of the user's data
 /// folder.
 pub(crate) fn path_from_env() -> Option<PathBuf> {
-    let path = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
+    let path =
+        |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
     let data = || path("XDG_DATA_HOME").or_else(|| Some(path("HOME")?.join(".local/share")));
     path("FLUX_PLAN_TABLE").or_else(|| Some(data()?.join("flux/plans.csv")))
 }
@@ -109,7 +114,8 @@ struct Lock {
 
 impl Lock {
     fn take(path: &Path) -> Result<Self, TableFileError> {
-        let refuse = |reason: &str| TableFileError::Io { path: path.to_owned(), reason: reason.to_owned() };
+        let refuse =
+            |reason: &str| TableFileError::Io { path: path.to_owned(), reason: reason.to_owned() };
         let file = match (fs::canonicalize(path), fs::symlink_metadata(path)) {
             (Ok(file), _) if file.is_file() => file,
             (Ok(_), _) => return Err(refuse("not a regular file")),
@@ -121,13 +127,20 @@ impl Lock {
         name.push(".lock");
         let lock_path = file.with_file_name(name);
         fs::create_dir_all(folder(&file)).map_err(refused(path))?;
-        let lock = File::options().create(true).truncate(false).write(true).open(lock_path).map_err(refused(path))?;
+        let lock = File::options()
+            .create(true)
+            .truncate(false)
+            .write(true)
+            .open(lock_path)
+            .map_err(refused(path))?;
         let end = Instant::now() + LOCK_WAIT;
         loop {
             match lock.try_lock() {
                 Ok(()) => return Ok(Self { file, _lock: lock }),
                 Err(TryLockError::WouldBlock) if Instant::now() < end => sleep(LOCK_RETRY),
-                Err(TryLockError::WouldBlock) => return Err(refuse("another process has held its lock for 10 s")),
+                Err(TryLockError::WouldBlock) => {
+                    return Err(refuse("another process has held its lock for 10 s"));
+                }
                 Err(TryLockError::Error(error)) => return Err(refused(path)(error)),
             }
         }
@@ -148,7 +161,15 @@ mod tests {
     use std::process::Command;
 
     fn row(m: u32, us: f64) -> PlanRow {
-        let problem = Problem::new(OpKind::AllGatherGemm, 64, 256, 256, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let problem = Problem::new(
+            OpKind::AllGatherGemm,
+            64,
+            256,
+            256,
+            DType::Bf16,
+            WorldSize::new(2).unwrap(),
+        )
+        .unwrap();
         PlanRow {
             key: PlanKey::new(&problem, ("host", Generation::Hopper), "host", "host"),
             m,
@@ -168,7 +189,10 @@ mod tests {
             add(&path, &row(64, us)).unwrap();
             assert_eq!(read(&path).unwrap().unwrap().rows(), [row(64, us)]);
         }
-        let left: Vec<_> = fs::read_dir(path.parent().unwrap()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> = fs::read_dir(path.parent().unwrap())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         assert_eq!(left.len(), 2, "table and lock: {left:?}");
     }
 
@@ -179,7 +203,9 @@ mod tests {
         std::thread::scope(|scope| {
             for writer in 0..4 {
                 let path = &path;
-                scope.spawn(move || (0..25).for_each(|i| add(path, &row(1 + writer * 100 + i, 1.0)).unwrap()));
+                scope.spawn(move || {
+                    (0..25).for_each(|i| add(path, &row(1 + writer * 100 + i, 1.0)).unwrap());
+                });
             }
             for _ in 0..200 {
                 read(&path).unwrap();
@@ -195,13 +221,16 @@ mod tests {
         if let Some(role) = std::env::var_os(ROLE) {
             let role = role.into_string().unwrap();
             let (first, path) = role.split_once(':').unwrap();
-            return (0..20).for_each(|i| add(Path::new(path), &row(first.parse::<u32>().unwrap() + i, 1.0)).unwrap());
+            return (0..20).for_each(|i| {
+                add(Path::new(path), &row(first.parse::<u32>().unwrap() + i, 1.0)).unwrap();
+            });
         }
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("plans.csv");
         let start = |writer: u32| {
             let mut command = Command::new(std::env::current_exe().unwrap());
-            command.args(["--exact", "table_file::tests::processes_that_write_at_once_lose_no_row"]);
+            command
+                .args(["--exact", "table_file::tests::processes_that_write_at_once_lose_no_row"]);
             command.env(ROLE, format!("{}:{}", 1 + writer * 100, path.display())).spawn().unwrap()
         };
         let writers: Vec<_> = (0..3).map(start).collect();
@@ -218,8 +247,14 @@ mod tests {
         for damaged in ["hello", &older, &table[..table.len() - 6], "\u{0}\u{1}"] {
             fs::write(&path, damaged).unwrap();
             let refused = read(&path).unwrap_err();
-            assert!(refused.to_string().starts_with(&format!("{} is no plan table: ", path.display())), "{refused}");
-            assert_eq!((check(&path), add(&path, &row(1, 1.0))), (Err(refused.clone()), Err(refused)));
+            assert!(
+                refused.to_string().starts_with(&format!("{} is no plan table: ", path.display())),
+                "{refused}"
+            );
+            assert_eq!(
+                (check(&path), add(&path, &row(1, 1.0))),
+                (Err(refused.clone()), Err(refused))
+            );
             assert_eq!(fs::read_to_string(&path).unwrap(), damaged);
         }
         fs::write(&path, [0xFF, 0xFE]).unwrap();
@@ -234,9 +269,15 @@ mod tests {
     #[test]
     fn a_link_stays_and_one_that_leads_nowhere_is_refused() {
         let folder = tempfile::tempdir().unwrap();
-        let (link, target) = (folder.path().join("link.csv"), folder.path().join("there/plans.csv"));
+        let (link, target) =
+            (folder.path().join("link.csv"), folder.path().join("there/plans.csv"));
         symlink(&target, &link).unwrap();
-        assert!(add(&link, &row(1, 1.0)).unwrap_err().to_string().contains("a link that leads to no file"));
+        assert!(
+            add(&link, &row(1, 1.0))
+                .unwrap_err()
+                .to_string()
+                .contains("a link that leads to no file")
+        );
         fs::create_dir(target.parent().unwrap()).unwrap();
         fs::write(&target, "").unwrap();
         add(&link, &row(1, 1.0)).unwrap();
@@ -249,8 +290,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("file");
         fs::write(&file, "").unwrap();
-        let mut places =
-            vec![file.join("plans.csv"), folder.path().to_owned(), PathBuf::from("/dev/null"), PathBuf::from("/proc/plans.csv")];
+        let mut places = vec![
+            file.join("plans.csv"),
+            folder.path().to_owned(),
+            PathBuf::from("/dev/null"),
+            PathBuf::from("/proc/plans.csv"),
+        ];
         let sealed = folder.path().join("sealed");
         fs::create_dir(&sealed).unwrap();
         fs::set_permissions(&sealed, fs::Permissions::from_mode(0o555)).unwrap();
@@ -263,7 +308,11 @@ mod tests {
             assert!(matches!(&error, TableFileError::Io { path, .. } if *path == place), "{error}");
             assert_eq!(add(&place, &row(1, 1.0)), Err(error));
         }
-        assert_eq!(read(Path::new("/dev/null")), Ok(Some(PlanTable::default())), "which turns the user's table off");
+        assert_eq!(
+            read(Path::new("/dev/null")),
+            Ok(Some(PlanTable::default())),
+            "which turns the user's table off"
+        );
     }
 
     #[test]

@@ -3,7 +3,9 @@
 
 #![allow(clippy::unwrap_used, reason = "in a test, a failure is a panic")]
 
-use flux_ops::{AllGatherGemm, GemmReduceScatter, KSplit, Plan, RowMapping, TensorMut, TensorRef, TileShape};
+use flux_ops::{
+    AllGatherGemm, GemmReduceScatter, KSplit, Plan, RowMapping, TensorMut, TensorRef, TileShape,
+};
 use flux_transport::{Communicator, Select, Stream, World};
 use half::bf16;
 use std::alloc::{GlobalAlloc, Layout, System};
@@ -44,7 +46,12 @@ const TILES: usize = RANKS;
 const WHOLE: Plan = Plan::of(TileShape::new(128, 256, 64));
 /// Flattened rows, each tile of two items: 3 row blocks, and column blocks of 24 columns (AG) or
 /// 48 (RS).
-const CUT: Plan = Plan { k_slices: 2, k: KSplit::SplitK(2), rows: RowMapping::Flattened, ..Plan::of(TileShape::new(16, 16, 8)) };
+const CUT: Plan = Plan {
+    k_slices: 2,
+    k: KSplit::SplitK(2),
+    rows: RowMapping::Flattened,
+    ..Plan::of(TileShape::new(16, 16, 8))
+};
 
 /// One rank's calls: a few to warm up, then counted ones.
 fn count(aligned: &Barrier, products: usize, mut forward: impl FnMut()) {
@@ -76,10 +83,20 @@ fn forward_allocates_nothing() {
                 for (plan, products) in [(WHOLE, TILES), (CUT, 3 * 2 * 2)] {
                     let builder = AllGatherGemm::<bf16>::builder(M, N, K).workers(1);
                     let op = builder.plan(plan).build(&comm).unwrap();
-                    let (x, w, mut y) = (ones(M / RANKS * K), ones(N / RANKS * K), ones(M * N / RANKS));
+                    let (x, w, mut y) =
+                        (ones(M / RANKS * K), ones(N / RANKS * K), ones(M * N / RANKS));
                     count(aligned, products, || {
-                        let (x, w) = (TensorRef::host(&x, (M / RANKS, K)).unwrap(), TensorRef::host(&w, (N / RANKS, K)).unwrap());
-                        op.forward(&x, &w, &mut TensorMut::host(&mut y, (M, N / RANKS)).unwrap(), Stream::Host).unwrap();
+                        let (x, w) = (
+                            TensorRef::host(&x, (M / RANKS, K)).unwrap(),
+                            TensorRef::host(&w, (N / RANKS, K)).unwrap(),
+                        );
+                        op.forward(
+                            &x,
+                            &w,
+                            &mut TensorMut::host(&mut y, (M, N / RANKS)).unwrap(),
+                            Stream::Host,
+                        )
+                        .unwrap();
                     });
                     assert!(y.iter().all(|&y| y == bf16::from_f32(K as f32)));
                 }
@@ -87,10 +104,20 @@ fn forward_allocates_nothing() {
                 for (plan, products) in [(WHOLE, TILES), (CUT, 3 * 3 * 2)] {
                     let builder = GemmReduceScatter::<bf16>::builder(M, N, K).workers(1);
                     let op = builder.plan(plan).build(&comm).unwrap();
-                    let (x, w, mut y) = (ones(M * K / RANKS), ones(N * K / RANKS), ones(M / RANKS * N));
+                    let (x, w, mut y) =
+                        (ones(M * K / RANKS), ones(N * K / RANKS), ones(M / RANKS * N));
                     count(aligned, products, || {
-                        let (x, w) = (TensorRef::host(&x, (M, K / RANKS)).unwrap(), TensorRef::host(&w, (N, K / RANKS)).unwrap());
-                        op.forward(&x, &w, &mut TensorMut::host(&mut y, (M / RANKS, N)).unwrap(), Stream::Host).unwrap();
+                        let (x, w) = (
+                            TensorRef::host(&x, (M, K / RANKS)).unwrap(),
+                            TensorRef::host(&w, (N, K / RANKS)).unwrap(),
+                        );
+                        op.forward(
+                            &x,
+                            &w,
+                            &mut TensorMut::host(&mut y, (M / RANKS, N)).unwrap(),
+                            Stream::Host,
+                        )
+                        .unwrap();
                     });
                     assert!(y.iter().all(|&y| y == bf16::from_f32(K as f32)));
                 }

@@ -3,7 +3,10 @@
 //!
 //! Ranks are threads with a GPU each, or share the only one over nvlink. As processes of a launch
 //! (`common/launched.rs`) each counts what it holds, and all count their devices' memory together.
-#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the functions that they call"
+)]
 
 mod common;
 
@@ -53,7 +56,13 @@ fn communicators_with_ops_leave_nothing_behind() {
         }
     };
     let nccl = |count| nccl::available().map(|_| count).map_err(|why| why.to_string());
-    let even = |_| if ranks.is_multiple_of(2) { Ok(Machine::TwoNodes { ranks }) } else { Err(format!("{ranks} ranks are not two nodes")) };
+    let even = |_| {
+        if ranks.is_multiple_of(2) {
+            Ok(Machine::TwoNodes { ranks })
+        } else {
+            Err(format!("{ranks} ranks are not two nodes"))
+        }
+    };
     run(Ok(Machine::Host), 100);
     run(common::gpus::count().map(places).map(Machine::Gpus), 1000);
     run(several().map(Machine::Staged), 100);
@@ -64,13 +73,17 @@ fn communicators_with_ops_leave_nothing_behind() {
 /// GPUs, or places on them, of which each rank has its own.
 fn several() -> Result<u32, String> {
     let places = common::gpus::count().map(places);
-    places.and_then(|count| if count >= RANKS { Ok(count) } else { Err(format!("{RANKS} GPUs needed, {count} here")) })
+    places.and_then(|count| {
+        if count >= RANKS { Ok(count) } else { Err(format!("{RANKS} GPUs needed, {count} here")) }
+    })
 }
 
 /// Makes so many cycles, after which there is no more than before, or as many as a launch has time
 /// for. Returns how many, and how long they took.
 fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
-    let of_op = |&op| Case::<bf16>::new(op, suite::unaligned(machine, op, ranks), ranks, Values::Integers, 61);
+    let of_op = |&op| {
+        Case::<bf16>::new(op, suite::unaligned(machine, op, ranks), ranks, Values::Integers, 61)
+    };
     let cases: Vec<_> = machine.ops().iter().map(of_op).collect();
     let expected: Vec<_> = cases.iter().map(|case| case.expected_on(machine)).collect();
     let until = launched().map(|_| Instant::now() + SHARE);
@@ -84,13 +97,17 @@ fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
             let y = call(&op, &cases[at], node).unwrap();
             cases[at].assert_equal(&expected[at], &op, node.rank, &y, &format!("cycle {number}"));
             op.status().unwrap();
-            (node.comm.device().ordinal(), node.comm.exchange(&is_late).unwrap().concat().contains(&1))
+            (
+                node.comm.device().ordinal(),
+                node.comm.exchange(&is_late).unwrap().concat().contains(&1),
+            )
         });
         let are_late = seen.iter().any(|&(_, is_late)| is_late);
         (seen.into_iter().filter_map(|(ordinal, _)| ordinal).collect::<Vec<u32>>(), are_late)
     };
     // They keep the contexts, which would go with the last communicator.
-    let devices: Vec<CudaDevice> = cycle(0).0.into_iter().map(|ordinal| CudaDevice::open(ordinal).unwrap()).collect();
+    let devices: Vec<CudaDevice> =
+        cycle(0).0.into_iter().map(|ordinal| CudaDevice::open(ordinal).unwrap()).collect();
     (1..FIRST).for_each(|number| drop(cycle(number)));
     // Where ranks are processes, nobody reads what a device has free before all are through their
     // cycles, nor goes on before all have read.
@@ -116,7 +133,11 @@ fn come_and_go(machine: Machine, ranks: u32, wanted: u32) -> (u32, Duration) {
         if beyond.is_empty() {
             break;
         }
-        assert!(Instant::now() < until, "{machine:?}, {cycles} cycles: {}; there were {before:?}, there are {after:?}", beyond.join("; "));
+        assert!(
+            Instant::now() < until,
+            "{machine:?}, {cycles} cycles: {}; there were {before:?}, there are {after:?}",
+            beyond.join("; ")
+        );
         std::thread::sleep(Duration::from_millis(20));
     }
     meeting.wait();
@@ -161,10 +182,12 @@ impl Held {
         let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
         let mut kinds = BTreeMap::new();
         // Who goes between the listing and the look is not held any more.
-        let descriptors =
-            entries("/proc/self/fd").filter_map(|path| Some(format!("descriptor of {}", std::fs::read_link(path).ok()?.display())));
-        let threads = entries("/proc/self/task")
-            .filter_map(|path| Some(format!("thread {}", std::fs::read_to_string(path.join("comm")).ok()?.trim_end())));
+        let descriptors = entries("/proc/self/fd").filter_map(|path| {
+            Some(format!("descriptor of {}", std::fs::read_link(path).ok()?.display()))
+        });
+        let threads = entries("/proc/self/task").filter_map(|path| {
+            Some(format!("thread {}", std::fs::read_to_string(path.join("comm")).ok()?.trim_end()))
+        });
         for held in descriptors.chain(threads).chain(maps.lines().filter_map(shared)) {
             *kinds.entry(held.chars().filter(|c| !c.is_ascii_digit()).collect()).or_default() += 1;
         }
@@ -184,8 +207,15 @@ impl Held {
         if self.mappings > before.mappings + cycles as usize / 2 {
             beyond.push(format!("mappings: {}, {} before", self.mappings, before.mappings));
         }
-        let taken = self.free.iter().zip(&before.free).enumerate().filter(|&(_, (after, before))| after + SLACK < *before);
-        beyond.extend(taken.map(|(rank, (after, before))| format!("rank {rank}'s device: {after} bytes free, {before} before")));
+        let taken = self
+            .free
+            .iter()
+            .zip(&before.free)
+            .enumerate()
+            .filter(|&(_, (after, before))| after + SLACK < *before);
+        beyond.extend(taken.map(|(rank, (after, before))| {
+            format!("rank {rank}'s device: {after} bytes free, {before} before")
+        }));
         beyond
     }
 }

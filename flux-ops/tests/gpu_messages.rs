@@ -3,7 +3,10 @@
 //! Ranks are threads with a GPU each, as NCCL takes no two of a process on one; or processes of a
 //! launch (`common/launched.rs`), with any number on each. Where there are not two GPUs and no
 //! launch, or no NCCL, one line says why all are skipped.
-#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the functions that they call"
+)]
 
 mod common;
 
@@ -47,14 +50,23 @@ fn a_rank_that_never_makes_a_sequential_call_is_named() {
 #[test]
 fn ops_stay_within_the_bound_by_their_own_choice() {
     on_gpus(|machine| {
-        for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-            for shape in [suite::unaligned(machine, op, world), suite::few_rows(machine, op, world)] {
+        for (world, op) in
+            machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op)))
+        {
+            for shape in [suite::unaligned(machine, op, world), suite::few_rows(machine, op, world)]
+            {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 79);
                 let expected = case.expected_on(machine);
                 machine.run(world, suite::defaults, |node| {
                     let options = OpOptions { workers: node.workers, ..OpOptions::default() };
                     let op = AnyOp::build(op, shape, options, &node.comm).unwrap();
-                    case.assert_close(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                    case.assert_close(
+                        &expected,
+                        &op,
+                        node.rank,
+                        &call(&op, &case, node).unwrap(),
+                        "a call",
+                    );
                 });
             }
         }
@@ -66,8 +78,13 @@ fn ops_stay_within_the_bound_by_their_own_choice() {
 fn messages_give_the_bits_of_peer_memory() {
     on_gpus(|machine| {
         let Machine::Messages(count) = machine else { unreachable!("as found above") };
-        for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| SHARDED.map(|op| (world, op))) {
-            for shape in [suite::unaligned(machine, op, world), suite::few_rows(machine, op, world)] {
+        for (world, op) in machine
+            .worlds(&[2, 3, 4, 8])
+            .into_iter()
+            .flat_map(|world| SHARDED.map(|op| (world, op)))
+        {
+            for shape in [suite::unaligned(machine, op, world), suite::few_rows(machine, op, world)]
+            {
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 51);
                 let expected = case.expected_on(machine);
                 for plan in plans(machine) {
@@ -81,13 +98,21 @@ fn messages_give_the_bits_of_peer_memory() {
                         (ys.into_iter().next().unwrap(), op.plan(case.problem.m()))
                     });
                     let plan = carried.first().map(|&(_, plan)| plan);
-                    let one = |node: &Node| call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node).unwrap();
+                    let one = |node: &Node| {
+                        call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node).unwrap()
+                    };
                     let mapped = Machine::Gpus(count).run(world, suite::defaults, one);
-                    // NCCL adds in an order of its own. Rows that arrive in another order have other
-                    // tiles in the last wave, which stream-K splits.
-                    let same_order = |plan: Plan| plan.comm != CommMode::Sequential && (op == OPS[1] || plan.k != KSplit::StreamK);
+                    // NCCL adds in an order of its own. Rows that arrive in another order have
+                    // other tiles in the last wave, which stream-K splits.
+                    let same_order = |plan: Plan| {
+                        plan.comm != CommMode::Sequential
+                            && (op == OPS[1] || plan.k != KSplit::StreamK)
+                    };
                     if plan.is_some_and(same_order) {
-                        let same = carried.iter().zip(&mapped).all(|((carried, _), mapped)| carried == mapped);
+                        let same = carried
+                            .iter()
+                            .zip(&mapped)
+                            .all(|((carried, _), mapped)| carried == mapped);
                         assert!(same, "{}: nccl's bits are others than nvlink's", case.problem);
                     }
                 }

@@ -1,9 +1,12 @@
 //! The ops on ranks of two nodes: peer memory within, NCCL between.
 //!
 //! Ranks are threads with a GPU each, and this machine is taken for two nodes: threads that share a
-//! GPU hold up each other's NCCL kernels. Processes of a launch (`common/launched.rs`) take turns on
-//! the GPUs. One line says what is skipped.
-#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
+//! GPU hold up each other's NCCL kernels. Processes of a launch (`common/launched.rs`) take turns
+//! on the GPUs. One line says what is skipped.
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the functions that they call"
+)]
 
 mod common;
 
@@ -34,7 +37,9 @@ fn find() -> Result<(Vec<Machine>, Vec<String>), String> {
 
 fn on_nodes(test: impl Fn(Machine)) {
     static SAID: Once = Once::new();
-    let say = |what: &[String]| SAID.call_once(|| what.iter().for_each(|what| skipped::say("gpu_mixed", what)));
+    let say = |what: &[String]| {
+        SAID.call_once(|| what.iter().for_each(|what| skipped::say("gpu_mixed", what)));
+    };
     match find() {
         Ok((machines, left_out)) => {
             for what in &left_out {
@@ -79,8 +84,18 @@ fn a_sequential_plan_is_carried_out_by_messages() {
             let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
             machine.run(world, suite::defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::of(plan), node);
-                assert!(matches!(op.plan(case.problem.m()).comm, CommMode::Overlapped { .. }), "{}", op.explain());
-                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                assert!(
+                    matches!(op.plan(case.problem.m()).comm, CommMode::Overlapped { .. }),
+                    "{}",
+                    op.explain()
+                );
+                case.assert_equal(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &call(&op, &case, node).unwrap(),
+                    "a call",
+                );
             });
         }
     });
@@ -99,10 +114,19 @@ fn integers_give_the_exact_sums_of_nodes() {
             let expected = case.expected_on(machine);
             for plan in plans(machine) {
                 machine.run(world, suite::defaults, |node| {
-                    assert_eq!((node.comm.transport(), node.comm.nodes()), (TransportKind::Mixed, machine.nodes(world)));
+                    assert_eq!(
+                        (node.comm.transport(), node.comm.nodes()),
+                        (TransportKind::Mixed, machine.nodes(world))
+                    );
                     let op = AnyOp::of(&case, OpOptions::of(plan), node);
                     for _ in 0..5 {
-                        case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                        case.assert_equal(
+                            &expected,
+                            &op,
+                            node.rank,
+                            &call(&op, &case, node).unwrap(),
+                            "a call",
+                        );
                     }
                     op.status().unwrap();
                 });
@@ -141,15 +165,24 @@ fn one_node_is_refused_and_so_are_uneven_ones() {
         std::thread::scope(|scope| {
             let rank = |world: World| {
                 let options = Options { select: Select::Mixed, nodes, ..Options::default() };
-                scope.spawn(move || Communicator::connect_blocking(&world, options).map(drop).unwrap_err())
+                scope.spawn(move || {
+                    Communicator::connect_blocking(&world, options).map(drop).unwrap_err()
+                })
             };
             let ranks: Vec<_> = worlds.into_iter().map(rank).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
         })
     };
-    for (nodes, word) in [(Some(1), "all ranks are of one node"), (None, "FLUX_NODES"), (Some(3), "cannot be dealt evenly")] {
+    for (nodes, word) in [
+        (Some(1), "all ranks are of one node"),
+        (None, "FLUX_NODES"),
+        (Some(3), "cannot be dealt evenly"),
+    ] {
         for error in refused(nodes) {
-            assert!(matches!(&error, ConnectError::Unusable { select: Select::Mixed, why } if why.contains(word)), "{error}");
+            assert!(
+                matches!(&error, ConnectError::Unusable { select: Select::Mixed, why } if why.contains(word)),
+                "{error}"
+            );
         }
     }
 }

@@ -4,7 +4,10 @@
 //! Ranks are threads with a GPU each, or processes of a launch (`common/launched.rs`), with any
 //! number on each. Where there are not two GPUs and no launch, one line says so and all are
 //! skipped.
-#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the functions that they call"
+)]
 
 mod common;
 
@@ -23,7 +26,13 @@ use half::bf16;
 
 /// Runs a test where it can run.
 fn on_gpus(test: impl FnOnce(Machine)) {
-    let several = |count| if count > 1 { Ok(Machine::Staged(count)) } else { Err(format!("2 GPUs needed, {count} here")) };
+    let several = |count| {
+        if count > 1 {
+            Ok(Machine::Staged(count))
+        } else {
+            Err(format!("2 GPUs needed, {count} here"))
+        }
+    };
     let places = common::gpus::count().map(places);
     common::where_found::run("gpu_ops_pcie", places.and_then(several), test);
 }
@@ -54,27 +63,38 @@ fn the_way_through_the_host_changes_no_bit() {
     on_gpus(|staged| {
         let plan = Plan::of(staged.tiles()[0]);
         let by_tile = Plan { chunk: Chunk::Tiles(1), ..plan };
-        for (world, op) in staged.worlds(&[2, 3, 4, 6, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
+        for (world, op) in
+            staged.worlds(&[2, 3, 4, 6, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op)))
+        {
             let [_, n, k] = suite::unaligned(staged, op, world);
             let (many, few) = ([257 * world as usize, n, k], suite::few_rows(staged, op, world));
             // Few rows go by the kernels themselves, tile by tile, or by copy engines at once.
-            let flattened = [plan, by_tile].map(|plan| (few, Plan { rows: RowMapping::Flattened, ..plan }));
+            let flattened =
+                [plan, by_tile].map(|plan| (few, Plan { rows: RowMapping::Flattened, ..plan }));
             // Rows in another order have other tiles in the last wave, which stream-K splits.
             let k = if op.reduces() { KSplit::StreamK } else { KSplit::SplitK(2) };
-            for (shape, plan) in [(many, by_tile), (many, Plan { k, ..by_tile })].into_iter().chain(flattened) {
+            for (shape, plan) in
+                [(many, by_tile), (many, Plan { k, ..by_tile })].into_iter().chain(flattened)
+            {
                 // Ranks that store to each other would make two exchanges.
                 if op == OpKind::GemmAllReduce && plan.rows != RowMapping::Flattened {
                     continue;
                 }
                 let case = Case::<bf16>::new(op, shape, world, Values::Reals, 41);
                 let results = |machine: Machine| {
-                    machine
-                        .run(world, suite::defaults, |node| suite::call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node).unwrap())
+                    machine.run(world, suite::defaults, |node| {
+                        suite::call(&AnyOp::of(&case, OpOptions::of(plan), node), &case, node)
+                            .unwrap()
+                    })
                 };
                 let Machine::Staged(count) = staged else { unreachable!("as made above") };
                 let (there, here) = (results(Machine::Gpus(count)), results(staged));
                 for (rank, (a, b)) in there.iter().zip(&here).enumerate() {
-                    assert!(a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()), "{}, {plan}, on rank {rank}", case.problem);
+                    assert!(
+                        a.iter().zip(b).all(|(a, b)| a.to_bits() == b.to_bits()),
+                        "{}, {plan}, on rank {rank}",
+                        case.problem
+                    );
                 }
             }
         }
@@ -87,16 +107,34 @@ fn the_way_through_the_host_changes_no_bit() {
 fn the_in_flight_limit_changes_no_bit() {
     on_gpus(|machine| {
         let whole = KSplit::Whole;
-        let tiles = [(128, 64, whole), (128, 64, KSplit::SplitK(2)), (64, 128, whole), (208, 128, whole), (128, 256, whole)];
-        let generation = KernelTarget::of(cuda::device_info(0).unwrap().compute).unwrap().generation;
-        let with_kernel = |&(rows, columns, _): &(u32, u32, KSplit)| generation.scatters(TileShape::new(rows, columns, 64));
-        let cases = machine.worlds(&[2, 3, 4, 6]).into_iter().flat_map(|world| tiles.map(|tile| (world, tile)));
-        let cases = cases.flat_map(|case| [Partials::OpDType, Partials::F32].map(|partials| (case, partials)));
-        for ((world, (rows, columns, k)), partials) in cases.filter(|((_, tile), _)| with_kernel(tile)) {
+        let tiles = [
+            (128, 64, whole),
+            (128, 64, KSplit::SplitK(2)),
+            (64, 128, whole),
+            (208, 128, whole),
+            (128, 256, whole),
+        ];
+        let generation =
+            KernelTarget::of(cuda::device_info(0).unwrap().compute).unwrap().generation;
+        let with_kernel = |&(rows, columns, _): &(u32, u32, KSplit)| {
+            generation.scatters(TileShape::new(rows, columns, 64))
+        };
+        let cases = machine
+            .worlds(&[2, 3, 4, 6])
+            .into_iter()
+            .flat_map(|world| tiles.map(|tile| (world, tile)));
+        let cases = cases
+            .flat_map(|case| [Partials::OpDType, Partials::F32].map(|partials| (case, partials)));
+        for ((world, (rows, columns, k)), partials) in
+            cases.filter(|((_, tile), _)| with_kernel(tile))
+        {
             let w = world as usize;
-            let case = Case::<bf16>::new(OPS[1], [150 * w, 1000, 264 * w], world, Values::Reals, 47).with_partials(partials);
+            let case =
+                Case::<bf16>::new(OPS[1], [150 * w, 1000, 264 * w], world, Values::Reals, 47)
+                    .with_partials(partials);
             let tile = TileShape::new(rows, columns, 64);
-            let plan = Plan { chunk: Chunk::Tiles(1), rows: RowMapping::Flattened, k, ..Plan::of(tile) };
+            let plan =
+                Plan { chunk: Chunk::Tiles(1), rows: RowMapping::Flattened, k, ..Plan::of(tile) };
             let results = |workers, limited| {
                 let options = OpOptions { workers, ..OpOptions::of(plan) };
                 machine.run(world, suite::defaults, |node| {
@@ -104,14 +142,22 @@ fn the_in_flight_limit_changes_no_bit() {
                     // Ranks that share a GPU have fewer workers by themselves. The portable kernel
                     // has no limit.
                     let limited = limited && generation == Generation::Hopper;
-                    assert!(op.explain().contains(" CTAs at once") == limited || node.workers.is_some(), "{}", op.explain());
+                    assert!(
+                        op.explain().contains(" CTAs at once") == limited || node.workers.is_some(),
+                        "{}",
+                        op.explain()
+                    );
                     (0..3).map(|_| suite::call(&op, &case, node).unwrap()).collect::<Vec<_>>()
                 })
             };
             let (at_once, limited) = (results(None, false), results(Some(3), true));
             for (rank, (a, b)) in at_once.iter().zip(&limited).enumerate() {
                 let first = &a[0];
-                assert!(a.iter().chain(b).all(|call| call == first), "{}, {plan}, on rank {rank}", case.problem);
+                assert!(
+                    a.iter().chain(b).all(|call| call == first),
+                    "{}, {plan}, on rank {rank}",
+                    case.problem
+                );
             }
         }
     });
@@ -121,14 +167,23 @@ fn the_in_flight_limit_changes_no_bit() {
 fn a_capture_is_refused_and_the_communicator_works_on() {
     on_gpus(|machine| {
         for op in OPS {
-            let case = Case::<bf16>::new(op, suite::unaligned(machine, op, 2), 2, Values::Integers, 43);
+            let case =
+                Case::<bf16>::new(op, suite::unaligned(machine, op, 2), 2, Values::Integers, 43);
             let expected = case.expected_on(machine);
             machine.run(2, suite::defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::default(), node);
-                case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "a call");
+                case.assert_equal(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &suite::call(&op, &case, node).unwrap(),
+                    "a call",
+                );
                 let stream = node.cuda_stream().unwrap();
                 let begun = {
-                    stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
+                    stream
+                        .begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL)
+                        .unwrap();
                     node.comm.begin(node.stream()).err()
                 };
                 // SAFETY: the capture was begun above, on this thread; what it made is thrown away.

@@ -1,5 +1,8 @@
 //! The tuner on GPUs: plans are timed by events, checked, and found by the next build.
-#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the functions that they call"
+)]
 
 mod common;
 
@@ -27,7 +30,13 @@ fn on_node<Op>(builder: Builder<Op>, node: &Node, table: &std::path::Path) -> Bu
 fn assert_timed(tuned: Tuned, before: PlanOrigin) -> flux_ops::Timing {
     let Tuned::Timed(timing) = tuned else { panic!("{tuned:?}") };
     assert!(timing.candidates.len() > 1 && timing.before == before, "{timing:?}");
-    assert!(timing.candidates.iter().all(|candidate| matches!(candidate.outcome, Outcome::Timed { us } if us > 1.0)), "{timing:?}");
+    assert!(
+        timing
+            .candidates
+            .iter()
+            .all(|candidate| matches!(candidate.outcome, Outcome::Timed { us } if us > 1.0)),
+        "{timing:?}"
+    );
     timing
 }
 
@@ -38,18 +47,34 @@ fn the_fastest_plan_is_found_by_the_next_build_on_all_ranks() {
             let (w, folder) = (world as usize, tempfile::tempdir().unwrap());
             let table = folder.path().join("plans.csv");
             machine.run(world, suite::defaults, |node| {
-                let gather = || on_node(AllGatherGemm::<bf16>::builder(520 * w, 1032 * w, 2048), node, &table);
-                let scatter = || on_node(GemmReduceScatter::<f16>::builder(520 * w, 2056, 1024 * w), node, &table);
+                let gather = || {
+                    on_node(AllGatherGemm::<bf16>::builder(520 * w, 1032 * w, 2048), node, &table)
+                };
+                let scatter = || {
+                    on_node(
+                        GemmReduceScatter::<f16>::builder(520 * w, 2056, 1024 * w),
+                        node,
+                        &table,
+                    )
+                };
                 let options = TuneOptions::default();
-                let timing = assert_timed(gather().tune(&node.comm, &options).unwrap(), PlanOrigin::Model);
+                let timing =
+                    assert_timed(gather().tune(&node.comm, &options).unwrap(), PlanOrigin::Model);
                 let op = gather().build(&node.comm).unwrap();
                 assert_eq!(op.plan(op.max_m()).unwrap(), timing.plan(), "{}", op.explain());
-                let timing = assert_timed(scatter().tune(&node.comm, &options).unwrap(), PlanOrigin::Model);
+                let timing =
+                    assert_timed(scatter().tune(&node.comm, &options).unwrap(), PlanOrigin::Model);
                 let op = scatter().build(&node.comm).unwrap();
                 assert_eq!(op.plan(op.max_m()).unwrap(), timing.plan());
-                assert!(matches!(gather().tune(&node.comm, &options).unwrap(), Tuned::Known { .. }));
+                assert!(matches!(
+                    gather().tune(&node.comm, &options).unwrap(),
+                    Tuned::Known { .. }
+                ));
                 let again = TuneOptions { again: true, ..options };
-                assert_timed(scatter().tune(&node.comm, &again).unwrap(), PlanOrigin::Table(TableKind::User));
+                assert_timed(
+                    scatter().tune(&node.comm, &again).unwrap(),
+                    PlanOrigin::Table(TableKind::User),
+                );
             });
         }
     });

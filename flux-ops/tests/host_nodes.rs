@@ -1,7 +1,10 @@
 //! Both ops on the host transport, with the programs of ranks in several nodes: one network less
 //! than the real thing, the same sums.
 
-#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the functions that they call"
+)]
 
 mod common;
 
@@ -36,17 +39,38 @@ fn plan() -> Plan {
 fn integers_give_the_exact_result_on_every_group() {
     for (count, world) in [(2, 4), (2, 8), (3, 6), (4, 4), (1, 3)] {
         for op in SHARDED {
-            let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, u64::from(world));
+            let case = Case::<bf16>::new(
+                op,
+                unaligned(MACHINE, op, world),
+                world,
+                Values::Integers,
+                u64::from(world),
+            );
             let expected = case.expected_across(nodes(count, world));
-            let cut = Plan { rows: RowMapping::PerShard { group: 3 }, k: KSplit::SplitK(2), k_slices: 2, ..plan() };
+            let cut = Plan {
+                rows: RowMapping::PerShard { group: 3 },
+                k: KSplit::SplitK(2),
+                k_slices: 2,
+                ..plan()
+            };
             MACHINE.run(world, in_nodes(count), |node| {
                 assert_eq!(node.comm.nodes(), nodes(count, world));
                 for plan in [None, Some(plan()), Some(cut)] {
                     let op = AnyOp::of(&case, OpOptions::of(plan), node);
                     for _ in 0..3 {
-                        case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                        case.assert_equal(
+                            &expected,
+                            &op,
+                            node.rank,
+                            &call(&op, &case, node).unwrap(),
+                            "a call",
+                        );
                         if case.problem.op() == OPS[0] {
-                            assert!(call_gathered(&op, &case, node, 8).1 == case.all_x(), "other rows: {}", op.explain());
+                            assert!(
+                                call_gathered(&op, &case, node, 8).1 == case.all_x(),
+                                "other rows: {}",
+                                op.explain()
+                            );
                         }
                     }
                 }
@@ -60,13 +84,21 @@ fn integers_give_the_exact_result_on_every_group() {
 fn f32_partials_of_every_group_are_exact() {
     for (count, world) in [(2, 4), (3, 6)] {
         let op = OpKind::GemmReduceScatter;
-        let case = Case::<f16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 233).with_large_partials();
+        let case =
+            Case::<f16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 233)
+                .with_large_partials();
         let case = case.with_partials(Partials::F32);
         let expected = case.expected_across(nodes(count, world));
         MACHINE.run(world, in_nodes(count), |node| {
             for plan in [None, Some(plan())] {
                 let op = AnyOp::of(&case, OpOptions::of(plan), node);
-                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                case.assert_equal(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &call(&op, &case, node).unwrap(),
+                    "a call",
+                );
             }
         });
     }
@@ -82,7 +114,13 @@ fn an_op_of_few_rows_chooses_a_plan_for_nodes() {
         MACHINE.run(world, in_nodes(count), |node| {
             let op = AnyOp::of(&case, OpOptions::default(), node);
             assert!(!op.plan(case.problem.m()).is_flattened(), "{}", op.explain());
-            case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+            case.assert_equal(
+                &expected,
+                &op,
+                node.rank,
+                &call(&op, &case, node).unwrap(),
+                "a call",
+            );
         });
     }
 }
@@ -118,17 +156,25 @@ fn sums_of_nodes_are_rounded_in_a_fixed_order() {
 fn ranks_may_be_late_call_after_call() {
     for op in SHARDED {
         let world = 4;
-        let cases = [5, 6, 7].map(|seed| Case::<bf16>::new(op, [16 * 4, 32, 32], world, Values::Integers, seed));
+        let cases = [5, 6, 7]
+            .map(|seed| Case::<bf16>::new(op, [16 * 4, 32, 32], world, Values::Integers, seed));
         let fine = Plan { chunk: Chunk::Tiles(1), ..Plan::of(TileShape::new(8, 8, 8)) };
         let expected = cases.each_ref().map(|case| case.expected_across(nodes(2, world)));
         MACHINE.run(world, in_nodes(2), |node| {
-            let op = AnyOp::of(&cases[0], OpOptions { workers: Some(2), ..OpOptions::of(fine) }, node);
+            let op =
+                AnyOp::of(&cases[0], OpOptions { workers: Some(2), ..OpOptions::of(fine) }, node);
             for i in 0..200 {
                 if i % 17 == 4 * node.rank.index() {
                     std::thread::sleep(Duration::from_millis(3));
                 }
                 let (case, expected) = (&cases[i % 3], &expected[i % 3]);
-                case.assert_equal(expected, &op, node.rank, &call(&op, case, node).unwrap(), &format!("call {i}"));
+                case.assert_equal(
+                    expected,
+                    &op,
+                    node.rank,
+                    &call(&op, case, node).unwrap(),
+                    &format!("call {i}"),
+                );
             }
         });
     }
@@ -139,7 +185,8 @@ fn ranks_may_be_late_call_after_call() {
 fn a_rank_that_never_calls_is_the_one_that_is_late() {
     for op in SHARDED {
         let world = 4;
-        let case = Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 31);
+        let case =
+            Case::<bf16>::new(op, unaligned(MACHINE, op, world), world, Values::Integers, 31);
         let together = Meeting::new(world as usize);
         let deadline = scaled(Duration::from_millis(1500));
         let short = |options: &mut Options| (options.nodes, options.deadline) = (Some(2), deadline);
@@ -148,9 +195,13 @@ fn a_rank_that_never_calls_is_the_one_that_is_late() {
             call(&op, &case, node).unwrap();
             together.wait();
             if node.rank.get() != 1 {
-                let Err(CallError::Fault(failure)) = call(&op, &case, node) else { panic!("no fault") };
+                let Err(CallError::Fault(failure)) = call(&op, &case, node) else {
+                    panic!("no fault")
+                };
                 match &failure.fault {
-                    Fault::Timeout { late, .. } => assert_eq!(late.as_slice(), [Rank::new(1)], "{failure}"),
+                    Fault::Timeout { late, .. } => {
+                        assert_eq!(late.as_slice(), [Rank::new(1)], "{failure}");
+                    }
                     other => panic!("{other}"),
                 }
             }
@@ -163,17 +214,30 @@ fn a_rank_that_never_calls_is_the_one_that_is_late() {
 fn flattened_rows_are_refused_across_nodes() {
     MACHINE.run(4, in_nodes(2), |node| {
         let plan = Plan { rows: RowMapping::Flattened, ..plan() };
-        let refused = AnyOp::<bf16>::build(OPS[0], [32, 32, 16], OpOptions::of(plan), &node.comm).unwrap_err();
-        assert!(matches!(refused, BuildError::Schedule(ScheduleError::FlattenedNodes { .. })), "{refused}");
+        let refused = AnyOp::<bf16>::build(OPS[0], [32, 32, 16], OpOptions::of(plan), &node.comm)
+            .unwrap_err();
+        assert!(
+            matches!(refused, BuildError::Schedule(ScheduleError::FlattenedNodes { .. })),
+            "{refused}"
+        );
     });
 }
 
 #[test]
 fn an_all_reduce_is_refused_across_nodes() {
     MACHINE.run(4, in_nodes(2), |node| {
-        let refused =
-            |plan| AnyOp::<bf16>::build(OpKind::GemmAllReduce, [32, 32, 32], OpOptions::of(plan), &node.comm).unwrap_err().to_string();
-        let why = "gemm_ar stores rows at every rank, so nothing can be passed on between 2 nodes of 2: use the transport nccl";
+        let refused = |plan| {
+            AnyOp::<bf16>::build(
+                OpKind::GemmAllReduce,
+                [32, 32, 32],
+                OpOptions::of(plan),
+                &node.comm,
+            )
+            .unwrap_err()
+            .to_string()
+        };
+        let why = "gemm_ar stores rows at every rank, so nothing can be passed on between 2 nodes \
+                   of 2: use the transport nccl";
         assert_eq!([refused(Some(plan())), refused(None)], [why, why]);
     });
 }
@@ -185,7 +249,9 @@ fn ranks_agree_on_their_nodes() {
         std::thread::scope(|scope| {
             let rank = |(world, nodes): (World, Option<u32>)| {
                 let options = Options { select: Select::Host, nodes, ..Options::default() };
-                scope.spawn(move || Communicator::connect_blocking(&world, options).map(|comm| comm.explain()))
+                scope.spawn(move || {
+                    Communicator::connect_blocking(&world, options).map(|comm| comm.explain())
+                })
             };
             let ranks: Vec<_> = worlds.into_iter().zip(counts).map(rank).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect::<Vec<_>>()
@@ -196,7 +262,11 @@ fn ranks_agree_on_their_nodes() {
     }
     for refused in connect([Some(3); 4]) {
         assert!(
-            matches!(refused, Err(ConnectError::Unusable { why, .. }) if why == "4 ranks cannot be dealt evenly to 3 nodes (Options::nodes, FLUX_NODES)")
+            matches!(refused, Err(ConnectError::Unusable { why, .. }) if why == "4 ranks cannot be \
+                                                                                 dealt evenly to 3 \
+                                                                                 nodes \
+                                                                                 (Options::nodes, \
+                                                                                 FLUX_NODES)")
         );
     }
     for refused in connect([Some(2), Some(2), None, Some(2)]) {
@@ -209,8 +279,17 @@ proptest! {
 
     #[test]
     fn every_plan_across_nodes_gives_the_exact_result(
-        op in 0usize..2, count in 1u32..4, per_node in 1u32..4, m in 1usize..30, n in 1usize..4, k in 1usize..4, plan in plans(per_shard(), side_by_side()),
-        workers in 1u32..3, seed: u16, bias: bool, residual: bool,
+        op in 0usize..2,
+        count in 1u32..4,
+        per_node in 1u32..4,
+        m in 1usize..30,
+        n in 1usize..4,
+        k in 1usize..4,
+        plan in plans(per_shard(), side_by_side()),
+        workers in 1u32..3,
+        seed: u16,
+        bias: bool,
+        residual: bool,
     ) {
         let world = count * per_node;
         let w = world as usize;
@@ -223,7 +302,8 @@ proptest! {
         Machine::Host.run(world, in_nodes(count), |node| {
             let op = AnyOp::of(&case, options, node);
             for _ in 0..3 {
-                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a \
+                                                                                                call");
             }
         });
     }

@@ -29,7 +29,11 @@ fn ranks_as_processes_pass_all_of_these_tests() {
         return;
     }
     let launcher = Launcher::new(WorldSize::new(3).unwrap(), std::env::current_exe().unwrap());
-    assert_eq!(exit_code(launcher.args(["--test-threads=1"]).run().unwrap()), 0, "a rank failed; its words are above");
+    assert_eq!(
+        exit_code(launcher.args(["--test-threads=1"]).run().unwrap()),
+        0,
+        "a rank failed; its words are above"
+    );
 }
 
 #[test]
@@ -51,7 +55,12 @@ fn calls_in_different_orders_fail_on_every_rank() {
 fn a_time_line_is_for_gpus_and_for_ops_that_trace() {
     let case = Case::<bf16>::new(OPS[0], [16, 16, 16], 1, Values::Integers, 1);
     MACHINE.run(1, suite::defaults, |node| {
-        let traced = AnyOp::<bf16>::build(OPS[0], [16, 16, 16], OpOptions { trace: true, ..OpOptions::default() }, &node.comm);
+        let traced = AnyOp::<bf16>::build(
+            OPS[0],
+            [16, 16, 16],
+            OpOptions { trace: true, ..OpOptions::default() },
+            &node.comm,
+        );
         assert!(matches!(traced, Err(BuildError::Trace { place: Location::Host })));
         let op = AnyOp::of(&case, OpOptions::default(), node);
         assert_eq!(op.timeline(node.stream()), Err(TimelineError::NotTraced));
@@ -73,18 +82,36 @@ fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
     MACHINE.run(2, suite::defaults, |node| {
         let comm = &node.comm;
         let builds = node.rank.get() == 0;
-        let build = || AnyOp::<bf16>::build(OPS[0], [16, 16, 16], OpOptions::default(), comm).map(drop).unwrap_err().to_string();
+        let build = || {
+            AnyOp::<bf16>::build(OPS[0], [16, 16, 16], OpOptions::default(), comm)
+                .map(drop)
+                .unwrap_err()
+                .to_string()
+        };
         let others: [(&str, &dyn Fn() -> String); 4] = [
             ("exchange", &|| comm.exchange(b"hi").unwrap_err().to_string()),
             ("barrier", &|| comm.barrier().unwrap_err().to_string()),
-            ("connecting", &|| Communicator::connect_blocking(&comm.world(), Select::Host).unwrap_err().to_string()),
-            ("growing the workspace", &|| comm.reserve(comm.workspace_size()).unwrap_err().to_string()),
+            ("connecting", &|| {
+                Communicator::connect_blocking(&comm.world(), Select::Host).unwrap_err().to_string()
+            }),
+            ("growing the workspace", &|| {
+                comm.reserve(comm.workspace_size()).unwrap_err().to_string()
+            }),
         ];
         for (step, other) in others {
             // What is being connected is the next communicator.
-            let (step, built) = (format!("{step} (communicator {})", u32::from(step == "connecting")), "building an op (communicator 0)");
+            let (step, built) = (
+                format!("{step} (communicator {})", u32::from(step == "connecting")),
+                "building an op (communicator 0)",
+            );
             let (text, expected) = if builds {
-                (build(), format!("while building ag_gemm 16x16x16: rank 1: it is at: {step}, this rank is at: {built};"))
+                (
+                    build(),
+                    format!(
+                        "while building ag_gemm 16x16x16: rank 1: it is at: {step}, this rank is \
+                         at: {built};"
+                    ),
+                )
             } else {
                 (other(), format!("rank 0: it is at: {built}, this rank is at: {step};"))
             };
@@ -92,7 +119,13 @@ fn ranks_at_other_steps_than_a_build_are_told_who_is_where() {
         }
         // They are still in step.
         let op = AnyOp::of(&case, OpOptions::default(), node);
-        case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "after steps of different kinds");
+        case.assert_equal(
+            &expected,
+            &op,
+            node.rank,
+            &suite::call(&op, &case, node).unwrap(),
+            "after steps of different kinds",
+        );
     });
 }
 
@@ -102,7 +135,9 @@ fn ops_of_two_communicators_built_in_different_orders_are_refused_on_every_rank(
     let expected = case.expected_on(MACHINE);
     MACHINE.run(2, suite::defaults, |node| {
         let second = Communicator::connect_blocking(&node.comm.world(), Select::Host).unwrap();
-        let build = |comm: &Communicator| AnyOp::<bf16>::build(OPS[1], [16, 16, 16], OpOptions::default(), comm);
+        let build = |comm: &Communicator| {
+            AnyOp::<bf16>::build(OPS[1], [16, 16, 16], OpOptions::default(), comm)
+        };
         let mut both = [&node.comm, &second];
         if node.rank.get() == 1 {
             both.reverse();
@@ -114,7 +149,13 @@ fn ops_of_two_communicators_built_in_different_orders_are_refused_on_every_rank(
         }
         // They are still in step.
         for op in [&node.comm, &second].map(|comm| build(comm).unwrap()) {
-            case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "after builds in different orders");
+            case.assert_equal(
+                &expected,
+                &op,
+                node.rank,
+                &suite::call(&op, &case, node).unwrap(),
+                "after builds in different orders",
+            );
         }
     });
 }
@@ -126,12 +167,15 @@ fn a_rank_that_builds_alone_is_told_which_op_nobody_else_builds() {
         2,
         |options| options.deadline = deadline,
         |node| {
-            let alone =
-                (node.rank.get() == 0).then(|| AnyOp::<bf16>::build(OPS[1], [16, 24, 32], OpOptions::default(), &node.comm).map(drop));
+            let alone = (node.rank.get() == 0).then(|| {
+                AnyOp::<bf16>::build(OPS[1], [16, 24, 32], OpOptions::default(), &node.comm)
+                    .map(drop)
+            });
             built.wait(); // the other has not left meanwhile
             if let Some(refused) = alone {
-                let why = "while building gemm_rs 16x24x32: building an op: the deadline passed while waiting for rank 1; \
-                     build blocks its thread, so ranks that are asynchronous tasks call it in spawn_blocking or on threads of their own";
+                let why = "while building gemm_rs 16x24x32: building an op: the deadline passed \
+                           while waiting for rank 1; build blocks its thread, so ranks that are \
+                           asynchronous tasks call it in spawn_blocking or on threads of their own";
                 assert_eq!(refused.unwrap_err().to_string(), why);
             }
         },
@@ -158,11 +202,17 @@ fn plans_are_named_beside_names_of_both_crates() {
 fn ranks_agree_on_the_plan() {
     let named = |rank: u32, texts: [&str; 2]| -> Plan { texts[rank as usize].parse().unwrap() };
     MACHINE.run(2, suite::defaults, |node| {
-        let build = |texts| AllGatherGemm::<bf16>::builder(16, 16, 16).plan(named(node.rank.get(), texts)).build(&node.comm);
+        let build = |texts| {
+            AllGatherGemm::<bf16>::builder(16, 16, 16)
+                .plan(named(node.rank.get(), texts))
+                .build(&node.comm)
+        };
         let refused = build(["tile=16x16x16", "tile=16x16x16 rows=flattened"]).unwrap_err();
         assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
         assert!(
-            refused.to_string().contains("rank 1 `ag_gemm max_m=16 n=16 k=16 bf16, no bias, tile=16x16x16 rows=flattened"),
+            refused.to_string().contains(
+                "rank 1 `ag_gemm max_m=16 n=16 k=16 bf16, no bias, tile=16x16x16 rows=flattened"
+            ),
             "{refused}"
         );
         assert!(build(["tile=16x16x16 comm=fused:copy-engine"; 2]).is_ok());
@@ -173,9 +223,15 @@ fn ranks_agree_on_the_plan() {
 #[test]
 fn ranks_agree_on_the_margin() {
     MACHINE.run(2, suite::defaults, |node| {
-        let build = |margin| AllGatherGemm::<bf16>::builder(16, 16, 16).sm_margin(margin).build(&node.comm);
+        let build =
+            |margin| AllGatherGemm::<bf16>::builder(16, 16, 16).sm_margin(margin).build(&node.comm);
         let refused = build(4 * node.rank.get()).unwrap_err().to_string();
-        assert!(refused.contains("rank 1 `ag_gemm max_m=16 n=16 k=16 bf16, no bias, plan of rank 0, sm_margin=4"), "{refused}");
+        assert!(
+            refused.contains(
+                "rank 1 `ag_gemm max_m=16 n=16 k=16 bf16, no bias, plan of rank 0, sm_margin=4"
+            ),
+            "{refused}"
+        );
         let refused = build(132).unwrap_err();
         assert!(matches!(refused, BuildError::SmMargin { value: 132, sms: 132 }), "{refused}");
         assert_eq!(build(4).unwrap().max_m(), 16);
@@ -186,14 +242,28 @@ fn ranks_agree_on_the_margin() {
 #[test]
 fn no_number_of_rows_grows_the_workspace() {
     let case = |m| Case::<bf16>::new(OPS[1], [m, 40, 48], 2, Values::Integers, 91);
-    let cases: Vec<_> = [1, 3, 77, 128, 150, 199].map(case).into_iter().map(|case| (case.expected_on(MACHINE), case)).collect();
-    for plan in ["tile=16x24x16 k=stream-k", "tile=16x16x8 rows=flattened k=stream-k chunk=1", "tile=32x16x32 chunk=3 k=split-k:2"] {
+    let cases: Vec<_> = [1, 3, 77, 128, 150, 199]
+        .map(case)
+        .into_iter()
+        .map(|case| (case.expected_on(MACHINE), case))
+        .collect();
+    for plan in [
+        "tile=16x24x16 k=stream-k",
+        "tile=16x16x8 rows=flattened k=stream-k chunk=1",
+        "tile=32x16x32 chunk=3 k=split-k:2",
+    ] {
         let options = OpOptions::of(plan.parse::<Plan>().unwrap());
         MACHINE.run(2, suite::defaults, |node| {
             let op = AnyOp::<bf16>::build(OPS[1], [199, 40, 48], options, &node.comm).unwrap();
             let reserved = node.comm.workspace_size();
             for (expected, case) in &cases {
-                case.assert_equal(expected, &op, node.rank, &suite::call(&op, case, node).unwrap(), plan);
+                case.assert_equal(
+                    expected,
+                    &op,
+                    node.rank,
+                    &suite::call(&op, case, node).unwrap(),
+                    plan,
+                );
             }
             assert_eq!(node.comm.workspace_size(), reserved);
         });
@@ -211,7 +281,13 @@ fn a_sequential_plan_is_carried_out_by_the_hosts_mover() {
             let op = AnyOp::of(&case, OpOptions::of(plan), node);
             let plan = op.plan(24);
             assert!(plan.is_flattened() && plan.comm != CommMode::Sequential, "{}", op.explain());
-            case.assert_equal(&expected, &op, node.rank, &suite::call(&op, &case, node).unwrap(), "a call");
+            case.assert_equal(
+                &expected,
+                &op,
+                node.rank,
+                &suite::call(&op, &case, node).unwrap(),
+                "a call",
+            );
         });
     }
 }

@@ -57,7 +57,11 @@ const fn name(class: Class) -> &'static str {
 
 impl From<Error> for PyErr {
     fn from(error: Error) -> Self {
-        Python::attach(|py| error.exception(py).map_or_else(|other| other, |value| Self::from_value(value.into_bound(py))))
+        Python::attach(|py| {
+            error
+                .exception(py)
+                .map_or_else(|other| other, |value| Self::from_value(value.into_bound(py)))
+        })
     }
 }
 
@@ -79,13 +83,17 @@ impl From<BuildError> for Error {
     fn from(error: BuildError) -> Self {
         let in_python = match error {
             BuildError::GatedWeights { .. } => binding::Error::operand(
-                "weights of gates and ups are read as [n, k], and weight is a transposed view: give weight as a contiguous [n, k]",
+                "weights of gates and ups are read as [n, k], and weight is a transposed view: \
+                 give weight as a contiguous [n, k]",
             ),
             BuildError::SeveralWeights { .. } => binding::Error::operand(
-                "several weights are read as [n, k]: leave out transposed, and give weights that are no transposed views",
+                "several weights are read as [n, k]: leave out transposed, and give weights that \
+                 are no transposed views",
             ),
             BuildError::NoInvariantPlan { problem, transport } => {
-                let what = format!("no plan of {problem} over the {transport} transport adds up alike for every m");
+                let what = format!(
+                    "no plan of {problem} over the {transport} transport adds up alike for every m"
+                );
                 let remedy = "call flux_tp.init without batch_invariant, or with another transport";
                 binding::Error::new(Class::Build, format!("{what}: {remedy}"))
             }
@@ -110,16 +118,19 @@ impl Error {
             | CallError::View { operand, .. }
             | CallError::Location { operand, .. }
             | CallError::NotDeviceMemory { operand, .. } => *operand = named(operand),
-            CallError::Overlap { output, operand, .. } => (*output, *operand) = (named(output), named(operand)),
+            CallError::Overlap { output, operand, .. } => {
+                (*output, *operand) = (named(output), named(operand));
+            }
             _ => {}
         }
         let in_python = match error {
             CallError::NotPrepared { m } => binding::Error::operand(format!(
-                "a call with m = {m} cannot be captured: its program is not on the device; call flux_tp.prepare(..., rows=[{m}]) before the \
-                 capture"
+                "a call with m = {m} cannot be captured: its program is not on the device; call \
+                 flux_tp.prepare(..., rows=[{m}]) before the capture"
             )),
             CallError::TooManyRows { m, max_m } => binding::Error::operand(format!(
-                "m = {m} is above max_m = {max_m}: call flux_tp.init with a larger max_m, or split the call"
+                "m = {m} is above max_m = {max_m}: call flux_tp.init with a larger max_m, or split \
+                 the call"
             )),
             error => error.into(),
         };
@@ -131,7 +142,11 @@ impl Error {
 fn named(operand: &'static str, weights: usize) -> &'static str {
     let of_weight = [("w", 0), ("bias", 1), ("y", 2)].into_iter().find_map(|(letter, which)| {
         let index = operand.strip_prefix(letter)?;
-        let index = if index.is_empty() { 0 } else { index.strip_prefix('[')?.strip_suffix(']')?.parse().ok()? };
+        let index = if index.is_empty() {
+            0
+        } else {
+            index.strip_prefix('[')?.strip_suffix(']')?.parse().ok()?
+        };
         Some(names(index, weights)[which])
     });
     of_weight.unwrap_or(operand)
@@ -153,8 +168,8 @@ pub(crate) fn of_world(error: WorldError) -> Error {
     match error {
         WorldError::NoLauncher => Error::new(
             Class::Connect,
-            "no launcher's variables are set: start the program with torchrun, srun, mpirun or `flux-bench launch`, or give a torch \
-             ProcessGroup as group",
+            "no launcher's variables are set: start the program with torchrun, srun, mpirun or \
+             `flux-bench launch`, or give a torch ProcessGroup as group",
         ),
         error => error.into(),
     }

@@ -34,7 +34,8 @@ mod _native {
     /// others.
     type OfWeight = (Described, Option<Described>, Described, Option<usize>);
     /// `x`, the weights, `residual`, `gain`, and the normalised or gathered rows.
-    type Operands = (Described, Vec<OfWeight>, Option<Described>, Option<Described>, Option<Described>);
+    type Operands =
+        (Described, Vec<OfWeight>, Option<Described>, Option<Described>, Option<Described>);
     /// Where the ranks of a group meet: a folder of one host, or an address with a secret.
     type Meeting = (Option<std::path::PathBuf>, Option<(String, Vec<u8>)>);
 
@@ -43,16 +44,28 @@ mod _native {
 
     /// Reads `timeout` and `transport`.
     fn options(transport: &str, timeout: f64, device: Option<u32>) -> Result<Options, Error> {
-        let deadline = Duration::try_from_secs_f64(timeout)
-            .map_err(|error| Error::operand(format!("timeout = {timeout}: {error}: give seconds above 0")))?;
-        let select: Select = transport.parse().map_err(|error| Error::operand(format!("transport: {error}")))?;
+        let deadline = Duration::try_from_secs_f64(timeout).map_err(|error| {
+            Error::operand(format!("timeout = {timeout}: {error}: give seconds above 0"))
+        })?;
+        let select: Select =
+            transport.parse().map_err(|error| Error::operand(format!("transport: {error}")))?;
         Ok(Options { select, device, deadline, ..Options::default() })
     }
 
-    fn connected(comm: Communicator, (max_m, sm_margin, batch_invariant): (usize, u32, bool)) -> Connected {
-        let (rank, world, transport) = (comm.rank().get(), comm.world_size().get(), comm.transport().to_string());
+    fn connected(
+        comm: Communicator,
+        (max_m, sm_margin, batch_invariant): (usize, u32, bool),
+    ) -> Connected {
+        let (rank, world, transport) =
+            (comm.rank().get(), comm.world_size().get(), comm.transport().to_string());
         let device = comm.device().info().map(|info| info.ordinal);
-        (member::keep(Member::new(comm, Limits { max_m, sm_margin, batch_invariant })), rank, world, transport, device)
+        (
+            member::keep(Member::new(comm, Limits { max_m, sm_margin, batch_invariant })),
+            rank,
+            world,
+            transport,
+            device,
+        )
     }
 
     fn connect_in(world: &World, options: &Options) -> Result<Communicator, Error> {
@@ -61,9 +74,19 @@ mod _native {
 
     /// Connects the ranks of the launcher.
     #[pyfunction]
-    fn connect(py: Python<'_>, transport: &str, timeout: f64, device: Option<u32>, limits: (usize, u32, bool)) -> PyResult<Connected> {
+    fn connect(
+        py: Python<'_>,
+        transport: &str,
+        timeout: f64,
+        device: Option<u32>,
+        limits: (usize, u32, bool),
+    ) -> PyResult<Connected> {
         let options = options(transport, timeout, device)?;
-        let comm = py.detach(|| member::connect_launched(options.deadline.max(START), |world| connect_in(world, &options)));
+        let comm = py.detach(|| {
+            member::connect_launched(options.deadline.max(START), |world| {
+                connect_in(world, &options)
+            })
+        });
         Ok(connected(comm?, limits))
     }
 
@@ -81,12 +104,17 @@ mod _native {
         let options = options(transport, timeout, device)?;
         let (rank, size, local_rank) = place;
         let comm = py.detach(|| {
-            let size = WorldSize::new(size).ok_or_else(|| Error::operand(format!("a group of {size} ranks is not possible")))?;
-            let builder = World::builder(Rank::new(rank), size).local_rank(local_rank).deadline(options.deadline.max(START));
+            let size = WorldSize::new(size).ok_or_else(|| {
+                Error::operand(format!("a group of {size} ranks is not possible"))
+            })?;
+            let builder = World::builder(Rank::new(rank), size)
+                .local_rank(local_rank)
+                .deadline(options.deadline.max(START));
             let world = match meeting {
                 (Some(folder), _) => builder.on_host(folder)?,
                 (None, Some((address, secret))) => {
-                    let secret = Secret::new(secret).map_err(|error| Error::new(Class::Connect, error.to_string()))?;
+                    let secret = Secret::new(secret)
+                        .map_err(|error| Error::new(Class::Connect, error.to_string()))?;
                     builder.across_hosts(&address, secret)?
                 }
                 (None, None) => World::single(),
@@ -109,7 +137,11 @@ mod _native {
     }
 
     /// Runs without the interpreter's lock.
-    fn with<T: Send>(py: Python<'_>, comm: u64, run: impl FnOnce(&Member) -> Result<T, Error> + Send) -> PyResult<T> {
+    fn with<T: Send>(
+        py: Python<'_>,
+        comm: u64,
+        run: impl FnOnce(&Member) -> Result<T, Error> + Send,
+    ) -> PyResult<T> {
         Ok(py.detach(|| run(member::here(&*member::named(comm)?)?))?)
     }
 
@@ -145,15 +177,36 @@ mod _native {
     /// Builds an op, and has it ready for calls with these numbers of rows. The extents are `n` of
     /// each weight, and `k`.
     #[pyfunction]
-    fn prepare(py: Python<'_>, comm: u64, kind: &str, extents: (Vec<usize>, usize), of: Built, rows: Vec<usize>) -> PyResult<()> {
+    fn prepare(
+        py: Python<'_>,
+        comm: u64,
+        kind: &str,
+        extents: (Vec<usize>, usize),
+        of: Built,
+        rows: Vec<usize>,
+    ) -> PyResult<()> {
         with(py, comm, |member| {
             let (columns, k) = extents;
-            let (n, columns) = (total(columns.iter().copied()), (columns.len() > 1).then_some(columns));
+            let (n, columns) =
+                (total(columns.iter().copied()), (columns.len() > 1).then_some(columns));
             let (dtype_name, transposed, bias, residual, number, eps, f32_partials) = of;
             let (dtype, activation) = (dtype(&dtype_name)?, activation(number)?);
             let weights = if transposed { WeightLayout::Kn } else { WeightLayout::Nk };
-            let (kind, norm, partials) = (Kind::named(kind)?, eps.map(Eps::new), partials(f32_partials));
-            let spec = OpSpec { kind, n, k, columns, dtype, weights, bias, residual, activation, norm, partials };
+            let (kind, norm, partials) =
+                (Kind::named(kind)?, eps.map(Eps::new), partials(f32_partials));
+            let spec = OpSpec {
+                kind,
+                n,
+                k,
+                columns,
+                dtype,
+                weights,
+                bias,
+                residual,
+                activation,
+                norm,
+                partials,
+            };
             Ok(member.ops.op(&spec, Stream::Host)?.prepare(&rows)?)
         })
     }
@@ -164,7 +217,8 @@ mod _native {
 
     fn dtype_and_dims(name: &str, of: &Described) -> Result<(DType, Dims), Error> {
         let (_, type_name, dim, rows, cols, strides) = of;
-        let dtype = dtype(type_name).map_err(|error| Error::operand(format!("{name}: {}", error.message())))?;
+        let dtype = dtype(type_name)
+            .map_err(|error| Error::operand(format!("{name}: {}", error.message())))?;
         Ok((dtype, Dims { dim: *dim, rows: *rows, cols: *cols, strides: [strides.0, strides.1] }))
     }
 
@@ -194,19 +248,30 @@ mod _native {
         with(py, comm, |member| {
             let (kind, (activation_number, m)) = (Kind::named(kind)?, numbers);
             let (x, weights, residual, gain, second) = &operands;
-            let optional = |name, of: &Option<Described>| of.as_ref().map(|of| described(name, of)).transpose();
-            let (y_norm, gathered) = if kind == Kind::AllGather { (&None, second) } else { (second, &None) };
+            let optional = |name, of: &Option<Described>| {
+                of.as_ref().map(|of| described(name, of)).transpose()
+            };
+            let (y_norm, gathered) =
+                if kind == Kind::AllGather { (&None, second) } else { (second, &None) };
             let norm = match (optional("gain", gain)?, eps, optional("y_norm", y_norm)?) {
-                (Some(gain), Some(eps), Some(rows)) => Some(Norm { gain, eps: Eps::new(eps), rows }),
+                (Some(gain), Some(eps), Some(rows)) => {
+                    Some(Norm { gain, eps: Eps::new(eps), rows })
+                }
                 _ => None,
             };
             let x = described("x", x)?;
             let of_weight = |(index, (weight, bias, y, split)): (usize, &OfWeight)| {
                 let [weight_name, bias_name, out] = names(index, weights.len());
                 let weight = described_weight(weight_name, weight)?;
-                Ok(WeightOperands { weight, bias: optional(bias_name, bias)?, y: described(out, y)?, split: *split })
+                Ok(WeightOperands {
+                    weight,
+                    bias: optional(bias_name, bias)?,
+                    y: described(out, y)?,
+                    split: *split,
+                })
             };
-            let of_weights = weights.iter().enumerate().map(of_weight).collect::<Result<Vec<_>, Error>>()?;
+            let of_weights =
+                weights.iter().enumerate().map(of_weight).collect::<Result<Vec<_>, Error>>()?;
             let call = Call {
                 kind,
                 activation: activation(activation_number)?,

@@ -38,7 +38,8 @@ static LAUNCHED: Mutex<Option<OfProcess<World>>> = Mutex::new(None);
 /// Rank and world size are part of it. Shapes of results follow from both, and torch keeps compiled
 /// graphs by the arguments of their ops, on disk and for other worlds too.
 pub(crate) fn keep(member: Member) -> u64 {
-    let (rank, world) = (u64::from(member.comm.rank().get()), u64::from(member.comm.world_size().get()));
+    let (rank, world) =
+        (u64::from(member.comm.rank().get()), u64::from(member.comm.world_size().get()));
     let number = Handles::<Member>::number() << 16 | world << 8 | rank;
     MEMBERS.keep(number, member);
     number
@@ -49,7 +50,12 @@ pub(crate) fn keep(member: Member) -> u64 {
 /// # Errors
 /// It is closed.
 pub(crate) fn named(number: u64) -> Result<Arc<OfProcess<Member>>, Error> {
-    let closed = || Error::new(Class::Other, "the communicator is closed: call flux_tp.init again on every rank");
+    let closed = || {
+        Error::new(
+            Class::Other,
+            "the communicator is closed: call flux_tp.init again on every rank",
+        )
+    };
     MEMBERS.get(number).ok_or_else(closed)
 }
 
@@ -60,8 +66,8 @@ pub(crate) fn here<T>(value: &OfProcess<T>) -> Result<&T, Error> {
         Error::new(
             Class::Other,
             format!(
-                "this communicator belongs to process {process}, and this is process {this}, forked from it: call flux_tp.init in each \
-                 process, or start workers with spawn"
+                "this communicator belongs to process {process}, and this is process {this}, \
+                 forked from it: call flux_tp.init in each process, or start workers with spawn"
             ),
         )
     })

@@ -18,16 +18,25 @@ pub(crate) struct Dims {
 }
 
 /// Describes an operand for flux-ops.
-pub(crate) fn operand(name: &'static str, address: u64, dtype: DType, location: Location, dims: &Dims) -> Result<RawTensor, Error> {
+pub(crate) fn operand(
+    name: &'static str,
+    address: u64,
+    dtype: DType,
+    location: Location,
+    dims: &Dims,
+) -> Result<RawTensor, Error> {
     let Dims { dim, rows, cols, strides: [row_stride, col_stride] } = *dims;
     let wanted = if name == "gain" || name.starts_with("bias") { 1 } else { 2 };
     if dim != wanted {
-        return Err(Error::operand(format!("{name} has {dim} dimensions, and {wanted} are needed")));
+        return Err(Error::operand(format!(
+            "{name} has {dim} dimensions, and {wanted} are needed"
+        )));
     }
     // Without rows a stride says nothing.
     if rows > 0 && cols > 1 && col_stride != 1 {
         return Err(Error::operand(format!(
-            "{name} is [{rows}, {cols}] with a stride of {col_stride} between the elements of a row, and 1 is needed: call .contiguous()"
+            "{name} is [{rows}, {cols}] with a stride of {col_stride} between the elements of a \
+             row, and 1 is needed: call .contiguous()"
         )));
     }
     // Of one row the stride says nothing.
@@ -37,7 +46,13 @@ pub(crate) fn operand(name: &'static str, address: u64, dtype: DType, location: 
 }
 
 /// Describes a weight, `[n, k]`: stored so, or as `[k, n]`, of which it is the transposed view.
-pub(crate) fn weight(name: &'static str, address: u64, dtype: DType, location: Location, dims: &Dims) -> Result<Weight, Error> {
+pub(crate) fn weight(
+    name: &'static str,
+    address: u64,
+    dtype: DType,
+    location: Location,
+    dims: &Dims,
+) -> Result<Weight, Error> {
     let Dims { dim, rows, cols, strides: [row_stride, col_stride] } = *dims;
     let is_transposed = dim == 2 && rows > 1 && cols > 1 && row_stride == 1 && col_stride != 1;
     let (stored, layout) = if is_transposed {
@@ -45,7 +60,11 @@ pub(crate) fn weight(name: &'static str, address: u64, dtype: DType, location: L
     } else {
         (*dims, WeightLayout::Nk)
     };
-    Ok(Weight { stored: operand(name, address, dtype, location, &stored)?, layout, extents: [rows, cols] })
+    Ok(Weight {
+        stored: operand(name, address, dtype, location, &stored)?,
+        layout,
+        extents: [rows, cols],
+    })
 }
 
 /// A weight of a call.
@@ -72,5 +91,7 @@ pub(crate) fn names(index: usize, weights: usize) -> [&'static str; 3] {
 /// The activation with this number.
 pub(crate) fn activation(number: u64) -> Result<NamedActivation, Error> {
     let known = usize::try_from(number).ok().and_then(NamedActivation::numbered);
-    known.ok_or_else(|| Error::operand(format!("activation = {number}: there are {}", NamedActivation::ALL.len())))
+    known.ok_or_else(|| {
+        Error::operand(format!("activation = {number}: there are {}", NamedActivation::ALL.len()))
+    })
 }

@@ -20,15 +20,21 @@ pub(crate) enum Kind {
 }
 
 impl Kind {
-    pub(crate) const ALL: [(&str, Self); 3] =
-        [("all_gather_matmul", Self::AllGather), ("matmul_reduce_scatter", Self::ReduceScatter), ("matmul_all_reduce", Self::AllReduce)];
+    pub(crate) const ALL: [(&str, Self); 3] = [
+        ("all_gather_matmul", Self::AllGather),
+        ("matmul_reduce_scatter", Self::ReduceScatter),
+        ("matmul_all_reduce", Self::AllReduce),
+    ];
 
     /// The op with this name in Python.
     pub(crate) fn named(name: &str) -> Result<Self, Error> {
         let known = Self::ALL.iter().find(|(known, _)| *known == name);
-        known
-            .map(|&(_, kind)| kind)
-            .ok_or_else(|| Error::operand(format!("{name} is no op: the ops are {}", Self::ALL.map(|(name, _)| name).join(", "))))
+        known.map(|&(_, kind)| kind).ok_or_else(|| {
+            Error::operand(format!(
+                "{name} is no op: the ops are {}",
+                Self::ALL.map(|(name, _)| name).join(", ")
+            ))
+        })
     }
 
     pub(crate) const fn from_number(number: u8) -> Self {
@@ -74,12 +80,19 @@ impl Kind {
             Self::AllGather => format!("full[comm.features({})]", name.replace("weight", "n")),
             Self::ReduceScatter | Self::AllReduce => "full[:, comm.features(k)]".to_owned(),
         };
-        Error::operand(format!("{name} is {found:?}, and this rank's part is {part:?}: give {which}"))
+        Error::operand(format!(
+            "{name} is {found:?}, and this rank's part is {part:?}: give {which}"
+        ))
     }
 
     /// Global `n` and `k`, by the extents of the weight and, where the caller says it, the extent
     /// that is split.
-    fn extents(self, [rows, cols]: [usize; 2], split: Option<usize>, world: usize) -> (usize, usize) {
+    fn extents(
+        self,
+        [rows, cols]: [usize; 2],
+        split: Option<usize>,
+        world: usize,
+    ) -> (usize, usize) {
         match self {
             Self::AllGather => (split.unwrap_or(rows * world), cols),
             Self::ReduceScatter | Self::AllReduce => (rows, split.unwrap_or(cols * world)),
@@ -111,7 +124,10 @@ pub(crate) struct OpSpec {
 pub(crate) struct Eps(u32);
 
 impl Eps {
-    #[expect(clippy::cast_possible_truncation, reason = "norms are computed in fp32; an infinite eps is refused by the build")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        reason = "norms are computed in fp32; an infinite eps is refused by the build"
+    )]
     pub(crate) const fn new(eps: f64) -> Self {
         Self((eps as f32).to_bits())
     }
@@ -193,7 +209,8 @@ impl Ops {
         let op = self.op(&self.spec(call)?, call.stream)?;
         let (rank, count) = (self.comm.rank(), call.weights.len());
         for (index, of) in call.weights.iter().enumerate() {
-            let (found, part) = (of.weight.extents, [op.weight_columns(index, rank).len(), op.inner(rank).len()]);
+            let (found, part) =
+                (of.weight.extents, [op.weight_columns(index, rank).len(), op.inner(rank).len()]);
             if found != part {
                 return Err(call.kind.wrong_part(names(index, count)[0], found, part));
             }
@@ -224,26 +241,40 @@ impl Ops {
         for (index, of) in weights.iter().enumerate() {
             let [name, bias, out] = names(index, weights.len());
             let [rows, cols] = of.weight.extents;
-            let (found, needed) = ([of.y.layout.rows, of.y.layout.cols], kind.result(m, activation.columns(rows), &self.comm));
+            let (found, needed) = (
+                [of.y.layout.rows, of.y.layout.cols],
+                kind.result(m, activation.columns(rows), &self.comm),
+            );
             if found != needed {
-                return Err(Error::operand(format!("{out} is {found:?}, and the result of m = {m} is {needed:?}")));
+                return Err(Error::operand(format!(
+                    "{out} is {found:?}, and the result of m = {m} is {needed:?}"
+                )));
             }
             if index == 0 {
                 continue;
             }
             if cols != first.weight.extents[1] {
-                let words = format!("{name} is {:?}, and weight[0] {:?}", of.weight.extents, first.weight.extents);
+                let words = format!(
+                    "{name} is {:?}, and weight[0] {:?}",
+                    of.weight.extents, first.weight.extents
+                );
                 return Err(Error::operand(format!("{words}: give weights with the columns of x")));
             }
             if of.bias.is_some() != first.bias.is_some() {
-                return Err(Error::operand(format!("{bias} and bias[0] are not both given: give all weights a bias, or none")));
+                return Err(Error::operand(format!(
+                    "{bias} and bias[0] are not both given: give all weights a bias, or none"
+                )));
             }
         }
         let several = weights.len() > 1;
-        let transposed = weights.iter().position(|of| of.weight.layout == WeightLayout::Kn).filter(|_| several);
+        let transposed =
+            weights.iter().position(|of| of.weight.layout == WeightLayout::Kn).filter(|_| several);
         if let Some(index) = transposed {
             let name = names(index, weights.len())[0];
-            let words = format!("several weights are read as [n, k], and {name} is a transposed view: give it as a contiguous [n, k]");
+            let words = format!(
+                "several weights are read as [n, k], and {name} is a transposed view: give it as a \
+                 contiguous [n, k]"
+            );
             return Err(Error::operand(words));
         }
         Ok(OpSpec {
@@ -274,8 +305,8 @@ impl Ops {
             return Err(Error::new(
                 Class::Build,
                 format!(
-                    "{} of n = {}, k = {} is built on its first call, and the stream is being captured: call flux_tp.prepare, or the op \
-                     once, before the capture",
+                    "{} of n = {}, k = {} is built on its first call, and the stream is being \
+                     captured: call flux_tp.prepare, or the op once, before the capture",
                     spec.kind.name(),
                     spec.n,
                     spec.k
@@ -283,7 +314,10 @@ impl Ops {
             ));
         }
         let op = Arc::new(build(spec, &self.comm, self.limits)?);
-        self.built.write().unwrap_or_else(PoisonError::into_inner).insert(spec.clone(), Arc::clone(&op));
+        self.built
+            .write()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(spec.clone(), Arc::clone(&op));
         Ok(op)
     }
 
@@ -295,13 +329,30 @@ impl Ops {
 fn build(spec: &OpSpec, comm: &Communicator, limits: Limits) -> Result<AnyOp, Error> {
     let NamedActivation { name, activation, gates } = spec.activation;
     if spec.kind != Kind::AllGather && (activation != Activation::None || gates.is_some()) {
-        return Err(Error::operand(format!("activation = {name}: all_gather_matmul alone has activations")));
+        return Err(Error::operand(format!(
+            "activation = {name}: all_gather_matmul alone has activations"
+        )));
     }
-    if spec.kind == Kind::AllGather && (spec.residual || spec.norm.is_some() || spec.partials != Partials::OpDType) {
-        let words = "all_gather_matmul has no residual, norm or partials: matmul_reduce_scatter and matmul_all_reduce do";
+    if spec.kind == Kind::AllGather
+        && (spec.residual || spec.norm.is_some() || spec.partials != Partials::OpDType)
+    {
+        let words = "all_gather_matmul has no residual, norm or partials: matmul_reduce_scatter \
+                     and matmul_all_reduce do";
         return Err(Error::operand(words));
     }
-    let OpSpec { kind, n, k, ref columns, dtype, weights, bias, residual, activation: _, norm, partials } = *spec;
+    let OpSpec {
+        kind,
+        n,
+        k,
+        ref columns,
+        dtype,
+        weights,
+        bias,
+        residual,
+        activation: _,
+        norm,
+        partials,
+    } = *spec;
     let Limits { max_m, sm_margin, batch_invariant } = limits;
     let rms_norm = norm.map(Eps::get);
     let spec = binding::OpSpec {

@@ -49,8 +49,14 @@ mod tests {
     ];
 
     fn seeds() -> impl Iterator<Item = Seed> {
-        let first = [bootstrap::fuzz::seeds(), comm::fuzz::seeds(), control::fuzz::seeds(), host::fuzz::seeds()];
-        let second = [nccl::fuzz::seeds(), nvlink::fuzz::seeds(), pcie::fuzz::seeds(), probe::fuzz::seeds()];
+        let first = [
+            bootstrap::fuzz::seeds(),
+            comm::fuzz::seeds(),
+            control::fuzz::seeds(),
+            host::fuzz::seeds(),
+        ];
+        let second =
+            [nccl::fuzz::seeds(), nvlink::fuzz::seeds(), pcie::fuzz::seeds(), probe::fuzz::seeds()];
         first.into_iter().chain(second).flatten()
     }
 
@@ -64,7 +70,8 @@ mod tests {
 
     fn corpus(name: &str) -> Vec<Vec<u8>> {
         let folder = folder(name);
-        let files = std::fs::read_dir(&folder).unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
+        let files = std::fs::read_dir(&folder)
+            .unwrap_or_else(|error| panic!("{}: {error}", folder.display()));
         files.map(|file| std::fs::read(file.unwrap().path()).unwrap()).collect()
     }
 
@@ -77,8 +84,13 @@ mod tests {
             for (_, file, bytes) in seeds {
                 assert!(target(&bytes), "{name}: {file} is refused");
                 let path = folder(name).join(file);
-                let stale = "where a format has changed: cargo test --package flux-tp-transport --lib write_the_seeds -- --ignored";
-                assert!(std::fs::read(&path).is_ok_and(|kept| kept == bytes), "{} is not what the code writes; {stale}", path.display());
+                let stale = "where a format has changed: cargo test --package flux-tp-transport \
+                             --lib write_the_seeds -- --ignored";
+                assert!(
+                    std::fs::read(&path).is_ok_and(|kept| kept == bytes),
+                    "{} is not what the code writes; {stale}",
+                    path.display()
+                );
             }
         }
     }
@@ -95,11 +107,14 @@ mod tests {
     #[test]
     fn every_entry_has_a_program() {
         let manifest = std::fs::read_to_string(fuzz().join("Cargo.toml")).unwrap();
-        let named: Vec<&str> =
-            manifest.lines().filter_map(|line| line.strip_prefix("path = \"fuzz_targets/")?.strip_suffix(".rs\"")).collect();
+        let named: Vec<&str> = manifest
+            .lines()
+            .filter_map(|line| line.strip_prefix("path = \"fuzz_targets/")?.strip_suffix(".rs\""))
+            .collect();
         assert_eq!(named, TARGETS.map(|(name, _)| name));
         for name in named {
-            let program = std::fs::read_to_string(fuzz().join(format!("fuzz_targets/{name}.rs"))).unwrap();
+            let program =
+                std::fs::read_to_string(fuzz().join(format!("fuzz_targets/{name}.rs"))).unwrap();
             assert!(program.contains(&format!("flux_transport::fuzz::{name}(bytes)")), "{program}");
         }
     }

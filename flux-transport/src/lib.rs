@@ -34,16 +34,20 @@ mod lateness;
 mod topology;
 
 pub use backends::{
-    Capabilities, CollectiveKind, ConnectError, Fault, HeldBytes, LibraryCollective, MessageRounds, Mover, Options, ParseSelectError,
-    PeerStores, RowTransfers, Select, Source, StagedTransfer, TransportError, TransportKind, Wait, WorkspaceView, reason,
+    Capabilities, CollectiveKind, ConnectError, Fault, HeldBytes, LibraryCollective, MessageRounds,
+    Mover, Options, ParseSelectError, PeerStores, RowTransfers, Select, Source, StagedTransfer,
+    TransportError, TransportKind, Wait, WorkspaceView, reason,
 };
 pub use bootstrap::control::{ControlError, Hosts, Launch};
 pub use bootstrap::world::{Builder, World, WorldError};
 pub use bootstrap::{
-    BootstrapError, Environment, FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_SECRET_FILE,
-    FLUX_WORLD_SIZE, Secret,
+    BootstrapError, Environment, FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK,
+    FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_SECRET_FILE, FLUX_WORLD_SIZE, Secret,
 };
-pub use comm::{Call, CallRecord, CallState, Communicator, CommunicatorMemory, Doing, Failure, Label, RankReport, Rebuild};
+pub use comm::{
+    Call, CallRecord, CallState, Communicator, CommunicatorMemory, Doing, Failure, Label,
+    RankReport, Rebuild,
+};
 pub use cuda::{CudaError, Device, DeviceInfo, DeviceUuid, ParseUuidError, Stream, device_count};
 pub use flux_core::layout::WorkspaceSize;
 pub use flux_core::signal::Epoch;
@@ -51,12 +55,16 @@ pub use flux_core::{Nodes, Rank, WorldSize};
 
 /// Starts ranks as processes of this machine and ends them together.
 pub mod launch {
-    pub use crate::bootstrap::launch::{Failed, LaunchError, Launcher, Others, Signals, exit_code, hear_of_children, one_host_each};
+    pub use crate::bootstrap::launch::{
+        Failed, LaunchError, Launcher, Others, Signals, exit_code, hear_of_children, one_host_each,
+    };
 }
 
 /// The proof of peer access, in a process of its own.
 pub mod probe {
-    pub use crate::topology::probe::{Direction, LIMIT, Proof, Report, Verdict, forbidden, prove, serve, vetoed};
+    pub use crate::topology::probe::{
+        Direction, LIMIT, Proof, Report, Verdict, forbidden, prove, serve, vetoed,
+    };
 }
 
 /// For the other crates of this workspace; not covered by semantic versioning.
@@ -65,20 +73,25 @@ pub mod internal {
     /// How ranks talk beside their shared memory.
     pub mod control {
         pub use crate::bootstrap::control::{
-            Answer, Answerer, Collective, ControlPlane, GaveUp, Given, Notice, Regrouped, Step, Watcher, local_planes, ranks, shortened,
+            Answer, Answerer, Collective, ControlPlane, GaveUp, Given, Notice, Regrouped, Step,
+            Watcher, local_planes, ranks, shortened,
         };
         pub use crate::bootstrap::{Address, HostPlace, NetworkPlace, Place, join};
     }
 
     pub mod cuda {
         pub use crate::cuda::{
-            CudaDevice, CudaError, DeviceBlock, DeviceInfo, Event, OLDEST_DRIVER, PinnedBlock, SideStream, Unavailable, available,
-            can_access_peer, device_count, device_info, driver_version, is_capturing, near, peer_matrix,
+            CudaDevice, CudaError, DeviceBlock, DeviceInfo, Event, OLDEST_DRIVER, PinnedBlock,
+            SideStream, Unavailable, available, can_access_peer, device_count, device_info,
+            driver_version, is_capturing, near, peer_matrix,
         };
     }
 
     pub mod nccl {
-        pub use crate::backends::nccl::{Comm, ElementType, NcclError, NcclUnavailable, OLDEST, UniqueId, available, supported, version};
+        pub use crate::backends::nccl::{
+            Comm, ElementType, NcclError, NcclUnavailable, OLDEST, UniqueId, available, supported,
+            version,
+        };
     }
 
     /// Limits on processes that this one has started.

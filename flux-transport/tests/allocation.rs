@@ -43,7 +43,14 @@ fn a_call_allocates_nothing() {
         let comm = Communicator::connect_blocking(&world, options(size)).unwrap();
         let rank = comm.rank().get();
         let x = vec![0u8; CHUNKS as usize * 16];
-        let transfer = |row| Transfer { dest: 1 - rank, row, rows: 1, cols: 16, raise: row, ..Transfer::default() };
+        let transfer = |row| Transfer {
+            dest: 1 - rank,
+            row,
+            rows: 1,
+            cols: 16,
+            raise: row,
+            ..Transfer::default()
+        };
         let transfers: Vec<Transfer> = (0..CHUNKS).map(transfer).collect();
         let words = Words::new(comm.begin(Stream::Host).unwrap().memory(), comm.rank());
         let address = x.as_ptr().expose_provenance() as u64;

@@ -18,7 +18,9 @@ use std::time::{Duration, Instant};
 
 use bootstrap_common::network::{Site, told};
 use bootstrap_common::process::{ROLE, command, role, succeed};
-use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, private, raw_client};
+use bootstrap_common::{
+    after, ample, assert_empty, each, environment, join_all, private, raw_client,
+};
 use flux_core::WorldSize;
 use flux_core::layout::WorkspaceSize;
 use flux_transport::internal::control::join;
@@ -35,7 +37,8 @@ fn as_the_role_says() {
     let world = match role.split_once(' ') {
         Some(("limited", limit)) => {
             let limit = Some(limit.parse().unwrap());
-            rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit }).unwrap();
+            rustix::process::setrlimit(Resource::Nofile, Rlimit { current: limit, maximum: limit })
+                .unwrap();
             World::from_env()
         }
         _ if role == "rebuilds" => return rebuilds(&World::from_env().unwrap()),
@@ -56,25 +59,38 @@ fn as_the_role_says() {
 
 /// Rebuilds twice: rank 0 has no descriptors for it the first time.
 fn rebuilds(world: &World) {
-    let comm = Communicator::connect_blocking(world, Options { deadline: AMPLE, ..Select::Host.into() }).unwrap();
+    let comm =
+        Communicator::connect_blocking(world, Options { deadline: AMPLE, ..Select::Host.into() })
+            .unwrap();
     let leads = world.rank().get() == 0;
     let before = rustix::process::getrlimit(Resource::Nofile);
     if leads {
         // All below the first that is free are taken: one is left.
         let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd().cast_unsigned();
-        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(u64::from(free) + 1), maximum: before.maximum }).unwrap();
+        rustix::process::setrlimit(
+            Resource::Nofile,
+            Rlimit { current: Some(u64::from(free) + 1), maximum: before.maximum },
+        )
+        .unwrap();
     }
     let began = Instant::now();
     let refused = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err().to_string();
     assert_soon(began.elapsed(), Duration::from_secs(5));
-    let expected =
-        if leads { "regrouping: Too many open files" } else { "rank 0 could not connect the ranks that are left: Too many open files" };
+    let expected = if leads {
+        "regrouping: Too many open files"
+    } else {
+        "rank 0 could not connect the ranks that are left: Too many open files"
+    };
     assert!(refused.starts_with(expected), "{refused}");
     if leads {
         rustix::process::setrlimit(Resource::Nofile, before).unwrap();
     }
     let again = comm.rebuild_blocking(Rebuild::Survivors).unwrap();
-    assert_eq!((again.world_size(), again.rank()), (world.size(), world.rank()), "nobody was given up");
+    assert_eq!(
+        (again.world_size(), again.rank()),
+        (world.size(), world.rank()),
+        "nobody was given up"
+    );
     again.barrier().unwrap();
 }
 
@@ -86,9 +102,16 @@ fn grows(world: &World) {
     let before = rustix::process::getrlimit(Resource::Nofile);
     if short {
         let free = std::fs::File::open("/dev/null").unwrap().as_raw_fd().cast_unsigned();
-        rustix::process::setrlimit(Resource::Nofile, Rlimit { current: Some(u64::from(free) + 1), maximum: before.maximum }).unwrap();
+        rustix::process::setrlimit(
+            Resource::Nofile,
+            Rlimit { current: Some(u64::from(free) + 1), maximum: before.maximum },
+        )
+        .unwrap();
     }
-    let refused = comm.reserve(WorkspaceSize { half_bytes: 1 << 20, signals: 8, counters: 1 }).unwrap_err().to_string();
+    let refused = comm
+        .reserve(WorkspaceSize { half_bytes: 1 << 20, signals: 8, counters: 1 })
+        .unwrap_err()
+        .to_string();
     rustix::process::setrlimit(Resource::Nofile, before).unwrap();
     assert!(refused.contains("rank 1") && refused.contains("Too many open files"), "{refused}");
     // All have refused it together, and are in step.
@@ -99,7 +122,11 @@ fn grows(world: &World) {
 /// Starts two ranks in whatever namespace this process is in.
 fn launches() {
     let ranks = Launcher::new(WorldSize::new(2).unwrap(), std::env::current_exe().unwrap());
-    let status = ranks.args(["--ignored", "--exact", "as_the_role_says", "--nocapture"]).env(ROLE, "shares").run().unwrap();
+    let status = ranks
+        .args(["--ignored", "--exact", "as_the_role_says", "--nocapture"])
+        .env(ROLE, "shares")
+        .run()
+        .unwrap();
     assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
 }
 
@@ -124,8 +151,13 @@ fn verdicts(children: Vec<Child>) -> Vec<String> {
         assert!(end.status.success(), "{}", String::from_utf8_lossy(&end.stderr));
         let said = String::from_utf8(end.stdout).unwrap();
         // On one core the test harness begins the line with the test's name.
-        let mut lines = said.lines().map(|line| line.strip_prefix("test as_the_role_says ... ").unwrap_or(line));
-        lines.find(|line| line.starts_with("met") || line.starts_with("failed: ")).unwrap().to_owned()
+        let mut lines = said
+            .lines()
+            .map(|line| line.strip_prefix("test as_the_role_says ... ").unwrap_or(line));
+        lines
+            .find(|line| line.starts_with("met") || line.starts_with("failed: "))
+            .unwrap()
+            .to_owned()
     };
     children.into_iter().map(said).collect()
 }
@@ -218,7 +250,12 @@ impl Drop for Done<'_> {
 }
 
 /// A group forms although 1,000 clients come and go, 100 talk nonsense, 10 drip and 10 stay silent.
-fn form_under_abuse<M: Meeting>(meeting: &M, nonsense: impl Fn(u64) -> Vec<u8>, drip: &[u8], also: impl Fn() + Sync) {
+fn form_under_abuse<M: Meeting>(
+    meeting: &M,
+    nonsense: impl Fn(u64) -> Vec<u8>,
+    drip: &[u8],
+    also: impl Fn() + Sync,
+) {
     let done = AtomicBool::new(false);
     let ranks = meeting.ranks();
     let (last, early) = ranks.split_last().unwrap();
@@ -233,7 +270,9 @@ fn form_under_abuse<M: Meeting>(meeting: &M, nonsense: impl Fn(u64) -> Vec<u8>, 
                 while !done.load(Ordering::Relaxed) {
                     let mut client = meeting.try_connect();
                     let mut bytes = drip.iter().cycle();
-                    while client.as_mut().is_some_and(|client| meeting.say(client, &[*bytes.next().unwrap()]))
+                    while client
+                        .as_mut()
+                        .is_some_and(|client| meeting.say(client, &[*bytes.next().unwrap()]))
                         && !done.load(Ordering::Relaxed)
                     {
                         std::thread::sleep(Duration::from_millis(5));
@@ -264,7 +303,12 @@ fn form_under_abuse<M: Meeting>(meeting: &M, nonsense: impl Fn(u64) -> Vec<u8>, 
 
 #[test]
 fn a_group_on_one_host_forms_under_abuse() {
-    form_under_abuse(&OnHost(private()), |number| noise(number, 1 + number as usize % 300), b"fluxhelo", || {});
+    form_under_abuse(
+        &OnHost(private()),
+        |number| noise(number, 1 + number as usize % 300),
+        b"fluxhelo",
+        || {},
+    );
 }
 
 /// Ports on which this process listens: rank 0's, and those of the second step.
@@ -272,7 +316,12 @@ fn listening() -> Vec<u16> {
     let sockets: Vec<String> = std::fs::read_dir("/proc/self/fd")
         .unwrap()
         .filter_map(|entry| {
-            std::fs::read_link(entry.ok()?.path()).ok()?.to_str()?.strip_prefix("socket:[")?.strip_suffix(']').map(str::to_owned)
+            std::fs::read_link(entry.ok()?.path())
+                .ok()?
+                .to_str()?
+                .strip_prefix("socket:[")?
+                .strip_suffix(']')
+                .map(str::to_owned)
         })
         .collect();
     let table = std::fs::read_to_string("/proc/self/net/tcp").unwrap();
@@ -336,15 +385,26 @@ fn descriptors_for_the_ranks_are_taken_from_strangers() {
             // Enough for four ranks, and for a few strangers.
             let role = if rank == 0 { "limited 36" } else { "free" };
             if across {
-                return command(role, site.directory.path(), &site.variables(&told(rank, &[0, 1, 0, 1]))).spawn().unwrap();
+                return command(
+                    role,
+                    site.directory.path(),
+                    &site.variables(&told(rank, &[0, 1, 0, 1])),
+                )
+                .spawn()
+                .unwrap();
             }
-            let set = [("FLUX_RANK", rank.to_string()), ("FLUX_WORLD_SIZE", "4".to_owned()), ("FLUX_LOCAL_RANK", rank.to_string())];
+            let set = [
+                ("FLUX_RANK", rank.to_string()),
+                ("FLUX_WORLD_SIZE", "4".to_owned()),
+                ("FLUX_LOCAL_RANK", rank.to_string()),
+            ];
             let mut set: Vec<_> = set.map(|(name, value)| (name, value.into())).into();
             set.push(("FLUX_RENDEZVOUS", directory.path().into()));
             command(role, directory.path(), &set).spawn().unwrap()
         };
         let mut children = vec![start(0)];
-        let silent_here: Vec<_> = (0..60).filter(|_| !across).map(|_| raw_client::connect(directory.path())).collect();
+        let silent_here: Vec<_> =
+            (0..60).filter(|_| !across).map(|_| raw_client::connect(directory.path())).collect();
         let silent_there: Vec<_> = (0..60).filter(|_| across).map(|_| site.connect()).collect();
         children.extend((1..4).map(start));
         succeed(children);
@@ -361,16 +421,29 @@ fn too_few_descriptors_for_the_ranks_are_said_to_all_of_them() {
         let start = |rank: u32| {
             let role = if rank == 0 { "limited 12" } else { "free" };
             if across {
-                return command(role, site.directory.path(), &site.variables(&told(rank, &[0; 12]))).spawn().unwrap();
+                return command(
+                    role,
+                    site.directory.path(),
+                    &site.variables(&told(rank, &[0; 12])),
+                )
+                .spawn()
+                .unwrap();
             }
-            let set = [("FLUX_RANK", rank.to_string()), ("FLUX_WORLD_SIZE", "12".to_owned()), ("FLUX_LOCAL_RANK", rank.to_string())];
+            let set = [
+                ("FLUX_RANK", rank.to_string()),
+                ("FLUX_WORLD_SIZE", "12".to_owned()),
+                ("FLUX_LOCAL_RANK", rank.to_string()),
+            ];
             let mut set: Vec<_> = set.map(|(name, value)| (name, value.into())).into();
             set.push(("FLUX_RENDEZVOUS", directory.path().into()));
             command(role, directory.path(), &set).spawn().unwrap()
         };
         let began = Instant::now();
         for verdict in verdicts((0..12).map(start).collect()) {
-            assert!(verdict.contains("rank 0 could not connect the ranks: Too many open files"), "{verdict}");
+            assert!(
+                verdict.contains("rank 0 could not connect the ranks: Too many open files"),
+                "{verdict}"
+            );
         }
         assert_soon(began.elapsed(), Duration::from_secs(15));
         assert_empty(directory.path());
@@ -408,7 +481,11 @@ fn torchrun(rank: u32, runtime: &Path) -> Vec<(&'static str, std::ffi::OsString)
         ("LOCAL_WORLD_SIZE", "2".to_owned()),
     ];
     let mut set: Vec<_> = set.map(|(name, value)| (name, value.into())).into();
-    set.extend([("MASTER_ADDR", "localhost".into()), ("MASTER_PORT", "29500".into()), ("XDG_RUNTIME_DIR", runtime.into())]);
+    set.extend([
+        ("MASTER_ADDR", "localhost".into()),
+        ("MASTER_PORT", "29500".into()),
+        ("XDG_RUNTIME_DIR", runtime.into()),
+    ]);
     set
 }
 
@@ -417,19 +494,31 @@ fn a_directory_where_nothing_can_be_made_is_named() {
     // Of the kernel's: not even root makes anything there.
     let ranks = [0, 1].map(|rank| {
         let set = torchrun(rank, Path::new("/proc"));
-        Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap()
+        Environment::parse(&|name| {
+            set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+        })
+        .unwrap()
     });
     let errors: Vec<_> = join_all(&ranks, after(300)).into_iter().map(Result::unwrap_err).collect();
     let BootstrapError::Directory { path, problem } = &errors[0] else { panic!("{}", errors[0]) };
     assert!(path.starts_with("/proc") && problem.starts_with("cannot be made"), "{}", errors[0]);
-    assert!(errors[1].to_string().contains("not seen: rank 0; rank 0 was looked for in /proc/"), "{}", errors[1]);
+    assert!(
+        errors[1].to_string().contains("not seen: rank 0; rank 0 was looked for in /proc/"),
+        "{}",
+        errors[1]
+    );
 }
 
 /// How a process ends whose `full` is a file system of one inode; `None` if the system gives none.
 fn ends_where_full(full: &Path, process: &Command) -> Option<Output> {
-    let script = "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$0\" || exit 77; echo mounted; exec \"$@\"";
+    let script =
+        "mount -t tmpfs -o size=4k,nr_inodes=1 none \"$0\" || exit 77; echo mounted; exec \"$@\"";
     let mut inside = Command::new("unshare");
-    inside.args(["--map-root-user", "--mount", "sh", "-c", script]).arg(full).arg(process.get_program()).args(process.get_args());
+    inside
+        .args(["--map-root-user", "--mount", "sh", "-c", script])
+        .arg(full)
+        .arg(process.get_program())
+        .args(process.get_args());
     for (name, value) in process.get_envs() {
         if let Some(value) = value {
             inside.env(name, value);
@@ -438,7 +527,10 @@ fn ends_where_full(full: &Path, process: &Command) -> Option<Output> {
         }
     }
     let child = inside.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn();
-    let end = child.and_then(Child::wait_with_output).ok().filter(|end| end.stdout.starts_with(b"mounted\n"));
+    let end = child
+        .and_then(Child::wait_with_output)
+        .ok()
+        .filter(|end| end.stdout.starts_with(b"mounted\n"));
     if end.is_none() {
         skipped::skip("bootstrap_abuse", &"this system gives no mount namespace to tests");
     }
@@ -461,5 +553,9 @@ fn ranks_share_memory_where_dev_shm_is_full() {
     let launcher = command("launches", directory.path(), &[]);
     let Some(end) = ends_where_full(Path::new("/dev/shm"), &launcher) else { return };
     let said = String::from_utf8_lossy(&end.stdout);
-    assert!(end.status.success() && said.matches("1 passed").count() == 3, "{said}{}", String::from_utf8_lossy(&end.stderr));
+    assert!(
+        end.status.success() && said.matches("1 passed").count() == 3,
+        "{said}{}",
+        String::from_utf8_lossy(&end.stderr)
+    );
 }

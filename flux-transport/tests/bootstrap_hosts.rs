@@ -41,10 +41,13 @@ fn ranks_meet_whoever_shares_their_host() {
     ] {
         let planes = group_on(hosts);
         let (world, ranks) = (hosts.len() as u32, || (0..hosts.len() as u32).map(Rank::new));
-        let payload = |rank: u32| vec![u8::try_from(rank).unwrap(); [0, 1, 64 * 1024][rank as usize % 3]];
+        let payload =
+            |rank: u32| vec![u8::try_from(rank).unwrap(); [0, 1, 64 * 1024][rank as usize % 3]];
         let expected: Vec<_> = (0..world).map(payload).collect();
         for _ in 0..3 {
-            for got in each(&planes, |plane| plane.exchange(&payload(plane.rank().get()), ample()).unwrap()) {
+            for got in each(&planes, |plane| {
+                plane.exchange(&payload(plane.rank().get()), ample()).unwrap()
+            }) {
                 assert!(got == expected, "{hosts:?}");
             }
         }
@@ -52,7 +55,11 @@ fn ranks_meet_whoever_shares_their_host() {
         for plane in &planes {
             assert_eq!((plane.kind(), plane.world().get()), (Launch::Processes, world));
             for (a, b) in ranks().flat_map(|a| ranks().map(move |b| (a, b))) {
-                assert_eq!(plane.hosts().together(a, b), hosts[a.index()] == hosts[b.index()], "{hosts:?}");
+                assert_eq!(
+                    plane.hosts().together(a, b),
+                    hosts[a.index()] == hosts[b.index()],
+                    "{hosts:?}"
+                );
             }
         }
     }
@@ -63,7 +70,8 @@ fn ranks_meet_over_ipv6_too() {
     let Some(site) = Site::at(std::net::Ipv6Addr::LOCALHOST.into()) else {
         return skipped::skip("bootstrap_hosts", &"this machine has no IPv6");
     };
-    let planes: Vec<_> = join_all(&site.ranks(&[0, 1, 2, 1]), ample()).into_iter().map(Result::unwrap).collect();
+    let planes: Vec<_> =
+        join_all(&site.ranks(&[0, 1, 2, 1]), ample()).into_iter().map(Result::unwrap).collect();
     assert_empty(site.directory.path());
     each(&planes, |plane| plane.barrier(ample()).unwrap());
 }
@@ -77,7 +85,8 @@ fn descriptors_stay_on_their_host() {
     }
     let apart = group_on(&[0, 0, 1]);
     let given = each(&apart, |plane| plane.exchange_fds(&[file.as_fd()], ample()).unwrap());
-    let counts: Vec<Vec<usize>> = given.iter().map(|by_rank| by_rank.iter().map(Vec::len).collect()).collect();
+    let counts: Vec<Vec<usize>> =
+        given.iter().map(|by_rank| by_rank.iter().map(Vec::len).collect()).collect();
     assert_eq!(counts, [[0, 1, 0], [1, 0, 0], [0, 0, 0]]);
     each(&apart, |plane| plane.barrier(ample()).unwrap());
 }
@@ -87,7 +96,8 @@ fn a_death_a_leave_and_an_abort_are_seen_across_hosts() {
     let watch = |plane: &Arc<dyn flux_transport::internal::control::ControlPlane>| {
         let (sender, heard) = mpsc::channel();
         let sender = Mutex::new(sender);
-        let watcher: Arc<Watcher> = Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap_or_default());
+        let watcher: Arc<Watcher> =
+            Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap_or_default());
         plane.watch(Arc::downgrade(&watcher));
         (watcher, heard)
     };
@@ -95,7 +105,11 @@ fn a_death_a_leave_and_an_abort_are_seen_across_hosts() {
     let watched: Vec<_> = planes.iter().map(watch).collect();
     planes[2].abort_peers(3, 77);
     for (rank, (_, heard)) in watched.iter().enumerate().filter(|(rank, _)| *rank != 2) {
-        assert_eq!(heard.recv_timeout(AMPLE), Ok(Notice::Aborted { by: Rank::new(2), communicator: 3, reason: 77 }), "rank {rank}");
+        assert_eq!(
+            heard.recv_timeout(AMPLE),
+            Ok(Notice::Aborted { by: Rank::new(2), communicator: 3, reason: 77 }),
+            "rank {rank}"
+        );
     }
     each(&planes, |plane| plane.barrier(ample()).unwrap());
     // Without a goodbye, as a process that dies.
@@ -107,7 +121,10 @@ fn a_death_a_leave_and_an_abort_are_seen_across_hosts() {
     assert!(matches!(error, ControlError::PeerLost { rank } if rank == Rank::new(3)), "{error}");
     planes[0].goodbye();
     let error = planes[1].exchange(b"", ample()).unwrap_err();
-    assert!(matches!(error, ControlError::PeerLeft { .. } | ControlError::PeerLost { .. }), "{error}");
+    assert!(
+        matches!(error, ControlError::PeerLeft { .. } | ControlError::PeerLost { .. }),
+        "{error}"
+    );
 }
 
 #[test]
@@ -139,14 +156,21 @@ fn a_rank_with_another_secret_hears_so_and_the_others_that_it_is_missing() {
         let other = scope.spawn(|| {
             let began = Instant::now();
             let error = join(&other, ample()).unwrap_err();
-            assert!(matches!(error, BootstrapError::SecretDiffers { .. }) && error.to_string().contains("FLUX_SECRET"), "{error}");
+            assert!(
+                matches!(error, BootstrapError::SecretDiffers { .. })
+                    && error.to_string().contains("FLUX_SECRET"),
+                "{error}"
+            );
             assert_soon(began.elapsed(), Duration::from_secs(6));
         });
         // Rank 0's deadline ends it for all: only rank 0 knows of failed proofs.
         let one = scope.spawn(|| join(&came[1], ample()).unwrap_err());
         for error in [join(&came[0], after(3000)).unwrap_err(), one.join().unwrap()] {
             let text = error.to_string();
-            assert!(text.contains("not seen: rank 2 (") && text.contains("did not know the secret"), "{text}");
+            assert!(
+                text.contains("not seen: rank 2 (") && text.contains("did not know the secret"),
+                "{text}"
+            );
         }
         other.join().unwrap();
     });
@@ -168,7 +192,10 @@ fn a_rank_started_twice_or_for_another_world_is_named_to_all_ranks() {
                 join(&late, ample()).unwrap_err()
             });
             for error in errors(&site, &came, ample()).into_iter().chain([late.join().unwrap()]) {
-                assert!(matches!(error, BootstrapError::DuplicateRank { rank, .. } if rank == Rank::new(twice)), "{error}");
+                assert!(
+                    matches!(error, BootstrapError::DuplicateRank { rank, .. } if rank == Rank::new(twice)),
+                    "{error}"
+                );
             }
         });
     }
@@ -186,11 +213,17 @@ fn a_rank_of_another_launch_hears_so_and_the_launch_forms_without_it() {
     // The same address by another name: a launch of its own.
     let mut set = site.variables(&told(1, &[0, 1]));
     set[3].1 = format!("tcp://localhost:{}", site.address.port()).into();
-    let other = Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap();
+    let other = Environment::parse(&|name| {
+        set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+    })
+    .unwrap();
     std::thread::scope(|scope| {
         let zero = scope.spawn(|| join(&site.rank(&told(0, &[0, 1])), ample()).unwrap());
         let error = join(&other, after(300)).unwrap_err();
-        assert!(matches!(error, BootstrapError::OtherLaunch { rank } if rank == Rank::new(1)), "{error}");
+        assert!(
+            matches!(error, BootstrapError::OtherLaunch { rank } if rank == Rank::new(1)),
+            "{error}"
+        );
         let one = join(&site.rank(&told(1, &[0, 1])), ample()).unwrap();
         each(&[zero.join().unwrap(), one], |plane| plane.barrier(ample()).unwrap());
     });
@@ -203,14 +236,21 @@ fn who_held_rank_zeros_place_before_is_forgotten() {
     let with_secret = site.rank(&Told { secret: "a secret of somebody else", ..told(0, &hosts) });
     let mut set = site.variables(&told(0, &hosts));
     set[3].1 = format!("tcp://127.0.0.1:0{}", site.address.port()).into();
-    let with_name = Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap();
+    let with_name = Environment::parse(&|name| {
+        set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+    })
+    .unwrap();
     for (earlier, secret) in [(with_secret, true), (with_name, false)] {
         for anew in [false, true] {
             std::thread::scope(|scope| {
-                let one = scope.spawn(|| join(&site.rank(&told(1, &hosts)), after(1900)).unwrap_err().to_string());
+                let one = scope.spawn(|| {
+                    join(&site.rank(&told(1, &hosts)), after(1900)).unwrap_err().to_string()
+                });
                 // It ends while the rank goes on. Not scaled: after two seconds of it the rank
                 // would say that it has another secret.
-                let ended = join(&earlier, Instant::now() + Duration::from_secs(1)).unwrap_err().to_string();
+                let ended = join(&earlier, Instant::now() + Duration::from_secs(1))
+                    .unwrap_err()
+                    .to_string();
                 assert_eq!(ended.contains("did not know the secret"), secret, "{ended}");
                 if anew {
                     // Rank 0 is there and rank 2 is missing; a rank that comes to both must not
@@ -220,7 +260,11 @@ fn who_held_rank_zeros_place_before_is_forgotten() {
                 }
                 let one = one.join().unwrap();
                 assert!(
-                    if anew { one.ends_with("not seen: rank 2") } else { one.contains("not seen: rank 0; rank 0 was looked for at") },
+                    if anew {
+                        one.ends_with("not seen: rank 2")
+                    } else {
+                        one.contains("not seen: rank 0; rank 0 was looked for at")
+                    },
                     "{one}"
                 );
             });
@@ -237,7 +281,9 @@ fn no_rank_takes_what_stands_for_all_addresses() {
             let address = format!("{host}:{}", site.address.port());
             let builder = World::builder(Rank::new(rank), world).deadline(AMPLE);
             let error = builder.across_hosts(&address, Secret::new(SECRET).unwrap()).unwrap_err();
-            let WorldError::Bootstrap(BootstrapError::Address { problem, .. }) = error else { panic!("{error}") };
+            let WorldError::Bootstrap(BootstrapError::Address { problem, .. }) = error else {
+                panic!("{error}")
+            };
             assert!(problem.contains("stands for all addresses"), "{problem}");
         }
     }
@@ -251,7 +297,10 @@ fn rank_zero_says_what_is_wrong_with_its_address() {
     let at = |address: &str| {
         let mut set = site.variables(&told(0, &[0, 1]));
         set[3].1 = format!("tcp://{address}").into();
-        let environment = Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap();
+        let environment = Environment::parse(&|name| {
+            set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+        })
+        .unwrap();
         join(&environment, after(300)).unwrap_err()
     };
     for (address, said) in [
@@ -263,7 +312,10 @@ fn rank_zero_says_what_is_wrong_with_its_address() {
         let began = Instant::now();
         let error = at(&address);
         assert_soon(began.elapsed(), Duration::from_secs(1) + scaled(Duration::from_millis(300)));
-        assert!(matches!(error, BootstrapError::Address { .. }) && error.to_string().contains(said), "{address}: {error}");
+        assert!(
+            matches!(error, BootstrapError::Address { .. }) && error.to_string().contains(said),
+            "{address}: {error}"
+        );
     }
     drop(taken);
 }
@@ -300,20 +352,28 @@ fn a_builder_says_what_no_variable_does() {
     let (site, secret) = (Site::new(), Secret::new(SECRET).unwrap());
     let address = site.address.to_string();
     let on_host = |rank| World::builder(Rank::new(rank), world).on_host(site.directory.path());
-    let across = |rank| World::builder(Rank::new(rank), world).local_rank(7).across_hosts(&address, secret.clone());
-    for (meet, local) in [(&on_host as &(dyn Fn(u32) -> Result<World, WorldError> + Sync), None), (&across, Some(7))] {
+    let across = |rank| {
+        World::builder(Rank::new(rank), world).local_rank(7).across_hosts(&address, secret.clone())
+    };
+    for (meet, local) in
+        [(&on_host as &(dyn Fn(u32) -> Result<World, WorldError> + Sync), None), (&across, Some(7))]
+    {
         std::thread::scope(|scope| {
             for rank in 0..3 {
                 scope.spawn(move || {
                     let world = meet(rank).unwrap();
-                    assert_eq!((world.rank(), world.size().get(), world.hosts().count()), (Rank::new(rank), 3, 1));
+                    assert_eq!(
+                        (world.rank(), world.size().get(), world.hosts().count()),
+                        (Rank::new(rank), 3, 1)
+                    );
                     assert_eq!(world.local_rank(), local.unwrap_or(rank));
                     world.control().barrier(ample()).unwrap();
                 });
             }
         });
     }
-    let builder = |rank| World::builder(Rank::new(rank), world).deadline(scaled(Duration::from_millis(50)));
+    let builder =
+        |rank| World::builder(Rank::new(rank), world).deadline(scaled(Duration::from_millis(50)));
     assert!(matches!(builder(3).on_host("/"), Err(WorldError::Rank { .. })));
     let error = builder(0).across_hosts("node1", secret.clone()).unwrap_err();
     assert!(error.to_string().contains("HOST:PORT"), "{error}");

@@ -41,13 +41,25 @@ fn as_the_role_says() {
         "sees a death" => sees_a_death(),
         "waits" => waits(),
         "launches" => launches(&rank_launcher("waits", 3, &notes())),
-        "launches the deaf" => launches(&shell(2, "trap '' TERM; echo > $FLUX_TEST_NOTES/$FLUX_RANK; while true; do sleep 0.01; done")),
+        "launches the deaf" => launches(&shell(
+            2,
+            "trap '' TERM; echo > $FLUX_TEST_NOTES/$FLUX_RANK; while true; do sleep 0.01; done",
+        )),
         "launches a while" => {
-            launches(&shell(1, "echo > $FLUX_TEST_NOTES/$FLUX_RANK; while [ ! -e $FLUX_TEST_NOTES/go ]; do sleep 0.01; done; exit 5"));
+            launches(&shell(
+                1,
+                "echo > $FLUX_TEST_NOTES/$FLUX_RANK; while [ ! -e $FLUX_TEST_NOTES/go ]; do sleep \
+                 0.01; done; exit 5",
+            ));
         }
         "launches at once" => launches(&shell(1, "exit 0")),
         "launches untold" => launches_untold(),
-        "meets nobody so soon" => note("error", &World::from_env_with(Duration::from_millis(50)).unwrap_err().to_string()),
+        "meets nobody so soon" => {
+            note(
+                "error",
+                &World::from_env_with(Duration::from_millis(50)).unwrap_err().to_string(),
+            );
+        }
         "meets nobody" => note("error", &format!("{:?}", World::from_env().unwrap_err())),
         role => panic!("no such role: {role}"),
     }
@@ -85,9 +97,12 @@ fn exchange() {
     let expected: Vec<_> = world.size().ranks().map(|rank| rank.get().to_le_bytes()).collect();
     assert_eq!(got, expected);
     // A file without a name, written by one process and read and written by the others.
-    let mut file = File::from(rustix::fs::memfd_create("flux-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let mut file =
+        File::from(rustix::fs::memfd_create("flux-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     write!(file, "of {own}").unwrap();
-    for (rank, mut fds) in control.exchange_fds(&[file.as_fd()], ample()).unwrap().into_iter().enumerate() {
+    for (rank, mut fds) in
+        control.exchange_fds(&[file.as_fd()], ample()).unwrap().into_iter().enumerate()
+    {
         let Some(fd) = fds.pop() else {
             assert_eq!(rank, own as usize);
             continue;
@@ -121,13 +136,19 @@ fn is_apart() {
     let text = std::env::var("NCCL_HOSTID").unwrap();
     let said = control.exchange(text.as_bytes(), ample()).unwrap();
     for rank in world.size().ranks() {
-        assert_eq!(said[rank.index()] == text.as_bytes(), world.hosts().together(own, rank), "{said:?}");
+        assert_eq!(
+            said[rank.index()] == text.as_bytes(),
+            world.hosts().together(own, rank),
+            "{said:?}"
+        );
     }
     let (file, _) = rustix::pipe::pipe().unwrap();
     let given = control.exchange_fds(&[file.as_fd()], ample()).unwrap();
-    assert!(world.size().ranks().all(|rank| given[rank.index()].len() == usize::from(rank != own && world.hosts().together(own, rank))));
+    assert!(world.size().ranks().all(|rank| given[rank.index()].len()
+        == usize::from(rank != own && world.hosts().together(own, rank))));
     control.barrier(ample()).unwrap();
-    let variables = ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET", "NCCL_SOCKET_IFNAME"].map(|name| std::env::var(name).unwrap());
+    let variables = ["NCCL_P2P_DISABLE", "NCCL_SHM_DISABLE", "NCCL_NET", "NCCL_SOCKET_IFNAME"]
+        .map(|name| std::env::var(name).unwrap());
     note(&format!("apart-{own}"), &variables.join(" "));
 }
 
@@ -152,7 +173,8 @@ fn sees_a_death() {
 fn waits() {
     let world = World::from_env().unwrap();
     // A signal that asks for a core is to leave none.
-    rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) }).unwrap();
+    rustix::process::setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })
+        .unwrap();
     // It hears none of the signals: the end of its rank has to be its end.
     let mut child = Command::new("sh")
         .args(["-c", "trap '' INT TERM QUIT HUP; exec sleep 60"])
@@ -208,7 +230,8 @@ fn launched_ranks_meet_exchange_and_pass_descriptors_both_ways() {
 #[test]
 fn ranks_that_are_kept_apart_meet_as_on_several_hosts() {
     let (notes, meeting) = (private(), private());
-    let launcher = rank_launcher("is apart", 5, notes.path()).env("XDG_RUNTIME_DIR", meeting.path()).apart(2);
+    let launcher =
+        rank_launcher("is apart", 5, notes.path()).env("XDG_RUNTIME_DIR", meeting.path()).apart(2);
     let status = launcher.run().unwrap();
     assert!(status.success(), "{status}");
     for rank in 0..5 {
@@ -221,14 +244,20 @@ fn ranks_that_are_kept_apart_meet_as_on_several_hosts() {
 fn more_hosts_than_ranks_are_refused() {
     for hosts in [0, 3] {
         let error = shell(2, "exit 0").apart(hosts).run().unwrap_err();
-        assert!(matches!(error, LaunchError::Hosts { .. }) && error.to_string().contains("give 1 to 2 hosts"), "{error}");
+        assert!(
+            matches!(error, LaunchError::Hosts { .. })
+                && error.to_string().contains("give 1 to 2 hosts"),
+            "{error}"
+        );
     }
 }
 
 #[test]
 fn a_killed_rank_is_seen_by_the_others_within_a_second() {
     let (notes, directory) = (private(), private());
-    let mut children: Vec<_> = (0..4).map(|rank| start("sees a death", notes.path(), Some((rank, 4, directory.path())))).collect();
+    let mut children: Vec<_> = (0..4)
+        .map(|rank| start("sees a death", notes.path(), Some((rank, 4, directory.path()))))
+        .collect();
     for rank in 0..4 {
         noted(notes.path(), &format!("ready-{rank}"));
     }
@@ -250,7 +279,8 @@ fn processes_with_the_same_rank_both_hear_of_the_other() {
         std::fs::create_dir(&own).unwrap();
         own
     });
-    let mut children = [&names[0], &names[1]].map(|notes| start("meets nobody", notes, Some((1, 3, directory.path()))));
+    let mut children = [&names[0], &names[1]]
+        .map(|notes| start("meets nobody", notes, Some((1, 3, directory.path()))));
     // Rank 0 is this process.
     let of = |rank| bootstrap_common::environment(directory.path(), rank, 3);
     let error = std::thread::scope(|scope| {
@@ -279,7 +309,10 @@ fn ranks_are_waited_for_as_long_as_is_said() {
     let mut child = start("meets nobody so soon", notes.path(), Some((0, 2, directory.path())));
     // Sooner than the minute that is taken where nothing is said.
     let error = noted(notes.path(), "error");
-    assert!(error.starts_with("the deadline passed while ") && error.ends_with("not seen: rank 1"), "{error}");
+    assert!(
+        error.starts_with("the deadline passed while ") && error.ends_with("not seen: rank 1"),
+        "{error}"
+    );
     assert!(child.wait().unwrap().success());
 }
 
@@ -288,7 +321,12 @@ fn a_process_without_a_launcher_has_none_and_is_told_of_the_other_ways() {
     // The tests themselves run without one.
     let error = World::from_env().unwrap_err();
     let text = error.to_string();
-    assert!(matches!(error, WorldError::NoLauncher) && text.contains("World::local") && text.contains("World::builder"), "{text}");
+    assert!(
+        matches!(error, WorldError::NoLauncher)
+            && text.contains("World::local")
+            && text.contains("World::builder"),
+        "{text}"
+    );
 }
 
 #[test]
@@ -296,7 +334,8 @@ fn the_first_failure_is_the_launchs_and_ends_the_others() {
     let began = Instant::now();
     let status = shell(4, "if [ $FLUX_RANK = 2 ]; then exit 7; fi; exec sleep 1000").run().unwrap();
     assert_eq!(exit_code(status), 7);
-    let status = shell(4, "if [ $FLUX_RANK = 3 ]; then kill -9 $$; fi; exec sleep 1000").run().unwrap();
+    let status =
+        shell(4, "if [ $FLUX_RANK = 3 ]; then kill -9 $$; fi; exec sleep 1000").run().unwrap();
     assert_eq!(exit_code(status), 128 + 9);
     assert_soon(began.elapsed(), Duration::from_secs(4));
 }
@@ -304,9 +343,13 @@ fn the_first_failure_is_the_launchs_and_ends_the_others() {
 #[test]
 fn what_a_rank_has_started_ends_with_it_though_all_went_well() {
     let notes = private();
-    let status = shell(2, "sleep 60 & echo $! > $FLUX_TEST_NOTES/$FLUX_RANK").env(NOTES, notes.path()).run().unwrap();
+    let status = shell(2, "sleep 60 & echo $! > $FLUX_TEST_NOTES/$FLUX_RANK")
+        .env(NOTES, notes.path())
+        .run()
+        .unwrap();
     assert!(status.success(), "{status}");
-    let theirs = [0, 1].map(|rank| noted(notes.path(), &rank.to_string()).trim_end().parse().unwrap());
+    let theirs =
+        [0, 1].map(|rank| noted(notes.path(), &rank.to_string()).trim_end().parse().unwrap());
     assert!(gone_within(&theirs, Duration::from_secs(1)), "{theirs:?}");
 }
 
@@ -314,7 +357,8 @@ fn what_a_rank_has_started_ends_with_it_though_all_went_well() {
 fn ranks_that_do_not_listen_are_killed_after_the_grace_time() {
     let began = Instant::now();
     let grace = Duration::from_millis(300);
-    let script = "if [ $FLUX_RANK = 1 ]; then sleep 0.2; exit 3; fi; trap '' TERM; while true; do sleep 0.01; done";
+    let script = "if [ $FLUX_RANK = 1 ]; then sleep 0.2; exit 3; fi; trap '' TERM; while true; do \
+                  sleep 0.01; done";
     let status = shell(2, script).grace(grace).run().unwrap();
     assert_eq!(exit_code(status), 3);
     assert!(began.elapsed() > grace, "{:?}", began.elapsed());
@@ -324,14 +368,21 @@ fn ranks_that_do_not_listen_are_killed_after_the_grace_time() {
 #[test]
 fn ranks_have_their_variables_no_input_and_a_private_directory() {
     let notes = private();
-    let script = "read -r line && exit 9; echo $FLUX_RANK $FLUX_LOCAL_RANK $FLUX_WORLD_SIZE $(stat -c %a $FLUX_RENDEZVOUS) ${FLUX_LAUNCHER-none} $1 \
-                  > $FLUX_TEST_NOTES/$FLUX_RANK; echo $FLUX_RENDEZVOUS > $FLUX_TEST_NOTES/directory-$FLUX_RANK";
+    let script = "read -r line && exit 9; echo $FLUX_RANK $FLUX_LOCAL_RANK $FLUX_WORLD_SIZE $(stat \
+                  -c %a $FLUX_RENDEZVOUS) ${FLUX_LAUNCHER-none} $1 > $FLUX_TEST_NOTES/$FLUX_RANK; \
+                  echo $FLUX_RENDEZVOUS > $FLUX_TEST_NOTES/directory-$FLUX_RANK";
     // A launcher's name that came from outside says nothing of the variables of this one.
-    let launcher = shell(2, script).args(["sh", "argument"]).env(NOTES, notes.path()).env("FLUX_LAUNCHER", "torchrun");
+    let launcher = shell(2, script)
+        .args(["sh", "argument"])
+        .env(NOTES, notes.path())
+        .env("FLUX_LAUNCHER", "torchrun");
     let status = launcher.run().unwrap();
     assert!(status.success(), "{status}");
     for rank in 0..2 {
-        assert_eq!(noted(notes.path(), &rank.to_string()), format!("{rank} {rank} 2 700 none argument\n"));
+        assert_eq!(
+            noted(notes.path(), &rank.to_string()),
+            format!("{rank} {rank} 2 700 none argument\n")
+        );
         let directory = noted(notes.path(), &format!("directory-{rank}"));
         assert_eq!(directory, noted(notes.path(), "directory-0"));
         assert!(!Path::new(directory.trim_end()).exists());
@@ -348,15 +399,26 @@ fn a_program_that_does_not_start_is_named() {
 /// The launcher in its own process, with waiting ranks; returns it, the ranks and their children.
 fn launch_waiting(notes: &Path) -> (Child, Vec<i32>, Vec<i32>) {
     let launcher = start("launches", notes, None);
-    let pids: Vec<Vec<i32>> =
-        (0..3).map(|rank| noted(notes, &format!("pids-{rank}")).split(' ').map(|pid| pid.parse().unwrap()).collect()).collect();
+    let pids: Vec<Vec<i32>> = (0..3)
+        .map(|rank| {
+            noted(notes, &format!("pids-{rank}"))
+                .split(' ')
+                .map(|pid| pid.parse().unwrap())
+                .collect()
+        })
+        .collect();
     assert!(pids.iter().flatten().all(|&pid| runs(pid)));
     (launcher, pids.iter().map(|pids| pids[0]).collect(), pids.iter().map(|pids| pids[1]).collect())
 }
 
 #[test]
 fn a_signal_to_the_launcher_ends_ranks_and_what_they_started() {
-    for (signal, code) in [(Signal::TERM, 128 + 15), (Signal::INT, 128 + 2), (Signal::HUP, 128 + 1), (Signal::QUIT, 128 + 3)] {
+    for (signal, code) in [
+        (Signal::TERM, 128 + 15),
+        (Signal::INT, 128 + 2),
+        (Signal::HUP, 128 + 1),
+        (Signal::QUIT, 128 + 3),
+    ] {
         let notes = private();
         let (mut launcher, ranks, theirs) = launch_waiting(notes.path());
         rustix::process::kill_process(Pid::from_child(&launcher), signal).unwrap();
@@ -364,7 +426,10 @@ fn a_signal_to_the_launcher_ends_ranks_and_what_they_started() {
         // Reaped by the launcher itself; what they started, by whoever adopts it.
         assert!(!ranks.iter().any(|&pid| runs(pid)));
         assert!(gone_within(&theirs, Duration::from_secs(1)));
-        let left: Vec<_> = std::fs::read_dir(notes.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+        let left: Vec<_> = std::fs::read_dir(notes.path())
+            .unwrap()
+            .map(|entry| entry.unwrap().file_name())
+            .collect();
         assert!(left.iter().all(|name| name.to_str().unwrap().starts_with("pids-")), "{left:?}");
     }
 }
@@ -389,9 +454,18 @@ fn a_second_signal_to_the_launcher_kills_at_once() {
 fn a_launcher_that_ignores_the_end_of_its_terminal_still_does() {
     let notes = private();
     let mut launcher = Command::new("nohup");
-    launcher.arg(std::env::current_exe().unwrap()).args(["--ignored", "--exact", "as_the_role_says", "--nocapture"]);
-    launcher.env(ROLE, "launches a while").env(NOTES, notes.path()).env("XDG_RUNTIME_DIR", notes.path());
-    let mut launcher = launcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
+    launcher.arg(std::env::current_exe().unwrap()).args([
+        "--ignored",
+        "--exact",
+        "as_the_role_says",
+        "--nocapture",
+    ]);
+    launcher
+        .env(ROLE, "launches a while")
+        .env(NOTES, notes.path())
+        .env("XDG_RUNTIME_DIR", notes.path());
+    let mut launcher =
+        launcher.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
     noted(notes.path(), "0");
     rustix::process::kill_process(Pid::from_child(&launcher), Signal::HUP).unwrap();
     std::thread::sleep(Duration::from_millis(100));
@@ -402,7 +476,11 @@ fn a_launcher_that_ignores_the_end_of_its_terminal_still_does() {
 /// A process that was started with SIGCHLD ignored.
 fn launches_untold() {
     let untold = Command::new("true").status().unwrap_err();
-    assert_eq!(untold.raw_os_error(), Some(rustix::io::Errno::CHILD.raw_os_error()), "SIGCHLD is not ignored");
+    assert_eq!(
+        untold.raw_os_error(),
+        Some(rustix::io::Errno::CHILD.raw_os_error()),
+        "SIGCHLD is not ignored"
+    );
     let error = Launcher::new(WorldSize::new(1).unwrap(), "/no/such/program").run().unwrap_err();
     assert!(matches!(error, LaunchError::Start { .. }), "{error}");
     // SIGCHLD is bit 16 of what a process ignores.
@@ -422,7 +500,10 @@ fn a_launcher_that_ignores_its_children_hears_how_its_ranks_end_and_they_do_not_
         "as_the_role_says",
         "--nocapture",
     ]);
-    launcher.env(ROLE, "launches untold").env(NOTES, notes.path()).env("XDG_RUNTIME_DIR", notes.path());
+    launcher
+        .env(ROLE, "launches untold")
+        .env(NOTES, notes.path())
+        .env("XDG_RUNTIME_DIR", notes.path());
     let status = launcher.stdin(Stdio::null()).stdout(Stdio::null()).status().unwrap();
     assert_eq!(status.code(), Some(5), "rank 0 has ended well, and rank 1's end is the launch's");
 }
@@ -441,13 +522,16 @@ fn a_killed_launcher_takes_its_ranks_with_it_and_the_next_one_removes_its_direct
     assert!(gone, "{ranks:?}");
     let left = || {
         let paths = std::fs::read_dir(notes.path()).unwrap().map(|entry| entry.unwrap().path());
-        paths.filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("flux-launch-")).collect::<Vec<_>>()
+        paths
+            .filter(|path| path.file_name().unwrap().to_str().unwrap().starts_with("flux-launch-"))
+            .collect::<Vec<_>>()
     };
     let age = |path: &Path| {
         let old = std::time::SystemTime::now() - Duration::from_mins(2);
         File::open(path).unwrap().set_modified(old).unwrap();
     };
-    let launch = || assert!(start("launches at once", notes.path(), None).wait().unwrap().success());
+    let launch =
+        || assert!(start("launches at once", notes.path(), None).wait().unwrap().success());
     let dead = left();
     assert_eq!(dead.len(), 1, "nothing to remove");
     launch();

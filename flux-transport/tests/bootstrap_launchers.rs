@@ -38,7 +38,10 @@ fn number(variable: &str) -> u32 {
 fn meets() {
     let world = World::from_env().unwrap();
     let seen = (world.rank().get(), world.size().get(), world.local_rank(), world.hosts().count());
-    assert_eq!(seen, (number("TEST_RANK"), number("TEST_WORLD"), number("TEST_LOCAL"), number("TEST_HOSTS")));
+    assert_eq!(
+        seen,
+        (number("TEST_RANK"), number("TEST_WORLD"), number("TEST_LOCAL"), number("TEST_HOSTS"))
+    );
     let got = world.control().exchange(&world.rank().get().to_le_bytes(), ample()).unwrap();
     assert_eq!(got, world.size().ranks().map(|rank| rank.get().to_le_bytes()).collect::<Vec<_>>());
     world.control().barrier(ample()).unwrap();
@@ -113,7 +116,8 @@ fn mpich(rank: u32, hosts: u32, local: u32, port: u16) -> Variables {
     ]
 }
 
-const LAUNCHERS: [(&str, Describe); 4] = [("torchrun", torchrun), ("slurm", slurm), ("openmpi", open_mpi), ("mpich", mpich)];
+const LAUNCHERS: [(&str, Describe); 4] =
+    [("torchrun", torchrun), ("slurm", slurm), ("openmpi", open_mpi), ("mpich", mpich)];
 
 fn meet(describe: Describe, hosts: u32, local: u32) {
     let runtime = private();
@@ -123,7 +127,12 @@ fn meet(describe: Describe, hosts: u32, local: u32) {
     let port = store.local_addr().unwrap().port();
     let start = |rank: u32| -> Child {
         let mut variables = describe(rank, hosts, local, port);
-        let expected = [("TEST_RANK", rank), ("TEST_WORLD", hosts * local), ("TEST_LOCAL", rank % local), ("TEST_HOSTS", hosts)];
+        let expected = [
+            ("TEST_RANK", rank),
+            ("TEST_WORLD", hosts * local),
+            ("TEST_LOCAL", rank % local),
+            ("TEST_HOSTS", hosts),
+        ];
         variables.extend(expected.map(|(name, value)| (name, text(value))));
         if hosts > 1 {
             variables.extend([("FLUX_SECRET", text(SECRET)), ("FLUX_HOST_ID", text(rank / local))]);
@@ -160,7 +169,8 @@ fn a_secret_in_a_file_does_as_well_and_none_is_refused_with_how_to_set_it() {
         variables.retain(|(name, _)| *name != "FLUX_SECRET");
         variables.extend(secret.map(|path| ("FLUX_SECRET_FILE", path)));
         variables.extend(
-            [("TEST_RANK", rank), ("TEST_WORLD", 2), ("TEST_LOCAL", 0), ("TEST_HOSTS", 2)].map(|(name, value)| (name, text(value))),
+            [("TEST_RANK", rank), ("TEST_WORLD", 2), ("TEST_LOCAL", 0), ("TEST_HOSTS", 2)]
+                .map(|(name, value)| (name, text(value))),
         );
         command(role, site.directory.path(), &variables).spawn().unwrap()
     };
@@ -173,14 +183,23 @@ fn a_secret_in_a_file_does_as_well_and_none_is_refused_with_how_to_set_it() {
 #[test]
 fn a_killed_rank_is_seen_on_other_hosts_within_a_second() {
     let (site, hosts) = (Site::new(), [0, 1, 0, 1, 2]);
-    let mut children: Vec<Child> =
-        (0..5).map(|rank| command("sees a death", site.directory.path(), &site.variables(&told(rank, &hosts))).spawn().unwrap()).collect();
+    let mut children: Vec<Child> = (0..5)
+        .map(|rank| {
+            command("sees a death", site.directory.path(), &site.variables(&told(rank, &hosts)))
+                .spawn()
+                .unwrap()
+        })
+        .collect();
     for child in &mut children {
         let mut output = std::io::BufReader::new(child.stdout.as_mut().unwrap());
         let mut line = String::new();
         while !line.contains("ready") {
             line.clear();
-            assert_ne!(std::io::BufRead::read_line(&mut output, &mut line).unwrap(), 0, "a rank ended before the group was there");
+            assert_ne!(
+                std::io::BufRead::read_line(&mut output, &mut line).unwrap(),
+                0,
+                "a rank ended before the group was there"
+            );
         }
     }
     let mut killed = children.remove(3);

@@ -21,7 +21,8 @@ use lateness::AMPLE;
 
 /// A PID namespace with a `/proc` of its own, where a user other than root may make one, too. What
 /// runs in it ends with `unshare`.
-const UNSHARE: [&str; 6] = ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"];
+const UNSHARE: [&str; 6] =
+    ["--user", "--map-root-user", "--pid", "--fork", "--mount-proc", "--kill-child"];
 /// Longer than the loss of a rank may take on the latest machine.
 const DEADLINE: Duration = Duration::from_mins(10);
 
@@ -42,7 +43,8 @@ fn rank() {
     let said = world.control().exchange(&world.rank().get().to_le_bytes(), ample()).unwrap();
     assert_eq!(said, [0u32, 1].map(|rank| rank.to_le_bytes().to_vec()));
     let reserve = WorkspaceSize { half_bytes: 4096, signals: 10, counters: 10 };
-    let options = Options { select: Select::Host, deadline: DEADLINE, reserve, ..Options::default() };
+    let options =
+        Options { select: Select::Host, deadline: DEADLINE, reserve, ..Options::default() };
     let comm = Communicator::connect_blocking(&world, options).unwrap();
     comm.begin(Stream::Host).unwrap().finish().unwrap();
     comm.barrier().unwrap();

@@ -26,13 +26,15 @@ const LIMIT: usize = 64 * 1024;
 fn notices(plane: &Arc<dyn ControlPlane>) -> (Arc<Watcher>, mpsc::Receiver<Notice>) {
     let (sender, receiver) = mpsc::channel();
     let sender = Mutex::new(sender);
-    let watcher: Arc<Watcher> = Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap_or_default());
+    let watcher: Arc<Watcher> =
+        Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap_or_default());
     plane.watch(Arc::downgrade(&watcher));
     (watcher, receiver)
 }
 
 fn memfd(content: &[u8]) -> OwnedFd {
-    let mut file = File::from(rustix::fs::memfd_create("flux-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
+    let mut file =
+        File::from(rustix::fs::memfd_create("flux-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap());
     file.write_all(content).unwrap();
     file.into()
 }
@@ -51,13 +53,21 @@ fn payloads_reach_every_rank_in_rank_order() {
         let planes = group(world);
         for round in 0..3_u32 {
             // Sizes differ by rank and go from none to the limit.
-            let payload = |rank: u32| vec![u8::try_from(rank).unwrap(); [0, 1, LIMIT][(rank + round) as usize % 3]];
+            let payload = |rank: u32| {
+                vec![u8::try_from(rank).unwrap(); [0, 1, LIMIT][(rank + round) as usize % 3]]
+            };
             let expected: Vec<_> = (0..world).map(payload).collect();
-            for got in each(&planes, |plane| plane.exchange(&payload(plane.rank().get()), ample()).unwrap()) {
+            for got in each(&planes, |plane| {
+                plane.exchange(&payload(plane.rank().get()), ample()).unwrap()
+            }) {
                 assert!(got == expected, "world {world}, round {round}");
             }
         }
-        assert!(planes.iter().all(|plane| plane.kind() == Launch::Processes && plane.world().get() == world));
+        assert!(
+            planes
+                .iter()
+                .all(|plane| plane.kind() == Launch::Processes && plane.world().get() == world)
+        );
         each(&planes, |plane| plane.barrier(ample()).unwrap());
     }
 }
@@ -97,7 +107,11 @@ fn a_payload_over_the_limit_is_refused_and_the_ranks_stay_in_step() {
     let planes = group(2);
     let error = planes[0].exchange(&vec![0; LIMIT + 1], ample()).unwrap_err();
     let text = error.to_string();
-    assert!(matches!(error, ControlError::Protocol { rank, .. } if rank == Rank::new(0)) && text.contains("65537"), "{text}");
+    assert!(
+        matches!(error, ControlError::Protocol { rank, .. } if rank == Rank::new(0))
+            && text.contains("65537"),
+        "{text}"
+    );
     let many: Vec<OwnedFd> = (0..65).map(|_| memfd(b"")).collect();
     let many: Vec<BorrowedFd<'_>> = many.iter().map(AsFd::as_fd).collect();
     let text = planes[0].exchange_fds(&many, ample()).unwrap_err().to_string();
@@ -117,7 +131,10 @@ fn a_late_rank_is_named_by_the_timeout_and_the_step_is_not_taken_up_again() {
     }
     // A late frame of the failed step must not pass for one of the next.
     let error = planes[0].barrier(ample()).unwrap_err();
-    assert!(matches!(error, ControlError::Protocol { rank, .. } if rank == Rank::new(0)), "{error}");
+    assert!(
+        matches!(error, ControlError::Protocol { rank, .. } if rank == Rank::new(0)),
+        "{error}"
+    );
 }
 
 #[test]
@@ -127,8 +144,14 @@ fn ranks_in_different_steps_tell_each_other_apart() {
         0 => plane.exchange(b"x", ample()).unwrap_err(),
         _ => plane.barrier(ample()).unwrap_err(),
     });
-    assert_eq!(errors[0].to_string(), "rank 1: it is at step 0 (barrier), rank 0 is at step 0 (exchange)");
-    assert_eq!(errors[1].to_string(), "rank 0: it is at step 0 (exchange), rank 1 is at step 0 (barrier)");
+    assert_eq!(
+        errors[0].to_string(),
+        "rank 1: it is at step 0 (barrier), rank 0 is at step 0 (exchange)"
+    );
+    assert_eq!(
+        errors[1].to_string(),
+        "rank 0: it is at step 0 (exchange), rank 1 is at step 0 (barrier)"
+    );
 }
 
 #[test]
@@ -137,18 +160,22 @@ fn descriptors_go_both_ways_and_name_the_same_file() {
     let got = each(&planes, |plane| {
         let own = plane.rank().get();
         // One, two and three descriptors.
-        let files: Vec<_> = (0..=own).map(|index| memfd(format!("{own}.{index}").as_bytes())).collect();
+        let files: Vec<_> =
+            (0..=own).map(|index| memfd(format!("{own}.{index}").as_bytes())).collect();
         let borrowed: Vec<_> = files.iter().map(AsFd::as_fd).collect();
         let got = plane.exchange_fds(&borrowed, ample()).unwrap();
         for fd in got.iter().flatten() {
             assert!(rustix::io::fcntl_getfd(fd).unwrap().contains(rustix::io::FdFlags::CLOEXEC));
         }
-        got.into_iter().map(|fds| fds.into_iter().map(content).collect::<Vec<_>>()).collect::<Vec<_>>()
+        got.into_iter()
+            .map(|fds| fds.into_iter().map(content).collect::<Vec<_>>())
+            .collect::<Vec<_>>()
     });
     for (own, by_rank) in got.into_iter().enumerate() {
         for (rank, contents) in by_rank.into_iter().enumerate() {
             let count = if rank == own { 0 } else { rank + 1 };
-            let expected: Vec<_> = (0..count).map(|index| format!("{rank}.{index}").into_bytes()).collect();
+            let expected: Vec<_> =
+                (0..count).map(|index| format!("{rank}.{index}").into_bytes()).collect();
             assert_eq!(contents, expected, "from {rank} at {own}");
         }
     }
@@ -157,7 +184,12 @@ fn descriptors_go_both_ways_and_name_the_same_file() {
 #[test]
 fn an_exchange_of_no_descriptors_is_one() {
     let planes = group(2);
-    assert!(each(&planes, |plane| plane.exchange_fds(&[], ample()).unwrap()).iter().flatten().all(Vec::is_empty));
+    assert!(
+        each(&planes, |plane| plane.exchange_fds(&[], ample()).unwrap())
+            .iter()
+            .flatten()
+            .all(Vec::is_empty)
+    );
 }
 
 #[test]
@@ -171,7 +203,10 @@ fn a_rank_that_goes_without_goodbye_is_lost_to_waiters_and_watchers_at_once() {
         let gone = Instant::now();
         drop(going);
         let (error, seen) = waiter.join().unwrap();
-        assert!(matches!(error, ControlError::PeerLost { rank } if rank == Rank::new(2)), "{error}");
+        assert!(
+            matches!(error, ControlError::PeerLost { rank } if rank == Rank::new(2)),
+            "{error}"
+        );
         assert_soon(seen - gone, Duration::from_secs(1));
     });
     for (_, notices) in &watched {
@@ -189,7 +224,9 @@ fn a_goodbye_is_no_loss_but_no_step_can_be_taken_with_it() {
     let (_watcher, notices) = notices(&planes[0]);
     let going = planes.pop().unwrap();
     going.goodbye();
-    assert!(matches!(going.barrier(ample()), Err(ControlError::Protocol { rank, .. }) if rank == Rank::new(1)));
+    assert!(
+        matches!(going.barrier(ample()), Err(ControlError::Protocol { rank, .. }) if rank == Rank::new(1))
+    );
     drop(going);
     let error = planes[0].barrier(ample()).unwrap_err();
     assert!(matches!(error, ControlError::PeerLeft { rank } if rank == Rank::new(1)), "{error}");
@@ -218,7 +255,10 @@ fn what_a_rank_says_of_a_communicator_reaches_every_peers_watcher_and_nobody_els
     let (by, last) = (Rank::new(1), Epoch::new(u32::MAX));
     planes[1].abort_peers(3, 77);
     planes[1].depart(4, last);
-    for expected in [Notice::Aborted { by, communicator: 3, reason: 77 }, Notice::Departed { by, communicator: 4, last }] {
+    for expected in [
+        Notice::Aborted { by, communicator: 3, reason: 77 },
+        Notice::Departed { by, communicator: 4, last },
+    ] {
         for (rank, (_, notices)) in watched.iter().enumerate().filter(|(rank, _)| *rank != 1) {
             assert_eq!(notices.recv_timeout(AMPLE), Ok(expected), "rank {rank}");
         }

@@ -11,7 +11,9 @@ use std::os::unix::net::UnixListener;
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use bootstrap_common::{after, ample, assert_empty, each, environment, join_all, place, private, raw_client, with_mode};
+use bootstrap_common::{
+    after, ample, assert_empty, each, environment, join_all, place, private, raw_client, with_mode,
+};
 use flux_core::Rank;
 use flux_transport::internal::control::join;
 use flux_transport::{BootstrapError, Environment};
@@ -21,7 +23,11 @@ fn ranks(of: &[u32]) -> Vec<Rank> {
 }
 
 /// Every rank's error, after a check that the directory is as it was.
-fn errors(directory: &Path, environments: &[Environment], deadline: Instant) -> Vec<BootstrapError> {
+fn errors(
+    directory: &Path,
+    environments: &[Environment],
+    deadline: Instant,
+) -> Vec<BootstrapError> {
     let errors = join_all(environments, deadline).into_iter().map(Result::unwrap_err).collect();
     assert_empty(directory);
     errors
@@ -70,7 +76,10 @@ fn a_rank_that_gives_up_ends_the_wait_of_all() {
         let impatient = scope.spawn(move || join(&impatient, after(200)).unwrap_err());
         let errors = errors(directory.path(), &patient, ample());
         for error in errors.into_iter().chain([impatient.join().unwrap()]) {
-            assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if *missing == ranks(&[3, 4])), "{error}");
+            assert!(
+                matches!(&error, BootstrapError::Timeout { missing, .. } if *missing == ranks(&[3, 4])),
+                "{error}"
+            );
         }
     });
 }
@@ -80,8 +89,16 @@ fn without_rank_zero_the_others_name_it() {
     let directory = private();
     let came: Vec<_> = [1, 2].map(|rank| environment(directory.path(), rank, 3)).into();
     for error in errors(directory.path(), &came, after(150)) {
-        assert!(matches!(&error, BootstrapError::Timeout { missing, .. } if *missing == ranks(&[0])), "{error}");
-        assert!(error.to_string().ends_with(&format!("; rank 0 was looked for in {}", directory.path().display())), "{error}");
+        assert!(
+            matches!(&error, BootstrapError::Timeout { missing, .. } if *missing == ranks(&[0])),
+            "{error}"
+        );
+        assert!(
+            error
+                .to_string()
+                .ends_with(&format!("; rank 0 was looked for in {}", directory.path().display())),
+            "{error}"
+        );
     }
 }
 
@@ -89,7 +106,8 @@ fn without_rank_zero_the_others_name_it() {
 fn a_rank_started_twice_is_named_to_all_ranks() {
     for twice in [0, 2] {
         let directory = private();
-        let came: Vec<_> = [0, 1, 2, twice].map(|rank| environment(directory.path(), rank, 4)).into();
+        let came: Vec<_> =
+            [0, 1, 2, twice].map(|rank| environment(directory.path(), rank, 4)).into();
         // Without this rank the group cannot form before the duplicate comes.
         let late = environment(directory.path(), 3, 4);
         let pid = std::process::id();
@@ -98,8 +116,12 @@ fn a_rank_started_twice_is_named_to_all_ranks() {
                 std::thread::sleep(Duration::from_millis(300));
                 join(&late, ample()).unwrap_err()
             });
-            for error in errors(directory.path(), &came, ample()).into_iter().chain([late.join().unwrap()]) {
-                let BootstrapError::DuplicateRank { rank, first, second } = error else { panic!("{error}") };
+            for error in
+                errors(directory.path(), &came, ample()).into_iter().chain([late.join().unwrap()])
+            {
+                let BootstrapError::DuplicateRank { rank, first, second } = error else {
+                    panic!("{error}")
+                };
                 assert_eq!((rank, first, second), (Rank::new(twice), pid, pid));
             }
         });
@@ -110,10 +132,13 @@ fn a_rank_started_twice_is_named_to_all_ranks() {
 fn a_rank_of_another_world_size_is_named_to_all_ranks() {
     let directory = private();
     let sizes = [4, 4, 8, 4];
-    let came: Vec<_> = (0..4).map(|rank| environment(directory.path(), rank, sizes[rank as usize])).collect();
+    let came: Vec<_> =
+        (0..4).map(|rank| environment(directory.path(), rank, sizes[rank as usize])).collect();
     for error in errors(directory.path(), &came, ample()) {
         assert_eq!(error.to_string(), "rank 2 was started with a world size of 8, rank 0 with 4");
-        assert!(matches!(error, BootstrapError::WorldMismatch { rank, world: 8, expected: 4 } if rank == Rank::new(2)));
+        assert!(
+            matches!(error, BootstrapError::WorldMismatch { rank, world: 8, expected: 4 } if rank == Rank::new(2))
+        );
     }
 }
 
@@ -122,10 +147,18 @@ fn a_rank_of_another_version_is_named_to_all_ranks() {
     let directory = private();
     let came: Vec<_> = [0, 1].map(|rank| environment(directory.path(), rank, 3)).into();
     std::thread::scope(|scope| {
-        let stranger = scope.spawn(|| raw_client::as_rank(directory.path(), &raw_client::hello(raw_client::PROTOCOL, 2, 3, "9.8.7")));
+        let stranger = scope.spawn(|| {
+            raw_client::as_rank(
+                directory.path(),
+                &raw_client::hello(raw_client::PROTOCOL, 2, 3, "9.8.7"),
+            )
+        });
         for error in errors(directory.path(), &came, ample()) {
             let text = error.to_string();
-            assert!(matches!(error, BootstrapError::VersionMismatch { rank, .. } if rank == Rank::new(2)), "{text}");
+            assert!(
+                matches!(error, BootstrapError::VersionMismatch { rank, .. } if rank == Rank::new(2)),
+                "{text}"
+            );
             assert!(text.contains("9.8.7") && text.contains(env!("CARGO_PKG_VERSION")), "{text}");
         }
         assert_eq!(stranger.join().unwrap(), 4, "the stranger hears of the versions too");
@@ -139,7 +172,10 @@ fn a_rank_of_another_protocol_is_named_to_all_ranks() {
     std::thread::scope(|scope| {
         scope.spawn(|| raw_client::as_rank(directory.path(), &raw_client::hello(77, 2, 3, "")));
         for error in errors(directory.path(), &came, ample()) {
-            assert!(matches!(error, BootstrapError::VersionMismatch { rank, .. } if rank == Rank::new(2)), "{error}");
+            assert!(
+                matches!(error, BootstrapError::VersionMismatch { rank, .. } if rank == Rank::new(2)),
+                "{error}"
+            );
             assert!(error.to_string().contains("protocol 77"), "{error}");
         }
     });
@@ -168,7 +204,10 @@ fn a_client_that_says_nothing_is_closed_long_before_the_deadline() {
         let waiting = scope.spawn(|| join(&environment(path, 0, 2), ample()).unwrap());
         let silent = raw_client::connect(path);
         let began = Instant::now();
-        assert_eq!(rustix::net::recv(&silent, &mut [0; 8], rustix::net::RecvFlags::empty()), Ok((0, 0)));
+        assert_eq!(
+            rustix::net::recv(&silent, &mut [0; 8], rustix::net::RecvFlags::empty()),
+            Ok((0, 0))
+        );
         assert_soon(began.elapsed(), Duration::from_secs(5));
         join(&environment(path, 1, 2), ample()).unwrap();
         waiting.join().unwrap();
@@ -220,7 +259,11 @@ fn a_directory_that_is_none_is_refused_by_every_rank() {
     for path in [&within.path().join("nothing"), &link, &file] {
         for rank in 0..2 {
             let error = join(&environment(path, rank, 2), ample()).unwrap_err();
-            assert!(matches!(error, BootstrapError::Directory { .. }), "{}: {error}", path.display());
+            assert!(
+                matches!(error, BootstrapError::Directory { .. }),
+                "{}: {error}",
+                path.display()
+            );
         }
     }
 }
@@ -252,17 +295,23 @@ fn torchruns_ranks_make_their_directory_and_remove_it() {
             ("TORCHELASTIC_RUN_ID", "a run".into()),
             ("XDG_RUNTIME_DIR", runtime.path().as_os_str().to_owned()),
         ];
-        Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap()
+        Environment::parse(&|name| {
+            set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+        })
+        .unwrap()
     };
     let environments: Vec<_> = (0..3).map(torchrun).collect();
     assert!(place(&environments[0]).directory.starts_with(runtime.path()));
     for _ in 0..2 {
-        let planes: Vec<_> = join_all(&environments, ample()).into_iter().map(Result::unwrap).collect();
+        let planes: Vec<_> =
+            join_all(&environments, ample()).into_iter().map(Result::unwrap).collect();
         assert_empty(runtime.path());
         each(&planes, |plane| plane.barrier(ample()).unwrap());
     }
     for error in join_all(&environments[..2], after(100)) {
-        assert!(matches!(error, Err(BootstrapError::Timeout { missing, .. }) if missing == ranks(&[2])));
+        assert!(
+            matches!(error, Err(BootstrapError::Timeout { missing, .. }) if missing == ranks(&[2]))
+        );
     }
     assert_empty(runtime.path());
 }

@@ -14,7 +14,9 @@ use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use bootstrap_common::network::{Site, group_on, told};
-use bootstrap_common::{after, ample, assert_empty, each, environment, group, join_all, private, raw_client};
+use bootstrap_common::{
+    after, ample, assert_empty, each, environment, group, join_all, private, raw_client,
+};
 use flux_transport::internal::control::join;
 
 struct Done<'a>(&'a AtomicBool);
@@ -56,18 +58,30 @@ fn form_among_strangers() {
                 3 => {
                     let socket = raw_client::connect(path);
                     let hello = raw_client::hello_of(path, 1, world);
-                    let mut space = [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+                    let mut space =
+                        [std::mem::MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
                     let mut control = rustix::net::SendAncillaryBuffer::new(&mut space);
                     let fds = [socket.as_fd()];
                     assert!(control.push(rustix::net::SendAncillaryMessage::ScmRights(&fds)));
                     let slices = [std::io::IoSlice::new(&hello)];
-                    rustix::net::sendmsg(&socket, &slices, &mut control, rustix::net::SendFlags::NOSIGNAL).unwrap();
+                    rustix::net::sendmsg(
+                        &socket,
+                        &slices,
+                        &mut control,
+                        rustix::net::SendFlags::NOSIGNAL,
+                    )
+                    .unwrap();
                 }
                 // A rank that this world does not have, of another launch.
                 4 => {
                     raw_client::say(
                         &raw_client::connect(path),
-                        &raw_client::hello(raw_client::PROTOCOL, number, world, env!("CARGO_PKG_VERSION")),
+                        &raw_client::hello(
+                            raw_client::PROTOCOL,
+                            number,
+                            world,
+                            env!("CARGO_PKG_VERSION"),
+                        ),
                     );
                 }
                 // Says nothing and stays: more than rank 0 keeps.
@@ -110,7 +124,8 @@ fn groups_form_among_hundreds_of_strangers_and_leave_no_descriptor() {
     for cycle in 0..100 {
         let planes = group(4);
         each(&planes, |plane| {
-            let file = rustix::fs::memfd_create("flux-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+            let file =
+                rustix::fs::memfd_create("flux-test", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
             let got = plane.exchange_fds(&[file.as_fd(), file.as_fd()], ample()).unwrap();
             assert_eq!(got.iter().map(Vec::len).sum::<usize>(), 6);
             // Half of the groups leave in good order.
@@ -122,7 +137,8 @@ fn groups_form_among_hundreds_of_strangers_and_leave_no_descriptor() {
     // Failed meetings too.
     for _ in 0..10 {
         let directory = private();
-        let environments = [(0, 3), (1, 3), (2, 4)].map(|(rank, world)| environment(directory.path(), rank, world));
+        let environments = [(0, 3), (1, 3), (2, 4)]
+            .map(|(rank, world)| environment(directory.path(), rank, world));
         assert!(join_all(&environments, ample()).into_iter().all(|result| result.is_err()));
     }
     // Across hosts, met and not.

@@ -44,11 +44,13 @@ fn set_mode(path: &Path, mode: u32) {
 /// What comes of a connection within seconds: nothing, its end (no bytes), or a message.
 fn heard(socket: &OwnedFd) -> Option<Vec<u8>> {
     let patience = Timespec { tv_sec: 10, tv_nsec: 0 };
-    if rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).unwrap() == 0 {
+    if rustix::event::poll(&mut [PollFd::new(socket, PollFlags::IN)], Some(&patience)).unwrap() == 0
+    {
         return None;
     }
     let mut bytes = [0; 256];
-    let length = rustix::net::recv(socket, &mut bytes, RecvFlags::empty()).map_or(0, |(length, _)| length);
+    let length =
+        rustix::net::recv(socket, &mut bytes, RecvFlags::empty()).map_or(0, |(length, _)| length);
     Some(bytes[..length].to_vec())
 }
 
@@ -90,7 +92,13 @@ fn a_listener_of_another_user_is_no_leader() {
     let directory = private();
     let path = directory.path();
     let name = SocketAddrUnix::new(path.join("rank0.sock")).unwrap();
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
     rustix::net::bind(&socket, &name).unwrap();
     // A listener's user is who began to listen.
     if as_other(|| rustix::net::listen(socket.as_fd(), 8).unwrap()).is_none() {

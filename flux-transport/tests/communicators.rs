@@ -8,7 +8,10 @@ mod lateness;
 use common::{each_rank, options};
 use flux_core::layout::WorkspaceSize;
 use flux_core::{Rank, WorldSize};
-use flux_transport::{Communicator, ConnectError, ControlError, Fault, Options, Rebuild, TransportError, World, reason};
+use flux_transport::{
+    Communicator, ConnectError, ControlError, Fault, Options, Rebuild, TransportError, World,
+    reason,
+};
 use lateness::{AMPLE, scaled};
 use std::os::unix::fs::PermissionsExt;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
@@ -28,11 +31,18 @@ fn connect(world: &World) -> Communicator {
 /// Runs `work` on two ranks, as threads and as processes meet.
 fn two_ranks(work: impl Fn(World) + Sync) {
     each_rank(2, &work);
-    let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+    let directory =
+        tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
     std::thread::scope(|scope| {
         for rank in 0..2 {
             let (work, path) = (&work, directory.path());
-            scope.spawn(move || work(World::builder(Rank::new(rank), WorldSize::new(2).unwrap()).on_host(path).unwrap()));
+            scope.spawn(move || {
+                work(
+                    World::builder(Rank::new(rank), WorldSize::new(2).unwrap())
+                        .on_host(path)
+                        .unwrap(),
+                );
+            });
         }
     });
 }
@@ -56,7 +66,12 @@ fn steps_in_different_orders_are_refused_on_every_rank_which_are_then_still_in_s
             for comm in in_its_order(&world, [&a, &b]) {
                 let text = take(comm).unwrap_err().to_string();
                 let is_at = |number| format!("is at: {step} (communicator {number})");
-                assert!(text.contains(&is_at(0)) && text.contains(&is_at(1)) && text.ends_with("in one order"), "{text}");
+                assert!(
+                    text.contains(&is_at(0))
+                        && text.contains(&is_at(1))
+                        && text.ends_with("in one order"),
+                    "{text}"
+                );
             }
         }
         for comm in [&a, &b] {
@@ -75,7 +90,8 @@ fn communicators_that_ranks_rebuild_in_different_orders_are_refused_and_can_be_r
         for comm in in_its_order(&world, [&a, &b]) {
             match comm.rebuild_blocking(Rebuild::Survivors).unwrap_err() {
                 ConnectError::Disagreement { values, .. } => {
-                    let rebuilt = ["rank 0: rebuild of communicator", "rank 1: rebuild of communicator"];
+                    let rebuilt =
+                        ["rank 0: rebuild of communicator", "rank 1: rebuild of communicator"];
                     assert!(rebuilt.iter().all(|rank| values.contains(rank)), "{values}");
                 }
                 other => panic!("{other}"),
@@ -97,7 +113,9 @@ fn an_abort_and_a_rebuild_break_their_own_communicator_alone_on_every_rank() {
         }
         // What rank 0 said has come before its part of a step.
         other.barrier().unwrap();
-        assert!(matches!(aborted.status(), Err(Fault::Aborted { rank, reason: 7, .. }) if rank.get() == 0));
+        assert!(
+            matches!(aborted.status(), Err(Fault::Aborted { rank, reason: 7, .. }) if rank.get() == 0)
+        );
         assert_eq!(other.status(), Ok(()));
         let new = rebuilt.rebuild_blocking(Rebuild::Survivors).unwrap();
         other.barrier().unwrap();
@@ -112,12 +130,22 @@ fn a_failed_step_is_no_fault_and_says_what_helps() {
     let is_told = Mutex::new(is_told);
     each_rank(2, |world| {
         let patient = connect(&world);
-        let hasty = Communicator::connect_blocking(&world, Options { deadline: scaled(Duration::from_secs(1)), ..options(SIZE) }).unwrap();
+        let hasty = Communicator::connect_blocking(
+            &world,
+            Options { deadline: scaled(Duration::from_secs(1)), ..options(SIZE) },
+        )
+        .unwrap();
         if world.rank().get() == 0 {
-            assert!(matches!(hasty.barrier(), Err(TransportError::Control(ControlError::Timeout { .. }))));
+            assert!(matches!(
+                hasty.barrier(),
+                Err(TransportError::Control(ControlError::Timeout { .. }))
+            ));
             for comm in [&hasty, &patient] {
                 let text = comm.barrier().unwrap_err().to_string();
-                assert!(text.contains("in all communicators of the world: rebuild them on every rank"), "{text}");
+                assert!(
+                    text.contains("in all communicators of the world: rebuild them on every rank"),
+                    "{text}"
+                );
                 assert_eq!(comm.status(), Ok(()));
             }
             tell.send(()).unwrap();
@@ -138,7 +166,11 @@ fn reasons_that_are_no_callers_are_not_taken_from_one() {
             }
             other.barrier().unwrap();
             let expected = if asked == reason::RESERVED - 1 { asked } else { 1 };
-            assert!(matches!(aborted.status(), Err(Fault::Aborted { reason, .. }) if reason == expected), "{:?}", aborted.status());
+            assert!(
+                matches!(aborted.status(), Err(Fault::Aborted { reason, .. }) if reason == expected),
+                "{:?}",
+                aborted.status()
+            );
             assert_eq!(other.status(), Ok(()));
         }
     });

@@ -11,7 +11,8 @@ use flux_core::layout::{WorkspaceSize, signal_offset};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
 use flux_transport::{
-    CallState, Communicator, ConnectError, ControlError, Fault, Options, RowTransfers, Stream, TransportError, Wait, World,
+    CallState, Communicator, ConnectError, ControlError, Fault, Options, RowTransfers, Stream,
+    TransportError, Wait, World,
 };
 use lateness::{AMPLE, assert_soon, scaled};
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -45,7 +46,8 @@ fn a_late_rank_gets_a_timeout_that_names_it_and_the_fault_stays() {
     let waited = Barrier::new(3);
     each_rank(3, |world| {
         let deadline = scaled(Duration::from_millis(200));
-        let comm = Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap();
+        let comm =
+            Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap();
         if world.rank().get() != 0 {
             // It is late, but has not left.
             waited.wait();
@@ -55,7 +57,16 @@ fn a_late_rank_gets_a_timeout_that_names_it_and_the_fault_stays() {
             assert_soon(took, SECOND);
             let fault = comm.status().unwrap_err();
             match &fault {
-                Fault::Timeout { rank, peer, wait: Wait::Signal, signal: 5, expected, seen, epoch, .. } => {
+                Fault::Timeout {
+                    rank,
+                    peer,
+                    wait: Wait::Signal,
+                    signal: 5,
+                    expected,
+                    seen,
+                    epoch,
+                    ..
+                } => {
                     assert_eq!((rank.get(), peer.get()), (0, 2));
                     assert_eq!((*expected, *seen, *epoch), (Epoch::FIRST, 0, Epoch::FIRST));
                 }
@@ -76,10 +87,13 @@ fn a_late_rank_gets_a_timeout_that_names_it_and_the_fault_stays() {
 fn ranks_that_failed_because_of_a_late_one_and_have_left_are_not_taken_for_late() {
     let late = Rank::new(2);
     let named = Mutex::new(Vec::new());
-    let (begun, told, refused, done) = (Barrier::new(5), Barrier::new(5), Barrier::new(5), Barrier::new(5));
+    let (begun, told, refused, done) =
+        (Barrier::new(5), Barrier::new(5), Barrier::new(5), Barrier::new(5));
     let meet = |barriers: &[&Barrier]| barriers.iter().for_each(|barrier| _ = barrier.wait());
     each_rank(5, |world| {
-        let comm = Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) }).unwrap();
+        let comm =
+            Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) })
+                .unwrap();
         let rank = world.rank().get();
         // Compared at the end, so that no rank waits for one whose comparison has failed.
         let names = |fault: Fault| match fault {
@@ -127,7 +141,9 @@ fn ranks_that_failed_because_of_a_late_one_and_have_left_are_not_taken_for_late(
 fn a_call_that_fails_after_a_peers_did_has_failed_though_that_was_heard_first() {
     let (begun, told) = (Barrier::new(3), Barrier::new(3));
     each_rank(3, |world| {
-        let comm = Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) }).unwrap();
+        let comm =
+            Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) })
+                .unwrap();
         let rank = world.rank().get();
         let call = (rank == 0).then(|| comm.begin(Stream::Host).unwrap());
         begun.wait();
@@ -150,11 +166,16 @@ fn a_call_that_fails_after_a_peers_did_has_failed_though_that_was_heard_first() 
 fn a_rank_that_does_not_come_to_a_host_step_is_named() {
     let late = Barrier::new(3);
     each_rank(3, |world| {
-        let comm =
-            Communicator::connect_blocking(&world, Options { deadline: scaled(Duration::from_millis(300)), ..options(SIZE) }).unwrap();
+        let comm = Communicator::connect_blocking(
+            &world,
+            Options { deadline: scaled(Duration::from_millis(300)), ..options(SIZE) },
+        )
+        .unwrap();
         if world.rank().get() != 1 {
             match comm.barrier().unwrap_err() {
-                TransportError::Control(ControlError::Timeout { missing, .. }) => assert_eq!(missing, [Rank::new(1)]),
+                TransportError::Control(ControlError::Timeout { missing, .. }) => {
+                    assert_eq!(missing, [Rank::new(1)]);
+                }
                 other => panic!("{other}"),
             }
         }
@@ -253,7 +274,9 @@ fn make_a_call(comm: &Communicator) {
 #[test]
 fn a_rank_that_leaves_before_a_call_ends_it_at_once_wherever_it_is() {
     let left = Barrier::new(3);
-    let is_gone = |fault: &Fault| assert!(matches!(fault, Fault::PeerLeft { rank, .. } if rank.get() == 1), "{fault}");
+    let is_gone = |fault: &Fault| {
+        assert!(matches!(fault, Fault::PeerLeft { rank, .. } if rank.get() == 1), "{fault}");
+    };
     each_rank(4, |world| {
         let comm = Communicator::connect_blocking(&world, options(SIZE)).unwrap();
         match world.rank().get() {
@@ -269,7 +292,11 @@ fn a_rank_that_leaves_before_a_call_ends_it_at_once_wherever_it_is() {
                 left.wait();
                 is_gone(&comm.status().unwrap_err());
                 let failure = comm.failure().unwrap().to_string();
-                assert!(failure.starts_with("rank 1 has left") && failure.contains("rank 1: has left and made no call"), "{failure}");
+                assert!(
+                    failure.starts_with("rank 1 has left")
+                        && failure.contains("rank 1: has left and made no call"),
+                    "{failure}"
+                );
             }
             // One begins a call that it has left before, and nothing is wrong until then.
             2 => {
@@ -376,7 +403,10 @@ fn a_call_given_up_after_its_transfers_breaks_the_communicator() {
         // Whoever gives up first breaks it for both.
         comm.barrier().unwrap();
         drop(call);
-        assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { .. } })));
+        assert!(matches!(
+            comm.begin(Stream::Host),
+            Err(TransportError::Broken { fault: Fault::Aborted { .. } })
+        ));
         comm.barrier().unwrap();
     });
 }
@@ -388,7 +418,8 @@ fn a_push_is_announced(given_up: bool) -> bool {
         let comm = connect(&world);
         if world.rank().get() == 0 {
             let x = [1; 16];
-            let transfers = [Transfer { dest: 1, rows: 1, cols: 16, raise: 3, ..Transfer::default() }];
+            let transfers =
+                [Transfer { dest: 1, rows: 1, cols: 16, raise: 3, ..Transfer::default() }];
             let address = x.as_ptr().expose_provenance() as u64;
             let push = RowTransfers {
                 x: address,
@@ -412,7 +443,8 @@ fn a_push_is_announced(given_up: bool) -> bool {
             let signal = std::ptr::with_exposed_provenance_mut(usize::try_from(at).unwrap());
             // SAFETY: a signal of the peer's pad, which lives until the barrier and is accessed as
             // a whole.
-            let raised = unsafe { AtomicU32::from_ptr(signal) }.load(Ordering::Acquire) == Epoch::FIRST.get();
+            let raised = unsafe { AtomicU32::from_ptr(signal) }.load(Ordering::Acquire)
+                == Epoch::FIRST.get();
             announced.store(raised, Ordering::Relaxed);
         }
         comm.barrier().unwrap();
@@ -428,7 +460,9 @@ fn a_mover_announces_nothing_in_a_call_that_was_given_up() {
 #[test]
 fn a_wait_that_is_given_up_breaks_its_own_communicator_alone() {
     each_rank(3, |world| {
-        let hasty = Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) }).unwrap();
+        let hasty =
+            Communicator::connect_blocking(&world, Options { deadline: SECOND, ..options(SIZE) })
+                .unwrap();
         let other = connect(&world);
         if world.rank().get() == 0 {
             wait_in_vain(&hasty, 5, 2);
@@ -462,7 +496,9 @@ fn a_call_whose_executor_does_not_return_breaks_the_communicator_and_one_that_ha
             assert!(matches!(comm.calls().last(), Some(call) if call.state == CallState::Failed));
         }
         comm.barrier().unwrap();
-        assert!(matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { rank, .. } }) if rank.get() == 0));
+        assert!(
+            matches!(comm.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { rank, .. } }) if rank.get() == 0)
+        );
     });
 }
 
@@ -472,7 +508,11 @@ fn a_rank_that_cannot_connect_fails_all() {
         each_rank(3, |world| {
             let deadline = if world.rank().get() == 1 { bad } else { AMPLE };
             let start = Instant::now();
-            match (world.rank().get(), Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap_err()) {
+            match (
+                world.rank().get(),
+                Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) })
+                    .unwrap_err(),
+            ) {
                 (1, ConnectError::Deadline { deadline, .. }) => assert_eq!(deadline, bad),
                 (_, ConnectError::PeerFailed { rank, reason }) => {
                     assert_eq!(rank.get(), 1);

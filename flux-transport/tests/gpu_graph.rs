@@ -35,7 +35,9 @@ fn call(this: &RankUnderTest, stream: &SideStream, captured: bool, (address, wor
     let refused = unsafe { call.push(&push) };
     assert!(matches!(refused, Err(TransportError::MoverUnusable { .. })), "{refused:?}");
     // SAFETY: an address of the workspace.
-    unsafe { sys::cuMemsetD32Async(address, word, 1, stream.raw() as sys::CUstream) }.result().unwrap();
+    unsafe { sys::cuMemsetD32Async(address, word, 1, stream.raw() as sys::CUstream) }
+        .result()
+        .unwrap();
     assert!(!call.pushes());
     call.finish().unwrap();
 }
@@ -50,7 +52,15 @@ fn edges(graph: sys::CUgraph) -> Vec<(sys::CUgraphNode, sys::CUgraphNode)> {
     unsafe {
         sys::cuGraphGetNodes(graph, std::ptr::null_mut(), &raw mut nodes).result().unwrap();
         assert_eq!(nodes, 3, "the executors' writes and nothing else");
-        sys::cuGraphGetEdges_v2(graph, from.as_mut_ptr(), to.as_mut_ptr(), data.as_mut_ptr(), &raw mut count).result().unwrap();
+        sys::cuGraphGetEdges_v2(
+            graph,
+            from.as_mut_ptr(),
+            to.as_mut_ptr(),
+            data.as_mut_ptr(),
+            &raw mut count,
+        )
+        .result()
+        .unwrap();
     }
     from.into_iter().zip(to).take(count).collect()
 }
@@ -101,12 +111,25 @@ fn captured_calls_on_two_streams_are_one_after_the_other_and_nothing_else() {
         this.comm.barrier().unwrap();
 
         let edges = edges(graph);
-        let first = edges.iter().filter(|(from, _)| edges.iter().all(|(_, to)| to != from)).map(|(from, _)| *from);
-        let last = edges.iter().filter(|(_, to)| edges.iter().all(|(from, _)| from != to)).map(|(_, to)| *to);
+        let first = edges
+            .iter()
+            .filter(|(from, _)| edges.iter().all(|(_, to)| to != from))
+            .map(|(from, _)| *from);
+        let last = edges
+            .iter()
+            .filter(|(_, to)| edges.iter().all(|(from, _)| from != to))
+            .map(|(_, to)| *to);
         let (first, last): (Vec<_>, Vec<_>) = (first.collect(), last.collect());
-        let middle: Vec<_> = edges.iter().map(|(_, to)| *to).filter(|node| edges.iter().any(|(from, _)| from == node)).collect();
+        let middle: Vec<_> = edges
+            .iter()
+            .map(|(_, to)| *to)
+            .filter(|node| edges.iter().any(|(from, _)| from == node))
+            .collect();
         assert!(edges.len() >= 2 && !middle.is_empty(), "a chain: {edges:?}");
-        assert!(first.iter().all(|node| *node == first[0]) && last.iter().all(|node| *node == last[0]), "a chain: {edges:?}");
+        assert!(
+            first.iter().all(|node| *node == first[0]) && last.iter().all(|node| *node == last[0]),
+            "a chain: {edges:?}"
+        );
 
         // Eager calls go on, on any stream, without copy engines.
         call(&this, &second, false, (at + 4, 2));

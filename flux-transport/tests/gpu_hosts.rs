@@ -25,7 +25,12 @@ fn ranks(case: &str, script: &str, kept: usize) {
     let cache = tempfile::tempdir().unwrap();
     let even = devices / 2 * 2;
     let status = Launcher::new(WorldSize::new(even).unwrap(), "sh")
-        .args(["-c".to_owned(), format!("{script}; exec \"$0\" --ignored --exact one_rank --nocapture --test-threads=1")])
+        .args([
+            "-c".to_owned(),
+            format!(
+                "{script}; exec \"$0\" --ignored --exact one_rank --nocapture --test-threads=1"
+            ),
+        ])
         .args([std::env::current_exe().unwrap()])
         .env(RANK, case)
         .env("FLUX_CACHE_DIR", cache.path())
@@ -33,7 +38,11 @@ fn ranks(case: &str, script: &str, kept: usize) {
         .run()
         .unwrap();
     assert_eq!(exit_code(status), 0, "a rank failed; its words are above");
-    assert_eq!(std::fs::read_dir(cache.path().join("peers")).map_or(0, Iterator::count), kept, "verdicts of {case}");
+    assert_eq!(
+        std::fs::read_dir(cache.path().join("peers")).map_or(0, Iterator::count),
+        kept,
+        "verdicts of {case}"
+    );
 }
 
 #[test]
@@ -44,7 +53,11 @@ fn hosts_whose_ranks_reach_their_peers_take_mixed_and_prove_it_once_each() {
 #[test]
 fn one_rank_whose_peers_writes_vanish_leaves_nccl_to_all_hosts() {
     // The launcher sets NCCL_P2P_DISABLE on all ranks. What the other host proved is kept.
-    ranks("vetoed", "unset NCCL_P2P_DISABLE; if [ $FLUX_RANK = 3 ]; then export FLUX_VETO_PEER=1; fi", 1);
+    ranks(
+        "vetoed",
+        "unset NCCL_P2P_DISABLE; if [ $FLUX_RANK = 3 ]; then export FLUX_VETO_PEER=1; fi",
+        1,
+    );
 }
 
 #[test]
@@ -61,9 +74,16 @@ fn one_rank() {
     let first = connect();
     let told = first.explain();
     if case == "works" {
-        assert_eq!((first.transport(), first.nodes()), (TransportKind::Mixed, Nodes::new(world.size(), 2).unwrap()), "{told}");
+        assert_eq!(
+            (first.transport(), first.nodes()),
+            (TransportKind::Mixed, Nodes::new(world.size(), 2).unwrap()),
+            "{told}"
+        );
         for host in ["host 0 (ranks 0 to ", "host 1 (ranks "] {
-            assert!(told.contains(host) && told.contains("peer access works in both directions"), "{told}");
+            assert!(
+                told.contains(host) && told.contains("peer access works in both directions"),
+                "{told}"
+            );
         }
         drop(first);
         let again = connect().explain();

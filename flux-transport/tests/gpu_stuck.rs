@@ -60,7 +60,11 @@ fn the_stuck() {
     let transport = std::env::var(TRANSPORT).expect("a transport");
     let select: Select = transport.parse().unwrap();
     // NCCL alone takes half a second to connect.
-    let deadline = scaled(if select == Select::Nccl { Duration::from_secs(5) } else { Duration::from_millis(500) });
+    let deadline = scaled(if select == Select::Nccl {
+        Duration::from_secs(5)
+    } else {
+        Duration::from_millis(500)
+    });
     let options = Options { select, device: Some(0), deadline, ..Options::default() };
     let connect = || Communicator::connect_blocking(&World::local(1).unwrap()[0], options);
     let comm = connect().unwrap();
@@ -69,7 +73,9 @@ fn the_stuck() {
     let (stream, word) = (SideStream::new(&device).unwrap(), PinnedBlock::new(&device, 4).unwrap());
     device.bind().unwrap();
     // SAFETY: the stream and the word, which is 0, are there until the end.
-    unsafe { sys::cuStreamWaitValue32_v2(stream.raw() as sys::CUstream, word.address(), 1, 0) }.result().unwrap();
+    unsafe { sys::cuStreamWaitValue32_v2(stream.raw() as sys::CUstream, word.address(), 1, 0) }
+        .result()
+        .unwrap();
 
     // A call that does not end: nccl waits for its own calls, the others for the device.
     comm.begin(stream_of(&stream)).unwrap().finish().unwrap();
@@ -78,9 +84,16 @@ fn the_stuck() {
     assert!(matches!(comm.drain(), Err(TransportError::NotDrained)));
     assert!(device.is_given_up(), "before anybody connects there again");
     drop(comm);
-    assert!(began.elapsed() >= options.deadline && !stream.is_idle().unwrap(), "it was waited for, in vain");
+    assert!(
+        began.elapsed() >= options.deadline && !stream.is_idle().unwrap(),
+        "it was waited for, in vain"
+    );
     let refused = connect().unwrap_err();
-    assert!(matches!(refused, ConnectError::Unusable { .. }) && refused.to_string().contains("start a new process"), "{refused}");
+    assert!(
+        matches!(refused, ConnectError::Unusable { .. })
+            && refused.to_string().contains("start a new process"),
+        "{refused}"
+    );
 
     // SAFETY: the word is there, and only read by the device.
     unsafe { word.host().cast::<u32>().write_volatile(1) };
@@ -88,6 +101,8 @@ fn the_stuck() {
     drop((stream, word, device));
     let (mut flags, mut active) = (0, 0);
     // SAFETY: both are places for results.
-    unsafe { sys::cuDevicePrimaryCtxGetState(0, &raw mut flags, &raw mut active) }.result().unwrap();
+    unsafe { sys::cuDevicePrimaryCtxGetState(0, &raw mut flags, &raw mut active) }
+        .result()
+        .unwrap();
     assert_eq!(active, 1, "the context goes with the process");
 }

@@ -30,7 +30,12 @@ fn ranks(case: &str, script: &str) {
     let Some(devices) = linked_devices("gpu_veto", 2) else { return };
     let cache = tempfile::tempdir().unwrap();
     let status = Launcher::new(WorldSize::new(devices).unwrap(), "sh")
-        .args(["-c".to_owned(), format!("{script}; exec \"$0\" --ignored --exact one_rank --nocapture --test-threads=1")])
+        .args([
+            "-c".to_owned(),
+            format!(
+                "{script}; exec \"$0\" --ignored --exact one_rank --nocapture --test-threads=1"
+            ),
+        ])
         .args([std::env::current_exe().unwrap()])
         .env(RANK, case)
         .env("FLUX_CACHE_DIR", cache.path())
@@ -53,29 +58,50 @@ fn where_peers_are_reached_all_take_nvlink_and_prove_it_once() {
 #[test]
 fn ranks_that_see_their_own_device_alone_take_nvlink() {
     if std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() {
-        return gpu_support::skip("gpu_veto", &"CUDA_VISIBLE_DEVICES is set, so the ranks' devices have other numbers");
+        return gpu_support::skip(
+            "gpu_veto",
+            &"CUDA_VISIBLE_DEVICES is set, so the ranks' devices have other numbers",
+        );
     }
-    ranks("hidden", "unset NCCL_P2P_DISABLE FLUX_VETO_PEER; export CUDA_VISIBLE_DEVICES=$FLUX_LOCAL_RANK");
+    ranks(
+        "hidden",
+        "unset NCCL_P2P_DISABLE FLUX_VETO_PEER; export CUDA_VISIBLE_DEVICES=$FLUX_LOCAL_RANK",
+    );
 }
 
 /// A script that shows each rank the devices of its list and selects the one at its index.
-fn shown(lists: &[Vec<u32>], name: impl Fn(u32) -> String, place: impl Fn(usize) -> usize) -> String {
+fn shown(
+    lists: &[Vec<u32>],
+    name: impl Fn(u32) -> String,
+    place: impl Fn(usize) -> usize,
+) -> String {
     let uuid = |device: u32| cuda::device_info(device).unwrap().uuid;
     let arms = lists.iter().enumerate().map(|(rank, list)| {
         let names: Vec<String> = list.iter().map(|&device| name(device)).collect();
-        format!("{rank}) export CUDA_VISIBLE_DEVICES={} {DEVICE}={};;", names.join(","), uuid(list[place(rank)]))
+        format!(
+            "{rank}) export CUDA_VISIBLE_DEVICES={} {DEVICE}={};;",
+            names.join(","),
+            uuid(list[place(rank)])
+        )
     });
-    format!("unset NCCL_P2P_DISABLE FLUX_VETO_PEER; case $FLUX_RANK in {} esac", arms.collect::<String>())
+    format!(
+        "unset NCCL_P2P_DISABLE FLUX_VETO_PEER; case $FLUX_RANK in {} esac",
+        arms.collect::<String>()
+    )
 }
 
 #[test]
 fn ranks_that_each_see_their_own_device_first_take_nvlink() {
     if std::env::var_os("CUDA_VISIBLE_DEVICES").is_some() {
-        return gpu_support::skip("gpu_veto", &"CUDA_VISIBLE_DEVICES is set, so the ranks' devices have other numbers");
+        return gpu_support::skip(
+            "gpu_veto",
+            &"CUDA_VISIBLE_DEVICES is set, so the ranks' devices have other numbers",
+        );
     }
     let Some(count) = linked_devices("gpu_veto", 2) else { return };
     // Every rank's device is number 0 there, and no two ranks number any device alike.
-    let lists: Vec<Vec<u32>> = (0..count).map(|rank| (0..count).map(|at| (rank + at) % count).collect()).collect();
+    let lists: Vec<Vec<u32>> =
+        (0..count).map(|rank| (0..count).map(|at| (rank + at) % count).collect()).collect();
     ranks(OWN_FIRST, &shown(&lists, |device| device.to_string(), |_| 0));
 }
 
@@ -83,7 +109,10 @@ fn ranks_that_each_see_their_own_device_first_take_nvlink() {
 fn ranks_that_are_shown_uuids_from_the_last_on_take_nvlink() {
     let Some(count) = linked_devices("gpu_veto", 2) else { return };
     let lists = vec![(0..count).rev().collect(); count as usize];
-    ranks("works", &shown(&lists, |device| cuda::device_info(device).unwrap().uuid.to_string(), |rank| rank));
+    ranks(
+        "works",
+        &shown(&lists, |device| cuda::device_info(device).unwrap().uuid.to_string(), |rank| rank),
+    );
 }
 
 #[test]
@@ -112,7 +141,9 @@ fn one_rank() {
     let case = std::env::var(RANK).expect("a case");
     let world = World::from_env().unwrap();
     let device = (case == OWN_FIRST).then_some(0);
-    let connect = |select: Select| Communicator::connect_blocking(&world, Options { device, ..select.into() });
+    let connect = |select: Select| {
+        Communicator::connect_blocking(&world, Options { device, ..select.into() })
+    };
     let first = connect(Select::Auto).unwrap();
     let told = first.explain();
     if let Ok(uuid) = std::env::var(DEVICE) {
@@ -121,7 +152,10 @@ fn one_rank() {
     }
     if ["works", OWN_FIRST].contains(&case.as_str()) {
         assert_eq!(first.transport(), TransportKind::NvLink, "{told}");
-        assert!(told.contains("peer access works in both directions") && told.contains("proven"), "{told}");
+        assert!(
+            told.contains("peer access works in both directions") && told.contains("proven"),
+            "{told}"
+        );
         let again = connect(Select::Auto).unwrap().explain();
         assert!(again.contains("proven earlier in this boot"), "{again}");
         return;
@@ -132,11 +166,18 @@ fn one_rank() {
         assert!(told.contains(word), "{told}");
         return;
     }
-    let reason = if case == "vetoed" { "peer access does not work from GPU-" } else { "NCCL_P2P_DISABLE=1 on rank" };
+    let reason = if case == "vetoed" {
+        "peer access does not work from GPU-"
+    } else {
+        "NCCL_P2P_DISABLE=1 on rank"
+    };
     assert_eq!(first.transport(), TransportKind::Pcie, "{told}");
     assert!(told.contains("not nvlink: ") && told.contains(reason), "{told}");
     drop(first);
     let refused = connect(Select::NvLink);
-    let said = matches!(refused, Err(ConnectError::Unusable { select: Select::NvLink, .. } | ConnectError::PeerFailed { .. }));
+    let said = matches!(
+        refused,
+        Err(ConnectError::Unusable { select: Select::NvLink, .. } | ConnectError::PeerFailed { .. })
+    );
     assert!(said, "nvlink by name: {refused:?}");
 }

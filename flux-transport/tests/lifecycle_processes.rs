@@ -30,7 +30,11 @@ fn a_thousand_communicators_of_processes_leave_nothing_behind() {
 fn held() -> [usize; 3] {
     let count = |path: &str| std::fs::read_dir(path).unwrap().count();
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
-    [count("/proc/self/fd"), count("/proc/self/task"), maps.lines().filter(|line| line.contains("/memfd:flux")).count()]
+    [
+        count("/proc/self/fd"),
+        count("/proc/self/task"),
+        maps.lines().filter(|line| line.contains("/memfd:flux")).count(),
+    ]
 }
 
 /// The entry of the processes that the test starts.

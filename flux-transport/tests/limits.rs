@@ -32,10 +32,17 @@ fn on_a_machine_seven_times_late() {
 fn a_deadline_grows_with_the_lateness_that_a_process_is_told() {
     let run = |late: &str| {
         let words = ["--ignored", "--exact", "on_a_machine_seven_times_late"];
-        Command::new(std::env::current_exe().unwrap()).args(words).env(VARIABLE, late).output().unwrap()
+        Command::new(std::env::current_exe().unwrap())
+            .args(words)
+            .env(VARIABLE, late)
+            .output()
+            .unwrap()
     };
     let (seven, one) = (run("7"), run("1"));
-    assert!(seven.status.success() && String::from_utf8_lossy(&seven.stdout).contains("1 passed"), "{seven:?}");
+    assert!(
+        seven.status.success() && String::from_utf8_lossy(&seven.stdout).contains("1 passed"),
+        "{seven:?}"
+    );
     assert!(!one.status.success(), "{one:?}");
 }
 
@@ -53,7 +60,10 @@ fn something_is_soon_within_its_limit_or_its_limit_on_a_late_machine() {
     assert_eq!(soon(3 * TIME, TIME, || 4.0), Ok(()));
     for late in [1.0, 3.0] {
         let refused = soon(3 * TIME, TIME, || late).unwrap_err();
-        assert!(refused.contains("300ms") && refused.contains(&format!("{late:.1} times late")), "{refused}");
+        assert!(
+            refused.contains("300ms") && refused.contains(&format!("{late:.1} times late")),
+            "{refused}"
+        );
     }
 }
 

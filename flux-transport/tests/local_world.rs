@@ -9,14 +9,21 @@ use flux_core::Rank;
 use flux_core::layout::{WorkspaceSize, control};
 use flux_core::program::Transfer;
 use flux_core::signal::Epoch;
-use flux_transport::{Communicator, ConnectError, Device, Options, RowTransfers, Select, Stream, TransportError, TransportKind, World};
+use flux_transport::{
+    Communicator, ConnectError, Device, Options, RowTransfers, Select, Stream, TransportError,
+    TransportKind, World,
+};
 
 const ROWS: u32 = 6;
 const ROW: u64 = 48;
 const PLACE: u64 = ROWS as u64 * ROW;
 
 fn size(world: u32) -> WorkspaceSize {
-    WorkspaceSize { half_bytes: u64::from(world - 1) * PLACE, signals: (world - 1) * 3, counters: 5 }
+    WorkspaceSize {
+        half_bytes: u64::from(world - 1) * PLACE,
+        signals: (world - 1) * 3,
+        counters: 5,
+    }
 }
 
 /// What `rank` moves in a call: three chunks of two rows to every peer, nearest before it first.
@@ -56,7 +63,11 @@ fn push<'a>(x: &[u8], row_stride: u64, transfers: &'a [Transfer]) -> RowTransfer
 }
 
 fn shard(rank: u32, call: u32, stride: usize) -> Vec<u8> {
-    let row = |i: u32| (0..stride).map(move |b| u8::try_from((rank * 89 + call * 31 + i * 7 + u32::try_from(b).unwrap()) % 251).unwrap());
+    let row = |i: u32| {
+        (0..stride).map(move |b| {
+            u8::try_from((rank * 89 + call * 31 + i * 7 + u32::try_from(b).unwrap()) % 251).unwrap()
+        })
+    };
     (0..ROWS).flat_map(row).collect()
 }
 
@@ -78,7 +89,10 @@ fn call(comm: &Communicator, number: u32, stride: usize) {
             for row in (2 * chunk)..(2 * chunk + 2) {
                 let offset = u64::from(place) * PLACE + u64::from(row) * ROW;
                 let from = row as usize * stride;
-                assert_eq!(words.read(protocol.half(), offset, ROW), expected[from..][..usize::try_from(ROW).unwrap()]);
+                assert_eq!(
+                    words.read(protocol.half(), offset, ROW),
+                    expected[from..][..usize::try_from(ROW).unwrap()]
+                );
             }
         }
     }
@@ -91,7 +105,10 @@ fn shards_arrive_with_their_flags_for_every_world_size() {
     for n in 1..=8 {
         each_rank(n, |world| {
             let comm = Communicator::connect_blocking(&world, options(size(n))).unwrap();
-            assert_eq!((comm.transport(), comm.device(), comm.rank()), (TransportKind::Host, Device::Host, world.rank()));
+            assert_eq!(
+                (comm.transport(), comm.device(), comm.rank()),
+                (TransportKind::Host, Device::Host, world.rank())
+            );
             for number in 0..50 {
                 call(&comm, number, if number % 2 == 0 { 48 } else { 80 });
             }
@@ -113,7 +130,16 @@ fn slices_of_rows_arrive_at_every_rank_the_own_one_too() {
         let to = |dest: Rank| (0..).zip(halves).map(move |(slice, cut)| (dest, slice, cut));
         let transfer = |(dest, slice, (col, cols)): (Rank, u32, (u32, u32))| {
             let raise = 2 * rank.get() + slice;
-            Transfer { dest: dest.get(), place: rank.get(), row: 1, rows: ROWS - 1, col, cols, raise, step: 0 }
+            Transfer {
+                dest: dest.get(),
+                place: rank.get(),
+                row: 1,
+                rows: ROWS - 1,
+                col,
+                cols,
+                raise,
+                step: 0,
+            }
         };
         let list: Vec<Transfer> = world.ranks().flat_map(to).map(transfer).collect();
         let mut call = comm.begin(Stream::Host).unwrap();
@@ -126,7 +152,8 @@ fn slices_of_rows_arrive_at_every_rank_the_own_one_too() {
             for (slice, (col, cols)) in (0..).zip(halves) {
                 words.wait(&protocol, 2 * source.get() + slice, source).unwrap();
                 for row in 1..ROWS {
-                    let offset = u64::from(source.get()) * PLACE + u64::from(row) * ROW + u64::from(col);
+                    let offset =
+                        u64::from(source.get()) * PLACE + u64::from(row) * ROW + u64::from(col);
                     let sent = &expected[row as usize * 80 + col as usize..][..cols as usize];
                     assert_eq!(words.read(protocol.half(), offset, u64::from(cols)), sent);
                 }
@@ -141,7 +168,9 @@ fn slices_of_rows_arrive_at_every_rank_the_own_one_too() {
 fn epochs_wrap_around() {
     each_rank(3, |world| {
         let first_epoch = Epoch::new(u32::MAX - 5);
-        let comm = Communicator::connect_blocking(&world, Options { first_epoch, ..options(size(3)) }).unwrap();
+        let comm =
+            Communicator::connect_blocking(&world, Options { first_epoch, ..options(size(3)) })
+                .unwrap();
         (0..12).for_each(|number| call(&comm, number, 48));
     });
 }
@@ -149,7 +178,8 @@ fn epochs_wrap_around() {
 #[test]
 fn the_workspace_grows_and_the_epoch_goes_on() {
     each_rank(4, |world| {
-        let comm = Communicator::connect_blocking(&world, options(WorkspaceSize::default())).unwrap();
+        let comm =
+            Communicator::connect_blocking(&world, options(WorkspaceSize::default())).unwrap();
         assert_eq!(comm.workspace_size(), WorkspaceSize::default());
         comm.reserve(size(4)).unwrap();
         (0..3).for_each(|number| call(&comm, number, 48));
@@ -163,7 +193,11 @@ fn the_workspace_grows_and_the_epoch_goes_on() {
         (3..9).for_each(|number| call(&comm, number, 48));
         let before = comm.begin(Stream::Host).unwrap().memory().clone();
         comm.reserve(size(2)).unwrap();
-        assert_eq!(*comm.begin(Stream::Host).unwrap().memory(), before, "what is held already is kept");
+        assert_eq!(
+            *comm.begin(Stream::Host).unwrap().memory(),
+            before,
+            "what is held already is kept"
+        );
         comm.barrier().unwrap();
     });
 }
@@ -172,9 +206,14 @@ fn the_workspace_grows_and_the_epoch_goes_on() {
 fn a_disagreeing_reserve_fails_on_every_rank_and_changes_nothing() {
     each_rank(3, |world| {
         let comm = Communicator::connect_blocking(&world, options(size(3))).unwrap();
-        let wanted = WorkspaceSize { half_bytes: if world.rank().get() == 1 { 1 << 20 } else { 2 << 20 }, ..size(3) };
+        let wanted = WorkspaceSize {
+            half_bytes: if world.rank().get() == 1 { 1 << 20 } else { 2 << 20 },
+            ..size(3)
+        };
         match comm.reserve(wanted).unwrap_err() {
-            TransportError::Disagreement { values, .. } => assert!(values.contains("rank 1: ") && values.contains("1048576"), "{values}"),
+            TransportError::Disagreement { values, .. } => {
+                assert!(values.contains("rank 1: ") && values.contains("1048576"), "{values}");
+            }
             other => panic!("{other}"),
         }
         assert_eq!(comm.workspace_size(), size(3));
@@ -185,7 +224,8 @@ fn a_disagreeing_reserve_fails_on_every_rank_and_changes_nothing() {
 #[test]
 fn ranks_at_different_calls_do_not_grow_their_workspace() {
     each_rank(2, |world| {
-        let comm = Communicator::connect_blocking(&world, options(WorkspaceSize::default())).unwrap();
+        let comm =
+            Communicator::connect_blocking(&world, options(WorkspaceSize::default())).unwrap();
         if comm.rank().get() == 1 {
             let call = comm.begin(Stream::Host).unwrap();
             let words = Words::new(call.memory(), comm.rank());
@@ -210,7 +250,8 @@ fn memory_that_cannot_be_had_is_an_error_on_every_rank() {
     each_rank(2, |world| {
         let comm = Communicator::connect_blocking(&world, options(size(2))).unwrap();
         for half_bytes in [u64::MAX, 1 << 62] {
-            let error = comm.reserve(WorkspaceSize { half_bytes, signals: 1, counters: 1 }).unwrap_err();
+            let error =
+                comm.reserve(WorkspaceSize { half_bytes, signals: 1, counters: 1 }).unwrap_err();
             assert!(matches!(error, TransportError::OutOfMemory { .. }), "{error}");
         }
         call(&comm, 0, 48);

@@ -10,15 +10,19 @@ fn run(request: Option<&str>) -> Output {
     command.env_remove("FLUX_PROBE_REQUEST");
     if let Some(request) = request {
         // No such devices, on any machine.
-        command.env("FLUX_PROBE_REQUEST", request).env("CUDA_VISIBLE_DEVICES", "GPU-00000000-0000-0000-0000-000000000000");
+        command
+            .env("FLUX_PROBE_REQUEST", request)
+            .env("CUDA_VISIBLE_DEVICES", "GPU-00000000-0000-0000-0000-000000000000");
     }
     command.output().unwrap()
 }
 
 #[test]
 fn what_cannot_be_asked_is_said_in_one_whole_answer() {
-    let nobody = "GPU-00000000-0000-0000-0000-000000000000,GPU-01010101-0101-0101-0101-010101010101";
-    for request in [&format!("{} prove {nobody}", env!("CARGO_PKG_VERSION")), "of another version"] {
+    let nobody =
+        "GPU-00000000-0000-0000-0000-000000000000,GPU-01010101-0101-0101-0101-010101010101";
+    for request in [&format!("{} prove {nobody}", env!("CARGO_PKG_VERSION")), "of another version"]
+    {
         let Output { status, stdout, .. } = run(Some(request));
         let answer = String::from_utf8(stdout).unwrap();
         assert!(status.success(), "{status}");

@@ -9,7 +9,10 @@ use common::{Words, each_rank, options};
 use flux_core::Rank;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_transport::internal::control::{GaveUp, Notice, Watcher};
-use flux_transport::{Communicator, ConnectError, Doing, Fault, Label, Options, Rebuild, Stream, TransportError, World};
+use flux_transport::{
+    Communicator, ConnectError, Doing, Fault, Label, Options, Rebuild, Stream, TransportError,
+    World,
+};
 use lateness::{AMPLE, assert_soon, scaled};
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::{Arc, Barrier, Mutex};
@@ -50,9 +53,15 @@ fn survivors_of_a_loss_go_on_in_a_smaller_world() {
                         break fault;
                     }
                 };
-                assert!(matches!(fault, Fault::PeerLost { rank, .. } if rank.get() == 1), "{fault}");
+                assert!(
+                    matches!(fault, Fault::PeerLost { rank, .. } if rank.get() == 1),
+                    "{fault}"
+                );
                 let new = old.rebuild_blocking(Rebuild::Survivors).unwrap();
-                assert_eq!((new.world_size().get(), new.rank().get()), (3, world.rank().get().saturating_sub(1)));
+                assert_eq!(
+                    (new.world_size().get(), new.rank().get()),
+                    (3, world.rank().get().saturating_sub(1))
+                );
                 drop(world);
                 (0..10).for_each(|_| call(&new).unwrap());
                 assert_eq!(old.status(), Err(fault), "the old one stays broken");
@@ -67,12 +76,16 @@ fn a_late_rank_is_named_by_all_fails_itself_and_is_left_out() {
     let deadline = scaled(Duration::from_millis(400));
     let timed_out = Barrier::new(4);
     each_rank(4, |world| {
-        let old = Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap();
+        let old =
+            Communicator::connect_blocking(&world, Options { deadline, ..options(SIZE) }).unwrap();
         call(&old).unwrap();
         let late = world.rank().get() == 2;
         if late {
             timed_out.wait();
-            assert!(matches!(old.begin(Stream::Host), Err(TransportError::Broken { fault: Fault::Aborted { .. } })));
+            assert!(matches!(
+                old.begin(Stream::Host),
+                Err(TransportError::Broken { fault: Fault::Aborted { .. } })
+            ));
             let refused = old.rebuild_blocking(Rebuild::Survivors).unwrap_err();
             assert!(matches!(refused, ConnectError::GivenUp { by } if by.get() != 2), "{refused}");
             return;
@@ -88,7 +101,12 @@ fn a_late_rank_is_named_by_all_fails_itself_and_is_left_out() {
             if *rank == old.rank() && peer.get() == 2 && late.as_slice() == [*peer]),
             "{failure}"
         );
-        assert!(matches!(failure.ranks[2].doing, Doing::After(call) if call.to_string() == "call 1 (signals 1x2x3)"), "{failure}");
+        assert!(
+            matches!(failure.ranks[2].doing, Doing::After(call) if call.to_string() == "call 1 \
+                                                                                        (signals \
+                                                                                        1x2x3)"),
+            "{failure}"
+        );
         timed_out.wait();
         let new = old.rebuild_blocking(Rebuild::Survivors).unwrap();
         assert_eq!(new.world_size().get(), 3);
@@ -106,11 +124,18 @@ fn a_rank_that_failed_by_itself_before_hears_who_gave_it_up() {
         }
         both.wait();
         if world.rank().get() == 0 {
-            world.control().give_up(&GaveUp { communicator: 0, late: 1 << 1, record: FaultRecord::default() });
+            world.control().give_up(&GaveUp {
+                communicator: 0,
+                late: 1 << 1,
+                record: FaultRecord::default(),
+            });
         }
         both.wait();
         if world.rank().get() == 1 {
-            assert!(matches!(old.status(), Err(Fault::Aborted { rank, .. }) if rank.get() == 1), "the first fault is its own");
+            assert!(
+                matches!(old.status(), Err(Fault::Aborted { rank, .. }) if rank.get() == 1),
+                "the first fault is its own"
+            );
             let refused = old.rebuild_blocking(Rebuild::Survivors).unwrap_err();
             assert!(matches!(refused, ConnectError::GivenUp { by } if by.get() == 0), "{refused}");
         }
@@ -150,7 +175,10 @@ fn threads_that_are_gone_have_no_replacement() {
                 }
                 while call(&old).is_ok() {}
                 let refused = old.rebuild_blocking(Rebuild::Whole).unwrap_err();
-                assert!(matches!(refused, ConnectError::NoReplacement { lost: 1, .. }), "{refused}");
+                assert!(
+                    matches!(refused, ConnectError::NoReplacement { lost: 1, .. }),
+                    "{refused}"
+                );
             });
         }
     });
@@ -199,5 +227,8 @@ fn who_cannot_connect_in_a_new_group_gives_up_those_that_may_have() {
         }
     });
     let heard = heard.lock().unwrap();
-    assert!(matches!(heard[..], [Notice::GaveUp { by, what }] if by.get() == 1 && what.late().eq([Rank::new(0)])), "{heard:?}");
+    assert!(
+        matches!(heard[..], [Notice::GaveUp { by, what }] if by.get() == 1 && what.late().eq([Rank::new(0)])),
+        "{heard:?}"
+    );
 }

@@ -28,7 +28,11 @@ fn as_the_role_says() {
     let role = role().expect("a role");
     let signs = Signs(Path::new(&role));
     let world = World::from_env().unwrap();
-    let comm = Communicator::connect_blocking(&world, Options { deadline: deadline(), ..Select::Host.into() }).unwrap();
+    let comm = Communicator::connect_blocking(
+        &world,
+        Options { deadline: deadline(), ..Select::Host.into() },
+    )
+    .unwrap();
     if world.rank().get() == 0 {
         signs.give("the leader rebuilds");
         let refused = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err();
@@ -37,7 +41,10 @@ fn as_the_role_says() {
     }
     signs.wait_for("the leader is stopped");
     let late = comm.rebuild_blocking(Rebuild::Survivors).unwrap_err();
-    assert!(matches!(&late, ConnectError::Control(ControlError::Timeout { missing, .. }) if *missing == [Rank::new(0)]), "{late}");
+    assert!(
+        matches!(&late, ConnectError::Control(ControlError::Timeout { missing, .. }) if *missing == [Rank::new(0)]),
+        "{late}"
+    );
     let new = comm.rebuild_blocking(Rebuild::Survivors).unwrap();
     assert_eq!((new.world_size().get(), new.rank().get()), (2, world.rank().get() - 1));
     new.barrier().unwrap();

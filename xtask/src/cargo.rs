@@ -28,7 +28,11 @@ pub(crate) fn check(mut command: Command) -> anyhow::Result<()> {
 
 /// Whether `cargo <subcommand>` is installed.
 pub(crate) fn has_subcommand(subcommand: &str) -> bool {
-    let status = cargo().args([subcommand, "--version"]).stdout(Stdio::null()).stderr(Stdio::null()).status();
+    let status = cargo()
+        .args([subcommand, "--version"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::null())
+        .status();
     status.is_ok_and(|s| s.success())
 }
 
@@ -37,7 +41,11 @@ pub(crate) fn has_subcommand(subcommand: &str) -> bool {
 ///
 /// # Errors
 /// Whenever this returns: cargo could not be started.
-pub(crate) fn flux_bench(profile: &str, subcommand: &[&str], args: &[OsString]) -> anyhow::Result<()> {
+pub(crate) fn flux_bench(
+    profile: &str,
+    subcommand: &[&str],
+    args: &[OsString],
+) -> anyhow::Result<()> {
     let mut run = running(profile, subcommand, args);
     let error = run.env("FLUX_COMMIT", commit()).exec();
     Err(error).with_context(|| format!("cannot start {}", shown(&run)))
@@ -54,7 +62,10 @@ fn running(profile: &str, subcommand: &[&str], args: &[OsString]) -> Command {
 /// The commit of the working tree, with `-dirty` where it has changes; `unknown` outside a
 /// repository.
 pub(crate) fn commit() -> String {
-    let git = Command::new("git").args(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"]).current_dir(root()).output();
+    let git = Command::new("git")
+        .args(["describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"])
+        .current_dir(root())
+        .output();
     match git {
         Ok(out) if out.status.success() => String::from_utf8_lossy(&out.stdout).trim().to_owned(),
         _ => "unknown".to_owned(),
@@ -82,14 +93,18 @@ pub(crate) fn artifacts(mut command: Command) -> anyhow::Result<Vec<Artifact>> {
         name: String,
     }
 
-    command.arg("--message-format=json-render-diagnostics").current_dir(root()).stderr(Stdio::inherit());
+    command
+        .arg("--message-format=json-render-diagnostics")
+        .current_dir(root())
+        .stderr(Stdio::inherit());
     let out = command.output().with_context(|| format!("cannot start {}", shown(&command)))?;
     if !out.status.success() {
         bail!("{} failed: {}", shown(&command), out.status);
     }
     let mut found = Vec::new();
     for line in String::from_utf8_lossy(&out.stdout).lines() {
-        let message: Message = serde_json::from_str(line).with_context(|| format!("cargo wrote a line that is not a message: {line}"))?;
+        let message: Message = serde_json::from_str(line)
+            .with_context(|| format!("cargo wrote a line that is not a message: {line}"))?;
         if let (Some(target), Some(path)) = (message.target, message.executable) {
             found.push(Artifact { name: target.name, path });
         }
@@ -104,10 +119,18 @@ pub(crate) fn target_folder() -> anyhow::Result<PathBuf> {
         target_directory: PathBuf,
     }
     let mut metadata = cargo();
-    metadata.args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"]).arg(root().join("Cargo.toml"));
+    metadata
+        .args(["metadata", "--no-deps", "--format-version", "1", "--manifest-path"])
+        .arg(root().join("Cargo.toml"));
     let out = metadata.output().context("cannot start cargo metadata")?;
-    ensure!(out.status.success(), "cargo metadata failed: {}", String::from_utf8_lossy(&out.stderr));
-    Ok(serde_json::from_slice::<Metadata>(&out.stdout).context("cargo metadata wrote no metadata")?.target_directory)
+    ensure!(
+        out.status.success(),
+        "cargo metadata failed: {}",
+        String::from_utf8_lossy(&out.stderr)
+    );
+    Ok(serde_json::from_slice::<Metadata>(&out.stdout)
+        .context("cargo metadata wrote no metadata")?
+        .target_directory)
 }
 
 fn shown(command: &Command) -> String {
@@ -123,7 +146,10 @@ mod tests {
     fn a_build_that_takes_minutes_shows_its_progress() {
         let run = running("release", &["bench"], &["--ms".into(), "16".into()]);
         let words: Vec<_> = run.get_args().filter_map(OsStr::to_str).collect();
-        assert!(words.ends_with(&["--package", "flux-bench", "--", "bench", "--ms", "16"]), "{words:?}");
+        assert!(
+            words.ends_with(&["--package", "flux-bench", "--", "bench", "--ms", "16"]),
+            "{words:?}"
+        );
         assert!(!words.iter().any(|word| ["-q", "--quiet"].contains(word)), "{words:?}");
     }
 }

@@ -40,12 +40,24 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
     fs::create_dir_all(dist.join("tests"))?;
 
     let mut program = cargo();
-    program.args(["build", "--profile", "gpu", "--package", "flux-bench", "--bin", "flux-bench"]).env("FLUX_COMMIT", commit());
+    program
+        .args(["build", "--profile", "gpu", "--package", "flux-bench", "--bin", "flux-bench"])
+        .env("FLUX_COMMIT", commit());
     let mut tests = cargo();
-    tests.args(["test", "--profile", "gpu", "--workspace", "--no-run", "--test", "gpu_*"]).env("FLUX_COMMIT", commit());
+    tests
+        .args(["test", "--profile", "gpu", "--workspace", "--no-run", "--test", "gpu_*"])
+        .env("FLUX_COMMIT", commit());
 
     let mut probe = cargo();
-    probe.args(["build", "--profile", "gpu", "--package", "flux-tp-transport", "--bin", "flux-probe"]);
+    probe.args([
+        "build",
+        "--profile",
+        "gpu",
+        "--package",
+        "flux-tp-transport",
+        "--bin",
+        "flux-probe",
+    ]);
     for artifact in artifacts(program)?.into_iter().chain(artifacts(probe)?) {
         copy(&artifact.path, &dist.join(artifact.name))?;
     }
@@ -85,9 +97,19 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
 
     let packed = pack(&dist)?;
     let (folder, archive) = (folder_bytes(&dist)?, fs::metadata(&packed)?.len());
-    println!("{}: {:.1} MiB, {} test binaries: {}", dist.display(), mib(folder), names.len(), names.join(" "));
+    println!(
+        "{}: {:.1} MiB, {} test binaries: {}",
+        dist.display(),
+        mib(folder),
+        names.len(),
+        names.join(" ")
+    );
     println!("{}: {:.1} MiB of {LIMIT_MIB}", packed.display(), mib(archive));
-    ensure!(archive <= LIMIT_MIB << 20, "{} is above the limit of {LIMIT_MIB} MiB", packed.display());
+    ensure!(
+        archive <= LIMIT_MIB << 20,
+        "{} is above the limit of {LIMIT_MIB} MiB",
+        packed.display()
+    );
     Ok(dist)
 }
 
@@ -95,7 +117,9 @@ pub(crate) fn build() -> anyhow::Result<PathBuf> {
 fn c_interface(folder: &Path) -> anyhow::Result<()> {
     fs::create_dir_all(folder)?;
     let mut library = cargo();
-    library.args(["build", "--profile", "gpu", "--package", "flux-tp-c", "--lib"]).current_dir(root());
+    library
+        .args(["build", "--profile", "gpu", "--package", "flux-tp-c", "--lib"])
+        .current_dir(root());
     check(library)?;
     copy(&target_folder()?.join("gpu/libflux_tp_c.so"), &folder.join("libflux_tp_c.so"))?;
     let package = root().join("flux-c");
@@ -128,7 +152,8 @@ pub(crate) fn gpu_ci(args: &[OsString]) -> anyhow::Result<()> {
 }
 
 fn copy(from: &Path, to: &Path) -> anyhow::Result<()> {
-    fs::copy(from, to).with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
+    fs::copy(from, to)
+        .with_context(|| format!("cannot copy {} to {}", from.display(), to.display()))?;
     Ok(())
 }
 

@@ -37,7 +37,12 @@ pub(crate) fn provide_nvrtc() -> anyhow::Result<()> {
 fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
     // First, as its progress is shown and the program's first words are kept back.
     let mut build = cargo();
-    build.args(["build", "--manifest-path"]).arg(root().join("Cargo.toml")).args(["--package", "flux-tp-kernels", "--bin", "flux-kernels"]);
+    build.args(["build", "--manifest-path"]).arg(root().join("Cargo.toml")).args([
+        "--package",
+        "flux-tp-kernels",
+        "--bin",
+        "flux-kernels",
+    ]);
     check(build)?;
     let fetched = target.join("nvrtc");
     let named = std::env::var_os("FLUX_NVRTC_LIB").is_some_and(|value| !value.is_empty());
@@ -46,7 +51,11 @@ fn with_nvrtc(target: &Path, words: &[&OsStr]) -> anyhow::Result<()> {
     }
     // A missing NVRTC is no error yet, so its message is kept back.
     let mut first = compiler(words, None);
-    let done = first.stdout(Stdio::inherit()).stderr(Stdio::piped()).output().context("cannot start cargo")?;
+    let done = first
+        .stdout(Stdio::inherit())
+        .stderr(Stdio::piped())
+        .output()
+        .context("cannot start cargo")?;
     if done.status.code() == Some(NO_NVRTC) && !named {
         fetch(&fetched)?;
         return check(compiler(words, Some(&fetched)));
@@ -71,7 +80,8 @@ fn compiler(words: &[&OsStr], fetched: Option<&Path>) -> Command {
 fn is_fetched(folder: &Path) -> bool {
     let of_version = format!("nvidia_cuda_nvrtc-{VERSION}.");
     let mut entries = fs::read_dir(folder).into_iter().flatten().flatten();
-    folder.join(LIBRARY).is_file() && entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&of_version))
+    folder.join(LIBRARY).is_file()
+        && entries.any(|entry| entry.file_name().to_string_lossy().starts_with(&of_version))
 }
 
 /// Fetches the wheel, of 90 MB, and unpacks it into `folder`, which is whole once it has its name.
@@ -79,7 +89,8 @@ fn fetch(folder: &Path) -> anyhow::Result<()> {
     let parent = folder.parent().context("the target folder has no parent")?;
     fs::create_dir_all(parent).with_context(|| format!("cannot create {}", parent.display()))?;
     // One fetch at a time: what is in the scratch folder is then a killed one's.
-    let lock = fs::File::create(folder.with_extension("lock")).with_context(|| format!("cannot write to {}", parent.display()))?;
+    let lock = fs::File::create(folder.with_extension("lock"))
+        .with_context(|| format!("cannot write to {}", parent.display()))?;
     lock.lock().context("another fetch of NVRTC cannot be waited for")?;
     if is_fetched(folder) {
         return Ok(());
@@ -91,8 +102,12 @@ fn fetch(folder: &Path) -> anyhow::Result<()> {
     println!("no NVRTC here: fetching {wheel} (90 MB) into {}", folder.display());
 
     let mut download = python();
-    download.args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"]).arg(&wheels).arg(wheel);
-    check(download).context("the wheel cannot be fetched: name an NVRTC of this machine in FLUX_NVRTC_LIB")?;
+    download
+        .args(["-m", "pip", "download", "--quiet", "--no-deps", "--only-binary", ":all:", "--dest"])
+        .arg(&wheels)
+        .arg(wheel);
+    check(download)
+        .context("the wheel cannot be fetched: name an NVRTC of this machine in FLUX_NVRTC_LIB")?;
 
     let wheel = fs::read_dir(&wheels)?.next().context("pip has downloaded nothing")??.path();
     let mut unpack = python();
@@ -101,7 +116,8 @@ fn fetch(folder: &Path) -> anyhow::Result<()> {
     ensure!(unpacked.join(LIBRARY).is_file(), "{} holds no {LIBRARY}", wheel.display());
 
     remove(folder)?;
-    fs::rename(&unpacked, folder).with_context(|| format!("cannot move the wheel's files to {}", folder.display()))?;
+    fs::rename(&unpacked, folder)
+        .with_context(|| format!("cannot move the wheel's files to {}", folder.display()))?;
     remove(&scratch)
 }
 

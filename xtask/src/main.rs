@@ -3,7 +3,11 @@
 //! Invariant: this crate depends on none of ours, so that a task runs, and says what is wrong, when
 //! they do not build.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers on stdout, and says on stderr what is wrong")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line program answers on stdout, and says on stderr what is wrong"
+)]
 
 mod cargo;
 mod dist;
@@ -17,7 +21,12 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 #[derive(Parser)]
-#[command(name = "cargo xtask", bin_name = "cargo xtask", about = "Development tasks of flux", version)]
+#[command(
+    name = "cargo xtask",
+    bin_name = "cargo xtask",
+    about = "Development tasks of flux",
+    version
+)]
 struct Cli {
     /// The cargo profile of what is run or packed; `dev` builds faster, for checks whose times do
     /// not count
@@ -111,7 +120,11 @@ fn run(Cli { profile, task }: Cli) -> anyhow::Result<()> {
         Task::Faults { args } => cargo::flux_bench(&profile, &["lab", "faults"], &args),
         Task::Doctor => cargo::flux_bench(&profile, &["doctor"], &[]),
         Task::Test { args } => test::run(&args),
-        Task::Kernels { out, arch, cover } => kernels::compile(out.as_deref(), &arch.iter().map(String::as_str).collect::<Vec<_>>(), cover),
+        Task::Kernels { out, arch, cover } => kernels::compile(
+            out.as_deref(),
+            &arch.iter().map(String::as_str).collect::<Vec<_>>(),
+            cover,
+        ),
         Task::Dist => dist::build().map(drop),
         Task::Wheel => wheel::build(&profile).map(|wheel| println!("{}", wheel.display())),
         Task::GpuCi { args } if args.iter().any(|word| word == "--help" || word == "-h") => {

@@ -51,7 +51,10 @@ pub(crate) fn run(args: &[OsString]) -> anyhow::Result<()> {
     examples.args(["build", "--workspace", "--examples"]);
     let built = artifacts(examples)?;
     EXAMPLES.iter().try_for_each(|name| {
-        let example = built.iter().find(|artifact| artifact.name == *name).with_context(|| format!("there is no example {name}"))?;
+        let example = built
+            .iter()
+            .find(|artifact| artifact.name == *name)
+            .with_context(|| format!("there is no example {name}"))?;
         check(Command::new(&example.path))
     })
 }
@@ -75,7 +78,11 @@ fn skips(path: &Path) -> String {
         return String::new();
     }
     let (parts, whole): (Vec<_>, Vec<_>) = lines.lines().partition(|line| line.contains(IN_PART));
-    let parts = if parts.is_empty() { String::new() } else { format!(", and {} parts of others", parts.len()) };
+    let parts = if parts.is_empty() {
+        String::new()
+    } else {
+        format!(", and {} parts of others", parts.len())
+    };
     let mut text = format!("\n{} of these tests were skipped{parts}:\n", whole.len());
     for (line, count) in counts {
         let _infallible = writeln!(text, "  {count:>3}  {line}");
@@ -96,9 +103,13 @@ mod tests {
         let mut tests = Command::new("sh");
         tests.args(["-c", script]).arg(&path);
         counting_skips(tests).unwrap();
-        assert_eq!(skips(&path), "\n3 of these tests were skipped:\n    2  gpu_ops: no reason\n    1  nvrtc: no reason\n");
+        assert_eq!(
+            skips(&path),
+            "\n3 of these tests were skipped:\n    2  gpu_ops: no reason\n    1  nvrtc: no reason\n"
+        );
         fs::write(&path, "nvrtc: no reason\ngpu_leaks, in part: one GPU\n").unwrap();
-        let both = "\n1 of these tests were skipped, and 1 parts of others:\n    1  gpu_leaks, in part: one GPU\n    1  nvrtc: no reason\n";
+        let both = "\n1 of these tests were skipped, and 1 parts of others:\n    1  gpu_leaks, in \
+                    part: one GPU\n    1  nvrtc: no reason\n";
         assert_eq!(skips(&path), both);
         let mut failing = Command::new("sh");
         failing.args(["-c", "exit 1"]);

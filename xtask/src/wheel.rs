@@ -15,22 +15,54 @@ const MATURIN: &str = "maturin==1.16.0";
 pub(crate) fn build(profile: &str) -> anyhow::Result<PathBuf> {
     let folder = target_folder()?.join("wheels");
     if folder.exists() {
-        fs::remove_dir_all(&folder).with_context(|| format!("cannot empty {}", folder.display()))?;
+        fs::remove_dir_all(&folder)
+            .with_context(|| format!("cannot empty {}", folder.display()))?;
     }
     let package = root().join("flux-python");
     // The proof of peer access runs in a process of its own, which a Python program cannot be.
     let mut probe = cargo();
-    probe.args(["build", "--profile", profile, "--package", "flux-tp-transport", "--bin", "flux-probe"]);
+    probe.args([
+        "build",
+        "--profile",
+        profile,
+        "--package",
+        "flux-tp-transport",
+        "--bin",
+        "flux-probe",
+    ]);
     for artifact in artifacts(probe)? {
         let beside = package.join("python/flux_tp").join(&artifact.name);
-        fs::copy(&artifact.path, &beside).with_context(|| format!("cannot copy to {}", beside.display()))?;
+        fs::copy(&artifact.path, &beside)
+            .with_context(|| format!("cannot copy to {}", beside.display()))?;
     }
     let mut maturin = Command::new(tool("maturin", MATURIN)?);
-    maturin.args(["build", "--profile", profile, "--compatibility", "linux", "--interpreter", "python3", "--out"]).arg(&folder);
-    maturin.arg("--manifest-path").arg(package.join("Cargo.toml")).current_dir(root()).env("FLUX_COMMIT", commit());
+    maturin
+        .args([
+            "build",
+            "--profile",
+            profile,
+            "--compatibility",
+            "linux",
+            "--interpreter",
+            "python3",
+            "--out",
+        ])
+        .arg(&folder);
+    maturin
+        .arg("--manifest-path")
+        .arg(package.join("Cargo.toml"))
+        .current_dir(root())
+        .env("FLUX_COMMIT", commit());
     check(maturin)?;
-    let mut wheels = fs::read_dir(&folder)?.map(|entry| Ok(entry?.path())).collect::<anyhow::Result<Vec<_>>>()?;
-    ensure!(wheels.len() == 1, "{} has {} files, and one wheel is expected", folder.display(), wheels.len());
+    let mut wheels = fs::read_dir(&folder)?
+        .map(|entry| Ok(entry?.path()))
+        .collect::<anyhow::Result<Vec<_>>>()?;
+    ensure!(
+        wheels.len() == 1,
+        "{} has {} files, and one wheel is expected",
+        folder.display(),
+        wheels.len()
+    );
     Ok(wheels.remove(0))
 }
 

@@ -16,7 +16,10 @@ type Imports = BTreeMap<String, BTreeSet<String>>;
 fn code(path: &Path) -> String {
     let text = std::fs::read_to_string(path).unwrap();
     let text = text.split("#[cfg(test)]\nmod ").next().unwrap_or_default();
-    text.lines().map(|line| line.split("//").next().unwrap_or_default()).collect::<Vec<_>>().join("\n")
+    text.lines()
+        .map(|line| line.split("//").next().unwrap_or_default())
+        .collect::<Vec<_>>()
+        .join("\n")
 }
 
 fn first_word(text: &str) -> &str {
@@ -48,7 +51,8 @@ fn heads(path: &str) -> Vec<&str> {
 /// Files below `folder`, without those of tests and fuzzing.
 fn files(folder: &Path) -> Vec<PathBuf> {
     let entries = std::fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().path());
-    let kept = |path: &PathBuf| !["tests", "fuzz"].contains(&path.file_stem().unwrap().to_str().unwrap());
+    let kept =
+        |path: &PathBuf| !["tests", "fuzz"].contains(&path.file_stem().unwrap().to_str().unwrap());
     let below = |path: PathBuf| if path.is_dir() { files(&path) } else { vec![path] };
     entries.filter(kept).flat_map(below).collect()
 }
@@ -69,7 +73,14 @@ fn imports(folder: &Path) -> Imports {
     let mut all = Imports::new();
     for file in files(&folder.join("src")) {
         let inside = file.strip_prefix(folder.join("src")).unwrap();
-        let own = inside.components().next().unwrap().as_os_str().to_str().unwrap().trim_end_matches(".rs");
+        let own = inside
+            .components()
+            .next()
+            .unwrap()
+            .as_os_str()
+            .to_str()
+            .unwrap()
+            .trim_end_matches(".rs");
         if !modules.contains(own) {
             continue;
         }
@@ -110,7 +121,10 @@ fn modules_do_not_import_each_other_in_circles() {
         let imports = imports(&root.join(folder));
         assert!(!imports.is_empty(), "{folder} has modules that import others");
         let circles = in_circles(&imports);
-        assert!(circles.is_empty(), "{folder}: {circles:?} import each other in circles: {imports:#?}");
+        assert!(
+            circles.is_empty(),
+            "{folder}: {circles:?} import each other in circles: {imports:#?}"
+        );
     }
 }
 

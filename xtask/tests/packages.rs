@@ -6,7 +6,8 @@ use serde_json::Value;
 use std::path::Path;
 use std::process::Command;
 
-const LIBRARIES: [&str; 5] = ["flux-tp-core", "flux-tp-files", "flux-tp-kernels", "flux-tp-transport", "flux-tp-ops"];
+const LIBRARIES: [&str; 5] =
+    ["flux-tp-core", "flux-tp-files", "flux-tp-kernels", "flux-tp-transport", "flux-tp-ops"];
 
 fn root() -> &'static Path {
     Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap()
@@ -30,13 +31,21 @@ fn library_crates_can_be_published_and_the_others_cannot() {
             continue;
         }
         for field in ["description", "license", "repository", "documentation", "readme"] {
-            assert!(package[field].as_str().is_some_and(|said| !said.is_empty()), "{name} says no {field}");
+            assert!(
+                package[field].as_str().is_some_and(|said| !said.is_empty()),
+                "{name} says no {field}"
+            );
         }
         let manifest = Path::new(package["manifest_path"].as_str().unwrap());
-        assert!(manifest.with_file_name(package["readme"].as_str().unwrap()).is_file(), "{name} has no readme");
+        assert!(
+            manifest.with_file_name(package["readme"].as_str().unwrap()).is_file(),
+            "{name} has no readme"
+        );
         for dependency in package["dependencies"].as_array().unwrap() {
             // A registry drops dependencies of tests that have only a path.
-            let by_path_alone = !dependency["path"].is_null() && dependency["req"] == "*" && dependency["kind"] != "dev";
+            let by_path_alone = !dependency["path"].is_null()
+                && dependency["req"] == "*"
+                && dependency["kind"] != "dev";
             assert!(!by_path_alone, "{name}: {} has no version", dependency["name"]);
         }
     }
@@ -45,10 +54,18 @@ fn library_crates_can_be_published_and_the_others_cannot() {
 #[test]
 fn the_changelog_has_a_dated_heading_for_the_version() {
     let changelog = std::fs::read_to_string(root().join("CHANGELOG.md")).unwrap();
-    for package in packages().iter().filter(|package| LIBRARIES.contains(&package["name"].as_str().unwrap())) {
+    for package in
+        packages().iter().filter(|package| LIBRARIES.contains(&package["name"].as_str().unwrap()))
+    {
         let heading = format!("## {} - ", package["version"].as_str().unwrap());
-        let date = changelog.lines().find_map(|line| line.strip_prefix(&*heading)).unwrap_or_else(|| panic!("no line {heading:?}"));
+        let date = changelog
+            .lines()
+            .find_map(|line| line.strip_prefix(&*heading))
+            .unwrap_or_else(|| panic!("no line {heading:?}"));
         let numbers: Vec<Option<u32>> = date.split('-').map(|part| part.parse().ok()).collect();
-        assert!(matches!(numbers[..], [Some(2020..), Some(1..=12), Some(1..=31)]), "{date:?} is no date");
+        assert!(
+            matches!(numbers[..], [Some(2020..), Some(1..=12), Some(1..=31)]),
+            "{date:?} is no date"
+        );
     }
 }

@@ -1,7 +1,9 @@
 //! flux's ops as candle's: `y = forward(x, w, m)`, of matrices of bf16.
 
 use candle_core::{CpuStorage, CustomOp2, Error, Layout, Result, Shape, Tensor};
-use flux_ops::{AllGatherGemm, CallError, GemmAllReduce, GemmReduceScatter, Rank, TensorMut, TensorRef, bf16};
+use flux_ops::{
+    AllGatherGemm, CallError, GemmAllReduce, GemmReduceScatter, Rank, TensorMut, TensorRef, bf16,
+};
 use flux_transport::{Communicator, Stream};
 
 /// One rank's part of linear layers, `x w^T`. It holds no weights: one serves every layer of its
@@ -52,7 +54,9 @@ impl Call<'_> {
         let (Linear { op, rank }, m) = (self.linear, self.m);
         match op {
             Op::Column(op) => Ok((m, op.columns(*rank).len())),
-            Op::Row(op) => Ok((op.rows(m, *rank).map_err(Error::wrap)?.len(), op.columns(*rank).len())),
+            Op::Row(op) => {
+                Ok((op.rows(m, *rank).map_err(Error::wrap)?.len(), op.columns(*rank).len()))
+            }
             Op::AllReduce(op) => Ok((m, op.columns(*rank).len())),
         }
     }
@@ -77,7 +81,9 @@ fn matrix(layout: &Layout) -> Result<(usize, flux_ops::Layout)> {
     let (rows, cols) = layout.shape().dims2()?;
     match layout.stride() {
         &[stride, 1] => Ok((layout.start_offset(), flux_ops::Layout::strided(rows, cols, stride))),
-        other => Err(Error::msg(format!("rows are not contiguous, their strides are {other:?}: call contiguous() on the tensor"))),
+        other => Err(Error::msg(format!(
+            "rows are not contiguous, their strides are {other:?}: call contiguous() on the tensor"
+        ))),
     }
 }
 
@@ -90,10 +96,18 @@ impl CustomOp2 for Call<'_> {
         }
     }
 
-    fn cpu_fwd(&self, x: &CpuStorage, x_layout: &Layout, w: &CpuStorage, w_layout: &Layout) -> Result<(CpuStorage, Shape)> {
+    fn cpu_fwd(
+        &self,
+        x: &CpuStorage,
+        x_layout: &Layout,
+        w: &CpuStorage,
+        w_layout: &Layout,
+    ) -> Result<(CpuStorage, Shape)> {
         let ((x_start, x_layout), (w_start, w_layout)) = (matrix(x_layout)?, matrix(w_layout)?);
-        let x = TensorRef::host(&x.as_slice::<bf16>()?[x_start..], x_layout).map_err(Error::wrap)?;
-        let w = TensorRef::host(&w.as_slice::<bf16>()?[w_start..], w_layout).map_err(Error::wrap)?;
+        let x =
+            TensorRef::host(&x.as_slice::<bf16>()?[x_start..], x_layout).map_err(Error::wrap)?;
+        let w =
+            TensorRef::host(&w.as_slice::<bf16>()?[w_start..], w_layout).map_err(Error::wrap)?;
         let output = self.output()?;
         let mut memory = vec![bf16::ZERO; output.0 * output.1];
         {
@@ -116,7 +130,10 @@ impl CustomOp2 for Call<'_> {
         let device = x.device().clone();
         let stream = device.cuda_stream();
         let ((x_start, x_layout), (w_start, w_layout)) = (matrix(x_layout)?, matrix(w_layout)?);
-        let (x, w) = (x.as_cuda_slice::<bf16>()?.slice(x_start..), w.as_cuda_slice::<bf16>()?.slice(w_start..));
+        let (x, w) = (
+            x.as_cuda_slice::<bf16>()?.slice(x_start..),
+            w.as_cuda_slice::<bf16>()?.slice(w_start..),
+        );
         let output = self.output()?;
         let mut memory = device.alloc_zeros::<bf16>(output.0 * output.1)?;
         {

@@ -27,8 +27,11 @@ fn main() -> Result<()> {
     let (ranks, select) = ranks()?;
     let worlds = World::local(ranks).map_err(Error::wrap)?;
     std::thread::scope(|scope| {
-        let ranks: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || mlp(&world, select))).collect();
-        ranks.into_iter().try_for_each(|rank| rank.join().unwrap_or_else(|_| Err(Error::msg("a rank panicked"))))
+        let ranks: Vec<_> =
+            worlds.into_iter().map(|world| scope.spawn(move || mlp(&world, select))).collect();
+        ranks
+            .into_iter()
+            .try_for_each(|rank| rank.join().unwrap_or_else(|_| Err(Error::msg("a rank panicked"))))
     })
 }
 
@@ -55,17 +58,24 @@ fn mlp(world: &World, select: Select) -> Result<()> {
         None => Device::Cpu,
     };
     // Built once for all numbers of rows.
-    let up = AllGatherGemm::builder(MAX_M, INNER, FEATURES).activation(Activation::Gelu).build(&comm).map_err(Error::wrap)?;
-    let down = GemmReduceScatter::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
+    let up = AllGatherGemm::builder(MAX_M, INNER, FEATURES)
+        .activation(Activation::Gelu)
+        .build(&comm)
+        .map_err(Error::wrap)?;
+    let down =
+        GemmReduceScatter::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
     let whole = GemmAllReduce::builder(MAX_M, FEATURES, INNER).build(&comm).map_err(Error::wrap)?;
     let (columns, inner) = (up.columns(rank), down.inner(rank));
     let rows = ROWS.map(|m| up.rows(m, rank).map_err(Error::wrap));
-    let (up, down, whole) = (Linear::column(up, &comm), Linear::row(down, &comm), Linear::all_reduce(whole, &comm));
+    let (up, down, whole) =
+        (Linear::column(up, &comm), Linear::row(down, &comm), Linear::all_reduce(whole, &comm));
 
     // This rank's inner features. On the CPU the columns of w2 are a view with a stride; on its way
     // to a GPU candle makes them dense.
     let [w1, w2] = [global(1, INNER, FEATURES)?, global(2, FEATURES, INNER)?];
-    let part = |tensor: &Tensor, dim, part: &Range<usize>| tensor.narrow(dim, part.start, part.len())?.to_device(&device);
+    let part = |tensor: &Tensor, dim, part: &Range<usize>| {
+        tensor.narrow(dim, part.start, part.len())?.to_device(&device)
+    };
     let (w1_own, w2_own) = (part(&w1, 0, &columns)?, part(&w2, 1, &inner)?);
     let mut checked = 0;
     for (m, rows) in ROWS.into_iter().zip(rows) {
@@ -85,9 +95,9 @@ fn mlp(world: &World, select: Select) -> Result<()> {
     Ok(())
 }
 
-/// Compares rows of `y`, from global row `first` on, with candle's own product in fp32. Roundings to
-/// bf16: the inner features, the partial sums that travel, the output. A library's all-reduce rounds
-/// once more for each rank beyond two. fp32 adds less than a twentieth.
+/// Compares rows of `y`, from global row `first` on, with candle's own product in fp32. Roundings
+/// to bf16: the inner features, the partial sums that travel, the output. A library's all-reduce
+/// rounds once more for each rank beyond two. fp32 adds less than a twentieth.
 fn check(y: &Tensor, first: usize, global: [&Tensor; 3], ranks: usize) -> Result<()> {
     let [x, w1, w2] = global.map(|tensor| tensor.to_dtype(DType::F32));
     let (x, w1, w2) = (x?, w1?, w2?);
@@ -111,7 +121,9 @@ fn check(y: &Tensor, first: usize, global: [&Tensor; 3], ranks: usize) -> Result
 fn global(tensor: usize, rows: usize, cols: usize) -> Result<Tensor> {
     let element = |i: usize| {
         let (row, col) = (i / cols, i % cols);
-        bf16::from_f32(((row * 37 + col * 101 + tensor * 53 + row * col * 7) % 129) as f32 / 64.0 - 1.0)
+        bf16::from_f32(
+            ((row * 37 + col * 101 + tensor * 53 + row * col * 7) % 129) as f32 / 64.0 - 1.0,
+        )
     };
     Tensor::from_vec((0..rows * cols).map(element).collect(), (rows, cols), &Device::Cpu)
 }

@@ -38,8 +38,8 @@ pub(super) fn allow(job: &BenchJob, yes: bool) -> anyhow::Result<()> {
 fn within(expected: Duration) -> anyhow::Result<()> {
     ensure!(
         expected <= LIMIT,
-        "on {} processors this takes about {}, more than {}: give --yes to start it all the same, or fewer of --ms, --samples or --shapes, \
-         as in gpt3/16",
+        "on {} processors this takes about {}, more than {}: give --yes to start it all the same, \
+         or fewer of --ms, --samples or --shapes, as in gpt3/16",
         machine::cores(),
         HumanDuration(expected),
         HumanDuration(LIMIT),
@@ -59,7 +59,10 @@ impl Rates {
     fn measure<T: Element>() -> anyhow::Result<Self> {
         let alone = WorldSize::new(1).context("a world of one")?;
         let problem = Problem::new(OpKind::AllGatherGemm, 64, 128, 1024, T::DTYPE, alone)?;
-        let ctx = RankContext::new(Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?)?;
+        let ctx = RankContext::new(Communicator::connect_blocking(
+            &World::single(),
+            Options::from(Select::Host),
+        )?)?;
         let op = FusedOp::<T>::build(&problem, ctx.comm(), Overrides::with_workers(1))?;
         let mut set = ctx.operand_set(&problem)?;
         ctx.fill(&mut set, Operands::new(problem, SEED, 0, Fill::Uniform))?;
@@ -87,7 +90,8 @@ impl Rates {
                 return rounds;
             }
             // Every rank of a GEMM-AllReduce has the whole output.
-            let outputs = if case.problem.op() == OpKind::GemmAllReduce { f64::from(ranks) } else { 1.0 };
+            let outputs =
+                if case.problem.op() == OpKind::GemmAllReduce { f64::from(ranks) } else { 1.0 };
             let checks = CHECKS * outputs * work / (self.check * f64::from(cores.min(ranks)));
             rounds + checks + GEMMS * case.sustained.unwrap_or(0.0)
         });
@@ -108,7 +112,10 @@ mod tests {
     use crate::plan::OverrideArgs;
 
     fn job(samples: u32, problems: &[Problem], sustained: Option<f64>) -> BenchJob {
-        let cases = problems.iter().map(|&problem| BenchCase { model: String::new(), problem, sustained }).collect();
+        let cases = problems
+            .iter()
+            .map(|&problem| BenchCase { model: String::new(), problem, sustained })
+            .collect();
         let (execution, defect) = (OverrideArgs::default(), Defect::default());
         let world = WorldSize::new(2).unwrap();
         BenchJob {
@@ -139,21 +146,42 @@ mod tests {
         assert!(close(seconds(1, &one), call * (15.0 * 3.0 + 4.0 * 10.0)));
         // A rank verifies on one thread.
         assert!(close(seconds(4, &one), call * (15.0 * 3.0 / 4.0 + 4.0 * 10.0 / 2.0)));
-        let both = job(10, &[problem(OpKind::GemmReduceScatter), problem(OpKind::GemmAllReduce)], Some(7.0));
-        assert!(close(seconds(1, &both), call * (2.0 * 15.0 * 3.0 + 3.0 * 4.0 * 10.0) + 2.0 * 3.0 * 7.0));
-        assert!(seconds(1, &job(100_000, &[problem(OpKind::AllGatherGemm)], None)) > 1000.0 * seconds(1, &one));
+        let both = job(
+            10,
+            &[problem(OpKind::GemmReduceScatter), problem(OpKind::GemmAllReduce)],
+            Some(7.0),
+        );
+        assert!(close(
+            seconds(1, &both),
+            call * (2.0 * 15.0 * 3.0 + 3.0 * 4.0 * 10.0) + 2.0 * 3.0 * 7.0
+        ));
+        assert!(
+            seconds(1, &job(100_000, &[problem(OpKind::AllGatherGemm)], None))
+                > 1000.0 * seconds(1, &one)
+        );
     }
 
     #[test]
     fn the_limit_is_named_with_the_time_and_the_way_out() {
         assert!(within(LIMIT).is_ok());
         let refused = within(Duration::from_hours(5)).unwrap_err().to_string();
-        assert!(["about 5 hours", "more than 60 minutes", "--yes"].iter().all(|part| refused.contains(part)), "{refused}");
+        assert!(
+            ["about 5 hours", "more than 60 minutes", "--yes"]
+                .iter()
+                .all(|part| refused.contains(part)),
+            "{refused}"
+        );
     }
 
     #[test]
     fn a_processor_has_rates() {
         let rates = Rates::measure::<bf16>().unwrap();
-        assert!(rates.call.is_finite() && rates.call > 1e5 && rates.check.is_finite() && rates.check > 1e5, "{rates:?}");
+        assert!(
+            rates.call.is_finite()
+                && rates.call > 1e5
+                && rates.check.is_finite()
+                && rates.check > 1e5,
+            "{rates:?}"
+        );
     }
 }

@@ -10,7 +10,10 @@ use crate::harness::Fill;
 use crate::harness::gpu::Gpu;
 use crate::harness::gpu::choice;
 use crate::harness::gpu::cublas::Gemm;
-use crate::harness::{Buffer, Defect, FusedOp, OperandSet, Operands, RankContext, Span, elements, w_window, x_window, y_window};
+use crate::harness::{
+    Buffer, Defect, FusedOp, OperandSet, Operands, RankContext, Span, elements, w_window, x_window,
+    y_window,
+};
 use crate::harness::{Verdict, Violation};
 use anyhow::{Context, bail};
 use flux_core::{Nodes, OpKind, Problem, Rank, WorldSize};
@@ -55,7 +58,19 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let gemm = Gemm::new(gpu.device(), gemm_shape(problem, ctx.rank()), problem.dtype())?;
         let word = gpu.alloc(4)?;
         gpu.upload(&word, &[0; 4])?;
-        Ok(Self { ctx, gpu, nccl, op, sets, gemm, problem: *problem, between, word, spin: choice::SPIN, watchdog })
+        Ok(Self {
+            ctx,
+            gpu,
+            nccl,
+            op,
+            sets,
+            gemm,
+            problem: *problem,
+            between,
+            word,
+            spin: choice::SPIN,
+            watchdog,
+        })
     }
 
     /// Chooses what has to be measured first. Collective: the ranks choose one GEMM algorithm.
@@ -97,10 +112,27 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         let alone = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), world)?;
         let operands = Operands::new(alone, SEED, 0, Fill::SmallInts);
         set.holds = None;
-        gpu.fill(block(&set.x)?, x_window(&alone, first), operands.seed_x, operands.fill, alone.dtype())?;
-        gpu.fill(block(&set.w)?, w_window(&alone, first), operands.seed_w, operands.fill, alone.dtype())?;
+        gpu.fill(
+            block(&set.x)?,
+            x_window(&alone, first),
+            operands.seed_x,
+            operands.fill,
+            alone.dtype(),
+        )?;
+        gpu.fill(
+            block(&set.w)?,
+            w_window(&alone, first),
+            operands.seed_w,
+            operands.fill,
+            alone.dtype(),
+        )?;
         self.gemm(0)?;
-        let verdict = gpu.verify(&operands, first, self.between[0].address(), (false, false, Nodes::apart(world)))?;
+        let verdict = gpu.verify(
+            &operands,
+            first,
+            self.between[0].address(),
+            (false, false, Nodes::apart(world)),
+        )?;
         let rank = self.ctx.rank().get();
         Ok(Verdict { first: verdict.first.map(|first| Violation { rank, ..first }), ..verdict })
     }
@@ -109,7 +141,11 @@ impl<'a, T: Element> GpuContenders<'a, T> {
     fn choose_algorithm(&mut self) -> anyhow::Result<()> {
         // Should devices have different candidates, all ranks must still make as many collectives.
         let counts = self.ctx.comm().exchange(&(self.gemm.candidates() as u64).to_le_bytes())?;
-        let common = counts.iter().map(|c| bytemuck::pod_read_unaligned::<u64>(c) as usize).min().unwrap_or(0);
+        let common = counts
+            .iter()
+            .map(|c| bytemuck::pod_read_unaligned::<u64>(c) as usize)
+            .min()
+            .unwrap_or(0);
         let best = choice::fastest(common, |candidate| {
             self.gemm.choose(candidate);
             // The first launch loads a kernel, which can wait for the device: keep it out of
@@ -137,7 +173,8 @@ impl<'a, T: Element> GpuContenders<'a, T> {
         })?;
         let mine = (longest.as_nanos() as u64).to_le_bytes();
         let all = self.ctx.comm().exchange(&mine)?;
-        let longest = all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().unwrap_or(0);
+        let longest =
+            all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().unwrap_or(0);
         self.spin = choice::spin(Duration::from_nanos(longest));
         Ok(())
     }
@@ -175,15 +212,22 @@ impl<'a, T: Element> GpuContenders<'a, T> {
     /// What follows the collective of a set with residual and norm.
     fn add_norm(&self, set: usize) -> anyhow::Result<()> {
         let set = &self.sets[set];
-        let (Some(residual), Some((gain, y_norm))) = (&set.residual, &set.norm) else { return Ok(()) };
+        let (Some(residual), Some((gain, y_norm))) = (&set.residual, &set.norm) else {
+            return Ok(());
+        };
         let rows = self.problem.y_rows(self.ctx.rank()).len() as u32;
-        self.gpu.add_rms_norm(&self.problem, rows, [block(&set.y)?, block(residual)?, block(gain)?, block(y_norm)?])
+        self.gpu.add_rms_norm(
+            &self.problem,
+            rows,
+            [block(&set.y)?, block(residual)?, block(gain)?, block(y_norm)?],
+        )
     }
 
     fn comm(&self, set: usize) -> anyhow::Result<()> {
         let problem = &self.problem;
         let of = ElementType::from(problem.dtype());
-        let (set, between, stream) = (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
+        let (set, between, stream) =
+            (&self.sets[set], self.between[set].address(), self.gpu.raw_stream());
         match problem.op() {
             OpKind::AllGatherGemm => {
                 let count = elements(x_window(problem, self.ctx.rank()));
@@ -233,7 +277,12 @@ impl<T: Element> AnyRows for GpuContenders<'_, T> {
     fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
         self.watchdog.heartbeat();
         self.problem = with_equal_shards(&operands.problem)?;
-        anyhow::ensure!(self.problem.m() <= self.op.problem().m(), "{} beyond {}", self.problem, self.op.problem());
+        anyhow::ensure!(
+            self.problem.m() <= self.op.problem().m(),
+            "{} beyond {}",
+            self.problem,
+            self.op.problem()
+        );
         self.gemm.reshape(gemm_shape(&self.problem, self.ctx.rank()))?;
         self.sets.iter_mut().try_for_each(|set| self.ctx.fill(set, operands))
     }
@@ -256,7 +305,9 @@ const fn gemm_shape(problem: &Problem, rank: Rank) -> (u32, u32, u32) {
 /// The problem with its rows padded, where a collective needs shards of equal length.
 pub(super) fn with_equal_shards(problem: &Problem) -> anyhow::Result<Problem> {
     let padded = match problem.op() {
-        OpKind::AllGatherGemm | OpKind::GemmReduceScatter => problem.m().next_multiple_of(problem.world().get()),
+        OpKind::AllGatherGemm | OpKind::GemmReduceScatter => {
+            problem.m().next_multiple_of(problem.world().get())
+        }
         OpKind::GemmAllReduce => problem.m(),
     };
     Ok(problem.with_m(padded)?)
@@ -266,7 +317,9 @@ pub(super) fn with_equal_shards(problem: &Problem) -> anyhow::Result<Problem> {
 pub(super) fn device_bytes(problem: &Problem, with_norm: bool) -> u64 {
     let windows = [x_window, w_window, y_window].map(|w| elements(w(problem, Rank::new(0))) as u64);
     let epilogue = if with_norm { 2 * windows[2] + u64::from(problem.n()) } else { 0 };
-    (windows.iter().sum::<u64>() + epilogue + between_elements(problem)) * SETS as u64 * problem.dtype().bytes() as u64
+    (windows.iter().sum::<u64>() + epilogue + between_elements(problem))
+        * SETS as u64
+        * problem.dtype().bytes() as u64
 }
 
 /// Of all rows: the gathered `x`, or one rank's partial sums.

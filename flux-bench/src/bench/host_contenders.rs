@@ -7,7 +7,10 @@
 use super::gpu_contenders::with_equal_shards;
 use super::measure::{AnyRows, Contender, Contenders, Sample};
 use super::shared_files::SharedFiles;
-use crate::harness::{Buffer, Defect, FusedOp, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict, elements, x_window, y_window};
+use crate::harness::{
+    Buffer, Defect, FusedOp, HostBuffer, OperandSet, Operands, RankContext, Span, Verdict,
+    elements, x_window, y_window,
+};
 use crate::plan::Overrides;
 use anyhow::{Context, bail};
 use flux_core::{OpKind, Problem, WorldSize};
@@ -30,10 +33,19 @@ pub(super) struct HostContenders<'a, T> {
 
 impl<'a, T: Element> HostContenders<'a, T> {
     /// The contenders of `op`, on the operands that `set` holds; collective.
-    pub(super) fn new(ctx: &'a RankContext, op: &'a FusedOp<T>, set: &'a mut OperandSet<T>, workers: u32) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        ctx: &'a RankContext,
+        op: &'a FusedOp<T>,
+        set: &'a mut OperandSet<T>,
+        workers: u32,
+    ) -> anyhow::Result<Self> {
         let problem = *op.problem();
         let alone = WorldSize::new(1).context("a world of one")?;
-        let (m, n, k) = (problem.m() as usize, problem.n_local(ctx.rank()) as usize, problem.k_local(ctx.rank()) as usize);
+        let (m, n, k) = (
+            problem.m() as usize,
+            problem.n_local(ctx.rank()) as usize,
+            problem.k_local(ctx.rank()) as usize,
+        );
         let part = Problem::new(OpKind::AllGatherGemm, m, n, k, problem.dtype(), alone)?;
         let comm = Communicator::connect_blocking(&World::single(), Options::from(Select::Host))?;
         let gemm = FusedOp::build(&part, &comm, Overrides::with_workers(workers))?;
@@ -62,11 +74,15 @@ impl<'a, T: Element> HostContenders<'a, T> {
         let Buffer::Host(gathered) = &mut self.gemm_set.x else { bail!("not host memory") };
         let shard = elements(x_window(&self.problem, self.ctx.rank()));
         let shards = gathered.elements_mut().chunks_exact_mut(shard);
-        self.problem.world().ranks().zip(shards).try_for_each(|(rank, shard)| self.shown.read(rank, 0, shard))
+        self.problem
+            .world()
+            .ranks()
+            .zip(shards)
+            .try_for_each(|(rank, shard)| self.shown.read(rank, 0, shard))
     }
 
-    /// Adds every rank's partial sums of the rows of `y` in rank order in fp32, and rounds once into
-    /// `y`.
+    /// Adds every rank's partial sums of the rows of `y` in rank order in fp32, and rounds once
+    /// into `y`.
     fn reduce(&mut self) -> anyhow::Result<()> {
         let Buffer::Host(y) = &mut self.set.y else { bail!("not host memory") };
         let rows = elements(y_window(&self.problem, self.ctx.rank()));
@@ -131,7 +147,12 @@ impl<T: Element> Contenders for HostContenders<'_, T> {
 impl<T: Element> AnyRows for HostContenders<'_, T> {
     fn take(&mut self, operands: Operands) -> anyhow::Result<()> {
         self.problem = with_equal_shards(&operands.problem)?;
-        anyhow::ensure!(self.problem.m() <= self.op.problem().m(), "{} beyond {}", self.problem, self.op.problem());
+        anyhow::ensure!(
+            self.problem.m() <= self.op.problem().m(),
+            "{} beyond {}",
+            self.problem,
+            self.op.problem()
+        );
         self.ctx.fill(self.set, operands)?;
         // The time does not depend on the values.
         let part = self.gemm.problem().with_m(self.problem.m())?;

@@ -45,7 +45,8 @@ impl Contender {
 pub(crate) fn in_round<C: Copy>(contenders: &[C], round: usize) -> Vec<C> {
     let count = contenders.len();
     // 0, 1, n - 1, 2, n - 2, ...
-    let mut order: Vec<_> = (0..count).map(|at| if at % 2 == 1 { at.div_ceil(2) } else { count - at / 2 }).collect();
+    let mut order: Vec<_> =
+        (0..count).map(|at| if at % 2 == 1 { at.div_ceil(2) } else { count - at / 2 }).collect();
     if count % 2 == 1 && round / count % 2 == 1 {
         order.reverse();
     }
@@ -88,12 +89,19 @@ pub(crate) const WARM_UP: usize = 5;
 
 /// Times all contenders over so many rounds, and calls `tick` after each, warm-up included.
 /// Collective; every rank gets the same result.
-pub(super) fn measure(contenders: &mut dyn Contenders, comm: &Communicator, samples: usize, tick: &dyn Fn()) -> anyhow::Result<Measured> {
+pub(super) fn measure(
+    contenders: &mut dyn Contenders,
+    comm: &Communicator,
+    samples: usize,
+    tick: &dyn Fn(),
+) -> anyhow::Result<Measured> {
     let mut samples_of: [Vec<Sample>; 4] = Default::default();
     let mut calls = 0..;
     for round in 0..WARM_UP + samples {
         for (contender, call) in Contender::in_round(round).into_iter().zip(&mut calls) {
-            let sample = contenders.sample(contender, call).with_context(|| format!("{contender:?}, round {round}"))?;
+            let sample = contenders
+                .sample(contender, call)
+                .with_context(|| format!("{contender:?}, round {round}"))?;
             if round >= WARM_UP {
                 samples_of[contender as usize].push(sample);
             }
@@ -101,12 +109,23 @@ pub(super) fn measure(contenders: &mut dyn Contenders, comm: &Communicator, samp
         tick();
     }
     let times = |contender: Contender| in_time(comm, &samples_of[contender as usize]);
-    let [(gemm, late_gemm), (collective, late_comm), (serial, late_serial), (op, late_op)] =
-        [times(Contender::Gemm)?, times(Contender::Comm)?, times(Contender::Serial)?, times(Contender::Op)?];
+    let [(gemm, late_gemm), (collective, late_comm), (serial, late_serial), (op, late_op)] = [
+        times(Contender::Gemm)?,
+        times(Contender::Comm)?,
+        times(Contender::Serial)?,
+        times(Contender::Op)?,
+    ];
     let late = Late { op: late_op, gemm: late_gemm, comm: late_comm, serial: late_serial };
     let host = |contender: Contender| enqueued(comm, &samples_of[contender as usize]);
-    let enqueue = match [host(Contender::Gemm)?, host(Contender::Comm)?, host(Contender::Serial)?, host(Contender::Op)?] {
-        [Some(gemm), Some(comm), Some(serial), Some(op)] => Some(Enqueue { op, gemm, comm, serial }),
+    let enqueue = match [
+        host(Contender::Gemm)?,
+        host(Contender::Comm)?,
+        host(Contender::Serial)?,
+        host(Contender::Op)?,
+    ] {
+        [Some(gemm), Some(comm), Some(serial), Some(op)] => {
+            Some(Enqueue { op, gemm, comm, serial })
+        }
         _ => None,
     };
     Ok(Measured { gemm, comm: collective, serial, op, late, enqueue })
@@ -114,7 +133,8 @@ pub(super) fn measure(contenders: &mut dyn Contenders, comm: &Communicator, samp
 
 /// Enqueue times of the slowest rank's host; `None` where the host computes. Collective.
 fn enqueued(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<Option<Times>> {
-    let took = |sample: &Sample| Some(Span { start: 0.0, end: sample.enqueued?.as_secs_f64() * 1e3 });
+    let took =
+        |sample: &Sample| Some(Span { start: 0.0, end: sample.enqueued?.as_secs_f64() * 1e3 });
     mine.iter().map(took).collect::<Option<Vec<_>>>().map(|spans| slowest(comm, &spans)).transpose()
 }
 
@@ -128,9 +148,15 @@ fn in_time(comm: &Communicator, mine: &[Sample]) -> anyhow::Result<(Times, u32)>
             late.iter_mut().zip(&said).for_each(|(late, &said)| *late |= said != 0);
         }
     }
-    let (rounds, count) = (u32::try_from(late.len())?, u32::try_from(late.iter().filter(|&&late| late).count())?);
+    let (rounds, count) =
+        (u32::try_from(late.len())?, u32::try_from(late.iter().filter(|&&late| late).count())?);
     let all = Late::kept(rounds, count) == rounds;
-    let spans: Vec<Span> = mine.iter().zip(&late).filter(|&(_, &late)| all || !late).map(|(sample, _)| sample.span).collect();
+    let spans: Vec<Span> = mine
+        .iter()
+        .zip(&late)
+        .filter(|&(_, &late)| all || !late)
+        .map(|(sample, _)| sample.span)
+        .collect();
     Ok((slowest(comm, &spans)?, count))
 }
 
@@ -170,7 +196,11 @@ mod tests {
         fn sample(&mut self, contender: Contender, call: usize) -> anyhow::Result<Sample> {
             let warm_up = if self.0.len() < WARM_UP * Contender::ALL.len() { 100.0 } else { 0.0 };
             self.0.push((contender, call));
-            Ok(Sample { span: Span { start: 0.0, end: warm_up + f64::from(contender as u8) }, enqueued: None, late: false })
+            Ok(Sample {
+                span: Span { start: 0.0, end: warm_up + f64::from(contender as u8) },
+                enqueued: None,
+                late: false,
+            })
         }
 
         fn block(&mut self, _: Contender, _: usize) -> anyhow::Result<Span> {
@@ -197,19 +227,34 @@ mod tests {
             follows[now.0 as usize][before.0 as usize] += 1;
         }
         for (round, calls) in contenders.0.chunks(4).enumerate() {
-            assert!(Contender::ALL.iter().all(|of| calls.iter().any(|(c, _)| c == of)), "round {round}: {calls:?}");
+            assert!(
+                Contender::ALL.iter().all(|of| calls.iter().any(|(c, _)| c == of)),
+                "round {round}: {calls:?}"
+            );
         }
         for contender in Contender::ALL {
             let mut taken = [0; SETS];
-            contenders.0.iter().filter(|(c, _)| *c == contender).for_each(|(_, call)| taken[call % SETS] += 1);
+            contenders
+                .0
+                .iter()
+                .filter(|(c, _)| *c == contender)
+                .for_each(|(_, call)| taken[call % SETS] += 1);
             assert_eq!(taken, [12; SETS], "{contender:?} on each set");
             let (follows, own) = (follows[contender as usize], contender as usize);
             assert!(
-                follows.iter().enumerate().all(|(other, &times)| if other == own { times == 0 } else { times >= 9 }),
+                follows.iter().enumerate().all(|(other, &times)| if other == own {
+                    times == 0
+                } else {
+                    times >= 9
+                }),
                 "{contender:?}: {follows:?}"
             );
             let only = f64::from(contender as u8);
-            assert_eq!(contender.of(&measured), Times { p10: only, median: only, p90: only }, "its own rounds, without warm-up");
+            assert_eq!(
+                contender.of(&measured),
+                Times { p10: only, median: only, p90: only },
+                "its own rounds, without warm-up"
+            );
         }
     }
 
@@ -224,7 +269,11 @@ mod tests {
 
     impl Contenders for Steady {
         fn sample(&mut self, contender: Contender, _: usize) -> anyhow::Result<Sample> {
-            Ok(Sample { span: Span { start: 0.0, end: Self::ms(contender) }, enqueued: None, late: false })
+            Ok(Sample {
+                span: Span { start: 0.0, end: Self::ms(contender) },
+                enqueued: None,
+                late: false,
+            })
         }
 
         fn block(&mut self, contender: Contender, calls: usize) -> anyhow::Result<Span> {
@@ -238,9 +287,13 @@ mod tests {
         let comm = Communicator::connect_blocking(world, Options::from(Select::Host)).unwrap();
         let short = measure(&mut Steady, &comm, 3, &|| ()).unwrap();
         let sustained = crate::bench::sustain(&mut Steady, &comm, &short, 0.2).unwrap();
-        let found = [sustained.t_op_ms, sustained.t_gemm_ms, sustained.t_serial_ms].map(|times| times.median);
+        let found = [sustained.t_op_ms, sustained.t_gemm_ms, sustained.t_serial_ms]
+            .map(|times| times.median);
         let expected = [Contender::Op, Contender::Gemm, Contender::Serial].map(Steady::ms);
-        assert!(found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-9), "{found:?}");
+        assert!(
+            found.iter().zip(expected).all(|(found, expected)| (found - expected).abs() < 1e-9),
+            "{found:?}"
+        );
     }
 
     #[test]
@@ -248,11 +301,16 @@ mod tests {
         let body = |world: &World| {
             let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
             let slow = |round: usize| (round % 2) as u32 == world.rank().get();
-            let spans: Vec<Span> = (0..=2 * ROUNDS).map(|r| Span { start: 0.0, end: (r + usize::from(slow(r))) as f64 }).collect();
+            let spans: Vec<Span> = (0..=2 * ROUNDS)
+                .map(|r| Span { start: 0.0, end: (r + usize::from(slow(r))) as f64 })
+                .collect();
             slowest(&comm, &spans)
         };
         for times in ranks::on_threads(World::local(2).unwrap(), body).unwrap() {
-            assert!((times.median - 2049.0).abs() < 1e-9 && (times.p90 - 3687.4).abs() < 1e-9, "{times:?}, of 1 to 4097");
+            assert!(
+                (times.median - 2049.0).abs() < 1e-9 && (times.p90 - 3687.4).abs() < 1e-9,
+                "{times:?}, of 1 to 4097"
+            );
         }
     }
 
@@ -260,8 +318,11 @@ mod tests {
     fn the_slowest_host_counts_and_none_where_hosts_do_the_work_themselves() {
         let body = |world: &World| {
             let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
-            let sample =
-                |us: Option<u64>| Sample { span: Span { start: 0.0, end: 1.0 }, enqueued: us.map(Duration::from_micros), late: false };
+            let sample = |us: Option<u64>| Sample {
+                span: Span { start: 0.0, end: 1.0 },
+                enqueued: us.map(Duration::from_micros),
+                late: false,
+            };
             let rank = u64::from(world.rank().get());
             let taken = [10, 20, 30].map(|us| sample(Some(us + 5 * rank)));
             Ok((enqueued(&comm, &taken)?, enqueued(&comm, &[sample(None), taken[0]])?))
@@ -279,7 +340,11 @@ mod tests {
                 let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
                 let sample = |round: usize| {
                     let late = world.rank().get() == 1 && late(round);
-                    Sample { span: Span { start: 0.0, end: if late { 1000.0 } else { 1.0 } }, enqueued: None, late }
+                    Sample {
+                        span: Span { start: 0.0, end: if late { 1000.0 } else { 1.0 } },
+                        enqueued: None,
+                        late,
+                    }
                 };
                 in_time(&comm, &(0..ROUNDS + 4).map(sample).collect::<Vec<_>>())
             };

@@ -46,7 +46,11 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Rounds; 30 on GPUs and 10 on the host where it is left out
-    #[arg(long, visible_alias = "rounds", value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    #[arg(
+        long,
+        visible_alias = "rounds",
+        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
+    )]
     pub samples: Option<u32>,
     /// Then call op, GEMM and serial path back to back for so long each, at every one of --ms, or
     /// at the largest where that is left out
@@ -54,11 +58,20 @@ pub(crate) struct Args {
     pub sustained: Option<f64>,
     /// Call op and serial path with the rows that a file lists, one number a line, in place of
     /// rounds. `mix` has the rows of a serving engine's steps. Of gemm_ar where --ops is left out
-    #[arg(long, value_name = "FILE|mix", value_parser = serving::rows, conflicts_with_all = ["ms", "samples", "sustained", "norm"])]
+    #[arg(
+        long,
+        value_name = "FILE|mix",
+        value_parser = serving::rows,
+        conflicts_with_all = ["ms", "samples", "sustained", "norm"],
+    )]
     pub trace_m: Option<serving::Source>,
     /// Calls of --trace-m, which begins again at its end; 20000 on GPUs and 64 on the host where
     /// left out
-    #[arg(long, requires = "trace_m", value_parser = clap::value_parser!(u64).range(1..=limits::CALLS))]
+    #[arg(
+        long,
+        requires = "trace_m",
+        value_parser = clap::value_parser!(u64).range(1..=limits::CALLS),
+    )]
     pub calls: Option<u64>,
     /// Ranks as processes of this machine, one each, instead of threads of this one
     #[arg(long)]
@@ -72,7 +85,12 @@ pub(crate) struct Args {
     pub norm: bool,
     /// Type in which ranks send partial sums: dtype, that of the operands, or f32. Of gemm_rs and
     /// gemm_ar
-    #[arg(long, value_name = "TYPE", default_value = "dtype", value_parser = shapes::parse_partials)]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = "dtype",
+        value_parser = shapes::parse_partials,
+    )]
     pub partials: Partials,
     /// Start a run on the host that is expected to take more than an hour
     #[arg(long)]
@@ -128,13 +146,21 @@ enum Measurement {
 /// Inside a launch this process is one rank, and rank 0 prints and writes.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
-        Ok(world) => return Ok(launched(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))),
+        Ok(world) => {
+            return Ok(
+                launched(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))
+            );
+        }
         Err(WorldError::NoLauncher) => {}
         Err(error) => return Err(error.into()),
     }
     check(args)?;
     let on_gpus = machine::uses_gpus(args.transport)?;
-    let job = BenchJob::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }))?;
+    let job = BenchJob::new(
+        args,
+        on_gpus,
+        args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 8 }),
+    )?;
     estimate::allow(&job, args.yes)?;
     if args.processes {
         return launch::again(job.world.get(), args.hosts, false);
@@ -169,12 +195,20 @@ fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool>
     let (placement, nccl, json) = (found.placement, machine.nccl, args.json.as_deref());
     match found.rows {
         Measurement::Rounds(rows) => {
-            let report = Report { schema: report::SCHEMA, origin, transport, placement, nccl, rows };
+            let report =
+                Report { schema: report::SCHEMA, origin, transport, placement, nccl, rows };
             report::deliver(&report::table(&report), json, &report)?;
             Ok(report.verified())
         }
         Measurement::Serving(serving) => {
-            let report = ServingReport { schema: report::SERVING_SCHEMA, origin, transport, placement, nccl, serving };
+            let report = ServingReport {
+                schema: report::SERVING_SCHEMA,
+                origin,
+                transport,
+                placement,
+                nccl,
+                serving,
+            };
             report::deliver(&report.table(), json, &report)?;
             report.memory_has_stayed()?;
             Ok(report.verified())
@@ -185,25 +219,54 @@ fn tell(args: &Args, job: &BenchJob, found: BenchResult) -> anyhow::Result<bool>
 impl BenchJob {
     fn new(args: &Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
         let world = shapes::world(ranks)?;
-        let rows = args.trace_m.as_ref().map(|source| source.trace(args.calls.unwrap_or(if on_gpus { 20_000 } else { 64 })));
+        let rows = args
+            .trace_m
+            .as_ref()
+            .map(|source| source.trace(args.calls.unwrap_or(if on_gpus { 20_000 } else { 64 })));
         let cases = cases(args, world, on_gpus, rows.as_ref())?;
         let samples = args.samples.unwrap_or(if on_gpus { 30 } else { 10 });
         let Args { execution, transport, defect, .. } = *args;
         let dtype = args.layers.dtype;
-        let epilogue = EpilogueSpec { residual: args.norm, norm: args.norm, ..EpilogueSpec::default() };
-        Ok(Self { on_gpus, world, dtype, cases, samples, rows, epilogue, execution, transport, defect })
+        let epilogue =
+            EpilogueSpec { residual: args.norm, norm: args.norm, ..EpilogueSpec::default() };
+        Ok(Self {
+            on_gpus,
+            world,
+            dtype,
+            cases,
+            samples,
+            rows,
+            epilogue,
+            execution,
+            transport,
+            defect,
+        })
     }
 }
 
-fn cases(args: &Args, world: WorldSize, on_gpus: bool, rows: Option<&serving::Trace>) -> anyhow::Result<Vec<BenchCase>> {
-    ensure!(on_gpus || !args.norm, "--norm is timed on GPUs: the host has no serial path with a norm");
+fn cases(
+    args: &Args,
+    world: WorldSize,
+    on_gpus: bool,
+    rows: Option<&serving::Trace>,
+) -> anyhow::Result<Vec<BenchCase>> {
+    ensure!(
+        on_gpus || !args.norm,
+        "--norm is timed on GPUs: the host has no serial path with a norm"
+    );
     let layers = match rows {
         // The serial path's collectives have equal shards.
-        Some(rows) => args.layers.layers_of(world, on_gpus, rows.most().next_multiple_of(world.index()))?,
+        Some(rows) => {
+            args.layers.layers_of(world, on_gpus, rows.most().next_multiple_of(world.index()))?
+        }
         None => args.layers.layers(world, on_gpus, &[512, 1024, 2048, 4096, 8192])?,
     };
-    let layers = shapes::with_partials(if args.norm { shapes::with_norm(layers)? } else { layers }, args.partials)?;
-    let most = layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_none());
+    let layers = shapes::with_partials(
+        if args.norm { shapes::with_norm(layers)? } else { layers },
+        args.partials,
+    )?;
+    let most =
+        layers.iter().map(|layer| layer.problem.m()).max().filter(|_| args.layers.ms.is_none());
     let case = |Layer { name, problem }: Layer| {
         let sustained = args.sustained.filter(|_| most.is_none_or(|most| problem.m() == most));
         BenchCase { model: name, problem, sustained }

@@ -7,7 +7,9 @@ use super::gpu_contenders::{self, GpuContenders};
 use super::host_contenders::HostContenders;
 use super::serving::{self, Trace};
 use super::watchdog::Watchdog;
-use super::{BenchCase, BenchJob, BenchResult, Contenders, Measurement, SEED, WARM_UP, measure, sustain};
+use super::{
+    BenchCase, BenchJob, BenchResult, Contenders, Measurement, SEED, WARM_UP, measure, sustain,
+};
 use crate::end;
 use crate::harness::Fill;
 use crate::harness::{FusedOp, OperandSet, Operands, RankContext, Verdict};
@@ -27,7 +29,10 @@ use std::time::Duration;
 
 /// Measures all cases, on one communicator, as a program would. Collective.
 pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> {
-    let ctx = RankContext::new(Communicator::connect_blocking(world, machine::options(job.transport, world.local_rank(), 1))?)?;
+    let ctx = RankContext::new(Communicator::connect_blocking(
+        world,
+        machine::options(job.transport, world.local_rank(), 1),
+    )?)?;
     let placement = Placement::of(world, ctx.comm())?;
     let rank = RankBench { job, ctx: &ctx, bar: bar(job, world.rank().get() == 0) };
     let rows = match job.dtype {
@@ -40,7 +45,10 @@ pub(super) fn run(job: &BenchJob, world: &World) -> anyhow::Result<BenchResult> 
 
 /// Of all rounds; rank 0 shows it.
 fn bar(job: &BenchJob, shown: bool) -> ProgressBar {
-    let (steps, step) = job.rows.as_ref().map_or((WARM_UP + job.samples as usize, "rounds"), |rows| (rows.calls(), "calls"));
+    let (steps, step) = job
+        .rows
+        .as_ref()
+        .map_or((WARM_UP + job.samples as usize, "rounds"), |rows| (rows.calls(), "calls"));
     progress::bar((job.cases.len() * steps) as u64, step, shown)
 }
 
@@ -61,22 +69,37 @@ impl RankBench<'_> {
     fn measure<T: Element>(&self, world: &World) -> anyhow::Result<Measurement> {
         let cases = || self.job.cases.iter();
         Ok(match (&self.job.rows, self.job.on_gpus) {
-            (None, false) => Measurement::Rounds(cases().map(|case| self.on_host::<T>(case)).collect::<anyhow::Result<_>>()?),
-            (None, true) => Measurement::Rounds(self.on_gpus(world, |case, baseline| self.on_gpu::<T>(case, baseline))),
-            (Some(rows), false) => {
-                Measurement::Serving(cases().map(|case| self.serve_on_host::<T>(case, rows)).collect::<anyhow::Result<_>>()?)
-            }
-            (Some(rows), true) => Measurement::Serving(self.on_gpus(world, |case, baseline| self.serve_on_gpu::<T>(case, rows, baseline))),
+            (None, false) => Measurement::Rounds(
+                cases().map(|case| self.on_host::<T>(case)).collect::<anyhow::Result<_>>()?,
+            ),
+            (None, true) => Measurement::Rounds(
+                self.on_gpus(world, |case, baseline| self.on_gpu::<T>(case, baseline)),
+            ),
+            (Some(rows), false) => Measurement::Serving(
+                cases()
+                    .map(|case| self.serve_on_host::<T>(case, rows))
+                    .collect::<anyhow::Result<_>>()?,
+            ),
+            (Some(rows), true) => Measurement::Serving(
+                self.on_gpus(world, |case, baseline| self.serve_on_gpu::<T>(case, rows, baseline)),
+            ),
         })
     }
 
     /// A case's op on the host, and its operands.
-    fn built_on_host<T: Element>(&self, case: &BenchCase) -> anyhow::Result<(FusedOp<T>, OperandSet<T>, u32)> {
+    fn built_on_host<T: Element>(
+        &self,
+        case: &BenchCase,
+    ) -> anyhow::Result<(FusedOp<T>, OperandSet<T>, u32)> {
         self.bar.set_message(case.problem.to_string());
         let (ctx, problem) = (self.ctx, &case.problem);
         let asked = self.job.execution.on(ctx.comm(), problem)?;
         let workers = asked.workers.unwrap_or((machine::cores() / problem.world().get()).max(1));
-        let op = FusedOp::<T>::build(problem, ctx.comm(), Overrides { workers: Some(workers), ..asked })?;
+        let op = FusedOp::<T>::build(
+            problem,
+            ctx.comm(),
+            Overrides { workers: Some(workers), ..asked },
+        )?;
         Ok((op, ctx.operand_set(problem)?, workers))
     }
 
@@ -90,7 +113,11 @@ impl RankBench<'_> {
         self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut set, self.job)?))
     }
 
-    fn serve_on_host<T: Element>(&self, case: &BenchCase, rows: &Trace) -> anyhow::Result<ServingRow> {
+    fn serve_on_host<T: Element>(
+        &self,
+        case: &BenchCase,
+        rows: &Trace,
+    ) -> anyhow::Result<ServingRow> {
         let (op, mut set, workers) = self.built_on_host::<T>(case)?;
         self.ctx.fill(&mut set, Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
         let mut contenders = HostContenders::new(self.ctx, &op, &mut set, workers)?;
@@ -99,14 +126,29 @@ impl RankBench<'_> {
 
     /// What `of` finds of each case. A failure may leave a collective of NCCL behind, and memory
     /// must not be freed after it.
-    fn on_gpus<R>(&self, world: &World, of: impl Fn(&BenchCase, &Baseline<'_>) -> anyhow::Result<R>) -> Vec<R> {
+    fn on_gpus<R>(
+        &self,
+        world: &World,
+        of: impl Fn(&BenchCase, &Baseline<'_>) -> anyhow::Result<R>,
+    ) -> Vec<R> {
         let all = || {
             let (job, ctx) = (self.job, self.ctx);
-            let need = job.cases.iter().map(|case| gpu_contenders::device_bytes(&case.problem, job.epilogue.norm)).max().unwrap_or(0);
+            let need = job
+                .cases
+                .iter()
+                .map(|case| gpu_contenders::device_bytes(&case.problem, job.epilogue.norm))
+                .max()
+                .unwrap_or(0);
             tracing::debug!(bytes = need, "operands on each device");
             let device = ctx.gpu().context("the communicator is not on a device")?.device().clone();
             let id = unique_id(ctx.comm())?;
-            let nccl = Comm::join(&device, id, world.rank().get(), world.size().get(), Duration::from_mins(1))?;
+            let nccl = Comm::join(
+                &device,
+                id,
+                world.rank().get(),
+                world.size().get(),
+                Duration::from_mins(1),
+            )?;
             let watchdog = Watchdog::start(world, ctx.comm().deadline() * 2)?;
             let baseline = Baseline { world, nccl: &nccl, watchdog: &watchdog };
             job.cases.iter().map(|case| of(case, &baseline)).collect::<anyhow::Result<_>>()
@@ -114,13 +156,23 @@ impl RankBench<'_> {
         all().unwrap_or_else(|error| end::give_up(world.rank(), &error))
     }
 
-    fn serve_on_gpu<T: Element>(&self, case: &BenchCase, rows: &Trace, baseline: &Baseline<'_>) -> anyhow::Result<ServingRow> {
+    fn serve_on_gpu<T: Element>(
+        &self,
+        case: &BenchCase,
+        rows: &Trace,
+        baseline: &Baseline<'_>,
+    ) -> anyhow::Result<ServingRow> {
         let ctx = self.ctx;
         self.bar.set_message(case.problem.to_string());
-        let op = FusedOp::<T>::build(&case.problem, ctx.comm(), self.job.execution.on(ctx.comm(), &case.problem)?)?;
+        let op = FusedOp::<T>::build(
+            &case.problem,
+            ctx.comm(),
+            self.job.execution.on(ctx.comm(), &case.problem)?,
+        )?;
         let mut sets = [ctx.operand_set(&case.problem)?];
         ctx.fill(&mut sets[0], Operands::new(case.problem, SEED, 0, Fill::Uniform))?;
-        let mut contenders = GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
+        let mut contenders =
+            GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
         let served = baseline.watchdog.guard(|| {
             contenders.prepare()?;
             serving::serve(&mut contenders, ctx, case, rows, self.job.defect, &|| self.bar.inc(1))
@@ -132,20 +184,32 @@ impl RankBench<'_> {
     fn on_gpu<T: Element>(&self, case: &BenchCase, baseline: &Baseline<'_>) -> anyhow::Result<Row> {
         let (job, ctx) = (self.job, self.ctx);
         self.bar.set_message(case.problem.to_string());
-        let op = FusedOp::<T>::build_with(&case.problem, ctx.comm(), job.execution.on(ctx.comm(), &case.problem)?, job.epilogue)?;
-        let sets = (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with(op.problem(), job.epilogue));
+        let op = FusedOp::<T>::build_with(
+            &case.problem,
+            ctx.comm(),
+            job.execution.on(ctx.comm(), &case.problem)?,
+            job.epilogue,
+        )?;
+        let sets =
+            (0..gpu_contenders::SETS).map(|_| ctx.operand_set_with(op.problem(), job.epilogue));
         let mut sets = sets.collect::<anyhow::Result<Vec<_>>>()?;
         let verdict = verify(ctx, &op, &mut sets[0], job)?;
         for (call, set) in sets.iter_mut().enumerate() {
-            ctx.fill(set, Operands::new(*op.problem(), SEED, call as u64, Fill::Uniform).with_epilogue(job.epilogue))?;
+            ctx.fill(
+                set,
+                Operands::new(*op.problem(), SEED, call as u64, Fill::Uniform)
+                    .with_epilogue(job.epilogue),
+            )?;
         }
-        let mut contenders = GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
+        let mut contenders =
+            GpuContenders::new(ctx, baseline.nccl, &op, &mut sets, baseline.watchdog)?;
         let measured = baseline.watchdog.guard(|| {
             contenders.prepare()?;
             Ok((contenders.verify()?, self.times(case, &mut contenders)?))
         });
         // Here, while all that a collective may still use is there.
-        let (of_baseline, times) = measured.unwrap_or_else(|error| end::give_up(baseline.world.rank(), &error));
+        let (of_baseline, times) =
+            measured.unwrap_or_else(|error| end::give_up(baseline.world.rank(), &error));
         drop(contenders);
         if !of_baseline.ok() {
             out::note(&format!("{}, the baseline: {of_baseline}", case.problem));
@@ -154,10 +218,17 @@ impl RankBench<'_> {
         self.row(case, &op, &times, verdict.merge(verify(ctx, &op, &mut sets[0], job)?))
     }
 
-    fn times(&self, case: &BenchCase, contenders: &mut dyn Contenders) -> anyhow::Result<(Measured, Option<Sustained>)> {
+    fn times(
+        &self,
+        case: &BenchCase,
+        contenders: &mut dyn Contenders,
+    ) -> anyhow::Result<(Measured, Option<Sustained>)> {
         let comm = self.ctx.comm();
         let measured = measure(contenders, comm, self.job.samples as usize, &|| self.bar.inc(1))?;
-        let sustained = case.sustained.map(|seconds| sustain(contenders, comm, &measured, seconds)).transpose()?;
+        let sustained = case
+            .sustained
+            .map(|seconds| sustain(contenders, comm, &measured, seconds))
+            .transpose()?;
         Ok((measured, sustained))
     }
 
@@ -175,7 +246,14 @@ impl RankBench<'_> {
         }
         let &(measured, sustained) = times;
         let verified = Verified { max_rel_err: verdict.max_rel_err(), ok: verdict.ok() };
-        let row = Row::new(&case.model, &case.problem, op.plan().to_string(), measured, verified, self.job.samples);
+        let row = Row::new(
+            &case.model,
+            &case.problem,
+            op.plan().to_string(),
+            measured,
+            verified,
+            self.job.samples,
+        );
         Ok(Row { execution: Some(op.execution().clone().into()), sustained, ..row })
     }
 }
@@ -183,13 +261,16 @@ impl RankBench<'_> {
 /// What all ranks found. Collective.
 pub(super) fn of_all_ranks(comm: &Communicator, mine: Verdict) -> anyhow::Result<Verdict> {
     let all = comm.exchange(&mine.to_bytes())?;
-    let verdict = all.iter().try_fold(Verdict::default(), |sum, said| Verdict::from_bytes(said).map(|verdict| sum.merge(verdict)));
+    let verdict = all.iter().try_fold(Verdict::default(), |sum, said| {
+        Verdict::from_bytes(said).map(|verdict| sum.merge(verdict))
+    });
     verdict.context("a rank is of another version of this program")
 }
 
 /// Rank 0's id for a communicator of NCCL, on every rank.
 fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
-    let mine = if comm.rank().get() == 0 { UniqueId::new().map(UniqueId::to_bytes) } else { Ok([0; 128]) };
+    let mine =
+        if comm.rank().get() == 0 { UniqueId::new().map(UniqueId::to_bytes) } else { Ok([0; 128]) };
     let all = comm.exchange(mine.as_ref().map_or(&[], <[u8; 128]>::as_slice))?;
     mine.context("the serial baseline needs NCCL")?;
     let id = all.first().and_then(|said| said.as_slice().try_into().ok());
@@ -197,7 +278,12 @@ fn unique_id(comm: &Communicator) -> anyhow::Result<UniqueId> {
 }
 
 /// Verifies one call with integers, exactly, and one with random data, within the bound.
-fn verify<T: Element>(ctx: &RankContext, op: &FusedOp<T>, set: &mut OperandSet<T>, job: &BenchJob) -> anyhow::Result<Verdict> {
+fn verify<T: Element>(
+    ctx: &RankContext,
+    op: &FusedOp<T>,
+    set: &mut OperandSet<T>,
+    job: &BenchJob,
+) -> anyhow::Result<Verdict> {
     let problem: Problem = *op.problem();
     let mut call = |fill| {
         ctx.fill(set, Operands::new(problem, SEED, 0, fill).with_epilogue(job.epilogue))?;

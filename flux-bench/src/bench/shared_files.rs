@@ -22,15 +22,20 @@ pub(super) struct SharedFiles {
 
 impl SharedFiles {
     pub(super) fn new<T: Element>(comm: &Communicator, elements: usize) -> anyhow::Result<Self> {
-        let file = File::from(rustix::fs::memfd_create("flux-bench", MemfdFlags::CLOEXEC).context("there is no memory to show")?);
+        let file = File::from(
+            rustix::fs::memfd_create("flux-bench", MemfdFlags::CLOEXEC)
+                .context("there is no memory to show")?,
+        );
         file.set_len((elements * size_of::<T>()) as u64)?;
         let world: World = comm.world();
-        let passed = world.control().exchange_fds(&[file.as_fd()], Instant::now() + comm.deadline())?;
+        let passed =
+            world.control().exchange_fds(&[file.as_fd()], Instant::now() + comm.deadline())?;
         let own = comm.rank().index();
         let mut own_file = Some(file);
         let file_of = |(rank, fds): (usize, Vec<_>)| {
             let theirs = fds.into_iter().next().map(File::from);
-            if rank == own { own_file.take() } else { theirs }.with_context(|| format!("rank {rank} shows nothing"))
+            if rank == own { own_file.take() } else { theirs }
+                .with_context(|| format!("rank {rank} shows nothing"))
         };
         let files = passed.into_iter().enumerate().map(file_of).collect::<anyhow::Result<_>>()?;
         Ok(Self { files, own })
@@ -42,8 +47,14 @@ impl SharedFiles {
     }
 
     /// Copies what `rank` shows, from its element `first` on.
-    pub(super) fn read<T: Element>(&self, rank: Rank, first: usize, to: &mut [T]) -> anyhow::Result<()> {
-        Ok(self.files[rank.index()].read_exact_at(bytemuck::cast_slice_mut(to), (first * size_of::<T>()) as u64)?)
+    pub(super) fn read<T: Element>(
+        &self,
+        rank: Rank,
+        first: usize,
+        to: &mut [T],
+    ) -> anyhow::Result<()> {
+        Ok(self.files[rank.index()]
+            .read_exact_at(bytemuck::cast_slice_mut(to), (first * size_of::<T>()) as u64)?)
     }
 }
 
@@ -59,7 +70,8 @@ mod tests {
         let body = |world: &World| {
             let comm = Communicator::connect_blocking(world, Options::from(Select::Host))?;
             let shown = SharedFiles::new::<bf16>(&comm, 8)?;
-            let own: Vec<bf16> = (0..8).map(|i| bf16::from_f32((world.rank().get() * 8 + i) as f32)).collect();
+            let own: Vec<bf16> =
+                (0..8).map(|i| bf16::from_f32((world.rank().get() * 8 + i) as f32)).collect();
             shown.show(&own)?;
             comm.barrier()?;
             for rank in world.size().ranks() {

@@ -23,21 +23,30 @@ pub(crate) fn seconds(word: &str) -> Result<f64, String> {
 
 /// Runs each contender for `seconds` in blocks sized by `short`'s medians. Collective; every rank
 /// gets the same result.
-pub(crate) fn sustain(contenders: &mut dyn Contenders, comm: &Communicator, short: &Measured, seconds: f64) -> anyhow::Result<Sustained> {
+pub(crate) fn sustain(
+    contenders: &mut dyn Contenders,
+    comm: &Communicator,
+    short: &Measured,
+    seconds: f64,
+) -> anyhow::Result<Sustained> {
     let length = BLOCK_SECONDS.min(seconds);
     // The clock can find that a call took no time.
-    let calls = TURNS.map(|contender| count(length / (contender.of(short).median * 1e-3).max(1e-6)));
+    let calls =
+        TURNS.map(|contender| count(length / (contender.of(short).median * 1e-3).max(1e-6)));
     let mut spans: [Vec<Span>; 3] = Default::default();
     for round in 0..=count(seconds / length) {
         for turn in in_round(&[0, 1, 2], round) {
             let contender = TURNS[turn];
-            let span = contenders.block(contender, calls[turn]).with_context(|| format!("{contender:?}, block {round}"))?;
+            let span = contenders
+                .block(contender, calls[turn])
+                .with_context(|| format!("{contender:?}, block {round}"))?;
             if round > 0 {
                 spans[turn].push(span);
             }
         }
     }
-    let [op, gemm, serial] = [0, 1, 2].map(|turn| Ok::<_, anyhow::Error>(slowest(comm, &spans[turn])?.over(calls[turn] as f64)));
+    let [op, gemm, serial] = [0, 1, 2]
+        .map(|turn| Ok::<_, anyhow::Error>(slowest(comm, &spans[turn])?.over(calls[turn] as f64)));
     Ok(Sustained::new(seconds, spans[0].len() as u32, [op?, gemm?, serial?], short))
 }
 

@@ -52,12 +52,17 @@ impl Seen {
             // Lost before the wait began, it is lost for this wait too.
             let end = when.max(last) + OWN_ERROR.min(limit);
             if end <= now {
-                return Look::Over(format!("rank {rank} is gone, and a collective of NCCL waits for it"));
+                return Look::Over(format!(
+                    "rank {rank} is gone, and a collective of NCCL waits for it"
+                ));
             }
             return Look::Until(end.min(slow));
         }
         if slow <= now {
-            return Look::Over(format!("nothing was timed for {} s: a rank does not come to a collective of NCCL", limit.as_secs_f64()));
+            return Look::Over(format!(
+                "nothing was timed for {} s: a rank does not come to a collective of NCCL",
+                limit.as_secs_f64()
+            ));
         }
         Look::Until(slow)
     }
@@ -81,7 +86,12 @@ impl State {
             seen = match seen.look(now, limit) {
                 Look::Over(why) => return Some(why),
                 Look::Idle => self.changed.wait(seen).unwrap_or_else(PoisonError::into_inner),
-                Look::Until(then) => self.changed.wait_timeout(seen, then - now).unwrap_or_else(PoisonError::into_inner).0,
+                Look::Until(then) => {
+                    self.changed
+                        .wait_timeout(seen, then - now)
+                        .unwrap_or_else(PoisonError::into_inner)
+                        .0
+                }
             };
         }
         None
@@ -99,11 +109,13 @@ impl Watchdog {
         });
         world.control().watch(Arc::downgrade(&watcher));
         let (theirs, rank) = (Arc::clone(&state), world.rank());
-        let thread = std::thread::Builder::new().name(format!("watchdog of rank {rank}")).spawn(move || {
-            if let Some(why) = theirs.wait(limit) {
-                end::give_up(rank, &anyhow::anyhow!(why));
-            }
-        })?;
+        let thread = std::thread::Builder::new().name(format!("watchdog of rank {rank}")).spawn(
+            move || {
+                if let Some(why) = theirs.wait(limit) {
+                    end::give_up(rank, &anyhow::anyhow!(why));
+                }
+            },
+        )?;
         Ok(Self { state, _watcher: watcher, thread: Some(thread) })
     }
 
@@ -156,7 +168,9 @@ mod tests {
         assert!(matches!(seen.look(at(70), LIMIT), Look::Over(why) if why.contains("for 60 s")));
         seen.lost = Some((Rank::new(3), at(20)));
         assert_eq!(seen.look(at(24), LIMIT), Look::Until(at(25)));
-        assert!(matches!(seen.look(at(25), LIMIT), Look::Over(why) if why.contains("rank 3 is gone")));
+        assert!(
+            matches!(seen.look(at(25), LIMIT), Look::Over(why) if why.contains("rank 3 is gone"))
+        );
         // Something was timed since: it may have needed that rank no more.
         seen.last = Some(at(30));
         assert_eq!(seen.look(at(31), LIMIT), Look::Until(at(35)));

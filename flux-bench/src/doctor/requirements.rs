@@ -37,7 +37,11 @@ fn needed() -> [String; 4] {
         format!("a driver of CUDA {}.{} or newer", driver / 1000, driver % 1000 / 10),
         format!("a GPU of compute capability {}", gpu::kernels::CAPABILITIES),
         format!("NVRTC {nvrtc} or newer, of no newer major version than the driver's"),
-        format!("NCCL {}.{} or newer, for nccl and mixed", nccl::OLDEST / 10_000, nccl::OLDEST / 100 % 100),
+        format!(
+            "NCCL {}.{} or newer, for nccl and mixed",
+            nccl::OLDEST / 10_000,
+            nccl::OLDEST / 100 % 100
+        ),
     ]
 }
 
@@ -57,7 +61,11 @@ impl Facts {
     fn driver(&self) -> Result<String, String> {
         let version = self.driver.ok_or(NONE)?;
         let words = format!("CUDA {}.{}", version / 1000, version % 1000 / 10);
-        if version < cuda::OLDEST_DRIVER { Err(format!("the driver's is {words}: update the driver")) } else { Ok(words) }
+        if version < cuda::OLDEST_DRIVER {
+            Err(format!("the driver's is {words}: update the driver"))
+        } else {
+            Ok(words)
+        }
     }
 
     fn cards(&self) -> Result<String, String> {
@@ -76,7 +84,8 @@ impl Facts {
             Some(driver) if major > driver / 1000 => {
                 let driver = driver / 1000;
                 Err(format!(
-                    "a driver of CUDA {driver} loads no cubin of NVRTC {major}.{minor}: install NVRTC {driver} or update the driver"
+                    "a driver of CUDA {driver} loads no cubin of NVRTC {major}.{minor}: install \
+                     NVRTC {driver} or update the driver"
                 ))
             }
             _ => Ok(format!("{major}.{minor}")),
@@ -94,7 +103,12 @@ mod tests {
     use super::*;
 
     fn facts() -> Facts {
-        Facts { driver: Some(13_000), cards: vec![(9, 0); 4], nvrtc: Some((13, 0)), nccl: Some(22_803) }
+        Facts {
+            driver: Some(13_000),
+            cards: vec![(9, 0); 4],
+            nvrtc: Some((13, 0)),
+            nccl: Some(22_803),
+        }
     }
 
     fn not_met(facts: &Facts) -> Vec<String> {
@@ -113,12 +127,27 @@ mod tests {
     fn what_is_too_old_or_missing_is_named_with_what_is_needed() {
         let one = |facts: Facts, needed: &str, found: &str| {
             let lines = not_met(&facts);
-            assert!(lines.len() == 1 && lines[0].starts_with(needed) && lines[0].contains(found), "{lines:?}");
+            assert!(
+                lines.len() == 1 && lines[0].starts_with(needed) && lines[0].contains(found),
+                "{lines:?}"
+            );
         };
-        one(Facts { driver: Some(12_020), nvrtc: Some((12, 0)), ..facts() }, "a driver of CUDA 12.3", "CUDA 12.2");
-        one(Facts { cards: vec![(9, 0), (7, 5)], ..facts() }, "a GPU", "GPU 1: the device has compute capability 7.5");
+        one(
+            Facts { driver: Some(12_020), nvrtc: Some((12, 0)), ..facts() },
+            "a driver of CUDA 12.3",
+            "CUDA 12.2",
+        );
+        one(
+            Facts { cards: vec![(9, 0), (7, 5)], ..facts() },
+            "a GPU",
+            "GPU 1: the device has compute capability 7.5",
+        );
         one(Facts { cards: Vec::new(), ..facts() }, "a GPU", "sees no GPU");
-        one(Facts { driver: Some(12_040), ..facts() }, "NVRTC", "install NVRTC 12 or update the driver");
+        one(
+            Facts { driver: Some(12_040), ..facts() },
+            "NVRTC",
+            "install NVRTC 12 or update the driver",
+        );
         one(Facts { nccl: Some(21_701), ..facts() }, "NCCL 2.18", "2.17.1");
         one(Facts { nccl: None, ..facts() }, "NCCL 2.18", NONE);
     }

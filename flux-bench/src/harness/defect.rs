@@ -14,7 +14,11 @@ pub(crate) struct Defect {
 
 impl Defect {
     /// Spoils what a call has left in the last weight's `y`, when the stream has come past it.
-    pub(crate) fn apply<T: Element>(self, ctx: &RankContext, set: &mut OperandSet<T>) -> anyhow::Result<()> {
+    pub(crate) fn apply<T: Element>(
+        self,
+        ctx: &RankContext,
+        set: &mut OperandSet<T>,
+    ) -> anyhow::Result<()> {
         if !self.spoil || ctx.rank().get() + 1 < ctx.comm().world_size().get() {
             return Ok(());
         }
@@ -22,7 +26,8 @@ impl Defect {
         let last = set.results_mut().last().context("no results")?;
         let mut y = ctx.download(last)?;
         // The set may hold room for more rows.
-        let held = holds.map_or(y.len(), |held| elements(held.of_weight(weight).y_window(ctx.rank())));
+        let held =
+            holds.map_or(y.len(), |held| elements(held.of_weight(weight).y_window(ctx.rank())));
         if let Some(element) = y[..held].last_mut() {
             *element = T::from_f32(f32::NAN);
         }

@@ -31,15 +31,24 @@ impl EpilogueSpec {
         let with = move |&activation| Self { activation, ..bias };
         let sums = [Self { residual: true, ..bias }, Self { residual: true, norm: true, ..bias }];
         let gated = |(activation, layout)| Self { activation, gates: Some(layout), ..bias };
-        let gated = [(Activation::Silu, GateLayout::Concatenated), (Activation::Gelu, GateLayout::Interleaved)].map(gated);
+        let gated = [
+            (Activation::Silu, GateLayout::Concatenated),
+            (Activation::Gelu, GateLayout::Interleaved),
+        ]
+        .map(gated);
         let gated = gated.into_iter().filter(move |_| !op.reduces());
-        Activation::of(op).iter().map(with).chain(sums.into_iter().filter(move |_| op.reduces())).chain(gated)
+        Activation::of(op)
+            .iter()
+            .map(with)
+            .chain(sums.into_iter().filter(move |_| op.reduces()))
+            .chain(gated)
     }
 
-    /// The same without gates where the columns of `problem`, or those of a plan's tile, cannot have
-    /// them.
+    /// The same without gates where the columns of `problem`, or those of a plan's tile, cannot
+    /// have them.
     pub(crate) fn for_columns_of(self, problem: &Problem, plan: Option<&Plan>) -> Self {
-        let whole = problem.with_gates().is_ok() && plan.is_none_or(|plan| plan.tile.n.is_multiple_of(GATED_MULTIPLE));
+        let whole = problem.with_gates().is_ok()
+            && plan.is_none_or(|plan| plan.tile.n.is_multiple_of(GATED_MULTIPLE));
         if whole { self } else { Self { gates: None, ..self } }
     }
 

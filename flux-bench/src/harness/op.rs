@@ -8,14 +8,18 @@ use flux_core::plan::Plan;
 use flux_core::{OpKind, Problem};
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, Builder, CallError, EpilogueArgs, Execution, GemmAllReduce, GemmReduceScatter, TensorMut, TensorRef,
-    Timeline, TimelineError, WeightOperands,
+    Activation, AllGatherGemm, Builder, CallError, EpilogueArgs, Execution, GemmAllReduce,
+    GemmReduceScatter, TensorMut, TensorRef, Timeline, TimelineError, WeightOperands,
 };
 use flux_transport::{Communicator, Fault, Stream};
 
 /// The ops that ranks of `comm` can make: a GEMM-AllReduce crosses no nodes of several ranks.
 pub(crate) fn ops_on(comm: &Communicator) -> &'static [OpKind] {
-    if comm.nodes().are_mixed() { &[OpKind::AllGatherGemm, OpKind::GemmReduceScatter] } else { &OpKind::ALL }
+    if comm.nodes().are_mixed() {
+        &[OpKind::AllGatherGemm, OpKind::GemmReduceScatter]
+    } else {
+        &OpKind::ALL
+    }
 }
 
 /// An op with what is known of its calls with the most rows.
@@ -36,47 +40,77 @@ enum Kind<T> {
 
 impl<T: Element> FusedOp<T> {
     /// Builds `problem` on `comm` with `overrides`; collective.
-    pub(crate) fn build(problem: &Problem, comm: &Communicator, overrides: Overrides) -> anyhow::Result<Self> {
+    pub(crate) fn build(
+        problem: &Problem,
+        comm: &Communicator,
+        overrides: Overrides,
+    ) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, overrides, EpilogueSpec::default(), false)
     }
 
     /// As [`Self::build`], with an epilogue.
-    pub(crate) fn build_with(problem: &Problem, comm: &Communicator, overrides: Overrides, epilogue: EpilogueSpec) -> anyhow::Result<Self> {
+    pub(crate) fn build_with(
+        problem: &Problem,
+        comm: &Communicator,
+        overrides: Overrides,
+        epilogue: EpilogueSpec,
+    ) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, overrides, epilogue, false)
     }
 
     /// As [`Self::build`], with a time line of each call.
-    pub(crate) fn build_traced(problem: &Problem, comm: &Communicator, overrides: Overrides) -> anyhow::Result<Self> {
+    pub(crate) fn build_traced(
+        problem: &Problem,
+        comm: &Communicator,
+        overrides: Overrides,
+    ) -> anyhow::Result<Self> {
         Self::build_as(problem, comm, overrides, EpilogueSpec::default(), true)
     }
 
-    fn build_as(problem: &Problem, comm: &Communicator, overrides: Overrides, epilogue: EpilogueSpec, trace: bool) -> anyhow::Result<Self> {
+    fn build_as(
+        problem: &Problem,
+        comm: &Communicator,
+        overrides: Overrides,
+        epilogue: EpilogueSpec,
+        trace: bool,
+    ) -> anyhow::Result<Self> {
         if problem.dtype() != T::DTYPE {
             bail!("a problem of {} elements cannot be built for {}", problem.dtype(), T::DTYPE);
         }
         let (m, n, k) = (problem.m() as usize, problem.n() as usize, problem.k() as usize);
         if problem.op().reduces() && epilogue.activation != Activation::None {
-            bail!("{} takes no activation, and {} was asked for", problem.op(), epilogue.activation);
+            bail!(
+                "{} takes no activation, and {} was asked for",
+                problem.op(),
+                epilogue.activation
+            );
         }
         if problem.op().reduces() && epilogue.gates.is_some() {
             bail!("{} takes no gates", problem.op());
         }
         let op = match problem.op() {
             OpKind::AllGatherGemm => {
-                let builder = AllGatherGemm::builder(m, n, k).bias(epilogue.bias).activation(epilogue.activation);
-                let builder = if let Some(layout) = epilogue.gates { builder.gated(layout) } else { builder };
+                let builder = AllGatherGemm::builder(m, n, k)
+                    .bias(epilogue.bias)
+                    .activation(epilogue.activation);
+                let builder =
+                    if let Some(layout) = epilogue.gates { builder.gated(layout) } else { builder };
                 let columns: Vec<_> = problem.weights().iter().map(|&n| n as usize).collect();
-                let builder = if columns.len() > 1 { builder.several_weights(&columns) } else { builder };
+                let builder =
+                    if columns.len() > 1 { builder.several_weights(&columns) } else { builder };
                 Kind::AllGather(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmReduceScatter => {
-                let builder = GemmReduceScatter::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
+                let builder = GemmReduceScatter::builder(m, n, k)
+                    .bias(epilogue.bias)
+                    .residual(epilogue.residual);
                 let builder = builder.partials(problem.partials());
                 let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::ReduceScatter(with(builder, overrides).trace(trace).build(comm)?)
             }
             OpKind::GemmAllReduce => {
-                let builder = GemmAllReduce::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
+                let builder =
+                    GemmAllReduce::builder(m, n, k).bias(epilogue.bias).residual(epilogue.residual);
                 let builder = builder.partials(problem.partials());
                 let builder = if epilogue.norm { builder.rms_norm(EPS) } else { builder };
                 Kind::AllReduce(with(builder, overrides).trace(trace).build(comm)?)
@@ -156,7 +190,10 @@ impl<T: Element> FusedOp<T> {
 }
 
 /// Tells a builder what is not left to the op.
-fn with<Op>(builder: Builder<Op>, Overrides { plan, workers, batch_invariant }: Overrides) -> Builder<Op> {
+fn with<Op>(
+    builder: Builder<Op>,
+    Overrides { plan, workers, batch_invariant }: Overrides,
+) -> Builder<Op> {
     let mut builder = builder.batch_invariant(batch_invariant);
     if let Some(plan) = plan {
         builder = builder.plan(plan);

@@ -51,11 +51,16 @@ impl Operands {
         Self { epilogue, ..self }
     }
 
-    /// The operands of the weight with this number alone: the same `x`, and a weight and bias of its
-    /// own.
+    /// The operands of the weight with this number alone: the same `x`, and a weight and bias of
+    /// its own.
     pub(crate) fn of_weight(&self, weight: usize) -> Self {
         let own = |seed| if weight == 0 { seed } else { data::seed(seed, 0, weight as u64) };
-        Self { problem: self.problem.weight_alone(weight), seed_w: own(self.seed_w), seed_bias: own(self.seed_bias), ..*self }
+        Self {
+            problem: self.problem.weight_alone(weight),
+            seed_w: own(self.seed_w),
+            seed_bias: own(self.seed_bias),
+            ..*self
+        }
     }
 
     /// What of all ranks' results is `rank`'s `y`: of `[m, n]`, or with gates of `[m, n/2]`.

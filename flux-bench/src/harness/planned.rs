@@ -28,7 +28,8 @@ impl PlannedLayer {
     /// Plans `layer` as `args` ask, on ranks that reach each other's memory or the host's alone.
     pub(crate) fn new(layer: Layer, args: PlanArgs, machine: Machine) -> anyhow::Result<Self> {
         let Layer { name, problem } = layer;
-        let [m, n, k] = [problem.m(), problem.n_shard(), problem.k_shard()].map(|extent| extent as usize);
+        let [m, n, k] =
+            [problem.m(), problem.n_shard(), problem.k_shard()].map(|extent| extent as usize);
         let alone = Problem::new(problem.op(), m, n, k, problem.dtype(), shapes::world(1)?)?;
         let links = if machine.host_staged { Links::HostStaged } else { Links::PeerMemory };
         let target = Target { links, ..Target::peer_memory(machine, &problem) };
@@ -37,7 +38,12 @@ impl PlannedLayer {
 
     /// The GEMM alone: the same tiles over all rows, not cut by shards.
     pub(crate) fn core(&self) -> Result<TileProgram, ScheduleError> {
-        let plan = Plan { rows: RowMapping::PerShard { group: 1 }, chunk: Chunk::Shard, k_slices: 1, ..self.plan };
+        let plan = Plan {
+            rows: RowMapping::PerShard { group: 1 },
+            chunk: Chunk::Shard,
+            k_slices: 1,
+            ..self.plan
+        };
         let target = Target { nodes: Nodes::apart(self.alone.world()), ..self.target };
         TileProgram::build(&self.alone, FIRST, &plan.schedule(&self.alone, &target))
     }

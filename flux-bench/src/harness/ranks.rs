@@ -10,23 +10,38 @@ use flux_transport::World;
 use flux_transport::internal::control::ranks as named;
 
 /// Runs `body` for each world on a thread of its own, and returns the results in rank order.
-pub(crate) fn on_threads<R: Send>(worlds: Vec<World>, body: impl Fn(&World) -> anyhow::Result<R> + Sync) -> anyhow::Result<Vec<R>> {
+pub(crate) fn on_threads<R: Send>(
+    worlds: Vec<World>,
+    body: impl Fn(&World) -> anyhow::Result<R> + Sync,
+) -> anyhow::Result<Vec<R>> {
     let body = &body;
     let results: Vec<anyhow::Result<R>> = std::thread::scope(|scope| {
         let start = |(rank, world): (usize, World)| {
-            std::thread::Builder::new().name(format!("rank {rank}")).spawn_scoped(scope, move || body(&world))
+            std::thread::Builder::new()
+                .name(format!("rank {rank}"))
+                .spawn_scoped(scope, move || body(&world))
         };
         let threads: Vec<_> = worlds.into_iter().enumerate().map(start).collect();
-        let join = |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, anyhow::Result<R>>>| {
-            thread.context("no thread for a rank")?.join().unwrap_or_else(|panic| Err(anyhow!("panicked: {}", words(&*panic))))
-        };
+        let join =
+            |thread: std::io::Result<std::thread::ScopedJoinHandle<'_, anyhow::Result<R>>>| {
+                thread
+                    .context("no thread for a rank")?
+                    .join()
+                    .unwrap_or_else(|panic| Err(anyhow!("panicked: {}", words(&*panic))))
+            };
         threads.into_iter().map(join).collect()
     });
     if results.iter().all(Result::is_ok) {
         return results.into_iter().collect();
     }
-    let failed = (0..).map(Rank::new).zip(results).filter_map(|(rank, result)| Some((rank, end::words(&result.err()?))));
-    let lines: Vec<String> = alike(failed).into_iter().map(|(ranks, words)| format!("{}: {words}", named(&ranks))).collect();
+    let failed = (0..)
+        .map(Rank::new)
+        .zip(results)
+        .filter_map(|(rank, result)| Some((rank, end::words(&result.err()?))));
+    let lines: Vec<String> = alike(failed)
+        .into_iter()
+        .map(|(ranks, words)| format!("{}: {words}", named(&ranks)))
+        .collect();
     Err(anyhow!(lines.join("\n")))
 }
 
@@ -43,7 +58,11 @@ fn alike(said: impl Iterator<Item = (Rank, String)>) -> Vec<(Vec<Rank>, String)>
 }
 
 fn words(panic: &(dyn std::any::Any + Send)) -> &str {
-    panic.downcast_ref::<String>().map(String::as_str).or(panic.downcast_ref::<&str>().copied()).unwrap_or("without a message")
+    panic
+        .downcast_ref::<String>()
+        .map(String::as_str)
+        .or(panic.downcast_ref::<&str>().copied())
+        .unwrap_or("without a message")
 }
 
 #[cfg(test)]
@@ -60,7 +79,10 @@ mod tests {
         };
         let error = on_threads(worlds, body).unwrap_err().to_string();
         assert_eq!(error, "rank 1: out of luck\nrank 2: panicked: out of order");
-        assert_eq!(on_threads(World::local(3).unwrap(), |w| Ok(w.rank().get())).unwrap(), [0, 1, 2]);
+        assert_eq!(
+            on_threads(World::local(3).unwrap(), |w| Ok(w.rank().get())).unwrap(),
+            [0, 1, 2]
+        );
     }
 
     #[test]

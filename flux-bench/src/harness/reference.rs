@@ -43,26 +43,43 @@ use flux_ops::Activation;
 ///
 /// # Panics
 /// When `y` does not hold exactly the rank's elements.
-pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, nodes): (bool, Nodes)) -> Verdict {
+pub fn verify<T: Element>(
+    operands: &Operands,
+    rank: Rank,
+    y: &[T],
+    (flattened, nodes): (bool, Nodes),
+) -> Verdict {
     let problem = &operands.problem;
     let (window, product) = (operands.y_window(rank), y_window(problem, rank));
     assert_eq!(y.len(), elements(window), "{window:?}");
     let k = problem.k();
-    let x = operand::<T>(operands, operands.seed_x, Window { row0: window.row0, col0: 0, rows: window.rows, cols: k });
-    let w = operand::<T>(operands, operands.seed_w, Window { row0: product.col0, col0: 0, rows: product.cols, cols: k });
+    let x = operand::<T>(
+        operands,
+        operands.seed_x,
+        Window { row0: window.row0, col0: 0, rows: window.rows, cols: k },
+    );
+    let w = operand::<T>(
+        operands,
+        operands.seed_w,
+        Window { row0: product.col0, col0: 0, rows: product.cols, cols: k },
+    );
     let bias = if operands.epilogue.bias {
         operand::<T>(operands, operands.seed_bias, bias_window(problem, rank))
     } else {
         vec![0.0; product.cols as usize]
     };
-    let residual = operands.epilogue.residual.then(|| operand::<T>(operands, operands.seed_residual, window));
+    let residual =
+        operands.epilogue.residual.then(|| operand::<T>(operands, operands.seed_residual, window));
     let mut verdict = Verdict::default();
     let rounded = |keeps| Rounded { keeps, nodes, collective: false };
-    for (row, (x, y)) in x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate() {
+    for (row, (x, y)) in
+        x.chunks_exact(k as usize).zip(y.chunks_exact(window.cols as usize)).enumerate()
+    {
         // All partial sums for its row but its own are rounded.
         let (owner, _) = problem.owner_of(window.row0 + row as u32);
         for (col, &y) in y.iter().enumerate() {
-            let added = residual.as_ref().map_or(0.0, |rows| rows[row * window.cols as usize + col]);
+            let added =
+                residual.as_ref().map_or(0.0, |rows| rows[row * window.cols as usize + col]);
             let sum_of = |column: u32| {
                 let (column, k) = (column as usize, k as usize);
                 let rounded = rounded((!flattened).then_some(owner));
@@ -70,7 +87,11 @@ pub fn verify<T: Element>(operands: &Operands, rank: Rank, y: &[T], (flattened, 
             };
             let (column, up) = columns_of(operands, rank, col as u32);
             let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
-            verdict.judge(&expected, y.to_f32(), Violation { rank: rank.get(), weight: 0, row: row as u32, col: col as u32 });
+            verdict.judge(
+                &expected,
+                y.to_f32(),
+                Violation { rank: rank.get(), weight: 0, row: row as u32, col: col as u32 },
+            );
         }
     }
     verdict
@@ -89,15 +110,26 @@ pub(crate) fn verify_elements<T: Element>(
     let mut verdict = Verdict::default();
     for &(row, col, y) in found {
         let row0 = window.row0 + row;
-        let line = |seed, row0| operand::<T>(operands, seed, Window { row0, col0: 0, rows: 1, cols: problem.k() });
+        let line = |seed, row0| {
+            operand::<T>(operands, seed, Window { row0, col0: 0, rows: 1, cols: problem.k() })
+        };
         let keeps = (!flattened && !collective).then(|| problem.owner_of(row0).0);
         let rounded = Rounded { keeps, nodes, collective };
         let sum_of = |column: u32| {
             let col0 = window.col0 + column;
-            let one = |seed, row0| operand::<T>(operands, seed, Window { row0, col0, rows: 1, cols: 1 })[0];
+            let one = |seed, row0| {
+                operand::<T>(operands, seed, Window { row0, col0, rows: 1, cols: 1 })[0]
+            };
             let bias = if operands.epilogue.bias { one(operands.seed_bias, 0) } else { 0.0 };
-            let residual = if operands.epilogue.residual { one(operands.seed_residual, row0) } else { 0.0 };
-            sum::<T>(operands, rounded, &line(operands.seed_x, row0), &line(operands.seed_w, col0), [bias, residual])
+            let residual =
+                if operands.epilogue.residual { one(operands.seed_residual, row0) } else { 0.0 };
+            sum::<T>(
+                operands,
+                rounded,
+                &line(operands.seed_x, row0),
+                &line(operands.seed_w, col0),
+                [bias, residual],
+            )
         };
         let (column, up) = columns_of(operands, rank, col);
         let expected = expect::<T>(operands, sum_of(column), up.map(sum_of));
@@ -110,7 +142,11 @@ pub(crate) fn verify_elements<T: Element>(
 ///
 /// A sum of `n` squares is off by at most `n` roundings. The root leaves half of them, and six
 /// operations follow.
-pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gain: &[T]) -> Verdict {
+pub(crate) fn verify_norm<T: Element>(
+    rank: Rank,
+    (y, y_norm): (&[T], &[T]),
+    gain: &[T],
+) -> Verdict {
     let cols = gain.len();
     let wide = |v: &T| f64::from(v.to_f32());
     let unit = T::DTYPE.unit_roundoff();
@@ -126,7 +162,12 @@ pub(crate) fn verify_norm<T: Element>(rank: Rank, (y, y_norm): (&[T], &[T]), gai
             let off = (wide(found) - exact).abs();
             if off.is_nan() || off > exact.abs() * (unit + error * (1.0 + unit)) + tiny {
                 verdict.violations += 1;
-                verdict.first.get_or_insert(Violation { rank: rank.get(), weight: 0, row: row as u32, col: col as u32 });
+                verdict.first.get_or_insert(Violation {
+                    rank: rank.get(),
+                    weight: 0,
+                    row: row as u32,
+                    col: col as u32,
+                });
             }
         }
     }
@@ -160,8 +201,8 @@ struct Rounded {
     collective: bool,
 }
 
-/// The column of a rank's product that its `y` has in column `col`; with gates that of the gate, and
-/// that of its up.
+/// The column of a rank's product that its `y` has in column `col`; with gates that of the gate,
+/// and that of its up.
 fn columns_of(operands: &Operands, rank: Rank, col: u32) -> (u32, Option<u32>) {
     operands.epilogue.gates.map_or((col, None), |layout| {
         let (gate, up) = layout.rows_of(col, operands.problem.n_local(rank));
@@ -177,7 +218,13 @@ struct Sum {
 }
 
 /// The sum of a row of `x` and a row of `w`, a bias and a residual.
-fn sum<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f32], added: [f32; 2]) -> Sum {
+fn sum<T: Element>(
+    operands: &Operands,
+    rounding: Rounded,
+    x: &[f32],
+    w: &[f32],
+    added: [f32; 2],
+) -> Sum {
     let Rounded { keeps, nodes, collective } = rounding;
     let problem = &operands.problem;
     let round = |v: f64| f64::from(T::from_f32(v as f32).to_f32());
@@ -198,14 +245,17 @@ fn sum<T: Element>(operands: &Operands, rounding: Rounded, x: &[f32], w: &[f32],
         exact += sum;
         partials += f64::abs(sum);
         absolute += abs;
-        let kept = sources == 1 || sent_exactly || keeps.is_some_and(|rank| nodes.on_one_rail(source, rank));
+        let kept = sources == 1
+            || sent_exactly
+            || keeps.is_some_and(|rank| nodes.on_one_rail(source, rank));
         let (value, off) = if kept { (sum, 0.0) } else { (round(sum), unit * sum.abs()) };
         node = (node.0 + sum, node.1 + value, node.2 + off);
         if sources > 1 && nodes.local_of(source) + 1 < nodes.per_node() {
             continue;
         }
         let (sum, value, off) = std::mem::take(&mut node);
-        let stays = sources == 1 || sent_exactly || keeps.is_none_or(|rank| nodes.together(source, rank));
+        let stays =
+            sources == 1 || sent_exactly || keeps.is_none_or(|rank| nodes.together(source, rank));
         rounded += if stays { value } else { round(value) };
         sent += if stays { off } else { off + unit * (f64::abs(sum) + off) };
     }
@@ -245,7 +295,12 @@ fn expect<T: Element>(operands: &Operands, sum: Sum, up: Option<Sum>) -> Expecte
         value *= up.value;
         off += f64::from(f32::EPSILON) * (value.abs() + off);
     }
-    Expected { value, bound: off + operands.problem.dtype().unit_roundoff() * (value.abs() + off) + tiny(T::DTYPE) }
+    Expected {
+        value,
+        bound: off
+            + operands.problem.dtype().unit_roundoff() * (value.abs() + off)
+            + tiny(T::DTYPE),
+    }
 }
 
 /// Sums of products and of their absolute values. Products of 11-bit significands are exact in
@@ -278,7 +333,9 @@ mod tests {
     /// The output by definition, in another order of summation than the reference's.
     fn outputs(operands: &Operands, rank: Rank, (flattened, nodes): (bool, Nodes)) -> Vec<bf16> {
         let p = &operands.problem;
-        let at = |seed, row, col| f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32());
+        let at = |seed, row, col| {
+            f64::from(bf16::from_f32(data::value(operands.fill, seed, row, col)).to_f32())
+        };
         let (window, product) = (operands.y_window(rank), y_window(p, rank));
         let mut y = Vec::new();
         for row in window.row0..window.row0 + window.rows {
@@ -289,14 +346,23 @@ mod tests {
                 let sent = |sum: f64| f64::from(bf16::from_f64(sum).to_f32());
                 let mut sums = vec![0.0; sources as usize];
                 for source in (0..sources).rev() {
-                    let part: f64 =
-                        p.inner(Rank::new(source)).rev().map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k)).sum();
+                    let part: f64 = p
+                        .inner(Rank::new(source))
+                        .rev()
+                        .map(|k| at(operands.seed_x, row, k) * at(operands.seed_w, col, k))
+                        .sum();
                     // Whoever adds up for the owner in the source's node.
-                    let relay = nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(owner)).get();
-                    sums[if sources == 1 { 0 } else { relay as usize }] += if sources == 1 || source == relay { part } else { sent(part) };
+                    let relay =
+                        nodes.rank(nodes.node_of(Rank::new(source)), nodes.local_of(owner)).get();
+                    sums[if sources == 1 { 0 } else { relay as usize }] +=
+                        if sources == 1 || source == relay { part } else { sent(part) };
                 }
                 let own = |source: usize| sources == 1 || (source == owner.index() && !flattened);
-                let sum: f64 = sums.iter().enumerate().map(|(source, &sum)| if own(source) { sum } else { sent(sum) }).sum();
+                let sum: f64 = sums
+                    .iter()
+                    .enumerate()
+                    .map(|(source, &sum)| if own(source) { sum } else { sent(sum) })
+                    .sum();
                 let sum = sum + if bias { at(operands.seed_bias, 0, col) } else { 0.0 };
                 sum + if residual { at(operands.seed_residual, row, col) } else { 0.0 }
             };
@@ -321,11 +387,15 @@ mod tests {
 
     fn cases() -> impl Iterator<Item = (Operands, Rank)> {
         let world = WorldSize::new(4).unwrap();
-        let problems = OpKind::ALL.map(|op| Problem::new(op, 12, 72, 1064, DType::Bf16, world).unwrap());
+        let problems =
+            OpKind::ALL.map(|op| Problem::new(op, 12, 72, 1064, DType::Bf16, world).unwrap());
         let fills = [Fill::Uniform, Fill::SmallInts];
-        let plain = problems.into_iter().flat_map(move |p| fills.map(|f| (Operands::new(p, 3, 1, f), Rank::new(2))));
+        let plain = problems
+            .into_iter()
+            .flat_map(move |p| fills.map(|f| (Operands::new(p, 3, 1, f), Rank::new(2))));
         plain.flat_map(|(operands, rank)| {
-            let epilogues = std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(operands.problem.op()));
+            let epilogues = std::iter::once(EpilogueSpec::default())
+                .chain(EpilogueSpec::with_bias(operands.problem.op()));
             epilogues.map(move |epilogue| (operands.with_epilogue(epilogue), rank))
         })
     }
@@ -348,7 +418,8 @@ mod tests {
         for (operands, rank) in cases() {
             let window = operands.y_window(rank);
             let (row, col) = (2, 5);
-            let wrong_values: [fn(bf16) -> bf16; 3] = [|_| bf16::NAN, |v| v + bf16::from_f32(4.0), |_| bf16::INFINITY];
+            let wrong_values: [fn(bf16) -> bf16; 3] =
+                [|_| bf16::NAN, |v| v + bf16::from_f32(4.0), |_| bf16::INFINITY];
             for wrong in wrong_values {
                 let mut y = outputs(&operands, rank, plain(&operands));
                 let at = row * window.cols as usize + col;
@@ -365,7 +436,9 @@ mod tests {
     fn an_element_that_is_off_by_eight_roundings_is_wrong() {
         for (operands, rank) in cases().filter(|(operands, _)| operands.fill == Fill::Uniform) {
             let mut y = outputs(&operands, rank, plain(&operands));
-            let at = (0..y.len()).max_by(|&a, &b| y[a].to_f32().abs().total_cmp(&y[b].to_f32().abs())).unwrap();
+            let at = (0..y.len())
+                .max_by(|&a, &b| y[a].to_f32().abs().total_cmp(&y[b].to_f32().abs()))
+                .unwrap();
             let off = 8.0 * operands.problem.dtype().unit_roundoff() * f64::from(y[at]);
             y[at] = bf16::from_f64(f64::from(y[at]) + off);
             assert_eq!(verify(&operands, rank, &y, plain(&operands)).violations, 1, "{operands:?}");
@@ -387,12 +460,28 @@ mod tests {
         for (operands, rank) in cases() {
             let added = [(false, false), (true, false), (false, true), (true, true)];
             let EpilogueSpec { gates, norm, .. } = operands.epilogue;
-            let with = |(bias, residual)| Activation::ALL.map(|activation| EpilogueSpec { bias, residual, activation, gates, norm });
+            let with = |(bias, residual)| {
+                Activation::ALL.map(|activation| EpilogueSpec {
+                    bias,
+                    residual,
+                    activation,
+                    gates,
+                    norm,
+                })
+            };
             let epilogues = added.into_iter().flat_map(with);
-            let other_gates = gates.map(|layout| GateLayout::ALL.into_iter().find(|other| *other != layout));
+            let other_gates =
+                gates.map(|layout| GateLayout::ALL.into_iter().find(|other| *other != layout));
             let other_gates = other_gates.map(|gates| EpilogueSpec { gates, ..operands.epilogue });
-            for other in epilogues.chain(other_gates).filter(|&epilogue| epilogue != operands.epilogue) {
-                let verdict = verify(&operands, rank, &outputs(&operands.with_epilogue(other), rank, plain(&operands)), plain(&operands));
+            for other in
+                epilogues.chain(other_gates).filter(|&epilogue| epilogue != operands.epilogue)
+            {
+                let verdict = verify(
+                    &operands,
+                    rank,
+                    &outputs(&operands.with_epilogue(other), rank, plain(&operands)),
+                    plain(&operands),
+                );
                 assert!(!verdict.ok(), "{operands:?} passes as {other:?}");
             }
         }
@@ -401,11 +490,16 @@ mod tests {
     #[test]
     fn rows_that_are_not_normalised_are_wrong() {
         let y: Vec<bf16> = (0..64).map(|i| bf16::from_f32((i % 7) as f32 - 2.5)).collect();
-        let gain = [0.5, -1.0, 2.0, 0.25, 1.0, -2.0, 4.0, 0.0, 0.5, -1.0, 2.0, 0.25, 1.0, -2.0, 4.0, 1.0].map(bf16::from_f32);
+        let gain =
+            [0.5, -1.0, 2.0, 0.25, 1.0, -2.0, 4.0, 0.0, 0.5, -1.0, 2.0, 0.25, 1.0, -2.0, 4.0, 1.0]
+                .map(bf16::from_f32);
         let norm_of = |row: &[bf16]| {
             let squares: f64 = row.iter().map(|v| f64::from(*v).powi(2)).sum();
             let scale = (squares / 16.0 + f64::from(EPS)).sqrt().recip();
-            row.iter().zip(&gain).map(move |(v, gain)| bf16::from_f64(f64::from(*v) * scale * f64::from(*gain))).collect::<Vec<_>>()
+            row.iter()
+                .zip(&gain)
+                .map(move |(v, gain)| bf16::from_f64(f64::from(*v) * scale * f64::from(*gain)))
+                .collect::<Vec<_>>()
         };
         let right: Vec<bf16> = y.chunks_exact(16).flat_map(norm_of).collect();
         assert!(verify_norm(Rank::new(1), (&y, &right), &gain).ok());
@@ -413,7 +507,11 @@ mod tests {
             let mut off = right.clone();
             off[35] = wrong;
             let verdict = verify_norm(Rank::new(1), (&y, &off), &gain);
-            assert_eq!((verdict.violations, verdict.first), (1, Some(Violation { rank: 1, weight: 0, row: 2, col: 3 })), "{wrong}");
+            assert_eq!(
+                (verdict.violations, verdict.first),
+                (1, Some(Violation { rank: 1, weight: 0, row: 2, col: 3 })),
+                "{wrong}"
+            );
         }
         assert!(!verify_norm(Rank::new(1), (&y, &y), &gain).ok());
     }
@@ -421,8 +519,10 @@ mod tests {
     #[test]
     fn the_output_of_another_call_fails() {
         for (operands, rank) in cases() {
-            let other = Operands::new(operands.problem, 3, 2, operands.fill).with_epilogue(operands.epilogue);
-            let verdict = verify(&operands, rank, &outputs(&other, rank, plain(&other)), plain(&operands));
+            let other = Operands::new(operands.problem, 3, 2, operands.fill)
+                .with_epilogue(operands.epilogue);
+            let verdict =
+                verify(&operands, rank, &outputs(&other, rank, plain(&other)), plain(&operands));
             assert!(verdict.violations > elements(operands.y_window(rank)) as u64 / 2, "{verdict}");
         }
     }

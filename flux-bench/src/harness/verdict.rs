@@ -67,7 +67,9 @@ impl Verdict {
 
     /// To send to other ranks.
     pub(crate) fn to_bytes(self) -> Vec<u8> {
-        let first = self.first.map_or([u32::MAX; 4], |Violation { rank, weight, row, col }| [rank, weight, row, col]);
+        let first = self
+            .first
+            .map_or([u32::MAX; 4], |Violation { rank, weight, row, col }| [rank, weight, row, col]);
         let [error, reference] = [self.max_error, self.max_reference].map(f64::to_bits);
         let words = [error, reference, self.violations].map(u64::to_le_bytes);
         [words.as_flattened(), first.map(u32::to_le_bytes).as_flattened()].concat()
@@ -76,10 +78,17 @@ impl Verdict {
     /// What another rank has sent; `None` for what is none.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
         let (words, first) = bytes.split_at_checked(24).filter(|(_, first)| first.len() == 16)?;
-        let [error, reference, violations] = <[[u8; 8]; 3]>::try_from(words.as_chunks().0).ok()?.map(u64::from_le_bytes);
-        let [rank, weight, row, col] = <[[u8; 4]; 4]>::try_from(first.as_chunks().0).ok()?.map(u32::from_le_bytes);
+        let [error, reference, violations] =
+            <[[u8; 8]; 3]>::try_from(words.as_chunks().0).ok()?.map(u64::from_le_bytes);
+        let [rank, weight, row, col] =
+            <[[u8; 4]; 4]>::try_from(first.as_chunks().0).ok()?.map(u32::from_le_bytes);
         let first = (rank != u32::MAX).then_some(Violation { rank, weight, row, col });
-        Some(Self { max_error: f64::from_bits(error), max_reference: f64::from_bits(reference), violations, first })
+        Some(Self {
+            max_error: f64::from_bits(error),
+            max_reference: f64::from_bits(reference),
+            violations,
+            first,
+        })
     }
 
     /// Keeps the violations alone: errors of integers say nothing of random data.
@@ -110,7 +119,11 @@ impl fmt::Display for Violation {
 impl fmt::Display for Verdict {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self.first {
-            None => write!(f, "all elements right, largest error {:.2e} of the largest element", self.max_rel_err()),
+            None => write!(
+                f,
+                "all elements right, largest error {:.2e} of the largest element",
+                self.max_rel_err()
+            ),
             Some(first) => write!(f, "{} wrong elements, the first at {first}", self.violations),
         }
     }
@@ -123,7 +136,11 @@ mod tests {
     #[test]
     fn a_verdict_survives_the_trip_as_bytes() {
         let right = Verdict { max_error: 0.5, max_reference: f64::INFINITY, ..Verdict::default() };
-        let wrong = Verdict { violations: 1 << 40, first: Some(Violation { rank: 1, weight: 2, row: 3, col: 4 }), ..right };
+        let wrong = Verdict {
+            violations: 1 << 40,
+            first: Some(Violation { rank: 1, weight: 2, row: 3, col: 4 }),
+            ..right
+        };
         for verdict in [right, wrong] {
             assert_eq!(Verdict::from_bytes(&verdict.to_bytes()), Some(verdict));
         }

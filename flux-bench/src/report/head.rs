@@ -87,7 +87,15 @@ mod tests {
     use flux_core::{OpKind, WorldSize};
 
     fn head() -> Head {
-        let problem = Problem::new(OpKind::AllGatherGemm, 512, 49152, 12288, DType::F16, WorldSize::new(8).unwrap()).unwrap();
+        let problem = Problem::new(
+            OpKind::AllGatherGemm,
+            512,
+            49152,
+            12288,
+            DType::F16,
+            WorldSize::new(8).unwrap(),
+        )
+        .unwrap();
         Head::new("gpt3", &problem)
     }
 
@@ -96,7 +104,10 @@ mod tests {
         let mut json = serde_json::to_value(head()).unwrap();
         assert_eq!(serde_json::from_value::<Head>(json.clone()).unwrap(), head());
         json.as_object_mut().unwrap().remove("dtype").unwrap();
-        assert_eq!(serde_json::from_value::<Head>(json).unwrap(), Head { dtype: "bf16".to_owned(), ..head() });
+        assert_eq!(
+            serde_json::from_value::<Head>(json).unwrap(),
+            Head { dtype: "bf16".to_owned(), ..head() }
+        );
     }
 
     #[test]

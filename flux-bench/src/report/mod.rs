@@ -163,7 +163,14 @@ pub struct Verified {
 
 impl Row {
     /// The row of `problem`, from what was measured.
-    pub fn new(model: &str, problem: &Problem, plan: String, measured: Measured, verified: Verified, samples: u32) -> Self {
+    pub fn new(
+        model: &str,
+        problem: &Problem,
+        plan: String,
+        measured: Measured,
+        verified: Verified,
+        samples: u32,
+    ) -> Self {
         let [op, gemm, serial] = [measured.op, measured.gemm, measured.serial].map(milliseconds);
         Self {
             head: Head::new(model, problem),
@@ -199,7 +206,11 @@ pub(crate) fn table(report: &Report) -> String {
 }
 
 /// Prints a report's table and, where a file is asked for, writes the report there as JSON.
-pub(crate) fn deliver(table: &str, json: Option<&Path>, report: &impl Serialize) -> anyhow::Result<()> {
+pub(crate) fn deliver(
+    table: &str,
+    json: Option<&Path>,
+    report: &impl Serialize,
+) -> anyhow::Result<()> {
     out::print(&table);
     if let Some(path) = json {
         atomic_file::write_json(path, report)?;
@@ -219,15 +230,18 @@ pub(crate) const LAUNCHED_BY: &str = "FLUX_LAUNCHED_BY";
 /// The command line that repeats this run, or the one of `flux-bench launch`, with the variables
 /// that change it. Absolute paths are cut to the file's name.
 pub(crate) fn command_line() -> String {
-    if let Some(launcher) = std::env::var(LAUNCHED_BY).ok().filter(|launcher| !launcher.is_empty()) {
+    if let Some(launcher) = std::env::var(LAUNCHED_BY).ok().filter(|launcher| !launcher.is_empty())
+    {
         return launcher;
     }
-    let variables = std::env::vars_os().filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    let variables = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
     shown(variables, std::env::args_os().map(|word| word.to_string_lossy().into_owned()))
 }
 
 /// Variables that name a file or a folder of this machine, of which the last name alone is told.
-const PLACES: [&str; 5] = ["FLUX_CUBIN_DIR", "FLUX_CUBLASLT_LIB", "FLUX_CUDA_LIB_DIR", "FLUX_NCCL_LIB", "FLUX_NVRTC_LIB"];
+const PLACES: [&str; 5] =
+    ["FLUX_CUBIN_DIR", "FLUX_CUBLASLT_LIB", "FLUX_CUDA_LIB_DIR", "FLUX_NCCL_LIB", "FLUX_NVRTC_LIB"];
 
 /// Whether a variable changes what is measured. NVLink multicast is off unless it is asked for.
 fn counts((name, value): &(String, String)) -> bool {
@@ -253,14 +267,19 @@ fn assigned((name, value): (String, String)) -> String {
 }
 
 /// The words of a [`command_line`].
-fn shown(variables: impl Iterator<Item = (String, String)>, words: impl Iterator<Item = String>) -> String {
+fn shown(
+    variables: impl Iterator<Item = (String, String)>,
+    words: impl Iterator<Item = String>,
+) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "-_=,./:@%+".contains(c);
     let mut variables: Vec<String> = variables.filter(counts).map(assigned).collect();
     variables.sort_unstable();
     let program = variables.len();
     let mut line = Vec::new();
     for (i, word) in variables.into_iter().chain(words).enumerate() {
-        let (option, value) = word.split_once("=/").map_or((None, word.as_str()), |(option, value)| (Some(option), value));
+        let (option, value) = word
+            .split_once("=/")
+            .map_or((None, word.as_str()), |(option, value)| (Some(option), value));
         let absolute = i == program || option.is_some() || value.starts_with('/');
         let value = if absolute { value.rsplit('/').next().unwrap_or_default() } else { value };
         let word = option.map_or_else(|| value.to_owned(), |option| format!("{option}={value}"));

@@ -50,7 +50,11 @@ impl Origin {
         if self.gpus == 0 {
             return self;
         }
-        Self { cublaslt: gpu::cublas::version().ok(), nvrtc: gpu::kernels::compiled_by().ok(), ..self }
+        Self {
+            cublaslt: gpu::cublas::version().ok(),
+            nvrtc: gpu::kernels::compiled_by().ok(),
+            ..self
+        }
     }
 
     /// A run for tests.

@@ -61,9 +61,15 @@ pub struct PeerRow {
 impl PeerRow {
     /// Median and name of the fastest way to run the whole op; `None` where none ran.
     pub fn best(&self) -> Option<(f64, &'static str)> {
-        let ways =
-            [(self.serial_ms, "serial"), (self.async_tp_ms, "async-TP"), (self.one_shot_ms, "one-shot"), (self.two_shot_ms, "two-shot")];
-        ways.into_iter().filter_map(|(times, name)| Some((times?.median, name))).min_by(|a, b| a.0.total_cmp(&b.0))
+        let ways = [
+            (self.serial_ms, "serial"),
+            (self.async_tp_ms, "async-TP"),
+            (self.one_shot_ms, "one-shot"),
+            (self.two_shot_ms, "two-shot"),
+        ];
+        ways.into_iter()
+            .filter_map(|(times, name)| Some((times?.median, name)))
+            .min_by(|a, b| a.0.total_cmp(&b.0))
     }
 }
 
@@ -84,7 +90,8 @@ pub(crate) fn table(report: &PeersReport) -> String {
     let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, r.head.dtype.as_str()));
     let samples = report.rows.first().map_or(0, |r| r.samples);
     let mut text = format!(
-        "{}, TP {tp}, {dtype}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest rank\n\n\
+        "{}, TP {tp}, {dtype}, PyTorch {}, NCCL {}\nmedians of {samples} rounds in ms, slowest \
+         rank\n\n\
          {}       n       k     gemm   serial  async-TP  one-shot  two-shot  verified\n",
         report.origin.device,
         report.torch,
@@ -98,7 +105,11 @@ pub(crate) fn table(report: &PeersReport) -> String {
         let verified = if r.verified { "yes" } else { "NO" };
         let why = r.why.as_ref().map_or_else(String::new, |why| format!("  {why}"));
         let (line, n, k) = (r.head.line(), r.head.n, r.head.k);
-        let _ = writeln!(text, "{line} {n:>7} {k:>7} {gemm:>8} {serial:>8} {fused:>9} {one_shot:>9} {two_shot:>9}  {verified:>8}{why}");
+        let _ = writeln!(
+            text,
+            "{line} {n:>7} {k:>7} {gemm:>8} {serial:>8} {fused:>9} {one_shot:>9} {two_shot:>9}  \
+             {verified:>8}{why}"
+        );
     }
     text
 }

@@ -41,7 +41,11 @@ impl Placement {
         // Of this boot of the kernel, which containers share.
         let machine = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
         let machines = comm.exchange(&machine)?.into_iter().collect::<BTreeSet<_>>().len();
-        Ok(Self { ranks: Ranks::Processes, hosts: world.hosts().count(), machines: u32::try_from(machines)? })
+        Ok(Self {
+            ranks: Ranks::Processes,
+            hosts: world.hosts().count(),
+            machines: u32::try_from(machines)?,
+        })
     }
 }
 
@@ -66,11 +70,15 @@ mod tests {
 
     #[test]
     fn hosts_that_are_one_machine_are_said_to_be() {
-        let of = |hosts, machines| Placement { ranks: Ranks::Processes, hosts, machines }.to_string();
+        let of =
+            |hosts, machines| Placement { ranks: Ranks::Processes, hosts, machines }.to_string();
         assert_eq!(Placement::THREADS.to_string(), "");
         assert_eq!(of(1, 1), ", ranks as processes");
         assert_eq!(of(2, 2), ", ranks as processes of 2 hosts");
         assert_eq!(of(2, 1), ", ranks as processes of 2 hosts, which are one machine for a test");
-        assert_eq!(of(4, 2), ", ranks as processes of 4 hosts, which are fewer machines for a test");
+        assert_eq!(
+            of(4, 2),
+            ", ranks as processes of 4 hosts, which are fewer machines for a test"
+        );
     }
 }

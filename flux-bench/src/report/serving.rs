@@ -107,7 +107,12 @@ impl ServingReport {
         for row in &self.serving {
             for (held, of) in [(row.memory.device, "device"), (row.memory.host, "host")] {
                 let (head, calls) = (&row.head, row.calls - row.calls / 2);
-                ensure!(held.grown <= SLACK, "{head}: {of} memory grew by {} bytes in {calls} calls, from {}", held.grown, held.amid);
+                ensure!(
+                    held.grown <= SLACK,
+                    "{head}: {of} memory grew by {} bytes in {calls} calls, from {}",
+                    held.grown,
+                    held.amid
+                );
             }
         }
         Ok(())
@@ -116,11 +121,27 @@ impl ServingReport {
     pub(crate) fn table(&self) -> String {
         let first = self.serving.first();
         let (tp, dtype) = first.map_or((0, ""), |row| (row.head.tp, row.head.dtype.as_str()));
-        let head = ["op", "model", "most m", "n", "k", "calls", "op ms", "serial ms", "serial/op", "host p50 us", "p99 us", "late"];
+        let head = [
+            "op",
+            "model",
+            "most m",
+            "n",
+            "k",
+            "calls",
+            "op ms",
+            "serial ms",
+            "serial/op",
+            "host p50 us",
+            "p99 us",
+            "late",
+        ];
         let memory = ["device MiB", "host MiB", "verified"];
-        let mut lines: Vec<Vec<String>> = vec![head.into_iter().chain(memory).map(str::to_owned).collect()];
+        let mut lines: Vec<Vec<String>> =
+            vec![head.into_iter().chain(memory).map(str::to_owned).collect()];
         for row in &self.serving {
-            let mib = |held: Held| format!("{} > {} > {}", held.before >> 20, held.amid >> 20, held.after >> 20);
+            let mib = |held: Held| {
+                format!("{} > {} > {}", held.before >> 20, held.amid >> 20, held.after >> 20)
+            };
             let figures = [
                 row.calls.to_string(),
                 ms(row.total_op_ms),
@@ -135,10 +156,12 @@ impl ServingReport {
             ];
             lines.push(row.head.cells().into_iter().chain(figures).collect());
         }
-        let trace =
-            first.map_or_else(String::new, |row| format!("{}, {} numbers of rows in {} calls", row.trace, row.different_rows, row.calls));
+        let trace = first.map_or_else(String::new, |row| {
+            format!("{}, {} numbers of rows in {} calls", row.trace, row.different_rows, row.calls)
+        });
         format!(
-            "{}rows of {trace}; total times on the slowest rank; memory before, amid and after; elements verified\n{}\n{}",
+            "{}rows of {trace}; total times on the slowest rank; memory before, amid and after; \
+             elements verified\n{}\n{}",
             on(&self.origin, (&self.transport, self.placement, tp, dtype), self.nccl.as_ref()),
             what_it_shows(&self.transport),
             aligned(&lines)
@@ -152,7 +175,15 @@ mod tests {
     use flux_core::{DType, OpKind, Problem, WorldSize};
 
     fn report(device: Held, host: Held) -> ServingReport {
-        let problem = Problem::new(OpKind::GemmAllReduce, 8192, 64, 64, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let problem = Problem::new(
+            OpKind::GemmAllReduce,
+            8192,
+            64,
+            64,
+            DType::Bf16,
+            WorldSize::new(2).unwrap(),
+        )
+        .unwrap();
         let row = ServingRow {
             head: Head::new("gpt3", &problem),
             trace: "mix".to_owned(),
@@ -185,11 +216,23 @@ mod tests {
         let stays = Held::new([1 << 30, 2 << 30, (2 << 30) + SLACK], 0);
         let grows = Held::new([1 << 30, 2 << 30, (2 << 30) + SLACK + 1], 0);
         assert!(report(stays, stays).memory_has_stayed().is_ok());
-        assert!(report(Held::new([0, 0, SLACK + 9], 9), stays).memory_has_stayed().is_ok(), "the communicator accounts for it");
-        assert!(report(Held::new([0, 9, 1], 0), stays).memory_has_stayed().is_ok(), "less is no growth");
+        assert!(
+            report(Held::new([0, 0, SLACK + 9], 9), stays).memory_has_stayed().is_ok(),
+            "the communicator accounts for it"
+        );
+        assert!(
+            report(Held::new([0, 9, 1], 0), stays).memory_has_stayed().is_ok(),
+            "less is no growth"
+        );
         for (report, of) in [(report(grows, stays), "device"), (report(stays, grows), "host")] {
             let why = report.memory_has_stayed().unwrap_err().to_string();
-            assert_eq!(why, format!("gemm_ar gpt3 m 8192: {of} memory grew by 16777217 bytes in 50 calls, from 2147483648"));
+            assert_eq!(
+                why,
+                format!(
+                    "gemm_ar gpt3 m 8192: {of} memory grew by 16777217 bytes in 50 calls, from \
+                     2147483648"
+                )
+            );
         }
     }
 
@@ -201,7 +244,11 @@ mod tests {
         report.serving[0].checked = 99;
         assert!(!report.verified());
         (report.serving[0].checked, report.serving[0].verified) = (800, false);
-        assert!(!report.verified() && report.table().trim_end().ends_with("NO"), "{}", report.table());
+        assert!(
+            !report.verified() && report.table().trim_end().ends_with("NO"),
+            "{}",
+            report.table()
+        );
     }
 
     #[test]

@@ -30,11 +30,19 @@ pub struct Sustained {
 
 impl Sustained {
     /// From the times of op, GEMM and serial path, beside the rounds'.
-    pub fn new(seconds: f64, blocks: u32, [t_op_ms, t_gemm_ms, t_serial_ms]: [Times; 3], short: &Measured) -> Self {
-        let efficiency = |op, gemm, serial| metrics::overlap_efficiency(milliseconds(op), milliseconds(gemm), milliseconds(serial));
+    pub fn new(
+        seconds: f64,
+        blocks: u32,
+        [t_op_ms, t_gemm_ms, t_serial_ms]: [Times; 3],
+        short: &Measured,
+    ) -> Self {
+        let efficiency = |op, gemm, serial| {
+            metrics::overlap_efficiency(milliseconds(op), milliseconds(gemm), milliseconds(serial))
+        };
         let overlap_efficiency = efficiency(t_op_ms, t_gemm_ms, t_serial_ms);
         let of_rounds = efficiency(short.op, short.gemm, short.serial);
-        let difference = overlap_efficiency.zip(of_rounds).map(|(sustained, rounds)| sustained - rounds);
+        let difference =
+            overlap_efficiency.zip(of_rounds).map(|(sustained, rounds)| sustained - rounds);
         Self { seconds, blocks, t_op_ms, t_gemm_ms, t_serial_ms, overlap_efficiency, difference }
     }
 }
@@ -45,16 +53,32 @@ pub(super) fn table(rows: &[Row]) -> String {
     for row in rows {
         let Some(s) = &row.sustained else { continue };
         if text.is_empty() {
-            let _ = writeln!(text, "\nback to back, {} s each, alternating: times of a call and E, and the rounds' E\n", s.seconds);
-            let _ = writeln!(text, "{}   T_op ms    T_gemm  T_serial     E %  rounds  difference", Head::ABOVE);
+            let _ = writeln!(
+                text,
+                "\nback to back, {} s each, alternating: times of a call and E, and the rounds' \
+                 E\n",
+                s.seconds
+            );
+            let _ = writeln!(
+                text,
+                "{}   T_op ms    T_gemm  T_serial     E %  rounds  difference",
+                Head::ABOVE
+            );
         }
-        let (sustained, rounds) = (stands_out(&s.t_serial_ms, &s.t_gemm_ms, s.blocks), resolved(row));
-        let shown = |value: Option<f64>| value.map_or_else(|| "-".to_owned(), |v| format!("{:.1}", v * 100.0));
+        let (sustained, rounds) =
+            (stands_out(&s.t_serial_ms, &s.t_gemm_ms, s.blocks), resolved(row));
+        let shown = |value: Option<f64>| {
+            value.map_or_else(|| "-".to_owned(), |v| format!("{:.1}", v * 100.0))
+        };
         let [op, gemm, serial] = [s.t_op_ms, s.t_gemm_ms, s.t_serial_ms].map(|t| ms(t.median));
         let e = shown(s.overlap_efficiency.filter(|_| sustained));
         let of_rounds = shown(row.overlap_efficiency.filter(|_| rounds));
         let difference = shown(s.difference.filter(|_| sustained && rounds));
-        let _ = writeln!(text, "{} {op:>9} {gemm:>9} {serial:>9} {e:>7} {of_rounds:>7} {difference:>11}", row.head.line());
+        let _ = writeln!(
+            text,
+            "{} {op:>9} {gemm:>9} {serial:>9} {e:>7} {of_rounds:>7} {difference:>11}",
+            row.head.line()
+        );
     }
     text
 }
@@ -70,7 +94,14 @@ mod tests {
 
     #[test]
     fn the_difference_is_that_of_two_efficiencies() {
-        let short = Measured { op: flat(1.1), gemm: flat(1.0), comm: flat(0.5), serial: flat(1.5), late: Late::default(), enqueue: None };
+        let short = Measured {
+            op: flat(1.1),
+            gemm: flat(1.0),
+            comm: flat(0.5),
+            serial: flat(1.5),
+            late: Late::default(),
+            enqueue: None,
+        };
         let sustained = Sustained::new(20.0, 40, [flat(1.3), flat(1.1), flat(1.6)], &short);
         assert!((sustained.overlap_efficiency.unwrap() - 0.6).abs() < 1e-9, "{sustained:?}");
         assert!((sustained.difference.unwrap() + 0.2).abs() < 1e-9, "{sustained:?}");

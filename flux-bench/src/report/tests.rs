@@ -6,8 +6,23 @@ fn flat(ms: f64) -> Times {
 }
 
 fn report() -> Report {
-    let problem = Problem::new(OpKind::AllGatherGemm, 8192, 49152, 12288, DType::Bf16, WorldSize::new(8).unwrap()).unwrap();
-    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12), late: Late::default(), enqueue: None };
+    let problem = Problem::new(
+        OpKind::AllGatherGemm,
+        8192,
+        49152,
+        12288,
+        DType::Bf16,
+        WorldSize::new(8).unwrap(),
+    )
+    .unwrap();
+    let measured = Measured {
+        op: flat(1.73),
+        gemm: flat(1.6),
+        comm: flat(0.57),
+        serial: flat(2.12),
+        late: Late::default(),
+        enqueue: None,
+    };
     let verified = Verified { max_rel_err: 1.5e-3, ok: true };
     Report {
         schema: SCHEMA,
@@ -42,10 +57,15 @@ fn the_file_has_the_fields_of_the_schema_and_reads_back() {
         keys.sort();
         keys.join(" ")
     };
-    assert_eq!(keys(&json), "command commit cuda date device driver gpus hosts machines nccl ranks rows schema transport");
+    assert_eq!(
+        keys(&json),
+        "command commit cuda date device driver gpus hosts machines nccl ranks rows schema \
+         transport"
+    );
     assert_eq!(
         keys(&json["rows"][0]),
-        "dtype ect_ms k m max_rel_err model n op overlap_efficiency plan samples t_comm_ms t_gemm_ms t_op_ms t_serial_ms tflops tp verified"
+        "dtype ect_ms k m max_rel_err model n op overlap_efficiency plan samples t_comm_ms \
+         t_gemm_ms t_op_ms t_serial_ms tflops tp verified"
     );
     assert_eq!(keys(&json["rows"][0]["t_op_ms"]), "median p10 p90");
 }
@@ -59,11 +79,17 @@ fn a_file_of_before_ranks_could_be_processes_is_one_of_threads() {
     assert_eq!(serde_json::from_value::<Report>(json).unwrap().placement, Placement::THREADS);
     let apart = Placement { ranks: Ranks::Processes, hosts: 2, machines: 1 };
     let json = serde_json::to_value(Report { placement: apart, ..report() }).unwrap();
-    assert_eq!((&json["ranks"], &json["hosts"], &json["machines"]), (&"processes".into(), &2.into(), &1.into()));
+    assert_eq!(
+        (&json["ranks"], &json["hosts"], &json["machines"]),
+        (&"processes".into(), &2.into(), &1.into())
+    );
     assert_eq!(serde_json::from_value::<Report>(json).unwrap().placement, apart);
     let text = table(&Report { placement: apart, ..report() });
     assert!(
-        text.starts_with("a device, transport nvlink, TP 8, bf16, ranks as processes of 2 hosts, which are one machine for a test, "),
+        text.starts_with(
+            "a device, transport nvlink, TP 8, bf16, ranks as processes of 2 hosts, which are one \
+             machine for a test, "
+        ),
         "{text}"
     );
 }
@@ -73,18 +99,38 @@ fn rounds_that_were_left_out_are_told() {
     let mut report = report();
     assert!(!table(&report).contains("late"));
     report.rows[0].late = Late { op: 3, serial: 1, ..Late::default() };
-    assert!(table(&report).lines().any(|l| l.ends_with("yes, 1.5e-3, 3 late")), "{}", table(&report));
+    assert!(
+        table(&report).lines().any(|l| l.ends_with("yes, 1.5e-3, 3 late")),
+        "{}",
+        table(&report)
+    );
     let json = serde_json::to_value(&report).unwrap();
-    assert_eq!(json["rows"][0]["late"], serde_json::json!({ "op": 3, "gemm": 0, "comm": 0, "serial": 1 }));
+    assert_eq!(
+        json["rows"][0]["late"],
+        serde_json::json!({ "op": 3, "gemm": 0, "comm": 0, "serial": 1 })
+    );
     assert_eq!(serde_json::from_value::<Report>(json).unwrap(), report);
 }
 
 #[test]
 fn what_hosts_take_to_enqueue_is_told_where_it_was_measured() {
     let mut report = report();
-    let cell = |report: &Report| table(report).lines().last().unwrap().split_whitespace().nth(7).unwrap().to_owned();
-    assert_eq!((cell(&report).as_str(), serde_json::to_value(&report).unwrap()["rows"][0].get("enqueue_ms")), ("-", None));
-    report.rows[0].enqueue_ms = Some(Enqueue { op: flat(0.012), gemm: flat(0.004), comm: flat(0.009), serial: flat(0.013) });
+    let cell = |report: &Report| {
+        table(report).lines().last().unwrap().split_whitespace().nth(7).unwrap().to_owned()
+    };
+    assert_eq!(
+        (
+            cell(&report).as_str(),
+            serde_json::to_value(&report).unwrap()["rows"][0].get("enqueue_ms")
+        ),
+        ("-", None)
+    );
+    report.rows[0].enqueue_ms = Some(Enqueue {
+        op: flat(0.012),
+        gemm: flat(0.004),
+        comm: flat(0.009),
+        serial: flat(0.013),
+    });
     assert_eq!(cell(&report), "0.012");
     let json = serde_json::to_value(&report).unwrap();
     assert_eq!(json["rows"][0]["enqueue_ms"]["serial"]["p90"], 0.013);
@@ -120,8 +166,16 @@ fn an_efficiency_of_few_samples_is_not_shown() {
         report.rows[0].late = Late { gemm: late, ..Late::default() };
         assert_eq!(table(&report).contains("  75.0  "), shown, "{late} late: {}", table(&report));
     }
-    let measured = Measured { op: flat(1.73), gemm: flat(1.6), comm: flat(0.57), serial: flat(2.12), late: Late::default(), enqueue: None };
-    let sustained = |blocks| Sustained::new(1.0, blocks, [flat(1.8), flat(1.6), flat(2.6)], &measured);
+    let measured = Measured {
+        op: flat(1.73),
+        gemm: flat(1.6),
+        comm: flat(0.57),
+        serial: flat(2.12),
+        late: Late::default(),
+        enqueue: None,
+    };
+    let sustained =
+        |blocks| Sustained::new(1.0, blocks, [flat(1.8), flat(1.6), flat(2.6)], &measured);
     for (blocks, shown) in [(2, false), (5, true)] {
         report.rows[0].sustained = Some(sustained(blocks));
         assert_eq!(table(&report).contains(" 80.0 "), shown, "{blocks}: {}", table(&report));
@@ -130,8 +184,21 @@ fn an_efficiency_of_few_samples_is_not_shown() {
 
 #[test]
 fn a_command_line_is_quoted_with_what_counts_and_tells_no_machines_paths() {
-    let words = ["/opt/flux-bench", "bench", "--json", "/data/out/x.json", "--json=/data/y.json", "results/z.json", "it's"];
-    let set = [("FLUX_CUBIN_DIR", "../here/cubins/"), ("FLUX_NCCL_LIB", "/opt/libnccl.so.2"), ("FLUX_NVRTC_LIB", ""), ("FLUX_LOG", "info")];
+    let words = [
+        "/opt/flux-bench",
+        "bench",
+        "--json",
+        "/data/out/x.json",
+        "--json=/data/y.json",
+        "results/z.json",
+        "it's",
+    ];
+    let set = [
+        ("FLUX_CUBIN_DIR", "../here/cubins/"),
+        ("FLUX_NCCL_LIB", "/opt/libnccl.so.2"),
+        ("FLUX_NVRTC_LIB", ""),
+        ("FLUX_LOG", "info"),
+    ];
     let set = set.into_iter().chain([
         ("NCCL_P2P_DISABLE", "1"),
         ("NCCL_NVLS_ENABLE", "0"),
@@ -157,7 +224,11 @@ fn words_of_a_command_line_stay_on_its_line() {
 
 #[test]
 fn a_file_says_which_libraries_made_it_unless_it_is_older() {
-    let origin = |report: &Report| Origin { cublaslt: Some("13.1.0".to_owned()), nvrtc: Some("13.0".to_owned()), ..report.origin.clone() };
+    let origin = |report: &Report| Origin {
+        cublaslt: Some("13.1.0".to_owned()),
+        nvrtc: Some("13.0".to_owned()),
+        ..report.origin.clone()
+    };
     let known = Report { origin: origin(&report()), ..report() };
     let mut json = serde_json::to_value(&known).unwrap();
     assert_eq!((&json["cublaslt"], &json["nvrtc"]), (&"13.1.0".into(), &"13.0".into()));
@@ -172,6 +243,9 @@ fn a_file_says_which_libraries_made_it_unless_it_is_older() {
 
 #[test]
 fn a_table_of_the_host_says_what_it_shows() {
-    let said = |transport: &str| table(&Report { transport: transport.to_owned(), ..report() }).contains("not what fusion gains");
+    let said = |transport: &str| {
+        table(&Report { transport: transport.to_owned(), ..report() })
+            .contains("not what fusion gains")
+    };
     assert!(said("host") && !said("nvlink"));
 }

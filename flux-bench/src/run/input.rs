@@ -20,13 +20,19 @@ pub(super) enum InputError {
     #[error("{} cannot be read: it is not a regular file", .0.display())]
     NotAFile(PathBuf),
     /// The file names another, which Git LFS has not fetched.
-    #[error("{} is the pointer of a Git LFS file, not the file: fetch it with `git lfs pull`", .0.display())]
+    #[error(
+        "{} is the pointer of a Git LFS file, not the file: fetch it with `git lfs pull`",
+        .0.display()
+    )]
     LfsPointer(PathBuf),
     /// The file is not safetensors, or is damaged or cut short.
     #[error("{} is not a whole safetensors file: {reason}", path.display())]
     Damaged { path: PathBuf, reason: String },
     /// A tensor is missing.
-    #[error("{} has no tensor {name:?}, and x, w and perhaps bias are read; it has {found}", path.display())]
+    #[error(
+        "{} has no tensor {name:?}, and x, w and perhaps bias are read; it has {found}",
+        path.display()
+    )]
     Missing { path: PathBuf, name: &'static str, found: String },
     /// A tensor has the wrong number of dimensions.
     #[error("tensor {name:?} has the shape {shape:?}: a matrix is needed")]
@@ -38,7 +44,10 @@ pub(super) enum InputError {
     #[error("tensor {name:?} holds {dtype}: BF16 or F16 is needed, the same in all")]
     Type { name: &'static str, dtype: String },
     /// The inner dimensions differ.
-    #[error("x is [{m}, {k_x}] and w is [{n}, {k_w}]: both need the same number of columns, as y = x * transpose(w)")]
+    #[error(
+        "x is [{m}, {k_x}] and w is [{n}, {k_w}]: both need the same number of columns, as y = x * \
+         transpose(w)"
+    )]
     Mismatch { m: usize, k_x: usize, n: usize, k_w: usize },
 }
 
@@ -80,7 +89,8 @@ impl Input {
         if file.starts_with(LFS_POINTER) {
             return Err(InputError::LfsPointer(path.to_owned()));
         }
-        let tensors = SafeTensors::deserialize(&file).map_err(|e| InputError::Damaged { path: path.to_owned(), reason: e.to_string() })?;
+        let tensors = SafeTensors::deserialize(&file)
+            .map_err(|e| InputError::Damaged { path: path.to_owned(), reason: e.to_string() })?;
         let (m, k_x, x_type, x) = matrix(path, &file, &tensors, "x")?;
         let (n, k_w, w_type, w) = matrix(path, &file, &tensors, "w")?;
         if x_type != w_type {
@@ -90,7 +100,12 @@ impl Input {
             return Err(InputError::Mismatch { m, k_x, n, k_w });
         }
         let bias = bias(&file, &tensors, n, x_type)?;
-        let mut unused: Vec<_> = tensors.names().into_iter().filter(|name| !["x", "w", "bias"].contains(name)).map(str::to_owned).collect();
+        let mut unused: Vec<_> = tensors
+            .names()
+            .into_iter()
+            .filter(|name| !["x", "w", "bias"].contains(name))
+            .map(str::to_owned)
+            .collect();
         unused.sort_unstable();
         Ok(Self { m, n, k: k_x, dtype: x_type, unused, x, w, bias, file })
     }
@@ -113,9 +128,18 @@ impl Input {
 
 type Matrix = (usize, usize, DType, Range<usize>);
 
-fn matrix(path: &Path, file: &[u8], tensors: &SafeTensors<'_>, name: &'static str) -> Result<Matrix, InputError> {
+fn matrix(
+    path: &Path,
+    file: &[u8],
+    tensors: &SafeTensors<'_>,
+    name: &'static str,
+) -> Result<Matrix, InputError> {
     let Ok(tensor) = tensors.tensor(name) else {
-        return Err(InputError::Missing { path: path.to_owned(), name, found: found(name, tensors.names()) });
+        return Err(InputError::Missing {
+            path: path.to_owned(),
+            name,
+            found: found(name, tensors.names()),
+        });
     };
     let &[rows, cols] = tensor.shape() else {
         return Err(InputError::NotAMatrix { name, shape: tensor.shape().to_vec() });
@@ -128,7 +152,9 @@ fn matrix(path: &Path, file: &[u8], tensors: &SafeTensors<'_>, name: &'static st
 /// the others by name; of many the first.
 fn found(wanted: &str, mut names: Vec<&str>) -> String {
     const SHOWN: usize = 8;
-    let close = |name: &str| name.rsplit(['.', '/']).next().is_some_and(|part| part.eq_ignore_ascii_case(wanted));
+    let close = |name: &str| {
+        name.rsplit(['.', '/']).next().is_some_and(|part| part.eq_ignore_ascii_case(wanted))
+    };
     names.sort_unstable_by_key(|name| (!close(name), *name));
     let shown: Vec<_> = names.iter().take(SHOWN).map(|name| format!("{name:?}")).collect();
     let more = names.len().saturating_sub(SHOWN);
@@ -144,7 +170,12 @@ fn found(wanted: &str, mut names: Vec<&str>) -> String {
 }
 
 /// The bias of a `w` of `n` rows, in elements of `x`.
-fn bias(file: &[u8], tensors: &SafeTensors<'_>, n: usize, x_type: DType) -> Result<Option<Range<usize>>, InputError> {
+fn bias(
+    file: &[u8],
+    tensors: &SafeTensors<'_>,
+    n: usize,
+    x_type: DType,
+) -> Result<Option<Range<usize>>, InputError> {
     let Ok(tensor) = tensors.tensor("bias") else { return Ok(None) };
     if tensor.shape() != [n] {
         return Err(InputError::Bias { shape: tensor.shape().to_vec(), n });
@@ -189,7 +220,8 @@ mod tests {
 
     #[test]
     fn a_good_file_gives_the_extents_and_the_elements() {
-        let input = parse(file(&[("x", Dtype::F16, &[4, 16]), ("w", Dtype::F16, &[24, 16])])).unwrap();
+        let input =
+            parse(file(&[("x", Dtype::F16, &[4, 16]), ("w", Dtype::F16, &[24, 16])])).unwrap();
         assert_eq!((input.m, input.n, input.k, input.dtype), (4, 24, 16, DType::F16));
         assert_eq!((input.x().len(), input.w().len()), (128, 768));
     }
@@ -198,7 +230,10 @@ mod tests {
     fn a_file_that_is_cut_short_or_damaged_is_refused() {
         let good = file(&[("x", Dtype::BF16, &[4, 16]), ("w", Dtype::BF16, &[24, 16])]);
         for length in [0, 7, 8, 40, good.len() - 1] {
-            assert!(matches!(parse(good[..length].to_vec()), Err(InputError::Damaged { .. })), "{length} bytes");
+            assert!(
+                matches!(parse(good[..length].to_vec()), Err(InputError::Damaged { .. })),
+                "{length} bytes"
+            );
         }
         let mut longer = good.clone();
         longer.push(0);
@@ -214,19 +249,34 @@ mod tests {
     fn a_pointer_of_git_lfs_is_told_from_a_damaged_file() {
         let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n";
         let text = parse(pointer.into()).unwrap_err().to_string();
-        assert_eq!(text, "in.safetensors is the pointer of a Git LFS file, not the file: fetch it with `git lfs pull`");
+        assert_eq!(
+            text,
+            "in.safetensors is the pointer of a Git LFS file, not the file: fetch it with `git lfs \
+             pull`"
+        );
     }
 
     #[test]
     fn the_tensors_of_a_checkpoint_are_named_in_order_and_in_short() {
-        let layers: Vec<_> = (0..20_000).map(|layer| format!("model.layers.{layer:05}.mlp.up_proj.weight")).collect();
-        let names = |more: &[&'static str]| layers.iter().rev().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>();
+        let layers: Vec<_> = (0..20_000)
+            .map(|layer| format!("model.layers.{layer:05}.mlp.up_proj.weight"))
+            .collect();
+        let names = |more: &[&'static str]| {
+            layers.iter().rev().map(String::as_str).chain(more.iter().copied()).collect::<Vec<_>>()
+        };
         let text = found("x", names(&[]));
-        assert!(text.starts_with(r#""model.layers.00000.mlp.up_proj.weight", "model.layers.00001."#), "{text}");
-        assert!(text.ends_with(r#""model.layers.00007.mlp.up_proj.weight" and 19992 more"#), "{text}");
+        assert!(
+            text.starts_with(r#""model.layers.00000.mlp.up_proj.weight", "model.layers.00001."#),
+            "{text}"
+        );
+        assert!(
+            text.ends_with(r#""model.layers.00007.mlp.up_proj.weight" and 19992 more"#),
+            "{text}"
+        );
         let close = found("x", names(&["mlp.X"]));
         assert!(
-            close.starts_with(r#""mlp.X", "model.layers.00000."#) && close.ends_with(r#"rename "mlp.X" to "x" if it is that"#),
+            close.starts_with(r#""mlp.X", "model.layers.00000."#)
+                && close.ends_with(r#"rename "mlp.X" to "x" if it is that"#),
             "{close}"
         );
         assert_eq!(found("x", Vec::new()), "none");
@@ -234,15 +284,24 @@ mod tests {
 
     #[test]
     fn operands_that_do_not_fit_are_named_with_their_values() {
-        let message = |tensors: &[(&str, Dtype, &[usize])]| parse(file(tensors)).unwrap_err().to_string();
+        let message =
+            |tensors: &[(&str, Dtype, &[usize])]| parse(file(tensors)).unwrap_err().to_string();
         let x: (&str, Dtype, &[usize]) = ("x", Dtype::BF16, &[4, 16]);
-        assert_eq!(message(&[x]), r#"in.safetensors has no tensor "w", and x, w and perhaps bias are read; it has "x""#);
-        assert!(message(&[x, ("w", Dtype::BF16, &[24, 8])]).contains("x is [4, 16] and w is [24, 8]"));
+        assert_eq!(
+            message(&[x]),
+            r#"in.safetensors has no tensor "w", and x, w and perhaps bias are read; it has "x""#
+        );
+        assert!(
+            message(&[x, ("w", Dtype::BF16, &[24, 8])]).contains("x is [4, 16] and w is [24, 8]")
+        );
         assert!(message(&[x, ("w", Dtype::F16, &[24, 16])]).contains("holds fp16, x bf16"));
         assert!(message(&[x, ("w", Dtype::F32, &[24, 16])]).contains("holds F32"));
         assert!(message(&[x, ("w", Dtype::BF16, &[24 * 16])]).contains("[384]"));
         let w: (&str, Dtype, &[usize]) = ("w", Dtype::BF16, &[24, 16]);
-        assert!(message(&[x, w, ("bias", Dtype::BF16, &[16])]).contains("has the shape [16]: [24] is needed"));
+        assert!(
+            message(&[x, w, ("bias", Dtype::BF16, &[16])])
+                .contains("has the shape [16]: [24] is needed")
+        );
         assert!(message(&[x, w, ("bias", Dtype::F16, &[24])]).contains("holds fp16, x bf16"));
     }
 }

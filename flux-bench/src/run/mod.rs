@@ -12,7 +12,10 @@ use output::Output;
 use crate::atomic_file;
 use crate::end;
 use crate::harness::data::Window;
-use crate::harness::{EpilogueSpec, FusedOp, RankContext, bias_window, elements, ranks, room, w_window, x_window, y_window};
+use crate::harness::{
+    EpilogueSpec, FusedOp, RankContext, bias_window, elements, ranks, room, w_window, x_window,
+    y_window,
+};
 use crate::launch;
 use crate::machine;
 use crate::out;
@@ -59,7 +62,8 @@ pub struct Args {
 
 /// Reads one of the activations, which the help lists.
 fn activations() -> impl TypedValueParser<Value = Activation> {
-    PossibleValuesParser::new(Activation::ALL.map(Activation::name)).try_map(|word| word.parse::<Activation>())
+    PossibleValuesParser::new(Activation::ALL.map(Activation::name))
+        .try_map(|word| word.parse::<Activation>())
 }
 
 /// Reads, computes, assembles, writes.
@@ -72,15 +76,21 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         "--output {} is the file of --input, whose operands it would replace: name another",
         args.output.display()
     );
-    let world =
-        WorldSize::new(args.ranks).with_context(|| format!("--ranks {} is outside 1 to {}", args.ranks, flux_core::rank::MAX_WORLD))?;
+    let world = WorldSize::new(args.ranks).with_context(|| {
+        format!("--ranks {} is outside 1 to {}", args.ranks, flux_core::rank::MAX_WORLD)
+    })?;
     let problem = Problem::new(args.op, input.m, input.n, input.k, input.dtype, world)?;
     machine::uses_gpus(args.transport)?;
     if !input.unused.is_empty() {
         end::say(&format!(
             "{} has tensors that are not used: {}",
             args.input.display(),
-            input.unused.iter().map(|name| name.escape_debug().to_string()).collect::<Vec<_>>().join(", ")
+            input
+                .unused
+                .iter()
+                .map(|name| name.escape_debug().to_string())
+                .collect::<Vec<_>>()
+                .join(", ")
         ));
     }
     let output = Output::create(&args.output, &problem)?;
@@ -89,16 +99,33 @@ pub fn run(args: &Args) -> anyhow::Result<()> {
         DType::F16 => compute::<f16>(&problem, args, &input, &output)?,
     }
     output.commit()?;
-    out::line(&format_args!("{problem}: y [{}, {}] written to {}", problem.m(), problem.n(), args.output.display()));
+    out::line(&format_args!(
+        "{problem}: y [{}, {}] written to {}",
+        problem.m(),
+        problem.n(),
+        args.output.display()
+    ));
     Ok(())
 }
 
 /// Runs the op on all ranks, each of which writes its part of `y`.
-fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input, output: &Output) -> anyhow::Result<()> {
-    let epilogue = EpilogueSpec { bias: input.bias().is_some(), activation: args.activation, ..EpilogueSpec::default() };
+fn compute<T: Element>(
+    problem: &Problem,
+    args: &Args,
+    input: &Input,
+    output: &Output,
+) -> anyhow::Result<()> {
+    let epilogue = EpilogueSpec {
+        bias: input.bias().is_some(),
+        activation: args.activation,
+        ..EpilogueSpec::default()
+    };
     let k = problem.k() as usize;
     let body = |world: &World| {
-        let comm = Communicator::connect_blocking(world, machine::options(args.transport, world.local_rank(), 1))?;
+        let comm = Communicator::connect_blocking(
+            world,
+            machine::options(args.transport, world.local_rank(), 1),
+        )?;
         let ctx = RankContext::new(comm)?;
         let overrides = Overrides { batch_invariant: args.batch_invariant, ..Overrides::default() };
         let op = FusedOp::<T>::build_with(problem, ctx.comm(), overrides, epilogue)?;
@@ -106,7 +133,10 @@ fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input, output: &O
         ctx.upload(&mut set.x, &cut::<T>(input.x(), k, x_window(problem, ctx.rank()))?)?;
         ctx.upload(&mut set.w, &cut::<T>(input.w(), k, w_window(problem, ctx.rank()))?)?;
         if let (Some(own), Some(bias)) = (&mut set.bias, input.bias()) {
-            ctx.upload(own, &cut::<T>(bias, problem.n() as usize, bias_window(problem, ctx.rank()))?)?;
+            ctx.upload(
+                own,
+                &cut::<T>(bias, problem.n() as usize, bias_window(problem, ctx.rank()))?,
+            )?;
         }
         // Nobody checks what is had in small pieces from here on.
         drop(room::<u8>(SPARE)?);
@@ -123,7 +153,8 @@ fn compute<T: Element>(problem: &Problem, args: &Args, input: &Input, output: &O
 
 /// A window's elements, dense, out of the bytes of a matrix of `cols` columns.
 fn cut<T: Element>(from: &[u8], cols: usize, window: Window) -> anyhow::Result<Vec<T>> {
-    let (first, bytes) = (window.col0 as usize * size_of::<T>(), window.cols as usize * size_of::<T>());
+    let (first, bytes) =
+        (window.col0 as usize * size_of::<T>(), window.cols as usize * size_of::<T>());
     let mut part = room(elements(window))?;
     part.resize(elements(window), T::from_f32(0.0));
     let rows = from.chunks_exact(cols * size_of::<T>()).skip(window.row0 as usize);
@@ -139,10 +170,12 @@ mod tests {
 
     #[test]
     fn a_window_is_cut_from_bytes_on_any_border() {
-        let matrix: Vec<u8> = (0..6 * 10u8).flat_map(|at| bf16::from_f32(at.into()).to_le_bytes()).collect();
+        let matrix: Vec<u8> =
+            (0..6 * 10u8).flat_map(|at| bf16::from_f32(at.into()).to_le_bytes()).collect();
         let off = [&[0], &matrix[..]].concat();
         let window = Window { row0: 3, col0: 5, rows: 2, cols: 5 };
-        let wanted: Vec<bf16> = [35, 36, 37, 38, 39, 45, 46, 47, 48, 49u8].map(|at| bf16::from_f32(at.into())).into();
+        let wanted: Vec<bf16> =
+            [35, 36, 37, 38, 39, 45, 46, 47, 48, 49u8].map(|at| bf16::from_f32(at.into())).into();
         for bytes in [&matrix[..], &off[1..]] {
             assert_eq!(cut::<bf16>(bytes, 10, window).unwrap(), wanted);
         }

@@ -36,11 +36,20 @@ impl Output {
     }
 
     /// Writes what `y` holds to the place of its window.
-    pub(super) fn write<T: Element>(&self, ctx: &RankContext, y: &Buffer<T>, window: Window) -> anyhow::Result<()> {
+    pub(super) fn write<T: Element>(
+        &self,
+        ctx: &RankContext,
+        y: &Buffer<T>,
+        window: Window,
+    ) -> anyhow::Result<()> {
         let (cols, element) = (window.cols as usize, size_of::<T>());
         let rows = (BLOCK / (cols * element)).max(1);
         ctx.download_blocks(y, rows * cols, |first, block| {
-            let at = |row: usize| self.head + (u64::from(window.row0) + row as u64) * self.row + u64::from(window.col0) * element as u64;
+            let at = |row: usize| {
+                self.head
+                    + (u64::from(window.row0) + row as u64) * self.row
+                    + u64::from(window.col0) * element as u64
+            };
             let row = first / cols;
             if (cols * element) as u64 == self.row {
                 return Ok(self.file.write_at(bytemuck::cast_slice(block), at(row))?);
@@ -58,14 +67,16 @@ impl Output {
     }
 }
 
-/// The length of the description, and the description, padded so that `y` begins at a multiple of 8.
+/// The length of the description, and the description, padded so that `y` begins at a multiple of
+/// 8.
 fn head(problem: &Problem) -> anyhow::Result<Vec<u8>> {
     let (m, n) = (problem.m() as usize, problem.n() as usize);
     let dtype = match problem.dtype() {
         DType::Bf16 => Dtype::BF16,
         DType::F16 => Dtype::F16,
     };
-    let y = TensorInfo { dtype, shape: vec![m, n], data_offsets: (0, m * n * problem.dtype().bytes()) };
+    let y =
+        TensorInfo { dtype, shape: vec![m, n], data_offsets: (0, m * n * problem.dtype().bytes()) };
     let mut text = serde_json::to_vec(&Metadata::new(None, vec![("y".to_owned(), y)])?)?;
     text.resize(text.len().next_multiple_of(8), b' ');
     Ok([&(text.len() as u64).to_le_bytes()[..], &text].concat())
@@ -80,10 +91,16 @@ mod tests {
     #[test]
     fn the_head_is_that_of_the_safetensors_library() {
         for dtype in [DType::Bf16, DType::F16] {
-            let problem = Problem::new(OpKind::AllGatherGemm, 16, 64, 32, dtype, WorldSize::new(2).unwrap()).unwrap();
+            let problem =
+                Problem::new(OpKind::AllGatherGemm, 16, 64, 32, dtype, WorldSize::new(2).unwrap())
+                    .unwrap();
             let data = vec![0; 16 * 64 * 2];
             let own = if dtype == DType::F16 { Dtype::F16 } else { Dtype::BF16 };
-            let whole = safetensors::serialize([("y", TensorView::new(own, vec![16, 64], &data).unwrap())], None).unwrap();
+            let whole = safetensors::serialize(
+                [("y", TensorView::new(own, vec![16, 64], &data).unwrap())],
+                None,
+            )
+            .unwrap();
             assert_eq!([head(&problem).unwrap(), data].concat(), whole);
         }
     }

@@ -32,7 +32,14 @@ pub(crate) struct LayerArgs {
     #[arg(long, value_name = "SHAPE,...")]
     pub(crate) shapes: Option<Shapes>,
     /// Ops: ag_gemm, gemm_rs, gemm_ar; a layer of one op is left out where that is not among them
-    #[arg(long, value_delimiter = ',', value_name = "OP,...", default_value = "ag_gemm,gemm_rs", default_value_if("trace_m", ArgPredicate::IsPresent, "gemm_ar"), value_parser = parse_op)]
+    #[arg(
+        long,
+        value_delimiter = ',',
+        value_name = "OP,...",
+        default_value = "ag_gemm,gemm_rs",
+        default_value_if("trace_m", ArgPredicate::IsPresent, "gemm_ar"),
+        value_parser = parse_op,
+    )]
     pub(crate) ops: Vec<OpKind>,
     /// Element type: bf16 or fp16
     #[arg(long, value_name = "TYPE", default_value = "bf16", value_parser = parse_dtype)]
@@ -41,7 +48,12 @@ pub(crate) struct LayerArgs {
 
 impl LayerArgs {
     /// The layers for `world`; where no rows are asked for, at `ms` on GPUs and 512 on the host.
-    pub(crate) fn layers(&self, world: WorldSize, on_gpus: bool, ms: &[usize]) -> anyhow::Result<Vec<Layer>> {
+    pub(crate) fn layers(
+        &self,
+        world: WorldSize,
+        on_gpus: bool,
+        ms: &[usize],
+    ) -> anyhow::Result<Vec<Layer>> {
         let ms = match (&self.ms, on_gpus) {
             (Some(Rows(given)), _) => given,
             (None, true) => ms,
@@ -51,7 +63,12 @@ impl LayerArgs {
     }
 
     /// The layers for `world` with `m` rows, whatever rows are asked for.
-    pub(crate) fn layers_of(&self, world: WorldSize, on_gpus: bool, m: usize) -> anyhow::Result<Vec<Layer>> {
+    pub(crate) fn layers_of(
+        &self,
+        world: WorldSize,
+        on_gpus: bool,
+        m: usize,
+    ) -> anyhow::Result<Vec<Layer>> {
         layers(&self.shapes(on_gpus)?, &self.ops, &[m], self.dtype, world)
     }
 
@@ -65,7 +82,10 @@ impl LayerArgs {
 pub(crate) fn with_norm(layers: Vec<Layer>) -> anyhow::Result<Vec<Layer>> {
     let sums = layers.iter().all(|layer| layer.problem.op().reduces());
     ensure!(sums, "--norm is of gemm_rs and gemm_ar: name them with --ops");
-    Ok(layers.into_iter().map(|layer| Layer { name: format!("{}+norm", layer.name), ..layer }).collect())
+    Ok(layers
+        .into_iter()
+        .map(|layer| Layer { name: format!("{}+norm", layer.name), ..layer })
+        .collect())
 }
 
 /// The layers with partial sums of this type; those in fp32 by names of their own. Sums alone have
@@ -76,7 +96,10 @@ pub(crate) fn with_partials(layers: Vec<Layer>, partials: Partials) -> anyhow::R
     }
     let sums = layers.iter().all(|layer| layer.problem.op().reduces());
     ensure!(sums, "--partials f32 is of gemm_rs and gemm_ar: name them with --ops");
-    let sent = |Layer { name, problem }| Layer { name: format!("{name}+f32"), problem: Problem::with_partials(problem, partials) };
+    let sent = |Layer { name, problem }| Layer {
+        name: format!("{name}+f32"),
+        problem: Problem::with_partials(problem, partials),
+    };
     Ok(layers.into_iter().map(sent).collect())
 }
 
@@ -94,7 +117,13 @@ pub struct Layer {
 ///
 /// # Errors
 /// A shape that the world cannot split, with its name, or none that has one of the ops.
-pub fn layers(shapes: &Shapes, ops: &[OpKind], ms: &[usize], dtype: DType, world: WorldSize) -> anyhow::Result<Vec<Layer>> {
+pub fn layers(
+    shapes: &Shapes,
+    ops: &[OpKind],
+    ms: &[usize],
+    dtype: DType,
+    world: WorldSize,
+) -> anyhow::Result<Vec<Layer>> {
     let mut layers = Vec::new();
     for shape in &shapes.0 {
         for &op in ops {
@@ -114,7 +143,11 @@ pub fn layers(shapes: &Shapes, ops: &[OpKind], ms: &[usize], dtype: DType, world
         }
     }
     let named = || ops.iter().map(|op| op.name()).collect::<Vec<_>>().join(" or ");
-    ensure!(!layers.is_empty(), "there is nothing to do: no {} is among --shapes {shapes}", named());
+    ensure!(
+        !layers.is_empty(),
+        "there is nothing to do: no {} is among --shapes {shapes}",
+        named()
+    );
     Ok(layers)
 }
 
@@ -151,7 +184,8 @@ pub(crate) fn parse_partials(word: &str) -> Result<Partials, String> {
 /// # Errors
 /// No world has so many ranks.
 pub fn world(tp: u32) -> anyhow::Result<WorldSize> {
-    WorldSize::new(tp).with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))
+    WorldSize::new(tp)
+        .with_context(|| format!("--tp {tp} is outside 1 to {}", flux_core::rank::MAX_WORLD))
 }
 
 #[cfg(test)]
@@ -174,18 +208,32 @@ mod tests {
     fn layers_that_are_left_out_suit_the_machine() {
         let names = |words: &str, on_gpus| {
             let layers = given(words, on_gpus).unwrap();
-            layers.iter().map(|layer| format!("{} {}", layer.name, layer.problem.m())).collect::<Vec<_>>().join(", ")
+            layers
+                .iter()
+                .map(|layer| format!("{} {}", layer.name, layer.problem.m()))
+                .collect::<Vec<_>>()
+                .join(", ")
         };
         assert_eq!(names("--ops ag_gemm", true), "gpt3 64, gpt3 128, llama70b 64, llama70b 128");
         assert_eq!(names("--ops ag_gemm", false), "gpt3/16 512, llama70b/16 512");
-        assert_eq!(names("--shapes gpt3/128 --ms 16", false), "gpt3/128 16, gpt3/128 16", "both ops");
-        assert_eq!(names("--shapes gemm_rs:n=8,k=16,64x128 --ms 16 --ops gemm_rs", false), "gemm_rs:n=8,k=16 16, 64x128 16");
+        assert_eq!(
+            names("--shapes gpt3/128 --ms 16", false),
+            "gpt3/128 16, gpt3/128 16",
+            "both ops"
+        );
+        assert_eq!(
+            names("--shapes gemm_rs:n=8,k=16,64x128 --ms 16 --ops gemm_rs", false),
+            "gemm_rs:n=8,k=16 16, 64x128 16"
+        );
     }
 
     #[test]
     fn shapes_without_the_op_or_that_ranks_cannot_split_are_named() {
         let error = |words: &str| format!("{:#}", given(words, true).unwrap_err());
-        assert_eq!(error("--shapes llama3-8b.qkv --ops gemm_rs"), "there is nothing to do: no gemm_rs is among --shapes llama3-8b.qkv");
+        assert_eq!(
+            error("--shapes llama3-8b.qkv --ops gemm_rs"),
+            "there is nothing to do: no gemm_rs is among --shapes llama3-8b.qkv"
+        );
         let error = error("--shapes 64x128 --ms 17");
         assert_eq!(error.matches("m = 17").count(), 1, "{error}");
         assert!(error.starts_with("ag_gemm of 64x128: m = 17 "), "{error}");
@@ -206,9 +254,14 @@ mod tests {
         assert_eq!(parse_partials("bf16"), Err("\"bf16\" is neither dtype nor f32".to_owned()));
         let sums = || given("--shapes 64x128 --ms 16 --ops gemm_rs,gemm_ar", true).unwrap();
         let with = with_partials(sums(), f32).unwrap();
-        assert!(with.iter().all(|layer| layer.name == "64x128+f32" && layer.problem.partial_bytes() == 4));
+        assert!(
+            with.iter()
+                .all(|layer| layer.name == "64x128+f32" && layer.problem.partial_bytes() == 4)
+        );
         assert_eq!(with_partials(sums(), dtype).unwrap(), sums());
-        let error = with_partials(given("--shapes 64x128 --ms 16", true).unwrap(), f32).unwrap_err().to_string();
+        let error = with_partials(given("--shapes 64x128 --ms 16", true).unwrap(), f32)
+            .unwrap_err()
+            .to_string();
         assert_eq!(error, "--partials f32 is of gemm_rs and gemm_ar: name them with --ops");
     }
 
@@ -222,7 +275,10 @@ mod tests {
             let longest = gemms.iter().map(|gemm| gemm.k).max().unwrap() as f64;
             assert!(longest * roundings < half::f16::MAX.to_f64(), "{name}");
             let deviation = longest.sqrt() / 3.0;
-            assert!(100.0 * 8.0 * deviation < half::f16::MAX.to_f64(), "{name}: eight deviations are above a hundredth of it");
+            assert!(
+                100.0 * 8.0 * deviation < half::f16::MAX.to_f64(),
+                "{name}: eight deviations are above a hundredth of it"
+            );
         }
     }
 }

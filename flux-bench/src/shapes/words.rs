@@ -8,7 +8,8 @@ use flux_core::OpKind;
 use std::fmt;
 use std::str::FromStr;
 
-/// GEMMs under one name, at most one for each op; GEMM-ReduceScatter also stands for GEMM-AllReduce.
+/// GEMMs under one name, at most one for each op; GEMM-ReduceScatter also stands for
+/// GEMM-AllReduce.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Shape {
     name: String,
@@ -23,14 +24,22 @@ pub struct Shapes(pub(super) Vec<Shape>);
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum ShapeError {
-    #[error("{word:?} is no shape: give HIDDENxFFN as in 4096x14336, OP:n=N,k=K as in gemm_rs:n=8192,k=28672, or one of {}", names())]
+    #[error(
+        "{word:?} is no shape: give HIDDENxFFN as in 4096x14336, OP:n=N,k=K as in \
+         gemm_rs:n=8192,k=28672, or one of {}",
+        names()
+    )]
     Unknown { word: String },
     /// The divisor is no number that divides the extents into multiples of 8.
-    #[error("{word:?}: {} over the divisor must be multiples of 8", extents.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and "))]
+    #[error(
+        "{word:?}: {} over the divisor must be multiples of 8",
+        extents.iter().map(ToString::to_string).collect::<Vec<_>>().join(" and ")
+    )]
     Divisor { word: String, extents: Vec<usize> },
 }
 
-/// A list of global rows: numbers, and ranges of powers of two as in `64..8192`, both ends included.
+/// A list of global rows: numbers, and ranges of powers of two as in `64..8192`, both ends
+/// included.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Rows(pub(super) Vec<usize>);
 
@@ -40,7 +49,12 @@ impl FromStr for Rows {
     fn from_str(text: &str) -> Result<Self, String> {
         let mut all = Vec::new();
         for word in text.split(',') {
-            let wrong = || format!("{word:?} is neither a number of rows nor a range of powers of two as in 64..8192");
+            let wrong = || {
+                format!(
+                    "{word:?} is neither a number of rows nor a range of powers of two as in \
+                     64..8192"
+                )
+            };
             match word.split_once("..") {
                 None => all.push(extent(word).ok_or_else(wrong)?),
                 Some((first, last)) => {
@@ -69,7 +83,9 @@ impl Shape {
 
     /// Global `(n, k)` of an op, where the shape has that op. A row-parallel layer has both sums.
     pub(crate) fn extents(&self, op: OpKind) -> Option<(usize, usize)> {
-        let has = |gemm: &&Gemm| gemm.op == op || op == OpKind::GemmAllReduce && gemm.op == OpKind::GemmReduceScatter;
+        let has = |gemm: &&Gemm| {
+            gemm.op == op || op == OpKind::GemmAllReduce && gemm.op == OpKind::GemmReduceScatter
+        };
         self.gemms.iter().find(has).map(|gemm| (gemm.n, gemm.k))
     }
 
@@ -77,7 +93,10 @@ impl Shape {
     fn mlp(word: &str) -> Option<Self> {
         let (hidden, ffn) = word.split_once('x')?;
         let (hidden, ffn) = (extent(hidden)?, extent(ffn)?);
-        let gemms = vec![Gemm { op: OpKind::AllGatherGemm, n: ffn, k: hidden }, Gemm { op: OpKind::GemmReduceScatter, n: hidden, k: ffn }];
+        let gemms = vec![
+            Gemm { op: OpKind::AllGatherGemm, n: ffn, k: hidden },
+            Gemm { op: OpKind::GemmReduceScatter, n: hidden, k: ffn },
+        ];
         Some(Self { name: format!("{hidden}x{ffn}"), gemms })
     }
 
@@ -85,20 +104,26 @@ impl Shape {
     fn gemm(word: &str) -> Option<Self> {
         let (op, extents) = word.split_once(':')?;
         let (n, k) = extents.split_once(',')?;
-        let (op, n, k) = (parse_op(op).ok()?, extent(n.strip_prefix("n=")?)?, extent(k.strip_prefix("k=")?)?);
+        let (op, n, k) =
+            (parse_op(op).ok()?, extent(n.strip_prefix("n=")?)?, extent(k.strip_prefix("k=")?)?);
         Some(Self { name: format!("{}:n={n},k={k}", op.name()), gemms: vec![Gemm { op, n, k }] })
     }
 
     /// `gpt3`, or `gpt3/16` for a sixteenth of both extents.
     fn layer(word: &str) -> Result<Self, ShapeError> {
-        let (name, divisor) = word.split_once('/').map_or((word, 1), |(name, divisor)| (name, divisor.parse().unwrap_or(0)));
+        let (name, divisor) = word
+            .split_once('/')
+            .map_or((word, 1), |(name, divisor)| (name, divisor.parse().unwrap_or(0)));
         let unknown = || ShapeError::Unknown { word: word.to_owned() };
         let (_, gemms) = named().find(|(known, _)| known == name).ok_or_else(unknown)?;
         let extents = vec![gemms[0].n, gemms[0].k];
         if divisor == 0 || extents.iter().any(|extent| extent % (8 * divisor) != 0) {
             return Err(ShapeError::Divisor { word: word.to_owned(), extents });
         }
-        let gemms = gemms.into_iter().map(|Gemm { op, n, k }| Gemm { op, n: n / divisor, k: k / divisor }).collect();
+        let gemms = gemms
+            .into_iter()
+            .map(|Gemm { op, n, k }| Gemm { op, n: n / divisor, k: k / divisor })
+            .collect();
         Ok(Self { name: word.to_owned(), gemms })
     }
 }
@@ -156,7 +181,8 @@ mod tests {
         prop_oneof![
             (extent.clone(), extent.clone()).prop_map(|(hidden, ffn)| format!("{hidden}x{ffn}")),
             (op, extent.clone(), extent).prop_map(|(op, n, k)| format!("{op}:n={n},k={k}")),
-            (prop::sample::select(known), prop::sample::select(vec!["", "/2", "/8"])).prop_map(|(name, part)| name + part),
+            (prop::sample::select(known), prop::sample::select(vec!["", "/2", "/8"]))
+                .prop_map(|(name, part)| name + part),
         ]
     }
 
@@ -180,7 +206,8 @@ mod tests {
         let rows = |text: &str| text.parse::<Rows>().map(|rows| rows.0);
         assert_eq!(rows("24").unwrap(), [24]);
         assert_eq!(rows("64..512,100,1..1").unwrap(), [64, 128, 256, 512, 100, 1]);
-        for text in ["", "0", "64..", "..64", "64..100", "128..64", "64,,128", "a", "64..128..256"] {
+        for text in ["", "0", "64..", "..64", "64..100", "128..64", "64,,128", "a", "64..128..256"]
+        {
             assert!(rows(text).unwrap_err().contains("powers of two"), "{text}");
         }
     }
@@ -193,7 +220,10 @@ mod tests {
         };
         let all_reduce = |word: &str| word.parse::<Shape>().unwrap().extents(OpKind::GemmAllReduce);
         assert_eq!(["gpt3", "llama3-8b.qkv"].map(all_reduce), [Some((12288, 49152)), None]);
-        assert_eq!((all_reduce("gemm_ar:n=8,k=16"), extents("gemm_ar:n=8,k=16")), (Some((8, 16)), [None; 2]));
+        assert_eq!(
+            (all_reduce("gemm_ar:n=8,k=16"), extents("gemm_ar:n=8,k=16")),
+            (Some((8, 16)), [None; 2])
+        );
         for (word, expected) in [
             ("gpt3", [Some((49152, 12288)), Some((12288, 49152))]),
             ("llama70b/16", [Some((1792, 512)), Some((512, 1792))]),
@@ -216,9 +246,22 @@ mod tests {
 
     #[test]
     fn a_word_that_is_no_shape_is_refused_with_the_names_that_there_are() {
-        for word in ["gpt4", "", "0x8", "8x", "gemm_rs:n=8", "gemm:n=8,k=8", "gemm_rs:k=8,n=8", "4096x14336/2"] {
+        for word in [
+            "gpt4",
+            "",
+            "0x8",
+            "8x",
+            "gemm_rs:n=8",
+            "gemm:n=8,k=8",
+            "gemm_rs:k=8,n=8",
+            "4096x14336/2",
+        ] {
             let error = word.parse::<Shapes>().unwrap_err().to_string();
-            assert!(error.contains("is no shape: give HIDDENxFFN") && error.contains("llama3-8b.qkv, llama3-8b.o"), "{word}: {error}");
+            assert!(
+                error.contains("is no shape: give HIDDENxFFN")
+                    && error.contains("llama3-8b.qkv, llama3-8b.o"),
+                "{word}: {error}"
+            );
         }
         for word in ["gpt3/0", "gpt3/x", "gpt3/7", "llama70b/4096"] {
             assert!(matches!(word.parse::<Shape>(), Err(ShapeError::Divisor { .. })), "{word}");

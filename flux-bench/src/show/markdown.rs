@@ -7,7 +7,8 @@ use crate::report::{PeerRow, PeersReport};
 use crate::report::{Report, Row, ms, resolved};
 use std::fmt::Write as _;
 
-const HEAD: &str = "| op | model | m | T_op ms | T_gemm ms | T_serial ms | speed-up | ECT ms | E % |";
+const HEAD: &str =
+    "| op | model | m | T_op ms | T_gemm ms | T_serial ms | speed-up | ECT ms | E % |";
 const RULE: &str = "|---|---|--:|--:|--:|--:|--:|--:|--:|";
 
 /// A paragraph that says what was measured where, then the table; with a column of the best peer,
@@ -21,9 +22,14 @@ pub(crate) fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
     let _ = writeln!(text, "\n{HEAD}{head}\n{RULE}{rule}");
     for row in &report.rows {
         let efficiency = efficiency(row, 1);
-        let [op, gemm, serial, ect] = [row.t_op_ms.median, row.t_gemm_ms.median, row.t_serial_ms.median, row.ect_ms].map(ms);
+        let [op, gemm, serial, ect] =
+            [row.t_op_ms.median, row.t_gemm_ms.median, row.t_serial_ms.median, row.ect_ms].map(ms);
         let (name, model, m, speed_up) = (&row.head.op, &row.head.model, row.head.m, speed_up(row));
-        let _ = write!(text, "| {name} | {model} | {m} | {op} | {gemm} | {serial} | {speed_up:.2} | {ect} | {efficiency} |");
+        let _ = write!(
+            text,
+            "| {name} | {model} | {m} | {op} | {gemm} | {serial} | {speed_up:.2} | {ect} | \
+             {efficiency} |"
+        );
         if let Some(peers) = peers {
             let best = peers.of(row).and_then(PeerRow::best);
             let _ = match best {
@@ -39,7 +45,8 @@ pub(crate) fn markdown(report: &Report, peers: Option<&PeersReport>) -> String {
 fn peers_heading(peers: &PeersReport) -> String {
     let samples = peers.rows.first().map_or(0, |r| r.samples);
     format!(
-        "The best peer is the faster of NCCL and `torch.mm` in turn (serial) and PyTorch's fused op on symmetric memory (async-TP): PyTorch {}, NCCL {},\n\
+        "The best peer is the faster of NCCL and `torch.mm` in turn (serial) and PyTorch's fused \
+         op on symmetric memory (async-TP): PyTorch {}, NCCL {},\n\
          {samples} rounds on {}: `{}`.\n",
         peers.torch,
         peers.nccl,
@@ -50,7 +57,8 @@ fn peers_heading(peers: &PeersReport) -> String {
 
 /// The overlap efficiency in percent, with so many decimals; `-` where it is within the spread.
 pub(super) fn efficiency(row: &Row, decimals: usize) -> String {
-    let percent = row.overlap_efficiency.filter(|_| resolved(row)).map(|efficiency| efficiency * 100.0);
+    let percent =
+        row.overlap_efficiency.filter(|_| resolved(row)).map(|efficiency| efficiency * 100.0);
     percent.map_or_else(|| "-".to_owned(), |percent| format!("{percent:.decimals$}"))
 }
 
@@ -60,12 +68,15 @@ pub(super) fn speed_up(row: &Row) -> f64 {
 }
 
 fn heading(report: &Report) -> String {
-    let version = |name, value: &Option<String>| value.as_ref().map_or_else(String::new, |v| format!(", {name} {v}"));
+    let version = |name, value: &Option<String>| {
+        value.as_ref().map_or_else(String::new, |v| format!(", {name} {v}"))
+    };
     let samples = report.rows.first().map_or(0, |r| r.samples);
     format!(
         "{}{}{}{}.\n\
          {samples} rounds on {}, commit `{}`: `{}`.\n\
-         Speed-up is `T_serial / T_op`; E is `-` where `T_serial - T_gemm` is within the samples' spread.\n",
+         Speed-up is `T_serial / T_op`; E is `-` where `T_serial - T_gemm` is within the samples' \
+         spread.\n",
         machine(report),
         version("driver", &report.origin.driver),
         version("CUDA", &report.origin.cuda),

@@ -70,7 +70,9 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
                 path.display()
             );
         }
-        let [report] = &reports[..] else { bail!("a picture shows one file, not {}", reports.len()) };
+        let [report] = &reports[..] else {
+            bail!("a picture shows one file, not {}", reports.len())
+        };
         write(path, &svg(report, peers.as_ref()))?;
     }
     if args.table.is_some() || args.svg.is_none() {
@@ -82,11 +84,17 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 impl Args {
     /// The reports, with only the rows that are asked for, and what peers took.
     fn read(&self) -> anyhow::Result<(Vec<Report>, Option<PeersReport>)> {
-        let mut reports = self.files.iter().map(|path| read(path)).collect::<anyhow::Result<Vec<_>>>()?;
+        let mut reports =
+            self.files.iter().map(|path| read(path)).collect::<anyhow::Result<Vec<_>>>()?;
         if !self.ms.is_empty() {
             for (report, path) in reports.iter_mut().zip(&self.files) {
                 report.rows.retain(|row| self.ms.contains(&row.head.m));
-                ensure!(!report.rows.is_empty(), "{} has no rows with m of {:?}", path.display(), self.ms);
+                ensure!(
+                    !report.rows.is_empty(),
+                    "{} has no rows with m of {:?}",
+                    path.display(),
+                    self.ms
+                );
             }
         }
         let peers = match (&self.peers, &reports[..]) {
@@ -108,10 +116,15 @@ pub fn rendered(args: &Args) -> anyhow::Result<String> {
 }
 
 fn table(args: &Args, reports: &[Report], peers: Option<&PeersReport>) -> String {
-    let names = args.files.iter().map(|path| path.file_stem().and_then(|name| name.to_str()).unwrap_or_default());
+    let names = args
+        .files
+        .iter()
+        .map(|path| path.file_stem().and_then(|name| name.to_str()).unwrap_or_default());
     let named: Vec<(&str, &Report)> = names.zip(reports).collect();
     match args.table.unwrap_or_default() {
-        Table::Rows => reports.iter().map(|report| markdown(report, peers)).collect::<Vec<_>>().join("\n"),
+        Table::Rows => {
+            reports.iter().map(|report| markdown(report, peers)).collect::<Vec<_>>().join("\n")
+        }
         Table::Efficiency => tables::efficiencies(&named),
         Table::Summary => tables::summary(&named),
     }
@@ -125,7 +138,11 @@ fn table(args: &Args, reports: &[Report], peers: Option<&PeersReport>) -> String
 pub fn read(path: &Path) -> anyhow::Result<Report> {
     let name = path.display();
     let report: Report = parsed(path, BENCH)?;
-    ensure!((1..=SCHEMA).contains(&report.schema), "{name} has schema {}: this program reads 1 to {SCHEMA}", report.schema);
+    ensure!(
+        (1..=SCHEMA).contains(&report.schema),
+        "{name} has schema {}: this program reads 1 to {SCHEMA}",
+        report.schema
+    );
     let [Row { head: first, .. }, ..] = &report.rows[..] else { bail!("{name} has no rows") };
     for row in &report.rows {
         let shape = format!("{name}: {}", row.head);
@@ -140,14 +157,23 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
         ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
         row.head.problem().with_context(|| format!("{shape} is no shape"))?;
         let medians = [row.t_op_ms, row.t_gemm_ms, row.t_serial_ms].map(|t| t.median);
-        ensure!(medians.into_iter().all(is_time), "{shape}: times of {medians:?} ms cannot be compared");
+        ensure!(
+            medians.into_iter().all(is_time),
+            "{shape}: times of {medians:?} ms cannot be compared"
+        );
         let [op, gemm, serial] = medians.map(|ms| Duration::from_secs_f64(ms / 1e3));
         let efficiency = metrics::overlap_efficiency(op, gemm, serial);
         let same = match (efficiency, row.overlap_efficiency) {
-            (Some(of_times), Some(said)) => (of_times - said).abs() < 1e-3 * of_times.abs().max(1.0),
+            (Some(of_times), Some(said)) => {
+                (of_times - said).abs() < 1e-3 * of_times.abs().max(1.0)
+            }
             (of_times, said) => of_times == said,
         };
-        ensure!(same, "{shape}: its times make an overlap efficiency of {efficiency:?}, and it says {:?}", row.overlap_efficiency);
+        ensure!(
+            same,
+            "{shape}: its times make an overlap efficiency of {efficiency:?}, and it says {:?}",
+            row.overlap_efficiency
+        );
     }
     Ok(report)
 }
@@ -160,17 +186,41 @@ pub fn read(path: &Path) -> anyhow::Result<Report> {
 pub fn read_peers(path: &Path, report: &Report) -> anyhow::Result<PeersReport> {
     let name = path.display();
     let peers: PeersReport = parsed(path, PEERS)?;
-    ensure!(peers.schema == PEERS_SCHEMA, "{name} has schema {}: this program reads {}", peers.schema, PEERS_SCHEMA);
-    let (theirs, ours) = ((&peers.origin.device, peers.origin.gpus), (&report.origin.device, report.origin.gpus));
-    ensure!(theirs == ours, "{name} was measured on {} x {}, and the ops on {} x {}", theirs.1, theirs.0, ours.1, ours.0);
-    ensure!(report.rows.iter().any(|row| peers.of(row).is_some()), "{name} has none of the shapes that it is to be shown beside");
+    ensure!(
+        peers.schema == PEERS_SCHEMA,
+        "{name} has schema {}: this program reads {}",
+        peers.schema,
+        PEERS_SCHEMA
+    );
+    let (theirs, ours) =
+        ((&peers.origin.device, peers.origin.gpus), (&report.origin.device, report.origin.gpus));
+    ensure!(
+        theirs == ours,
+        "{name} was measured on {} x {}, and the ops on {} x {}",
+        theirs.1,
+        theirs.0,
+        ours.1,
+        ours.0
+    );
+    ensure!(
+        report.rows.iter().any(|row| peers.of(row).is_some()),
+        "{name} has none of the shapes that it is to be shown beside"
+    );
     for row in &peers.rows {
         let shape = format!("{name}: {}", row.head);
         ensure!(row.verified, "{shape}: the result was not verified, so its times are not shown");
-        let medians =
-            || [row.gemm_ms, row.serial_ms, row.async_tp_ms, row.one_shot_ms, row.two_shot_ms].into_iter().flatten().map(|t| t.median);
+        let medians = || {
+            [row.gemm_ms, row.serial_ms, row.async_tp_ms, row.one_shot_ms, row.two_shot_ms]
+                .into_iter()
+                .flatten()
+                .map(|t| t.median)
+        };
         row.head.problem().with_context(|| format!("{shape} is no shape"))?;
-        ensure!(medians().all(is_time), "{shape}: times of {:?} ms cannot be compared", medians().collect::<Vec<_>>());
+        ensure!(
+            medians().all(is_time),
+            "{shape}: times of {:?} ms cannot be compared",
+            medians().collect::<Vec<_>>()
+        );
     }
     Ok(peers)
 }
@@ -186,10 +236,25 @@ fn writer(value: &Value) -> Option<(&'static str, &'static str)> {
     }
     let kinds = [
         (is::<Report>(value), (BENCH, "show it as FILE.json")),
-        (is::<PeersReport>(value), (PEERS, "name it with --peers, beside a file that `flux-bench bench --json` has written")),
-        (is::<ServingReport>(value), ("flux-bench bench --trace-m --json", "its table is printed where it is measured")),
-        (is::<CoreReport>(value), ("flux-bench lab core --json", "its table is printed where it is measured")),
-        (is::<FirstCallReport>(value), ("flux-bench lab first-call --json", "its table is printed where it is measured")),
+        (
+            is::<PeersReport>(value),
+            (
+                PEERS,
+                "name it with --peers, beside a file that `flux-bench bench --json` has written",
+            ),
+        ),
+        (
+            is::<ServingReport>(value),
+            ("flux-bench bench --trace-m --json", "its table is printed where it is measured"),
+        ),
+        (
+            is::<CoreReport>(value),
+            ("flux-bench lab core --json", "its table is printed where it is measured"),
+        ),
+        (
+            is::<FirstCallReport>(value),
+            ("flux-bench lab first-call --json", "its table is printed where it is measured"),
+        ),
     ];
     kinds.into_iter().find(|(is, _)| *is).map(|(_, kind)| kind)
 }
@@ -200,11 +265,17 @@ fn parsed<T: DeserializeOwned>(path: &Path, program: &str) -> anyhow::Result<T> 
     let text = fs::read(path).with_context(|| format!("cannot read {name}"))?;
     let other = || format!("{name} is not what `{program}` writes");
     let value: Value = serde_json::from_slice(&text).with_context(other)?;
-    ensure!(is_plain(&value), "{name} has texts with control characters, or a model with `|`, which would not be shown as they are");
+    ensure!(
+        is_plain(&value),
+        "{name} has texts with control characters, or a model with `|`, which would not be shown \
+         as they are"
+    );
     match T::deserialize(&value) {
         Ok(report) => Ok(report),
         Err(error) => match writer(&value) {
-            Some((writer, remedy)) => bail!("{name} is what `{writer}` writes, not `{program}`: {remedy}"),
+            Some((writer, remedy)) => {
+                bail!("{name} is what `{writer}` writes, not `{program}`: {remedy}")
+            }
             None => Err(error).with_context(other),
         },
     }
@@ -216,9 +287,10 @@ fn is_plain(value: &Value) -> bool {
         Value::String(text) => !text.contains(char::is_control),
         Value::Array(values) => values.iter().all(is_plain),
         // The one text of a table's cell that is nowhere else checked.
-        Value::Object(fields) => fields
-            .iter()
-            .all(|(name, value)| is_plain(value) && !(name == "model" && value.as_str().is_some_and(|model| model.contains('|')))),
+        Value::Object(fields) => fields.iter().all(|(name, value)| {
+            is_plain(value)
+                && !(name == "model" && value.as_str().is_some_and(|model| model.contains('|')))
+        }),
         Value::Null | Value::Bool(_) | Value::Number(_) => true,
     }
 }
@@ -244,6 +316,10 @@ fn write(path: &Path, text: &str) -> anyhow::Result<()> {
 /// What was measured on, in words.
 fn machine(report: &Report) -> String {
     let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, &r.head.dtype));
-    let count = if report.origin.gpus == 0 { String::new() } else { format!("{} x ", report.origin.gpus) };
-    format!("{count}{}, transport {}, TP {tp}, {dtype}{}", report.origin.device, report.transport, report.placement)
+    let count =
+        if report.origin.gpus == 0 { String::new() } else { format!("{} x ", report.origin.gpus) };
+    format!(
+        "{count}{}, transport {}, TP {tp}, {dtype}{}",
+        report.origin.device, report.transport, report.placement
+    )
 }

@@ -10,9 +10,24 @@ fn flat(ms: f64) -> Times {
 }
 
 fn row(op: OpKind, m: usize, op_ms: f64) -> Row {
-    let problem = Problem::new(op, m, 49152, 12288, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
-    let measured = Measured { op: flat(op_ms), gemm: flat(1.0), comm: flat(0.5), serial: flat(1.5), late: Late::default(), enqueue: None };
-    Row::new("gpt3", &problem, "a plan".into(), measured, Verified { max_rel_err: 1e-3, ok: true }, 30)
+    let problem =
+        Problem::new(op, m, 49152, 12288, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
+    let measured = Measured {
+        op: flat(op_ms),
+        gemm: flat(1.0),
+        comm: flat(0.5),
+        serial: flat(1.5),
+        late: Late::default(),
+        enqueue: None,
+    };
+    Row::new(
+        "gpt3",
+        &problem,
+        "a plan".into(),
+        measured,
+        Verified { max_rel_err: 1e-3, ok: true },
+        30,
+    )
 }
 
 fn report(gpus: u32, rows: Vec<Row>) -> Report {
@@ -27,23 +42,46 @@ fn report(gpus: u32, rows: Vec<Row>) -> Report {
 }
 
 fn both_ops() -> Report {
-    report(4, vec![row(OpKind::AllGatherGemm, 512, 1.4), row(OpKind::AllGatherGemm, 1024, 1.2), row(OpKind::GemmReduceScatter, 512, 1.1)])
+    report(
+        4,
+        vec![
+            row(OpKind::AllGatherGemm, 512, 1.4),
+            row(OpKind::AllGatherGemm, 1024, 1.2),
+            row(OpKind::GemmReduceScatter, 512, 1.1),
+        ],
+    )
 }
 
 #[test]
 fn the_table_has_every_row_and_says_what_ran_where() {
     let text = markdown(&both_ops(), None);
-    assert!(text.starts_with("4 x A <GPU>, transport nvlink, TP 4, bf16, driver 580.1, NCCL 2.28.\n"));
-    assert!(text.contains("\n30 rounds on 2026-11-21, commit `0123`: `flux-bench bench --tp 4`.\n"), "{text}");
-    assert!(text.contains("| ag_gemm | gpt3 | 512 | 1.400 | 1.000 | 1.500 | 1.07 | 0.400 | 20.0 |\n"), "{text}");
-    assert_eq!(text.lines().filter(|l| l.starts_with("| ag_gemm") || l.starts_with("| gemm_rs")).count(), 3, "{text}");
+    assert!(
+        text.starts_with("4 x A <GPU>, transport nvlink, TP 4, bf16, driver 580.1, NCCL 2.28.\n")
+    );
+    assert!(
+        text.contains("\n30 rounds on 2026-11-21, commit `0123`: `flux-bench bench --tp 4`.\n"),
+        "{text}"
+    );
+    assert!(
+        text.contains("| ag_gemm | gpt3 | 512 | 1.400 | 1.000 | 1.500 | 1.07 | 0.400 | 20.0 |\n"),
+        "{text}"
+    );
+    assert_eq!(
+        text.lines().filter(|l| l.starts_with("| ag_gemm") || l.starts_with("| gemm_rs")).count(),
+        3,
+        "{text}"
+    );
 }
 
 #[test]
 fn an_efficiency_within_the_spread_is_a_dash() {
     let mut report = both_ops();
     report.rows[0].t_serial_ms.p90 += 0.6;
-    assert!(markdown(&report, None).contains("| 1.07 | 0.400 | - |\n"), "{}", markdown(&report, None));
+    assert!(
+        markdown(&report, None).contains("| 1.07 | 0.400 | - |\n"),
+        "{}",
+        markdown(&report, None)
+    );
 }
 
 #[test]
@@ -52,7 +90,10 @@ fn the_picture_has_a_panel_for_each_op_and_a_point_for_each_time() {
     let count = |what: &str| picture.matches(what).count();
     // Those of the legend come on top: two points and a line of each kind.
     assert_eq!((count("<circle"), count("<rect"), count("<polyline")), (3 + 2, 3 + 2, 2 * 2 + 2));
-    assert_eq!((count("n 49152, k 12288</text>"), count("A &lt;GPU&gt;"), count("<GPU>")), (2, 2, 0));
+    assert_eq!(
+        (count("n 49152, k 12288</text>"), count("A &lt;GPU&gt;"), count("<GPU>")),
+        (2, 2, 0)
+    );
 }
 
 #[test]
@@ -60,7 +101,9 @@ fn heights_are_proportional_to_time() {
     let picture = svg(&both_ops(), None);
     let heights: Vec<f64> = picture
         .lines()
-        .filter_map(|l| l.strip_prefix("<circle ")?.split("cy=\"").nth(1)?.split('"').next()?.parse().ok())
+        .filter_map(|l| {
+            l.strip_prefix("<circle ")?.split("cy=\"").nth(1)?.split('"').next()?.parse().ok()
+        })
         .skip(2)
         .collect();
     // 1.4, 1.2 and 1.1 on a scale from 1.0 to 1.5 over the same 180 pixels.
@@ -84,13 +127,19 @@ fn what_must_not_be_shown_is_refused() {
         read(&path).unwrap_err().to_string()
     };
     assert!(
-        refused(|r| r.rows[1].verified = false).ends_with("ag_gemm gpt3 m 1024: the result was not verified, so its times are not shown")
+        refused(|r| r.rows[1].verified = false).ends_with(
+            "ag_gemm gpt3 m 1024: the result was not verified, so its times are not shown"
+        )
     );
     assert!(refused(|r| r.rows.clear()).ends_with("has no rows"));
     assert!(
-        refused(|r| r.rows[2].head.dtype = "fp16".into()).ends_with("gemm_rs gpt3 m 512 is of TP 4, fp16, and the first row of TP 4, bf16")
+        refused(|r| r.rows[2].head.dtype = "fp16".into())
+            .ends_with("gemm_rs gpt3 m 512 is of TP 4, fp16, and the first row of TP 4, bf16")
     );
-    assert!(refused(|r| r.rows[1].head.tp = 2).ends_with("ag_gemm gpt3 m 1024 is of TP 2, bf16, and the first row of TP 4, bf16"));
+    assert!(
+        refused(|r| r.rows[1].head.tp = 2)
+            .ends_with("ag_gemm gpt3 m 1024 is of TP 2, bf16, and the first row of TP 4, bf16")
+    );
     assert!(refused(|r| r.schema = SCHEMA + 1).contains(&format!("has schema {}", SCHEMA + 1)));
     for change in [
         |r: &mut Report| r.rows[0].t_gemm_ms.median = 0.0,
@@ -102,7 +151,10 @@ fn what_must_not_be_shown_is_refused() {
     }
     assert!(refused(|r| r.rows[0].head.m = 0).contains("is no shape"));
     assert!(refused(|r| r.rows[0].head.op = "gemm".into()).contains("is no shape"));
-    assert!(refused(|r| r.rows[0].overlap_efficiency = Some(0.1)).contains("make an overlap efficiency of"));
+    assert!(
+        refused(|r| r.rows[0].overlap_efficiency = Some(0.1))
+            .contains("make an overlap efficiency of")
+    );
     for change in [
         |r: &mut Report| r.rows[1].head.model = "gpt3\u{1b}[31m".into(),
         |r: &mut Report| r.rows[1].head.model = "gpt3 | 0.001".into(),
@@ -113,22 +165,43 @@ fn what_must_not_be_shown_is_refused() {
     let mut piped = both_ops();
     piped.origin.command = "flux-bench bench | tee log".into();
     atomic_file::write_json(&path, &piped).unwrap();
-    assert_eq!(read(&path).unwrap().origin.command, piped.origin.command, "what is said of it may be a line of a shell");
+    assert_eq!(
+        read(&path).unwrap().origin.command,
+        piped.origin.command,
+        "what is said of it may be a line of a shell"
+    );
 }
 
 #[test]
 fn a_file_of_another_kind_is_named_with_what_takes_it() {
     let results = Path::new(env!("CARGO_MANIFEST_DIR")).join("../results");
     let text = read(&results.join("h100-x4-peers.json")).unwrap_err().to_string();
-    assert!(text.contains("is what `flux-bench lab peers --json` writes, not `flux-bench bench --json`: name it with --peers"), "{text}");
-    let text = read_peers(&results.join("h100-x2-nvlink.json"), &both_ops()).unwrap_err().to_string();
-    assert!(text.contains("is what `flux-bench bench --json` writes, not `flux-bench lab peers --json`"), "{text}");
+    assert!(
+        text.contains(
+            "is what `flux-bench lab peers --json` writes, not `flux-bench bench --json`: name it \
+             with --peers"
+        ),
+        "{text}"
+    );
+    let text =
+        read_peers(&results.join("h100-x2-nvlink.json"), &both_ops()).unwrap_err().to_string();
+    assert!(
+        text.contains(
+            "is what `flux-bench bench --json` writes, not `flux-bench lab peers --json`"
+        ),
+        "{text}"
+    );
     let text = read(&results.join("h200-x4-first-call.json")).unwrap_err().to_string();
     assert!(text.contains("is what `flux-bench lab first-call --json` writes"), "{text}");
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("other.json");
     fs::write(&other, "{}").unwrap();
-    assert!(read(&other).unwrap_err().to_string().ends_with("is not what `flux-bench bench --json` writes"));
+    assert!(
+        read(&other)
+            .unwrap_err()
+            .to_string()
+            .ends_with("is not what `flux-bench bench --json` writes")
+    );
 }
 
 #[test]
@@ -147,7 +220,10 @@ fn a_summary_has_a_line_for_each_record() {
     let other = report(2, vec![row(OpKind::AllGatherGemm, 2048, 0.9)]);
     let text = tables::summary(&[("a-x4-nvlink", &both_ops()), ("a-x2-nvlink", &other)]);
     let lines: Vec<&str> = text.lines().skip(2).collect();
-    let expected = ["| `a-x4-nvlink` | - | 0.73 to 0.93 | 0.80 to 0.80 | 0 of 1 |", "| `a-x2-nvlink` | - | - | 0.60 to 0.60 | 1 of 1 |"];
+    let expected = [
+        "| `a-x4-nvlink` | - | 0.73 to 0.93 | 0.80 to 0.80 | 0 of 1 |",
+        "| `a-x2-nvlink` | - | - | 0.60 to 0.60 | 1 of 1 |",
+    ];
     assert_eq!(lines, expected);
 }
 
@@ -156,8 +232,20 @@ fn only_rows_that_are_asked_for_are_shown() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("a-x4-nvlink.json");
     atomic_file::write_json(&path, &both_ops()).unwrap();
-    let shown = |table, ms: &[u32]| rendered(&Args { files: vec![path.clone()], table, ms: ms.to_vec(), svg: None, peers: None });
-    let rows = |text: String| text.lines().filter(|line| line.starts_with("| ag_gemm") || line.starts_with("| gemm_rs")).count();
+    let shown = |table, ms: &[u32]| {
+        rendered(&Args {
+            files: vec![path.clone()],
+            table,
+            ms: ms.to_vec(),
+            svg: None,
+            peers: None,
+        })
+    };
+    let rows = |text: String| {
+        text.lines()
+            .filter(|line| line.starts_with("| ag_gemm") || line.starts_with("| gemm_rs"))
+            .count()
+    };
     assert_eq!(rows(shown(None, &[]).unwrap()), 3);
     assert_eq!(rows(shown(Some(Table::Rows), &[512]).unwrap()), 2);
     assert!(shown(Some(Table::Summary), &[1024]).unwrap().contains("| `a-x4-nvlink` |"));

@@ -50,12 +50,25 @@ impl Compared {
 ///
 /// # Errors
 /// Where it was measured on other GPUs, or over another transport.
-pub fn compare(report: &Report, args: PlanArgs, machine: &Machine) -> anyhow::Result<Vec<Compared>> {
+pub fn compare(
+    report: &Report,
+    args: PlanArgs,
+    machine: &Machine,
+) -> anyhow::Result<Vec<Compared>> {
     let device = &report.origin.device;
     ensure!(machine.is_of(device), "measured on {device}, and {} would be simulated", machine.gpu);
     let transport = if machine.host_staged { "pcie" } else { "nvlink" };
-    ensure!(report.transport == transport, "measured over {}, and only {transport} is simulated of {}", report.transport, machine.name);
-    report.rows.iter().map(|row| Compared::of(row, args, machine).with_context(|| row.head.to_string())).collect()
+    ensure!(
+        report.transport == transport,
+        "measured over {}, and only {transport} is simulated of {}",
+        report.transport,
+        machine.name
+    );
+    report
+        .rows
+        .iter()
+        .map(|row| Compared::of(row, args, machine).with_context(|| row.head.to_string()))
+        .collect()
 }
 
 /// The rows as text, and the verdict on the model.
@@ -68,16 +81,27 @@ pub(super) fn table(rows: &[Compared], machine: &Machine) -> String {
             (true, false) => "other plan",
             (true, true) => "",
         };
-        let figures = [ms(row.measured), ms(row.simulated), format!("{:+.1}", row.off()), other.to_owned()];
+        let figures =
+            [ms(row.measured), ms(row.simulated), format!("{:+.1}", row.off()), other.to_owned()];
         row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(figures).collect()
     }));
-    format!("{}\n{}{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines), summary(rows))
+    format!(
+        "{}\n{}{}",
+        heading(machine, rows.iter().map(|row| row.head.m)),
+        aligned(&lines),
+        summary(rows)
+    )
 }
 
 /// How far the simulation is off in the model's range, over rows with the same plan.
 fn summary(rows: &[Compared]) -> String {
-    let (same, others): (Vec<&Compared>, Vec<_>) = rows.iter().filter(|row| row.head.m >= LEAST_ROWS).partition(|row| row.same_plan);
-    let left_out = if others.is_empty() { String::new() } else { format!("; {} of another plan left out", others.len()) };
+    let (same, others): (Vec<&Compared>, Vec<_>) =
+        rows.iter().filter(|row| row.head.m >= LEAST_ROWS).partition(|row| row.same_plan);
+    let left_out = if others.is_empty() {
+        String::new()
+    } else {
+        format!("; {} of another plan left out", others.len())
+    };
     let off: Vec<f64> = same.iter().map(|row| row.off().abs()).collect();
     let found = Times::of(&off).map(|times| {
         let most = off.iter().copied().fold(0.0, f64::max);
@@ -86,7 +110,9 @@ fn summary(rows: &[Compared]) -> String {
     });
     match found {
         None if others.is_empty() => String::new(),
-        found => format!("\nm >= {LEAST_ROWS}: {}{left_out}\n", found.as_deref().unwrap_or("no rows")),
+        found => {
+            format!("\nm >= {LEAST_ROWS}: {}{left_out}\n", found.as_deref().unwrap_or("no rows"))
+        }
     }
 }
 
@@ -96,30 +122,59 @@ mod tests {
     use flux_core::{DType, OpKind, Problem};
 
     fn row(m: u32, measured: f64, simulated: f64, same_plan: bool) -> Compared {
-        let problem = Problem::new(OpKind::AllGatherGemm, m as usize, 64, 64, DType::Bf16, crate::shapes::world(2).unwrap()).unwrap();
+        let problem = Problem::new(
+            OpKind::AllGatherGemm,
+            m as usize,
+            64,
+            64,
+            DType::Bf16,
+            crate::shapes::world(2).unwrap(),
+        )
+        .unwrap();
         Compared { head: Head::new("gpt3", &problem), measured, simulated, kernel: true, same_plan }
     }
 
     #[test]
     fn a_table_says_that_it_is_simulated_and_counts_only_what_the_model_is_for() {
-        let rows = [row(256, 1.0, 2.0, true), row(512, 2.0, 1.9, true), row(1024, 4.0, 4.12, false)];
+        let rows =
+            [row(256, 1.0, 2.0, true), row(512, 2.0, 1.9, true), row(1024, 4.0, 4.12, false)];
         let text = table(&rows, &Machine::H200);
         assert!(
-            text.starts_with("SIMULATED, not measured: a model of H200 over NVLink (flux_core::simulate)\nrows with m < 512"),
+            text.starts_with(
+                "SIMULATED, not measured: a model of H200 over NVLink (flux_core::simulate)\nrows \
+                 with m < 512"
+            ),
             "{text}"
         );
         assert!(text.contains("-5.0\n") && text.contains("+3.0  other plan\n"), "{text}");
-        assert!(text.ends_with("\nm >= 512: 1 row, off by 5.0 % (median), 5.0 % at most; 1 of another plan left out\n"), "{text}");
-        let alike = [row(512, 2.0, 1.9, true), row(1024, 4.0, 4.12, true)];
-        assert!(table(&alike, &Machine::H200).ends_with("\nm >= 512: 2 rows, off by 4.0 % (median), 5.0 % at most\n"));
-        assert!(table(&rows[2..], &Machine::H200).ends_with("\nm >= 512: no rows; 1 of another plan left out\n"));
-        assert!(!table(&rows[..1], &Machine::H200).contains("m >= 512"));
         assert!(
-            table(&rows, &Machine::H100_PAIR_BY_HOST)
-                .starts_with("SIMULATED, not measured: a model of H100 through memory of the host (flux")
+            text.ends_with(
+                "\nm >= 512: 1 row, off by 5.0 % (median), 5.0 % at most; 1 of another plan left \
+                 out\n"
+            ),
+            "{text}"
         );
+        let alike = [row(512, 2.0, 1.9, true), row(1024, 4.0, 4.12, true)];
+        assert!(
+            table(&alike, &Machine::H200)
+                .ends_with("\nm >= 512: 2 rows, off by 4.0 % (median), 5.0 % at most\n")
+        );
+        assert!(
+            table(&rows[2..], &Machine::H200)
+                .ends_with("\nm >= 512: no rows; 1 of another plan left out\n")
+        );
+        assert!(!table(&rows[..1], &Machine::H200).contains("m >= 512"));
+        assert!(table(&rows, &Machine::H100_PAIR_BY_HOST).starts_with(
+            "SIMULATED, not measured: a model of H100 through memory of the host (flux"
+        ));
         let known = table(&rows[1..2], &Machine::H800);
-        assert!(known.starts_with("SIMULATED, not measured: a model of H800 over NVLink, which nothing measured has confirmed"), "{known}");
+        assert!(
+            known.starts_with(
+                "SIMULATED, not measured: a model of H800 over NVLink, which nothing measured has \
+                 confirmed"
+            ),
+            "{known}"
+        );
         assert!(!known.contains("m < 512"), "{known}");
     }
 }

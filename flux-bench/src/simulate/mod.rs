@@ -50,7 +50,12 @@ pub(crate) struct Args {
 /// The machine of a `--machine` word.
 fn machine(word: &str) -> Result<Machine, String> {
     let found = Machine::ALL.into_iter().find(|machine| machine.name.eq_ignore_ascii_case(word));
-    found.ok_or_else(|| format!("{word:?} is none of {}", Machine::ALL.map(|machine| machine.name.to_lowercase()).join(", ")))
+    found.ok_or_else(|| {
+        format!(
+            "{word:?} is none of {}",
+            Machine::ALL.map(|machine| machine.name.to_lowercase()).join(", ")
+        )
+    })
 }
 
 /// Simulates every shape, or every row of the file, and prints the table.
@@ -61,7 +66,8 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
     }
     if let Some(path) = &args.against {
         let report = show::read(path)?;
-        let compared = compare(&report, args.plan, &args.machine).with_context(|| path.display().to_string())?;
+        let compared = compare(&report, args.plan, &args.machine)
+            .with_context(|| path.display().to_string())?;
         out::print(&against::table(&compared, &args.machine));
         return Ok(());
     }

@@ -53,27 +53,47 @@ impl Simulation {
         let ranks = case.problem.world().get();
         ensure!(
             !machine.host_staged || ranks <= 2,
-            "GPUs of {} meet in memory of the host, and no rate is known of {ranks} that share it: take --tp 2",
+            "GPUs of {} meet in memory of the host, and no rate is known of {ranks} that share it: \
+             take --tp 2",
             machine.name
         );
-        let programs = case.problem.world().ranks().map(|rank| case.program(rank)).collect::<Result<Vec<TileProgram>, _>>()?;
+        let programs = case
+            .problem
+            .world()
+            .ranks()
+            .map(|rank| case.program(rank))
+            .collect::<Result<Vec<TileProgram>, _>>()?;
         let mover = match case.plan.comm {
             CommMode::Fused { mover } => mover,
             CommMode::Overlapped { .. } | CommMode::Sequential => Mover::Kernel,
         };
         let op = simulate(&programs, machine, mover)?;
         let alone = [Some(case.core()?), own_program(&case.alone, machine)?];
-        let times = alone.into_iter().flatten().map(|program| Ok(simulate(&[program], machine, mover)?.time));
+        let times = alone
+            .into_iter()
+            .flatten()
+            .map(|program| Ok(simulate(&[program], machine, mover)?.time));
         let gemm = times.collect::<anyhow::Result<Vec<_>>>()?.into_iter().min().unwrap_or_default();
         let head = Head::new(&case.name, &case.problem);
-        let kernel = programs.iter().all(|program| Variant::of(program, KernelTarget::of_generation(machine.generation)).is_ok());
+        let kernel = programs.iter().all(|program| {
+            Variant::of(program, KernelTarget::of_generation(machine.generation)).is_ok()
+        });
         let serial = gemm.saturating_add(op.collective(machine));
-        Ok(Self { head, plan: case.plan, op: op.time, gemm, kernel, links: op.on_links(machine), serial })
+        Ok(Self {
+            head,
+            plan: case.plan,
+            op: op.time,
+            gemm,
+            kernel,
+            links: op.on_links(machine),
+            serial,
+        })
     }
 
     /// Overlap efficiency, in percent: how much of the collective the op hides.
     pub fn efficiency(&self) -> f64 {
-        metrics::overlap_efficiency(self.op, self.gemm, self.serial).map_or(0.0, |efficiency| 100.0 * efficiency)
+        metrics::overlap_efficiency(self.op, self.gemm, self.serial)
+            .map_or(0.0, |efficiency| 100.0 * efficiency)
     }
 }
 
@@ -81,7 +101,9 @@ impl Simulation {
 fn own_program(alone: &Problem, machine: &Machine) -> anyhow::Result<Option<TileProgram>> {
     let target = Target::peer_memory(*machine, alone);
     let plan = Plan::ranked(alone, &target).into_iter().next();
-    Ok(plan.map(|plan| TileProgram::build(alone, FIRST, &plan.schedule(alone, &target))).transpose()?)
+    Ok(plan
+        .map(|plan| TileProgram::build(alone, FIRST, &plan.schedule(alone, &target)))
+        .transpose()?)
 }
 
 /// The head of every table of simulated times.
@@ -92,19 +114,39 @@ pub(super) fn heading(machine: &Machine, rows: impl Iterator<Item = u32>) -> Str
         String::new()
     };
     let unseen = if machine.is_measured() { "" } else { ", which nothing measured has confirmed" };
-    let way = if machine.host_staged { "through memory of the host".to_owned() } else { format!("over {}", machine.wires) };
-    format!("SIMULATED, not measured: a model of {} {way}{unseen} (flux_core::simulate)\n{few}", machine.gpu)
+    let way = if machine.host_staged {
+        "through memory of the host".to_owned()
+    } else {
+        format!("over {}", machine.wires)
+    };
+    format!(
+        "SIMULATED, not measured: a model of {} {way}{unseen} (flux_core::simulate)\n{few}",
+        machine.gpu
+    )
 }
 
 /// The rows as text.
 pub fn table(rows: &[Simulation], machine: &Machine) -> String {
-    let head = ["op", "model", "m", "n", "k", "tp", "T_op ms", "T_gemm", "T_serial", "on links", "lost ms", "E %", ""];
+    let head = [
+        "op", "model", "m", "n", "k", "tp", "T_op ms", "T_gemm", "T_serial", "on links", "lost ms",
+        "E %", "",
+    ];
     let mut lines = vec![head.map(str::to_owned).to_vec()];
     lines.extend(rows.iter().map(|row| {
         let lost = millis(row.op) - millis(row.gemm);
-        let times = [millis(row.op), millis(row.gemm), millis(row.serial), millis(row.links), lost].map(ms);
-        let kernel = [format!("{:.1}", row.efficiency()), if row.kernel { "" } else { NO_KERNEL }.to_owned()];
-        row.head.cells().into_iter().chain([row.head.tp.to_string()]).chain(times).chain(kernel).collect()
+        let times =
+            [millis(row.op), millis(row.gemm), millis(row.serial), millis(row.links), lost].map(ms);
+        let kernel = [
+            format!("{:.1}", row.efficiency()),
+            if row.kernel { "" } else { NO_KERNEL }.to_owned(),
+        ];
+        row.head
+            .cells()
+            .into_iter()
+            .chain([row.head.tp.to_string()])
+            .chain(times)
+            .chain(kernel)
+            .collect()
     }));
     format!("{}\n{}", heading(machine, rows.iter().map(|row| row.head.m)), aligned(&lines))
 }

@@ -30,7 +30,8 @@ const STORER: usize = 2;
 pub(crate) fn events(problem: &Problem, ranks: &[Traced]) -> Trace {
     let mut all = Vec::new();
     for traced in ranks {
-        Writer { timeline: &traced.timeline, start: traced.timeline.start_ns(), events: &mut all }.rank();
+        Writer { timeline: &traced.timeline, start: traced.timeline.start_ns(), events: &mut all }
+            .rank();
     }
     let plans: Vec<&str> = ranks.iter().map(|traced| traced.plan.as_str()).collect();
     let call_us: Vec<f64> = ranks.iter().map(|traced| traced.event_ms * 1e3).collect();
@@ -53,7 +54,11 @@ impl Writer<'_> {
             for (role, name) in ROLES.into_iter().enumerate() {
                 let name = format!("CTA {cta:03} {name} (SM {})", worker.multiprocessor);
                 self.metadata("thread_name", thread(cta, role), &json!({ "name": name }));
-                self.metadata("thread_sort_index", thread(cta, role), &json!({ "sort_index": thread(cta, role) }));
+                self.metadata(
+                    "thread_sort_index",
+                    thread(cta, role),
+                    &json!({ "sort_index": thread(cta, role) }),
+                );
             }
             self.span(thread(cta, PRODUCER), "CTA", worker.entered, worker.left, &json!({}));
             self.items(cta);
@@ -64,7 +69,9 @@ impl Writer<'_> {
     fn items(&mut self, cta: usize) {
         let timeline = self.timeline;
         let (mut consumers_free, mut storer_free) = (0, 0);
-        for (i, timed) in timeline.items.iter().enumerate().skip(cta).step_by(timeline.workers.len()) {
+        for (i, timed) in
+            timeline.items.iter().enumerate().skip(cta).step_by(timeline.workers.len())
+        {
             let TimedItem { item, times: t } = timed;
             let args = json!({
                 "item": i, "kind": kind(item), "row": item.row, "col": item.col, "a shard": item.a_outer, "y shard": item.out_outer,
@@ -73,7 +80,13 @@ impl Writer<'_> {
             self.producer(cta, t, &args);
             // There is no stamp of the first stage: consumers begin when they are free and rows are
             // there. The storer takes its next item while the last write completes.
-            self.span(thread(cta, CONSUMERS), "multiply", consumers_free.max(t.rows_there), t.multiplied, &args);
+            self.span(
+                thread(cta, CONSUMERS),
+                "multiply",
+                consumers_free.max(t.rows_there),
+                t.multiplied,
+                &args,
+            );
             self.span(thread(cta, CONSUMERS), "add partials", t.multiplied, t.summed, &args);
             self.span(thread(cta, CONSUMERS), "write", t.summed, t.written, &args);
             self.span(thread(cta, STORER), kind(item), storer_free.max(t.written), t.sent, &args);

@@ -53,7 +53,11 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     pub tp: Option<u32>,
     /// Calls; the last one is shown
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    #[arg(
+        long,
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
+    )]
     pub calls: u32,
     /// Write the time line to this file, as trace events in JSON
     #[arg(long, value_name = "FILE", group = "shown")]
@@ -85,7 +89,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         atomic_file::check(path)?;
     }
     cuda::available().context("time lines are recorded by the CUDA kernel")?;
-    ensure!(machine::uses_gpus(Select::Auto)?, "time lines are recorded by the CUDA kernel, and FLUX_TRANSPORT asks for the host");
+    ensure!(
+        machine::uses_gpus(Select::Auto)?,
+        "time lines are recorded by the CUDA kernel, and FLUX_TRANSPORT asks for the host"
+    );
     let tp = args.tp.unwrap_or_else(machine::gpu_count);
     let problem = problem(args, tp)?;
     let id = UniqueId::new().context("lining the ranks up needs NCCL")?;
@@ -93,7 +100,10 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
         DType::Bf16 => record::<bf16>,
         DType::F16 => record::<f16>,
     };
-    let body = |local: &World| Ok(record(local, &problem, args, id).unwrap_or_else(|error| end::give_up(local.rank(), &error)));
+    let body = |local: &World| {
+        Ok(record(local, &problem, args, id)
+            .unwrap_or_else(|error| end::give_up(local.rank(), &error)))
+    };
     let ranks = ranks::on_threads(World::local(tp)?, body)?;
     if args.summary {
         out::print(&summary(&problem, &ranks));
@@ -109,17 +119,36 @@ pub(crate) fn run(args: &Args) -> anyhow::Result<()> {
 /// The problem that is asked for, of `tp` ranks.
 fn problem(args: &Args, tp: u32) -> anyhow::Result<Problem> {
     let world = shapes::world(tp)?;
-    let (n, k) = args.shapes.extents(args.ops).with_context(|| format!("{} has no {}", args.shapes, args.ops.name()))?;
+    let (n, k) = args
+        .shapes
+        .extents(args.ops)
+        .with_context(|| format!("{} has no {}", args.shapes, args.ops.name()))?;
     Ok(Problem::new(args.ops, args.ms, n, k, args.dtype, world)?)
 }
 
-fn record<T: Element>(local: &World, problem: &Problem, args: &Args, id: UniqueId) -> anyhow::Result<Traced> {
-    let comm = Communicator::connect_blocking(local, machine::options(Select::Auto, local.local_rank(), 1))?;
+fn record<T: Element>(
+    local: &World,
+    problem: &Problem,
+    args: &Args,
+    id: UniqueId,
+) -> anyhow::Result<Traced> {
+    let comm = Communicator::connect_blocking(
+        local,
+        machine::options(Select::Auto, local.local_rank(), 1),
+    )?;
     let ctx = RankContext::new(comm)?;
     let gpu = ctx.gpu().context("the communicator is not on a device")?;
-    let nccl = Comm::join(gpu.device(), id, local.rank().get(), problem.world().get(), Duration::from_mins(1))?;
-    let op = FusedOp::<T>::build_traced(problem, ctx.comm(), args.execution.on(ctx.comm(), problem)?)?;
-    let mut sets = (0..SETS).map(|_| ctx.operand_set(problem)).collect::<anyhow::Result<Vec<_>>>()?;
+    let nccl = Comm::join(
+        gpu.device(),
+        id,
+        local.rank().get(),
+        problem.world().get(),
+        Duration::from_mins(1),
+    )?;
+    let op =
+        FusedOp::<T>::build_traced(problem, ctx.comm(), args.execution.on(ctx.comm(), problem)?)?;
+    let mut sets =
+        (0..SETS).map(|_| ctx.operand_set(problem)).collect::<anyhow::Result<Vec<_>>>()?;
     for (call, set) in sets.iter_mut().enumerate() {
         ctx.fill(set, Operands::new(*problem, bench::SEED, call as u64, Fill::Uniform))?;
         ctx.poison(&mut set.y)?;

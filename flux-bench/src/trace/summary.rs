@@ -46,7 +46,10 @@ pub(crate) fn summary(problem: &Problem, ranks: &[Traced]) -> String {
         OpKind::AllGatherGemm => &AG_PHASES,
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => &SUM_PHASES,
     };
-    let mut text = format!("{problem}\nus since the rank's first CTA began: first / median / last of the wave's tiles\n");
+    let mut text = format!(
+        "{problem}\nus since the rank's first CTA began: first / median / last of the wave's \
+         tiles\n"
+    );
     if let Some(first) = ranks.first() {
         let _infallible = writeln!(text, "{}", first.plan);
     }
@@ -86,7 +89,8 @@ fn rank(text: &mut String, traced: &Traced, phases: &[Phase]) {
         for (_, at) in phases {
             let mut times: Vec<u64> = items.iter().map(at).collect();
             // A phase that no item of the row has.
-            let cell = if times.iter().all(|&t| t == 0) { "-".to_owned() } else { spread(&mut times, us) };
+            let cell =
+                if times.iter().all(|&t| t == 0) { "-".to_owned() } else { spread(&mut times, us) };
             let _infallible = write!(text, " {cell:>20}");
         }
         text.push('\n');
@@ -121,6 +125,11 @@ fn spread(times: &mut [u64], us: impl Fn(u64) -> f64) -> String {
     times.sort_unstable();
     match times {
         [] => "-".to_owned(),
-        [first, ..] => format!("{:.1}/{:.1}/{:.1}", us(*first), us(times[times.len() / 2]), us(times[times.len() - 1])),
+        [first, ..] => format!(
+            "{:.1}/{:.1}/{:.1}",
+            us(*first),
+            us(times[times.len() / 2]),
+            us(times[times.len() - 1])
+        ),
     }
 }

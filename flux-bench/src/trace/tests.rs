@@ -12,7 +12,15 @@ const START: u64 = 7_000_000_000;
 
 /// Two ranks of two CTAs with three items each: a long send, another send, and a reduction.
 fn call() -> (Problem, Vec<Traced>) {
-    let problem = Problem::new(OpKind::GemmReduceScatter, 256, 256, 128, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+    let problem = Problem::new(
+        OpKind::GemmReduceScatter,
+        256,
+        256,
+        128,
+        DType::Bf16,
+        WorldSize::new(2).unwrap(),
+    )
+    .unwrap();
     let ranks = (0..2).map(|rank| {
         let start = START + u64::from(rank) * 1_000_000;
         let items = (0..6).map(|i| timed(i, start)).collect();
@@ -26,7 +34,8 @@ fn call() -> (Problem, Vec<Traced>) {
             last_delivered: 0,
             first_rows: if cta == 0 { start + 9_000 } else { 0 },
         };
-        let timeline = Timeline { rank: Rank::new(rank), items, workers: vec![worker(0), worker(1)] };
+        let timeline =
+            Timeline { rank: Rank::new(rank), items, workers: vec![worker(0), worker(1)] };
         Traced { timeline, event_ms: 0.0725, plan: "a plan".to_owned() }
     });
     (problem, ranks.collect())
@@ -49,7 +58,12 @@ fn timed(i: u64, start: u64) -> TimedItem {
     };
     let sink = if reduces { Sink::Reduce } else { Sink::Send };
     TimedItem {
-        item: WorkItem { sink, partials: u32::from(reduces), row: 128 * u32::try_from(turn).unwrap(), ..WorkItem::default() },
+        item: WorkItem {
+            sink,
+            partials: u32::from(reduces),
+            row: 128 * u32::try_from(turn).unwrap(),
+            ..WorkItem::default()
+        },
         times,
     }
 }
@@ -58,22 +72,48 @@ fn timed(i: u64, start: u64) -> TimedItem {
 fn the_summary_has_a_row_for_every_wave_and_sink() {
     let (problem, ranks) = call();
     let text = summary(&problem, &ranks);
-    let lines: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+    let lines: Vec<Vec<&str>> =
+        text.lines().map(|line| line.split_whitespace().collect()).collect();
     assert_eq!(text.lines().filter(|line| line.starts_with("rank ")).count(), 2, "{text}");
-    assert!(text.contains("push begun: 2.0/2.5/2.5 on 2 CTAs") && text.contains("first rows there: 9.0/9.0/9.0 on 1 CTAs"), "{text}");
+    assert!(
+        text.contains("push begun: 2.0/2.5/2.5 on 2 CTAs")
+            && text.contains("first rows there: 9.0/9.0/9.0 on 1 CTAs"),
+        "{text}"
+    );
     assert!(!text.contains("last chunk delivered"), "{text}");
     let head = "rank 1: 2 CTAs, last began 0.0, left 70.5/71.5/71.5; call 72.5 by events";
     assert!(text.contains(head), "{text}");
-    let of = |first: &[&str]| lines.iter().rev().find(|line| line.starts_with(first)).unwrap().clone();
-    assert_eq!(of(&["0", "send"])[2..], ["2", "1.0/1.5/1.5", "15.0/15.5/15.5", "17.0/17.5/17.5", "-", "17.0/17.5/17.5", "40.0/40.5/40.5"]);
-    let reduce = ["2", "41.0/41.5/41.5", "55.0/55.5/55.5", "57.0/57.5/57.5", "62.0/62.5/62.5", "63.0/63.5/63.5", "66.0/66.5/66.5"];
+    let of =
+        |first: &[&str]| lines.iter().rev().find(|line| line.starts_with(first)).unwrap().clone();
+    assert_eq!(
+        of(&["0", "send"])[2..],
+        [
+            "2",
+            "1.0/1.5/1.5",
+            "15.0/15.5/15.5",
+            "17.0/17.5/17.5",
+            "-",
+            "17.0/17.5/17.5",
+            "40.0/40.5/40.5"
+        ]
+    );
+    let reduce = [
+        "2",
+        "41.0/41.5/41.5",
+        "55.0/55.5/55.5",
+        "57.0/57.5/57.5",
+        "62.0/62.5/62.5",
+        "63.0/63.5/63.5",
+        "66.0/66.5/66.5",
+    ];
     assert_eq!(of(&["2", "reduce"])[2..], reduce);
 }
 
 #[test]
 fn spans_of_a_thread_nest_and_lie_within_their_cta() {
     let (problem, ranks) = call();
-    let trace: Value = serde_json::from_str(&serde_json::to_string(&events(&problem, &ranks)).unwrap()).unwrap();
+    let trace: Value =
+        serde_json::from_str(&serde_json::to_string(&events(&problem, &ranks)).unwrap()).unwrap();
     let all = trace["traceEvents"].as_array().unwrap();
     let spans: Vec<&Value> = all.iter().filter(|e| e["ph"] == "X").collect();
     let number = |e: &Value, key: &str| e[key].as_f64().unwrap();
@@ -89,7 +129,10 @@ fn spans_of_a_thread_nest_and_lie_within_their_cta() {
             for (i, a) in of_thread.iter().enumerate() {
                 assert!(a.0 >= 0.0 && a.1 <= 71.5 + 1e-9, "{a:?}");
                 for b in &of_thread[i + 1..] {
-                    assert!(b.0 >= a.1 - 1e-9 || b.1 <= a.1 + 1e-9, "process {pid}, thread {tid}: {a:?} and {b:?} overlap");
+                    assert!(
+                        b.0 >= a.1 - 1e-9 || b.1 <= a.1 + 1e-9,
+                        "process {pid}, thread {tid}: {a:?} and {b:?} overlap"
+                    );
                 }
             }
         }
@@ -97,7 +140,10 @@ fn spans_of_a_thread_nest_and_lie_within_their_cta() {
     let names: Vec<&str> = all.iter().filter_map(|e| e["args"]["name"].as_str()).collect();
     assert!(names.contains(&"rank 1") && names.contains(&"CTA 001 storer (SM 101)"), "{names:?}");
     let reduce = spans.iter().find(|e| e["name"] == "add partials").unwrap();
-    assert_eq!((reduce["args"]["kind"].as_str(), reduce["args"]["row"].as_u64()), (Some("reduce"), Some(256)));
+    assert_eq!(
+        (reduce["args"]["kind"].as_str(), reduce["args"]["row"].as_u64()),
+        (Some("reduce"), Some(256))
+    );
 }
 
 #[test]
@@ -114,5 +160,8 @@ fn a_layer_without_the_op_is_refused() {
             .map_err(|error| error.to_string())
     };
     assert_eq!(problem("--ops ag_gemm"), Ok("ag_gemm m=512 n=49152 k=12288 bf16 tp=4".to_owned()));
-    assert_eq!(problem("--shapes llama3-8b.o --ops ag_gemm"), Err("llama3-8b.o has no ag_gemm".to_owned()));
+    assert_eq!(
+        problem("--shapes llama3-8b.o --ops ag_gemm"),
+        Err("llama3-8b.o has no ag_gemm".to_owned())
+    );
 }

@@ -46,7 +46,12 @@ pub(crate) struct Args {
     batch_invariant: bool,
     /// Type in which ranks send partial sums: dtype, that of the operands, or f32. Of gemm_rs and
     /// gemm_ar
-    #[arg(long, value_name = "TYPE", default_value = "dtype", value_parser = shapes::parse_partials)]
+    #[arg(
+        long,
+        value_name = "TYPE",
+        default_value = "dtype",
+        value_parser = shapes::parse_partials,
+    )]
     partials: Partials,
     /// The plan table, in place of the user's
     #[arg(long, value_name = "FILE")]
@@ -73,9 +78,17 @@ struct TuneJob {
 
 /// `90`, `120s`, `10m` or `1h`.
 fn budget(word: &str) -> Result<Duration, String> {
-    let (number, unit) = word.split_at(word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len()));
-    let seconds = [("", 1), ("s", 1), ("m", 60), ("h", 3600)].into_iter().find(|&(name, _)| name == unit).map(|(_, seconds)| seconds);
-    let found = number.parse::<u64>().ok().zip(seconds).and_then(|(number, seconds)| number.checked_mul(seconds));
+    let (number, unit) =
+        word.split_at(word.find(|c: char| c.is_ascii_alphabetic()).unwrap_or(word.len()));
+    let seconds = [("", 1), ("s", 1), ("m", 60), ("h", 3600)]
+        .into_iter()
+        .find(|&(name, _)| name == unit)
+        .map(|(_, seconds)| seconds);
+    let found = number
+        .parse::<u64>()
+        .ok()
+        .zip(seconds)
+        .and_then(|(number, seconds)| number.checked_mul(seconds));
     let day = 86_400;
     found
         .filter(|seconds| (1..=day).contains(seconds))
@@ -87,16 +100,25 @@ fn budget(word: &str) -> Result<Duration, String> {
 /// Inside a launch this process is one of the ranks, and rank 0 prints.
 pub(crate) fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
-        Ok(world) => return Ok(launched(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))),
+        Ok(world) => {
+            return Ok(
+                launched(args, &world).unwrap_or_else(|error| end::give_up(world.rank(), &error))
+            );
+        }
         Err(WorldError::NoLauncher) => {}
         Err(error) => return Err(error.into()),
     }
     let on_gpus = machine::uses_gpus(args.transport)?;
-    let job = TuneJob::new(args, on_gpus, args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 2 }))?;
+    let job = TuneJob::new(
+        args,
+        on_gpus,
+        args.tp.unwrap_or(if on_gpus { machine::gpu_count() } else { 2 }),
+    )?;
     if args.processes {
         return launch::again(job.world.get(), None, false);
     }
-    let summaries = ranks::on_threads(World::local(job.world.get())?, |world| rank::run(&job, world))?;
+    let summaries =
+        ranks::on_threads(World::local(job.world.get())?, |world| rank::run(&job, world))?;
     Ok(tell(&job, &summaries.into_iter().next().context("no ranks")?))
 }
 
@@ -109,20 +131,40 @@ fn launched(args: &Args, world: &World) -> anyhow::Result<bool> {
 }
 
 fn tell(job: &TuneJob, summary: &TuneSummary) -> bool {
-    let compute = (summary.device != "host").then(|| cuda::device_info(0).ok()).flatten().map(|info| info.compute);
-    out::line(&format_args!("\n{summary}\nplan table: {}", explain_plan_table(job.table.as_deref(), &summary.device, compute)));
+    let compute = (summary.device != "host")
+        .then(|| cuda::device_info(0).ok())
+        .flatten()
+        .map(|info| info.compute);
+    out::line(&format_args!(
+        "\n{summary}\nplan table: {}",
+        explain_plan_table(job.table.as_deref(), &summary.device, compute)
+    ));
     summary.failed == 0
 }
 
 impl TuneJob {
     fn new(args: &Args, on_gpus: bool, ranks: u32) -> anyhow::Result<Self> {
         let world = shapes::world(ranks)?;
-        let layers = args.layers.layers(world, on_gpus, &[64, 128, 256, 512, 1024, 2048, 4096, 8192])?;
+        let layers =
+            args.layers.layers(world, on_gpus, &[64, 128, 256, 512, 1024, 2048, 4096, 8192])?;
         let layers = shapes::with_partials(layers, args.partials)?;
         let rounds = args.samples.unwrap_or(if on_gpus { 20 } else { 5 }).into();
-        let options = TuneOptions { candidates: args.candidates.into(), rounds, budget: args.budget, again: args.again };
+        let options = TuneOptions {
+            candidates: args.candidates.into(),
+            rounds,
+            budget: args.budget,
+            again: args.again,
+        };
         let Args { transport, batch_invariant, ref table, .. } = *args;
-        Ok(Self { world, dtype: args.layers.dtype, layers, transport, options, batch_invariant, table: table.clone() })
+        Ok(Self {
+            world,
+            dtype: args.layers.dtype,
+            layers,
+            transport,
+            options,
+            batch_invariant,
+            table: table.clone(),
+        })
     }
 }
 
@@ -133,7 +175,24 @@ mod tests {
     #[test]
     fn budgets_have_units_and_end() {
         let seconds = |word: &str| budget(word).map(|budget| budget.as_secs()).ok();
-        assert_eq!(["90", "120s", "10m", "24h"].map(seconds), [Some(90), Some(120), Some(600), Some(86_400)]);
-        assert_eq!(["", "0s", "1d", "m", "-1s", "1.5m", "25h", "99999999999999999999s", "9999999999999999h"].map(seconds), [None; 9]);
+        assert_eq!(
+            ["90", "120s", "10m", "24h"].map(seconds),
+            [Some(90), Some(120), Some(600), Some(86_400)]
+        );
+        assert_eq!(
+            [
+                "",
+                "0s",
+                "1d",
+                "m",
+                "-1s",
+                "1.5m",
+                "25h",
+                "99999999999999999999s",
+                "9999999999999999h"
+            ]
+            .map(seconds),
+            [None; 9]
+        );
     }
 }

@@ -9,7 +9,10 @@ use crate::progress;
 use crate::shapes::Layer;
 use flux_core::{DType, OpKind, Problem};
 use flux_kernels::Element;
-use flux_ops::{AllGatherGemm, Builder, GemmAllReduce, GemmReduceScatter, Outcome, Timing, TuneError, TuneOptions, Tuned};
+use flux_ops::{
+    AllGatherGemm, Builder, GemmAllReduce, GemmReduceScatter, Outcome, Timing, TuneError,
+    TuneOptions, Tuned,
+};
 use flux_transport::{Communicator, World};
 use half::{bf16, f16};
 use std::fmt;
@@ -33,13 +36,23 @@ pub(super) struct TuneSummary {
 /// Tunes all layers; collective.
 pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
     let begun = Instant::now();
-    let comm = Communicator::connect_blocking(world, machine::options(job.transport, world.local_rank(), 1))?;
+    let comm = Communicator::connect_blocking(
+        world,
+        machine::options(job.transport, world.local_rank(), 1),
+    )?;
     let first = world.rank().get() == 0;
     let bar = progress::bar(job.layers.len() as u64, "rows", first);
     if first {
-        out::line(&format_args!("transport {}, TP {}, {}, {}", comm.transport(), job.world, job.dtype, comm.device().name()));
+        out::line(&format_args!(
+            "transport {}, TP {}, {}, {}",
+            comm.transport(),
+            job.world,
+            job.dtype,
+            comm.device().name()
+        ));
     }
-    let mut summary = TuneSummary { device: comm.device().name().to_owned(), ..TuneSummary::default() };
+    let mut summary =
+        TuneSummary { device: comm.device().name().to_owned(), ..TuneSummary::default() };
     for (number, layer) in job.layers.iter().enumerate() {
         let left = job.options.budget.saturating_sub(begun.elapsed());
         if comm.exchange(&[u8::from(left.is_zero())])?.first().is_none_or(|over| over[..] != [0]) {
@@ -62,12 +75,23 @@ pub(super) fn run(job: &TuneJob, world: &World) -> anyhow::Result<TuneSummary> {
     Ok(summary)
 }
 
-fn tune<T: Element>(job: &TuneJob, problem: &Problem, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
+fn tune<T: Element>(
+    job: &TuneJob,
+    problem: &Problem,
+    comm: &Communicator,
+    options: &TuneOptions,
+) -> Result<Tuned, TuneError> {
     let [m, n, k] = [problem.m(), problem.n(), problem.k()].map(|extent| extent as usize);
     match problem.op() {
-        OpKind::AllGatherGemm => asked(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options),
-        OpKind::GemmReduceScatter => asked(job, GemmReduceScatter::<T>::builder(m, n, k)).partials(problem.partials()).tune(comm, options),
-        OpKind::GemmAllReduce => asked(job, GemmAllReduce::<T>::builder(m, n, k)).partials(problem.partials()).tune(comm, options),
+        OpKind::AllGatherGemm => {
+            asked(job, AllGatherGemm::<T>::builder(m, n, k)).tune(comm, options)
+        }
+        OpKind::GemmReduceScatter => asked(job, GemmReduceScatter::<T>::builder(m, n, k))
+            .partials(problem.partials())
+            .tune(comm, options),
+        OpKind::GemmAllReduce => asked(job, GemmAllReduce::<T>::builder(m, n, k))
+            .partials(problem.partials())
+            .tune(comm, options),
     }
 }
 
@@ -95,7 +119,10 @@ impl TuneSummary {
             Ok(Tuned::Timed(timing)) => {
                 let words = timed(&timing);
                 match timing.saved {
-                    Some(_) => self.gains.push((timing.gain_over(0).unwrap_or(0.0), timing.gain_over(timing.model).unwrap_or(0.0))),
+                    Some(_) => self.gains.push((
+                        timing.gain_over(0).unwrap_or(0.0),
+                        timing.gain_over(timing.model).unwrap_or(0.0),
+                    )),
                     None => self.left += 1,
                 }
                 words
@@ -113,9 +140,18 @@ impl TuneSummary {
 /// `12.0 us ->  10.0 us, 16.7 %  PLAN (before: ORIGIN)`, and what failed on lines of their own.
 fn timed(timing: &Timing) -> String {
     let before = timing.us(0).map_or_else(|| "         -".to_owned(), |us| format!("{us:>10.1}"));
-    let (now, gain) = (timing.us(timing.best).unwrap_or(0.0), timing.gain_over(0).unwrap_or(0.0) * 100.0);
-    let saved = if timing.saved.is_some() { "" } else { "; not saved: the budget left nothing to compare with" };
-    let mut words = format!("{before} us -> {now:>8.1} us {gain:>5.1} %  {} (before: {}{saved})", timing.plan(), timing.before);
+    let (now, gain) =
+        (timing.us(timing.best).unwrap_or(0.0), timing.gain_over(0).unwrap_or(0.0) * 100.0);
+    let saved = if timing.saved.is_some() {
+        ""
+    } else {
+        "; not saved: the budget left nothing to compare with"
+    };
+    let mut words = format!(
+        "{before} us -> {now:>8.1} us {gain:>5.1} %  {} (before: {}{saved})",
+        timing.plan(),
+        timing.before
+    );
     for candidate in &timing.candidates {
         if let Outcome::Failed { reason } = &candidate.outcome {
             let _ = write!(words, "\n  skipped {}: {reason}", candidate.plan);
@@ -134,11 +170,14 @@ impl fmt::Display for TuneSummary {
         if gains.is_empty() {
             return Ok(());
         }
-        let mean = |of: fn(&(f64, f64)) -> f64| gains.iter().map(of).sum::<f64>() / gains.len() as f64 * 100.0;
+        let mean = |of: fn(&(f64, f64)) -> f64| {
+            gains.iter().map(of).sum::<f64>() / gains.len() as f64 * 100.0
+        };
         let most = gains.iter().map(|gain| gain.0).max_by(f64::total_cmp).unwrap_or(0.0) * 100.0;
         write!(
             f,
-            "; gained {:.1} % in the mean, {most:.1} % at most, {:.1} % in the mean over the model's choice",
+            "; gained {:.1} % in the mean, {most:.1} % at most, {:.1} % in the mean over the \
+             model's choice",
             mean(|g| g.0),
             mean(|g| g.1)
         )

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, BTreeSet};
 
 /// Functions and macros that read the variable of their first argument: those of the standard
 /// library, and closures over them and parameters in their place.
-const READERS: [&str; 9] = ["var", "var_os", "option_env", "env", "folder", "path", "variable", "lookup", "set"];
+const READERS: [&str; 9] =
+    ["var", "var_os", "option_env", "env", "folder", "path", "variable", "lookup", "set"];
 
 /// Methods of `vars`, a set of variables, that read the one of their first argument.
 const READERS_OF_SETS: [&str; 4] = ["value", "get", "world", "below"];
@@ -28,9 +29,15 @@ use Token::{Sign, Text, Word};
 
 /// The variables that these sources read.
 pub(crate) fn reads<'a>(sources: impl IntoIterator<Item = &'a str>) -> BTreeSet<String> {
-    let sources: Vec<Vec<Token>> = sources.into_iter().map(|text| without_tests(&tokens(text))).collect();
-    let constants: BTreeMap<&str, &str> = sources.iter().flat_map(|tokens| constants(tokens)).collect();
-    sources.iter().flat_map(|tokens| calls(tokens)).filter_map(|argument| named(argument, &constants)).collect()
+    let sources: Vec<Vec<Token>> =
+        sources.into_iter().map(|text| without_tests(&tokens(text))).collect();
+    let constants: BTreeMap<&str, &str> =
+        sources.iter().flat_map(|tokens| constants(tokens)).collect();
+    sources
+        .iter()
+        .flat_map(|tokens| calls(tokens))
+        .filter_map(|argument| named(argument, &constants))
+        .collect()
 }
 
 /// The code of a source, without comments.
@@ -119,7 +126,9 @@ fn character(text: &str) -> usize {
     let mut chars = text.char_indices().skip(1);
     match (chars.next(), chars.next()) {
         // The sign behind the escape may be the quote.
-        (Some((_, '\\')), Some(_)) => chars.find(|&(_, c)| c == '\'').map_or(text.len(), |(at, _)| at + 1),
+        (Some((_, '\\')), Some(_)) => {
+            chars.find(|&(_, c)| c == '\'').map_or(text.len(), |(at, _)| at + 1)
+        }
         (Some(_), Some((at, '\''))) => at + 1,
         _ => 1,
     }
@@ -169,7 +178,9 @@ fn item(tokens: &[Token]) -> usize {
 /// Constants that are one string, and the string.
 fn constants(tokens: &[Token]) -> impl Iterator<Item = (&str, &str)> {
     tokens.windows(7).filter_map(|window| match window {
-        [Word(word), Word(name), Sign(':'), Sign('&'), Word(of), Sign('='), Text(text)] if word == "const" && of == "str" => {
+        [Word(word), Word(name), Sign(':'), Sign('&'), Word(of), Sign('='), Text(text)]
+            if word == "const" && of == "str" =>
+        {
             Some((name.as_str(), text.as_str()))
         }
         _ => None,
@@ -180,11 +191,15 @@ fn constants(tokens: &[Token]) -> impl Iterator<Item = (&str, &str)> {
 fn calls(tokens: &[Token]) -> impl Iterator<Item = &Token> {
     (0..tokens.len()).filter_map(|at| {
         let Word(name) = &tokens[at] else { return None };
-        let of_set = at >= 2 && tokens[at - 1] == Sign('.') && tokens[at - 2] == Word("vars".to_owned());
+        let of_set =
+            at >= 2 && tokens[at - 1] == Sign('.') && tokens[at - 2] == Word("vars".to_owned());
         let method = at >= 1 && tokens[at - 1] == Sign('.');
-        let reads = READERS.contains(&name.as_str()) && !method || READERS_OF_SETS.contains(&name.as_str()) && of_set;
+        let reads = READERS.contains(&name.as_str()) && !method
+            || READERS_OF_SETS.contains(&name.as_str()) && of_set;
         let arguments = match &tokens[at + 1..] {
-            [Sign('!'), Sign('('), arguments @ ..] | [Sign('('), arguments @ ..] if reads => arguments,
+            [Sign('!'), Sign('('), arguments @ ..] | [Sign('('), arguments @ ..] if reads => {
+                arguments
+            }
             _ => return None,
         };
         // A longer one is made by other code, which is no name that can be looked up.

@@ -31,7 +31,9 @@ fn bytes_of(dtype: Dtype, value: f32) -> [u8; 2] {
 }
 
 fn bytes(dtype: Dtype, rows: usize) -> Vec<u8> {
-    (0..rows).flat_map(|row| (0..K).flat_map(move |col| bytes_of(dtype, element(row, col)))).collect()
+    (0..rows)
+        .flat_map(|row| (0..K).flat_map(move |col| bytes_of(dtype, element(row, col))))
+        .collect()
 }
 
 /// The element of the bias of a column of `y`.
@@ -47,7 +49,8 @@ impl Case {
     /// With a bias, and a tensor that nothing uses.
     pub(crate) fn with_bias(dtype: Dtype) -> Self {
         let bias: Vec<u8> = (0..N).flat_map(|col| bytes_of(dtype, bias(col))).collect();
-        let more = ["bias", "scale"].map(|name| (name, TensorView::new(dtype, vec![N], &bias).unwrap()));
+        let more =
+            ["bias", "scale"].map(|name| (name, TensorView::new(dtype, vec![N], &bias).unwrap()));
         let mut case = Self::written(dtype, &more);
         for (at, value) in case.expected.iter_mut().enumerate() {
             *value += self::bias(at % N);
@@ -64,9 +67,16 @@ impl Case {
     fn written(dtype: Dtype, more: &[(&str, TensorView<'_>)]) -> Self {
         let folder = tempfile::tempdir().unwrap();
         let (x, w) = (bytes(dtype, M), bytes(dtype, N));
-        let tensors = [("x", TensorView::new(dtype, vec![M, K], &x).unwrap()), ("w", TensorView::new(dtype, vec![N, K], &w).unwrap())];
+        let tensors = [
+            ("x", TensorView::new(dtype, vec![M, K], &x).unwrap()),
+            ("w", TensorView::new(dtype, vec![N, K], &w).unwrap()),
+        ];
         let tensors = tensors.iter().chain(more).map(|(name, tensor)| (*name, tensor));
-        std::fs::write(folder.path().join("in.safetensors"), safetensors::serialize(tensors, None).unwrap()).unwrap();
+        std::fs::write(
+            folder.path().join("in.safetensors"),
+            safetensors::serialize(tensors, None).unwrap(),
+        )
+        .unwrap();
         let dot = |row, col| (0..K).map(|k| element(row, k) * element(col, k)).sum();
         let expected = (0..M).flat_map(|row| (0..N).map(move |col| dot(row, col))).collect();
         Self { folder, expected, dtype }

@@ -7,7 +7,9 @@
 
 use flux_core::layout::{FaultRecord, WorkspaceSize, fault};
 use flux_core::program::{NONE, WorkItem};
-use flux_core::signal::{Control, Epoch, Left, Poisoned, Protocol, Word, Words, initialise, read_fault};
+use flux_core::signal::{
+    Control, Epoch, Left, Poisoned, Protocol, Word, Words, initialise, read_fault,
+};
 use flux_core::{Rank, WorldSize};
 use loom::cell::UnsafeCell;
 use loom::sync::Arc;
@@ -32,10 +34,18 @@ impl Word for FlawedWord {
         self.0.load_acquire()
     }
     fn store_release(&self, value: u32) {
-        if self.1 == Flaw::RelaxedStore { self.0.store(value, Ordering::Relaxed) } else { self.0.store_release(value) }
+        if self.1 == Flaw::RelaxedStore {
+            self.0.store(value, Ordering::Relaxed)
+        } else {
+            self.0.store_release(value)
+        }
     }
     fn increment(&self) -> u32 {
-        if self.1 == Flaw::RelaxedIncrement { self.0.fetch_add(1, Ordering::Relaxed) } else { self.0.increment() }
+        if self.1 == Flaw::RelaxedIncrement {
+            self.0.fetch_add(1, Ordering::Relaxed)
+        } else {
+            self.0.increment()
+        }
     }
     fn claim(&self, value: u32) -> bool {
         self.0.claim(value)
@@ -50,7 +60,8 @@ struct Flaws {
     ticket: Flaw,
     calling: Flaw,
 }
-const SOUND: Flaws = Flaws { signal: Flaw::None, counter: Flaw::None, ticket: Flaw::None, calling: Flaw::None };
+const SOUND: Flaws =
+    Flaws { signal: Flaw::None, counter: Flaw::None, ticket: Flaw::None, calling: Flaw::None };
 
 /// The last call before the wrap: a test's calls have epochs `u32::MAX`, 0 and 1.
 const FIRST: Epoch = Epoch::new(u32::MAX);
@@ -107,12 +118,16 @@ fn machine(flaws: Flaws) -> [RankWords; 2] {
     let block = || Block {
         signals: std::array::from_fn(|_| word(flaws.signal)),
         calling: std::array::from_fn(|_| std::array::from_fn(|_| word(flaws.calling))),
-        control: std::array::from_fn(|control| word(if control == Control::Ticket as usize { flaws.ticket } else { Flaw::None })),
+        control: std::array::from_fn(|control| {
+            word(if control == Control::Ticket as usize { flaws.ticket } else { Flaw::None })
+        }),
         counter: word(flaws.counter),
         fault: std::array::from_fn(|_| word(Flaw::None)),
         abort: word(Flaw::None),
     };
-    let data = std::array::from_fn(|_| std::array::from_fn(|_| std::array::from_fn(|_| UnsafeCell::new(0))));
+    let data = std::array::from_fn(|_| {
+        std::array::from_fn(|_| std::array::from_fn(|_| UnsafeCell::new(0)))
+    });
     let machine = Arc::new(RankMemory { blocks: [block(), block()], data });
     let ranks = [SENDER, READER].map(|rank| RankWords(Arc::clone(&machine), rank));
     for words in &ranks {
@@ -137,9 +152,16 @@ fn explore(preemptions: usize, test: impl Fn() + Sync + Send + 'static) {
 fn send(call: Protocol<'_, RankWords>, words: &RankWords, worker: usize, workers: u32) {
     let peer = Rank::new(1 - words.1.get());
     // SAFETY: none is claimed: loom checks whether the access is exclusive.
-    words.0.data[peer.index()][call.half()][worker].with_mut(|cell| unsafe { *cell = call.epoch().get() });
+    words.0.data[peer.index()][call.half()][worker]
+        .with_mut(|cell| unsafe { *cell = call.epoch().get() });
     let counter = if workers > 1 { 0 } else { NONE };
-    let item = WorkItem { dest: peer.get(), raise: 0, counter, raise_after: workers, ..WorkItem::default() };
+    let item = WorkItem {
+        dest: peer.get(),
+        raise: 0,
+        counter,
+        raise_after: workers,
+        ..WorkItem::default()
+    };
     call.complete(&item, [peer]).expect("nothing fails");
 }
 
@@ -148,7 +170,11 @@ fn receive(call: Protocol<'_, RankWords>, words: &RankWords, workers: usize) {
     call.wait(0, Rank::new(1 - words.1.get()), patient).expect("nothing fails");
     for cell in &words.0.data[words.1.index()][call.half()][..workers] {
         // SAFETY: as in `send`.
-        assert_eq!(cell.with(|cell| unsafe { *cell }), call.epoch().get(), "the payload of another call");
+        assert_eq!(
+            cell.with(|cell| unsafe { *cell }),
+            call.epoch().get(),
+            "the payload of another call"
+        );
     }
 }
 
@@ -231,9 +257,14 @@ fn chunk(flaws: Flaws, calls: u32) {
             let call = Protocol::open(&reader, READER);
             receive(call, &reader, 2);
             assert_eq!(call.leave(1, false, patient), Ok(Left::Closed));
-            let left: Vec<Left> = workers.into_iter().map(|worker| worker.join().expect("a worker ends")).collect();
+            let left: Vec<Left> =
+                workers.into_iter().map(|worker| worker.join().expect("a worker ends")).collect();
             assert!(left == [Left::Closed, Left::Early] || left == [Left::Early, Left::Closed]);
-            assert_eq!(sender.counter(0).load_acquire(), 0, "the counter is ready for the next call");
+            assert_eq!(
+                sender.counter(0).load_acquire(),
+                0,
+                "the counter is ready for the next call"
+            );
         }
     });
 }
@@ -301,7 +332,8 @@ fn of_two_failing_waits_one_leaves_a_whole_record_and_both_end() {
             ..FaultRecord::default()
         };
         let pushed = FaultRecord { wait: fault::PUSHED, peer: 1, ..signal };
-        let whole = |record: FaultRecord| assert!(record == signal || record == pushed, "{record:?}");
+        let whole =
+            |record: FaultRecord| assert!(record == signal || record == pushed, "{record:?}");
         read_fault(&reader).into_iter().for_each(whole);
         assert_eq!(other.join().expect("the wait ends"), Err(Poisoned));
         whole(read_fault(&reader).expect("there is a record"));
@@ -315,10 +347,17 @@ fn announced(flaws: Flaws, ops: [&'static [u32]; 2]) {
         let other = thread::spawn(move || announced_by(&second, ops[1]));
         let left = [announced_by(&first, ops[0]), other.join().expect("the other rank ends")];
         let agree = ops[0] == ops[1];
-        assert_eq!(left, if agree { [Ok(Left::Closed); 2] } else { [Err(Poisoned); 2] }, "both ranks see it");
+        assert_eq!(
+            left,
+            if agree { [Ok(Left::Closed); 2] } else { [Err(Poisoned); 2] },
+            "both ranks see it"
+        );
         if !agree {
             let record = read_fault(&first).expect("a record");
-            assert_eq!((record.code, record.peer, record.expected, record.seen), (fault::DISAGREED, 1, 1, 2));
+            assert_eq!(
+                (record.code, record.peer, record.expected, record.seen),
+                (fault::DISAGREED, 1, 1, 2)
+            );
         }
     });
 }

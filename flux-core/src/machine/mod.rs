@@ -88,7 +88,8 @@ impl Machine {
     /// This machine with `ranks` ranks that reach each other through host memory only.
     #[must_use]
     pub fn staged(self, ranks: u32) -> Self {
-        let rate = self.staged_bytes_per_us.min(self.staged_total_bytes_per_us / u64::from(ranks.max(1)));
+        let rate =
+            self.staged_bytes_per_us.min(self.staged_total_bytes_per_us / u64::from(ranks.max(1)));
         Self { link_bytes_per_us: rate, both_ways_bytes_per_us: rate, ..self }
     }
 
@@ -96,13 +97,20 @@ impl Machine {
     /// gets the H100's rates.
     pub fn of_gpu(name: &str, multiprocessors: u32) -> Self {
         // Of several the one with the longest name, and of those the first.
-        let known = Self::ALL.into_iter().rev().filter(|machine| machine.is_of(name)).max_by_key(|machine| machine.gpu.len());
+        let known = Self::ALL
+            .into_iter()
+            .rev()
+            .filter(|machine| machine.is_of(name))
+            .max_by_key(|machine| machine.gpu.len());
         Self { multiprocessors: multiprocessors.max(1), ..known.unwrap_or(Self::H100) }
     }
 
     /// Whether the driver calls a GPU of this machine so.
     pub fn is_of(&self, name: &str) -> bool {
-        let is_there = |wanted: &str| name.split(|c: char| !c.is_ascii_alphanumeric()).any(|word| word.eq_ignore_ascii_case(wanted));
+        let is_there = |wanted: &str| {
+            name.split(|c: char| !c.is_ascii_alphanumeric())
+                .any(|word| word.eq_ignore_ascii_case(wanted))
+        };
         self.gpu.split(' ').all(is_there)
     }
 
@@ -154,8 +162,11 @@ impl Machine {
 
     /// Time of a pushed piece of `rows` by `row_bytes` to `ranks` ranks, besides the link's.
     pub(crate) fn push_overhead(&self, (rows, row_bytes): (u64, u64), ranks: u64) -> Duration {
-        let rounds = rows.saturating_mul(row_bytes.div_ceil(PUSHED_BYTES)).div_ceil(self.multiprocessors.max(1).into());
-        let in_rounds = self.push_round_ns.saturating_mul(rounds).saturating_mul(ranks.saturating_add(1));
+        let rounds = rows
+            .saturating_mul(row_bytes.div_ceil(PUSHED_BYTES))
+            .div_ceil(self.multiprocessors.max(1).into());
+        let in_rounds =
+            self.push_round_ns.saturating_mul(rounds).saturating_mul(ranks.saturating_add(1));
         Duration::from_nanos(self.push_ns.saturating_add(in_rounds))
     }
 
@@ -166,7 +177,10 @@ impl Machine {
 
     /// Time of `bytes` on a link whose other direction may be busy.
     pub(crate) fn link_time(&self, bytes: u64, both_ways: bool) -> Duration {
-        time(bytes.into(), if both_ways { self.both_ways_bytes_per_us } else { self.link_bytes_per_us })
+        time(
+            bytes.into(),
+            if both_ways { self.both_ways_bytes_per_us } else { self.link_bytes_per_us },
+        )
     }
 }
 
@@ -183,9 +197,21 @@ mod tests {
 
     #[test]
     fn times_are_rounded_up() {
-        let machine = Machine { link_bytes_per_us: 1_000_000, ops_per_cycle: 2, clock_mhz: 500, ..Machine::H200 };
-        assert_eq!([0, 1, 1000, 1001].map(|bytes| machine.one_way_time(bytes).as_nanos()), [0, 1, 1, 2]);
+        let machine = Machine {
+            link_bytes_per_us: 1_000_000,
+            ops_per_cycle: 2,
+            clock_mhz: 500,
+            ..Machine::H200
+        };
+        assert_eq!(
+            [0, 1, 1000, 1001].map(|bytes| machine.one_way_time(bytes).as_nanos()),
+            [0, 1, 1, 2]
+        );
         assert_eq!(machine.multiply_time(5), Duration::from_nanos(5));
-        assert_eq!(Machine { link_bytes_per_us: 0, ..machine }.one_way_time(2), Duration::from_micros(2), "slow, but it ends");
+        assert_eq!(
+            Machine { link_bytes_per_us: 0, ..machine }.one_way_time(2),
+            Duration::from_micros(2),
+            "slow, but it ends"
+        );
     }
 }

@@ -60,7 +60,8 @@ impl Machine {
 
     /// H100 (SXM) on one switch: an H200 with the memory rate of its data sheet, scaled as the
     /// H200's.
-    pub const H100: Self = Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
+    pub const H100: Self =
+        Self { name: "H100", gpu: "H100", memory_bytes_per_us: 2_966_000, ..Self::H200 };
 
     /// Two H100 that reach host memory only (results/h100-x2-links.txt). They wait more than over
     /// NVLink, so the clock is higher (results/h100-x2-pcie.json).
@@ -76,10 +77,17 @@ impl Machine {
     };
 
     /// H800: an H100 with 400 GB/s of NVLink for 900.
-    pub const H800: Self = Self { name: "H800", gpu: "H800", link_bytes_per_us: 164_000, both_ways_bytes_per_us: 164_000, ..Self::H100 };
+    pub const H800: Self = Self {
+        name: "H800",
+        gpu: "H800",
+        link_bytes_per_us: 164_000,
+        both_ways_bytes_per_us: 164_000,
+        ..Self::H100
+    };
 
     /// GH200 with 96 GB (data sheet "GH200 Grace Hopper Superchip"): an H100 with 4 TB/s of memory.
-    pub const GH200: Self = Self { name: "GH200", gpu: "GH200", memory_bytes_per_us: 3_541_000, ..Self::H100 };
+    pub const GH200: Self =
+        Self { name: "GH200", gpu: "GH200", memory_bytes_per_us: 3_541_000, ..Self::H100 };
 
     /// H20. NVIDIA publishes no data sheet; vendors state 78 SMs, 148 TFLOP/s, 4 TB/s, and NVLink
     /// as an H100's.
@@ -87,7 +95,13 @@ impl Machine {
         "H20",
         "H20",
         Generation::Hopper,
-        &DataSheet { multiprocessors: 78, ops_per_cycle: 1024, boost_mhz: 1853, memory_gb_per_s: 4000, wires: Wires::NvLink(450) },
+        &DataSheet {
+            multiprocessors: 78,
+            ops_per_cycle: 1024,
+            boost_mhz: 1853,
+            memory_gb_per_s: 4000,
+            wires: Wires::NvLink(450),
+        },
     );
 
     /// A100 SXM of 80 GB (data sheet "A100 Tensor Core GPU": 312 TFLOP/s, 2039 GB/s, NVLink of 600
@@ -96,19 +110,36 @@ impl Machine {
         "A100-SXM",
         "A100",
         Generation::Portable,
-        &DataSheet { multiprocessors: 108, ops_per_cycle: 2048, boost_mhz: 1410, memory_gb_per_s: 2039, wires: Wires::NvLink(300) },
+        &DataSheet {
+            multiprocessors: 108,
+            ops_per_cycle: 2048,
+            boost_mhz: 1410,
+            memory_gb_per_s: 2039,
+            wires: Wires::NvLink(300),
+        },
     );
 
     /// A800 SXM: an A100 with 400 GB/s of NVLink for 600.
-    pub const A800: Self =
-        Self { name: "A800", gpu: "A800", link_bytes_per_us: 164_000, both_ways_bytes_per_us: 164_000, ..Self::A100_SXM };
+    pub const A800: Self = Self {
+        name: "A800",
+        gpu: "A800",
+        link_bytes_per_us: 164_000,
+        both_ways_bytes_per_us: 164_000,
+        ..Self::A100_SXM
+    };
 
     /// A100 PCIe of 80 GB (the same data sheet: 1935 GB/s), peers reached over PCIe.
     pub const A100_PCIE: Self = of_sheet(
         "A100-PCIe",
         "A100 PCIe",
         Generation::Portable,
-        &DataSheet { multiprocessors: 108, ops_per_cycle: 2048, boost_mhz: 1410, memory_gb_per_s: 1935, wires: PCIE_4 },
+        &DataSheet {
+            multiprocessors: 108,
+            ops_per_cycle: 2048,
+            boost_mhz: 1410,
+            memory_gb_per_s: 1935,
+            wires: PCIE_4,
+        },
     );
 
     /// A10 (data sheet "A10 Tensor Core GPU": 125 TFLOP/s, 600 GB/s).
@@ -116,7 +147,13 @@ impl Machine {
         "A10",
         "A10",
         Generation::Portable,
-        &DataSheet { multiprocessors: 72, ops_per_cycle: 1024, boost_mhz: 1695, memory_gb_per_s: 600, wires: PCIE_4 },
+        &DataSheet {
+            multiprocessors: 72,
+            ops_per_cycle: 1024,
+            boost_mhz: 1695,
+            memory_gb_per_s: 600,
+            wires: PCIE_4,
+        },
     );
 
     /// L4 (data sheet "L4 Tensor Core GPU": 121 TFLOP/s dense, 300 GB/s). Its 72 W may allow less
@@ -125,7 +162,13 @@ impl Machine {
         "L4",
         "L4",
         Generation::Portable,
-        &DataSheet { multiprocessors: 58, ops_per_cycle: 1024, boost_mhz: 2040, memory_gb_per_s: 300, wires: PCIE_4 },
+        &DataSheet {
+            multiprocessors: 58,
+            ops_per_cycle: 1024,
+            boost_mhz: 2040,
+            memory_gb_per_s: 300,
+            wires: PCIE_4,
+        },
     );
 
     /// L20 (vendors' data sheets: 119.5 TFLOP/s, half of Ada's rate at this clock; 864 GB/s).
@@ -133,7 +176,13 @@ impl Machine {
         "L20",
         "L20",
         Generation::Portable,
-        &DataSheet { multiprocessors: 92, ops_per_cycle: 512, boost_mhz: 2520, memory_gb_per_s: 864, wires: PCIE_4 },
+        &DataSheet {
+            multiprocessors: 92,
+            ops_per_cycle: 512,
+            boost_mhz: 2520,
+            memory_gb_per_s: 864,
+            wires: PCIE_4,
+        },
     );
 
     /// L40S (data sheet "L40S GPU": 362 TFLOP/s dense, 864 GB/s).
@@ -141,7 +190,13 @@ impl Machine {
         "L40S",
         "L40S",
         Generation::Portable,
-        &DataSheet { multiprocessors: 142, ops_per_cycle: 1024, boost_mhz: 2520, memory_gb_per_s: 864, wires: PCIE_4 },
+        &DataSheet {
+            multiprocessors: 142,
+            ops_per_cycle: 1024,
+            boost_mhz: 2520,
+            memory_gb_per_s: 864,
+            wires: PCIE_4,
+        },
     );
 
     /// RTX 4090 (whitepaper "NVIDIA Ada GPU Architecture": 165.2 TFLOP/s with fp32 accumulation,
@@ -152,7 +207,13 @@ impl Machine {
             "RTX-4090",
             "RTX 4090",
             Generation::Portable,
-            &DataSheet { multiprocessors: 128, ops_per_cycle: 512, boost_mhz: 2520, memory_gb_per_s: 1008, wires: PCIE_4 },
+            &DataSheet {
+                multiprocessors: 128,
+                ops_per_cycle: 512,
+                boost_mhz: 2520,
+                memory_gb_per_s: 1008,
+                wires: PCIE_4,
+            },
         )
     };
 
@@ -164,7 +225,13 @@ impl Machine {
             "RTX-5090",
             "RTX 5090",
             Generation::Portable,
-            &DataSheet { multiprocessors: 170, ops_per_cycle: 512, boost_mhz: 2407, memory_gb_per_s: 1792, wires: PCIE_5 },
+            &DataSheet {
+                multiprocessors: 170,
+                ops_per_cycle: 512,
+                boost_mhz: 2407,
+                memory_gb_per_s: 1792,
+                wires: PCIE_5,
+            },
         )
     };
 
@@ -174,7 +241,13 @@ impl Machine {
         "B200",
         "B200",
         Generation::Portable,
-        &DataSheet { multiprocessors: 148, ops_per_cycle: 2048, boost_mhz: 1965, memory_gb_per_s: 8000, wires: Wires::NvLink(900) },
+        &DataSheet {
+            multiprocessors: 148,
+            ops_per_cycle: 2048,
+            boost_mhz: 1965,
+            memory_gb_per_s: 8000,
+            wires: Wires::NvLink(900),
+        },
     );
 
     /// All profiles.
@@ -206,7 +279,12 @@ impl Machine {
 /// Of 1830 MHz and 4800 GB/s of its data sheet an H200 reaches 1460 and 4250, and of 450 GB/s of
 /// NVLink 370. Two H100 reach 54 of 64 GB/s of PCIe in one direction, and 34 in each of both. L2 is
 /// taken to give as many bytes a cycle and SM as an H200's. Latencies are an H200's.
-const fn of_sheet(name: &'static str, gpu: &'static str, generation: Generation, sheet: &DataSheet) -> Machine {
+const fn of_sheet(
+    name: &'static str,
+    gpu: &'static str,
+    generation: Generation,
+    sheet: &DataSheet,
+) -> Machine {
     let (h200, by_host) = (Machine::H200, Machine::H100_PAIR_BY_HOST);
     let clock_mhz = sheet.boost_mhz * h200.clock_mhz / 1830;
     let multiprocessors = sheet.multiprocessors;
@@ -229,7 +307,8 @@ const fn of_sheet(name: &'static str, gpu: &'static str, generation: Generation,
         ops_per_cycle: sheet.ops_per_cycle,
         clock_mhz,
         memory_bytes_per_us: sheet.memory_gb_per_s * h200.memory_bytes_per_us / 4800,
-        l2_bytes_per_us: h200.l2_bytes_per_us * multiprocessors as u64 * clock_mhz / (h200.multiprocessors as u64 * h200.clock_mhz),
+        l2_bytes_per_us: h200.l2_bytes_per_us * multiprocessors as u64 * clock_mhz
+            / (h200.multiprocessors as u64 * h200.clock_mhz),
         link_bytes_per_us: link,
         both_ways_bytes_per_us: both_ways,
         staged_bytes_per_us: staged,
@@ -261,7 +340,8 @@ mod tests {
             let named = Machine::ALL.into_iter().find(|machine| machine.name == profile).unwrap();
             assert_eq!((found.gpu, found.multiprocessors), (named.gpu, 7), "{driver}");
         }
-        let names: std::collections::BTreeSet<_> = Machine::ALL.iter().map(|machine| machine.name.to_lowercase()).collect();
+        let names: std::collections::BTreeSet<_> =
+            Machine::ALL.iter().map(|machine| machine.name.to_lowercase()).collect();
         assert_eq!(names.len(), Machine::ALL.len());
     }
 
@@ -280,7 +360,10 @@ mod tests {
         ];
         for (machine, tflops) in sheets {
             let boost_mhz = machine.clock_mhz as f64 * 1830.0 / 1460.0;
-            let ours = f64::from(machine.multiprocessors) * machine.ops_per_cycle as f64 * boost_mhz * 1e-6;
+            let ours = f64::from(machine.multiprocessors)
+                * machine.ops_per_cycle as f64
+                * boost_mhz
+                * 1e-6;
             assert!((ours / tflops - 1.0).abs() < 0.02, "{}: {ours:.1} TFLOP/s", machine.name);
         }
     }

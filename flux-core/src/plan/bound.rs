@@ -25,11 +25,15 @@ impl Plan {
         let shared = if self.k == KSplit::StreamK { target.machine.multiprocessors } else { 0 };
         let (size, slots) = (program.workspace(), program.split_k_slots.max(shared));
         // Each slot has a signal of its own. Flattened tiles that are one chunk share a counter.
-        let ranks = if program.rows.has_two_exchanges() { program.problem.world().get() } else { 0 };
+        let ranks =
+            if program.rows.has_two_exchanges() { program.problem.world().get() } else { 0 };
         let reductions = if program.rows.is_flattened() { MOST_REDUCTIONS } else { 0 };
         let signals = size.signals + (slots - program.split_k_slots) + ranks * reductions;
         let half_bytes = layout::half_bytes(&program.problem, program.tile, program.rows, slots);
         let items = program.items.len() + 2 * shared as usize + (reductions * (ranks + 1)) as usize;
-        ProgramBound { workspace: WorkspaceSize { half_bytes, signals, counters: size.counters.max(1) }, items }
+        ProgramBound {
+            workspace: WorkspaceSize { half_bytes, signals, counters: size.counters.max(1) },
+            items,
+        }
     }
 }

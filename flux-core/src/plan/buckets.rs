@@ -22,7 +22,8 @@ use super::{PlanKey, PlanTable};
 pub fn bucket_ends(max_m: u32, key: &PlanKey, tables: &[&PlanTable]) -> Vec<u32> {
     let grid = (0..31).flat_map(|power| [1_u32 << power, (1 << power) + (1 << power) / 2]);
     let measured = tables.iter().flat_map(|table| table.measured_m(key, max_m));
-    let mut ends: Vec<u32> = grid.take_while(|&end| end < max_m).chain(measured).chain([max_m]).collect();
+    let mut ends: Vec<u32> =
+        grid.take_while(|&end| end < max_m).chain(measured).chain([max_m]).collect();
     ends.sort_unstable();
     ends.dedup();
     ends
@@ -36,7 +37,15 @@ mod tests {
 
     fn key(world: u32, n: usize) -> PlanKey {
         let world = WorldSize::new(world).unwrap();
-        let problem = Problem::new(OpKind::GemmReduceScatter, world.index(), n, 64 * world.index(), DType::Bf16, world).unwrap();
+        let problem = Problem::new(
+            OpKind::GemmReduceScatter,
+            world.index(),
+            n,
+            64 * world.index(),
+            DType::Bf16,
+            world,
+        )
+        .unwrap();
         PlanKey::new(&problem, ("GPU", crate::tile::Generation::Hopper), "any", "nvlink")
     }
 
@@ -54,7 +63,12 @@ mod tests {
     fn measured_rows_of_the_layer_end_buckets_too() {
         let mut table = PlanTable::default();
         for (n, m) in [(64, 10), (64, 16), (64, 100), (128, 11)] {
-            table.set(PlanRow { key: key(1, n), m, plan: super::super::Plan::of(TileShape::new(128, 128, 64)), us: 1.0 });
+            table.set(PlanRow {
+                key: key(1, n),
+                m,
+                plan: super::super::Plan::of(TileShape::new(128, 128, 64)),
+                us: 1.0,
+            });
         }
         assert_eq!(bucket_ends(16, &key(1, 64), &[&table]), [1, 2, 3, 4, 6, 8, 10, 12, 16]);
     }

@@ -50,7 +50,8 @@ impl Plan {
             CommMode::Sequential => (3, 0),
         };
         let TileShape { m, n, k: step } = self.tile;
-        let words: [u32; WORDS] = [m, n, step, rows, group, k, workers, chunk, tiles, self.k_slices, comm, peers];
+        let words: [u32; WORDS] =
+            [m, n, step, rows, group, k, workers, chunk, tiles, self.k_slices, comm, peers];
         let mut bytes = [0; PLAN_BYTES];
         for (to, word) in bytes.chunks_exact_mut(4).zip(words) {
             to.copy_from_slice(&word.to_le_bytes());

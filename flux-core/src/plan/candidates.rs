@@ -29,7 +29,10 @@ impl Plan {
     pub fn candidates(problem: &Problem, target: &Target) -> Vec<Self> {
         let (mut all, mut known) = (Vec::new(), HashSet::new());
         for tile in target.machine.generation.tiles() {
-            for rows in row_mappings(problem, target).into_iter().filter(|&rows| has_kernel(problem, target, tile, rows)) {
+            for rows in row_mappings(problem, target)
+                .into_iter()
+                .filter(|&rows| has_kernel(problem, target, tile, rows))
+            {
                 for plan in of_tile(problem, target, Self { rows, ..Self::of(tile) }) {
                     let plan = plan.canonical(problem, target);
                     if plan.has_wanted_order(problem, target) && known.insert(plan) {
@@ -65,15 +68,23 @@ fn has_kernel(problem: &Problem, target: &Target, tile: TileShape, rows: RowMapp
 fn row_mappings(problem: &Problem, target: &Target) -> Vec<RowMapping> {
     let (world, peers) = (problem.world().get(), problem.world().peers());
     let widest = target.widest_group(problem);
-    let mut groups: Vec<u32> = [1, 2, peers, world].into_iter().map(|group| group.clamp(1, widest)).collect();
+    let mut groups: Vec<u32> =
+        [1, 2, peers, world].into_iter().map(|group| group.clamp(1, widest)).collect();
     groups.sort_unstable();
     groups.dedup();
     let flattened = (peers > 0 && !target.nodes.are_mixed()).then_some(RowMapping::Flattened);
     if peers > 0 && problem.op() == OpKind::GemmAllReduce && target.links != Links::PeerMemory {
         return flattened.into_iter().collect();
     }
-    let shared = flattened.filter(|_| problem.op() == OpKind::GemmAllReduce).map(|_| RowMapping::FlattenedTwoExchanges);
-    groups.into_iter().map(|group| RowMapping::PerShard { group }).chain(flattened).chain(shared).collect()
+    let shared = flattened
+        .filter(|_| problem.op() == OpKind::GemmAllReduce)
+        .map(|_| RowMapping::FlattenedTwoExchanges);
+    groups
+        .into_iter()
+        .map(|group| RowMapping::PerShard { group })
+        .chain(flattened)
+        .chain(shared)
+        .collect()
 }
 
 /// The plans of one tile and row mapping.
@@ -91,7 +102,8 @@ fn of_tile(problem: &Problem, target: &Target, plan: Plan) -> Vec<Plan> {
 }
 
 fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> {
-    let [kernel, copies] = [Mover::Kernel, Mover::CopyEngine].map(|mover| CommMode::Fused { mover });
+    let [kernel, copies] =
+        [Mover::Kernel, Mover::CopyEngine].map(|mover| CommMode::Fused { mover });
     let flattened = plan.is_flattened();
     match (target.links, problem.op()) {
         // The model takes the first of equal plans: copy engines need no SM.
@@ -103,7 +115,11 @@ fn comm_modes(problem: &Problem, target: &Target, plan: &Plan) -> Vec<CommMode> 
             // Messages carry every rank's rows to all, in place of the library's sum.
             let messages = CommMode::Overlapped { peers: problem.world().peers() };
             let has_collectives = target.has_collectives(problem);
-            let comm = if has_collectives && !target.batch_invariant { CommMode::Sequential } else { messages };
+            let comm = if has_collectives && !target.batch_invariant {
+                CommMode::Sequential
+            } else {
+                messages
+            };
             (flattened && !target.nodes.are_mixed()).then_some(comm).into_iter().collect()
         }
         (Links::Messages(_), _) => {
@@ -125,24 +141,35 @@ fn chunks(problem: &Problem, target: &Target, plan: &Plan, comm: CommMode) -> Ve
     let grid = TileGrid::of_shard(problem, plan.tile);
     let tiles = |tiles: u64| Chunk::Tiles(u32::try_from(tiles).unwrap_or(u32::MAX).max(1));
     let is_small = gather_place_bytes(problem) <= PEER_CHUNK_BYTES;
-    let row_block = gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(plan.tile.m);
+    let row_block =
+        gather_place_bytes(problem) / u64::from(problem.m_shard()) * u64::from(plan.tile.m);
     let by_kernel = matches!(comm, CommMode::Fused { mover: Mover::Kernel });
     match (target.links, problem.op()) {
         // The kernel announces tiles of partial sums one by one.
-        (Links::PeerMemory | Links::HostStaged, op) if op.reduces() && by_kernel => vec![Chunk::Tiles(1)],
+        (Links::PeerMemory | Links::HostStaged, op) if op.reduces() && by_kernel => {
+            vec![Chunk::Tiles(1)]
+        }
         _ if plan.is_flattened() => vec![Chunk::Shard],
         (Links::PeerMemory, _) if is_small => vec![Chunk::Shard],
         (Links::PeerMemory, _) => vec![tiles(PEER_CHUNK_BYTES / row_block)],
         (Links::HostStaged, OpKind::AllGatherGemm) => {
             let least = STAGED_CHUNK_ROWS.div_ceil(plan.tile.m);
-            [least, 2 * least].map(|least| tiles((STAGED_CHUNK_BYTES / row_block).max(least.into()))).to_vec()
+            [least, 2 * least]
+                .map(|least| tiles((STAGED_CHUNK_BYTES / row_block).max(least.into())))
+                .to_vec()
         }
         (Links::HostStaged, _) => vec![tiles(STAGED_CHUNK_BYTES / slot_bytes(problem, plan.tile))],
         (Links::Messages(channels), op) => {
-            let of_shard = if op == OpKind::AllGatherGemm { grid.row_blocks().into() } else { grid.tiles() };
-            let bytes =
-                if op == OpKind::AllGatherGemm { gather_place_bytes(problem) } else { grid.tiles() * slot_bytes(problem, plan.tile) };
-            let worth = MESSAGES.iter().filter(|&&parts| parts == 1 || bytes / u64::from(parts) >= channels.least_bytes);
+            let of_shard =
+                if op == OpKind::AllGatherGemm { grid.row_blocks().into() } else { grid.tiles() };
+            let bytes = if op == OpKind::AllGatherGemm {
+                gather_place_bytes(problem)
+            } else {
+                grid.tiles() * slot_bytes(problem, plan.tile)
+            };
+            let worth = MESSAGES
+                .iter()
+                .filter(|&&parts| parts == 1 || bytes / u64::from(parts) >= channels.least_bytes);
             worth.map(|&parts| tiles(of_shard.div_ceil(parts.into()))).collect()
         }
     }
@@ -157,13 +184,22 @@ fn slices(problem: &Problem, target: &Target, plan: &Plan) -> Vec<u32> {
         return vec![1];
     }
     let sent = gather_place_bytes(problem) * u64::from(shards - 1);
-    K_SLICES.into_iter().filter(|&slices| slices == 1 || sent / u64::from(slices) >= SLICE_BYTES).collect()
+    K_SLICES
+        .into_iter()
+        .filter(|&slices| slices == 1 || sent / u64::from(slices) >= SLICE_BYTES)
+        .collect()
 }
 
 /// Ways to divide `k`. Split tiles must fit one wave.
-fn split_k<'a>(problem: &Problem, target: &Target, plan: &'a Plan) -> impl Iterator<Item = KSplit> + use<'a> {
+fn split_k<'a>(
+    problem: &Problem,
+    target: &Target,
+    plan: &'a Plan,
+) -> impl Iterator<Item = KSplit> + use<'a> {
     let tiles = plan.tiles(problem);
     let workers = u64::from(target.machine.multiprocessors);
-    let split = SPLITS.into_iter().filter(move |&split_k| plan.k_slices == 1 && tiles * u64::from(split_k) <= workers);
+    let split = SPLITS
+        .into_iter()
+        .filter(move |&split_k| plan.k_slices == 1 && tiles * u64::from(split_k) <= workers);
     [KSplit::Whole, KSplit::StreamK].into_iter().chain(split.map(KSplit::SplitK))
 }

@@ -27,19 +27,35 @@ impl Plan {
     pub fn canonical(&self, problem: &Problem, target: &Target) -> Self {
         let (gathers, peers) = (problem.op() == OpKind::AllGatherGemm, problem.world().peers());
         if peers == 0 {
-            let prologue = Self { rows: RowMapping::PerShard { group: 1 }, chunk: Chunk::Shard, k_slices: 1, ..*self };
+            let prologue = Self {
+                rows: RowMapping::PerShard { group: 1 },
+                chunk: Chunk::Shard,
+                k_slices: 1,
+                ..*self
+            };
             let comm = CommMode::Fused { mover: Mover::Kernel };
             return Self { k: prologue.canonical_split(problem, target), comm, ..prologue };
         }
         if self.comm == CommMode::Sequential || target.prefers_collectives(problem, self.comm) {
-            let plan = Self { rows: RowMapping::Flattened, chunk: Chunk::Shard, k_slices: 1, ..*self };
-            let comm = if target.has_collectives(problem) { CommMode::Sequential } else { plan.canonical_mover(problem, target) };
+            let plan =
+                Self { rows: RowMapping::Flattened, chunk: Chunk::Shard, k_slices: 1, ..*self };
+            let comm = if target.has_collectives(problem) {
+                CommMode::Sequential
+            } else {
+                plan.canonical_mover(problem, target)
+            };
             return Self { comm, k: plan.canonical_split(problem, target), ..plan };
         }
         let rows = match self.rows {
-            _ if problem.op() == OpKind::GemmAllReduce && !target.copies_results() => RowMapping::Flattened,
-            RowMapping::PerShard { group } => RowMapping::PerShard { group: group.min(target.widest_group(problem)).max(1) },
-            RowMapping::FlattenedTwoExchanges if problem.op() == OpKind::GemmAllReduce => RowMapping::FlattenedTwoExchanges,
+            _ if problem.op() == OpKind::GemmAllReduce && !target.copies_results() => {
+                RowMapping::Flattened
+            }
+            RowMapping::PerShard { group } => {
+                RowMapping::PerShard { group: group.min(target.widest_group(problem)).max(1) }
+            }
+            RowMapping::FlattenedTwoExchanges if problem.op() == OpKind::GemmAllReduce => {
+                RowMapping::FlattenedTwoExchanges
+            }
             RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => RowMapping::Flattened,
         };
         let plan = Self { rows, ..*self };
@@ -50,13 +66,16 @@ impl Plan {
             CommMode::Overlapped { peers: at_once } if target.has_messages() => {
                 let most = match rows {
                     RowMapping::PerShard { group } if !gathers => group.min(peers),
-                    RowMapping::PerShard { .. } | RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => peers,
+                    RowMapping::PerShard { .. }
+                    | RowMapping::Flattened
+                    | RowMapping::FlattenedTwoExchanges => peers,
                 };
                 CommMode::Overlapped { peers: at_once.clamp(1, most) }
             }
             _ => plan.canonical_mover(problem, target),
         };
-        let k_slices = if gathers && !target.has_messages() { k_steps.div_ceil(width.max(1)) } else { 1 };
+        let k_slices =
+            if gathers && !target.has_messages() { k_steps.div_ceil(width.max(1)) } else { 1 };
         let plan = Self { k_slices, comm, ..plan };
         Self { k: plan.canonical_split(problem, target), ..plan }
     }
@@ -67,7 +86,9 @@ impl Plan {
                 ..=1 => KSplit::Whole,
                 workers => KSplit::SplitK(workers),
             },
-            KSplit::StreamK if target.nodes.are_mixed() || !self.shares_tiles(problem, target) => KSplit::Whole,
+            KSplit::StreamK if target.nodes.are_mixed() || !self.shares_tiles(problem, target) => {
+                KSplit::Whole
+            }
             k => k,
         }
     }
@@ -102,14 +123,19 @@ impl Plan {
 
     /// The mover that the links dictate, or the plan's own.
     fn canonical_mover(&self, problem: &Problem, target: &Target) -> CommMode {
-        let (gathers, by_tile) = (problem.op() == OpKind::AllGatherGemm, self.chunk != Chunk::Shard);
+        let (gathers, by_tile) =
+            (problem.op() == OpKind::AllGatherGemm, self.chunk != Chunk::Shard);
         let mover = match (target.links, self.comm) {
-            (Links::PeerMemory, CommMode::Fused { mover }) if gathers && !self.is_flattened() => mover,
+            (Links::PeerMemory, CommMode::Fused { mover }) if gathers && !self.is_flattened() => {
+                mover
+            }
             (Links::PeerMemory, _) => Mover::Kernel,
             // Kernels store only rows of single tiles to host memory.
             (Links::HostStaged, _) if !gathers && self.is_flattened() && by_tile => Mover::Kernel,
             (Links::HostStaged, _) => Mover::CopyEngine,
-            (Links::Messages(_), _) => return CommMode::Overlapped { peers: problem.world().peers() },
+            (Links::Messages(_), _) => {
+                return CommMode::Overlapped { peers: problem.world().peers() };
+            }
         };
         CommMode::Fused { mover }
     }

@@ -60,18 +60,26 @@ impl fmt::Display for PlanOrigin {
 
 /// The plan for `problem` on `target`: from the first of `tables` with a row that a kernel can
 /// execute, or by the model. `None` without a legal candidate.
-pub fn choose(problem: &Problem, target: &Target, key: &PlanKey, tables: &[(TableKind, &PlanTable)]) -> Option<(Plan, PlanOrigin)> {
+pub fn choose(
+    problem: &Problem,
+    target: &Target,
+    key: &PlanKey,
+    tables: &[(TableKind, &PlanTable)],
+) -> Option<(Plan, PlanOrigin)> {
     let exact = tables.iter().find_map(|&(kind, table)| Some((kind, table.get(key, problem.m())?)));
     if let Some((kind, row)) = exact.filter(|(_, row)| row.plan.is_executable(problem, target)) {
         return Some((row.plan.canonical(problem, target), PlanOrigin::Table(kind)));
     }
     let model = *Plan::ranked(problem, target).first()?;
     let limit = model.cost_ns(problem, target) * INDIFFERENT;
-    let rows = tables.iter().flat_map(|&(kind, table)| table.neighbours(key, problem.m()).map(move |row| (kind, row)));
-    let adapted = rows.filter(|(_, row)| row.plan.is_executable(problem, target)).map(|(table, row)| {
-        let plan = row.plan.canonical(problem, target);
-        (plan.cost_ns(problem, target), plan, PlanOrigin::Neighbour { table, m: row.m })
-    });
+    let rows = tables
+        .iter()
+        .flat_map(|&(kind, table)| table.neighbours(key, problem.m()).map(move |row| (kind, row)));
+    let adapted =
+        rows.filter(|(_, row)| row.plan.is_executable(problem, target)).map(|(table, row)| {
+            let plan = row.plan.canonical(problem, target);
+            (plan.cost_ns(problem, target), plan, PlanOrigin::Neighbour { table, m: row.m })
+        });
     let near = adapted.filter(|&(cost, ..)| cost <= limit).min_by(|a, b| a.0.total_cmp(&b.0));
     Some(near.map_or((model, PlanOrigin::Model), |(_, plan, origin)| (plan, origin)))
 }

@@ -26,7 +26,9 @@ impl Plan {
     /// of candidates, simplest first.
     pub fn ranked(problem: &Problem, target: &Target) -> Vec<Self> {
         let mut ranked = Self::candidates(problem, target);
-        ranked.sort_by_cached_key(|plan| (plan.cost_ns(problem, target).max(1.0).ln() * 200.0).round() as i64);
+        ranked.sort_by_cached_key(|plan| {
+            (plan.cost_ns(problem, target).max(1.0).ln() * 200.0).round() as i64
+        });
         ranked
     }
 
@@ -68,22 +70,32 @@ impl<'a> PlanCost<'a> {
         let of_shard = TileGrid::of_shard(problem, plan.tile).tiles() as f64;
         let tiles = plan.tiles(problem) as f64;
         let machine = &target.machine;
-        let ops = 2.0 * f64::from(plan.tile.m) * f64::from(plan.tile.n) * f64::from(problem.k_shard().next_multiple_of(plan.tile.k));
+        let ops = 2.0
+            * f64::from(plan.tile.m)
+            * f64::from(plan.tile.n)
+            * f64::from(problem.k_shard().next_multiple_of(plan.tile.k));
         let multiply_ns = ops / machine.ops_per_ns();
         // Every step loads a column of both operands from L2.
         let elements = f64::from(plan.tile.m + plan.tile.n) * f64::from(problem.k_shard());
         let l2 = machine.l2_bytes_per_us as f64 / 1000.0 / f64::from(machine.multiprocessors);
         let load_ns = elements * problem.dtype().bytes() as f64 / l2;
-        let through = f64::from(machine.generation.shared_elements(plan.tile).unwrap_or(0)) * f64::from(problem.k_shard());
+        let through = f64::from(machine.generation.shared_elements(plan.tile).unwrap_or(0))
+            * f64::from(problem.k_shard());
         let shared_ns = through * problem.dtype().bytes() as f64 / machine.shared_bytes_per_ns();
         let steps_ns = multiply_ns.max(load_ns).max(shared_ns);
         let link = machine.both_ways_bytes_per_us as f64 / 1000.0;
         // SMs of the messages beside the kernel, and their rate.
         let (taken, link) = match (target.links, plan.comm) {
             (Links::Messages(channels), CommMode::Overlapped { peers }) => {
-                let taken =
-                    channels.of_message(message_bytes(plan, problem)).saturating_mul(peers.min(problem.world().peers())).min(channels.all);
-                (taken, (f64::from(taken.max(1)) * machine.message_bytes_per_us as f64 / 1000.0).min(link))
+                let taken = channels
+                    .of_message(message_bytes(plan, problem))
+                    .saturating_mul(peers.min(problem.world().peers()))
+                    .min(channels.all);
+                (
+                    taken,
+                    (f64::from(taken.max(1)) * machine.message_bytes_per_us as f64 / 1000.0)
+                        .min(link),
+                )
             }
             _ => (0, link),
         };
@@ -115,7 +127,10 @@ impl<'a> PlanCost<'a> {
                     .stream_k_tiles(self.problem, Rank::new(0))
                     .map_or(1.0, |stream_k| stream_k.time() as f64 / stream_k.steps() as f64);
                 let whole = (self.tiles / self.workers).floor();
-                whole * (self.tile_ns + fixed) + share * self.tile_ns + fixed + partials(self.workers)
+                whole * (self.tile_ns + fixed)
+                    + share * self.tile_ns
+                    + fixed
+                    + partials(self.workers)
             }
         }
     }
@@ -137,7 +152,9 @@ impl<'a> PlanCost<'a> {
                 let chunks = if self.schedule.chunk_ordered > 0 { self.chunks() as u32 } else { 1 };
                 prologue + (world - prologue).div_ceil(group) * chunks
             }
-            (RowMapping::PerShard { group }, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => (world - 1).div_ceil(group) + 1,
+            (RowMapping::PerShard { group }, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
+                (world - 1).div_ceil(group) + 1
+            }
             (RowMapping::Flattened | RowMapping::FlattenedTwoExchanges, _) => {
                 self.problem.m().div_ceil(self.plan.tile.m).div_ceil(super::derive::RASTER_GROUP)
             }
@@ -150,8 +167,11 @@ impl<'a> PlanCost<'a> {
     /// delays the whole call.
     fn exposed_gather(&self, body: f64) -> f64 {
         let world = self.problem.world();
-        let groups: Vec<_> =
-            if self.plan.is_flattened() { std::iter::once(0..world.get()).collect() } else { self.schedule.groups(world).collect() };
+        let groups: Vec<_> = if self.plan.is_flattened() {
+            std::iter::once(0..world.get()).collect()
+        } else {
+            self.schedule.groups(world).collect()
+        };
         let place = gather_place_bytes(self.problem) as f64 / self.link;
         let (chunks, slices) = (self.chunks(), f64::from(self.plan.k_slices));
         let (mut moved, mut waited) = (self.mover_begins(), 0_f64);
@@ -166,11 +186,13 @@ impl<'a> PlanCost<'a> {
                 (1, false) => piece + bytes / chunks / slices,
                 _ => chunks * piece + bytes / slices,
             };
-            let begins = (f64::from(group.start) * self.of_shard / self.workers).floor() * self.tile_ns;
+            let begins =
+                (f64::from(group.start) * self.of_shard / self.workers).floor() * self.tile_ns;
             let signal = self.target.machine.signal_ns as f64;
             let last = chunks * slices * piece + bytes;
             // A sliced tile ends after its last slice.
-            let until_last = if slices > 1.0 { last - self.tile_ns * (1.0 - 1.0 / slices) } else { first };
+            let until_last =
+                if slices > 1.0 { last - self.tile_ns * (1.0 - 1.0 / slices) } else { first };
             waited = waited.max(moved + first.max(until_last) + signal - begins);
             moved += last;
         }
@@ -191,10 +213,13 @@ impl<'a> PlanCost<'a> {
         let machine = &self.target.machine;
         match self.plan.comm {
             CommMode::Fused { mover: Mover::CopyEngine } => peers * machine.copy_ns as f64,
-            CommMode::Overlapped { peers: at_once } => (peers / f64::from(at_once)).ceil() * machine.message_ns as f64,
+            CommMode::Overlapped { peers: at_once } => {
+                (peers / f64::from(at_once)).ceil() * machine.message_ns as f64
+            }
             _ => {
                 let rows = (f64::from(self.problem.m_shard()) / chunks).ceil() as u64;
-                let row_bytes = (f64::from(self.problem.k_shard()) / slices).ceil() as u64 * self.problem.dtype().bytes() as u64;
+                let row_bytes = (f64::from(self.problem.k_shard()) / slices).ceil() as u64
+                    * self.problem.dtype().bytes() as u64;
                 let ranks = peers as u64 + u64::from(self.plan.is_flattened());
                 machine.push_overhead((rows, row_bytes), ranks).as_nanos() as f64
             }
@@ -218,8 +243,11 @@ impl<'a> PlanCost<'a> {
             }
             let last = sent * (last_wave / self.tiles).min(1.0);
             // Sums leave when all tiles are done, and are then copied.
-            let shared =
-                if self.schedule.rows.has_two_exchanges() { sent / self.link + 2.0 * sent / self.memory() + 2.0 * signal } else { 0.0 };
+            let shared = if self.schedule.rows.has_two_exchanges() {
+                sent / self.link + 2.0 * sent / self.memory() + 2.0 * signal
+            } else {
+                0.0
+            };
             return (sent / self.link - body).max(0.0) + last / self.link + reduced + shared;
         }
         // Own tiles of the last wave.
@@ -241,21 +269,29 @@ impl<'a> PlanCost<'a> {
         };
         if self.problem.op() == OpKind::GemmAllReduce {
             // Finished tiles travel as often as partial ones, and are then copied.
-            let finished = slot * self.problem.dtype().bytes() as f64 / self.problem.partial_bytes() as f64;
+            let finished =
+                slot * self.problem.dtype().bytes() as f64 / self.problem.partial_bytes() as f64;
             let results = own * peers * finished;
             let all = sent + self.of_shard * finished * peers;
-            let link = (self.tile_ns + all / self.link - body).max(0.0) + of_peers * slot / self.link + results / self.link;
+            let link = (self.tile_ns + all / self.link - body).max(0.0)
+                + of_peers * slot / self.link
+                + results / self.link;
             let added = peers * slot / (machine.add_bytes_per_us as f64 / 1000.0);
             return link + added + 2.0 * results / self.memory() + 2.0 * signal;
         }
         let link = (self.tile_ns + sent / self.link - body).max(0.0) + chunk;
-        link + of_peers * slot / self.link + late * slot / (machine.add_bytes_per_us as f64 / 1000.0) + signal
+        link + of_peers * slot / self.link
+            + late * slot / (machine.add_bytes_per_us as f64 / 1000.0)
+            + signal
     }
 
     /// Own tiles among those of the last wave: all that fit, unless a GEMM-AllReduce's peers'
     /// shards are worked on side by side, so that own tiles follow theirs.
     fn own_in_last_wave(&self, last_wave: f64) -> f64 {
-        let (world, early) = (f64::from(self.problem.world().get()), self.schedule.group >= self.problem.world().peers());
+        let (world, early) = (
+            f64::from(self.problem.world().get()),
+            self.schedule.group >= self.problem.world().peers(),
+        );
         if self.problem.op() == OpKind::GemmAllReduce && early {
             let behind = f64::from(self.schedule.own_lag) / world;
             return (last_wave / world + behind).min(self.of_shard).min(last_wave);
@@ -266,7 +302,8 @@ impl<'a> PlanCost<'a> {
     /// Time of the library collective alone.
     fn collective(&self) -> f64 {
         let place = place_bytes(self.problem) as f64;
-        self.target.machine.message_ns as f64 + place * f64::from(self.problem.world().peers()) / self.link
+        self.target.machine.message_ns as f64
+            + place * f64::from(self.problem.world().peers()) / self.link
     }
 
     fn chunks(&self) -> f64 {
@@ -288,7 +325,8 @@ fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
     let grid = TileGrid::of_shard(problem, plan.tile);
     match (plan.chunk, problem.op()) {
         (Chunk::Tiles(tiles), OpKind::AllGatherGemm) => {
-            gather_place_bytes(problem) * u64::from(tiles.min(grid.row_blocks())) / u64::from(grid.row_blocks())
+            gather_place_bytes(problem) * u64::from(tiles.min(grid.row_blocks()))
+                / u64::from(grid.row_blocks())
         }
         (Chunk::Tiles(tiles), OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
             slot_bytes(problem, plan.tile) * u64::from(tiles).min(grid.tiles())
@@ -301,6 +339,8 @@ fn message_bytes(plan: &Plan, problem: &Problem) -> u64 {
 fn place_bytes(problem: &Problem) -> u64 {
     match problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => scatter_place_bytes(problem, RowLayout::Flattened),
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+            scatter_place_bytes(problem, RowLayout::Flattened)
+        }
     }
 }

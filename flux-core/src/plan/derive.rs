@@ -28,8 +28,16 @@ impl Plan {
             KSplit::StreamK => (1, workers),
         };
         let (raster_group, k_slices) = (RASTER_GROUP, self.k_slices);
-        let plain =
-            Schedule { chunk: self.chunk, raster_group, group, k_slices, split_k, stream_k_workers, rows, ..Schedule::of(self.tile) };
+        let plain = Schedule {
+            chunk: self.chunk,
+            raster_group,
+            group,
+            k_slices,
+            split_k,
+            stream_k_workers,
+            rows,
+            ..Schedule::of(self.tile)
+        };
         if rows.is_flattened() || problem.world().peers() == 0 {
             return plain;
         }
@@ -40,8 +48,12 @@ impl Plan {
                 ..plain
             },
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => match target.links {
-                Links::PeerMemory if problem.op() == OpKind::GemmAllReduce => Schedule { own_lag: workers, ..plain },
-                Links::PeerMemory => Schedule { in_mainloop: in_mainloop(&plain, problem, workers.into()), ..plain },
+                Links::PeerMemory if problem.op() == OpKind::GemmAllReduce => {
+                    Schedule { own_lag: workers, ..plain }
+                }
+                Links::PeerMemory => {
+                    Schedule { in_mainloop: in_mainloop(&plain, problem, workers.into()), ..plain }
+                }
                 // Staged partial tiles arrive too late.
                 Links::HostStaged | Links::Messages(_) => plain,
             },
@@ -66,7 +78,8 @@ fn chunk_ordered_shards(schedule: &Schedule, problem: &Problem, target: &Target)
 /// Partial tiles that an own tile adds in its mainloop: those that were multiplied at least a wave
 /// earlier. None if all own tiles are in the last wave, which the additions would delay.
 fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
-    let (world, tiles) = (u64::from(problem.world().get()), TileGrid::of_shard(problem, schedule.tile).tiles());
+    let (world, tiles) =
+        (u64::from(problem.world().get()), TileGrid::of_shard(problem, schedule.tile).tiles());
     if tiles <= workers || world * tiles > MAX_ITEMS || schedule.split_k > 1 {
         return 0;
     }
@@ -76,11 +89,15 @@ fn in_mainloop(schedule: &Schedule, problem: &Problem, workers: u64) -> u32 {
         let first = step - (step - 1) % u64::from(schedule.group);
         let steps = u64::from(schedule.group).min(world - first);
         (0..tiles).all(|tile| {
-            let (sent, own) = ((first - 1) * tiles + tile * steps + step - first, (world - 1) * tiles + tile);
+            let (sent, own) =
+                ((first - 1) * tiles + tile * steps + step - first, (world - 1) * tiles + tile);
             let last = own + workers >= world * tiles;
             wave(sent) < wave(own) || last && wave(own) < wave(world * tiles - 1)
         })
     };
     let there = (1..world).take_while(|&step| before(step)).count() as u32;
-    there.min(most_partials(problem, problem.k_local(problem.least_rank()).div_ceil(schedule.tile.k)))
+    there.min(most_partials(
+        problem,
+        problem.k_local(problem.least_rank()).div_ceil(schedule.tile.k),
+    ))
 }

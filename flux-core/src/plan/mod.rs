@@ -72,8 +72,8 @@ pub enum RowMapping {
     /// Tiles are cut over all `m` rows: for shards with fewer rows than a tile, or unaligned `m`. A
     /// GEMM-AllReduce makes one exchange: every rank adds all rows.
     Flattened,
-    /// As [`Flattened`](Self::Flattened), in two exchanges of a GEMM-AllReduce: a rank adds the rows
-    /// of its shard, and sends the sums to all.
+    /// As [`Flattened`](Self::Flattened), in two exchanges of a GEMM-AllReduce: a rank adds the
+    /// rows of its shard, and sends the sums to all.
     FlattenedTwoExchanges,
 }
 
@@ -147,8 +147,12 @@ impl Plan {
     /// Tiles of all rows, on the rank with the most.
     fn tiles(&self, problem: &Problem) -> u64 {
         match self.rows {
-            RowMapping::PerShard { .. } => u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles(),
-            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => TileGrid::of_all_rows(problem, Rank::new(0), self.tile).tiles(),
+            RowMapping::PerShard { .. } => {
+                u64::from(problem.world().get()) * TileGrid::of_shard(problem, self.tile).tiles()
+            }
+            RowMapping::Flattened | RowMapping::FlattenedTwoExchanges => {
+                TileGrid::of_all_rows(problem, Rank::new(0), self.tile).tiles()
+            }
         }
     }
 

@@ -1,7 +1,7 @@
 //! The order in which a plan adds up one element of the result.
 //!
-//! Invariant: an order that is [`SumOrder::Fixed`] for one `m` is so for every `m`. It depends on no
-//! row's position, tile or owner.
+//! Invariant: an order that is [`SumOrder::Fixed`] for one `m` is so for every `m`. It depends on
+//! no row's position, tile or owner.
 
 use super::{CommMode, KSplit, Plan, RowMapping, Target};
 use crate::{OpKind, Problem};
@@ -67,7 +67,8 @@ impl Plan {
         }
     }
 
-    /// Whether the plan may be chosen on `target`: of any order, unless that asks for the fixed one.
+    /// Whether the plan may be chosen on `target`: of any order, unless that asks for the fixed
+    /// one.
     pub(super) fn has_wanted_order(&self, problem: &Problem, target: &Target) -> bool {
         !target.batch_invariant || self.sum_order(problem, target) == SumOrder::Fixed
     }

@@ -71,7 +71,10 @@ pub struct PlanTable {
 #[non_exhaustive]
 pub enum PlanTableError {
     /// The text is of something else, or of another version.
-    #[error("the first lines are not {HEAD:?} and {COLUMNS:?}: a table of another version, or another file")]
+    #[error(
+        "the first lines are not {HEAD:?} and {COLUMNS:?}: a table of another version, or another \
+         file"
+    )]
     Head,
     /// A line is no row.
     #[error("line {line}: {column} is {value:?}")]
@@ -87,12 +90,30 @@ pub enum PlanTableError {
 
 impl PlanKey {
     /// The key of a problem on such a device with this kernel.
-    pub fn new(problem: &Problem, (device, generation): (&str, Generation), driver: &str, transport: &str) -> Self {
+    pub fn new(
+        problem: &Problem,
+        (device, generation): (&str, Generation),
+        driver: &str,
+        transport: &str,
+    ) -> Self {
         let (world, op, dtype) = (problem.world(), problem.op(), problem.dtype());
         // Names stand in a comma-separated line that is no comment.
-        let [device, driver, transport] = [device, driver, transport].map(|name| name.replace([',', '#', '\n', '\r'], " "));
+        let [device, driver, transport] =
+            [device, driver, transport].map(|name| name.replace([',', '#', '\n', '\r'], " "));
         let (n, k, partials) = (problem.n(), problem.k(), problem.partials());
-        Self { device, generation, driver, transport, world, op, dtype, n, k, partials, batch_invariant: false }
+        Self {
+            device,
+            generation,
+            driver,
+            transport,
+            world,
+            op,
+            dtype,
+            n,
+            k,
+            partials,
+            batch_invariant: false,
+        }
     }
 
     /// Whether a row with `other` as its key serves this one: both element types have one speed. A
@@ -133,12 +154,17 @@ impl PlanTable {
 
     /// The `m` of the layer's rows, at most `max_m`.
     pub(super) fn measured_m(&self, key: &PlanKey, max_m: u32) -> impl Iterator<Item = u32> {
-        self.rows.iter().filter(move |row| row.m <= max_m && key.is_served_by(&row.key)).map(|row| row.m)
+        self.rows
+            .iter()
+            .filter(move |row| row.m <= max_m && key.is_served_by(&row.key))
+            .map(|row| row.m)
     }
 
     /// The rows of the layer with the next smaller and the next larger `m`, within a factor of two.
     pub(super) fn neighbours(&self, key: &PlanKey, m: u32) -> impl Iterator<Item = &PlanRow> {
-        let near = |row: &&PlanRow| row.m <= m.saturating_mul(NEIGHBOUR) && m <= row.m.saturating_mul(NEIGHBOUR);
+        let near = |row: &&PlanRow| {
+            row.m <= m.saturating_mul(NEIGHBOUR) && m <= row.m.saturating_mul(NEIGHBOUR)
+        };
         let serving = || self.rows.iter().filter(|row| key.is_served_by(&row.key)).filter(near);
         let below = serving().filter(|row| row.m < m).max_by_key(|row| row.m);
         below.into_iter().chain(serving().filter(|row| row.m > m).min_by_key(|row| row.m))
@@ -172,7 +198,9 @@ impl PlanTable {
             return Ok(format!("{HEAD}\n{COLUMNS}\n{new}\n"));
         }
         Self::parse(text)?;
-        let replaced = |line: &&str| !is_comment(line) && row(0, line).is_ok_and(|old| old.key == new.key && old.m == new.m);
+        let replaced = |line: &&str| {
+            !is_comment(line) && row(0, line).is_ok_and(|old| old.key == new.key && old.m == new.m)
+        };
         let mut kept: Vec<&str> = text.lines().filter(|line| !replaced(line)).collect();
         let row = new.to_string();
         kept.push(&row);
@@ -188,14 +216,23 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
     let cells: Vec<&str> = text.split(',').collect();
     let names: Vec<&'static str> = COLUMNS.split(',').collect();
     let cell = |at: usize| cells.get(at).copied().unwrap_or_default();
-    let wrong = |at: usize| PlanTableError::Row { line, column: names.get(at).copied().unwrap_or("end"), value: cell(at).to_owned() };
+    let wrong = |at: usize| PlanTableError::Row {
+        line,
+        column: names.get(at).copied().unwrap_or("end"),
+        value: cell(at).to_owned(),
+    };
     if cells.len() != names.len() {
         return Err(wrong(names.len().min(cells.len())));
     }
-    let number = |at: usize| cell(at).parse::<u32>().ok().filter(|&value| value > 0).ok_or_else(|| wrong(at));
+    let number = |at: usize| {
+        cell(at).parse::<u32>().ok().filter(|&value| value > 0).ok_or_else(|| wrong(at))
+    };
     let generation = Generation::ALL.into_iter().find(|generation| generation.name() == cell(1));
-    let (op, partials) = cell(5).strip_suffix(F32_PARTIALS).map_or((cell(5), Partials::OpDType), |op| (op, Partials::F32));
-    let (op, batch_invariant) = op.strip_suffix(BATCH_INVARIANT).map_or((op, false), |op| (op, true));
+    let (op, partials) = cell(5)
+        .strip_suffix(F32_PARTIALS)
+        .map_or((cell(5), Partials::OpDType), |op| (op, Partials::F32));
+    let (op, batch_invariant) =
+        op.strip_suffix(BATCH_INVARIANT).map_or((op, false), |op| (op, true));
     let op = OpKind::ALL.into_iter().find(|kind| kind.name() == op);
     let dtype = [DType::Bf16, DType::F16].into_iter().find(|dtype| dtype.name() == cell(6));
     let key = PlanKey {
@@ -211,17 +248,41 @@ fn row(line: usize, text: &str) -> Result<PlanRow, PlanTableError> {
         partials,
         batch_invariant,
     };
-    let us = cell(11).parse::<f64>().ok().filter(|us| us.is_finite() && *us >= 0.0).ok_or_else(|| wrong(11))?;
+    let us = cell(11)
+        .parse::<f64>()
+        .ok()
+        .filter(|us| us.is_finite() && *us >= 0.0)
+        .ok_or_else(|| wrong(11))?;
     Ok(PlanRow { key, m: number(9)?, plan: cell(10).parse().map_err(|_| wrong(10))?, us })
 }
 
 impl std::fmt::Display for PlanRow {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        let Self { key: PlanKey { device, generation, driver, transport, world, op, dtype, n, k, partials, batch_invariant }, m, plan, us } =
-            self;
+        let Self {
+            key:
+                PlanKey {
+                    device,
+                    generation,
+                    driver,
+                    transport,
+                    world,
+                    op,
+                    dtype,
+                    n,
+                    k,
+                    partials,
+                    batch_invariant,
+                },
+            m,
+            plan,
+            us,
+        } = self;
         let order = if *batch_invariant { BATCH_INVARIANT } else { "" };
         let sent = if *partials == Partials::F32 { F32_PARTIALS } else { "" };
-        write!(f, "{device},{generation},{driver},{transport},{world},{op}{order}{sent},{dtype},{n},{k},{m},{plan},{us:.2}")
+        write!(
+            f,
+            "{device},{generation},{driver},{transport},{world},{op}{order}{sent},{dtype},{n},{k},{m},{plan},{us:.2}"
+        )
     }
 }
 

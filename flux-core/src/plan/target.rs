@@ -32,14 +32,23 @@ pub enum Links {
 impl Target {
     /// Ranks of this machine that reach each other's memory.
     pub const fn peer_memory(machine: Machine, problem: &Problem) -> Self {
-        Self { machine, nodes: Nodes::apart(problem.world()), links: Links::PeerMemory, batch_invariant: false }
+        Self {
+            machine,
+            nodes: Nodes::apart(problem.world()),
+            links: Links::PeerMemory,
+            batch_invariant: false,
+        }
     }
 
     /// Whether ranks can run the library collective before or after the GEMM: it takes equal
     /// shards, or all rows of an AllReduce, and adds sums of the op's type.
     pub(super) fn has_collectives(&self, problem: &Problem) -> bool {
-        let equal = problem.op() == OpKind::GemmAllReduce || problem.full_shards() == problem.world().get();
-        matches!(self.links, Links::Messages(_)) && !self.nodes.are_mixed() && equal && problem.partials() == Partials::OpDType
+        let equal =
+            problem.op() == OpKind::GemmAllReduce || problem.full_shards() == problem.world().get();
+        matches!(self.links, Links::Messages(_))
+            && !self.nodes.are_mixed()
+            && equal
+            && problem.partials() == Partials::OpDType
     }
 
     /// Whether the library collective stands in for a plan with this communication: messages of a
@@ -63,7 +72,9 @@ impl Target {
     pub(super) fn widest_group(&self, problem: &Problem) -> u32 {
         match problem.op() {
             OpKind::AllGatherGemm => problem.world().get(),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => crate::program::widest_group(self.nodes),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+                crate::program::widest_group(self.nodes)
+            }
         }
     }
 }

@@ -44,16 +44,25 @@ pub enum ParsePlanError {
     NoTile,
 }
 
-const EXAMPLE: &str = "tile=256x192x64 rows=per-shard:2 k=stream-k chunk=1 k-slices=4 comm=fused:kernel";
+const EXAMPLE: &str =
+    "tile=256x192x64 rows=per-shard:2 k=stream-k chunk=1 k-slices=4 comm=fused:kernel";
 
 /// Keys with their values.
 const KEYS: [(&str, &str); 6] = [
     ("tile", "expected rows x columns x step along k, as in 128x256x64"),
-    ("rows", "expected flattened, flattened:2 for two exchanges, or per-shard:G with G shards side by side"),
+    (
+        "rows",
+        "expected flattened, flattened:2 for two exchanges, or per-shard:G with G shards side by \
+         side",
+    ),
     ("k", "expected whole, stream-k, or split-k:N with N of at least 2"),
     ("chunk", "expected shard, or the tiles that one signal announces"),
     ("k-slices", "expected a number of at least 1"),
-    ("comm", "expected fused:kernel, fused:copy-engine, overlapped:N with N peers at once, or sequential"),
+    (
+        "comm",
+        "expected fused:kernel, fused:copy-engine, overlapped:N with N peers at once, or \
+         sequential",
+    ),
 ];
 
 impl FromStr for Plan {
@@ -65,14 +74,17 @@ impl FromStr for Plan {
         let mut seen = Vec::new();
         let mut plan = Self::of(TileShape::new(0, 0, 0));
         for word in text.split_whitespace() {
-            let (key, value) = word.split_once('=').ok_or_else(|| ParsePlanError::Word { word: word.to_owned() })?;
+            let (key, value) = word
+                .split_once('=')
+                .ok_or_else(|| ParsePlanError::Word { word: word.to_owned() })?;
             let no_key = || ParsePlanError::Key { key: key.to_owned() };
             let &(key, expected) = KEYS.iter().find(|known| known.0 == key).ok_or_else(no_key)?;
             if seen.contains(&key) {
                 return Err(ParsePlanError::Twice { key: key.to_owned() });
             }
             seen.push(key);
-            let no_value = || ParsePlanError::Value { key: key.to_owned(), value: value.to_owned(), expected };
+            let no_value =
+                || ParsePlanError::Value { key: key.to_owned(), value: value.to_owned(), expected };
             plan.set(key, value).ok_or_else(no_value)?;
         }
         if seen.contains(&"tile") { Ok(plan) } else { Err(ParsePlanError::NoTile) }
@@ -81,12 +93,17 @@ impl FromStr for Plan {
 
 impl Plan {
     fn set(&mut self, key: &str, value: &str) -> Option<()> {
-        let (word, number) = value.split_once(':').map_or((value, None), |(word, number)| (word, Some(number)));
+        let (word, number) =
+            value.split_once(':').map_or((value, None), |(word, number)| (word, Some(number)));
         match (key, word) {
             ("tile", _) => self.tile = tile(value)?,
             ("rows", "flattened") if number.is_none() => self.rows = RowMapping::Flattened,
-            ("rows", "flattened") if number == Some("2") => self.rows = RowMapping::FlattenedTwoExchanges,
-            ("rows", "per-shard") => self.rows = RowMapping::PerShard { group: at_least(1, number?)? },
+            ("rows", "flattened") if number == Some("2") => {
+                self.rows = RowMapping::FlattenedTwoExchanges;
+            }
+            ("rows", "per-shard") => {
+                self.rows = RowMapping::PerShard { group: at_least(1, number?)? }
+            }
             ("k", "whole") if number.is_none() => self.k = KSplit::Whole,
             ("k", "stream-k") if number.is_none() => self.k = KSplit::StreamK,
             ("k", "split-k") => self.k = KSplit::SplitK(at_least(2, number?)?),
@@ -94,7 +111,9 @@ impl Plan {
             ("chunk", _) => self.chunk = Chunk::Tiles(at_least(1, value)?),
             ("k-slices", _) => self.k_slices = at_least(1, value)?,
             ("comm", "fused") => self.comm = CommMode::Fused { mover: mover(number?)? },
-            ("comm", "overlapped") => self.comm = CommMode::Overlapped { peers: at_least(1, number?)? },
+            ("comm", "overlapped") => {
+                self.comm = CommMode::Overlapped { peers: at_least(1, number?)? }
+            }
             ("comm", "sequential") if number.is_none() => self.comm = CommMode::Sequential,
             _ => return None,
         }
@@ -175,7 +194,11 @@ pub(super) mod tests {
             Just(RowMapping::FlattenedTwoExchanges),
             (1..=u32::MAX).prop_map(|group| RowMapping::PerShard { group })
         ];
-        let k = prop_oneof![Just(KSplit::Whole), Just(KSplit::StreamK), (2..=u32::MAX).prop_map(KSplit::SplitK)];
+        let k = prop_oneof![
+            Just(KSplit::Whole),
+            Just(KSplit::StreamK),
+            (2..=u32::MAX).prop_map(KSplit::SplitK)
+        ];
         let chunk = prop_oneof![Just(Chunk::Shard), (1..=u32::MAX).prop_map(Chunk::Tiles)];
         let comm = prop_oneof![
             Just(CommMode::Sequential),
@@ -183,15 +206,11 @@ pub(super) mod tests {
             Just(CommMode::Fused { mover: Mover::CopyEngine }),
             (1_u32..16).prop_map(|peers| CommMode::Overlapped { peers }),
         ];
-        let tile = (1_u32..300, 1_u32..300, 1_u32..100).prop_map(|(m, n, k)| TileShape::new(m, n, k));
-        (tile, rows, k, chunk, 1..=u32::MAX, comm).prop_map(|(tile, rows, k, chunk, k_slices, comm)| Plan {
-            tile,
-            rows,
-            k,
-            chunk,
-            k_slices,
-            comm,
-        })
+        let tile =
+            (1_u32..300, 1_u32..300, 1_u32..100).prop_map(|(m, n, k)| TileShape::new(m, n, k));
+        (tile, rows, k, chunk, 1..=u32::MAX, comm).prop_map(
+            |(tile, rows, k, chunk, k_slices, comm)| Plan { tile, rows, k, chunk, k_slices, comm },
+        )
     }
 
     proptest! {
@@ -216,13 +235,29 @@ pub(super) mod tests {
     fn errors_name_the_word_and_what_would_do() {
         let error = |text: &str| text.parse::<Plan>().unwrap_err().to_string();
         assert_eq!(error("k=whole"), "a plan names its tile, as in tile=128x256x64");
-        assert_eq!(error("tile=128x256"), "tile=128x256: expected rows x columns x step along k, as in 128x256x64");
-        assert_eq!(error("tile=1x1x1 k=split-k:1"), "k=split-k:1: expected whole, stream-k, or split-k:N with N of at least 2");
+        assert_eq!(
+            error("tile=128x256"),
+            "tile=128x256: expected rows x columns x step along k, as in 128x256x64"
+        );
+        assert_eq!(
+            error("tile=1x1x1 k=split-k:1"),
+            "k=split-k:1: expected whole, stream-k, or split-k:N with N of at least 2"
+        );
         assert_eq!(error("tile=1x1x1 tile=1x1x1"), "tile is given twice");
         assert!(error("band=2").starts_with("a plan has no \"band\": its keys are tile, rows,"));
-        assert!(error("plain").starts_with("\"plain\" is not of the form key=value; a plan reads like `tile="));
-        for text in ["rows=per-shard", "rows=flattened:1", "chunk=0", "k-slices=0", "comm=fused", "comm=fused:thread", "comm=overlapped:0"]
-        {
+        assert!(
+            error("plain")
+                .starts_with("\"plain\" is not of the form key=value; a plan reads like `tile=")
+        );
+        for text in [
+            "rows=per-shard",
+            "rows=flattened:1",
+            "chunk=0",
+            "k-slices=0",
+            "comm=fused",
+            "comm=fused:thread",
+            "comm=overlapped:0",
+        ] {
             assert!(error(text).starts_with(&format!("{text}: expected ")), "{text}");
         }
     }

@@ -13,7 +13,10 @@ pub enum ProblemError {
         name: &'static str,
     },
     /// An extent is beyond [`MAX_EXTENT`].
-    #[error("{name} = {value} is above the limit {MAX_EXTENT}: split the {}", if *name == "m" { "rows over several calls" } else { "layer over several ops" })]
+    #[error(
+        "{name} = {value} is above the limit {MAX_EXTENT}: split the {}",
+        if *name == "m" { "rows over several calls" } else { "layer over several ops" }
+    )]
     TooLarge {
         /// `m`, `n` or `k`.
         name: &'static str,
@@ -21,7 +24,10 @@ pub enum ProblemError {
         value: usize,
     },
     /// A row of an operand would not be a multiple of 16 bytes.
-    #[error("{name} = {value} is not a multiple of {multiple}: rows of 16-byte multiples are required; pad {name} with zeros to {padded}")]
+    #[error(
+        "{name} = {value} is not a multiple of {multiple}: rows of 16-byte multiples are required; \
+         pad {name} with zeros to {padded}"
+    )]
     Alignment {
         /// `n`, `k`, or `n[i]` of one of several weights.
         name: &'static str,
@@ -33,7 +39,10 @@ pub enum ProblemError {
         padded: u32,
     },
     /// An extent that is split over the ranks has fewer groups than ranks.
-    #[error("{name} = {value} is too small for {world} ranks of at least {multiple} each: pad {name} with zeros to {padded}")]
+    #[error(
+        "{name} = {value} is too small for {world} ranks of at least {multiple} each: pad {name} \
+         with zeros to {padded}"
+    )]
     TooSmall {
         /// `n`, `k`, or `n[i]` of one of several weights.
         name: &'static str,
@@ -48,7 +57,8 @@ pub enum ProblemError {
     },
     /// There are no weights, or too many.
     #[error(
-        "{count} weights: an AllGather-GEMM takes 1 to {MAX_WEIGHTS} beside each other; use several ops, or one weight of all their rows"
+        "{count} weights: an AllGather-GEMM takes 1 to {MAX_WEIGHTS} beside each other; use \
+         several ops, or one weight of all their rows"
     )]
     Weights {
         /// The given number.

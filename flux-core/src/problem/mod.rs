@@ -71,7 +71,12 @@ pub struct Problem {
 }
 
 /// Checks the multiple of an extent that `parts` ranks share.
-fn check_multiple(name: &'static str, value: u32, multiple: u32, parts: u32) -> Result<(), ProblemError> {
+fn check_multiple(
+    name: &'static str,
+    value: u32,
+    multiple: u32,
+    parts: u32,
+) -> Result<(), ProblemError> {
     let padded = value.next_multiple_of(multiple).max(parts * multiple);
     if !value.is_multiple_of(multiple) {
         return Err(ProblemError::Alignment { name, value, multiple, padded });
@@ -87,7 +92,14 @@ impl Problem {
     ///
     /// # Errors
     /// [`ProblemError`] names the extent, its value and the limit.
-    pub fn new(op: OpKind, m: usize, n: usize, k: usize, dtype: DType, world: WorldSize) -> Result<Self, ProblemError> {
+    pub fn new(
+        op: OpKind,
+        m: usize,
+        n: usize,
+        k: usize,
+        dtype: DType,
+        world: WorldSize,
+    ) -> Result<Self, ProblemError> {
         let extent = |name, value: usize| match u32::try_from(value) {
             Ok(0) => Err(ProblemError::Zero { name }),
             Ok(v) if v <= MAX_EXTENT => Ok(v),
@@ -164,7 +176,11 @@ impl Problem {
     ///
     /// # Errors
     /// As [`with_weights`](Self::with_weights).
-    pub fn check_weights(op: OpKind, columns: &[u32], world: WorldSize) -> Result<(), ProblemError> {
+    pub fn check_weights(
+        op: OpKind,
+        columns: &[u32],
+        world: WorldSize,
+    ) -> Result<(), ProblemError> {
         if columns.is_empty() || columns.len() > MAX_WEIGHTS {
             return Err(ProblemError::Weights { count: columns.len() });
         }
@@ -172,7 +188,10 @@ impl Problem {
             return Err(ProblemError::OneWeight { what: "an op that sums over the ranks" });
         }
         let ranks = if op.reduces() { 1 } else { world.get() };
-        COLUMNS_OF.into_iter().zip(columns).try_for_each(|(name, &n)| check_multiple(name, n, ROW_MULTIPLE, ranks))
+        COLUMNS_OF
+            .into_iter()
+            .zip(columns)
+            .try_for_each(|(name, &n)| check_multiple(name, n, ROW_MULTIPLE, ranks))
     }
 
     /// The same problem with partial sums of this type. An AllGather-GEMM has none, and stays as it
@@ -196,7 +215,14 @@ impl Problem {
     /// # Errors
     /// As [`new`](Self::new), of `m`.
     pub fn with_m(&self, m: u32) -> Result<Self, ProblemError> {
-        let problem = Self::new(self.op, m as usize, self.n as usize, self.k as usize, self.dtype, self.world)?;
+        let problem = Self::new(
+            self.op,
+            m as usize,
+            self.n as usize,
+            self.k as usize,
+            self.dtype,
+            self.world,
+        )?;
         Ok(Self { m: problem.m, ..*self })
     }
 
@@ -258,8 +284,12 @@ impl Problem {
     /// Shape of `rank`'s `x`: `[m_r, k]` for AllGather-GEMM, `[m, k_r]` for the others.
     pub fn x_shape(&self, rank: Rank) -> Shape {
         match self.op {
-            OpKind::AllGatherGemm => Shape { rows: self.shard_rows(rank).len() as u32, cols: self.k },
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => Shape { rows: self.m, cols: self.k_local(rank) },
+            OpKind::AllGatherGemm => {
+                Shape { rows: self.shard_rows(rank).len() as u32, cols: self.k }
+            }
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+                Shape { rows: self.m, cols: self.k_local(rank) }
+            }
         }
     }
     /// Shape of `rank`'s `w`: `[n_r, k]` for AllGather-GEMM, `[n, k_r]` for the others.
@@ -270,8 +300,12 @@ impl Problem {
     /// `[m, n]` for GEMM-AllReduce.
     pub fn y_shape(&self, rank: Rank) -> Shape {
         match self.op {
-            OpKind::AllGatherGemm | OpKind::GemmAllReduce => Shape { rows: self.m, cols: self.n_local(rank) },
-            OpKind::GemmReduceScatter => Shape { rows: self.shard_rows(rank).len() as u32, cols: self.n },
+            OpKind::AllGatherGemm | OpKind::GemmAllReduce => {
+                Shape { rows: self.m, cols: self.n_local(rank) }
+            }
+            OpKind::GemmReduceScatter => {
+                Shape { rows: self.shard_rows(rank).len() as u32, cols: self.n }
+            }
         }
     }
     /// Floating-point operations of the rank with the most; a multiply and an add count as two.
@@ -298,14 +332,27 @@ mod tests {
     proptest! {
         /// Following each error's advice leads to a valid problem.
         #[test]
-        fn advised_values_pass_every_check(extents in prop::array::uniform3(1_usize..200), op in prop::sample::select(&OpKind::ALL[..]), world in 1_u32..=16) {
-            let build = |[m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).unwrap());
+        fn advised_values_pass_every_check(
+            extents in prop::array::uniform3(1_usize..200),
+            op in prop::sample::select(&OpKind::ALL[..]),
+            world in 1_u32..=16,
+        ) {
+            let build = |[m, n, k]: [usize; 3]| {
+                Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).unwrap())
+            };
             let mut advised = extents;
             for at in 0..3 {
                 match build(advised) {
-                    Err(ProblemError::TooSmall { name, padded, .. } | ProblemError::Alignment { name, padded, .. }) => {
-                        let wrong = ["m", "n", "k"].iter().position(|&extent| extent == name).unwrap();
-                        prop_assert!(wrong >= at && padded as usize > advised[wrong], "{name} is wrong again: {advised:?}");
+                    Err(
+                        ProblemError::TooSmall { name, padded, .. }
+                        | ProblemError::Alignment { name, padded, .. },
+                    ) => {
+                        let wrong =
+                            ["m", "n", "k"].iter().position(|&extent| extent == name).unwrap();
+                        prop_assert!(
+                            wrong >= at && padded as usize > advised[wrong],
+                            "{name} is wrong again: {advised:?}"
+                        );
                         advised[wrong] = padded as usize;
                     }
                     built => prop_assert!(built.is_ok(), "{built:?}"),
@@ -318,23 +365,59 @@ mod tests {
     #[test]
     fn operations_of_the_largest_problem_are_a_number() {
         let most = MAX_EXTENT as usize;
-        let problem = Problem::new(OpKind::GemmReduceScatter, most, most, most, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
+        let problem = Problem::new(
+            OpKind::GemmReduceScatter,
+            most,
+            most,
+            most,
+            DType::Bf16,
+            WorldSize::new(1).unwrap(),
+        )
+        .unwrap();
         assert_eq!(problem.flop_per_rank(), u64::MAX);
     }
 
     #[test]
     fn errors_name_a_global_value_that_is_valid() {
-        let error = |op, [m, n, k]: [usize; 3]| Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(3).unwrap()).unwrap_err().to_string();
+        let error = |op, [m, n, k]: [usize; 3]| {
+            Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(3).unwrap())
+                .unwrap_err()
+                .to_string()
+        };
         let aligned = "is not a multiple of 8: rows of 16-byte multiples are required; pad";
-        assert_eq!(error(OpKind::AllGatherGemm, [3, 50_257, 8]), format!("n = 50257 {aligned} n with zeros to 50264"));
-        assert_eq!(error(OpKind::AllGatherGemm, [3, 17, 8]), format!("n = 17 {aligned} n with zeros to 24"));
-        assert_eq!(error(OpKind::GemmReduceScatter, [2, 12, 16]), format!("n = 12 {aligned} n with zeros to 16"));
-        assert_eq!(error(OpKind::GemmReduceScatter, [2, 8, 42]), format!("k = 42 {aligned} k with zeros to 48"));
+        assert_eq!(
+            error(OpKind::AllGatherGemm, [3, 50_257, 8]),
+            format!("n = 50257 {aligned} n with zeros to 50264")
+        );
+        assert_eq!(
+            error(OpKind::AllGatherGemm, [3, 17, 8]),
+            format!("n = 17 {aligned} n with zeros to 24")
+        );
+        assert_eq!(
+            error(OpKind::GemmReduceScatter, [2, 12, 16]),
+            format!("n = 12 {aligned} n with zeros to 16")
+        );
+        assert_eq!(
+            error(OpKind::GemmReduceScatter, [2, 8, 42]),
+            format!("k = 42 {aligned} k with zeros to 48")
+        );
         let small = "is too small for 3 ranks of at least 8 each: pad";
-        assert_eq!(error(OpKind::AllGatherGemm, [3, 16, 8]), format!("n = 16 {small} n with zeros to 24"));
-        assert_eq!(error(OpKind::GemmAllReduce, [3, 8, 8]), format!("k = 8 {small} k with zeros to 24"));
+        assert_eq!(
+            error(OpKind::AllGatherGemm, [3, 16, 8]),
+            format!("n = 16 {small} n with zeros to 24")
+        );
+        assert_eq!(
+            error(OpKind::GemmAllReduce, [3, 8, 8]),
+            format!("k = 8 {small} k with zeros to 24")
+        );
         let large = "= 16777224 is above the limit 16777216: split the";
-        assert_eq!(error(OpKind::AllGatherGemm, [16_777_224, 24, 8]), format!("m {large} rows over several calls"));
-        assert_eq!(error(OpKind::AllGatherGemm, [3, 16_777_224, 8]), format!("n {large} layer over several ops"));
+        assert_eq!(
+            error(OpKind::AllGatherGemm, [16_777_224, 24, 8]),
+            format!("m {large} rows over several calls")
+        );
+        assert_eq!(
+            error(OpKind::AllGatherGemm, [3, 16_777_224, 8]),
+            format!("n {large} layer over several ops")
+        );
     }
 }

@@ -8,8 +8,8 @@ pub enum OpKind {
     /// `y[m, n_r] = gather(x[m_r, k]) * transpose(w[n_r, k])`; rank `r` has `m_r` rows of `m` and
     /// `n_r` columns of `n`.
     AllGatherGemm,
-    /// `y[m_r, n] = scatter(sum over ranks of x[m, k_r] * transpose(w[n, k_r]))`; rank `r` has `k_r`
-    /// elements of `k`.
+    /// `y[m_r, n] = scatter(sum over ranks of x[m, k_r] * transpose(w[n, k_r]))`; rank `r` has
+    /// `k_r` elements of `k`.
     GemmReduceScatter,
     /// `y[m, n] = sum over ranks of x[m, k_r] * transpose(w[n, k_r])`, the same bits on every rank.
     GemmAllReduce,

@@ -122,9 +122,11 @@ impl Problem {
     /// Ranks of which every rank has the extents of one: the first, and each from which on a weight
     /// or the inner product is a group shorter.
     pub(crate) fn distinct_ranks(&self) -> impl Iterator<Item = Rank> + use<> {
-        let (split, world) = (if self.op.reduces() { [self.k, 0, 0, 0] } else { self.weights }, self.world.get());
+        let (split, world) =
+            (if self.op.reduces() { [self.k, 0, 0, 0] } else { self.weights }, self.world.get());
         let group = self.group();
-        let shorter = split.into_iter().map(move |extent| extent / group % world).filter(|&rank| rank > 0);
+        let shorter =
+            split.into_iter().map(move |extent| extent / group % world).filter(|&rank| rank > 0);
         std::iter::once(0).chain(shorter).map(Rank::new)
     }
     /// Elements that stay together where an extent is split.
@@ -152,12 +154,23 @@ mod tests {
         /// As `tensor_split`: sizes differ by one at most, larger ones first.
         #[test]
         fn shards_follow_each_other_and_cover_all_rows(m in 1_usize..100, world in 1_u32..=16) {
-            let problem = Problem::new(OpKind::AllGatherGemm, m, 16 * world as usize, 8, DType::Bf16, WorldSize::new(world).unwrap()).unwrap();
+            let problem = Problem::new(
+                OpKind::AllGatherGemm,
+                m,
+                16 * world as usize,
+                8,
+                DType::Bf16,
+                WorldSize::new(world).unwrap(),
+            )
+            .unwrap();
             let mut next = 0;
             for rank in problem.world().ranks() {
                 let rows = problem.shard_rows(rank);
                 prop_assert_eq!(rows.start, next);
-                prop_assert_eq!(rows.len(), m / world as usize + usize::from(rank.index() < m % world as usize));
+                prop_assert_eq!(
+                    rows.len(),
+                    m / world as usize + usize::from(rank.index() < m % world as usize)
+                );
                 for row in rows.clone() {
                     prop_assert_eq!(problem.owner_of(row), (rank, row - rows.start));
                 }
@@ -168,9 +181,21 @@ mod tests {
 
         /// As rows, in groups of 8.
         #[test]
-        fn columns_and_inner_elements_are_split_in_groups(groups in 1_u32..200, world in 1_u32..=16, op in prop::sample::select(&OpKind::ALL[..])) {
+        fn columns_and_inner_elements_are_split_in_groups(
+            groups in 1_u32..200,
+            world in 1_u32..=16,
+            op in prop::sample::select(&OpKind::ALL[..]),
+        ) {
             let extent = 8 * groups.max(world);
-            let problem = Problem::new(op, 1, extent as usize, extent as usize, DType::Bf16, WorldSize::new(world).unwrap()).unwrap();
+            let problem = Problem::new(
+                op,
+                1,
+                extent as usize,
+                extent as usize,
+                DType::Bf16,
+                WorldSize::new(world).unwrap(),
+            )
+            .unwrap();
             let (mut next, groups) = (0, extent / 8);
             for rank in problem.world().ranks() {
                 let (split, whole) = match op {
@@ -179,12 +204,21 @@ mod tests {
                 };
                 prop_assert_eq!(whole, 0..extent);
                 prop_assert_eq!(split.start, next);
-                prop_assert_eq!(split.len() as u32, 8 * (groups / world + u32::from(rank.get() < groups % world)));
+                prop_assert_eq!(
+                    split.len() as u32,
+                    8 * (groups / world + u32::from(rank.get() < groups % world))
+                );
                 next = split.end;
             }
             prop_assert_eq!(next, extent);
             let elements = |rank| problem.w_shape(rank).elements() as u32;
-            prop_assert!(problem.world().ranks().all(|rank| elements(problem.least_rank()) <= elements(rank) && elements(rank) <= elements(Rank::new(0))));
+            prop_assert!(
+                problem
+                    .world()
+                    .ranks()
+                    .all(|rank| elements(problem.least_rank()) <= elements(rank)
+                        && elements(rank) <= elements(Rank::new(0)))
+            );
         }
     }
 }

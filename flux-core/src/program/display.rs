@@ -8,7 +8,8 @@ impl fmt::Display for TileProgram {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         writeln!(
             f,
-            "rank {} of {}, tile {}: {} items, {} transfers, {} signals, {} counters, {} slots per source",
+            "rank {} of {}, tile {}: {} items, {} transfers, {} signals, {} counters, {} slots per \
+             source",
             self.rank,
             self.problem,
             self.tile,
@@ -27,7 +28,11 @@ impl fmt::Display for TileProgram {
             self.fmt_transfer(f, transfer)?;
         }
         for (index, Forward { from, awaits, to }) in self.forwards.iter().enumerate() {
-            write!(f, "  pass {index:>4}: of place {from} await {}@{} ", awaits.signal, awaits.peer)?;
+            write!(
+                f,
+                "  pass {index:>4}: of place {from} await {}@{} ",
+                awaits.signal, awaits.peer
+            )?;
             self.fmt_transfer(f, to)?;
         }
         Ok(())
@@ -37,7 +42,8 @@ impl fmt::Display for TileProgram {
 impl TileProgram {
     /// Broken programs are printed too: nothing here may panic.
     fn fmt_item(&self, f: &mut fmt::Formatter<'_>, item: &WorkItem) -> fmt::Result {
-        let (row_end, col_end) = (item.row.saturating_add(item.rows), item.col.saturating_add(item.cols));
+        let (row_end, col_end) =
+            (item.row.saturating_add(item.rows), item.col.saturating_add(item.cols));
         let from = match item.a_source {
             RowSource::Caller => "x shard",
             RowSource::Gather => "gather place",

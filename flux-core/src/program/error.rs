@@ -41,19 +41,28 @@ pub enum ScheduleError {
         world: WorldSize,
     },
     /// Rows are flattened over several nodes.
-    #[error("tiles of rows=flattened have several owners, so nothing can be passed on between {nodes}: use rows=per-shard:1")]
+    #[error(
+        "tiles of rows=flattened have several owners, so nothing can be passed on between {nodes}: \
+         use rows=per-shard:1"
+    )]
     FlattenedNodes {
         /// The nodes.
         nodes: Nodes,
     },
     /// A GEMM-AllReduce over several nodes.
-    #[error("gemm_ar stores rows at every rank, so nothing can be passed on between {nodes}: use the transport nccl")]
+    #[error(
+        "gemm_ar stores rows at every rank, so nothing can be passed on between {nodes}: use the \
+         transport nccl"
+    )]
     AllReduceNodes {
         /// The nodes.
         nodes: Nodes,
     },
     /// The tile is too small for the problem, or `split_k` too large.
-    #[error("tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a larger tile or no k=split-k")]
+    #[error(
+        "tile {tile} makes {items} items of one rank's program, above the limit {MAX_ITEMS}: use a \
+         larger tile or no k=split-k"
+    )]
     TooManyItems {
         /// Extents of the tile.
         tile: TileShape,
@@ -62,7 +71,8 @@ pub enum ScheduleError {
     },
     /// The chunks or slices are too small for the problem.
     #[error(
-        "tile {tile} makes {signals} signals of one rank's pad, above the limit {MAX_ITEMS}: use a larger tile or chunk, or fewer slices of k"
+        "tile {tile} makes {signals} signals of one rank's pad, above the limit {MAX_ITEMS}: use a \
+         larger tile or chunk, or fewer slices of k"
     )]
     TooManySignals {
         /// Extents of the tile.
@@ -72,7 +82,8 @@ pub enum ScheduleError {
     },
     /// Too many row blocks, each of which awaits every slice of its shards.
     #[error(
-        "tile {tile} makes {awaits} awaits of rows in one rank's program, above the limit {MAX_ITEMS}: use a larger tile, or fewer slices of k"
+        "tile {tile} makes {awaits} awaits of rows in one rank's program, above the limit \
+         {MAX_ITEMS}: use a larger tile, or fewer slices of k"
     )]
     TooManyAwaits {
         /// Extents of the tile.

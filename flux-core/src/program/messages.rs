@@ -24,7 +24,8 @@ pub struct Channels {
 
 impl Channels {
     /// Messages that take no SM and may have any size.
-    pub const FREE: Self = Self { all: 0, each: 0, part_bytes: u64::MAX, least_bytes: 0, network: false };
+    pub const FREE: Self =
+        Self { all: 0, each: 0, part_bytes: u64::MAX, least_bytes: 0, network: false };
 
     /// SMs of a message of `bytes`.
     ///
@@ -43,7 +44,9 @@ impl Channels {
 
     /// SMs of the largest group's messages.
     pub fn of(&self, rounds: &[Round], peers: u32) -> u32 {
-        let of_group = |group: &[Round]| group.iter().fold(0, |sum: u32, round| sum.saturating_add(self.of_message(round.bytes)));
+        let of_group = |group: &[Round]| {
+            group.iter().fold(0, |sum: u32, round| sum.saturating_add(self.of_message(round.bytes)))
+        };
         groups(rounds, peers).map(of_group).max().unwrap_or(0).min(self.all)
     }
 }
@@ -53,7 +56,9 @@ impl Channels {
 pub fn in_batches_of(rounds: &[Round], peers: u32) -> Vec<Round> {
     let mut numbered = Vec::with_capacity(rounds.len());
     for run in rounds.chunk_by(|a, b| a.offset == b.offset) {
-        numbered.extend(run.iter().enumerate().map(|(peer, &round)| (peer / peers.max(1) as usize, round)));
+        numbered.extend(
+            run.iter().enumerate().map(|(peer, &round)| (peer / peers.max(1) as usize, round)),
+        );
     }
     numbered.sort_by_key(|&(batch, round)| (batch, round.offset));
     numbered.into_iter().map(|(_, round)| round).collect()
@@ -75,7 +80,9 @@ pub fn in_batches_of(rounds: &[Round], peers: u32) -> Vec<Round> {
 /// # Ok::<(), Box<dyn std::error::Error>>(())
 /// ```
 pub fn groups(rounds: &[Round], peers: u32) -> impl Iterator<Item = &[Round]> {
-    rounds.chunk_by(|a, b| a.offset == b.offset).flat_map(move |run| run.chunks(peers.max(1) as usize))
+    rounds
+        .chunk_by(|a, b| a.offset == b.offset)
+        .flat_map(move |run| run.chunks(peers.max(1) as usize))
 }
 
 #[cfg(test)]
@@ -86,14 +93,32 @@ mod tests {
 
     #[test]
     fn rows_go_to_the_peers_of_a_group_before_any_go_to_the_next() {
-        let problem = Problem::new(OpKind::AllGatherGemm, 4 * 64, 64, 64, DType::Bf16, WorldSize::new(4).unwrap()).unwrap();
-        let schedule = Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(16, 16, 16)) };
-        let rounds = TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().rounds().unwrap();
+        let problem = Problem::new(
+            OpKind::AllGatherGemm,
+            4 * 64,
+            64,
+            64,
+            DType::Bf16,
+            WorldSize::new(4).unwrap(),
+        )
+        .unwrap();
+        let schedule =
+            Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(16, 16, 16)) };
+        let rounds =
+            TileProgram::build(&problem, Rank::new(0), &schedule).unwrap().rounds().unwrap();
         let sent = |peers: u32| -> Vec<(u32, u64)> {
-            in_batches_of(&rounds, peers).iter().map(|round| (round.sent.peer.get(), round.offset / (16 * 64 * 2))).collect()
+            in_batches_of(&rounds, peers)
+                .iter()
+                .map(|round| (round.sent.peer.get(), round.offset / (16 * 64 * 2)))
+                .collect()
         };
         let chunks = |groups: &[&[u32]]| -> Vec<(u32, u64)> {
-            groups.iter().flat_map(|group| (0..4).flat_map(move |chunk| group.iter().map(move |&peer| (peer, chunk)))).collect()
+            groups
+                .iter()
+                .flat_map(|group| {
+                    (0..4).flat_map(move |chunk| group.iter().map(move |&peer| (peer, chunk)))
+                })
+                .collect()
         };
         assert_eq!(sent(u32::MAX), chunks(&[&[3, 2, 1]]));
         assert_eq!(sent(2), chunks(&[&[3, 2], &[1]]));

@@ -44,7 +44,9 @@ impl Places {
     pub(super) fn sources(self, rank: Rank, owner: Rank) -> impl Iterator<Item = Rank> {
         let nodes = self.nodes;
         let others = if rank == owner { nodes.others() } else { 0 };
-        (1..nodes.per_node()).chain((1..=others).map(move |distance| distance * nodes.per_node())).map(move |step| nodes.before(rank, step))
+        (1..nodes.per_node())
+            .chain((1..=others).map(move |distance| distance * nodes.per_node()))
+            .map(move |step| nodes.before(rank, step))
     }
 
     /// The rank to which `rank` sends a tile of `owner`'s shard, and its place there; `None` for
@@ -54,13 +56,15 @@ impl Places {
         let dest = match (nodes.together(rank, owner), nodes.on_one_rail(rank, owner)) {
             (true, true) => return None,
             (false, true) => {
-                let distance = (nodes.node_of(owner) + nodes.count() - nodes.node_of(rank)) % nodes.count();
+                let distance =
+                    (nodes.node_of(owner) + nodes.count() - nodes.node_of(rank)) % nodes.count();
                 return Some((owner, nodes.per_node() - 1 + distance - 1));
             }
             (true, false) => owner,
             (false, false) => nodes.rank(nodes.node_of(rank), nodes.local_of(owner)),
         };
-        let turn = (nodes.local_of(dest) + nodes.per_node() - nodes.local_of(rank)) % nodes.per_node();
+        let turn =
+            (nodes.local_of(dest) + nodes.per_node() - nodes.local_of(rank)) % nodes.per_node();
         Some((dest, self.added(dest, owner).start + turn - 1))
     }
 }
@@ -72,7 +76,10 @@ pub(super) fn runs(nodes: Nodes) -> Vec<Range<u32>> {
     if per_node == 1 {
         return vec![1..last, last..last + 1];
     }
-    (0..nodes.count()).map(|node| node * per_node + per_node).flat_map(|relay| [relay + 1 - per_node..relay, relay..relay + 1]).collect()
+    (0..nodes.count())
+        .map(|node| node * per_node + per_node)
+        .flat_map(|relay| [relay + 1 - per_node..relay, relay..relay + 1])
+        .collect()
 }
 
 /// Most shards of a group.

@@ -56,7 +56,15 @@ pub enum Sink {
 
 impl Sink {
     /// All of them; a number is its place.
-    pub const ALL: [Self; 7] = [Self::Store, Self::Send, Self::Reduce, Self::Partial, Self::Scatter, Self::ReduceRows, Self::Copy];
+    pub const ALL: [Self; 7] = [
+        Self::Store,
+        Self::Send,
+        Self::Reduce,
+        Self::Partial,
+        Self::Scatter,
+        Self::ReduceRows,
+        Self::Copy,
+    ];
 }
 
 /// A piece of work of one rank: what to await, multiply, store and raise. 96 bytes.
@@ -126,7 +134,14 @@ pub struct WorkItem {
 impl Default for WorkItem {
     /// An item that awaits, adds and raises nothing.
     fn default() -> Self {
-        Self { slot: NONE, raise: NONE, counter: NONE, part: NONE, partial_slot: NONE, ..Self::zeroed() }
+        Self {
+            slot: NONE,
+            raise: NONE,
+            counter: NONE,
+            part: NONE,
+            partial_slot: NONE,
+            ..Self::zeroed()
+        }
     }
 }
 
@@ -178,4 +193,5 @@ pub struct Forward {
     pub to: Transfer,
 }
 
-const _: () = assert!(size_of::<WorkItem>() == 96 && size_of::<Await>() == 12 && size_of::<Transfer>() == 32);
+const _: () =
+    assert!(size_of::<WorkItem>() == 96 && size_of::<Await>() == 12 && size_of::<Transfer>() == 32);

@@ -45,8 +45,12 @@ impl TileProgram {
     pub const fn place_bytes(&self) -> u64 {
         match self.problem.op() {
             OpKind::AllGatherGemm => gather_place_bytes(&self.problem),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.rows.is_flattened() => self.scatter_place_bytes(),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => self.slots_per_source as u64 * slot_bytes(&self.problem, self.tile),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.rows.is_flattened() => {
+                self.scatter_place_bytes()
+            }
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+                self.slots_per_source as u64 * slot_bytes(&self.problem, self.tile)
+            }
         }
     }
 
@@ -72,7 +76,9 @@ impl TileProgram {
         }
         match self.problem.op() {
             OpKind::AllGatherGemm => self.gather_rounds(),
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.rows.is_flattened() => self.scattered_row_rounds(),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce if self.rows.is_flattened() => {
+                self.scattered_row_rounds()
+            }
             OpKind::GemmReduceScatter => self.partial_tile_rounds(),
             OpKind::GemmAllReduce => None,
         }
@@ -90,7 +96,11 @@ impl TileProgram {
         let per_place = self.per_place(sent().count());
         // All chunks but the last have the same rows on every rank.
         let rows_of = |shard: u32, chunk: u32, t: &super::Transfer| {
-            let rows = if shard < self.problem.full_shards() { self.problem.m_shard() } else { self.problem.m_shard() - 1 };
+            let rows = if shard < self.problem.full_shards() {
+                self.problem.m_shard()
+            } else {
+                self.problem.m_shard() - 1
+            };
             u64::from(if chunk + 1 == per_place { rows - t.row } else { t.rows })
         };
         let round = |t: &super::Transfer| {
@@ -102,10 +112,18 @@ impl TileProgram {
                 End { peer, place, signal: place * per_place + chunk, bytes }
             };
             let source = self.nodes.after(self.rank, t.step);
-            let from = if self.rows.is_flattened() { source.get() } else { source.place_at(self.rank)? };
-            let (sent, received) = (end(Rank::new(t.dest), (self.rank, t.place)), end(source, (source, from)));
+            let from =
+                if self.rows.is_flattened() { source.get() } else { source.place_at(self.rank)? };
+            let (sent, received) =
+                (end(Rank::new(t.dest), (self.rank, t.place)), end(source, (source, from)));
             let bytes = rows_of(0, chunk, t) * row_bytes;
-            Some(Round { step: t.step, offset: u64::from(t.row) * row_bytes, bytes, sent, received })
+            Some(Round {
+                step: t.step,
+                offset: u64::from(t.row) * row_bytes,
+                bytes,
+                sent,
+                received,
+            })
         };
         let mut rounds = sent().map(round).collect::<Option<Vec<_>>>()?;
         rounds.sort_by_key(|round| round.offset);
@@ -116,7 +134,8 @@ impl TileProgram {
     fn partial_tile_rounds(&self) -> Option<Vec<Round>> {
         let (nodes, places) = (self.nodes, Places::new(self.nodes));
         let slot = slot_bytes(&self.problem, self.tile);
-        let sends = || self.items.iter().filter(|item| item.sink == Sink::Send && self.crosses(item.dest));
+        let sends =
+            || self.items.iter().filter(|item| item.sink == Sink::Send && self.crosses(item.dest));
         // By owner and signal: the first slot, and the tiles so far.
         let mut chunks = BTreeMap::<(u32, u32), (u32, u32)>::new();
         for item in sends() {
@@ -131,22 +150,31 @@ impl TileProgram {
                 continue;
             }
             let dest = Rank::new(item.dest);
-            let distance = (nodes.node_of(dest) + nodes.count() - nodes.node_of(self.rank)) % nodes.count();
+            let distance =
+                (nodes.node_of(dest) + nodes.count() - nodes.node_of(self.rank)) % nodes.count();
             let source = nodes.before(self.rank, distance * nodes.per_node());
-            let (place, from) = (places.destination(self.rank, dest)?.1, places.destination(source, self.rank)?.1);
+            let (place, from) =
+                (places.destination(self.rank, dest)?.1, places.destination(source, self.rank)?.1);
             let offset = u64::from(first.checked_sub(place * self.slots_per_source)?) * slot;
             let chunk = item.raise.checked_sub(place * per_place)?;
             let bytes = u64::from(*tiles) * slot;
             let end = |peer, place| End { peer, place, signal: place * per_place + chunk, bytes };
             let step = distance * nodes.per_node();
-            rounds.push(Round { step, offset, bytes, sent: end(dest, place), received: end(source, from) });
+            rounds.push(Round {
+                step,
+                offset,
+                bytes,
+                sent: end(dest, place),
+                received: end(source, from),
+            });
         }
         Some(rounds)
     }
 
     /// Whether one signal announces all tiles that are scattered.
     pub fn scatters_at_once(&self) -> bool {
-        let mut raised = self.items.iter().filter(|item| item.sink == Sink::Scatter).map(|item| item.raise);
+        let mut raised =
+            self.items.iter().filter(|item| item.sink == Sink::Scatter).map(|item| item.raise);
         let first = raised.next();
         first.is_some_and(|first| raised.all(|signal| signal == first))
     }
@@ -155,10 +183,21 @@ impl TileProgram {
     fn scattered_row_rounds(&self) -> Option<Vec<Round>> {
         self.scatters_at_once().then(|| {
             let (nodes, bytes) = (self.nodes, self.place_bytes());
-            let end = |peer: Rank, source: Rank| End { peer, place: source.get(), signal: source.get(), bytes };
+            let end = |peer: Rank, source: Rank| End {
+                peer,
+                place: source.get(),
+                signal: source.get(),
+                bytes,
+            };
             let round = |step| {
                 let (dest, source) = (nodes.after(self.rank, step), nodes.before(self.rank, step));
-                Round { step, offset: 0, bytes, sent: end(dest, self.rank), received: end(source, source) }
+                Round {
+                    step,
+                    offset: 0,
+                    bytes,
+                    sent: end(dest, self.rank),
+                    received: end(source, source),
+                }
             };
             (1..self.problem.world().get()).map(round).collect()
         })

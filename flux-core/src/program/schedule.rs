@@ -120,7 +120,8 @@ impl Schedule {
 
     /// Refuses values that no problem can use.
     pub(super) fn check(&self) -> Result<(), ScheduleError> {
-        let Self { tile, chunk, raster_group, group, k_slices, split_k, stream_k_workers, .. } = *self;
+        let Self { tile, chunk, raster_group, group, k_slices, split_k, stream_k_workers, .. } =
+            *self;
         let tiles = if let Chunk::Tiles(tiles) = chunk { tiles } else { 1 };
         let values = [
             ("tile.m", tile.m, MAX_EXTENT),
@@ -152,15 +153,28 @@ impl Schedule {
 
     /// The tiles of a group's shards side by side, each with its step; each shard's in raster
     /// order.
-    pub(super) fn tiles_of_group(&self, grid: TileGrid, group: Range<u32>) -> Vec<(TileExtent, u32)> {
+    pub(super) fn tiles_of_group(
+        &self,
+        grid: TileGrid,
+        group: Range<u32>,
+    ) -> Vec<(TileExtent, u32)> {
         side_by_side(grid, self.raster_group, group)
     }
 
     /// As [`tiles_of_group`](Self::tiles_of_group), chunk by chunk where the group is
     /// chunk-ordered.
-    pub(super) fn gather_order(&self, grid: TileGrid, group: Range<u32>, slices: u32) -> Vec<(TileExtent, u32)> {
+    pub(super) fn gather_order(
+        &self,
+        grid: TileGrid,
+        group: Range<u32>,
+        slices: u32,
+    ) -> Vec<(TileExtent, u32)> {
         let chunk_ordered = self.is_chunk_ordered(&group, slices);
-        side_by_side(grid, if chunk_ordered { self.chunk_of(grid.row_blocks()) } else { self.raster_group }, group)
+        side_by_side(
+            grid,
+            if chunk_ordered { self.chunk_of(grid.row_blocks()) } else { self.raster_group },
+            group,
+        )
     }
 
     /// Whether the rows of this group are taken chunk by chunk, given the number of slices.
@@ -170,7 +184,11 @@ impl Schedule {
 
     /// Tiles of the partial last wave that stream-K shares, of all `tiles` of a program.
     pub(super) fn partial_wave(&self, tiles: u64) -> u64 {
-        if self.stream_k_workers == 1 || self.split_k > 1 { 0 } else { tiles % u64::from(self.stream_k_workers) }
+        if self.stream_k_workers == 1 || self.split_k > 1 {
+            0
+        } else {
+            tiles % u64::from(self.stream_k_workers)
+        }
     }
 
     /// Tiles of a chunk, of the `available` row blocks (AllGather-GEMM) or tiles of a shard.
@@ -193,7 +211,10 @@ fn side_by_side(grid: TileGrid, raster_group: u32, group: Range<u32>) -> Vec<(Ti
 
 /// The steps in ranges of `group`.
 pub(super) fn groups_of(steps: Range<u32>, group: u32) -> impl Iterator<Item = Range<u32>> {
-    steps.clone().step_by(group as usize).map(move |first| first..steps.end.min(first.saturating_add(group)))
+    steps
+        .clone()
+        .step_by(group as usize)
+        .map(move |first| first..steps.end.min(first.saturating_add(group)))
 }
 
 impl fmt::Display for Schedule {

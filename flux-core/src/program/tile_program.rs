@@ -51,7 +51,8 @@ impl TileProgram {
     /// its signal.
     pub fn workspace(&self) -> WorkspaceSize {
         let counters = self.counters.max(u32::try_from(self.transfers.len()).unwrap_or(u32::MAX));
-        let half_bytes = layout::half_bytes(&self.problem, self.tile, self.rows, self.split_k_slots);
+        let half_bytes =
+            layout::half_bytes(&self.problem, self.tile, self.rows, self.split_k_slots);
         WorkspaceSize { half_bytes, signals: self.signals, counters }
     }
 
@@ -72,7 +73,11 @@ impl TileProgram {
 
     /// The rows of all `m` that `rank` adds, of those that the ranks scatter.
     pub const fn reduced_rows(&self, rank: Rank) -> std::ops::Range<u32> {
-        if self.rows.has_two_exchanges() { self.problem.shard_rows(rank) } else { self.problem.y_rows(rank) }
+        if self.rows.has_two_exchanges() {
+            self.problem.shard_rows(rank)
+        } else {
+            self.problem.y_rows(rank)
+        }
     }
 
     /// Bytes of a source's place among scattered rows.
@@ -89,8 +94,8 @@ impl TileProgram {
         self.problem.k_local(self.rank).div_ceil(self.tile.k)
     }
 
-    /// The first column of each weight, as items count columns: a multiple of the tile's. Behind the
-    /// last weight the end of all columns.
+    /// The first column of each weight, as items count columns: a multiple of the tile's. Behind
+    /// the last weight the end of all columns.
     ///
     /// # Panics
     /// If the tile has no columns, which [`check::verify`](super::check::verify) rules out.
@@ -136,7 +141,11 @@ impl TileProgram {
             0..self.problem.world().get()
         } else if item.sink == Sink::Scatter {
             let end = item.row.saturating_add(item.rows);
-            let last = if end >= self.problem.m() { self.problem.world().peers() } else { self.problem.owner_of(end - 1).0.get() };
+            let last = if end >= self.problem.m() {
+                self.problem.world().peers()
+            } else {
+                self.problem.owner_of(end - 1).0.get()
+            };
             self.problem.owner_of(item.row).0.get()..last + 1
         } else {
             item.dest..item.dest.saturating_add(1)

@@ -71,7 +71,11 @@ impl<P: AsRef<[u64]>> Words for SharedMemory<P> {
     type Word = AtomicU32;
 
     fn signal(&self, owner: Rank, index: u32, half: usize) -> &AtomicU32 {
-        assert!(index < self.size.signals && half < 2, "signal {index} is outside the pad of {} signals", self.size.signals);
+        assert!(
+            index < self.size.signals && half < 2,
+            "signal {index} is outside the pad of {} signals",
+            self.size.signals
+        );
         self.word(Region::Pad(owner), signal_offset(index, half))
     }
 
@@ -85,7 +89,11 @@ impl<P: AsRef<[u64]>> Words for SharedMemory<P> {
     }
 
     fn counter(&self, index: u32) -> &AtomicU32 {
-        assert!(index < self.size.counters, "counter {index} is outside the {} counters", self.size.counters);
+        assert!(
+            index < self.size.counters,
+            "counter {index} is outside the {} counters",
+            self.size.counters
+        );
         self.word(Region::Control, control::COUNTERS + u64::from(index) * 4)
     }
 

@@ -85,7 +85,9 @@ impl<'w, S: Words> Protocol<'w, S> {
 
     fn peers(&self) -> impl Iterator<Item = (Op, Rank)> + use<S> {
         let rank = self.rank;
-        self.op.into_iter().flat_map(move |op| op.world.ranks().filter(move |&peer| peer != rank).map(move |peer| (op, peer)))
+        self.op.into_iter().flat_map(move |op| {
+            op.world.ranks().filter(move |&peer| peer != rank).map(move |peer| (op, peer))
+        })
     }
 
     /// The number of the call.
@@ -119,7 +121,12 @@ impl<'w, S: Words> Protocol<'w, S> {
     /// # Errors
     /// [`Poisoned`] when the deadline has passed, the abort word is set, or another wait of this
     /// rank has failed. The worker then must not read the data or write for peers.
-    pub fn wait(&self, signal: u32, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
+    pub fn wait(
+        &self,
+        signal: u32,
+        peer: Rank,
+        pause: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), Poisoned> {
         let awaited = Awaited { wait: fault::SIGNAL, peer, signal };
         self.await_epoch(self.words.signal(self.rank, signal, self.half()), awaited, pause)
     }
@@ -130,7 +137,11 @@ impl<'w, S: Words> Protocol<'w, S> {
     ///
     /// # Errors
     /// [`Poisoned`] when a wait of this rank has failed; nothing is raised then.
-    pub fn complete(&self, item: &WorkItem, owners: impl IntoIterator<Item = Rank>) -> Result<(), Poisoned> {
+    pub fn complete(
+        &self,
+        item: &WorkItem,
+        owners: impl IntoIterator<Item = Rank>,
+    ) -> Result<(), Poisoned> {
         if item.raise == NONE {
             return Ok(());
         }
@@ -171,7 +182,12 @@ impl<'w, S: Words> Protocol<'w, S> {
     ///
     /// # Errors
     /// [`Poisoned`], as for [`wait`](Self::wait); the epoch then stays.
-    pub fn leave(self, workers: u32, await_pushed: bool, mut pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<Left, Poisoned> {
+    pub fn leave(
+        self,
+        workers: u32,
+        await_pushed: bool,
+        mut pause: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<Left, Poisoned> {
         let ticket = self.words.control(Control::Ticket);
         if ticket.increment().wrapping_add(1) != workers {
             return Ok(Left::Early);
@@ -200,7 +216,12 @@ impl<'w, S: Words> Protocol<'w, S> {
     }
 
     /// Waits until the peer has announced the same op as this call's.
-    fn same_op(&self, op: Op, peer: Rank, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
+    fn same_op(
+        &self,
+        op: Op,
+        peer: Rank,
+        pause: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), Poisoned> {
         let look = || match self.op_of(peer) {
             Some(other) if other == op.number => Ok(()),
             _ => Err(self.words.calling(self.rank, peer, self.half())[0].load_acquire()),
@@ -208,7 +229,12 @@ impl<'w, S: Words> Protocol<'w, S> {
         self.poll(look, Awaited { wait: fault::CALL, peer, signal: 0 }, pause)
     }
 
-    fn await_epoch(&self, word: &S::Word, awaited: Awaited, pause: impl FnMut(u64) -> ControlFlow<()>) -> Result<(), Poisoned> {
+    fn await_epoch(
+        &self,
+        word: &S::Word,
+        awaited: Awaited,
+        pause: impl FnMut(u64) -> ControlFlow<()>,
+    ) -> Result<(), Poisoned> {
         let look = || {
             let seen = word.load_acquire();
             if seen == self.epoch.get() { Ok(()) } else { Err(seen) }
@@ -230,7 +256,10 @@ impl<'w, S: Words> Protocol<'w, S> {
                 return Err(Poisoned);
             }
             // The awaited signal may belong to another op.
-            let other = self.op.filter(|_| awaited.peer != self.rank).and_then(|op| Some((op, self.op_of(awaited.peer)?)));
+            let other = self
+                .op
+                .filter(|_| awaited.peer != self.rank)
+                .and_then(|op| Some((op, self.op_of(awaited.peer)?)));
             if let Some((op, other)) = other.filter(|(op, other)| op.number != *other) {
                 return Err(self.disagree(op, awaited, other));
             }
@@ -249,16 +278,34 @@ impl<'w, S: Words> Protocol<'w, S> {
 
     fn fail(&self, awaited: Awaited, seen: u32, abort: u32) -> Poisoned {
         let code = if abort == 0 { fault::TIMEOUT } else { fault::ABORTED };
-        poison(self.words, FaultRecord { code, expected: self.epoch.get(), seen, abort, ..self.record(awaited) })
+        poison(
+            self.words,
+            FaultRecord { code, expected: self.epoch.get(), seen, abort, ..self.record(awaited) },
+        )
     }
 
     fn disagree(&self, op: Op, awaited: Awaited, other: u32) -> Poisoned {
-        poison(self.words, FaultRecord { code: fault::DISAGREED, expected: op.number, seen: other, ..self.record(awaited) })
+        poison(
+            self.words,
+            FaultRecord {
+                code: fault::DISAGREED,
+                expected: op.number,
+                seen: other,
+                ..self.record(awaited)
+            },
+        )
     }
 
     fn record(&self, awaited: Awaited) -> FaultRecord {
         let Awaited { wait, peer, signal } = awaited;
-        FaultRecord { wait, rank: self.rank.get(), peer: peer.get(), signal, epoch: self.epoch.get(), ..FaultRecord::default() }
+        FaultRecord {
+            wait,
+            rank: self.rank.get(),
+            peer: peer.get(),
+            signal,
+            epoch: self.epoch.get(),
+            ..FaultRecord::default()
+        }
     }
 }
 
@@ -289,7 +336,9 @@ mod tests {
     fn what_has_come_when_the_deadline_is_over_is_taken() {
         with_words(|words, call| {
             let stopped = |_| {
-                words.signal(Rank::new(0), 0, Epoch::FIRST.half()).store_release(Epoch::FIRST.get());
+                words
+                    .signal(Rank::new(0), 0, Epoch::FIRST.half())
+                    .store_release(Epoch::FIRST.get());
                 ControlFlow::Break(())
             };
             assert_eq!(call.wait(0, Rank::new(1), stopped), Ok(()));
@@ -302,7 +351,10 @@ mod tests {
         with_words(|words, call| {
             assert_eq!(call.wait(0, Rank::new(1), |_| ControlFlow::Break(())), Err(Poisoned));
             let record = read_fault(words).expect("a record");
-            assert_eq!((record.code, record.peer, record.expected, record.seen), (fault::TIMEOUT, 1, 1, 0));
+            assert_eq!(
+                (record.code, record.peer, record.expected, record.seen),
+                (fault::TIMEOUT, 1, 1, 0)
+            );
         });
     }
 
@@ -314,21 +366,35 @@ mod tests {
         const SIZE: WorkspaceSize = WorkspaceSize { half_bytes: 0, signals: 1, counters: 0 };
         let block = |bytes: u64| vec![0_u64; bytes as usize / 8 + 1];
         let mut pads = [pad_bytes(1); 3].map(block);
-        let mut private = [control::bytes(0), FAULT_BYTES, control::bytes(0), FAULT_BYTES].map(block);
+        let mut private =
+            [control::bytes(0), FAULT_BYTES, control::bytes(0), FAULT_BYTES].map(block);
         let pads = pads.each_mut().map(address);
         let [control_0, fault_0, control_1, fault_1] = private.each_mut().map(address);
         // SAFETY: the blocks have the sizes that `SIZE` asks for, outlive the words, and are
         // accessed through them alone.
-        let ranks = unsafe { [SharedMemory::new(pads, control_0, fault_0, SIZE), SharedMemory::new(pads, control_1, fault_1, SIZE)] };
+        let ranks = unsafe {
+            [
+                SharedMemory::new(pads, control_0, fault_0, SIZE),
+                SharedMemory::new(pads, control_1, fault_1, SIZE),
+            ]
+        };
         for (rank, words) in (0..).map(Rank::new).zip(&ranks) {
             initialise(words, rank, SIZE, Epoch::FIRST);
         }
         let slow = Protocol::open(&ranks[0], Rank::new(0));
         let fast = Protocol::open(&ranks[1], Rank::new(1));
-        assert_eq!(fast.leave(1, false, |_| ControlFlow::Break(())), Ok(Left::Closed), "the rank has heard from both");
+        assert_eq!(
+            fast.leave(1, false, |_| ControlFlow::Break(())),
+            Ok(Left::Closed),
+            "the rank has heard from both"
+        );
         let ahead = Protocol::open(&ranks[1], Rank::new(1));
         assert_eq!(ahead.epoch(), Epoch::FIRST.next());
         ahead.publish(Rank::new(0), 0);
-        assert_eq!(slow.wait(0, Rank::new(2), |_| ControlFlow::Break(())), Err(Poisoned), "rank 2 has raised nothing");
+        assert_eq!(
+            slow.wait(0, Rank::new(2), |_| ControlFlow::Break(())),
+            Err(Poisoned),
+            "rank 2 has raised nothing"
+        );
     }
 }

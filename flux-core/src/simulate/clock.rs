@@ -52,7 +52,10 @@ mod tests {
         clock.after(us(2), "third");
         clock.after(us(1), "first");
         clock.after(us(1), "second");
-        assert_eq!((clock.next(), clock.next(), clock.now()), (Some("first"), Some("second"), us(1)));
+        assert_eq!(
+            (clock.next(), clock.next(), clock.now()),
+            (Some("first"), Some("second"), us(1))
+        );
         clock.at(us(0), "now");
         assert_eq!((clock.next(), clock.now()), (Some("now"), us(1)), "time does not go back");
         assert_eq!((clock.next(), clock.next(), clock.now()), (Some("third"), None, us(2)));

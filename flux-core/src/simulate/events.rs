@@ -40,20 +40,35 @@ pub(super) struct Simulation<'a> {
 impl<'a> Simulation<'a> {
     pub(super) fn new(programs: &'a [TileProgram], machine: &'a Machine, mover: Mover) -> Self {
         let ranks = programs.iter().map(|program| RankState::new(program, machine, mover));
-        Self { machine, clock: Clock::new(), links: LinkQueues::new(programs.len(), machine), ranks: ranks.collect() }
+        Self {
+            machine,
+            clock: Clock::new(),
+            links: LinkQueues::new(programs.len(), machine),
+            ranks: ranks.collect(),
+        }
     }
 
     /// Runs until no event is left.
     pub(super) fn run(mut self) -> Result<Vec<RankTotals>, SimulateError> {
         for (rank, state) in (0..).map(Rank::new).zip(&self.ranks) {
             for worker in 0..state.workers.len() {
-                self.clock.at(Duration::from_nanos(self.machine.begin_ns), Event::WorkerReady(rank, worker));
+                self.clock.at(
+                    Duration::from_nanos(self.machine.begin_ns),
+                    Event::WorkerReady(rank, worker),
+                );
             }
             // Over peer memory a copy engine begins the next transfer when the last has arrived.
             if self.machine.host_staged || state.copied {
-                let begun = if self.machine.host_staged { state.program.transfers.len() } else { state.program.transfers.len().min(1) };
+                let begun = if self.machine.host_staged {
+                    state.program.transfers.len()
+                } else {
+                    state.program.transfers.len().min(1)
+                };
                 for index in 0..begun {
-                    self.clock.at(Duration::from_nanos(self.machine.copy_begins_ns), Event::TransferBegins(rank, index));
+                    self.clock.at(
+                        Duration::from_nanos(self.machine.copy_begins_ns),
+                        Event::TransferBegins(rank, index),
+                    );
                 }
             } else {
                 for (at, index) in push_times(state.program, self.machine).into_iter().zip(0..) {
@@ -87,7 +102,12 @@ impl<'a> Simulation<'a> {
             if let Some(worker) = state.pad.first_waiting(&state.workers)
                 && let Some(what) = worker.awaited()
             {
-                return Err(SimulateError::Stuck { rank, item: worker.item(), signal: what.signal, peer: Rank::new(what.peer) });
+                return Err(SimulateError::Stuck {
+                    rank,
+                    item: worker.item(),
+                    signal: what.signal,
+                    peer: Rank::new(what.peer),
+                });
             }
         }
         Ok(())
@@ -126,7 +146,8 @@ impl<'a> Simulation<'a> {
                     totals.done = totals.done.max(now);
                     let item = worker.item();
                     let next = item + state.workers.len();
-                    let of_next = (next < state.program.items.len()).then(|| state.phases(next, self.machine));
+                    let of_next = (next < state.program.items.len())
+                        .then(|| state.phases(next, self.machine));
                     self.finished(rank, item);
                     let Some(phases) = of_next else { return };
                     self.ranks[rank.index()].workers[index] = Worker::new(next, phases);
@@ -145,26 +166,53 @@ impl<'a> Simulation<'a> {
         match item.sink {
             Sink::Partial => self.clock.after(Duration::ZERO, Event::Raised(rank, item.raise)),
             Sink::Send => {
-                let (to, bytes) = (Rank::new(item.dest), slot_bytes(&program.problem, program.tile));
+                let (to, bytes) =
+                    (Rank::new(item.dest), slot_bytes(&program.problem, program.tile));
                 if !self.machine.host_staged || item.counter == NONE {
-                    self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Tile(index) });
+                    self.send(Message {
+                        from: rank,
+                        to,
+                        bytes,
+                        again: false,
+                        effect: Effect::Tile(index),
+                    });
                 } else if self.ranks[rank.index()].completes(item, to) {
                     // A copy engine takes whole chunks.
                     let bytes = bytes * u64::from(item.raise_after);
-                    self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Chunk(index) });
+                    self.send(Message {
+                        from: rank,
+                        to,
+                        bytes,
+                        again: false,
+                        effect: Effect::Chunk(index),
+                    });
                 }
             }
             Sink::Scatter => {
                 for owner in program.signalled_ranks(item) {
                     let rows = rows_of(program, item, owner) * u64::from(item.cols);
                     let bytes = rows * program.problem.partial_bytes() as u64;
-                    self.send(Message { from: rank, to: owner, bytes, again: false, effect: Effect::Tile(index) });
+                    self.send(Message {
+                        from: rank,
+                        to: owner,
+                        bytes,
+                        again: false,
+                        effect: Effect::Tile(index),
+                    });
                 }
             }
             Sink::Reduce | Sink::ReduceRows if item.raise != NONE => {
-                let bytes = u64::from(item.rows) * u64::from(item.cols) * program.problem.dtype().bytes() as u64;
+                let bytes = u64::from(item.rows)
+                    * u64::from(item.cols)
+                    * program.problem.dtype().bytes() as u64;
                 for to in program.signalled_ranks(item) {
-                    self.send(Message { from: rank, to, bytes, again: false, effect: Effect::Tile(index) });
+                    self.send(Message {
+                        from: rank,
+                        to,
+                        bytes,
+                        again: false,
+                        effect: Effect::Tile(index),
+                    });
                 }
             }
             Sink::Store | Sink::Reduce | Sink::ReduceRows | Sink::Copy => {}
@@ -175,12 +223,24 @@ impl<'a> Simulation<'a> {
     fn transfer(&mut self, rank: Rank, index: usize) {
         let program = self.ranks[rank.index()].program;
         let transfer = &program.transfers[index];
-        let bytes = u64::from(transfer.rows) * u64::from(transfer.cols) * program.problem.dtype().bytes() as u64;
-        let same =
-            |other: &Transfer| (other.row, other.rows, other.col, other.cols) == (transfer.row, transfer.rows, transfer.col, transfer.cols);
-        let has_left = || program.transfers[..index].iter().any(|other| other.dest != rank.get() && same(other));
+        let bytes = u64::from(transfer.rows)
+            * u64::from(transfer.cols)
+            * program.problem.dtype().bytes() as u64;
+        let same = |other: &Transfer| {
+            (other.row, other.rows, other.col, other.cols)
+                == (transfer.row, transfer.rows, transfer.col, transfer.cols)
+        };
+        let has_left = || {
+            program.transfers[..index].iter().any(|other| other.dest != rank.get() && same(other))
+        };
         let again = self.machine.host_staged && has_left();
-        self.send(Message { from: rank, to: Rank::new(transfer.dest), bytes, again, effect: Effect::Transfer(index) });
+        self.send(Message {
+            from: rank,
+            to: Rank::new(transfer.dest),
+            bytes,
+            again,
+            effect: Effect::Transfer(index),
+        });
     }
 
     /// Sends a message. One to the own rank arrives at once: memory is an order faster than a link.
@@ -215,14 +275,24 @@ impl<'a> Simulation<'a> {
             }
             Effect::Chunk(index) => Some(state.program.items[index].raise),
             Effect::Transfer(index) => {
-                if state.copied && !self.machine.host_staged && index + 1 < state.program.transfers.len() {
-                    self.clock.after(Duration::from_nanos(self.machine.copy_ns), Event::TransferBegins(message.from, index + 1));
+                if state.copied
+                    && !self.machine.host_staged
+                    && index + 1 < state.program.transfers.len()
+                {
+                    self.clock.after(
+                        Duration::from_nanos(self.machine.copy_ns),
+                        Event::TransferBegins(message.from, index + 1),
+                    );
                 }
                 Some(state.program.transfers[index].raise)
             }
         };
         if let Some(signal) = signal {
-            let way = if message.from == message.to { Duration::ZERO } else { Duration::from_nanos(self.machine.signal_ns) };
+            let way = if message.from == message.to {
+                Duration::ZERO
+            } else {
+                Duration::from_nanos(self.machine.signal_ns)
+            };
             self.clock.after(way, Event::Raised(message.to, signal));
         }
     }
@@ -231,12 +301,18 @@ impl<'a> Simulation<'a> {
 /// Moments at which a kernel's CTAs have stored each transfer, without its time on the link.
 /// Transfers of the same rows to several ranks are stored together.
 fn push_times(program: &TileProgram, machine: &Machine) -> Vec<Duration> {
-    let same = |a: &Transfer, b: &Transfer| (a.row, a.rows, a.col, a.cols) == (b.row, b.rows, b.col, b.cols);
+    let same = |a: &Transfer, b: &Transfer| {
+        (a.row, a.rows, a.col, a.cols) == (b.row, b.rows, b.col, b.cols)
+    };
     let mut at = Duration::from_nanos(machine.push_begins_ns);
     let mut all = Vec::with_capacity(program.transfers.len());
     for group in program.transfers.chunk_by(same) {
-        let (rows, row_bytes) = (u64::from(group[0].rows), u64::from(group[0].cols) * program.problem.dtype().bytes() as u64);
-        let ranks = group.iter().filter(|transfer| transfer.dest != program.rank.get()).count() as u64;
+        let (rows, row_bytes) = (
+            u64::from(group[0].rows),
+            u64::from(group[0].cols) * program.problem.dtype().bytes() as u64,
+        );
+        let ranks =
+            group.iter().filter(|transfer| transfer.dest != program.rank.get()).count() as u64;
         at = at.saturating_add(machine.push_overhead((rows, row_bytes), group.len() as u64));
         all.resize(all.len() + group.len(), at);
         at = at.saturating_add(machine.one_way_time(ranks * rows * row_bytes));

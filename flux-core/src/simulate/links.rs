@@ -78,13 +78,24 @@ impl LinkQueues {
         link.busy = next.is_some();
         let message = next?;
         let receives = link.since_in <= now && now < link.free_in;
-        let out = if message.again { now } else { now.saturating_add(self.machine.link_time(message.bytes, receives)) };
+        let out = if message.again {
+            now
+        } else {
+            now.saturating_add(self.machine.link_time(message.bytes, receives))
+        };
         link.free_out = out;
         let reader = &mut self.of[message.to.index()];
         let enters = if self.machine.host_staged { out } else { now }.max(reader.free_in);
         // Messages queued at the reader may still be leaving by then.
-        let to_leave = reader.waiting.iter().filter(|message| !message.again).map(|message| message.bytes).sum();
-        let other_way = reader.free_out.max(now).saturating_add(self.machine.link_time(to_leave, true)) > enters;
+        let to_leave = reader
+            .waiting
+            .iter()
+            .filter(|message| !message.again)
+            .map(|message| message.bytes)
+            .sum();
+        let other_way =
+            reader.free_out.max(now).saturating_add(self.machine.link_time(to_leave, true))
+                > enters;
         if enters > reader.free_in {
             reader.since_in = enters;
         }
@@ -101,14 +112,25 @@ mod tests {
 
     #[test]
     fn a_link_carries_one_message_at_a_time_out_and_in() {
-        let machine = Machine { link_bytes_per_us: 100, both_ways_bytes_per_us: 100, ..Machine::H200 };
+        let machine =
+            Machine { link_bytes_per_us: 100, both_ways_bytes_per_us: 100, ..Machine::H200 };
         let mut links = LinkQueues::new(3, &machine);
-        let message = |from, to, bytes| Message { from: Rank::new(from), to: Rank::new(to), bytes, again: false, effect: Effect::Tile(0) };
+        let message = |from, to, bytes| Message {
+            from: Rank::new(from),
+            to: Rank::new(to),
+            bytes,
+            again: false,
+            effect: Effect::Tile(0),
+        };
         let first = links.send(message(0, 2, 300), US(0)).unwrap();
         assert_eq!((first.out, first.arrives), (US(3), US(3)));
         assert_eq!(links.send(message(0, 1, 100), US(1)), None, "waits for the first");
         let other = links.send(message(1, 2, 200), US(1)).unwrap();
-        assert_eq!((other.out, other.arrives), (US(3), US(5)), "leaves, and waits for the reader's link");
+        assert_eq!(
+            (other.out, other.arrives),
+            (US(3), US(5)),
+            "leaves, and waits for the reader's link"
+        );
         let second = links.free(Rank::new(0), US(3)).unwrap();
         assert_eq!((second.message, second.arrives), (message(0, 1, 100), US(4)));
         assert_eq!(links.free(Rank::new(0), US(4)), None);
@@ -116,16 +138,29 @@ mod tests {
 
     #[test]
     fn through_the_host_a_message_goes_on_when_it_has_arrived_and_rows_leave_once() {
-        let machine = Machine { link_bytes_per_us: 100, both_ways_bytes_per_us: 50, ..Machine::H100_PAIR_BY_HOST };
+        let machine = Machine {
+            link_bytes_per_us: 100,
+            both_ways_bytes_per_us: 50,
+            ..Machine::H100_PAIR_BY_HOST
+        };
         let mut links = LinkQueues::new(3, &machine);
-        let message =
-            |from, to, again| Message { from: Rank::new(from), to: Rank::new(to), bytes: 300, again, effect: Effect::Transfer(0) };
+        let message = |from, to, again| Message {
+            from: Rank::new(from),
+            to: Rank::new(to),
+            bytes: 300,
+            again,
+            effect: Effect::Transfer(0),
+        };
         let first = links.send(message(0, 1, false), US(0)).unwrap();
         assert_eq!((first.out, first.arrives), (US(3), US(6)));
         assert_eq!(links.send(message(0, 2, true), US(1)), None, "behind the first");
         let again = links.free(Rank::new(0), US(3)).unwrap();
         assert_eq!((again.out, again.arrives), (US(3), US(6)));
         let beside = links.send(message(1, 2, false), US(4)).unwrap();
-        assert_eq!((beside.out, beside.arrives), (US(10), US(13)), "out while the first comes in, then in alone");
+        assert_eq!(
+            (beside.out, beside.arrives),
+            (US(10), US(13)),
+            "out while the first comes in, then in alone"
+        );
     }
 }

@@ -7,8 +7,8 @@
 //! the tile. A step takes the longest of its operations, shared memory and its wave's reads of
 //! memory. A rank's link is two servers, one out and one in, each with one message at a time.
 //!
-//! Staged in host memory ([`Machine::host_staged`]), a message is a whole chunk. It goes on when all
-//! of it has arrived in host memory; rows leave once for all their readers.
+//! Staged in host memory ([`Machine::host_staged`]), a message is a whole chunk. It goes on when
+//! all of it has arrived in host memory; rows leave once for all their readers.
 //!
 //! `flux-bench/tests/simulated_results.rs` bounds the distance to the committed records from m =
 //! 512 on. Limits:
@@ -49,7 +49,11 @@ use std::time::Duration;
 /// # Panics
 /// If an index of a record points outside its list, which
 /// [`check::verify`](crate::program::check::verify) rules out.
-pub fn simulate(programs: &[TileProgram], machine: &Machine, mover: Mover) -> Result<Simulated, SimulateError> {
+pub fn simulate(
+    programs: &[TileProgram],
+    machine: &Machine,
+    mover: Mover,
+) -> Result<Simulated, SimulateError> {
     let world = programs.first().map_or(0, |program| program.problem.world().get());
     if programs.len() != world as usize || programs.is_empty() {
         return Err(SimulateError::Programs { programs: programs.len(), world });

@@ -34,6 +34,10 @@ impl Pad {
 
     /// The waiting worker whose item is first in the program.
     pub(super) fn first_waiting<'a>(&self, workers: &'a [Worker]) -> Option<&'a Worker> {
-        self.waiting.values().flatten().map(|&worker| &workers[worker]).min_by_key(|worker| worker.item())
+        self.waiting
+            .values()
+            .flatten()
+            .map(|&worker| &workers[worker])
+            .min_by_key(|worker| worker.item())
     }
 }

@@ -22,7 +22,12 @@ pub(super) enum Phase {
 }
 
 /// The phases of `item`; its wave reads `read` bytes in a step.
-pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Machine) -> Vec<Phase> {
+pub(super) fn of(
+    program: &TileProgram,
+    item: &WorkItem,
+    read: u64,
+    machine: &Machine,
+) -> Vec<Phase> {
     let tile = program.tile;
     let (percent, through) = match machine.generation {
         Generation::Hopper => (tile.wgmma_step_percent(), 0),
@@ -34,7 +39,9 @@ pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Ma
         let shared = u128::from(through) * along_k * program.problem.dtype().bytes() as u128;
         // They overlap: the slowest decides.
         let [multiplied, passed] = [machine.multiply_time(ops), machine.shared_time(shared)];
-        Phase::Multiply(multiplied.max(passed).max(machine.read_time(u128::from(read) * u128::from(steps))))
+        Phase::Multiply(
+            multiplied.max(passed).max(machine.read_time(u128::from(read) * u128::from(steps))),
+        )
     };
     let elements = u64::from(item.rows) * u64::from(item.cols);
     let partial = machine.add_time(elements * program.problem.partial_bytes() as u64);
@@ -68,7 +75,8 @@ pub(super) fn of(program: &TileProgram, item: &WorkItem, read: u64, machine: &Ma
         phases.push(Phase::Add(partial.saturating_mul(item.partials)));
     }
     if item.sink == Sink::Copy {
-        phases.push(Phase::Add(machine.add_time(elements * program.problem.dtype().bytes() as u64)));
+        phases
+            .push(Phase::Add(machine.add_time(elements * program.problem.dtype().bytes() as u64)));
         return phases;
     }
     phases.push(Phase::Finish(Duration::from_nanos(machine.tile_ns)));

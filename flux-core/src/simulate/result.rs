@@ -17,10 +17,16 @@ pub enum SimulateError {
         world: u32,
     },
     /// The nodes are mixed.
-    #[error("the ranks are in several nodes, and only calls of one are simulated: build the programs without nodes")]
+    #[error(
+        "the ranks are in several nodes, and only calls of one are simulated: build the programs \
+         without nodes"
+    )]
     Nodes,
     /// A worker waits for a signal that nobody raises.
-    #[error("rank {rank} waits forever: item {item} awaits signal {signal}, which rank {peer} never raises")]
+    #[error(
+        "rank {rank} waits forever: item {item} awaits signal {signal}, which rank {peer} never \
+         raises"
+    )]
     Stuck {
         /// The waiting rank.
         rank: Rank,

@@ -30,7 +30,11 @@ pub(super) struct RankState<'a> {
 impl<'a> RankState<'a> {
     /// The rank with each worker at its first item.
     pub(super) fn new(program: &'a TileProgram, machine: &Machine, mover: Mover) -> Self {
-        let tiles = program.items.iter().filter(|item| item.sink != Sink::ReduceRows && item.sink != Sink::Copy).count();
+        let tiles = program
+            .items
+            .iter()
+            .filter(|item| item.sink != Sink::ReduceRows && item.sink != Sink::Copy)
+            .count();
         let workers = tiles.min(machine.multiprocessors.max(1) as usize);
         let mut state = Self {
             program,
@@ -41,7 +45,8 @@ impl<'a> RankState<'a> {
             counters: vec![0; program.counters as usize * program.problem.world().index()],
             read: waves::read_by_step(program, workers),
         };
-        state.workers = (0..workers).map(|index| Worker::new(index, state.phases(index, machine))).collect();
+        state.workers =
+            (0..workers).map(|index| Worker::new(index, state.phases(index, machine))).collect();
         state
     }
 
@@ -55,7 +60,8 @@ impl<'a> RankState<'a> {
         if item.counter == NONE {
             return true;
         }
-        let count = &mut self.counters[item.counter as usize * self.program.problem.world().index() + to.index()];
+        let count = &mut self.counters
+            [item.counter as usize * self.program.problem.world().index() + to.index()];
         *count += 1;
         *count == item.raise_after
     }

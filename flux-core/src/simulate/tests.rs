@@ -42,7 +42,12 @@ fn schedule() -> Schedule {
     Schedule { chunk: Chunk::Tiles(1), ..Schedule::of(TileShape::new(8, 8, 8)) }
 }
 
-fn programs(op: OpKind, world: u32, (m, n, k): (usize, usize, usize), schedule: Schedule) -> Vec<TileProgram> {
+fn programs(
+    op: OpKind,
+    world: u32,
+    (m, n, k): (usize, usize, usize),
+    schedule: Schedule,
+) -> Vec<TileProgram> {
     let world = WorldSize::new(world).unwrap();
     let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
     world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).unwrap()).collect()
@@ -68,10 +73,18 @@ fn a_tile_takes_its_steps_or_what_they_read() {
     let one = ag(1, (8, 8, 16), schedule());
     let call = simulate(&one, &ROUND, Mover::Kernel).unwrap();
     assert_eq!(call.time, NS(1000 + 2 * 1000 + 500 + 2000));
-    let done = RankTotals { done: NS(3500), multiplied: US(3), multiplying: US(2), ..RankTotals::default() };
+    let done = RankTotals {
+        done: NS(3500),
+        multiplied: US(3),
+        multiplying: US(2),
+        ..RankTotals::default()
+    };
     assert_eq!(call.ranks, [done]);
     // A step reads 8 rows of x and 8 of w, 16 bytes of each.
-    assert_eq!(nanoseconds(&one, Machine { memory_bytes_per_us: 64, ..ROUND }), 1000 + 2 * 4000 + 500 + 2000);
+    assert_eq!(
+        nanoseconds(&one, Machine { memory_bytes_per_us: 64, ..ROUND }),
+        1000 + 2 * 4000 + 500 + 2000
+    );
 }
 
 #[test]
@@ -87,8 +100,15 @@ fn an_own_tile_awaits_the_partial_tile_of_its_peer() {
     let call = simulate(&two, &ROUND, Mover::Kernel).unwrap();
     // Sent at 2.5, arrived at 3.6. The own tile is multiplied at 3.5, complete at 4.6.
     assert_eq!(call.time, NS(4600 + 500 + 2000));
-    let totals =
-        RankTotals { done: NS(5100), multiplied: NS(3500), multiplying: US(2), waiting: NS(100), adding: US(1), sent: 128, received: 128 };
+    let totals = RankTotals {
+        done: NS(5100),
+        multiplied: NS(3500),
+        multiplying: US(2),
+        waiting: NS(100),
+        adding: US(1),
+        sent: 128,
+        received: 128,
+    };
     assert_eq!(call.ranks, [totals; 2]);
     assert_eq!(call.on_links(&ROUND), US(1));
     assert_eq!(
@@ -121,9 +141,17 @@ fn a_mainloop_partial_tile_takes_half_the_time() {
     assert_eq!(nanoseconds(&of(0), ROUND), 1000 + 12_500 + 12_000 + 1000 + 500 + 2000);
     assert_eq!(nanoseconds(&of(1), ROUND), 1000 + 12_500 + 6000 + 500 + 6000 + 500 + 2000);
     // Sent at 13.5, arrived at 34.9. The own tile waits before its seventh step from 19.5 on.
-    let slow = simulate(&of(1), &Machine { link_bytes_per_us: 6, both_ways_bytes_per_us: 6, ..ROUND }, Mover::Kernel).unwrap();
+    let slow = simulate(
+        &of(1),
+        &Machine { link_bytes_per_us: 6, both_ways_bytes_per_us: 6, ..ROUND },
+        Mover::Kernel,
+    )
+    .unwrap();
     let come = 13_500 + 21_334 + 100;
-    assert_eq!((slow.time, slow.ranks[0].waiting), (NS(come + 500 + 6000 + 500 + 2000), NS(come - 19_500)));
+    assert_eq!(
+        (slow.time, slow.ranks[0].waiting),
+        (NS(come + 500 + 6000 + 500 + 2000), NS(come - 19_500))
+    );
 }
 
 #[test]
@@ -132,30 +160,51 @@ fn a_tile_waits_for_its_rows() {
     assert_eq!(nanoseconds(&two, ROUND), 1000 + 2 * 1500 + 2000, "there at 1.1, wanted at 2.5");
     let late = simulate(&two, &Machine { push_begins_ns: 4000, ..ROUND }, Mover::Kernel).unwrap();
     assert_eq!((late.time, late.ranks[0].waiting), (NS(5100 + 1500 + 2000), NS(2600)));
-    let copied = |programs: &[TileProgram]| simulate(programs, &ROUND, Mover::CopyEngine).unwrap().time.as_nanos();
+    let copied = |programs: &[TileProgram]| {
+        simulate(programs, &ROUND, Mover::CopyEngine).unwrap().time.as_nanos()
+    };
     assert_eq!(copied(&two), 10_000 + 1100 + 1500 + 2000);
     // With two slices the second is copied 1 us after the first has arrived, at 11, and awaited
     // before the second step.
     let slices = ag(2, (16, 16, 16), Schedule { k_slices: 2, ..schedule() });
     assert_eq!(copied(&slices), 11_000 + 1000 + 1000 + 100 + 1500 + 2000);
-    assert_eq!(nanoseconds(&slices, ROUND), 1000 + 2 * 2500 + 2000, "pushed one right after the other");
+    assert_eq!(
+        nanoseconds(&slices, ROUND),
+        1000 + 2 * 2500 + 2000,
+        "pushed one right after the other"
+    );
     let slowly = Machine { push_ns: 4000, push_round_ns: 1000, ..ROUND };
     let slice = 4000 + 8 * 2 * 1000 + 1000;
-    assert_eq!(nanoseconds(&slices, slowly), 2 * slice + 100 + 1500 + 2000, "eight rows in as many rounds, each loaded and stored");
+    assert_eq!(
+        nanoseconds(&slices, slowly),
+        2 * slice + 100 + 1500 + 2000,
+        "eight rows in as many rounds, each loaded and stored"
+    );
 }
 
 #[test]
 fn the_fix_up_item_of_a_split_tile_adds_its_parts() {
     let two = Machine { multiprocessors: 2, ..ROUND };
     // Both parts are multiplied at 2, the partial item is done at 2.5, and its part has 256 bytes.
-    assert_eq!(nanoseconds(&ag(1, (8, 8, 16), Schedule { split_k: 2, ..schedule() }), two), 2500 + 2000 + 500 + 2000);
+    assert_eq!(
+        nanoseconds(&ag(1, (8, 8, 16), Schedule { split_k: 2, ..schedule() }), two),
+        2500 + 2000 + 500 + 2000
+    );
 }
 
 #[test]
 fn a_reduction_awaits_the_rows_that_all_ranks_have_scattered() {
-    let flattened = simulate(&rs(2, (8, 8, 16), Schedule { rows: RowLayout::Flattened, ..schedule() }), &ROUND, Mover::Kernel).unwrap();
+    let flattened = simulate(
+        &rs(2, (8, 8, 16), Schedule { rows: RowLayout::Flattened, ..schedule() }),
+        &ROUND,
+        Mover::Kernel,
+    )
+    .unwrap();
     // 4 rows of 16 bytes go to the peer, arrived at 3.1; those of both ranks are added.
-    assert_eq!((flattened.time, flattened.ranks[1].sent), (NS(2500 + 500 + 100 + 1000 + 500 + 2000), 64));
+    assert_eq!(
+        (flattened.time, flattened.ranks[1].sent),
+        (NS(2500 + 500 + 100 + 1000 + 500 + 2000), 64)
+    );
 }
 
 #[test]
@@ -165,14 +214,23 @@ fn a_signal_that_is_never_raised_is_named() {
     let (rank, peer) = (Rank::new(0), Rank::new(1));
     let stuck = SimulateError::Stuck { rank, item: 1, signal: 0, peer };
     assert_eq!(simulate(&two, &ROUND, Mover::Kernel), Err(stuck.clone()));
-    assert_eq!(stuck.to_string(), "rank 0 waits forever: item 1 awaits signal 0, which rank 1 never raises");
+    assert_eq!(
+        stuck.to_string(),
+        "rank 0 waits forever: item 1 awaits signal 0, which rank 1 never raises"
+    );
 }
 
 #[test]
 fn what_is_no_call_over_peer_memory_is_refused() {
     let two = rs(2, (16, 8, 16), schedule());
-    assert_eq!(simulate(&two[..1], &ROUND, Mover::Kernel), Err(SimulateError::Programs { programs: 1, world: 2 }));
-    assert_eq!(simulate(&[], &ROUND, Mover::Kernel), Err(SimulateError::Programs { programs: 0, world: 0 }));
+    assert_eq!(
+        simulate(&two[..1], &ROUND, Mover::Kernel),
+        Err(SimulateError::Programs { programs: 1, world: 2 })
+    );
+    assert_eq!(
+        simulate(&[], &ROUND, Mover::Kernel),
+        Err(SimulateError::Programs { programs: 0, world: 0 })
+    );
     let (world, rank) = (WorldSize::new(4).unwrap(), Rank::new(0));
     let problem = Problem::new(OpKind::GemmReduceScatter, 32, 8, 32, DType::Bf16, world).unwrap();
     let nodes = crate::Nodes::new(world, 2).unwrap();

@@ -39,7 +39,9 @@ impl Generation {
     pub fn tiles(self) -> impl Iterator<Item = TileShape> + Clone {
         let of = |generation| if self == generation { usize::MAX } else { 0 };
         let hopper = table::HOPPER.iter().take(of(Self::Hopper)).map(|&(m, n, _)| (m, n));
-        hopper.chain(table::PORTABLE.iter().take(of(Self::Portable)).copied()).map(|(m, n)| TileShape::new(m, n, table::STEP))
+        hopper
+            .chain(table::PORTABLE.iter().take(of(Self::Portable)).copied())
+            .map(|(m, n)| TileShape::new(m, n, table::STEP))
     }
 
     /// Elements that pass through an SM's shared memory for each one along `k`, where that can
@@ -85,6 +87,9 @@ mod tests {
     fn tiles_of_another_generation_have_no_kernels() {
         let [hopper, portable] = [TileShape::new(136, 256, 64), TileShape::new(16, 128, 64)];
         assert!(Generation::Hopper.scatters(hopper) && !Generation::Portable.scatters(hopper));
-        assert!(Generation::Portable.sends_partials(portable) && !Generation::Hopper.sends_partials(portable));
+        assert!(
+            Generation::Portable.sends_partials(portable)
+                && !Generation::Hopper.sends_partials(portable)
+        );
     }
 }

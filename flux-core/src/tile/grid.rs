@@ -45,7 +45,8 @@ impl ColumnBlocks {
     /// If the tile has no columns.
     pub(crate) const fn of(problem: &Problem, rank: Rank, tile: TileShape) -> Self {
         assert!(tile.n > 0, "a tile has columns");
-        let mut blocks = Self { first: [0; MAX_WEIGHTS + 1], ends: [0; MAX_WEIGHTS], tile_n: tile.n };
+        let mut blocks =
+            Self { first: [0; MAX_WEIGHTS + 1], ends: [0; MAX_WEIGHTS], tile_n: tile.n };
         let mut weight = 0;
         while weight < MAX_WEIGHTS {
             let columns = problem.weight_columns(weight, rank);
@@ -126,7 +127,9 @@ impl TileGrid {
     /// Tiles of `rank` in an AllGather-GEMM with rows per shard, at least one row block of each
     /// shard.
     pub(crate) fn gathered_tiles(problem: &Problem, rank: Rank, tile: TileShape) -> u64 {
-        let of_shard = |shard| Self::new((problem.shard_rows(shard).len() as u32).max(1), problem, rank, tile).tiles();
+        let of_shard = |shard| {
+            Self::new((problem.shard_rows(shard).len() as u32).max(1), problem, rank, tile).tiles()
+        };
         problem.world().ranks().map(of_shard).sum()
     }
 
@@ -187,7 +190,9 @@ mod tests {
     /// The grid of one rank whose weights have these columns.
     fn grid(rows: u32, cols: &[u32]) -> TileGrid {
         let n = cols.iter().sum::<u32>() as usize;
-        let problem = Problem::new(OpKind::AllGatherGemm, 1, n, 8, DType::Bf16, WorldSize::new(1).unwrap()).unwrap();
+        let problem =
+            Problem::new(OpKind::AllGatherGemm, 1, n, 8, DType::Bf16, WorldSize::new(1).unwrap())
+                .unwrap();
         TileGrid::new(rows, &problem.with_weights(cols).unwrap(), Rank::new(0), TILE)
     }
 
@@ -198,11 +203,15 @@ mod tests {
 
     #[test]
     fn every_group_size_walks_each_tile_once() {
-        for (rows, cols, group) in (1..=6).flat_map(|rows| (1..=6).flat_map(move |cols| (1..=7).map(move |group| (rows, cols, group)))) {
+        for (rows, cols, group) in (1..=6).flat_map(|rows| {
+            (1..=6).flat_map(move |cols| (1..=7).map(move |group| (rows, cols, group)))
+        }) {
             let grid = grid(rows * 2 - 1, &[cols * 16]);
-            let all: Vec<(u32, u32)> = (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).collect();
+            let all: Vec<(u32, u32)> =
+                (0..rows).flat_map(|row| (0..cols).map(move |col| (row, col))).collect();
             for group in [group, u32::MAX] {
-                let mut walked: Vec<(u32, u32)> = grid.order(group).iter().map(|t| (t.row / 2, t.col / 16)).collect();
+                let mut walked: Vec<(u32, u32)> =
+                    grid.order(group).iter().map(|t| (t.row / 2, t.col / 16)).collect();
                 walked.sort_unstable();
                 assert_eq!(walked, all, "groups of {group}");
             }
@@ -224,13 +233,21 @@ mod tests {
     proptest! {
         /// Each weight has all its columns once, in tiles that begin at its own start.
         #[test]
-        fn no_tile_has_columns_of_two_weights(eights in prop::collection::vec(1..9_u32, 1..=MAX_WEIGHTS)) {
+        fn no_tile_has_columns_of_two_weights(
+            eights in prop::collection::vec(1..9_u32, 1..=MAX_WEIGHTS),
+        ) {
             let cols: Vec<u32> = eights.iter().map(|eights| eights * 8).collect();
             let columns = grid(1, &cols).columns;
             let mut seen = vec![0; cols.len()];
             for block in 0..columns.count() {
                 let ((col, count), weight) = (columns.extent(block), columns.weight_of(block));
-                prop_assert_eq!(col - columns.start_of(weight), seen[weight], "tile {} of weight {}", block, weight);
+                prop_assert_eq!(
+                    col - columns.start_of(weight),
+                    seen[weight],
+                    "tile {} of weight {}",
+                    block,
+                    weight
+                );
                 prop_assert!((1..=TILE.n).contains(&count));
                 seen[weight] += count;
             }

@@ -27,9 +27,14 @@ impl TileShape {
         }
         // With an odd number of blocks two consumers take half of the other side each.
         let blocks = blocked / BLOCK;
-        let products = if blocks % 2 == 1 { 2 * blocks * (BLOCK + other / 2) } else { blocks * (BLOCK + other) };
+        let products = if blocks % 2 == 1 {
+            2 * blocks * (BLOCK + other / 2)
+        } else {
+            blocks * (BLOCK + other)
+        };
         // Bytes of one element along `k`, 16 bits wide, and those that there is time for.
-        let (moved, free) = ((products + m + n) * 2, 2 * m * n * SHARED_BYTES_PER_CYCLE / OPERATIONS);
+        let (moved, free) =
+            ((products + m + n) * 2, 2 * m * n * SHARED_BYTES_PER_CYCLE / OPERATIONS);
         100 + if moved > free { (moved - free) * EXCESS_PERCENT / free } else { 0 }
     }
 }

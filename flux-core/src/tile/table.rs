@@ -86,17 +86,32 @@ pub(super) const HOPPER: [(u32, u32, Kernels); 27] = [
     (64, 64, PerConsumer),
 ];
 /// Rows and columns of the portable kernel's tiles; wide tiles first.
-pub(super) const PORTABLE: [(u32, u32); 9] =
-    [(256, 128), (128, 256), (128, 128), (64, 256), (64, 128), (32, 256), (32, 128), (16, 256), (16, 128)];
+pub(super) const PORTABLE: [(u32, u32); 9] = [
+    (256, 128),
+    (128, 256),
+    (128, 128),
+    (64, 256),
+    (64, 128),
+    (32, 256),
+    (32, 128),
+    (16, 256),
+    (16, 128),
+];
 /// Step along `k` of every tile: one swizzled row of 128 bytes.
 pub(super) const STEP: u32 = 64;
 
 impl TileShape {
     /// The staging forms of this tile's kernels on Hopper; none outside the table.
     pub fn stagings(self) -> impl Iterator<Item = Staging> {
-        let kernels = HOPPER.iter().find(|&&(m, n, _)| (m, n, STEP) == (self.m, self.n, self.k)).map(|&(.., kernels)| kernels);
-        let per_consumer = matches!(kernels, Some(PerConsumer | Both)).then_some(Staging::PerConsumer);
-        per_consumer.into_iter().chain(matches!(kernels, Some(Shared | Both)).then_some(Staging::Shared))
+        let kernels = HOPPER
+            .iter()
+            .find(|&&(m, n, _)| (m, n, STEP) == (self.m, self.n, self.k))
+            .map(|&(.., kernels)| kernels);
+        let per_consumer =
+            matches!(kernels, Some(PerConsumer | Both)).then_some(Staging::PerConsumer);
+        per_consumer
+            .into_iter()
+            .chain(matches!(kernels, Some(Shared | Both)).then_some(Staging::Shared))
     }
 
     /// Whether this form sends partial tiles: `kCanSendPartials` of `config.cuh`. Swap-AB tiles
@@ -119,14 +134,17 @@ impl TileShape {
         // An eighth stage of 64x128 fits, but no record measures it.
         let most = if (self.m, self.n) == (64, 128) { 7 } else { MOST_STAGES };
         // All kernels of a form have the stages of the scattering one, whose rows have gaps.
-        (FEWEST_STAGES..=most).rev().find(|&stages| self.shared_bytes(staging, stages, true) <= shared_bytes)
+        (FEWEST_STAGES..=most)
+            .rev()
+            .find(|&stages| self.shared_bytes(staging, stages, true) <= shared_bytes)
     }
 
     /// Dynamic shared memory of a CTA, in bytes: stages, staging buffers, barriers, two words and
     /// the alignment. Staged rows of scattering kernels have gaps.
     pub const fn shared_bytes(self, staging: Staging, stages: u32, scatters: bool) -> u32 {
         let stage = (self.m + self.n) * self.k * 2;
-        let gaps = if scatters && matches!(staging, Staging::PerConsumer) { self.m * ROW_GAP } else { 0 };
+        let gaps =
+            if scatters && matches!(staging, Staging::PerConsumer) { self.m * ROW_GAP } else { 0 };
         let staged = self.m * self.n * 2 * staging.buffers() / CONSUMERS + gaps;
         let barriers = 2 * stages + 2 * CONSUMERS + 7;
         stages * stage + staged + barriers * 8 + WORDS_AND_ALIGNMENT
@@ -159,13 +177,17 @@ impl TileShape {
     /// assert_eq!([99, 163, 227].map(stages), [Some(2), Some(3), Some(4)]);
     /// ```
     pub fn portable_stages(self, shared_bytes: u32) -> Option<u32> {
-        (FEWEST_PORTABLE_STAGES..=MOST_STAGES).rev().find(|&stages| self.portable_shared_bytes(stages) <= shared_bytes)
+        (FEWEST_PORTABLE_STAGES..=MOST_STAGES)
+            .rev()
+            .find(|&stages| self.portable_shared_bytes(stages) <= shared_bytes)
     }
 
     /// Dynamic shared memory of a CTA of the portable kernel, in bytes: stages, barriers, three
     /// words and the alignment.
     pub const fn portable_shared_bytes(self, stages: u32) -> u32 {
-        stages * (self.m + self.n) * self.k * 2 + (2 * stages + 4) * 8 + PORTABLE_WORDS_AND_ALIGNMENT
+        stages * (self.m + self.n) * self.k * 2
+            + (2 * stages + 4) * 8
+            + PORTABLE_WORDS_AND_ALIGNMENT
     }
 }
 
@@ -181,13 +203,20 @@ mod tests {
         assert_eq!(stages(256, 192, Staging::Shared), Some(3));
         assert_eq!(stages(128, 256, Staging::PerConsumer), Some(3));
         assert_eq!(stages(128, 256, Staging::Shared), Some(4));
-        assert_eq!(stages(128, 128, Staging::PerConsumer), Some(5), "a sixth fits only without gaps between rows");
+        assert_eq!(
+            stages(128, 128, Staging::PerConsumer),
+            Some(5),
+            "a sixth fits only without gaps between rows"
+        );
         assert_eq!(stages(64, 64, Staging::PerConsumer), Some(12));
     }
 
     #[test]
     fn every_form_fits_its_budget_and_none_fits_too_small_a_one() {
-        for (tile, staging) in Generation::Hopper.tiles().flat_map(|tile| tile.stagings().map(move |staging| (tile, staging))) {
+        for (tile, staging) in Generation::Hopper
+            .tiles()
+            .flat_map(|tile| tile.stagings().map(move |staging| (tile, staging)))
+        {
             let stages = tile.stages(staging, HOPPER_SHARED_BYTES).unwrap();
             assert!(tile.shared_bytes(staging, stages, true) <= HOPPER_SHARED_BYTES, "{tile}");
             assert!(tile.stages(staging, 100 << 10).is_none_or(|fewer| fewer < stages), "{tile}");
@@ -198,7 +227,8 @@ mod tests {
     #[test]
     fn tiles_outside_the_table_have_no_kernels() {
         for tile in [TileShape::new(128, 256, 32), TileShape::new(128, 160, 64)] {
-            let has = Generation::ALL.map(|generation| generation.scatters(tile) || generation.sends_partials(tile));
+            let has = Generation::ALL
+                .map(|generation| generation.scatters(tile) || generation.sends_partials(tile));
             assert_eq!((tile.stagings().count(), has), (0, [false, false]));
         }
     }

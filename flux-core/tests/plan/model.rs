@@ -19,7 +19,8 @@ struct Behind {
 fn lines() -> BTreeMap<String, Vec<Row>> {
     let mut lines = BTreeMap::<String, Vec<Row>>::new();
     for row in rows("timed-plans.csv") {
-        let line = ["line", "device", "world", "op", "m", "n"].map(|column| row.get(column)).join(" ");
+        let line =
+            ["line", "device", "world", "op", "m", "n"].map(|column| row.get(column)).join(" ");
         lines.entry(line).or_default().push(row);
     }
     lines.retain(|_, rows| rows.len() >= PLANS);
@@ -28,9 +29,13 @@ fn lines() -> BTreeMap<String, Vec<Row>> {
 
 fn behind((line, rows): (&String, &Vec<Row>)) -> Behind {
     let (problem, target) = (rows[0].problem(), rows[0].target());
-    let mut ranked: Vec<_> = rows.iter().map(|row| (row.plan().cost_ns(&problem, &target), row.number("t_ms"))).collect();
+    let mut ranked: Vec<_> = rows
+        .iter()
+        .map(|row| (row.plan().cost_ns(&problem, &target), row.number("t_ms")))
+        .collect();
     ranked.sort_by(|a, b| a.0.total_cmp(&b.0));
-    let fastest = |of: usize| ranked.iter().take(of).map(|plan| plan.1).fold(f64::INFINITY, f64::min);
+    let fastest =
+        |of: usize| ranked.iter().take(of).map(|plan| plan.1).fold(f64::INFINITY, f64::min);
     let percent = |of| (fastest(of) / fastest(ranked.len()) - 1.0) * 100.0;
     Behind { line: line.clone(), first: percent(1), of_three: percent(3) }
 }
@@ -58,13 +63,23 @@ fn what_the_records_say_follows_from_their_plans() {
     for row in rows("frozen-medians.csv").iter().filter(|row| row.get("transport") == "nvlink") {
         let (problem, target, plan) = (row.problem(), row.target(), row.plan());
         let schedule = plan.schedule(&problem, &target);
-        assert_eq!(schedule.in_mainloop.to_string(), row.get("in_mainloop_partials"), "{problem}: {plan}");
+        assert_eq!(
+            schedule.in_mainloop.to_string(),
+            row.get("in_mainloop_partials"),
+            "{problem}: {plan}"
+        );
         assert_eq!(schedule.prologue.to_string(), row.get("prologue_shards"), "{problem}: {plan}");
         rows_in_all += 1;
         other += u32::from(schedule.chunk_ordered.to_string() != row.get("chunk_ordered_shards"));
-        assert_eq!(plan.canonical(&problem, &target).canonical(&problem, &target), plan.canonical(&problem, &target));
+        assert_eq!(
+            plan.canonical(&problem, &target).canonical(&problem, &target),
+            plan.canonical(&problem, &target)
+        );
         let copies = plan.comm == CommMode::Fused { mover: Mover::CopyEngine };
-        assert!(!copies || plan.canonical(&problem, &target).comm == plan.comm, "{problem}: {plan}");
+        assert!(
+            !copies || plan.canonical(&problem, &target).comm == plan.comm,
+            "{problem}: {plan}"
+        );
     }
     // The records have a few rows in chunk order over peer memory.
     assert!(rows_in_all >= 800 && other <= 4, "{other} of {rows_in_all}");

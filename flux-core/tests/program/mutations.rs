@@ -26,7 +26,11 @@ pub(crate) fn pick(call: &mut Call, which: Index) -> &mut TileProgram {
 }
 
 /// One of the items that are `wanted`.
-pub(crate) fn pick_item(items: &[WorkItem], which: Index, wanted: impl Fn(&WorkItem) -> bool) -> usize {
+pub(crate) fn pick_item(
+    items: &[WorkItem],
+    which: Index,
+    wanted: impl Fn(&WorkItem) -> bool,
+) -> usize {
     let candidates: Vec<usize> = (0..items.len()).filter(|&index| wanted(&items[index])).collect();
     *which.get(&candidates)
 }
@@ -50,9 +54,15 @@ proptest! {
             2 => p.counters += 1,
             3 => p.slots_per_source += 1,
             4 => p.rank = p.rank.after(1, p.problem.world()),
-            _ => { let last = call.0.len() - 1; call.0.truncate(last); }
+            _ => {
+                let last = call.0.len() - 1;
+                call.0.truncate(last);
+            }
         }
-        assert_violates!(call, Violation::Disagreement { .. } | Violation::Header { .. } | Violation::Count { .. });
+        assert_violates!(
+            call,
+            Violation::Disagreement { .. } | Violation::Header { .. } | Violation::Count { .. }
+        );
     }
 
     #[test]
@@ -63,22 +73,56 @@ proptest! {
         let index = item.index(p.items.len());
         let item = &mut p.items[index];
         let expected = match kind {
-            0 => { item.rows = tile.m + 1; "rows" }
-            1 => { item.rows = 0; "rows" }
-            2 => { item.row = problem.m_shard(); "rows" }
-            3 => { item.col = u32::MAX; "cols" }
-            4 => { item.dest = problem.world().get(); "dest" }
-            5 => { item.a_outer = problem.world().get(); "a_outer" }
-            6 => { item.raise = signals; "raise" }
-            7 => { item.counter = counters; "counter" }
-            8 => { item.await_group = item.await_count + 1; "await_group" }
-            _ => { item.await_count = u32::MAX; "await_first" }
+            0 => {
+                item.rows = tile.m + 1;
+                "rows"
+            }
+            1 => {
+                item.rows = 0;
+                "rows"
+            }
+            2 => {
+                item.row = problem.m_shard();
+                "rows"
+            }
+            3 => {
+                item.col = u32::MAX;
+                "cols"
+            }
+            4 => {
+                item.dest = problem.world().get();
+                "dest"
+            }
+            5 => {
+                item.a_outer = problem.world().get();
+                "a_outer"
+            }
+            6 => {
+                item.raise = signals;
+                "raise"
+            }
+            7 => {
+                item.counter = counters;
+                "counter"
+            }
+            8 => {
+                item.await_group = item.await_count + 1;
+                "await_group"
+            }
+            _ => {
+                item.await_count = u32::MAX;
+                "await_first"
+            }
         };
         assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
     }
 
     #[test]
-    fn bounds_of_slots(call in calls(GemmReduceScatter, 2..=8, 1..=3, 1..=3, chunks()), rank: Index, item: Index) {
+    fn bounds_of_slots(
+        call in calls(GemmReduceScatter, 2..=8, 1..=3, 1..=3, chunks()),
+        rank: Index,
+        item: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let slots = p.slots_per_source * p.problem.world().peers();
@@ -96,23 +140,48 @@ proptest! {
     }
 
     #[test]
-    fn bounds_of_awaits_and_transfers(call in calls(AllGatherGemm, 2..=8, 1..=3, 1..=3, chunks()), rank: Index, which: Index, kind in 0..5) {
+    fn bounds_of_awaits_and_transfers(
+        call in calls(AllGatherGemm, 2..=8, 1..=3, 1..=3, chunks()),
+        rank: Index,
+        which: Index,
+        kind in 0..5,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (world, signals, m_shard) = (p.problem.world(), p.signals, p.problem.m_shard());
         let which = which.index(p.transfers.len());
         let expected = match kind {
-            0 => { p.awaits[which].signal = signals; "signal" }
-            1 => { p.awaits[which].peer = world.get(); "peer" }
-            2 => { p.transfers[which].place = world.peers(); "place" }
-            3 => { p.transfers[which].rows = m_shard + 1; "rows" }
-            _ => { p.transfers[which].raise = signals; "raise" }
+            0 => {
+                p.awaits[which].signal = signals;
+                "signal"
+            }
+            1 => {
+                p.awaits[which].peer = world.get();
+                "peer"
+            }
+            2 => {
+                p.transfers[which].place = world.peers();
+                "place"
+            }
+            3 => {
+                p.transfers[which].rows = m_shard + 1;
+                "rows"
+            }
+            _ => {
+                p.transfers[which].raise = signals;
+                "raise"
+            }
         };
         assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
     }
 
     #[test]
-    fn form_of_ag_gemm(call in calls(AllGatherGemm, 3..=8, 1..=3, 1..=3, chunks()), rank: Index, item: Index, kind in 0..6) {
+    fn form_of_ag_gemm(
+        call in calls(AllGatherGemm, 3..=8, 1..=3, 1..=3, chunks()),
+        rank: Index,
+        item: Index,
+        kind in 0..6,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world();
@@ -120,7 +189,10 @@ proptest! {
         let item = &mut p.items[index];
         match kind {
             0 => item.a_outer = (item.a_outer + 1) % world.peers(),
-            1 => { item.a_source = RowSource::Caller; item.a_outer = 0; }
+            1 => {
+                item.a_source = RowSource::Caller;
+                item.a_outer = 0;
+            }
             2 => item.dest = (item.dest + 1) % world.get(),
             3 => item.raise = 0,
             4 => p.transfers[0].place = (p.transfers[0].place + 1) % world.peers(),
@@ -130,7 +202,12 @@ proptest! {
     }
 
     #[test]
-    fn form_of_gemm_rs(call in calls(GemmReduceScatter, 2..=8, 1..=3, 1..=3, chunks()), rank: Index, item: Index, kind in 0..6) {
+    fn form_of_gemm_rs(
+        call in calls(GemmReduceScatter, 2..=8, 1..=3, 1..=3, chunks()),
+        rank: Index,
+        item: Index,
+        kind in 0..6,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world();
@@ -138,7 +215,10 @@ proptest! {
         let item = &mut p.items[index];
         match kind {
             0 => item.a_outer = (item.a_outer + 1) % world.get(),
-            1 => { item.raise = NONE; item.counter = NONE; }
+            1 => {
+                item.raise = NONE;
+                item.counter = NONE;
+            }
             2 | 3 => item.sink = Sink::Store,
             4 => item.partials -= 1,
             _ => item.raise = 0,
@@ -155,7 +235,10 @@ proptest! {
         match kind {
             0 if copy.rows > 1 => p.items[index].rows -= 1,
             0 | 1 => drop(p.items.remove(index)),
-            2 => { p.items[index].col += 1; p.items[index].cols -= 1; }
+            2 => {
+                p.items[index].col += 1;
+                p.items[index].cols -= 1;
+            }
             _ => p.items.push(copy),
         }
         if kind < 3 {
@@ -166,7 +249,11 @@ proptest! {
     }
 
     #[test]
-    fn cover_by_tiles_that_are_shifted_onto_each_other(call in calls(AllGatherGemm, 1..=4, 2..=4, 1..=3, chunks()), rank: Index, item: Index) {
+    fn cover_by_tiles_that_are_shifted_onto_each_other(
+        call in calls(AllGatherGemm, 1..=4, 2..=4, 1..=3, chunks()),
+        rank: Index,
+        item: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, |item| item.row > 0);
@@ -175,7 +262,12 @@ proptest! {
     }
 
     #[test]
-    fn counters(call in calls(GemmReduceScatter, 3..=8, 2..=4, 2..=3, chunks()), rank: Index, item: Index, kind in 0..3) {
+    fn counters(
+        call in calls(GemmReduceScatter, 3..=8, 2..=4, 2..=3, chunks()),
+        rank: Index,
+        item: Index,
+        kind in 0..3,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, is_send);
@@ -183,7 +275,10 @@ proptest! {
         match kind {
             0 => {
                 // One item too few, or too many.
-                p.items.iter_mut().filter(|i| i.raise == first.raise && i.dest == first.dest).for_each(|i| i.raise_after += 1);
+                p.items
+                    .iter_mut()
+                    .filter(|i| i.raise == first.raise && i.dest == first.dest)
+                    .for_each(|i| i.raise_after += 1);
                 assert_violates!(call, Violation::Miscounted { items, raise_after, .. } if raise_after == items + 1);
             }
             1 => {
@@ -208,7 +303,10 @@ proptest! {
 
     #[test]
     fn signals_raised_by_transfers(
-        call in calls_in_groups(AllGatherGemm, 3..=8, 1..=4, 1..=3, chunks(), 1..=1), rank: Index, which: Index, kind in 0..4,
+        call in calls_in_groups(AllGatherGemm, 3..=8, 1..=4, 1..=3, chunks(), 1..=1),
+        rank: Index,
+        which: Index,
+        kind in 0..4,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
@@ -230,7 +328,10 @@ proptest! {
                 assert_violates!(call, Violation::WrongPeer { named, raiser, .. } if named == raiser.after(1, world));
             }
             _ => {
-                p.items.iter_mut().filter(|item| item.await_first as usize == which).for_each(|item| (item.await_count, item.await_group) = (0, 0));
+                p.items
+                    .iter_mut()
+                    .filter(|item| item.await_first as usize == which)
+                    .for_each(|item| (item.await_count, item.await_group) = (0, 0));
                 let (owner_rank, unawaited) = (p.rank, p.awaits[which].signal);
                 assert_violates!(call, Violation::NeverAwaited { owner, signal, .. } if (owner, signal) == (owner_rank, unawaited));
             }
@@ -238,7 +339,11 @@ proptest! {
     }
 
     #[test]
-    fn signals_raised_by_items(call in calls(GemmReduceScatter, 3..=8, 2..=4, 1..=3, Just(Chunk::Shard)), rank: Index, kind in 0..2) {
+    fn signals_raised_by_items(
+        call in calls(GemmReduceScatter, 3..=8, 2..=4, 1..=3, Just(Chunk::Shard)),
+        rank: Index,
+        kind in 0..2,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let signals = p.signals;
@@ -248,13 +353,20 @@ proptest! {
             chunk.for_each(|item| item.raise = (item.raise + 1) % signals);
         } else {
             // Each item raises by itself.
-            chunk.for_each(|item| { item.counter = NONE; item.raise_after = 1; });
+            chunk.for_each(|item| {
+                item.counter = NONE;
+                item.raise_after = 1;
+            });
         }
         assert_violates!(call, Violation::RaisedTwice { owner, .. } if owner.get() == dest);
     }
 
     #[test]
-    fn writers_of_slots(call in calls(GemmReduceScatter, 3..=8, 1..=3, 1..=3, chunks()), rank: Index, item: Index) {
+    fn writers_of_slots(
+        call in calls(GemmReduceScatter, 3..=8, 1..=3, 1..=3, chunks()),
+        rank: Index,
+        item: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let slots = p.slots_per_source * p.problem.world().peers();
@@ -266,10 +378,15 @@ proptest! {
     }
 
     #[test]
-    fn writers_of_gather_rows(call in calls(AllGatherGemm, 2..=8, 2..=4, 1..=3, Just(Chunk::Tiles(1))), rank: Index, which: Index) {
+    fn writers_of_gather_rows(
+        call in calls(AllGatherGemm, 2..=8, 2..=4, 1..=3, Just(Chunk::Tiles(1))),
+        rank: Index,
+        which: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let candidates: Vec<usize> = (0..p.transfers.len()).filter(|&index| p.transfers[index].row > 0).collect();
+        let candidates: Vec<usize> =
+            (0..p.transfers.len()).filter(|&index| p.transfers[index].row > 0).collect();
         let transfer = &mut p.transfers[*which.get(&candidates)];
         transfer.row -= 1;
         transfer.rows += 1;
@@ -279,7 +396,10 @@ proptest! {
 
     #[test]
     fn reads_of_rows_that_are_not_awaited(
-        call in calls_in_groups(AllGatherGemm, 2..=8, 2..=4, 2..=3, Just(Chunk::Tiles(1)), 1..=1), rank: Index, item: Index, kind in 0..3,
+        call in calls_in_groups(AllGatherGemm, 2..=8, 2..=4, 2..=3, Just(Chunk::Tiles(1)), 1..=1),
+        rank: Index,
+        item: Index,
+        kind in 0..3,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
@@ -300,7 +420,10 @@ proptest! {
 
     #[test]
     fn reads_of_partial_tiles_that_are_not_awaited(
-        call in calls(GemmReduceScatter, 3..=8, 2..=4, 1..=3, Just(Chunk::Shard)), rank: Index, item: Index, kind in 0..2,
+        call in calls(GemmReduceScatter, 3..=8, 2..=4, 1..=3, Just(Chunk::Shard)),
+        rank: Index,
+        item: Index,
+        kind in 0..2,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
@@ -320,7 +443,9 @@ proptest! {
 
     #[test]
     fn partial_tiles_that_are_awaited_in_another_order_than_they_are_added(
-        call in calls(GemmReduceScatter, 3..=8, 1..=3, 1..=3, chunks()), rank: Index, item: Index,
+        call in calls(GemmReduceScatter, 3..=8, 1..=3, 1..=3, chunks()),
+        rank: Index,
+        item: Index,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
@@ -332,7 +457,9 @@ proptest! {
 
     #[test]
     fn more_partial_tiles_that_are_awaited_than_there_are(
-        call in calls(GemmReduceScatter, 2..=8, 2..=4, 1..=3, chunks()), rank: Index, item: Index,
+        call in calls(GemmReduceScatter, 2..=8, 2..=4, 1..=3, chunks()),
+        rank: Index,
+        item: Index,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
@@ -345,12 +472,15 @@ proptest! {
 
     #[test]
     fn reads_of_partial_tiles_of_other_elements(
-        call in calls(GemmReduceScatter, 2..=8, 2..=4, 1..=3, chunks()), rank: Index,
+        call in calls(GemmReduceScatter, 2..=8, 2..=4, 1..=3, chunks()),
+        rank: Index,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let dest = p.items[0].dest;
-        let next = 1 + p.items[1..].iter().position(|item| item.dest == dest).expect("a shard of two tiles");
+        let next = 1 + p.items[1..].iter().position(|item| item.dest == dest).expect(
+            "a shard of two tiles",
+        );
         let [first, second] = [p.items[0].slot, p.items[next].slot];
         p.items[0].slot = second;
         p.items[next].slot = first;
@@ -359,7 +489,11 @@ proptest! {
     }
 
     #[test]
-    fn order(call in calls(GemmReduceScatter, 2..=8, 1..=3, 1..=3, chunks()), rank: Index, distance: Index) {
+    fn order(
+        call in calls(GemmReduceScatter, 2..=8, 1..=3, 1..=3, chunks()),
+        rank: Index,
+        distance: Index,
+    ) {
         let mut call = call;
         let world = call.0.len();
         // Two ranks work on their own shard first.
@@ -373,7 +507,10 @@ proptest! {
     }
 
     #[test]
-    fn destinations_of_items(call in calls(GemmReduceScatter, 3..=8, 1..=3, 1..=3, chunks()), rank: Index) {
+    fn destinations_of_items(
+        call in calls(GemmReduceScatter, 3..=8, 1..=3, 1..=3, chunks()),
+        rank: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let sender = p.rank;
@@ -385,11 +522,18 @@ proptest! {
     }
 
     #[test]
-    fn destinations_of_transfers(call in calls(AllGatherGemm, 3..=8, 1..=3, 1..=3, chunks()), rank: Index) {
+    fn destinations_of_transfers(
+        call in calls(AllGatherGemm, 3..=8, 1..=3, 1..=3, chunks()),
+        rank: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         for transfer in &mut p.transfers {
-            transfer.step = match transfer.step { 1 => 2, 2 => 1, step => step };
+            transfer.step = match transfer.step {
+                1 => 2,
+                2 => 1,
+                step => step,
+            };
         }
         let sender = p.rank;
         assert_violates!(call, Violation::SameDestination { step: 1..=2, first, second, .. } if first == sender || second == sender);

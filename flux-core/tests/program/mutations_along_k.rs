@@ -32,7 +32,12 @@ fn sliced_calls(rows: RowLayout) -> impl Strategy<Value = Call> {
         AllGatherGemm,
         2..=5,
         4..=6,
-        (2..=3_u32, 1..=2_u32).prop_map(move |(k_slices, split_k)| Knobs { k_slices, split_k, rows, ..Knobs::PLAIN }),
+        (2..=3_u32, 1..=2_u32).prop_map(move |(k_slices, split_k)| Knobs {
+            k_slices,
+            split_k,
+            rows,
+            ..Knobs::PLAIN
+        }),
     )
 }
 
@@ -54,28 +59,63 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (k_steps, split_k_slots) = (p.k_steps(), p.split_k_slots);
-        let index = pick_item(&p.items, item, |item| if kind < 3 { item.k_steps > 0 } else { is_partial(item) == (kind == 3) && item.part != NONE });
+        let index = pick_item(&p.items, item, |item| {
+            if kind < 3 {
+                item.k_steps > 0
+            } else {
+                is_partial(item) == (kind == 3) && item.part != NONE
+            }
+        });
         let item = &mut p.items[index];
         let expected = match kind {
-            0 => { item.k_steps = 0; "k_steps" }
-            1 => { item.k_first = k_steps; "k_steps" }
-            2 => { item.k_steps = u32::MAX; "k_steps" }
-            3 => { item.part = split_k_slots; "part" }
-            _ => { item.parts = split_k_slots + 1; "part" }
+            0 => {
+                item.k_steps = 0;
+                "k_steps"
+            }
+            1 => {
+                item.k_first = k_steps;
+                "k_steps"
+            }
+            2 => {
+                item.k_steps = u32::MAX;
+                "k_steps"
+            }
+            3 => {
+                item.part = split_k_slots;
+                "part"
+            }
+            _ => {
+                item.parts = split_k_slots + 1;
+                "part"
+            }
         };
         assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
     }
 
     #[test]
-    fn bounds_of_slices(call in sliced_calls(RowLayout::PerShard), rank: Index, which: Index, kind in 0..3) {
+    fn bounds_of_slices(
+        call in sliced_calls(RowLayout::PerShard),
+        rank: Index,
+        which: Index,
+        kind in 0..3,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (k_steps, k) = (p.k_steps(), p.problem.k());
         let (transfer, entry) = (which.index(p.transfers.len()), which.index(p.awaits.len()));
         let expected = match kind {
-            0 => { p.transfers[transfer].cols = k + 1; "cols" }
-            1 => { p.transfers[transfer].col = k; "cols" }
-            _ => { p.awaits[entry].k_step = k_steps; "k_step" }
+            0 => {
+                p.transfers[transfer].cols = k + 1;
+                "cols"
+            }
+            1 => {
+                p.transfers[transfer].col = k;
+                "cols"
+            }
+            _ => {
+                p.awaits[entry].k_step = k_steps;
+                "k_step"
+            }
         };
         assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
     }
@@ -109,17 +149,30 @@ proptest! {
     }
 
     #[test]
-    fn form_of_slices(call in sliced_calls(RowLayout::PerShard), rank: Index, which: Index, kind in 0..4) {
+    fn form_of_slices(
+        call in sliced_calls(RowLayout::PerShard),
+        rank: Index,
+        which: Index,
+        kind in 0..4,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let transfer = pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
+        let transfer =
+            pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
         let index = pick_item(&p.items, which, |item| is_gather(item) && item.await_count > 0);
         let item = p.items[index];
-        let (first, last) = (item.await_first as usize, (item.await_first + item.await_count - 1) as usize);
+        let (first, last) =
+            (item.await_first as usize, (item.await_first + item.await_count - 1) as usize);
         match kind {
-            0 => { p.transfers[transfer].col += 1; p.transfers[transfer].cols -= 1; }
+            0 => {
+                p.transfers[transfer].col += 1;
+                p.transfers[transfer].cols -= 1;
+            }
             1 => {
-                let before = pick_transfer(&p.transfers.iter().map(|t| t.col == 0).collect::<Vec<_>>(), which);
+                let before = pick_transfer(
+                    &p.transfers.iter().map(|t| t.col == 0).collect::<Vec<_>>(),
+                    which,
+                );
                 p.transfers[before].cols -= 1;
             }
             2 => {
@@ -129,21 +182,34 @@ proptest! {
             _ => p.awaits[first].k_step = item.k_first + item.k_steps,
         }
         match kind {
-            3 if item.k_first + item.k_steps == call.0[0].k_steps() => assert_violates!(call, Violation::OutOfBounds { field: "k_step", .. }),
+            3 if item.k_first + item.k_steps == call.0[0].k_steps() => {
+                assert_violates!(call, Violation::OutOfBounds { field: "k_step", .. });
+            }
             _ => assert_violates!(call, Violation::Form { .. }),
         }
     }
 
     #[test]
-    fn parts_that_do_not_partition_k(call in split_calls_in_slices(1), rank: Index, item: Index, kind in 0..3) {
+    fn parts_that_do_not_partition_k(
+        call in split_calls_in_slices(1),
+        rank: Index,
+        item: Index,
+        kind in 0..3,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let k_steps = p.k_steps();
         match kind {
             // A step is missing at the end of `k`, or multiplied twice.
             0 => {
-                let index = pick_item(&p.items, item, |item| is_partial(item) && item.k_first + item.k_steps == k_steps);
-                if p.items[index].k_steps > 1 { p.items[index].k_steps -= 1 } else { p.items[index].k_first -= 1 }
+                let index = pick_item(&p.items, item, |item| {
+                    is_partial(item) && item.k_first + item.k_steps == k_steps
+                });
+                if p.items[index].k_steps > 1 {
+                    p.items[index].k_steps -= 1;
+                } else {
+                    p.items[index].k_first -= 1;
+                }
             }
             1 => {
                 let index = pick_item(&p.items, item, is_partial);
@@ -158,11 +224,17 @@ proptest! {
     }
 
     #[test]
-    fn parts_that_are_taken_twice_or_not_at_all(call in split_calls(), rank: Index, item: Index, kind in 0..4) {
+    fn parts_that_are_taken_twice_or_not_at_all(
+        call in split_calls(),
+        rank: Index,
+        item: Index,
+        kind in 0..4,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let partial = pick_item(&p.items, item, is_partial);
-        let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
+        let fix_ups: Vec<usize> =
+            (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
         match kind {
             0 => {
                 prop_assume!(fix_ups.len() > 1);
@@ -188,22 +260,30 @@ proptest! {
                 // Its signal is still awaited, with rows, as only an AllGather-GEMM does.
                 let mut rows = p.awaits_of(&p.items[fix_up]).to_vec();
                 let k_step = rows.last().map_or(k_first, |row| row.k_step);
-                let unread = Await { k_step, ..p.late_awaits_of(&p.items[fix_up])[parts as usize - 1] };
+                let unread =
+                    Await { k_step, ..p.late_awaits_of(&p.items[fix_up])[parts as usize - 1] };
                 rows.resize(rows.len() + await_group.max(1) as usize, unread);
                 let fix_up_item = &mut p.items[fix_up];
-                (fix_up_item.parts, fix_up_item.late_count) = (parts - 1, fix_up_item.late_count - 1);
-                (fix_up_item.await_first, fix_up_item.await_count) = (p.awaits.len() as u32, rows.len() as u32);
+                (fix_up_item.parts, fix_up_item.late_count) =
+                    (parts - 1, fix_up_item.late_count - 1);
+                (fix_up_item.await_first, fix_up_item.await_count) =
+                    (p.awaits.len() as u32, rows.len() as u32);
                 fix_up_item.await_group = await_group.max(1);
                 p.awaits.extend(rows);
                 match p.problem.op() {
-                    AllGatherGemm => assert_violates!(call, Violation::PartNotRead { item, .. } if item == fix_up - 1),
+                    AllGatherGemm => {
+                        assert_violates!(call, Violation::PartNotRead { item, .. } if item == fix_up - 1);
+                    }
                     _ => assert_violates!(call, Violation::Form { .. }),
                 }
             }
             _ => {
-                let partials: Vec<usize> = (0..p.items.len()).filter(|&index| is_partial(&p.items[index])).collect();
+                let partials: Vec<usize> =
+                    (0..p.items.len()).filter(|&index| is_partial(&p.items[index])).collect();
                 prop_assume!(partials.len() > 1);
-                let other = partials[(partials.iter().position(|&index| index == partial).unwrap() + 1) % partials.len()];
+                let other =
+                    partials[(partials.iter().position(|&index| index == partial).unwrap() + 1)
+                        % partials.len()];
                 p.items[partial].part = p.items[other].part;
                 let (rank, slot) = (p.rank, p.items[other].part);
                 assert_violates!(call, Violation::WrittenTwice { owner, what: "split-K slot", index, .. } if (owner, index) == (rank, slot));
@@ -215,7 +295,8 @@ proptest! {
     fn parts_of_other_tiles(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
+        let fix_ups: Vec<usize> =
+            (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
         prop_assume!(fix_ups.len() > 1);
         let one = item.index(fix_ups.len());
         let (first, second) = (fix_ups[one], fix_ups[(one + 1) % fix_ups.len()]);
@@ -230,18 +311,24 @@ proptest! {
     fn parts_that_are_not_awaited(call in split_calls(), rank: Index, item: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let fix_ups: Vec<usize> = (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
+        let fix_ups: Vec<usize> =
+            (0..p.items.len()).filter(|&index| is_fix_up(&p.items[index])).collect();
         prop_assume!(fix_ups.len() > 1);
         let one = item.index(fix_ups.len());
         // Two tiles await each other's first part.
-        let [first, second] = [fix_ups[one], fix_ups[(one + 1) % fix_ups.len()]].map(|index| p.items[index].late_first as usize);
+        let [first, second] = [fix_ups[one], fix_ups[(one + 1) % fix_ups.len()]]
+            .map(|index| p.items[index].late_first as usize);
         p.awaits.swap(first, second);
         let rank = p.rank;
         assert_violates!(call, Violation::Unguarded { rank: unguarded, what: "split-K slot", peer, .. } if (unguarded, peer) == (rank, rank));
     }
 
     #[test]
-    fn parts_that_are_awaited_in_another_order_than_they_are_added(call in split_calls(), rank: Index, item: Index) {
+    fn parts_that_are_awaited_in_another_order_than_they_are_added(
+        call in split_calls(),
+        rank: Index,
+        item: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let fix_up = p.items[pick_item(&p.items, item, is_fix_up)];
@@ -267,13 +354,24 @@ proptest! {
     }
 
     #[test]
-    fn partial_tiles_of_who_adds_none(call in split_calls(), rank: Index, item: Index, partials in 1..=4_u32) {
+    fn partial_tiles_of_who_adds_none(
+        call in split_calls(),
+        rank: Index,
+        item: Index,
+        partials in 1..=4_u32,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         // A partial item, or a fix-up item that stores or scatters.
-        let index = pick_item(&p.items, item, |item| matches!(item.sink, Sink::Partial | Sink::Store | Sink::Scatter));
+        let index = pick_item(&p.items, item, |item| {
+            matches!(item.sink, Sink::Partial | Sink::Store | Sink::Scatter)
+        });
         (p.items[index].partials, p.items[index].partial_slot) = (partials, 0);
-        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item that adds partial results counts them", .. } if wrong == index);
+        assert_violates!(call, Violation::Form { record: Record::Item(wrong), what: "only an item \
+                                                                                     that adds \
+                                                                                     partial \
+                                                                                     results \
+                                                                                     counts them", .. } if wrong == index);
     }
 
     #[test]
@@ -291,7 +389,8 @@ proptest! {
     fn slices_that_overlap(call in sliced_calls(RowLayout::Flattened), rank: Index, which: Index) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let which = pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
+        let which =
+            pick_transfer(&p.transfers.iter().map(|t| t.col > 0).collect::<Vec<_>>(), which);
         let transfer = &mut p.transfers[which];
         transfer.col -= p.tile.k;
         transfer.cols += p.tile.k;
@@ -300,10 +399,17 @@ proptest! {
     }
 
     #[test]
-    fn slices_that_are_not_brought(call in sliced_calls(RowLayout::Flattened), rank: Index, which: Index) {
+    fn slices_that_are_not_brought(
+        call in sliced_calls(RowLayout::Flattened),
+        rank: Index,
+        which: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let which = pick_transfer(&p.transfers.iter().map(|t| t.cols > p.tile.k).collect::<Vec<_>>(), which);
+        let which = pick_transfer(
+            &p.transfers.iter().map(|t| t.cols > p.tile.k).collect::<Vec<_>>(),
+            which,
+        );
         let transfer = &mut p.transfers[which];
         transfer.col += p.tile.k;
         transfer.cols -= p.tile.k;
@@ -312,7 +418,12 @@ proptest! {
     }
 
     #[test]
-    fn slices_that_are_awaited_late(call in sliced_calls(RowLayout::Flattened), rank: Index, item: Index, kind in 0..2) {
+    fn slices_that_are_awaited_late(
+        call in sliced_calls(RowLayout::Flattened),
+        rank: Index,
+        item: Index,
+        kind in 0..2,
+    ) {
         let mut call = call;
         let announced = announced(&call);
         let p = pick(&mut call, rank);
@@ -320,7 +431,10 @@ proptest! {
             // The item loses its last await, which others of its range still have.
             let index = pick_item(&p.items, item, |_| true);
             let shared = p.items.iter().filter(|other| {
-                let (a, b) = (other.await_first + other.await_count, p.items[index].await_first + p.items[index].await_count);
+                let (a, b) = (
+                    other.await_first + other.await_count,
+                    p.items[index].await_first + p.items[index].await_count,
+                );
                 a == b
             });
             prop_assume!(shared.count() > 1);
@@ -332,17 +446,28 @@ proptest! {
             item.await_count -= 1;
             item.await_group = item.await_group.min(item.await_count);
         } else {
-            let later = p.awaits.iter().map(|entry| entry.k_step > 0 && entry.k_step + 1 < p.k_steps()).collect::<Vec<_>>();
+            let later = p
+                .awaits
+                .iter()
+                .map(|entry| entry.k_step > 0 && entry.k_step + 1 < p.k_steps())
+                .collect::<Vec<_>>();
             prop_assume!(later.contains(&true));
             let which = pick_transfer(&later, item);
             // All awaits of this step move.
             let step = p.awaits[which].k_step;
-            let next = p.awaits.iter().map(|entry| entry.k_step).filter(|&k_step| k_step > step).min();
+            let next =
+                p.awaits.iter().map(|entry| entry.k_step).filter(|&k_step| k_step > step).min();
             prop_assume!(next.is_none_or(|next| next > step + 1));
-            p.awaits.iter_mut().filter(|entry| entry.k_step == step).for_each(|entry| entry.k_step += 1);
+            p.awaits
+                .iter_mut()
+                .filter(|entry| entry.k_step == step)
+                .for_each(|entry| entry.k_step += 1);
         }
         // The new step may be outside the item.
-        assert_violates!(call, Violation::Unguarded { what: "gather row", .. } | Violation::Form { .. });
+        assert_violates!(
+            call,
+            Violation::Unguarded { what: "gather row", .. } | Violation::Form { .. }
+        );
     }
 }
 
@@ -350,7 +475,11 @@ proptest! {
 fn announced(call: &Call) -> BTreeMap<(u32, u32), Range<u32>> {
     let of_rank = |program: &TileProgram| {
         let first = program.problem.shard_rows(program.rank).start;
-        program.transfers.iter().map(|t| ((t.dest, t.raise), first + t.row..first + t.row + t.rows)).collect::<Vec<_>>()
+        program
+            .transfers
+            .iter()
+            .map(|t| ((t.dest, t.raise), first + t.row..first + t.row + t.rows))
+            .collect::<Vec<_>>()
     };
     call.0.iter().flat_map(of_rank).collect()
 }

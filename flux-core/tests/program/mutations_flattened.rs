@@ -12,7 +12,12 @@ use proptest::sample::Index;
 
 fn flattened() -> impl Strategy<Value = Knobs> {
     let rows = prop::sample::select(vec![RowLayout::Flattened, RowLayout::FlattenedTwoExchanges]);
-    (1..=2_u32, 1..=2_u32, rows).prop_map(|(k_slices, split_k, rows)| Knobs { k_slices, split_k, rows, ..Knobs::PLAIN })
+    (1..=2_u32, 1..=2_u32, rows).prop_map(|(k_slices, split_k, rows)| Knobs {
+        k_slices,
+        split_k,
+        rows,
+        ..Knobs::PLAIN
+    })
 }
 
 fn gathering() -> impl Strategy<Value = Call> {
@@ -49,7 +54,11 @@ proptest! {
     fn agreement(call in prop_oneof![gathering(), scattering()], rank: Index, kind in 0..2) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        if kind == 0 { p.rows = RowLayout::PerShard } else { p.split_k_slots += 1 }
+        if kind == 0 {
+            p.rows = RowLayout::PerShard;
+        } else {
+            p.split_k_slots += 1;
+        }
         assert_violates!(call, Violation::Disagreement { .. });
     }
 
@@ -61,17 +70,26 @@ proptest! {
     }
 
     #[test]
-    fn two_exchanges_of_other_ops(call in prop_oneof![gathering(), knob_calls(GemmReduceScatter, 2..=6, 1..=3, flattened())]) {
+    fn two_exchanges_of_other_ops(
+        call in prop_oneof![gathering(), knob_calls(GemmReduceScatter, 2..=6, 1..=3, flattened())],
+    ) {
         let mut call = call;
         call.0.iter_mut().for_each(|p| p.rows = RowLayout::FlattenedTwoExchanges);
         assert_violates!(call, Violation::Header { what: "row mapping", .. });
     }
 
     #[test]
-    fn ranks_that_share_nodes(call in prop_oneof![gathering(), scattering()], of_another_world: bool) {
+    fn ranks_that_share_nodes(
+        call in prop_oneof![gathering(), scattering()],
+        of_another_world: bool,
+    ) {
         let mut call = call;
         let world = call.0[0].problem.world();
-        let nodes = if of_another_world { Nodes::new(WorldSize::new(world.get() + 1).unwrap(), 1) } else { Nodes::new(world, 2).filter(|nodes| nodes.are_mixed()) };
+        let nodes = if of_another_world {
+            Nodes::new(WorldSize::new(world.get() + 1).unwrap(), 1)
+        } else {
+            Nodes::new(world, 2).filter(|nodes| nodes.are_mixed())
+        };
         let Some(nodes) = nodes else { return Ok(()) };
         call.0.iter_mut().for_each(|p| p.nodes = nodes);
         assert_violates!(call, Violation::Header { what: "nodes", .. });
@@ -82,14 +100,31 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let (m, reduced) = (p.problem.m(), p.problem.y_rows(p.rank).len() as u32);
-        let index = pick_item(&p.items, item, |item| if kind < 2 { is_scattered(item) } else { is_reduction(item) });
+        let index = pick_item(&p.items, item, |item| {
+            if kind < 2 { is_scattered(item) } else { is_reduction(item) }
+        });
         let item = &mut p.items[index];
         let expected = match kind {
-            0 => { item.row = m; "rows" }
-            1 => { item.a_outer = 1; "a_outer" }
-            2 => { item.row = reduced; "rows" }
-            3 => { item.rows = reduced + 1; "rows" }
-            _ => { item.k_steps = 1; "k_steps" }
+            0 => {
+                item.row = m;
+                "rows"
+            }
+            1 => {
+                item.a_outer = 1;
+                "a_outer"
+            }
+            2 => {
+                item.row = reduced;
+                "rows"
+            }
+            3 => {
+                item.rows = reduced + 1;
+                "rows"
+            }
+            _ => {
+                item.k_steps = 1;
+                "k_steps"
+            }
         };
         assert_violates!(call, Violation::OutOfBounds { field, .. } if field == expected);
     }
@@ -114,7 +149,9 @@ proptest! {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world().get();
-        let index = pick_item(&p.items, item, |item| if kind < 4 { is_scattered(item) } else { is_reduction(item) });
+        let index = pick_item(&p.items, item, |item| {
+            if kind < 4 { is_scattered(item) } else { is_reduction(item) }
+        });
         let item = &mut p.items[index];
         match kind {
             0 => item.sink = Sink::Store,
@@ -131,7 +168,9 @@ proptest! {
     fn cover(call in scattering(), rank: Index, item: Index, kind in 0..4) {
         let mut call = call;
         let p = pick(&mut call, rank);
-        let index = pick_item(&p.items, item, |item| if kind < 2 { is_scattered(item) } else { is_reduction(item) });
+        let index = pick_item(&p.items, item, |item| {
+            if kind < 2 { is_scattered(item) } else { is_reduction(item) }
+        });
         let copy = p.items[index];
         if kind % 2 == 0 {
             p.items.remove(index);
@@ -154,11 +193,21 @@ proptest! {
             // All tiles of the chunk raise another source's signal.
             let (of_source, raise) = (signals(p), p.items[index].raise);
             let others = (raise + of_source) % (of_source * p.problem.world().get());
-            p.items.iter_mut().filter(|item| is_scattered(item) && item.raise == raise).for_each(|item| item.raise = others);
+            p.items
+                .iter_mut()
+                .filter(|item| is_scattered(item) && item.raise == raise)
+                .for_each(|item| item.raise = others);
             assert_violates!(call, Violation::RaisedTwice { .. });
         } else {
             let (rank, world) = (p.rank, p.problem.world());
-            let entry = p.awaits.iter().position(|entry| entry.signal / signals(p) == rank.get() && entry.signal < signals(p) * world.get()).unwrap();
+            let entry = p
+                .awaits
+                .iter()
+                .position(|entry| {
+                    entry.signal / signals(p) == rank.get()
+                        && entry.signal < signals(p) * world.get()
+                })
+                .unwrap();
             p.awaits[entry].peer = rank.after(1, world).get();
             assert_violates!(call, Violation::WrongPeer { raiser, .. } if raiser == rank);
         }
@@ -174,10 +223,16 @@ proptest! {
             0 => {
                 // An uncounted item announces the chunk too early.
                 (p.items[index].counter, p.items[index].raise_after) = (NONE, 1);
-                assert_violates!(call, Violation::Miscounted { .. } | Violation::RaisedTwice { .. });
+                assert_violates!(
+                    call,
+                    Violation::Miscounted { .. } | Violation::RaisedTwice { .. }
+                );
             }
             1 => {
-                p.items.iter_mut().filter(|item| is_scattered(item)).for_each(|item| item.raise_after -= 1);
+                p.items
+                    .iter_mut()
+                    .filter(|item| is_scattered(item))
+                    .for_each(|item| item.raise_after -= 1);
                 assert_violates!(call, Violation::Miscounted { items, raise_after, .. } if raise_after + 1 == items);
             }
             _ => {
@@ -188,22 +243,31 @@ proptest! {
     }
 
     #[test]
-    fn reductions_of_rows_that_are_not_awaited(call in scattering(), rank: Index, item: Index, last: bool) {
+    fn reductions_of_rows_that_are_not_awaited(
+        call in scattering(),
+        rank: Index,
+        item: Index,
+        last: bool,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let world = p.problem.world().get();
-        let reductions: Vec<usize> = (0..p.items.len()).filter(|&index| is_reduction(&p.items[index])).collect();
+        let reductions: Vec<usize> =
+            (0..p.items.len()).filter(|&index| is_reduction(&p.items[index])).collect();
         prop_assume!(reductions.len() > 1);
         let one = item.index(reductions.len());
         let (index, other) = (reductions[one], reductions[(one + 1) % reductions.len()]);
-        let [this, that] = [p.items[index], p.items[other]].map(|reduction| (reduction.late_first, reduction.late_count));
+        let [this, that] = [p.items[index], p.items[other]]
+            .map(|reduction| (reduction.late_first, reduction.late_count));
         if this == that {
             // The other reduction still awaits the entry that this one loses.
             p.items[index].late_first += u32::from(!last);
             p.items[index].late_count -= 1;
         } else {
             // They await each other's tile of this source.
-            let entry = |(first, count): (u32, u32)| (if last { first + count - 1 } else { first }) as usize;
+            let entry = |(first, count): (u32, u32)| {
+                (if last { first + count - 1 } else { first }) as usize
+            };
             prop_assume!(p.awaits[entry(this)] != p.awaits[entry(that)]);
             p.awaits.swap(entry(this), entry(that));
         }
@@ -222,23 +286,43 @@ proptest! {
     }
 
     #[test]
-    fn copies_of_own_rows(call in knob_calls(GemmAllReduce, 2..=6, 1..=3, two_exchanges()), rank: Index, item: Index) {
+    fn copies_of_own_rows(
+        call in knob_calls(GemmAllReduce, 2..=6, 1..=3, two_exchanges()),
+        rank: Index,
+        item: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let own = p.problem.shard_rows(p.rank);
         let index = pick_item(&p.items, item, |item| item.sink == Sink::Copy);
         (p.items[index].row, p.items[index].rows) = (own.start, 1);
         let violation = verify_rank(p);
-        prop_assert!(matches!(violation, Err(Violation::Form { what: "a copy is of rows that peers have finished", .. })), "{violation:?}");
+        prop_assert!(
+            matches!(
+                violation,
+                Err(Violation::Form {
+                    what: "a copy is of rows that peers have finished",
+                    ..
+                })
+            ),
+            "{violation:?}"
+        );
     }
 
     #[test]
-    fn destinations_of_transfers(call in knob_calls(AllGatherGemm, 3..=6, 1..=3, flattened()), rank: Index) {
+    fn destinations_of_transfers(
+        call in knob_calls(AllGatherGemm, 3..=6, 1..=3, flattened()),
+        rank: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         // The own place is filled at the step at which others fill theirs here.
         for transfer in &mut p.transfers {
-            transfer.step = match transfer.step { 0 => 1, 1 => 0, step => step };
+            transfer.step = match transfer.step {
+                0 => 1,
+                1 => 0,
+                step => step,
+            };
         }
         let sender = p.rank;
         assert_violates!(call, Violation::SameDestination { step: 0..=1, first, second, .. } if first == sender || second == sender);
@@ -248,12 +332,24 @@ proptest! {
 /// No rank waits in a circle: each first reduction reads rows of the first tile.
 #[test]
 fn a_reduction_between_tiles() {
-    let problem = Problem::new(GemmReduceScatter, 8, 32, 16, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-    let mut call = build(&problem, &Schedule { rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(16, 16, 8)) });
+    let problem =
+        Problem::new(GemmReduceScatter, 8, 32, 16, DType::Bf16, WorldSize::new(2).unwrap())
+            .unwrap();
+    let mut call = build(
+        &problem,
+        &Schedule { rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(16, 16, 8)) },
+    );
     for p in &mut call.0 {
         assert_eq!(p.items.iter().position(is_reduction), Some(2));
         p.items.swap(1, 2);
     }
     let rank = Rank::new(0);
-    assert_eq!(verify(&call.0), Err(Violation::Form { rank, record: Record::Item(2), what: "reductions come after all tiles" }));
+    assert_eq!(
+        verify(&call.0),
+        Err(Violation::Form {
+            rank,
+            record: Record::Item(2),
+            what: "reductions come after all tiles"
+        })
+    );
 }

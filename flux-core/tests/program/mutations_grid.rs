@@ -58,7 +58,10 @@ proptest! {
 
     #[test]
     fn a_tile_in_two_items(
-        call in prop_oneof![calls(AllGatherGemm, 1..=4, 1..=3, 1..=3, Just(Chunk::Shard)), flattened(AllGatherGemm)], rank: Index, item: Index, at: Index,
+        call in prop_oneof![calls(AllGatherGemm, 1..=4, 1..=3, 1..=3, Just(Chunk::Shard)), flattened(AllGatherGemm)],
+        rank: Index,
+        item: Index,
+        at: Index,
     ) {
         let mut call = call;
         let p = pick(&mut call, rank);
@@ -68,7 +71,12 @@ proptest! {
     }
 
     #[test]
-    fn a_reduction_in_two_by_columns(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
+    fn a_reduction_in_two_by_columns(
+        call in flattened(GemmReduceScatter),
+        rank: Index,
+        item: Index,
+        at: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, |item| item.sink == Sink::ReduceRows);
@@ -78,15 +86,24 @@ proptest! {
 
     /// A reduction may be cut by rows.
     #[test]
-    fn a_reduction_in_two_by_rows(call in flattened(GemmReduceScatter), rank: Index, item: Index, at: Index) {
+    fn a_reduction_in_two_by_rows(
+        call in flattened(GemmReduceScatter),
+        rank: Index,
+        item: Index,
+        at: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         prop_assume!(p.items.iter().any(|item| item.sink == Sink::ReduceRows && item.rows > 1));
-        let index = pick_item(&p.items, item, |item| item.sink == Sink::ReduceRows && item.rows > 1);
+        let index =
+            pick_item(&p.items, item, |item| item.sink == Sink::ReduceRows && item.rows > 1);
         let whole = p.items[index];
         let rows = 1 + at.index(whole.rows as usize - 1) as u32;
         p.items[index].rows = rows;
-        p.items.insert(index + 1, WorkItem { row: whole.row + rows, rows: whole.rows - rows, ..whole });
+        p.items.insert(
+            index + 1,
+            WorkItem { row: whole.row + rows, rows: whole.rows - rows, ..whole },
+        );
         prop_assert_eq!(verify(&call.0), Ok(()));
     }
 }

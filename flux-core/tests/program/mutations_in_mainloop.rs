@@ -26,20 +26,33 @@ proptest! {
             let world = p.problem.world();
             prop_assert!(p.in_mainloop >= 2 && p.in_mainloop <= world.peers());
             let (first, gap) = p.in_mainloop_steps();
-            prop_assert!(first >= 1 && gap >= 4 && first + p.in_mainloop * gap + 2 <= p.k_steps(), "two steps for the consumer that is behind");
+            prop_assert!(
+                first >= 1 && gap >= 4 && first + p.in_mainloop * gap + 2 <= p.k_steps(),
+                "two steps for the consumer that is behind"
+            );
             for item in p.items.iter().filter(|item| reduces(item)) {
                 let entries = p.awaits_of(item).iter().chain(p.late_awaits_of(item));
                 let sources: Vec<u32> = entries.map(|entry| entry.peer).collect();
                 // The rank before this one sends first.
-                let expected: Vec<u32> = (1..world.get()).map(|step| p.rank.before(step, world).get()).collect();
+                let expected: Vec<u32> =
+                    (1..world.get()).map(|step| p.rank.before(step, world).get()).collect();
                 prop_assert_eq!(sources, expected);
-                prop_assert!(p.awaits_of(item).iter().all(|entry| entry.k_step >= first && entry.k_step < p.k_steps()));
+                prop_assert!(
+                    p.awaits_of(item)
+                        .iter()
+                        .all(|entry| entry.k_step >= first && entry.k_step < p.k_steps())
+                );
             }
         }
     }
 
     #[test]
-    fn form_of_mainloop_partial_tiles(call in mainloop_calls(), rank: Index, item: Index, kind in 0..5) {
+    fn form_of_mainloop_partial_tiles(
+        call in mainloop_calls(),
+        rank: Index,
+        item: Index,
+        kind in 0..5,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, reduces);
@@ -55,7 +68,11 @@ proptest! {
     }
 
     #[test]
-    fn mainloop_partial_tiles_that_are_not_awaited(call in mainloop_calls(), rank: Index, item: Index) {
+    fn mainloop_partial_tiles_that_are_not_awaited(
+        call in mainloop_calls(),
+        rank: Index,
+        item: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let index = pick_item(&p.items, item, reduces);
@@ -68,7 +85,11 @@ proptest! {
     }
     /// A valid split tile, except for the steps at which its fix-up item adds.
     #[test]
-    fn mainloop_partial_tiles_of_an_item_without_its_last_step(call in mainloop_calls(), rank: Index, item: Index) {
+    fn mainloop_partial_tiles_of_an_item_without_its_last_step(
+        call in mainloop_calls(),
+        rank: Index,
+        item: Index,
+    ) {
         let mut call = call;
         for p in &mut call.0 {
             (p.signals, p.split_k_slots) = (p.signals + 1, 1);
@@ -81,16 +102,43 @@ proptest! {
         let late_first = p.awaits.len() as u32;
         p.awaits.push(Await { signal: raise, peer: dest, k_step: 0 });
         p.awaits.extend(late);
-        let k = WorkItem { k_first: all - 1, k_steps: 1, part: 0, sink: Sink::Partial, raise, raise_after: 1, dest, ..WorkItem::default() };
-        let partial_item = WorkItem { a_source: fix_up.a_source, a_outer: fix_up.a_outer, row: fix_up.row, rows: fix_up.rows, col: fix_up.col, cols: fix_up.cols, ..k };
-        p.items[index] = WorkItem { k_steps: all - 1, part: 0, parts: 1, late_first, late_count: fix_up.late_count + 1, ..fix_up };
+        let k = WorkItem {
+            k_first: all - 1,
+            k_steps: 1,
+            part: 0,
+            sink: Sink::Partial,
+            raise,
+            raise_after: 1,
+            dest,
+            ..WorkItem::default()
+        };
+        let partial_item = WorkItem {
+            a_source: fix_up.a_source,
+            a_outer: fix_up.a_outer,
+            row: fix_up.row,
+            rows: fix_up.rows,
+            col: fix_up.col,
+            cols: fix_up.cols,
+            ..k
+        };
+        p.items[index] = WorkItem {
+            k_steps: all - 1,
+            part: 0,
+            parts: 1,
+            late_first,
+            late_count: fix_up.late_count + 1,
+            ..fix_up
+        };
         p.items.insert(index, partial_item);
         assert_violates!(call, Violation::InMainloopOfPart { item, k_steps, all: of, .. } if (item, k_steps + 1, of) == (index + 1, all, all));
     }
 
     /// The program counts one more than each item adds.
     #[test]
-    fn more_mainloop_partial_tiles_than_there_are(call in knob_calls(GemmReduceScatter, 2..=3, 30..=40, Just(Knobs::PLAIN)), rank: Index) {
+    fn more_mainloop_partial_tiles_than_there_are(
+        call in knob_calls(GemmReduceScatter, 2..=3, 30..=40, Just(Knobs::PLAIN)),
+        rank: Index,
+    ) {
         let mut call = call;
         let p = pick(&mut call, rank);
         let peers = p.problem.world().peers();

@@ -21,14 +21,31 @@ fn shard_of(program: &TileProgram, item: &WorkItem) -> u32 {
 pub(crate) fn assert_hears_from_all_that_it_writes_to(call: &Call) {
     for program in &call.0 {
         let (rank, nodes) = (program.rank, program.nodes);
-        let reaches = |peer: Rank| nodes.together(peer, rank) || nodes.local_of(peer) == nodes.local_of(rank);
-        let reached: BTreeSet<u32> = program.problem.world().ranks().filter(|&peer| peer != rank && reaches(peer)).map(Rank::get).collect();
-        let moved = program.transfers.iter().chain(program.forwards.iter().map(|forward| &forward.to)).map(|transfer| transfer.dest);
-        let sent = program.items.iter().filter(|item| item.sink == Sink::Send).map(|item| item.dest);
-        let scattered = program.items.iter().flat_map(|item| program.signalled_ranks(item)).map(Rank::get);
-        let written: BTreeSet<u32> = moved.chain(sent).chain(scattered).filter(|&to| to != rank.get()).collect();
+        let reaches =
+            |peer: Rank| nodes.together(peer, rank) || nodes.local_of(peer) == nodes.local_of(rank);
+        let reached: BTreeSet<u32> = program
+            .problem
+            .world()
+            .ranks()
+            .filter(|&peer| peer != rank && reaches(peer))
+            .map(Rank::get)
+            .collect();
+        let moved = program
+            .transfers
+            .iter()
+            .chain(program.forwards.iter().map(|forward| &forward.to))
+            .map(|transfer| transfer.dest);
+        let sent =
+            program.items.iter().filter(|item| item.sink == Sink::Send).map(|item| item.dest);
+        let scattered =
+            program.items.iter().flat_map(|item| program.signalled_ranks(item)).map(Rank::get);
+        let written: BTreeSet<u32> =
+            moved.chain(sent).chain(scattered).filter(|&to| to != rank.get()).collect();
         let heard: BTreeSet<u32> = program.awaits.iter().map(|entry| entry.peer).collect();
-        assert!(written.is_subset(&reached) && reached.is_subset(&heard), "{written:?}, {heard:?}: {program}");
+        assert!(
+            written.is_subset(&reached) && reached.is_subset(&heard),
+            "{written:?}, {heard:?}: {program}"
+        );
     }
 }
 
@@ -43,7 +60,9 @@ proptest! {
     /// One rank at least uses every split-K slot, so none is held for nothing.
     #[test]
     fn some_rank_uses_all_split_k_slots(call in any_calls(1..=8)) {
-        let parts = |program: &TileProgram| program.items.iter().filter(|item| item.sink == Sink::Partial).count() as u32;
+        let parts = |program: &TileProgram| {
+            program.items.iter().filter(|item| item.sink == Sink::Partial).count() as u32
+        };
         prop_assert_eq!(call.0.iter().map(parts).max(), Some(call.0[0].split_k_slots));
     }
 
@@ -60,9 +79,15 @@ proptest! {
     }
 
     #[test]
-    fn the_order_within_a_shard_is_the_same_on_every_rank_and_for_every_shard(call in plain_calls(1..=8)) {
+    fn the_order_within_a_shard_is_the_same_on_every_rank_and_for_every_shard(
+        call in plain_calls(1..=8),
+    ) {
         let tiles = |p: &TileProgram, shard: u32| -> Vec<_> {
-            p.computed().iter().filter(|item| shard_of(p, item) == shard).map(|item| (item.row, item.col)).collect()
+            p.computed()
+                .iter()
+                .filter(|item| shard_of(p, item) == shard)
+                .map(|item| (item.row, item.col))
+                .collect()
         };
         let first = tiles(&call.0[0], 0);
         for program in &call.0 {
@@ -73,7 +98,9 @@ proptest! {
     }
 
     #[test]
-    fn shards_are_begun_in_the_order_in_which_they_are_sent(call in calls(OpKind::AllGatherGemm, 2..=8, 1..=4, 1..=3, chunks())) {
+    fn shards_are_begun_in_the_order_in_which_they_are_sent(
+        call in calls(OpKind::AllGatherGemm, 2..=8, 1..=4, 1..=3, chunks()),
+    ) {
         for program in &call.0 {
             for transfer in &program.transfers {
                 let reader = &call.0[transfer.dest as usize];
@@ -83,13 +110,20 @@ proptest! {
                         begun.push(item.out_outer);
                     }
                 }
-                prop_assert_eq!(begun[transfer.step as usize], program.rank.get(), "{:?}", transfer);
+                prop_assert_eq!(
+                    begun[transfer.step as usize],
+                    program.rank.get(),
+                    "{:?}",
+                    transfer
+                );
             }
         }
     }
 
     #[test]
-    fn what_an_own_tile_awaits_is_sent_a_shard_earlier(call in calls(OpKind::GemmReduceScatter, 2..=8, 1..=4, 1..=3, chunks())) {
+    fn what_an_own_tile_awaits_is_sent_a_shard_earlier(
+        call in calls(OpKind::GemmReduceScatter, 2..=8, 1..=4, 1..=3, chunks()),
+    ) {
         for program in &call.0 {
             let per_shard = program.items.len() / call.0.len();
             let own = program.items.len() - per_shard;
@@ -106,12 +140,14 @@ fn problems() -> impl Strategy<Value = (Problem, usize)> {
     let ops = prop::sample::select(&OpKind::ALL[..]);
     let extents = (1_usize..=5600, 1_usize..=200, 1_usize..=300, 0_usize..8);
     let partials = prop::sample::select(vec![Partials::OpDType, Partials::F32]);
-    (ops, 2_u32..=8, extents, partials, 0_usize..60).prop_map(|(op, world, (m, n, k, more), partials, number)| {
-        let world = WorldSize::new(world).unwrap();
-        let split = |groups| 8 * (groups * world.index() + more % world.index());
-        let (n, k) = if op.reduces() { (8 * n, split(k)) } else { (split(n), 8 * k) };
-        (Problem::new(op, m, n, k, DType::Bf16, world).unwrap().with_partials(partials), number)
-    })
+    (ops, 2_u32..=8, extents, partials, 0_usize..60).prop_map(
+        |(op, world, (m, n, k, more), partials, number)| {
+            let world = WorldSize::new(world).unwrap();
+            let split = |groups| 8 * (groups * world.index() + more % world.index());
+            let (n, k) = if op.reduces() { (8 * n, split(k)) } else { (split(n), 8 * k) };
+            (Problem::new(op, m, n, k, DType::Bf16, world).unwrap().with_partials(partials), number)
+        },
+    )
 }
 
 proptest! {
@@ -142,25 +178,37 @@ proptest! {
         let places = match (problem.op(), program.rows.is_flattened()) {
             (OpKind::AllGatherGemm, _) => peers * layout::gather_place_bytes(&problem),
             (_, true) => {
-                let rows = if program.rows.has_two_exchanges() { problem.m_shard() } else { problem.most_y_rows() };
+                let rows = if program.rows.has_two_exchanges() {
+                    problem.m_shard()
+                } else {
+                    problem.most_y_rows()
+                };
                 world * u64::from(rows) * u64::from(problem.n()) * element
             }
             (_, false) => {
                 let rows = program.tile.m.min(problem.m_shard());
                 let slot = layout::slot_bytes(&problem, program.tile);
-                prop_assert!(u64::from(rows) * u64::from(program.tile.n) * element <= slot, "{}", program);
+                prop_assert!(
+                    u64::from(rows) * u64::from(program.tile.n) * element <= slot,
+                    "{}",
+                    program
+                );
                 peers * u64::from(program.slots_per_source) * slot
             }
         };
         let mut end = places;
-        if problem.op() == OpKind::GemmAllReduce && (program.rows.has_two_exchanges() || !program.rows.is_flattened()) {
+        if problem.op() == OpKind::GemmAllReduce
+            && (program.rows.has_two_exchanges() || !program.rows.is_flattened())
+        {
             prop_assert!(end <= program.results_offset());
-            let results = u64::from(problem.m()) * u64::from(problem.n()) * problem.dtype().bytes() as u64;
+            let results =
+                u64::from(problem.m()) * u64::from(problem.n()) * problem.dtype().bytes() as u64;
             end = program.results_offset() + results;
         }
         prop_assert!(end <= program.split_k_offset());
         if program.split_k_slots > 0 {
-            end = program.split_k_offset() + u64::from(program.split_k_slots) * layout::split_k_slot_bytes(program.tile);
+            end = program.split_k_offset()
+                + u64::from(program.split_k_slots) * layout::split_k_slot_bytes(program.tile);
         }
         prop_assert!(end <= program.workspace().half_bytes, "{} of {:?}", end, program.workspace());
     }
@@ -178,7 +226,10 @@ fn the_reference_shapes_satisfy_every_rule_with_the_models_plan() {
                     let (n, k) = if op.reduces() { (12296, split) } else { (split, 12288) };
                     let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
                     let target = Target::peer_memory(Machine::H100, &problem);
-                    let call = build(&problem, &Plan::ranked(&problem, &target)[0].schedule(&problem, &target));
+                    let call = build(
+                        &problem,
+                        &Plan::ranked(&problem, &target)[0].schedule(&problem, &target),
+                    );
                     assert_eq!(check::verify(&call.0), Ok(()), "{problem}");
                 }
             }

@@ -21,12 +21,23 @@ impl std::fmt::Debug for Call {
 
 /// The programs of all ranks.
 pub(crate) fn build(problem: &Problem, schedule: &Schedule) -> Call {
-    Call(problem.world().ranks().map(|rank| TileProgram::build(problem, rank, schedule).unwrap()).collect())
+    Call(
+        problem
+            .world()
+            .ranks()
+            .map(|rank| TileProgram::build(problem, rank, schedule).unwrap())
+            .collect(),
+    )
 }
 
 /// An extent of `blocks` blocks, the last with 1 to `block` elements.
-fn extent(blocks: RangeInclusive<u32>, block: RangeInclusive<u32>) -> impl Strategy<Value = (u32, u32)> {
-    (blocks, block).prop_flat_map(|(blocks, block)| (1..=block).prop_map(move |tail| ((blocks - 1) * block + tail, block)))
+fn extent(
+    blocks: RangeInclusive<u32>,
+    block: RangeInclusive<u32>,
+) -> impl Strategy<Value = (u32, u32)> {
+    (blocks, block).prop_flat_map(|(blocks, block)| {
+        (1..=block).prop_map(move |tail| ((blocks - 1) * block + tail, block))
+    })
 }
 
 /// Chunks from one tile to a whole shard, and beyond.
@@ -54,9 +65,10 @@ pub(crate) fn calls_in_groups(
     chunks: impl Strategy<Value = Chunk>,
     groups: RangeInclusive<u32>,
 ) -> impl Strategy<Value = Call> {
-    let raster_group = (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
-    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster_group, groups).prop_map(
-        move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster_group, group)| {
+    let raster_group =
+        (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
+    (worlds, extent(row_blocks, 1..=160), extent(col_blocks, 1..=40), chunks, raster_group, groups)
+        .prop_map(move |(world, (m_shard, tile_m), (n8, tile_n8), chunk, raster_group, group)| {
             let world = WorldSize::new(world).unwrap();
             let (n, k) = match op {
                 OpKind::AllGatherGemm => (8 * n8 * world.get(), 8),
@@ -64,9 +76,16 @@ pub(crate) fn calls_in_groups(
             };
             let (m, n, k) = (m_shard as usize * world.index(), n as usize, k as usize);
             let problem = Problem::new(op, m, n, k, DType::Bf16, world).unwrap();
-            build(&problem, &Schedule { chunk, raster_group, group, ..Schedule::of(TileShape::new(tile_m, 8 * tile_n8, 64)) })
-        },
-    )
+            build(
+                &problem,
+                &Schedule {
+                    chunk,
+                    raster_group,
+                    group,
+                    ..Schedule::of(TileShape::new(tile_m, 8 * tile_n8, 64))
+                },
+            )
+        })
 }
 
 /// Calls of AllGather-GEMM and GEMM-ReduceScatter with one item a tile, and whole rows announced.
@@ -106,9 +125,21 @@ impl Knobs {
 pub(crate) fn knobs() -> impl Strategy<Value = Knobs> {
     // Stream-K has no effect with split-K.
     let parts = prop_oneof![(Just(1), Just(1)), (2..=4_u32, Just(1)), (Just(1), 2..=12_u32)];
-    let rows = prop::sample::select(vec![RowLayout::PerShard, RowLayout::Flattened, RowLayout::FlattenedTwoExchanges]);
+    let rows = prop::sample::select(vec![
+        RowLayout::PerShard,
+        RowLayout::Flattened,
+        RowLayout::FlattenedTwoExchanges,
+    ]);
     (1..=6_u32, parts, rows, 0..=6_u32, 0..=3_u32, 0..=3_u32, 0..=9_u32).prop_map(
-        |(k_slices, (split_k, stream_k_workers), rows, in_mainloop, prologue, chunk_ordered, own_lag)| Knobs {
+        |(
+            k_slices,
+            (split_k, stream_k_workers),
+            rows,
+            in_mainloop,
+            prologue,
+            chunk_ordered,
+            own_lag,
+        )| Knobs {
             k_slices,
             split_k,
             stream_k_workers,
@@ -131,8 +162,8 @@ pub(crate) fn knob_calls(
     uneven_calls(op, worlds, k_blocks, knobs, Just((0, 0)))
 }
 
-/// The same, with fewer rows than equal shards have, and more groups of 8 of what is split: `uneven`
-/// has both, modulo the world size.
+/// The same, with fewer rows than equal shards have, and more groups of 8 of what is split:
+/// `uneven` has both, modulo the world size.
 fn uneven_calls(
     op: OpKind,
     worlds: RangeInclusive<u32>,
@@ -140,44 +171,72 @@ fn uneven_calls(
     knobs: impl Strategy<Value = Knobs>,
     uneven: impl Strategy<Value = (u32, u32)>,
 ) -> impl Strategy<Value = Call> {
-    let raster_group = (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
+    let raster_group =
+        (1..=6_u32).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let rows = prop_oneof![(1..=40_u32, 1..=160_u32), extent(1..=3, 1..=40)];
     let order = (chunks(), raster_group, 1..=5_u32);
     // Groups of 8 columns of each further weight, in half of the cases none.
-    let further = prop_oneof![Just(Vec::new()), prop::collection::vec((1..=12_u32, 0..16_u32), 1..MAX_WEIGHTS)];
-    (worlds, (rows, uneven, further), extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs).prop_map(
-        move |(world, ((m_shard, tile_m), (less, more), further), (n8, tile_n8), (k8, tile_k8), (chunk, raster_group, group), knobs)| {
-            let world = WorldSize::new(world).unwrap();
-            let split = |groups, more| 8 * (groups * world.get() + more % world.get());
-            let mut columns = vec![if op.reduces() { 8 * n8 } else { split(n8, more) }];
-            if !op.reduces() {
-                columns.extend(further.into_iter().map(|(groups, more)| split(groups, more)));
-            }
-            let (n, k) = (columns.iter().sum::<u32>(), if op.reduces() { split(k8, more) } else { 8 * k8 });
-            // Shards differ by a row, or have none.
-            let m = m_shard * world.get() - less % world.get();
-            let problem = Problem::new(op, m as usize, n as usize, k as usize, DType::Bf16, world).unwrap().with_weights(&columns).unwrap();
-            let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
-            let Knobs { k_slices, split_k, stream_k_workers, rows, in_mainloop, prologue, chunk_ordered, own_lag } = knobs;
-            build(
-                &problem,
-                &Schedule {
-                    tile,
-                    chunk,
-                    raster_group,
-                    group,
-                    prologue,
-                    chunk_ordered,
+    let further = prop_oneof![
+        Just(Vec::new()),
+        prop::collection::vec((1..=12_u32, 0..16_u32), 1..MAX_WEIGHTS)
+    ];
+    (worlds, (rows, uneven, further), extent(1..=3, 1..=6), extent(k_blocks, 1..=4), order, knobs)
+        .prop_map(
+            move |(
+                world,
+                ((m_shard, tile_m), (less, more), further),
+                (n8, tile_n8),
+                (k8, tile_k8),
+                (chunk, raster_group, group),
+                knobs,
+            )| {
+                let world = WorldSize::new(world).unwrap();
+                let split = |groups, more| 8 * (groups * world.get() + more % world.get());
+                let mut columns = vec![if op.reduces() { 8 * n8 } else { split(n8, more) }];
+                if !op.reduces() {
+                    columns.extend(further.into_iter().map(|(groups, more)| split(groups, more)));
+                }
+                let (n, k) = (
+                    columns.iter().sum::<u32>(),
+                    if op.reduces() { split(k8, more) } else { 8 * k8 },
+                );
+                // Shards differ by a row, or have none.
+                let m = m_shard * world.get() - less % world.get();
+                let problem =
+                    Problem::new(op, m as usize, n as usize, k as usize, DType::Bf16, world)
+                        .unwrap()
+                        .with_weights(&columns)
+                        .unwrap();
+                let tile = TileShape::new(tile_m, 8 * tile_n8, 8 * tile_k8);
+                let Knobs {
                     k_slices,
                     split_k,
                     stream_k_workers,
                     rows,
                     in_mainloop,
+                    prologue,
+                    chunk_ordered,
                     own_lag,
-                },
-            )
-        },
-    )
+                } = knobs;
+                build(
+                    &problem,
+                    &Schedule {
+                        tile,
+                        chunk,
+                        raster_group,
+                        group,
+                        prologue,
+                        chunk_ordered,
+                        k_slices,
+                        split_k,
+                        stream_k_workers,
+                        rows,
+                        in_mainloop,
+                        own_lag,
+                    },
+                )
+            },
+        )
 }
 
 /// Calls of any op, under any schedule, of any `m`; what is split divides by the ranks, or not.

@@ -11,10 +11,15 @@ pub(crate) fn schedules<N: Strategy<Value = u32> + 'static>(
     chunks: impl Strategy<Value = Chunk>,
     numbers: impl Fn(u32) -> N,
 ) -> impl Strategy<Value = Schedule> {
-    let raster_group = numbers(1).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
+    let raster_group =
+        numbers(1).prop_flat_map(|group| prop::sample::select(vec![1, group, u32::MAX]));
     let shards = (numbers(1), numbers(0), numbers(0), numbers(0));
     let stream_k_workers = prop_oneof![Just(1), 2..=12_u32];
-    let rows = prop::sample::select(vec![RowLayout::PerShard, RowLayout::Flattened, RowLayout::FlattenedTwoExchanges]);
+    let rows = prop::sample::select(vec![
+        RowLayout::PerShard,
+        RowLayout::Flattened,
+        RowLayout::FlattenedTwoExchanges,
+    ]);
     let along_k = (numbers(1), numbers(1), stream_k_workers, rows, numbers(0));
     (tiles, chunks, raster_group, shards, along_k).prop_map(
         |(

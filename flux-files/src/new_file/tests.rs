@@ -6,10 +6,14 @@ use std::process::{Command, Stdio};
 type Make = fn(&Path) -> io::Result<NewFile>;
 
 /// Both ways, whatever this file system has.
-const WAYS: [(&str, Make); 2] = [("unnamed", |target| NewFile::unnamed(target, NEW)), ("named", NewFile::named)];
+const WAYS: [(&str, Make); 2] =
+    [("unnamed", |target| NewFile::unnamed(target, NEW)), ("named", NewFile::named)];
 
 fn names(folder: &Path) -> Vec<String> {
-    fs::read_dir(folder).unwrap().map(|entry| entry.unwrap().file_name().into_string().unwrap()).collect()
+    fs::read_dir(folder)
+        .unwrap()
+        .map(|entry| entry.unwrap().file_name().into_string().unwrap())
+        .collect()
 }
 
 #[test]
@@ -28,7 +32,11 @@ fn a_file_has_its_name_when_it_is_whole_and_no_other() {
             assert_eq!(names(dir.path()), ["y"], "{way}");
         }
         drop(make(&target).unwrap());
-        assert_eq!((fs::read_to_string(&target).unwrap().as_str(), names(dir.path())), ("second", vec!["y".to_owned()]), "{way}");
+        assert_eq!(
+            (fs::read_to_string(&target).unwrap().as_str(), names(dir.path())),
+            ("second", vec!["y".to_owned()]),
+            "{way}"
+        );
     }
 }
 
@@ -57,7 +65,10 @@ fn a_link_is_replaced_and_its_target_stays() {
     symlink(&file, &link).unwrap();
     crate::write(&link, b"new").unwrap();
     assert!(fs::symlink_metadata(&link).unwrap().is_file());
-    assert_eq!((fs::read_to_string(&link).unwrap().as_str(), fs::read_to_string(&file).unwrap().as_str()), ("new", "file"));
+    assert_eq!(
+        (fs::read_to_string(&link).unwrap().as_str(), fs::read_to_string(&file).unwrap().as_str()),
+        ("new", "file")
+    );
 }
 
 #[test]
@@ -114,7 +125,11 @@ fn a_killed_writer_leaves_nothing_or_what_the_next_one_removes() {
         let dir = tempfile::tempdir().unwrap();
         let target = dir.path().join("y");
         let mut command = Command::new(std::env::current_exe().unwrap());
-        command.args(["--exact", "new_file::tests::a_killed_writer_leaves_nothing_or_what_the_next_one_removes", "--nocapture"]);
+        command.args([
+            "--exact",
+            "new_file::tests::a_killed_writer_leaves_nothing_or_what_the_next_one_removes",
+            "--nocapture",
+        ]);
         command.env(ROLE, format!("{way}:{}", target.display())).stdout(Stdio::piped());
         let mut writer = command.spawn().unwrap();
         let lines = BufReader::new(writer.stdout.take().unwrap()).lines();

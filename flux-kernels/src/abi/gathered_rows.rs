@@ -3,7 +3,8 @@
 use super::mirrored;
 
 mirrored! {
-    /// Rows of all shards, and where they lie: the own ones in `x`, the others in the gather buffer.
+    /// Rows of all shards, and where they lie: the own ones in `x`, the others in the gather
+    /// buffer.
     #[derive(Clone, Copy)]
     pub(crate) struct GatheredRowsParams {
         pub(crate) x: u64,

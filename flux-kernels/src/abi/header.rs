@@ -1,14 +1,17 @@
 //! The text of `abi.cuh`.
 
 use super::{
-    AddRmsNormParams, BulkCopy, Fill, FillParams, GatheredRowsParams, ItemStamps, MAPS_OF_WEIGHT, MoreWeight, Params, PingPong, RAW_END,
-    RawReport, RmsNormParams, SENT_BYTES, VerifyParams, WorkerStamps, declare_words,
+    AddRmsNormParams, BulkCopy, Fill, FillParams, GatheredRowsParams, ItemStamps, MAPS_OF_WEIGHT,
+    MoreWeight, Params, PingPong, RAW_END, RawReport, RmsNormParams, SENT_BYTES, VerifyParams,
+    WorkerStamps, declare_words,
 };
 use crate::epilogue::{Activation, GELU_CUBIC, GELU_LINEAR};
 use flux_core::layout::{self, ABORT_OFFSET, FaultRecord, LINE, control, fault};
 use flux_core::machine::PUSHED_BYTES;
 use flux_core::problem::MAX_WEIGHTS;
-use flux_core::program::{Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, RowSource, Sink, Transfer, WorkItem};
+use flux_core::program::{
+    Await, IN_MAINLOOP_GAP, IN_MAINLOOP_LAG, NONE, RowSource, Sink, Transfer, WorkItem,
+};
 use flux_core::rank::MAX_WORLD;
 use flux_core::tile::HOPPER_SHARED_BYTES;
 use std::fmt::Write as _;
@@ -18,7 +21,9 @@ use std::sync::LazyLock;
 /// Declares a struct of flux-core whose fields are all 32-bit words: these.
 macro_rules! words {
     ($type:ident: $($field:ident)+) => {{
-        const _: () = assert!(size_of::<$type>() == 4 * [$(stringify!($field)),+].len(), "a field is missing");
+        const _: () = assert!(size_of::<$type>() == 4 * [$(stringify!($field)),+].len(), "a field \
+                                                                                          is \
+                                                                                          missing");
         declare_words(stringify!($type), size_of::<$type>(), &[$((stringify!($field), offset_of!($type, $field))),+])
     }};
 }
@@ -30,7 +35,10 @@ pub(crate) fn header() -> &'static str {
 }
 
 fn write() -> String {
-    let mut text = String::from("// Generated from flux-kernels/src/abi.\n#pragma once\n#include \"types.cuh\"\n\nnamespace flux {\n\n");
+    let mut text = String::from(
+        "// Generated from flux-kernels/src/abi.\n#pragma once\n#include \
+         \"types.cuh\"\n\nnamespace flux {\n\n",
+    );
     let constants = [
         ("kNone", NONE),
         ("kMaxWorld", MAX_WORLD as u32),
@@ -51,13 +59,24 @@ fn write() -> String {
     for (name, value) in constants {
         let _infallible = writeln!(text, "constexpr u32 {name} = {value}u;");
     }
-    text += "\n// Values of an enum that are numbered from 0 on.\ntemplate <class Enum>\nconstexpr u32 kCountOf = 0;\n\n";
-    text += &counted("RowSource", RowSource::ALL.map(|source| (format!("k{source:?}"), source as u32)).into_iter());
+    text += "\n// Values of an enum that are numbered from 0 on.\ntemplate <class Enum>\nconstexpr \
+             u32 kCountOf = 0;\n\n";
+    text += &counted(
+        "RowSource",
+        RowSource::ALL.map(|source| (format!("k{source:?}"), source as u32)).into_iter(),
+    );
     text += &counted("Sink", Sink::ALL.map(|sink| (format!("k{sink:?}"), sink as u32)).into_iter());
     text += &counted("Fill", Fill::ALL.map(|fill| (format!("k{fill:?}"), fill as u32)).into_iter());
-    let codes = [("kTimeout", fault::TIMEOUT), ("kAborted", fault::ABORTED), ("kDisagreed", fault::DISAGREED)];
+    let codes = [
+        ("kTimeout", fault::TIMEOUT),
+        ("kAborted", fault::ABORTED),
+        ("kDisagreed", fault::DISAGREED),
+    ];
     text += &enumeration("FaultCode", &codes);
-    text += &enumeration("FaultWait", &[("kSignal", fault::SIGNAL), ("kPushed", fault::PUSHED), ("kCall", fault::CALL)]);
+    text += &enumeration(
+        "FaultWait",
+        &[("kSignal", fault::SIGNAL), ("kPushed", fault::PUSHED), ("kCall", fault::CALL)],
+    );
     text += &activations();
     text += &words!(WorkItem: a_source a_outer row rows col cols sink out_outer dest slot partials raise counter raise_after await_first
         await_count late_first late_count k_first k_steps part parts await_group partial_slot);
@@ -85,22 +104,32 @@ fn write() -> String {
 }
 
 fn enumeration(name: &str, values: &[(&str, u32)]) -> String {
-    let values: Vec<String> = values.iter().map(|(name, value)| format!("{name} = {value}")).collect();
+    let values: Vec<String> =
+        values.iter().map(|(name, value)| format!("{name} = {value}")).collect();
     format!("enum class {name} : u32 {{ {} }};\n\n", values.join(", "))
 }
 
 /// An enum whose numbers are places, with their count: what [`kCountOf`](write) says.
 fn counted(name: &str, values: impl Iterator<Item = (String, u32)>) -> String {
     let values: Vec<_> = values.collect();
-    debug_assert!((0..).zip(&values).all(|(place, &(_, number))| place == number), "{name}: {values:?}");
+    debug_assert!(
+        (0..).zip(&values).all(|(place, &(_, number))| place == number),
+        "{name}: {values:?}"
+    );
     let listed: Vec<_> = values.iter().map(|(value, number)| (value.as_str(), *number)).collect();
-    format!("{}template <>\nconstexpr u32 kCountOf<{name}> = {};\n\n", enumeration(name, &listed), values.len())
+    format!(
+        "{}template <>\nconstexpr u32 kCountOf<{name}> = {};\n\n",
+        enumeration(name, &listed),
+        values.len()
+    )
 }
 
 /// The activations, constants of their formulas, and for the harness the bounds of their errors.
 fn activations() -> String {
     let of_each = |value: fn(Activation) -> String| -> String {
-        let case = |activation: Activation| format!("a == Activation::{} ? {} : ", activation.cuda_name(), value(activation));
+        let case = |activation: Activation| {
+            format!("a == Activation::{} ? {} : ", activation.cuda_name(), value(activation))
+        };
         Activation::ALL.map(case).concat()
     };
     let slopes = of_each(|activation| format!("{:?}f", activation.slope()));
@@ -110,7 +139,12 @@ fn activations() -> String {
          constexpr bool activation_is_exact(Activation a) {{ return {exact}false; }}\n\
          constexpr float kActivationError = {:e}f;\n\
          constexpr float kGeluLinear = {GELU_LINEAR:e}f, kGeluCubic = {GELU_CUBIC:e}f;\n\n",
-        counted("Activation", Activation::ALL.map(|activation| (activation.cuda_name().to_owned(), activation as u32)).into_iter()),
+        counted(
+            "Activation",
+            Activation::ALL
+                .map(|activation| (activation.cuda_name().to_owned(), activation as u32))
+                .into_iter()
+        ),
         Activation::ERROR,
     )
 }
@@ -156,7 +190,8 @@ mod tests {
     fn the_header_declares_what_kernels_use() {
         let text = header();
         for line in [
-            "enum class Sink : u32 { kStore = 0, kSend = 1, kReduce = 2, kPartial = 3, kScatter = 4, kReduceRows = 5, kCopy = 6 };",
+            "enum class Sink : u32 \
+             { kStore = 0, kSend = 1, kReduce = 2, kPartial = 3, kScatter = 4, kReduceRows = 5, kCopy = 6 };",
             "enum class Activation : u32 { kNone = 0, kGelu = 1, kSilu = 2, kRelu = 3 };",
             "constexpr u32 kNone = 4294967295u;",
             "template <>\nconstexpr u32 kCountOf<Sink> = 7;",

@@ -48,9 +48,9 @@ mirrored! {
         /// The shards behind the full ones, with one row less, of the operand that has all rows: y
         /// of AllGather-GEMM, else x.
         pub(crate) short_shards: CUtensorMap = "TensorMap short_shards",
-        /// Maps of one op alone. GEMM-AllReduce: the own rows among each rank's results, `[2 halves,
-        /// own rows, n_local]`, where finished tiles are shared. AllGather-GEMM: `b`, `y` and
-        /// `short_shards` of each further weight.
+        /// Maps of one op alone. GEMM-AllReduce: the own rows among each rank's results, `[2
+        /// halves, own rows, n_local]`, where finished tiles are shared. AllGather-GEMM: `b`, `y`
+        /// and `short_shards` of each further weight.
         pub(crate) op_maps: [CUtensorMap; MAX_WORLD] = "TensorMap op_maps[kMaxWorld]",
         /// Every rank's data region, as mapped here.
         pub(crate) data: [u64; MAX_WORLD] = "u64 data[kMaxWorld]",

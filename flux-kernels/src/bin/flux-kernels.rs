@@ -6,7 +6,11 @@
 //! Exit status: 0; 1 when a kernel does not compile, spills, uses local memory or serializes
 //! `wgmma`; 3 without NVRTC.
 
-#![allow(clippy::print_stdout, clippy::print_stderr, reason = "a command line program answers there")]
+#![allow(
+    clippy::print_stdout,
+    clippy::print_stderr,
+    reason = "a command line program answers there"
+)]
 
 use flux_kernels::nvrtc::{Arch, CompileError, Nvrtc};
 use flux_kernels::{AheadError, Report, Selection, Variant, compile_ahead};
@@ -32,7 +36,9 @@ fn main() -> ExitCode {
         }
         _ => {}
     }
-    eprintln!("usage: flux-kernels compile --out DIR [--cover] [--arch ARCH]..., or flux-kernels nvrtc");
+    eprintln!(
+        "usage: flux-kernels compile --out DIR [--cover] [--arch ARCH]..., or flux-kernels nvrtc"
+    );
     ExitCode::FAILURE
 }
 
@@ -40,7 +46,8 @@ fn main() -> ExitCode {
 fn archs_of(mut options: &[&str]) -> Result<Vec<Arch>, String> {
     let mut archs = Vec::new();
     while let ["--arch", name, rest @ ..] = options {
-        let named: Vec<Arch> = Arch::ALL.into_iter().filter(|arch| *name == "all" || arch.name() == *name).collect();
+        let named: Vec<Arch> =
+            Arch::ALL.into_iter().filter(|arch| *name == "all" || arch.name() == *name).collect();
         if named.is_empty() {
             let known = Arch::ALL.map(Arch::name).join(", ");
             return Err(format!("--arch {name} names no architecture: use all, {known}"));
@@ -91,13 +98,23 @@ fn compile(archs: &[Arch], selection: Selection, folder: &Path) -> ExitCode {
             println!("{warning}");
         }
         count += reports.len();
-        defects.extend(reports.iter().flat_map(Report::defects).map(|defect| format!("{}: {defect}", arch.name())));
+        defects.extend(
+            reports
+                .iter()
+                .flat_map(Report::defects)
+                .map(|defect| format!("{}: {defect}", arch.name())),
+        );
     }
     for defect in &defects {
         eprintln!("error: {defect}");
     }
     if let Ok(nvrtc) = Nvrtc::get() {
-        println!("{count} images in {}, by NVRTC {} ({})", folder.display(), nvrtc.version(), nvrtc.path().display());
+        println!(
+            "{count} images in {}, by NVRTC {} ({})",
+            folder.display(),
+            nvrtc.version(),
+            nvrtc.path().display()
+        );
     }
     if defects.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
@@ -105,16 +122,34 @@ fn compile(archs: &[Arch], selection: Selection, folder: &Path) -> ExitCode {
 /// Prints one line for each function, in bytes; launch shared memory is that of the fused kernel.
 /// PTX has no functions yet.
 fn print(variants: &[Variant], reports: &[Report]) {
-    let width = reports.iter().flat_map(|r| &r.functions).map(|f| f.function.len()).max().unwrap_or(0);
+    let width =
+        reports.iter().flat_map(|r| &r.functions).map(|f| f.function.len()).max().unwrap_or(0);
     println!(
         "{:width$} {:>9} {:>12} {:>11} {:>6} {:>14} {:>14} {:>12}",
-        "kernel", "registers", "spill stores", "spill loads", "stack", "static shared", "launch shared", "instructions"
+        "kernel",
+        "registers",
+        "spill stores",
+        "spill loads",
+        "stack",
+        "static shared",
+        "launch shared",
+        "instructions"
     );
     for f in reports.iter().flat_map(|report| &report.functions) {
-        let launch = variants.iter().find(|variant| variant.entry() == f.function).map_or(0, Variant::shared_bytes);
+        let launch = variants
+            .iter()
+            .find(|variant| variant.entry() == f.function)
+            .map_or(0, Variant::shared_bytes);
         println!(
             "{:width$} {:>9} {:>12} {:>11} {:>6} {:>14} {:>14} {:>12}",
-            f.function, f.registers, f.spill_store_bytes, f.spill_load_bytes, f.stack_bytes, f.shared_bytes, launch, f.instructions
+            f.function,
+            f.registers,
+            f.spill_store_bytes,
+            f.spill_load_bytes,
+            f.stack_bytes,
+            f.shared_bytes,
+            launch,
+            f.instructions
         );
     }
 }

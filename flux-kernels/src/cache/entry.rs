@@ -47,7 +47,8 @@ impl Key {
         let safe = |c: char| if c.is_ascii_alphanumeric() || "_-.".contains(c) { c } else { '_' };
         let mut file: String = name.chars().map(safe).collect();
         if let Some(version) = version {
-            write!(file, "-nvrtc{version}-{:08x}", version.build).expect("a string can always be written to");
+            write!(file, "-nvrtc{version}-{:08x}", version.build)
+                .expect("a string can always be written to");
         }
         file.push('-');
         for byte in &self.0[..8] {
@@ -105,7 +106,8 @@ impl Entry {
             return Err("its lengths do not fit");
         }
         file.truncate(body);
-        let log = file.split_off(usize::try_from(image_bytes).map_err(|_| "its lengths do not fit")?);
+        let log =
+            file.split_off(usize::try_from(image_bytes).map_err(|_| "its lengths do not fit")?);
         let log = String::from_utf8(log).map_err(|_| "its log is not text")?;
         Ok(Self { image: file, log, version })
     }
@@ -116,11 +118,20 @@ mod tests {
     use super::*;
     use crate::nvrtc::Arch;
 
-    const SOURCE: KernelSource<'_> =
-        KernelSource { name: "name", text: "text", headers: &[("a", "b"), ("c", "d")], options: &["o"], arch: Arch::Sm90a };
+    const SOURCE: KernelSource<'_> = KernelSource {
+        name: "name",
+        text: "text",
+        headers: &[("a", "b"), ("c", "d")],
+        options: &["o"],
+        arch: Arch::Sm90a,
+    };
 
     fn entry() -> Entry {
-        Entry { image: b"image".to_vec(), log: "log".to_owned(), version: Version { major: 13, minor: 0, build: 7 } }
+        Entry {
+            image: b"image".to_vec(),
+            log: "log".to_owned(),
+            version: Version { major: 13, minor: 0, build: 7 },
+        }
     }
 
     #[test]
@@ -169,7 +180,8 @@ mod tests {
 
     #[test]
     fn file_names_stay_in_their_folder() {
-        let name = Key::of(&SOURCE).file_name("../a b", Some(Version { major: 13, minor: 0, build: 7 }));
+        let name =
+            Key::of(&SOURCE).file_name("../a b", Some(Version { major: 13, minor: 0, build: 7 }));
         assert!(name.starts_with(".._a_b-nvrtc13.0-") && !name.contains('/'), "{name}");
     }
 }

@@ -49,9 +49,16 @@ impl Cubins {
     /// From the environment. Ahead of time: `FLUX_CUBIN_DIR`, then `cubins` beside the executable.
     /// Cache: `FLUX_CACHE_DIR`, else `flux` in the user's cache folder.
     pub fn from_env() -> Self {
-        let folder = |name: &str| std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-        let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("cubins")));
-        let user = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache"))).map(|cache| cache.join("flux"));
+        let folder = |name: &str| {
+            std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+        };
+        let beside =
+            std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("cubins")));
+        let user = || {
+            folder("XDG_CACHE_HOME")
+                .or_else(|| Some(folder("HOME")?.join(".cache")))
+                .map(|cache| cache.join("flux"))
+        };
         Self {
             ahead_of_time: folder("FLUX_CUBIN_DIR").into_iter().chain(beside).collect(),
             cache: folder("FLUX_CACHE_DIR").or_else(user).map(|cache| cache.join("cubins")),
@@ -75,7 +82,9 @@ impl Cubins {
     fn ahead_of_time(&self, source: &KernelSource<'_>) -> Option<Cubin> {
         let key = Key::of(source);
         let file = key.file_name(source.name, None);
-        let found = self.ahead_of_time.iter().find_map(|folder| read(&folder.join(&file), &key).map(|entry| (folder.join(&file), entry)));
+        let found = self.ahead_of_time.iter().find_map(|folder| {
+            read(&folder.join(&file), &key).map(|entry| (folder.join(&file), entry))
+        });
         if found.is_none() {
             tracing::debug!(file, folders = ?self.ahead_of_time, "not compiled ahead of time");
         }
@@ -94,7 +103,10 @@ impl Cubins {
         compile: impl FnOnce() -> Result<Compiled, CompileError>,
     ) -> Result<Cubin, CompileError> {
         let key = Key::of(source);
-        let path = self.cache.as_ref().map(|folder| folder.join(key.file_name(source.name, Some(version))));
+        let path = self
+            .cache
+            .as_ref()
+            .map(|folder| folder.join(key.file_name(source.name, Some(version))));
         if let Some((path, entry)) = path.as_ref().and_then(|path| Some((path, read(path, &key)?)))
             && entry.version == version
         {
@@ -105,19 +117,24 @@ impl Cubins {
         if let Some(path) = &path
             && let Err(error) = write(path, &entry.encode(&key))
         {
-            tracing::warn!(path = %path.display(), %error, "the cubin is not cached, the next process compiles it again");
+            tracing::warn!(path = %path.display(), %error, "the cubin is not cached, the next \
+                                                            process compiles it again");
         }
         Ok(Cubin::new(entry, Origin::Compiled))
     }
 
     /// Compiles a source into `folder`, where [`Self::get`] finds it ahead of time.
-    pub(crate) fn compile_ahead(source: &KernelSource<'_>, folder: &Path) -> Result<(PathBuf, Report), AheadError> {
+    pub(crate) fn compile_ahead(
+        source: &KernelSource<'_>,
+        folder: &Path,
+    ) -> Result<(PathBuf, Report), AheadError> {
         let nvrtc = Nvrtc::get().map_err(CompileError::from)?;
         let Compiled { cubin, log, report } = nvrtc.compile(source)?;
         let key = Key::of(source);
         let path = folder.join(key.file_name(source.name, None));
         let entry = Entry { image: cubin, log, version: nvrtc.version() };
-        write(&path, &entry.encode(&key)).map_err(|error| AheadError::Write { path: path.clone(), reason: error.to_string() })?;
+        write(&path, &entry.encode(&key))
+            .map_err(|error| AheadError::Write { path: path.clone(), reason: error.to_string() })?;
         Ok((path, report))
     }
 }
@@ -159,7 +176,12 @@ fn read(path: &Path, key: &Key) -> Option<Entry> {
     match std::fs::read(path) {
         Ok(file) => {
             let entry = Entry::decode(file, key);
-            entry.inspect_err(|reason| tracing::warn!(path = %path.display(), reason, "a cubin on disk does not check out")).ok()
+            entry
+                .inspect_err(|reason| {
+                    tracing::warn!(path = %path.display(), reason, "a cubin on disk does not check \
+                                                                    out");
+                })
+                .ok()
         }
         Err(error) => {
             if error.kind() != io::ErrorKind::NotFound {
@@ -180,19 +202,35 @@ fn write(path: &Path, content: &[u8]) -> io::Result<()> {
 mod tests {
     use super::*;
 
-    const SOURCE: KernelSource<'_> = KernelSource { name: "kernel", text: "text", headers: &[], options: &[], arch: Arch::Sm90a };
+    const SOURCE: KernelSource<'_> = KernelSource {
+        name: "kernel",
+        text: "text",
+        headers: &[],
+        options: &[],
+        arch: Arch::Sm90a,
+    };
 
     #[test]
     fn a_cubin_compiled_ahead_of_time_is_found_without_a_compiler_and_by_this_source_only() {
         let dir = tempfile::tempdir().unwrap();
         let key = Key::of(&SOURCE);
-        let entry = Entry { image: b"image".to_vec(), log: String::new(), version: Version { major: 13, minor: 0, build: 7 } };
+        let entry = Entry {
+            image: b"image".to_vec(),
+            log: String::new(),
+            version: Version { major: 13, minor: 0, build: 7 },
+        };
         let path = dir.path().join("second").join(key.file_name(SOURCE.name, None));
         write(&path, &entry.encode(&key)).unwrap();
-        let cubins = Cubins { ahead_of_time: vec![dir.path().join("first"), dir.path().join("second")], cache: None };
+        let cubins = Cubins {
+            ahead_of_time: vec![dir.path().join("first"), dir.path().join("second")],
+            cache: None,
+        };
 
         let cubin = cubins.get(&SOURCE).unwrap();
-        assert_eq!((&cubin.image[..], &cubin.origin), (&b"image"[..], &Origin::AheadOfTime(path.clone())));
+        assert_eq!(
+            (&cubin.image[..], &cubin.origin),
+            (&b"image"[..], &Origin::AheadOfTime(path.clone()))
+        );
         assert_eq!(cubins.ahead_of_time(&KernelSource { text: "changed", ..SOURCE }), None);
         std::fs::write(path, "damage").unwrap();
         assert_eq!(cubins.ahead_of_time(&SOURCE), None);

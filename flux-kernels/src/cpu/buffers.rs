@@ -1,7 +1,7 @@
 //! The buffers of calls: what all programs of a rank share.
 //!
-//! Invariant: a call finds nothing in them that it reads before it has written it, so they belong to
-//! nobody between calls.
+//! Invariant: a call finds nothing in them that it reads before it has written it, so they belong
+//! to nobody between calls.
 
 use super::error::ExecuteError;
 use super::operands::zeroed;
@@ -44,7 +44,9 @@ impl Buffers {
 
     /// Bytes that are held.
     pub fn bytes(&self) -> usize {
-        let of = |scratch: &Scratch| scratch.a.bytes() + size_of_val(&scratch.acc[..]) + size_of_val(&scratch.partial[..]);
+        let of = |scratch: &Scratch| {
+            scratch.a.bytes() + size_of_val(&scratch.acc[..]) + size_of_val(&scratch.partial[..])
+        };
         size_of_val(&self.weights[..]) + self.workers.iter().map(of).sum::<usize>()
     }
 }
@@ -52,9 +54,13 @@ impl Buffers {
 impl Scratch {
     fn reserve(&mut self, program: &TileProgram) -> Result<(), ExecuteError> {
         let problem = &program.problem;
-        let rows = if program.rows.is_flattened() { problem.m() } else { problem.m_shard() } as usize;
+        let rows =
+            if program.rows.is_flattened() { problem.m() } else { problem.m_shard() } as usize;
         let (tile_m, stride) = (program.tile.m as usize, stride(program));
-        self.a.reserve((rows, problem.k_local(program.rank) as usize), (tile_m, program.tile.k as usize))?;
+        self.a.reserve(
+            (rows, problem.k_local(program.rank) as usize),
+            (tile_m, program.tile.k as usize),
+        )?;
         grow("a worker's accumulators of a tile", &mut self.acc, tile_m.min(rows) * stride)?;
         grow("a worker's row of a partial tile", &mut self.partial, stride)
     }
@@ -66,7 +72,11 @@ pub(super) fn stride(program: &TileProgram) -> usize {
 }
 
 /// Makes `buffer` at least `length` long. The old one goes first, so that both are never held.
-pub(super) fn grow<V: Zeroable>(what: &'static str, buffer: &mut Vec<V>, length: usize) -> Result<(), ExecuteError> {
+pub(super) fn grow<V: Zeroable>(
+    what: &'static str,
+    buffer: &mut Vec<V>,
+    length: usize,
+) -> Result<(), ExecuteError> {
     if buffer.len() < length {
         *buffer = Vec::new();
         *buffer = zeroed(what, length)?;

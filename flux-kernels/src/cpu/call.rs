@@ -59,9 +59,15 @@ pub(super) struct Call<'a, T> {
 impl<T: Element> Call<'_, T> {
     /// Executes the items `first`, `first + step`, ..., then leaves the call; the last worker
     /// closes it.
-    pub(super) fn work(&self, first: usize, step: usize, scratch: &mut Scratch) -> Result<Left, Poisoned> {
+    pub(super) fn work(
+        &self,
+        first: usize,
+        step: usize,
+        scratch: &mut Scratch,
+    ) -> Result<Left, Poisoned> {
         let problem = &self.program.problem;
-        let rows = if self.program.rows.is_flattened() { problem.m() } else { problem.m_shard() } as usize;
+        let rows =
+            if self.program.rows.is_flattened() { problem.m() } else { problem.m_shard() } as usize;
         let block = (self.program.tile.m as usize, self.program.tile.k as usize);
         scratch.a.open((rows, problem.k_local(self.program.rank) as usize), block);
         for item in self.program.items.iter().skip(first).step_by(step) {
@@ -89,9 +95,11 @@ impl<T: Element> Call<'_, T> {
         let (row, rows) = (item.row as usize, item.rows as usize);
         let problem = &self.program.problem;
         let (weight, col) = self.program.weight_column(item.col);
-        let before: usize = (0..weight).map(|weight| problem.weight_columns(weight, self.program.rank).len()).sum();
+        let before: usize =
+            (0..weight).map(|weight| problem.weight_columns(weight, self.program.rank).len()).sum();
         let (col, cols) = (before + col as usize, item.cols as usize);
-        let (k, tile_k) = (problem.k_local(self.program.rank) as usize, self.program.tile.k as usize);
+        let (k, tile_k) =
+            (problem.k_local(self.program.rank) as usize, self.program.tile.k as usize);
         let steps = item.k_first as usize..(item.k_first + item.k_steps) as usize;
         let (first_k, end_k) = (steps.start * tile_k, k.min(steps.end * tile_k));
         let key = (item.a_source, item.a_outer);
@@ -100,7 +108,8 @@ impl<T: Element> Call<'_, T> {
             scratch.a.rows(key, (row, rows), steps, |i, columns| {
                 let offset = place + (((row + i) * k + columns.start) * size_of::<T>()) as u64;
                 let bytes = (columns.len() * size_of::<T>()) as u64;
-                let first: *const T = self.memory.half::<T>(self.program.rank, self.protocol.half(), offset, bytes);
+                let first: *const T =
+                    self.memory.half::<T>(self.program.rank, self.protocol.half(), offset, bytes);
                 // SAFETY: `half` has checked that these bytes lie inside the own data region. Their
                 // writer published them before the awaited signals, and writes them again after
                 // this call has ended.
@@ -108,10 +117,19 @@ impl<T: Element> Call<'_, T> {
             })
         } else {
             let outer = problem.shard_rows(Rank::new(item.a_outer)).start as usize;
-            scratch.a.rows(key, (row, rows), steps, |i, columns| &self.x.row(outer + row + i, k)[columns])
+            scratch.a.rows(key, (row, rows), steps, |i, columns| {
+                &self.x.row(outer + row + i, k)[columns]
+            })
         };
         let b = &self.weights[col * k + first_k..];
-        panel::multiply((rows, cols, end_k - first_k), a, b, k, &mut scratch.acc, stride(self.program));
+        panel::multiply(
+            (rows, cols, end_k - first_k),
+            a,
+            b,
+            k,
+            &mut scratch.acc,
+            stride(self.program),
+        );
         Ok(())
     }
 
@@ -125,11 +143,16 @@ impl<T: Element> Call<'_, T> {
             let from = if owner == program.rank {
                 self.x.row(of_shard as usize, k)
             } else {
-                let place = if program.rows.is_flattened() { Some(owner.get()) } else { owner.place_at(program.rank) };
+                let place = if program.rows.is_flattened() {
+                    Some(owner.get())
+                } else {
+                    owner.place_at(program.rank)
+                };
                 let place = place.expect("the owner is a peer");
                 let bytes = (k * size_of::<T>()) as u64;
                 let offset = program.gather_place_offset(place) + u64::from(of_shard) * bytes;
-                let first: *const T = self.memory.half::<T>(program.rank, self.protocol.half(), offset, bytes);
+                let first: *const T =
+                    self.memory.half::<T>(program.rank, self.protocol.half(), offset, bytes);
                 // SAFETY: `half` has checked the bounds, and the call has awaited all rows.
                 unsafe { std::slice::from_raw_parts(first, k) }
             };
@@ -138,6 +161,8 @@ impl<T: Element> Call<'_, T> {
     }
 
     fn await_all(&self, awaits: &[Await]) -> Result<(), Poisoned> {
-        awaits.iter().try_for_each(|a| self.protocol.wait(a.signal, Rank::new(a.peer), pause::until(self.memory.deadline())))
+        awaits.iter().try_for_each(|a| {
+            self.protocol.wait(a.signal, Rank::new(a.peer), pause::until(self.memory.deadline()))
+        })
     }
 }

@@ -49,11 +49,17 @@ impl<T: Element> Epilogue<'_, T> {
     }
 
     /// Checks it against the program and the weights.
-    pub(super) fn fits(&self, program: &TileProgram, weights: WeightLayout) -> Result<(), ExecuteError> {
+    pub(super) fn fits(
+        &self,
+        program: &TileProgram,
+        weights: WeightLayout,
+    ) -> Result<(), ExecuteError> {
         let (problem, rank, tile) = (&program.problem, program.rank, program.tile);
         let n = problem.n_local(rank);
         let splits = ![n, tile.n].iter().all(|columns| columns.is_multiple_of(GATED_MULTIPLE));
-        if self.gates.is_some() && (problem.op() != OpKind::AllGatherGemm || weights != WeightLayout::Nk || splits) {
+        if self.gates.is_some()
+            && (problem.op() != OpKind::AllGatherGemm || weights != WeightLayout::Nk || splits)
+        {
             return Err(ExecuteError::Gates { op: problem.op(), weights, tile, n });
         }
         if !Activation::of(problem.op()).contains(&self.activation) {

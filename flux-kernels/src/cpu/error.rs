@@ -19,7 +19,10 @@ pub enum ExecuteError {
         operands: DType,
     },
     /// An operand is smaller than the problem says.
-    #[error("{operand} holds {have} elements with a row stride of {stride}; {rows} rows of {cols} need {need}")]
+    #[error(
+        "{operand} holds {have} elements with a row stride of {stride}; {rows} rows of {cols} need \
+         {need}"
+    )]
     Operand {
         /// `x`, `w`, `y` or the bias.
         operand: &'static str,
@@ -44,8 +47,8 @@ pub enum ExecuteError {
     },
     /// Gates of weights that cannot have them.
     #[error(
-        "{op} with w as {weights} and tiles of {tile} takes no gates of {n} rows: they need ag_gemm, w as [n, k], and multiples of 16 \
-         in both"
+        "{op} with w as {weights} and tiles of {tile} takes no gates of {n} rows: they need \
+         ag_gemm, w as [n, k], and multiples of 16 in both"
     )]
     Gates {
         /// The op.
@@ -58,7 +61,10 @@ pub enum ExecuteError {
         n: u32,
     },
     /// Other weights than the problem's, several as `[k, n]`, or some of them with a bias.
-    #[error("the program takes {takes} weights, several of them as [n, k] only, with a bias each or none; others were given, as {layout}")]
+    #[error(
+        "the program takes {takes} weights, several of them as [n, k] only, with a bias each or \
+         none; others were given, as {layout}"
+    )]
     Weights {
         /// Weights of the problem.
         takes: usize,
@@ -72,7 +78,10 @@ pub enum ExecuteError {
         op: OpKind,
     },
     /// The communicator's workspace is smaller than the program needs.
-    #[error("the program needs a workspace of {need:?} over {world} ranks; there is {have:?} over {ranks}")]
+    #[error(
+        "the program needs a workspace of {need:?} over {world} ranks; there is {have:?} over \
+         {ranks}"
+    )]
     Workspace {
         /// What the program needs.
         need: WorkspaceSize,
@@ -85,7 +94,8 @@ pub enum ExecuteError {
     },
     /// Memory is short.
     #[error(
-        "{bytes} bytes of {what} cannot be had: what the host executor needs grows with the extents of a rank's operands, with the tile and with the workers"
+        "{bytes} bytes of {what} cannot be had: what the host executor needs grows with the \
+         extents of a rank's operands, with the tile and with the workers"
     )]
     OutOfMemory {
         /// What it is for.
@@ -97,7 +107,8 @@ pub enum ExecuteError {
     #[error(transparent)]
     Program(#[from] Violation),
     /// A signal did not arrive before the deadline. The communicator is broken.
-    #[error("rank {rank}: {what} of rank {peer} did not come: epoch {expected} expected, {seen} seen, in call {epoch}", what = Waited(*wait, *signal))]
+    #[error("rank {rank}: {what} of rank {peer} did not come: epoch {expected} expected, {seen} \
+             seen, in call {epoch}", what = Waited(*wait, *signal))]
     Timeout {
         /// The rank that waited.
         rank: u32,
@@ -115,7 +126,8 @@ pub enum ExecuteError {
         epoch: u32,
     },
     /// The abort word was set while the rank waited. The communicator is broken.
-    #[error("rank {rank}: aborted (reason {abort}) while it waited for {what} of rank {peer} in call {epoch}", what = Waited(*wait, *signal))]
+    #[error("rank {rank}: aborted (reason {abort}) while it waited for {what} of rank {peer} in \
+             call {epoch}", what = Waited(*wait, *signal))]
     Aborted {
         /// The rank that waited.
         rank: u32,
@@ -131,7 +143,10 @@ pub enum ExecuteError {
         epoch: u32,
     },
     /// A peer is in a call of another op. The communicator is broken.
-    #[error("rank {rank}: rank {peer} has made other calls, as call {epoch} shows: all ranks make the same calls in the same order")]
+    #[error(
+        "rank {rank}: rank {peer} has made other calls, as call {epoch} shows: all ranks make the \
+         same calls in the same order"
+    )]
     Disagreed {
         /// The rank that found it.
         rank: u32,
@@ -153,7 +168,8 @@ impl ExecuteError {
     /// What the fault record of a poisoned `rank` says.
     pub(super) fn from_record(record: Option<FaultRecord>, rank: Rank) -> Self {
         let Some(record) = record else { return Self::Poisoned { rank: rank.get() } };
-        let FaultRecord { code, wait, rank, peer, signal, expected, seen, epoch, abort, .. } = record;
+        let FaultRecord { code, wait, rank, peer, signal, expected, seen, epoch, abort, .. } =
+            record;
         match code {
             fault::ABORTED => Self::Aborted { rank, peer, wait, signal, abort, epoch },
             fault::DISAGREED => Self::Disagreed { rank, peer, epoch },

@@ -98,7 +98,18 @@ impl<T: Element> Executor<T> {
     /// [`ExecuteError::Timeout`], [`ExecuteError::Aborted`] and [`ExecuteError::Disagreed`] when a
     /// wait failed: the fault record and the poison word are written, and `y` is undefined.
     pub fn run(&self, buffers: &mut Buffers, args: CpuArgs<'_, T>) -> Result<(), ExecuteError> {
-        let CpuArgs { x, w, weights: layout, y, more, gathered, epilogue, memory, await_pushed, op_hash } = args;
+        let CpuArgs {
+            x,
+            w,
+            weights: layout,
+            y,
+            more,
+            gathered,
+            epilogue,
+            memory,
+            await_pushed,
+            op_hash,
+        } = args;
         let (problem, rank) = (self.program.problem, self.program.rank);
         fits("x", problem.x_shape(rank), x.elements.len(), x.stride)?;
         let columns = |weight| problem.weight_columns(weight, rank).len() as u32;
@@ -106,8 +117,10 @@ impl<T: Element> Executor<T> {
         fits("w", Shape { rows, cols }, w.elements.len(), w.stride)?;
         fits("y", epilogue.y_shape(&problem, rank), y.elements.len(), y.stride)?;
         let count = problem.weight_count();
-        let are_the_problems = (1..).zip(&more).all(|(weight, more)| more.is_some() == (weight < count));
-        let like_the_first = more.iter().flatten().all(|more| more.bias.is_some() == epilogue.bias.is_some());
+        let are_the_problems =
+            (1..).zip(&more).all(|(weight, more)| more.is_some() == (weight < count));
+        let like_the_first =
+            more.iter().flatten().all(|more| more.bias.is_some() == epilogue.bias.is_some());
         if !are_the_problems || !like_the_first || layout != WeightLayout::Nk && count > 1 {
             return Err(ExecuteError::Weights { takes: count, layout });
         }
@@ -120,13 +133,19 @@ impl<T: Element> Executor<T> {
             }
         }
         if let Some(rows) = &gathered {
-            fits("x_full", Shape { rows: problem.m(), cols: problem.k() }, rows.elements.len(), rows.stride)?;
+            fits(
+                "x_full",
+                Shape { rows: problem.m(), cols: problem.k() },
+                rows.elements.len(),
+                rows.stride,
+            )?;
         }
         epilogue.fits(&self.program, layout)?;
         self.holds(&memory)?;
         self.reserve(buffers)?;
         let failed = || ExecuteError::from_record(read_fault(memory.words()), self.program.rank);
-        let protocol = Protocol::open(memory.words(), self.program.rank).of(op_hash, problem.world());
+        let protocol =
+            Protocol::open(memory.words(), self.program.rank).of(op_hash, problem.world());
         if protocol.poisoned() {
             return Err(failed());
         }
@@ -137,7 +156,9 @@ impl<T: Element> Executor<T> {
         match layout {
             WeightLayout::Nk => {
                 for (row, to) in weights[..n * k].chunks_exact_mut(k).enumerate() {
-                    let from = epilogue.gates.map_or(row, |layout| layout.row_in_tiles(row as u32, n as u32) as usize);
+                    let from = epilogue
+                        .gates
+                        .map_or(row, |layout| layout.row_in_tiles(row as u32, n as u32) as usize);
                     T::widen(w.row(from, k), to);
                 }
             }
@@ -157,11 +178,27 @@ impl<T: Element> Executor<T> {
             }
             rest = behind;
         }
-        let more = more.map(|more| more.map(|CpuWeight { y, bias, .. }| MoreOutput { y: Output::new(y), bias }));
-        let call = Call { program: &self.program, x, weights, y: Output::new(y), more, epilogue, memory: &memory, protocol, await_pushed };
+        let more = more.map(|more| {
+            more.map(|CpuWeight { y, bias, .. }| MoreOutput { y: Output::new(y), bias })
+        });
+        let call = Call {
+            program: &self.program,
+            x,
+            weights,
+            y: Output::new(y),
+            more,
+            epilogue,
+            memory: &memory,
+            protocol,
+            await_pushed,
+        };
         // A scope allocates, even one without threads.
         let (first, others) = workers[..self.workers.get()].split_at_mut(1);
-        let done = if others.is_empty() { call.work(0, 1, &mut first[0]) } else { together(&call, &mut first[0], others) };
+        let done = if others.is_empty() {
+            call.work(0, 1, &mut first[0])
+        } else {
+            together(&call, &mut first[0], others)
+        };
         match done {
             Ok(_) => {
                 if let Some(rows) = gathered {
@@ -177,7 +214,12 @@ impl<T: Element> Executor<T> {
         let (need, have) = (self.program.workspace(), memory.size());
         let world = self.program.problem.world();
         if need.max(have) != have || memory.ranks() < world.index() {
-            return Err(ExecuteError::Workspace { need, world: world.get(), have, ranks: memory.ranks() });
+            return Err(ExecuteError::Workspace {
+                need,
+                world: world.get(),
+                have,
+                ranks: memory.ranks(),
+            });
         }
         Ok(())
     }
@@ -185,13 +227,23 @@ impl<T: Element> Executor<T> {
 
 /// Runs the call on as many workers as there are threads for, this one included. None begins before
 /// their number is known, so no call that has begun lacks one.
-fn together<T: Element>(call: &Call<'_, T>, first: &mut Scratch, others: &mut [Scratch]) -> Result<Left, Poisoned> {
+fn together<T: Element>(
+    call: &Call<'_, T>,
+    first: &mut Scratch,
+    others: &mut [Scratch],
+) -> Result<Left, Poisoned> {
     let count = OnceLock::new();
     std::thread::scope(|scope| {
         let count = &count;
         let start = |(i, scratch)| {
-            let started = std::thread::Builder::new().spawn_scoped(scope, move || call.work(i, *count.wait(), scratch));
-            started.inspect_err(|error| tracing::warn!(%error, "there is no thread for worker {i}, so there are {i} workers")).ok()
+            let started = std::thread::Builder::new()
+                .spawn_scoped(scope, move || call.work(i, *count.wait(), scratch));
+            started
+                .inspect_err(|error| {
+                    tracing::warn!(%error, "there is no thread for worker {i}, so there are {i} \
+                                            workers");
+                })
+                .ok()
         };
         let others: Vec<_> = (1..).zip(others).map_while(start).collect();
         let first = call.work(0, *count.get_or_init(|| 1 + others.len()), first);

@@ -28,9 +28,16 @@ impl<'a> HostMemory<'a> {
     /// initialised memory, aligned to [`LINE`](flux_core::layout::LINE). It has at least
     /// `size.data_bytes()`, `pad_bytes(size.signals)`, `control::bytes(size.counters)` and
     /// [`FAULT_BYTES`](flux_core::layout::FAULT_BYTES) bytes. Only executors and movers that follow
-    /// the signal protocol access it (`docs/architecture.md`): each rank with its own program of one
-    /// schedule, its calls one after another.
-    pub const unsafe fn new(data: &'a [u64], pads: &'a [u64], control: u64, fault: u64, size: WorkspaceSize, deadline: Duration) -> Self {
+    /// the signal protocol access it (`docs/architecture.md`): each rank with its own program of
+    /// one schedule, its calls one after another.
+    pub const unsafe fn new(
+        data: &'a [u64],
+        pads: &'a [u64],
+        control: u64,
+        fault: u64,
+        size: WorkspaceSize,
+        deadline: Duration,
+    ) -> Self {
         // SAFETY: as the caller promises.
         let words = unsafe { SharedMemory::new(pads, control, fault, size) };
         Self { data, words, deadline }
@@ -60,7 +67,11 @@ impl<'a> HostMemory<'a> {
     /// there leave the half.
     pub(super) fn half<T>(&self, rank: Rank, half: usize, offset: u64, bytes: u64) -> *mut T {
         let size = self.size();
-        assert!(half < 2 && offset + bytes <= size.half_bytes, "{offset} + {bytes} of {}", size.half_bytes);
+        assert!(
+            half < 2 && offset + bytes <= size.half_bytes,
+            "{offset} + {bytes} of {}",
+            size.half_bytes
+        );
         let address = self.data[rank.index()] + half as u64 * size.half_stride() + offset;
         at(address)
     }

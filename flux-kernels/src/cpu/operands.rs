@@ -29,15 +29,27 @@ pub struct RowsMut<'a, T> {
 }
 
 /// A buffer of zeros; untouched ones take no memory.
-pub(super) fn zeroed<V: Zeroable>(what: &'static str, length: usize) -> Result<Vec<V>, ExecuteError> {
-    bytemuck::allocation::try_zeroed_vec(length)
-        .map_err(|()| ExecuteError::OutOfMemory { what, bytes: length.saturating_mul(size_of::<V>()) })
+pub(super) fn zeroed<V: Zeroable>(
+    what: &'static str,
+    length: usize,
+) -> Result<Vec<V>, ExecuteError> {
+    bytemuck::allocation::try_zeroed_vec(length).map_err(|()| ExecuteError::OutOfMemory {
+        what,
+        bytes: length.saturating_mul(size_of::<V>()),
+    })
 }
 
 /// Whether an operand of `have` elements holds its shape at its stride.
-pub(super) fn fits(operand: &'static str, shape: Shape, have: usize, stride: usize) -> Result<(), ExecuteError> {
+pub(super) fn fits(
+    operand: &'static str,
+    shape: Shape,
+    have: usize,
+    stride: usize,
+) -> Result<(), ExecuteError> {
     let (rows, cols) = (shape.rows, shape.cols);
-    let need = (rows as usize).checked_sub(1).map_or(0, |before_last| before_last.saturating_mul(stride).saturating_add(cols as usize));
+    let need = (rows as usize)
+        .checked_sub(1)
+        .map_or(0, |before_last| before_last.saturating_mul(stride).saturating_add(cols as usize));
     if stride < cols as usize || have < need {
         return Err(ExecuteError::Operand { operand, rows, cols, stride, need, have });
     }

@@ -28,8 +28,16 @@ pub(super) struct Panel {
 
 impl Panel {
     /// Makes room for `rows` of `cols`, converted in blocks of `block` rows and columns.
-    pub(super) fn reserve(&mut self, (rows, cols): (usize, usize), block: (usize, usize)) -> Result<(), ExecuteError> {
-        grow("marks of converted blocks", &mut self.ready, rows.div_ceil(block.0) * cols.div_ceil(block.1))?;
+    pub(super) fn reserve(
+        &mut self,
+        (rows, cols): (usize, usize),
+        block: (usize, usize),
+    ) -> Result<(), ExecuteError> {
+        grow(
+            "marks of converted blocks",
+            &mut self.ready,
+            rows.div_ceil(block.0) * cols.div_ceil(block.1),
+        )?;
         grow("a worker's rows of x in fp32", &mut self.values, rows * cols)
     }
 
@@ -74,13 +82,39 @@ impl Panel {
 
 /// `c[m, n] = a[m, k] * transpose(b[n, k])`, row-major, with rows of `a` and `b` `ldk` apart and
 /// rows of `c` `ldc` apart.
-pub(super) fn multiply((m, n, k): (usize, usize, usize), a: &[f32], b: &[f32], ldk: usize, c: &mut [f32], ldc: usize) {
+pub(super) fn multiply(
+    (m, n, k): (usize, usize, usize),
+    a: &[f32],
+    b: &[f32],
+    ldk: usize,
+    c: &mut [f32],
+    ldc: usize,
+) {
     assert!(m > 0 && n > 0 && ldc >= n && ldk >= k, "{m} x {n} in rows of {ldc}, {k} of {ldk}");
-    assert!(a.len() >= (m - 1) * ldk + k && b.len() >= (n - 1) * ldk + k && c.len() >= (m - 1) * ldc + n);
+    assert!(
+        a.len() >= (m - 1) * ldk + k
+            && b.len() >= (n - 1) * ldk + k
+            && c.len() >= (m - 1) * ldc + n
+    );
     let (k_stride, ldc) = (ldk.cast_signed(), ldc.cast_signed());
     // SAFETY: a is read at i * ldk + p, b at j * ldk + p, and c is written at i * ldc + j, for i <
     // m, j < n, p < k. The assertions keep these within the slices. c is not read, as beta = 0.
     unsafe {
-        matrixmultiply::sgemm(m, k, n, 1.0, a.as_ptr(), k_stride, 1, b.as_ptr(), 1, k_stride, 0.0, c.as_mut_ptr(), ldc, 1);
+        matrixmultiply::sgemm(
+            m,
+            k,
+            n,
+            1.0,
+            a.as_ptr(),
+            k_stride,
+            1,
+            b.as_ptr(),
+            1,
+            k_stride,
+            0.0,
+            c.as_mut_ptr(),
+            ldc,
+            1,
+        );
     }
 }

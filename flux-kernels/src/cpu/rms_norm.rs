@@ -11,7 +11,13 @@ const LANES: usize = 8;
 ///
 /// # Panics
 /// If `y` or `out` has less than `rows` rows of them.
-pub fn rms_norm<T: Element>(y: Rows<'_, T>, gain: &[T], eps: f32, rows: usize, out: RowsMut<'_, T>) {
+pub fn rms_norm<T: Element>(
+    y: Rows<'_, T>,
+    gain: &[T],
+    eps: f32,
+    rows: usize,
+    out: RowsMut<'_, T>,
+) {
     let RowsMut { elements: out, stride } = out;
     let cols = gain.len();
     let (mut wide, mut gains) = (vec![0.0_f32; cols], vec![0.0_f32; cols]);
@@ -42,7 +48,13 @@ mod tests {
         let y = [3.0, 4.0, 0.0, 0.0, 9.0, -1.0, 1.0, -1.0, 1.0].map(f16::from_f32);
         let gain = [1.0, 2.0, 3.0, -4.0].map(f16::from_f32);
         let mut out = [f16::NAN; 10];
-        rms_norm(Rows { elements: &y, stride: 5 }, &gain, 0.0, 2, RowsMut { elements: &mut out, stride: 6 });
+        rms_norm(
+            Rows { elements: &y, stride: 5 },
+            &gain,
+            0.0,
+            2,
+            RowsMut { elements: &mut out, stride: 6 },
+        );
         let found = out.map(f16::to_f32);
         assert_eq!(found[..4], [1.2, 3.2, 0.0, 0.0].map(|v| f16::from_f32(v).to_f32()));
         assert_eq!(found[6..], [-1.0, 2.0, -3.0, -4.0]);
@@ -54,7 +66,13 @@ mod tests {
         let (y, gain) = ([f16::ZERO; 8], [f16::ONE; 8]);
         let norm = |eps| {
             let mut out = [f16::ONE; 8];
-            rms_norm(Rows { elements: &y, stride: 8 }, &gain, eps, 1, RowsMut { elements: &mut out, stride: 8 });
+            rms_norm(
+                Rows { elements: &y, stride: 8 },
+                &gain,
+                eps,
+                1,
+                RowsMut { elements: &mut out, stride: 8 },
+            );
             out
         };
         assert!(norm(1e-5).iter().all(|v| *v == f16::ZERO) && norm(0.0).iter().all(|v| v.is_nan()));

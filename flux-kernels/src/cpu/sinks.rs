@@ -47,7 +47,9 @@ impl<T: Element> Call<'_, T> {
     /// Adds the tile's split-K partials, in the order of `k`.
     fn add_split_k_partials(&self, item: &WorkItem, acc: &mut [f32]) {
         for part in (0..item.parts).map(|i| item.part + i) {
-            for (i, acc) in acc.chunks_exact_mut(stride(self.program)).take(item.rows as usize).enumerate() {
+            for (i, acc) in
+                acc.chunks_exact_mut(stride(self.program)).take(item.rows as usize).enumerate()
+            {
                 let first: *const f32 = self.split_k_row(part, i, item.cols);
                 // SAFETY: as for a slot: inside the own data region, published before the awaited
                 // signals, and not written again before this call closes.
@@ -77,7 +79,9 @@ impl<T: Element> Call<'_, T> {
         let partial = &mut scratch.partial[..cols];
         for source in 0..item.partials {
             let slot = item.partial_slot + source * self.program.slots_per_source;
-            for (i, acc) in scratch.acc.chunks_exact_mut(stride).take(item.rows as usize).enumerate() {
+            for (i, acc) in
+                scratch.acc.chunks_exact_mut(stride).take(item.rows as usize).enumerate()
+            {
                 let first = self.slot_row(self.program.rank, slot, i, item.cols);
                 // SAFETY: as for the gather buffer: inside the own data region, published before
                 // the awaited signals, and not written again before this call ends.
@@ -90,9 +94,17 @@ impl<T: Element> Call<'_, T> {
     /// partial sums.
     fn scatter(&self, item: &WorkItem, acc: &[f32]) {
         let problem = &self.program.problem;
-        for (owner, owned) in problem.world().ranks().map(|owner| (owner, self.program.reduced_rows(owner))) {
-            for (row, from) in (item.row..).zip(self.rows(item, acc)).filter(|(row, _)| owned.contains(row)) {
-                let first = self.scattered_row(owner, self.program.rank, (row - owned.start, item.col, item.cols));
+        for (owner, owned) in
+            problem.world().ranks().map(|owner| (owner, self.program.reduced_rows(owner)))
+        {
+            for (row, from) in
+                (item.row..).zip(self.rows(item, acc)).filter(|(row, _)| owned.contains(row))
+            {
+                let first = self.scattered_row(
+                    owner,
+                    self.program.rank,
+                    (row - owned.start, item.col, item.cols),
+                );
                 // SAFETY: `scattered_row` has checked that these columns lie inside the owner's
                 // data region. No other item scatters them. The owner reads them after the signal
                 // that this item raises later, and has ended the call that read their last content.
@@ -108,7 +120,11 @@ impl<T: Element> Call<'_, T> {
         for i in 0..item.rows {
             sum.fill(0.0);
             for source in 0..item.partials {
-                let first = self.scattered_row(self.program.rank, Rank::new(source), (item.row + i, item.col, item.cols));
+                let first = self.scattered_row(
+                    self.program.rank,
+                    Rank::new(source),
+                    (item.row + i, item.col, item.cols),
+                );
                 // SAFETY: as for a slot.
                 unsafe { self.add_sent(first, partial, sum) };
             }
@@ -164,7 +180,8 @@ impl<T: Element> Call<'_, T> {
     #[expect(clippy::mut_from_ref, reason = "workers store disjoint elements")]
     fn y_row(&self, row: u32, item: &WorkItem) -> &mut [T] {
         let (weight, col) = self.program.weight_column(item.col);
-        let [col, cols] = [col, item.cols].map(|col| GateLayout::result_cols(self.epilogue.gates, col) as usize);
+        let [col, cols] =
+            [col, item.cols].map(|col| GateLayout::result_cols(self.epilogue.gates, col) as usize);
         let y = self.more_of(weight).map_or(&self.y, |more| &more.y);
         let offset = row as usize * y.stride + col;
         // SAFETY: the operand holds all rows of the problem at this stride (`fits`), and the item's
@@ -189,8 +206,12 @@ impl<T: Element> Call<'_, T> {
         // SAFETY: as the caller promises, for the type that `partial_bytes` counts.
         unsafe {
             match self.program.problem.partials() {
-                Partials::OpDType => T::narrow(from, std::slice::from_raw_parts_mut(to.cast(), from.len())),
-                Partials::F32 => std::slice::from_raw_parts_mut(to.cast(), from.len()).copy_from_slice(from),
+                Partials::OpDType => {
+                    T::narrow(from, std::slice::from_raw_parts_mut(to.cast(), from.len()));
+                }
+                Partials::F32 => {
+                    std::slice::from_raw_parts_mut(to.cast(), from.len()).copy_from_slice(from);
+                }
             }
         }
     }
@@ -203,8 +224,12 @@ impl<T: Element> Call<'_, T> {
         // SAFETY: as the caller promises, for the type that `partial_bytes` counts.
         unsafe {
             match self.program.problem.partials() {
-                Partials::OpDType => T::widen(std::slice::from_raw_parts(from.cast(), sum.len()), wide),
-                Partials::F32 => wide.copy_from_slice(std::slice::from_raw_parts(from.cast(), sum.len())),
+                Partials::OpDType => {
+                    T::widen(std::slice::from_raw_parts(from.cast(), sum.len()), wide);
+                }
+                Partials::F32 => {
+                    wide.copy_from_slice(std::slice::from_raw_parts(from.cast(), sum.len()));
+                }
             }
         }
         for (sum, add) in sum.iter_mut().zip(wide) {
@@ -222,20 +247,27 @@ impl<T: Element> Call<'_, T> {
     fn slot_row(&self, owner: Rank, slot: u32, row: usize, cols: u32) -> *mut u8 {
         let tile = self.program.tile;
         let bytes = self.program.problem.partial_bytes() as u64;
-        let offset = u64::from(slot) * layout::slot_bytes(&self.program.problem, tile) + row as u64 * u64::from(tile.n) * bytes;
+        let offset = u64::from(slot) * layout::slot_bytes(&self.program.problem, tile)
+            + row as u64 * u64::from(tile.n) * bytes;
         self.memory.half(owner, self.protocol.half(), offset, u64::from(cols) * bytes)
     }
 
     /// Row `row` of a split-K workspace slot, checked for `cols` elements.
     fn split_k_row(&self, part: u32, row: usize, cols: u32) -> *mut f32 {
         let tile = self.program.tile;
-        let offset =
-            self.program.split_k_offset() + u64::from(part) * layout::split_k_slot_bytes(tile) + row as u64 * u64::from(tile.n) * 4;
+        let offset = self.program.split_k_offset()
+            + u64::from(part) * layout::split_k_slot_bytes(tile)
+            + row as u64 * u64::from(tile.n) * 4;
         self.memory.half(self.program.rank, self.protocol.half(), offset, u64::from(cols) * 4)
     }
 
     /// `cols` columns from `col` of a row that `source` scatters to `owner`, checked.
-    fn scattered_row(&self, owner: Rank, source: Rank, (row, col, cols): (u32, u32, u32)) -> *mut u8 {
+    fn scattered_row(
+        &self,
+        owner: Rank,
+        source: Rank,
+        (row, col, cols): (u32, u32, u32),
+    ) -> *mut u8 {
         let problem = &self.program.problem;
         let bytes = problem.partial_bytes() as u64;
         let in_place = (u64::from(row) * u64::from(problem.n()) + u64::from(col)) * bytes;

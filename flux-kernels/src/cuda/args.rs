@@ -65,8 +65,8 @@ pub struct LaunchArgs<'a> {
     pub y: Matrix,
     /// The further weights of a problem with several, in their order.
     pub more: &'a [WeightArgs],
-    /// Address of the caller's bias, one element for each row of `w` as `[n, k]`, a multiple of 4; 0
-    /// for none.
+    /// Address of the caller's bias, one element for each row of `w` as `[n, k]`, a multiple of 4;
+    /// 0 for none.
     pub bias: u64,
     /// How gates and ups lie in `w` and the bias; given exactly for a kernel
     /// [with gates](crate::Variant::with_gates). `y` then has half as many columns.

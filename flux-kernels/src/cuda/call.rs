@@ -11,7 +11,8 @@ pub(super) fn check(call: &'static str, result: CUresult) -> Result<(), LaunchEr
     }
     let mut name = std::ptr::null();
     // SAFETY: the out pointer is valid; the driver stores a pointer to a static string or null.
-    let known = unsafe { sys::cuGetErrorName(result, &raw mut name) } == CUresult::CUDA_SUCCESS && !name.is_null();
+    let known = unsafe { sys::cuGetErrorName(result, &raw mut name) } == CUresult::CUDA_SUCCESS
+        && !name.is_null();
     let name = if known {
         // SAFETY: a non-null name is a NUL-terminated static string of the driver.
         unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
@@ -27,7 +28,11 @@ pub(super) fn current_context() -> Result<sys::CUcontext, LaunchError> {
     // SAFETY: the out pointer is valid.
     check("cuCtxGetCurrent", unsafe { sys::cuCtxGetCurrent(&raw mut context) })?;
     if context.is_null() {
-        return Err(LaunchError::Driver { call: "cuCtxGetCurrent", code: 201, name: "no context is current on this thread".to_owned() });
+        return Err(LaunchError::Driver {
+            call: "cuCtxGetCurrent",
+            code: 201,
+            name: "no context is current on this thread".to_owned(),
+        });
     }
     Ok(context)
 }

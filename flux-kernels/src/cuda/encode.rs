@@ -30,11 +30,22 @@ impl Maps {
     /// Nothing's.
     const NONE: Self = {
         let map = CUtensorMap { opaque: [0; 16] };
-        Self { a_caller: map, a_gather: map, b: map, y: map, short_shards: map, of_op: [map; MAX_WORLD] }
+        Self {
+            a_caller: map,
+            a_gather: map,
+            b: map,
+            y: map,
+            short_shards: map,
+            of_op: [map; MAX_WORLD],
+        }
     };
 }
 
-fn encode_maps(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Maps, LaunchError> {
+fn encode_maps(
+    variant: Variant,
+    program: &DeviceProgram,
+    args: &LaunchArgs<'_>,
+) -> Result<Maps, LaunchError> {
     let p = program.program();
     let problem = &p.problem;
     let (dtype, tile, world) = (problem.dtype(), p.tile, problem.world());
@@ -59,16 +70,31 @@ fn encode_maps(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>)
     let gathers = problem.op() == OpKind::AllGatherGemm && world.peers() > 0;
     let a_gather = if gathers {
         let places = if p.rows.is_flattened() { 1 } else { world.peers() };
-        let outer = [Outer::new(places, gather_place_bytes(problem)), Outer::new(2, args.half_stride)];
+        let outer =
+            [Outer::new(places, gather_place_bytes(problem)), Outer::new(2, args.half_stride)];
         let address = args.data[p.rank.index()];
-        encode(dtype, &Operand { name: "the gather buffer", address, rows: rows.global, row_bytes, outer: &outer, ..x })?
+        encode(
+            dtype,
+            &Operand {
+                name: "the gather buffer",
+                address,
+                rows: rows.global,
+                row_bytes,
+                outer: &outer,
+                ..x
+            },
+        )?
     } else {
         a_caller
     };
     let of_weight = |number, w, y| encode_weight((variant, p, args), &rows, (number, w, y));
     let [b, y, short_y] = of_weight(0, args.w, args.y)?;
     // Of a sum it is x that has all rows.
-    let short_shards = if problem.op().reduces() { rows.short_shards(p, args, args.x, x)?.unwrap_or(a_caller) } else { short_y };
+    let short_shards = if problem.op().reduces() {
+        rows.short_shards(p, args, args.x, x)?.unwrap_or(a_caller)
+    } else {
+        short_y
+    };
     let mut of_op = [y; MAX_WORLD];
     for ((maps, number), more) in of_op.chunks_exact_mut(MAPS_OF_WEIGHT).zip(1..).zip(args.more) {
         maps.copy_from_slice(&of_weight(number, more.w, more.y)?);
@@ -80,7 +106,10 @@ fn encode_maps(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>)
         for (map, data) in of_op.iter_mut().zip(&args.data[..world.index()]) {
             let (address, rows) = rows.present(args, data + offset, rows.y.0);
             let y = result(variant, p, args, 0);
-            *map = encode(dtype, &Operand { name: "the results", address, rows, row_bytes, outer: &outer, ..y })?;
+            *map = encode(
+                dtype,
+                &Operand { name: "the results", address, rows, row_bytes, outer: &outer, ..y },
+            )?;
         }
     }
     Ok(Maps { a_caller, a_gather, b, y, short_shards, of_op })
@@ -103,10 +132,18 @@ struct Extents {
 impl Extents {
     fn of(p: &TileProgram) -> Self {
         let problem = &p.problem;
-        let (global, shards) = if p.rows.is_flattened() { (problem.m(), 1) } else { (problem.m_shard(), problem.full_shards()) };
+        let (global, shards) = if p.rows.is_flattened() {
+            (problem.m(), 1)
+        } else {
+            (problem.m_shard(), problem.full_shards())
+        };
         let (all, own) = ((global, shards), (problem.shard_rows(p.rank).len() as u32, 1));
         let (x, y) = if problem.op().reduces() { (all, own) } else { (own, all) };
-        let own_first = if problem.op() == OpKind::GemmAllReduce { u64::from(problem.shard_rows(p.rank).start) } else { 0 };
+        let own_first = if problem.op() == OpKind::GemmAllReduce {
+            u64::from(problem.shard_rows(p.rank).start)
+        } else {
+            0
+        };
         Self { rank: p.rank, global, x, y, own_first }
     }
 
@@ -131,19 +168,32 @@ impl Extents {
             return Ok(None);
         }
         let full_rows = u64::from(problem.full_shards()) * u64::from(problem.m_shard());
-        let (address, rows) = self.present(args, caller.address + full_rows * caller.row_bytes, problem.m_shard() - 1);
+        let (address, rows) = self.present(
+            args,
+            caller.address + full_rows * caller.row_bytes,
+            problem.m_shard() - 1,
+        );
         let bytes = u64::from(rows) * caller.row_bytes;
         let outer = [Outer::new(short, bytes), Outer::new(1, bytes)];
-        encode(problem.dtype(), &Operand { address, rows, outer: &outer[..all.outer.len()], ..all }).map(Some)
+        encode(problem.dtype(), &Operand { address, rows, outer: &outer[..all.outer.len()], ..all })
+            .map(Some)
     }
 }
 
 /// The result of a weight as tiles are stored to it, but for its rows.
-fn result(variant: Variant, p: &TileProgram, args: &LaunchArgs<'_>, weight: usize) -> Operand<'static> {
+fn result(
+    variant: Variant,
+    p: &TileProgram,
+    args: &LaunchArgs<'_>,
+    weight: usize,
+) -> Operand<'static> {
     Operand {
         name: "y",
         address: 0,
-        cols: GateLayout::result_cols(args.gates, p.problem.weight_columns(weight, p.rank).len() as u32),
+        cols: GateLayout::result_cols(
+            args.gates,
+            p.problem.weight_columns(weight, p.rank).len() as u32,
+        ),
         rows: 0,
         row_bytes: 0,
         outer: &[],
@@ -160,7 +210,9 @@ fn encode_weight(
     (number, w, y): (usize, Matrix, Matrix),
 ) -> Result<[CUtensorMap; MAPS_OF_WEIGHT], LaunchError> {
     let (problem, tile) = (&p.problem, p.tile);
-    let (w_rows, cols) = variant.weights().extents(problem.weight_columns(number, p.rank).len() as u32, problem.k_local(p.rank));
+    let (w_rows, cols) = variant
+        .weights()
+        .extents(problem.weight_columns(number, p.rank).len() as u32, problem.k_local(p.rank));
     let (box_rows, box_cols) = match variant.weights() {
         WeightLayout::Nk => (tile.n, BoxCols::Wide),
         WeightLayout::Kn => (tile.k, BoxCols::of(variant)),
@@ -179,15 +231,29 @@ fn encode_weight(
     // Eight gates, their ups, and so on.
     let (step, up) = gate_steps(args, w_rows);
     let eights = u64::from(GATES) * u64::from(step) * w.row_bytes;
-    let gates =
-        [Outer::new(2, u64::from(up) * w.row_bytes).boxed(2), Outer::new(w_rows / GATED_MULTIPLE, eights).boxed(tile.n / GATED_MULTIPLE)];
+    let gates = [
+        Outer::new(2, u64::from(up) * w.row_bytes).boxed(2),
+        Outer::new(w_rows / GATED_MULTIPLE, eights).boxed(tile.n / GATED_MULTIPLE),
+    ];
     let b = match args.gates {
         None => b,
-        Some(_) => Operand { rows: GATES, row_bytes: u64::from(step) * w.row_bytes, outer: &gates, box_rows: GATES, ..b },
+        Some(_) => Operand {
+            rows: GATES,
+            row_bytes: u64::from(step) * w.row_bytes,
+            outer: &gates,
+            box_rows: GATES,
+            ..b
+        },
     };
     let outer = [Outer::new(rows.y.1, u64::from(problem.m_shard()) * y.row_bytes)];
     let (address, y_rows) = rows.present(args, y.address + rows.own_first * y.row_bytes, rows.y.0);
-    let of_y = Operand { address, rows: y_rows, row_bytes: y.row_bytes, outer: &outer, ..result(variant, p, args, number) };
+    let of_y = Operand {
+        address,
+        rows: y_rows,
+        row_bytes: y.row_bytes,
+        outer: &outer,
+        ..result(variant, p, args, number)
+    };
     let map = encode(problem.dtype(), &of_y)?;
     let short = if problem.op().reduces() { None } else { rows.short_shards(p, args, y, of_y)? };
     Ok([encode(problem.dtype(), &b)?, map, short.unwrap_or(map)])
@@ -199,7 +265,11 @@ fn gate_steps(args: &LaunchArgs<'_>, n: u32) -> (u32, u32) {
 }
 
 /// The kernel's parameters.
-pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<Params, LaunchError> {
+pub(super) fn encode_params(
+    variant: Variant,
+    program: &DeviceProgram,
+    args: &LaunchArgs<'_>,
+) -> Result<Params, LaunchError> {
     let p = program.program();
     let problem = &p.problem;
     let (dtype, world) = (problem.dtype(), problem.world());
@@ -210,7 +280,9 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
         Generation::Portable => Maps::NONE,
     };
     let Maps { a_caller, a_gather, b, y, short_shards, of_op } = maps;
-    let to_all = problem.op() == OpKind::GemmAllReduce && p.rows.is_flattened() && !p.rows.has_two_exchanges();
+    let to_all = problem.op() == OpKind::GemmAllReduce
+        && p.rows.is_flattened()
+        && !p.rows.has_two_exchanges();
     let scatter_mask = if to_all { distinct(&args.data[..world.index()]) } else { 0 };
     let residual = args.residual.map(|residual| in_rows_of_items(p, residual));
     let (gate_step, up_offset) = gate_steps(args, problem.n_local(p.rank));
@@ -284,12 +356,27 @@ pub(super) fn encode_params(variant: Variant, program: &DeviceProgram, args: &La
 
 /// The further weights.
 fn more_weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [MoreWeight; MAX_WEIGHTS - 1] {
-    let none = MoreWeight { w: 0, w_row_bytes: 0, y_address: 0, y_row_bytes: 0, bias: 0, start: u32::MAX, padding: 0 };
+    let none = MoreWeight {
+        w: 0,
+        w_row_bytes: 0,
+        y_address: 0,
+        y_row_bytes: 0,
+        bias: 0,
+        start: u32::MAX,
+        padding: 0,
+    };
     let mut all = [none; MAX_WEIGHTS - 1];
     for ((to, &start), from) in all.iter_mut().zip(&p.weight_starts()[1..]).zip(args.more) {
         let WeightArgs { w, y, bias } = *from;
-        *to =
-            MoreWeight { w: w.address, w_row_bytes: w.row_bytes, y_address: y.address, y_row_bytes: y.row_bytes, bias, start, padding: 0 };
+        *to = MoreWeight {
+            w: w.address,
+            w_row_bytes: w.row_bytes,
+            y_address: y.address,
+            y_row_bytes: y.row_bytes,
+            bias,
+            start,
+            padding: 0,
+        };
     }
     all
 }
@@ -297,7 +384,9 @@ fn more_weights(p: &TileProgram, args: &LaunchArgs<'_>) -> [MoreWeight; MAX_WEIG
 /// The residual with its rows numbered as items number those of `y`: in two exchanges of a
 /// GEMM-AllReduce what a rank finishes counts the rows of its own shard.
 fn in_rows_of_items(p: &TileProgram, residual: Residual) -> Residual {
-    if p.problem.op() != OpKind::GemmAllReduce || p.rows.is_flattened() && !p.rows.has_two_exchanges() {
+    if p.problem.op() != OpKind::GemmAllReduce
+        || p.rows.is_flattened() && !p.rows.has_two_exchanges()
+    {
         return residual;
     }
     let own = p.problem.shard_rows(p.rank);
@@ -308,7 +397,10 @@ fn in_rows_of_items(p: &TileProgram, residual: Residual) -> Residual {
 /// The ranks whose address no lower rank has, as a mask: where copies carry rows on, one outbox
 /// stands for all peers.
 fn distinct(addresses: &[u64]) -> u32 {
-    let firsts = addresses.iter().enumerate().filter(|(rank, address)| !addresses[..*rank].contains(address));
+    let firsts = addresses
+        .iter()
+        .enumerate()
+        .filter(|(rank, address)| !addresses[..*rank].contains(address));
     firsts.map(|(rank, _)| 1 << rank).sum()
 }
 

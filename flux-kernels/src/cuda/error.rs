@@ -15,7 +15,10 @@ pub enum LaunchError {
         name: String,
     },
     /// A tensor map could not be encoded.
-    #[error("the tensor map of {operand} was refused ({code}): address {address:#x}, row stride {row_bytes} bytes")]
+    #[error(
+        "the tensor map of {operand} was refused ({code}): address {address:#x}, row stride \
+         {row_bytes} bytes"
+    )]
     TensorMap {
         /// `x`, `w`, `y` or the gather buffer.
         operand: &'static str,
@@ -35,7 +38,9 @@ pub enum LaunchError {
         kernel: String,
     },
     /// There are no CTAs, or more than may be resident at once.
-    #[error("{ctas} CTAs were asked for: at least 1 and at most {limit} run at once on this device")]
+    #[error(
+        "{ctas} CTAs were asked for: at least 1 and at most {limit} run at once on this device"
+    )]
     Grid {
         /// CTAs asked for.
         ctas: u32,
@@ -43,7 +48,10 @@ pub enum LaunchError {
         limit: u32,
     },
     /// A traced kernel has no buffer of its launch's size, or another kernel has one.
-    #[error("the kernel {kernel} needs a trace buffer of {items} items and {ctas} CTAs if it is a traced one, and none otherwise")]
+    #[error(
+        "the kernel {kernel} needs a trace buffer of {items} items and {ctas} CTAs if it is a \
+         traced one, and none otherwise"
+    )]
     Trace {
         /// The kernel.
         kernel: String,

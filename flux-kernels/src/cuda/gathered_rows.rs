@@ -70,7 +70,17 @@ impl GatheredRows {
     /// # Errors
     /// [`LaunchError`], before anything is enqueued.
     pub unsafe fn launch(&self, args: &GatheredRowsArgs<'_>) -> Result<(), LaunchError> {
-        let GatheredRowsArgs { problem, rank, x, buffer, half_stride, flattened, control: block, out, stream } = *args;
+        let GatheredRowsArgs {
+            problem,
+            rank,
+            x,
+            buffer,
+            half_stride,
+            flattened,
+            control: block,
+            out,
+            stream,
+        } = *args;
         let row_bytes = u64::from(problem.k()) * problem.dtype().bytes() as u64;
         let params = GatheredRowsParams {
             x: x.address,
@@ -87,7 +97,8 @@ impl GatheredRows {
             flattened: u32::from(flattened),
         };
         let threads = (problem.k() / 8).next_multiple_of(32).clamp(32, THREADS);
-        // SAFETY: the kernel takes `GatheredRowsParams`; the caller answers for the addresses in it.
+        // SAFETY: the kernel takes `GatheredRowsParams`; the caller answers for the addresses in
+        // it.
         unsafe { self.module.launch(self.function, (problem.m(), 1), threads, 0, &params, stream) }
     }
 }

@@ -24,7 +24,11 @@ use crate::variant::Variant;
 ///
 /// # Panics
 /// If there are fewer data regions or pads than ranks.
-pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs<'_>) -> Result<(), LaunchError> {
+pub unsafe fn launch(
+    kernel: &Kernel,
+    program: &DeviceProgram,
+    args: &LaunchArgs<'_>,
+) -> Result<(), LaunchError> {
     let p = program.program();
     let variant = kernel.variant();
     let ctas = args.workers;
@@ -40,11 +44,15 @@ pub unsafe fn launch(kernel: &Kernel, program: &DeviceProgram, args: &LaunchArgs
         return Err(LaunchError::Grid { ctas, limit });
     }
     let items = program.item_count();
-    if args.trace.is_some() != variant.is_traced() || args.trace.is_some_and(|trace| !trace.fits(items, ctas)) {
+    if args.trace.is_some() != variant.is_traced()
+        || args.trace.is_some_and(|trace| !trace.fits(items, ctas))
+    {
         return Err(LaunchError::Trace { kernel: variant.to_string(), items, ctas });
     }
     let params = encode_params(variant, program, args)?;
     let (grid, shared) = ((ctas, 1), variant.shared_bytes());
     // SAFETY: the kernel takes one `Params`; the caller answers for the addresses in it.
-    unsafe { kernel.module.launch(kernel.function, grid, Variant::THREADS, shared, &params, args.stream) }
+    unsafe {
+        kernel.module.launch(kernel.function, grid, Variant::THREADS, shared, &params, args.stream)
+    }
 }

@@ -35,15 +35,24 @@ static RMS_NORM: Registry<RmsNorm> = Mutex::new(Vec::new());
 ///
 /// # Errors
 /// What `cubin` returns; [`LaunchError`] as [`Kernel::load`].
-pub fn loaded<E: From<LaunchError>>(variant: Variant, cubin: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Arc<Kernel>, E> {
-    find_or_load(&VARIANTS, |kernel| kernel.variant() == variant, || Ok(Kernel::load(variant, &cubin()?)?))
+pub fn loaded<E: From<LaunchError>>(
+    variant: Variant,
+    cubin: impl FnOnce() -> Result<Vec<u8>, E>,
+) -> Result<Arc<Kernel>, E> {
+    find_or_load(
+        &VARIANTS,
+        |kernel| kernel.variant() == variant,
+        || Ok(Kernel::load(variant, &cubin()?)?),
+    )
 }
 
 /// As [`loaded`], the RMSNorm kernel.
 ///
 /// # Errors
 /// What `cubin` returns; [`LaunchError`] as [`RmsNorm::load`].
-pub fn loaded_rms_norm<E: From<LaunchError>>(cubin: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Arc<RmsNorm>, E> {
+pub fn loaded_rms_norm<E: From<LaunchError>>(
+    cubin: impl FnOnce() -> Result<Vec<u8>, E>,
+) -> Result<Arc<RmsNorm>, E> {
     find_or_load(&RMS_NORM, |_| true, || Ok(RmsNorm::load(&cubin()?)?))
 }
 
@@ -51,7 +60,9 @@ pub fn loaded_rms_norm<E: From<LaunchError>>(cubin: impl FnOnce() -> Result<Vec<
 ///
 /// # Errors
 /// What `cubin` returns; [`LaunchError`] as [`GatheredRows::load`].
-pub fn loaded_gathered_rows<E: From<LaunchError>>(cubin: impl FnOnce() -> Result<Vec<u8>, E>) -> Result<Arc<GatheredRows>, E> {
+pub fn loaded_gathered_rows<E: From<LaunchError>>(
+    cubin: impl FnOnce() -> Result<Vec<u8>, E>,
+) -> Result<Arc<GatheredRows>, E> {
     find_or_load(&GATHERED_ROWS, |_| true, || Ok(GatheredRows::load(&cubin()?)?))
 }
 
@@ -63,11 +74,14 @@ fn find_or_load<K, E: From<LaunchError>>(
     let handle = current_context()?;
     let context = number_of(handle)?;
     let mut all = registry.lock().unwrap_or_else(PoisonError::into_inner);
-    if let Some(loaded) = all.iter().find(|loaded| loaded.context == context && is_wanted(&loaded.kernel)) {
+    if let Some(loaded) =
+        all.iter().find(|loaded| loaded.context == context && is_wanted(&loaded.kernel))
+    {
         return Ok(Arc::clone(&loaded.kernel));
     }
     // A new primary context may have the handle of one that is gone.
-    all.extract_if(.., |loaded| loaded.context != context && loaded.handle == handle).for_each(std::mem::forget);
+    all.extract_if(.., |loaded| loaded.context != context && loaded.handle == handle)
+        .for_each(std::mem::forget);
     let kernel = Arc::new(load()?);
     all.push(Loaded { context, handle, kernel: Arc::clone(&kernel) });
     Ok(kernel)

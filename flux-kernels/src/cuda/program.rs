@@ -73,8 +73,15 @@ impl EpilogueStaging {
         if Self::bytes_for(kernel) == 0 {
             return 0;
         }
-        let all = Variant::all(KernelTarget::of_generation(Generation::Hopper)).into_iter().filter(|variant| variant.op().reduces());
-        let most = all.map(|variant| variant.with_partials(kernel.variant().partials()).epilogue_staging_bytes()).max().unwrap_or(0);
+        let all = Variant::all(KernelTarget::of_generation(Generation::Hopper))
+            .into_iter()
+            .filter(|variant| variant.op().reduces());
+        let most = all
+            .map(|variant| {
+                variant.with_partials(kernel.variant().partials()).epilogue_staging_bytes()
+            })
+            .max()
+            .unwrap_or(0);
         most * u64::from(kernel.multiprocessors())
     }
 }
@@ -100,9 +107,14 @@ impl DeviceProgram {
         let memory = OwnMemory::new(staging as usize + bytes.len())?;
         let (address, records) = (memory.address(), memory.address() + staging);
         // SAFETY: the destination was allocated with this size, the source is a live vector.
-        check("cuMemcpyHtoD", unsafe { sys::cuMemcpyHtoD_v2(records, bytes.as_ptr().cast(), bytes.len()) })?;
+        check("cuMemcpyHtoD", unsafe {
+            sys::cuMemcpyHtoD_v2(records, bytes.as_ptr().cast(), bytes.len())
+        })?;
         synchronize(0)?;
-        Ok(Self { _memory: Some(memory), ..Self::at(program, records, EpilogueStaging { address, bytes: staging }) })
+        Ok(Self {
+            _memory: Some(memory),
+            ..Self::at(program, records, EpilogueStaging { address, bytes: staging })
+        })
     }
 
     /// Bytes of a program's records.
@@ -115,8 +127,11 @@ impl DeviceProgram {
     /// # Panics
     /// If there are fewer bytes than [`bytes_of`](Self::bytes_of).
     pub fn write_records(program: &TileProgram, to: &mut [u8]) {
-        let parts: [&[u8]; 3] =
-            [bytemuck::cast_slice(&program.items), bytemuck::cast_slice(&program.awaits), bytemuck::cast_slice(&program.transfers)];
+        let parts: [&[u8]; 3] = [
+            bytemuck::cast_slice(&program.items),
+            bytemuck::cast_slice(&program.awaits),
+            bytemuck::cast_slice(&program.transfers),
+        ];
         let mut at = 0;
         for part in parts {
             to[at..at + part.len()].copy_from_slice(part);
@@ -135,7 +150,9 @@ impl DeviceProgram {
     pub unsafe fn copy_records(&self, from: *const u8, stream: usize) -> Result<(), LaunchError> {
         let [.., bytes] = self.counts.bytes();
         // SAFETY: both ranges have this length, and the caller keeps them.
-        let copied = unsafe { sys::cuMemcpyHtoDAsync_v2(self.records, from.cast(), bytes, stream as sys::CUstream) };
+        let copied = unsafe {
+            sys::cuMemcpyHtoDAsync_v2(self.records, from.cast(), bytes, stream as sys::CUstream)
+        };
         check("cuMemcpyHtoDAsync", copied)
     }
 
@@ -194,23 +211,41 @@ mod tests {
         let world = WorldSize::new(4).unwrap();
         for op in OpKind::ALL {
             let problem = Problem::new(op, 100, 320, 320, DType::Bf16, world).unwrap();
-            for rows in [RowLayout::PerShard, RowLayout::Flattened, RowLayout::FlattenedTwoExchanges] {
-                let schedule = Schedule { rows, split_k: 2, ..Schedule::of(TileShape::new(16, 32, 64)) };
+            for rows in
+                [RowLayout::PerShard, RowLayout::Flattened, RowLayout::FlattenedTwoExchanges]
+            {
+                let schedule =
+                    Schedule { rows, split_k: 2, ..Schedule::of(TileShape::new(16, 32, 64)) };
                 let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
                 let mut bytes = vec![0; DeviceProgram::bytes_of(&program)];
                 DeviceProgram::write_records(&program, &mut bytes);
 
-                let placed = DeviceProgram::at(program.clone(), 1 << 20, EpilogueStaging::default());
+                let placed =
+                    DeviceProgram::at(program.clone(), 1 << 20, EpilogueStaging::default());
                 let from = |address: u64| &bytes[(address - (1 << 20)) as usize..];
-                assert!(from(placed.items()).starts_with(bytemuck::cast_slice(&program.items)), "{op} {rows:?}");
-                assert!(from(placed.awaits()).starts_with(bytemuck::cast_slice(&program.awaits)), "{op} {rows:?}");
-                assert_eq!(from(placed.transfers()), bytemuck::cast_slice::<_, u8>(&program.transfers), "{op} {rows:?}");
+                assert!(
+                    from(placed.items()).starts_with(bytemuck::cast_slice(&program.items)),
+                    "{op} {rows:?}"
+                );
+                assert!(
+                    from(placed.awaits()).starts_with(bytemuck::cast_slice(&program.awaits)),
+                    "{op} {rows:?}"
+                );
+                assert_eq!(
+                    from(placed.transfers()),
+                    bytemuck::cast_slice::<_, u8>(&program.transfers),
+                    "{op} {rows:?}"
+                );
                 assert_eq!(
                     (placed.computed_count() as usize, placed.item_count()),
                     (program.computed().len(), program.items.len()),
                     "{op} {rows:?}"
                 );
-                assert_eq!(placed.copy_count() > 0, op == OpKind::GemmAllReduce && rows != RowLayout::Flattened, "{op} {rows:?}");
+                assert_eq!(
+                    placed.copy_count() > 0,
+                    op == OpKind::GemmAllReduce && rows != RowLayout::Flattened,
+                    "{op} {rows:?}"
+                );
             }
         }
     }

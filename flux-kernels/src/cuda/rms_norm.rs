@@ -46,7 +46,15 @@ pub struct RmsNormArgs {
 impl RmsNormArgs {
     pub(crate) fn params(&self) -> RmsNormParams {
         let Self { y, gain, out, cols, eps, .. } = *self;
-        RmsNormParams { y: y.address, y_row_bytes: y.row_bytes, gain, out: out.address, out_row_bytes: out.row_bytes, cols, eps }
+        RmsNormParams {
+            y: y.address,
+            y_row_bytes: y.row_bytes,
+            gain,
+            out: out.address,
+            out_row_bytes: out.row_bytes,
+            cols,
+            eps,
+        }
     }
 
     /// Threads of a CTA.
@@ -63,7 +71,8 @@ impl RmsNorm {
     /// [`LaunchError::Driver`] when the cubin does not suit the device, or lacks an entry point.
     pub fn load(cubin: &[u8]) -> Result<Self, LaunchError> {
         let module = Module::load(cubin)?;
-        let (bf16, fp16) = (module.function(c"flux_rms_norm_bf16")?, module.function(c"flux_rms_norm_fp16")?);
+        let (bf16, fp16) =
+            (module.function(c"flux_rms_norm_bf16")?, module.function(c"flux_rms_norm_fp16")?);
         Ok(Self { module, bf16, fp16 })
     }
 
@@ -82,6 +91,15 @@ impl RmsNorm {
         }
         let function = if T::DTYPE == DType::Bf16 { self.bf16 } else { self.fp16 };
         // SAFETY: the kernel takes `RmsNormParams`; the caller answers for the addresses in it.
-        unsafe { self.module.launch(function, (args.rows, 1), args.threads(), 0, &args.params(), args.stream) }
+        unsafe {
+            self.module.launch(
+                function,
+                (args.rows, 1),
+                args.threads(),
+                0,
+                &args.params(),
+                args.stream,
+            )
+        }
     }
 }

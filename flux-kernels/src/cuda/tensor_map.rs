@@ -6,8 +6,8 @@
 use super::error::LaunchError;
 use crate::variant::Variant;
 use cudarc::driver::sys::{
-    self, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill, CUtensorMapInterleave, CUtensorMapL2promotion,
-    CUtensorMapSwizzle,
+    self, CUresult, CUtensorMap, CUtensorMapDataType, CUtensorMapFloatOOBfill,
+    CUtensorMapInterleave, CUtensorMapL2promotion, CUtensorMapSwizzle,
 };
 use flux_core::DType;
 
@@ -151,5 +151,10 @@ pub(super) fn encode(dtype: DType, shape: &Operand<'_>) -> Result<CUtensorMap, L
     if result == CUresult::CUDA_SUCCESS {
         return Ok(map);
     }
-    Err(LaunchError::TensorMap { operand: shape.name, code: result as i32, address: shape.address, row_bytes: shape.row_bytes })
+    Err(LaunchError::TensorMap {
+        operand: shape.name,
+        code: result as i32,
+        address: shape.address,
+        row_bytes: shape.row_bytes,
+    })
 }

@@ -47,7 +47,9 @@ impl TraceBuffer {
     pub fn clear(&self, stream: usize) -> Result<(), LaunchError> {
         let bytes = self.items * size_of::<ItemStamps>() + self.workers * size_of::<WorkerStamps>();
         // SAFETY: the buffer has this length.
-        check("cuMemsetD8Async", unsafe { sys::cuMemsetD8Async(self.memory.address(), 0, bytes, stream as sys::CUstream) })
+        check("cuMemsetD8Async", unsafe {
+            sys::cuMemsetD8Async(self.memory.address(), 0, bytes, stream as sys::CUstream)
+        })
     }
 
     /// Waits for `stream`, on which the launches are, and reads the stamps of the last launch, of
@@ -55,10 +57,17 @@ impl TraceBuffer {
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the stream has failed.
-    pub fn read(&self, stream: usize, (items, workers): (usize, u32)) -> Result<Stamps, LaunchError> {
+    pub fn read(
+        &self,
+        stream: usize,
+        (items, workers): (usize, u32),
+    ) -> Result<Stamps, LaunchError> {
         synchronize(stream)?;
         let (items, workers) = (items.min(self.items), (workers as usize).min(self.workers));
-        let mut stamps = Stamps { items: vec![Zeroable::zeroed(); items], workers: vec![Zeroable::zeroed(); workers] };
+        let mut stamps = Stamps {
+            items: vec![Zeroable::zeroed(); items],
+            workers: vec![Zeroable::zeroed(); workers],
+        };
         copy(bytemuck::cast_slice_mut(&mut stamps.items), self.item_stamps())?;
         copy(bytemuck::cast_slice_mut(&mut stamps.workers), self.worker_stamps())?;
         Ok(stamps)

@@ -18,7 +18,12 @@ use flux_core::tile::Generation;
 /// Launches the kernel once on every multiprocessor and waits for it. The driver then has done its
 /// work for a function's first launch, and the device for its first block with this much shared
 /// memory.
-pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Variant, multiprocessors: u32) -> Result<(), LaunchError> {
+pub(super) fn warm_up(
+    module: &Module,
+    function: sys::CUfunction,
+    variant: Variant,
+    multiprocessors: u32,
+) -> Result<(), LaunchError> {
     let control_bytes = control::bytes(0).next_multiple_of(LINE);
     let stamps = u64::from(multiprocessors) * size_of::<WorkerStamps>() as u64;
     let bytes = control_bytes + FAULT_BYTES + stamps;
@@ -40,7 +45,16 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
     };
     // SAFETY: a call without items and peers uses control block, fault block and stamps alone,
     // which live until the synchronisation below.
-    unsafe { module.launch(function, (multiprocessors, 1), Variant::THREADS, variant.shared_bytes(), &params, 0) }?;
+    unsafe {
+        module.launch(
+            function,
+            (multiprocessors, 1),
+            Variant::THREADS,
+            variant.shared_bytes(),
+            &params,
+            0,
+        )
+    }?;
     module.synchronize(0)
 }
 
@@ -49,7 +63,17 @@ pub(super) fn warm_up(module: &Module, function: sys::CUfunction, variant: Varia
 fn with_maps(params: &Params, address: u64, variant: Variant) -> Result<Params, LaunchError> {
     let matrix = |box_rows, outer| {
         let box_cols = BoxCols::Wide;
-        let operand = Operand { name: "scratch", address, cols: 8, rows: 1, row_bytes: 16, outer, box_rows, box_cols, fetch: Fetch::Line };
+        let operand = Operand {
+            name: "scratch",
+            address,
+            cols: 8,
+            rows: 1,
+            row_bytes: 16,
+            outer,
+            box_rows,
+            box_cols,
+            fetch: Fetch::Line,
+        };
         encode(variant.dtype(), &operand)
     };
     let (tile, alone): (_, &[Outer]) = (variant.tile(), &[Outer::new(1, 16), Outer::new(1, 16)]);

@@ -1,9 +1,9 @@
 //! Operand data as a function of position: a hash of seed, row and column.
 //!
-//! Invariant: [`raw`] equals its counterpart in `cuda/harness/data.cuh` bit for bit, so any rank can
-//! generate any part of any rank's operand. The ranks' windows of `y` tile the global `[m, n]`
-//! output, but those of a GEMM-AllReduce, each of which is all of it. Their windows of `x` tile `[m,
-//! k]` and those of `w` `[n, k]`.
+//! Invariant: [`raw`] equals its counterpart in `cuda/harness/data.cuh` bit for bit, so any rank
+//! can generate any part of any rank's operand. The ranks' windows of `y` tile the global `[m, n]`
+//! output, but those of a GEMM-AllReduce, each of which is all of it. Their windows of `x` tile
+//! `[m, k]` and those of `w` `[n, k]`.
 
 use super::Fill;
 use crate::Element;
@@ -64,7 +64,9 @@ pub fn fill<T: Element>(to: &mut [T], window: Window, seed: u64, fill: Fill) {
 /// A seed for one operand of one call, far from all others: `stream` numbers operands, `call`
 /// calls.
 pub const fn seed(base: u64, stream: u32, call: u64) -> u64 {
-    let z = base ^ (stream as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ call.wrapping_mul(0xd1b5_4a32_d192_ed03);
+    let z = base
+        ^ (stream as u64).wrapping_mul(0x9e37_79b9_7f4a_7c15)
+        ^ call.wrapping_mul(0xd1b5_4a32_d192_ed03);
     let z = (z ^ (z >> 32)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
     z ^ (z >> 29)
 }
@@ -82,7 +84,12 @@ pub fn x_window(problem: &Problem, rank: Rank) -> Window {
 /// What of the global `[n, k]` matrix is `rank`'s `w`.
 pub fn w_window(problem: &Problem, rank: Rank) -> Window {
     let shape = problem.w_shape(rank);
-    Window { row0: problem.columns(rank).start, col0: problem.inner(rank).start, rows: shape.rows, cols: shape.cols }
+    Window {
+        row0: problem.columns(rank).start,
+        col0: problem.inner(rank).start,
+        rows: shape.rows,
+        cols: shape.cols,
+    }
 }
 
 /// What of the global `[m, n]` matrix is `rank`'s `y`.
@@ -109,7 +116,8 @@ mod tests {
     #[test]
     fn hash_is_the_documented_one() {
         // Values of an independent implementation, in Python with integers masked to 64 bits.
-        let expected = [(0, 0, 0, 0), (1, 2, 3, 8_846_944), (0x0123_4567_89ab_cdef, 8191, 49151, 1_115_871)];
+        let expected =
+            [(0, 0, 0, 0), (1, 2, 3, 8_846_944), (0x0123_4567_89ab_cdef, 8191, 49151, 1_115_871)];
         for (seed, row, col, want) in expected {
             assert_eq!(raw(seed, row, col), want, "seed {seed:#x} row {row} col {col}");
         }
@@ -118,20 +126,26 @@ mod tests {
     #[test]
     fn uniform_values_fill_minus_one_to_one_evenly() {
         let n = 1 << 16;
-        let values: Vec<f64> = (0..n).map(|i| f64::from(value(Fill::Uniform, 7, i / 256, i % 256))).collect();
+        let values: Vec<f64> =
+            (0..n).map(|i| f64::from(value(Fill::Uniform, 7, i / 256, i % 256))).collect();
         let mean = values.iter().sum::<f64>() / f64::from(n);
         let variance = values.iter().map(|v| v * v).sum::<f64>() / f64::from(n);
         assert!(values.iter().all(|v| (-1.0..1.0).contains(v)));
         // Standard errors of mean and variance of 65536 samples are 0.0023 and 0.0012: five of
         // each.
-        assert!(mean.abs() < 0.012 && (variance - 1.0 / 3.0).abs() < 0.006, "mean {mean}, variance {variance}");
+        assert!(
+            mean.abs() < 0.012 && (variance - 1.0 / 3.0).abs() < 0.006,
+            "mean {mean}, variance {variance}"
+        );
     }
 
     #[test]
     fn small_ints_have_the_documented_frequencies() {
         let n = 1 << 16;
         let ints: Vec<f32> = (0..n).map(|i| value(Fill::SmallInts, 9, i / 256, i % 256)).collect();
-        let count = |want: f32| ints.iter().filter(|v| v.to_bits() == want.to_bits()).count() as f64 / f64::from(n);
+        let count = |want: f32| {
+            ints.iter().filter(|v| v.to_bits() == want.to_bits()).count() as f64 / f64::from(n)
+        };
         // Standard error at most 0.0019: five of it.
         for (want, share) in [(-1.0, 1.0 / 6.0), (0.0, 2.0 / 3.0), (1.0, 1.0 / 6.0)] {
             assert!((count(want) - share).abs() < 0.0095, "{want}: {}", count(want));
@@ -152,7 +166,8 @@ mod tests {
 
     #[test]
     fn seeds_of_operands_and_calls_differ() {
-        let mut seeds: Vec<u64> = (0..4).flat_map(|s| (0..1000).map(move |c| seed(42, s, c))).collect();
+        let mut seeds: Vec<u64> =
+            (0..4).flat_map(|s| (0..1000).map(move |c| seed(42, s, c))).collect();
         seeds.sort_unstable();
         seeds.dedup();
         assert_eq!(seeds.len(), 4000);
@@ -163,7 +178,8 @@ mod tests {
     #[test]
     fn windows_of_all_ranks_tile_the_global_matrices() {
         for op in OpKind::ALL {
-            let problem = Problem::new(op, 12, 56, 80, DType::Bf16, WorldSize::new(3).unwrap()).unwrap();
+            let problem =
+                Problem::new(op, 12, 56, 80, DType::Bf16, WorldSize::new(3).unwrap()).unwrap();
             let parts: [Part; 3] = [(x_window, 12, 80), (w_window, 56, 80), (y_window, 12, 56)];
             for (at, (window, rows, cols)) in parts.into_iter().enumerate() {
                 let times = if op == OpKind::GemmAllReduce && at == 2 { 3 } else { 1 };

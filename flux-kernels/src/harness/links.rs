@@ -41,7 +41,12 @@ impl Links {
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the launch is refused.
-    pub unsafe fn bulk_copy(&self, copy: &BulkCopy, ctas: u32, stream: usize) -> Result<(), LaunchError> {
+    pub unsafe fn bulk_copy(
+        &self,
+        copy: &BulkCopy,
+        ctas: u32,
+        stream: usize,
+    ) -> Result<(), LaunchError> {
         let shared = copy.ring * (copy.piece + 8);
         // SAFETY: the layout is that of the kernel's parameter; the caller answers for the ranges.
         unsafe { self.module.launch(self.copy, (ctas, 1), 32, shared, copy, stream) }

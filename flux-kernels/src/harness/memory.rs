@@ -7,7 +7,10 @@ use std::marker::PhantomData;
 
 /// There is not so much memory.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("{bytes} bytes of memory cannot be had: the limit is `ulimit -v`, the container's or the machine's")]
+#[error(
+    "{bytes} bytes of memory cannot be had: the limit is `ulimit -v`, the container's or the \
+     machine's"
+)]
 pub struct NoMemory {
     /// What was asked for.
     pub bytes: usize,
@@ -87,7 +90,11 @@ mod tests {
         let error = HostBuffer::<bf16>::new(1 << 60).unwrap_err();
         assert_eq!(
             error.to_string(),
-            format!("{} bytes of memory cannot be had: the limit is `ulimit -v`, the container's or the machine's", 1_u64 << 61)
+            format!(
+                "{} bytes of memory cannot be had: the limit is `ulimit -v`, the container's or \
+                 the machine's",
+                1_u64 << 61
+            )
         );
         assert!(HostBuffer::<bf16>::new(usize::MAX).is_err());
     }

@@ -80,7 +80,17 @@ impl Expected {
     /// The product and nothing else.
     pub const fn product(seeds: Seeds, fill: Fill) -> Self {
         let (bias, residual, activation, gates) = (None, None, Activation::None, None);
-        Self { seeds, fill, bias, residual, activation, gates, flattened: false, per_node: 1, collective: false }
+        Self {
+            seeds,
+            fill,
+            bias,
+            residual,
+            activation,
+            gates,
+            flattened: false,
+            per_node: 1,
+            collective: false,
+        }
     }
 }
 
@@ -151,7 +161,14 @@ impl Harness {
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the launch is refused.
-    pub unsafe fn fill(&self, to: Window, seed: u64, fill: Fill, dtype: DType, stream: usize) -> Result<(), LaunchError> {
+    pub unsafe fn fill(
+        &self,
+        to: Window,
+        seed: u64,
+        fill: Fill,
+        dtype: DType,
+        stream: usize,
+    ) -> Result<(), LaunchError> {
         let params = FillParams {
             dst: to.address,
             row_stride: to.row_stride,
@@ -175,7 +192,12 @@ impl Harness {
     ///
     /// # Errors
     /// [`LaunchError::Driver`] when the call is refused.
-    pub unsafe fn poison(&self, address: u64, bytes: u64, stream: usize) -> Result<(), LaunchError> {
+    pub unsafe fn poison(
+        &self,
+        address: u64,
+        bytes: u64,
+        stream: usize,
+    ) -> Result<(), LaunchError> {
         if bytes == 0 {
             return Ok(());
         }
@@ -214,7 +236,8 @@ impl Harness {
         stream: usize,
     ) -> Result<VerifyReport, LaunchError> {
         let Shape { rows, cols } = GateLayout::result_shape(expected.gates, problem.y_shape(rank));
-        let (gate_step, up_offset) = expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local(rank)));
+        let (gate_step, up_offset) =
+            expected.gates.map_or((0, 0), |layout| layout.steps(problem.n_local(rank)));
         let (row0, col0, segment, own, per_node) = match problem.op() {
             OpKind::AllGatherGemm => (0, problem.columns(rank).start, problem.k(), 0, 1),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
@@ -238,7 +261,11 @@ impl Harness {
             cols,
             k: problem.k(),
             segment,
-            long_segments: problem.world().ranks().filter(|&source| problem.k_local(source) == segment).count() as u32,
+            long_segments: problem
+                .world()
+                .ranks()
+                .filter(|&source| problem.k_local(source) == segment)
+                .count() as u32,
             own,
             m_shard: if owned { problem.m_shard() } else { 0 },
             full_shards: problem.full_shards(),
@@ -255,9 +282,17 @@ impl Harness {
             f32_partials: u32::from(problem.partials() == Partials::F32 && !expected.collective),
             rounded_additions: if expected.collective { problem.world().get() } else { 0 },
         };
-        let mut raw = RawReport { violations: 0, first: u64::MAX, max_error: 0, max_reference: 0, max_ratio: 0, reserved: 0 };
+        let mut raw = RawReport {
+            violations: 0,
+            first: u64::MAX,
+            max_error: 0,
+            max_reference: 0,
+            max_ratio: 0,
+            reserved: 0,
+        };
         self.module.write(self.report.address(), bytemuck::bytes_of(&raw), stream)?;
-        let grid = (cols.div_ceil(if expected.gates.is_some() { 16 } else { 32 }), rows.div_ceil(64));
+        let grid =
+            (cols.div_ceil(if expected.gates.is_some() { 16 } else { 32 }), rows.div_ceil(64));
         // A grid is not empty.
         if rows > 0 {
             // SAFETY: the kernel takes `VerifyParams`; the caller answers for `y`, the report is
@@ -282,9 +317,27 @@ impl Harness {
     ///
     /// # Errors
     /// [`LaunchError`] if the kernel cannot be enqueued.
-    pub unsafe fn add_rms_norm(&self, args: &RmsNormArgs, residual: u64, dtype: DType) -> Result<(), LaunchError> {
-        let params = AddRmsNormParams { norm: args.params(), residual, bf16: u32::from(dtype == DType::Bf16) };
+    pub unsafe fn add_rms_norm(
+        &self,
+        args: &RmsNormArgs,
+        residual: u64,
+        dtype: DType,
+    ) -> Result<(), LaunchError> {
+        let params = AddRmsNormParams {
+            norm: args.params(),
+            residual,
+            bf16: u32::from(dtype == DType::Bf16),
+        };
         // SAFETY: the kernel takes `AddRmsNormParams`; the caller answers for the addresses in it.
-        unsafe { self.module.launch(self.add_rms_norm, (args.rows, 1), args.threads(), 0, &params, args.stream) }
+        unsafe {
+            self.module.launch(
+                self.add_rms_norm,
+                (args.rows, 1),
+                args.threads(),
+                0,
+                &params,
+                args.stream,
+            )
+        }
     }
 }

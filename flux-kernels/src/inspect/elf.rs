@@ -58,9 +58,17 @@ struct Section<'a> {
 /// The functions of a cubin.
 pub(super) fn functions(image: &[u8]) -> Result<Vec<Code>, ImageError> {
     let sections = sections(image)?;
-    let symtab = sections.iter().find(|s| s.kind == SHT_SYMTAB).ok_or(ImageError::NotACubin { what: "it has no symbols" })?;
-    let strings = sections.get(symtab.link as usize).ok_or(ImageError::NotACubin { what: "its symbols have no names" })?;
-    let info = sections.iter().find(|s| s.name == ".nv.info").ok_or(ImageError::NotACubin { what: "it has no attributes" })?;
+    let symtab = sections
+        .iter()
+        .find(|s| s.kind == SHT_SYMTAB)
+        .ok_or(ImageError::NotACubin { what: "it has no symbols" })?;
+    let strings = sections
+        .get(symtab.link as usize)
+        .ok_or(ImageError::NotACubin { what: "its symbols have no names" })?;
+    let info = sections
+        .iter()
+        .find(|s| s.name == ".nv.info")
+        .ok_or(ImageError::NotACubin { what: "it has no attributes" })?;
 
     let mut registers = HashMap::new();
     let mut stack = HashMap::new();
@@ -93,18 +101,28 @@ pub(super) fn functions(image: &[u8]) -> Result<Vec<Code>, ImageError> {
 
 fn sections(image: &[u8]) -> Result<Vec<Section<'_>>, ImageError> {
     if !image.starts_with(b"\x7fELF\x02\x01") || u16_at(image, 18)? != EM_CUDA {
-        return Err(ImageError::NotACubin { what: "it is not a 64-bit little-endian ELF file for CUDA" });
+        return Err(ImageError::NotACubin {
+            what: "it is not a 64-bit little-endian ELF file for CUDA",
+        });
     }
-    let (table, entry, count) = (u64_at(image, 40)?, usize::from(u16_at(image, 58)?), usize::from(u16_at(image, 60)?));
+    let (table, entry, count) =
+        (u64_at(image, 40)?, usize::from(u16_at(image, 58)?), usize::from(u16_at(image, 60)?));
     let names = usize::from(u16_at(image, 62)?);
     let table = usize::try_from(table).map_err(|_| CUT)?;
-    let header = |index: usize| index.checked_mul(entry).and_then(|at| at.checked_add(table)).and_then(|at| image.get(at..)).ok_or(CUT);
+    let header = |index: usize| {
+        index
+            .checked_mul(entry)
+            .and_then(|at| at.checked_add(table))
+            .and_then(|at| image.get(at..))
+            .ok_or(CUT)
+    };
     let body = |header: &[u8]| -> Result<&[u8], ImageError> {
         const NOBITS: u32 = 8;
         if u32_at(header, 4)? == NOBITS {
             return Ok(&[]);
         }
-        let (from, size) = (usize::try_from(u64_at(header, 24)?), usize::try_from(u64_at(header, 32)?));
+        let (from, size) =
+            (usize::try_from(u64_at(header, 24)?), usize::try_from(u64_at(header, 32)?));
         let (from, size) = (from.map_err(|_| CUT)?, size.map_err(|_| CUT)?);
         image.get(from..).and_then(|rest| rest.get(..size)).ok_or(CUT)
     };
@@ -144,7 +162,8 @@ fn u64_at(bytes: &[u8], at: usize) -> Result<u64, ImageError> {
 fn text_at(bytes: &[u8], at: usize) -> Result<&str, ImageError> {
     let rest = bytes.get(at..).ok_or(CUT)?;
     let end = rest.iter().position(|&byte| byte == 0).ok_or(CUT)?;
-    std::str::from_utf8(&rest[..end]).map_err(|_| ImageError::NotACubin { what: "a name in it is not text" })
+    std::str::from_utf8(&rest[..end])
+        .map_err(|_| ImageError::NotACubin { what: "a name in it is not text" })
 }
 
 #[cfg(test)]
@@ -153,8 +172,12 @@ mod tests {
 
     #[test]
     fn what_is_not_a_cubin_is_refused() {
-        for image in [&b""[..], b"\x7fELF", &[0; 200], b"\x7fELF\x02\x01 and then something else that is long enough to be a header......"]
-        {
+        for image in [
+            &b""[..],
+            b"\x7fELF",
+            &[0; 200],
+            b"\x7fELF\x02\x01 and then something else that is long enough to be a header......",
+        ] {
             assert!(matches!(functions(image), Err(ImageError::NotACubin { .. })), "{image:?}");
         }
     }

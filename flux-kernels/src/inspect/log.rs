@@ -19,23 +19,35 @@ pub(super) struct Said {
 
 /// What it says of this function; `None` where it says nothing.
 pub(super) fn function(log: &str, name: &str) -> Option<Said> {
-    let mut lines = log.lines().skip_while(|line| line.split_once("Function properties for ").is_none_or(|(_, of)| of.trim() != name));
+    let mut lines = log.lines().skip_while(|line| {
+        line.split_once("Function properties for ").is_none_or(|(_, of)| of.trim() != name)
+    });
     lines.next()?;
     let properties = lines.next()?;
     // A device function has no such line: it takes its caller's registers and shared memory.
-    let shared = lines.next().filter(|line| line.contains(": Used ")).and_then(|used| before(used, " bytes smem")).unwrap_or(0);
-    Some(Said { spill_stores: before(properties, " bytes spill stores")?, spill_loads: before(properties, " bytes spill loads")?, shared })
+    let shared = lines
+        .next()
+        .filter(|line| line.contains(": Used "))
+        .and_then(|used| before(used, " bytes smem"))
+        .unwrap_or(0);
+    Some(Said {
+        spill_stores: before(properties, " bytes spill stores")?,
+        spill_loads: before(properties, " bytes spill loads")?,
+        shared,
+    })
 }
 
 /// Whether it says that the function's `wgmma` instructions wait for one another.
 pub(super) fn serialized(log: &str, name: &str) -> bool {
     let quoted = format!("'{name}'");
-    log.lines().any(|line| line.contains("wgmma") && line.contains("serialized") && line.contains(&quoted))
+    log.lines()
+        .any(|line| line.contains("wgmma") && line.contains("serialized") && line.contains(&quoted))
 }
 
 /// Lines that warn, of the front end or of ptxas.
 pub(super) fn warnings(log: &str) -> Vec<String> {
-    let warns = |line: &&str| line.contains("warning") || line.contains("Potential Performance Loss");
+    let warns =
+        |line: &&str| line.contains("warning") || line.contains("Potential Performance Loss");
     log.lines().filter(warns).map(|line| line.trim().to_owned()).collect()
 }
 
@@ -67,7 +79,10 @@ ptxas info    : Used 32 registers, used 1 barriers, 952 bytes cumulative stack s
     #[test]
     fn each_function_has_its_own_numbers() {
         assert_eq!(function(LOG, "w"), Some(Said { spill_stores: 0, spill_loads: 0, shared: 0 }));
-        assert_eq!(function(LOG, "ww"), Some(Said { spill_stores: 1288, spill_loads: 1464, shared: 256 }));
+        assert_eq!(
+            function(LOG, "ww"),
+            Some(Said { spill_stores: 1288, spill_loads: 1464, shared: 256 })
+        );
         assert_eq!(function(LOG, "www"), None);
         assert_eq!(function("", "w"), None);
     }

@@ -56,7 +56,9 @@ impl Report {
     pub fn new(name: &str, cubin: &[u8], log: &str) -> Result<Self, ImageError> {
         let mut functions = Vec::new();
         for code in elf::functions(cubin)? {
-            let Some(said) = log::function(log, &code.name) else { return Err(ImageError::NotInLog { function: code.name }) };
+            let Some(said) = log::function(log, &code.name) else {
+                return Err(ImageError::NotInLog { function: code.name });
+            };
             functions.push(FunctionReport {
                 registers: code.registers,
                 stack_bytes: code.stack_bytes,
@@ -76,9 +78,13 @@ impl Report {
     pub fn defects(&self) -> Vec<String> {
         let mut defects = Vec::new();
         for f in &self.functions {
-            let mut defect = |what: String| defects.push(format!("{}: {}: {what}", self.name, f.function));
+            let mut defect =
+                |what: String| defects.push(format!("{}: {}: {what}", self.name, f.function));
             if f.spill_store_bytes + f.spill_load_bytes > 0 {
-                defect(format!("spills registers: {} bytes stored, {} loaded", f.spill_store_bytes, f.spill_load_bytes));
+                defect(format!(
+                    "spills registers: {} bytes stored, {} loaded",
+                    f.spill_store_bytes, f.spill_load_bytes
+                ));
             }
             if f.stack_bytes > 0 {
                 defect(format!("uses local memory: {} bytes of stack", f.stack_bytes));

@@ -35,8 +35,9 @@ impl fmt::Display for Version {
 /// There is no NVRTC that can be used.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(
-    "no NVRTC (the CUDA run-time compiler) is usable here; tried {}. Install one with `pip install 'nvidia-cuda-nvrtc==13.0.*'` or a \
-     CUDA toolkit, or set FLUX_NVRTC_LIB to libnvrtc.so.13, or FLUX_CUBIN_DIR to a folder of cubins compiled ahead of time",
+    "no NVRTC (the CUDA run-time compiler) is usable here; tried {}. Install one with `pip install \
+     'nvidia-cuda-nvrtc==13.0.*'` or a CUDA toolkit, or set FLUX_NVRTC_LIB to libnvrtc.so.13, or \
+     FLUX_CUBIN_DIR to a folder of cubins compiled ahead of time",
     tried.join("; ")
 )]
 pub struct NvrtcUnavailable {
@@ -97,7 +98,8 @@ impl Library {
         for path in search::candidates(|key| std::env::var_os(key), executable.as_deref()) {
             match Self::open(&path) {
                 Ok(library) => {
-                    tracing::debug!(path = %path.display(), version = %library.version, "NVRTC loaded");
+                    tracing::debug!(path = %path.display(), version = %library.version, "NVRTC \
+                                                                                         loaded");
                     return Ok(library);
                 }
                 Err(reason) => tried.push(format!("{} ({reason})", path.display())),
@@ -112,7 +114,9 @@ impl Library {
         let library = unsafe { libloading::Library::new(path) }.map_err(|error| reason(&error))?;
         let version = version(&library)?;
         if version < OLDEST {
-            return Err(format!("version {version} is older than {OLDEST}, the first that compiles for sm_90a"));
+            return Err(format!(
+                "version {version} is older than {OLDEST}, the first that compiles for sm_90a"
+            ));
         }
         Self::bind(path, library, version)
     }
@@ -127,12 +131,18 @@ impl Library {
 fn version(library: &libloading::Library) -> Result<Version, String> {
     // SAFETY: the type is the entry point's declaration in nvrtc.h; it is called while `library` is
     // borrowed, so loaded.
-    let entry = unsafe { library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0") };
+    let entry = unsafe {
+        library.get::<unsafe extern "C" fn(*mut c_int, *mut c_int) -> c_int>(b"nvrtcVersion\0")
+    };
     let entry = entry.map_err(|error| reason(&error))?;
     let (mut major, mut minor) = (0, 0);
     // SAFETY: both out pointers are valid.
     match unsafe { entry(&raw mut major, &raw mut minor) } {
-        0 => Ok(Version { major: major.unsigned_abs(), minor: minor.unsigned_abs(), build: build(*entry as usize) }),
+        0 => Ok(Version {
+            major: major.unsigned_abs(),
+            minor: minor.unsigned_abs(),
+            build: build(*entry as usize),
+        }),
         code => Err(format!("nvrtcVersion failed ({code})")),
     }
 }
@@ -141,8 +151,15 @@ fn version(library: &libloading::Library) -> Result<Version, String> {
 /// tell its releases apart.
 fn build(address: usize) -> u32 {
     let maps = std::fs::read_to_string("/proc/self/maps").unwrap_or_default();
-    let Some(file) = maps.lines().find_map(|line| mapped(line, address)).and_then(|path| std::fs::metadata(path).ok()) else { return 0 };
-    let words = [i64::try_from(file.size()).unwrap_or(i64::MAX), file.mtime(), file.mtime_nsec()].map(i64::to_le_bytes);
+    let Some(file) = maps
+        .lines()
+        .find_map(|line| mapped(line, address))
+        .and_then(|path| std::fs::metadata(path).ok())
+    else {
+        return 0;
+    };
+    let words = [i64::try_from(file.size()).unwrap_or(i64::MAX), file.mtime(), file.mtime_nsec()]
+        .map(i64::to_le_bytes);
     let [a, b, c, d, ..]: [u8; 32] = Sha256::digest(words.concat()).into();
     u32::from_le_bytes([a, b, c, d])
 }
@@ -163,7 +180,11 @@ fn builtins(nvrtc: &Path, version: Version) -> Option<libloading::Library> {
     // SAFETY: as for NVRTC; the library is data with trivial initialisers.
     let loaded = unsafe { libloading::Library::new(&path) };
     // A toolkit may keep them on the loader's path; if not, the compiler's log says so.
-    loaded.inspect_err(|error| tracing::debug!(path = %path.display(), %error, "NVRTC's builtins are not beside it")).ok()
+    loaded
+        .inspect_err(|error| {
+            tracing::debug!(path = %path.display(), %error, "NVRTC's builtins are not beside it");
+        })
+        .ok()
 }
 
 /// What the loader said.
@@ -181,7 +202,10 @@ mod tests {
         let own = build as fn(usize) -> u32 as usize;
         assert!(build(own) != 0 && build(own) == build(own));
         assert_eq!(build(0), 0);
-        assert_eq!(mapped("7f00-7f10 r-xp 00000000 00:1b 12   /a b/libnvrtc.so.13", 0x7f0f), Some("/a b/libnvrtc.so.13"));
+        assert_eq!(
+            mapped("7f00-7f10 r-xp 00000000 00:1b 12   /a b/libnvrtc.so.13", 0x7f0f),
+            Some("/a b/libnvrtc.so.13")
+        );
         assert_eq!(mapped("7f00-7f10 r-xp 00000000 00:1b 12   /a b/libnvrtc.so.13", 0x7f10), None);
         assert_eq!(mapped("7f00-7f10 rw-p 00000000 00:00 0    [heap]", 0x7f00), None);
     }

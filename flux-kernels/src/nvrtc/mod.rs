@@ -37,7 +37,15 @@ pub enum Arch {
 
 impl Arch {
     /// All of them.
-    pub const ALL: [Self; 7] = [Self::Sm90a, Self::Sm80, Self::Sm86, Self::Sm89, Self::Sm100, Self::Sm120, Self::Compute80];
+    pub const ALL: [Self; 7] = [
+        Self::Sm90a,
+        Self::Sm80,
+        Self::Sm86,
+        Self::Sm89,
+        Self::Sm100,
+        Self::Sm120,
+        Self::Compute80,
+    ];
 
     /// The name that the compiler knows it by.
     pub const fn name(self) -> &'static str {
@@ -85,11 +93,18 @@ pub struct KernelSource<'a> {
 
 impl<'a> KernelSource<'a> {
     /// Options of all our sources. The last one makes the log report resources for [`Report`].
-    pub const OPTIONS: &'static [&'static str] = &["--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v"];
+    pub const OPTIONS: &'static [&'static str] =
+        &["--std=c++20", "--device-as-default-execution-space", "--ptxas-options=-v"];
 
     /// One of our translation units, with our headers and options.
     pub fn ours(source: &'a crate::sources::Source, arch: Arch) -> Self {
-        Self { name: &source.name, text: &source.text, headers: crate::sources::headers(), options: Self::OPTIONS, arch }
+        Self {
+            name: &source.name,
+            text: &source.text,
+            headers: crate::sources::headers(),
+            options: Self::OPTIONS,
+            arch,
+        }
     }
 }
 
@@ -152,7 +167,10 @@ pub struct Nvrtc(Library);
 
 impl std::fmt::Debug for Nvrtc {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Nvrtc").field("path", &self.path()).field("version", &self.version()).finish()
+        f.debug_struct("Nvrtc")
+            .field("path", &self.path())
+            .field("version", &self.version())
+            .finish()
     }
 }
 
@@ -180,7 +198,8 @@ impl Nvrtc {
     /// # Errors
     /// [`NvrtcUnavailable`] says why it cannot be used.
     pub fn open(path: &Path) -> Result<Self, NvrtcUnavailable> {
-        let unavailable = |reason| NvrtcUnavailable { tried: vec![format!("{} ({reason})", path.display())] };
+        let unavailable =
+            |reason| NvrtcUnavailable { tried: vec![format!("{} ({reason})", path.display())] };
         Library::open(path).map(Self).map_err(unavailable)
     }
 
@@ -205,7 +224,8 @@ impl Nvrtc {
         let arch = format!("--gpu-architecture={}", source.arch.name());
         // What comes from the driver's cache has no log, and so no report.
         let no_cache = (self.version().major >= 13).then_some("--no-cache");
-        let options = std::iter::once(arch.as_str()).chain(no_cache).chain(source.options.iter().copied());
+        let options =
+            std::iter::once(arch.as_str()).chain(no_cache).chain(source.options.iter().copied());
         let options = options.map(text).collect::<Result<Vec<_>, _>>()?;
         let options: Vec<*const c_char> = options.iter().map(|option| option.as_ptr()).collect();
         let program = Program::create(&self.0, source)?;
@@ -220,11 +240,15 @@ impl Nvrtc {
         }
         if source.arch.is_ptx() {
             // Its resources are known when a driver has compiled it.
-            return Ok(Compiled { cubin: program.ptx()?, log, report: Report::of_ptx(source.name) });
+            return Ok(Compiled {
+                cubin: program.ptx()?,
+                log,
+                report: Report::of_ptx(source.name),
+            });
         }
         let cubin = program.cubin()?;
-        let report =
-            Report::new(source.name, &cubin, &log).map_err(|error| CompileError::Image { name: name(), reason: error.to_string() })?;
+        let report = Report::new(source.name, &cubin, &log)
+            .map_err(|error| CompileError::Image { name: name(), reason: error.to_string() })?;
         Ok(Compiled { cubin, log, report })
     }
 }
@@ -247,35 +271,55 @@ struct Program<'l> {
 impl<'l> Program<'l> {
     fn create(library: &'l Library, source: &KernelSource<'_>) -> Result<Self, CompileError> {
         let name = source.name.to_owned();
-        let text = |text: &str| CString::new(text).map_err(|_| CompileError::Nul { name: name.clone() });
+        let text =
+            |text: &str| CString::new(text).map_err(|_| CompileError::Nul { name: name.clone() });
         let file = text(&format!("{}.cu", source.name))?;
         let unit = text(source.text)?;
-        let texts = source.headers.iter().map(|(_, body)| text(body)).collect::<Result<Vec<_>, _>>()?;
-        let names = source.headers.iter().map(|(name, _)| text(name)).collect::<Result<Vec<_>, _>>()?;
+        let texts =
+            source.headers.iter().map(|(_, body)| text(body)).collect::<Result<Vec<_>, _>>()?;
+        let names =
+            source.headers.iter().map(|(name, _)| text(name)).collect::<Result<Vec<_>, _>>()?;
         let pointers = |strings: &[CString]| strings.iter().map(|s| s.as_ptr()).collect::<Vec<_>>();
         let (texts, names) = (pointers(&texts), pointers(&names));
         let count = c_int::try_from(names.len()).unwrap_or(c_int::MAX);
-        let (texts, names) = if count == 0 { (null(), null()) } else { (texts.as_ptr(), names.as_ptr()) };
+        let (texts, names) =
+            if count == 0 { (null(), null()) } else { (texts.as_ptr(), names.as_ptr()) };
         let mut handle = 0;
         // SAFETY: the out pointer is valid; the strings are terminated, the arrays hold at least
         // `count` of them, and the library copies them all.
-        let code = unsafe { (library.create)(&raw mut handle, unit.as_ptr(), file.as_ptr(), count, texts, names) };
+        let code = unsafe {
+            (library.create)(&raw mut handle, unit.as_ptr(), file.as_ptr(), count, texts, names)
+        };
         let program = Self { library, handle, name };
         program.check("nvrtcCreateProgram", code)?;
         Ok(program)
     }
 
     fn check(&self, call: &'static str, code: c_int) -> Result<(), CompileError> {
-        if code == 0 { Ok(()) } else { Err(CompileError::Call { name: self.name.clone(), call, reason: self.library.text(code) }) }
+        if code == 0 {
+            Ok(())
+        } else {
+            Err(CompileError::Call {
+                name: self.name.clone(),
+                call,
+                reason: self.library.text(code),
+            })
+        }
     }
 
     fn log(&self) -> Result<String, CompileError> {
-        let bytes = self.bytes(("nvrtcGetProgramLogSize", self.library.log_size), ("nvrtcGetProgramLog", self.library.log))?;
+        let bytes = self.bytes(
+            ("nvrtcGetProgramLogSize", self.library.log_size),
+            ("nvrtcGetProgramLog", self.library.log),
+        )?;
         Ok(String::from_utf8_lossy(&bytes).trim_end_matches('\0').to_owned())
     }
 
     fn cubin(&self) -> Result<Vec<u8>, CompileError> {
-        self.bytes(("nvrtcGetCUBINSize", self.library.cubin_size), ("nvrtcGetCUBIN", self.library.cubin))
+        self.bytes(
+            ("nvrtcGetCUBINSize", self.library.cubin_size),
+            ("nvrtcGetCUBIN", self.library.cubin),
+        )
     }
 
     /// Terminated, as the driver takes it.

@@ -9,16 +9,31 @@ use std::path::{Path, PathBuf};
 const NAMES: [&str; 3] = ["libnvrtc.so.13", "libnvrtc.so.12", "libnvrtc.so"];
 
 /// A toolkit's folder of this architecture: NVIDIA calls servers with Arm processors SBSA.
-const TARGET_LIB: &str = if cfg!(target_arch = "aarch64") { "targets/sbsa-linux/lib" } else { "targets/x86_64-linux/lib" };
+const TARGET_LIB: &str = if cfg!(target_arch = "aarch64") {
+    "targets/sbsa-linux/lib"
+} else {
+    "targets/x86_64-linux/lib"
+};
 
 /// The candidates in order. `FLUX_NVRTC_LIB`, where set, is the only one.
-pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>, executable: Option<&Path>) -> Vec<PathBuf> {
+pub(super) fn candidates(
+    env: impl Fn(&str) -> Option<OsString>,
+    executable: Option<&Path>,
+) -> Vec<PathBuf> {
     let folder = |name: &str| env(name).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(named) = folder("FLUX_NVRTC_LIB") {
-        return if named.is_dir() { NAMES.map(|name| named.join(name)).to_vec() } else { vec![named] };
+        return if named.is_dir() {
+            NAMES.map(|name| named.join(name)).to_vec()
+        } else {
+            vec![named]
+        };
     }
     let mut folders = Vec::from_iter(folder("FLUX_CUDA_LIB_DIR"));
-    for toolkit in [folder("CUDA_HOME"), folder("CUDA_PATH"), Some(PathBuf::from("/usr/local/cuda"))].into_iter().flatten() {
+    for toolkit in
+        [folder("CUDA_HOME"), folder("CUDA_PATH"), Some(PathBuf::from("/usr/local/cuda"))]
+            .into_iter()
+            .flatten()
+    {
         folders.extend(["lib64", "lib", TARGET_LIB].map(|lib| toolkit.join(lib)));
     }
     folders.extend(folder("VIRTUAL_ENV").iter().flat_map(|prefix| wheels(prefix)));
@@ -27,7 +42,8 @@ pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>, executable: Opt
         folders.push(conda.join("lib"));
         folders.extend(wheels(&conda));
     }
-    folders.extend(python_prefixes(env("PATH").as_deref()).iter().flat_map(|prefix| wheels(prefix)));
+    folders
+        .extend(python_prefixes(env("PATH").as_deref()).iter().flat_map(|prefix| wheels(prefix)));
     if let Some(beside) = executable.and_then(Path::parent) {
         folders.extend([beside.to_path_buf(), beside.join("lib")]);
     }
@@ -45,22 +61,41 @@ pub(super) fn candidates(env: impl Fn(&str) -> Option<OsString>, executable: Opt
 /// The prefixes of the first `python3` on `path`: as it is named there (a virtual environment) and
 /// as its links resolve.
 fn python_prefixes(path: Option<&OsStr>) -> Vec<PathBuf> {
-    let python = path.into_iter().flat_map(std::env::split_paths).map(|folder| folder.join("python3")).find(|p| p.is_file());
+    let python = path
+        .into_iter()
+        .flat_map(std::env::split_paths)
+        .map(|folder| folder.join("python3"))
+        .find(|p| p.is_file());
     let resolved = python.as_ref().and_then(|python| python.canonicalize().ok());
-    [python, resolved].into_iter().flatten().filter_map(|p| Some(p.parent()?.parent()?.to_path_buf())).collect()
+    [python, resolved]
+        .into_iter()
+        .flatten()
+        .filter_map(|p| Some(p.parent()?.parent()?.to_path_buf()))
+        .collect()
 }
 
 /// Where wheels below a prefix have the library.
 fn wheels(prefix: &Path) -> Vec<PathBuf> {
-    site_packages(prefix).iter().flat_map(|site| ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"].map(|lib| site.join(lib))).collect()
+    site_packages(prefix)
+        .iter()
+        .flat_map(|site| ["nvidia/cu13/lib", "nvidia/cuda_nvrtc/lib"].map(|lib| site.join(lib)))
+        .collect()
 }
 
 /// The package folders below a prefix, the newest Python first.
 fn site_packages(prefix: &Path) -> Vec<PathBuf> {
     let mut sites = Vec::new();
-    for entry in ["lib", "local/lib"].iter().filter_map(|lib| std::fs::read_dir(prefix.join(lib)).ok()).flatten().flatten() {
+    for entry in ["lib", "local/lib"]
+        .iter()
+        .filter_map(|lib| std::fs::read_dir(prefix.join(lib)).ok())
+        .flatten()
+        .flatten()
+    {
         if let Some(minor) = python_minor(&entry.file_name().to_string_lossy()) {
-            sites.extend(["site-packages", "dist-packages"].map(|packages| (minor, entry.path().join(packages))));
+            sites.extend(
+                ["site-packages", "dist-packages"]
+                    .map(|packages| (minor, entry.path().join(packages))),
+            );
         }
     }
     sites.sort();
@@ -70,7 +105,9 @@ fn site_packages(prefix: &Path) -> Vec<PathBuf> {
 /// The minor version in a folder's name like `python3.13` or `python3.13t`; 0 where it has none.
 fn python_minor(folder: &str) -> Option<u32> {
     let version = folder.strip_prefix("python3")?;
-    let minor = version.strip_prefix('.').and_then(|minor| minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok());
+    let minor = version
+        .strip_prefix('.')
+        .and_then(|minor| minor.trim_end_matches(|c: char| !c.is_ascii_digit()).parse().ok());
     Some(minor.unwrap_or(0))
 }
 
@@ -80,7 +117,8 @@ mod tests {
     use std::collections::HashMap;
 
     fn env(pairs: &[(&str, &Path)]) -> impl Fn(&str) -> Option<OsString> {
-        let map: HashMap<String, OsString> = pairs.iter().map(|(k, v)| ((*k).to_owned(), v.as_os_str().to_owned())).collect();
+        let map: HashMap<String, OsString> =
+            pairs.iter().map(|(k, v)| ((*k).to_owned(), v.as_os_str().to_owned())).collect();
         move |key| map.get(key).cloned()
     }
 
@@ -145,7 +183,12 @@ mod tests {
         library("usr/bin", "python3");
         let at = |name: &str| dir.path().join(name);
         let (named, cuda, venv, path) = (at("named"), at("cuda"), at("venv"), at("usr/bin"));
-        let pairs: [(&str, &Path); 4] = [("FLUX_CUDA_LIB_DIR", &named), ("CUDA_HOME", &cuda), ("VIRTUAL_ENV", &venv), ("PATH", &path)];
+        let pairs: [(&str, &Path); 4] = [
+            ("FLUX_CUDA_LIB_DIR", &named),
+            ("CUDA_HOME", &cuda),
+            ("VIRTUAL_ENV", &venv),
+            ("PATH", &path),
+        ];
         let found = candidates(env(&pairs), Some(&at("app/flux")));
         assert_eq!(found_in(dir.path(), &found), expected);
         assert_eq!(found[found.len() - 3..], NAMES.map(PathBuf::from));

@@ -21,10 +21,19 @@ pub struct NoSuchTile {
 /// The tiles that there are kernels for, in words.
 fn advice(generation: Generation) -> String {
     let list = |kept: &dyn Fn(TileShape) -> bool| {
-        generation.tiles().filter(|&tile| kept(tile)).map(|tile| tile.to_string()).collect::<Vec<_>>().join(", ")
+        generation
+            .tiles()
+            .filter(|&tile| kept(tile))
+            .map(|tile| tile.to_string())
+            .collect::<Vec<_>>()
+            .join(", ")
     };
-    let [scatters, sends] = [list(&|tile| !generation.sends_partials(tile)), list(&|tile| !generation.scatters(tile))];
-    let mut text = format!("use {}", list(&|tile| generation.scatters(tile) && generation.sends_partials(tile)));
+    let [scatters, sends] =
+        [list(&|tile| !generation.sends_partials(tile)), list(&|tile| !generation.scatters(tile))];
+    let mut text = format!(
+        "use {}",
+        list(&|tile| generation.scatters(tile) && generation.sends_partials(tile))
+    );
     if !scatters.is_empty() {
         text.push_str("; for gemm_rs and gemm_ar of several ranks with flattened rows also ");
         text.push_str(&scatters);
@@ -58,12 +67,18 @@ impl Variant {
     /// [gates](Self::with_gates), are compiled where they are used.
     pub fn all(target: KernelTarget) -> Vec<Self> {
         let plain = OPS.into_iter().flat_map(|op| Self::plain(op, target));
-        let finished = plain.flat_map(|variant| Self::finishes(variant.op).map(move |finish| variant.finished(finish)));
-        finished.flat_map(|variant| [Some(variant), variant.transposed(), variant.in_f32()].into_iter().flatten()).collect()
+        let finished = plain.flat_map(|variant| {
+            Self::finishes(variant.op).map(move |finish| variant.finished(finish))
+        });
+        finished
+            .flat_map(|variant| {
+                [Some(variant), variant.transposed(), variant.in_f32()].into_iter().flatten()
+            })
+            .collect()
     }
 
-    /// The fewest variants in which each op has every tile of a target in each of its forms. Each op
-    /// also has every element type and activation, with and without gates. An AllGather-GEMM
+    /// The fewest variants in which each op has every tile of a target in each of its forms. Each
+    /// op also has every element type and activation, with and without gates. An AllGather-GEMM
     /// without gates has several weights. Weights are `[k, n]` where partial sums are of the op's
     /// type, which takes registers. Large tiles, which have few, also send [`Partials::F32`]; the
     /// others record time stamps.
@@ -72,10 +87,16 @@ impl Variant {
             let several_weights = variant.op == OpKind::AllGatherGemm && !variant.gated;
             Self { several_weights, traced: !variant.is_large(), ..variant }
         };
-        let of_op =
-            |op| Self::plain(op, target).zip(Self::finishes(op).cycle()).map(move |(variant, finish)| marked(variant.finished(finish)));
-        let large = of_op(OpKind::GemmReduceScatter).filter(Self::is_large).map(|variant| variant.with_partials(Partials::F32));
-        let sums = of_op(OpKind::GemmReduceScatter).map(|variant| variant.with_weights(WeightLayout::Kn));
+        let of_op = |op| {
+            Self::plain(op, target)
+                .zip(Self::finishes(op).cycle())
+                .map(move |(variant, finish)| marked(variant.finished(finish)))
+        };
+        let large = of_op(OpKind::GemmReduceScatter)
+            .filter(Self::is_large)
+            .map(|variant| variant.with_partials(Partials::F32));
+        let sums =
+            of_op(OpKind::GemmReduceScatter).map(|variant| variant.with_weights(WeightLayout::Kn));
         of_op(OpKind::AllGatherGemm).chain(sums).chain(large).collect()
     }
 
@@ -94,24 +115,39 @@ impl Variant {
     /// # Errors
     /// [`NoSuchTile`] when no kernel has this tile, or none that does what the program asks of it.
     pub fn fitting(program: &TileProgram, target: KernelTarget) -> Result<Vec<Self>, NoSuchTile> {
-        let (op, dtype, tile) = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
+        let (op, dtype, tile) =
+            (kernel_of(program.problem.op()), program.problem.dtype(), program.tile);
         let several_weights = program.problem.weight_count() > 1;
         let of_tile = Self::with_tile(op, dtype, tile, target);
-        let of_tile = of_tile.map(|variant| Self { several_weights, ..variant.with_partials(sent_partials(program)) });
+        let of_tile = of_tile.map(|variant| Self {
+            several_weights,
+            ..variant.with_partials(sent_partials(program))
+        });
         let fitting: Vec<_> = of_tile.filter(|variant| variant.fits(program)).collect();
-        if fitting.is_empty() { Err(NoSuchTile { tile, generation: target.generation }) } else { Ok(fitting) }
+        if fitting.is_empty() {
+            Err(NoSuchTile { tile, generation: target.generation })
+        } else {
+            Ok(fitting)
+        }
     }
 
     /// Whether it can execute a program.
     pub fn fits(&self, program: &TileProgram) -> bool {
-        let of_program = (kernel_of(program.problem.op()), program.problem.dtype(), program.tile, sent_partials(program));
+        let of_program = (
+            kernel_of(program.problem.op()),
+            program.problem.dtype(),
+            program.tile,
+            sent_partials(program),
+        );
         let reduce_scatter = self.op == OpKind::GemmReduceScatter;
         // Rows that go to several owners leave from a buffer of the whole tile.
         let scatters = reduce_scatter && program.rows.is_flattened();
-        let sends_partials = reduce_scatter && !program.rows.is_flattened() && program.problem.world().peers() > 0;
+        let sends_partials =
+            reduce_scatter && !program.rows.is_flattened() && program.problem.world().peers() > 0;
         let does = match self.form {
             Form::Hopper(staging) => {
-                (staging == Staging::PerConsumer || !scatters) && (self.tile.sends_partials_from(staging) || !sends_partials)
+                (staging == Staging::PerConsumer || !scatters)
+                    && (self.tile.sends_partials_from(staging) || !sends_partials)
             }
             Form::Portable => true,
         };
@@ -127,7 +163,8 @@ impl Variant {
 
     /// The same kernel for weights of `[k, n]`, unless it has an activation or gates.
     fn transposed(self) -> Option<Self> {
-        (self.activation == Activation::None && !self.gated).then(|| self.with_weights(WeightLayout::Kn))
+        (self.activation == Activation::None && !self.gated)
+            .then(|| self.with_weights(WeightLayout::Kn))
     }
 
     /// Whether its accumulators leave few registers.
@@ -137,26 +174,44 @@ impl Variant {
 
     /// The kernels of an op, with one element type and no activation.
     fn plain(op: OpKind, target: KernelTarget) -> impl Iterator<Item = Self> {
-        target.generation.tiles().flat_map(move |tile| Self::with_tile(op, DType::Bf16, tile, target))
+        target
+            .generation
+            .tiles()
+            .flat_map(move |tile| Self::with_tile(op, DType::Bf16, tile, target))
     }
 
-    /// Element types and activations of an op's kernels, without gates and, for the activations that
-    /// models use there, with them.
+    /// Element types and activations of an op's kernels, without gates and, for the activations
+    /// that models use there, with them.
     fn finishes(op: OpKind) -> impl Iterator<Item = (DType, Activation, bool)> + Clone {
         let of_op = Activation::of(op).iter().map(|&activation| (activation, false));
-        let gated = [Activation::Silu, Activation::Gelu].into_iter().filter(move |_| op == OpKind::AllGatherGemm);
+        let gated = [Activation::Silu, Activation::Gelu]
+            .into_iter()
+            .filter(move |_| op == OpKind::AllGatherGemm);
         let all = of_op.chain(gated.map(|activation| (activation, true)));
-        [DType::Bf16, DType::F16].into_iter().flat_map(move |dtype| all.clone().map(move |(activation, gated)| (dtype, activation, gated)))
+        [DType::Bf16, DType::F16].into_iter().flat_map(move |dtype| {
+            all.clone().map(move |(activation, gated)| (dtype, activation, gated))
+        })
     }
 
     const fn finished(self, (dtype, activation, gated): (DType, Activation, bool)) -> Self {
         Self { dtype, activation, gated, ..self }
     }
 
-    fn with_tile(op: OpKind, dtype: DType, tile: TileShape, target: KernelTarget) -> impl Iterator<Item = Self> {
+    fn with_tile(
+        op: OpKind,
+        dtype: DType,
+        tile: TileShape,
+        target: KernelTarget,
+    ) -> impl Iterator<Item = Self> {
         let forms: Vec<_> = match target.generation {
-            Generation::Hopper => tile.stagings().filter(|&staging| Self::is_staged(op, tile, staging)).map(Form::Hopper).collect(),
-            Generation::Portable => target.generation.tiles().filter(|&t| t == tile).map(|_| Form::Portable).collect(),
+            Generation::Hopper => tile
+                .stagings()
+                .filter(|&staging| Self::is_staged(op, tile, staging))
+                .map(Form::Hopper)
+                .collect(),
+            Generation::Portable => {
+                target.generation.tiles().filter(|&t| t == tile).map(|_| Form::Portable).collect()
+            }
         };
         forms.into_iter().filter_map(move |form| {
             let stages = match form {
@@ -184,7 +239,9 @@ impl Variant {
         match op {
             // Nothing is scattered, so one buffer does.
             OpKind::AllGatherGemm => staging == Staging::Shared || tile.stagings().count() == 1,
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => staging == Staging::PerConsumer || tile.sends_partials_from(staging),
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+                staging == Staging::PerConsumer || tile.sends_partials_from(staging)
+            }
         }
     }
 }
@@ -200,21 +257,51 @@ mod tests {
     const HOPPER: KernelTarget = KernelTarget::of_arch(Arch::Sm90a);
 
     fn program(op: OpKind, m: usize, rows: RowLayout) -> TileProgram {
-        let problem = Problem::new(op, m, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
-        TileProgram::build(&problem, Rank::new(0), &Schedule { rows, ..Schedule::of(TileShape::new(128, 256, 64)) }).unwrap()
+        let problem =
+            Problem::new(op, m, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        TileProgram::build(
+            &problem,
+            Rank::new(0),
+            &Schedule { rows, ..Schedule::of(TileShape::new(128, 256, 64)) },
+        )
+        .unwrap()
     }
 
     #[test]
     fn scattered_rows_need_a_buffer_for_each_consumer() {
-        let stagings = |op, rows| Variant::fitting(&program(op, 512, rows), HOPPER).unwrap().iter().map(|v| v.form).collect::<Vec<_>>();
-        assert_eq!(stagings(OpKind::GemmReduceScatter, RowLayout::Flattened), [Form::Hopper(Staging::PerConsumer)]);
-        assert_eq!(stagings(OpKind::GemmReduceScatter, RowLayout::PerShard), [Staging::PerConsumer, Staging::Shared].map(Form::Hopper));
-        assert_eq!(stagings(OpKind::AllGatherGemm, RowLayout::Flattened), [Form::Hopper(Staging::Shared)]);
-        let [_, shared] = Variant::fitting(&program(OpKind::GemmReduceScatter, 512, RowLayout::PerShard), HOPPER).unwrap()[..] else {
+        let stagings = |op, rows| {
+            Variant::fitting(&program(op, 512, rows), HOPPER)
+                .unwrap()
+                .iter()
+                .map(|v| v.form)
+                .collect::<Vec<_>>()
+        };
+        assert_eq!(
+            stagings(OpKind::GemmReduceScatter, RowLayout::Flattened),
+            [Form::Hopper(Staging::PerConsumer)]
+        );
+        assert_eq!(
+            stagings(OpKind::GemmReduceScatter, RowLayout::PerShard),
+            [Staging::PerConsumer, Staging::Shared].map(Form::Hopper)
+        );
+        assert_eq!(
+            stagings(OpKind::AllGatherGemm, RowLayout::Flattened),
+            [Form::Hopper(Staging::Shared)]
+        );
+        let [_, shared] =
+            Variant::fitting(&program(OpKind::GemmReduceScatter, 512, RowLayout::PerShard), HOPPER)
+                .unwrap()[..]
+        else {
             unreachable!()
         };
-        assert!(!shared.fits(&program(OpKind::GemmReduceScatter, 512, RowLayout::Flattened)), "a launch refuses it");
-        assert!(!shared.fits(&program(OpKind::AllGatherGemm, 512, RowLayout::PerShard)), "of another op");
+        assert!(
+            !shared.fits(&program(OpKind::GemmReduceScatter, 512, RowLayout::Flattened)),
+            "a launch refuses it"
+        );
+        assert!(
+            !shared.fits(&program(OpKind::AllGatherGemm, 512, RowLayout::PerShard)),
+            "of another op"
+        );
     }
 
     #[test]
@@ -223,17 +310,43 @@ mod tests {
             let target = KernelTarget::of_arch(arch);
             let (all, cover) = (Variant::all(target), Variant::cover(target));
             for wanted in &all {
-                let of_op = || cover.iter().filter(|variant| (variant.op, variant.partials) == (wanted.op, wanted.partials));
-                let forms = of_op().filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form)).count();
+                let of_op = || {
+                    cover.iter().filter(|variant| {
+                        (variant.op, variant.partials) == (wanted.op, wanted.partials)
+                    })
+                };
+                let forms = of_op()
+                    .filter(|variant| (variant.tile, variant.form) == (wanted.tile, wanted.form))
+                    .count();
                 let has = wanted.partials == Partials::OpDType || wanted.is_large();
                 assert_eq!(forms, usize::from(has), "{wanted} {}", arch.name());
-                assert!(of_op().any(|variant| variant.dtype == wanted.dtype), "{wanted} {}", arch.name());
-                let alike = |variant: Variant| (variant.activation, variant.gated) == (wanted.activation, wanted.gated);
+                assert!(
+                    of_op().any(|variant| variant.dtype == wanted.dtype),
+                    "{wanted} {}",
+                    arch.name()
+                );
+                let alike = |variant: Variant| {
+                    (variant.activation, variant.gated) == (wanted.activation, wanted.gated)
+                };
                 assert!(of_op().any(|&variant| alike(variant)), "{wanted} {}", arch.name());
             }
-            let plain = |variant: &Variant| Variant { traced: false, several_weights: false, weights: WeightLayout::Nk, ..*variant };
-            assert!(cover.iter().all(|variant| all.contains(&plain(variant)) && variant.traced != variant.is_large()), "{}", arch.name());
-            let f32 = |op| cover.iter().any(|variant| (variant.op, variant.partials) == (op, Partials::F32));
+            let plain = |variant: &Variant| Variant {
+                traced: false,
+                several_weights: false,
+                weights: WeightLayout::Nk,
+                ..*variant
+            };
+            assert!(
+                cover
+                    .iter()
+                    .all(|variant| all.contains(&plain(variant))
+                        && variant.traced != variant.is_large()),
+                "{}",
+                arch.name()
+            );
+            let f32 = |op| {
+                cover.iter().any(|variant| (variant.op, variant.partials) == (op, Partials::F32))
+            };
             assert_eq!(OPS.map(f32), [false, true], "{}", arch.name());
         }
     }
@@ -242,15 +355,36 @@ mod tests {
     #[test]
     fn the_tile_table_says_what_there_are_kernels_for() {
         let targets = Arch::ALL.map(KernelTarget::of_arch);
-        for (target, tile) in targets.into_iter().flat_map(|target| target.generation.tiles().map(move |tile| (target, tile))) {
-            let problem = Problem::new(OpKind::GemmReduceScatter, 1024, 2048, 4096, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        for (target, tile) in targets
+            .into_iter()
+            .flat_map(|target| target.generation.tiles().map(move |tile| (target, tile)))
+        {
+            let problem = Problem::new(
+                OpKind::GemmReduceScatter,
+                1024,
+                2048,
+                4096,
+                DType::Bf16,
+                WorldSize::new(2).unwrap(),
+            )
+            .unwrap();
             let has_kernel = |rows| {
-                let program = TileProgram::build(&problem, Rank::new(0), &Schedule { rows, ..Schedule::of(tile) }).unwrap();
+                let program = TileProgram::build(
+                    &problem,
+                    Rank::new(0),
+                    &Schedule { rows, ..Schedule::of(tile) },
+                )
+                .unwrap();
                 Variant::of(&program, target).is_ok()
             };
             let generation = target.generation;
             let says = [generation.scatters(tile), generation.sends_partials(tile)];
-            assert_eq!(says, [RowLayout::Flattened, RowLayout::PerShard].map(has_kernel), "{tile} {}", target.arch.name());
+            assert_eq!(
+                says,
+                [RowLayout::Flattened, RowLayout::PerShard].map(has_kernel),
+                "{tile} {}",
+                target.arch.name()
+            );
         }
     }
 
@@ -262,20 +396,38 @@ mod tests {
             TileProgram::build(&problem.with_partials(partials), Rank::new(0), &schedule).unwrap()
         };
         for rows in [RowLayout::PerShard, RowLayout::Flattened] {
-            let [rounded, f32] = [Partials::OpDType, Partials::F32].map(|partials| of(OpKind::GemmReduceScatter, rows, partials));
+            let [rounded, f32] = [Partials::OpDType, Partials::F32]
+                .map(|partials| of(OpKind::GemmReduceScatter, rows, partials));
             let variants = Variant::fitting(&f32, HOPPER).unwrap();
-            assert!(variants.iter().all(|variant| variant.partials == Partials::F32 && variant.fits(&f32) && !variant.fits(&rounded)));
-            assert_eq!(variants.len(), Variant::fitting(&rounded, HOPPER).unwrap().len(), "the same tiles and forms");
-            assert!(variants.iter().all(|variant| variant.epilogue_staging_bytes() == 128 * 256 * 4));
+            assert!(variants.iter().all(|variant| variant.partials == Partials::F32
+                && variant.fits(&f32)
+                && !variant.fits(&rounded)));
+            assert_eq!(
+                variants.len(),
+                Variant::fitting(&rounded, HOPPER).unwrap().len(),
+                "the same tiles and forms"
+            );
+            assert!(
+                variants.iter().all(|variant| variant.epilogue_staging_bytes() == 128 * 256 * 4)
+            );
             let gathers = of(OpKind::AllGatherGemm, rows, Partials::F32);
-            assert_eq!(Variant::of(&gathers, HOPPER).unwrap().partials, Partials::OpDType, "it has no partial sums");
+            assert_eq!(
+                Variant::of(&gathers, HOPPER).unwrap().partials,
+                Partials::OpDType,
+                "it has no partial sums"
+            );
         }
     }
 
     #[test]
     fn a_tile_without_a_kernel_is_answered_with_those_that_have_one() {
-        let text = NoSuchTile { tile: TileShape::new(128, 160, 64), generation: Generation::Hopper }.to_string();
-        assert!(text.starts_with("there is no kernel for tiles of 128x160x64 here: use 128x256x64, "), "{text}");
+        let text =
+            NoSuchTile { tile: TileShape::new(128, 160, 64), generation: Generation::Hopper }
+                .to_string();
+        assert!(
+            text.starts_with("there is no kernel for tiles of 128x160x64 here: use 128x256x64, "),
+            "{text}"
+        );
         assert!(Generation::Hopper.tiles().all(|tile| text.contains(&tile.to_string())), "{text}");
     }
 
@@ -288,6 +440,10 @@ mod tests {
             chosen(OpKind::GemmReduceScatter, RowLayout::Flattened),
         );
         assert_eq!([ag.stages, rs.stages, scatters.stages], [4, 4, 3]);
-        assert!(rs.epilogue_staging_bytes() > 0 && ag.epilogue_staging_bytes() == 0 && scatters.epilogue_staging_bytes() == 0);
+        assert!(
+            rs.epilogue_staging_bytes() > 0
+                && ag.epilogue_staging_bytes() == 0
+                && scatters.epilogue_staging_bytes() == 0
+        );
     }
 }

@@ -30,7 +30,9 @@ impl Memory {
     pub(crate) fn words(bytes: u64, value: u32) -> Self {
         let this = Self::new(bytes);
         // SAFETY: the range was just allocated.
-        unsafe { sys::cuMemsetD32_v2(this.0, value, (bytes / 4) as usize) }.result().expect("memset");
+        unsafe { sys::cuMemsetD32_v2(this.0, value, (bytes / 4) as usize) }
+            .result()
+            .expect("memset");
         this
     }
 
@@ -57,8 +59,10 @@ impl Drop for Memory {
 /// The device, where the kernels run on it; else the test is skipped.
 pub(crate) fn device(test: &str) -> Option<Arc<CudaContext>> {
     // SAFETY: opening the driver's library runs its initialisers, as any CUDA program does.
-    let driver = unsafe { libloading::Library::new("libcuda.so.1") }.map_err(|reason| format!("no CUDA driver on this machine: {reason}"));
-    let context = driver.and_then(|_| CudaContext::new(0).map_err(|_| "the driver offers no device 0".to_owned()));
+    let driver = unsafe { libloading::Library::new("libcuda.so.1") }
+        .map_err(|reason| format!("no CUDA driver on this machine: {reason}"));
+    let context = driver
+        .and_then(|_| CudaContext::new(0).map_err(|_| "the driver offers no device 0".to_owned()));
     let suited = context.and_then(|context| match target_of(&context) {
         Ok(_) => Ok(context),
         Err(why) => Err(format!("{}: {why}", context.name().expect("a device's name"))),
@@ -84,7 +88,11 @@ pub(crate) fn cubin(context: &CudaContext, source: &Source) -> Vec<u8> {
 
 /// Every rank's program, of ranks in nodes.
 pub(crate) fn programs(problem: Problem, schedule: &Schedule, nodes: Nodes) -> Vec<TileProgram> {
-    problem.world().ranks().map(|r| TileProgram::build_across(&problem, r, schedule, nodes).expect("a program")).collect()
+    problem
+        .world()
+        .ranks()
+        .map(|r| TileProgram::build_across(&problem, r, schedule, nodes).expect("a program"))
+        .collect()
 }
 
 struct RankState {
@@ -127,7 +135,12 @@ pub(crate) struct World {
 }
 
 impl World {
-    pub(crate) fn new(context: &Arc<CudaContext>, problem: Problem, schedule: &Schedule, first: Epoch) -> Self {
+    pub(crate) fn new(
+        context: &Arc<CudaContext>,
+        problem: Problem,
+        schedule: &Schedule,
+        first: Epoch,
+    ) -> Self {
         let programs = programs(problem, schedule, Nodes::apart(problem.world()));
         let variant = Variant::of(&programs[0], target(context)).expect("a variant");
         Self::with(context, programs, variant, first)
@@ -135,10 +148,17 @@ impl World {
 
     /// With these programs of the ranks, on this kernel; of an AllGather-GEMM of several nodes
     /// nobody would pass rows on.
-    pub(crate) fn with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, first: Epoch) -> Self {
+    pub(crate) fn with(
+        context: &Arc<CudaContext>,
+        programs: Vec<TileProgram>,
+        variant: Variant,
+        first: Epoch,
+    ) -> Self {
         let problem = programs[0].problem;
-        let kernel = Kernel::load(variant, &cubin(context, &variant.source())).expect("the kernel loads");
-        let harness = Harness::load(&cubin(context, &Source::harness())).expect("the harness loads");
+        let kernel =
+            Kernel::load(variant, &cubin(context, &variant.source())).expect("the kernel loads");
+        let harness =
+            Harness::load(&cubin(context, &Source::harness())).expect("the harness loads");
         let size = programs.iter().fold(WorkspaceSize::default(), |s, p| s.max(p.workspace()));
         let bytes = |s: Shape| u64::from(s.rows) * u64::from(s.cols) * 2;
         let ranks: Vec<_> = programs
@@ -220,23 +240,41 @@ impl World {
             };
             let of_weights = |window: Window| match self.kernel.variant().weights() {
                 WeightLayout::Nk => window,
-                WeightLayout::Kn => Window { row_stride: u64::from(window.rows), transposed: true, ..window },
+                WeightLayout::Kn => {
+                    Window { row_stride: u64::from(window.rows), transposed: true, ..window }
+                }
             };
             let stream = self.raw(i);
             let y = self.y_shape(r);
             // SAFETY: the windows are this rank's whole buffers.
             unsafe {
-                self.harness.fill(window(&rank.x, p.x_shape(r), x0), seeds.x, fill, p.dtype(), stream).expect("fill");
-                self.harness.fill(of_weights(window(&rank.w, p.w_shape(r), w0)), seeds.w, fill, p.dtype(), stream).expect("fill");
+                self.harness
+                    .fill(window(&rank.x, p.x_shape(r), x0), seeds.x, fill, p.dtype(), stream)
+                    .expect("fill");
+                self.harness
+                    .fill(
+                        of_weights(window(&rank.w, p.w_shape(r), w0)),
+                        seeds.w,
+                        fill,
+                        p.dtype(),
+                        stream,
+                    )
+                    .expect("fill");
                 if let Some(seed) = self.bias {
                     let col0 = p.columns(r).start;
                     let shape = Shape { rows: 1, cols: p.n_local(r) };
-                    self.harness.fill(window(&rank.bias, shape, (0, col0)), seed, fill, p.dtype(), stream).expect("fill");
+                    self.harness
+                        .fill(window(&rank.bias, shape, (0, col0)), seed, fill, p.dtype(), stream)
+                        .expect("fill");
                 }
-                self.harness.poison(rank.y.0, u64::from(y.rows) * u64::from(y.cols) * 2, stream).expect("poison");
+                self.harness
+                    .poison(rank.y.0, u64::from(y.rows) * u64::from(y.cols) * 2, stream)
+                    .expect("poison");
                 if let Some(seed) = self.residual {
                     let to = if self.residual_in_y { &rank.y } else { &rank.residual };
-                    self.harness.fill(window(to, y, (p.y_rows(r).start, 0)), seed, fill, p.dtype(), stream).expect("fill");
+                    self.harness
+                        .fill(window(to, y, (p.y_rows(r).start, 0)), seed, fill, p.dtype(), stream)
+                        .expect("fill");
                 }
                 let half = self.data[i].0 + self.epoch.half() as u64 * self.size.half_stride();
                 self.harness.poison(half, self.size.half_bytes, stream).expect("poison");
@@ -249,20 +287,26 @@ impl World {
     pub(crate) fn enqueue(&self, i: usize) {
         let rank = &self.ranks[i];
         let (p, r) = (&self.problem, Rank::new(i as u32));
-        let matrix = |m: &Memory, s: Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
+        let matrix =
+            |m: &Memory, s: Shape| Matrix { address: m.0, row_bytes: u64::from(s.cols) * 2 };
         let addresses = |m: &[Memory]| m.iter().map(|m| m.0).collect::<Vec<_>>();
         let args = LaunchArgs {
             x: matrix(&rank.x, p.x_shape(r)),
             w: Matrix {
                 address: rank.w.0,
-                row_bytes: u64::from(self.kernel.variant().weights().extents(p.n_local(r), p.k_local(r)).1) * 2,
+                row_bytes: u64::from(
+                    self.kernel.variant().weights().extents(p.n_local(r), p.k_local(r)).1,
+                ) * 2,
             },
             more: &[],
             y: matrix(&rank.y, self.y_shape(r)),
             gates: self.gates,
             bias: if self.bias.is_some() { rank.bias.0 } else { 0 },
             residual: self.residual.map(|_| Residual {
-                matrix: matrix(if self.residual_in_y { &rank.y } else { &rank.residual }, p.y_shape(r)),
+                matrix: matrix(
+                    if self.residual_in_y { &rank.y } else { &rank.residual },
+                    p.y_shape(r),
+                ),
                 first: 0,
                 rows: p.y_shape(r).rows,
             }),
@@ -315,7 +359,10 @@ impl World {
             .map(|_| {
                 // hides the cost of the launch
                 self.delay(0, 50_000);
-                let (a, b) = (context.new_event(flags).expect("event"), context.new_event(flags).expect("event"));
+                let (a, b) = (
+                    context.new_event(flags).expect("event"),
+                    context.new_event(flags).expect("event"),
+                );
                 a.record(&self.ranks[0].stream).expect("record");
                 self.call();
                 b.record(&self.ranks[0].stream).expect("record");
@@ -344,7 +391,8 @@ impl World {
             .map(|r| {
                 let y = (self.ranks[r.index()].y.0, u64::from(self.y_shape(r).cols));
                 // SAFETY: `y` is this rank's result.
-                unsafe { self.harness.verify(p, r, y, &expected, self.raw(r.index())) }.expect("verify")
+                unsafe { self.harness.verify(p, r, y, &expected, self.raw(r.index())) }
+                    .expect("verify")
             })
             .collect()
     }
@@ -371,7 +419,8 @@ impl World {
 
     /// The words of rank `i`'s signals, of both halves.
     pub(crate) fn signals(&self, i: usize) -> Vec<u32> {
-        let offsets = (0..self.size.signals).flat_map(|signal| [0, 1].map(|half| layout::signal_offset(signal, half)));
+        let offsets = (0..self.size.signals)
+            .flat_map(|signal| [0, 1].map(|half| layout::signal_offset(signal, half)));
         offsets.map(|offset| self.pads[i].read(offset, 1)[0]).collect()
     }
 

@@ -11,11 +11,15 @@ use std::sync::OnceLock;
 pub(crate) fn nvrtc(test: &str) -> Option<&'static Nvrtc> {
     static NVRTC: OnceLock<Option<Nvrtc>> = OnceLock::new();
     let found = Nvrtc::get().ok().or_else(|| {
-        let fetched = Path::new(env!("CARGO_TARGET_TMPDIR")).join("../nvrtc/nvidia/cu13/lib/libnvrtc.so.13");
+        let fetched =
+            Path::new(env!("CARGO_TARGET_TMPDIR")).join("../nvrtc/nvidia/cu13/lib/libnvrtc.so.13");
         NVRTC.get_or_init(|| Nvrtc::open(&fetched).ok()).as_ref()
     });
     if found.is_none() {
-        assert!(std::env::var_os("CI").is_none(), "CI is set, and there is no NVRTC here; `cargo xtask kernels` fetches one");
+        assert!(
+            std::env::var_os("CI").is_none(),
+            "CI is set, and there is no NVRTC here; `cargo xtask kernels` fetches one"
+        );
         skipped::skip(test, &"no NVRTC here; `cargo xtask kernels` fetches one");
     }
     found

@@ -13,7 +13,11 @@ use std::time::Duration;
 
 #[test]
 fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
-    let Some(context) = device("missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable") else { return };
+    let Some(context) =
+        device("missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable")
+    else {
+        return;
+    };
     for (op, k, in_mainloop) in [(OPS[0], 256, 0), (OPS[1], 256, 0), (OPS[1], 1024, 1)] {
         let p = problem(op, 256, 512, k, DType::Bf16, 2);
         let schedule = Schedule { in_mainloop, ..schedule(TILE, Chunk::Shard) };
@@ -23,14 +27,22 @@ fn missing_rank_ends_in_a_timeout_that_names_it_and_leaves_the_device_usable() {
         w.enqueue(0);
         w.synchronize();
         let record = w.fault(0);
-        assert_eq!((record.state, record.code, record.wait, record.rank, record.peer), (1, fault::TIMEOUT, fault::SIGNAL, 0, 1), "{op}");
+        assert_eq!(
+            (record.state, record.code, record.wait, record.rank, record.peer),
+            (1, fault::TIMEOUT, fault::SIGNAL, 0, 1),
+            "{op}"
+        );
         assert_eq!(w.epoch(0), 1, "a failed call does not advance the epoch");
         // Rank 1 finds all that it awaits, and that its peer has given up: what its peer's streams
         // do by now may have overwritten it.
         w.enqueue(1);
         w.synchronize();
         let record = w.fault(1);
-        assert_eq!((record.state, record.code, record.rank, record.abort), (1, fault::ABORTED, 0, fault::TIMED_OUT), "{op}");
+        assert_eq!(
+            (record.state, record.code, record.rank, record.abort),
+            (1, fault::ABORTED, 0, fault::TIMED_OUT),
+            "{op}"
+        );
         assert_eq!(w.epoch(1), 1, "{op}: a call of a rank whose peer has given up is not closed");
         // The context still works: a new world, complete, is right.
         let mut w = World::new(&context, p, &schedule, Epoch::FIRST);
@@ -57,13 +69,22 @@ fn calls_after_a_failed_one_announce_nothing() {
         // Fewer pieces of the shard, and fewer tiles, than CTAs: each launch has CTAs that leave
         // nothing out.
         let p = problem(op, 8, 256, 256, DType::Bf16, 2);
-        let mut w = World::new(&context, p, &Schedule { rows, ..schedule(TILE, Chunk::Shard) }, Epoch::FIRST);
+        let mut w = World::new(
+            &context,
+            p,
+            &Schedule { rows, ..schedule(TILE, Chunk::Shard) },
+            Epoch::FIRST,
+        );
         w.pace.in_flight_limit = in_flight_limit;
         w.prepare(Seeds { x: 1, w: 2 }, Fill::Uniform);
         w.poison(0);
         (0..2 * w.workers).for_each(|_| w.enqueue(0));
         w.synchronize();
-        assert!(w.signals(1).iter().all(|&word| word == 0), "{op}, {rows:?}, in-flight limit {in_flight_limit}: {:?}", w.signals(1));
+        assert!(
+            w.signals(1).iter().all(|&word| word == 0),
+            "{op}, {rows:?}, in-flight limit {in_flight_limit}: {:?}",
+            w.signals(1)
+        );
         assert_eq!(w.epoch(0), 1, "{op}, {rows:?}, in-flight limit {in_flight_limit}");
     }
 }
@@ -89,8 +110,13 @@ fn calls_of_different_ops_fail_on_all_ranks() {
                 assert_eq!(w.epoch(rank), first, "{op}: rank {rank} has not closed the call");
                 // A rank that finds another's failure first records it; a different op is recorded
                 // by every rank, whatever it waits for.
-                let disagreed = (record.code, record.expected, record.seen) == (fault::DISAGREED, own, 13 - own);
-                assert!(disagreed || (record.code, record.abort) == (fault::ABORTED, fault::IN_ANOTHER_OP), "{op}: {record:?}");
+                let disagreed = (record.code, record.expected, record.seen)
+                    == (fault::DISAGREED, own, 13 - own);
+                assert!(
+                    disagreed
+                        || (record.code, record.abort) == (fault::ABORTED, fault::IN_ANOTHER_OP),
+                    "{op}: {record:?}"
+                );
             }
             assert!((0..3).any(|rank| w.fault(rank).code == fault::DISAGREED), "{op}");
         }
@@ -115,6 +141,9 @@ fn a_relay_whose_node_peer_has_given_up_sends_no_sum() {
     let record = w.fault(3);
     assert_eq!((record.code, record.rank, record.abort), (fault::ABORTED, 2, fault::TIMED_OUT));
     assert!(!awaits.is_empty(), "rank 1 awaits sums of rank 3");
-    assert!(awaits.iter().all(|a| w.signal(1, a.signal) != Epoch::FIRST.get()), "a sum was announced");
+    assert!(
+        awaits.iter().all(|a| w.signal(1, a.signal) != Epoch::FIRST.get()),
+        "a sum was announced"
+    );
     assert_ne!(w.fault(1).state, 0, "rank 1 has not closed the call");
 }

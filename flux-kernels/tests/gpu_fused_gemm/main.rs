@@ -52,17 +52,32 @@ fn check(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule) {
 fn check_across(context: &Arc<CudaContext>, p: Problem, schedule: &Schedule, nodes: Nodes) {
     let program = &programs(p, schedule, nodes)[0];
     let fitting = Variant::fitting(program, target(context)).unwrap_or_default();
-    assert_eq!(fitting.is_empty(), is_refused(program, target(context).generation), "{p}, {schedule}");
+    assert_eq!(
+        fitting.is_empty(),
+        is_refused(program, target(context).generation),
+        "{p}, {schedule}"
+    );
     for variant in fitting {
         check_on(context, programs(p, schedule, nodes), variant, schedule);
     }
 }
 
-fn check_on(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, schedule: &Schedule) {
+fn check_on(
+    context: &Arc<CudaContext>,
+    programs: Vec<TileProgram>,
+    variant: Variant,
+    schedule: &Schedule,
+) {
     check_with(context, programs, variant, schedule, Pace::default());
 }
 
-fn check_with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: Variant, schedule: &Schedule, pace: Pace) {
+fn check_with(
+    context: &Arc<CudaContext>,
+    programs: Vec<TileProgram>,
+    variant: Variant,
+    schedule: &Schedule,
+    pace: Pace,
+) {
     let p = programs[0].problem;
     let mut w = World::with(context, programs, variant, Epoch::FIRST);
     w.pace = pace;
@@ -72,7 +87,10 @@ fn check_with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: V
         w.call();
         for (rank, report) in w.verify(seeds, fill).iter().enumerate() {
             let fault = w.fault(rank);
-            assert!(report.passed(), "{p}, {schedule}, call {call} {fill:?} rank {rank}: {report:?} {fault:?}");
+            assert!(
+                report.passed(),
+                "{p}, {schedule}, call {call} {fill:?} rank {rank}: {report:?} {fault:?}"
+            );
         }
     }
 }
@@ -81,5 +99,10 @@ fn check_with(context: &Arc<CudaContext>, programs: Vec<TileProgram>, variant: V
 /// scattered rows need, and some swap-AB tiles do not send partial tiles.
 fn is_refused(program: &TileProgram, generation: Generation) -> bool {
     let sends = program.problem.op().reduces() && program.problem.world().peers() > 0;
-    sends && !if program.rows.is_flattened() { generation.scatters(program.tile) } else { generation.sends_partials(program.tile) }
+    sends
+        && !if program.rows.is_flattened() {
+            generation.scatters(program.tile)
+        } else {
+            generation.sends_partials(program.tile)
+        }
 }

@@ -21,7 +21,9 @@ pub(crate) fn skip(test: &str, why: &dyn Display) {
 
 /// Prints past the capture of a test's output.
 pub(crate) fn say(test: &str, why: &dyn Display) {
-    std::io::stderr().write_all(format!("\n{test}: skipped, {why}\n").as_bytes()).unwrap_or_default();
+    std::io::stderr()
+        .write_all(format!("\n{test}: skipped, {why}\n").as_bytes())
+        .unwrap_or_default();
 }
 
 /// Counts a test of which a part does not run.
@@ -33,6 +35,10 @@ pub(crate) fn count_part(test: &str, why: &dyn Display) {
 pub(crate) fn count(test: &str, why: &dyn Display) {
     let Some(path) = std::env::var_os(FLUX_SKIPPED) else { return };
     let line = format!("{test}: {why}").replace('\n', " ") + "\n";
-    let added = OpenOptions::new().append(true).create(true).open(path).and_then(|mut file| file.write_all(line.as_bytes()));
+    let added = OpenOptions::new()
+        .append(true)
+        .create(true)
+        .open(path)
+        .and_then(|mut file| file.write_all(line.as_bytes()));
     added.expect("the file that FLUX_SKIPPED names takes a line");
 }

@@ -13,7 +13,9 @@ use flux_core::layout::{self, FaultRecord, WorkspaceSize, control};
 use flux_core::program::{Schedule, TileProgram};
 use flux_core::signal::{Epoch, initialise};
 use flux_core::{OpKind, Problem, Rank, WorldSize};
-use flux_kernels::cpu::{Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut};
+use flux_kernels::cpu::{
+    Buffers, CpuArgs, Epilogue, ExecuteError, Executor, HostMemory, Rows, RowsMut,
+};
 use flux_kernels::{Element, GateLayout, WeightLayout};
 use std::num::NonZeroUsize;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -33,7 +35,8 @@ struct Block {
 
 impl Block {
     fn new(bytes: u64) -> Self {
-        let lines: Box<[Line]> = (0..bytes.div_ceil(layout::LINE)).map(|_| Line::default()).collect();
+        let lines: Box<[Line]> =
+            (0..bytes.div_ceil(layout::LINE)).map(|_| Line::default()).collect();
         Self { address: lines.as_ptr().expose_provenance() as u64, lines }
     }
 
@@ -68,7 +71,11 @@ impl Memory {
             size,
         };
         let addresses = |blocks: &[Block]| blocks.iter().map(|block| block.address).collect();
-        let memory = Self { data_addresses: addresses(&memory.data), pad_addresses: addresses(&memory.pads), ..memory };
+        let memory = Self {
+            data_addresses: addresses(&memory.data),
+            pad_addresses: addresses(&memory.pads),
+            ..memory
+        };
         let world = WorldSize::new(ranks).unwrap();
         for rank in world.ranks() {
             memory.fill_with_nan(rank.get());
@@ -116,7 +123,9 @@ impl Memory {
     }
 
     pub fn record(&self, rank: u32) -> FaultRecord {
-        let words: [u32; 16] = std::array::from_fn(|i| self.fault[rank as usize].word(i as u64 * 4).load(Ordering::Acquire));
+        let words: [u32; 16] = std::array::from_fn(|i| {
+            self.fault[rank as usize].word(i as u64 * 4).load(Ordering::Acquire)
+        });
         bytemuck::cast(words)
     }
 
@@ -144,7 +153,10 @@ impl Memory {
                 let to = (self.data_addresses[transfer.dest as usize] + offset) as usize;
                 // SAFETY: inside the destination's half, which is this rank's to write: all others
                 // have ended the call that used it last.
-                unsafe { std::ptr::with_exposed_provenance_mut::<T>(to).copy_from_nonoverlapping(from.as_ptr(), from.len()) };
+                unsafe {
+                    std::ptr::with_exposed_provenance_mut::<T>(to)
+                        .copy_from_nonoverlapping(from.as_ptr(), from.len());
+                };
             }
             self.signal(transfer.dest, transfer.raise, epoch).store(epoch.get(), Ordering::Release);
         }
@@ -168,7 +180,13 @@ impl<T: Element> Member<'_, T> {
     }
 
     /// One call on dense operands with an epilogue.
-    pub fn call_with(&mut self, x: &[T], w: &[T], epilogue: Epilogue<'_, T>, pause: Duration) -> Result<Vec<T>, ExecuteError> {
+    pub fn call_with(
+        &mut self,
+        x: &[T],
+        w: &[T],
+        epilogue: Epilogue<'_, T>,
+        pause: Duration,
+    ) -> Result<Vec<T>, ExecuteError> {
         let problem = self.executor.program().problem;
         let rank = Rank::new(self.rank);
         let ys = GateLayout::result_shape(epilogue.gates, problem.y_shape(rank));
@@ -212,7 +230,11 @@ pub fn run<T: Element, R: Send>(
     first: Epoch,
     member: impl Fn(Member<'_, T>) -> R + Sync,
 ) -> Vec<R> {
-    let programs: Vec<TileProgram> = problem.world().ranks().map(|rank| TileProgram::build(problem, rank, schedule).unwrap()).collect();
+    let programs: Vec<TileProgram> = problem
+        .world()
+        .ranks()
+        .map(|rank| TileProgram::build(problem, rank, schedule).unwrap())
+        .collect();
     let memory = Memory::new(problem.world().get(), programs[0].workspace(), first);
     let workers = NonZeroUsize::new(workers).unwrap();
     std::thread::scope(|scope| {
@@ -223,7 +245,13 @@ pub fn run<T: Element, R: Send>(
                 scope.spawn(move || {
                     let rank = program.rank.get();
                     let executor = Executor::new(program, workers).unwrap();
-                    member(Member { rank, memory, executor, buffers: Buffers::default(), deadline: Duration::from_mins(1) })
+                    member(Member {
+                        rank,
+                        memory,
+                        executor,
+                        buffers: Buffers::default(),
+                        deadline: Duration::from_mins(1),
+                    })
                 })
             })
             .collect();
@@ -232,7 +260,12 @@ pub fn run<T: Element, R: Send>(
 }
 
 /// A program of `rank` and fresh memory for its world.
-pub fn alone(problem: &Problem, rank: u32, schedule: &Schedule, first: Epoch) -> (TileProgram, Memory) {
+pub fn alone(
+    problem: &Problem,
+    rank: u32,
+    schedule: &Schedule,
+    first: Epoch,
+) -> (TileProgram, Memory) {
     let program = TileProgram::build(problem, Rank::new(rank), schedule).unwrap();
     let memory = Memory::new(problem.world().get(), program.workspace(), first);
     (program, memory)

@@ -46,13 +46,20 @@ impl Numbers {
 impl<T: Element> Global<T> {
     pub fn new(problem: Problem, seed: u64, number: impl Fn(&mut Numbers) -> f32) -> Self {
         let mut numbers = Numbers(seed);
-        let mut matrix = |rows: u32, cols: u32| -> Vec<T> { (0..rows * cols).map(|_| T::from_f32(number(&mut numbers))).collect() };
+        let mut matrix = |rows: u32, cols: u32| -> Vec<T> {
+            (0..rows * cols).map(|_| T::from_f32(number(&mut numbers))).collect()
+        };
         let (x, w) = (matrix(problem.m(), problem.k()), matrix(problem.n(), problem.k()));
         Self { problem, x, w, bias: None, activation: Activation::None, gates: None }
     }
 
     /// The same operands with a bias of such numbers and an activation.
-    pub fn with_epilogue(self, seed: u64, number: impl Fn(&mut Numbers) -> f32, activation: Activation) -> Self {
+    pub fn with_epilogue(
+        self,
+        seed: u64,
+        number: impl Fn(&mut Numbers) -> f32,
+        activation: Activation,
+    ) -> Self {
         let mut numbers = Numbers(seed ^ 0xb1a5);
         let bias = (0..self.problem.n()).map(|_| T::from_f32(number(&mut numbers))).collect();
         Self { bias: Some(bias), activation, ..self }
@@ -61,11 +68,17 @@ impl<T: Element> Global<T> {
     /// The epilogue of `rank`.
     pub fn epilogue(&self, rank: u32) -> Epilogue<'_, T> {
         let columns = self.problem.columns(Rank::new(rank));
-        let bias = self.bias.as_ref().map(|bias| &bias[columns.start as usize..columns.end as usize]);
+        let bias =
+            self.bias.as_ref().map(|bias| &bias[columns.start as usize..columns.end as usize]);
         Epilogue { bias, activation: self.activation, gates: self.gates, ..Epilogue::default() }
     }
 
-    fn part(from: &[T], k: usize, rows: std::ops::Range<usize>, cols: std::ops::Range<usize>) -> Vec<T> {
+    fn part(
+        from: &[T],
+        k: usize,
+        rows: std::ops::Range<usize>,
+        cols: std::ops::Range<usize>,
+    ) -> Vec<T> {
         rows.flat_map(|row| from[row * k..][cols.clone()].to_vec()).collect()
     }
 
@@ -74,7 +87,10 @@ impl<T: Element> Global<T> {
         let (p, rank, k) = (&self.problem, Rank::new(rank), self.problem.k() as usize);
         let of = |range: std::ops::Range<u32>| range.start as usize..range.end as usize;
         let rows = if p.op() == OpKind::AllGatherGemm { p.shard_rows(rank) } else { 0..p.m() };
-        (Self::part(&self.x, k, of(rows), of(p.inner(rank))), Self::part(&self.w, k, of(p.columns(rank)), of(p.inner(rank))))
+        (
+            Self::part(&self.x, k, of(rows), of(p.inner(rank))),
+            Self::part(&self.w, k, of(p.columns(rank)), of(p.inner(rank))),
+        )
     }
 
     /// The same operands with gates.
@@ -118,7 +134,8 @@ impl<T: Element> Global<T> {
                 let (i, j, up) = self.global(rank, row, col);
                 let (mut exact, mut error) = self.sum(i, j, program.rows.is_flattened());
                 if self.activation != Activation::None {
-                    error = self.activation.slope() * error + Activation::ERROR * (exact.abs() + error);
+                    error =
+                        self.activation.slope() * error + Activation::ERROR * (exact.abs() + error);
                     exact = self.activation.definition(exact);
                 }
                 if let Some((up, off)) = up.map(|up| self.sum(i, up, false)) {
@@ -129,7 +146,11 @@ impl<T: Element> Global<T> {
                 let subnormal = 2f64.powi(-25);
                 error += u * (exact.abs() + error) + subnormal;
                 let got = f64::from(y[row * shape.cols as usize + col].to_f32());
-                assert!((got - exact).abs() <= error, "{p}, rank {rank}, y[{row}, {col}] = {got}: {exact} is expected, within {error:e}");
+                assert!(
+                    (got - exact).abs() <= error,
+                    "{p}, rank {rank}, y[{row}, {col}] = {got}: {exact} is expected, within \
+                     {error:e}"
+                );
             }
         }
     }
@@ -148,7 +169,8 @@ impl<T: Element> Global<T> {
             let inner = p.inner(Rank::new(part));
             for q in inner.start as usize..inner.end as usize {
                 let at = i * p.k() as usize + q;
-                let product = f64::from(self.x[at].to_f32()) * f64::from(self.w[j * p.k() as usize + q].to_f32());
+                let product = f64::from(self.x[at].to_f32())
+                    * f64::from(self.w[j * p.k() as usize + q].to_f32());
                 sum += product;
                 terms += product.abs();
             }
@@ -177,13 +199,21 @@ impl<T: Element> Global<T> {
             for col in 0..shape.cols as usize {
                 let (i, j, up) = self.global(rank, row, col);
                 let sum = |j: usize| {
-                    let sum: f32 = self.x[i * k..][..k].iter().zip(&self.w[j * k..][..k]).map(|(a, b)| a.to_f32() * b.to_f32()).sum();
+                    let sum: f32 = self.x[i * k..][..k]
+                        .iter()
+                        .zip(&self.w[j * k..][..k])
+                        .map(|(a, b)| a.to_f32() * b.to_f32())
+                        .sum();
                     sum + self.bias.as_ref().map_or(0.0, |bias| bias[j].to_f32())
                 };
-                let activated = if self.activation == Activation::Relu { sum(j).max(0.0) } else { sum(j) };
+                let activated =
+                    if self.activation == Activation::Relu { sum(j).max(0.0) } else { sum(j) };
                 let expected = activated * up.map_or(1.0, sum);
                 let got = y[row * shape.cols as usize + col];
-                assert!(got == T::from_f32(expected), "{p}, rank {rank}, y[{row}, {col}] = {got:?}: {expected} is expected");
+                assert!(
+                    got == T::from_f32(expected),
+                    "{p}, rank {rank}, y[{row}, {col}] = {got:?}: {expected} is expected"
+                );
             }
         }
     }

@@ -63,7 +63,11 @@ impl Device {
     }
 
     /// Overwrites memory, in the stream's order.
-    pub(crate) fn write<T: Element + DeviceRepr>(&self, memory: &mut Memory<T>, elements: &[T]) -> Result<()> {
+    pub(crate) fn write<T: Element + DeviceRepr>(
+        &self,
+        memory: &mut Memory<T>,
+        elements: &[T],
+    ) -> Result<()> {
         match (memory, self) {
             (Memory::Host(memory), Self::Host) => memory.copy_from_slice(elements),
             (Memory::Cuda(memory), Self::Cuda(stream)) => stream.memcpy_htod(elements, memory)?,
@@ -82,7 +86,11 @@ impl Device {
     }
 
     /// An operand that a call on this device's stream reads.
-    pub(crate) fn view<'a, T: Element>(&'a self, memory: &'a Memory<T>, layout: impl Into<Layout>) -> Result<TensorRef<'a, T>> {
+    pub(crate) fn view<'a, T: Element>(
+        &'a self,
+        memory: &'a Memory<T>,
+        layout: impl Into<Layout>,
+    ) -> Result<TensorRef<'a, T>> {
         Ok(match (memory, self) {
             (Memory::Host(memory), Self::Host) => TensorRef::host(memory, layout)?,
             (Memory::Cuda(memory), Self::Cuda(stream)) => TensorRef::cuda(memory, layout, stream)?,
@@ -91,7 +99,11 @@ impl Device {
     }
 
     /// An operand that a call on this device's stream writes.
-    pub(crate) fn view_mut<'a, T: Element>(&'a self, memory: &'a mut Memory<T>, layout: impl Into<Layout>) -> Result<TensorMut<'a, T>> {
+    pub(crate) fn view_mut<'a, T: Element>(
+        &'a self,
+        memory: &'a mut Memory<T>,
+        layout: impl Into<Layout>,
+    ) -> Result<TensorMut<'a, T>> {
         Ok(match (memory, self) {
             (Memory::Host(memory), Self::Host) => TensorMut::host(memory, layout)?,
             (Memory::Cuda(memory), Self::Cuda(stream)) => TensorMut::cuda(memory, layout, stream)?,

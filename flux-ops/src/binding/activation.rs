@@ -53,14 +53,24 @@ mod tests {
 
     #[test]
     fn every_activation_has_a_name_alone_and_all_but_none_with_both_gates() {
-        let has =
-            |activation, gates| NamedActivation::ALL.iter().filter(|named| (named.activation, named.gates) == (activation, gates)).count();
+        let has = |activation, gates| {
+            NamedActivation::ALL
+                .iter()
+                .filter(|named| (named.activation, named.gates) == (activation, gates))
+                .count()
+        };
         for activation in Activation::ALL {
             assert_eq!(has(activation, None), 1, "{activation}");
             let expected = usize::from(activation != Activation::None);
-            assert!(GateLayout::ALL.iter().all(|&layout| has(activation, Some(layout)) == expected), "{activation}");
+            assert!(
+                GateLayout::ALL.iter().all(|&layout| has(activation, Some(layout)) == expected),
+                "{activation}"
+            );
         }
-        assert_eq!([0, 5].map(|number| NamedActivation::numbered(number).unwrap().columns(32)), [32, 16]);
+        assert_eq!(
+            [0, 5].map(|number| NamedActivation::numbered(number).unwrap().columns(32)),
+            [32, 16]
+        );
         assert_eq!(NamedActivation::numbered(10), None);
     }
 }

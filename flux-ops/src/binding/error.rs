@@ -1,11 +1,13 @@
 //! Errors by what a caller can do about them.
 //!
-//! Invariant: the message is that of the Rust error, less what only Rust has. The ranks are those at
-//! fault, where the error names them.
+//! Invariant: the message is that of the Rust error, less what only Rust has. The ranks are those
+//! at fault, where the error names them.
 
 use crate::{BuildError, CallError};
 use flux_kernels::cpu::ExecuteError;
-use flux_transport::{ConnectError, ControlError, Failure, Fault, Rank, TransportError, WorldError};
+use flux_transport::{
+    ConnectError, ControlError, Failure, Fault, Rank, TransportError, WorldError,
+};
 
 /// What kind of error it is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -68,11 +70,15 @@ impl From<&Fault> for Error {
     fn from(fault: &Fault) -> Self {
         let message = fault.to_string();
         match fault {
-            Fault::Timeout { late, .. } => Self::of_ranks(Class::Timeout, message, late.iter().copied()),
+            Fault::Timeout { late, .. } => {
+                Self::of_ranks(Class::Timeout, message, late.iter().copied())
+            }
             Fault::Disagreed { peer, .. } => Self::of_ranks(Class::Disagreed, message, [*peer]),
             Fault::PeerLost { rank, .. } => Self::of_ranks(Class::PeerLost, message, [*rank]),
             Fault::PeerLeft { rank, .. } => Self::of_ranks(Class::PeerLeft, message, [*rank]),
-            Fault::Aborted { rank, reason, .. } => Self { reason: Some(*reason), ..Self::of_ranks(Class::Aborted, message, [*rank]) },
+            Fault::Aborted { rank, reason, .. } => {
+                Self { reason: Some(*reason), ..Self::of_ranks(Class::Aborted, message, [*rank]) }
+            }
             _ => Self::new(Class::Other, message),
         }
     }
@@ -88,10 +94,14 @@ impl From<&ControlError> for Error {
     fn from(error: &ControlError) -> Self {
         let message = error.to_string();
         match error {
-            ControlError::Timeout { missing, .. } => Self::of_ranks(Class::Timeout, message, missing.iter().copied()),
+            ControlError::Timeout { missing, .. } => {
+                Self::of_ranks(Class::Timeout, message, missing.iter().copied())
+            }
             ControlError::PeerLost { rank } => Self::of_ranks(Class::PeerLost, message, [*rank]),
             ControlError::PeerLeft { rank } => Self::of_ranks(Class::PeerLeft, message, [*rank]),
-            ControlError::Protocol { rank, .. } => Self::of_ranks(Class::Disagreed, message, [*rank]),
+            ControlError::Protocol { rank, .. } => {
+                Self::of_ranks(Class::Disagreed, message, [*rank])
+            }
             _ => Self::new(Class::Other, message),
         }
     }
@@ -134,7 +144,9 @@ impl From<BuildError> for Error {
             BuildError::Disagreement { .. } => Self::new(Class::Disagreed, message),
             BuildError::Peer { rank, .. } => Self::of_ranks(Class::Build, message, [*rank]),
             // Without the hint for asynchronous tasks, which only Rust has.
-            BuildError::Transport { op, source } => Self::from(source).within(format!("while building {op}: {source}")),
+            BuildError::Transport { op, source } => {
+                Self::from(source).within(format!("while building {op}: {source}"))
+            }
             BuildError::Schedule(_)
             | BuildError::NoPlan { .. }
             | BuildError::NoInvariantPlan { .. }
@@ -189,10 +201,16 @@ impl From<&ExecuteError> for Error {
             | ExecuteError::Activation { .. }
             | ExecuteError::Gates { .. }
             | ExecuteError::Residual { .. } => Self::operand(message),
-            ExecuteError::Timeout { peer, .. } => Self::of_ranks(Class::Timeout, message, [Rank::new(*peer)]),
+            ExecuteError::Timeout { peer, .. } => {
+                Self::of_ranks(Class::Timeout, message, [Rank::new(*peer)])
+            }
             // The error names the rank that waited, not the one that aborted.
-            ExecuteError::Aborted { abort, .. } => Self { reason: Some(*abort), ..Self::new(Class::Aborted, message) },
-            ExecuteError::Disagreed { peer, .. } => Self::of_ranks(Class::Disagreed, message, [Rank::new(*peer)]),
+            ExecuteError::Aborted { abort, .. } => {
+                Self { reason: Some(*abort), ..Self::new(Class::Aborted, message) }
+            }
+            ExecuteError::Disagreed { peer, .. } => {
+                Self::of_ranks(Class::Disagreed, message, [Rank::new(*peer)])
+            }
             // Memory, a defect of a program, or an earlier failure without a record.
             _ => Self::new(Class::Other, message),
         }
@@ -229,11 +247,16 @@ mod tests {
     const ONE: Rank = Rank::new(1);
 
     fn problem() -> Problem {
-        Problem::new(OpKind::GemmReduceScatter, 8, 16, 16, DType::Bf16, WorldSize::new(2).unwrap()).unwrap()
+        Problem::new(OpKind::GemmReduceScatter, 8, 16, 16, DType::Bf16, WorldSize::new(2).unwrap())
+            .unwrap()
     }
 
     fn refused() -> LaunchError {
-        LaunchError::Driver { call: "cuLaunchKernelEx", code: 700, name: "illegal address".to_owned() }
+        LaunchError::Driver {
+            call: "cuLaunchKernelEx",
+            code: 700,
+            name: "illegal address".to_owned(),
+        }
     }
 
     fn of_transport(source: TransportError) -> BuildError {
@@ -266,7 +289,10 @@ mod tests {
         let (plan, dtype) = ("tile=128x128x64".parse().unwrap(), DType::Bf16);
         let order = crate::SumOrder::PartsOfK;
         let lost = ControlError::PeerLost { rank: ONE };
-        let tile = NoSuchTile { tile: TileShape::new(1, 1, 1), generation: flux_core::tile::Generation::Portable };
+        let tile = NoSuchTile {
+            tile: TileShape::new(1, 1, 1),
+            generation: flux_core::tile::Generation::Portable,
+        };
         let table = [
             (BuildError::Problem(ProblemError::Zero { name: "n" }), Class::Operand),
             (BuildError::SumOrder { plan, order }, Class::Operand),
@@ -277,7 +303,10 @@ mod tests {
             (BuildError::Option { op: OpKind::AllGatherGemm, option: "residual" }, Class::Operand),
             (BuildError::GatedWeights { weights: WeightLayout::Kn }, Class::Operand),
             (BuildError::Trace { place: Location::Host }, Class::Operand),
-            (BuildError::NoInvariantPlan { problem: problem(), transport: TransportKind::Nccl }, Class::Build),
+            (
+                BuildError::NoInvariantPlan { problem: problem(), transport: TransportKind::Nccl },
+                Class::Build,
+            ),
             (BuildError::Workspace { needed: 2, limit: 1 }, Class::Build),
             (BuildError::NoKernel(tile), Class::Build),
             (BuildError::Load(refused()), Class::Build),
@@ -295,7 +324,8 @@ mod tests {
     #[test]
     fn each_error_of_a_call_has_its_class() {
         let program = |source| CallError::Program { m: 8, source: Box::new(source) };
-        let device = CudaError::Call { call: "cuMemcpy", code: 700, name: "illegal address".to_owned() };
+        let device =
+            CudaError::Call { call: "cuMemcpy", code: 700, name: "illegal address".to_owned() };
         let memory = || TransportError::OutOfMemory { what: "workspace", bytes: 64 };
         let table = [
             (CallError::TooManyRows { m: 9, max_m: 8 }, Class::Operand),
@@ -304,10 +334,21 @@ mod tests {
             (CallError::Launch(refused()), Class::Other),
             (CallError::Transport(memory()), Class::Other),
             (CallError::Execute(no_memory()), Class::Other),
-            (CallError::Execute(ExecuteError::Residual { op: OpKind::AllGatherGemm }), Class::Operand),
+            (
+                CallError::Execute(ExecuteError::Residual { op: OpKind::AllGatherGemm }),
+                Class::Operand,
+            ),
             (CallError::Execute(ExecuteError::Poisoned { rank: 0 }), Class::Other),
             (CallError::Execute(waited(Some(7))), Class::Aborted),
-            (program(BuildError::ProgramMemory { problem: problem(), bytes: 2, limit: 1, pinned: 0 }), Class::Build),
+            (
+                program(BuildError::ProgramMemory {
+                    problem: problem(),
+                    bytes: 2,
+                    limit: 1,
+                    pinned: 0,
+                }),
+                Class::Build,
+            ),
             (program(BuildError::Load(refused())), Class::Build),
             (program(BuildError::Device(device)), Class::Build),
             (program(of_transport(memory())), Class::Other),
@@ -316,16 +357,27 @@ mod tests {
             assert_class(error, class, &[]);
         }
         assert_class(CallError::Execute(waited(None)), Class::Timeout, &[ONE]);
-        assert_class(CallError::Execute(ExecuteError::Disagreed { rank: 0, peer: 1, epoch: 1 }), Class::Disagreed, &[ONE]);
+        assert_class(
+            CallError::Execute(ExecuteError::Disagreed { rank: 0, peer: 1, epoch: 1 }),
+            Class::Disagreed,
+            &[ONE],
+        );
         assert_class(program(of_transport(late())), Class::Timeout, &[ONE]);
         assert_eq!(Error::from(CallError::Execute(waited(Some(7)))).reason, Some(7));
         let said = Error::from(program(BuildError::Load(refused()))).message;
-        assert!(said.starts_with("a call with m = 8 has no program: the kernel could not be prepared"), "{said}");
+        assert!(
+            said.starts_with("a call with m = 8 has no program: the kernel could not be prepared"),
+            "{said}"
+        );
     }
 
     #[test]
     fn other_languages_hear_nothing_of_asynchronous_tasks() {
         let error = Error::from(of_transport(late()));
-        assert_eq!(error.message, "while building gemm_rs 8x16x16: building an op: the deadline passed while waiting for rank 1");
+        assert_eq!(
+            error.message,
+            "while building gemm_rs 8x16x16: building an op: the deadline passed while waiting for \
+             rank 1"
+        );
     }
 }

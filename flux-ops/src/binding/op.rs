@@ -125,7 +125,9 @@ impl AnyOp {
         Ok(Self(match (spec.op, spec.dtype) {
             (OpKind::AllGatherGemm, DType::Bf16) => built::<AllGather, bf16>(request, comm)?,
             (OpKind::AllGatherGemm, DType::F16) => built::<AllGather, f16>(request, comm)?,
-            (OpKind::GemmReduceScatter, DType::Bf16) => built::<ReduceScatter, bf16>(request, comm)?,
+            (OpKind::GemmReduceScatter, DType::Bf16) => {
+                built::<ReduceScatter, bf16>(request, comm)?
+            }
             (OpKind::GemmReduceScatter, DType::F16) => built::<ReduceScatter, f16>(request, comm)?,
             (OpKind::GemmAllReduce, DType::Bf16) => built::<AllReduce, bf16>(request, comm)?,
             (OpKind::GemmAllReduce, DType::F16) => built::<AllReduce, f16>(request, comm)?,
@@ -143,7 +145,11 @@ impl AnyOp {
     ///
     /// # Errors
     /// [`CallError`].
-    pub unsafe fn forward(&self, operands: &RawOperands<'_>, stream: Stream<'_>) -> Result<(), CallError> {
+    pub unsafe fn forward(
+        &self,
+        operands: &RawOperands<'_>,
+        stream: Stream<'_>,
+    ) -> Result<(), CallError> {
         // SAFETY: as the caller has vouched.
         unsafe { self.0.forward(operands, stream) }
     }
@@ -193,14 +199,21 @@ impl AnyOp {
     }
 }
 
-fn built<K: OpMarker, T: Element>(request: Request, comm: &Communicator) -> Result<Box<dyn Linear>, BuildError> {
+fn built<K: OpMarker, T: Element>(
+    request: Request,
+    comm: &Communicator,
+) -> Result<Box<dyn Linear>, BuildError> {
     Ok(Box::new(FusedLinear::<K, T>::build(request, comm)?))
 }
 
 trait Linear: Send + Sync {
     /// # Safety
     /// As [`AnyOp::forward`].
-    unsafe fn forward(&self, operands: &RawOperands<'_>, stream: Stream<'_>) -> Result<(), CallError>;
+    unsafe fn forward(
+        &self,
+        operands: &RawOperands<'_>,
+        stream: Stream<'_>,
+    ) -> Result<(), CallError>;
     fn prepare(&self, rows: &[usize]) -> Result<(), CallError>;
     fn rows(&self, m: usize, rank: Rank) -> Result<Range<usize>, CallError>;
     fn columns(&self, rank: Rank) -> Range<usize>;
@@ -211,15 +224,28 @@ trait Linear: Send + Sync {
 }
 
 impl<K: OpMarker, T: Element> Linear for FusedLinear<K, T> {
-    unsafe fn forward(&self, operands: &RawOperands<'_>, stream: Stream<'_>) -> Result<(), CallError> {
-        let view = |operand, raw| View::from_raw::<T>(raw).map_err(|source| CallError::View { operand, source });
-        let optional = |operand, raw: Option<RawTensor>| raw.map(|raw| view(operand, raw)).transpose();
+    unsafe fn forward(
+        &self,
+        operands: &RawOperands<'_>,
+        stream: Stream<'_>,
+    ) -> Result<(), CallError> {
+        let view = |operand, raw| {
+            View::from_raw::<T>(raw).map_err(|source| CallError::View { operand, source })
+        };
+        let optional =
+            |operand, raw: Option<RawTensor>| raw.map(|raw| view(operand, raw)).transpose();
         let weight = |[w, bias, y]: [&'static str; 3], raw: &RawWeight| {
-            Ok::<_, CallError>(MoreOperands { w: view(w, raw.w)?, bias: optional(bias, raw.bias)?, y: view(y, raw.y)? })
+            Ok::<_, CallError>(MoreOperands {
+                w: view(w, raw.w)?,
+                bias: optional(bias, raw.bias)?,
+                y: view(y, raw.y)?,
+            })
         };
         let (first, further) = match operands.weights {
             [first, further @ ..] if further.len() < MAX_WEIGHTS => (first, further),
-            others => return Err(CallError::Weights { takes: self.weight_count(), given: others.len() }),
+            others => {
+                return Err(CallError::Weights { takes: self.weight_count(), given: others.len() });
+            }
         };
         let x = view("x", operands.x)?;
         let MoreOperands { w, bias, y } = weight(["w", "bias", "y"], first)?;
@@ -228,7 +254,9 @@ impl<K: OpMarker, T: Element> Linear for FusedLinear<K, T> {
             *to = Some(weight(names, raw)?);
         }
         let residual = optional("residual", operands.residual)?;
-        let norm = |(gain, rows)| Ok::<_, CallError>(Norm { gain: view("gain", gain)?, y_norm: view("y_norm", rows)? });
+        let norm = |(gain, rows)| {
+            Ok::<_, CallError>(Norm { gain: view("gain", gain)?, y_norm: view("y_norm", rows)? })
+        };
         let norm = operands.norm.map(norm).transpose()?;
         let x_full = optional("x_full", operands.gathered)?;
         self.call_with(&Operands { x, w, bias, residual, y, norm, x_full, more }, stream)

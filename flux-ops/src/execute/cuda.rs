@@ -16,13 +16,19 @@ use crate::timeline::{TimedItem, Timeline, TimelineError};
 use cudarc::driver::sys;
 use flux_core::OpKind;
 use flux_kernels::cuda::{
-    DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs, Matrix, Residual, RmsNorm, RmsNormArgs,
-    TraceBuffer, WeightArgs, launch, loaded, loaded_gathered_rows, loaded_rms_norm,
+    DeviceProgram, EpilogueStaging, GatheredRows, GatheredRowsArgs, Kernel, LaunchArgs, Matrix,
+    Residual, RmsNorm, RmsNormArgs, TraceBuffer, WeightArgs, launch, loaded, loaded_gathered_rows,
+    loaded_rms_norm,
 };
 use flux_kernels::nvrtc::Arch;
-use flux_kernels::{Element, GateLayout, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout};
+use flux_kernels::{
+    Element, GateLayout, KernelTarget, Origin, Source as KernelSource, Variant, WeightLayout,
+};
 use flux_transport::internal::cuda::{CudaDevice, is_capturing};
-use flux_transport::{Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError, WorkspaceView};
+use flux_transport::{
+    Call, CollectiveKind, Communicator, Source, StagedTransfer, Stream, TransportError,
+    WorkspaceView,
+};
 use std::mem::ManuallyDrop;
 use std::sync::{Arc, Mutex, PoisonError};
 
@@ -89,19 +95,51 @@ impl CudaExecutor {
             }
             let of_program = Variant::of(program, target)?;
             if kernels.iter().all(|&(known, _)| known != of_program) {
-                let variant = of_program.with_activation(epilogue.activation).with_gates(epilogue.gates.is_some()).with_weights(weights);
-                kernels.push((of_program, kernel(if recipe.launch.trace { variant.traced() } else { variant }, target.arch)?));
+                let variant = of_program
+                    .with_activation(epilogue.activation)
+                    .with_gates(epilogue.gates.is_some())
+                    .with_weights(weights);
+                kernels.push((
+                    of_program,
+                    kernel(
+                        if recipe.launch.trace { variant.traced() } else { variant },
+                        target.arch,
+                    )?,
+                ));
             }
         }
-        let norm = epilogue.rms_norm.map(|eps| Ok::<_, BuildError>((norm_kernel(target.arch)?, eps))).transpose()?;
-        let gathers = largest.iter().any(|(recipe, _)| recipe.problem.op() == OpKind::AllGatherGemm);
+        let norm = epilogue
+            .rms_norm
+            .map(|eps| Ok::<_, BuildError>((norm_kernel(target.arch)?, eps)))
+            .transpose()?;
+        let gathers =
+            largest.iter().any(|(recipe, _)| recipe.problem.op() == OpKind::AllGatherGemm);
         let gathered = gathers.then(|| gathered_rows_kernel(target.arch)).transpose()?;
-        programs.open(comm, &device, kernels.iter().map(|(_, kernel)| EpilogueStaging::bytes_like(kernel)).max().unwrap_or(0))?;
+        programs.open(
+            comm,
+            &device,
+            kernels
+                .iter()
+                .map(|(_, kernel)| EpilogueStaging::bytes_like(kernel))
+                .max()
+                .unwrap_or(0),
+        )?;
         let traced = largest.iter().any(|(recipe, _)| recipe.launch.trace);
         let items = largest.iter().map(|(_, resolved)| resolved.bound.items).max().unwrap_or(0);
         let buffer = traced.then(|| TraceBuffer::new(items, device.info().sms)).transpose()?;
-        let trace = ManuallyDrop::new(buffer.map(|buffer| Trace { buffer, last: Mutex::new(None) }));
-        Ok(Self { comm: comm.clone(), device, target, kernels, gates: epilogue.gates, norm, gathered, programs, trace })
+        let trace =
+            ManuallyDrop::new(buffer.map(|buffer| Trace { buffer, last: Mutex::new(None) }));
+        Ok(Self {
+            comm: comm.clone(),
+            device,
+            target,
+            kernels,
+            gates: epilogue.gates,
+            norm,
+            gathered,
+            programs,
+            trace,
+        })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
@@ -123,7 +161,8 @@ impl CudaExecutor {
         operands: &Operands,
         stream: Stream<'_>,
     ) -> Result<(), CallError> {
-        let wrong_stream = || TransportError::WrongStream { stream: stream.raw(), device: comm.device() };
+        let wrong_stream =
+            || TransportError::WrongStream { stream: stream.raw(), device: comm.device() };
         let raw_stream = stream.raw().ok_or_else(wrong_stream)?;
         let _current = self.device.enter().map_err(TransportError::from)?;
         for (operand, view) in operands.named() {
@@ -149,7 +188,9 @@ impl CudaExecutor {
             None if call.capturing() => return Err(not_prepared()),
             None => {
                 let resolved = resolved.map_or_else(|| recipe.resolve(comm), Ok);
-                let placed = resolved.and_then(|made| self.programs.place(comm, recipe, made, (CopyOn::Call(raw_stream), false)));
+                let placed = resolved.and_then(|made| {
+                    self.programs.place(comm, recipe, made, (CopyOn::Call(raw_stream), false))
+                });
                 placed.map_err(|error| planned.refused(error))?
             }
         };
@@ -170,7 +211,9 @@ impl CudaExecutor {
         let more = &more[..recipe.problem.weight_count() - 1];
         let on = Launching { placed: &placed, kernel, number, operands, more, stream: raw_stream };
         let enqueued = match &placed.execution.traffic {
-            Traffic::Collective(sequential) => self.enqueue_sequential::<T>(&mut call, sequential, on),
+            Traffic::Collective(sequential) => {
+                self.enqueue_sequential::<T>(&mut call, sequential, on)
+            }
             _ => self.enqueue::<T>(&mut call, on),
         };
         // SAFETY: the operands fit the problem and are held until the stream is past the call. The
@@ -186,11 +229,16 @@ impl CudaExecutor {
     ///
     /// # Safety
     /// As [`RmsNorm::launch`].
-    unsafe fn normalise<T: Element>(&self, operands: &Operands, stream: usize) -> Result<(), CallError> {
+    unsafe fn normalise<T: Element>(
+        &self,
+        operands: &Operands,
+        stream: usize,
+    ) -> Result<(), CallError> {
         let (Some((kernel, eps)), Some(norm)) = (&self.norm, &operands.norm) else { return Ok(()) };
         let (rows, cols) = (operands.y.layout.rows as u32, operands.y.layout.cols as u32);
         let (y, out) = (matrix::<T>(&operands.y), matrix::<T>(&norm.y_norm));
-        let args = RmsNormArgs { y, gain: norm.gain.address, out, rows, cols, eps: eps.get(), stream };
+        let args =
+            RmsNormArgs { y, gain: norm.gain.address, out, rows, cols, eps: eps.get(), stream };
         // SAFETY: the caller's promise.
         unsafe { kernel.launch::<T>(&args) }.map_err(CallError::Launch)
     }
@@ -199,8 +247,14 @@ impl CudaExecutor {
     ///
     /// # Safety
     /// As [`GatheredRows::launch`].
-    unsafe fn hand_out<T: Element>(&self, memory: &WorkspaceView, on: Launching<'_>) -> Result<(), CallError> {
-        let (Some(kernel), Some(out)) = (&self.gathered, &on.operands.x_full) else { return Ok(()) };
+    unsafe fn hand_out<T: Element>(
+        &self,
+        memory: &WorkspaceView,
+        on: Launching<'_>,
+    ) -> Result<(), CallError> {
+        let (Some(kernel), Some(out)) = (&self.gathered, &on.operands.x_full) else {
+            return Ok(());
+        };
         let (plan, rank) = (&on.placed.execution, self.comm.rank());
         let (offset, flattened) = match &plan.traffic {
             Traffic::Collective(sequential) => (sequential.offset(), true),
@@ -223,10 +277,13 @@ impl CudaExecutor {
 
     /// Puts the kernel of a call that has begun on its stream, and beside it what moves its data.
     fn enqueue<T: Element>(&self, call: &mut Call<'_>, on: Launching<'_>) -> Result<(), CallError> {
-        let (plan, program, x) = (&on.placed.execution, on.placed.program.program(), &on.operands.x);
+        let (plan, program, x) =
+            (&on.placed.execution, on.placed.program.program(), &on.operands.x);
         let mut kernel_pushes = plan.kernel_pushes;
         let exchange = match &plan.traffic {
-            Traffic::Messages { rounds, peers } => Some(super::rounds_of::<T>(x, (program, on.number), rounds, *peers)),
+            Traffic::Messages { rounds, peers } => {
+                Some(super::rounds_of::<T>(x, (program, on.number), rounds, *peers))
+            }
             _ => None,
         };
         match &plan.traffic {
@@ -262,13 +319,19 @@ impl CudaExecutor {
         };
         // SAFETY: see `args`.
         unsafe { self.launch(on, &args) }?;
-        if let Some(exchange) = exchange.filter(|exchange| matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty())
-        {
+        if let Some(exchange) = exchange.filter(|exchange| {
+            matches!(exchange.source, Source::Stored { .. }) && !exchange.rounds.is_empty()
+        }) {
             // SAFETY: as above, of the same exchange.
             return Ok(unsafe { call.send_stored_rounds(&exchange) }?);
         }
         if let Some((route, _)) = staged {
-            let carry = StagedTransfer { x: x.address, row_stride: x.row_bytes::<T>(), route, op: on.number };
+            let carry = StagedTransfer {
+                x: x.address,
+                row_stride: x.row_bytes::<T>(),
+                route,
+                op: on.number,
+            };
             // After the launch: enqueuing takes its time, and the kernel has the own shard to begin
             // with.
             // SAFETY: as for the push above.
@@ -278,9 +341,16 @@ impl CudaExecutor {
     }
 
     /// Puts the collective of a call that has begun on its stream before the kernel, or behind it.
-    fn enqueue_sequential<T: Element>(&self, call: &mut Call<'_>, sequential: &Sequential, on: Launching<'_>) -> Result<(), CallError> {
+    fn enqueue_sequential<T: Element>(
+        &self,
+        call: &mut Call<'_>,
+        sequential: &Sequential,
+        on: Launching<'_>,
+    ) -> Result<(), CallError> {
         let (rank, operands) = (self.comm.rank(), on.operands);
-        let no_number = TransportError::MoverUnusable { why: "the host does not know which half of the workspace the call uses" };
+        let no_number = TransportError::MoverUnusable {
+            why: "the host does not know which half of the workspace the call uses",
+        };
         let all_rows = sequential.all_rows(call.memory(), rank, call.epoch().ok_or(no_number)?);
         let gathers = sequential.kind == CollectiveKind::AllGather;
         let shard = matrix::<T>(if gathers { &operands.x } else { &operands.y });
@@ -298,7 +368,9 @@ impl CudaExecutor {
             x: if gathers { all_rows } else { own.x },
             y: if gathers { own.y } else { all_rows },
             bias: if sequential.adds_bias(rank) { own.bias } else { 0 },
-            residual: own.residual.and_then(|residual| sequential.residual(residual, self.comm.rank(), &on.placed.execution.problem)),
+            residual: own.residual.and_then(|residual| {
+                sequential.residual(residual, self.comm.rank(), &on.placed.execution.problem)
+            }),
             data: &data,
             pads: &pads,
             scatter_buffer: data[0],
@@ -330,7 +402,11 @@ impl CudaExecutor {
             more,
             gates: self.gates,
             bias: operands.bias.map_or(0, |bias| bias.address),
-            residual: operands.residual.map(|view| Residual { matrix: matrix::<T>(&view), first: 0, rows: view.layout.rows as u32 }),
+            residual: operands.residual.map(|view| Residual {
+                matrix: matrix::<T>(&view),
+                first: 0,
+                rows: view.layout.rows as u32,
+            }),
             data: &memory.data,
             pads: &memory.pads,
             scatter_buffer: 0,
@@ -369,12 +445,23 @@ impl CudaExecutor {
         let trace = self.trace.as_ref().ok_or(TimelineError::NotTraced)?;
         let stream = stream.raw().ok_or(TimelineError::WrongStream)?;
         let _current = self.device.enter()?;
-        let last = trace.last.lock().unwrap_or_else(PoisonError::into_inner).clone().ok_or(TimelineError::NoCall)?;
-        let stamps = trace.buffer.read(stream, (last.program.item_count(), last.execution.workers))?;
+        let last = trace
+            .last
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .clone()
+            .ok_or(TimelineError::NoCall)?;
+        let stamps =
+            trace.buffer.read(stream, (last.program.item_count(), last.execution.workers))?;
         if stamps.workers.iter().any(|worker| worker.entered == 0) {
             return Err(TimelineError::NoCall);
         }
-        let items = last.items.iter().zip(stamps.items).map(|(&item, times)| TimedItem { item, times }).collect();
+        let items = last
+            .items
+            .iter()
+            .zip(stamps.items)
+            .map(|(&item, times)| TimedItem { item, times })
+            .collect();
         Ok(Timeline { rank: self.comm.rank(), items, workers: stamps.workers })
     }
 
@@ -387,25 +474,37 @@ impl CudaExecutor {
         let attribute = sys::CUpointer_attribute::CU_POINTER_ATTRIBUTE_DEVICE_ORDINAL;
         // SAFETY: the attribute is an `int`, and `ordinal` is a place for one; any address may be
         // asked about.
-        let code = unsafe { sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, view.address) };
+        let code = unsafe {
+            sys::cuPointerGetAttribute((&raw mut ordinal).cast(), attribute, view.address)
+        };
         match u32::try_from(ordinal) {
-            Ok(ordinal) if code == sys::CUresult::CUDA_SUCCESS => match (Location::Cuda(ordinal), Location::Cuda(self.device.ordinal())) {
-                (found, expected) if found == expected => Ok(()),
-                (found, expected) => Err(CallError::Location { operand, expected, found }),
-            },
-            _ => Err(CallError::NotDeviceMemory { operand, address: view.address, code: code as i32 }),
+            Ok(ordinal) if code == sys::CUresult::CUDA_SUCCESS => {
+                match (Location::Cuda(ordinal), Location::Cuda(self.device.ordinal())) {
+                    (found, expected) if found == expected => Ok(()),
+                    (found, expected) => Err(CallError::Location { operand, expected, found }),
+                }
+            }
+            _ => Err(CallError::NotDeviceMemory {
+                operand,
+                address: view.address,
+                code: code as i32,
+            }),
         }
     }
 
     /// The kernel of programs of this variant, which was loaded when the op was built.
     fn kernel_of(&self, variant: Variant) -> Result<&Kernel, BuildError> {
         let found = self.kernels.iter().find(|(known, _)| *known == variant);
-        found.map(|(_, kernel)| &**kernel).ok_or(BuildError::NotLoaded { kernel: variant.to_string() })
+        found
+            .map(|(_, kernel)| &**kernel)
+            .ok_or(BuildError::NotLoaded { kernel: variant.to_string() })
     }
 
     pub(super) fn execution(&self, Resolved { execution, program, .. }: &Resolved) -> Execution {
-        let kernel = Variant::of(program, self.target).ok().and_then(|variant| self.kernel_of(variant).ok());
-        let name = kernel.map_or_else(|| "no kernel".to_owned(), |kernel| kernel.variant().to_string());
+        let kernel =
+            Variant::of(program, self.target).ok().and_then(|variant| self.kernel_of(variant).ok());
+        let name =
+            kernel.map_or_else(|| "no kernel".to_owned(), |kernel| kernel.variant().to_string());
         execution.execution(format!("{name} on {}", self.device.info().name))
     }
 }

@@ -88,7 +88,12 @@ impl DevicePrograms {
 
     /// Allocates what the first op needs, and `staging` bytes of global staging. The device's
     /// context is current.
-    pub(super) fn open(&self, comm: &Communicator, device: &CudaDevice, staging: u64) -> Result<(), BuildError> {
+    pub(super) fn open(
+        &self,
+        comm: &Communicator,
+        device: &CudaDevice,
+        staging: u64,
+    ) -> Result<(), BuildError> {
         let mut state = self.lock();
         let state = match &mut *state {
             Some(state) => state,
@@ -110,7 +115,9 @@ impl DevicePrograms {
             }
         };
         if staging > state.staging().bytes {
-            state.staging.push(DeviceBlock::new(device, usize::try_from(staging).unwrap_or(usize::MAX))?);
+            state
+                .staging
+                .push(DeviceBlock::new(device, usize::try_from(staging).unwrap_or(usize::MAX))?);
             let all = state.staging.iter().map(|block| block.bytes() as u64).sum();
             comm.holds("epilogue staging", HeldBytes { device: all, ..HeldBytes::default() });
         }
@@ -125,7 +132,9 @@ impl DevicePrograms {
     /// The program of a recipe, if it is on the device; with `pin` it stays for good. In a turn of
     /// the communicator.
     pub(super) fn take(&self, recipe: &Recipe, pin: bool) -> Option<Arc<PlacedProgram>> {
-        self.lock().as_mut().and_then(|state| state.programs.take(recipe, pin).map(|uploaded| Arc::clone(&uploaded.program)))
+        self.lock().as_mut().and_then(|state| {
+            state.programs.take(recipe, pin).map(|uploaded| Arc::clone(&uploaded.program))
+        })
     }
 
     /// Puts a program on the device. In a turn of the communicator, with the device's context
@@ -138,25 +147,36 @@ impl DevicePrograms {
         (on, pin): (CopyOn, bool),
     ) -> Result<Arc<PlacedProgram>, BuildError> {
         let mut state = self.lock();
-        let state = state.as_mut().ok_or(BuildError::Transport { op: recipe.problem.to_string(), source: no_arena() })?;
+        let state = state
+            .as_mut()
+            .ok_or(BuildError::Transport { op: recipe.problem.to_string(), source: no_arena() })?;
         let Resolved { execution, program, .. } = resolved;
         let target = KernelTarget::of(state.device.info().compute)?;
         let (variant, bytes) = (Variant::of(&program, target)?, DeviceProgram::bytes_of(&program));
         let evicted = &mut state.evicted;
         let before = evicted.len();
-        let start = state.programs.find(bytes as u64, |range, Uploaded { copied, .. }| evicted.push((range, copied)));
+        let start = state
+            .programs
+            .find(bytes as u64, |range, Uploaded { copied, .. }| evicted.push((range, copied)));
         let start = start.map_err(|found| no_room(recipe, found))?;
         let range = start..start + bytes as u64;
         let evicts = state.evicted.len() > before;
         // Aside, no order on the device keeps a copy behind the last readers of its place.
         if evicts && matches!(on, CopyOn::Aside) {
-            comm.drain().map_err(|source| BuildError::Transport { op: recipe.problem.to_string(), source })?;
+            comm.drain().map_err(|source| BuildError::Transport {
+                op: recipe.problem.to_string(),
+                source,
+            })?;
         }
-        state.await_copies_from(&range).map_err(|source| BuildError::Transport { op: recipe.problem.to_string(), source })?;
+        state
+            .await_copies_from(&range)
+            .map_err(|source| BuildError::Transport { op: recipe.problem.to_string(), source })?;
         let at = usize::try_from(start).unwrap_or(usize::MAX);
         // SAFETY: the range lies within the pinned block. No copy reads it any more, and `state` is
         // locked.
-        let records = unsafe { std::slice::from_raw_parts_mut(state.pinned.host().cast::<u8>().add(at), bytes) };
+        let records = unsafe {
+            std::slice::from_raw_parts_mut(state.pinned.host().cast::<u8>().add(at), bytes)
+        };
         DeviceProgram::write_records(&program, records);
         let (from, staging) = (records.as_ptr(), state.staging());
         let items = if recipe.launch.trace { program.computed().to_vec() } else { Vec::new() };
@@ -174,7 +194,12 @@ impl DevicePrograms {
             state.aside.synchronize()?;
         }
         let program = Arc::new(PlacedProgram { items, execution, variant, program });
-        state.programs.insert(*recipe, (start, bytes as u64), Uploaded { program: Arc::clone(&program), copied }, pin);
+        state.programs.insert(
+            *recipe,
+            (start, bytes as u64),
+            Uploaded { program: Arc::clone(&program), copied },
+            pin,
+        );
         Ok(program)
     }
 }
@@ -186,9 +211,10 @@ const fn no_arena() -> TransportError {
 
 impl State {
     fn staging(&self) -> EpilogueStaging {
-        self.staging
-            .last()
-            .map_or_else(EpilogueStaging::default, |block| EpilogueStaging { address: block.address(), bytes: block.bytes() as u64 })
+        self.staging.last().map_or_else(EpilogueStaging::default, |block| EpilogueStaging {
+            address: block.address(),
+            bytes: block.bytes() as u64,
+        })
     }
 
     /// Returns when no copy reads this range of pinned memory. It is done long ago unless the arena

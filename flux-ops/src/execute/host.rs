@@ -8,7 +8,9 @@ use crate::epilogue::EpilogueSpec;
 use crate::error::{BuildError, CallError};
 use crate::operands::Operands;
 use crate::tensor::{Location, View};
-use flux_kernels::cpu::{CpuArgs, CpuWeight, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm};
+use flux_kernels::cpu::{
+    CpuArgs, CpuWeight, Epilogue, HostMemory, Residual, Rows, RowsMut, rms_norm,
+};
 use flux_kernels::{Element, WeightLayout};
 use flux_transport::{Communicator, HeldBytes, Stream};
 use std::ptr::{with_exposed_provenance, with_exposed_provenance_mut};
@@ -39,21 +41,37 @@ impl<T: Element> HostExecutor<T> {
             programs.check(recipe, &resolved.program)?;
             shared.reserve(&resolved.program, resolved.execution.workers as usize)?;
         }
-        comm.holds("buffers of calls", HeldBytes { host: shared.bytes() as u64, ..HeldBytes::default() });
+        comm.holds(
+            "buffers of calls",
+            HeldBytes { host: shared.bytes() as u64, ..HeldBytes::default() },
+        );
         drop(shared);
         Ok(Self { programs, buffers, epilogue, weights })
     }
 
     pub(super) fn prepare(&self, comm: &Communicator, planned: &Planned) -> Result<(), CallError> {
-        self.programs.get(comm, &planned.recipe, true).map(drop).map_err(|error| planned.refused(error))
+        self.programs
+            .get(comm, &planned.recipe, true)
+            .map(drop)
+            .map_err(|error| planned.refused(error))
     }
 
-    pub(super) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream<'_>) -> Result<(), CallError> {
-        let program = self.programs.get(comm, &planned.recipe, false).map_err(|error| planned.refused(error))?;
+    pub(super) fn run(
+        &self,
+        comm: &Communicator,
+        planned: &Planned,
+        operands: &Operands,
+        stream: Stream<'_>,
+    ) -> Result<(), CallError> {
+        let program = self
+            .programs
+            .get(comm, &planned.recipe, false)
+            .map_err(|error| planned.refused(error))?;
         let mut call = comm.begin_as(stream, Some(label(&planned.recipe.problem)))?;
         let op_hash = planned.call_number(&call);
         // SAFETY: the view borrows `x` for longer than the call, and it is host memory.
-        if let Err(error) = unsafe { call.push(&super::push_of::<T>(&operands.x, program.program())) } {
+        let pushed = unsafe { call.push(&super::push_of::<T>(&operands.x, program.program())) };
+        if let Err(error) = pushed {
             return super::end(comm, call, Err(error.into()));
         }
         let await_pushed = call.pushes();
@@ -62,7 +80,16 @@ impl<T: Element> HostExecutor<T> {
         // SAFETY: the communicator owns this workspace while the call lives, and gives every rank
         // this layout. Only calls and their movers touch it, one call of a rank at a time. The
         // ranks agreed on their plans when the op was built.
-        let memory = unsafe { HostMemory::new(&memory.data, &memory.pads, memory.control, memory.fault, memory.size, deadline) };
+        let memory = unsafe {
+            HostMemory::new(
+                &memory.data,
+                &memory.pads,
+                memory.control,
+                memory.fault,
+                memory.size,
+                deadline,
+            )
+        };
         // SAFETY: the views borrow this memory for longer than the call, `y` alone; host memory was
         // checked for, and that `y` overlaps no other operand.
         let (x, w, y) = unsafe { (rows(&operands.x), rows(&operands.w), rows_mut(&operands.y)) };
@@ -80,14 +107,29 @@ impl<T: Element> HostExecutor<T> {
         let more = operands.more.each_ref().map(|more| {
             // SAFETY: as `w`, the bias and `y`.
             more.as_ref().map(|more| unsafe {
-                CpuWeight { w: rows(&more.w), y: rows_mut(&more.y), bias: more.bias.as_ref().map(|bias| rows(bias).elements) }
+                CpuWeight {
+                    w: rows(&more.w),
+                    y: rows_mut(&more.y),
+                    bias: more.bias.as_ref().map(|bias| rows(bias).elements),
+                }
             })
         });
         let EpilogueSpec { activation, gates, .. } = self.epilogue;
         let epilogue = Epilogue { bias, residual, activation, gates };
         let done = program.run(
             &mut self.buffers.lock(),
-            CpuArgs { x, w, weights: self.weights, y, more, gathered, epilogue, memory, await_pushed, op_hash },
+            CpuArgs {
+                x,
+                w,
+                weights: self.weights,
+                y,
+                more,
+                gathered,
+                epilogue,
+                memory,
+                await_pushed,
+                op_hash,
+            },
         );
         let finished = call.finish();
         if let Err(error) = done {
@@ -107,7 +149,8 @@ impl<T: Element> HostExecutor<T> {
     fn normalise(&self, operands: &Operands) {
         let (Some(eps), Some(norm)) = (self.epilogue.rms_norm, &operands.norm) else { return };
         // SAFETY: as in `run`: `y` is written, and `y_norm` overlaps no other operand.
-        let (y, gain, y_norm) = unsafe { (rows::<T>(&operands.y), rows(&norm.gain), rows_mut(&norm.y_norm)) };
+        let (y, gain, y_norm) =
+            unsafe { (rows::<T>(&operands.y), rows(&norm.gain), rows_mut(&norm.y_norm)) };
         rms_norm(y, gain.elements, eps.get(), operands.y.layout.rows, y_norm);
     }
 }
@@ -131,7 +174,8 @@ unsafe fn rows<'a, T>(view: &View) -> Rows<'a, T> {
     let memory = with_exposed_provenance::<T>(first(view));
     // SAFETY: as promised, for all of the layout's span, which the view's memory was checked to
     // hold; aligned, since to 16 bytes.
-    Rows { elements: unsafe { std::slice::from_raw_parts(memory, view.layout.span()) }, stride: view.layout.row_stride }
+    let elements = unsafe { std::slice::from_raw_parts(memory, view.layout.span()) };
+    Rows { elements, stride: view.layout.row_stride }
 }
 
 /// # Safety
@@ -142,5 +186,6 @@ unsafe fn rows_mut<'a, T>(view: &View) -> RowsMut<'a, T> {
     }
     let memory = with_exposed_provenance_mut::<T>(first(view));
     // SAFETY: as in `rows`.
-    RowsMut { elements: unsafe { std::slice::from_raw_parts_mut(memory, view.layout.span()) }, stride: view.layout.row_stride }
+    let elements = unsafe { std::slice::from_raw_parts_mut(memory, view.layout.span()) };
+    RowsMut { elements, stride: view.layout.row_stride }
 }

@@ -44,14 +44,28 @@ impl<T: Element> HostPrograms<T> {
 
     /// Whether there is room for a program.
     pub(super) fn check(&self, recipe: &Recipe, program: &TileProgram) -> Result<(), BuildError> {
-        let (bytes, limit) = (bytes_of(program), self.programs.lock().unwrap_or_else(PoisonError::into_inner).limit());
-        if bytes > limit { Err(no_room(recipe, NoRoom { bytes, limit, pinned: 0 })) } else { Ok(()) }
+        let (bytes, limit) = (
+            bytes_of(program),
+            self.programs.lock().unwrap_or_else(PoisonError::into_inner).limit(),
+        );
+        if bytes > limit {
+            Err(no_room(recipe, NoRoom { bytes, limit, pinned: 0 }))
+        } else {
+            Ok(())
+        }
     }
 
     /// The program of a recipe, which is made where it is not known.
-    pub(super) fn get(&self, comm: &Communicator, recipe: &Recipe, pin: bool) -> Result<Arc<Executor<T>>, BuildError> {
+    pub(super) fn get(
+        &self,
+        comm: &Communicator,
+        recipe: &Recipe,
+        pin: bool,
+    ) -> Result<Arc<Executor<T>>, BuildError> {
         let known = |programs: &mut Ranges<_, Arc<_>>| programs.take(recipe, pin).map(Arc::clone);
-        if let Some(program) = known(&mut self.programs.lock().unwrap_or_else(PoisonError::into_inner)) {
+        if let Some(program) =
+            known(&mut self.programs.lock().unwrap_or_else(PoisonError::into_inner))
+        {
             return Ok(program);
         }
         let Resolved { execution, program, .. } = recipe.resolve(comm)?;
@@ -74,5 +88,7 @@ impl<T: Element> HostPrograms<T> {
 }
 
 fn bytes_of(program: &TileProgram) -> u64 {
-    (size_of_val(&program.items[..]) + size_of_val(&program.awaits[..]) + size_of_val(&program.transfers[..])) as u64
+    (size_of_val(&program.items[..])
+        + size_of_val(&program.awaits[..])
+        + size_of_val(&program.transfers[..])) as u64
 }

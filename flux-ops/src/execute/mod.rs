@@ -91,7 +91,10 @@ pub(crate) enum Executor<T> {
 
 /// What a mover is given of a call's `x`: a row's elements are as many as the problem says,
 /// wherever the rows start.
-pub(crate) fn push_of<'p, T: Element>(x: &View, program: &'p TileProgram) -> flux_transport::RowTransfers<'p> {
+pub(crate) fn push_of<'p, T: Element>(
+    x: &View,
+    program: &'p TileProgram,
+) -> flux_transport::RowTransfers<'p> {
     let element_bytes = size_of::<T>() as u64;
     let problem = &program.problem;
     flux_transport::RowTransfers {
@@ -116,7 +119,9 @@ pub(crate) fn rounds_of<'p, T: Element>(
 ) -> MessageRounds<'p> {
     let source = match program.problem.op() {
         OpKind::AllGatherGemm => Source::Rows(push_of::<T>(x, program)),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => Source::Stored { of_all: program.rows.is_flattened() },
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+            Source::Stored { of_all: program.rows.is_flattened() }
+        }
     };
     MessageRounds { source, place_bytes: program.place_bytes(), rounds, peers, op }
 }
@@ -132,9 +137,15 @@ const LAUNCH_REFUSED: u32 = 0x464c_0001;
 
 /// Ends a call. Where its work could not be enqueued, or the call not be finished, it aborts the
 /// peers' waits for this rank.
-fn end(comm: &Communicator, call: Call<'_>, enqueued: Result<(), CallError>) -> Result<(), CallError> {
+fn end(
+    comm: &Communicator,
+    call: Call<'_>,
+    enqueued: Result<(), CallError>,
+) -> Result<(), CallError> {
     match enqueued {
-        Ok(()) => call.finish().map_err(CallError::from).inspect_err(|_| comm.abort(LAUNCH_REFUSED)),
+        Ok(()) => {
+            call.finish().map_err(CallError::from).inspect_err(|_| comm.abort(LAUNCH_REFUSED))
+        }
         Err(error) => {
             // Before the call is dropped, which ends this rank's own waits: what those let go of
             // may reach peers.
@@ -153,15 +164,27 @@ pub(crate) fn location(comm: &Communicator) -> Location {
 impl<T: Element> Executor<T> {
     /// Makes everything that calls take, but the workspace. `largest` are the buckets' programs for
     /// their last `m`, in every form that a smaller `m` may take.
-    pub(crate) fn new(comm: &Communicator, largest: &[(Recipe, Resolved)], spec: (EpilogueSpec, WeightLayout)) -> Result<Self, BuildError> {
+    pub(crate) fn new(
+        comm: &Communicator,
+        largest: &[(Recipe, Resolved)],
+        spec: (EpilogueSpec, WeightLayout),
+    ) -> Result<Self, BuildError> {
         match location(comm) {
             Location::Host => HostExecutor::new(comm, largest, spec).map(Self::Host),
-            Location::Cuda(ordinal) => CudaExecutor::new(comm, ordinal, largest, spec).map(Self::Cuda),
+            Location::Cuda(ordinal) => {
+                CudaExecutor::new(comm, ordinal, largest, spec).map(Self::Cuda)
+            }
         }
     }
 
     /// Makes one call; on CUDA it returns when the work is on the stream.
-    pub(crate) fn run(&self, comm: &Communicator, planned: &Planned, operands: &Operands, stream: Stream<'_>) -> Result<(), CallError> {
+    pub(crate) fn run(
+        &self,
+        comm: &Communicator,
+        planned: &Planned,
+        operands: &Operands,
+        stream: Stream<'_>,
+    ) -> Result<(), CallError> {
         match self {
             Self::Host(host) => host.run(comm, planned, operands, stream),
             Self::Cuda(cuda) => cuda.run::<T>(comm, planned, operands, stream),
@@ -206,7 +229,11 @@ mod tests {
     fn connected() -> Vec<Communicator> {
         let connect = |world| Communicator::connect_blocking(&world, Select::Host).unwrap();
         std::thread::scope(|scope| {
-            let ranks: Vec<_> = World::local(2).unwrap().into_iter().map(|world| scope.spawn(move || connect(world))).collect();
+            let ranks: Vec<_> = World::local(2)
+                .unwrap()
+                .into_iter()
+                .map(|world| scope.spawn(move || connect(world)))
+                .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     }
@@ -216,24 +243,42 @@ mod tests {
         let ranks = connected();
         let refused = || CallError::Transport(TransportError::MoverUnusable { why: "of a test" });
         let call = ranks[0].begin(Stream::Host).unwrap();
-        assert_eq!(end(&ranks[0], call, Err(refused())).unwrap_err().to_string(), refused().to_string());
+        assert_eq!(
+            end(&ranks[0], call, Err(refused())).unwrap_err().to_string(),
+            refused().to_string()
+        );
         for comm in &ranks {
-            assert!(matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank()));
+            assert!(
+                matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank())
+            );
         }
     }
 
     #[test]
     fn the_peers_of_a_rank_whose_push_was_refused_need_not_wait_for_the_deadline() {
         let ranks = connected();
-        let problem = Problem::new(OpKind::AllGatherGemm, 16, 16, 8, DType::Bf16, ranks[0].world_size()).unwrap();
-        // Nobody has taken the workspace that it needs.
-        let choice = Choice { plan: Plan::of(TileShape::new(8, 8, 8)), sms: 132, origin: PlanOrigin::Caller };
-        let recipe = Recipe::new(problem, &choice, LaunchOptions::default());
-        let executor =
-            Executor::<bf16>::new(&ranks[0], &[(recipe, recipe.resolve(&ranks[0]).unwrap())], (EpilogueSpec::default(), WeightLayout::Nk))
+        let problem =
+            Problem::new(OpKind::AllGatherGemm, 16, 16, 8, DType::Bf16, ranks[0].world_size())
                 .unwrap();
-        let (x, w, mut y) = (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
-        let (x, w) = (TensorRef::host(&x, (8, 8)).unwrap().view(), TensorRef::host(&w, (8, 8)).unwrap().view());
+        // Nobody has taken the workspace that it needs.
+        let choice = Choice {
+            plan: Plan::of(TileShape::new(8, 8, 8)),
+            sms: 132,
+            origin: PlanOrigin::Caller,
+        };
+        let recipe = Recipe::new(problem, &choice, LaunchOptions::default());
+        let executor = Executor::<bf16>::new(
+            &ranks[0],
+            &[(recipe, recipe.resolve(&ranks[0]).unwrap())],
+            (EpilogueSpec::default(), WeightLayout::Nk),
+        )
+        .unwrap();
+        let (x, w, mut y) =
+            (vec![bf16::ONE; 8 * 8], vec![bf16::ONE; 8 * 8], vec![bf16::ZERO; 16 * 8]);
+        let (x, w) = (
+            TensorRef::host(&x, (8, 8)).unwrap().view(),
+            TensorRef::host(&w, (8, 8)).unwrap().view(),
+        );
         let operands = Operands {
             x,
             w,
@@ -246,9 +291,14 @@ mod tests {
         };
         let planned = Planned { recipe, number: 1 };
         let refused = executor.run(&ranks[0], &planned, &operands, Stream::Host).unwrap_err();
-        assert!(matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })), "{refused}");
+        assert!(
+            matches!(refused, CallError::Transport(TransportError::BadTransfer { .. })),
+            "{refused}"
+        );
         for comm in &ranks {
-            assert!(matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank()));
+            assert!(
+                matches!(comm.status(), Err(Fault::Aborted { rank, reason: LAUNCH_REFUSED, .. }) if rank == ranks[0].rank())
+            );
         }
     }
 

@@ -30,13 +30,16 @@ pub(super) fn pace(program: &TileProgram, workers: u32, percent: u32) -> Pace {
     let problem = &program.problem;
     let tile = program.tile;
     // 4096 operations a cycle of a multiprocessor, at 1.5 GHz: a card at its power limit.
-    let tile_ns = 2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local(program.rank)) / 6144;
+    let tile_ns =
+        2 * u64::from(tile.m) * u64::from(tile.n) * u64::from(problem.k_local(program.rank)) / 6144;
     let tiles = program.computed().len() as u64 / u64::from(problem.world().get());
     let workers = u64::from(workers);
     if problem.world().peers() == 0 {
         return Pace::default();
     }
-    let gap = |ns: u64, pieces: u64| u32::try_from(ns * u64::from(percent) / 100 / pieces.max(1)).unwrap_or(u32::MAX);
+    let gap = |ns: u64, pieces: u64| {
+        u32::try_from(ns * u64::from(percent) / 100 / pieces.max(1)).unwrap_or(u32::MAX)
+    };
     let shard_pieces = gather_place_bytes(problem) / u64::from(Pace::PUSHED_BYTES) / workers;
     Pace {
         push_gap_ns: if tiles < workers { 0 } else { gap(tile_ns * tiles / workers, shard_pieces) },
@@ -68,7 +71,10 @@ mod tests {
     fn staged(world: u32, [m, n, k]: [usize; 3], plan: &str) -> TileProgram {
         let world = WorldSize::new(world).unwrap();
         let problem = Problem::new(OpKind::GemmReduceScatter, m, n, k, DType::Bf16, world).unwrap();
-        let target = Target { links: Links::HostStaged, ..Target::peer_memory(flux_core::machine::Machine::H100, &problem) };
+        let target = Target {
+            links: Links::HostStaged,
+            ..Target::peer_memory(flux_core::machine::Machine::H100, &problem)
+        };
         let plan: Plan = plan.parse().unwrap();
         TileProgram::build(&problem, Rank::new(0), &plan.schedule(&problem, &target)).unwrap()
     }
@@ -77,7 +83,11 @@ mod tests {
     fn tiles_of_several_waves_have_an_in_flight_limit_and_those_of_one_have_none() {
         let limit = |m, plan| in_flight_limit(&staged(4, [m, 12288, 49152], plan), 132);
         assert_eq!(limit(256, "tile=128x128x64 rows=flattened chunk=1"), 32, "32 KiB each");
-        assert_eq!(limit(256, "tile=128x96x64 rows=flattened chunk=1"), 43, "the last a part of it");
+        assert_eq!(
+            limit(256, "tile=128x96x64 rows=flattened chunk=1"),
+            43,
+            "the last a part of it"
+        );
         assert_eq!(limit(128, "tile=128x128x64 rows=flattened chunk=1"), 0, "one wave");
         assert_eq!(limit(4096, "tile=128x256x64 chunk=32"), 0, "nothing is scattered");
     }
@@ -88,6 +98,9 @@ mod tests {
         let tiles = few.items.iter().filter(|item| item.sink == Sink::Scatter).count();
         assert!(tiles > 0 && few.items.len() > tiles, "reductions besides");
         assert_eq!(with_a_tile(&few, 132) as usize, tiles);
-        assert_eq!(with_a_tile(&staged(4, [512, 12288, 49152], "tile=128x256x64 chunk=1"), 132), 132);
+        assert_eq!(
+            with_a_tile(&staged(4, [512, 12288, 49152], "tile=128x256x64 chunk=1"), 132),
+            132
+        );
     }
 }

@@ -77,24 +77,36 @@ impl ExecutionPlan {
         let kernel_pushes = match &traffic {
             Traffic::Messages { .. } if mixed => false,
             Traffic::ScatteredToHost => false,
-            Traffic::PeerMemory => program.rows.is_flattened() || plan.comm != (CommMode::Fused { mover: PlanMover::CopyEngine }),
-            Traffic::Staged(_) | Traffic::Messages { .. } | Traffic::Collective(_) => !program.transfers.is_empty(),
+            Traffic::PeerMemory => {
+                program.rows.is_flattened()
+                    || plan.comm != (CommMode::Fused { mover: PlanMover::CopyEngine })
+            }
+            Traffic::Staged(_) | Traffic::Messages { .. } | Traffic::Collective(_) => {
+                !program.transfers.is_empty()
+            }
         };
         let workers = workers(comm, &traffic, &program, options)?;
         let spread = if is_local { 0 } else { SPREAD_PERCENT };
         // The portable kernel has no limit.
-        let has_limit = generation(comm.device().info().map(|info| info.compute)) == Generation::Hopper;
+        let has_limit =
+            generation(comm.device().info().map(|info| info.compute)) == Generation::Hopper;
         let limited = has_limit && matches!(traffic, Traffic::ScatteredToHost);
         let limit = if limited { in_flight_limit(&program, workers) } else { 0 };
         let pace = Pace { in_flight_limit: limit, ..pace(&program, workers, spread) };
         let compares_on_pads = !is_local && !matches!(traffic, Traffic::ScatteredToHost);
-        Ok((Self { problem: *problem, traffic, kernel_pushes, compares_on_pads, workers, pace }, program))
+        Ok((
+            Self { problem: *problem, traffic, kernel_pushes, compares_on_pads, workers, pace },
+            program,
+        ))
     }
 
     /// What calls of every `m` up to this one need, given what their programs do.
     pub(super) fn bound(&self, of_programs: ProgramBound) -> ProgramBound {
         match &self.traffic {
-            Traffic::Collective(sequential) => ProgramBound { workspace: sequential.workspace(of_programs.workspace), ..of_programs },
+            Traffic::Collective(sequential) => ProgramBound {
+                workspace: sequential.workspace(of_programs.workspace),
+                ..of_programs
+            },
             _ => of_programs,
         }
     }
@@ -110,14 +122,22 @@ impl ExecutionPlan {
 }
 
 /// What moves the data of `problem`, and the program that goes with it.
-fn traffic(comm: &Communicator, problem: &Problem, plan: &Plan, schedule: &Schedule) -> Result<(Traffic, TileProgram), BuildError> {
+fn traffic(
+    comm: &Communicator,
+    problem: &Problem,
+    plan: &Plan,
+    schedule: &Schedule,
+) -> Result<(Traffic, TileProgram), BuildError> {
     let capabilities = comm.capabilities();
     let build = |rank| TileProgram::build_across(problem, rank, schedule, comm.nodes());
     let has_peers = problem.world().peers() > 0;
     if matches!(capabilities.mover, Mover::Messages { .. }) {
         if plan.comm == CommMode::Sequential && has_peers {
             if comm.nodes().are_mixed() {
-                return Err(BuildError::NoCollectives { transport: comm.transport(), op: problem.op() });
+                return Err(BuildError::NoCollectives {
+                    transport: comm.transport(),
+                    op: problem.op(),
+                });
             }
             let (sequential, program) = Sequential::new(problem, comm.rank(), schedule)?;
             return Ok((Traffic::Collective(sequential), program));
@@ -152,13 +172,20 @@ fn scatters_tile_by_tile(program: &TileProgram) -> bool {
 }
 
 /// CTAs of the kernel, or threads of the CPU executor.
-fn workers(comm: &Communicator, traffic: &Traffic, program: &TileProgram, options: LaunchOptions) -> Result<u32, BuildError> {
+fn workers(
+    comm: &Communicator,
+    traffic: &Traffic,
+    program: &TileProgram,
+    options: LaunchOptions,
+) -> Result<u32, BuildError> {
     let place = location(comm);
     let (own, max) = match comm.device() {
         Device::Cuda { info, .. } => {
             // Messages need multiprocessors of their own while the kernel waits for them.
             let taken = match (traffic, comm.capabilities().mover) {
-                (Traffic::Messages { rounds, peers }, Mover::Messages { channels }) => channels.of(rounds, *peers),
+                (Traffic::Messages { rounds, peers }, Mover::Messages { channels }) => {
+                    channels.of(rounds, *peers)
+                }
                 _ => 0,
             };
             let free = info.sms.saturating_sub(taken).saturating_sub(options.sm_margin).max(1);
@@ -167,7 +194,9 @@ fn workers(comm: &Communicator, traffic: &Traffic, program: &TileProgram, option
         _ => (share_of_cores(comm.world_size().index()), MAX_THREADS),
     };
     match options.workers {
-        Some(value) if !(1..=max).contains(&value) => Err(BuildError::Workers { value, max, place }),
+        Some(value) if !(1..=max).contains(&value) => {
+            Err(BuildError::Workers { value, max, place })
+        }
         Some(value) if place == Location::Host => Ok(value),
         Some(value) => Ok(with_a_tile(program, value)),
         None => Ok(own),
@@ -177,7 +206,8 @@ fn workers(comm: &Communicator, traffic: &Traffic, program: &TileProgram, option
 /// The ranks of a host communicator share this machine's cores.
 fn share_of_cores(ranks: usize) -> u32 {
     // To count them reads files.
-    static CORES: LazyLock<usize> = LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
+    static CORES: LazyLock<usize> =
+        LazyLock::new(|| std::thread::available_parallelism().map_or(1, NonZeroUsize::get));
     u32::try_from(*CORES / ranks.max(1)).unwrap_or(MAX_THREADS).clamp(1, MAX_THREADS)
 }
 
@@ -186,13 +216,23 @@ impl ExecutionPlan {
     pub(super) fn execution(&self, kernel: String) -> Execution {
         let limit = self.pace.in_flight_limit;
         let mover = match &self.traffic {
-            Traffic::PeerMemory if self.kernel_pushes => "the kernel stores into peers' memory".to_owned(),
-            Traffic::PeerMemory => "copy engines push the shard (the kernel once a call was captured)".to_owned(),
+            Traffic::PeerMemory if self.kernel_pushes => {
+                "the kernel stores into peers' memory".to_owned()
+            }
+            Traffic::PeerMemory => {
+                "copy engines push the shard (the kernel once a call was captured)".to_owned()
+            }
             Traffic::Staged(_) => "copies through memory of the host".to_owned(),
-            Traffic::ScatteredToHost if limit > 0 => format!("the kernel scatters rows to memory of the host, {limit} CTAs at once"),
+            Traffic::ScatteredToHost if limit > 0 => {
+                format!("the kernel scatters rows to memory of the host, {limit} CTAs at once")
+            }
             Traffic::ScatteredToHost => "the kernel scatters rows to memory of the host".to_owned(),
-            Traffic::Messages { peers: u32::MAX, .. } => "messages to all peers at once beside the kernel".to_owned(),
-            Traffic::Messages { peers, .. } => format!("messages to {peers} peers at once beside the kernel"),
+            Traffic::Messages { peers: u32::MAX, .. } => {
+                "messages to all peers at once beside the kernel".to_owned()
+            }
+            Traffic::Messages { peers, .. } => {
+                format!("messages to {peers} peers at once beside the kernel")
+            }
             Traffic::Collective(sequential) => sequential.to_string(),
         };
         Execution { kernel, workers: self.workers, mover, gap_ns: self.gap_ns() }

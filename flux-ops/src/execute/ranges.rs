@@ -66,8 +66,18 @@ impl<K: Copy + Eq + Hash, V> Ranges<K, V> {
 
     /// The start of a free range of `bytes`, after evicting as many values as need be; `evicted`
     /// hears of each.
-    pub(crate) fn find(&mut self, bytes: u64, mut evicted: impl FnMut(Range<u64>, V)) -> Result<u64, NoRoom> {
-        let pinned = || self.entries.values().filter(|entry| entry.pinned).map(|entry| entry.range.end - entry.range.start).sum();
+    pub(crate) fn find(
+        &mut self,
+        bytes: u64,
+        mut evicted: impl FnMut(Range<u64>, V),
+    ) -> Result<u64, NoRoom> {
+        let pinned = || {
+            self.entries
+                .values()
+                .filter(|entry| entry.pinned)
+                .map(|entry| entry.range.end - entry.range.start)
+                .sum()
+        };
         let no_room = NoRoom { bytes, limit: self.limit, pinned: pinned() };
         if bytes > self.limit - no_room.pinned {
             return Err(no_room);
@@ -77,7 +87,10 @@ impl<K: Copy + Eq + Hash, V> Ranges<K, V> {
                 return Ok(start);
             }
             let unpinned = self.entries.iter().filter(|(_, entry)| !entry.pinned);
-            let Some(&oldest) = unpinned.min_by_key(|(_, entry)| entry.used).map(|(key, _)| key) else { return Err(no_room) };
+            let Some(&oldest) = unpinned.min_by_key(|(_, entry)| entry.used).map(|(key, _)| key)
+            else {
+                return Err(no_room);
+            };
             if let Some(Entry { range, value, .. }) = self.entries.remove(&oldest) {
                 self.taken.remove(&range.start);
                 evicted(range, value);
@@ -116,7 +129,12 @@ mod tests {
     use super::*;
     use proptest::prelude::*;
 
-    fn put(ranges: &mut Ranges<u32, u32>, key: u32, bytes: u64, pin: bool) -> Result<Vec<u32>, NoRoom> {
+    fn put(
+        ranges: &mut Ranges<u32, u32>,
+        key: u32,
+        bytes: u64,
+        pin: bool,
+    ) -> Result<Vec<u32>, NoRoom> {
         let mut evicted = Vec::new();
         let start = ranges.find(bytes, |_, value| evicted.push(value))?;
         ranges.insert(key, (start, bytes), key, pin);
@@ -130,7 +148,11 @@ mod tests {
             assert_eq!(put(&mut ranges, key, 256, false), Ok(vec![]));
         }
         assert_eq!(ranges.take(&0, false), Some(&0));
-        assert_eq!(put(&mut ranges, 4, 200, false), Ok(vec![1]), "not the first, which was used again");
+        assert_eq!(
+            put(&mut ranges, 4, 200, false),
+            Ok(vec![1]),
+            "not the first, which was used again"
+        );
         assert!(!ranges.contains(&1) && ranges.contains(&0));
         // Two neighbours have to go for twice the size; the one that was used last stays.
         assert_eq!(put(&mut ranges, 5, 512, false), Ok(vec![2, 3]));
@@ -153,16 +175,23 @@ mod tests {
     proptest! {
         #[test]
         fn ranges_never_overlap_and_stay_within_the_memory(
-            steps in prop::collection::vec((0_u32..30, 1_u64..1500, prop::bool::weighted(0.1), any::<bool>()), 1..200)
+            steps in prop::collection::vec((0_u32..30, 1_u64..1500, prop::bool::weighted(0.1), any::<bool>()), 1..200),
         ) {
             let (mut ranges, mut pinned) = (Ranges::new(4096), Vec::new());
             for (key, bytes, pin, again) in steps {
                 if again && ranges.take(&key, pin).is_some() {
-                    if pin { pinned.push(key) }
+                    if pin {
+                        pinned.push(key);
+                    }
                 } else if !ranges.contains(&key) {
                     let placed = put(&mut ranges, key, bytes, pin);
-                    if pin && placed.is_ok() { pinned.push(key) }
-                    prop_assert!(pinned.iter().all(|key| ranges.contains(key)), "a pinned value is gone");
+                    if pin && placed.is_ok() {
+                        pinned.push(key);
+                    }
+                    prop_assert!(
+                        pinned.iter().all(|key| ranges.contains(key)),
+                        "a pinned value is gone"
+                    );
                 }
                 let mut end = 0;
                 for (&start, &next) in &ranges.taken {

@@ -40,9 +40,11 @@ impl Recipe {
     /// The recipe in the form that it has for shards that differ, if that is another.
     pub(crate) fn for_unequal_shards(&self) -> Option<Self> {
         // All collectives but an AllReduce take equal shards.
-        let (comm, rows) = (CommMode::Overlapped { peers: self.problem.world().peers() }, RowMapping::Flattened);
+        let (comm, rows) =
+            (CommMode::Overlapped { peers: self.problem.world().peers() }, RowMapping::Flattened);
         let plan = Plan { comm, rows, chunk: Chunk::Shard, k_slices: 1, ..self.plan };
-        let splits_rows = self.problem.world().peers() > 0 && self.problem.op() != OpKind::GemmAllReduce;
+        let splits_rows =
+            self.problem.world().peers() > 0 && self.problem.op() != OpKind::GemmAllReduce;
         let is_another = self.plan.comm == CommMode::Sequential && splits_rows;
         is_another.then_some(Self { plan, ..*self })
     }
@@ -70,7 +72,8 @@ impl Recipe {
         let (asked, target) = self.asked(comm)?;
         let plan = asked.canonical(&self.problem, &target);
         let schedule = plan.schedule(&self.problem, &target);
-        let (execution, program) = ExecutionPlan::resolve(comm, &self.problem, (&plan, &schedule), self.launch)?;
+        let (execution, program) =
+            ExecutionPlan::resolve(comm, &self.problem, (&plan, &schedule), self.launch)?;
         let bound = execution.bound(asked.bound(&program, &target));
         Ok(Resolved { execution, program, bound })
     }

@@ -30,7 +30,11 @@ pub(super) struct Sequential {
 impl Sequential {
     /// The collective of `problem`, and the program of `rank`'s GEMM: all rows of its columns from
     /// all of `k`, or `[m, n]` from its part of `k`.
-    pub(super) fn new(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<(Self, TileProgram), BuildError> {
+    pub(super) fn new(
+        problem: &Problem,
+        rank: Rank,
+        schedule: &Schedule,
+    ) -> Result<(Self, TileProgram), BuildError> {
         let (kind, cols) = match problem.op() {
             OpKind::AllGatherGemm => (CollectiveKind::AllGather, problem.k()),
             OpKind::GemmReduceScatter => (CollectiveKind::ReduceScatter, problem.n()),
@@ -40,7 +44,10 @@ impl Sequential {
         // Ranks with fewer columns or a shorter inner product may have other split-K slots, but all
         // take the same workspace. Each rank is like the first or the last.
         let last = Rank::new(problem.world().peers());
-        for other in [Rank::new(0), last].into_iter().filter(|&other| problem.w_shape(other) != problem.w_shape(rank)) {
+        for other in [Rank::new(0), last]
+            .into_iter()
+            .filter(|&other| problem.w_shape(other) != problem.w_shape(rank))
+        {
             let other = gemm(problem, other, schedule)?;
             program.split_k_slots = program.split_k_slots.max(other.split_k_slots);
             program.signals = program.signals.max(other.signals);
@@ -72,7 +79,16 @@ impl Sequential {
     /// The collective of a call of the op with number `op`, of the caller's rows.
     pub(super) fn collective(&self, shard: Matrix, op: u32) -> LibraryCollective {
         let Self { kind, dtype, rows, row_bytes, offset, .. } = *self;
-        LibraryCollective { kind, shard: shard.address, row_stride: shard.row_bytes, row_bytes, rows, offset, dtype, op }
+        LibraryCollective {
+            kind,
+            shard: shard.address,
+            row_stride: shard.row_bytes,
+            row_bytes,
+            rows,
+            offset,
+            dtype,
+            op,
+        }
     }
 
     /// Whether this rank's GEMM adds the bias: all do, but of partial sums one, so that the sum has
@@ -84,22 +100,37 @@ impl Sequential {
 
 /// The program of `rank`'s GEMM, as that of a world of one.
 fn gemm(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<TileProgram, BuildError> {
-    let [m, n, k] = [problem.m(), problem.n_local(rank), problem.k_local(rank)].map(|extent| extent as usize);
+    let [m, n, k] =
+        [problem.m(), problem.n_local(rank), problem.k_local(rank)].map(|extent| extent as usize);
     // The kernels of sums add residuals.
     let op = if problem.op().reduces() { OpKind::GemmReduceScatter } else { OpKind::AllGatherGemm };
-    let weights: Vec<_> = (0..problem.weight_count()).map(|weight| problem.weight_columns(weight, rank).len() as u32).collect();
-    let gemm = Problem::new(op, m, n, k, problem.dtype(), WorldSize::ONE)?.with_weights(&weights)?;
+    let weights: Vec<_> = (0..problem.weight_count())
+        .map(|weight| problem.weight_columns(weight, rank).len() as u32)
+        .collect();
+    let gemm =
+        Problem::new(op, m, n, k, problem.dtype(), WorldSize::ONE)?.with_weights(&weights)?;
     let Schedule { tile, raster_group, split_k, stream_k_workers, .. } = *schedule;
-    Ok(TileProgram::build(&gemm, Rank::new(0), &Schedule { raster_group, split_k, stream_k_workers, ..Schedule::of(tile) })?)
+    Ok(TileProgram::build(
+        &gemm,
+        Rank::new(0),
+        &Schedule { raster_group, split_k, stream_k_workers, ..Schedule::of(tile) },
+    )?)
 }
 
 impl Sequential {
     /// The part of the residual that this rank's GEMM adds to all rows, so that the sum has it
     /// once: its own rows, or of an AllReduce one rank all.
-    pub(super) fn residual(&self, residual: Residual, rank: Rank, problem: &Problem) -> Option<Residual> {
+    pub(super) fn residual(
+        &self,
+        residual: Residual,
+        rank: Rank,
+        problem: &Problem,
+    ) -> Option<Residual> {
         match self.kind {
             CollectiveKind::AllGather => Some(residual),
-            CollectiveKind::ReduceScatter => Some(Residual { first: problem.shard_rows(rank).start, ..residual }),
+            CollectiveKind::ReduceScatter => {
+                Some(Residual { first: problem.shard_rows(rank).start, ..residual })
+            }
             CollectiveKind::AllReduce => (rank.get() == 0).then_some(residual),
         }
     }
@@ -134,19 +165,38 @@ mod tests {
     #[test]
     fn the_gemm_is_that_of_one_rank_and_reads_or_writes_all_rows() {
         for world in [2, 3, 8] {
-            let [ag, rs] = [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| problem(op, world));
-            let schedule = Schedule { split_k: 3, group: 2, rows: RowLayout::Flattened, k_slices: 2, ..Schedule::of(TILE) };
+            let [ag, rs] =
+                [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].map(|op| problem(op, world));
+            let schedule = Schedule {
+                split_k: 3,
+                group: 2,
+                rows: RowLayout::Flattened,
+                k_slices: 2,
+                ..Schedule::of(TILE)
+            };
             for (p, x_cols, gathered_cols) in [(ag, ag.k(), ag.k()), (rs, rs.k() / world, rs.n())] {
                 let (sequential, program) = Sequential::new(&p, Rank::new(0), &schedule).unwrap();
-                assert_eq!(program.problem.x_shape(Rank::new(0)), Shape { rows: p.m(), cols: x_cols });
+                assert_eq!(
+                    program.problem.x_shape(Rank::new(0)),
+                    Shape { rows: p.m(), cols: x_cols }
+                );
                 assert_eq!(program.problem.w_shape(Rank::new(0)), p.w_shape(Rank::new(0)));
-                assert_eq!(program.problem.y_shape(Rank::new(0)), Shape { rows: p.m(), cols: p.n_shard() });
+                assert_eq!(
+                    program.problem.y_shape(Rank::new(0)),
+                    Shape { rows: p.m(), cols: p.n_shard() }
+                );
                 check::verify(std::slice::from_ref(&program)).unwrap();
                 assert!(program.split_k_slots > 0 && program.transfers.is_empty(), "{p}");
                 let bytes = u64::from(p.m()) * u64::from(gathered_cols) * 2;
-                assert_eq!((sequential.row_bytes, sequential.rows, sequential.bytes), (u64::from(gathered_cols) * 2, 129, bytes));
+                assert_eq!(
+                    (sequential.row_bytes, sequential.rows, sequential.bytes),
+                    (u64::from(gathered_cols) * 2, 129, bytes)
+                );
                 let size = sequential.workspace(program.workspace());
-                assert!(sequential.offset >= program.workspace().half_bytes && size.half_bytes == sequential.offset + bytes);
+                assert!(
+                    sequential.offset >= program.workspace().half_bytes
+                        && size.half_bytes == sequential.offset + bytes
+                );
                 assert!(sequential.offset.is_multiple_of(SPLIT_K_ALIGN));
             }
         }
@@ -156,12 +206,21 @@ mod tests {
     #[test]
     fn ranks_whose_extents_differ_take_the_same_workspace() {
         let world = WorldSize::new(3).unwrap();
-        for (op, n, k) in [(OpKind::AllGatherGemm, 3 * 128 + 8, 456), (OpKind::GemmReduceScatter, 328, 3 * 64 + 8)] {
+        for (op, n, k) in [
+            (OpKind::AllGatherGemm, 3 * 128 + 8, 456),
+            (OpKind::GemmReduceScatter, 328, 3 * 64 + 8),
+        ] {
             let p = Problem::new(op, 387, n, k, DType::F16, world).unwrap();
-            for schedule in [Schedule { split_k: 2, ..Schedule::of(TILE) }, Schedule { stream_k_workers: 10, ..Schedule::of(TILE) }] {
+            for schedule in [
+                Schedule { split_k: 2, ..Schedule::of(TILE) },
+                Schedule { stream_k_workers: 10, ..Schedule::of(TILE) },
+            ] {
                 let of = |rank| Sequential::new(&p, rank, &schedule).unwrap();
                 let all: Vec<_> = world.ranks().map(of).collect();
-                let sizes: Vec<_> = all.iter().map(|(sequential, program)| sequential.workspace(program.workspace())).collect();
+                let sizes: Vec<_> = all
+                    .iter()
+                    .map(|(sequential, program)| sequential.workspace(program.workspace()))
+                    .collect();
                 assert!(sizes.windows(2).all(|pair| pair[0] == pair[1]), "{sizes:?}");
                 for (rank, (_, program)) in world.ranks().zip(&all) {
                     assert_eq!(program.problem.w_shape(Rank::new(0)), p.w_shape(rank));
@@ -176,19 +235,27 @@ mod tests {
         let p = problem(OpKind::GemmReduceScatter, 4);
         let (sequential, program) = Sequential::new(&p, Rank::new(2), &Schedule::of(TILE)).unwrap();
         let size = sequential.workspace(program.workspace());
-        let memory = WorkspaceView { data: vec![1 << 40, 2 << 40, 3 << 40, 4 << 40], size, ..WorkspaceView::default() };
+        let memory = WorkspaceView {
+            data: vec![1 << 40, 2 << 40, 3 << 40, 4 << 40],
+            size,
+            ..WorkspaceView::default()
+        };
         let address = |epoch| sequential.all_rows(&memory, Rank::new(2), Epoch::new(epoch)).address;
         assert_eq!([address(4), address(7)], [3 << 40, (3 << 40) + size.half_stride()]);
         let shard = Matrix { address: 4096, row_bytes: 3008 };
         let collective = sequential.collective(shard, 9);
-        assert_eq!((collective.shard, collective.row_stride, collective.row_bytes), (4096, 3008, 328 * 4 * 2));
+        assert_eq!(
+            (collective.shard, collective.row_stride, collective.row_bytes),
+            (4096, 3008, 328 * 4 * 2)
+        );
         assert_eq!((collective.rows, collective.offset, collective.op), (129, 0, 9));
     }
 
     #[test]
     fn a_sum_over_ranks_has_the_bias_once() {
         let adding = |op| {
-            let (sequential, _) = Sequential::new(&problem(op, 4), Rank::new(0), &Schedule::of(TILE)).unwrap();
+            let (sequential, _) =
+                Sequential::new(&problem(op, 4), Rank::new(0), &Schedule::of(TILE)).unwrap();
             (0..4).filter(|&rank| sequential.adds_bias(Rank::new(rank))).count()
         };
         assert_eq!((adding(OpKind::AllGatherGemm), adding(OpKind::GemmReduceScatter)), (4, 1));

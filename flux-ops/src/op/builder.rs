@@ -126,8 +126,8 @@ impl<Op> Builder<Op> {
         self
     }
 
-    /// Refuses the build, on all ranks, where calls need more bytes of workspace than this, in place
-    /// of no limit. It may differ between ranks.
+    /// Refuses the build, on all ranks, where calls need more bytes of workspace than this, in
+    /// place of no limit. It may differ between ranks.
     ///
     /// ```
     /// use flux_ops::{AllGatherGemm, BuildError, bf16};
@@ -197,13 +197,13 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
 
     /// Multiplies activated gates by their ups, in place of storing every column: `y[m, n_r/2] =
     /// act(gate) * up`. Of the `n_r` rows of a rank's `w`, and of its bias, half are gates and half
-    /// are ups, which lie as `layout` says. The ranks split `n` in groups of 16, so a rank's columns
-    /// of `y` are the inner elements of a row-parallel layer with `k = n / 2`. The same on every
-    /// rank.
+    /// are ups, which lie as `layout` says. The ranks split `n` in groups of 16, so a rank's
+    /// columns of `y` are the inner elements of a row-parallel layer with `k = n / 2`. The same on
+    /// every rank.
     ///
     /// With [`Activation::Silu`] it is SwiGLU, with [`Activation::Gelu`] GeGLU, with
-    /// [`Activation::Relu`] ReGLU. Kernels of the last, and without an activation, are compiled when
-    /// an op first needs them.
+    /// [`Activation::Relu`] ReGLU. Kernels of the last, and without an activation, are compiled
+    /// when an op first needs them.
     ///
     /// ```
     /// use flux_ops::{Activation, AllGatherGemm, GateLayout, TensorMut, TensorRef};
@@ -230,8 +230,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     /// ```
     ///
     /// # Errors
-    /// Of the build: [`BuildError::GatedWeights`] with [`WeightLayout::Kn`]. [`BuildError::Problem`]
-    /// where `n` is no multiple of 16, or has fewer than 16 for each rank.
+    /// Of the build: [`BuildError::GatedWeights`] with [`WeightLayout::Kn`].
+    /// [`BuildError::Problem`] where `n` is no multiple of 16, or has fewer than 16 for each rank.
     /// [`BuildError::GatedTile`] where 16 does not divide the columns of a plan's tiles.
     pub fn gated(mut self, layout: GateLayout) -> Self {
         self.request.epilogue.gates = Some(layout);
@@ -239,8 +239,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     }
 
     /// Several weights that share the gathered rows, in place of one: `columns` has the output
-    /// features of each, `n` in all, as of queries, keys and values. Each is split over the ranks on
-    /// its own. Calls are [`forward_several`](AllGatherGemm::forward_several). The same on every
+    /// features of each, `n` in all, as of queries, keys and values. Each is split over the ranks
+    /// on its own. Calls are [`forward_several`](AllGatherGemm::forward_several). The same on every
     /// rank.
     ///
     /// Weights are `[n, k]`, without gates. An activation is applied to every result. The kernels
@@ -248,8 +248,8 @@ impl<T: Element> Builder<AllGatherGemm<T>> {
     ///
     /// # Errors
     /// Of the build: [`BuildError::Problem`] for more than
-    /// [`MAX_WEIGHTS`](flux_core::problem::MAX_WEIGHTS), for columns that are not `n` in all or that
-    /// the ranks cannot split, and for gates; [`BuildError::SeveralWeights`] with
+    /// [`MAX_WEIGHTS`](flux_core::problem::MAX_WEIGHTS), for columns that are not `n` in all or
+    /// that the ranks cannot split, and for gates; [`BuildError::SeveralWeights`] with
     /// [`WeightLayout::Kn`].
     pub fn several_weights(mut self, columns: &[usize]) -> Self {
         self.request.columns = Some(columns.to_vec());

@@ -11,8 +11,9 @@ impl<T: Element> AllGatherGemm<T> {
     /// As [`forward_with`](Self::forward_with), and copies the gathered rows to `x_full[m, k]`, for
     /// other consumers of them: the weight's gradient, or another weight.
     ///
-    /// `x_full` shares no memory with other operands, and rows of it may have gaps. The copy follows
-    /// the op's kernel on the stream. Each rank decides for itself whether it wants the rows.
+    /// `x_full` shares no memory with other operands, and rows of it may have gaps. The copy
+    /// follows the op's kernel on the stream. Each rank decides for itself whether it wants the
+    /// rows.
     ///
     /// ```
     /// use flux_ops::{AllGatherGemm, EpilogueArgs, TensorMut, TensorRef};

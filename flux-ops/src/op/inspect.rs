@@ -76,7 +76,11 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// # Panics
     /// If the op has no weight of this number.
     pub fn weight_columns(&self, weight: usize, rank: Rank) -> Range<usize> {
-        assert!(weight < self.largest.weight_count(), "weight {weight} of {}", self.largest.weight_count());
+        assert!(
+            weight < self.largest.weight_count(),
+            "weight {weight} of {}",
+            self.largest.weight_count()
+        );
         let columns = self.largest.weight_columns(weight, rank);
         columns.start as usize..columns.end as usize
     }
@@ -94,7 +98,9 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// As [`problem`](Self::problem).
     pub fn plan(&self, m: usize) -> Result<Plan, CallError> {
         let problem = self.problem(m)?;
-        self.recipe(problem).plan(&self.comm).map_err(|source| CallError::Program { m: problem.m(), source: Box::new(source) })
+        self.recipe(problem)
+            .plan(&self.comm)
+            .map_err(|source| CallError::Program { m: problem.m(), source: Box::new(source) })
     }
 
     /// What calls need of the communicator's workspace, whatever their `m`.
@@ -109,7 +115,10 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     pub fn execution(&self, m: usize) -> Result<Execution, CallError> {
         let planned = self.planned(self.problem(m)?);
         let resolved = planned.recipe.resolve(&self.comm);
-        let resolved = resolved.map_err(|source| CallError::Program { m: planned.recipe.problem.m(), source: Box::new(source) })?;
+        let resolved = resolved.map_err(|source| CallError::Program {
+            m: planned.recipe.problem.m(),
+            source: Box::new(source),
+        })?;
         Ok(self.executor.execution(&resolved))
     }
 
@@ -117,22 +126,39 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     pub fn explain(&self) -> String {
         let Self { comm, request, largest, workspace, .. } = self;
         let order = if request.batch_invariant { ", batch-invariant" } else { "" };
-        let mut text = format!("{largest} at most, {}{order}, rank {} of {}", request.epilogue, comm.rank(), largest.world());
+        let mut text = format!(
+            "{largest} at most, {}{order}, rank {} of {}",
+            request.epilogue,
+            comm.rank(),
+            largest.world()
+        );
         let mut first = 1;
-        for (bucket, next) in self.buckets.iter().zip(self.buckets.iter().map(Some).skip(1).chain([None])) {
+        for (bucket, next) in
+            self.buckets.iter().zip(self.buckets.iter().map(Some).skip(1).chain([None]))
+        {
             // Neighbours with one plan are one line.
-            if next.is_some_and(|next| (next.choice.plan, next.choice.origin) == (bucket.choice.plan, bucket.choice.origin)) {
+            if next.is_some_and(|next| {
+                (next.choice.plan, next.choice.origin) == (bucket.choice.plan, bucket.choice.origin)
+            }) {
                 continue;
             }
             let plan = self.plan(bucket.last as usize).unwrap_or(bucket.choice.plan);
-            let _ = write!(text, "\n  plan for m = {first} to {}: {plan} ({})", bucket.last, bucket.choice.origin);
+            let _ = write!(
+                text,
+                "\n  plan for m = {first} to {}: {plan} ({})",
+                bucket.last, bucket.choice.origin
+            );
             first = bucket.last + 1;
         }
         if let Ok(execution) = self.execution(self.max_m()) {
             let _ = write!(text, "\n  executor for m = {}: {execution}", self.max_m());
         }
         let (needed, held) = (workspace.total_bytes(), comm.workspace_size().total_bytes());
-        let _ = write!(text, "\n  workspace: {needed} bytes of the communicator's {held}\n  {}", comm.explain().replace('\n', "\n  "));
+        let _ = write!(
+            text,
+            "\n  workspace: {needed} bytes of the communicator's {held}\n  {}",
+            comm.explain().replace('\n', "\n  ")
+        );
         text
     }
 }
@@ -153,13 +179,24 @@ mod tests {
             AllGatherGemm::<bf16>::builder(16, 24, 8).build(&comm).unwrap()
         };
         let ops: Vec<_> = std::thread::scope(|scope| {
-            let ranks: Vec<_> = World::local(3).unwrap().into_iter().map(|world| scope.spawn(move || op(world))).collect();
+            let ranks: Vec<_> = World::local(3)
+                .unwrap()
+                .into_iter()
+                .map(|world| scope.spawn(move || op(world)))
+                .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         });
         let rows = |m| [0, 1, 2].map(|rank| ops[0].rows(m, Rank::new(rank)).unwrap());
-        assert_eq!([rows(0), rows(1), rows(8)], [[0..0, 0..0, 0..0], [0..1, 1..1, 1..1], [0..3, 3..6, 6..8]]);
+        assert_eq!(
+            [rows(0), rows(1), rows(8)],
+            [[0..0, 0..0, 0..0], [0..1, 1..1, 1..1], [0..3, 3..6, 6..8]]
+        );
         let refused = ops[0].rows(17, Rank::new(0)).unwrap_err().to_string();
-        assert_eq!(refused, "m = 17 is above max_m = 16, which the op was built with: build it with a larger max_m, or split the call");
+        assert_eq!(
+            refused,
+            "m = 17 is above max_m = 16, which the op was built with: build it with a larger \
+             max_m, or split the call"
+        );
     }
 
     #[test]
@@ -170,14 +207,18 @@ mod tests {
             let builder = if let Some(plan) = plan { builder.plan(plan) } else { builder };
             let op = builder.build(&comm).unwrap();
             let explained = op.explain();
-            let plan =
-                explained.lines().rev().find_map(|line| line.split_once(" to 16: ").filter(|(m, _)| m.starts_with("  plan for m = ")));
+            let plan = explained.lines().rev().find_map(|line| {
+                line.split_once(" to 16: ").filter(|(m, _)| m.starts_with("  plan for m = "))
+            });
             plan.unwrap().1.to_owned()
         };
         let fine = Plan::of(TileShape::new(16, 16, 64));
         assert_eq!(plan(Some(fine)), format!("{fine} (named by the caller)"));
         let asked = Plan { k: KSplit::SplitK(9), ..fine };
-        assert_eq!(plan(Some(asked)), format!("{} (named by the caller)", Plan { k: KSplit::SplitK(2), ..fine }));
+        assert_eq!(
+            plan(Some(asked)),
+            format!("{} (named by the caller)", Plan { k: KSplit::SplitK(2), ..fine })
+        );
         assert!(plan(None).ends_with(" (by the cost model)"));
     }
 }

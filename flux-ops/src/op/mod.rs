@@ -34,8 +34,8 @@ use std::marker::PhantomData;
 /// tensor-parallel model, with rows of `x` split over the ranks.
 ///
 /// Each rank gives its rows `x[m_r, k]` and gets all rows of its columns `y[m, n_r]`, or with
-/// [gates](Builder::gated) `y[m, n_r/2]`. Bias, activation and gates are applied in fp32, before the
-/// one rounding.
+/// [gates](Builder::gated) `y[m, n_r/2]`. Bias, activation and gates are applied in fp32, before
+/// the one rounding.
 ///
 /// ```
 /// use flux_ops::{AllGatherGemm, TensorMut, TensorRef};
@@ -152,7 +152,8 @@ pub type GemmAllReduce<T> = FusedLinear<kind::AllReduce, T>;
 /// | [`GemmReduceScatter`] | `[m, k_r]` | `[n, k_r]` | `[n]`, the same on every rank | `[m_r, n]` |
 /// | [`GemmAllReduce`] | `[m, k_r]` | `[n, k_r]` | `[n]`, the same on every rank | `[m, n]` |
 ///
-/// With gates `y` is `[m, n_r/2]`. With [`WeightLayout::Kn`](crate::WeightLayout) `w` is the transpose.
+/// With gates `y` is `[m, n_r/2]`. With [`WeightLayout::Kn`](crate::WeightLayout) `w` is the
+/// transpose.
 ///
 /// An op is built for at most `max_m` rows. Each call takes its `m` from its operands, 0 to
 /// `max_m`, the same on every rank; another `m` costs no exchange, allocation or wait. Without rows
@@ -187,7 +188,8 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// Computes `y`, which is overwritten. Collective: every rank makes the same calls in the same
     /// order.
     ///
-    /// - `x`, `w`, `y`: shapes as [above](Self), of one `m`. Row strides are multiples of 8 elements.
+    /// - `x`, `w`, `y`: shapes as [above](Self), of one `m`. Row strides are multiples of 8
+    ///   elements.
     /// - `stream`: of the communicator's device. On CUDA the call is put on it and returns: it
     ///   allocates no device memory and waits for nothing. The stream may be in capture where
     ///   [`Builder::captures`] allows it, if this `m` was [prepared](Self::prepare) or called
@@ -264,15 +266,32 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
             Residual::InY => y,
         });
         let more = [None; MAX_WEIGHTS - 1];
-        let operands = Operands { x: x.view(), w: w.view(), bias, residual, y, norm, x_full: x_full.map(|rows| rows.view()), more };
+        let operands = Operands {
+            x: x.view(),
+            w: w.view(),
+            bias,
+            residual,
+            y,
+            norm,
+            x_full: x_full.map(|rows| rows.view()),
+            more,
+        };
         self.call_with(&operands, stream)
     }
 
     /// A call with these operands, which are checked.
-    pub(crate) fn call_with(&self, operands: &Operands, stream: Stream<'_>) -> Result<(), CallError> {
+    pub(crate) fn call_with(
+        &self,
+        operands: &Operands,
+        stream: Stream<'_>,
+    ) -> Result<(), CallError> {
         let m = operands.rows(K::OP);
         let problem = if m == 0 { self.largest } else { self.problem(m)? };
-        operands.check::<T>((&problem, self.comm.rank(), m), (self.request.epilogue, self.request.weights), location(&self.comm))?;
+        operands.check::<T>(
+            (&problem, self.comm.rank(), m),
+            (self.request.epilogue, self.request.weights),
+            location(&self.comm),
+        )?;
         if let Some(stream) = stream.raw() {
             operands.check_stream(stream)?;
         }
@@ -308,8 +327,14 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
     /// # Errors
     /// [`CallError`]: too many rows, or no room for a program.
     pub fn prepare(&self, rows: &[usize]) -> Result<(), CallError> {
-        let problems = rows.iter().filter(|&&m| m > 0).map(|&m| self.problem(m)).collect::<Result<Vec<_>, _>>()?;
-        problems.into_iter().try_for_each(|problem| self.executor.prepare(&self.comm, &self.planned(problem)))
+        let problems = rows
+            .iter()
+            .filter(|&&m| m > 0)
+            .map(|&m| self.problem(m))
+            .collect::<Result<Vec<_>, _>>()?;
+        problems
+            .into_iter()
+            .try_for_each(|problem| self.executor.prepare(&self.comm, &self.planned(problem)))
     }
 
     /// Whether a call is known to have failed; waits for no call.
@@ -360,20 +385,44 @@ impl<K: OpMarker, T: Element> FusedLinear<K, T> {
         // Rank 0's plans hold: others need none of their own.
         let own = if comm.rank().get() == 0 { request.choices(comm).map(Some) } else { Ok(None) };
         let compute = comm.device().info().map(|info| info.compute);
-        comm.note("plan table", request.user_table().explain(comm.device().name(), planning::generation(compute)));
+        comm.note(
+            "plan table",
+            request.user_table().explain(comm.device().name(), planning::generation(compute)),
+        );
         if let Some(compute) = compute {
-            comm.note("kernel", KernelTarget::explain(compute).unwrap_or_else(|none| none.to_string()));
+            comm.note(
+                "kernel",
+                KernelTarget::explain(compute).unwrap_or_else(|none| none.to_string()),
+            );
         }
-        let of_rank_0 = agreement::same_request(comm, &name, &request.to_string(), own.as_ref().ok().and_then(Option::as_ref))?;
+        let of_rank_0 = agreement::same_request(
+            comm,
+            &name,
+            &request.to_string(),
+            own.as_ref().ok().and_then(Option::as_ref),
+        )?;
         let op = own.and_then(|_| {
-            request.epilogue.check(&request.largest(comm)?, request.weights, request.plan.as_ref())?;
+            request.epilogue.check(
+                &request.largest(comm)?,
+                request.weights,
+                request.plan.as_ref(),
+            )?;
             let buckets = of_rank_0.map_or_else(|| request.choices(comm), Ok)?;
             let resolved = request.resolve(comm, &buckets)?;
             let number = agreement::number(&request.to_string(), &buckets);
             let (largest, workspace) = (request.largest(comm)?, request::workspace(&resolved));
             request.check_workspace(workspace)?;
             let executor = Executor::new(comm, &resolved, (request.epilogue, request.weights))?;
-            Ok(Self { executor, comm: comm.clone(), request, largest, buckets, number, workspace, kind: PhantomData })
+            Ok(Self {
+                executor,
+                comm: comm.clone(),
+                request,
+                largest,
+                buckets,
+                number,
+                workspace,
+                kind: PhantomData,
+            })
         });
         let op = agreement::all_ready(comm, &name, op)?;
         comm.reserve(op.workspace).map_err(agreement::while_building(&name))?;

@@ -40,10 +40,26 @@ pub(crate) struct Request {
 
 impl Request {
     pub(crate) fn new(op: OpKind, max_m: usize, n: usize, k: usize, dtype: DType) -> Self {
-        let (epilogue, weights, launch) = (EpilogueSpec::default(), WeightLayout::default(), LaunchOptions::default());
+        let (epilogue, weights, launch) =
+            (EpilogueSpec::default(), WeightLayout::default(), LaunchOptions::default());
         let (plan, table, batch_invariant, max_workspace) = (None, None, false, None);
         let (columns, partials) = (None, Partials::OpDType);
-        Self { op, max_m, n, k, columns, dtype, epilogue, weights, plan, table, launch, batch_invariant, partials, max_workspace }
+        Self {
+            op,
+            max_m,
+            n,
+            k,
+            columns,
+            dtype,
+            epilogue,
+            weights,
+            plan,
+            table,
+            launch,
+            batch_invariant,
+            partials,
+            max_workspace,
+        }
     }
 
     /// What is asked of plans.
@@ -60,10 +76,15 @@ impl Request {
     pub(crate) fn largest(&self, comm: &Communicator) -> Result<Problem, BuildError> {
         // What no u32 holds is no sum of `n`.
         let column = |&columns: &usize| u32::try_from(columns).unwrap_or(u32::MAX);
-        let columns: Option<Vec<_>> = self.columns.as_ref().map(|columns| columns.iter().map(column).collect());
+        let columns: Option<Vec<_>> =
+            self.columns.as_ref().map(|columns| columns.iter().map(column).collect());
         // An error that names a weight says more than one of their sum.
-        columns.iter().try_for_each(|columns| Problem::check_weights(self.op, columns, comm.world_size()))?;
-        let problem = Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?.with_partials(self.partials);
+        columns
+            .iter()
+            .try_for_each(|columns| Problem::check_weights(self.op, columns, comm.world_size()))?;
+        let problem =
+            Problem::new(self.op, self.max_m, self.n, self.k, self.dtype, comm.world_size())?
+                .with_partials(self.partials);
         let problem = if self.epilogue.gates.is_some() { problem.with_gates()? } else { problem };
         Ok(if let Some(columns) = &columns { problem.with_weights(columns)? } else { problem })
     }
@@ -87,7 +108,12 @@ impl Request {
     }
 
     /// The caller's plan.
-    fn named(&self, comm: &Communicator, plan: &Plan, largest: &Problem) -> Result<Choice, BuildError> {
+    fn named(
+        &self,
+        comm: &Communicator,
+        plan: &Plan,
+        largest: &Problem,
+    ) -> Result<Choice, BuildError> {
         // No text of a plan says that.
         plan.zero_field().map_or(Ok(()), |name| Err(ScheduleError::Zero { name }))?;
         if plan.comm == CommMode::Sequential && largest.partials() == Partials::F32 {
@@ -106,9 +132,13 @@ impl Request {
         UserTable::at(self.table.as_deref(), false)
     }
 
-    /// How this rank executes the op with the last `m` of each bucket: with equal shards, and in the
-    /// form of shards that differ.
-    pub(super) fn resolve(&self, comm: &Communicator, buckets: &Buckets) -> Result<Vec<(Recipe, Resolved)>, BuildError> {
+    /// How this rank executes the op with the last `m` of each bucket: with equal shards, and in
+    /// the form of shards that differ.
+    pub(super) fn resolve(
+        &self,
+        comm: &Communicator,
+        buckets: &Buckets,
+    ) -> Result<Vec<(Recipe, Resolved)>, BuildError> {
         // The margin counts on each rank; the others' choice may be of a larger device.
         planning::target(comm, self.constraints())?;
         let largest = self.largest(comm)?;
@@ -116,7 +146,8 @@ impl Request {
         for bucket in buckets.iter() {
             // A collective takes equal shards, as smaller `m` of the bucket have.
             let equal = bucket.last.next_multiple_of(largest.world().get());
-            let last = if bucket.choice.plan.comm == CommMode::Sequential { equal } else { bucket.last };
+            let last =
+                if bucket.choice.plan.comm == CommMode::Sequential { equal } else { bucket.last };
             let recipe = Recipe::new(largest.with_m(last)?, &bucket.choice, self.launch);
             for recipe in [Some(recipe), recipe.for_unequal_shards()].into_iter().flatten() {
                 all.push((recipe, recipe.resolve(comm)?));
@@ -136,7 +167,9 @@ impl Request {
 
 /// What calls of all buckets need of the communicator's workspace.
 pub(super) fn workspace(largest: &[(Recipe, Resolved)]) -> WorkspaceSize {
-    largest.iter().fold(WorkspaceSize::default(), |size, (_, resolved)| size.max(resolved.bound.workspace))
+    largest
+        .iter()
+        .fold(WorkspaceSize::default(), |size, (_, resolved)| size.max(resolved.bound.workspace))
 }
 
 /// The text that the ranks compare: all that must be the same on every rank.

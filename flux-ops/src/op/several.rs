@@ -21,7 +21,10 @@ impl<'a, T> WeightOperands<'a, T> {
     /// A weight `w[n_r, k]` and its result `y[m, n_r]`, for this rank's
     /// [columns](crate::FusedLinear::weight_columns) of the weight.
     pub const fn new(w: &'a TensorRef<'_, T>, y: &'a mut TensorMut<'_, T>) -> Self {
-        Self { operands: MoreOperands { w: w.view(), bias: None, y: y.view() }, memory: PhantomData }
+        Self {
+            operands: MoreOperands { w: w.view(), bias: None, y: y.view() },
+            memory: PhantomData,
+        }
     }
 
     /// Of an op built with [`Builder::bias`](crate::Builder::bias): a view of shape `(n_r,)`.
@@ -84,6 +87,9 @@ impl<T: Element> AllGatherGemm<T> {
         }
         let x_full: Option<View> = x_full.map(|rows| rows.view());
         let &MoreOperands { w, bias, y } = first;
-        self.call_with(&Operands { x: x.view(), w, bias, residual: None, y, norm: None, x_full, more }, stream.into())
+        self.call_with(
+            &Operands { x: x.view(), w, bias, residual: None, y, norm: None, x_full, more },
+            stream.into(),
+        )
     }
 }

@@ -78,7 +78,12 @@ impl Buckets {
     }
 
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        self.0.iter().flat_map(|bucket| bucket.last.to_le_bytes().into_iter().chain(bucket.choice.to_bytes())).collect()
+        self.0
+            .iter()
+            .flat_map(|bucket| {
+                bucket.last.to_le_bytes().into_iter().chain(bucket.choice.to_bytes())
+            })
+            .collect()
     }
 
     /// Reads what another rank has chosen; nothing where it is none.
@@ -89,7 +94,8 @@ impl Buckets {
             Some(Bucket { last: u32::from_le_bytes(*last), choice: Choice::from_bytes(choice)? })
         };
         let buckets = chunks.iter().map(one).collect::<Option<Vec<_>>>()?;
-        let ascends = buckets.first().is_some_and(|first| first.last > 0) && buckets.is_sorted_by(|a, b| a.last < b.last);
+        let ascends = buckets.first().is_some_and(|first| first.last > 0)
+            && buckets.is_sorted_by(|a, b| a.last < b.last);
         (rest.is_empty() && ascends).then_some(Self(buckets))
     }
 
@@ -116,7 +122,8 @@ mod tests {
         let plan: Plan = "tile=128x256x64 rows=per-shard:2 k=stream-k chunk=1".parse().unwrap();
         let of_table = |table| [PlanOrigin::Table(table), PlanOrigin::Neighbour { table, m: 77 }];
         let origins = [TableKind::User, TableKind::Shipped].map(of_table);
-        for &origin in origins.as_flattened().iter().chain(&[PlanOrigin::Caller, PlanOrigin::Model]) {
+        for &origin in origins.as_flattened().iter().chain(&[PlanOrigin::Caller, PlanOrigin::Model])
+        {
             let choice = Choice { plan, sms: 114, origin };
             assert_eq!(Choice::from_bytes(&choice.to_bytes()), Some(choice));
         }
@@ -127,16 +134,29 @@ mod tests {
 
     #[test]
     fn buckets_are_exchanged_whole_and_other_bytes_are_none() {
-        let choice = |text: &str| Choice { plan: text.parse().unwrap(), sms: 132, origin: PlanOrigin::Model };
+        let choice = |text: &str| Choice {
+            plan: text.parse().unwrap(),
+            sms: 132,
+            origin: PlanOrigin::Model,
+        };
         let of = |last, text| Bucket { last, choice: choice(text) };
-        let buckets = Buckets::new(vec![of(8, "tile=64x128x64 rows=flattened"), of(24, "tile=128x128x64"), of(100, "tile=128x256x64")]);
+        let buckets = Buckets::new(vec![
+            of(8, "tile=64x128x64 rows=flattened"),
+            of(24, "tile=128x128x64"),
+            of(100, "tile=128x256x64"),
+        ]);
         assert_eq!(Buckets::from_bytes(&buckets.to_bytes()), Some(buckets.clone()));
         let bytes = buckets.to_bytes();
         let swapped = [&bytes[BUCKET_BYTES..2 * BUCKET_BYTES], &bytes[..BUCKET_BYTES]].concat();
         for bytes in [&[][..], &bytes[1..], &bytes[..=BUCKET_BYTES], &swapped, &[0; BUCKET_BYTES]] {
             assert_eq!(Buckets::from_bytes(bytes), None);
         }
-        let ends = |range: std::ops::RangeInclusive<u32>| range.map(|m| buckets.number(m)).collect::<Vec<_>>();
-        assert_eq!((ends(1..=8), ends(9..=24), ends(25..=100)), (vec![0; 8], vec![1; 16], vec![2; 76]));
+        let ends = |range: std::ops::RangeInclusive<u32>| {
+            range.map(|m| buckets.number(m)).collect::<Vec<_>>()
+        };
+        assert_eq!(
+            (ends(1..=8), ends(9..=24), ends(25..=100)),
+            (vec![0; 8], vec![1; 16], vec![2; 76])
+        );
     }
 }

@@ -38,23 +38,30 @@ pub(crate) fn target(comm: &Communicator, constraints: Constraints) -> Result<Ta
     let Constraints { sm_margin, batch_invariant } = constraints;
     let mut target = Target { batch_invariant, ..whole_target(comm) };
     let sms = target.machine.multiprocessors;
-    target.machine.multiprocessors =
-        sms.checked_sub(sm_margin).filter(|&left| left > 0).ok_or(BuildError::SmMargin { value: sm_margin, sms })?;
+    target.machine.multiprocessors = sms
+        .checked_sub(sm_margin)
+        .filter(|&left| left > 0)
+        .ok_or(BuildError::SmMargin { value: sm_margin, sms })?;
     Ok(target)
 }
 
 fn whole_target(comm: &Communicator) -> Target {
     let device = comm.device();
-    let machine = device.info().map_or(Machine::H100, |info| Machine::of_gpu(&info.name, info.sms).running(generation(Some(info.compute))));
+    let machine = device.info().map_or(Machine::H100, |info| {
+        Machine::of_gpu(&info.name, info.sms).running(generation(Some(info.compute)))
+    });
     let links = links(&comm.capabilities());
-    let machine = if links == Links::HostStaged { machine.staged(comm.world_size().get()) } else { machine };
+    let machine =
+        if links == Links::HostStaged { machine.staged(comm.world_size().get()) } else { machine };
     Target { machine, nodes: comm.nodes(), links, batch_invariant: false }
 }
 
 /// The kernel whose plans a device with this compute capability takes; of the host, Hopper's.
 pub(crate) fn generation(compute: Option<(u32, u32)>) -> Generation {
     // Where no kernel runs, the build says so.
-    let of_device = |compute| KernelTarget::of(compute).map_or(Generation::Portable, |target| target.generation);
+    let of_device = |compute| {
+        KernelTarget::of(compute).map_or(Generation::Portable, |target| target.generation)
+    };
     compute.map_or(Generation::Hopper, of_device)
 }
 
@@ -75,7 +82,12 @@ fn links(capabilities: &Capabilities) -> Links {
 pub(crate) fn key(comm: &Communicator, problem: &Problem, batch_invariant: bool) -> PlanKey {
     let device = comm.device();
     let generation = generation(device.info().map(|info| info.compute));
-    let key = PlanKey::new(problem, (device.name(), generation), driver(device.name()), comm.transport().name());
+    let key = PlanKey::new(
+        problem,
+        (device.name(), generation),
+        driver(device.name()),
+        comm.transport().name(),
+    );
     PlanKey { batch_invariant, ..key }
 }
 
@@ -92,11 +104,16 @@ pub(crate) fn own_choice(
 ) -> Result<Choice, BuildError> {
     let target = target(comm, constraints)?;
     let tables = [(TableKind::User, user.rows()), (TableKind::Shipped, shipped())];
-    let chosen = choose(problem, &target, &key(comm, problem, constraints.batch_invariant), &tables);
+    let chosen =
+        choose(problem, &target, &key(comm, problem, constraints.batch_invariant), &tables);
     let nodes = target.nodes;
     let none = || match problem.op() {
-        OpKind::GemmAllReduce if nodes.are_mixed() => ScheduleError::AllReduceNodes { nodes }.into(),
-        _ if constraints.batch_invariant => BuildError::NoInvariantPlan { problem: *problem, transport: comm.transport() },
+        OpKind::GemmAllReduce if nodes.are_mixed() => {
+            ScheduleError::AllReduceNodes { nodes }.into()
+        }
+        _ if constraints.batch_invariant => {
+            BuildError::NoInvariantPlan { problem: *problem, transport: comm.transport() }
+        }
         _ => BuildError::NoPlan { problem: *problem },
     };
     let (plan, origin) = chosen.ok_or_else(none)?;
@@ -121,7 +138,9 @@ pub(crate) fn own_choices(
 ) -> Result<Buckets, BuildError> {
     let chosen = comm.attachment(Chosen::default);
     let mut chosen = chosen.0.lock().unwrap_or_else(PoisonError::into_inner);
-    let is_it = |(problem, of, table, _): &&ChosenFor| (problem, *of) == (largest, constraints) && Arc::ptr_eq(table, user);
+    let is_it = |(problem, of, table, _): &&ChosenFor| {
+        (problem, *of) == (largest, constraints) && Arc::ptr_eq(table, user)
+    };
     if let Some((.., buckets)) = chosen.iter().find(is_it) {
         return Ok(buckets.clone());
     }
@@ -132,18 +151,31 @@ pub(crate) fn own_choices(
     Ok(buckets)
 }
 
-fn choices(comm: &Communicator, largest: &Problem, from: (&UserTable, Constraints)) -> Result<Buckets, BuildError> {
-    let ends = bucket_ends(largest.m(), &key(comm, largest, from.1.batch_invariant), &[from.0.rows(), shipped()]);
+fn choices(
+    comm: &Communicator,
+    largest: &Problem,
+    from: (&UserTable, Constraints),
+) -> Result<Buckets, BuildError> {
+    let ends = bucket_ends(
+        largest.m(),
+        &key(comm, largest, from.1.batch_invariant),
+        &[from.0.rows(), shipped()],
+    );
     // A table that was edited by hand may have an `m` that the ranks cannot split.
     let problems = ends.into_iter().filter_map(|end| largest.with_m(end).ok());
-    let bucket = |problem: Problem| Ok(Bucket { last: problem.m(), choice: own_choice(comm, &problem, from)? });
+    let bucket = |problem: Problem| {
+        Ok(Bucket { last: problem.m(), choice: own_choice(comm, &problem, from)? })
+    };
     problems.map(bucket).collect::<Result<_, _>>().map(Buckets::new)
 }
 
 /// The driver's version as tables have it: of CUDA for a GPU, `host` for the host.
 fn driver(device: &str) -> &'static str {
     static DRIVER: OnceLock<String> = OnceLock::new();
-    let version = || flux_transport::internal::cuda::driver_version().map_or_else(|_| "unknown".to_owned(), |version| version.to_string());
+    let version = || {
+        flux_transport::internal::cuda::driver_version()
+            .map_or_else(|_| "unknown".to_owned(), |version| version.to_string())
+    };
     if device == HOST { HOST } else { DRIVER.get_or_init(version) }
 }
 
@@ -157,6 +189,10 @@ fn shipped() -> &'static PlanTable {
 
 /// The plan table in `file`, or the user's: its path and how many rows serve the device with this
 /// name and compute capability (`host` and none for the host), or why it is ignored.
-pub fn explain_plan_table(file: Option<&Path>, device: &str, compute: Option<(u32, u32)>) -> String {
+pub fn explain_plan_table(
+    file: Option<&Path>,
+    device: &str,
+    compute: Option<(u32, u32)>,
+) -> String {
     UserTable::at(file, false).explain(device, generation(compute))
 }

@@ -59,14 +59,19 @@ impl UserTable {
     /// ignored.
     pub(crate) fn explain(&self, device: &str, generation: Generation) -> String {
         let Some(path) = &self.path else { return TableFileError::NoPath.to_string() };
-        let of_device = |row: &&PlanRow| (row.key.device.as_str(), row.key.generation) == (device, generation);
-        let serves = |row: &&PlanRow| of_device(row) && [super::driver(device), "any"].contains(&row.key.driver.as_str());
+        let of_device =
+            |row: &&PlanRow| (row.key.device.as_str(), row.key.generation) == (device, generation);
+        let serves = |row: &&PlanRow| {
+            of_device(row) && [super::driver(device), "any"].contains(&row.key.driver.as_str())
+        };
         match &self.table {
             Ok(None) => format!("{}: no file yet", path.display()),
             Ok(Some(table)) => {
-                let (all, serving) = (table.rows().len(), table.rows().iter().filter(serves).count());
+                let (all, serving) =
+                    (table.rows().len(), table.rows().iter().filter(serves).count());
                 format!(
-                    "{}: {serving} of {all} rows are for {device} with kernel {generation} and driver {}",
+                    "{}: {serving} of {all} rows are for {device} with kernel {generation} and \
+                     driver {}",
                     path.display(),
                     super::driver(device)
                 )

@@ -19,13 +19,19 @@ pub enum TensorError {
         cols: usize,
     },
     /// A dense column, whose rows of one element do not start on 16-byte borders.
-    #[error("a view of [{rows}, 1] is a column, whose rows would have to lie 16 bytes apart: a bias is one row, use ({rows},)")]
+    #[error(
+        "a view of [{rows}, 1] is a column, whose rows would have to lie 16 bytes apart: a bias is \
+         one row, use ({rows},)"
+    )]
     Column {
         /// Rows.
         rows: usize,
     },
     /// Rows do not start on 16-byte borders.
-    #[error("row stride {row_stride} is not a multiple of {ROW_MULTIPLE} elements (16 bytes): pad the rows or copy to a dense tensor")]
+    #[error(
+        "row stride {row_stride} is not a multiple of {ROW_MULTIPLE} elements (16 bytes): pad the \
+         rows or copy to a dense tensor"
+    )]
     RowStrideAlignment {
         /// Elements between rows.
         row_stride: usize,
@@ -52,13 +58,19 @@ pub enum TensorError {
     #[error("the pointer is null: an operand needs memory")]
     Null,
     /// The first element is not on a 16-byte border.
-    #[error("address {address:#x} is not a multiple of {ALIGNMENT} bytes: start the view on a 16-byte border (8 elements)")]
+    #[error(
+        "address {address:#x} is not a multiple of {ALIGNMENT} bytes: start the view on a 16-byte \
+         border (8 elements)"
+    )]
     Misaligned {
         /// The address.
         address: u64,
     },
     /// There are no such addresses.
-    #[error("address {address:#x}: the {bytes} bytes of a view from there on end beyond the last address")]
+    #[error(
+        "address {address:#x}: the {bytes} bytes of a view from there on end beyond the last \
+         address"
+    )]
     BeyondAddresses {
         /// The address.
         address: u64,
@@ -66,7 +78,10 @@ pub enum TensorError {
         bytes: u64,
     },
     /// The memory holds another element type than the view.
-    #[error("the memory holds {found}, the view is of {expected}: convert it, or use the op of that element type")]
+    #[error(
+        "the memory holds {found}, the view is of {expected}: convert it, or use the op of that \
+         element type"
+    )]
     DType {
         /// Element type of the view.
         expected: DType,

@@ -47,7 +47,9 @@ impl Layout {
     /// instead of overflowing.
     pub const fn span(&self) -> usize {
         match self.rows.checked_sub(1) {
-            Some(before_last) if self.cols > 0 => before_last.saturating_mul(self.row_stride).saturating_add(self.cols),
+            Some(before_last) if self.cols > 0 => {
+                before_last.saturating_mul(self.row_stride).saturating_add(self.cols)
+            }
             _ => 0,
         }
     }
@@ -58,7 +60,10 @@ impl Layout {
             return Err(TensorError::Empty);
         }
         if self.row_stride < self.cols {
-            return Err(TensorError::RowStrideShort { row_stride: self.row_stride, cols: self.cols });
+            return Err(TensorError::RowStrideShort {
+                row_stride: self.row_stride,
+                cols: self.cols,
+            });
         }
         if (self.cols, self.row_stride) == (1, 1) && self.rows > 1 {
             return Err(TensorError::Column { rows: self.rows });

@@ -74,7 +74,13 @@ impl View {
         if raw.address.checked_add(bytes).is_none() {
             return Err(TensorError::BeyondAddresses { address: raw.address, bytes });
         }
-        Ok(Self { address: raw.address, layout: raw.layout, location: raw.location, ordered_on: None, claimed: true })
+        Ok(Self {
+            address: raw.address,
+            layout: raw.layout,
+            location: raw.location,
+            ordered_on: None,
+            claimed: true,
+        })
     }
 
     fn host<T>(first: *const T, available: usize, layout: Layout) -> Result<Self, TensorError> {
@@ -84,7 +90,13 @@ impl View {
         Ok(Self { address, layout, location: Location::Host, ordered_on: None, claimed: false })
     }
 
-    fn cuda(address: u64, available: usize, owner: &CudaStream, stream: &CudaStream, layout: Layout) -> Result<Self, TensorError> {
+    fn cuda(
+        address: u64,
+        available: usize,
+        owner: &CudaStream,
+        stream: &CudaStream,
+        layout: Layout,
+    ) -> Result<Self, TensorError> {
         layout.check(address, available)?;
         let ordinal = u32::try_from(owner.context().ordinal()).unwrap_or(u32::MAX);
         let ordered_on = Some(stream.cu_stream().addr());
@@ -145,12 +157,16 @@ impl<'a, T: Element> TensorRef<'a, T> {
     /// A view of device memory that cudarc owns, read on `stream`, which must be the stream of the
     /// call.
     ///
-    /// Where cudarc tracks uses, `stream` waits here for writes on other streams, and the view's end
-    /// records the read. Memory of a captured graph must be allocated with tracking off.
+    /// Where cudarc tracks uses, `stream` waits here for writes on other streams, and the view's
+    /// end records the read. Memory of a captured graph must be allocated with tracking off.
     ///
     /// # Errors
     /// As [`host`](Self::host).
-    pub fn cuda<S: DevicePtr<T>>(memory: &'a S, layout: impl Into<Layout>, stream: &'a CudaStream) -> Result<Self, TensorError> {
+    pub fn cuda<S: DevicePtr<T>>(
+        memory: &'a S,
+        layout: impl Into<Layout>,
+        stream: &'a CudaStream,
+    ) -> Result<Self, TensorError> {
         let (address, used) = memory.device_ptr(stream);
         let view = View::cuda(address, memory.len(), memory.stream(), stream, layout.into())?;
         Ok(Self { view, _used: Some(used), memory: PhantomData })
@@ -183,7 +199,11 @@ impl<'a, T: Element> TensorMut<'a, T> {
     ///
     /// # Errors
     /// As [`TensorRef::cuda`].
-    pub fn cuda<S: DevicePtrMut<T>>(memory: &'a mut S, layout: impl Into<Layout>, stream: &'a CudaStream) -> Result<Self, TensorError> {
+    pub fn cuda<S: DevicePtrMut<T>>(
+        memory: &'a mut S,
+        layout: impl Into<Layout>,
+        stream: &'a CudaStream,
+    ) -> Result<Self, TensorError> {
         let (available, owner) = (memory.len(), std::sync::Arc::clone(memory.stream()));
         let (address, used) = memory.device_ptr_mut(stream);
         let view = View::cuda(address, available, &owner, stream, layout.into())?;

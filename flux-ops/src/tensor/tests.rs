@@ -24,7 +24,10 @@ fn the_last_row_needs_no_padding_behind_it() {
     let m = memory(3 * 72 + 64);
     assert!(TensorRef::host(&m, Layout::strided(4, 64, 72)).is_ok());
     let one_less = TensorRef::host(&m[..3 * 72 + 63], Layout::strided(4, 64, 72)).unwrap_err();
-    assert_eq!(one_less, TensorError::TooShort { layout: Layout::strided(4, 64, 72), needed: 280, available: 279 });
+    assert_eq!(
+        one_less,
+        TensorError::TooShort { layout: Layout::strided(4, 64, 72), needed: 280, available: 279 }
+    );
 }
 
 #[test]
@@ -49,7 +52,13 @@ fn malformed_views_are_refused_with_value_and_limit() {
 #[test]
 fn views_without_rows_are_of_any_memory() {
     assert!(TensorRef::<bf16>::host(&[], (0, 64)).is_ok());
-    let raw = RawTensor { address: 0, dtype: DType::Bf16, location: Location::Cuda(0), layout: Layout::dense(0, 64), available: 0 };
+    let raw = RawTensor {
+        address: 0,
+        dtype: DType::Bf16,
+        location: Location::Cuda(0),
+        layout: Layout::dense(0, 64),
+        available: 0,
+    };
     // SAFETY: nothing is read.
     assert!(unsafe { TensorRef::<bf16>::from_raw(raw) }.is_ok());
 }
@@ -59,7 +68,10 @@ fn a_layout_spans_less_than_can_be_addressed() {
     let check = |rows| Layout::dense(rows, 64).check(ALIGNMENT, usize::MAX);
     assert_eq!(check(MAX_SPAN / 64 - 1), Ok(()));
     let error = check(MAX_SPAN / 64).unwrap_err();
-    assert_eq!(error.to_string(), "8589934592 rows of stride 64 are not below the limit of 549755813888 elements");
+    assert_eq!(
+        error.to_string(),
+        "8589934592 rows of stride 64 are not below the limit of 549755813888 elements"
+    );
 }
 
 #[test]
@@ -86,10 +98,19 @@ fn raw_memory_is_checked_against_its_own_description() {
     let view = |raw| unsafe { TensorRef::<bf16>::from_raw(raw) };
     assert!(view(raw).is_ok());
     assert_eq!(view(RawTensor { address: 0, ..raw }).unwrap_err(), TensorError::Null);
-    assert!(matches!(view(RawTensor { available: 255, ..raw }).unwrap_err(), TensorError::TooShort { needed: 256, available: 255, .. }));
+    assert!(matches!(
+        view(RawTensor { available: 255, ..raw }).unwrap_err(),
+        TensorError::TooShort { needed: 256, available: 255, .. }
+    ));
     let last = u64::MAX - 15;
-    assert_eq!(view(RawTensor { address: last, ..raw }).unwrap_err(), TensorError::BeyondAddresses { address: last, bytes: 512 });
-    assert_eq!(view(RawTensor { address: last - 512, ..raw }).unwrap().view().bytes::<bf16>().end, last);
+    assert_eq!(
+        view(RawTensor { address: last, ..raw }).unwrap_err(),
+        TensorError::BeyondAddresses { address: last, bytes: 512 }
+    );
+    assert_eq!(
+        view(RawTensor { address: last - 512, ..raw }).unwrap().view().bytes::<bf16>().end,
+        last
+    );
     // SAFETY: as above.
     let other = unsafe { TensorRef::<f16>::from_raw(raw) }.unwrap_err();
     assert_eq!(other, TensorError::DType { expected: DType::F16, found: DType::Bf16 });

@@ -185,7 +185,11 @@ impl<K: OpMarker, T: Element> Builder<FusedLinear<K, T>> {
 
 /// Times plans for a request, without bias, activation and time line, and with one weight;
 /// collective.
-pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicator, options: &TuneOptions) -> Result<Tuned, TuneError> {
+pub(crate) fn run<K: OpMarker, T: Element>(
+    request: &Request,
+    comm: &Communicator,
+    options: &TuneOptions,
+) -> Result<Tuned, TuneError> {
     let begun = Instant::now();
     let request = Request {
         epilogue: EpilogueSpec::default(),
@@ -196,24 +200,37 @@ pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicato
     };
     let own = request.choice(comm);
     let present = own.as_ref().ok().map(|&choice| Buckets::one(u32::MAX, choice));
-    let of_rank_0 = agreement::same_request(comm, &request.name(), &format!("tune {request}"), present.as_ref())?;
+    let of_rank_0 = agreement::same_request(
+        comm,
+        &request.name(),
+        &format!("tune {request}"),
+        present.as_ref(),
+    )?;
     let user = UserTable::at(request.table.as_deref(), false);
-    let list = own.map_err(TuneError::from).and_then(|own| Ok((own, list(comm, &request, options, (own, &user))?)));
+    let list = own
+        .map_err(TuneError::from)
+        .and_then(|own| Ok((own, list(comm, &request, options, (own, &user))?)));
     let (own, list) = agreed(comm, list)?;
     let (problem, present) = (request.largest(comm)?, of_rank_0.map_or(own, |plans| *plans.get(1)));
     let (us, model, plans) = listed(&list);
     if let (Some(us), [plan]) = (us, &plans[..]) {
         return Ok(Tuned::Known { plan: *plan, us });
     }
-    let (mut rank, _) = agreed(comm, TuneRank::<T>::new(comm, &problem).map(|rank| (rank, Vec::new())))?;
+    let (mut rank, _) =
+        agreed(comm, TuneRank::<T>::new(comm, &problem).map(|rank| (rank, Vec::new())))?;
     let in_budget = || begun.elapsed() < options.budget;
-    let mut candidates: Vec<_> = plans.iter().map(|&plan| Candidate { plan, outcome: Outcome::NotBegun }).collect();
+    let mut candidates: Vec<_> =
+        plans.iter().map(|&plan| Candidate { plan, outcome: Outcome::NotBegun }).collect();
     let mut ops = Vec::new();
     for (number, candidate) in candidates.iter_mut().enumerate() {
         if !goes_on(comm, number == 0 || in_budget())? {
             break;
         }
-        match built::<K, T>(Request { plan: Some(candidate.plan), ..request.clone() }, comm, &mut rank)? {
+        match built::<K, T>(
+            Request { plan: Some(candidate.plan), ..request.clone() },
+            comm,
+            &mut rank,
+        )? {
             Ok(op) => ops.push((number, op)),
             Err(reason) => candidate.outcome = Outcome::Failed { reason },
         }
@@ -227,10 +244,23 @@ pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicato
     for ((number, _), &us) in ops.iter().zip(&times) {
         candidates[*number].outcome = Outcome::Timed { us };
     }
-    let mut timing = Timing { problem, before: present.origin, candidates, best: ops[best].0, model, saved: None };
-    if ops.len() > 1 || timing.candidates.iter().all(|candidate| candidate.outcome != Outcome::NotBegun) {
-        let row =
-            PlanRow { key: planning::key(comm, &problem, request.batch_invariant), m: problem.m(), plan: timing.plan(), us: times[best] };
+    let mut timing = Timing {
+        problem,
+        before: present.origin,
+        candidates,
+        best: ops[best].0,
+        model,
+        saved: None,
+    };
+    if ops.len() > 1
+        || timing.candidates.iter().all(|candidate| candidate.outcome != Outcome::NotBegun)
+    {
+        let row = PlanRow {
+            key: planning::key(comm, &problem, request.batch_invariant),
+            m: problem.m(),
+            plan: timing.plan(),
+            us: times[best],
+        };
         let added = if comm.rank().get() == 0 { user.add(&row) } else { Ok(()) };
         agreed(comm, added.map(|()| ((), Vec::new())).map_err(TuneError::from))?;
         timing.saved.clone_from(&UserTable::at(request.table.as_deref(), true).path);
@@ -238,15 +268,24 @@ pub(crate) fn run<K: OpMarker, T: Element>(request: &Request, comm: &Communicato
     Ok(Tuned::Timed(timing))
 }
 
-/// What rank 0 tells the others: the known row, or the plans to time and which is the model's first.
-fn list(comm: &Communicator, request: &Request, options: &TuneOptions, (own, user): (Choice, &UserTable)) -> Result<Vec<u8>, TuneError> {
+/// What rank 0 tells the others: the known row, or the plans to time and which is the model's
+/// first.
+fn list(
+    comm: &Communicator,
+    request: &Request,
+    options: &TuneOptions,
+    (own, user): (Choice, &UserTable),
+) -> Result<Vec<u8>, TuneError> {
     let problem = request.largest(comm)?;
     if comm.rank().get() > 0 {
         return Ok(Vec::new());
     }
-    let known = user.rows().get(&planning::key(comm, &problem, request.batch_invariant), problem.m());
+    let known =
+        user.rows().get(&planning::key(comm, &problem, request.batch_invariant), problem.m());
     // Of a batch-invariant op only rows that were measured for one.
-    if let Some(row) = known.filter(|row| !options.again && row.key.batch_invariant == request.batch_invariant) {
+    if let Some(row) =
+        known.filter(|row| !options.again && row.key.batch_invariant == request.batch_invariant)
+    {
         return Ok([&row.us.to_le_bytes()[..], &[0], &row.plan.to_bytes()].concat());
     }
     user.check()?;
@@ -269,15 +308,25 @@ fn list(comm: &Communicator, request: &Request, options: &TuneOptions, (own, use
 
 /// The time of a known row, the number of the model's first plan, and the plans.
 fn listed(bytes: &[u8]) -> (Option<f64>, usize, Vec<Plan>) {
-    let Some((us, [model, plans @ ..])) = bytes.split_first_chunk().map(|(us, rest)| (f64::from_le_bytes(*us), rest)) else {
+    let Some((us, [model, plans @ ..])) =
+        bytes.split_first_chunk().map(|(us, rest)| (f64::from_le_bytes(*us), rest))
+    else {
         return (None, 0, Vec::new());
     };
-    let plans = plans.as_chunks::<PLAN_BYTES>().0.iter().filter_map(|plan| Plan::from_bytes(plan).ok()).collect();
+    let plans = plans
+        .as_chunks::<PLAN_BYTES>()
+        .0
+        .iter()
+        .filter_map(|plan| Plan::from_bytes(plan).ok())
+        .collect();
     ((!us.is_nan()).then_some(us), (*model).into(), plans)
 }
 
 /// Goes on where every rank can, with this rank's value and rank 0's bytes; collective.
-fn agreed<V>(comm: &Communicator, mine: Result<(V, Vec<u8>), TuneError>) -> Result<(V, Vec<u8>), TuneError> {
+fn agreed<V>(
+    comm: &Communicator,
+    mine: Result<(V, Vec<u8>), TuneError>,
+) -> Result<(V, Vec<u8>), TuneError> {
     let payload = match &mine {
         Ok((_, bytes)) => [&[1], &bytes[..]].concat(),
         Err(error) => [&[0], shortened(error.to_string()).as_bytes()].concat(),
@@ -286,9 +335,10 @@ fn agreed<V>(comm: &Communicator, mine: Result<(V, Vec<u8>), TuneError>) -> Resu
     let (value, _) = mine?;
     let said = said?;
     match (0..).map(Rank::new).zip(&said).find(|(_, said)| said.first() != Some(&1)) {
-        Some((rank, said)) => {
-            Err(TuneError::Peer { rank, reason: String::from_utf8_lossy(said.get(1..).unwrap_or_default()).into_owned() })
-        }
+        Some((rank, said)) => Err(TuneError::Peer {
+            rank,
+            reason: String::from_utf8_lossy(said.get(1..).unwrap_or_default()).into_owned(),
+        }),
         None => Ok((value, said.first().map_or_else(Vec::new, |said| said[1..].to_vec()))),
     }
 }
@@ -305,19 +355,24 @@ fn built<K: OpMarker, T: Element>(
     rank: &mut TuneRank<T>,
 ) -> Result<Result<FusedLinear<K, T>, String>, TuneError> {
     let op = match FusedLinear::<K, T>::build(request, comm) {
-        Err(error @ (BuildError::Disagreement { .. } | BuildError::Transport { .. })) => return Err(error.into()),
+        Err(error @ (BuildError::Disagreement { .. } | BuildError::Transport { .. })) => {
+            return Err(error.into());
+        }
         // All ranks have left the build.
         Err(error) => Err(error.to_string()),
         Ok(op) => rank.verify(&op)?.map(|()| op),
     };
-    let said = comm.exchange(op.as_ref().err().map_or_else(String::new, |reason| shortened(reason.clone())).as_bytes())?;
+    let said = comm.exchange(
+        op.as_ref().err().map_or_else(String::new, |reason| shortened(reason.clone())).as_bytes(),
+    )?;
     Ok(match (0..).map(Rank::new).zip(said).find(|(_, reason)| !reason.is_empty()) {
         Some((rank, reason)) => Err(format!("rank {rank}: {}", String::from_utf8_lossy(&reason))),
         None => op,
     })
 }
 
-/// Median time of each op on its slowest rank, of rounds in which each op is timed once; collective.
+/// Median time of each op on its slowest rank, of rounds in which each op is timed once;
+/// collective.
 fn times<K: OpMarker, T: Element>(
     ops: &[(usize, FusedLinear<K, T>)],
     comm: &Communicator,
@@ -342,8 +397,12 @@ fn times<K: OpMarker, T: Element>(
     }
     let slowest = |mine: &Vec<f64>| {
         let all = comm.exchange(bytemuck::cast_slice(mine))?;
-        let of = |rank: &[u8], round: usize| rank.as_chunks().0.get(round).map_or(0.0, |us| f64::from_le_bytes(*us));
-        let last = |round: usize| all.iter().map(|rank| of(rank, round)).max_by(f64::total_cmp).unwrap_or(0.0);
+        let of = |rank: &[u8], round: usize| {
+            rank.as_chunks().0.get(round).map_or(0.0, |us| f64::from_le_bytes(*us))
+        };
+        let last = |round: usize| {
+            all.iter().map(|rank| of(rank, round)).max_by(f64::total_cmp).unwrap_or(0.0)
+        };
         let mut slowest: Vec<f64> = (0..mine.len()).map(last).collect();
         slowest.sort_by(f64::total_cmp);
         Ok(slowest[slowest.len() / 2])

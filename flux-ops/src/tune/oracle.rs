@@ -3,8 +3,8 @@
 //! Invariant: nothing comes from what is checked. Operands are generated anew, and the tolerance of
 //! an element follows from its own terms.
 //!
-//! `u` is the type's unit roundoff, `p_s` the partial sum of rank `s`, and `A` the sum of the terms'
-//! absolute values. A partial sum is rounded `r` times on its way:
+//! `u` is the type's unit roundoff, `p_s` the partial sum of rank `s`, and `A` the sum of the
+//! terms' absolute values. A partial sum is rounded `r` times on its way:
 //!
 //! ```text
 //! E = r u sum |p_s| + (sqrt(k) + W) eps_f32 A        partials on their way, accumulation in fp32
@@ -51,11 +51,17 @@ impl Oracle {
             lines.iter().map(|line| wide::<T>(seed, first + line, problem.k())).collect()
         };
         let (x, w) = (operand(SEEDS[0], window.row0, &rows), operand(SEEDS[1], window.col0, &cols));
-        let sources: Vec<_> = if problem.op().reduces() { problem.world().ranks().collect() } else { vec![rank] };
-        let parts: Vec<_> = sources.into_iter().map(|source| problem.inner(source)).map(|k| k.start as usize..k.end as usize).collect();
+        let sources: Vec<_> =
+            if problem.op().reduces() { problem.world().ranks().collect() } else { vec![rank] };
+        let parts: Vec<_> = sources
+            .into_iter()
+            .map(|source| problem.inner(source))
+            .map(|k| k.start as usize..k.end as usize)
+            .collect();
         let element = |x: &[f32], w: &[f32]| {
             let mut all = Expected { sum: 0.0, partials: 0.0, absolute: 0.0 };
-            for (sum, absolute) in parts.iter().map(|part| dot(&x[part.clone()], &w[part.clone()])) {
+            for (sum, absolute) in parts.iter().map(|part| dot(&x[part.clone()], &w[part.clone()]))
+            {
                 all.sum += sum;
                 all.partials += sum.abs();
                 all.absolute += absolute;
@@ -73,9 +79,14 @@ impl Oracle {
     pub(super) fn check<T: Element>(&self, y: &[T], comm: CommMode) -> Result<(), String> {
         let columns = self.columns;
         if let Some(at) = y.iter().position(|y| y.to_f32().is_nan()) {
-            return Err(format!("row {}, column {} of y was not written", at / columns, at % columns));
+            return Err(format!(
+                "row {}, column {} of y was not written",
+                at / columns,
+                at % columns
+            ));
         }
-        let (world, unit) = (f64::from(self.problem.world().get()), self.problem.dtype().unit_roundoff());
+        let (world, unit) =
+            (f64::from(self.problem.world().get()), self.problem.dtype().unit_roundoff());
         // At its source and in its node; a library's collective may round each sum on its way.
         // Partial sums in fp32 have no rounding but those of `accumulated`.
         let roundings = match self.problem.partials() {
@@ -90,7 +101,10 @@ impl Oracle {
             let before = roundings * unit * expected.partials + accumulated * expected.absolute;
             let bound = before + unit * (expected.sum.abs() + before);
             if (found - expected.sum).abs() > bound {
-                return Err(format!("row {row}, column {col} of y is {found}, and {} within {bound:.2e} is right", expected.sum));
+                return Err(format!(
+                    "row {row}, column {col} of y is {found}, and {} within {bound:.2e} is right",
+                    expected.sum
+                ));
             }
         }
         Ok(())
@@ -101,7 +115,8 @@ impl Oracle {
 fn sampled(extent: u32) -> Vec<u32> {
     let count = extent.min(SAMPLES);
     let place = |i: u32| {
-        let [first, end] = [i, i + 1].map(|i| (u64::from(i) * u64::from(extent) / u64::from(count)) as u32);
+        let [first, end] =
+            [i, i + 1].map(|i| (u64::from(i) * u64::from(extent) / u64::from(count)) as u32);
         first + data::raw(0, i, extent) % (end - first)
     };
     (0..count).map(place).collect()
@@ -132,15 +147,27 @@ mod tests {
 
     fn right(problem: &Problem, rank: Rank) -> Vec<bf16> {
         let window = y_window(problem, rank);
-        let operand = |seed, first, lines| (first..first + lines).map(|line| wide::<bf16>(seed, line, problem.k())).collect::<Vec<_>>();
-        let (x, w) = (operand(SEEDS[0], window.row0, window.rows), operand(SEEDS[1], window.col0, window.cols));
+        let operand = |seed, first, lines| {
+            (first..first + lines)
+                .map(|line| wide::<bf16>(seed, line, problem.k()))
+                .collect::<Vec<_>>()
+        };
+        let (x, w) = (
+            operand(SEEDS[0], window.row0, window.rows),
+            operand(SEEDS[1], window.col0, window.cols),
+        );
         x.iter().flat_map(|x| w.iter().map(|w| bf16::from_f64(dot(x, w).0))).collect()
     }
 
     #[test]
     fn right_results_pass_and_a_missing_partial_sum_or_element_does_not() {
-        for (op, rank) in [(OpKind::AllGatherGemm, 1), (OpKind::GemmReduceScatter, 0), (OpKind::GemmAllReduce, 1)] {
-            let (problem, rank) = (Problem::new(op, 80, 72, 264, bf16::DTYPE, WorldSize::new(2).unwrap()).unwrap(), Rank::new(rank));
+        for (op, rank) in
+            [(OpKind::AllGatherGemm, 1), (OpKind::GemmReduceScatter, 0), (OpKind::GemmAllReduce, 1)]
+        {
+            let (problem, rank) = (
+                Problem::new(op, 80, 72, 264, bf16::DTYPE, WorldSize::new(2).unwrap()).unwrap(),
+                Rank::new(rank),
+            );
             let (oracle, y) = (Oracle::new::<bf16>(&problem, rank), right(&problem, rank));
             for comm in [FUSED, CommMode::Sequential] {
                 oracle.check(&y, comm).unwrap();
@@ -151,7 +178,10 @@ mod tests {
             let last = missing.len() - 1;
             missing[last] = bf16::NAN;
             let columns = problem.n_local(rank) as usize;
-            assert_eq!(oracle.check(&missing, FUSED), Err(format!("row {}, column {} of y was not written", last / columns, columns - 1)));
+            assert_eq!(
+                oracle.check(&missing, FUSED),
+                Err(format!("row {}, column {} of y was not written", last / columns, columns - 1))
+            );
         }
     }
 
@@ -160,7 +190,11 @@ mod tests {
         for extent in [1, 63, 64, 65, 1000, 8192] {
             let places = sampled(extent);
             assert!(places.is_sorted() && *places.last().unwrap() < extent);
-            assert!((0..extent.div_ceil(128)).all(|tile| places.iter().any(|place| place / 128 == tile)), "{extent}: {places:?}");
+            assert!(
+                (0..extent.div_ceil(128))
+                    .all(|tile| places.iter().any(|place| place / 128 == tile)),
+                "{extent}: {places:?}"
+            );
         }
     }
 }

@@ -50,20 +50,34 @@ impl<T: Element> TuneRank<T> {
     /// Allocates and fills the operands.
     pub(super) fn new(comm: &Communicator, problem: &Problem) -> Result<Self, TuneError> {
         let gpu = comm.device().ordinal().map(Gpu::open).transpose()?;
-        let host = |window: fn(&Problem, Rank) -> Window, seed| filled(window(problem, comm.rank()), seed, comm);
-        let hosts = [host(x_window, SEEDS[0])?, host(w_window, SEEDS[1])?, host(y_window, 0)?];
-        let sets = match &gpu {
-            None => vec![hosts.map(|host| Operand { host, device: None })],
-            Some(gpu) => {
-                let [x, w, y] = &hosts;
-                (0..SETS).map(|_| Ok([gpu.copy(x)?, gpu.copy(w)?, gpu.copy(y)?])).collect::<Result<_, TuneError>>()?
-            }
+        let host = |window: fn(&Problem, Rank) -> Window, seed| {
+            filled(window(problem, comm.rank()), seed, comm)
         };
-        Ok(Self { comm: comm.clone(), problem: *problem, gpu, sets, oracle: Oracle::new::<T>(problem, comm.rank()) })
+        let hosts = [host(x_window, SEEDS[0])?, host(w_window, SEEDS[1])?, host(y_window, 0)?];
+        let sets =
+            match &gpu {
+                None => vec![hosts.map(|host| Operand { host, device: None })],
+                Some(gpu) => {
+                    let [x, w, y] = &hosts;
+                    (0..SETS)
+                        .map(|_| Ok([gpu.copy(x)?, gpu.copy(w)?, gpu.copy(y)?]))
+                        .collect::<Result<_, TuneError>>()?
+                }
+            };
+        Ok(Self {
+            comm: comm.clone(),
+            problem: *problem,
+            gpu,
+            sets,
+            oracle: Oracle::new::<T>(problem, comm.rank()),
+        })
     }
 
     /// Whether the op's result is right; where it is not, why.
-    pub(super) fn verify<K: OpMarker>(&mut self, op: &FusedLinear<K, T>) -> Result<Result<(), String>, TuneError> {
+    pub(super) fn verify<K: OpMarker>(
+        &mut self,
+        op: &FusedLinear<K, T>,
+    ) -> Result<Result<(), String>, TuneError> {
         let mut y = HostBuffer::new(elements(y_window(&self.problem, self.comm.rank())))?;
         y.elements_mut().fill(T::from_f32(f32::NAN));
         match (&self.gpu, &self.sets[0][2].device) {
@@ -80,7 +94,11 @@ impl<T: Element> TuneRank<T> {
     }
 
     /// What one call takes on this rank, in microseconds; `call` counts the samples.
-    pub(super) fn sample<K: OpMarker>(&mut self, op: &FusedLinear<K, T>, call: usize) -> Result<f64, TuneError> {
+    pub(super) fn sample<K: OpMarker>(
+        &mut self,
+        op: &FusedLinear<K, T>,
+        call: usize,
+    ) -> Result<f64, TuneError> {
         if self.gpu.is_none() {
             self.comm.barrier()?;
             let begun = Instant::now();
@@ -97,7 +115,10 @@ impl<T: Element> TuneRank<T> {
     }
 
     fn record(&self, event: fn(&Gpu) -> &Event) -> Result<(), TuneError> {
-        Ok(self.gpu.as_ref().map_or(Ok(()), |gpu| event(gpu).record(gpu.stream.cu_stream().addr()))?)
+        Ok(self
+            .gpu
+            .as_ref()
+            .map_or(Ok(()), |gpu| event(gpu).record(gpu.stream.cu_stream().addr()))?)
     }
 
     /// Calls the op on the next set, in order on the rank's stream.
@@ -110,7 +131,13 @@ impl<T: Element> TuneRank<T> {
             // Exposed: the executor makes slices from the address again.
             let host = operand.host.elements_mut().as_mut_ptr().expose_provenance() as u64;
             let address = operand.device.as_ref().map_or(host, DeviceBlock::address);
-            RawTensor { address, dtype: T::DTYPE, location, layout, available: layout.rows * layout.cols }
+            RawTensor {
+                address,
+                dtype: T::DTYPE,
+                location,
+                layout,
+                available: layout.rows * layout.cols,
+            }
         };
         let set = call % self.sets.len();
         let [x, w, y] = &mut self.sets[set];
@@ -128,15 +155,24 @@ impl<T: Element> TuneRank<T> {
 }
 
 /// Random elements of a window, by this rank's share of the cores.
-fn filled<T: Element>(window: Window, seed: u64, comm: &Communicator) -> Result<HostBuffer<T>, TuneError> {
+fn filled<T: Element>(
+    window: Window,
+    seed: u64,
+    comm: &Communicator,
+) -> Result<HostBuffer<T>, TuneError> {
     let mut host = HostBuffer::new(elements(window))?;
-    let threads = std::thread::available_parallelism().map_or(1, NonZero::get).div_ceil(comm.world_size().index());
+    let threads = std::thread::available_parallelism()
+        .map_or(1, NonZero::get)
+        .div_ceil(comm.world_size().index());
     // A rank may have no rows.
     let rows = window.rows.div_ceil(u32::try_from(threads).unwrap_or(1)).max(1);
-    let part = |at: u32| Window { row0: window.row0 + at, rows: rows.min(window.rows - at), ..window };
+    let part =
+        |at: u32| Window { row0: window.row0 + at, rows: rows.min(window.rows - at), ..window };
     let starts = (0..window.rows).step_by(rows as usize);
     std::thread::scope(|scope| {
-        for (at, to) in starts.zip(host.elements_mut().chunks_mut(rows as usize * window.cols as usize)) {
+        for (at, to) in
+            starts.zip(host.elements_mut().chunks_mut(rows as usize * window.cols as usize))
+        {
             scope.spawn(move || data::fill(to, part(at), seed, Fill::Uniform));
         }
     });
@@ -154,7 +190,8 @@ impl Gpu {
     /// A copy in memory of its own.
     fn copy<T: Element>(&self, from: &HostBuffer<T>) -> Result<Operand<T>, TuneError> {
         // A rank without rows has an address, too.
-        let block = DeviceBlock::new(&self.device, size_of_val(from.elements()).max(size_of::<T>()))?;
+        let block =
+            DeviceBlock::new(&self.device, size_of_val(from.elements()).max(size_of::<T>()))?;
         self.upload(&block, from.elements())?;
         Ok(Operand { host: HostBuffer::new(0)?, device: Some(block) })
     }

@@ -91,7 +91,15 @@ impl<T: Element> Case<T> {
         let world = WorldSize::new(world).unwrap();
         let problem = Problem::new(op, m, n, k, T::DTYPE, world).unwrap();
         let (x, w) = (fill(m * k, 2 * seed, values), fill(n * k, 2 * seed + 1, values));
-        Self { problem, x, w, bias: None, residual: None, activation: Activation::None, gates: None }
+        Self {
+            problem,
+            x,
+            w,
+            bias: None,
+            residual: None,
+            activation: Activation::None,
+            gates: None,
+        }
     }
 
     /// The same operands with an activation and, where asked for, a bias: integers of -64 to 64,
@@ -162,7 +170,9 @@ impl<T: Element> Case<T> {
             0 => 256.0,
             _ => -256.0,
         };
-        let row = world.ranks().flat_map(|rank| self.problem.inner(rank).map(move |_| T::from_f32(of_rank(rank.index()))));
+        let row = world.ranks().flat_map(|rank| {
+            self.problem.inner(rank).map(move |_| T::from_f32(of_rank(rank.index())))
+        });
         let row: Vec<_> = row.collect();
         let x = row.iter().copied().cycle().take(self.problem.m() as usize * k).collect();
         let w = vec![T::from_f32(64.0); self.w.len()];
@@ -198,7 +208,15 @@ impl<T: Element> Case<T> {
     pub fn x(&self, rank: Rank) -> Vec<T> {
         let (p, shape) = (&self.problem, self.problem.x_shape(rank));
         let rows = p.shard_rows(rank).start as usize;
-        self.part(&self.x, shape, if p.op() == OpKind::AllGatherGemm { (rows, 0) } else { (0, p.inner(rank).start as usize) })
+        self.part(
+            &self.x,
+            shape,
+            if p.op() == OpKind::AllGatherGemm {
+                (rows, 0)
+            } else {
+                (0, p.inner(rank).start as usize)
+            },
+        )
     }
 
     /// The operand `w` of `rank`, dense.
@@ -226,11 +244,19 @@ impl<T: Element> Case<T> {
         let widen = |v: &[T]| v.iter().map(|v| f64::from(v.to_f32())).collect::<Vec<f64>>();
         let (x, w) = (widen(&self.x), widen(&self.w));
         let empty = || Modelled { rounded: Vec::new(), bound: Vec::new() };
-        let mut expected = Expected { exact: Vec::new(), per_shard: empty(), flattened: empty(), collective_bound: Vec::new() };
+        let mut expected = Expected {
+            exact: Vec::new(),
+            per_shard: empty(),
+            flattened: empty(),
+            collective_bound: Vec::new(),
+        };
         for (i, a) in x.chunks_exact(k).enumerate() {
             let (owner, _) = p.owner_of(i as u32);
             let of_weights = |j: usize| {
-                let added = [self.bias.as_ref().map(|bias| bias[j]), self.residual.as_ref().map(|residual| residual[i * n + j])];
+                let added = [
+                    self.bias.as_ref().map(|bias| bias[j]),
+                    self.residual.as_ref().map(|residual| residual[i * n + j]),
+                ];
                 let added = added.into_iter().flatten().map(|v| f64::from(v.to_f32())).collect();
                 Sum::new(p, a, &w[j * k..][..k], added)
             };
@@ -238,7 +264,9 @@ impl<T: Element> Case<T> {
                 let (sum, up) = (of_weights(gate), up.map(of_weights));
                 let finish = Finish { activation: self.activation, up: up.as_ref() };
                 expected.exact.push(finish.exact(&sum));
-                for (modelled, flattened) in [(&mut expected.per_shard, false), (&mut expected.flattened, true)] {
+                for (modelled, flattened) in
+                    [(&mut expected.per_shard, false), (&mut expected.flattened, true)]
+                {
                     let (rounded, bound) = finish.modelled::<T>(&sum, owner, nodes, flattened);
                     modelled.rounded.push(rounded);
                     modelled.bound.push(bound);
@@ -256,7 +284,9 @@ impl<T: Element> Case<T> {
         let (p, shape) = (self.problem, self.y_shape(rank));
         let (rows, cols, n) = (shape.rows as usize, shape.cols as usize, self.columns());
         let (row, col) = match p.op() {
-            OpKind::AllGatherGemm => (0, p.columns(rank).start as usize / if self.gates.is_some() { 2 } else { 1 }),
+            OpKind::AllGatherGemm => {
+                (0, p.columns(rank).start as usize / if self.gates.is_some() { 2 } else { 1 })
+            }
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (p.y_rows(rank).start as usize, 0),
         };
         (row..row + rows).flat_map(move |i| (col..col + cols).map(move |j| i * n + j))
@@ -264,7 +294,14 @@ impl<T: Element> Case<T> {
 
     /// Compares a rank's output with the modelled one, bit for bit. A library's collective adds
     /// in an order of its own: its sums of more than two addends are compared within the bound.
-    pub fn assert_equal(&self, expected: &Expected<T>, op: &AnyOp<T>, rank: Rank, y: &[T], context: &str) {
+    pub fn assert_equal(
+        &self,
+        expected: &Expected<T>,
+        op: &AnyOp<T>,
+        rank: Rank,
+        y: &[T],
+        context: &str,
+    ) {
         if is_collective(op) && (self.problem.world().get() > 2 || self.has_bias()) {
             return self.assert_close(expected, op, rank, y, context);
         }
@@ -273,14 +310,29 @@ impl<T: Element> Case<T> {
         for (at, (found, i)) in y.iter().zip(self.output_of(rank)).enumerate() {
             let wanted = rounded[i];
             // +0 and -0 are the same number.
-            assert!(*found == wanted, "rank {rank}, {context}: element {at} is {found:?}, must be {wanted:?}: {}", op.explain());
+            assert!(
+                *found == wanted,
+                "rank {rank}, {context}: element {at} is {found:?}, must be {wanted:?}: {}",
+                op.explain()
+            );
         }
     }
 
     /// Compares a rank's output with the exact result, within the derived bound.
-    pub fn assert_close(&self, expected: &Expected<T>, op: &AnyOp<T>, rank: Rank, y: &[T], context: &str) {
+    pub fn assert_close(
+        &self,
+        expected: &Expected<T>,
+        op: &AnyOp<T>,
+        rank: Rank,
+        y: &[T],
+        context: &str,
+    ) {
         assert_eq!(y.len(), self.output_of(rank).count());
-        let bound = if is_collective(op) { &expected.collective_bound } else { &expected.of(&op.plan(self.problem.m())).bound };
+        let bound = if is_collective(op) {
+            &expected.collective_bound
+        } else {
+            &expected.of(&op.plan(self.problem.m())).bound
+        };
         for (at, (found, i)) in y.iter().zip(self.output_of(rank)).enumerate() {
             let (exact, bound) = (expected.exact[i], bound[i]);
             let error = (f64::from(found.to_f32()) - exact).abs();
@@ -315,8 +367,13 @@ struct Sum<'a> {
 
 impl<'a> Sum<'a> {
     fn new(problem: &'a Problem, a: &[f64], b: &[f64], added: Vec<f64>) -> Self {
-        let sources = problem.world().ranks().take(if problem.op().reduces() { problem.world().index() } else { 1 });
-        let parts = sources.map(|source| problem.inner(source)).map(|k| k.start as usize..k.end as usize);
+        let sources = problem.world().ranks().take(if problem.op().reduces() {
+            problem.world().index()
+        } else {
+            1
+        });
+        let parts =
+            sources.map(|source| problem.inner(source)).map(|k| k.start as usize..k.end as usize);
         let magnitude: f64 = a.iter().zip(b).map(|(a, b)| (a * b).abs()).sum();
         let dot = |(a, b): (&[f64], &[f64])| a.iter().zip(b).map(|(a, b)| a * b).sum();
         let tiny = match problem.dtype() {
@@ -344,20 +401,27 @@ impl<'a> Sum<'a> {
         let gathers = problem.op() == OpKind::AllGatherGemm;
         let flattened = flattened && problem.world().peers() > 0;
         let sent_exactly = problem.partials() == Partials::F32;
-        let round = |v: f64| if sent_exactly { v } else { f64::from(T::from_f32(v as f32).to_f32()) };
+        let round =
+            |v: f64| if sent_exactly { v } else { f64::from(T::from_f32(v as f32).to_f32()) };
         // By node: the sum of its ranks' partial sums as it travels, and how far it may be off.
         let mut sums = vec![(0.0, 0.0); nodes.count() as usize];
         for (source, &partial) in (0..).map(Rank::new).zip(&self.partials) {
             let stays = gathers || nodes.on_one_rail(source, owner) && !flattened;
             let (sum, off) = &mut sums[nodes.node_of(source) as usize];
             *sum += if stays { partial } else { round(partial) };
-            *off += if stays || sent_exactly { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
+            *off +=
+                if stays || sent_exactly { 0.0 } else { u * (partial.abs() + accumulation) + tiny };
         }
         let (mut rounded, mut error) = (0.0, accumulation);
         for (node, (sum, off)) in (0..).zip(sums) {
             let stays = gathers || node == nodes.node_of(owner) || flattened;
             rounded += if stays { sum } else { round(sum) };
-            error += off + if stays || sent_exactly { 0.0 } else { u * (f64::abs(sum) + accumulation) + tiny };
+            error += off
+                + if stays || sent_exactly {
+                    0.0
+                } else {
+                    u * (f64::abs(sum) + accumulation) + tiny
+                };
         }
         let mut y = self.partials.iter().sum::<f64>();
         for added in &self.added {
@@ -371,9 +435,10 @@ impl<'a> Sum<'a> {
     /// after each addition, and one of a partial sum with what is added. No sum is larger than all
     /// magnitudes, or off by more than the bound.
     fn error_of_collective(&self, flattened: f64) -> f64 {
-        let magnitude =
-            self.partials.iter().map(|partial| partial.abs()).sum::<f64>() + self.added.iter().map(|added| added.abs()).sum::<f64>();
-        f64::from(self.problem.world().get()) * (self.unit_roundoff * (magnitude + flattened) + self.tiny)
+        let magnitude = self.partials.iter().map(|partial| partial.abs()).sum::<f64>()
+            + self.added.iter().map(|added| added.abs()).sum::<f64>();
+        f64::from(self.problem.world().get())
+            * (self.unit_roundoff * (magnitude + flattened) + self.tiny)
     }
 }
 
@@ -392,13 +457,21 @@ impl Finish<'_> {
     /// The result with every rounding of the ops, and how far one may be from the exact result.
     /// With `a` and `b` off by `da` and `db` at most, `a b` is off by `da (|b| + db) + |a| db`, and
     /// by its rounding.
-    fn modelled<T: Element>(&self, sum: &Sum<'_>, owner: Rank, nodes: Nodes, flattened: bool) -> (T, f64) {
+    fn modelled<T: Element>(
+        &self,
+        sum: &Sum<'_>,
+        owner: Rank,
+        nodes: Nodes,
+        flattened: bool,
+    ) -> (T, f64) {
         let (mut y, mut rounded, mut error) = sum.modelled::<T>(owner, nodes, flattened);
         if self.activation != Activation::None {
             error = self.activation.slope() * error + Activation::ERROR * (y.abs() + error);
             (y, rounded) = (self.activation.definition(y), self.activation.definition(rounded));
         }
-        if let Some((up, rounded_up, off)) = self.up.map(|up| up.modelled::<T>(owner, nodes, flattened)) {
+        if let Some((up, rounded_up, off)) =
+            self.up.map(|up| up.modelled::<T>(owner, nodes, flattened))
+        {
             error = error * (up.abs() + off) + y.abs() * off;
             (y, rounded) = (y * up, rounded * rounded_up);
             error += f64::from(f32::EPSILON) / 2.0 * (y.abs() + error);

@@ -8,7 +8,8 @@ pub(crate) fn count() -> Result<u32, String> {
     let count = cuda::device_count().map_err(|why| why.to_string())?;
     for ordinal in 0..count {
         let info = cuda::device_info(ordinal).map_err(|why| why.to_string())?;
-        flux_kernels::KernelTarget::of(info.compute).map_err(|why| format!("{}: {why}", info.name))?;
+        flux_kernels::KernelTarget::of(info.compute)
+            .map_err(|why| format!("{}: {why}", info.name))?;
     }
     Ok(count)
 }

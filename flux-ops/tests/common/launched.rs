@@ -89,7 +89,10 @@ impl Launched {
         }
         let directory = self.directory.join(run).with_extension("world");
         DirBuilder::new().recursive(true).mode(0o700).create(&directory).unwrap();
-        let world = World::builder(self.rank, WorldSize::new(ranks).unwrap()).local_rank(self.rank.get()).on_host(directory).unwrap();
+        let world = World::builder(self.rank, WorldSize::new(ranks).unwrap())
+            .local_rank(self.rank.get())
+            .on_host(directory)
+            .unwrap();
         Some(body(&world))
     }
 
@@ -113,7 +116,10 @@ impl Launched {
         let until = Instant::now() + lateness::scaled(LONGEST);
         for rank in 0..ranks {
             while !sign(rank).exists() {
-                assert!(Instant::now() < until, "rank {rank} has not come to {name}: see why it failed");
+                assert!(
+                    Instant::now() < until,
+                    "rank {rank} has not come to {name}: see why it failed"
+                );
                 std::thread::sleep(Duration::from_millis(1));
             }
         }

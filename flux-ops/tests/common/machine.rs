@@ -48,7 +48,9 @@ impl Machine {
             Self::Gpus(1) => 4,
             Self::Gpus(count) | Self::Staged(count) | Self::Messages(count) => count,
             // This one and no other.
-            Self::TwoNodes { ranks } => return wanted.iter().copied().filter(|&w| w == ranks).collect(),
+            Self::TwoNodes { ranks } => {
+                return wanted.iter().copied().filter(|&w| w == ranks).collect();
+            }
         };
         wanted.iter().copied().filter(|&w| w <= most).collect()
     }
@@ -80,7 +82,12 @@ impl Machine {
 
     /// Runs `body` on `ranks` ranks, each in a thread, and returns what they return; where ranks
     /// are processes, what this one's has, if it is of the run.
-    pub fn run<R: Send>(self, ranks: u32, options: impl Fn(&mut Options) + Sync, body: impl Fn(&Node) -> R + Sync) -> Vec<R> {
+    pub fn run<R: Send>(
+        self,
+        ranks: u32,
+        options: impl Fn(&mut Options) + Sync,
+        body: impl Fn(&Node) -> R + Sync,
+    ) -> Vec<R> {
         if let Some(launch) = launched() {
             let part = |world: &World| {
                 let adjust = |adjusted: &mut Options| {
@@ -93,12 +100,21 @@ impl Machine {
             };
             return launch.run(ranks, part).into_iter().collect();
         }
-        let _turn = (self != Self::Host).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
+        let _turn =
+            (self != Self::Host).then(|| TURN.lock().unwrap_or_else(PoisonError::into_inner));
         let worlds = World::local(ranks).unwrap();
         std::thread::scope(|scope| {
             let (options, body) = (&options, &body);
-            let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || body(&self.node(&world, ranks, options)))).collect();
-            threads.into_iter().map(|thread| thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))).collect()
+            let threads: Vec<_> = worlds
+                .into_iter()
+                .map(|world| scope.spawn(move || body(&self.node(&world, ranks, options))))
+                .collect();
+            threads
+                .into_iter()
+                .map(|thread| {
+                    thread.join().unwrap_or_else(|panic| std::panic::resume_unwind(panic))
+                })
+                .collect()
         })
     }
 
@@ -108,7 +124,9 @@ impl Machine {
             Self::Gpus(_) => Options { select: Select::NvLink, ..Options::default() },
             Self::Staged(_) => Options { select: Select::Pcie, ..Options::default() },
             Self::Messages(_) => Options { select: Select::Nccl, ..Options::default() },
-            Self::TwoNodes { .. } => Options { select: Select::Mixed, nodes: Some(2), ..Options::default() },
+            Self::TwoNodes { .. } => {
+                Options { select: Select::Mixed, nodes: Some(2), ..Options::default() }
+            }
         };
         let mut workers = None;
         if self == Self::Gpus(1) && ranks > 1 {
@@ -159,11 +177,19 @@ impl Node {
         self.device.address(memory).unwrap()
     }
 
-    pub(crate) fn view<'a, T: Element>(&'a self, memory: &'a Memory<T>, layout: impl Into<Layout>) -> TensorRef<'a, T> {
+    pub(crate) fn view<'a, T: Element>(
+        &'a self,
+        memory: &'a Memory<T>,
+        layout: impl Into<Layout>,
+    ) -> TensorRef<'a, T> {
         self.device.view(memory, layout).unwrap()
     }
 
-    pub(crate) fn view_mut<'a, T: Element>(&'a self, memory: &'a mut Memory<T>, layout: impl Into<Layout>) -> TensorMut<'a, T> {
+    pub(crate) fn view_mut<'a, T: Element>(
+        &'a self,
+        memory: &'a mut Memory<T>,
+        layout: impl Into<Layout>,
+    ) -> TensorMut<'a, T> {
         self.device.view_mut(memory, layout).unwrap()
     }
 }

@@ -35,11 +35,14 @@ impl Meeting {
         let all = (*came / self.ranks + 1) * self.ranks;
         *came += 1;
         if let Some((launch, number)) = self.processes {
-            return launch.gather(&format!("meeting-{number}-{came}"), u32::try_from(self.ranks).unwrap());
+            return launch
+                .gather(&format!("meeting-{number}-{came}"), u32::try_from(self.ranks).unwrap());
         }
         self.all_came.notify_all();
-        let (came, _) =
-            self.all_came.wait_timeout_while(came, lateness::scaled(LONGEST), |came| *came < all).unwrap_or_else(PoisonError::into_inner);
+        let (came, _) = self
+            .all_came
+            .wait_timeout_while(came, lateness::scaled(LONGEST), |came| *came < all)
+            .unwrap_or_else(PoisonError::into_inner);
         assert!(*came >= all, "a rank has not come: see why it failed");
     }
 }

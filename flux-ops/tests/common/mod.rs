@@ -1,8 +1,15 @@
 //! The same tests for every machine: ranks as threads, on the host transport or on GPUs, or there
 //! as processes of a launch.
 #![allow(dead_code, reason = "each test binary uses its part")]
-#![allow(clippy::unwrap_used, reason = "clippy knows test functions, not the functions that they call")]
-#![allow(unreachable_pub, clippy::missing_panics_doc, reason = "shared by test binaries, not published")]
+#![allow(
+    clippy::unwrap_used,
+    reason = "clippy knows test functions, not the functions that they call"
+)]
+#![allow(
+    unreachable_pub,
+    clippy::missing_panics_doc,
+    reason = "shared by test binaries, not published"
+)]
 
 pub mod case;
 #[path = "../../examples/support/device.rs"]
@@ -28,8 +35,9 @@ pub use meeting::Meeting;
 use flux_core::{OpKind, Partials};
 use flux_kernels::Element;
 use flux_ops::{
-    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, EpilogueArgs, GateLayout, GemmAllReduce, GemmReduceScatter, Plan,
-    TensorMut, TensorRef, Timeline, TimelineError, WeightLayout,
+    Activation, AllGatherGemm, BuildError, Builder, CallError, CommMode, EpilogueArgs, GateLayout,
+    GemmAllReduce, GemmReduceScatter, Plan, TensorMut, TensorRef, Timeline, TimelineError,
+    WeightLayout,
 };
 use flux_transport::{Communicator, Fault, Stream, TransportKind};
 use std::time::Duration;
@@ -95,21 +103,36 @@ pub enum AnyOp<T> {
 }
 
 impl<T: Element> AnyOp<T> {
-    pub fn build(op: OpKind, [m, n, k]: [usize; 3], options: OpOptions, comm: &Communicator) -> Result<Self, BuildError> {
+    pub fn build(
+        op: OpKind,
+        [m, n, k]: [usize; 3],
+        options: OpOptions,
+        comm: &Communicator,
+    ) -> Result<Self, BuildError> {
         match op {
             OpKind::AllGatherGemm => {
-                let builder = options.tell(AllGatherGemm::builder(m, n, k)).activation(options.activation);
-                let builder = if let Some(layout) = options.gates { builder.gated(layout) } else { builder };
+                let builder =
+                    options.tell(AllGatherGemm::builder(m, n, k)).activation(options.activation);
+                let builder =
+                    if let Some(layout) = options.gates { builder.gated(layout) } else { builder };
                 builder.build(comm).map(Self::Ag)
             }
             OpKind::GemmReduceScatter => {
-                let builder = options.tell(GemmReduceScatter::builder(m, n, k)).residual(options.residual).partials(options.partials);
-                let builder = if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
+                let builder = options
+                    .tell(GemmReduceScatter::builder(m, n, k))
+                    .residual(options.residual)
+                    .partials(options.partials);
+                let builder =
+                    if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
                 builder.build(comm).map(Self::Rs)
             }
             OpKind::GemmAllReduce => {
-                let builder = options.tell(GemmAllReduce::builder(m, n, k)).residual(options.residual).partials(options.partials);
-                let builder = if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
+                let builder = options
+                    .tell(GemmAllReduce::builder(m, n, k))
+                    .residual(options.residual)
+                    .partials(options.partials);
+                let builder =
+                    if let Some(eps) = options.rms_norm { builder.rms_norm(eps) } else { builder };
                 builder.build(comm).map(Self::Ar)
             }
         }
@@ -119,22 +142,48 @@ impl<T: Element> AnyOp<T> {
     pub fn of_several(cases: &[Case<T>], options: OpOptions, node: &Node) -> Self {
         let columns: Vec<_> = cases.iter().map(|case| case.problem.n() as usize).collect();
         let (first, n) = (&cases[0], columns.iter().sum());
-        let options = OpOptions { workers: options.workers.or(node.workers), bias: first.has_bias(), ..options };
-        let builder = AllGatherGemm::builder(first.problem.m() as usize, n, first.problem.k() as usize);
+        let options = OpOptions {
+            workers: options.workers.or(node.workers),
+            bias: first.has_bias(),
+            ..options
+        };
+        let builder =
+            AllGatherGemm::builder(first.problem.m() as usize, n, first.problem.k() as usize);
         let builder = options.tell(builder).activation(first.activation).several_weights(&columns);
         Self::Ag(builder.build(&node.comm).unwrap())
     }
 
     /// The op of a case, with its bias, residual, activation and gates. Without a plan, messages
-    /// over NCCL go beside the kernel: a library's collective adds in an order that is not modelled.
+    /// over NCCL go beside the kernel: a library's collective adds in an order that is not
+    /// modelled.
     pub fn of(case: &Case<T>, options: OpOptions, node: &Node) -> Self {
         let p = &case.problem;
         let workers = options.workers.or(node.workers);
-        let messages = || flux_ops::ranked_plans(&node.comm, p).into_iter().find(|plan| plan.comm != CommMode::Sequential);
-        let plan = if node.comm.transport() == TransportKind::Nccl { options.plan.or_else(messages) } else { options.plan };
-        let options = OpOptions { plan, workers, bias: case.has_bias(), residual: case.has_residual(), ..options };
-        let options = OpOptions { activation: case.activation, gates: case.gates, partials: p.partials(), ..options };
-        Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm).unwrap()
+        let messages = || {
+            flux_ops::ranked_plans(&node.comm, p)
+                .into_iter()
+                .find(|plan| plan.comm != CommMode::Sequential)
+        };
+        let plan = if node.comm.transport() == TransportKind::Nccl {
+            options.plan.or_else(messages)
+        } else {
+            options.plan
+        };
+        let options = OpOptions {
+            plan,
+            workers,
+            bias: case.has_bias(),
+            residual: case.has_residual(),
+            ..options
+        };
+        let options = OpOptions {
+            activation: case.activation,
+            gates: case.gates,
+            partials: p.partials(),
+            ..options
+        };
+        Self::build(p.op(), [p.m() as usize, p.n() as usize, p.k() as usize], options, &node.comm)
+            .unwrap()
     }
 
     pub fn forward(

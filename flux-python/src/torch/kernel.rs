@@ -16,8 +16,8 @@ use std::ffi::CString;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
 thread_local! {
-    /// The last error of a kernel on this thread: an exception of C++ carries its message alone, and
-    /// is caught on the thread that ran the kernel.
+    /// The last error of a kernel on this thread: an exception of C++ carries its message alone,
+    /// and is caught on the thread that ran the kernel.
     static LAST: RefCell<Option<Error>> = const { RefCell::new(None) };
 }
 
@@ -38,15 +38,25 @@ struct Form {
 }
 
 /// The kernel of an op: [`Kind`] by number, with or without a second result and `out`.
-pub(super) extern "C-unwind" fn kernel<const KIND: u8, const PAIR: bool, const OUT: bool>(stack: *mut u64, arguments: u64, results: u64) {
+pub(super) extern "C-unwind" fn kernel<const KIND: u8, const PAIR: bool, const OUT: bool>(
+    stack: *mut u64,
+    arguments: u64,
+    results: u64,
+) {
     // SAFETY: the dispatcher gives room for all arguments and all results.
     let stack = unsafe { std::slice::from_raw_parts_mut(stack, arguments.max(results) as usize) };
     // SAFETY: these are the arguments of the op's schema, which the kernel owns.
-    guarded(|shim| unsafe { run(shim, Form { kind: Kind::from_number(KIND), pair: PAIR, out: OUT }, stack) });
+    guarded(|shim| unsafe {
+        run(shim, Form { kind: Kind::from_number(KIND), pair: PAIR, out: OUT }, stack)
+    });
 }
 
 /// The kernel of an all_gather_matmul with `N` weights.
-pub(super) extern "C-unwind" fn several<const N: usize>(stack: *mut u64, arguments: u64, _results: u64) {
+pub(super) extern "C-unwind" fn several<const N: usize>(
+    stack: *mut u64,
+    arguments: u64,
+    _results: u64,
+) {
     // SAFETY: the dispatcher gives all arguments.
     let stack = unsafe { std::slice::from_raw_parts(stack, arguments as usize) };
     // SAFETY: these are the arguments of the op's schema, which the kernel owns.
@@ -60,7 +70,9 @@ fn guarded(run: impl FnOnce(&'static Shim) -> Result<(), Error>) {
     let error = match done {
         Ok(Ok(())) => return,
         Ok(Err(error)) => error,
-        Err(_panic) => Error::new(Class::Other, "flux_tp panicked: see the message on standard error"),
+        Err(_panic) => {
+            Error::new(Class::Other, "flux_tp panicked: see the message on standard error")
+        }
     };
     let message = CString::new(error.message().replace('\0', " ")).unwrap_or_default();
     // A thread that ends has no one to take the error.
@@ -104,7 +116,8 @@ impl Arguments {
             weight: tensor(next()),
             bias: optional(next()),
             residual: if gathers { None } else { optional(next()) },
-            norm: (form.pair && !gathers).then(|| (tensor(next()), Eps::new(f64::from_bits(next())))),
+            norm: (form.pair && !gathers)
+                .then(|| (tensor(next()), Eps::new(f64::from_bits(next())))),
             activation: if gathers { next() } else { 0 },
             m: if gathers { next().cast_signed() } else { -1 },
             split: next().cast_signed(),
@@ -120,7 +133,9 @@ impl Arguments {
 fn extent(name: &str, value: i64) -> Result<Option<usize>, Error> {
     match value {
         -1 => Ok(None),
-        said => usize::try_from(said).map(Some).map_err(|_| Error::operand(format!("{name} = {said}: give a number from 0 on"))),
+        said => usize::try_from(said)
+            .map(Some)
+            .map_err(|_| Error::operand(format!("{name} = {said}: give a number from 0 on"))),
     }
 }
 
@@ -149,7 +164,9 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
     let stream = place.stream(&x)?;
     let operand = |name, tensor: &Tensor| place.operand(name, &tensor.meta()?);
     let norm = match (&arguments.norm, &second) {
-        (Some((gain, eps)), Some(rows)) => Some(Norm { gain: operand("gain", gain)?, eps: *eps, rows: operand("y_norm", rows)? }),
+        (Some((gain, eps)), Some(rows)) => {
+            Some(Norm { gain: operand("gain", gain)?, eps: *eps, rows: operand("y_norm", rows)? })
+        }
         _ => None,
     };
     let of_weight = WeightOperands {
@@ -164,10 +181,18 @@ unsafe fn run(shim: &'static Shim, form: Form, stack: &mut [u64]) -> Result<(), 
         m,
         x: x_operand,
         weights: &[of_weight],
-        residual: arguments.residual.as_ref().map(|residual| operand("residual", residual)).transpose()?,
+        residual: arguments
+            .residual
+            .as_ref()
+            .map(|residual| operand("residual", residual))
+            .transpose()?,
         norm,
         partials: arguments.partials,
-        gathered: second.as_ref().filter(|_| gathers).map(|rows| operand("x_full", rows)).transpose()?,
+        gathered: second
+            .as_ref()
+            .filter(|_| gathers)
+            .map(|rows| operand("x_full", rows))
+            .transpose()?,
         stream,
     };
     // SAFETY: torch keeps the operands until the call has ended on the stream; results are new, or
@@ -231,7 +256,9 @@ unsafe fn run_several<const N: usize>(shim: &'static Shim, stack: &[u64]) -> Res
     let member = here(&*member)?;
     let place = Place { shim, member };
     let operand = |name, tensor: &Tensor| place.operand(name, &tensor.meta()?);
-    let optional = |name, tensor: &Option<Tensor>| tensor.as_ref().map(|tensor| operand(name, tensor)).transpose();
+    let optional = |name, tensor: &Option<Tensor>| {
+        tensor.as_ref().map(|tensor| operand(name, tensor)).transpose()
+    };
     let x = arguments.x.meta()?;
     let x_operand = place.operand("x", &x)?;
     let of_weight = |index: usize| {
@@ -292,18 +319,28 @@ impl Place<'_> {
         let dtype = match meta.dtype {
             dtype if dtype == types.bf16 => DType::Bf16,
             dtype if dtype == types.f16 => DType::F16,
-            _ => return Err(Error::operand(format!("{name}: its dtype is neither torch.bfloat16 nor torch.float16: convert it"))),
+            _ => {
+                return Err(Error::operand(format!(
+                    "{name}: its dtype is neither torch.bfloat16 nor torch.float16: convert it"
+                )));
+            }
         };
         let location = match meta.device {
             (kind, _) if kind == types.cpu => Location::Host,
-            (kind, index) if kind == types.cuda => Location::Cuda(u32::try_from(index).unwrap_or(u32::MAX)),
-            _ => return Err(Error::operand(format!("{name}: it is on neither the CPU nor a CUDA device: move it"))),
+            (kind, index) if kind == types.cuda => {
+                Location::Cuda(u32::try_from(index).unwrap_or(u32::MAX))
+            }
+            _ => {
+                return Err(Error::operand(format!(
+                    "{name}: it is on neither the CPU nor a CUDA device: move it"
+                )));
+            }
         };
         let expected = self.member.location();
         if location != expected {
             return Err(Error::operand(format!(
-                "{name} is in {location}, but this rank's communicator works on {expected}: move it there, or take a communicator of \
-                 another transport"
+                "{name} is in {location}, but this rank's communicator works on {expected}: move \
+                 it there, or take a communicator of another transport"
             )));
         }
         let [rows, cols] = meta.sizes;

@@ -36,7 +36,8 @@ macro_rules! op {
     };
 }
 
-/// A column-parallel op: activation by number, `m` or -1, `n` or -1, the number of the communicator.
+/// A column-parallel op: activation by number, `m` or -1, `n` or -1, the number of the
+/// communicator.
 macro_rules! gathers {
     ($name:literal, $kind:ident) => {
         op!(
@@ -77,7 +78,8 @@ macro_rules! reduces {
             ".out",
             $kind,
             false,
-            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt k, int partials, int comm",
+            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, SymInt k, int partials, int \
+             comm",
             "Tensor",
             "Tensor(a!) out"
         )
@@ -93,7 +95,8 @@ macro_rules! normalises {
             ".norm_out",
             $kind,
             true,
-            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor gain, float eps, SymInt k, int partials, int comm",
+            "Tensor x, Tensor weight, Tensor? bias, Tensor? residual, Tensor gain, float eps, \
+             SymInt k, int partials, int comm",
             "(Tensor, Tensor)",
             "Tensor(a!) out, Tensor(b!) out_norm"
         )
@@ -122,9 +125,12 @@ fn several_weights() -> Result<Vec<(CString, CString, shim::Boxed)>, Error> {
         let outs = list(&|i| format!("Tensor(a{i}!) out{i}"));
         let name = format!("all_gather_matmul.weights{count}");
         let schema = format!(
-            "{name}(Tensor x, {weights}, {biases}, int activation, SymInt m, {columns}, int comm, *, {outs}, Tensor(b!)? x_full) -> ()"
+            "{name}(Tensor x, {weights}, {biases}, int activation, SymInt m, {columns}, int comm, \
+             *, {outs}, Tensor(b!)? x_full) -> ()"
         );
-        let c_string = |text: String| CString::new(text).map_err(|error| Error::new(Class::Other, error.to_string()));
+        let c_string = |text: String| {
+            CString::new(text).map_err(|error| Error::new(Class::Other, error.to_string()))
+        };
         Ok((c_string(name)?, c_string(schema)?, kernel))
     };
     (2..).zip(KERNELS).map(of_count).collect()
@@ -137,8 +143,8 @@ const fn c_str(text: &'static str) -> &'static CStr {
     }
 }
 
-/// Registers the ops with the torch that has loaded these libraries. A second call returns the first
-/// one's result: torch takes no declaration twice.
+/// Registers the ops with the torch that has loaded these libraries. A second call returns the
+/// first one's result: torch takes no declaration twice.
 pub(crate) fn register(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
     static DONE: OnceLock<Result<(), Error>> = OnceLock::new();
     DONE.get_or_init(|| register_once(cpu, cuda)).clone()
@@ -147,10 +153,13 @@ pub(crate) fn register(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
 fn register_once(cpu: &str, cuda: Option<&str>) -> Result<(), Error> {
     let shim = shim::load(cpu, cuda)?;
     let several = several_weights()?;
-    let several = several.iter().map(|(name, schema, kernel)| (name.as_c_str(), schema.as_c_str(), *kernel));
+    let several =
+        several.iter().map(|(name, schema, kernel)| (name.as_c_str(), schema.as_c_str(), *kernel));
     let ops: Vec<Op<'_>> = OPS.into_iter().flatten().chain(several).collect();
     shim.declare(NAMESPACE, ops.iter().map(|op| op.1))?;
-    [c"CPU", c"CUDA"].into_iter().try_for_each(|key| shim.implement(NAMESPACE, key, ops.iter().map(|op| (op.0, op.2))))
+    [c"CPU", c"CUDA"]
+        .into_iter()
+        .try_for_each(|key| shim.implement(NAMESPACE, key, ops.iter().map(|op| (op.0, op.2))))
 }
 
 pub(crate) use kernel::take_error;

@@ -87,7 +87,8 @@ impl Types {
         let number = |symbol: &CStr| {
             // SAFETY: torch declares these functions so.
             unsafe {
-                let function = library.get::<unsafe extern "C" fn() -> i32>(symbol.to_bytes_with_nul());
+                let function =
+                    library.get::<unsafe extern "C" fn() -> i32>(symbol.to_bytes_with_nul());
                 function.map(|function| function()).map_err(|error| too_old(symbol, &error))
             }
         };
@@ -116,11 +117,18 @@ pub(super) fn load(cpu: &str, cuda: Option<&str>) -> Result<&'static Shim, Error
 fn open(path: &str) -> Result<Library, Error> {
     // SAFETY: torch has loaded it, so nothing is run.
     let library = unsafe { Library::open(Some(path), RTLD_NOLOAD | RTLD_LAZY) };
-    library.map_err(|error| Error::new(Class::Other, format!("torch has not loaded {path}: {error}")))
+    library
+        .map_err(|error| Error::new(Class::Other, format!("torch has not loaded {path}: {error}")))
 }
 
 fn too_old(symbol: &CStr, error: &libloading::Error) -> Error {
-    Error::new(Class::Other, format!("this torch has no {}: flux_tp needs torch 2.10 or later ({error})", symbol.to_string_lossy()))
+    Error::new(
+        Class::Other,
+        format!(
+            "this torch has no {}: flux_tp needs torch 2.10 or later ({error})",
+            symbol.to_string_lossy()
+        ),
+    )
 }
 
 fn extent(size: usize) -> i64 {
@@ -128,15 +136,25 @@ fn extent(size: usize) -> i64 {
 }
 
 fn checked(what: &str, code: Code) -> Result<(), Error> {
-    if code == 0 { Ok(()) } else { Err(Error::new(Class::Other, format!("torch's {what} failed with code {code}"))) }
+    if code == 0 {
+        Ok(())
+    } else {
+        Err(Error::new(Class::Other, format!("torch's {what} failed with code {code}")))
+    }
 }
 
 impl Shim {
     /// Declares operators, for good.
-    pub(super) fn declare<'s>(&self, namespace: &CStr, schemas: impl IntoIterator<Item = &'s CStr>) -> Result<(), Error> {
+    pub(super) fn declare<'s>(
+        &self,
+        namespace: &CStr,
+        schemas: impl IntoIterator<Item = &'s CStr>,
+    ) -> Result<(), Error> {
         let mut library = std::ptr::null_mut();
         // SAFETY: strings end with a zero; torch copies them.
-        checked("library", unsafe { (self.library_fragment)(namespace.as_ptr(), c"flux_tp".as_ptr(), 0, &raw mut library) })?;
+        checked("library", unsafe {
+            (self.library_fragment)(namespace.as_ptr(), c"flux_tp".as_ptr(), 0, &raw mut library)
+        })?;
         schemas.into_iter().try_for_each(|schema| {
             // SAFETY: the library was made above and is never deleted.
             checked("operator", unsafe { (self.library_def)(library, schema.as_ptr()) })
@@ -153,22 +171,30 @@ impl Shim {
         let mut library = std::ptr::null_mut();
         let of_key = self.library_of_key;
         // SAFETY: strings end with a zero; torch copies them.
-        checked("library", unsafe { of_key(namespace.as_ptr(), key.as_ptr(), c"flux_tp".as_ptr(), 0, &raw mut library) })?;
+        checked("library", unsafe {
+            of_key(namespace.as_ptr(), key.as_ptr(), c"flux_tp".as_ptr(), 0, &raw mut library)
+        })?;
         kernels.into_iter().try_for_each(|(name, kernel)| {
             // SAFETY: the library was made above and is never deleted; neither is the kernel.
-            checked("kernel", unsafe { (self.library_impl)(library, name.as_ptr(), kernel, BUILD_VERSION) })
+            checked("kernel", unsafe {
+                (self.library_impl)(library, name.as_ptr(), kernel, BUILD_VERSION)
+            })
         })
     }
 
     /// Throws what becomes a RuntimeError. Whatever the caller owns must be dropped by then.
     pub(super) fn throw(&self, message: &CStr) {
         // SAFETY: strings end with a zero; torch copies them.
-        unsafe { (self.check)(false, c"flux_tp".as_ptr(), c"flux_tp".as_ptr(), 0, message.as_ptr()) }
+        unsafe {
+            (self.check)(false, c"flux_tp".as_ptr(), c"flux_tp".as_ptr(), 0, message.as_ptr());
+        }
     }
 
     /// torch's current stream of a device.
     pub(super) fn current_stream(&self, device: i32) -> Result<usize, Error> {
-        let get = self.cuda_stream.ok_or_else(|| Error::new(Class::Other, "this torch is built without CUDA"))?;
+        let get = self
+            .cuda_stream
+            .ok_or_else(|| Error::new(Class::Other, "this torch is built without CUDA"))?;
         let mut stream = std::ptr::null_mut();
         // SAFETY: `stream` is a place for the result.
         checked("current stream", unsafe { get(device, &raw mut stream) })?;
@@ -176,12 +202,19 @@ impl Shim {
     }
 
     /// A dense matrix from torch's allocator.
-    pub(super) fn empty(&'static self, [rows, cols]: [usize; 2], dtype: i32, device: (i32, i32)) -> Result<Tensor, Error> {
+    pub(super) fn empty(
+        &'static self,
+        [rows, cols]: [usize; 2],
+        dtype: i32,
+        device: (i32, i32),
+    ) -> Result<Tensor, Error> {
         let mut handle = std::ptr::null_mut();
         let (sizes, strides) = ([rows, cols].map(extent), [extent(cols), 1]);
         let make = self.empty_strided;
         // SAFETY: sizes and strides of two dimensions; `handle` is a place for the result.
-        checked("allocator", unsafe { make(2, sizes.as_ptr(), strides.as_ptr(), dtype, device.0, device.1, &raw mut handle) })?;
+        checked("allocator", unsafe {
+            make(2, sizes.as_ptr(), strides.as_ptr(), dtype, device.0, device.1, &raw mut handle)
+        })?;
         Ok(Tensor { shim: self, handle })
     }
 
@@ -235,7 +268,8 @@ impl Tensor {
 
     pub(super) fn meta(&self) -> Result<Meta, Error> {
         let Self { shim, handle } = *self;
-        let (mut address, mut sizes, mut strides) = (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
+        let (mut address, mut sizes, mut strides) =
+            (std::ptr::null_mut(), std::ptr::null_mut(), std::ptr::null_mut());
         let (mut dim, mut dtype, mut kind, mut index) = (0, 0, 0, 0);
         // SAFETY: the tensor lives as long as `self`; the others are places for results.
         let codes = unsafe {
@@ -253,11 +287,15 @@ impl Tensor {
         let mut last = [[1, 0], [1, 1]];
         for (at, dimension) in (0..dim).rev().take(2).enumerate() {
             // SAFETY: both arrays have `dim` elements for as long as the tensor lives.
-            last[1 - at] = unsafe { [*sizes.offset(dimension as isize), *strides.offset(dimension as isize)] };
+            last[1 - at] =
+                unsafe { [*sizes.offset(dimension as isize), *strides.offset(dimension as isize)] };
         }
         let [[rows, row_stride], [cols, col_stride]] = last;
         // No size is below 0.
-        let (sizes, strides) = ([rows, cols].map(|size| size.max(0).cast_unsigned() as usize), [row_stride, col_stride]);
+        let (sizes, strides) = (
+            [rows, cols].map(|size| size.max(0).cast_unsigned() as usize),
+            [row_stride, col_stride],
+        );
         let dim = dim.max(0).cast_unsigned() as usize;
         Ok(Meta { address: address as u64, dtype, device: (kind, index), dim, sizes, strides })
     }

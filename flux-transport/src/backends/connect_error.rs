@@ -34,19 +34,25 @@ pub enum ConnectError {
     #[error("deadline = {deadline:?}: it must be positive and at most {limit:?}")]
     Deadline { deadline: Duration, limit: Duration },
     /// The peers go on without this rank, so it cannot take part in what they rebuild.
-    #[error("rank {by} and the others go on without this rank, which was late: start it anew, as the replacement of itself")]
+    #[error(
+        "rank {by} and the others go on without this rank, which was late: start it anew, as the \
+         replacement of itself"
+    )]
     GivenUp {
         /// A rank that gave this one up.
         by: Rank,
     },
     /// Survivors cannot rebuild across hosts. The communicator is unchanged.
     #[error(
-        "the ranks are on {hosts} hosts, and survivors make a group of their own on one host only: rebuild all of them (Rebuild::Whole), with a new process in the place of \
-         each lost one"
+        "the ranks are on {hosts} hosts, and survivors make a group of their own on one host only: \
+         rebuild all of them (Rebuild::Whole), with a new process in the place of each lost one"
     )]
     AcrossHosts { hosts: u32 },
     /// A lost rank that is a thread has no replacement.
-    #[error("{lost} of {world} ranks are gone, and threads are not replaced: rebuild with the survivors, or make a new world")]
+    #[error(
+        "{lost} of {world} ranks are gone, and threads are not replaced: rebuild with the \
+         survivors, or make a new world"
+    )]
     NoReplacement { lost: u32, world: WorldSize },
     /// The ranks of the launch did not meet again.
     #[error(transparent)]

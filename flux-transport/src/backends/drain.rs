@@ -42,7 +42,12 @@ impl Limits {
         })
     }
 
-    fn are_over(&mut self, failed: Option<Duration>, works: Option<Duration>, now: Instant) -> bool {
+    fn are_over(
+        &mut self,
+        failed: Option<Duration>,
+        works: Option<Duration>,
+        now: Instant,
+    ) -> bool {
         for (limit, allowed) in [(&mut self.failed, failed), (&mut self.works, works)] {
             *limit = allowed.map(|allowed| limit.unwrap_or(now + allowed));
         }
@@ -89,7 +94,14 @@ pub(crate) struct Drain {
 
 impl Drain {
     pub(crate) const fn new(device: CudaDevice, deadline: Duration) -> Self {
-        Self { device, waits: Waits { failed: failing(deadline), working: working(deadline), last: Mutex::new(None) } }
+        Self {
+            device,
+            waits: Waits {
+                failed: failing(deadline),
+                working: working(deadline),
+                last: Mutex::new(None),
+            },
+        }
     }
 
     /// Waits until the device is idle; `failed`: whether calls have failed, which shortens the
@@ -134,11 +146,16 @@ struct OnThread {
 }
 
 impl Waits {
-    fn wait(&self, failed: impl Fn() -> bool, idle: impl FnOnce() -> Result<(), CudaError> + Send + 'static) -> Result<(), TransportError> {
+    fn wait(
+        &self,
+        failed: impl Fn() -> bool,
+        idle: impl FnOnce() -> Result<(), CudaError> + Send + 'static,
+    ) -> Result<(), TransportError> {
         let mut last = locked(&self.last);
         let is_over = |wait: &mut OnThread| {
             let allowed = || (failed().then_some(self.failed), Some(self.working));
-            let Ok(over) = wait.limits.wait(|| Ok::<_, Infallible>(wait.thread.is_finished()), allowed);
+            let Ok(over) =
+                wait.limits.wait(|| Ok::<_, Infallible>(wait.thread.is_finished()), allowed);
             over
         };
         // Its limits are its own: what was waited for in vain is not waited for again.
@@ -146,7 +163,10 @@ impl Waits {
             return Err(TransportError::NotDrained);
         }
         let thread = std::thread::Builder::new().name("flux-drain".to_owned()).spawn(idle);
-        let thread = thread.map_err(|source| TransportError::Io { what: "starting a thread to wait for the device", source })?;
+        let thread = thread.map_err(|source| TransportError::Io {
+            what: "starting a thread to wait for the device",
+            source,
+        })?;
         let mut wait = OnThread { thread, limits: Limits::default() };
         if !is_over(&mut wait) {
             *last = Some(wait);
@@ -178,7 +198,11 @@ mod tests {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let mut limits = Limits::default();
         let mut over = |failed: bool, stands: bool, after: u32| {
-            limits.are_over(failed.then_some(second), stands.then_some(4 * second), start + after * second)
+            limits.are_over(
+                failed.then_some(second),
+                stands.then_some(4 * second),
+                start + after * second,
+            )
         };
         assert!(!over(false, false, 1000));
         assert!(!over(false, true, 1001));
@@ -188,20 +212,28 @@ mod tests {
         assert!(over(true, true, 1008));
         let mut limits = Limits::default();
         assert!(!limits.are_over(None, Some(4 * second), start));
-        assert!(limits.are_over(None, Some(4 * second), start + 4 * second), "a kernel that does not end, without a fault");
+        assert!(
+            limits.are_over(None, Some(4 * second), start + 4 * second),
+            "a kernel that does not end, without a fault"
+        );
     }
 
     #[test]
     fn who_takes_steps_is_waited_for_and_who_stands_is_given_up_though_nothing_has_failed() {
         let (start, second) = (Instant::now(), Duration::from_secs(1));
         let (mut steps, mut limits) = (HostSteps::new(second), Limits::default());
-        let mut over = |place: u32, after: u32| limits.are_over(None, steps.allowed(place), start + after * second);
+        let mut over = |place: u32, after: u32| {
+            limits.are_over(None, steps.allowed(place), start + after * second)
+        };
         assert!((0..1000).all(|step| !over(step, 20 * step)), "a long queue");
         assert!(!over(999, 20_000));
         assert!(!over(999, 20_023));
         assert!(!over(1000, 20_024), "it came in time");
         assert!(!over(1000, 20_025));
-        assert!(over(1000, 20_049), "four deadlines and 20 s after it was first seen to stand there");
+        assert!(
+            over(1000, 20_049),
+            "four deadlines and 20 s after it was first seen to stand there"
+        );
     }
 
     #[test]
@@ -210,8 +242,16 @@ mod tests {
         for _ in 0..2 {
             waits.wait(|| true, IDLE).unwrap();
         }
-        let refused = || Err(CudaError::Call { call: "cuCtxSynchronize", code: 719, name: "launch failure".to_owned() });
-        assert!(matches!(waits.wait(|| false, refused), Err(TransportError::Cuda(error)) if error.code() == Some(719)));
+        let refused = || {
+            Err(CudaError::Call {
+                call: "cuCtxSynchronize",
+                code: 719,
+                name: "launch failure".to_owned(),
+            })
+        };
+        assert!(
+            matches!(waits.wait(|| false, refused), Err(TransportError::Cuda(error)) if error.code() == Some(719))
+        );
     }
 
     #[test]

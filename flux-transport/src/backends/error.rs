@@ -18,11 +18,14 @@ pub enum TransportError {
     #[error("the communicator is broken: {fault}; rebuild it")]
     Broken { fault: Fault },
     /// This thread would wait for itself.
-    #[error("this thread has a call of the communicator that has not ended: finish or drop it first")]
+    #[error(
+        "this thread has a call of the communicator that has not ended: finish or drop it first"
+    )]
     InCall,
     /// Another thread's call did not end in time. This thread has begun nothing.
     #[error(
-        "another thread's call of the communicator has not ended for {waited:?}, so this thread has begun none: finish or drop it first"
+        "another thread's call of the communicator has not ended for {waited:?}, so this thread \
+         has begun none: finish or drop it first"
     )]
     NoTurn {
         /// How long it waited: the communicator's deadline.
@@ -38,10 +41,16 @@ pub enum TransportError {
     #[error("rank {rank} failed: {reason}")]
     PeerFailed { rank: Rank, reason: String },
     /// There is not so much memory.
-    #[error("{bytes} bytes of {what} cannot be had: free memory, or build ops with a smaller max_m")]
+    #[error(
+        "{bytes} bytes of {what} cannot be had: free memory, or build ops with a smaller max_m"
+    )]
     OutOfMemory { what: &'static str, bytes: u64 },
     /// The stream is of another device than the communicator.
-    #[error("the call was given {}, and the communicator computes on {device}: give it {}", given(*stream), to_give(device))]
+    #[error(
+        "the call was given {}, and the communicator computes on {device}: give it {}",
+        given(*stream),
+        to_give(device)
+    )]
     WrongStream {
         /// The handle of the given stream; `None` for [`Stream::Host`](crate::Stream::Host).
         stream: Option<usize>,
@@ -54,7 +63,10 @@ pub enum TransportError {
     #[error("a call on the {transport} transport cannot be captured: {why}")]
     NotCapturable { transport: TransportKind, why: &'static str },
     /// A transfer leads outside the workspace.
-    #[error("transfer {index} of the program leads outside the workspace: {what} = {value}, limit {limit}")]
+    #[error(
+        "transfer {index} of the program leads outside the workspace: {what} = {value}, limit \
+         {limit}"
+    )]
     BadTransfer {
         index: usize,
         what: &'static str,
@@ -78,7 +90,10 @@ pub enum TransportError {
 
 /// A stream, as whoever gave it knows it.
 fn given(stream: Option<usize>) -> String {
-    stream.map_or_else(|| "`Stream::Host`".to_owned(), |handle| format!("the CUDA stream {handle:#x}"))
+    stream.map_or_else(
+        || "`Stream::Host`".to_owned(),
+        |handle| format!("the CUDA stream {handle:#x}"),
+    )
 }
 
 fn to_give(device: &Device) -> &'static str {
@@ -99,7 +114,8 @@ pub(crate) fn same_epoch(epochs: &[Epoch]) -> Result<(), TransportError> {
     if epochs.windows(2).all(|pair| pair[0] == pair[1]) {
         return Ok(());
     }
-    let values: Vec<String> = epochs.iter().enumerate().map(|(rank, epoch)| format!("{epoch} on rank {rank}")).collect();
+    let values: Vec<String> =
+        epochs.iter().enumerate().map(|(rank, epoch)| format!("{epoch} on rank {rank}")).collect();
     Err(TransportError::Disagreement { what: "number of the next call", values: values.join(", ") })
 }
 
@@ -109,8 +125,13 @@ mod tests {
 
     #[test]
     fn who_gave_a_wrong_stream_is_told_which_to_give() {
-        let text = TransportError::WrongStream { stream: Some(64), device: Device::Host }.to_string();
-        assert_eq!(text, "the call was given the CUDA stream 0x40, and the communicator computes on host: give it `Stream::Host`");
+        let text =
+            TransportError::WrongStream { stream: Some(64), device: Device::Host }.to_string();
+        assert_eq!(
+            text,
+            "the call was given the CUDA stream 0x40, and the communicator computes on host: give \
+             it `Stream::Host`"
+        );
         assert_eq!(given(None), "`Stream::Host`");
     }
 }

@@ -27,7 +27,8 @@ pub enum Wait {
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum Fault {
     /// A wait of a call passed its deadline.
-    #[error("rank {rank}: {} in call {epoch}: the deadline passed (expected {expected}, saw {seen}){}", AwaitedClause(*wait, *peer, *signal), StragglerClause(*peer, late))]
+    #[error("rank {rank}: {} in call {epoch}: the deadline passed (expected {expected}, saw \
+             {seen}){}", AwaitedClause(*wait, *peer, *signal), StragglerClause(*peer, late))]
     #[non_exhaustive]
     Timeout {
         rank: Rank,
@@ -44,7 +45,10 @@ pub enum Fault {
         late: Vec<Rank>,
     },
     /// The ranks have not made the same calls in the same order.
-    #[error("rank {rank}: rank {peer} has made other calls, as call {epoch} shows: all ranks make the same calls in the same order")]
+    #[error(
+        "rank {rank}: rank {peer} has made other calls, as call {epoch} shows: all ranks make the \
+         same calls in the same order"
+    )]
     #[non_exhaustive]
     Disagreed {
         rank: Rank,
@@ -58,7 +62,10 @@ pub enum Fault {
     #[non_exhaustive]
     PeerLost { rank: Rank },
     /// A peer has dropped its communicator before a call that this rank has begun.
-    #[error("rank {rank} has left: it has dropped its communicator, so calls that it has not made can end on no rank")]
+    #[error(
+        "rank {rank} has left: it has dropped its communicator, so calls that it has not made can \
+         end on no rank"
+    )]
     #[non_exhaustive]
     PeerLeft { rank: Rank },
     /// A rank has aborted.
@@ -160,7 +167,11 @@ impl Fault {
             return Self::Aborted { rank, reason: record.abort };
         }
         if record.code == fault::DISAGREED {
-            return Self::Disagreed { rank, peer: Rank::new(record.peer), epoch: Epoch::new(record.epoch) };
+            return Self::Disagreed {
+                rank,
+                peer: Rank::new(record.peer),
+                epoch: Epoch::new(record.epoch),
+            };
         }
         let wait = match record.wait {
             fault::PUSHED => Wait::Pushed,
@@ -168,7 +179,16 @@ impl Fault {
             _ => Wait::Signal,
         };
         let (expected, epoch) = (Epoch::new(record.expected), Epoch::new(record.epoch));
-        Self::Timeout { rank, peer: Rank::new(record.peer), wait, signal: record.signal, expected, seen: record.seen, epoch, late }
+        Self::Timeout {
+            rank,
+            peer: Rank::new(record.peer),
+            wait,
+            signal: record.signal,
+            expected,
+            seen: record.seen,
+            epoch,
+            late,
+        }
     }
 }
 
@@ -191,7 +211,11 @@ struct StragglerClause<'a>(Rank, &'a [Rank]);
 impl fmt::Display for StragglerClause<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self(peer, late) = self;
-        if matches!(late, [] | [_] if late.iter().all(|rank| rank == peer)) { Ok(()) } else { write!(f, "; late: {}", ranks(late)) }
+        if matches!(late, [] | [_] if late.iter().all(|rank| rank == peer)) {
+            Ok(())
+        } else {
+            write!(f, "; late: {}", ranks(late))
+        }
     }
 }
 
@@ -205,9 +229,8 @@ mod tests {
         use super::reason::{PANICKED, left, lost, peer_left, peer_lost, words};
         let ranks: Vec<Rank> = (0..MAX_WORLD as u32).map(Rank::new).collect();
         assert!(ranks.iter().all(|&rank| lost(peer_lost(rank)) == Some(rank)));
-        assert!(
-            ranks.iter().all(|&rank| left(peer_left(rank)) == Some(rank) && (lost(peer_left(rank)), left(peer_lost(rank))) == (None, None))
-        );
+        assert!(ranks.iter().all(|&rank| left(peer_left(rank)) == Some(rank)
+            && (lost(peer_left(rank)), left(peer_lost(rank))) == (None, None)));
         assert_eq!(words(peer_lost(Rank::new(3))), "rank 3 is gone");
         assert_eq!(words(peer_left(Rank::new(3))), "rank 3 has left");
         let first = peer_lost(Rank::new(0));
@@ -231,11 +254,18 @@ mod tests {
             ..FaultRecord::default()
         };
         let text = Fault::from_record(&record, Vec::new()).to_string();
-        assert_eq!(text, "rank 2: signal 7 of rank 5 did not come in call 9: the deadline passed (expected 9, saw 8)");
+        assert_eq!(
+            text,
+            "rank 2: signal 7 of rank 5 did not come in call 9: the deadline passed (expected 9, \
+             saw 8)"
+        );
         let late = |late: u32| Fault::from_record(&record, vec![Rank::new(late)]).to_string();
         assert_eq!(late(5), text);
         assert_eq!(late(6), format!("{text}; late: rank 6"));
         let aborted = FaultRecord { code: fault::ABORTED, rank: 1, abort: 3, ..record };
-        assert_eq!(Fault::from_record(&aborted, Vec::new()), Fault::Aborted { rank: Rank::new(1), reason: 3 });
+        assert_eq!(
+            Fault::from_record(&aborted, Vec::new()),
+            Fault::Aborted { rank: Rank::new(1), reason: 3 }
+        );
     }
 }

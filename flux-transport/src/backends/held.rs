@@ -19,13 +19,21 @@ impl HeldBytes {
     /// Both together.
     #[must_use]
     pub const fn plus(self, other: Self) -> Self {
-        Self { device: self.device + other.device, pinned: self.pinned + other.pinned, host: self.host + other.host }
+        Self {
+            device: self.device + other.device,
+            pinned: self.pinned + other.pinned,
+            host: self.host + other.host,
+        }
     }
 }
 
 impl fmt::Display for HeldBytes {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let parts = [(self.device, "on the device"), (self.pinned, "of pinned host memory"), (self.host, "of host memory")];
+        let parts = [
+            (self.device, "on the device"),
+            (self.pinned, "of pinned host memory"),
+            (self.host, "of host memory"),
+        ];
         let mut held = parts.iter().filter(|(bytes, _)| *bytes > 0);
         let Some((bytes, place)) = held.next() else { return f.write_str("nothing") };
         write!(f, "{bytes} bytes {place}")?;

@@ -66,8 +66,8 @@ pub enum Source<'a> {
     /// crosses nodes of the transfers; what does not, and what is passed on of what the rounds
     /// bring, are copies.
     Rows(RowTransfers<'a>),
-    /// What the executor stores where [`Call::send_rounds`](crate::Call::send_rounds) shows it the readers' data regions,
-    /// each chunk when its signal is raised there (GEMM-ReduceScatter).
+    /// What the executor stores where [`Call::send_rounds`](crate::Call::send_rounds) shows it the
+    /// readers' data regions, each chunk when its signal is raised there (GEMM-ReduceScatter).
     Stored {
         /// Whether a reader has a place for every rank, in rank order, and so for itself, as where
         /// tiles span shards.

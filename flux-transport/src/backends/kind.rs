@@ -48,7 +48,8 @@ pub enum Mover {
     CopyEngine,
     /// Messages, sent and received on a stream of their own: an executor's kernel stores into
     /// memory of this rank's [node](crate::Communicator::nodes) only, and
-    /// [`Call::send_rounds`](crate::Call::send_rounds) carries both what is pushed and what is sent.
+    /// [`Call::send_rounds`](crate::Call::send_rounds) carries both what is pushed and what is
+    /// sent.
     Messages {
         /// Multiprocessors that the messages' kernels need while the executor's waits.
         channels: Channels,
@@ -78,6 +79,7 @@ pub enum PeerStores {
     /// Rows of partial sums, where [the transport](crate::Call::scatter) says so in a call. Other
     /// calls are [staged](crate::Call::stage).
     Rows,
-    /// Nothing: each call is [staged](crate::Call::stage), or [sent as messages](crate::Call::send_rounds).
+    /// Nothing: each call is [staged](crate::Call::stage), or [sent as
+    /// messages](crate::Call::send_rounds).
     Nothing,
 }

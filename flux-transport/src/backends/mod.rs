@@ -26,7 +26,9 @@ pub(crate) use drain::failing;
 pub use error::TransportError;
 pub use fault::{Fault, Wait, reason};
 pub use held::HeldBytes;
-pub use jobs::{CollectiveKind, LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer};
+pub use jobs::{
+    CollectiveKind, LibraryCollective, MessageRounds, RowTransfers, Source, StagedTransfer,
+};
 pub use kind::{Capabilities, Mover, PeerStores, TransportKind};
 pub(crate) use nodes::{asked, grouped};
 pub use options::{Options, ParseSelectError, Select};

@@ -59,7 +59,10 @@ impl FromStr for Select {
 
     fn from_str(name: &str) -> Result<Self, ParseSelectError> {
         let known = [Self::Auto, Self::Host, Self::NvLink, Self::Mixed, Self::Nccl, Self::Pcie];
-        known.into_iter().find(|select| select.name() == name).ok_or_else(|| ParseSelectError { name: name.to_owned() })
+        known
+            .into_iter()
+            .find(|select| select.name() == name)
+            .ok_or_else(|| ParseSelectError { name: name.to_owned() })
     }
 }
 
@@ -113,10 +116,15 @@ mod tests {
 
     #[test]
     fn a_name_and_its_transport_go_together() {
-        for select in [Select::Auto, Select::Host, Select::NvLink, Select::Mixed, Select::Nccl, Select::Pcie] {
+        for select in
+            [Select::Auto, Select::Host, Select::NvLink, Select::Mixed, Select::Nccl, Select::Pcie]
+        {
             assert_eq!(select.to_string().parse(), Ok(select));
         }
         let error = "pigeon".parse::<Select>().unwrap_err();
-        assert_eq!(error.to_string(), "`pigeon` names no transport: auto, host, nvlink, mixed, nccl and pcie are known");
+        assert_eq!(
+            error.to_string(),
+            "`pigeon` names no transport: auto, host, nvlink, mixed, nccl and pcie are known"
+        );
     }
 }

@@ -3,7 +3,10 @@
 //! Invariant: the communicator calls [`begin`](Transport::begin), [`push`](Transport::push) and
 //! [`finish`](Transport::finish) of one call under its lock, and [`reserve`](Transport::reserve)
 //! too; the other methods at any time from any thread.
-use super::{Capabilities, LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, TransportError, TransportKind, WorkspaceView};
+use super::{
+    Capabilities, LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, TransportError,
+    TransportKind, WorkspaceView,
+};
 use crate::bootstrap::control::Collective;
 use crate::{Device, HeldBytes, Stream};
 use flux_core::Nodes;
@@ -32,7 +35,12 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// Replaces the workspace by one of `size`, which all ranks agreed on and which covers the
     /// present one. Collective, between calls. New words are initialised before any rank returns;
     /// epochs continue. Fails on all ranks if on one, and then changes nothing.
-    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError>;
+    fn reserve(
+        &self,
+        size: WorkspaceSize,
+        steps: Collective<'_>,
+        deadline: Instant,
+    ) -> Result<(), TransportError>;
 
     fn view(&self) -> Arc<WorkspaceView>;
 
@@ -66,7 +74,11 @@ pub(crate) trait Transport: Send + Sync + Debug {
     ///
     /// # Safety
     /// The shard stays readable and unwritten until the call has finished on `stream`.
-    unsafe fn push(&self, stream: Stream<'_>, push: &RowTransfers<'_>) -> Result<(), TransportError>;
+    unsafe fn push(
+        &self,
+        stream: Stream<'_>,
+        push: &RowTransfers<'_>,
+    ) -> Result<(), TransportError>;
 
     /// Has messages carry the caller's [rows](crate::Source::Rows) of `exchange`, in both
     /// directions. At most once in a call, and only where
@@ -81,7 +93,11 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// # Safety
     /// Rows can be read, and are not written, until the call has finished on `stream`. All ranks
     /// hand over the same program's rounds.
-    unsafe fn send_rounds(&self, _stream: Stream<'_>, _messages: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn send_rounds(
+        &self,
+        _stream: Stream<'_>,
+        _messages: &MessageRounds<'_>,
+    ) -> Result<Arc<WorkspaceView>, TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport carries no messages" })
     }
 
@@ -91,8 +107,14 @@ pub(crate) trait Transport: Send + Sync + Debug {
     ///
     /// # Safety
     /// As there, and it is the same exchange.
-    unsafe fn send_stored_rounds(&self, _stream: Stream<'_>, _messages: &MessageRounds<'_>) -> Result<(), TransportError> {
-        Err(TransportError::MoverUnusable { why: "this transport sends nothing between the parts of a call" })
+    unsafe fn send_stored_rounds(
+        &self,
+        _stream: Stream<'_>,
+        _messages: &MessageRounds<'_>,
+    ) -> Result<(), TransportError> {
+        Err(TransportError::MoverUnusable {
+            why: "this transport sends nothing between the parts of a call",
+        })
     }
 
     /// Puts a collective of the library on `stream`, as all the traffic of the call in progress.
@@ -101,7 +123,11 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// # Safety
     /// The shard is used by nothing else until the call has finished on `stream`. All ranks hand
     /// over the same collective.
-    unsafe fn collective(&self, _stream: Stream<'_>, _collective: &LibraryCollective) -> Result<(), TransportError> {
+    unsafe fn collective(
+        &self,
+        _stream: Stream<'_>,
+        _collective: &LibraryCollective,
+    ) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "this transport has no collectives of a library" })
     }
 
@@ -116,7 +142,11 @@ pub(crate) trait Transport: Send + Sync + Debug {
     ///
     /// # Safety
     /// The shard stays readable and unwritten until the call has finished on `stream`.
-    unsafe fn stage(&self, _stream: Stream<'_>, _carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
+    unsafe fn stage(
+        &self,
+        _stream: Stream<'_>,
+        _carry: &StagedTransfer<'_>,
+    ) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable { why: "executors store to peers themselves" })
     }
 
@@ -124,7 +154,9 @@ pub(crate) trait Transport: Send + Sync + Debug {
     /// [may](crate::PeerStores::Rows). Instead of [`stage`](Self::stage), before the launch. `op`:
     /// as in [`StagedTransfer::op`].
     fn scatter(&self, _stream: Stream<'_>, _op: u32) -> Result<Arc<WorkspaceView>, TransportError> {
-        Err(TransportError::MoverUnusable { why: "this transport has no memory of the host to scatter rows to" })
+        Err(TransportError::MoverUnusable {
+            why: "this transport has no memory of the host to scatter rows to",
+        })
     }
 
     /// Ends a call in which no executor ran: it does not count.

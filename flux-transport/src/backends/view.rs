@@ -51,11 +51,17 @@ mod tests {
         // Twice the first is 0 in 64 bits, the second is rounded up to it, the third to nothing;
         // the last leaves no room for the pad.
         let half = 1 << 63;
-        for (half_bytes, signals) in
-            [(half, 0), (half - WorkspaceSize::ALIGN + 1, 0), (u64::MAX, 0), (half - WorkspaceSize::ALIGN, u32::MAX)]
-        {
+        for (half_bytes, signals) in [
+            (half, 0),
+            (half - WorkspaceSize::ALIGN + 1, 0),
+            (u64::MAX, 0),
+            (half - WorkspaceSize::ALIGN, u32::MAX),
+        ] {
             let refused = checked_bytes(&size(half_bytes, signals));
-            assert!(matches!(refused, Err(TransportError::OutOfMemory { what: "workspace", .. })), "{half_bytes}");
+            assert!(
+                matches!(refused, Err(TransportError::OutOfMemory { what: "workspace", .. })),
+                "{half_bytes}"
+            );
         }
     }
 }

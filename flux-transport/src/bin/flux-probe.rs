@@ -3,6 +3,9 @@
 
 fn main() {
     flux_transport::probe::serve();
-    eprintln!("flux-probe is started by programs that use flux; `flux-bench doctor` says what this machine can do");
+    eprintln!(
+        "flux-probe is started by programs that use flux; `flux-bench doctor` says what this \
+         machine can do"
+    );
     std::process::exit(2);
 }

@@ -1,7 +1,7 @@
 //! Users of the processes at the other ends of Unix sockets.
 //!
-//! Invariant: only the user counts. A peer in a PID namespace that this process does not see has the
-//! process id 0, which `rustix`'s credentials cannot hold.
+//! Invariant: only the user counts. A peer in a PID namespace that this process does not see has
+//! the process id 0, which `rustix`'s credentials cannot hold.
 
 use std::mem::MaybeUninit;
 use std::os::fd::{AsRawFd, BorrowedFd};
@@ -21,7 +21,13 @@ fn ask(socket: BorrowedFd<'_>) -> Result<libc::ucred, Errno> {
     let mut written = size;
     // SAFETY: the kernel writes at most `written` bytes, which is the size of `credentials`.
     let code = unsafe {
-        libc::getsockopt(socket.as_raw_fd(), libc::SOL_SOCKET, libc::SO_PEERCRED, credentials.as_mut_ptr().cast(), &raw mut written)
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            libc::SOL_SOCKET,
+            libc::SO_PEERCRED,
+            credentials.as_mut_ptr().cast(),
+            &raw mut written,
+        )
     };
     if code != 0 {
         return Err(Errno::from_io_error(&std::io::Error::last_os_error()).unwrap_or(Errno::IO));
@@ -55,7 +61,12 @@ mod tests {
 
     #[test]
     fn a_socket_without_a_peer_is_of_no_user() {
-        let socket = rustix::net::socket(rustix::net::AddressFamily::UNIX, rustix::net::SocketType::SEQPACKET, None).unwrap();
+        let socket = rustix::net::socket(
+            rustix::net::AddressFamily::UNIX,
+            rustix::net::SocketType::SEQPACKET,
+            None,
+        )
+        .unwrap();
         let credentials = ask(socket.as_fd()).unwrap();
         assert_eq!((credentials.pid, user(&credentials)), (0, None));
         assert_eq!(same_user(socket.as_fd()), Ok(false));

@@ -16,11 +16,13 @@ use crate::bootstrap::control::ranks;
 pub enum BootstrapError {
     /// The environment names no launcher.
     #[error(
-        "no launcher's variables are set, or FLUX_LAUNCHER is none: start with `flux-bench launch --ranks N -- PROGRAM`, torchrun, srun or mpirun, or take World::local or World::builder"
+        "no launcher's variables are set, or FLUX_LAUNCHER is none: start with `flux-bench launch \
+         --ranks N -- PROGRAM`, torchrun, srun or mpirun, or take World::local or World::builder"
     )]
     NoLauncher,
     /// Some variables of a launcher's family are set and others are not.
-    #[error("half a launcher: {} set, {} not set; set all or none of them, or FLUX_LAUNCHER=none where this process is no rank of a launch", listed(.set), .missing.join(", "))]
+    #[error("half a launcher: {} set, {} not set; set all or none of them, or FLUX_LAUNCHER=none \
+             where this process is no rank of a launch", listed(.set), .missing.join(", "))]
     HalfSet {
         set: Vec<&'static str>,
         /// The variables of the same family that are not.
@@ -30,7 +32,10 @@ pub enum BootstrapError {
     #[error("{variable} = {value:?} is not {wanted}")]
     Variable { variable: &'static str, value: String, wanted: String },
     /// Two launchers say different things of this process.
-    #[error("{first} and {second}: unset the variables of one of them, or name the one that counts in FLUX_LAUNCHER, or none")]
+    #[error(
+        "{first} and {second}: unset the variables of one of them, or name the one that counts in \
+         FLUX_LAUNCHER, or none"
+    )]
     Disagreement {
         /// What the one says, with the names of its variables.
         first: String,
@@ -38,8 +43,9 @@ pub enum BootstrapError {
     },
     /// The ranks are on several hosts, and it is not said where to meet.
     #[error(
-        "the ranks are on several hosts and {launcher} does not say where rank 0 is: set FLUX_RENDEZVOUS=tcp://HOST:PORT on all of them, with an \
-         address of rank 0's host and a port that is free there"
+        "the ranks are on several hosts and {launcher} does not say where rank 0 is: set \
+         FLUX_RENDEZVOUS=tcp://HOST:PORT on all of them, with an address of rank 0's host and a \
+         port that is free there"
     )]
     NoAddress { launcher: &'static str },
     /// The place where rank 0 is to listen does not do.
@@ -51,8 +57,9 @@ pub enum BootstrapError {
     },
     /// The ranks are on several hosts, and they have no secret.
     #[error(
-        "ranks on several hosts need a secret that they share, as anybody can connect to rank 0: set FLUX_SECRET_FILE to a file of mode 0600 (its \
-         content for example of `head -c 32 /dev/urandom | base64`) or FLUX_SECRET, the same on all hosts"
+        "ranks on several hosts need a secret that they share, as anybody can connect to rank 0: \
+         set FLUX_SECRET_FILE to a file of mode 0600 (its content for example of `head -c 32 \
+         /dev/urandom | base64`) or FLUX_SECRET, the same on all hosts"
     )]
     NoSecret,
     /// The secret does not do.
@@ -63,7 +70,11 @@ pub enum BootstrapError {
         problem: String,
     },
     /// Rank 0 has another secret.
-    #[error("rank 0, at {address}, has another secret than this rank: {} or the content of {} differs", FLUX_SECRET, FLUX_SECRET_FILE)]
+    #[error(
+        "rank 0, at {address}, has another secret than this rank: {} or the content of {} differs",
+        FLUX_SECRET,
+        FLUX_SECRET_FILE
+    )]
     SecretDiffers { address: String },
     /// A rank went away after all had come.
     #[error("rank {rank} went away while {step}")]
@@ -76,7 +87,11 @@ pub enum BootstrapError {
         problem: String,
     },
     /// The path of the rendezvous socket does not fit into a socket address.
-    #[error("the path of the rendezvous socket, {}, has {length} bytes, the limit is {limit}: {}", .path.display(), shorter(*.variable))]
+    #[error(
+        "the path of the rendezvous socket, {}, has {length} bytes, the limit is {limit}: {}",
+        .path.display(),
+        shorter(*.variable)
+    )]
     PathTooLong {
         path: PathBuf,
         /// The variable that names the directory; the caller does where there is none.
@@ -86,7 +101,10 @@ pub enum BootstrapError {
         limit: usize,
     },
     /// Two processes were started with the same rank.
-    #[error("rank {rank} was started twice: process {first} and process {second}{}", apart(*first, *second))]
+    #[error(
+        "rank {rank} was started twice: process {first} and process {second}{}",
+        apart(*first, *second)
+    )]
     DuplicateRank {
         rank: Rank,
         /// Process id of the first, as it sees itself.
@@ -109,7 +127,12 @@ pub enum BootstrapError {
     #[error("the rendezvous socket belongs to another launch than rank {rank}'s")]
     OtherLaunch { rank: Rank },
     /// Not all ranks came before the deadline.
-    #[error("the deadline passed while {step}; not seen: {}{}{}", ranks(missing), strangers(*denied), sought.as_ref().map(|at| format!("; {at}")).unwrap_or_default())]
+    #[error(
+        "the deadline passed while {step}; not seen: {}{}{}",
+        ranks(missing),
+        strangers(*denied),
+        sought.as_ref().map(|at| format!("; {at}")).unwrap_or_default()
+    )]
     Timeout {
         step: &'static str,
         missing: Vec<Rank>,
@@ -149,8 +172,8 @@ fn listed(set: &[&str]) -> String {
 /// What equal process ids of one rank's two processes mean.
 fn apart(first: u32, second: u32) -> &'static str {
     if first == second {
-        "; one process took the rank twice, or two PID namespaces have such a process. Two launches with equal variables and one temporary folder \
-         need a FLUX_RENDEZVOUS each"
+        "; one process took the rank twice, or two PID namespaces have such a process. Two \
+         launches with equal variables and one temporary folder need a FLUX_RENDEZVOUS each"
     } else {
         ""
     }
@@ -158,7 +181,10 @@ fn apart(first: u32, second: u32) -> &'static str {
 
 /// How to have a shorter path.
 fn shorter(variable: Option<&str>) -> String {
-    variable.map_or_else(|| "use a shorter directory".to_owned(), |variable| format!("set {variable} to a directory with a shorter path"))
+    variable.map_or_else(
+        || "use a shorter directory".to_owned(),
+        |variable| format!("set {variable} to a directory with a shorter path"),
+    )
 }
 
 fn strangers(denied: u32) -> String {
@@ -179,8 +205,14 @@ mod tests {
 
     #[test]
     fn equal_process_ids_of_a_rank_started_twice_name_the_namespaces_and_the_remedy() {
-        let said = |second| BootstrapError::DuplicateRank { rank: Rank::new(2), first: 1, second }.to_string();
+        let said = |second| {
+            BootstrapError::DuplicateRank { rank: Rank::new(2), first: 1, second }.to_string()
+        };
         assert_eq!(said(7), "rank 2 was started twice: process 1 and process 7");
-        assert!(said(1).contains("PID namespaces") && said(1).ends_with("need a FLUX_RENDEZVOUS each"), "{}", said(1));
+        assert!(
+            said(1).contains("PID namespaces") && said(1).ends_with("need a FLUX_RENDEZVOUS each"),
+            "{}",
+            said(1)
+        );
     }
 }

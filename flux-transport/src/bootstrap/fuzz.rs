@@ -85,7 +85,9 @@ pub fn stream(bytes: &[u8]) -> bool {
         }
     };
     // Who does not read on lets nobody write on.
-    let all = bytes.chunks(usize::from(piece) + 1).all(|part| peer.write_all(part).is_ok() && take(&mut came));
+    let all = bytes
+        .chunks(usize::from(piece) + 1)
+        .all(|part| peer.write_all(part).is_ok() && take(&mut came));
     drop(peer);
     assert!(!all || !take(&mut came), "the end comes");
     let (mut expected, mut rest) = (Vec::new(), bytes);
@@ -109,13 +111,18 @@ pub fn environment(bytes: &[u8]) -> bool {
             let at = line.iter().position(|&byte| byte == b'=')?;
             let name = String::from_utf8(line[..at].to_vec()).ok()?;
             // Files are no business of this.
-            (name != super::FLUX_SECRET_FILE).then(|| (name, OsString::from_vec(line[at + 1..].to_vec())))
+            (name != super::FLUX_SECRET_FILE)
+                .then(|| (name, OsString::from_vec(line[at + 1..].to_vec())))
         })
         .collect();
-    let lookup = |name: &str| set.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
+    let lookup =
+        |name: &str| set.iter().find(|(key, _)| key == name).map(|(_, value)| value.clone());
     match Environment::parse(&lookup) {
         Ok(environment) => {
-            assert!(environment.rank.get() < environment.world.get() && environment.local_rank < environment.world.get());
+            assert!(
+                environment.rank.get() < environment.world.get()
+                    && environment.local_rank < environment.world.get()
+            );
             assert_eq!(Environment::parse(&lookup).ok(), Some(environment));
             true
         }
@@ -134,19 +141,27 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     use crate::bootstrap::rendezvous::roster::Whereabouts;
 
     let counted = |count: u8| (0..count).collect::<Vec<u8>>();
-    let framed = |kind, descriptors, sequence, body: &[u8]| [&Header { kind, descriptors, sequence }.encode(body.len())[..], body].concat();
+    let framed = |kind, descriptors, sequence, body: &[u8]| {
+        [&Header { kind, descriptors, sequence }.encode(body.len())[..], body].concat()
+    };
     let version = Version::new("0.1.0");
-    let hello = Hello { protocol: PROTOCOL, rank: 2, world: 4, pid: 77, nonce: 5, version }.encode().to_vec();
+    let hello = Hello { protocol: PROTOCOL, rank: 2, world: 4, pid: 77, nonce: 5, version }
+        .encode()
+        .to_vec();
     let replied = |reply: Reply| reply.encode().to_vec();
     let refused = |refusal| replied(Reply::Refused(refusal));
     // All but its random bytes, which are to be the same in every run.
     let greeting = Challenge::new(7).expect("the system gives random bytes").bytes()[..24].to_vec();
     let ranks = |count: u8| {
-        let at = |rank| Whereabouts { host: HostId([rank / 8; 16]), address: ([10, 0, 0, rank], 29600).into() };
+        let at = |rank| Whereabouts {
+            host: HostId([rank / 8; 16]),
+            address: ([10, 0, 0, rank], 29600).into(),
+        };
         Roster { meeting: 5, ranks: (0..count).map(at).collect() }.encode()
     };
     let sent = |messages: [&[u8]; 2]| {
-        let message = |message: &[u8]| [&(message.len() as u32).to_le_bytes()[..], message].concat();
+        let message =
+            |message: &[u8]| [&(message.len() as u32).to_le_bytes()[..], message].concat();
         // In pieces of three bytes.
         [&[2][..], &messages.map(message).concat()].concat()
     };
@@ -162,7 +177,11 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
         ("hello", "welcome", replied(Reply::Welcome { sockets: 3 })),
         ("hello", "duplicate", refused(Refusal::DuplicateRank { rank: 1, first: 2, second: 3 })),
         ("hello", "world", refused(Refusal::World { rank: 1, world: 2, expected: 3 })),
-        ("hello", "version", refused(Refusal::Version { rank: 1, protocols: [2, 3], version, expected: version })),
+        (
+            "hello",
+            "version",
+            refused(Refusal::Version { rank: 1, protocols: [2, 3], version, expected: version }),
+        ),
         ("hello", "missing", refused(Refusal::Missing { ranks: 6, denied: 1 })),
         ("hello", "other-launch", refused(Refusal::OtherLaunch)),
         ("hello", "leader", refused(Refusal::Leader { rank: 1, errno: 24 })),
@@ -171,7 +190,16 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
         ("roster", "two-ranks", ranks(2)),
         ("roster", "sixteen-ranks", ranks(16)),
         ("stream", "two-messages", sent([b"hello", b"x"])),
-        ("environment", "own", lines(&["FLUX_RANK=1", "FLUX_WORLD_SIZE=4", "FLUX_LOCAL_RANK=1", "FLUX_RENDEZVOUS=/run/x"])),
+        (
+            "environment",
+            "own",
+            lines(&[
+                "FLUX_RANK=1",
+                "FLUX_WORLD_SIZE=4",
+                "FLUX_LOCAL_RANK=1",
+                "FLUX_RENDEZVOUS=/run/x",
+            ]),
+        ),
         (
             "environment",
             "own-across-hosts",
@@ -224,6 +252,10 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
                 "FLUX_LAUNCHER=openmpi",
             ]),
         ),
-        ("environment", "mpich", lines(&["PMI_RANK=1", "PMI_SIZE=2", "MPI_LOCALRANKID=1", "MPI_LOCALNRANKS=2"])),
+        (
+            "environment",
+            "mpich",
+            lines(&["PMI_RANK=1", "PMI_SIZE=2", "MPI_LOCALRANKID=1", "MPI_LOCALNRANKS=2"]),
+        ),
     ]
 }

@@ -20,9 +20,15 @@ impl HostId {
         // Each part after its length. An unknown boot id or a missing directory leaves its part
         // empty.
         let boot = std::fs::read("/proc/sys/kernel/random/boot_id").unwrap_or_default();
-        let directory = rustix::fs::stat(directory).map(|stat| [stat.st_dev.to_le_bytes(), stat.st_ino.to_le_bytes()].concat());
+        let directory = rustix::fs::stat(directory)
+            .map(|stat| [stat.st_dev.to_le_bytes(), stat.st_ino.to_le_bytes()].concat());
         let uid = rustix::process::geteuid().as_raw().to_le_bytes();
-        let parts = [&boot[..], &directory.unwrap_or_default(), &uid, said.unwrap_or_default().as_encoded_bytes()];
+        let parts = [
+            &boot[..],
+            &directory.unwrap_or_default(),
+            &uid,
+            said.unwrap_or_default().as_encoded_bytes(),
+        ];
         let mut hash = Sha256::new();
         for part in parts {
             hash.update((part.len() as u64).to_le_bytes());

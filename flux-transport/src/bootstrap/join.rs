@@ -12,6 +12,9 @@ use std::time::Instant;
 ///
 /// # Errors
 /// See [`BootstrapError`].
-pub fn join(environment: &Environment, deadline: Instant) -> Result<Arc<dyn ControlPlane>, BootstrapError> {
+pub fn join(
+    environment: &Environment,
+    deadline: Instant,
+) -> Result<Arc<dyn ControlPlane>, BootstrapError> {
     Ok(Arc::new(ProcessControl::start(meet(environment, deadline)?)?))
 }

@@ -51,7 +51,12 @@ impl Link {
 
     /// Sends one message. `TIMEDOUT`: the peer read too little by the deadline; `OPNOTSUPP`:
     /// descriptors for another host.
-    pub(super) fn send(&self, parts: &[&[u8]], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), Errno> {
+    pub(super) fn send(
+        &self,
+        parts: &[&[u8]],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<(), Errno> {
         match self {
             Self::Unix(socket) => socket::send(socket.as_fd(), parts, fds, deadline),
             Self::Tcp(_) if !fds.is_empty() => Err(Errno::OPNOTSUPP),
@@ -66,7 +71,11 @@ impl Link {
         }
     }
 
-    pub(super) fn await_message(&self, buffer: &mut [u8], deadline: Instant) -> Result<Received, Errno> {
+    pub(super) fn await_message(
+        &self,
+        buffer: &mut [u8],
+        deadline: Instant,
+    ) -> Result<Received, Errno> {
         loop {
             match self.receive(buffer)? {
                 Received::Nothing => {}
@@ -119,7 +128,11 @@ impl FrameStream {
                 Ok(sent) => *rest = &rest[sent..],
                 Err(Errno::INTR) => {}
                 Err(Errno::WOULDBLOCK) => {
-                    if socket::wait(&mut [PollFd::new(&self.socket, PollFlags::OUT)], Some(deadline))? == 0 {
+                    if socket::wait(
+                        &mut [PollFd::new(&self.socket, PollFlags::OUT)],
+                        Some(deadline),
+                    )? == 0
+                    {
                         return Err(Errno::TIMEDOUT);
                     }
                 }
@@ -136,7 +149,9 @@ impl FrameStream {
             match self.torn.try_lock() {
                 Ok(torn) => return Ok(torn),
                 Err(TryLockError::Poisoned(poisoned)) => return Ok(poisoned.into_inner()),
-                Err(TryLockError::WouldBlock) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(1)),
+                Err(TryLockError::WouldBlock) if Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(1));
+                }
                 Err(TryLockError::WouldBlock) => return Err(Errno::TIMEDOUT),
             }
         }
@@ -158,7 +173,11 @@ impl FrameStream {
                 if body.len() == wanted {
                     buffer[..wanted].copy_from_slice(body);
                     *coming = Coming::default();
-                    return Ok(Received::Message(Message { length: wanted, descriptors: Vec::new(), cut: false }));
+                    return Ok(Received::Message(Message {
+                        length: wanted,
+                        descriptors: Vec::new(),
+                        cut: false,
+                    }));
                 }
                 &mut piece[..(wanted - body.len()).min(PIECE)]
             };

@@ -24,12 +24,20 @@ impl Mesh {
         Self::across(rank, world, Hosts::one(world), links)
     }
 
-    pub(crate) fn across(rank: Rank, world: WorldSize, hosts: Hosts, connected: impl IntoIterator<Item = (Rank, Link)>) -> Self {
+    pub(crate) fn across(
+        rank: Rank,
+        world: WorldSize,
+        hosts: Hosts,
+        connected: impl IntoIterator<Item = (Rank, Link)>,
+    ) -> Self {
         let mut links: Vec<Option<Link>> = world.ranks().map(|_| None).collect();
         for (peer, link) in connected {
             links[peer.index()] = Some(link);
         }
-        debug_assert!(world.ranks().all(|peer| peer == rank || links[peer.index()].is_some()), "every rank is connected");
+        debug_assert!(
+            world.ranks().all(|peer| peer == rank || links[peer.index()].is_some()),
+            "every rank is connected"
+        );
         Self { rank, world, hosts, links }
     }
 }

@@ -43,6 +43,9 @@ pub(crate) use deadlines::START;
 pub use environment::{Address, Environment, HostPlace, NetworkPlace, Place};
 pub use error::BootstrapError;
 pub use join::join;
-pub use names::{FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_SECRET_FILE, FLUX_WORLD_SIZE};
+pub use names::{
+    FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET,
+    FLUX_SECRET_FILE, FLUX_WORLD_SIZE,
+};
 pub(crate) use random::random;
 pub use secret::Secret;

@@ -36,30 +36,45 @@ impl Secret {
     /// [`BootstrapError::Secret`] if it is unreadable, of another user, or readable by others.
     pub fn read(path: impl AsRef<Path>) -> Result<Self, BootstrapError> {
         let path = path.as_ref();
-        let problem = |problem: String| BootstrapError::Secret { origin: path.display().to_string(), problem };
+        let problem = |problem: String| BootstrapError::Secret {
+            origin: path.display().to_string(),
+            problem,
+        };
         // Without waiting: a pipe's other end may never come.
-        let file = rustix::fs::open(path, OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY, Mode::empty())
-            .map_err(|errno| problem(format!("cannot be opened: {errno}")))?;
-        let stat = rustix::fs::fstat(&file).map_err(|errno| problem(format!("cannot be looked at: {errno}")))?;
+        let file = rustix::fs::open(
+            path,
+            OFlags::RDONLY | OFlags::CLOEXEC | OFlags::NONBLOCK | OFlags::NOCTTY,
+            Mode::empty(),
+        )
+        .map_err(|errno| problem(format!("cannot be opened: {errno}")))?;
+        let stat = rustix::fs::fstat(&file)
+            .map_err(|errno| problem(format!("cannot be looked at: {errno}")))?;
         if FileType::from_raw_mode(stat.st_mode) != FileType::RegularFile {
             return Err(problem("is not a regular file".to_owned()));
         }
         let (uid, mode) = (rustix::process::geteuid().as_raw(), stat.st_mode & 0o7777);
         if stat.st_uid != uid && stat.st_uid != 0 {
-            return Err(problem(format!("belongs to user {}, this process runs as {uid}", stat.st_uid)));
+            return Err(problem(format!(
+                "belongs to user {}, this process runs as {uid}",
+                stat.st_uid
+            )));
         }
         if mode & 0o077 != 0 {
             return Err(problem(format!("has mode {mode:04o}: others may read it, use 0600")));
         }
         let mut bytes = Vec::new();
         let file = std::fs::File::from(file);
-        file.take(MAX_BYTES as u64 + 1).read_to_end(&mut bytes).map_err(|error| problem(format!("cannot be read: {error}")))?;
+        file.take(MAX_BYTES as u64 + 1)
+            .read_to_end(&mut bytes)
+            .map_err(|error| problem(format!("cannot be read: {error}")))?;
         bytes.truncate(bytes.trim_ascii_end().len());
         Self::of(&path.display().to_string(), bytes)
     }
 
     /// From the variables of the launch; `None` where neither is set.
-    pub(super) fn from_variables(lookup: &dyn Fn(&str) -> Option<OsString>) -> Result<Option<Self>, BootstrapError> {
+    pub(super) fn from_variables(
+        lookup: &dyn Fn(&str) -> Option<OsString>,
+    ) -> Result<Option<Self>, BootstrapError> {
         let set = |name| lookup(name).filter(|value| !value.is_empty());
         match (set(FLUX_SECRET), set(FLUX_SECRET_FILE)) {
             (None, None) => Ok(None),
@@ -77,8 +92,12 @@ impl Secret {
         if (MIN_BYTES..=MAX_BYTES).contains(&length) {
             return Ok(Self(bytes.into()));
         }
-        let length = if length > MAX_BYTES { format!("more than {MAX_BYTES}") } else { length.to_string() };
-        let problem = format!("has {length} bytes, {MIN_BYTES} to {MAX_BYTES} are possible and 32 random ones are good");
+        let length =
+            if length > MAX_BYTES { format!("more than {MAX_BYTES}") } else { length.to_string() };
+        let problem = format!(
+            "has {length} bytes, {MIN_BYTES} to {MAX_BYTES} are possible and 32 random ones are \
+             good"
+        );
         Err(BootstrapError::Secret { origin: origin.to_owned(), problem })
     }
 
@@ -109,8 +128,10 @@ mod tests {
     }
 
     fn variables(set: &[(&str, &str)]) -> Result<Option<Secret>, String> {
-        Secret::from_variables(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into()))
-            .map_err(|error| error.to_string())
+        Secret::from_variables(&|name| {
+            set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.into())
+        })
+        .map_err(|error| error.to_string())
     }
 
     #[test]
@@ -129,20 +150,39 @@ mod tests {
         for mode in [0o640, 0o604, 0o660, 0o777] {
             let file = file(WORDS, mode);
             let error = variables(&[(FLUX_SECRET_FILE, file.to_str().unwrap())]).unwrap_err();
-            assert!(error.contains(&format!("{mode:04o}")) && error.contains(file.to_str().unwrap()), "{error}");
+            assert!(
+                error.contains(&format!("{mode:04o}")) && error.contains(file.to_str().unwrap()),
+                "{error}"
+            );
         }
     }
 
     #[test]
     fn what_is_no_secret_is_refused_and_not_repeated() {
         let directory = tempfile::tempdir().unwrap();
-        let error = variables(&[(FLUX_SECRET_FILE, directory.path().to_str().unwrap())]).unwrap_err();
+        let error =
+            variables(&[(FLUX_SECRET_FILE, directory.path().to_str().unwrap())]).unwrap_err();
         assert!(error.contains("not a regular file"), "{error}");
-        assert!(variables(&[(FLUX_SECRET_FILE, "/no/such/file")]).unwrap_err().contains("/no/such/file"));
+        assert!(
+            variables(&[(FLUX_SECRET_FILE, "/no/such/file")])
+                .unwrap_err()
+                .contains("/no/such/file")
+        );
         let error = variables(&[(FLUX_SECRET, "fifteen letters")]).unwrap_err();
-        assert!(error.contains("FLUX_SECRET") && error.contains("has 15 bytes") && !error.contains("fifteen"), "{error}");
-        assert!(variables(&[(FLUX_SECRET, &"x".repeat(4097))]).unwrap_err().contains("more than 4096"));
-        assert!(variables(&[(FLUX_SECRET_FILE, file(&"x".repeat(9000), 0o600).to_str().unwrap())]).unwrap_err().contains("more than 4096"));
+        assert!(
+            error.contains("FLUX_SECRET")
+                && error.contains("has 15 bytes")
+                && !error.contains("fifteen"),
+            "{error}"
+        );
+        assert!(
+            variables(&[(FLUX_SECRET, &"x".repeat(4097))]).unwrap_err().contains("more than 4096")
+        );
+        assert!(
+            variables(&[(FLUX_SECRET_FILE, file(&"x".repeat(9000), 0o600).to_str().unwrap())])
+                .unwrap_err()
+                .contains("more than 4096")
+        );
         let both = variables(&[(FLUX_SECRET, WORDS), (FLUX_SECRET_FILE, "/x")]).unwrap_err();
         assert!(both.contains("both set"), "{both}");
     }

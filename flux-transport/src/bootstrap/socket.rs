@@ -12,8 +12,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec};
 use rustix::io::Errno;
 use rustix::net::{
-    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    SocketAddrUnix, SocketFlags, SocketType,
+    AddressFamily, RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, ReturnFlags,
+    SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketAddrUnix, SocketFlags, SocketType,
 };
 
 /// Most descriptors of one message; the kernel's own limit is 253.
@@ -61,7 +61,10 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<
     loop {
         let timeout = deadline.map(|deadline| {
             let left = deadline.saturating_duration_since(Instant::now());
-            Timespec { tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX), tv_nsec: left.subsec_nanos().into() }
+            Timespec {
+                tv_sec: left.as_secs().try_into().unwrap_or(i64::MAX),
+                tv_nsec: left.subsec_nanos().into(),
+            }
         });
         match rustix::event::poll(fds, timeout.as_ref()) {
             Err(Errno::INTR) => {}
@@ -71,7 +74,12 @@ pub(crate) fn wait(fds: &mut [PollFd<'_>], deadline: Option<Instant>) -> Result<
 }
 
 /// Sends one message whole: `TIMEDOUT` where the other end took too little until the deadline.
-pub(crate) fn send(socket: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), Errno> {
+pub(crate) fn send(
+    socket: BorrowedFd<'_>,
+    parts: &[&[u8]],
+    fds: &[BorrowedFd<'_>],
+    deadline: Instant,
+) -> Result<(), Errno> {
     let slices: Vec<_> = parts.iter().map(|part| IoSlice::new(part)).collect();
     loop {
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_DESCRIPTORS))];
@@ -79,11 +87,18 @@ pub(crate) fn send(socket: BorrowedFd<'_>, parts: &[&[u8]], fds: &[BorrowedFd<'_
         if !fds.is_empty() && !control.push(SendAncillaryMessage::ScmRights(fds)) {
             return Err(Errno::TOOMANYREFS);
         }
-        match rustix::net::sendmsg(socket, &slices, &mut control, SendFlags::DONTWAIT | SendFlags::NOSIGNAL) {
+        match rustix::net::sendmsg(
+            socket,
+            &slices,
+            &mut control,
+            SendFlags::DONTWAIT | SendFlags::NOSIGNAL,
+        ) {
             Ok(_) => return Ok(()),
             Err(Errno::INTR) => {}
             Err(Errno::WOULDBLOCK) => {
-                if wait(&mut [PollFd::from_borrowed_fd(socket, PollFlags::OUT)], Some(deadline))? == 0 {
+                if wait(&mut [PollFd::from_borrowed_fd(socket, PollFlags::OUT)], Some(deadline))?
+                    == 0
+                {
                     return Err(Errno::TIMEDOUT);
                 }
             }
@@ -127,7 +142,9 @@ pub(crate) fn receive(socket: BorrowedFd<'_>, buffer: &mut [u8]) -> Result<Recei
                 }
                 // If `space` is full they were too many; else this process could not take them.
                 let cut = message.flags.contains(ReturnFlags::CTRUNC);
-                if message.flags.contains(ReturnFlags::TRUNC) || cut && descriptors.len() >= MAX_DESCRIPTORS {
+                if message.flags.contains(ReturnFlags::TRUNC)
+                    || cut && descriptors.len() >= MAX_DESCRIPTORS
+                {
                     return Ok(Received::Oversized);
                 }
                 if message.bytes == 0 {
@@ -169,7 +186,9 @@ mod tests {
         send(b.as_fd(), &[b"good", b"bye"], &[], soon()).unwrap();
         drop(b);
         let mut buffer = [0; 16];
-        let Ok(Received::Message(message)) = receive(a.as_fd(), &mut buffer) else { panic!("the last message is lost") };
+        let Ok(Received::Message(message)) = receive(a.as_fd(), &mut buffer) else {
+            panic!("the last message is lost")
+        };
         assert_eq!(&buffer[..message.length], b"goodbye");
         assert!(matches!(receive(a.as_fd(), &mut buffer), Ok(Received::End)));
     }

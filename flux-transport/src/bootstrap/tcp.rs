@@ -74,7 +74,13 @@ pub(super) fn local(socket: BorrowedFd<'_>) -> Result<SocketAddr, Errno> {
 pub(super) const fn is_end(errno: Errno) -> bool {
     matches!(
         errno,
-        Errno::CONNRESET | Errno::PIPE | Errno::TIMEDOUT | Errno::HOSTUNREACH | Errno::NETUNREACH | Errno::NETRESET | Errno::HOSTDOWN
+        Errno::CONNRESET
+            | Errno::PIPE
+            | Errno::TIMEDOUT
+            | Errno::HOSTUNREACH
+            | Errno::NETUNREACH
+            | Errno::NETRESET
+            | Errno::HOSTDOWN
     )
 }
 
@@ -101,11 +107,17 @@ mod tests {
         let (called, from) = accept(listener.as_fd()).unwrap();
         assert!(from.is_loopback());
         for socket in [&caller, &called] {
-            assert!(sockopt::tcp_nodelay(socket).unwrap() && sockopt::socket_keepalive(socket).unwrap());
-            let asked =
-                sockopt::tcp_keepidle(socket).unwrap() + sockopt::tcp_keepintvl(socket).unwrap() * sockopt::tcp_keepcnt(socket).unwrap();
+            assert!(
+                sockopt::tcp_nodelay(socket).unwrap() && sockopt::socket_keepalive(socket).unwrap()
+            );
+            let asked = sockopt::tcp_keepidle(socket).unwrap()
+                + sockopt::tcp_keepintvl(socket).unwrap() * sockopt::tcp_keepcnt(socket).unwrap();
             assert_eq!(asked, SILENCE, "nothing under way");
-            assert_eq!(u128::from(sockopt::tcp_user_timeout(socket).unwrap()), SILENCE.as_millis(), "something under way");
+            assert_eq!(
+                u128::from(sockopt::tcp_user_timeout(socket).unwrap()),
+                SILENCE.as_millis(),
+                "something under way"
+            );
         }
     }
 

@@ -20,7 +20,10 @@ struct Handover<T> {
 ///
 /// # Errors
 /// The system's, if it gives no thread.
-pub(crate) async fn unblock<T: Send + 'static>(name: String, work: impl FnOnce() -> T + Send + 'static) -> io::Result<T> {
+pub(crate) async fn unblock<T: Send + 'static>(
+    name: String,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> io::Result<T> {
     let handover = Arc::new(Mutex::new(Handover { result: None, waker: None }));
     let theirs = Arc::clone(&handover);
     let run = move || {
@@ -58,7 +61,10 @@ mod tests {
     #[test]
     fn work_is_done_on_a_thread_of_its_name() {
         let name = || thread::current().name().map(str::to_owned);
-        assert_eq!(pollster::block_on(unblock("a-name".to_owned(), name)).unwrap().as_deref(), Some("a-name"));
+        assert_eq!(
+            pollster::block_on(unblock("a-name".to_owned(), name)).unwrap().as_deref(),
+            Some("a-name")
+        );
     }
 
     #[test]
@@ -66,10 +72,15 @@ mod tests {
         let (sender, ended) = mpsc::channel();
         thread::spawn(move || {
             let work = || -> u32 { resume_unwind(Box::new("the work's own")) };
-            let panic = catch_unwind(|| pollster::block_on(unblock("panics".to_owned(), work))).unwrap_err();
+            let panic = catch_unwind(|| pollster::block_on(unblock("panics".to_owned(), work)))
+                .unwrap_err();
             sender.send(*panic.downcast::<&str>().unwrap()).unwrap();
         });
-        assert_eq!(ended.recv_timeout(AMPLE), Ok("the work's own"), "the future must not wait for ever");
+        assert_eq!(
+            ended.recv_timeout(AMPLE),
+            Ok("the work's own"),
+            "the future must not wait for ever"
+        );
     }
 
     /// Polls as soon as it is woken, on the thread that wakes it, as some executors do.
@@ -101,7 +112,10 @@ mod tests {
             gone.recv().unwrap();
             7
         };
-        let task = Arc::new(PollsAtOnce { future: Mutex::new(Box::pin(unblock("polls".to_owned(), work))), ready: sender });
+        let task = Arc::new(PollsAtOnce {
+            future: Mutex::new(Box::pin(unblock("polls".to_owned(), work))),
+            ready: sender,
+        });
         assert!(task.poll().is_pending());
         go.send(()).unwrap();
         assert_eq!(ready.recv_timeout(AMPLE), Ok(7));

@@ -53,7 +53,9 @@ impl Communicator {
     #[doc(hidden)]
     pub fn attachment<T: Any + Send + Sync>(&self, make: impl FnOnce() -> T) -> Arc<T> {
         let mut values = locked(&self.inner.attachments.values);
-        if let Some(Ok(known)) = values.get(&TypeId::of::<T>()).map(|value| Arc::clone(value).downcast()) {
+        if let Some(Ok(known)) =
+            values.get(&TypeId::of::<T>()).map(|value| Arc::clone(value).downcast())
+        {
             return known;
         }
         let made = Arc::new(make());
@@ -65,7 +67,12 @@ impl Communicator {
     /// Says what an attachment holds by this name, in place of what was said before.
     #[doc(hidden)]
     pub fn holds(&self, name: &'static str, held: HeldBytes) {
-        self.inner.attachments.held.lock().unwrap_or_else(PoisonError::into_inner).insert(name, held);
+        self.inner
+            .attachments
+            .held
+            .lock()
+            .unwrap_or_else(PoisonError::into_inner)
+            .insert(name, held);
     }
 
     /// What this rank's communicator holds: the workspace, and what its ops share.
@@ -120,7 +127,13 @@ mod tests {
         let memory = comm.memory();
         assert_eq!(memory.besides_workspace(), HeldBytes { device: 32, pinned: 16, host: 8 });
         let text = memory.to_string();
-        assert!(text.ends_with("\narena: 32 bytes on the device, 16 of pinned host memory\npanels: 8 bytes of host memory"), "{text}");
+        assert!(
+            text.ends_with(
+                "\narena: 32 bytes on the device, 16 of pinned host memory\npanels: 8 bytes of \
+                 host memory"
+            ),
+            "{text}"
+        );
         assert_eq!(HeldBytes::default().to_string(), "nothing");
     }
 }

@@ -7,7 +7,10 @@ use super::communicator::Communicator;
 use super::flight::{CallState, Label, Noted};
 use super::turn::Turn;
 use crate::backends::reason;
-use crate::{LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, Stream, TransportError, WorkspaceView};
+use crate::{
+    LibraryCollective, MessageRounds, RowTransfers, StagedTransfer, Stream, TransportError,
+    WorkspaceView,
+};
 use flux_core::signal::Epoch;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -44,7 +47,11 @@ impl Communicator {
     ///
     /// # Errors
     /// As [`begin`](Self::begin).
-    pub fn begin_as<'c>(&'c self, stream: Stream<'c>, label: Option<Label>) -> Result<Call<'c>, TransportError> {
+    pub fn begin_as<'c>(
+        &'c self,
+        stream: Stream<'c>,
+        label: Option<Label>,
+    ) -> Result<Call<'c>, TransportError> {
         let turn = self.turn()?;
         self.working()?;
         self.inner.health.transport().begin(stream)?;
@@ -84,16 +91,33 @@ impl Communicator {
 }
 
 impl<'c> Call<'c> {
-    fn new(comm: &'c Communicator, turn: Turn<'c>, stream: Stream<'c>, label: Option<Label>) -> Self {
+    fn new(
+        comm: &'c Communicator,
+        turn: Turn<'c>,
+        stream: Stream<'c>,
+        label: Option<Label>,
+    ) -> Self {
         let transport = comm.inner.health.transport();
         let noted = comm.inner.flight.begin(transport.epoch(), label);
-        Self { comm, stream, view: transport.view(), pushes: false, handed: false, number: None, noted, finished: false, _turn: turn }
+        Self {
+            comm,
+            stream,
+            view: transport.view(),
+            pushes: false,
+            handed: false,
+            number: None,
+            noted,
+            finished: false,
+            _turn: turn,
+        }
     }
 
     /// Counts the call. A captured call is counted by the device when its graph is launched.
     fn count(&mut self) -> Result<(), TransportError> {
         let health = &self.comm.inner.health;
-        let Some(epoch) = health.transport().epoch().filter(|_| !self.capturing()) else { return Ok(()) };
+        let Some(epoch) = health.transport().epoch().filter(|_| !self.capturing()) else {
+            return Ok(());
+        };
         self.number = Some(epoch);
         health.begin(epoch);
         self.comm.working()
@@ -198,9 +222,13 @@ impl<'c> Call<'c> {
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub unsafe fn send_rounds(&mut self, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
+    pub unsafe fn send_rounds(
+        &mut self,
+        exchange: &MessageRounds<'_>,
+    ) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the rows and the rounds.
-        let handed = unsafe { self.comm.inner.health.transport().send_rounds(self.stream, exchange) };
+        let handed =
+            unsafe { self.comm.inner.health.transport().send_rounds(self.stream, exchange) };
         self.handed |= Self::handed_out(&handed);
         self.view = handed?;
         Ok(())
@@ -215,7 +243,10 @@ impl<'c> Call<'c> {
     /// # Errors
     /// [`TransportError::MoverUnusable`] where no such exchange waits for it;
     /// [`TransportError::Nccl`].
-    pub unsafe fn send_stored_rounds(&self, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
+    pub unsafe fn send_stored_rounds(
+        &self,
+        exchange: &MessageRounds<'_>,
+    ) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the rounds.
         unsafe { self.comm.inner.health.transport().send_stored_rounds(self.stream, exchange) }
     }
@@ -229,9 +260,13 @@ impl<'c> Call<'c> {
     ///
     /// # Errors
     /// As [`push`](Self::push).
-    pub unsafe fn collective(&mut self, collective: &LibraryCollective) -> Result<(), TransportError> {
+    pub unsafe fn collective(
+        &mut self,
+        collective: &LibraryCollective,
+    ) -> Result<(), TransportError> {
         // SAFETY: this function's caller vouches for the shard.
-        let handed = unsafe { self.comm.inner.health.transport().collective(self.stream, collective) };
+        let handed =
+            unsafe { self.comm.inner.health.transport().collective(self.stream, collective) };
         self.handed |= Self::handed_out(&handed);
         handed
     }
@@ -267,12 +302,16 @@ impl<'c> Call<'c> {
         let inner = &self.comm.inner;
         let finished = inner.health.transport().finish(self.stream);
         if self.stream != Stream::Host {
-            inner.flight.note(self.noted, if finished.is_ok() { CallState::Launched } else { CallState::Failed });
+            inner.flight.note(
+                self.noted,
+                if finished.is_ok() { CallState::Launched } else { CallState::Failed },
+            );
             return finished;
         }
         // A rank that was stopped finds its data, and hears what its peers made of its absence.
         inner.world.control().settle();
-        let (given_up, failed) = (inner.health.given_up_by().is_some(), inner.health.transport().read_fault().is_some());
+        let (given_up, failed) =
+            (inner.health.given_up_by().is_some(), inner.health.transport().read_fault().is_some());
         let done = finished.is_ok() && !given_up && !failed;
         inner.flight.note(self.noted, if done { CallState::Done } else { CallState::Failed });
         finished?;
@@ -286,7 +325,10 @@ impl Drop for Call<'_> {
             return;
         }
         let health = &self.comm.inner.health;
-        self.comm.inner.flight.note(self.noted, if self.handed { CallState::Failed } else { CallState::GivenUp });
+        self.comm
+            .inner
+            .flight
+            .note(self.noted, if self.handed { CallState::Failed } else { CallState::GivenUp });
         if self.handed {
             self.comm.give_up(reason::UNFINISHED);
         } else if let Some(epoch) = self.number {

@@ -57,12 +57,20 @@ pub(super) struct Inner {
 
 impl fmt::Debug for Inner {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Communicator").field("health", &self.health).field("world", &self.world).finish_non_exhaustive()
+        f.debug_struct("Communicator")
+            .field("health", &self.health)
+            .field("world", &self.world)
+            .finish_non_exhaustive()
     }
 }
 
 impl Communicator {
-    pub(super) fn new(world: &World, options: &Options, transport: Box<dyn Transport>, explanation: String) -> Self {
+    pub(super) fn new(
+        world: &World,
+        options: &Options,
+        transport: Box<dyn Transport>,
+        explanation: String,
+    ) -> Self {
         let number = world.communicator();
         let health = Arc::new(Health::new(world.rank(), number, transport));
         let flight = Arc::new(Flight::new());
@@ -119,7 +127,9 @@ impl Communicator {
     /// Which transport was chosen and why, in words; then a line for each [`note`](Self::note).
     pub fn explain(&self) -> String {
         let notes = self.inner.notes.lock().unwrap_or_else(PoisonError::into_inner);
-        notes.iter().fold(self.inner.explanation.clone(), |text, (name, words)| format!("{text}\n{name}: {words}"))
+        notes.iter().fold(self.inner.explanation.clone(), |text, (name, words)| {
+            format!("{text}\n{name}: {words}")
+        })
     }
 
     /// Adds a line to [`explain`](Self::explain), in place of one with the same name.
@@ -153,14 +163,28 @@ impl Communicator {
         let turn = self.turn();
         let transport = self.inner.health.transport();
         let steps = self.inner.world.steps();
-        let able = turn.and_then(|turn| self.inner.health.status().map(|()| turn).map_err(|fault| TransportError::Broken { fault }));
-        let answers = agree_at(steps, Step::Reserve, &able.as_ref().map(|_| encode(size)), self.until());
+        let able = turn.and_then(|turn| {
+            self.inner
+                .health
+                .status()
+                .map(|()| turn)
+                .map_err(|fault| TransportError::Broken { fault })
+        });
+        let answers =
+            agree_at(steps, Step::Reserve, &able.as_ref().map(|_| encode(size)), self.until());
         // Peers that wait for this rank know now, so there is time to ask them.
         let _turn = able.map_err(|error| self.working().err().unwrap_or(error))?;
         let sizes: Vec<WorkspaceSize> = answers?.iter().map(|answer| decode(answer)).collect();
         if sizes.iter().any(|&other| other != size) {
-            let values: Vec<String> = sizes.iter().enumerate().map(|(rank, size)| format!("rank {rank}: {size:?}")).collect();
-            return Err(TransportError::Disagreement { what: "size of the workspace", values: values.join("; ") });
+            let values: Vec<String> = sizes
+                .iter()
+                .enumerate()
+                .map(|(rank, size)| format!("rank {rank}: {size:?}"))
+                .collect();
+            return Err(TransportError::Disagreement {
+                what: "size of the workspace",
+                values: values.join("; "),
+            });
         }
         let now = transport.view().size;
         let grown = now.max(size);
@@ -177,7 +201,11 @@ impl Communicator {
         self.inner.health.carry_over();
         if let Err(TransportError::Control(error)) = &reserved {
             // Some ranks may have the new workspace and some the old one.
-            self.give_up(if let crate::ControlError::PeerLost { rank } = error { reason::peer_lost(*rank) } else { reason::OUT_OF_STEP });
+            self.give_up(if let crate::ControlError::PeerLost { rank } = error {
+                reason::peer_lost(*rank)
+            } else {
+                reason::OUT_OF_STEP
+            });
         }
         reserved
     }
@@ -265,7 +293,8 @@ impl Drop for Inner {
         // Peers need no barrier: shared memory outlives their last write.
         match health.transport().drain() {
             Err(error) => {
-                tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their communicator was dropped");
+                tracing::warn!(%error, rank = world.rank().get(), "calls were under way when their \
+                                                                   communicator was dropped");
                 // A device that has failed runs nothing.
                 if !matches!(error, TransportError::Cuda(_)) {
                     attachments.abandon();

@@ -24,9 +24,9 @@ impl Communicator {
     /// Threads of a rank connect one after another, in one order on all ranks.
     ///
     /// Between GPUs [`Select::Auto`] proves peer access first. Call
-    /// [`probe::serve`](crate::probe::serve) first in `main`, or put the program `flux-probe` beside
-    /// this one. The proof then runs in a process of its own, and a driver that crashes or hangs
-    /// there ends no rank. Without either a thread of this process proves it.
+    /// [`probe::serve`](crate::probe::serve) first in `main`, or put the program `flux-probe`
+    /// beside this one. The proof then runs in a process of its own, and a driver that crashes or
+    /// hangs there ends no rank. Without either a thread of this process proves it.
     ///
     /// # Cancellation
     /// Dropping the future does not stop its thread, which connects and drops the communicator.
@@ -42,22 +42,36 @@ impl Communicator {
     ///
     /// # Errors
     /// [`ConnectError`], on every rank if on one.
-    pub fn connect_blocking(world: &World, options: impl Into<Options>) -> Result<Self, ConnectError> {
+    pub fn connect_blocking(
+        world: &World,
+        options: impl Into<Options>,
+    ) -> Result<Self, ConnectError> {
         connect(world, &options.into(), None)
     }
 }
 
 /// Connects on this thread; whose successor this is, by its line, is said where it is known.
-pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Result<Communicator, ConnectError> {
+pub(super) fn connect(
+    world: &World,
+    options: &Options,
+    line: Option<u32>,
+) -> Result<Communicator, ConnectError> {
     let world = &world.connecting();
     let variable = |name| text(std::env::var_os(name));
     let selected = select(options, variable("FLUX_TRANSPORT").as_deref());
     // Set for the ranks of a launch, one of which may well have a world of its own beside.
     let of_ranks = variable("FLUX_NODES").filter(|_| world.size().get() > 1);
-    let selected = selected.and_then(|select| Ok((select, asked(select, options.nodes, of_ranks.as_deref())?)));
-    let offer = selected.as_ref().map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
+    let selected = selected
+        .and_then(|select| Ok((select, asked(select, options.nodes, of_ranks.as_deref())?)));
+    let offer = selected
+        .as_ref()
+        .map(|&(select, nodes)| terms(select, &Options { nodes, ..*options }, line));
     // A refused deadline cannot bound the step that refuses it.
-    let deadline = if options.deadline.is_zero() { Options::default().deadline } else { options.deadline.min(MAX_DEADLINE) };
+    let deadline = if options.deadline.is_zero() {
+        Options::default().deadline
+    } else {
+        options.deadline.min(MAX_DEADLINE)
+    };
     let deadline = Instant::now() + deadline;
     let answers = agree_at(world.steps(), Step::Connect, &offer, deadline);
     if let Err(Disagreed::Control(_)) = answers {
@@ -65,12 +79,16 @@ pub(super) fn connect(world: &World, options: &Options, line: Option<u32>) -> Re
     }
     let (selected, nodes) = selected?;
     let options = &Options { nodes, ..*options };
-    let answers: Vec<String> = answers?.iter().map(|answer| String::from_utf8_lossy(answer).into_owned()).collect();
+    let answers: Vec<String> =
+        answers?.iter().map(|answer| String::from_utf8_lossy(answer).into_owned()).collect();
     if let Some(values) = differences(&answers) {
         return Err(ConnectError::Disagreement { what: "options", values });
     }
     // A replacement hears of it from the others.
-    let world = &answers.iter().find_map(|answer| line_of(answer)).map_or_else(|| world.share(), |line| world.of_line(line));
+    let world = &answers
+        .iter()
+        .find_map(|answer| line_of(answer))
+        .map_or_else(|| world.share(), |line| world.of_line(line));
     let (transport, why) = match selected {
         Select::Host => (host(world, options)?, "asked for".to_owned()),
         Select::NvLink => (nvlink(world, options)?, "asked for".to_owned()),
@@ -133,7 +151,8 @@ fn line_of(answer: &str) -> Option<u32> {
 
 /// What is not the same on all ranks that say it, rank by rank, where there is such a thing.
 fn differences(answers: &[String]) -> Option<String> {
-    let terms: Vec<Vec<&str>> = answers.iter().map(|answer| answer.split(SEPARATOR).collect()).collect();
+    let terms: Vec<Vec<&str>> =
+        answers.iter().map(|answer| answer.split(SEPARATOR).collect()).collect();
     let said = |at: usize| terms.iter().filter_map(move |terms| terms.get(at));
     let differs = |&at: &usize| said(at).zip(said(at).skip(1)).any(|(one, other)| one != other);
     let most = terms.iter().map(Vec::len).max().unwrap_or(0);
@@ -141,8 +160,21 @@ fn differences(answers: &[String]) -> Option<String> {
     if differing.is_empty() {
         return None;
     }
-    let values = |terms: &Vec<&str>| differing.iter().filter_map(|&at| terms.get(at).copied()).collect::<Vec<_>>().join(SEPARATOR);
-    Some(terms.iter().enumerate().map(|(rank, terms)| format!("rank {rank}: {}", values(terms))).collect::<Vec<_>>().join("; "))
+    let values = |terms: &Vec<&str>| {
+        differing
+            .iter()
+            .filter_map(|&at| terms.get(at).copied())
+            .collect::<Vec<_>>()
+            .join(SEPARATOR)
+    };
+    Some(
+        terms
+            .iter()
+            .enumerate()
+            .map(|(rank, terms)| format!("rank {rank}: {}", values(terms)))
+            .collect::<Vec<_>>()
+            .join("; "),
+    )
 }
 
 /// Connects on a thread of its own, since bootstrap blocks.
@@ -184,8 +216,14 @@ mod tests {
     }
 
     /// Two ranks that are told so, in a directory of their own.
-    fn meet(select: Select, told: impl Fn(&Path, u32) -> Vec<(&'static str, OsString)> + Sync) -> Vec<Result<String, ConnectError>> {
-        let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+    fn meet(
+        select: Select,
+        told: impl Fn(&Path, u32) -> Vec<(&'static str, OsString)> + Sync,
+    ) -> Vec<Result<String, ConnectError>> {
+        let directory = tempfile::Builder::new()
+            .permissions(PermissionsExt::from_mode(0o700))
+            .tempdir()
+            .unwrap();
         let (path, told) = (directory.path(), &told);
         let rank = |rank: u32| {
             let mut set = vec![
@@ -194,7 +232,9 @@ mod tests {
                 ("FLUX_LOCAL_RANK", rank.to_string().into()),
             ];
             set.extend(told(path, rank));
-            let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+            let variable = |name: &str| {
+                set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+            };
             let deadline = Instant::now() + AMPLE;
             let control = join(&Environment::parse(&variable).unwrap(), deadline).unwrap();
             connect(&World::new(rank, control), &select.into(), None).map(|comm| comm.explain())
@@ -218,7 +258,11 @@ mod tests {
     fn processes_without_gpus_share_files_and_are_told_why() {
         for explained in in_processes(Select::Host) {
             let text = explained.unwrap();
-            assert!(text.starts_with("host: 2 ranks are processes of this machine") && text.ends_with("(asked for)"), "{text}");
+            assert!(
+                text.starts_with("host: 2 ranks are processes of this machine")
+                    && text.ends_with("(asked for)"),
+                "{text}"
+            );
         }
         if gpus("processes_without_gpus_share_files_and_are_told_why: what auto and nvlink say") {
             return;
@@ -226,7 +270,9 @@ mod tests {
         for explained in in_processes(Select::Auto) {
             let text = explained.unwrap();
             assert!(
-                text.starts_with("host: ") && text.contains("chosen by auto, as no rank has a GPU: ") && text.contains("driver"),
+                text.starts_with("host: ")
+                    && text.contains("chosen by auto, as no rank has a GPU: ")
+                    && text.contains("driver"),
                 "{text}"
             );
         }
@@ -247,7 +293,10 @@ mod tests {
             for world in &worlds {
                 scope.spawn(move || {
                     let comm = connect(world, &options, None).unwrap();
-                    assert_eq!((comm.transport(), comm.nodes()), (crate::TransportKind::Host, Nodes::new(world.size(), 2).unwrap()));
+                    assert_eq!(
+                        (comm.transport(), comm.nodes()),
+                        (crate::TransportKind::Host, Nodes::new(world.size(), 2).unwrap())
+                    );
                 });
             }
         });
@@ -278,22 +327,34 @@ mod tests {
     #[test]
     fn ranks_that_ask_for_different_things_are_told_these_alone() {
         let options = Options::default();
-        let answers = [Select::NvLink, Select::Host, Select::NvLink].map(|select| terms(select, &options, None));
-        assert_eq!(differences(&answers).unwrap(), "rank 0: transport nvlink; rank 1: transport host; rank 2: transport nvlink");
+        let answers = [Select::NvLink, Select::Host, Select::NvLink]
+            .map(|select| terms(select, &options, None));
+        assert_eq!(
+            differences(&answers).unwrap(),
+            "rank 0: transport nvlink; rank 1: transport host; rank 2: transport nvlink"
+        );
         let late = Options { deadline: Duration::from_secs(1), ..options };
         let answers = [terms(Select::Auto, &options, None), terms(Select::Host, &late, None)];
-        assert_eq!(differences(&answers).unwrap(), "rank 0: transport auto | deadline 30s; rank 1: transport host | deadline 1s");
+        assert_eq!(
+            differences(&answers).unwrap(),
+            "rank 0: transport auto | deadline 30s; rank 1: transport host | deadline 1s"
+        );
         // A replacement, the second here, does not know what the others rebuild.
-        let rebuild = |predecessors: [Option<u32>; 3]| differences(&predecessors.map(|number| terms(Select::Host, &options, number)));
+        let rebuild = |predecessors: [Option<u32>; 3]| {
+            differences(&predecessors.map(|number| terms(Select::Host, &options, number)))
+        };
         assert_eq!(rebuild([Some(1), None, Some(1)]), None);
-        let differ = "rank 0: rebuild of communicator 1; rank 1: ; rank 2: rebuild of communicator 0";
+        let differ =
+            "rank 0: rebuild of communicator 1; rank 1: ; rank 2: rebuild of communicator 0";
         assert_eq!(rebuild([Some(1), None, Some(0)]).unwrap(), differ);
     }
 
     /// Two ranks that connect, each as the successor of a line where it knows one.
     fn connected(worlds: &[World], lines: [Option<u32>; 2]) -> Vec<Communicator> {
         std::thread::scope(|scope| {
-            let rank = |(world, line)| scope.spawn(move || connect(world, &Select::Host.into(), line).unwrap());
+            let rank = |(world, line)| {
+                scope.spawn(move || connect(world, &Select::Host.into(), line).unwrap())
+            };
             let ranks: Vec<_> = worlds.iter().zip(lines).map(rank).collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
@@ -310,13 +371,18 @@ mod tests {
         let rebuilt = connected(&World::local(2).unwrap(), [Some(line(&second[0]).1), None]);
         assert_eq!(rebuilt.iter().map(line).collect::<Vec<_>>(), [(0, 1); 2]);
         // The second has not, and both do.
-        let again = connected(&World::local(2).unwrap(), [Some(line(&rebuilt[0]).1), Some(line(&second[1]).1)]);
+        let again = connected(
+            &World::local(2).unwrap(),
+            [Some(line(&rebuilt[0]).1), Some(line(&second[1]).1)],
+        );
         assert_eq!(again.iter().map(line).collect::<Vec<_>>(), [(0, 1); 2]);
     }
 
     #[test]
     fn a_variable_decides_only_where_the_options_do_not() {
-        let selected = |select: Select, variable| super::select(&select.into(), variable).map_err(|error| error.to_string());
+        let selected = |select: Select, variable| {
+            super::select(&select.into(), variable).map_err(|error| error.to_string())
+        };
         assert_eq!(selected(Select::Auto, Some("host")), Ok(Select::Host));
         assert_eq!(selected(Select::NvLink, Some("host")), Ok(Select::NvLink));
         for nothing in [None, Some("")] {

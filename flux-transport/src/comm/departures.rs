@@ -26,8 +26,12 @@ impl Known {
     /// A rank that has left before the last call that this one has begun.
     fn missing(&self) -> Option<Rank> {
         let begun = self.begun?;
-        let before = |last: Epoch| last != begun && begun.get().wrapping_sub(last.get()) <= u32::MAX / 2;
-        (0..).map(Rank::new).zip(self.last).find_map(|(rank, last)| last.is_some_and(before).then_some(rank))
+        let before =
+            |last: Epoch| last != begun && begun.get().wrapping_sub(last.get()) <= u32::MAX / 2;
+        (0..)
+            .map(Rank::new)
+            .zip(self.last)
+            .find_map(|(rank, last)| last.is_some_and(before).then_some(rank))
     }
 }
 
@@ -70,25 +74,45 @@ mod tests {
     fn calls_that_a_rank_has_made_before_it_left_need_it_no_more() {
         let departures = Departures::default();
         let rank = Rank::new(2);
-        assert_eq!((departures.note(rank, Epoch::new(7)), departures.last_of(rank)), (None, Some(Epoch::new(7))));
-        assert_eq!([6, 7, 8].map(|call| departures.begin(Epoch::new(call))), [None, None, Some(rank)]);
+        assert_eq!(
+            (departures.note(rank, Epoch::new(7)), departures.last_of(rank)),
+            (None, Some(Epoch::new(7)))
+        );
+        assert_eq!(
+            [6, 7, 8].map(|call| departures.begin(Epoch::new(call))),
+            [None, None, Some(rank)]
+        );
         assert_eq!(departures.last_of(Rank::new(0)), None);
     }
 
     #[test]
     fn a_call_that_is_taken_back_was_not_begun() {
         let departures = Departures::default();
-        assert_eq!((departures.begun(), departures.begin(Epoch::new(3)), departures.begun()), (None, None, Some(Epoch::new(3))));
+        assert_eq!(
+            (departures.begun(), departures.begin(Epoch::new(3)), departures.begun()),
+            (None, None, Some(Epoch::new(3)))
+        );
         departures.take_back(Epoch::new(3));
-        assert_eq!((departures.begun(), departures.note(Rank::new(1), Epoch::new(2))), (Some(Epoch::new(2)), None));
+        assert_eq!(
+            (departures.begun(), departures.note(Rank::new(1), Epoch::new(2))),
+            (Some(Epoch::new(2)), None)
+        );
     }
 
     #[test]
     fn of_several_the_one_that_has_left_before_the_call_is_named() {
         let departures = Departures::default();
         assert_eq!(departures.begin(Epoch::new(0)), None);
-        assert_eq!(departures.note(Rank::new(0), Epoch::new(0)), None, "it has made the last call, too");
-        assert_eq!(departures.note(Rank::new(1), Epoch::new(u32::MAX)), Some(Rank::new(1)), "numbers wrap");
+        assert_eq!(
+            departures.note(Rank::new(0), Epoch::new(0)),
+            None,
+            "it has made the last call, too"
+        );
+        assert_eq!(
+            departures.note(Rank::new(1), Epoch::new(u32::MAX)),
+            Some(Rank::new(1)),
+            "numbers wrap"
+        );
     }
 
     proptest! {

@@ -76,7 +76,9 @@ pub(super) fn encode_answer(record: Option<&FaultRecord>, calls: &[CallRecord]) 
 pub(super) fn decode_answer(bytes: &[u8]) -> Option<(Option<FaultRecord>, Vec<CallRecord>)> {
     let (record, calls) = match bytes.split_first()? {
         (0, calls) => (None, calls),
-        (1, rest) => rest.split_first_chunk().map(|(record, calls)| (Some(record_from(record)), calls))?,
+        (1, rest) => {
+            rest.split_first_chunk().map(|(record, calls)| (Some(record_from(record)), calls))?
+        }
         _ => return None,
     };
     Some((record, flight::decode(calls)?))
@@ -110,14 +112,20 @@ impl RankReport {
     /// Applies a known departure to a silent rank. `first`: the communicator's first call.
     pub(super) fn left_after(&mut self, last: Option<Epoch>, first: Epoch) {
         if let (Doing::Silent | Doing::Left, Some(last)) = (self.doing, last) {
-            self.doing = if last.next() == first { Doing::LeftBefore(first) } else { Doing::LeftAfter(last) };
+            self.doing = if last.next() == first {
+                Doing::LeftBefore(first)
+            } else {
+                Doing::LeftAfter(last)
+            };
         }
     }
 
     /// Whom a wait of its that has failed was for.
     fn awaited(&self) -> Option<Rank> {
         match self.fault {
-            Some(Fault::Timeout { rank, peer, .. }) if rank == self.rank && peer != self.rank => Some(peer),
+            Some(Fault::Timeout { rank, peer, .. }) if rank == self.rank && peer != self.rank => {
+                Some(peer)
+            }
             _ => None,
         }
     }
@@ -140,7 +148,9 @@ impl Doing {
     pub(super) fn is_late_for(&self, epoch: Epoch) -> bool {
         match self {
             Self::Silent | Self::Left | Self::Gone | Self::Nothing => true,
-            Self::After(call) | Self::Launched(call) => call.epoch.is_some_and(|last| last.next() == epoch),
+            Self::After(call) | Self::Launched(call) => {
+                call.epoch.is_some_and(|last| last.next() == epoch)
+            }
             Self::LeftAfter(last) => last.next() == epoch,
             Self::LeftBefore(first) => *first == epoch,
             Self::In(_) => false,
@@ -153,7 +163,9 @@ impl fmt::Display for Failure {
         self.fault.fmt(f)?;
         let mut told: Vec<(String, Vec<Rank>)> = Vec::new();
         for report in &self.ranks {
-            let waits_for = report.awaited().map_or_else(String::new, |peer| format!(", and waited for rank {peer}"));
+            let waits_for = report
+                .awaited()
+                .map_or_else(String::new, |peer| format!(", and waited for rank {peer}"));
             let words = format!("{}{waits_for}", report.doing);
             match told.iter_mut().find(|(known, _)| *known == words) {
                 Some((_, same)) => same.push(report.rank),
@@ -176,7 +188,9 @@ impl fmt::Display for Doing {
             Self::Launched(call) => write!(f, "has launched {call}"),
             Self::After(call) => write!(f, "has finished {call} and begun no other"),
             Self::Nothing => f.write_str("has begun no call"),
-            Self::Silent => f.write_str("does not answer (it is stopped, or has dropped the communicator)"),
+            Self::Silent => {
+                f.write_str("does not answer (it is stopped, or has dropped the communicator)")
+            }
             Self::Left => f.write_str("has left"),
             Self::LeftAfter(last) => write!(f, "has left after call {last}"),
             Self::LeftBefore(_) => f.write_str("has left and made no call"),
@@ -200,15 +214,34 @@ pub(super) mod tests {
 
     pub(crate) fn call(epoch: u32, state: CallState) -> CallRecord {
         let label = Some(Label::new("ag_gemm", [4096, 49152, 12288]));
-        CallRecord { epoch: Some(Epoch::new(epoch)), label, state, begun: Duration::ZERO, noted: Duration::ZERO }
+        CallRecord {
+            epoch: Some(Epoch::new(epoch)),
+            label,
+            state,
+            begun: Duration::ZERO,
+            noted: Duration::ZERO,
+        }
     }
 
     pub(crate) fn reports(doing: &[Doing]) -> Vec<RankReport> {
-        (0..).map(Rank::new).zip(doing).map(|(rank, &doing)| RankReport { rank, doing, fault: None, calls: Vec::new() }).collect()
+        (0..)
+            .map(Rank::new)
+            .zip(doing)
+            .map(|(rank, &doing)| RankReport { rank, doing, fault: None, calls: Vec::new() })
+            .collect()
     }
 
     pub(crate) fn timeout(rank: u32, peer: u32, epoch: u32) -> FaultRecord {
-        FaultRecord { state: 1, code: fault::TIMEOUT, wait: fault::SIGNAL, rank, peer, expected: epoch, epoch, ..FaultRecord::default() }
+        FaultRecord {
+            state: 1,
+            code: fault::TIMEOUT,
+            wait: fault::SIGNAL,
+            rank,
+            peer,
+            expected: epoch,
+            epoch,
+            ..FaultRecord::default()
+        }
     }
 
     #[test]
@@ -219,7 +252,8 @@ pub(super) mod tests {
             report.doing
         };
         assert_eq!(
-            [said(None, 1), said(Some(0), 1), said(Some(1), 1), said(Some(u32::MAX), 0)].map(|doing| doing.to_string()),
+            [said(None, 1), said(Some(0), 1), said(Some(1), 1), said(Some(u32::MAX), 0)]
+                .map(|doing| doing.to_string()),
             [
                 "does not answer (it is stopped, or has dropped the communicator)",
                 "has left and made no call",
@@ -228,7 +262,9 @@ pub(super) mod tests {
             ]
         );
         assert!(
-            [(Some(0), 1), (Some(7), 1)].map(|(last, first)| said(last, first).is_late_for(Epoch::new(last.unwrap() + 1))) == [true; 2]
+            [(Some(0), 1), (Some(7), 1)]
+                .map(|(last, first)| said(last, first).is_late_for(Epoch::new(last.unwrap() + 1)))
+                == [true; 2]
         );
     }
 
@@ -239,7 +275,12 @@ pub(super) mod tests {
         let fault = Fault::from_record(&timeout(0, 3, 42), vec![Rank::new(3)]);
         let text = Failure { fault, ranks }.to_string();
         let op = "(ag_gemm 4096x49152x12288)";
-        assert!(text.ends_with(&format!("; rank 3: in call 41 {op}; ranks 0, 1 and 2: in call 42 {op}")), "{text}");
+        assert!(
+            text.ends_with(&format!(
+                "; rank 3: in call 41 {op}; ranks 0, 1 and 2: in call 42 {op}"
+            )),
+            "{text}"
+        );
     }
 
     #[test]
@@ -247,11 +288,17 @@ pub(super) mod tests {
         let waits = Doing::In(call(42, CallState::Failed));
         let mut ranks = reports(&[waits, waits, Doing::Launched(call(42, CallState::Launched))]);
         for (rank, peer) in [(0, 1), (1, 2)] {
-            ranks[rank as usize].fault = Some(Fault::from_record(&timeout(rank, peer, 42), Vec::new()));
+            ranks[rank as usize].fault =
+                Some(Fault::from_record(&timeout(rank, peer, 42), Vec::new()));
         }
-        let text = Failure { fault: Fault::from_record(&timeout(0, 1, 42), vec![Rank::new(2)]), ranks }.to_string();
+        let text =
+            Failure { fault: Fault::from_record(&timeout(0, 1, 42), vec![Rank::new(2)]), ranks }
+                .to_string();
         let op = "call 42 (ag_gemm 4096x49152x12288)";
-        let told = format!("; rank 0: in {op}, and waited for rank 1; rank 1: in {op}, and waited for rank 2; rank 2: has launched {op}");
+        let told = format!(
+            "; rank 0: in {op}, and waited for rank 1; rank 1: in {op}, and waited for rank 2; \
+             rank 2: has launched {op}"
+        );
         assert!(text.ends_with(&told), "{text}");
     }
 
@@ -269,13 +316,18 @@ pub(super) mod tests {
     #[test]
     fn a_rank_that_is_asked_again_has_said_what_it_said_last() {
         let record = timeout(1, 2, 42);
-        let says = |record: Option<&FaultRecord>| Answer::Reply(encode_answer(record, &[call(42, CallState::Begun)]));
+        let says = |record: Option<&FaultRecord>| {
+            Answer::Reply(encode_answer(record, &[call(42, CallState::Begun)]))
+        };
         let mut report = RankReport::new(Rank::new(1), &Answer::Silent);
         report.renew(&says(None));
         assert_eq!((report.doing, report.awaited()), (Doing::In(call(42, CallState::Begun)), None));
         report.renew(&says(Some(&record)));
         report.renew(&Answer::Silent);
-        assert_eq!((report.doing, report.awaited()), (Doing::In(call(42, CallState::Begun)), Some(Rank::new(2))));
+        assert_eq!(
+            (report.doing, report.awaited()),
+            (Doing::In(call(42, CallState::Begun)), Some(Rank::new(2)))
+        );
         report.renew(&Answer::Lost);
         assert_eq!((report.doing, report.awaited()), (Doing::Gone, None));
     }
@@ -283,6 +335,9 @@ pub(super) mod tests {
     #[test]
     fn a_rank_that_does_not_answer_is_not_taken_for_stopped_alone() {
         let silent = RankReport::new(Rank::new(1), &Answer::Silent);
-        assert_eq!(silent.doing.to_string(), "does not answer (it is stopped, or has dropped the communicator)");
+        assert_eq!(
+            silent.doing.to_string(),
+            "does not answer (it is stopped, or has dropped the communicator)"
+        );
     }
 }

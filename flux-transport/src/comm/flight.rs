@@ -112,7 +112,8 @@ impl Flight {
         let now = self.start.elapsed();
         let mut calls = locked(&self.calls);
         let noted = Noted(calls.made);
-        calls.ring[noted.0 % KEPT] = Some(CallRecord { epoch, label, state: CallState::Begun, begun: now, noted: now });
+        calls.ring[noted.0 % KEPT] =
+            Some(CallRecord { epoch, label, state: CallState::Begun, begun: now, noted: now });
         calls.made += 1;
         noted
     }
@@ -129,20 +130,30 @@ impl Flight {
 
     pub(super) fn last(&self) -> Vec<CallRecord> {
         let now = self.start.elapsed();
-        let as_told = |call: CallRecord| if call.state == CallState::Begun { CallRecord { noted: now, ..call } } else { call };
+        let as_told = |call: CallRecord| {
+            if call.state == CallState::Begun { CallRecord { noted: now, ..call } } else { call }
+        };
         let calls = locked(&self.calls);
-        (calls.made.saturating_sub(KEPT)..calls.made).filter_map(|at| calls.ring[at % KEPT]).map(as_told).collect()
+        (calls.made.saturating_sub(KEPT)..calls.made)
+            .filter_map(|at| calls.ring[at % KEPT])
+            .map(as_told)
+            .collect()
     }
 }
 
-const STATES: [CallState; 5] = [CallState::Begun, CallState::Launched, CallState::Done, CallState::Failed, CallState::GivenUp];
+const STATES: [CallState; 5] =
+    [CallState::Begun, CallState::Launched, CallState::Done, CallState::Failed, CallState::GivenUp];
 const RECORD: usize = 3 + 4 + NAME + 12 + 16;
 
 pub(super) fn encode(calls: &[CallRecord]) -> Vec<u8> {
     let mut bytes = Vec::with_capacity(calls.len() * RECORD);
     for call in calls {
         let label = call.label.unwrap_or_default();
-        bytes.extend([call.state as u8, u8::from(call.epoch.is_some()), u8::from(call.label.is_some())]);
+        bytes.extend([
+            call.state as u8,
+            u8::from(call.epoch.is_some()),
+            u8::from(call.label.is_some()),
+        ]);
         bytes.extend(call.epoch.map_or(0, Epoch::get).to_le_bytes());
         bytes.extend(label.name);
         label.extents.iter().for_each(|extent| bytes.extend(extent.to_le_bytes()));
@@ -174,7 +185,8 @@ fn decode_one(record: &[u8; RECORD]) -> Option<CallRecord> {
     for (extent, from) in label.extents.iter_mut().zip(extents.as_chunks().0) {
         *extent = u32::from_le_bytes(*from);
     }
-    let mut times = times.as_chunks().0.iter().map(|time| Duration::from_nanos(u64::from_le_bytes(*time)));
+    let mut times =
+        times.as_chunks().0.iter().map(|time| Duration::from_nanos(u64::from_le_bytes(*time)));
     Some(CallRecord {
         epoch: (*has_epoch == 1).then(|| Epoch::new(u32::from_le_bytes(*epoch))),
         label: (*has_label == 1).then_some(label),
@@ -190,11 +202,22 @@ mod tests {
     use proptest::prelude::*;
 
     fn record() -> impl Strategy<Value = CallRecord> {
-        let label = prop::option::of(("[a-z_]{0,20}", any::<[u32; 3]>()).prop_map(|(name, extents)| Label::new(&name, extents)));
-        (prop::option::of(any::<u32>()), label, 0..STATES.len(), any::<[u64; 2]>()).prop_map(|(epoch, label, state, [begun, noted])| {
-            let [begun, noted] = [begun, noted].map(Duration::from_nanos);
-            CallRecord { epoch: epoch.map(Epoch::new), label, state: STATES[state], begun, noted }
-        })
+        let label = prop::option::of(
+            ("[a-z_]{0,20}", any::<[u32; 3]>())
+                .prop_map(|(name, extents)| Label::new(&name, extents)),
+        );
+        (prop::option::of(any::<u32>()), label, 0..STATES.len(), any::<[u64; 2]>()).prop_map(
+            |(epoch, label, state, [begun, noted])| {
+                let [begun, noted] = [begun, noted].map(Duration::from_nanos);
+                CallRecord {
+                    epoch: epoch.map(Epoch::new),
+                    label,
+                    state: STATES[state],
+                    begun,
+                    noted,
+                }
+            },
+        )
     }
 
     #[test]
@@ -206,7 +229,8 @@ mod tests {
     #[test]
     fn a_call_that_is_being_made_is_told_with_how_long() {
         let flight = Flight::new();
-        let (first, _) = (flight.begin(Some(Epoch::new(1)), None), flight.begin(Some(Epoch::new(2)), None));
+        let (first, _) =
+            (flight.begin(Some(Epoch::new(1)), None), flight.begin(Some(Epoch::new(2)), None));
         flight.note(first, CallState::Launched);
         let took = |at: usize| flight.last()[at].noted.saturating_sub(flight.last()[at].begun);
         let (launched, made) = (took(0), took(1));
@@ -231,7 +255,9 @@ mod tests {
 
     #[test]
     fn a_call_is_noted_as_long_as_it_is_kept() {
-        for (later, last) in [(KEPT - 1, [CallState::Failed, CallState::Done]), (KEPT, [CallState::Done; 2])] {
+        for (later, last) in
+            [(KEPT - 1, [CallState::Failed, CallState::Done]), (KEPT, [CallState::Done; 2])]
+        {
             let flight = Flight::new();
             let first = flight.begin(Some(Epoch::new(0)), None);
             for number in 1..=u32::try_from(later).unwrap() {
@@ -239,7 +265,11 @@ mod tests {
             }
             flight.note(first, CallState::Failed);
             let calls = flight.last();
-            assert_eq!((calls.len(), [calls[0].state, calls[KEPT - 1].state]), (KEPT, last), "{later} later calls");
+            assert_eq!(
+                (calls.len(), [calls[0].state, calls[KEPT - 1].state]),
+                (KEPT, last),
+                "{later} later calls"
+            );
         }
     }
 
@@ -248,12 +278,14 @@ mod tests {
         let flight = Flight::new();
         let first = flight.begin(Some(Epoch::new(0)), None);
         for number in 1..=100 {
-            let call = flight.begin(Some(Epoch::new(number)), Some(Label::new("ag_gemm", [4096, 49152, 12288])));
+            let call = flight
+                .begin(Some(Epoch::new(number)), Some(Label::new("ag_gemm", [4096, 49152, 12288])));
             flight.note(call, CallState::Done);
         }
         flight.note(first, CallState::Failed); // is kept no more, and must not be written over another
         let calls = flight.last();
-        let numbers: Vec<u32> = calls.iter().filter_map(|call| call.epoch).map(Epoch::get).collect();
+        let numbers: Vec<u32> =
+            calls.iter().filter_map(|call| call.epoch).map(Epoch::get).collect();
         assert_eq!(numbers, (37..=100).collect::<Vec<_>>());
         assert!(calls.iter().all(|call| call.state == CallState::Done));
         assert_eq!(calls[63].to_string(), "call 100 (ag_gemm 4096x49152x12288)");

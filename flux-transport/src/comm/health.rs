@@ -54,9 +54,21 @@ enum Cause {
 
 impl Health {
     pub(super) fn new(rank: Rank, number: u32, transport: Box<dyn Transport>) -> Self {
-        let (first, peer_timeout, aborted, given_up_by) = (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
+        let (first, peer_timeout, aborted, given_up_by) =
+            (OnceLock::new(), OnceLock::new(), OnceLock::new(), OnceLock::new());
         let (given_up, reported) = (AtomicU32::new(0), AtomicU32::new(0));
-        Self { rank, number, transport, first, peer_timeout, aborted, given_up, reported, given_up_by, departures: Departures::default() }
+        Self {
+            rank,
+            number,
+            transport,
+            first,
+            peer_timeout,
+            aborted,
+            given_up,
+            reported,
+            given_up_by,
+            departures: Departures::default(),
+        }
     }
 
     pub(super) fn transport(&self) -> &dyn Transport {
@@ -70,7 +82,9 @@ impl Health {
 
     /// The own wait that failed, where that is the first fault.
     pub(super) fn own_record(&self) -> Option<FaultRecord> {
-        self.first().and_then(|first| if let Cause::Own(record) = first.cause { Some(record) } else { None })
+        self.first().and_then(|first| {
+            if let Cause::Own(record) = first.cause { Some(record) } else { None }
+        })
     }
 
     /// The record that peers are told; none of a rank that was given up.
@@ -90,7 +104,9 @@ impl Health {
 
     /// What a peer said of its wait, where that is the first fault.
     pub(super) fn peer_timeout(&self) -> Option<GaveUp> {
-        self.first().and_then(|first| if let Cause::PeerTimeout(what) = first.cause { Some(what) } else { None })
+        self.first().and_then(|first| {
+            if let Cause::PeerTimeout(what) = first.cause { Some(what) } else { None }
+        })
     }
 
     fn first(&self) -> Option<&First> {
@@ -101,12 +117,18 @@ impl Health {
                 cause: Cause::Own(record),
             };
             let of_peer = |told: PeerFault| match told {
-                PeerFault::Timeout(what) => First { fault: told.fault(), abort: 0, cause: Cause::PeerTimeout(what) },
-                PeerFault::Aborted { reason, .. } => First { fault: told.fault(), abort: reason, cause: Cause::Abort },
+                PeerFault::Timeout(what) => {
+                    First { fault: told.fault(), abort: 0, cause: Cause::PeerTimeout(what) }
+                }
+                PeerFault::Aborted { reason, .. } => {
+                    First { fault: told.fault(), abort: reason, cause: Cause::Abort }
+                }
             };
             let found = match self.transport.read_fault() {
                 // Who was waiting itself, or gave up first, says more.
-                Some(record) if is_second_hand(&record, self.rank) => self.root_cause_of(&record).map_or_else(|| own(record), of_peer),
+                Some(record) if is_second_hand(&record, self.rank) => {
+                    self.root_cause_of(&record).map_or_else(|| own(record), of_peer)
+                }
                 Some(record) => own(record),
                 None => of_peer(PeerFault::Timeout(*self.peer_timeout.get()?)),
             };
@@ -155,8 +177,12 @@ impl Health {
             Notice::Aborted { by, communicator, reason } if communicator == self.number => {
                 self.abort(Fault::Aborted { rank: by, reason }, reason);
             }
-            Notice::GaveUp { by, what } if what.communicator == self.number => self.peer_gave_up(by, &what),
-            Notice::Departed { by, communicator, last } if communicator == self.number => self.miss(self.departures.note(by, last)),
+            Notice::GaveUp { by, what } if what.communicator == self.number => {
+                self.peer_gave_up(by, &what);
+            }
+            Notice::Departed { by, communicator, last } if communicator == self.number => {
+                self.miss(self.departures.note(by, last));
+            }
             Notice::Aborted { .. } | Notice::GaveUp { .. } | Notice::Departed { .. } => {}
         }
     }
@@ -226,7 +252,11 @@ impl Health {
 
     fn note(&self, fault: Fault, reason: u32) {
         if self.first().is_none() {
-            let _ = self.first.set(First { fault: self.behind(fault), abort: reason.max(1), cause: Cause::Abort });
+            let _ = self.first.set(First {
+                fault: self.behind(fault),
+                abort: reason.max(1),
+                cause: Cause::Abort,
+            });
         }
     }
 
@@ -254,16 +284,25 @@ mod tests {
             let (health, found) = (Weak::clone(health), Arc::clone(&without_a_fault));
             // Looked at only while no fault is noted.
             let read_fault = move || {
-                let given_up = health.upgrade().is_some_and(|health| health.given_up_by().is_some());
+                let given_up =
+                    health.upgrade().is_some_and(|health| health.given_up_by().is_some());
                 found.fetch_or(given_up, Ordering::Relaxed);
                 None
             };
-            let transport = MockTransport { read_fault: Box::new(read_fault), ..MockTransport::default() };
+            let transport =
+                MockTransport { read_fault: Box::new(read_fault), ..MockTransport::default() };
             Health::new(Rank::new(1), 0, Box::new(transport))
         });
-        let what = GaveUp { communicator: 0, late: mask_of([Rank::new(1)]), record: FaultRecord::default() };
+        let what = GaveUp {
+            communicator: 0,
+            late: mask_of([Rank::new(1)]),
+            record: FaultRecord::default(),
+        };
         health.notice(Notice::GaveUp { by: Rank::new(0), what });
-        assert_eq!(health.status(), Err(Fault::Aborted { rank: Rank::new(0), reason: reason::LATE }));
+        assert_eq!(
+            health.status(),
+            Err(Fault::Aborted { rank: Rank::new(0), reason: reason::LATE })
+        );
         assert_eq!(health.given_up_by(), Some(Rank::new(0)));
         assert!(!without_a_fault.load(Ordering::Relaxed));
     }
@@ -273,22 +312,47 @@ mod tests {
     #[test]
     fn a_rank_that_was_given_up_blames_nobody_though_another_was_given_up_before() {
         let gave_up = |by, late| {
-            let record =
-                FaultRecord { state: 1, code: fault::TIMEOUT, wait: fault::SIGNAL, rank: by, peer: late, ..FaultRecord::default() };
-            Notice::GaveUp { by: Rank::new(by), what: GaveUp { communicator: 0, late: mask_of([Rank::new(late)]), record } }
+            let record = FaultRecord {
+                state: 1,
+                code: fault::TIMEOUT,
+                wait: fault::SIGNAL,
+                rank: by,
+                peer: late,
+                ..FaultRecord::default()
+            };
+            Notice::GaveUp {
+                by: Rank::new(by),
+                what: GaveUp { communicator: 0, late: mask_of([Rank::new(late)]), record },
+            }
         };
         let health = Health::new(Rank::new(3), 0, Box::new(MockTransport::default()));
         health.notice(gave_up(0, 2));
         health.notice(gave_up(1, 3));
-        assert_eq!(health.status(), Err(Fault::Aborted { rank: Rank::new(1), reason: reason::LATE }));
-        assert_eq!((health.given_up_by(), health.peer_timeout().is_none()), (Some(Rank::new(1)), true));
+        assert_eq!(
+            health.status(),
+            Err(Fault::Aborted { rank: Rank::new(1), reason: reason::LATE })
+        );
+        assert_eq!(
+            (health.given_up_by(), health.peer_timeout().is_none()),
+            (Some(Rank::new(1)), true)
+        );
     }
 
     #[test]
     fn a_rank_that_is_gone_or_has_left_is_named_by_whoever_hears_of_it_from_a_peer_that_gave_up() {
         let after = |abort| {
-            let record = FaultRecord { state: 1, code: fault::ABORTED, rank: 2, peer: 2, abort, ..FaultRecord::default() };
-            let transport = MockTransport { read_fault: Box::new(move || Some(record)), ..MockTransport::default() };
+            let record = FaultRecord {
+                state: 1,
+                code: fault::ABORTED,
+                rank: 2,
+                peer: 2,
+                abort,
+                ..FaultRecord::default()
+            };
+            let transport = MockTransport {
+                read_fault: Box::new(move || Some(record)),
+                ..MockTransport::default()
+            };
             Health::new(Rank::new(1), 0, Box::new(transport)).status().unwrap_err()
         };
         assert_eq!(after(reason::peer_lost(Rank::new(3))), Fault::PeerLost { rank: Rank::new(3) });
@@ -303,7 +367,9 @@ mod tests {
         let worlds = World::local(1).unwrap();
         let comm = Communicator::connect_blocking(&worlds[0], Select::Host).unwrap();
         let health = &comm.inner.health;
-        let at = std::ptr::with_exposed_provenance_mut(usize::try_from(health.transport().view().fault + ABORT_OFFSET).unwrap());
+        let at = std::ptr::with_exposed_provenance_mut(
+            usize::try_from(health.transport().view().fault + ABORT_OFFSET).unwrap(),
+        );
         // SAFETY: the abort word of the communicator, which lives until the end and is only
         // accessed as a whole.
         let word = unsafe { AtomicU32::from_ptr(at) };
@@ -311,7 +377,10 @@ mod tests {
         health.give_up(7, || {
             assert_eq!((health.status(), word.load(Ordering::Acquire)), (gave_up(7), 0));
             // A peer's answer, which comes at once.
-            health.notice(Notice::GaveUp { by: Rank::new(0), what: GaveUp { communicator: 0, late: 0, record: FaultRecord::default() } });
+            health.notice(Notice::GaveUp {
+                by: Rank::new(0),
+                what: GaveUp { communicator: 0, late: 0, record: FaultRecord::default() },
+            });
         });
         assert_eq!((health.status(), word.load(Ordering::Acquire)), (gave_up(7), 7));
     }

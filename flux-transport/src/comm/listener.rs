@@ -17,7 +17,12 @@ pub(super) struct NoticeListener {
 }
 
 impl NoticeListener {
-    pub(super) fn new(number: u32, health: &Arc<Health>, flight: &Arc<Flight>, control: &dyn ControlPlane) -> Self {
+    pub(super) fn new(
+        number: u32,
+        health: &Arc<Health>,
+        flight: &Arc<Flight>,
+        control: &dyn ControlPlane,
+    ) -> Self {
         let listening = Arc::new(RwLock::new(Some(Arc::clone(health))));
         let answerer: Arc<Answerer> = {
             let (listening, flight) = (Arc::clone(&listening), Arc::clone(flight));
@@ -70,7 +75,8 @@ mod tests {
     }
 
     #[test]
-    fn the_transport_goes_on_the_thread_that_drops_the_communicator_though_a_notice_is_being_heard() {
+    fn the_transport_goes_on_the_thread_that_drops_the_communicator_though_a_notice_is_being_heard()
+    {
         let mut ends = LocalControl::world_of(WorldSize::new(2).unwrap());
         let (peer, own) = (ends.remove(1), ends.remove(0));
         let (heard, hears) = channel();
@@ -84,7 +90,8 @@ mod tests {
             // Comes at once where nobody waits for this one, and else never.
             let _ = is_dropped.lock().unwrap().recv_timeout(Duration::from_millis(200));
         };
-        let transport = MockTransport { set_abort: Box::new(set_abort), ..MockTransport::default() };
+        let transport =
+            MockTransport { set_abort: Box::new(set_abort), ..MockTransport::default() };
         let health = Arc::new(Health::new(Rank::new(0), 0, Box::new(transport)));
         let ear = NoticeListener::new(0, &health, &Arc::new(Flight::new()), &own);
         std::thread::scope(|scope| {

@@ -2,7 +2,9 @@
 
 use crate::backends::Transport;
 use crate::bootstrap::control::Collective;
-use crate::{Capabilities, Device, Mover, RowTransfers, Stream, TransportError, TransportKind, WorkspaceView};
+use crate::{
+    Capabilities, Device, Mover, RowTransfers, Stream, TransportError, TransportKind, WorkspaceView,
+};
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
 use std::fmt;
@@ -19,7 +21,12 @@ pub(super) struct MockTransport {
 
 impl Default for MockTransport {
     fn default() -> Self {
-        Self { read_fault: Box::new(|| None), set_abort: Box::new(|_| {}), drain: Box::new(|| {}), reserve: Box::new(|| {}) }
+        Self {
+            read_fault: Box::new(|| None),
+            set_abort: Box::new(|_| {}),
+            drain: Box::new(|| {}),
+            reserve: Box::new(|| {}),
+        }
     }
 }
 
@@ -39,14 +46,24 @@ impl Transport for MockTransport {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: crate::PeerStores::All, mover: Mover::Thread, graphs: false, processes: false }
+        Capabilities {
+            peer_stores: crate::PeerStores::All,
+            mover: Mover::Thread,
+            graphs: false,
+            processes: false,
+        }
     }
 
     fn explain(&self) -> String {
         "a mock".to_owned()
     }
 
-    fn reserve(&self, _size: WorkspaceSize, _steps: Collective<'_>, _deadline: Instant) -> Result<(), TransportError> {
+    fn reserve(
+        &self,
+        _size: WorkspaceSize,
+        _steps: Collective<'_>,
+        _deadline: Instant,
+    ) -> Result<(), TransportError> {
         (self.reserve)();
         Ok(())
     }
@@ -63,7 +80,11 @@ impl Transport for MockTransport {
         None
     }
 
-    unsafe fn push(&self, _stream: Stream<'_>, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(
+        &self,
+        _stream: Stream<'_>,
+        _push: &RowTransfers<'_>,
+    ) -> Result<(), TransportError> {
         Ok(())
     }
 

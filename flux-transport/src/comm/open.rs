@@ -29,8 +29,10 @@ pub(super) fn mixed(world: &World, options: &Options) -> Result<Box<dyn Transpor
 
 /// Refuses where a rank's environment forbids peer access. Collective.
 fn peer_access(world: &World, options: &Options, select: Select) -> Result<(), ConnectError> {
-    let why = "NCCL_P2P_DISABLE=1 forbids peer access: unset it, or take another transport".to_owned();
-    let allowed = if probe::forbidden() { Err(ConnectError::Unusable { select, why }) } else { Ok([]) };
+    let why =
+        "NCCL_P2P_DISABLE=1 forbids peer access: unset it, or take another transport".to_owned();
+    let allowed =
+        if probe::forbidden() { Err(ConnectError::Unusable { select, why }) } else { Ok([]) };
     let answers = agree(world.steps(), &allowed, Instant::now() + options.deadline);
     allowed?;
     answers?;
@@ -38,10 +40,15 @@ fn peer_access(world: &World, options: &Options, select: Select) -> Result<(), C
 }
 
 pub(super) fn nccl(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    Ok(Box::new(NcclTransport::connect(world, options, nccl::Members::meet(world, options, Nodes::apart(world.size()), Select::Nccl)?)?))
+    Ok(Box::new(NcclTransport::connect(
+        world,
+        options,
+        nccl::Members::meet(world, options, Nodes::apart(world.size()), Select::Nccl)?,
+    )?))
 }
 
 pub(super) fn pcie(world: &World, options: &Options) -> Result<Box<dyn Transport>, ConnectError> {
-    let members = PeerDevices::meet(world, options, Reach::Host).map_err(|error| error.of(Select::Pcie))?;
+    let members =
+        PeerDevices::meet(world, options, Reach::Host).map_err(|error| error.of(Select::Pcie))?;
     Ok(Box::new(Pcie::connect(world, options, members)?))
 }

@@ -13,7 +13,9 @@ use super::failure::GATHER;
 use crate::ConnectError;
 use crate::backends::failing;
 use crate::backends::reason;
-use crate::bootstrap::control::{Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of};
+use crate::bootstrap::control::{
+    Answer, ControlPlane, GaveUp, REGROUPING, Regrouped, mask_of, ranks_of,
+};
 use crate::bootstrap::{self, START};
 use crate::{ControlError, TransportError, World};
 use flux_core::Rank;
@@ -67,9 +69,9 @@ impl Communicator {
     /// [`ConnectError`], with ranks by their numbers in this communicator.
     /// [`ConnectError::GivenUp`] is final: the others go on without this rank.
     ///
-    /// [`ControlError::Timeout`] names stragglers that the next attempt leaves out: ranks without an
-    /// answer at the [deadline](Self::deadline), and ranks that do not come for 20 s more.
-    /// In a later step it names ranks of which only those without an answer are left out.
+    /// [`ControlError::Timeout`] names stragglers that the next attempt leaves out: ranks without
+    /// an answer at the [deadline](Self::deadline), and ranks that do not come for 20 s more. In a
+    /// later step it names ranks of which only those without an answer are left out.
     ///
     /// [`ControlError::Leader`] and [`TransportError::NoTurn`] give nobody up: mend the cause and
     /// rebuild again.
@@ -94,7 +96,9 @@ impl Communicator {
             Rebuild::Survivors => {
                 let Regrouped { control, members } = self.survivors()?;
                 let named = |error| OldNumbers::new(&members).connect_error(error);
-                self.connect_in(control).map_err(named).inspect_err(|error| self.stopped_in_connecting(error))
+                self.connect_in(control)
+                    .map_err(named)
+                    .inspect_err(|error| self.stopped_in_connecting(error))
             }
             Rebuild::Whole => self.connect_in(self.whole()?),
         }
@@ -118,7 +122,8 @@ impl Communicator {
         }
         let _turn = self.turn()?;
         if let Err(error) = inner.health.transport().drain() {
-            tracing::warn!(%error, rank = %self.rank(), "calls were under way when their communicator was rebuilt");
+            tracing::warn!(%error, rank = %self.rank(), "calls were under way when their \
+                                                         communicator was rebuilt");
         }
         Ok(())
     }
@@ -147,7 +152,9 @@ impl Communicator {
             let (doubted, all_came) = match &error {
                 ControlError::Timeout { missing, .. } => (mask_of(missing.iter().copied()), false),
                 // A rank that was stopped meanwhile would stand in the way of every attempt.
-                ControlError::Leader { source, .. } if source.kind() == ErrorKind::TimedOut => (!health.given_up(), true),
+                ControlError::Leader { source, .. } if source.kind() == ErrorKind::TimedOut => {
+                    (!health.given_up(), true)
+                }
                 _ => return Err(error.into()),
             };
             let late = match doubted & self.silent() {
@@ -157,7 +164,11 @@ impl Communicator {
                 silent => silent,
             };
             health.exclude(ranks_of(late));
-            return Err(ControlError::Timeout { step: REGROUPING, missing: ranks_of(late).collect() }.into());
+            return Err(ControlError::Timeout {
+                step: REGROUPING,
+                missing: ranks_of(late).collect(),
+            }
+            .into());
         }
     }
 
@@ -179,7 +190,8 @@ impl Communicator {
         let world = &self.inner.world;
         let silent = || {
             let answers = world.control().ask(world.communicator(), Instant::now() + GATHER);
-            let silent = world.size().ranks().zip(answers).filter(|(_, answer)| *answer == Answer::Silent);
+            let silent =
+                world.size().ranks().zip(answers).filter(|(_, answer)| *answer == Answer::Silent);
             mask_of(silent.map(|(rank, _)| rank)) & !mask_of([self.rank()])
         };
         match silent() {
@@ -194,8 +206,11 @@ impl Communicator {
             // A replacement takes as long to start as any rank of a launch.
             let joined = bootstrap::join(environment, Instant::now() + START.max(self.deadline()));
             // Who is alive and did not come may have gone on with the survivors.
-            let left_out_by = || self.inner.health.given_up_by().or_else(|| world.control().left_out_by());
-            return joined.map_err(|error| left_out_by().map_or_else(|| error.into(), |by| ConnectError::GivenUp { by }));
+            let left_out_by =
+                || self.inner.health.given_up_by().or_else(|| world.control().left_out_by());
+            return joined.map_err(|error| {
+                left_out_by().map_or_else(|| error.into(), |by| ConnectError::GivenUp { by })
+            });
         }
         let Regrouped { control, .. } = world.control().regroup(&[], self.until())?;
         match world.size().get() - control.world().get() {
@@ -205,9 +220,13 @@ impl Communicator {
     }
 }
 
-/// Leaves a group that did not connect. Members for whom it did connect learn that this rank goes on
-/// from the old group.
+/// Leaves a group that did not connect. Members for whom it did connect learn that this rank goes
+/// on from the old group.
 fn disown(world: &World) {
     let others = world.size().ranks().filter(|&rank| rank != world.rank());
-    world.control().give_up(&GaveUp { communicator: 0, late: mask_of(others), record: FaultRecord::default() });
+    world.control().give_up(&GaveUp {
+        communicator: 0,
+        late: mask_of(others),
+        record: FaultRecord::default(),
+    });
 }

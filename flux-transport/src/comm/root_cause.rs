@@ -38,13 +38,21 @@ pub(super) fn is_second_hand(record: &FaultRecord, own: Rank) -> bool {
 }
 
 /// What a second-hand record comes from, of what was heard: of a wait, and of an abort.
-pub(super) fn root_cause(record: &FaultRecord, own: Rank, timeout: Option<GaveUp>, aborted: Option<PeerFault>) -> Option<PeerFault> {
+pub(super) fn root_cause(
+    record: &FaultRecord,
+    own: Rank,
+    timeout: Option<GaveUp>,
+    aborted: Option<PeerFault>,
+) -> Option<PeerFault> {
     let waits = match record.abort {
         reason::TIMED_OUT | reason::LATE | reason::NCCL => timeout,
         reason::IN_ANOTHER_OP => timeout.filter(|what| what.record.code == fault::DISAGREED),
         _ => None,
     };
-    let same = |told: &PeerFault| matches!(told, PeerFault::Aborted { reason, .. } if *reason == record.abort) && record.rank != own.get();
+    let same = |told: &PeerFault| {
+        matches!(told, PeerFault::Aborted { reason, .. } if *reason == record.abort)
+            && record.rank != own.get()
+    };
     waits.map(PeerFault::Timeout).or_else(|| aborted.filter(same))
 }
 
@@ -53,7 +61,14 @@ mod tests {
     use super::*;
 
     fn aborted(rank: u32, abort: u32) -> FaultRecord {
-        FaultRecord { state: 1, code: fault::ABORTED, rank, peer: rank, abort, ..FaultRecord::default() }
+        FaultRecord {
+            state: 1,
+            code: fault::ABORTED,
+            rank,
+            peer: rank,
+            abort,
+            ..FaultRecord::default()
+        }
     }
 
     const OWN: Rank = Rank::new(0);
@@ -61,10 +76,19 @@ mod tests {
     #[test]
     fn what_another_rank_gave_up_for_is_second_hand() {
         let is = |record: FaultRecord| is_second_hand(&record, OWN);
-        assert!(is(aborted(1, reason::TIMED_OUT)) && is(aborted(1, reason::LATE)) && is(aborted(1, 7)) && is(aborted(0, reason::NCCL)));
+        assert!(
+            is(aborted(1, reason::TIMED_OUT))
+                && is(aborted(1, reason::LATE))
+                && is(aborted(1, 7))
+                && is(aborted(0, reason::NCCL))
+        );
         // Its own, and of a rank that is named.
         assert!(!is(aborted(0, reason::LATE)) && !is(aborted(0, 7)));
-        assert!([reason::peer_lost, reason::peer_left].iter().all(|named| !is(aborted(1, named(Rank::new(2))))));
+        assert!(
+            [reason::peer_lost, reason::peer_left]
+                .iter()
+                .all(|named| !is(aborted(1, named(Rank::new(2)))))
+        );
         assert!(!is(FaultRecord { code: fault::TIMEOUT, ..aborted(1, 0) }));
     }
 
@@ -74,7 +98,10 @@ mod tests {
         let of = |record: FaultRecord| root_cause(&record, OWN, None, Some(first));
         assert_eq!(of(aborted(1, 7)), Some(first));
         // Another reason, and this rank's own.
-        assert_eq!([of(aborted(1, 8)), of(aborted(0, 7)), of(aborted(1, reason::TIMED_OUT))], [None; 3]);
+        assert_eq!(
+            [of(aborted(1, 8)), of(aborted(0, 7)), of(aborted(1, reason::TIMED_OUT))],
+            [None; 3]
+        );
         assert_eq!(first.fault(), Fault::Aborted { rank: Rank::new(3), reason: 7 });
         let panicked = PeerFault::Aborted { by: Rank::new(3), reason: reason::PANICKED };
         assert_eq!(panicked.fault(), Fault::PeerLost { rank: Rank::new(3) });
@@ -82,7 +109,9 @@ mod tests {
 
     #[test]
     fn of_what_a_peer_said_of_its_wait_only_another_op_explains_that_one_was_found() {
-        let said = |code| Some(GaveUp { communicator: 0, late: 2, record: FaultRecord { code, ..aborted(1, 0) } });
+        let said = |code| {
+            Some(GaveUp { communicator: 0, late: 2, record: FaultRecord { code, ..aborted(1, 0) } })
+        };
         let of = |abort, said| root_cause(&aborted(1, abort), OWN, said, None);
         for code in [fault::TIMEOUT, fault::DISAGREED] {
             assert_eq!(of(reason::TIMED_OUT, said(code)), said(code).map(PeerFault::Timeout));

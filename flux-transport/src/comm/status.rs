@@ -23,7 +23,10 @@ const AGAIN: Duration = Duration::from_millis(40);
 
 impl Communicator {
     pub(super) fn working(&self) -> Result<(), TransportError> {
-        self.inner.health.status().map_err(|fault| TransportError::Broken { fault: self.gathered(fault).fault.clone() })
+        self.inner
+            .health
+            .status()
+            .map_err(|fault| TransportError::Broken { fault: self.gathered(fault).fault.clone() })
     }
 
     /// Whether the communicator works, as far as is known. Waits for no device and no call. A
@@ -63,8 +66,12 @@ impl Communicator {
             // A rank that was stopped has what was found meanwhile in its sockets.
             control.settle();
             let answers = control.ask(number, began + GATHER);
-            let mut ranks: Vec<RankReport> =
-                world.size().ranks().zip(&answers).map(|(rank, answer)| RankReport::new(rank, answer)).collect();
+            let mut ranks: Vec<RankReport> = world
+                .size()
+                .ranks()
+                .zip(&answers)
+                .map(|(rank, answer)| RankReport::new(rank, answer))
+                .collect();
             control.settle();
             self.note_departures(&mut ranks);
             let fault = self.judged(fault, &mut ranks, began + DOUBT);
@@ -82,7 +89,12 @@ impl Communicator {
 
     /// Judges this rank's record. Peers' waits end about now, so they are asked again while in
     /// doubt.
-    fn judgement(&self, record: &FaultRecord, ranks: &mut [RankReport], until: Instant) -> Judgement {
+    fn judgement(
+        &self,
+        record: &FaultRecord,
+        ranks: &mut [RankReport],
+        until: Instant,
+    ) -> Judgement {
         let Inner { health, world, .. } = &*self.inner;
         let ask = |ranks: &mut [RankReport]| {
             let answers = world.control().ask(world.communicator(), Instant::now() + AGAIN / 2);
@@ -126,7 +138,11 @@ impl Communicator {
             Judgement::Own(Stragglers { ranks: late, .. }) => {
                 if !late.is_empty() || record.code == fault::DISAGREED {
                     health.exclude(late.iter().copied());
-                    control.give_up(&GaveUp { communicator: world.communicator(), late: mask_of(late.iter().copied()), record });
+                    control.give_up(&GaveUp {
+                        communicator: world.communicator(),
+                        late: mask_of(late.iter().copied()),
+                        record,
+                    });
                 }
                 // What was found first stays, but for who is late.
                 if late.is_empty() { fault } else { Fault::from_record(&record, late) }
@@ -149,7 +165,9 @@ impl Judgement {
     fn of(health: &Health, record: &FaultRecord, ranks: &[RankReport], deadline: Duration) -> Self {
         let second_hand = is_second_hand(record, health.rank());
         // A loss or another op is what peers wait to hear, whoever has given this rank up.
-        if let Some(by) = health.given_up_by().filter(|_| second_hand || record.code == fault::TIMEOUT) {
+        if let Some(by) =
+            health.given_up_by().filter(|_| second_hand || record.code == fault::TIMEOUT)
+        {
             return Self::GivenUp(by);
         }
         if second_hand {
@@ -157,7 +175,12 @@ impl Judgement {
         }
         // In this order: whom a rank gave up is known before it counts as having reported.
         let reported = health.reported();
-        Self::Own(stragglers(record, ranks, Verdicts { reported, given_up: health.given_up() }, deadline))
+        Self::Own(stragglers(
+            record,
+            ranks,
+            Verdicts { reported, given_up: health.given_up() },
+            deadline,
+        ))
     }
 
     fn certain(&self) -> bool {
@@ -170,7 +193,9 @@ impl Judgement {
 
     /// Whether it gives up a rank that has not answered.
     fn names_a_silent_one(&self, ranks: &[RankReport]) -> bool {
-        let is_silent = |rank: &Rank| ranks.get(rank.index()).is_some_and(|report| report.doing == Doing::Silent);
+        let is_silent = |rank: &Rank| {
+            ranks.get(rank.index()).is_some_and(|report| report.doing == Doing::Silent)
+        };
         matches!(self, Self::Own(late) if late.ranks.iter().any(is_silent))
     }
 }
@@ -210,25 +235,39 @@ mod tests {
     /// the first question.
     #[test]
     fn who_answers_when_asked_once_more_is_not_given_up_for_silence() {
-        let (waits, behind) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
+        let (waits, behind) = (
+            Doing::In(call(42, CallState::Failed)),
+            Doing::Launched(call(41, CallState::Launched)),
+        );
         let (record, long) = (timeout(0, 1, 42), Duration::from_secs(5));
-        let judge = |ranks: &[RankReport]| Judgement::Own(stragglers(&record, ranks, Verdicts::default(), long));
+        let judge = |ranks: &[RankReport]| {
+            Judgement::Own(stragglers(&record, ranks, Verdicts::default(), long))
+        };
         let given_up = |until, second| {
-            let (mut ranks, asked) = (reports(&[waits, Doing::Silent, behind]), std::cell::Cell::new(0));
+            let (mut ranks, asked) =
+                (reports(&[waits, Doing::Silent, behind]), std::cell::Cell::new(0));
             let ask = |ranks: &mut [RankReport]| {
                 asked.set(asked.get() + 1);
                 ranks[1].doing = second;
             };
-            let Judgement::Own(found) = decided(&mut ranks, until, judge, ask) else { unreachable!() };
+            let Judgement::Own(found) = decided(&mut ranks, until, judge, ask) else {
+                unreachable!()
+            };
             (found.ranks, asked.get())
         };
         for until in [Instant::now(), Instant::now() + long] {
             assert_eq!(given_up(until, waits), (vec![Rank::new(2)], 1));
-            assert_eq!(given_up(until, Doing::Silent), (vec![Rank::new(1)], 1), "asked twice in all");
+            assert_eq!(
+                given_up(until, Doing::Silent),
+                (vec![Rank::new(1)], 1),
+                "asked twice in all"
+            );
         }
         // Whoever has left, or is gone, says so by itself.
         let mut ranks = reports(&[waits, Doing::Gone, behind]);
-        let Judgement::Own(found) = decided(&mut ranks, Instant::now() + long, judge, |_| panic!("nobody is asked")) else {
+        let Judgement::Own(found) =
+            decided(&mut ranks, Instant::now() + long, judge, |_| panic!("nobody is asked"))
+        else {
             unreachable!()
         };
         assert_eq!(found.ranks, [Rank::new(1)]);

@@ -44,34 +44,55 @@ pub(super) struct Stragglers {
 /// that has launched its last call may wait in it, so it counts only if nobody is late for certain.
 /// If the wait was for the own mover and no rank is behind, the stragglers are hosts that spent
 /// half of `deadline` in a call.
-pub(super) fn stragglers(record: &FaultRecord, reports: &[RankReport], verdicts: Verdicts, deadline: Duration) -> Stragglers {
+pub(super) fn stragglers(
+    record: &FaultRecord,
+    reports: &[RankReport],
+    verdicts: Verdicts,
+    deadline: Duration,
+) -> Stragglers {
     if record.code != fault::TIMEOUT {
         return Stragglers { ranks: Vec::new(), certain: true };
     }
     let epoch = Epoch::new(record.epoch);
     let waits = |report: &RankReport| {
         let rank = report.rank;
-        rank.get() == record.rank || verdicts.reported(rank) || (waits_for(report, epoch).is_some() && !verdicts.is_given_up(rank))
+        rank.get() == record.rank
+            || verdicts.reported(rank)
+            || (waits_for(report, epoch).is_some() && !verdicts.is_given_up(rank))
     };
-    let is_late = |report: &&RankReport| !waits(report) && (report.doing.is_late_for(epoch) || verdicts.is_given_up(report.rank));
-    let may_wait = |report: &&RankReport| matches!(report.doing, Doing::Launched(_)) && !verdicts.is_given_up(report.rank);
-    let (waiting, certain): (Vec<&RankReport>, Vec<&RankReport>) = reports.iter().filter(is_late).partition(may_wait);
-    let ranks = |of: Vec<&RankReport>| of.into_iter().map(|report| report.rank).collect::<Vec<Rank>>();
+    let is_late = |report: &&RankReport| {
+        !waits(report) && (report.doing.is_late_for(epoch) || verdicts.is_given_up(report.rank))
+    };
+    let may_wait = |report: &&RankReport| {
+        matches!(report.doing, Doing::Launched(_)) && !verdicts.is_given_up(report.rank)
+    };
+    let (waiting, certain): (Vec<&RankReport>, Vec<&RankReport>) =
+        reports.iter().filter(is_late).partition(may_wait);
+    let ranks =
+        |of: Vec<&RankReport>| of.into_iter().map(|report| report.rank).collect::<Vec<Rank>>();
     let (waiting, certain) = (ranks(waiting), ranks(certain));
     if record.wait == fault::PUSHED {
         // What was waited for is this rank's own.
-        let own_is_past = reports.iter().any(|report| report.rank.get() == record.rank && is_past(report.doing, epoch));
+        let own_is_past = reports
+            .iter()
+            .any(|report| report.rank.get() == record.rank && is_past(report.doing, epoch));
         if !certain.is_empty() || !waiting.is_empty() || !own_is_past {
             return Stragglers { ranks: certain, certain: true };
         }
-        let held_up = reports.iter().filter(|report| !waits(report) && was_long_at(report, epoch, deadline / 2));
+        let held_up = reports
+            .iter()
+            .filter(|report| !waits(report) && was_long_at(report, epoch, deadline / 2));
         return Stragglers { ranks: ranks(held_up.collect()), certain: true };
     }
     let awaited = awaited(record, reports, verdicts);
     match (certain.is_empty(), waiting.is_empty()) {
-        (false, _) if certain.contains(&awaited) => Stragglers { ranks: vec![awaited], certain: true },
+        (false, _) if certain.contains(&awaited) => {
+            Stragglers { ranks: vec![awaited], certain: true }
+        }
         (false, _) => Stragglers { certain: !waiting.contains(&awaited), ranks: certain },
-        (true, false) if !waiting.contains(&awaited) => Stragglers { ranks: waiting, certain: true },
+        (true, false) if !waiting.contains(&awaited) => {
+            Stragglers { ranks: waiting, certain: true }
+        }
         (true, no_others) => Stragglers { ranks: vec![awaited], certain: !no_others },
     }
 }
@@ -122,11 +143,15 @@ fn not_after(of: Epoch, epoch: Epoch) -> bool {
 
 fn waits_for(report: &RankReport, epoch: Epoch) -> Option<(Rank, Epoch)> {
     match report.fault {
-        Some(Fault::Timeout { rank, peer, wait, epoch: of, .. }) if rank == report.rank && wait != Wait::Pushed => {
+        Some(Fault::Timeout { rank, peer, wait, epoch: of, .. })
+            if rank == report.rank && wait != Wait::Pushed =>
+        {
             not_after(of, epoch).then_some((peer, of))
         }
         // A peer's word ended its wait. A rank that has not begun the call has no wait in it.
-        Some(Fault::Aborted { rank, reason: reason::TIMED_OUT }) if rank != report.rank && !report.doing.is_late_for(epoch) => {
+        Some(Fault::Aborted { rank, reason: reason::TIMED_OUT })
+            if rank != report.rank && !report.doing.is_late_for(epoch) =>
+        {
             Some((rank, epoch))
         }
         _ => None,
@@ -142,21 +167,41 @@ mod tests {
 
     #[test]
     fn a_rank_that_waits_itself_is_not_late_where_another_is() {
-        let (behind, ahead) = (Doing::In(call(41, CallState::Begun)), Doing::In(call(42, CallState::Failed)));
+        let (behind, ahead) =
+            (Doing::In(call(41, CallState::Begun)), Doing::In(call(42, CallState::Failed)));
         let finished = Doing::After(call(41, CallState::Done));
-        let is_late = |doing: &[Doing]| stragglers(&timeout(0, 1, 42), &reports(doing), Verdicts::default(), DEADLINE).ranks;
+        let is_late = |doing: &[Doing]| {
+            stragglers(&timeout(0, 1, 42), &reports(doing), Verdicts::default(), DEADLINE).ranks
+        };
         assert_eq!(is_late(&[ahead, behind, ahead, Doing::Silent]), [Rank::new(3)]);
         assert_eq!(is_late(&[ahead, behind, finished, ahead]), [Rank::new(2)]);
-        assert_eq!(is_late(&[ahead, finished, ahead, Doing::Silent]), [Rank::new(1)], "it was waited for, and has not come");
-        assert_eq!(is_late(&[ahead, behind, ahead, ahead]), [Rank::new(1)], "nobody else is behind");
+        assert_eq!(
+            is_late(&[ahead, finished, ahead, Doing::Silent]),
+            [Rank::new(1)],
+            "it was waited for, and has not come"
+        );
+        assert_eq!(
+            is_late(&[ahead, behind, ahead, ahead]),
+            [Rank::new(1)],
+            "nobody else is behind"
+        );
     }
 
     #[test]
     fn a_rank_whose_last_call_may_wait_itself_is_not_late_where_another_is_for_certain() {
-        let (waits, launched) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
-        let found = |doing: &[Doing]| stragglers(&timeout(0, 1, 42), &reports(doing), Verdicts::default(), DEADLINE);
+        let (waits, launched) = (
+            Doing::In(call(42, CallState::Failed)),
+            Doing::Launched(call(41, CallState::Launched)),
+        );
+        let found = |doing: &[Doing]| {
+            stragglers(&timeout(0, 1, 42), &reports(doing), Verdicts::default(), DEADLINE)
+        };
         let is_late = |doing: &[Doing], ranks: &[u32], certain| {
-            assert_eq!(found(doing), Stragglers { ranks: ranks.iter().copied().map(Rank::new).collect(), certain }, "{doing:?}");
+            assert_eq!(
+                found(doing),
+                Stragglers { ranks: ranks.iter().copied().map(Rank::new).collect(), certain },
+                "{doing:?}"
+            );
         };
         let left = |last| Doing::LeftAfter(Epoch::new(last));
         for sure in [
@@ -182,9 +227,14 @@ mod tests {
 
     #[test]
     fn whose_own_mover_stands_still_names_who_is_late_for_certain_and_never_itself() {
-        let (waits, launched) = (Doing::In(call(42, CallState::Failed)), Doing::Launched(call(41, CallState::Launched)));
+        let (waits, launched) = (
+            Doing::In(call(42, CallState::Failed)),
+            Doing::Launched(call(41, CallState::Launched)),
+        );
         let record = FaultRecord { wait: fault::PUSHED, ..timeout(0, 0, 42) };
-        let is_late = |doing: &[Doing]| stragglers(&record, &reports(doing), Verdicts::default(), DEADLINE).ranks;
+        let is_late = |doing: &[Doing]| {
+            stragglers(&record, &reports(doing), Verdicts::default(), DEADLINE).ranks
+        };
         assert_eq!(is_late(&[waits, launched, Doing::Silent, waits]), [Rank::new(2)]);
         assert!(is_late(&[waits, launched, waits, waits]).is_empty());
     }
@@ -197,8 +247,16 @@ mod tests {
         let launched = |epoch| call(epoch, CallState::Launched);
         let begun = |epoch, noted| crate::CallRecord { noted, ..call(epoch, CallState::Begun) };
         let of = |calls: &[crate::CallRecord]| {
-            let doing: Vec<Doing> =
-                calls.iter().map(|call| if call.state == CallState::Begun { Doing::In(*call) } else { Doing::Launched(*call) }).collect();
+            let doing: Vec<Doing> = calls
+                .iter()
+                .map(|call| {
+                    if call.state == CallState::Begun {
+                        Doing::In(*call)
+                    } else {
+                        Doing::Launched(*call)
+                    }
+                })
+                .collect();
             let mut reports = reports(&doing);
             for (report, call) in reports.iter_mut().zip(calls) {
                 report.calls = vec![launched(call.epoch.unwrap().before(1).get()), *call];
@@ -212,11 +270,30 @@ mod tests {
         };
         let is_late = |calls: &[crate::CallRecord]| late(&of(calls), Verdicts::default());
         let (long, moment) = (DEADLINE, Duration::from_millis(1));
-        assert_eq!(is_late(&[launched(42), begun(42, long), launched(42), begun(41, long)]), [1, 3]);
-        assert_eq!(is_late(&[launched(42), begun(42, moment), launched(42), launched(43)]), [0; 0], "whoever held it up has run on");
-        assert_eq!(is_late(&[launched(42), begun(43, long), launched(42), launched(42)]), [0; 0], "it has put call 42 on a stream");
-        assert_eq!(is_late(&[begun(50, long), begun(42, long), launched(42), begun(50, long)]), [1], "of ranks whose streams are full");
-        assert_eq!(is_late(&[launched(42), begun(42, long), launched(41), launched(42)]), [0; 0], "rank 2 is behind, or may wait itself");
+        assert_eq!(
+            is_late(&[launched(42), begun(42, long), launched(42), begun(41, long)]),
+            [1, 3]
+        );
+        assert_eq!(
+            is_late(&[launched(42), begun(42, moment), launched(42), launched(43)]),
+            [0; 0],
+            "whoever held it up has run on"
+        );
+        assert_eq!(
+            is_late(&[launched(42), begun(43, long), launched(42), launched(42)]),
+            [0; 0],
+            "it has put call 42 on a stream"
+        );
+        assert_eq!(
+            is_late(&[begun(50, long), begun(42, long), launched(42), begun(50, long)]),
+            [1],
+            "of ranks whose streams are full"
+        );
+        assert_eq!(
+            is_late(&[launched(42), begun(42, long), launched(41), launched(42)]),
+            [0; 0],
+            "rank 2 is behind, or may wait itself"
+        );
         assert_eq!(
             is_late(&[begun(42, long), begun(42, long), launched(42), launched(42)]),
             [0; 0],
@@ -232,7 +309,8 @@ mod tests {
         let took = |took| crate::CallRecord { noted: took, ..launched(42) };
         reports[1].doing = Doing::Launched(launched(43));
         for (longest, named) in [(DEADLINE, vec![1]), (DEADLINE / 4, vec![])] {
-            reports[1].calls = vec![took(longest), crate::CallRecord { noted: DEADLINE, ..launched(43) }];
+            reports[1].calls =
+                vec![took(longest), crate::CallRecord { noted: DEADLINE, ..launched(43) }];
             assert_eq!(late(&reports, Verdicts::default()), named, "{longest:?}");
         }
     }
@@ -243,22 +321,44 @@ mod tests {
         let came = Doing::In(call(42, CallState::Begun));
         let is_late = |doing: &[Doing], reported: &[u32], given_up: &[u32]| {
             let mask = |ranks: &[u32]| mask_of(ranks.iter().copied().map(Rank::new));
-            stragglers(&timeout(0, 1, 42), &reports(doing), Verdicts { reported: mask(reported), given_up: mask(given_up) }, DEADLINE).ranks
+            stragglers(
+                &timeout(0, 1, 42),
+                &reports(doing),
+                Verdicts { reported: mask(reported), given_up: mask(given_up) },
+                DEADLINE,
+            )
+            .ranks
         };
         for gone in [Doing::Left, Doing::Silent, Doing::Gone, waits] {
             for other in [Doing::Nothing, came] {
-                assert_eq!(is_late(&[waits, gone, waits, other], &[1], &[3]), [Rank::new(3)], "{gone:?} {other:?}");
+                assert_eq!(
+                    is_late(&[waits, gone, waits, other], &[1], &[3]),
+                    [Rank::new(3)],
+                    "{gone:?} {other:?}"
+                );
             }
         }
         // Rank 2 was given up by rank 1, and had itself given up rank 3.
-        assert_eq!(is_late(&[waits, Doing::Left, Doing::Left, came], &[1, 2], &[2, 3]), [Rank::new(3)]);
-        assert_eq!(is_late(&[waits, came, waits, Doing::Left], &[2], &[1]), [Rank::new(1)], "somebody else has given it up, too");
-        assert_eq!(is_late(&[waits, Doing::Left, waits, waits], &[1], &[0]), [Rank::new(1)], "it has given up this rank, and left");
+        assert_eq!(
+            is_late(&[waits, Doing::Left, Doing::Left, came], &[1, 2], &[2, 3]),
+            [Rank::new(3)]
+        );
+        assert_eq!(
+            is_late(&[waits, came, waits, Doing::Left], &[2], &[1]),
+            [Rank::new(1)],
+            "somebody else has given it up, too"
+        );
+        assert_eq!(
+            is_late(&[waits, Doing::Left, waits, waits], &[1], &[0]),
+            [Rank::new(1)],
+            "it has given up this rank, and left"
+        );
     }
 
     /// What ranks do that have launched far ahead, with the waits of some that have failed.
     fn waiting(world: u32, records: &[FaultRecord]) -> Vec<RankReport> {
-        let mut reports = reports(&vec![Doing::Launched(call(50, CallState::Launched)); world as usize]);
+        let mut reports =
+            reports(&vec![Doing::Launched(call(50, CallState::Launched)); world as usize]);
         for record in records {
             reports[record.rank as usize].fault = Some(Fault::from_record(record, Vec::new()));
         }
@@ -266,7 +366,12 @@ mod tests {
     }
 
     fn of(record: &FaultRecord, reports: &[RankReport], given_up: &[u32]) -> Stragglers {
-        stragglers(record, reports, Verdicts { reported: 0, given_up: mask_of(given_up.iter().copied().map(Rank::new)) }, DEADLINE)
+        stragglers(
+            record,
+            reports,
+            Verdicts { reported: 0, given_up: mask_of(given_up.iter().copied().map(Rank::new)) },
+            DEADLINE,
+        )
     }
 
     fn doubtful(rank: u32) -> Stragglers {
@@ -293,16 +398,28 @@ mod tests {
         // It has done its part of call 42.
         assert_eq!(of(&own, &waiting(4, &[own, timeout(1, 2, 43)]), &[]), doubtful(1));
         // Its own mover stands still, and what is no rank.
-        for odd in
-            [FaultRecord { wait: fault::PUSHED, ..timeout(1, 2, 42) }, timeout(1, 4, 42), timeout(1, u32::MAX, 42), timeout(3, 2, 42)]
-        {
+        for odd in [
+            FaultRecord { wait: fault::PUSHED, ..timeout(1, 2, 42) },
+            timeout(1, 4, 42),
+            timeout(1, u32::MAX, 42),
+            timeout(3, 2, 42),
+        ] {
             assert_eq!(of(&own, &waiting(4, &[own, odd]), &[]), doubtful(1), "{odd:?}");
         }
         // One that waits for this rank, and two that wait for each other.
         assert_eq!(of(&own, &waiting(4, &[own, timeout(1, 0, 42)]), &[]), doubtful(1));
-        assert_eq!(of(&own, &waiting(4, &[own, timeout(1, 2, 42), timeout(2, 1, 42)]), &[]), doubtful(1));
+        assert_eq!(
+            of(&own, &waiting(4, &[own, timeout(1, 2, 42), timeout(2, 1, 42)]), &[]),
+            doubtful(1)
+        );
         // One whose wait was ended by another's word.
-        let ended = FaultRecord { code: fault::ABORTED, rank: 2, peer: 2, abort: reason::TIMED_OUT, ..FaultRecord::default() };
+        let ended = FaultRecord {
+            code: fault::ABORTED,
+            rank: 2,
+            peer: 2,
+            abort: reason::TIMED_OUT,
+            ..FaultRecord::default()
+        };
         let mut reports = waiting(5, &[own, timeout(2, 3, 42)]);
         reports[1].fault = Some(Fault::from_record(&ended, Vec::new()));
         assert_eq!(of(&own, &reports, &[]), doubtful(3));
@@ -312,13 +429,27 @@ mod tests {
     #[test]
     fn a_rank_that_has_not_begun_the_call_is_late_whatever_words_it_has_read() {
         let own = timeout(0, 2, 42);
-        for doing in [Doing::Launched(call(41, CallState::Launched)), Doing::After(call(41, CallState::Done)), Doing::Nothing] {
+        for doing in [
+            Doing::Launched(call(41, CallState::Launched)),
+            Doing::After(call(41, CallState::Done)),
+            Doing::Nothing,
+        ] {
             for of_whom in [0, 2] {
-                let word =
-                    FaultRecord { code: fault::ABORTED, rank: of_whom, peer: of_whom, abort: reason::TIMED_OUT, ..FaultRecord::default() };
+                let word = FaultRecord {
+                    code: fault::ABORTED,
+                    rank: of_whom,
+                    peer: of_whom,
+                    abort: reason::TIMED_OUT,
+                    ..FaultRecord::default()
+                };
                 let mut reports = waiting(3, &[own, timeout(2, 1, 42)]);
-                (reports[1].doing, reports[1].fault) = (doing, Some(Fault::from_record(&word, Vec::new())));
-                assert_eq!(of(&own, &reports, &[]), Stragglers { ranks: vec![Rank::new(1)], certain: true }, "{doing:?}, rank {of_whom}");
+                (reports[1].doing, reports[1].fault) =
+                    (doing, Some(Fault::from_record(&word, Vec::new())));
+                assert_eq!(
+                    of(&own, &reports, &[]),
+                    Stragglers { ranks: vec![Rank::new(1)], certain: true },
+                    "{doing:?}, rank {of_whom}"
+                );
             }
         }
     }
@@ -331,7 +462,10 @@ mod tests {
         assert_eq!(of(&own, &reports, &[1]), Stragglers { certain: true, ..doubtful(1) });
         // A rank that has said whom it gave up is asked for that one.
         let verdicts = Verdicts { reported: 0b10, given_up: 0b110 };
-        assert_eq!(stragglers(&own, &reports, verdicts, DEADLINE), Stragglers { certain: true, ..doubtful(2) });
+        assert_eq!(
+            stragglers(&own, &reports, verdicts, DEADLINE),
+            Stragglers { certain: true, ..doubtful(2) }
+        );
     }
 
     /// Its wait may pass its deadline later, for the one that is stopped.

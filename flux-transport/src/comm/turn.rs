@@ -31,7 +31,10 @@ impl Turns {
     pub(super) fn take(&self, longest: Duration) -> Result<Turn<'_>, TransportError> {
         self.free_of_this_thread()?;
         let taken = |holder: &mut Option<ThreadId>| holder.is_some();
-        let (mut holder, _) = self.ended.wait_timeout_while(locked(&self.holder), longest, taken).unwrap_or_else(PoisonError::into_inner);
+        let (mut holder, _) = self
+            .ended
+            .wait_timeout_while(locked(&self.holder), longest, taken)
+            .unwrap_or_else(PoisonError::into_inner);
         if holder.is_some() {
             return Err(TransportError::NoTurn { waited: longest });
         }
@@ -44,7 +47,11 @@ impl Turns {
     /// # Errors
     /// [`TransportError::InCall`] if it has it.
     pub(super) fn free_of_this_thread(&self) -> Result<(), TransportError> {
-        if *locked(&self.holder) == Some(std::thread::current().id()) { Err(TransportError::InCall) } else { Ok(()) }
+        if *locked(&self.holder) == Some(std::thread::current().id()) {
+            Err(TransportError::InCall)
+        } else {
+            Ok(())
+        }
     }
 }
 
@@ -58,7 +65,9 @@ impl Drop for Turn<'_> {
 #[cfg(test)]
 mod tests {
     use crate::lateness::{AMPLE, scaled};
-    use crate::{Communicator, ConnectError, Options, Rebuild, Select, Stream, TransportError, World};
+    use crate::{
+        Communicator, ConnectError, Options, Rebuild, Select, Stream, TransportError, World,
+    };
     use flux_core::layout::WorkspaceSize;
     use std::sync::mpsc::channel;
     use std::time::Duration;
@@ -78,14 +87,23 @@ mod tests {
                     let call = comm.begin(Stream::Host).unwrap();
                     assert!(matches!(comm.begin(Stream::Host), Err(TransportError::InCall)));
                     assert!(matches!(comm.reserve(size), Err(TransportError::InCall)));
-                    for rebuilt in [comm.rebuild_blocking(Rebuild::Whole), pollster::block_on(comm.rebuild(Rebuild::Whole))] {
-                        assert!(matches!(rebuilt, Err(ConnectError::Transport(TransportError::InCall))));
+                    for rebuilt in [
+                        comm.rebuild_blocking(Rebuild::Whole),
+                        pollster::block_on(comm.rebuild(Rebuild::Whole)),
+                    ] {
+                        assert!(matches!(
+                            rebuilt,
+                            Err(ConnectError::Transport(TransportError::InCall))
+                        ));
                     }
                     call.finish().unwrap();
                 } else {
                     match comm.reserve(size).unwrap_err() {
                         TransportError::PeerFailed { rank, reason } => {
-                            assert_eq!((rank.get(), reason), (0, TransportError::InCall.to_string()));
+                            assert_eq!(
+                                (rank.get(), reason),
+                                (0, TransportError::InCall.to_string())
+                            );
                         }
                         other => panic!("{other}"),
                     }
@@ -110,7 +128,11 @@ mod tests {
     #[test]
     fn a_thread_waits_for_another_threads_call_no_longer_than_the_deadline() {
         let deadline = scaled(Duration::from_millis(200));
-        let comm = Communicator::connect_blocking(&World::single(), Options { deadline, ..Select::Host.into() }).unwrap();
+        let comm = Communicator::connect_blocking(
+            &World::single(),
+            Options { deadline, ..Select::Host.into() },
+        )
+        .unwrap();
         let size = WorkspaceSize { half_bytes: 1 << 12, ..WorkspaceSize::default() };
         let asks: [Ask; 3] = [
             |comm, _| Ok(comm.begin(Stream::Host)?.finish()?),
@@ -139,7 +161,9 @@ mod tests {
         let (done, wait) = channel();
         let call = comm.begin(Stream::Host).unwrap();
         let other = comm.clone();
-        std::thread::spawn(move || done.send(other.begin(Stream::Host).and_then(super::super::Call::finish).is_ok()));
+        std::thread::spawn(move || {
+            done.send(other.begin(Stream::Host).and_then(super::super::Call::finish).is_ok())
+        });
         assert!(wait.recv_timeout(Duration::from_millis(50)).is_err(), "it has not waited");
         call.finish().unwrap();
         assert_eq!(wait.recv_timeout(AMPLE), Ok(true));

@@ -85,12 +85,15 @@ impl CudaDevice {
         let driver = self.driver();
         let mut current: Handle = 0;
         // SAFETY: `current` is a place for the result.
-        driver.check("cuCtxGetCurrent", unsafe { (driver.cu_ctx_get_current)(&raw mut current) })?;
+        let code = unsafe { (driver.cu_ctx_get_current)(&raw mut current) };
+        driver.check("cuCtxGetCurrent", code)?;
         let pushed = current != self.handle();
         if pushed {
             // SAFETY: the context is retained as long as `self` lives, and the guard pops it on
             // this thread.
-            driver.check("cuCtxPushCurrent", unsafe { (driver.cu_ctx_push_current)(self.handle()) })?;
+            driver.check("cuCtxPushCurrent", unsafe {
+                (driver.cu_ctx_push_current)(self.handle())
+            })?;
         }
         Ok(Current { pushed, driver, not_send: PhantomData })
     }
@@ -133,7 +136,9 @@ impl CudaDevice {
         let driver = self.driver();
         let (mut free, mut total) = (0, 0);
         // SAFETY: a context is current; both are places for results.
-        driver.check("cuMemGetInfo", unsafe { (driver.cu_mem_get_info)(&raw mut free, &raw mut total) })?;
+        driver.check("cuMemGetInfo", unsafe {
+            (driver.cu_mem_get_info)(&raw mut free, &raw mut total)
+        })?;
         Ok((free as u64, total as u64))
     }
 
@@ -147,7 +152,9 @@ impl CudaDevice {
         let driver = self.driver();
         let mut context: Handle = 0;
         // SAFETY: `context` is a place for the result; the caller vouches for the handle.
-        driver.check("cuStreamGetCtx", unsafe { (driver.cu_stream_get_ctx)(stream, &raw mut context) })?;
+        driver.check("cuStreamGetCtx", unsafe {
+            (driver.cu_stream_get_ctx)(stream, &raw mut context)
+        })?;
         Ok(context == self.handle())
     }
 }
@@ -173,7 +180,9 @@ impl Drop for Current {
             let mut popped: Handle = 0;
             // SAFETY: `enter` pushed a context on this thread (the guard is not Send), and guards
             // nest.
-            self.driver.report("cuCtxPopCurrent", unsafe { (self.driver.cu_ctx_pop_current)(&raw mut popped) });
+            self.driver.report("cuCtxPopCurrent", unsafe {
+                (self.driver.cu_ctx_pop_current)(&raw mut popped)
+            });
         }
     }
 }

@@ -123,7 +123,8 @@ fn start() -> Result<Driver, Unavailable> {
             Err(_) => {}
         }
     }
-    let library = library.ok_or_else(|| Unavailable::Library { tried: NAMES.join(", "), reason })?;
+    let library =
+        library.ok_or_else(|| Unavailable::Library { tried: NAMES.join(", "), reason })?;
     let driver = Driver::load(library)?;
     let init = |call, code| Unavailable::Init { call, code, name: driver.name_of(code) };
     // SAFETY: 0 is the only value of the flags.
@@ -149,7 +150,8 @@ impl Driver {
     pub(crate) fn name_of(&self, code: c_int) -> String {
         let mut name = std::ptr::null();
         // SAFETY: `name` is a place for the result, which is a static string or null.
-        let found = unsafe { (self.cu_get_error_name)(code, &raw mut name) } == 0 && !name.is_null();
+        let found =
+            unsafe { (self.cu_get_error_name)(code, &raw mut name) } == 0 && !name.is_null();
         if found {
             // SAFETY: checked above: a static, terminated string of the driver.
             unsafe { CStr::from_ptr(name) }.to_string_lossy().into_owned()
@@ -160,7 +162,11 @@ impl Driver {
 
     /// Turns a result into an error that names the call.
     pub(crate) fn check(&self, call: &'static str, code: c_int) -> Result<(), CudaError> {
-        if code == 0 { Ok(()) } else { Err(CudaError::Call { call, code, name: self.name_of(code) }) }
+        if code == 0 {
+            Ok(())
+        } else {
+            Err(CudaError::Call { call, code, name: self.name_of(code) })
+        }
     }
 
     /// What a query says: whether it is done.

@@ -17,7 +17,11 @@ pub enum Unavailable {
         reason: String,
     },
     /// The driver lacks an entry point: it is older than [`OLDEST_DRIVER`].
-    #[error("the NVIDIA driver has no `{symbol}`: a driver of CUDA {}.{} or newer is needed", OLDEST_DRIVER / 1000, OLDEST_DRIVER % 1000 / 10)]
+    #[error(
+        "the NVIDIA driver has no `{symbol}`: a driver of CUDA {}.{} or newer is needed",
+        OLDEST_DRIVER / 1000,
+        OLDEST_DRIVER % 1000 / 10
+    )]
     Symbol { symbol: &'static str },
     /// The driver does not start.
     #[error("the NVIDIA driver does not start: {call}: {name} ({code})")]
@@ -36,11 +40,17 @@ impl Unavailable {
     /// What a person can do about it, where that is known.
     pub fn advice(&self) -> Option<&'static str> {
         match self {
-            Self::Init { code: 802, .. } => Some("start the fabric manager of the driver's version (systemctl start nvidia-fabricmanager)"),
-            Self::Init { code: 803 | 804, .. } => Some(
-                "the driver's library is not of the kernel module's version: restart the machine after an update, or start the container anew",
+            Self::Init { code: 802, .. } => Some(
+                "start the fabric manager of the driver's version (systemctl start \
+                 nvidia-fabricmanager)",
             ),
-            Self::Init { .. } => Some("look at nvidia-smi and at the kernel's log for what is wrong with the driver"),
+            Self::Init { code: 803 | 804, .. } => Some(
+                "the driver's library is not of the kernel module's version: restart the machine \
+                 after an update, or start the container anew",
+            ),
+            Self::Init { .. } => {
+                Some("look at nvidia-smi and at the kernel's log for what is wrong with the driver")
+            }
             Self::Symbol { .. } => Some("update the driver"),
             Self::Library { .. } | Self::NoDevice => None,
         }
@@ -59,13 +69,18 @@ pub enum CudaError {
     #[error("{call}: {name} ({code})")]
     Call { call: &'static str, code: i32, name: String },
     /// There is no such device in this process.
-    #[error("device {ordinal} does not exist: this process sees {count} devices, counted from 0 (CUDA_VISIBLE_DEVICES may hide some)")]
+    #[error(
+        "device {ordinal} does not exist: this process sees {count} devices, counted from 0 \
+         (CUDA_VISIBLE_DEVICES may hide some)"
+    )]
     NoSuchDevice { ordinal: u32, count: u32 },
     /// The device cannot do what is needed.
     #[error("device {ordinal} ({device}) does not support {what}")]
     Unsupported { ordinal: u32, device: String, what: &'static str },
     /// Calls of this process on the device did not end.
-    #[error("calls of this process on device {ordinal} have not ended: start a new process in its place")]
+    #[error(
+        "calls of this process on device {ordinal} have not ended: start a new process in its place"
+    )]
     GivenUp { ordinal: u32 },
 }
 
@@ -78,7 +93,9 @@ impl CudaError {
     /// The driver's result code, where a call failed.
     pub fn code(&self) -> Option<i32> {
         match self {
-            Self::Call { code, .. } | Self::Unavailable(Unavailable::Init { code, .. }) => Some(*code),
+            Self::Call { code, .. } | Self::Unavailable(Unavailable::Init { code, .. }) => {
+                Some(*code)
+            }
             _ => None,
         }
     }

@@ -27,7 +27,10 @@ impl fmt::Display for DeviceUuid {
 
 /// Text that is no [`DeviceUuid`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-#[error("not the UUID of a GPU: `GPU-` and 32 hexadecimal digits in groups of 8, 4, 4, 4 and 12 are expected")]
+#[error(
+    "not the UUID of a GPU: `GPU-` and 32 hexadecimal digits in groups of 8, 4, 4, 4 and 12 are \
+     expected"
+)]
 pub struct ParseUuidError;
 
 impl FromStr for DeviceUuid {
@@ -94,7 +97,8 @@ pub fn driver_version() -> Result<u32, CudaError> {
     let driver = driver()?;
     let mut version = 0;
     // SAFETY: `version` is a place for the result.
-    driver.check("cuDriverGetVersion", unsafe { (driver.cu_driver_get_version)(&raw mut version) })?;
+    let code = unsafe { (driver.cu_driver_get_version)(&raw mut version) };
+    driver.check("cuDriverGetVersion", code)?;
     Ok(version.unsigned_abs())
 }
 
@@ -125,14 +129,17 @@ pub(super) fn device_handle(driver: &Driver, ordinal: u32) -> Result<c_int, Cuda
     }
     let mut device = 0;
     // SAFETY: `device` is a place for the result; the ordinal is in range.
-    driver.check("cuDeviceGet", unsafe { (driver.cu_device_get)(&raw mut device, ordinal.cast_signed()) })?;
+    driver.check("cuDeviceGet", unsafe {
+        (driver.cu_device_get)(&raw mut device, ordinal.cast_signed())
+    })?;
     Ok(device)
 }
 
 fn attribute(driver: &Driver, device: c_int, attribute: Attribute) -> Result<u32, CudaError> {
     let mut value = 0;
     // SAFETY: `value` is a place for the result; `device` came from `device_handle`.
-    let code = unsafe { (driver.cu_device_get_attribute)(&raw mut value, attribute as c_int, device) };
+    let code =
+        unsafe { (driver.cu_device_get_attribute)(&raw mut value, attribute as c_int, device) };
     driver.check("cuDeviceGetAttribute", code)?;
     Ok(value.unsigned_abs())
 }
@@ -149,16 +156,23 @@ pub fn device_info(ordinal: u32) -> Result<DeviceInfo, CudaError> {
     let device = device_handle(driver, ordinal)?;
     let mut name = [0_u8; 128];
     // SAFETY: room for 128 characters, the last of which the driver leaves alone.
-    driver.check("cuDeviceGetName", unsafe { (driver.cu_device_get_name)(name.as_mut_ptr().cast(), 127, device) })?;
+    driver.check("cuDeviceGetName", unsafe {
+        (driver.cu_device_get_name)(name.as_mut_ptr().cast(), 127, device)
+    })?;
     let mut pci = [0_u8; 32];
     // SAFETY: room for 32 characters, the last of which the driver leaves alone.
-    driver.check("cuDeviceGetPCIBusId", unsafe { (driver.cu_device_get_pci_bus_id)(pci.as_mut_ptr().cast(), 31, device) })?;
+    driver.check("cuDeviceGetPCIBusId", unsafe {
+        (driver.cu_device_get_pci_bus_id)(pci.as_mut_ptr().cast(), 31, device)
+    })?;
     let mut uuid = [0; 16];
     // SAFETY: `uuid` has the 16 bytes of a CUuuid.
-    driver.check("cuDeviceGetUuid", unsafe { (driver.cu_device_get_uuid)(&raw mut uuid, device) })?;
+    let code = unsafe { (driver.cu_device_get_uuid)(&raw mut uuid, device) };
+    driver.check("cuDeviceGetUuid", code)?;
     let mut memory = 0;
     // SAFETY: `memory` is a place for the result.
-    driver.check("cuDeviceTotalMem", unsafe { (driver.cu_device_total_mem)(&raw mut memory, device) })?;
+    driver.check("cuDeviceTotalMem", unsafe {
+        (driver.cu_device_total_mem)(&raw mut memory, device)
+    })?;
     let get = |a| attribute(driver, device, a);
     Ok(DeviceInfo {
         ordinal,
@@ -172,8 +186,11 @@ pub fn device_info(ordinal: u32) -> Result<DeviceInfo, CudaError> {
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR)?,
             get(Attribute::CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MINOR)?,
         ),
-        virtual_memory: get(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)? != 0,
-        posix_handles: get(Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED)? != 0,
+        virtual_memory: get(Attribute::CU_DEVICE_ATTRIBUTE_VIRTUAL_MEMORY_MANAGEMENT_SUPPORTED)?
+            != 0,
+        posix_handles: get(
+            Attribute::CU_DEVICE_ATTRIBUTE_HANDLE_TYPE_POSIX_FILE_DESCRIPTOR_SUPPORTED,
+        )? != 0,
     })
 }
 
@@ -186,14 +203,18 @@ pub fn can_access_peer(device: u32, peer: u32) -> Result<bool, CudaError> {
     }
     let mut can = 0;
     // SAFETY: `can` is a place for the result; both handles came from `device_handle`.
-    driver.check("cuDeviceCanAccessPeer", unsafe { (driver.cu_device_can_access_peer)(&raw mut can, from, to) })?;
+    driver.check("cuDeviceCanAccessPeer", unsafe {
+        (driver.cu_device_can_access_peer)(&raw mut can, from, to)
+    })?;
     Ok(can != 0)
 }
 
 /// [`can_access_peer`] of all pairs: `matrix[device][peer]`.
 pub fn peer_matrix() -> Result<Vec<Vec<bool>>, CudaError> {
     let count = device_count()?;
-    (0..count).map(|device| (0..count).map(|peer| can_access_peer(device, peer)).collect()).collect()
+    (0..count)
+        .map(|device| (0..count).map(|peer| can_access_peer(device, peer)).collect())
+        .collect()
 }
 
 #[cfg(test)]
@@ -205,9 +226,13 @@ mod tests {
         let uuid = DeviceUuid(std::array::from_fn(|i| u8::try_from(i).unwrap() * 17));
         assert_eq!(uuid.to_string(), "GPU-00112233-4455-6677-8899-aabbccddeeff");
         assert_eq!(uuid.to_string().parse(), Ok(uuid));
-        for other in
-            ["", "GPU-", "00112233-4455-6677-8899-aabbccddeeff", "GPU-00112233-4455-6677-8899-AABBCCDDEEFF", "GPU-0011223344556677"]
-        {
+        for other in [
+            "",
+            "GPU-",
+            "00112233-4455-6677-8899-aabbccddeeff",
+            "GPU-00112233-4455-6677-8899-AABBCCDDEEFF",
+            "GPU-0011223344556677",
+        ] {
             assert_eq!(other.parse::<DeviceUuid>(), Err(ParseUuidError), "{other}");
         }
     }

@@ -67,10 +67,13 @@ fn is_absent(path: &Path, said: &str) -> bool {
     if path.components().nth(1).is_none() {
         // Only the loader knows where it looked. A missing dependency is reported in the same
         // words, under its own name.
-        return said.contains(&format!("{}: ", path.display())) && said.contains("No such file or directory");
+        return said.contains(&format!("{}: ", path.display()))
+            && said.contains("No such file or directory");
     }
     // A link that leads nowhere is there, and somebody meant it to work.
-    path.symlink_metadata().is_err_and(|error| matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory))
+    path.symlink_metadata().is_err_and(|error| {
+        matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory)
+    })
 }
 
 /// What the system's loader said: the library's own error only names the call.
@@ -89,18 +92,34 @@ mod tests {
     #[test]
     fn a_library_that_is_there_and_cannot_be_loaded_is_told_whatever_comes_after_it() {
         let folder = tempfile::tempdir().unwrap();
-        let (broken, link, missing) = (folder.path().join("liba.so"), folder.path().join("libb.so"), folder.path().join("libc.so"));
-        std::fs::write(&broken, "not a library, but longer than the head of one, so that the loader looks at what it says").unwrap();
+        let (broken, link, missing) = (
+            folder.path().join("liba.so"),
+            folder.path().join("libb.so"),
+            folder.path().join("libc.so"),
+        );
+        std::fs::write(
+            &broken,
+            "not a library, but longer than the head of one, so that the loader looks at what it \
+             says",
+        )
+        .unwrap();
         std::os::unix::fs::symlink("nowhere", &link).unwrap();
         let nameless = Path::new("libflux-of-nobody.so");
         let said = refused(&[&missing, &broken, &link, nameless]);
         // The loader's own words, and not those of the call alone.
         assert!(said.contains(&format!("{}: invalid ELF header", broken.display())), "{said}");
         assert!(said.contains(&link.display().to_string()), "{said}");
-        assert!(!said.contains("libc.so") && !said.contains("of-nobody") && !said.contains("dlopen"), "{said}");
+        assert!(
+            !said.contains("libc.so") && !said.contains("of-nobody") && !said.contains("dlopen"),
+            "{said}"
+        );
         // Where none is there, the places are what helps.
         let said = refused(&[&missing, nameless, &broken.join("below")]);
-        let places = [missing.display().to_string(), nameless.display().to_string(), broken.join("below").display().to_string()];
+        let places = [
+            missing.display().to_string(),
+            nameless.display().to_string(),
+            broken.join("below").display().to_string(),
+        ];
         assert_eq!(said, format!("not found, looked at: {}", places.join(", ")));
         assert_eq!(refused(&[]), "not found, and there is nowhere to look");
     }

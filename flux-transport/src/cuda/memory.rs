@@ -24,7 +24,9 @@ impl DeviceBlock {
         let driver = device.driver();
         let mut address = 0;
         // SAFETY: a context is current; `address` is a place for the result.
-        driver.check("cuMemAlloc", unsafe { (driver.cu_mem_alloc)(&raw mut address, bytes.max(1)) })?;
+        driver.check("cuMemAlloc", unsafe {
+            (driver.cu_mem_alloc)(&raw mut address, bytes.max(1))
+        })?;
         Ok(Self { device: device.clone(), address, bytes })
     }
 
@@ -78,16 +80,24 @@ impl PinnedBlock {
         let driver = device.driver();
         let mut host: *mut c_void = ptr::null_mut();
         // SAFETY: a context is current; `host` is a place for the result.
-        driver.check("cuMemHostAlloc", unsafe { (driver.cu_mem_host_alloc)(&raw mut host, bytes, PORTABLE_MAPPED) })?;
+        driver.check("cuMemHostAlloc", unsafe {
+            (driver.cu_mem_host_alloc)(&raw mut host, bytes, PORTABLE_MAPPED)
+        })?;
         let Some(host) = ptr::NonNull::new(host) else {
-            return Err(CudaError::Call { call: "cuMemHostAlloc", code: 0, name: "returned a null pointer".to_owned() });
+            return Err(CudaError::Call {
+                call: "cuMemHostAlloc",
+                code: 0,
+                name: "returned a null pointer".to_owned(),
+            });
         };
         // From here on the destructor frees it.
         let mut block = Self { device: device.clone(), host, address: 0, bytes };
         // SAFETY: `bytes` bytes at `host` were just allocated and nobody else knows them.
         unsafe { ptr::write_bytes(host.as_ptr().cast::<u8>(), 0, bytes) };
         // SAFETY: `host` was allocated with the mapped flag.
-        let code = unsafe { (driver.cu_mem_host_get_device_pointer)(&raw mut block.address, host.as_ptr(), 0) };
+        let code = unsafe {
+            (driver.cu_mem_host_get_device_pointer)(&raw mut block.address, host.as_ptr(), 0)
+        };
         driver.check("cuMemHostGetDevicePointer", code)?;
         Ok(block)
     }
@@ -124,10 +134,18 @@ impl Drop for PinnedBlock {
 /// # Safety
 /// Both ranges are mapped with access for `device` until the copy is done; `device`'s context is
 /// current.
-pub(crate) unsafe fn copy_async(device: &CudaDevice, to: u64, from: u64, bytes: usize, stream: Handle) -> Result<(), CudaError> {
+pub(crate) unsafe fn copy_async(
+    device: &CudaDevice,
+    to: u64,
+    from: u64,
+    bytes: usize,
+    stream: Handle,
+) -> Result<(), CudaError> {
     let driver = device.driver();
     // SAFETY: the caller's promise.
-    driver.check("cuMemcpyDtoDAsync", unsafe { (driver.cu_memcpy_dtod_async)(to, from, bytes, stream) })
+    driver.check("cuMemcpyDtoDAsync", unsafe {
+        (driver.cu_memcpy_dtod_async)(to, from, bytes, stream)
+    })
 }
 
 /// Copies `rows` rows of `bytes` each on `stream`; both sides are an address and the bytes from a
@@ -169,10 +187,17 @@ pub(crate) unsafe fn copy_rows_async(
 ///
 /// # Safety
 /// As [`copy_async`], for 4 bytes at `to`.
-pub(crate) unsafe fn write_value_async(device: &CudaDevice, to: u64, value: u32, stream: Handle) -> Result<(), CudaError> {
+pub(crate) unsafe fn write_value_async(
+    device: &CudaDevice,
+    to: u64,
+    value: u32,
+    stream: Handle,
+) -> Result<(), CudaError> {
     let driver = device.driver();
     // SAFETY: the caller's promise; flags 0 keep the barrier before the store.
-    driver.check("cuStreamWriteValue32", unsafe { (driver.cu_stream_write_value)(stream, to, value, 0) })
+    driver.check("cuStreamWriteValue32", unsafe {
+        (driver.cu_stream_write_value)(stream, to, value, 0)
+    })
 }
 
 /// Makes `stream` wait until the word at `from` is `value` or up to 2^31 - 1 more, modulo 2^32. No
@@ -180,29 +205,50 @@ pub(crate) unsafe fn write_value_async(device: &CudaDevice, to: u64, value: u32,
 ///
 /// # Safety
 /// As [`copy_async`], for 4 bytes at `from`.
-pub(crate) unsafe fn wait_value_async(device: &CudaDevice, from: u64, value: u32, stream: Handle) -> Result<(), CudaError> {
+pub(crate) unsafe fn wait_value_async(
+    device: &CudaDevice,
+    from: u64,
+    value: u32,
+    stream: Handle,
+) -> Result<(), CudaError> {
     let driver = device.driver();
     // SAFETY: the caller's promise; flags 0 compare the difference's sign.
-    driver.check("cuStreamWaitValue32", unsafe { (driver.cu_stream_wait_value)(stream, from, value, 0) })
+    driver.check("cuStreamWaitValue32", unsafe {
+        (driver.cu_stream_wait_value)(stream, from, value, 0)
+    })
 }
 
 /// Fills `words` words on `stream`.
 ///
 /// # Safety
 /// As [`copy_async`], for `4 * words` bytes at `to`.
-pub(crate) unsafe fn fill_words(device: &CudaDevice, to: u64, value: u32, words: usize, stream: Handle) -> Result<(), CudaError> {
+pub(crate) unsafe fn fill_words(
+    device: &CudaDevice,
+    to: u64,
+    value: u32,
+    words: usize,
+    stream: Handle,
+) -> Result<(), CudaError> {
     let driver = device.driver();
     // SAFETY: the caller's promise.
-    driver.check("cuMemsetD32Async", unsafe { (driver.cu_memset_d32_async)(to, value, words, stream) })
+    driver.check("cuMemsetD32Async", unsafe {
+        (driver.cu_memset_d32_async)(to, value, words, stream)
+    })
 }
 
 /// Reads device memory, after all work of blocking streams of the context.
 ///
 /// # Safety
 /// `into.len()` bytes at `from` are mapped with access for `device`.
-pub(crate) unsafe fn read(device: &CudaDevice, into: &mut [u8], from: u64) -> Result<(), CudaError> {
+pub(crate) unsafe fn read(
+    device: &CudaDevice,
+    into: &mut [u8],
+    from: u64,
+) -> Result<(), CudaError> {
     let _current = device.enter()?;
     let driver = device.driver();
     // SAFETY: the caller's promise; `into` is writable for its length.
-    driver.check("cuMemcpyDtoH", unsafe { (driver.cu_memcpy_dtoh)(into.as_mut_ptr().cast(), from, into.len()) })
+    driver.check("cuMemcpyDtoH", unsafe {
+        (driver.cu_memcpy_dtoh)(into.as_mut_ptr().cast(), from, into.len())
+    })
 }

@@ -22,13 +22,18 @@ pub use context::CudaDevice;
 pub(crate) use context::Current;
 pub use device::{Device, Stream};
 pub use error::{CudaError, OLDEST_DRIVER, Unavailable};
-pub use info::{DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info, driver_version, peer_matrix};
+pub use info::{
+    DeviceInfo, DeviceUuid, ParseUuidError, can_access_peer, device_count, device_info,
+    driver_version, peer_matrix,
+};
 pub use memory::{DeviceBlock, PinnedBlock};
 pub use near::near;
 pub(crate) use stream::{Capture, capture};
 pub use stream::{Event, SideStream, is_capturing};
 
-pub(crate) use memory::{copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async};
+pub(crate) use memory::{
+    copy_async, copy_rows_async, fill_words, read, wait_value_async, write_value_async,
+};
 pub(crate) use patience::{done_by, look, usable};
 pub(crate) use shared::{keep, locked};
 pub(crate) use staging::{Registration, Rows, WordOp, copy_in_async, copy_out_async, words_async};

@@ -11,7 +11,10 @@ use std::sync::{Mutex, PoisonError};
 /// lies there.
 ///
 /// Containers commonly forbid memory policies, so a thread's affinity does it.
-#[allow(clippy::missing_panics_doc, reason = "it is taken once: by the thread, or where there is none by the caller")]
+#[allow(
+    clippy::missing_panics_doc,
+    reason = "it is taken once: by the thread, or where there is none by the caller"
+)]
 pub fn near<R: Send>(pci: &str, make: impl FnOnce() -> R + Send) -> R {
     let Some(cpus) = cpus_of(pci) else { return make() };
     // Left to the calling thread where there is no other.
@@ -37,7 +40,8 @@ pub fn near<R: Send>(pci: &str, make: impl FnOnce() -> R + Send) -> R {
 
 /// The processors of a device's node.
 fn cpus_of(pci: &str) -> Option<CpuSet> {
-    let node = fs::read_to_string(format!("/sys/bus/pci/devices/{}/numa_node", pci.to_lowercase())).ok()?;
+    let node = fs::read_to_string(format!("/sys/bus/pci/devices/{}/numa_node", pci.to_lowercase()))
+        .ok()?;
     // -1 where there is one node, or none is known
     let node: u32 = node.trim().parse().ok()?;
     let list = fs::read_to_string(format!("/sys/devices/system/node/node{node}/cpulist")).ok()?;
@@ -53,7 +57,8 @@ fn parse(list: &str) -> Option<impl Iterator<Item = usize>> {
         let (first, last): (usize, usize) = (first.parse().ok()?, last.parse().ok()?);
         Some(first..last.min(CpuSet::MAX_CPU - 1) + 1)
     };
-    let ranges: Option<Vec<_>> = list.trim().split(',').filter(|part| !part.is_empty()).map(range).collect();
+    let ranges: Option<Vec<_>> =
+        list.trim().split(',').filter(|part| !part.is_empty()).map(range).collect();
     Some(ranges?.into_iter().flatten())
 }
 
@@ -68,7 +73,10 @@ mod tests {
         assert_eq!(list(""), Some(vec![]));
         assert_eq!(list("a-b"), None);
         assert_eq!(list("5-4"), Some(vec![]));
-        assert_eq!(list("1020-99999").map(|cpus| cpus.last().copied()), Some(Some(CpuSet::MAX_CPU - 1)));
+        assert_eq!(
+            list("1020-99999").map(|cpus| cpus.last().copied()),
+            Some(Some(CpuSet::MAX_CPU - 1))
+        );
     }
 
     #[test]

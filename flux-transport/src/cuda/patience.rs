@@ -22,12 +22,19 @@ pub(crate) fn look<T, E>(mut over: impl FnMut(Instant) -> Result<Option<T>, E>) 
         if let Some(end) = over(now)? {
             return Ok(end);
         }
-        if now.duration_since(began) < AT_ONCE { std::thread::yield_now() } else { std::thread::sleep(LOOK) }
+        if now.duration_since(began) < AT_ONCE {
+            std::thread::yield_now();
+        } else {
+            std::thread::sleep(LOOK);
+        }
     }
 }
 
 /// Looks until `done` says so: true; false at `until`.
-pub(crate) fn done_by<E>(until: Instant, mut done: impl FnMut() -> Result<bool, E>) -> Result<bool, E> {
+pub(crate) fn done_by<E>(
+    until: Instant,
+    mut done: impl FnMut() -> Result<bool, E>,
+) -> Result<bool, E> {
     look(|now| Ok(if done()? { Some(true) } else { (now >= until).then_some(false) }))
 }
 
@@ -39,7 +46,10 @@ fn bit(ordinal: u32) -> u64 {
 pub(super) fn give_up(ordinal: u32, why: &str) -> bool {
     let news = GIVEN_UP.fetch_or(bit(ordinal), Ordering::AcqRel) & bit(ordinal) == 0;
     if news {
-        tracing::warn!("device {ordinal} is given up: {why}; what this process has there is not freed any more, end it to free it");
+        tracing::warn!(
+            "device {ordinal} is given up: {why}; what this process has there is not freed any \
+             more, end it to free it"
+        );
     }
     news
 }
@@ -78,7 +88,11 @@ mod tests {
         let until = Instant::now() + Duration::from_millis(5);
         assert_eq!(done_by(until, || Ok::<_, ()>(false)), Ok(false));
         assert!(Instant::now() >= until);
-        assert_eq!(done_by(until, || Ok::<_, ()>(true)), Ok(true), "it is looked at once, whatever the time");
+        assert_eq!(
+            done_by(until, || Ok::<_, ()>(true)),
+            Ok(true),
+            "it is looked at once, whatever the time"
+        );
         assert_eq!(done_by(until, || Err(7)), Err(7));
     }
 

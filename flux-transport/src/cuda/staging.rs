@@ -6,10 +6,12 @@
 use super::driver::Handle;
 use super::{CudaDevice, CudaError};
 use cudarc::driver::sys::{
-    CUDA_MEMCPY2D, CUmemorytype, CUstreamBatchMemOpParams, CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitValue,
+    CUDA_MEMCPY2D, CUmemorytype, CUstreamBatchMemOpParams,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st as WaitValue,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWaitValueParams_st__bindgen_ty_1 as WaitWord,
     CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st as WriteValue,
-    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteWord, CUstreamBatchMemOpType as OpType,
+    CUstreamBatchMemOpParams_union_CUstreamMemOpWriteValueParams_st__bindgen_ty_1 as WriteWord,
+    CUstreamBatchMemOpType as OpType,
 };
 use std::ffi::c_void;
 use std::mem::ManuallyDrop;
@@ -31,12 +33,23 @@ impl<M> Registration<M> {
     ///
     /// # Safety
     /// The range is page-aligned and mapped as long as `memory` lives.
-    pub(crate) unsafe fn new(device: &CudaDevice, memory: M, host: u64, bytes: usize) -> Result<Self, CudaError> {
+    pub(crate) unsafe fn new(
+        device: &CudaDevice,
+        memory: M,
+        host: u64,
+        bytes: usize,
+    ) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let host = super::host_size(host);
         // SAFETY: the caller's promise.
-        let code = unsafe { (driver.cu_mem_host_register)(ptr::with_exposed_provenance_mut(host), bytes, PORTABLE_MAPPED) };
+        let code = unsafe {
+            (driver.cu_mem_host_register)(
+                ptr::with_exposed_provenance_mut(host),
+                bytes,
+                PORTABLE_MAPPED,
+            )
+        };
         driver.check("cuMemHostRegister", code)?;
         Ok(Self { device: device.clone(), host, memory: ManuallyDrop::new(memory) })
     }
@@ -120,7 +133,14 @@ pub(crate) unsafe fn copy_out_async(
     let host: *mut c_void = ptr::with_exposed_provenance_mut(super::host_size(to.address));
     if dense(to, from, rows, width) {
         // SAFETY: the caller's promise.
-        let code = unsafe { (driver.cu_memcpy_dtoh_async)(host, from.address, super::host_size(rows * width), stream) };
+        let code = unsafe {
+            (driver.cu_memcpy_dtoh_async)(
+                host,
+                from.address,
+                super::host_size(rows * width),
+                stream,
+            )
+        };
         return driver.check("cuMemcpyDtoHAsync", code);
     }
     let copy = CUDA_MEMCPY2D {
@@ -149,7 +169,9 @@ pub(crate) unsafe fn copy_in_async(
     let host: *const c_void = ptr::with_exposed_provenance(super::host_size(from.address));
     if dense(to, from, rows, width) {
         // SAFETY: the caller's promise.
-        let code = unsafe { (driver.cu_memcpy_htod_async)(to.address, host, super::host_size(rows * width), stream) };
+        let code = unsafe {
+            (driver.cu_memcpy_htod_async)(to.address, host, super::host_size(rows * width), stream)
+        };
         return driver.check("cuMemcpyHtoDAsync", code);
     }
     let copy = CUDA_MEMCPY2D {
@@ -200,8 +222,12 @@ impl WordOp {
                     alias: 0,
                 },
             },
-            Self::Write { address, value } => written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_32, address, u64::from(value)),
-            Self::WriteLong { address, value } => written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value),
+            Self::Write { address, value } => {
+                written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_32, address, u64::from(value))
+            }
+            Self::WriteLong { address, value } => {
+                written(OpType::CU_STREAM_MEM_OP_WRITE_VALUE_64, address, value)
+            }
         }
     }
 }
@@ -209,14 +235,20 @@ impl WordOp {
 const fn written(operation: OpType, address: u64, value: u64) -> CUstreamBatchMemOpParams {
     let word = WriteWord { value64: value };
     // In a batch each has its barrier: without, the driver refuses it.
-    CUstreamBatchMemOpParams { writeValue: WriteValue { operation, address, __bindgen_anon_1: word, flags: 0, alias: 0 } }
+    CUstreamBatchMemOpParams {
+        writeValue: WriteValue { operation, address, __bindgen_anon_1: word, flags: 0, alias: 0 },
+    }
 }
 
 /// Does `ops` on `stream`, in order, in as few batches as possible.
 ///
 /// # Safety
 /// The words stay mapped until they were written or waited for; `device`'s context is current.
-pub(crate) unsafe fn words_async(device: &CudaDevice, ops: impl IntoIterator<Item = WordOp>, stream: Handle) -> Result<(), CudaError> {
+pub(crate) unsafe fn words_async(
+    device: &CudaDevice,
+    ops: impl IntoIterator<Item = WordOp>,
+    stream: Handle,
+) -> Result<(), CudaError> {
     let driver = device.driver();
     let mut ops = ops.into_iter().peekable();
     while let Some(&first) = ops.peek() {

@@ -23,11 +23,14 @@ impl SideStream {
         let driver = device.driver();
         let (mut least, mut greatest) = (0, 0);
         // SAFETY: a context is current; both are places for results.
-        let code = unsafe { (driver.cu_ctx_get_stream_priority_range)(&raw mut least, &raw mut greatest) };
+        let code =
+            unsafe { (driver.cu_ctx_get_stream_priority_range)(&raw mut least, &raw mut greatest) };
         driver.check("cuCtxGetStreamPriorityRange", code)?;
         let mut stream = 0;
         // SAFETY: a context is current; `stream` is a place for the result.
-        let code = unsafe { (driver.cu_stream_create_with_priority)(&raw mut stream, NON_BLOCKING, greatest) };
+        let code = unsafe {
+            (driver.cu_stream_create_with_priority)(&raw mut stream, NON_BLOCKING, greatest)
+        };
         driver.check("cuStreamCreateWithPriority", code)?;
         Ok(Self { device: device.clone(), stream })
     }
@@ -90,14 +93,15 @@ impl Event {
         let driver = device.driver();
         let mut event = 0;
         // SAFETY: a context is current; `event` is a place for the result.
-        driver.check("cuEventCreate", unsafe { (driver.cu_event_create)(&raw mut event, flags) })?;
+        let code = unsafe { (driver.cu_event_create)(&raw mut event, flags) };
+        driver.check("cuEventCreate", code)?;
         Ok(Self { device: device.clone(), event })
     }
 
     /// Milliseconds from this event to `end`, both timed and recorded; waits until both are done.
     ///
-    /// With cudarc's bindings of CUDA 13 its own events call an entry point that drivers before 12.8
-    /// lack, and panic there.
+    /// With cudarc's bindings of CUDA 13 its own events call an entry point that drivers before
+    /// 12.8 lack, and panic there.
     pub fn elapsed_ms(&self, end: &Self) -> Result<f32, CudaError> {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
@@ -107,7 +111,9 @@ impl Event {
         }
         let mut ms = 0.0;
         // SAFETY: `ms` is a place for the result; the driver refuses events without timing.
-        driver.check("cuEventElapsedTime", unsafe { (driver.cu_event_elapsed_time)(&raw mut ms, self.event, end.event) })?;
+        driver.check("cuEventElapsedTime", unsafe {
+            (driver.cu_event_elapsed_time)(&raw mut ms, self.event, end.event)
+        })?;
         Ok(ms)
     }
 
@@ -133,7 +139,9 @@ impl Event {
         let _current = self.device.enter()?;
         let driver = self.device.driver();
         // SAFETY: the event lives as long as `self`; flags 0 is the plain wait.
-        driver.check("cuStreamWaitEvent", unsafe { (driver.cu_stream_wait_event)(stream, self.event, 0) })
+        driver.check("cuStreamWaitEvent", unsafe {
+            (driver.cu_stream_wait_event)(stream, self.event, 0)
+        })
     }
 }
 
@@ -169,7 +177,15 @@ pub(crate) fn capture(stream: usize) -> Result<Capture, CudaError> {
     // SAFETY: the first two are places for results, the others are optional and left out; the
     // caller vouches for the handle.
     let code = unsafe {
-        (driver.cu_stream_get_capture_info)(stream, &raw mut status, &raw mut id, null_mut(), null_mut(), null_mut(), null_mut())
+        (driver.cu_stream_get_capture_info)(
+            stream,
+            &raw mut status,
+            &raw mut id,
+            null_mut(),
+            null_mut(),
+            null_mut(),
+            null_mut(),
+        )
     };
     driver.check("cuStreamGetCaptureInfo", code)?;
     Ok(match status {

@@ -108,20 +108,32 @@ impl Allocation {
         let mut granularity = 0;
         // SAFETY: `granularity` is a place for the result; the properties are read before the call
         // returns.
-        let code = unsafe { (driver.cu_mem_get_allocation_granularity)(&raw mut granularity, &raw const properties, RECOMMENDED) };
+        let code = unsafe {
+            (driver.cu_mem_get_allocation_granularity)(
+                &raw mut granularity,
+                &raw const properties,
+                RECOMMENDED,
+            )
+        };
         driver.check("cuMemGetAllocationGranularity", code)?;
         Ok(granularity as u64)
     }
 
     /// Makes `bytes` bytes of pages on `device`; `bytes` is a multiple of the granularity.
-    pub(crate) fn new(device: &CudaDevice, bytes: u64, handles: Handles) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        device: &CudaDevice,
+        bytes: u64,
+        handles: Handles,
+    ) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let properties = PageProperties::pinned(device, handles);
         let mut handle = 0;
         // SAFETY: `handle` is a place for the result; the properties are read before the call
         // returns.
-        let code = unsafe { (driver.cu_mem_create)(&raw mut handle, host_size(bytes), &raw const properties, 0) };
+        let code = unsafe {
+            (driver.cu_mem_create)(&raw mut handle, host_size(bytes), &raw const properties, 0)
+        };
         driver.check("cuMemCreate", code)?;
         Ok(Self { device: device.clone(), handle, bytes })
     }
@@ -132,7 +144,14 @@ impl Allocation {
         let mut fd: c_int = -1;
         // SAFETY: for this kind of handle the driver stores an `int`; the allocation was made with
         // the kind.
-        let code = unsafe { (driver.cu_mem_export_to_shareable_handle)((&raw mut fd).cast(), self.handle, Handles::PosixFd.kind(), 0) };
+        let code = unsafe {
+            (driver.cu_mem_export_to_shareable_handle)(
+                (&raw mut fd).cast(),
+                self.handle,
+                Handles::PosixFd.kind(),
+                0,
+            )
+        };
         driver.check("cuMemExportToShareableHandle", code)?;
         // SAFETY: the driver has just opened it for this process, which nobody else knows of.
         Ok(unsafe { OwnedFd::from_raw_fd(fd) })
@@ -140,7 +159,11 @@ impl Allocation {
 
     /// Imports the pages behind another process's descriptor. Mapping more than there is fails in
     /// the driver.
-    pub(crate) fn import(device: &CudaDevice, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
+    pub(crate) fn import(
+        device: &CudaDevice,
+        fd: BorrowedFd<'_>,
+        bytes: u64,
+    ) -> Result<Self, CudaError> {
         let _current = device.enter()?;
         let driver = device.driver();
         let mut handle = 0;
@@ -148,7 +171,13 @@ impl Allocation {
         let number = ptr::without_provenance_mut(fd.as_raw_fd().unsigned_abs() as usize);
         // SAFETY: `handle` is a place for the result; the descriptor is open during the call, which
         // keeps no hold of it.
-        let code = unsafe { (driver.cu_mem_import_from_shareable_handle)(&raw mut handle, number, Handles::PosixFd.kind()) };
+        let code = unsafe {
+            (driver.cu_mem_import_from_shareable_handle)(
+                &raw mut handle,
+                number,
+                Handles::PosixFd.kind(),
+            )
+        };
         driver.check("cuMemImportFromShareableHandle", code)?;
         Ok(Self { device: device.clone(), handle, bytes })
     }
@@ -160,12 +189,16 @@ impl Allocation {
         let bytes = host_size(self.bytes);
         let mut address = 0;
         // SAFETY: `address` is a place for the result; no alignment, place or flag is asked for.
-        driver.check("cuMemAddressReserve", unsafe { (driver.cu_mem_address_reserve)(&raw mut address, bytes, 0, 0, 0) })?;
+        driver.check("cuMemAddressReserve", unsafe {
+            (driver.cu_mem_address_reserve)(&raw mut address, bytes, 0, 0, 0)
+        })?;
         // From here on the destructor undoes what was done.
-        let mut mapping = Mapping { device: self.device.clone(), address, bytes: self.bytes, mapped: false };
+        let mut mapping =
+            Mapping { device: self.device.clone(), address, bytes: self.bytes, mapped: false };
         // SAFETY: the range was just reserved and is as long as the pages; offset and flags must
         // be 0.
-        driver.check("cuMemMap", unsafe { (driver.cu_mem_map)(address, bytes, 0, self.handle, 0) })?;
+        let code = unsafe { (driver.cu_mem_map)(address, bytes, 0, self.handle, 0) };
+        driver.check("cuMemMap", code)?;
         mapping.mapped = true;
         let mut access = Vec::with_capacity(ordinals.len());
         for (i, &ordinal) in ordinals.iter().enumerate() {
@@ -174,7 +207,8 @@ impl Allocation {
             }
         }
         // SAFETY: the range is mapped; the descriptors are read before the call returns.
-        let code = unsafe { (driver.cu_mem_set_access)(address, bytes, access.as_ptr(), access.len()) };
+        let code =
+            unsafe { (driver.cu_mem_set_access)(address, bytes, access.as_ptr(), access.len()) };
         driver.check("cuMemSetAccess", code)?;
         Ok(mapping)
     }
@@ -214,10 +248,14 @@ impl Drop for Mapping {
         if self.mapped {
             // SAFETY: mapped in `Allocation::map`, unmapped only here; the owner of the mapping has
             // drained what uses it.
-            driver.report("cuMemUnmap", unsafe { (driver.cu_mem_unmap)(self.address, host_size(self.bytes)) });
+            driver.report("cuMemUnmap", unsafe {
+                (driver.cu_mem_unmap)(self.address, host_size(self.bytes))
+            });
         }
         // SAFETY: reserved in `Allocation::map`, freed only here, and no longer mapped.
-        driver.report("cuMemAddressFree", unsafe { (driver.cu_mem_address_free)(self.address, host_size(self.bytes)) });
+        driver.report("cuMemAddressFree", unsafe {
+            (driver.cu_mem_address_free)(self.address, host_size(self.bytes))
+        });
     }
 }
 

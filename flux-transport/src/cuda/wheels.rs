@@ -22,12 +22,20 @@ pub fn site_packages(env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
 /// The prefixes of the first `python3` on `path`: as it is named there (a virtual environment) and
 /// as its links resolve.
 fn python_prefixes(path: Option<&OsStr>) -> Vec<PathBuf> {
-    let python = path.into_iter().flat_map(std::env::split_paths).map(|dir| dir.join("python3")).find(|p| p.is_file());
+    let python = path
+        .into_iter()
+        .flat_map(std::env::split_paths)
+        .map(|dir| dir.join("python3"))
+        .find(|p| p.is_file());
     let Some(python) = python else {
         return Vec::new();
     };
     let resolved = python.canonicalize().ok();
-    [Some(python), resolved].into_iter().flatten().filter_map(|p| Some(p.parent()?.parent()?.to_path_buf())).collect()
+    [Some(python), resolved]
+        .into_iter()
+        .flatten()
+        .filter_map(|p| Some(p.parent()?.parent()?.to_path_buf()))
+        .collect()
 }
 
 /// The package folders below a prefix, the newest Python first.
@@ -39,7 +47,9 @@ fn below(prefix: &Path) -> Vec<PathBuf> {
         };
         for entry in entries.flatten() {
             if entry.file_name().to_string_lossy().starts_with("python3") {
-                sites.extend(["site-packages", "dist-packages"].map(|packages| entry.path().join(packages)));
+                sites.extend(
+                    ["site-packages", "dist-packages"].map(|packages| entry.path().join(packages)),
+                );
             }
         }
     }

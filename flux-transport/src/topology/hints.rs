@@ -27,7 +27,8 @@ pub(crate) fn shown(text: &str) -> String {
 
 /// Advice for two ranks on one device with these values of `CUDA_VISIBLE_DEVICES`.
 pub(crate) fn own_device(visible: [&str; 2]) -> String {
-    let [one, other] = visible.map(|list| if list.is_empty() { "not set".to_owned() } else { format!("`{list}`") });
+    let [one, other] = visible
+        .map(|list| if list.is_empty() { "not set".to_owned() } else { format!("`{list}`") });
     let both = if one == other { format!("{one} for both") } else { format!("{one} and {other}") };
     format!("give each rank a device of its own ({VISIBLE} is {both})")
 }
@@ -36,7 +37,8 @@ pub(crate) fn own_device(visible: [&str; 2]) -> String {
 pub(crate) fn one_machine(boots: [&str; 2]) -> &'static str {
     match boots {
         [one, other] if !one.is_empty() && one == other => {
-            ": they are containers or users of one machine; to count as one host they need the same user and run-time directory (XDG_RUNTIME_DIR, or /tmp) and FLUX_HOST_ID"
+            ": they are containers or users of one machine; to count as one host they need the \
+             same user and run-time directory (XDG_RUNTIME_DIR, or /tmp) and FLUX_HOST_ID"
         }
         _ => "",
     }
@@ -53,7 +55,8 @@ pub(crate) fn instances(whose: &str) -> String {
 /// What a process needs that sees too few devices, where these GPUs are in MIG mode.
 pub(crate) fn unseen(gpus: &str) -> String {
     format!(
-        "of a GPU in MIG mode ({gpus}) a process is shown one instance at most: have {VISIBLE} name it (MIG-..., in nvidia-smi -L), or {MIG_OFF}"
+        "of a GPU in MIG mode ({gpus}) a process is shown one instance at most: have {VISIBLE} \
+         name it (MIG-..., in nvidia-smi -L), or {MIG_OFF}"
     )
 }
 
@@ -63,14 +66,23 @@ mod tests {
 
     #[test]
     fn two_ranks_on_one_device_are_shown_what_each_was_shown() {
-        assert_eq!(own_device(["0", ""]), "give each rank a device of its own (CUDA_VISIBLE_DEVICES is `0` and not set)");
-        assert_eq!(own_device(["", ""]), "give each rank a device of its own (CUDA_VISIBLE_DEVICES is not set for both)");
+        assert_eq!(
+            own_device(["0", ""]),
+            "give each rank a device of its own (CUDA_VISIBLE_DEVICES is `0` and not set)"
+        );
+        assert_eq!(
+            own_device(["", ""]),
+            "give each rank a device of its own (CUDA_VISIBLE_DEVICES is not set for both)"
+        );
     }
 
     #[test]
     fn whoever_has_mig_on_hears_how_it_is_switched_off() {
         for words in [instances("GPU 0000:17:00.0"), unseen("0000:17:00.0")] {
-            assert!(words.contains("0000:17:00.0") && words.ends_with("nvidia-smi -mig 0, as root)"), "{words}");
+            assert!(
+                words.contains("0000:17:00.0") && words.ends_with("nvidia-smi -mig 0, as root)"),
+                "{words}"
+            );
         }
     }
 
@@ -84,6 +96,9 @@ mod tests {
     #[test]
     fn one_machine_is_told_only_by_what_is_known() {
         assert!(one_machine(["b", "b"]).contains("FLUX_HOST_ID"));
-        assert_eq!([one_machine(["b", "c"]), one_machine(["", ""]), one_machine(["b", ""])], [""; 3]);
+        assert_eq!(
+            [one_machine(["b", "c"]), one_machine(["", ""]), one_machine(["b", ""])],
+            [""; 3]
+        );
     }
 }

@@ -37,7 +37,12 @@ pub fn wait_unless(
     // Not reaped, so that the group's number is still its own when it is killed.
     let over = within(limit, || {
         given_up = give_up();
-        Ok(given_up || waitid(WaitId::Pid(leader), WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG)?.is_some())
+        Ok(given_up
+            || waitid(
+                WaitId::Pid(leader),
+                WaitIdOptions::EXITED | WaitIdOptions::NOWAIT | WaitIdOptions::NOHANG,
+            )?
+            .is_some())
     });
     // Whatever became of looking.
     let killed = kill_process_group(leader, Signal::KILL);

@@ -40,14 +40,27 @@ pub(crate) fn look(infos: &[DeviceInfo]) -> Topology {
         .map(|info| {
             let said = nvml.as_ref().map(|nvml| nvml.gpu(info)).unwrap_or_default();
             let mig = said.mig || is_instance(&info.name);
-            Gpu { pci: info.pci.to_lowercase(), place: sysfs::place(root, &info.pci), mig, links: said.links, fabric: said.fabric }
+            Gpu {
+                pci: info.pci.to_lowercase(),
+                place: sysfs::place(root, &info.pci),
+                mig,
+                links: said.links,
+                fabric: said.fabric,
+            }
         })
         .collect();
-    let joined = |&(a, b): &(usize, usize)| nvml.as_ref().is_some_and(|nvml| nvml.joined(&infos[a], &infos[b]));
-    let nvlink = (0..infos.len()).flat_map(|a| (a + 1..infos.len()).map(move |b| (a, b))).filter(joined).collect();
-    let mut bridges: Vec<&String> = gpus.iter().filter_map(|gpu| gpu.place.as_ref()).flat_map(|place| &place.bridges).collect();
+    let joined = |&(a, b): &(usize, usize)| {
+        nvml.as_ref().is_some_and(|nvml| nvml.joined(&infos[a], &infos[b]))
+    };
+    let nvlink = (0..infos.len())
+        .flat_map(|a| (a + 1..infos.len()).map(move |b| (a, b)))
+        .filter(joined)
+        .collect();
+    let mut bridges: Vec<&String> =
+        gpus.iter().filter_map(|gpu| gpu.place.as_ref()).flat_map(|place| &place.bridges).collect();
     bridges.sort();
     bridges.dedup();
-    let redirecting = bridges.into_iter().filter(|bridge| sysfs::redirects(root, bridge)).cloned().collect();
+    let redirecting =
+        bridges.into_iter().filter(|bridge| sysfs::redirects(root, bridge)).cloned().collect();
     Topology { gpus, nvlink, redirecting, virtual_machine: sysfs::virtual_machine(root) }
 }

@@ -37,17 +37,26 @@ pub fn unseen() -> Option<String> {
 fn these(infos: &[DeviceInfo], in_mode: impl FnOnce(Vec<String>) -> Vec<String>) -> Vec<String> {
     let pci = |info: &DeviceInfo| info.pci.to_lowercase();
     let named: Vec<String> = infos.iter().filter(|info| is_instance(&info.name)).map(pci).collect();
-    if named.is_empty() && !infos.is_empty() { in_mode(infos.iter().map(pci).collect()) } else { named }
+    if named.is_empty() && !infos.is_empty() {
+        in_mode(infos.iter().map(pci).collect())
+    } else {
+        named
+    }
 }
 
 /// Those of the GPUs at these addresses that NVML says are in MIG mode.
 fn in_mode(gpus: Vec<String>) -> Vec<String> {
-    let ask = move || Nvml::load().map(|nvml| gpus.into_iter().filter(|pci| nvml.in_mig_mode(pci)).collect());
+    let ask = move || {
+        Nvml::load().map(|nvml| gpus.into_iter().filter(|pci| nvml.in_mig_mode(pci)).collect())
+    };
     within(LIMIT, ask).unwrap_or_default()
 }
 
 /// The answer, where there is one in time.
-fn within<T: Send + 'static>(limit: Duration, ask: impl FnOnce() -> Option<T> + Send + 'static) -> Option<T> {
+fn within<T: Send + 'static>(
+    limit: Duration,
+    ask: impl FnOnce() -> Option<T> + Send + 'static,
+) -> Option<T> {
     let (say, hear) = mpsc::channel();
     // Nobody listens any more where the limit has passed.
     let ask = move || say.send(ask()).unwrap_or_default();
@@ -62,12 +71,21 @@ mod tests {
     use std::time::Instant;
 
     fn device(ordinal: u32, name: &str) -> DeviceInfo {
-        DeviceInfo { ordinal, pci: format!("0000:{ordinal}B:00.0"), name: name.to_owned(), ..DeviceInfo::some() }
+        DeviceInfo {
+            ordinal,
+            pci: format!("0000:{ordinal}B:00.0"),
+            name: name.to_owned(),
+            ..DeviceInfo::some()
+        }
     }
 
     #[test]
     fn an_instance_is_known_by_its_name() {
-        for name in ["NVIDIA H100 80GB HBM3 MIG 1g.10gb", "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb", "NVIDIA H200 MIG 7g.141gb"] {
+        for name in [
+            "NVIDIA H100 80GB HBM3 MIG 1g.10gb",
+            "NVIDIA A100-SXM4-40GB MIG 1c.3g.20gb",
+            "NVIDIA H200 MIG 7g.141gb",
+        ] {
             assert!(is_instance(name), "{name}");
         }
         for name in ["NVIDIA H100 80GB HBM3", "NVIDIA H200", "MIG", ""] {

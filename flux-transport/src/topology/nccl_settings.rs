@@ -44,7 +44,9 @@ impl Settings {
 
 /// What the first line that names it says, up to the end of the line.
 fn value<'a>(file: &'a [u8], name: &str) -> Option<&'a OsStr> {
-    file.split(|&byte| byte == b'\n').find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"=")).map(OsStr::from_bytes)
+    file.split(|&byte| byte == b'\n')
+        .find_map(|line| line.strip_prefix(name.as_bytes())?.strip_prefix(b"="))
+        .map(OsStr::from_bytes)
 }
 
 /// The user's home folder by the user database, whatever `HOME` says.
@@ -56,7 +58,9 @@ fn home() -> Option<PathBuf> {
     let mut found = std::ptr::null_mut();
     let uid = rustix::process::getuid().as_raw();
     // SAFETY: places for an entry, its strings and the result, as long as is said.
-    let code = unsafe { libc::getpwuid_r(uid, &raw mut user, strings.as_mut_ptr(), strings.len(), &raw mut found) };
+    let code = unsafe {
+        libc::getpwuid_r(uid, &raw mut user, strings.as_mut_ptr(), strings.len(), &raw mut found)
+    };
     if code != 0 || found.is_null() || user.pw_dir.is_null() {
         return None;
     }
@@ -72,13 +76,21 @@ mod tests {
     #[test]
     fn files_say_what_the_environment_does_not_and_the_first_counts() {
         let folder = tempfile::tempdir().unwrap();
-        let [user, machine, absent] = ["user", "machine", "absent"].map(|name| folder.path().join(name));
-        std::fs::write(&user, "# NCCL_FLUX_A=0\nNCCL_FLUX_A=1\nNCCL_FLUX_A=2\nNCCL_FLUX_AB=3\nnonsense\nNCCL_FLUX_C=a=b").unwrap();
+        let [user, machine, absent] =
+            ["user", "machine", "absent"].map(|name| folder.path().join(name));
+        std::fs::write(&user, "# \
+                               NCCL_FLUX_A=0\nNCCL_FLUX_A=1\nNCCL_FLUX_A=2\nNCCL_FLUX_AB=3\nnonsense\nNCCL_FLUX_C=a=b").unwrap();
         std::fs::write(&machine, "NCCL_FLUX_A=4\nNCCL_FLUX_D= 5 \nPATH=6\n").unwrap();
         let settings = Settings::of([&*absent, &*user, &*machine].into_iter());
         let get = |name: &str| settings.get(name).map(|value| value.into_string().unwrap());
-        assert_eq!([get("NCCL_FLUX_A"), get("NCCL_FLUX_AB")], [Some("1".to_owned()), Some("3".to_owned())]);
-        assert_eq!([get("NCCL_FLUX_C"), get("NCCL_FLUX_D")], [Some("a=b".to_owned()), Some(" 5 ".to_owned())]);
+        assert_eq!(
+            [get("NCCL_FLUX_A"), get("NCCL_FLUX_AB")],
+            [Some("1".to_owned()), Some("3".to_owned())]
+        );
+        assert_eq!(
+            [get("NCCL_FLUX_C"), get("NCCL_FLUX_D")],
+            [Some("a=b".to_owned()), Some(" 5 ".to_owned())]
+        );
         assert_eq!((get("NCCL_FLUX"), get("nonsense")), (None, None));
         assert_eq!(settings.get("PATH"), std::env::var_os("PATH"), "the environment counts first");
         assert_eq!(settings.in_files("PATH").unwrap(), "6");

@@ -132,7 +132,11 @@ impl Nvml {
     }
 
     pub(super) fn joined(&self, a: &DeviceInfo, b: &DeviceInfo) -> bool {
-        let (Some(a), Some(b), Some(p2p_status)) = (self.device(a), self.device(b), self.p2p_status) else { return false };
+        let (Some(a), Some(b), Some(p2p_status)) =
+            (self.device(a), self.device(b), self.p2p_status)
+        else {
+            return false;
+        };
         let mut status = -1;
         // SAFETY: two devices of this library and a place for the result.
         (unsafe { p2p_status(a, b, NVLINK, &raw mut status) }) == OK && status == OK
@@ -164,7 +168,16 @@ mod tests {
 
     #[test]
     fn a_fabric_is_said_where_there_is_one() {
-        assert_eq!([0, 1, 2, 3, 9].map(fabric), [None, Some(Fabric::NotStarted), Some(Fabric::InProgress), Some(Fabric::Completed), None]);
+        assert_eq!(
+            [0, 1, 2, 3, 9].map(fabric),
+            [
+                None,
+                Some(Fabric::NotStarted),
+                Some(Fabric::InProgress),
+                Some(Fabric::Completed),
+                None
+            ]
+        );
         assert_eq!((size_of::<FabricInfo>(), std::mem::offset_of!(FabricInfo, state)), (28, 24));
     }
 }

@@ -30,7 +30,14 @@ pub(crate) enum Near {
 impl BusPlace {
     pub(crate) fn near(&self, other: &Self) -> Near {
         match () {
-            () if self.root == other.root && self.bridges.first().is_some_and(|first| other.bridges.first() == Some(first)) => Near::Bridge,
+            () if self.root == other.root
+                && self
+                    .bridges
+                    .first()
+                    .is_some_and(|first| other.bridges.first() == Some(first)) =>
+            {
+                Near::Bridge
+            }
             () if self.root == other.root => Near::Root,
             () if self.node.is_some() && self.node == other.node => Near::Node,
             () => Near::Apart,
@@ -43,8 +50,9 @@ fn word(path: impl AsRef<Path>) -> Option<String> {
 }
 
 fn is_address(name: &str) -> bool {
-    let digits =
-        |text: &str, lengths: std::ops::RangeInclusive<usize>| lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit());
+    let digits = |text: &str, lengths: std::ops::RangeInclusive<usize>| {
+        lengths.contains(&text.len()) && text.bytes().all(|b| b.is_ascii_hexdigit())
+    };
     let parts: Vec<&str> = name.split([':', '.']).collect();
     matches!(parts[..], [domain, bus, device, function] if digits(domain, 4..=8) && digits(bus, 2..=2) && digits(device, 2..=2) && digits(function, 1..=1))
 }
@@ -55,14 +63,16 @@ pub(super) fn place(root: &Path, address: &str) -> Option<BusPlace> {
     let address = if is_address(&address) { address } else { return None };
     let device = root.join("sys/bus/pci/devices").join(&address);
     let real = fs::canonicalize(&device).ok()?;
-    let names = real.iter().filter_map(|name| name.to_str()).skip_while(|name| !name.starts_with("pci"));
+    let names =
+        real.iter().filter_map(|name| name.to_str()).skip_while(|name| !name.starts_with("pci"));
     let mut names: Vec<String> = names.map(str::to_owned).collect();
     names.pop().filter(|last| *last == address)?;
     let bus = names.first()?.clone();
     let bridges = names.into_iter().skip(1).filter(|name| is_address(name)).collect();
     // -1 where there is one node, or none is known.
     let node = word(device.join("numa_node")).and_then(|node| node.parse().ok());
-    let translated = word(device.join("iommu_group/type")).is_some_and(|kind| kind.starts_with("DMA"));
+    let translated =
+        word(device.join("iommu_group/type")).is_some_and(|kind| kind.starts_with("DMA"));
     Some(BusPlace { address, root: bus, bridges, node, translated })
 }
 
@@ -71,10 +81,12 @@ pub fn nvidia_gpus(root: &Path) -> Vec<String> {
     let Ok(entries) = fs::read_dir(root.join("sys/bus/pci/devices")) else { return Vec::new() };
     let is_gpu = |path: &Path| {
         // Class 03: display controllers, among them those without a display.
-        word(path.join("vendor")).as_deref() == Some("0x10de") && word(path.join("class")).is_some_and(|class| class.starts_with("0x03"))
+        word(path.join("vendor")).as_deref() == Some("0x10de")
+            && word(path.join("class")).is_some_and(|class| class.starts_with("0x03"))
     };
     let found = entries.flatten().filter(|entry| is_gpu(&entry.path()));
-    let mut found: Vec<String> = found.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
+    let mut found: Vec<String> =
+        found.map(|entry| entry.file_name().to_string_lossy().into_owned()).collect();
     found.sort();
     found
 }
@@ -86,7 +98,8 @@ const REDIRECT: u16 = 0x04 | 0x08;
 
 /// Whether a bridge's access control redirects peers' traffic. Only root can read that.
 pub(super) fn redirects(root: &Path, bridge: &str) -> bool {
-    let config = fs::read(root.join("sys/bus/pci/devices").join(bridge).join("config")).unwrap_or_default();
+    let config =
+        fs::read(root.join("sys/bus/pci/devices").join(bridge).join("config")).unwrap_or_default();
     acs(&config).is_some_and(|control| control & REDIRECT != 0)
 }
 
@@ -141,8 +154,16 @@ mod tests {
     fn devices_have_their_buses_node_and_translation() {
         let machine = tempfile::tempdir().unwrap();
         let root = machine.path();
-        add(root, "pci0000:16/0000:16:01.0/0000:17:00.0", &[GPU[0], GPU[1], ("numa_node", "0\n"), ("iommu_group/type", "identity\n")]);
-        add(root, "pci0000:16/0000:16:01.0/0000:18:00.0", &[("numa_node", "0\n"), ("iommu_group/type", "DMA-FQ\n")]);
+        add(
+            root,
+            "pci0000:16/0000:16:01.0/0000:17:00.0",
+            &[GPU[0], GPU[1], ("numa_node", "0\n"), ("iommu_group/type", "identity\n")],
+        );
+        add(
+            root,
+            "pci0000:16/0000:16:01.0/0000:18:00.0",
+            &[("numa_node", "0\n"), ("iommu_group/type", "DMA-FQ\n")],
+        );
         add(root, "pci0000:16/0000:16:03.0/0000:19:00.0", &[("numa_node", "0\n")]);
         add(root, "pci0000:40/0000:40:01.0/0000:41:00.0", &[("numa_node", "0\n")]);
         add(root, "pci0000:80/0000:81:00.0", &[GPU[0], GPU[1], ("numa_node", "-1\n")]);
@@ -152,12 +173,23 @@ mod tests {
         let bridges = vec!["0000:16:01.0".to_owned()];
         assert_eq!(
             first,
-            BusPlace { address: "0000:17:00.0".into(), root: "pci0000:16".into(), bridges, node: Some(0), translated: false }
+            BusPlace {
+                address: "0000:17:00.0".into(),
+                root: "pci0000:16".into(),
+                bridges,
+                node: Some(0),
+                translated: false
+            }
         );
         assert!(at("0000:18:00.0").translated);
-        let near = ["0000:18:00.0", "0000:19:00.0", "0000:41:00.0", "0000:81:00.0"].map(|other| first.near(&at(other)));
+        let near = ["0000:18:00.0", "0000:19:00.0", "0000:41:00.0", "0000:81:00.0"]
+            .map(|other| first.near(&at(other)));
         assert_eq!(near, [Near::Bridge, Near::Root, Near::Node, Near::Apart]);
-        assert_eq!(at("0000:81:00.0").near(&at("0000:81:00.0")), Near::Root, "no bridge, and no node");
+        assert_eq!(
+            at("0000:81:00.0").near(&at("0000:81:00.0")),
+            Near::Root,
+            "no bridge, and no node"
+        );
         assert_eq!(nvidia_gpus(root), ["0000:17:00.0", "0000:81:00.0"]);
         for nobody in ["0000:99:00.0", "../../etc", ""] {
             assert_eq!(place(root, nobody), None);
@@ -195,7 +227,11 @@ mod tests {
         assert!(!virtual_machine(machine.path()));
         fs::create_dir(machine.path().join("proc")).unwrap();
         for (flags, expected) in [("fpu hypervisor lahf_lm", true), ("fpu lahf_lm", false)] {
-            fs::write(machine.path().join("proc/cpuinfo"), format!("model name\t: x\nflags\t\t: {flags}\n")).unwrap();
+            fs::write(
+                machine.path().join("proc/cpuinfo"),
+                format!("model name\t: x\nflags\t\t: {flags}\n"),
+            )
+            .unwrap();
             assert_eq!(virtual_machine(machine.path()), expected);
         }
     }

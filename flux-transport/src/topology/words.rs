@@ -35,27 +35,41 @@ impl Topology {
     pub(crate) fn advice(&self) -> Vec<String> {
         let mut advice = Vec::new();
         let those = |which: &dyn Fn(&Gpu) -> bool| {
-            let those: Vec<&str> = self.gpus.iter().filter(|gpu| which(gpu)).map(|gpu| gpu.pci.as_str()).collect();
+            let those: Vec<&str> =
+                self.gpus.iter().filter(|gpu| which(gpu)).map(|gpu| gpu.pci.as_str()).collect();
             those.join(", ")
         };
         let mig = those(&|gpu| gpu.mig);
         if !mig.is_empty() {
             advice.push(hints::instances(&format!("GPU {mig}")));
         }
-        let fabric = those(&|gpu| matches!(gpu.fabric, Some(Fabric::NotStarted | Fabric::InProgress)));
+        let fabric =
+            those(&|gpu| matches!(gpu.fabric, Some(Fabric::NotStarted | Fabric::InProgress)));
         if !fabric.is_empty() {
-            advice.push(format!("the NVSwitch fabric is not set up (GPU {fabric}): start the fabric manager (systemctl start nvidia-fabricmanager) of the driver's version"));
+            advice.push(format!(
+                "the NVSwitch fabric is not set up (GPU {fabric}): start the fabric manager \
+                 (systemctl start nvidia-fabricmanager) of the driver's version"
+            ));
         }
         if !self.redirecting.is_empty() {
             let bridges = self.redirecting.join(", ");
-            advice.push(format!("PCI access control (ACS) of {bridges} sends peers' traffic up to the root: switch ACS off in the firmware or for these bridges (setpci)"));
+            advice.push(format!(
+                "PCI access control (ACS) of {bridges} sends peers' traffic up to the root: switch \
+                 ACS off in the firmware or for these bridges (setpci)"
+            ));
         }
         let translated = those(&|gpu| gpu.place.as_ref().is_some_and(|place| place.translated));
         if !translated.is_empty() {
-            advice.push(format!("an IOMMU translates for GPU {translated}: boot with iommu=pt, or switch it off in the firmware"));
+            advice.push(format!(
+                "an IOMMU translates for GPU {translated}: boot with iommu=pt, or switch it off in \
+                 the firmware"
+            ));
         }
         if self.virtual_machine {
-            advice.push("this is a virtual machine, whose host decides whether peers' writes pass".to_owned());
+            advice.push(
+                "this is a virtual machine, whose host decides whether peers' writes pass"
+                    .to_owned(),
+            );
         }
         advice
     }
@@ -75,7 +89,8 @@ fn gpu(gpu: &Gpu) -> String {
     if gpu.mig {
         words.push("MIG".to_owned());
     }
-    let words = if words.is_empty() { "its place is not known".to_owned() } else { words.join(", ") };
+    let words =
+        if words.is_empty() { "its place is not known".to_owned() } else { words.join(", ") };
     format!("GPU {}: {words}", gpu.pci)
 }
 
@@ -87,18 +102,40 @@ mod tests {
     fn machine() -> Topology {
         let gpu = |ordinal: u32| {
             let (address, root) = (format!("0000:{ordinal:02}:00.0"), "pci0000:00".to_owned());
-            let place =
-                BusPlace { address: address.clone(), root, bridges: vec!["0000:00:01.0".into()], node: Some(ordinal), translated: false };
-            Gpu { pci: address, place: Some(place), mig: false, links: Some(18), fabric: Some(Fabric::Completed) }
+            let place = BusPlace {
+                address: address.clone(),
+                root,
+                bridges: vec!["0000:00:01.0".into()],
+                node: Some(ordinal),
+                translated: false,
+            };
+            Gpu {
+                pci: address,
+                place: Some(place),
+                mig: false,
+                links: Some(18),
+                fabric: Some(Fabric::Completed),
+            }
         };
-        Topology { gpus: vec![gpu(0), gpu(1)], nvlink: vec![(0, 1)], redirecting: Vec::new(), virtual_machine: false }
+        Topology {
+            gpus: vec![gpu(0), gpu(1)],
+            nvlink: vec![(0, 1)],
+            redirecting: Vec::new(),
+            virtual_machine: false,
+        }
     }
 
     #[test]
     fn a_pair_has_its_ways() {
         let notes = machine().notes();
-        assert_eq!(notes[0], "GPU 0000:00:00.0: below pci0000:00, NUMA node 0, 18 NVLinks up, fabric Completed");
-        assert_eq!(notes[2..], ["GPUs 0000:00:00.0 and 0000:01:00.0: NVLink; PCIe below one bridge"]);
+        assert_eq!(
+            notes[0],
+            "GPU 0000:00:00.0: below pci0000:00, NUMA node 0, 18 NVLinks up, fabric Completed"
+        );
+        assert_eq!(
+            notes[2..],
+            ["GPUs 0000:00:00.0 and 0000:01:00.0: NVLink; PCIe below one bridge"]
+        );
     }
 
     type Change = fn(&mut Topology);

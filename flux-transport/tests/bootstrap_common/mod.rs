@@ -50,19 +50,30 @@ pub(crate) fn environment(directory: &Path, rank: u32, world: u32) -> Environmen
         ("FLUX_LOCAL_RANK", rank.to_string().into()),
         ("FLUX_RENDEZVOUS", directory.as_os_str().to_owned()),
     ];
-    Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap()
+    Environment::parse(&|name| {
+        set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+    })
+    .unwrap()
 }
 
 /// Where a rank meets those of its host.
 pub(crate) fn place(environment: &Environment) -> &HostPlace {
-    let Place::Host(place) = &environment.place else { panic!("{environment:?} is on several hosts") };
+    let Place::Host(place) = &environment.place else {
+        panic!("{environment:?} is on several hosts")
+    };
     place
 }
 
 /// Each environment's rank on a thread of its own; what each got, in the order given.
-pub(crate) fn join_all(environments: &[Environment], deadline: Instant) -> Vec<Result<Arc<dyn ControlPlane>, BootstrapError>> {
+pub(crate) fn join_all(
+    environments: &[Environment],
+    deadline: Instant,
+) -> Vec<Result<Arc<dyn ControlPlane>, BootstrapError>> {
     std::thread::scope(|scope| {
-        let threads: Vec<_> = environments.iter().map(|environment| scope.spawn(move || join(environment, deadline))).collect();
+        let threads: Vec<_> = environments
+            .iter()
+            .map(|environment| scope.spawn(move || join(environment, deadline)))
+            .collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()
     })
 }
@@ -70,19 +81,24 @@ pub(crate) fn join_all(environments: &[Environment], deadline: Instant) -> Vec<R
 /// A formed group, by rank.
 pub(crate) fn group(world: u32) -> Vec<Arc<dyn ControlPlane>> {
     let directory = private();
-    let environments: Vec<_> = (0..world).map(|rank| environment(directory.path(), rank, world)).collect();
+    let environments: Vec<_> =
+        (0..world).map(|rank| environment(directory.path(), rank, world)).collect();
     let planes = join_all(&environments, ample()).into_iter().map(Result::unwrap).collect();
     assert_empty(directory.path());
     planes
 }
 
 pub(crate) fn assert_empty(directory: &Path) {
-    let left: Vec<_> = std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let left: Vec<_> =
+        std::fs::read_dir(directory).unwrap().map(|entry| entry.unwrap().path()).collect();
     assert!(left.is_empty(), "left behind: {left:?}");
 }
 
 /// Runs `f` for every plane on a thread of its own; results by rank.
-pub(crate) fn each<R: Send>(planes: &[Arc<dyn ControlPlane>], f: impl Fn(&dyn ControlPlane) -> R + Sync) -> Vec<R> {
+pub(crate) fn each<R: Send>(
+    planes: &[Arc<dyn ControlPlane>],
+    f: impl Fn(&dyn ControlPlane) -> R + Sync,
+) -> Vec<R> {
     std::thread::scope(|scope| {
         let threads: Vec<_> = planes.iter().map(|plane| scope.spawn(|| f(&**plane))).collect();
         threads.into_iter().map(|thread| thread.join().unwrap()).collect()

@@ -62,7 +62,10 @@ impl Site {
 
     pub(crate) fn rank(&self, told: &Told) -> Environment {
         let set = self.variables(told);
-        Environment::parse(&|name| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())).unwrap()
+        Environment::parse(&|name| {
+            set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone())
+        })
+        .unwrap()
     }
 
     pub(crate) fn ranks(&self, hosts: &[u32]) -> Vec<Environment> {
@@ -87,7 +90,8 @@ pub(crate) fn group_on(hosts: &[u32]) -> Vec<Arc<dyn ControlPlane>> {
     let site = Site::new();
     let planes = join_all(&site.ranks(hosts), ample());
     // All of them: the first to fail says more than those that wait for it.
-    let errors: Vec<String> = planes.iter().filter_map(|plane| Some(plane.as_ref().err()?.to_string())).collect();
+    let errors: Vec<String> =
+        planes.iter().filter_map(|plane| Some(plane.as_ref().err()?.to_string())).collect();
     assert!(errors.is_empty(), "{hosts:?}: {errors:#?}");
     let planes = planes.into_iter().map(Result::unwrap).collect();
     assert_empty(site.directory.path());

@@ -10,7 +10,13 @@ use super::{ample, environment, place};
 
 /// A connection, if rank 0 listens.
 pub(crate) fn connect_once(directory: &Path) -> Option<OwnedFd> {
-    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None).unwrap();
+    let socket = rustix::net::socket_with(
+        AddressFamily::UNIX,
+        SocketType::SEQPACKET,
+        SocketFlags::CLOEXEC,
+        None,
+    )
+    .unwrap();
     let address = SocketAddrUnix::new(directory.join("rank0.sock")).unwrap();
     rustix::net::connect(&socket, &address).is_ok().then_some(socket)
 }
@@ -42,7 +48,13 @@ pub(crate) fn hello(protocol: u32, rank: u32, world: u32, version: &str) -> Vec<
 
 /// A rank's hello as the library says it.
 pub(crate) fn hello_of(directory: &Path, rank: u32, world: u32) -> Vec<u8> {
-    fields(PROTOCOL, rank, world, place(&environment(directory, rank, world)).nonce, env!("CARGO_PKG_VERSION"))
+    fields(
+        PROTOCOL,
+        rank,
+        world,
+        place(&environment(directory, rank, world)).nonce,
+        env!("CARGO_PKG_VERSION"),
+    )
 }
 
 fn fields(protocol: u32, rank: u32, world: u32, nonce: u128, version: &str) -> Vec<u8> {

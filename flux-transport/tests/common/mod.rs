@@ -20,7 +20,12 @@ pub(crate) fn each_rank(n: u32, body: impl Fn(World) + Sync) {
 
 /// The host transport, with a deadline that a test survives.
 pub(crate) fn options(reserve: WorkspaceSize) -> Options {
-    Options { select: Select::Host, deadline: Duration::from_mins(1), reserve, ..Options::default() }
+    Options {
+        select: Select::Host,
+        deadline: Duration::from_mins(1),
+        reserve,
+        ..Options::default()
+    }
 }
 
 /// A rank's executor: the workspace in the eyes of the signal protocol.
@@ -39,7 +44,8 @@ fn pointer(address: u64) -> *mut u8 {
 impl Words {
     pub(crate) fn new(view: &WorkspaceView, rank: Rank) -> Self {
         // SAFETY: the communicator outlives this value in every test, and holds the memory.
-        let inner = unsafe { SharedMemory::new(view.pads.clone(), view.control, view.fault, view.size) };
+        let inner =
+            unsafe { SharedMemory::new(view.pads.clone(), view.control, view.fault, view.size) };
         Self { rank, view: view.clone(), inner }
     }
 
@@ -55,19 +61,30 @@ impl Words {
         }
     }
 
-    pub(crate) fn wait(&self, protocol: &Protocol<'_, SharedMemory>, signal: u32, peer: Rank) -> Result<(), Poisoned> {
+    pub(crate) fn wait(
+        &self,
+        protocol: &Protocol<'_, SharedMemory>,
+        signal: u32,
+        peer: Rank,
+    ) -> Result<(), Poisoned> {
         protocol.wait(signal, peer, self.pause())
     }
 
-    pub(crate) fn leave(&self, protocol: Protocol<'_, SharedMemory>, await_pushed: bool) -> Result<(), Poisoned> {
+    pub(crate) fn leave(
+        &self,
+        protocol: Protocol<'_, SharedMemory>,
+        await_pushed: bool,
+    ) -> Result<(), Poisoned> {
         protocol.leave(1, await_pushed, self.pause()).map(|left| assert_eq!(left, Left::Closed))
     }
 
     /// Bytes of the own data region.
     pub(crate) fn read(&self, half: usize, offset: u64, bytes: u64) -> Vec<u8> {
         assert!(offset + bytes <= self.view.size.half_bytes);
-        let first = self.view.data[self.rank.index()] + half as u64 * self.view.size.half_stride() + offset;
+        let first =
+            self.view.data[self.rank.index()] + half as u64 * self.view.size.half_stride() + offset;
         // SAFETY: inside the region, and published before the signal that the caller has awaited.
-        unsafe { std::slice::from_raw_parts(pointer(first), usize::try_from(bytes).unwrap()) }.to_vec()
+        unsafe { std::slice::from_raw_parts(pointer(first), usize::try_from(bytes).unwrap()) }
+            .to_vec()
     }
 }

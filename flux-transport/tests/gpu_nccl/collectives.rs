@@ -30,13 +30,17 @@ fn collectives_of_all_devices_give_the_sums_of_the_host() {
         // SAFETY: the buffers have the needed sizes and outlive the reads below, which synchronise.
         unsafe {
             comm.all_gather(from.address, gathered.address, WORDS, kind, stream.raw()).unwrap();
-            comm.reduce_scatter(from.address, scattered.address, WORDS, kind, stream.raw()).unwrap();
-            comm.all_reduce(from.address, reduced.address, WORDS * blocks, kind, stream.raw()).unwrap();
+            comm.reduce_scatter(from.address, scattered.address, WORDS, kind, stream.raw())
+                .unwrap();
+            comm.all_reduce(from.address, reduced.address, WORDS * blocks, kind, stream.raw())
+                .unwrap();
         }
         stream.synchronize().unwrap();
         comm.status().unwrap();
         let all: Vec<Vec<u32>> = (0..world).map(|peer| pattern(peer + 1, WORDS * blocks)).collect();
-        let sum: Vec<u32> = (0..WORDS * blocks).map(|i| all.iter().fold(0_u32, |acc, words| acc.wrapping_add(words[i]))).collect();
+        let sum: Vec<u32> = (0..WORDS * blocks)
+            .map(|i| all.iter().fold(0_u32, |acc, words| acc.wrapping_add(words[i])))
+            .collect();
         let expected: Vec<u32> = all.iter().flat_map(|words| words[..WORDS].to_vec()).collect();
         assert_eq!(read_words(&device, gathered.address, WORDS * blocks), expected);
         let own = rank as usize * WORDS;
@@ -53,13 +57,16 @@ fn a_workspace_that_is_larger_than_there_can_be_is_refused() {
     }
     let connect = |half_bytes| {
         let reserve = WorkspaceSize { half_bytes, ..WorkspaceSize::default() };
-        let options = Options { select: Select::Nccl, device: Some(0), reserve, ..Options::default() };
+        let options =
+            Options { select: Select::Nccl, device: Some(0), reserve, ..Options::default() };
         Communicator::connect_blocking(&World::local(1).unwrap()[0], options)
     };
     // Twice that is 0 in 64 bits.
     let refused = connect(1 << 63).unwrap_err().to_string();
     assert!(refused.contains("workspace"), "{refused}");
     let comm = connect(0).unwrap();
-    assert!(comm.reserve(WorkspaceSize { half_bytes: 1 << 63, ..WorkspaceSize::default() }).is_err());
+    assert!(
+        comm.reserve(WorkspaceSize { half_bytes: 1 << 63, ..WorkspaceSize::default() }).is_err()
+    );
     comm.status().unwrap();
 }

@@ -37,10 +37,17 @@ fn two_ranks_on_one_device_are_refused_unless_asked_for() {
     std::thread::scope(|scope| {
         for world in worlds {
             scope.spawn(move || {
-                let options = Options { select: Select::NvLink, device: Some(0), ..Options::default() };
+                let options =
+                    Options { select: Select::NvLink, device: Some(0), ..Options::default() };
                 let error = Communicator::connect_blocking(&world, options).unwrap_err();
-                assert!(matches!(error, ConnectError::Unusable { select: Select::NvLink, .. }), "{error}");
-                assert!(error.to_string().contains("give each rank a device of its own"), "{error}");
+                assert!(
+                    matches!(error, ConnectError::Unusable { select: Select::NvLink, .. }),
+                    "{error}"
+                );
+                assert!(
+                    error.to_string().contains("give each rank a device of its own"),
+                    "{error}"
+                );
             });
         }
     });
@@ -58,7 +65,8 @@ fn growth_keeps_the_epoch_and_maps_new_memory_everywhere() {
             this.close_call(epoch);
         }
         this.comm.barrier().unwrap();
-        let more = WorkspaceSize { half_bytes: 3 * SIZE.half_bytes + 5, signals: 10, counters: 70_000 };
+        let more =
+            WorkspaceSize { half_bytes: 3 * SIZE.half_bytes + 5, signals: 10, counters: 70_000 };
         this.comm.reserve(more).unwrap();
         let view = this.view();
         assert_eq!(view.size, SIZE.max(more));

@@ -30,10 +30,15 @@ pub(crate) fn devices(test: &str, needed: u32) -> Option<u32> {
 pub(crate) fn linked_devices(test: &str, needed: u32) -> Option<u32> {
     let count = devices(test, needed)?;
     let matrix = cuda::peer_matrix().expect("peer matrix");
-    let linked = (1..=count).rev().find(|&n| matrix[..n as usize].iter().all(|row| row[..n as usize].iter().all(|&can| can)));
+    let linked = (1..=count)
+        .rev()
+        .find(|&n| matrix[..n as usize].iter().all(|row| row[..n as usize].iter().all(|&can| can)));
     let linked = linked.unwrap_or(1);
     if linked < needed {
-        skip(test, &format!("{needed} devices with peer access to each other needed, {linked} here"));
+        skip(
+            test,
+            &format!("{needed} devices with peer access to each other needed, {linked} here"),
+        );
         return None;
     }
     Some(linked)
@@ -98,7 +103,9 @@ pub(crate) fn copy(device: &CudaDevice, to: u64, from: u64, bytes: usize) {
 
 /// Words that differ by rank and position.
 pub(crate) fn pattern(seed: u32, count: usize) -> Vec<u32> {
-    (0..count).map(|i| (seed << 24) ^ u32::try_from(i).expect("small").wrapping_mul(0x9e37_79b1)).collect()
+    (0..count)
+        .map(|i| (seed << 24) ^ u32::try_from(i).expect("small").wrapping_mul(0x9e37_79b1))
+        .collect()
 }
 
 /// Runs `body(rank)` on a thread for each rank and returns the results.
@@ -120,7 +127,8 @@ pub(crate) struct RankUnderTest {
 impl RankUnderTest {
     pub(crate) fn connect(world: &World, options: Options) -> Self {
         let comm = Communicator::connect_blocking(world, options).expect("connect");
-        let device = CudaDevice::open(comm.device().ordinal().expect("a CUDA device")).expect("open");
+        let device =
+            CudaDevice::open(comm.device().ordinal().expect("a CUDA device")).expect("open");
         let stream = SideStream::new(&device).expect("stream");
         Self { comm, stream, device }
     }
@@ -146,7 +154,8 @@ impl RankUnderTest {
     /// The words of the control block that the tests look at: epoch, ticket, poison, pushed.
     pub(crate) fn control(&self) -> [u32; 4] {
         let at = self.view().control;
-        [control::EPOCH, control::TICKET, control::POISON, control::PUSHED].map(|word| read_words(&self.device, at + word, 1)[0])
+        [control::EPOCH, control::TICKET, control::POISON, control::PUSHED]
+            .map(|word| read_words(&self.device, at + word, 1)[0])
     }
 
     /// What a kernel does last: the call is over. The caller has synchronised.
@@ -162,12 +171,19 @@ pub(crate) fn stream_of(stream: &SideStream) -> Stream<'_> {
 }
 
 /// Connects `world` threads over nvlink and runs `body` on each.
-pub(crate) fn with_ranks<R: Send>(world: u32, options: Options, body: impl Fn(RankUnderTest) -> R + Sync) -> Vec<R> {
+pub(crate) fn with_ranks<R: Send>(
+    world: u32,
+    options: Options,
+    body: impl Fn(RankUnderTest) -> R + Sync,
+) -> Vec<R> {
     let options = Options { select: Select::NvLink, ..options };
     let worlds = World::local(world).expect("world");
     std::thread::scope(|scope| {
         let body = &body;
-        let threads: Vec<_> = worlds.into_iter().map(|world| scope.spawn(move || body(RankUnderTest::connect(&world, options)))).collect();
+        let threads: Vec<_> = worlds
+            .into_iter()
+            .map(|world| scope.spawn(move || body(RankUnderTest::connect(&world, options))))
+            .collect();
         threads.into_iter().map(|thread| thread.join().expect("a rank panicked")).collect()
     })
 }

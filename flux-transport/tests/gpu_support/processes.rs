@@ -29,7 +29,8 @@ pub(crate) fn world() -> World {
 
 /// The options of a rank on the device that it has, or shares with its neighbours.
 pub(crate) fn placed(world: &World, options: Options) -> Options {
-    let (devices, ranks) = (std::env::var(DEVICES).unwrap().parse::<u32>().unwrap(), world.size().get());
+    let (devices, ranks) =
+        (std::env::var(DEVICES).unwrap().parse::<u32>().unwrap(), world.size().get());
     let device = world.rank().get() * devices.min(ranks) / ranks;
     Options { device: Some(device), shared_device: ranks > devices, ..options }
 }

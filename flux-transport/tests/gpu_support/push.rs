@@ -19,7 +19,11 @@ pub(crate) const STRIDE: usize = 80;
 pub(crate) const PLACE: u64 = ROWS as u64 * ROW as u64 * 4;
 
 pub(crate) fn options(world: u32, first_epoch: u32) -> Options {
-    let reserve = WorkspaceSize { half_bytes: u64::from(world - 1) * PLACE, signals: (world - 1) * CHUNKS, counters: 0 };
+    let reserve = WorkspaceSize {
+        half_bytes: u64::from(world - 1) * PLACE,
+        signals: (world - 1) * CHUNKS,
+        counters: 0,
+    };
     Options { reserve, first_epoch: Epoch::new(first_epoch), ..Options::default() }
 }
 
@@ -64,7 +68,12 @@ pub(crate) fn push<'a>(x: &Buffer, stride: usize, transfers: &'a [Transfer]) -> 
 }
 
 /// What every peer sent in call `epoch` is in this rank's half, and its signals say so.
-pub(crate) fn assert_arrived(this: &RankUnderTest, view: &WorkspaceView, epoch: u32, stride: usize) {
+pub(crate) fn assert_arrived(
+    this: &RankUnderTest,
+    view: &WorkspaceView,
+    epoch: u32,
+    stride: usize,
+) {
     let (rank, own) = (this.rank(), this.rank() as usize);
     let half = view.data[own] + u64::from(epoch & 1) * view.size.half_stride();
     for peer in (0..this.world()).filter(|&peer| peer != rank) {
@@ -74,8 +83,13 @@ pub(crate) fn assert_arrived(this: &RankUnderTest, view: &WorkspaceView, epoch: 
         let seen = read_words(&this.device, half + u64::from(place) * PLACE, expected.len());
         assert_eq!(seen, expected, "call {epoch}: rank {rank} reads what rank {peer} sent");
         for chunk in 0..CHUNKS {
-            let signal = view.pads[own] + signal_offset(place * CHUNKS + chunk, (epoch & 1) as usize);
-            assert_eq!(read_words(&this.device, signal, 1), [epoch], "call {epoch}: rank {rank} reads the signal of rank {peer}");
+            let signal =
+                view.pads[own] + signal_offset(place * CHUNKS + chunk, (epoch & 1) as usize);
+            assert_eq!(
+                read_words(&this.device, signal, 1),
+                [epoch],
+                "call {epoch}: rank {rank} reads the signal of rank {peer}"
+            );
         }
     }
 }

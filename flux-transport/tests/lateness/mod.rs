@@ -2,7 +2,8 @@
 //!
 //! How to choose a limit:
 //! - A wait that only a hang makes long ends after [`AMPLE`].
-//! - A test that something happens soon asserts the order of events or the kind of error. Where only
+//! - A test that something happens soon asserts the order of events or the kind of error. Where
+//!   only
 //!   time tells, it calls [`assert_soon`], whose limit scales with how late the machine is.
 //! - A deadline that healthy ranks have to keep is [`scaled`].
 //! - A lower limit is exact: no machine makes a wait shorter.
@@ -36,7 +37,11 @@ pub(crate) fn assert_soon(took: Duration, limit: Duration) {
 
 /// Whether something took less than `limit`, or than as many times longer as the machine is late,
 /// which is measured where it matters.
-pub(crate) fn soon(took: Duration, limit: Duration, late: impl FnOnce() -> f64) -> Result<(), String> {
+pub(crate) fn soon(
+    took: Duration,
+    limit: Duration,
+    late: impl FnOnce() -> f64,
+) -> Result<(), String> {
     if took < limit {
         return Ok(());
     }
@@ -66,7 +71,8 @@ fn lateness() -> f64 {
     // On all cores, as one that is idle would hide that the others are not.
     let cores = std::thread::available_parallelism().map_or(1, usize::from);
     std::thread::scope(|scope| {
-        let threads: Vec<_> = (0..cores).map(|_| scope.spawn(|| of_work().max(of_sleep()))).collect();
+        let threads: Vec<_> =
+            (0..cores).map(|_| scope.spawn(|| of_work().max(of_sleep()))).collect();
         worst(threads.into_iter().map(|thread| thread.join().unwrap()))
     })
 }

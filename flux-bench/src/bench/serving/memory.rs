@@ -42,7 +42,9 @@ impl Moment {
 /// Resident memory of this process.
 fn resident() -> anyhow::Result<u64> {
     let status = fs::read_to_string("/proc/self/status").context("what this process holds")?;
-    let kib = status.lines().find_map(|line| line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok());
+    let kib = status.lines().find_map(|line| {
+        line.strip_prefix("VmRSS:")?.trim().strip_suffix(" kB")?.parse::<u64>().ok()
+    });
     Ok(kib.context("no VmRSS in /proc/self/status")? << 10)
 }
 
@@ -51,10 +53,23 @@ fn resident() -> anyhow::Result<u64> {
 pub(super) fn worst(ctx: &RankContext, moments: [Moment; 3]) -> anyhow::Result<HeldMemory> {
     let words = moments.map(Moment::words);
     let all = ctx.comm().exchange(bytemuck::cast_slice(words.as_flattened()))?;
-    let ranks: Vec<Vec<u64>> = all.iter().map(|said| said.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect()).collect();
-    anyhow::ensure!(ranks.iter().all(|rank| rank.len() == 12), "a rank is of another version of this program");
-    let of = |rank: &Vec<u64>, at: usize| Held::new([rank[at], rank[at + 4], rank[at + 8]], rank[at + 10].saturating_sub(rank[at + 6]));
-    let most = |at: usize| ranks.iter().map(|rank| of(rank, at)).max_by_key(|held| held.grown).context("no ranks");
+    let ranks: Vec<Vec<u64>> = all
+        .iter()
+        .map(|said| said.chunks_exact(8).map(bytemuck::pod_read_unaligned).collect())
+        .collect();
+    anyhow::ensure!(
+        ranks.iter().all(|rank| rank.len() == 12),
+        "a rank is of another version of this program"
+    );
+    let of = |rank: &Vec<u64>, at: usize| {
+        Held::new(
+            [rank[at], rank[at + 4], rank[at + 8]],
+            rank[at + 10].saturating_sub(rank[at + 6]),
+        )
+    };
+    let most = |at: usize| {
+        ranks.iter().map(|rank| of(rank, at)).max_by_key(|held| held.grown).context("no ranks")
+    };
     Ok(HeldMemory { device: most(0)?, host: most(1)? })
 }
 
@@ -67,14 +82,30 @@ mod tests {
     #[test]
     fn the_rank_that_has_grown_most_is_told_and_accounted_memory_is_no_growth() {
         let body = |world: &World| {
-            let ctx = RankContext::new(Communicator::connect_blocking(world, Options::from(Select::Host))?)?;
+            let ctx = RankContext::new(Communicator::connect_blocking(
+                world,
+                Options::from(Select::Host),
+            )?)?;
             let rank = u64::from(world.rank().get());
             let at = |device, host, accounted| Moment { device, host, accounted };
-            worst(&ctx, [at(5, 10, [0, 0]), at(7, 20, [1, 1]), at(7 + 100 * rank, 20 + 50 * (1 - rank), [1, 31])])
+            worst(
+                &ctx,
+                [
+                    at(5, 10, [0, 0]),
+                    at(7, 20, [1, 1]),
+                    at(7 + 100 * rank, 20 + 50 * (1 - rank), [1, 31]),
+                ],
+            )
         };
         for held in ranks::on_threads(World::local(2).unwrap(), body).unwrap() {
-            assert_eq!((held.device.before, held.device.amid, held.device.after, held.device.grown), (5, 7, 107, 100));
-            assert_eq!((held.host.before, held.host.amid, held.host.after, held.host.grown), (10, 20, 70, 20));
+            assert_eq!(
+                (held.device.before, held.device.amid, held.device.after, held.device.grown),
+                (5, 7, 107, 100)
+            );
+            assert_eq!(
+                (held.host.before, held.host.amid, held.host.after, held.host.grown),
+                (10, 20, 70, 20)
+            );
         }
     }
 

@@ -11,7 +11,10 @@ pub(crate) use trace::{Source, Trace, rows};
 use super::measure::{AnyRows, Contender, lasts};
 use super::rank::of_all_ranks;
 use super::{BenchCase, SEED, WARM_UP};
-use crate::harness::{Defect, Fill, FusedOp, OperandSet, Operands, RankContext, Span, Verdict, data, percentile, y_window};
+use crate::harness::{
+    Defect, Fill, FusedOp, OperandSet, Operands, RankContext, Span, Verdict, data, percentile,
+    y_window,
+};
 use crate::out;
 use crate::report::{Head, HostTime, ServingRow};
 use anyhow::Context;
@@ -72,7 +75,10 @@ pub(super) fn serve(
             amid = Moment::now(ctx)?;
         }
         let problem = case.problem.with_m(m)?;
-        contenders.take(Operands { seed_w, ..Operands::new(problem, SEED, number as u64, Fill::Uniform) })?;
+        contenders.take(Operands {
+            seed_w,
+            ..Operands::new(problem, SEED, number as u64, Fill::Uniform)
+        })?;
         let mut turns = [Contender::Op, Contender::Serial];
         turns.rotate_left(number % 2);
         for contender in turns {
@@ -89,7 +95,9 @@ pub(super) fn serve(
             }
             if number >= WARM_UP {
                 let calls = &mut calls[usize::from(contender == Contender::Serial)];
-                let host = sample.enqueued.map_or(sample.span.end - sample.span.start, |took| took.as_secs_f64() * 1e3);
+                let host = sample
+                    .enqueued
+                    .map_or(sample.span.end - sample.span.start, |took| took.as_secs_f64() * 1e3);
                 calls.spans.push(sample.span);
                 calls.host.push(Span { start: 0.0, end: host });
             }
@@ -124,7 +132,11 @@ pub(super) fn serve(
 
 /// Over all ranks. Collective.
 fn summed(comm: &Communicator, mine: u64) -> anyhow::Result<u64> {
-    Ok(comm.exchange(&mine.to_le_bytes())?.iter().map(|said| bytemuck::pod_read_unaligned::<u64>(said)).sum())
+    Ok(comm
+        .exchange(&mine.to_le_bytes())?
+        .iter()
+        .map(|said| bytemuck::pod_read_unaligned::<u64>(said))
+        .sum())
 }
 
 /// Rows and columns of `rank`'s output that a call is checked at; none where it has no rows.
@@ -161,7 +173,15 @@ mod tests {
 
     #[test]
     fn positions_are_within_the_ranks_output_and_differ_from_call_to_call() {
-        let problem = Problem::new(OpKind::GemmReduceScatter, 3, 64, 64, DType::Bf16, WorldSize::new(2).unwrap()).unwrap();
+        let problem = Problem::new(
+            OpKind::GemmReduceScatter,
+            3,
+            64,
+            64,
+            DType::Bf16,
+            WorldSize::new(2).unwrap(),
+        )
+        .unwrap();
         let at = |m, rank, call| positions(&problem.with_m(m).unwrap(), Rank::new(rank), call);
         for (m, rank, rows) in [(3, 0, 2), (3, 1, 1), (1, 0, 1)] {
             for call in 0..50 {

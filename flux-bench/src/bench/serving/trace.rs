@@ -39,10 +39,13 @@ pub(crate) fn rows(word: &str) -> Result<Source, String> {
     if word == "mix" {
         return Ok(Source::Mix);
     }
-    let text = fs::read_to_string(word).map_err(|error| format!("{word}: {error}; `mix` needs no file"))?;
+    let text = fs::read_to_string(word)
+        .map_err(|error| format!("{word}: {error}; `mix` needs no file"))?;
     let rows = parse(&text).map_err(|why| format!("{word}: {why}"))?;
     // Nothing of this machine's folders gets into a record.
-    let name = Path::new(word).file_name().map_or_else(|| word.to_owned(), |name| name.to_string_lossy().into_owned());
+    let name = Path::new(word)
+        .file_name()
+        .map_or_else(|| word.to_owned(), |name| name.to_string_lossy().into_owned());
     Ok(Source::File { name, rows })
 }
 
@@ -55,7 +58,11 @@ fn parse(text: &str) -> Result<Vec<u32>, String> {
         }
         match value.parse() {
             Ok(m) if (1..=MOST).contains(&m) => rows.push(m),
-            _ => return Err(format!("line {number}: {value:?} is no number of rows from 1 to {MOST}")),
+            _ => {
+                return Err(format!(
+                    "line {number}: {value:?} is no number of rows from 1 to {MOST}"
+                ));
+            }
         }
     }
     if rows.is_empty() { Err("it has no line with a number of rows".to_owned()) } else { Ok(rows) }
@@ -66,13 +73,16 @@ impl Source {
     pub(in super::super) fn trace(&self, calls: u64) -> Trace {
         match self {
             Self::Mix => Trace { name: "mix".to_owned(), rows: mix(calls) },
-            Self::File { name, rows } => Trace { name: name.clone(), rows: rows.iter().copied().cycle().take(calls as usize).collect() },
+            Self::File { name, rows } => Trace {
+                name: name.clone(),
+                rows: rows.iter().copied().cycle().take(calls as usize).collect(),
+            },
         }
     }
 }
 
-/// Prefill chunks, mixed steps and decode steps in an order of the seed; no call has as many rows as
-/// the one before.
+/// Prefill chunks, mixed steps and decode steps in an order of the seed; no call has as many rows
+/// as the one before.
 fn mix(calls: u64) -> Vec<u32> {
     let mut rows: Vec<u32> = Vec::with_capacity(calls as usize);
     for draw in 0.. {
@@ -80,7 +90,8 @@ fn mix(calls: u64) -> Vec<u32> {
             break;
         }
         let random = data::seed(SEED, STREAM, draw);
-        let within = |[least, most]: [u32; 2]| least + (random / TURN % u64::from(most - least + 1)) as u32;
+        let within =
+            |[least, most]: [u32; 2]| least + (random / TURN % u64::from(most - least + 1)) as u32;
         let m = match random % TURN {
             0 => PREFILL,
             1..=3 => within(MIXED),
@@ -139,7 +150,10 @@ mod tests {
             assert!(refused.starts_with(why), "{text:?}: {refused}");
         }
         let missing = rows("/no/such/file").unwrap_err();
-        assert!(missing.starts_with("/no/such/file: ") && missing.ends_with("`mix` needs no file"), "{missing}");
+        assert!(
+            missing.starts_with("/no/such/file: ") && missing.ends_with("`mix` needs no file"),
+            "{missing}"
+        );
     }
 
     #[test]
@@ -148,10 +162,15 @@ mod tests {
         assert_eq!(trace.rows(), Source::Mix.trace(20_000).rows());
         assert_eq!(trace.calls(), 20_000);
         assert!(trace.rows().windows(2).all(|pair| pair[0] != pair[1]));
-        let share = |of: fn(u32) -> bool| trace.rows().iter().filter(|&&m| of(m)).count() as f64 / 20_000.0;
+        let share =
+            |of: fn(u32) -> bool| trace.rows().iter().filter(|&&m| of(m)).count() as f64 / 20_000.0;
         assert!((0.05..0.07).contains(&share(|m| m == PREFILL)), "{}", share(|m| m == PREFILL));
         assert!((0.72..0.82).contains(&share(|m| m <= 512)), "{}", share(|m| m <= 512));
         assert!(trace.rows().iter().all(|&m| m == PREFILL || (1..=2000).contains(&m)));
-        assert!(trace.rows().contains(&1) && trace.rows().contains(&512) && trace.rows().iter().any(|m| (1990..=2000).contains(m)));
+        assert!(
+            trace.rows().contains(&1)
+                && trace.rows().contains(&512)
+                && trace.rows().iter().any(|m| (1990..=2000).contains(m))
+        );
     }
 }

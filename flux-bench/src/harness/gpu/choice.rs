@@ -14,16 +14,22 @@ const SETTLING: usize = 3;
 const SHORT: usize = 16;
 
 /// The samples that a candidate is judged by; `sample` is told their numbers.
-pub(crate) fn settled(mut sample: impl FnMut(usize) -> anyhow::Result<Span>) -> anyhow::Result<Vec<Span>> {
+pub(crate) fn settled(
+    mut sample: impl FnMut(usize) -> anyhow::Result<Span>,
+) -> anyhow::Result<Vec<Span>> {
     let spans = (0..SAMPLES).map(&mut sample).collect::<anyhow::Result<Vec<_>>>()?;
     Ok(spans[SETTLING..].to_vec())
 }
 
 /// The candidates of the least single times, as many as are worth more samples.
-pub(crate) fn shortlist(candidates: usize, mut once: impl FnMut(usize) -> anyhow::Result<f64>) -> anyhow::Result<Vec<usize>> {
+pub(crate) fn shortlist(
+    candidates: usize,
+    mut once: impl FnMut(usize) -> anyhow::Result<f64>,
+) -> anyhow::Result<Vec<usize>> {
     let mut short: Vec<usize> = (0..candidates).collect();
     if candidates > SHORT {
-        let times = short.iter().map(|&candidate| once(candidate)).collect::<anyhow::Result<Vec<f64>>>()?;
+        let times =
+            short.iter().map(|&candidate| once(candidate)).collect::<anyhow::Result<Vec<f64>>>()?;
         short.sort_by(|&a, &b| times[a].total_cmp(&times[b]));
         short.truncate(SHORT);
     }
@@ -31,7 +37,10 @@ pub(crate) fn shortlist(candidates: usize, mut once: impl FnMut(usize) -> anyhow
 }
 
 /// The candidate of the least `median`; the first where there is no figure.
-pub(crate) fn fastest(candidates: usize, mut median: impl FnMut(usize) -> anyhow::Result<f64>) -> anyhow::Result<usize> {
+pub(crate) fn fastest(
+    candidates: usize,
+    mut median: impl FnMut(usize) -> anyhow::Result<f64>,
+) -> anyhow::Result<usize> {
     let mut best = (f64::INFINITY, 0);
     for candidate in 0..candidates {
         let median = median(candidate)?;
@@ -70,7 +79,10 @@ mod tests {
 
     #[test]
     fn more_samples_are_taken_of_the_fastest_few() {
-        assert_eq!(shortlist(SHORT, |_| anyhow::bail!("not asked")).unwrap(), (0..SHORT).collect::<Vec<_>>());
+        assert_eq!(
+            shortlist(SHORT, |_| anyhow::bail!("not asked")).unwrap(),
+            (0..SHORT).collect::<Vec<_>>()
+        );
         let short = shortlist(3 * SHORT, |candidate| Ok(-(candidate as f64))).unwrap();
         assert_eq!(short, (2 * SHORT..3 * SHORT).rev().collect::<Vec<_>>());
         assert!(shortlist(2 * SHORT, |_| anyhow::bail!("refused")).is_err());
@@ -78,13 +90,21 @@ mod tests {
 
     #[test]
     fn first_uses_decide_nothing_and_the_least_median_everything() {
-        let spans = settled(|round| Ok(Span { start: 0.0, end: if round < 3 { 100.0 } else { round as f64 } })).unwrap();
+        let spans = settled(|round| {
+            Ok(Span { start: 0.0, end: if round < 3 { 100.0 } else { round as f64 } })
+        })
+        .unwrap();
         assert_eq!(spans.iter().map(|s| s.end).collect::<Vec<_>>(), [3.0, 4.0, 5.0, 6.0, 7.0]);
         let medians = [3.0, 1.0, 2.0, 1.0, f64::NAN];
-        assert_eq!((fastest(5, |c| Ok(medians[c])).unwrap(), fastest(0, |_| Ok(0.0)).unwrap()), (1, 0));
+        assert_eq!(
+            (fastest(5, |c| Ok(medians[c])).unwrap(), fastest(0, |_| Ok(0.0)).unwrap()),
+            (1, 0)
+        );
         assert!(fastest(1, |_| anyhow::bail!("refused")).is_err());
         let micros = |us| Duration::from_micros(us);
-        let longest = longest_enqueue(&[1, 2], |contender, round| Ok(micros(if round < 3 { 900 } else { 100 * contender })));
+        let longest = longest_enqueue(&[1, 2], |contender, round| {
+            Ok(micros(if round < 3 { 900 } else { 100 * contender }))
+        });
         assert_eq!(longest.unwrap(), micros(200));
         assert_eq!((spin(micros(10)), spin(micros(200))), (micros(100), micros(300)));
     }

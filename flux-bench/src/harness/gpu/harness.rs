@@ -34,7 +34,13 @@ impl Gpu {
         device.bind()?;
         let harness = Harness::load(&kernels::harness(device)?)?;
         let (start, end) = (Event::timed(device)?, Event::timed(device)?);
-        Ok(Self { stream: device.context().new_stream()?, device: device.clone(), harness, start, end })
+        Ok(Self {
+            stream: device.context().new_stream()?,
+            device: device.clone(),
+            harness,
+            start,
+            end,
+        })
     }
 
     pub fn device(&self) -> &CudaDevice {
@@ -70,7 +76,14 @@ impl Gpu {
         }
     }
 
-    pub(crate) fn fill(&self, to: &DeviceBlock, window: Window, seed: u64, fill: Fill, dtype: DType) -> anyhow::Result<()> {
+    pub(crate) fn fill(
+        &self,
+        to: &DeviceBlock,
+        window: Window,
+        seed: u64,
+        fill: Fill,
+        dtype: DType,
+    ) -> anyhow::Result<()> {
         self.fill_at(to, 0, window, (seed, fill), dtype)
     }
 
@@ -112,14 +125,28 @@ impl Gpu {
     }
 
     /// Sets `count` words of device memory from byte `offset` on, in order on the stream.
-    pub(crate) fn set_words(&self, to: &DeviceBlock, offset: u64, count: u64, value: u32) -> anyhow::Result<()> {
+    pub(crate) fn set_words(
+        &self,
+        to: &DeviceBlock,
+        offset: u64,
+        count: u64,
+        value: u32,
+    ) -> anyhow::Result<()> {
         anyhow::ensure!(
             offset.is_multiple_of(4) && offset + count * 4 <= to.bytes() as u64,
             "{count} words from {offset} on are not in their memory"
         );
         self.device.bind()?;
         // SAFETY: the block holds these words; whatever else uses it is on the same stream.
-        unsafe { sys::cuMemsetD32Async(to.address() + offset, value, count as usize, self.stream.cu_stream()) }.result()?;
+        unsafe {
+            sys::cuMemsetD32Async(
+                to.address() + offset,
+                value,
+                count as usize,
+                self.stream.cu_stream(),
+            )
+        }
+        .result()?;
         Ok(())
     }
 
@@ -146,22 +173,47 @@ impl Gpu {
         let y = (y, u64::from(operands.y_window(rank).cols));
         self.device.bind()?;
         // SAFETY: `y` is the set's, of the problem's shape.
-        let report = unsafe { self.harness.verify(problem, rank, y, &expected, self.raw_stream())? };
+        let report =
+            unsafe { self.harness.verify(problem, rank, y, &expected, self.raw_stream())? };
         Ok(Verdict {
             max_error: f64::from(report.max_error),
             max_reference: f64::from(report.max_reference),
             violations: report.violations,
-            first: report.first.map(|(row, col)| Violation { rank: rank.get(), weight: 0, row, col }),
+            first: report.first.map(|(row, col)| Violation {
+                rank: rank.get(),
+                weight: 0,
+                row,
+                col,
+            }),
         })
     }
 
     /// Adds a residual to `rows` dense rows of `y` and normalises them; the blocks are `y`,
     /// residual, gain and the normalised rows.
-    pub(crate) fn add_rms_norm(&self, problem: &Problem, rows: u32, [y, residual, gain, out]: [&DeviceBlock; 4]) -> anyhow::Result<()> {
-        let (cols, row_bytes) = (problem.n(), u64::from(problem.n()) * problem.dtype().bytes() as u64);
-        anyhow::ensure!([y, residual, out].iter().all(|block| block.bytes() as u64 >= u64::from(rows) * row_bytes), "rows without memory");
+    pub(crate) fn add_rms_norm(
+        &self,
+        problem: &Problem,
+        rows: u32,
+        [y, residual, gain, out]: [&DeviceBlock; 4],
+    ) -> anyhow::Result<()> {
+        let (cols, row_bytes) =
+            (problem.n(), u64::from(problem.n()) * problem.dtype().bytes() as u64);
+        anyhow::ensure!(
+            [y, residual, out]
+                .iter()
+                .all(|block| block.bytes() as u64 >= u64::from(rows) * row_bytes),
+            "rows without memory"
+        );
         let matrix = |block: &DeviceBlock| Matrix { address: block.address(), row_bytes };
-        let args = RmsNormArgs { y: matrix(y), gain: gain.address(), out: matrix(out), rows, cols, eps: EPS, stream: self.raw_stream() };
+        let args = RmsNormArgs {
+            y: matrix(y),
+            gain: gain.address(),
+            out: matrix(out),
+            rows,
+            cols,
+            eps: EPS,
+            stream: self.raw_stream(),
+        };
         self.device.bind()?;
         // SAFETY: the blocks hold the rows, as checked, and are used on this one stream.
         Ok(unsafe { self.harness.add_rms_norm(&args, residual.address(), problem.dtype()) }?)
@@ -175,10 +227,23 @@ impl Gpu {
 
     /// Holds the stream until every rank's has come here, and for `spin` longer. `word` is 4 bytes
     /// that nothing else uses.
-    pub(crate) fn line_up(&self, nccl: &Comm, word: &DeviceBlock, spin: Duration) -> anyhow::Result<()> {
+    pub(crate) fn line_up(
+        &self,
+        nccl: &Comm,
+        word: &DeviceBlock,
+        spin: Duration,
+    ) -> anyhow::Result<()> {
         anyhow::ensure!(word.bytes() >= 4, "{} bytes are no word", word.bytes());
         // SAFETY: one word of this rank's memory, on its one stream.
-        unsafe { nccl.all_reduce(word.address(), word.address(), 1, ElementType::U32, self.raw_stream())? };
+        unsafe {
+            nccl.all_reduce(
+                word.address(),
+                word.address(),
+                1,
+                ElementType::U32,
+                self.raw_stream(),
+            )?;
+        };
         self.spin(spin)
     }
 
@@ -205,11 +270,23 @@ impl Gpu {
     }
 
     /// Copies from byte `first` of a block.
-    pub(crate) fn download(&self, from: &DeviceBlock, first: usize, to: &mut [u8]) -> anyhow::Result<()> {
-        anyhow::ensure!(first + to.len() <= from.bytes(), "{} bytes from {first} on are more than {}", to.len(), from.bytes());
+    pub(crate) fn download(
+        &self,
+        from: &DeviceBlock,
+        first: usize,
+        to: &mut [u8],
+    ) -> anyhow::Result<()> {
+        anyhow::ensure!(
+            first + to.len() <= from.bytes(),
+            "{} bytes from {first} on are more than {}",
+            to.len(),
+            from.bytes()
+        );
         self.device.bind()?;
         // SAFETY: as above.
-        unsafe { result::memcpy_dtoh_async(to, from.address() + first as u64, self.stream.cu_stream())? };
+        unsafe {
+            result::memcpy_dtoh_async(to, from.address() + first as u64, self.stream.cu_stream())?;
+        };
         self.synchronize()
     }
 }

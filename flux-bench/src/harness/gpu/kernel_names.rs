@@ -45,7 +45,8 @@ macro_rules! table {
                         // SAFETY: the type is the entry point's declaration in cuda.h, with handles
                         // as `usize` and enums as integers; `_loaded` outlives the table.
                         let symbol = unsafe { library.get::<unsafe extern "C" fn($($type),*) -> c_int>($symbol) };
-                        *symbol.map_err(|_| concat!("the driver has no ", stringify!($name), ", which came with CUDA 12.3").to_owned())?
+                        *symbol.map_err(|_| concat!("the driver has no ", stringify!($name), ", \
+                                                                                              which came with CUDA 12.3").to_owned())?
                     },)*
                     _loaded: library,
                 })
@@ -68,10 +69,14 @@ table! {
 fn entries() -> anyhow::Result<&'static Entries> {
     static ENTRIES: OnceLock<Result<Entries, String>> = OnceLock::new();
     let load = || {
-        let (_, library) = loading::first(vec![PathBuf::from("libcuda.so.1")]).map_err(|none| none.to_string())?;
+        let (_, library) =
+            loading::first(vec![PathBuf::from("libcuda.so.1")]).map_err(|none| none.to_string())?;
         Entries::bind(library)
     };
-    ENTRIES.get_or_init(load).as_ref().map_err(|why| anyhow::anyhow!("kernels' names cannot be read: {why}"))
+    ENTRIES
+        .get_or_init(load)
+        .as_ref()
+        .map_err(|why| anyhow::anyhow!("kernels' names cannot be read: {why}"))
 }
 
 fn check(call: &str, code: c_int) -> anyhow::Result<()> {
@@ -81,7 +86,10 @@ fn check(call: &str, code: c_int) -> anyhow::Result<()> {
 
 /// Names of the kernels that `enqueue` puts on a stream of the device, in no particular order. The
 /// kernels must have run before, as a first launch may load code, which a capture does not allow.
-pub(crate) fn of_captured(device: &CudaDevice, enqueue: impl FnOnce(usize) -> anyhow::Result<()>) -> anyhow::Result<Vec<String>> {
+pub(crate) fn of_captured(
+    device: &CudaDevice,
+    enqueue: impl FnOnce(usize) -> anyhow::Result<()>,
+) -> anyhow::Result<Vec<String>> {
     let driver = entries()?;
     device.bind()?;
     let stream = SideStream::new(device)?;
@@ -106,10 +114,14 @@ impl Graph {
     fn nodes(&self) -> anyhow::Result<Vec<usize>> {
         let mut count = 0;
         // SAFETY: the graph exists; without room the number is told.
-        check("cuGraphGetNodes", unsafe { (self.driver.graph_nodes)(self.handle, null_mut(), &raw mut count) })?;
+        check("cuGraphGetNodes", unsafe {
+            (self.driver.graph_nodes)(self.handle, null_mut(), &raw mut count)
+        })?;
         let mut nodes = vec![0; count];
         // SAFETY: there is room for `count` nodes.
-        check("cuGraphGetNodes", unsafe { (self.driver.graph_nodes)(self.handle, nodes.as_mut_ptr(), &raw mut count) })?;
+        check("cuGraphGetNodes", unsafe {
+            (self.driver.graph_nodes)(self.handle, nodes.as_mut_ptr(), &raw mut count)
+        })?;
         nodes.truncate(count);
         Ok(nodes)
     }
@@ -134,7 +146,9 @@ impl Graph {
             context: 0,
         };
         // SAFETY: the node is a kernel's; a place for the result.
-        check("cuGraphKernelNodeGetParams", unsafe { (driver.kernel_node)(node, &raw mut launch) })?;
+        check("cuGraphKernelNodeGetParams", unsafe {
+            (driver.kernel_node)(node, &raw mut launch)
+        })?;
         let mut name: *const c_char = null();
         let code = match launch.function {
             // SAFETY: the kernel is of a loaded library; a place for the result.
@@ -163,7 +177,9 @@ impl Drop for Graph {
 /// names that NVIDIA's libraries give.
 pub(crate) fn is_of_sm80(kernels: &[String]) -> bool {
     const OF_SM80: [&str; 3] = ["sm80", "ampere", "cutlass_80"];
-    let any_of = |words: &[&str]| kernels.iter().any(|kernel| words.iter().any(|word| kernel.contains(word)));
+    let any_of = |words: &[&str]| {
+        kernels.iter().any(|kernel| words.iter().any(|word| kernel.contains(word)))
+    };
     any_of(&OF_SM80) && !any_of(&["sm90", "hopper", "cutlass_90", "nvjet", "sm100"])
 }
 
@@ -173,12 +189,22 @@ mod tests {
 
     #[test]
     fn the_class_is_told_by_the_names_of_all_kernels() {
-        let of = |names: &[&str]| is_of_sm80(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>());
+        let of = |names: &[&str]| {
+            is_of_sm80(&names.iter().map(|&name| name.to_owned()).collect::<Vec<_>>())
+        };
         assert!(of(&["sm80_xmma_gemm_bf16bf16_bf16f32_f32_tn_n_tilesize128x128x32_stage4"]));
         assert!(of(&["ampere_bf16_s16816gemm_bf16_256x128_ldg8_f2f_stages_64x3_tn"]));
-        assert!(of(&["void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_64x3_tn_align4>"]));
-        assert!(of(&["ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_32x6_tn", "splitKreduce_kernel"]));
-        assert!(!of(&["nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_TNT"]) && !of(&["sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n"]));
+        assert!(of(&[
+            "void cutlass::Kernel2<cutlass_80_tensorop_bf16_s16816gemm_bf16_128x256_64x3_tn_align4>"
+        ]));
+        assert!(of(&[
+            "ampere_bf16_s16816gemm_bf16_128x64_ldg8_f2f_stages_32x6_tn",
+            "splitKreduce_kernel"
+        ]));
+        assert!(
+            !of(&["nvjet_sm90_tst_128x256_64x4_1x2_h_bz_coopA_TNT"])
+                && !of(&["sm90_xmma_gemm_bf16bf16_bf16f32_f32_tn_n"])
+        );
         assert!(!of(&["sm75_xmma_gemm_f16f16"]) && !of(&["splitKreduce_kernel"]) && !of(&[]));
     }
 

@@ -25,7 +25,12 @@ pub(crate) fn harness(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
 /// Image of the link kernels, which are Hopper's.
 pub(crate) fn links(device: &CudaDevice) -> anyhow::Result<Vec<u8>> {
     let compute = device.info().compute;
-    anyhow::ensure!(compute == (9, 0), "links are measured by kernels for compute capability 9.0, not {}.{}", compute.0, compute.1);
+    anyhow::ensure!(
+        compute == (9, 0),
+        "links are measured by kernels for compute capability 9.0, not {}.{}",
+        compute.0,
+        compute.1
+    );
     Ok(flux_kernels::cubin(&Source::links(), Arch::Sm90a)?.image)
 }
 

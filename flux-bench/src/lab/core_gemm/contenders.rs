@@ -58,17 +58,25 @@ impl<'a> KernelContenders<'a> {
         let variant = Variant::of(&case.program(FIRST)?, kernels::of_device(device)?)?;
         device.bind()?;
         let kernel = loaded(variant, || kernels::fused(device, variant))?;
-        let gemm = Gemm::new(device, (problem.m(), problem.n_local(FIRST), problem.k_local(FIRST)), problem.dtype())?;
-        let sets = (0..SETS).map(|_| OperandBlocks::new(gpu, &case.alone)).collect::<anyhow::Result<Vec<_>>>()?;
+        let gemm = Gemm::new(
+            device,
+            (problem.m(), problem.n_local(FIRST), problem.k_local(FIRST)),
+            problem.dtype(),
+        )?;
+        let sets = (0..SETS)
+            .map(|_| OperandBlocks::new(gpu, &case.alone))
+            .collect::<anyhow::Result<Vec<_>>>()?;
         let sm80_gemm = sm80_gemm(gpu, &case.alone, &sets[0])?;
-        let region = |program: &TileProgram| gpu.alloc(program.workspace().data_bytes().max(16) as usize);
+        let region =
+            |program: &TileProgram| gpu.alloc(program.workspace().data_bytes().max(16) as usize);
         let (core, first) = (case.core()?, case.program(FIRST)?);
         let [own, elsewhere, of_core] = [region(&first)?, region(&first)?, region(&core)?];
         let data = mock_peers::data_of_first(&first, own.address(), elsewhere.address());
         let peers = match problem.op() {
             OpKind::AllGatherGemm => Vec::new(),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
-                let data = mock_peers::data_of_peer(problem.world(), own.address(), elsewhere.address());
+                let data =
+                    mock_peers::data_of_peer(problem.world(), own.address(), elsewhere.address());
                 let harness = |rank| Replay::new(gpu, &kernel, case.program(rank)?, data.clone());
                 problem.world().ranks().skip(1).map(harness).collect::<anyhow::Result<_>>()?
             }
@@ -120,7 +128,9 @@ impl<'a> KernelContenders<'a> {
         let mut spans = vec![Vec::<Span>::new(); Contender::all(sm80).len()];
         for round in 0..WARM_UP + samples as usize {
             for contender in Contender::in_round(sm80, round) {
-                let span = self.sample(contender).with_context(|| format!("{contender:?}, round {round}"))?;
+                let span = self
+                    .sample(contender)
+                    .with_context(|| format!("{contender:?}, round {round}"))?;
                 if round >= WARM_UP {
                     spans[contender as usize].push(span);
                 }
@@ -143,14 +153,17 @@ impl<'a> KernelContenders<'a> {
         if self.sm80_gemm.is_some() {
             self.choose_algorithm(Contender::Sm80Gemm)?;
         }
-        let longest = choice::longest_enqueue(Contender::all(self.sm80_gemm.is_some()), |contender, round| {
-            self.raise(contender)?;
-            let start = Instant::now();
-            self.launch(contender, round % SETS)?;
-            let took = start.elapsed();
-            self.gpu.synchronize()?;
-            Ok(took)
-        })?;
+        let longest = choice::longest_enqueue(
+            Contender::all(self.sm80_gemm.is_some()),
+            |contender, round| {
+                self.raise(contender)?;
+                let start = Instant::now();
+                self.launch(contender, round % SETS)?;
+                let took = start.elapsed();
+                self.gpu.synchronize()?;
+                Ok(took)
+            },
+        )?;
         self.spin = choice::spin(longest);
         Ok(())
     }
@@ -178,7 +191,9 @@ impl<'a> KernelContenders<'a> {
 
     fn library_gemm(&mut self, contender: Contender) -> anyhow::Result<&mut Gemm> {
         match contender {
-            Contender::Sm80Gemm => self.sm80_gemm.as_mut().context("cuBLASLt has no algorithm of sm_80 for the shape"),
+            Contender::Sm80Gemm => {
+                self.sm80_gemm.as_mut().context("cuBLASLt has no algorithm of sm_80 for the shape")
+            }
             _ => Ok(&mut self.gemm),
         }
     }
@@ -202,10 +217,21 @@ impl<'a> KernelContenders<'a> {
         if let Some(ours) = among_ours(contender) {
             return self.ours[ours].launch(gpu, &self.kernel, set);
         }
-        let gemm = if contender == Contender::Sm80Gemm { self.sm80_gemm.as_ref() } else { Some(&self.gemm) };
+        let gemm = if contender == Contender::Sm80Gemm {
+            self.sm80_gemm.as_ref()
+        } else {
+            Some(&self.gemm)
+        };
         gpu.device().bind()?;
         // SAFETY: the sets hold operands of the GEMM's shape, and everything is on this one stream.
-        unsafe { gemm.context("no such contender")?.launch(set.x.address(), set.w.address(), set.y.address(), gpu.raw_stream())? };
+        unsafe {
+            gemm.context("no such contender")?.launch(
+                set.x.address(),
+                set.w.address(),
+                set.y.address(),
+                gpu.raw_stream(),
+            )?;
+        };
         Ok(())
     }
 
@@ -222,7 +248,12 @@ impl<'a> KernelContenders<'a> {
         self.fill(set, (x_window(alone, FIRST), w_window(alone, FIRST)), operands)
     }
 
-    fn fill(&self, set: &OperandBlocks, (x, w): (Window, Window), operands: &Operands) -> anyhow::Result<()> {
+    fn fill(
+        &self,
+        set: &OperandBlocks,
+        (x, w): (Window, Window),
+        operands: &Operands,
+    ) -> anyhow::Result<()> {
         let dtype = operands.problem.dtype();
         self.gpu.fill(&set.x, x, operands.seed_x, operands.fill, dtype)?;
         self.gpu.fill(&set.w, w, operands.seed_w, operands.fill, dtype)
@@ -234,7 +265,13 @@ impl<'a> KernelContenders<'a> {
         let (gpu, problem, program) = (self.gpu, &self.case.problem, self.ours[2].program());
         if problem.op() == OpKind::AllGatherGemm {
             let half = epoch.half() * program.workspace().half_stride() as usize;
-            return gpu.fill_at(&self.own, half, mock_peers::gathered(program), (operands.seed_x, operands.fill), problem.dtype());
+            return gpu.fill_at(
+                &self.own,
+                half,
+                mock_peers::gathered(program),
+                (operands.seed_x, operands.fill),
+                problem.dtype(),
+            );
         }
         for peer in 0..self.peers.len() {
             let rank = self.peers[peer].program().rank;
@@ -250,7 +287,9 @@ impl<'a> KernelContenders<'a> {
 
     fn verify_all(&mut self, fill: Fill) -> anyhow::Result<Verdict> {
         (0..OURS.len()).try_fold(Verdict::default(), |sum, ours| {
-            let verdict = self.verify(ours, fill).with_context(|| format!("{:?}, verified with {fill:?} data", OURS[ours]))?;
+            let verdict = self
+                .verify(ours, fill)
+                .with_context(|| format!("{:?}, verified with {fill:?} data", OURS[ours]))?;
             Ok(sum.merge(verdict))
         })
     }
@@ -269,7 +308,8 @@ impl<'a> KernelContenders<'a> {
         self.launch(contender, 0)?;
         let harness = &self.ours[ours];
         harness.check(gpu)?;
-        let made_by = (harness.program().rows.is_flattened(), false, Nodes::apart(operands.problem.world()));
+        let made_by =
+            (harness.program().rows.is_flattened(), false, Nodes::apart(operands.problem.world()));
         gpu.verify(&operands, FIRST, self.sets[0].y.address(), made_by)
     }
 }

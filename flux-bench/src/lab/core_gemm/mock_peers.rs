@@ -22,7 +22,10 @@ pub(super) struct Words {
 /// The words of the program's own pad that peers raise before a call, in both buffers.
 pub(super) fn raised_before(program: &TileProgram) -> Vec<Words> {
     let words = |from: u64, to: u64| Words { offset: from, count: (to - from) / 4 };
-    by_peers(program).into_iter().map(|run| words(signal_offset(run.start, 0), signal_offset(run.end, 0))).collect()
+    by_peers(program)
+        .into_iter()
+        .map(|run| words(signal_offset(run.start, 0), signal_offset(run.end, 0)))
+        .collect()
 }
 
 /// Runs of consecutive signals that are awaited and that none of the program's own items raises.
@@ -55,12 +58,15 @@ pub(super) fn gathered(program: &TileProgram) -> Window {
 pub(super) fn data_of_first(program: &TileProgram, own: u64, elsewhere: u64) -> Vec<u64> {
     let place = match program.problem.op() {
         OpKind::AllGatherGemm => gather_place_bytes(&program.problem),
-        OpKind::GemmReduceScatter | OpKind::GemmAllReduce if program.rows.is_flattened() && !program.rows.has_two_exchanges() => {
+        OpKind::GemmReduceScatter | OpKind::GemmAllReduce
+            if program.rows.is_flattened() && !program.rows.has_two_exchanges() =>
+        {
             program.scatter_place_bytes()
         }
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => 0,
     };
-    let peers = (0..program.problem.world().peers()).map(|peer| elsewhere + u64::from(peer) * place);
+    let peers =
+        (0..program.problem.world().peers()).map(|peer| elsewhere + u64::from(peer) * place);
     std::iter::once(own).chain(peers).collect()
 }
 

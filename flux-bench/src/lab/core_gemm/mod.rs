@@ -59,7 +59,12 @@ pub(crate) struct Args {
     #[command(flatten)]
     pub plan: PlanArgs,
     /// Rounds
-    #[arg(long, visible_alias = "rounds", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    #[arg(
+        long,
+        visible_alias = "rounds",
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
+    )]
     pub samples: u32,
 }
 
@@ -75,11 +80,20 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     cuda::available().context("core measures the kernel on a GPU")?;
     let gpu = Gpu::open(&CudaDevice::open(0)?)?;
     let info = gpu.device().info();
-    let cases = cases(args, Machine::of_gpu(&info.name, info.sms).running(kernels::of_device(gpu.device())?.generation))?;
-    let rows =
-        cases.iter().map(|case| row(&gpu, case, args).with_context(|| case.problem.to_string())).collect::<anyhow::Result<Vec<_>>>()?;
+    let cases = cases(
+        args,
+        Machine::of_gpu(&info.name, info.sms).running(kernels::of_device(gpu.device())?.generation),
+    )?;
+    let rows = cases
+        .iter()
+        .map(|case| row(&gpu, case, args).with_context(|| case.problem.to_string()))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(true, 1, bench_report::Ranks::Threads);
-    let report = CoreReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine).with_libraries(), rows };
+    let report = CoreReport {
+        schema: SCHEMA,
+        origin: bench_report::Origin::of(&machine).with_libraries(),
+        rows,
+    };
     bench_report::deliver(&table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
@@ -99,7 +113,11 @@ fn row(gpu: &Gpu, case: &PlannedLayer, args: &Args) -> anyhow::Result<CoreRow> {
 }
 
 fn layers(args: &Args) -> anyhow::Result<Vec<Layer>> {
-    ensure!(args.tp > 1, "--tp {}: a world of one rank has no signals: ask for at least 2", args.tp);
+    ensure!(
+        args.tp > 1,
+        "--tp {}: a world of one rank has no signals: ask for at least 2",
+        args.tp
+    );
     args.layers.layers(shapes::world(args.tp)?, true, &[1024, 2048, 4096, 8192])
 }
 

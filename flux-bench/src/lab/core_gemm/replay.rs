@@ -28,8 +28,14 @@ pub(super) struct OperandBlocks {
 impl OperandBlocks {
     /// Of one rank of a problem that has the whole local `x` and `y`.
     pub(super) fn new(gpu: &Gpu, alone: &Problem) -> anyhow::Result<Self> {
-        let part = |shape: Shape| gpu.alloc(shape.rows as usize * shape.cols as usize * alone.dtype().bytes());
-        Ok(Self { x: part(alone.x_shape(Rank::new(0)))?, w: part(alone.w_shape(Rank::new(0)))?, y: part(alone.y_shape(Rank::new(0)))? })
+        let part = |shape: Shape| {
+            gpu.alloc(shape.rows as usize * shape.cols as usize * alone.dtype().bytes())
+        };
+        Ok(Self {
+            x: part(alone.x_shape(Rank::new(0)))?,
+            w: part(alone.w_shape(Rank::new(0)))?,
+            y: part(alone.y_shape(Rank::new(0)))?,
+        })
     }
 }
 
@@ -51,9 +57,15 @@ pub(super) struct Replay {
 
 impl Replay {
     /// Uploads `program`, whose ranks' data regions are at `data`, with the op's own CTAs and gaps.
-    pub(super) fn new(gpu: &Gpu, kernel: &Kernel, program: TileProgram, data: Vec<u64>) -> anyhow::Result<Self> {
+    pub(super) fn new(
+        gpu: &Gpu,
+        kernel: &Kernel,
+        program: TileProgram,
+        data: Vec<u64>,
+    ) -> anyhow::Result<Self> {
         let size = program.workspace();
-        let pad_memory = gpu.alloc(pad_bytes(size.signals) as usize * program.problem.world().index())?;
+        let pad_memory =
+            gpu.alloc(pad_bytes(size.signals) as usize * program.problem.world().index())?;
         let control = gpu.alloc(control::bytes(size.counters) as usize)?;
         let fault = gpu.alloc(FAULT_BYTES as usize)?;
         for block in [&control, &fault] {
@@ -64,7 +76,18 @@ impl Replay {
         let (workers, pace) = launch_of(&program, kernel.multiprocessors());
         gpu.device().bind()?;
         let program = DeviceProgram::upload(program, kernel)?;
-        let mut harness = Self { program, data, pads, pad_memory, control, fault, raised, workers, pace, epoch: Epoch::FIRST };
+        let mut harness = Self {
+            program,
+            data,
+            pads,
+            pad_memory,
+            control,
+            fault,
+            raised,
+            workers,
+            pace,
+            epoch: Epoch::FIRST,
+        };
         harness.begin_at(gpu, Epoch::FIRST)?;
         Ok(harness)
     }
@@ -84,7 +107,12 @@ impl Replay {
     /// Gives the next call this epoch, whatever calls there were: no word says that it was reached.
     pub(super) fn begin_at(&mut self, gpu: &Gpu, epoch: Epoch) -> anyhow::Result<()> {
         self.epoch = epoch;
-        gpu.set_words(&self.pad_memory, 0, self.pad_memory.bytes() as u64 / 4, epoch.before(1).get())?;
+        gpu.set_words(
+            &self.pad_memory,
+            0,
+            self.pad_memory.bytes() as u64 / 4,
+            epoch.before(1).get(),
+        )?;
         for pad in &self.pads {
             gpu.set_words(&self.pad_memory, pad - self.pad_memory.address(), BROKEN_BYTES / 4, 0)?;
         }
@@ -94,16 +122,27 @@ impl Replay {
     /// Raises what peers raise in the next call, in order on the stream; before every call.
     pub(super) fn raise(&self, gpu: &Gpu) -> anyhow::Result<()> {
         let own = self.pads[self.program().rank.index()] - self.pad_memory.address();
-        self.raised.iter().try_for_each(|words| gpu.set_words(&self.pad_memory, own + words.offset, words.count, self.epoch.get()))
+        self.raised.iter().try_for_each(|words| {
+            gpu.set_words(&self.pad_memory, own + words.offset, words.count, self.epoch.get())
+        })
     }
 
     /// Enqueues the call on a set's operands. Nothing is pushed, as there are no peers.
-    pub(super) fn launch(&mut self, gpu: &Gpu, kernel: &Kernel, set: &OperandBlocks) -> anyhow::Result<()> {
+    pub(super) fn launch(
+        &mut self,
+        gpu: &Gpu,
+        kernel: &Kernel,
+        set: &OperandBlocks,
+    ) -> anyhow::Result<()> {
         let program = self.program.program();
         let problem = &program.problem;
         let matrix = |block: &DeviceBlock, shape: Shape| {
             let row_bytes = u64::from(shape.cols) * problem.dtype().bytes() as u64;
-            ensure!(block.bytes() as u64 >= u64::from(shape.rows) * row_bytes, "{} bytes do not hold {shape:?}", block.bytes());
+            ensure!(
+                block.bytes() as u64 >= u64::from(shape.rows) * row_bytes,
+                "{} bytes do not hold {shape:?}",
+                block.bytes()
+            );
             Ok(Matrix { address: block.address(), row_bytes })
         };
         let args = LaunchArgs {
@@ -149,7 +188,11 @@ impl Replay {
         let mut line = [0; LINE as usize];
         gpu.download(&self.control, 0, &mut line)?;
         let epoch = bytemuck::pod_read_unaligned::<u32>(&line[control::EPOCH as usize..][..4]);
-        ensure!(epoch == self.epoch.get(), "a call did not close: the next is {epoch}, and should be {}", self.epoch);
+        ensure!(
+            epoch == self.epoch.get(),
+            "a call did not close: the next is {epoch}, and should be {}",
+            self.epoch
+        );
         Ok(())
     }
 }

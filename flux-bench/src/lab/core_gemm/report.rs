@@ -79,7 +79,11 @@ impl CoreRow {
         samples: u32,
     ) -> Self {
         let [t_gemm_ms, t_core_ms, t_order_ms, t_flags_ms] = times;
-        let sm80 = sm80.map(|(t_gemm_ms, kernels)| Sm80Gemm { t_gemm_ms, core: t_gemm_ms.median / t_core_ms.median, kernels });
+        let sm80 = sm80.map(|(t_gemm_ms, kernels)| Sm80Gemm {
+            t_gemm_ms,
+            core: t_gemm_ms.median / t_core_ms.median,
+            kernels,
+        });
         let problem = &case.problem;
         let core = Duration::from_secs_f64(t_core_ms.median.max(0.0) * 1e-3);
         Self {
@@ -133,7 +137,12 @@ pub(super) fn table(report: &CoreReport) -> String {
     let (tp, samples) = first.map_or((0, 0), |r| (r.head.tp, r.samples));
     let dtype = first.map_or("", |r| &r.head.dtype);
     let sm80 = report.rows.iter().any(|r| r.sm80.is_some());
-    let mut lines = vec![HEAD.iter().chain(SM80_HEAD.iter().filter(|_| sm80)).map(|&word| word.to_owned()).collect::<Vec<_>>()];
+    let mut lines = vec![
+        HEAD.iter()
+            .chain(SM80_HEAD.iter().filter(|_| sm80))
+            .map(|&word| word.to_owned())
+            .collect::<Vec<_>>(),
+    ];
     for r in &report.rows {
         let figures = [
             ms(r.t_gemm_ms.median),
@@ -146,16 +155,27 @@ pub(super) fn table(report: &CoreReport) -> String {
             format!("{:.0}", r.tflops),
             if r.verified { format!("yes, {:.1e}", r.max_rel_err) } else { "NO".to_owned() },
         ];
-        let of_sm80 = r.sm80.iter().flat_map(|g| [ms(g.t_gemm_ms.median), format!("{:.1}", g.core * 100.0), g.kernels.join(" + ")]);
+        let of_sm80 = r.sm80.iter().flat_map(|g| {
+            [ms(g.t_gemm_ms.median), format!("{:.1}", g.core * 100.0), g.kernels.join(" + ")]
+        });
         lines.push(r.head.cells().into_iter().chain(figures).chain(of_sm80).collect());
     }
-    let explained = if sm80 { "T_sm80: best cuBLASLt algorithm with kernels of sm_80; sm80 % = T_sm80 / T_core\n" } else { "" };
+    let explained = if sm80 {
+        "T_sm80: best cuBLASLt algorithm with kernels of sm_80; sm80 % = T_sm80 / T_core\n"
+    } else {
+        ""
+    };
     format!(
-        "{}, one GPU as rank 0 of {tp}, {dtype}\nmedians of {samples} rounds; core % = T_gemm / T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\
-         T_gemm: best cuBLASLt algorithm at the rank's shape; T_core: the kernel on it without peers\n\
-         T_flags: the rank's tile program with every signal raised before; T_order: the same without its waits for peers\n\
-         both include the order of shards, the close, and: ag_gemm peers' rows from the gather buffer, nothing pushed; gemm_rs partial tiles sent to memory of\n\
-         this GPU at the op's pace with their signals, and the peers' partial tiles read and added\n{explained}\n{}",
+        "{}, one GPU as rank 0 of {tp}, {dtype}\nmedians of {samples} rounds; core % = T_gemm / \
+         T_core, flags % = T_flags / T_core - 1, waits % = T_flags / T_order - 1\n\
+         T_gemm: best cuBLASLt algorithm at the rank's shape; T_core: the kernel on it without \
+         peers\n\
+         T_flags: the rank's tile program with every signal raised before; T_order: the same \
+         without its waits for peers\n\
+         both include the order of shards, the close, and: ag_gemm peers' rows from the gather \
+         buffer, nothing pushed; gemm_rs partial tiles sent to memory of\n\
+         this GPU at the op's pace with their signals, and the peers' partial tiles read and \
+         added\n{explained}\n{}",
         report.origin.device,
         aligned(&lines)
     )

@@ -11,9 +11,15 @@ use flux_core::tile::Generation;
 
 /// The GEMM with these algorithms as candidates. None where the kernel has instructions of its own,
 /// where all algorithms are of sm_80, and where the library has no such algorithm.
-pub(super) fn sm80_gemm(gpu: &Gpu, alone: &Problem, set: &OperandBlocks) -> anyhow::Result<Option<Gemm>> {
+pub(super) fn sm80_gemm(
+    gpu: &Gpu,
+    alone: &Problem,
+    set: &OperandBlocks,
+) -> anyhow::Result<Option<Gemm>> {
     let device = gpu.device();
-    if kernels::of_device(device)?.generation != Generation::Portable || device.info().compute < (9, 0) {
+    if kernels::of_device(device)?.generation != Generation::Portable
+        || device.info().compute < (9, 0)
+    {
         return Ok(None);
     }
     let mut gemm = Gemm::new(device, (alone.m(), alone.n(), alone.k()), alone.dtype())?;
@@ -35,7 +41,11 @@ pub(super) fn sm80_gemm(gpu: &Gpu, alone: &Problem, set: &OperandBlocks) -> anyh
 }
 
 /// Names of the kernels of the chosen algorithm, once it was launched.
-pub(super) fn kernels_of(gpu: &Gpu, gemm: &Gemm, set: &OperandBlocks) -> anyhow::Result<Vec<String>> {
+pub(super) fn kernels_of(
+    gpu: &Gpu,
+    gemm: &Gemm,
+    set: &OperandBlocks,
+) -> anyhow::Result<Vec<String>> {
     of_captured(gpu.device(), |stream| Ok(launch(gpu, gemm, set, stream)?))
 }
 

@@ -36,12 +36,23 @@ fn planned(args: &Args) -> anyhow::Result<Vec<PlannedLayer>> {
 #[test]
 fn what_is_left_out_is_what_the_kernel_is_judged_by() {
     let cases = planned(&args("")).unwrap();
-    let shape = |case: &PlannedLayer| (case.alone.op().name(), case.name.clone(), case.alone.m(), case.alone.n(), case.alone.k());
-    let gpt3: Vec<_> = cases.iter().filter(|c| c.name == "gpt3" && c.alone.m() == 8192).map(shape).collect();
+    let shape = |case: &PlannedLayer| {
+        (case.alone.op().name(), case.name.clone(), case.alone.m(), case.alone.n(), case.alone.k())
+    };
+    let gpt3: Vec<_> =
+        cases.iter().filter(|c| c.name == "gpt3" && c.alone.m() == 8192).map(shape).collect();
     assert_eq!(cases.len(), 16);
-    assert_eq!(gpt3, [("ag_gemm", "gpt3".into(), 8192, 6144, 12288), ("gemm_rs", "gpt3".into(), 8192, 12288, 6144)]);
+    assert_eq!(
+        gpt3,
+        [
+            ("ag_gemm", "gpt3".into(), 8192, 6144, 12288),
+            ("gemm_rs", "gpt3".into(), 8192, 12288, 6144)
+        ]
+    );
     assert!(cases.iter().all(|case| case.problem.flop_per_rank() == case.alone.flop_per_rank()));
-    for (words, why) in [("--tp 1", "at least 2"), ("--tp 17", "outside 1 to 16"), ("--ms 1001", "pad m to 1008")] {
+    for (words, why) in
+        [("--tp 1", "at least 2"), ("--tp 17", "outside 1 to 16"), ("--ms 1001", "pad m to 1008")]
+    {
         let error = format!("{:#}", layers(&args(words)).unwrap_err());
         assert!(error.contains(why), "{error}");
     }
@@ -51,18 +62,42 @@ fn what_is_left_out_is_what_the_kernel_is_judged_by() {
 fn the_gemm_alone_has_the_worlds_tiles_and_no_signal_but_of_shared_ones() {
     for tp in [2, 4, 8] {
         for case in planned(&args(&format!("--tp {tp}"))).unwrap() {
-            let (core, first, order) = (case.core().unwrap(), case.program(FIRST).unwrap(), case.order().unwrap());
+            let (core, first, order) =
+                (case.core().unwrap(), case.program(FIRST).unwrap(), case.order().unwrap());
             let name = format!("{}, {}", case.problem, case.plan);
             assert!(
-                core.transfers.is_empty() && core.signals == core.split_k_slots && core.awaits.len() as u32 == core.split_k_slots,
+                core.transfers.is_empty()
+                    && core.signals == core.split_k_slots
+                    && core.awaits.len() as u32 == core.split_k_slots,
                 "{name}"
             );
-            assert!(core.items.iter().all(|item| matches!(item.sink, Sink::Store | Sink::Partial)), "{name}");
+            assert!(
+                core.items.iter().all(|item| matches!(item.sink, Sink::Store | Sink::Partial)),
+                "{name}"
+            );
             // The reference shapes' shards are whole tiles: the same items in another order.
-            let area = |p: &TileProgram| p.items.iter().map(|i| u64::from(i.rows) * u64::from(i.cols) * u64::from(i.k_steps)).sum::<u64>();
-            assert_eq!((core.tile, core.items.len(), area(&core)), (first.tile, first.items.len(), area(&first)), "{name}");
-            assert!(first.items.iter().any(|item| item.await_count + item.late_count > 0), "{name}");
-            assert!(order.items.iter().all(|item| item.await_count == 0 && item.late_count == item.parts), "{name}");
+            let area = |p: &TileProgram| {
+                p.items
+                    .iter()
+                    .map(|i| u64::from(i.rows) * u64::from(i.cols) * u64::from(i.k_steps))
+                    .sum::<u64>()
+            };
+            assert_eq!(
+                (core.tile, core.items.len(), area(&core)),
+                (first.tile, first.items.len(), area(&first)),
+                "{name}"
+            );
+            assert!(
+                first.items.iter().any(|item| item.await_count + item.late_count > 0),
+                "{name}"
+            );
+            assert!(
+                order
+                    .items
+                    .iter()
+                    .all(|item| item.await_count == 0 && item.late_count == item.parts),
+                "{name}"
+            );
         }
     }
 }
@@ -72,7 +107,10 @@ fn every_contender_takes_every_set_and_follows_every_other() {
     for sm80 in [false, true] {
         let count = Contender::all(sm80).len();
         let rounds = 2 * count * SETS;
-        let calls: Vec<_> = (0..rounds).flat_map(|round| Contender::in_round(sm80, round)).map(|contender| contender as usize).collect();
+        let calls: Vec<_> = (0..rounds)
+            .flat_map(|round| Contender::in_round(sm80, round))
+            .map(|contender| contender as usize)
+            .collect();
         let (mut taken, mut follows) = (vec![[0; SETS]; count], vec![vec![0; count]; count]);
         for (call, &contender) in calls.iter().enumerate() {
             taken[contender][call % SETS] += 1;
@@ -84,7 +122,9 @@ fn every_contender_takes_every_set_and_follows_every_other() {
         }
         assert_eq!(taken, vec![[rounds / SETS; SETS]; count]);
         for (contender, follows) in follows.iter().enumerate() {
-            let expected: Vec<_> = (0..count).map(|other| if other == contender { 0 } else { rounds / count }).collect();
+            let expected: Vec<_> = (0..count)
+                .map(|other| if other == contender { 0 } else { rounds / count })
+                .collect();
             assert_eq!(*follows, expected, "{contender} of {count}");
         }
     }
@@ -131,7 +171,13 @@ impl HostReplay {
         let size = program.workspace();
         let pads = Block::new(pad_bytes(size.signals) * u64::from(program.problem.world().get()));
         let (control, fault) = (Block::new(control::bytes(size.counters)), Block::new(FAULT_BYTES));
-        Self { executor: Executor::new(program, NonZeroUsize::MIN).unwrap(), data, pads, control, fault }
+        Self {
+            executor: Executor::new(program, NonZeroUsize::MIN).unwrap(),
+            data,
+            pads,
+            control,
+            fault,
+        }
     }
 
     /// One call of `epoch` with the peers' signals raised; any other wait fails at once.
@@ -139,7 +185,11 @@ impl HostReplay {
         let program = self.executor.program();
         let (problem, rank) = (program.problem, program.rank);
         let pads = mock_peers::pads(program, self.pads.address());
-        set_words(pads[0], pads.len() as u64 * pad_bytes(program.workspace().signals) / 4, epoch.before(1).get());
+        set_words(
+            pads[0],
+            pads.len() as u64 * pad_bytes(program.workspace().signals) / 4,
+            epoch.before(1).get(),
+        );
         for words in mock_peers::raised_before(program) {
             set_words(pads[rank.index()] + words.offset, words.count, epoch.get());
         }
@@ -147,7 +197,9 @@ impl HostReplay {
         set_words(control + control::EPOCH, 1, epoch.get());
         // SAFETY: all blocks outlive the call and belong to it; `elsewhere` holds a region at each
         // address.
-        let memory = unsafe { HostMemory::new(&self.data, &pads, control, fault, program.workspace(), Duration::ZERO) };
+        let memory = unsafe {
+            HostMemory::new(&self.data, &pads, control, fault, program.workspace(), Duration::ZERO)
+        };
         let rows = |elements, cols: u32| Rows { elements, stride: cols as usize };
         let ys = problem.y_shape(rank);
         let mut y = vec![bf16::NAN; ys.rows as usize * ys.cols as usize];
@@ -182,16 +234,20 @@ fn alone_as_first(case: &PlannedLayer, order: bool, fill: Fill) -> Verdict {
     let problem = &case.problem;
     let first = if order { case.order() } else { case.program(FIRST) }.unwrap();
     let (size, flattened) = (first.workspace(), first.rows.is_flattened());
-    let (mut own, mut elsewhere) = (Block::new(size.data_bytes()), Block::new(2 * size.data_bytes()));
+    let (mut own, mut elsewhere) =
+        (Block::new(size.data_bytes()), Block::new(2 * size.data_bytes()));
     let (own, elsewhere) = (own.address(), elsewhere.address());
     let gathered = (problem.op() == OpKind::AllGatherGemm).then(|| mock_peers::gathered(&first));
-    let mut harness = HostReplay::new(first.clone(), mock_peers::data_of_first(&first, own, elsewhere));
+    let mut harness =
+        HostReplay::new(first.clone(), mock_peers::data_of_first(&first, own, elsewhere));
     let mut verdict = Verdict::default();
     for epoch in [Epoch::FIRST, Epoch::FIRST.next()] {
         let operands = Operands::new(*problem, 1, u64::from(epoch.get()), fill);
         if let Some(rows) = gathered {
             let rows = window(rows, operands.seed_x, fill);
-            let to: *mut bf16 = std::ptr::with_exposed_provenance_mut(own as usize + epoch.half() * size.half_stride() as usize);
+            let to: *mut bf16 = std::ptr::with_exposed_provenance_mut(
+                own as usize + epoch.half() * size.half_stride() as usize,
+            );
             // SAFETY: the rows are a half's gather buffer.
             unsafe { to.copy_from_nonoverlapping(rows.as_ptr(), rows.len()) };
         } else {
@@ -199,13 +255,26 @@ fn alone_as_first(case: &PlannedLayer, order: bool, fill: Fill) -> Verdict {
                 let data = mock_peers::data_of_peer(problem.world(), own, elsewhere);
                 let (x, w) = (x_window(problem, rank), w_window(problem, rank));
                 let mut peer = HostReplay::new(case.program(rank).unwrap(), data);
-                peer.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
+                peer.call(
+                    epoch,
+                    &window(x, operands.seed_x, fill),
+                    &window(w, operands.seed_w, fill),
+                );
             }
         }
         // Of the GEMM prologue: of an AllGather-GEMM's x only the first rows are rank 0's.
         let (x, w) = (x_window(&case.alone, FIRST), w_window(&case.alone, FIRST));
-        let y = harness.call(epoch, &window(x, operands.seed_x, fill), &window(w, operands.seed_w, fill));
-        verdict = verdict.merge(reference::verify(&operands, FIRST, &y, (flattened, Nodes::apart(problem.world()))));
+        let y = harness.call(
+            epoch,
+            &window(x, operands.seed_x, fill),
+            &window(w, operands.seed_w, fill),
+        );
+        verdict = verdict.merge(reference::verify(
+            &operands,
+            FIRST,
+            &y,
+            (flattened, Nodes::apart(problem.world())),
+        ));
     }
     verdict
 }
@@ -223,12 +292,21 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
     for (op, tp) in OPS.into_iter().flat_map(|op| [2, 3, 4].map(|tp| (op, tp))) {
         let (n, k) = if op == OpKind::AllGatherGemm { (24 * tp, 40) } else { (24, 40 * tp) };
         for plan in plans {
-            let problem = Problem::new(op, 12 * tp, n, k, DType::Bf16, shapes::world(tp as u32).unwrap()).unwrap();
+            let problem =
+                Problem::new(op, 12 * tp, n, k, DType::Bf16, shapes::world(tp as u32).unwrap())
+                    .unwrap();
             let asked = PlanArgs { plan: Some(plan.parse().unwrap()), candidate: None };
-            let case = PlannedLayer::new(Layer { name: "gpt3".to_owned(), problem }, asked, Machine::H200).unwrap();
-            for (order, fill) in [(false, Fill::SmallInts), (false, Fill::Uniform), (true, Fill::SmallInts)] {
+            let case =
+                PlannedLayer::new(Layer { name: "gpt3".to_owned(), problem }, asked, Machine::H200)
+                    .unwrap();
+            for (order, fill) in
+                [(false, Fill::SmallInts), (false, Fill::Uniform), (true, Fill::SmallInts)]
+            {
                 let verdict = alone_as_first(&case, order, fill);
-                assert!(verdict.ok(), "{problem}, {plan}, without waits: {order}, {fill:?}: {verdict}");
+                assert!(
+                    verdict.ok(),
+                    "{problem}, {plan}, without waits: {order}, {fill:?}: {verdict}"
+                );
             }
         }
     }
@@ -236,18 +314,32 @@ fn rank_0_is_right_without_peers_where_they_have_done_their_part() {
 
 #[test]
 fn what_the_own_items_raise_is_left_to_them() {
-    let problem = Problem::new(OPS[1], 48, 24, 160, DType::Bf16, shapes::world(4).unwrap()).unwrap();
-    let schedule = Schedule { chunk: Chunk::Tiles(1), rows: RowLayout::Flattened, split_k: 2, ..Schedule::of(TileShape::new(16, 24, 8)) };
+    let problem =
+        Problem::new(OPS[1], 48, 24, 160, DType::Bf16, shapes::world(4).unwrap()).unwrap();
+    let schedule = Schedule {
+        chunk: Chunk::Tiles(1),
+        rows: RowLayout::Flattened,
+        split_k: 2,
+        ..Schedule::of(TileShape::new(16, 24, 8))
+    };
     let program = TileProgram::build(&problem, Rank::new(1), &schedule).unwrap();
     // Three tiles of four sources, and three partials of the own.
     assert_eq!(program.signals, 15);
     // A signal has a line for each half.
-    let lines = |first: u64, signals: u64| mock_peers::Words { offset: (16 + 2 * first) * LINE, count: 2 * signals * LINE / 4 };
+    let lines = |first: u64, signals: u64| mock_peers::Words {
+        offset: (16 + 2 * first) * LINE,
+        count: 2 * signals * LINE / 4,
+    };
     // Rank 1 owns rows 12 to 24: of the tiles 0 and 1.
     assert_eq!(mock_peers::raised_before(&program), [lines(0, 2), lines(6, 2), lines(9, 2)]);
     // One of each source, where it announces all tiles.
-    let program = TileProgram::build(&problem, Rank::new(1), &Schedule { chunk: Chunk::Shard, ..schedule }).unwrap();
-    assert_eq!((program.signals, mock_peers::raised_before(&program)), (7, vec![lines(0, 1), lines(2, 2)]));
+    let program =
+        TileProgram::build(&problem, Rank::new(1), &Schedule { chunk: Chunk::Shard, ..schedule })
+            .unwrap();
+    assert_eq!(
+        (program.signals, mock_peers::raised_before(&program)),
+        (7, vec![lines(0, 1), lines(2, 2)])
+    );
 }
 
 fn flat(ms: f64) -> Times {
@@ -257,8 +349,19 @@ fn flat(ms: f64) -> Times {
 fn report() -> CoreReport {
     let case = planned(&args("--ms 8192 --shapes gpt3 --ops ag_gemm")).unwrap().remove(0);
     let verdict = Verdict { max_error: 1.5, max_reference: 1000.0, ..Verdict::default() };
-    let row = CoreRow::new(&case, "128x256x64".into(), [1.592_5, 1.625, 1.64, 1.644_1].map(flat), None, verdict, 30);
-    CoreReport { schema: SCHEMA, origin: bench_report::Origin::of_a_test("a device", 1, "flux-bench core"), rows: vec![row] }
+    let row = CoreRow::new(
+        &case,
+        "128x256x64".into(),
+        [1.592_5, 1.625, 1.64, 1.644_1].map(flat),
+        None,
+        verdict,
+        30,
+    );
+    CoreReport {
+        schema: SCHEMA,
+        origin: bench_report::Origin::of_a_test("a device", 1, "flux-bench core"),
+        rows: vec![row],
+    }
 }
 
 #[test]
@@ -266,8 +369,16 @@ fn all_programs_of_a_case_are_of_the_type_that_was_asked_for() {
     for (words, dtype) in [("--ms 1024", DType::Bf16), ("--ms 1024 --dtype fp16", DType::F16)] {
         for case in planned(&args(words)).unwrap() {
             assert_eq!((case.problem.dtype(), case.alone.dtype()), (dtype, dtype), "{words}");
-            for program in [case.core().unwrap(), case.order().unwrap(), case.program(Rank::new(1)).unwrap()] {
-                assert_eq!(Variant::of(&program, KernelTarget::of_generation(Generation::Hopper)).unwrap().dtype(), dtype, "{words}");
+            for program in
+                [case.core().unwrap(), case.order().unwrap(), case.program(Rank::new(1)).unwrap()]
+            {
+                assert_eq!(
+                    Variant::of(&program, KernelTarget::of_generation(Generation::Hopper))
+                        .unwrap()
+                        .dtype(),
+                    dtype,
+                    "{words}"
+                );
             }
         }
     }
@@ -277,7 +388,12 @@ fn all_programs_of_a_case_are_of_the_type_that_was_asked_for() {
 fn a_row_derives_its_figures_from_the_medians_and_reads_back() {
     let report = report();
     let row = &report.rows[0];
-    assert!((row.core - 0.98).abs() < 1e-9 && (row.flags - 0.011_754).abs() < 1e-6 && (row.waits - 0.0025).abs() < 1e-9, "{row:?}");
+    assert!(
+        (row.core - 0.98).abs() < 1e-9
+            && (row.flags - 0.011_754).abs() < 1e-6
+            && (row.waits - 0.0025).abs() < 1e-9,
+        "{row:?}"
+    );
     assert!((row.tflops - 761.2).abs() < 0.01, "{row:?}");
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("core.json");
@@ -285,26 +401,48 @@ fn a_row_derives_its_figures_from_the_medians_and_reads_back() {
     let text = std::fs::read_to_string(&path).unwrap();
     assert_eq!(serde_json::from_str::<CoreReport>(&text).unwrap(), report);
     let json: serde_json::Value = serde_json::from_str(&text).unwrap();
-    assert_eq!((&json["command"], &json["rows"][0]["t_flags_ms"]["median"]), (&"flux-bench core".into(), &1.6441.into()));
+    assert_eq!(
+        (&json["command"], &json["rows"][0]["t_flags_ms"]["median"]),
+        (&"flux-bench core".into(), &1.6441.into())
+    );
 }
 
 #[test]
 fn the_table_shows_what_is_judged_and_a_row_that_failed() {
     let mut report = report();
     let text = table(&report);
-    assert!(text.starts_with("a device, one GPU as rank 0 of 8, bf16\nmedians of 30 rounds"), "{text}");
+    assert!(
+        text.starts_with("a device, one GPU as rank 0 of 8, bf16\nmedians of 30 rounds"),
+        "{text}"
+    );
     let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
-    let figures = ["1.593", "1.625", "98.0", "1.640", "1.644", "+1.18", "+0.25", "761", "yes,", "1.5e-3"];
-    assert_eq!(words, [["ag_gemm", "gpt3", "8192", "49152", "12288"].as_slice(), &figures].concat());
+    let figures =
+        ["1.593", "1.625", "98.0", "1.640", "1.644", "+1.18", "+0.25", "761", "yes,", "1.5e-3"];
+    assert_eq!(
+        words,
+        [["ag_gemm", "gpt3", "8192", "49152", "12288"].as_slice(), &figures].concat()
+    );
     report.rows[0].head.dtype = "fp16".to_owned();
-    assert!(table(&report).starts_with("a device, one GPU as rank 0 of 8, fp16\n"), "{}", table(&report));
+    assert!(
+        table(&report).starts_with("a device, one GPU as rank 0 of 8, fp16\n"),
+        "{}",
+        table(&report)
+    );
     let kernels = vec!["ampere_gemm".to_owned(), "splitKreduce".to_owned()];
     report.rows[0].sm80 = Some(Sm80Gemm { t_gemm_ms: flat(2.1), core: 2.1 / 1.625, kernels });
     let text = table(&report);
     let words: Vec<_> = text.lines().last().unwrap().split_whitespace().collect();
-    assert_eq!(words[words.len() - 5..], ["2.100", "129.2", "ampere_gemm", "+", "splitKreduce"], "{text}");
+    assert_eq!(
+        words[words.len() - 5..],
+        ["2.100", "129.2", "ampere_gemm", "+", "splitKreduce"],
+        "{text}"
+    );
     assert!(text.contains("T_sm80: best cuBLASLt algorithm"), "{text}");
     report.rows[0].sm80 = None;
     report.rows[0].verified = false;
-    assert!(!report.verified() && table(&report).lines().last().unwrap().ends_with("  NO"), "{}", table(&report));
+    assert!(
+        !report.verified() && table(&report).lines().last().unwrap().ends_with("  NO"),
+        "{}",
+        table(&report)
+    );
 }

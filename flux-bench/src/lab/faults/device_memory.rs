@@ -34,7 +34,8 @@ impl DeviceMemory {
         self.reported = true;
         let (rebuilds, mib) = (self.used.len() - FIRST, |bytes: &u64| bytes >> 20);
         Some(format!(
-            "device memory: {} MiB in use after the first rebuilds, {} at least after the last {LAST} of {rebuilds}",
+            "device memory: {} MiB in use after the first rebuilds, {} at least after the last \
+             {LAST} of {rebuilds}",
             mib(highest),
             mib(lowest)
         ))
@@ -51,28 +52,58 @@ mod tests {
     /// After which measurement it reports, where so many MiB are in use after each.
     fn reported(used: impl IntoIterator<Item = u64>) -> Vec<usize> {
         let mut memory = DeviceMemory::default();
-        used.into_iter().enumerate().filter_map(|(at, mib)| memory.check(mib * MIB).map(|_| at + 1)).collect()
+        used.into_iter()
+            .enumerate()
+            .filter_map(|(at, mib)| memory.check(mib * MIB).map(|_| at + 1))
+            .collect()
     }
 
     #[test]
     fn what_is_left_at_each_rebuild_is_found_once() {
         assert_eq!(reported((0..30).map(|at| 1000 + 14 * at)), [10], "a group's workspace");
-        assert_eq!(reported((0..30).map(|at| 1000 + 3 * at)), [27], "the least that 27 measurements find");
-        assert_eq!(reported((0..6).map(|at| 1000 + 65 * at)), [6], "as soon as there is a base and what lies above it");
-        assert_eq!(reported((0..30).map(|at| 1000 + 14 * (at / 2))).len(), 1, "at each second rebuild");
+        assert_eq!(
+            reported((0..30).map(|at| 1000 + 3 * at)),
+            [27],
+            "the least that 27 measurements find"
+        );
+        assert_eq!(
+            reported((0..6).map(|at| 1000 + 65 * at)),
+            [6],
+            "as soon as there is a base and what lies above it"
+        );
+        assert_eq!(
+            reported((0..30).map(|at| 1000 + 14 * (at / 2))).len(),
+            1,
+            "at each second rebuild"
+        );
     }
 
     #[test]
     fn a_leak_is_found_below_what_comes_and_goes() {
-        assert_eq!(reported((0..60).map(|at| 1000 + 14 * at + [0, 300, 150][at as usize % 3])).len(), 1);
+        assert_eq!(
+            reported((0..60).map(|at| 1000 + 14 * at + [0, 300, 150][at as usize % 3])).len(),
+            1
+        );
     }
 
     #[test]
     fn what_is_taken_once_or_comes_and_goes_is_no_leak() {
         assert_eq!(reported([1000; 30]), NEVER);
-        assert_eq!(reported((0..30).map(|at| if at == 0 { 500 } else { 1000 })), NEVER, "at the first rebuild");
-        assert_eq!(reported((0..30).map(|at| if at < 15 { 1000 } else { 1064 })), NEVER, "a block or two more, for good");
-        assert_eq!(reported((0..60).map(|at| 1000 + 400 * (at % 2))), NEVER, "a communicator that is not gone yet, in turns");
+        assert_eq!(
+            reported((0..30).map(|at| if at == 0 { 500 } else { 1000 })),
+            NEVER,
+            "at the first rebuild"
+        );
+        assert_eq!(
+            reported((0..30).map(|at| if at < 15 { 1000 } else { 1064 })),
+            NEVER,
+            "a block or two more, for good"
+        );
+        assert_eq!(
+            reported((0..60).map(|at| 1000 + 400 * (at % 2))),
+            NEVER,
+            "a communicator that is not gone yet, in turns"
+        );
         assert_eq!(
             reported((0..60).map(|at| 1000 + if at > 20 && at % 3 != 0 { 900 } else { 0 })),
             NEVER,
@@ -84,7 +115,14 @@ mod tests {
     #[test]
     fn the_text_says_how_much() {
         let mut memory = DeviceMemory::default();
-        let text = [500, 1000, 990, 1100, 1200, 1300].into_iter().find_map(|mib| memory.check(mib * MIB));
-        assert_eq!(text.as_deref(), Some("device memory: 1000 MiB in use after the first rebuilds, 1100 at least after the last 3 of 5"));
+        let text =
+            [500, 1000, 990, 1100, 1200, 1300].into_iter().find_map(|mib| memory.check(mib * MIB));
+        assert_eq!(
+            text.as_deref(),
+            Some(
+                "device memory: 1000 MiB in use after the first rebuilds, 1100 at least after the \
+                 last 3 of 5"
+            )
+        );
     }
 }

@@ -26,7 +26,11 @@ const CALLS_BY_TURNS: u64 = 30;
 
 impl Suite<'_> {
     /// One fault and what follows it; `survivors`: whether they rebuild before a replacement comes.
-    pub(super) fn episode(&mut self, injection: Injection, survivors: bool) -> Result<(), EarlyEnd> {
+    pub(super) fn episode(
+        &mut self,
+        injection: Injection,
+        survivors: bool,
+    ) -> Result<(), EarlyEnd> {
         let victim = self.below(u64::from(self.args.ranks)) as usize;
         let moment = Duration::from_micros(self.below(60_000));
         match injection {
@@ -47,14 +51,21 @@ impl Suite<'_> {
         self.ranks[victim].signal(Signal::CONT)?;
         let limit = self.limit();
         // All reply first: who waited for whom shows in all of their ends.
-        let reports: Vec<Reply> = (0..self.ranks.len()).map(|at| self.next_reply(at, limit)).collect::<Result<_, _>>()?;
+        let reports: Vec<Reply> =
+            (0..self.ranks.len()).map(|at| self.next_reply(at, limit)).collect::<Result<_, _>>()?;
         let mut early = false;
         for (at, report) in reports.iter().enumerate() {
             match report {
                 Reply::Done { wrong: 0 } => {}
-                Reply::Done { wrong } => self.tally.count(Finding::Wrong, &format!("rank {at}, {wrong} outputs around a short stop")),
+                Reply::Done { wrong } => self.tally.count(
+                    Finding::Wrong,
+                    &format!("rank {at}, {wrong} outputs around a short stop"),
+                ),
                 other => {
-                    self.tally.count(Finding::Misnamed, &format!("rank {at} after {stop:?} of a stop of rank {victim}: {other:?}"));
+                    self.tally.count(
+                        Finding::Misnamed,
+                        &format!("rank {at} after {stop:?} of a stop of rank {victim}: {other:?}"),
+                    );
                     early = true;
                 }
             }
@@ -63,10 +74,17 @@ impl Suite<'_> {
     }
 
     /// A rank that is lost to the others, for good or for too long.
-    fn loss(&mut self, injection: Injection, victim: usize, moment: Duration, survivors: bool) -> Result<(), EarlyEnd> {
+    fn loss(
+        &mut self,
+        injection: Injection,
+        victim: usize,
+        moment: Duration,
+        survivors: bool,
+    ) -> Result<(), EarlyEnd> {
         let away = self.below(20);
         for at in 0..self.ranks.len() {
-            let calls = if injection == Injection::Missing && at == victim { away } else { u64::MAX };
+            let calls =
+                if injection == Injection::Missing && at == victim { away } else { u64::MAX };
             self.ranks[at].request(Request::Run { calls })?;
         }
         if injection == Injection::Missing {
@@ -74,7 +92,10 @@ impl Suite<'_> {
             match self.next_reply(victim, limit)? {
                 Reply::Done { wrong: 0 } => {}
                 other => {
-                    self.tally.count(Finding::Broken, &format!("rank {victim}, which was to stay away, says {other:?}"));
+                    self.tally.count(
+                        Finding::Broken,
+                        &format!("rank {victim}, which was to stay away, says {other:?}"),
+                    );
                     return Err(EarlyEnd(None));
                 }
             }
@@ -92,7 +113,10 @@ impl Suite<'_> {
         if soon {
             let soon = if self.args.ranks_per_gpu > 1 { SOON_BY_TURNS } else { SOON };
             let beyond = Duration::from_millis(self.below(200)) + soon;
-            std::thread::sleep((self.args.deadline() + beyond).saturating_sub(Duration::from_nanos(now() - injected)));
+            std::thread::sleep(
+                (self.args.deadline() + beyond)
+                    .saturating_sub(Duration::from_nanos(now() - injected)),
+            );
             self.ranks[victim].signal(Signal::CONT)?;
         }
         self.all_failed(injection, victim, injected)?;
@@ -120,12 +144,20 @@ impl Suite<'_> {
     }
 
     /// Whether every rank but the victim fails as it must, in time.
-    fn all_failed(&mut self, injection: Injection, victim: usize, injected: u64) -> Result<(), EarlyEnd> {
+    fn all_failed(
+        &mut self,
+        injection: Injection,
+        victim: usize,
+        injected: u64,
+    ) -> Result<(), EarlyEnd> {
         let (limit, deadline) = (self.limit(), self.args.deadline());
         for at in (0..self.ranks.len()).filter(|&at| at != victim) {
             let report = self.next_reply(at, limit)?;
             let Reply::Failed { how, began, ended, wrong, text } = report else {
-                self.tally.count(Finding::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {report:?}"));
+                self.tally.count(
+                    Finding::Misnamed,
+                    &format!("rank {at} after {injection:?} of rank {victim}: {report:?}"),
+                );
                 return Err(EarlyEnd(None));
             };
             let lasted = Duration::from_nanos(ended - began);
@@ -134,18 +166,31 @@ impl Suite<'_> {
                 self.tally.slowest_loss = self.tally.slowest_loss.max(after);
                 (how == FailureKind::PeerLost { rank: victim as u32 }, after < LOSS)
             } else {
-                self.tally.slowest_timeout = self.tally.slowest_timeout.max(after.saturating_sub(deadline));
-                (how == FailureKind::Timeout { late: vec![victim as u32] }, lasted >= deadline && after <= deadline + SLACK)
+                self.tally.slowest_timeout =
+                    self.tally.slowest_timeout.max(after.saturating_sub(deadline));
+                (
+                    how == FailureKind::Timeout { late: vec![victim as u32] },
+                    lasted >= deadline && after <= deadline + SLACK,
+                )
             };
             if !named {
-                self.tally.count(Finding::Misnamed, &format!("rank {at} after {injection:?} of rank {victim}: {text}"));
+                self.tally.count(
+                    Finding::Misnamed,
+                    &format!("rank {at} after {injection:?} of rank {victim}: {text}"),
+                );
             }
             if !timely {
-                let words = format!("rank {at} after {injection:?} of rank {victim}: {after:?} later, in a call of {lasted:?}: {text}");
+                let words = format!(
+                    "rank {at} after {injection:?} of rank {victim}: {after:?} later, in a call of \
+                     {lasted:?}: {text}"
+                );
                 self.tally.count(Finding::Mistimed, &words);
             }
             if wrong > 0 {
-                self.tally.count(Finding::Wrong, &format!("rank {at}, {wrong} outputs before {injection:?} of rank {victim}"));
+                self.tally.count(
+                    Finding::Wrong,
+                    &format!("rank {at}, {wrong} outputs before {injection:?} of rank {victim}"),
+                );
             }
         }
         Ok(())
@@ -158,11 +203,15 @@ impl Suite<'_> {
             // It has nobody else to blame, whatever its own waits came to while it was stopped.
             Some(Reply::Failed { wrong: 0, how: FailureKind::Aborted { .. }, .. }) => {}
             None => self.tally.count(Finding::Hang, &format!("rank {}, which ran on", late.rank)),
-            Some(other) => self.tally.count(Finding::Misnamed, &format!("rank {}, which ran on, says {other:?}", late.rank)),
+            Some(other) => self.tally.count(
+                Finding::Misnamed,
+                &format!("rank {}, which ran on, says {other:?}", late.rank),
+            ),
         }
         late.request(Request::Quit)?;
         if !late.ended(limit)? {
-            self.tally.count(Finding::Hang, &format!("rank {}, which ran on, does not end", late.rank));
+            self.tally
+                .count(Finding::Hang, &format!("rank {}, which ran on, does not end", late.rank));
         }
         Ok(())
     }
@@ -179,9 +228,15 @@ impl Suite<'_> {
         for at in 0..self.ranks.len() {
             match self.next_reply(at, limit)? {
                 Reply::Done { wrong: 0 } => {}
-                Reply::Done { wrong } => self.tally.count(Finding::Wrong, &format!("rank {at}, {wrong} outputs beside a late rank")),
+                Reply::Done { wrong } => self.tally.count(
+                    Finding::Wrong,
+                    &format!("rank {at}, {wrong} outputs beside a late rank"),
+                ),
                 other => {
-                    self.tally.count(Finding::Misnamed, &format!("rank {at}, beside a late rank: {other:?}"));
+                    self.tally.count(
+                        Finding::Misnamed,
+                        &format!("rank {at}, beside a late rank: {other:?}"),
+                    );
                     return Err(EarlyEnd(None));
                 }
             }

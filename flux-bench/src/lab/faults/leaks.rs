@@ -49,13 +49,15 @@ impl LeakDetector {
             // Neither there at first nor new with this rebuild: left of an earlier one.
             let new = usage.new_since(&self.base, name);
             let fresh = usage.new_since(&self.before, name);
-            let (fresh, left): (Vec<&str>, Vec<&str>) = new.into_iter().partition(|words| fresh.contains(words));
+            let (fresh, left): (Vec<&str>, Vec<&str>) =
+                new.into_iter().partition(|words| fresh.contains(words));
             if kind.rises >= RISES && !left.is_empty() && !kind.reported {
                 kind.reported = true;
                 let (first, after) = (kind.first, self.measured - FIRST);
                 let (left, fresh) = (left.join(", "), fresh.join(", "));
                 leaks.push(format!(
-                    "{name}: {first} after the first rebuild, {count} after {after} more; left of an earlier one: {left}; new: {fresh}"
+                    "{name}: {first} after the first rebuild, {count} after {after} more; left of \
+                     an earlier one: {left}; new: {fresh}"
                 ));
             }
         }
@@ -77,9 +79,15 @@ mod tests {
         let mut leaks = LeakDetector::default();
         let mut found = Vec::new();
         for (at, &pipes) in pipes.iter().enumerate() {
-            let held = (0..pipes).map(|fd| Held { kind: "descriptor of pipe".into(), words: format!("{fd} of pipe:[{fd}]") });
-            let socket = Held { kind: "descriptor of socket".into(), words: format!("99 of socket {at}") };
-            found.extend(leaks.check(held.chain([socket]).collect()).into_iter().map(|text| (at, text)));
+            let held = (0..pipes).map(|fd| Held {
+                kind: "descriptor of pipe".into(),
+                words: format!("{fd} of pipe:[{fd}]"),
+            });
+            let socket =
+                Held { kind: "descriptor of socket".into(), words: format!("99 of socket {at}") };
+            found.extend(
+                leaks.check(held.chain([socket]).collect()).into_iter().map(|text| (at, text)),
+            );
         }
         found
     }
@@ -87,8 +95,8 @@ mod tests {
     #[test]
     fn one_descriptor_a_rebuild_is_a_leak_and_is_named() {
         let found = leaks(&[4, 5, 6, 7, 8, 9]);
-        let text =
-            "descriptor of pipe: 5 after the first rebuild, 7 after 2 more; left of an earlier one: 5 of pipe:[5]; new: 6 of pipe:[6]";
+        let text = "descriptor of pipe: 5 after the first rebuild, 7 after 2 more; left of an \
+                    earlier one: 5 of pipe:[5]; new: 6 of pipe:[6]";
         assert_eq!(found, [(3, text.to_owned())]);
     }
 
@@ -102,14 +110,23 @@ mod tests {
     fn a_group_that_holds_more_than_the_one_before_is_no_leak() {
         let mut leaks = LeakDetector::default();
         for (at, sockets) in [1, 1, 2, 3, 1, 4].into_iter().enumerate() {
-            let held = |n| Held { kind: "descriptor of socket".into(), words: format!("{n} of socket {at}{n}") };
+            let held = |n| Held {
+                kind: "descriptor of socket".into(),
+                words: format!("{n} of socket {at}{n}"),
+            };
             assert_eq!(leaks.check((0..sockets).map(held).collect()), [""; 0]);
         }
     }
 
     #[test]
     fn what_is_opened_once_or_comes_and_goes_is_no_leak() {
-        for pipes in [[4, 4, 4, 4, 4, 4, 4], [4, 9, 9, 9, 9, 9, 9], [4, 4, 4, 5, 5, 5, 5], [4, 6, 5, 6, 4, 6, 5], [4, 4, 7, 4, 7, 4, 7]] {
+        for pipes in [
+            [4, 4, 4, 4, 4, 4, 4],
+            [4, 9, 9, 9, 9, 9, 9],
+            [4, 4, 4, 5, 5, 5, 5],
+            [4, 6, 5, 6, 4, 6, 5],
+            [4, 4, 7, 4, 7, 4, 7],
+        ] {
             assert_eq!(leaks(&pipes), [], "{pipes:?}");
         }
     }

@@ -34,19 +34,41 @@ use std::time::Duration;
 #[derive(Clone, Debug, clap::Args)]
 pub(crate) struct Args {
     /// Rank processes
-    #[arg(long, visible_alias = "tp", default_value_t = 8, value_parser = clap::value_parser!(u32).range(2..=16))]
+    #[arg(
+        long,
+        visible_alias = "tp",
+        default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(2..=16),
+    )]
     pub ranks: u32,
     /// Ranks that are killed
-    #[arg(long, default_value_t = 50, value_parser = clap::value_parser!(u32).range(..=limits::FAULTS))]
+    #[arg(
+        long,
+        default_value_t = 50,
+        value_parser = clap::value_parser!(u32).range(..=limits::FAULTS),
+    )]
     pub kills: u32,
     /// Ranks that are stopped, every second one for longer than the deadline
-    #[arg(long, default_value_t = 20, value_parser = clap::value_parser!(u32).range(..=limits::FAULTS))]
+    #[arg(
+        long,
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(..=limits::FAULTS),
+    )]
     pub stops: u32,
     /// Ranks that stay away from a call
-    #[arg(long, default_value_t = 10, value_parser = clap::value_parser!(u32).range(..=limits::FAULTS))]
+    #[arg(
+        long,
+        default_value_t = 10,
+        value_parser = clap::value_parser!(u32).range(..=limits::FAULTS),
+    )]
     pub missing: u32,
     /// Ranks on each GPU, to have many on few: they take turns on it
-    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU))]
+    #[arg(
+        long,
+        default_value_t = 1,
+        value_name = "RANKS",
+        value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU),
+    )]
     pub ranks_per_gpu: u32,
     /// auto, host, nvlink, mixed, nccl or pcie
     #[arg(long, default_value = "auto")]
@@ -56,13 +78,22 @@ pub(crate) struct Args {
     #[arg(long, value_name = "NODES")]
     pub nodes: Option<u32>,
     /// The ranks' deadline; 1000 on the host, 2000 on GPUs, 5000 over nccl and mixed where left out
-    #[arg(long, value_name = "MILLISECONDS", value_parser = clap::value_parser!(u64).range(1..=limits::DEADLINE_MS))]
+    #[arg(
+        long,
+        value_name = "MILLISECONDS",
+        value_parser = clap::value_parser!(u64).range(1..=limits::DEADLINE_MS),
+    )]
     pub deadline_ms: Option<u64>,
     /// Seed of the moments, of who is hit and of the data
     #[arg(long, default_value_t = 1)]
     pub seed: u64,
     /// How long a rank may take to answer beyond its deadlines; then its threads are shown
-    #[arg(long, value_name = "SECONDS", default_value_t = 20, value_parser = clap::value_parser!(u64).range(..=limits::SECONDS))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u64).range(..=limits::SECONDS),
+    )]
     pub patience: u64,
     #[command(flatten)]
     defects: Defects,
@@ -109,14 +140,22 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         return Ok(true);
     }
     launch::refuse("faults")?;
-    ensure!(args.kills + args.stops + args.missing > 0, "there is nothing to inject: ask for --kills, --stops or --missing");
-    let has_nodes = args.nodes.is_some() || std::env::var_os("FLUX_NODES").is_some_and(|nodes| !nodes.is_empty());
+    ensure!(
+        args.kills + args.stops + args.missing > 0,
+        "there is nothing to inject: ask for --kills, --stops or --missing"
+    );
+    let has_nodes = args.nodes.is_some()
+        || std::env::var_os("FLUX_NODES").is_some_and(|nodes| !nodes.is_empty());
     ensure!(
         args.transport != Select::Mixed || has_nodes,
-        "all ranks are of this machine: --transport mixed takes --nodes too, over which they are dealt"
+        "all ranks are of this machine: --transport mixed takes --nodes too, over which they are \
+         dealt"
     );
     let on_gpus = machine::uses_gpus(args.transport)?;
-    ensure!(on_gpus || args.ranks_per_gpu == 1, "--ranks-per-gpu is for GPUs, and changes nothing on the host: leave it out");
+    ensure!(
+        on_gpus || args.ranks_per_gpu == 1,
+        "--ranks-per-gpu is for GPUs, and changes nothing on the host: leave it out"
+    );
     if !on_gpus && machine::asked(args.transport)? == Select::Auto {
         out::line(&"no GPU is here, so all ranks compute on the host's processors");
     }
@@ -127,7 +166,8 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 /// kernels.
 fn shape(op: OpKind, ranks: u32, on_gpus: bool) -> (usize, usize, usize) {
     let both = (ranks * (ranks - 1)) as usize;
-    let (m, split, whole) = if on_gpus { (16 * both, 64 * both, 4096) } else { (both, 8 * both, 64) };
+    let (m, split, whole) =
+        if on_gpus { (16 * both, 64 * both, 4096) } else { (both, 8 * both, 64) };
     match op {
         OpKind::AllGatherGemm => (m, split, whole),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (m, whole, split),
@@ -143,7 +183,9 @@ mod tests {
     fn a_world_and_the_one_without_a_rank_can_split_the_shapes() {
         for ranks in 2..=16 {
             for op in OpKind::ALL {
-                for (world, on_gpus) in [(ranks, true), (ranks - 1, true), (ranks, false), (ranks - 1, false)] {
+                for (world, on_gpus) in
+                    [(ranks, true), (ranks - 1, true), (ranks, false), (ranks - 1, false)]
+                {
                     let (m, n, k) = shape(op, ranks, on_gpus);
                     Problem::new(op, m, n, k, DType::Bf16, WorldSize::new(world).unwrap()).unwrap();
                 }

@@ -63,19 +63,31 @@ impl Process {
             .stdout(Stdio::piped())
             .spawn()
             .context("a rank process cannot be started")?;
-        let (orders, out) = (child.stdin.take().context("no pipe to a rank")?, child.stdout.take().context("no pipe from a rank")?);
+        let (orders, out) = (
+            child.stdin.take().context("no pipe to a rank")?,
+            child.stdout.take().context("no pipe from a rank")?,
+        );
         let (sender, reports) = channel();
-        let read = move || BufReader::new(out).lines().map_while(Result::ok).try_for_each(|line| sender.send(line).map_err(drop));
-        let reader = std::thread::Builder::new().name(format!("reports of rank {rank}")).spawn(move || {
-            // Until the rank has ended, or nobody listens any more.
-            let _ = read();
-        })?;
+        let read = move || {
+            BufReader::new(out)
+                .lines()
+                .map_while(Result::ok)
+                .try_for_each(|line| sender.send(line).map_err(drop))
+        };
+        let reader = std::thread::Builder::new().name(format!("reports of rank {rank}")).spawn(
+            move || {
+                // Until the rank has ended, or nobody listens any more.
+                let _ = read();
+            },
+        )?;
         Ok(Self { rank, child, orders, reports, reader: Some(reader), interrupt })
     }
 
     pub(super) fn request(&mut self, order: Request) -> anyhow::Result<()> {
         let line = serde_json::to_string(&order)? + "\n";
-        self.orders.write_all(line.as_bytes()).with_context(|| format!("rank {} takes no orders", self.rank))
+        self.orders
+            .write_all(line.as_bytes())
+            .with_context(|| format!("rank {} takes no orders", self.rank))
     }
 
     /// The next report; `None` at the limit, which is a hang.
@@ -84,16 +96,24 @@ impl Process {
             self.interrupt.check()?;
             let left = limit.saturating_duration_since(Instant::now());
             match self.reports.recv_timeout(left.min(LOOK_AROUND)) {
-                Ok(line) => return Ok(Some(serde_json::from_str(&line).with_context(|| format!("rank {} says {line:?}", self.rank))?)),
+                Ok(line) => {
+                    return Ok(Some(
+                        serde_json::from_str(&line)
+                            .with_context(|| format!("rank {} says {line:?}", self.rank))?,
+                    ));
+                }
                 Err(RecvTimeoutError::Timeout) if left > LOOK_AROUND => {}
                 Err(RecvTimeoutError::Timeout) => return Ok(None),
-                Err(RecvTimeoutError::Disconnected) => bail!("rank {} has ended without a report; what it wrote is above", self.rank),
+                Err(RecvTimeoutError::Disconnected) => {
+                    bail!("rank {} has ended without a report; what it wrote is above", self.rank)
+                }
             }
         }
     }
 
     pub(super) fn signal(&self, signal: Signal) -> anyhow::Result<()> {
-        rustix::process::kill_process(Pid::from_child(&self.child), signal).with_context(|| format!("rank {} gets no signal", self.rank))
+        rustix::process::kill_process(Pid::from_child(&self.child), signal)
+            .with_context(|| format!("rank {} gets no signal", self.rank))
     }
 
     /// What each of its threads does, as the system says.
@@ -121,7 +141,11 @@ impl Drop for Process {
         // Of a process that has ended, this does nothing; a stopped one is killed all the same.
         let _ = self.child.kill();
         if !collect(&mut self.child, &mut self.reader, Instant::now() + GRACE) {
-            tracing::warn!(rank = self.rank, pid = self.child.id(), "a rank was killed, and it or what it has started is left behind");
+            tracing::warn!(
+                rank = self.rank,
+                pid = self.child.id(),
+                "a rank was killed, and it or what it has started is left behind"
+            );
         }
     }
 }
@@ -157,7 +181,12 @@ mod tests {
     use std::io::Read;
 
     fn started(script: &str) -> (Child, Option<JoinHandle<()>>) {
-        let mut child = Command::new("sh").args(["-c", script]).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+        let mut child = Command::new("sh")
+            .args(["-c", script])
+            .stdin(Stdio::piped())
+            .stdout(Stdio::piped())
+            .spawn()
+            .unwrap();
         let mut out = child.stdout.take().unwrap();
         let reader = std::thread::spawn(move || {
             let _ = out.read_to_end(&mut Vec::new());

@@ -30,7 +30,9 @@ struct Seen {
 impl ProgressReporter {
     /// Answers `SIGUSR1` from here on.
     pub(super) fn start() -> std::io::Result<Arc<Self>> {
-        let this = Arc::new(Self { seen: Mutex::new(Seen { step: "starts", since: Instant::now(), comm: None }) });
+        let this = Arc::new(Self {
+            seen: Mutex::new(Seen { step: "starts", since: Instant::now(), comm: None }),
+        });
         let (mut asked, ask) = UnixStream::pair()?;
         signal_hook::low_level::pipe::register(SIGUSR1, ask)?;
         let progress = Arc::clone(&this);
@@ -63,7 +65,10 @@ impl ProgressReporter {
     fn report(&self) {
         let (words, comm) = {
             let seen = self.seen();
-            (format!("{}, for {:.3} s", seen.step, seen.since.elapsed().as_secs_f64()), seen.comm.clone())
+            (
+                format!("{}, for {:.3} s", seen.step, seen.since.elapsed().as_secs_f64()),
+                seen.comm.clone(),
+            )
         };
         let Some(comm) = comm else {
             end::say(&format!("a rank without a communicator: {words}"));
@@ -86,8 +91,12 @@ fn reported(progress: Option<String>, calls: &[CallRecord]) -> String {
         let (begun, noted) = (call.begun.as_secs_f64(), call.noted.as_secs_f64());
         // Writing to a string does not fail.
         let _ = match call.state {
-            CallState::Begun => write!(words, "; {call}: being made since {begun:.6} s, at {noted:.6} s"),
-            state => write!(words, "; {call}: {state:?}, begun at {begun:.6} s, so since {noted:.6} s"),
+            CallState::Begun => {
+                write!(words, "; {call}: being made since {begun:.6} s, at {noted:.6} s")
+            }
+            state => {
+                write!(words, "; {call}: {state:?}, begun at {begun:.6} s, so since {noted:.6} s")
+            }
         };
     }
     words

@@ -58,7 +58,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     // Opening the device takes longer than the deadline of the ranks that it joins, so it comes
     // first.
     let local: Option<u32> = std::env::var(FLUX_LOCAL_RANK).ok().and_then(|rank| rank.parse().ok());
-    let device = local.filter(|_| args.on_gpus()).map(|local| CudaDevice::open(local / args.ranks_per_gpu)).transpose()?;
+    let device = local
+        .filter(|_| args.on_gpus())
+        .map(|local| CudaDevice::open(local / args.ranks_per_gpu))
+        .transpose()?;
     let world = World::from_env()?;
     let options = crate::machine::options(args.transport, world.local_rank(), args.ranks_per_gpu);
     let options = Options { deadline: args.deadline(), nodes: args.nodes, ..options };
@@ -103,7 +106,11 @@ fn say(report: &Reply) -> anyhow::Result<()> {
 }
 
 impl Group {
-    fn new(comm: Communicator, args: &Args, progress: &Arc<ProgressReporter>) -> anyhow::Result<Self> {
+    fn new(
+        comm: Communicator,
+        args: &Args,
+        progress: &Arc<ProgressReporter>,
+    ) -> anyhow::Result<Self> {
         progress.uses(Some(comm.clone()));
         progress.step("builds");
         let ctx = RankContext::new(comm)?;
@@ -111,14 +118,26 @@ impl Group {
         for call in 0..2 {
             for &op in ops_on(ctx.comm()) {
                 let (m, n, k) = shape(op, args.ranks, ctx.gpu().is_some());
-                let problem = Problem::new(op, m, n, k, flux_core::DType::Bf16, ctx.comm().world_size())?;
+                let problem =
+                    Problem::new(op, m, n, k, flux_core::DType::Bf16, ctx.comm().world_size())?;
                 let mut set = ctx.operand_set(&problem)?;
                 ctx.fill(&mut set, Operands::new(problem, args.seed, call, Fill::SmallInts))?;
-                ops.push(CheckedOp { op: FusedOp::build(&problem, ctx.comm(), Overrides::default())?, set, expected: None });
+                ops.push(CheckedOp {
+                    op: FusedOp::build(&problem, ctx.comm(), Overrides::default())?,
+                    set,
+                    expected: None,
+                });
             }
         }
         let limit = args.deadline() * DEADLINES;
-        Ok(Self { ctx, ops, calls: 0, shared: args.ranks_per_gpu > 1, limit, progress: Arc::clone(progress) })
+        Ok(Self {
+            ctx,
+            ops,
+            calls: 0,
+            shared: args.ranks_per_gpu > 1,
+            limit,
+            progress: Arc::clone(progress),
+        })
     }
 
     /// Verifies calls, and tells what the process holds.
@@ -128,12 +147,19 @@ impl Group {
             bail!("a call on a new communicator failed: {failure}");
         }
         let world = self.ctx.comm().world_size().get();
-        Ok(Reply::Ready { world, wrong: ran.wrong, usage: settled_usage()?, device: self.device_memory()? })
+        Ok(Reply::Ready {
+            world,
+            wrong: ran.wrong,
+            usage: settled_usage()?,
+            device: self.device_memory()?,
+        })
     }
 
     /// Bytes in use of the rank's device; `None` where ranks share it.
     fn device_memory(&self) -> anyhow::Result<Option<u64>> {
-        let Some(ordinal) = self.ctx.comm().device().ordinal().filter(|_| !self.shared) else { return Ok(None) };
+        let Some(ordinal) = self.ctx.comm().device().ordinal().filter(|_| !self.shared) else {
+            return Ok(None);
+        };
         let device = CudaDevice::open(ordinal)?;
         // What was freed in a stream's order goes back at this; every call has ended.
         device.synchronize()?;
@@ -146,7 +172,9 @@ impl Group {
         let Some((failure, began, ended)) = failed else { return Ok(Reply::Done { wrong }) };
         let text = failure.to_string();
         let how = match failure.fault {
-            Fault::Timeout { late, .. } => FailureKind::Timeout { late: late.iter().map(|rank| rank.get()).collect() },
+            Fault::Timeout { late, .. } => {
+                FailureKind::Timeout { late: late.iter().map(|rank| rank.get()).collect() }
+            }
             Fault::PeerLost { rank, .. } => FailureKind::PeerLost { rank: rank.get() },
             Fault::Aborted { rank, .. } => FailureKind::Aborted { by: rank.get() },
             other => bail!("a fault of an unknown kind: {other}"),
@@ -174,7 +202,10 @@ impl Group {
             let ended = now();
             if let Err(error) = called {
                 let failure = ctx.comm().failure().cloned();
-                return Ok(CallsMade { wrong, failed: Some((failure.context(error)?, began, ended)) });
+                return Ok(CallsMade {
+                    wrong,
+                    failed: Some((failure.context(error)?, began, ended)),
+                });
             }
             *calls += 1;
             progress.step("downloads");

@@ -47,10 +47,15 @@ impl SharedMemory {
 
     fn unheld(&self) -> Vec<PathBuf> {
         let user = rustix::process::geteuid().as_raw();
-        let ours =
-            |entry: &DirEntry| is_ours(&entry.file_name().to_string_lossy()) && entry.metadata().is_ok_and(|meta| meta.uid() == user);
+        let ours = |entry: &DirEntry| {
+            is_ours(&entry.file_name().to_string_lossy())
+                && entry.metadata().is_ok_and(|meta| meta.uid() == user)
+        };
         let new = |entry: &DirEntry| !self.before.contains(&(entry.file_name(), entry.ino()));
-        let mut left: Vec<PathBuf> = entries(&self.folder).filter(|entry| ours(entry) && new(entry)).map(|entry| entry.path()).collect();
+        let mut left: Vec<PathBuf> = entries(&self.folder)
+            .filter(|entry| ours(entry) && new(entry))
+            .map(|entry| entry.path())
+            .collect();
         if !left.is_empty() {
             let held = held_in(&self.folder);
             left.retain(|path| !held.contains(path));
@@ -77,8 +82,13 @@ fn held_in(folder: &Path) -> BTreeSet<PathBuf> {
             continue;
         }
         let maps = std::fs::read_to_string(process.path().join("maps")).unwrap_or_default();
-        held.extend(maps.lines().filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..]))));
-        held.extend(entries(&process.path().join("fd")).filter_map(|open| std::fs::read_link(open.path()).ok()));
+        held.extend(
+            maps.lines().filter_map(|line| line.find('/').map(|at| PathBuf::from(&line[at..]))),
+        );
+        held.extend(
+            entries(&process.path().join("fd"))
+                .filter_map(|open| std::fs::read_link(open.path()).ok()),
+        );
     }
     held.retain(|path| path.parent() == Some(folder));
     held
@@ -93,7 +103,10 @@ mod tests {
     const SOON: Duration = Duration::from_millis(60);
 
     fn named(paths: &[PathBuf]) -> Vec<String> {
-        let mut names: Vec<String> = paths.iter().map(|path| path.file_name().unwrap().to_string_lossy().into_owned()).collect();
+        let mut names: Vec<String> = paths
+            .iter()
+            .map(|path| path.file_name().unwrap().to_string_lossy().into_owned())
+            .collect();
         names.sort();
         names
     }
@@ -119,7 +132,10 @@ mod tests {
         let old = File::open(folder.path().join("nccl-again")).unwrap();
         std::fs::remove_file(folder.path().join("nccl-again")).unwrap();
         drop(make("nccl-again"));
-        assert_eq!(named(&memory.left(Instant::now() + SOON)), ["flux-7", "nccl-AbC1", "nccl-again"]);
+        assert_eq!(
+            named(&memory.left(Instant::now() + SOON)),
+            ["flux-7", "nccl-AbC1", "nccl-again"]
+        );
         drop(old);
     }
 
@@ -128,11 +144,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let memory = SharedMemory::now(folder.path());
         let open = File::create(folder.path().join("nccl-open")).unwrap();
-        let file = File::options().read(true).write(true).create_new(true).open(folder.path().join("nccl-mapped")).unwrap();
+        let file = File::options()
+            .read(true)
+            .write(true)
+            .create_new(true)
+            .open(folder.path().join("nccl-mapped"))
+            .unwrap();
         file.set_len(4096).unwrap();
         let (access, flags) = (rustix::mm::ProtFlags::READ, rustix::mm::MapFlags::SHARED);
         // SAFETY: a new mapping, at no address in particular.
-        let mapped = unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, access, flags, &file, 0) }.unwrap();
+        let mapped =
+            unsafe { rustix::mm::mmap(std::ptr::null_mut(), 4096, access, flags, &file, 0) }
+                .unwrap();
         drop(file);
         assert_eq!(named(&memory.left(Instant::now() + SOON)), [""; 0]);
         drop(open);

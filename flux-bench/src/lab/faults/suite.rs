@@ -69,7 +69,11 @@ fn run_until(args: &Args, interrupt: &Interrupt) -> anyhow::Result<bool> {
     let start = Instant::now();
     let shared = SharedMemory::now(Path::new(SHARED_MEMORY));
     let private = PermissionsExt::from_mode(0o700);
-    let directory = tempfile::Builder::new().prefix("flux-faults-").permissions(private).tempdir().context("no directory to meet in")?;
+    let directory = tempfile::Builder::new()
+        .prefix("flux-faults-")
+        .permissions(private)
+        .tempdir()
+        .context("no directory to meet in")?;
     // Everything that is left in the ranks' temporary folder is theirs.
     let temporary = directory.path().join("temporary");
     std::fs::create_dir(&temporary)?;
@@ -85,7 +89,9 @@ fn run_until(args: &Args, interrupt: &Interrupt) -> anyhow::Result<bool> {
                 if let Some(error) = why {
                     suite.tally.count(Finding::Broken, &end::words(&error));
                 }
-                out::line(&format_args!("episode {number}, {injection:?}: ended early, a new group is started"));
+                out::line(&format_args!(
+                    "episode {number}, {injection:?}: ended early, a new group is started"
+                ));
                 suite.ranks.clear();
                 suite.fill()?;
             }
@@ -102,15 +108,24 @@ fn run_until(args: &Args, interrupt: &Interrupt) -> anyhow::Result<bool> {
     for more in Usage::now()?.beyond(&own) {
         tally.count(Finding::Residue, &format!("this process holds more than before: {more}"));
     }
-    out::line(&format_args!("{} ranks, seed {}, {:.1} s: {tally}", args.ranks, args.seed, start.elapsed().as_secs_f64()));
+    out::line(&format_args!(
+        "{} ranks, seed {}, {:.1} s: {tally}",
+        args.ranks,
+        args.seed,
+        start.elapsed().as_secs_f64()
+    ));
     Ok(tally.clean())
 }
 
 /// What is injected, in a random order.
 fn plan(args: &Args) -> Vec<Injection> {
-    let stops = (0..args.stops).map(|stop| if stop % 2 == 0 { Injection::LongStop } else { Injection::ShortStop });
+    let stops = (0..args.stops)
+        .map(|stop| if stop % 2 == 0 { Injection::LongStop } else { Injection::ShortStop });
     let kills = std::iter::repeat_n(Injection::Kill, args.kills as usize);
-    let mut plan: Vec<_> = kills.chain(stops).chain(std::iter::repeat_n(Injection::Missing, args.missing as usize)).collect();
+    let mut plan: Vec<_> = kills
+        .chain(stops)
+        .chain(std::iter::repeat_n(Injection::Missing, args.missing as usize))
+        .collect();
     for at in (1..plan.len()).rev() {
         plan.swap(at, (data::seed(args.seed, 90, at as u64) % (at as u64 + 1)) as usize);
     }
@@ -122,13 +137,24 @@ impl<'a> Suite<'a> {
         let mut words: Vec<String> = vec!["lab".into(), "faults".into(), "--as-rank".into()];
         // Each new rank 0 of `auto` would say again that there are no GPUs.
         let transport = if args.on_gpus() { args.transport } else { Select::Host };
-        words.extend(["--ranks".into(), args.ranks.to_string(), "--transport".into(), transport.to_string()]);
-        words.extend(["--seed".into(), args.seed.to_string(), "--deadline-ms".into(), args.deadline().as_millis().to_string()]);
+        words.extend([
+            "--ranks".into(),
+            args.ranks.to_string(),
+            "--transport".into(),
+            transport.to_string(),
+        ]);
+        words.extend([
+            "--seed".into(),
+            args.seed.to_string(),
+            "--deadline-ms".into(),
+            args.deadline().as_millis().to_string(),
+        ]);
         words.extend(["--ranks-per-gpu".into(), args.ranks_per_gpu.to_string()]);
         if let Some(nodes) = args.nodes {
             words.extend(["--nodes".into(), nodes.to_string()]);
         }
-        let (held, tally) = (vec![LeakDetector::default(); args.ranks as usize], Tally::until(interrupt.clone()));
+        let (held, tally) =
+            (vec![LeakDetector::default(); args.ranks as usize], Tally::until(interrupt.clone()));
         let on_device = vec![DeviceMemory::default(); args.ranks as usize];
         if args.defects.stall {
             words.push("--stall".into());
@@ -141,7 +167,18 @@ impl<'a> Suite<'a> {
         }
         let (rendezvous, temporary) = (rendezvous.to_owned(), temporary.to_owned());
         let interrupt = interrupt.clone();
-        Self { args, words, rendezvous, temporary, ranks: Vec::new(), held, on_device, tally, random: 0, interrupt }
+        Self {
+            args,
+            words,
+            rendezvous,
+            temporary,
+            ranks: Vec::new(),
+            held,
+            on_device,
+            tally,
+            random: 0,
+            interrupt,
+        }
     }
 
     pub(super) fn below(&mut self, end: u64) -> u64 {
@@ -163,7 +200,14 @@ impl<'a> Suite<'a> {
         self.held[rank as usize] = LeakDetector::default();
         self.on_device[rank as usize] = DeviceMemory::default();
         let sharing = self.args.ranks_per_gpu > 1;
-        Process::start(rank, self.args.ranks, sharing, (&self.rendezvous, &self.temporary), &self.words, self.interrupt.clone())
+        Process::start(
+            rank,
+            self.args.ranks,
+            sharing,
+            (&self.rendezvous, &self.temporary),
+            &self.words,
+            self.interrupt.clone(),
+        )
     }
 
     fn fill(&mut self) -> anyhow::Result<()> {
@@ -173,7 +217,9 @@ impl<'a> Suite<'a> {
         }
         match self.all_ready(self.args.ranks, true) {
             Ok(()) => Ok(()),
-            Err(EarlyEnd(error)) => Err(error.unwrap_or_else(|| anyhow!("see above")).context("a new group does not work")),
+            Err(EarlyEnd(error)) => Err(error
+                .unwrap_or_else(|| anyhow!("see above"))
+                .context("a new group does not work")),
         }
     }
 
@@ -187,14 +233,20 @@ impl<'a> Suite<'a> {
             match report {
                 Reply::Ready { world: of, wrong, usage, device } if of == world => {
                     if wrong > 0 {
-                        self.tally.count(Finding::Wrong, &format!("rank {rank}, {wrong} outputs of a new group"));
+                        self.tally.count(
+                            Finding::Wrong,
+                            &format!("rank {rank}, {wrong} outputs of a new group"),
+                        );
                     }
                     if world == self.args.ranks {
                         self.check(rank, usage, device.filter(|_| alone));
                     }
                 }
                 other => {
-                    self.tally.count(Finding::Broken, &format!("rank {rank}, to be ready in a world of {world}: {other:?}"));
+                    self.tally.count(
+                        Finding::Broken,
+                        &format!("rank {rank}, to be ready in a world of {world}: {other:?}"),
+                    );
                     return Err(EarlyEnd(None));
                 }
             }
@@ -206,7 +258,10 @@ impl<'a> Suite<'a> {
     fn check(&mut self, rank: u32, usage: Usage, device: Option<u64>) {
         let on_device = device.and_then(|used| self.on_device[rank as usize].check(used));
         for leak in self.held[rank as usize].check(usage).into_iter().chain(on_device) {
-            self.tally.count(Finding::Residue, &format!("rank {rank} holds more after each rebuild: {leak}"));
+            self.tally.count(
+                Finding::Residue,
+                &format!("rank {rank} holds more after each rebuild: {leak}"),
+            );
         }
     }
 
@@ -227,7 +282,9 @@ impl<'a> Suite<'a> {
     /// Shows what every rank does: its threads, and its own report on the standard error.
     fn show(&self) {
         for rank in &self.ranks {
-            rank.threads().iter().for_each(|thread| out::line(&format_args!("  rank {}: {thread}", rank.rank)));
+            rank.threads()
+                .iter()
+                .for_each(|thread| out::line(&format_args!("  rank {}: {thread}", rank.rank)));
         }
         let asked = self.ranks.iter().filter(|rank| rank.signal(Signal::USR1).is_ok()).count();
         if asked > 0 {

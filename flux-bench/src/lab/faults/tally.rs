@@ -92,12 +92,29 @@ impl Tally {
 
 impl fmt::Display for Tally {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Self { kills, short_stops, long_stops, missing, rebuilt_with_survivors, rebuilt_whole, .. } = self;
-        write!(f, "{kills} kills, {short_stops} short and {long_stops} long stops, {missing} missing; ")?;
-        writeln!(f, "{rebuilt_with_survivors} rebuilds with survivors, {rebuilt_whole} with replacements")?;
+        let Self {
+            kills,
+            short_stops,
+            long_stops,
+            missing,
+            rebuilt_with_survivors,
+            rebuilt_whole,
+            ..
+        } = self;
+        write!(
+            f,
+            "{kills} kills, {short_stops} short and {long_stops} long stops, {missing} missing; "
+        )?;
+        writeln!(
+            f,
+            "{rebuilt_with_survivors} rebuilds with survivors, {rebuilt_whole} with replacements"
+        )?;
         let (loss, timeout) = (self.slowest_loss.as_secs_f64(), self.slowest_timeout.as_secs_f64());
         writeln!(f, "slowest error {loss:.3} s after a kill, {timeout:.3} s after a deadline")?;
-        let counts: Vec<String> = ALL.iter().map(|&(finding, name)| format!("{} {name}", self.finding[finding as usize])).collect();
+        let counts: Vec<String> = ALL
+            .iter()
+            .map(|&(finding, name)| format!("{} {name}", self.finding[finding as usize]))
+            .collect();
         f.write_str(&counts.join(", "))
     }
 }

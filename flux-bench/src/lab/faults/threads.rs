@@ -10,20 +10,36 @@ const FRAMES: usize = 6;
 /// A line for each thread of process `pid`, in the order of their numbers.
 pub(super) fn of(pid: u32) -> Vec<String> {
     let folder = Path::new("/proc").join(pid.to_string()).join("task");
-    let mut tasks: Vec<u32> =
-        std::fs::read_dir(&folder).into_iter().flatten().filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok()).collect();
+    let mut tasks: Vec<u32> = std::fs::read_dir(&folder)
+        .into_iter()
+        .flatten()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .collect();
     tasks.sort_unstable();
     tasks.iter().map(|task| describe(*task, &folder.join(task.to_string()))).collect()
 }
 
 fn describe(task: u32, folder: &Path) -> String {
-    let read = |name: &str| std::fs::read_to_string(folder.join(name)).unwrap_or_default().trim().to_owned();
+    let read = |name: &str| {
+        std::fs::read_to_string(folder.join(name)).unwrap_or_default().trim().to_owned()
+    };
     let (stat, call, stack) = (read("stat"), read("syscall"), read("stack"));
     let mut words = vec![format!("thread {task} {}", read("comm"))];
-    words.extend(state(&stat).map(|(state, ticks)| format!("state {state}, {ticks} ticks of CPU time")));
-    words.extend(Some(read("wchan")).filter(|name| !matches!(&**name, "" | "0")).map(|name| format!("waits in {name}")));
-    words.extend(call.split_ascii_whitespace().next().map(|number| format!("system call {number}")));
-    let frames: Vec<&str> = stack.lines().filter_map(|line| line.split_ascii_whitespace().nth(1)).take(FRAMES).collect();
+    words.extend(
+        state(&stat).map(|(state, ticks)| format!("state {state}, {ticks} ticks of CPU time")),
+    );
+    words.extend(
+        Some(read("wchan"))
+            .filter(|name| !matches!(&**name, "" | "0"))
+            .map(|name| format!("waits in {name}")),
+    );
+    words
+        .extend(call.split_ascii_whitespace().next().map(|number| format!("system call {number}")));
+    let frames: Vec<&str> = stack
+        .lines()
+        .filter_map(|line| line.split_ascii_whitespace().nth(1))
+        .take(FRAMES)
+        .collect();
     words.extend((!frames.is_empty()).then(|| format!("stack {}", frames.join(" < "))));
     words.join(", ")
 }
@@ -44,10 +60,15 @@ mod tests {
     #[test]
     fn a_thread_that_waits_is_told_from_one_that_runs() {
         let (end, wait) = std::sync::mpsc::channel::<()>();
-        let waits = std::thread::Builder::new().name("flux-test-waits".to_owned()).spawn(move || wait.recv()).unwrap();
+        let waits = std::thread::Builder::new()
+            .name("flux-test-waits".to_owned())
+            .spawn(move || wait.recv())
+            .unwrap();
         let line = (0..500).find_map(|_| {
             std::thread::sleep(std::time::Duration::from_millis(10));
-            of(std::process::id()).into_iter().find(|line| line.contains("flux-test-waits, state S, "))
+            of(std::process::id())
+                .into_iter()
+                .find(|line| line.contains("flux-test-waits, state S, "))
         });
         assert!(line.is_some(), "{:?}", of(std::process::id()));
         drop(end);

@@ -37,7 +37,11 @@ impl FromIterator<Held> for Usage {
 
 impl Usage {
     pub(super) fn now() -> io::Result<Self> {
-        Ok(descriptors()?.into_iter().chain(threads()?).chain(mappings(&std::fs::read_to_string("/proc/self/maps")?)).collect())
+        Ok(descriptors()?
+            .into_iter()
+            .chain(threads()?)
+            .chain(mappings(&std::fs::read_to_string("/proc/self/maps")?))
+            .collect())
     }
 
     pub(super) fn counts(&self) -> BTreeMap<&str, usize> {
@@ -50,14 +54,23 @@ impl Usage {
 
     /// Those of a kind that were not there before.
     pub(super) fn new_since(&self, before: &Self, kind: &str) -> Vec<&str> {
-        self.held.iter().filter(|held| held.kind == kind && !before.held.contains(held)).map(|held| held.words.as_str()).collect()
+        self.held
+            .iter()
+            .filter(|held| held.kind == kind && !before.held.contains(held))
+            .map(|held| held.words.as_str())
+            .collect()
     }
 
     /// What there is more of than before, in words.
     pub(super) fn beyond(&self, before: &Self) -> Vec<String> {
         let had = before.counts();
-        let grown = self.counts().into_iter().filter(|&(kind, count)| count > had.get(kind).copied().unwrap_or(0));
-        grown.map(|(kind, _)| format!("{kind}: {}", self.new_since(before, kind).join(", "))).collect()
+        let grown = self
+            .counts()
+            .into_iter()
+            .filter(|&(kind, count)| count > had.get(kind).copied().unwrap_or(0));
+        grown
+            .map(|(kind, _)| format!("{kind}: {}", self.new_since(before, kind).join(", ")))
+            .collect()
     }
 }
 
@@ -79,7 +92,10 @@ fn threads() -> io::Result<Vec<Held>> {
     let name = |entry: std::fs::DirEntry| {
         let name = std::fs::read_to_string(entry.path().join("comm")).unwrap_or_default();
         let name = name.trim_end();
-        Held { kind: format!("thread {}", plain(name)), words: format!("thread {} {name}", entry.file_name().display()) }
+        Held {
+            kind: format!("thread {}", plain(name)),
+            words: format!("thread {} {name}", entry.file_name().display()),
+        }
     };
     std::fs::read_dir("/proc/self/task")?.map(|entry| entry.map(name)).collect()
 }
@@ -91,7 +107,10 @@ fn mappings(maps: &str) -> Vec<Held> {
         let (range, modes) = (fields.next()?, fields.next()?);
         let path = line.find('/').map(|at| &line[at..])?;
         let shared = modes.ends_with('s') && !path.starts_with("/dev/nvidia");
-        shared.then(|| Held { kind: format!("mapping of {}", file(path)), words: format!("{range} {path}") })
+        shared.then(|| Held {
+            kind: format!("mapping of {}", file(path)),
+            words: format!("{range} {path}"),
+        })
     };
     maps.lines().filter_map(of).collect()
 }
@@ -125,7 +144,8 @@ impl Sockets {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
             if let [_, _, _, flags, _, _, inode, rest @ ..] = &fields[..] {
                 // __SO_ACCEPTCON
-                let kind = if *flags == "00010000" { "unix socket, listening" } else { "unix socket" };
+                let kind =
+                    if *flags == "00010000" { "unix socket, listening" } else { "unix socket" };
                 known.insert((*inode).to_owned(), (kind, rest.join(" ")));
             }
         }
@@ -133,15 +153,22 @@ impl Sockets {
             let fields: Vec<&str> = line.split_ascii_whitespace().collect();
             if let [_, local, remote, state, _, _, _, _, _, inode, ..] = fields[..] {
                 let kind = if state == "0A" { "tcp socket, listening" } else { "tcp socket" };
-                known.insert(inode.to_owned(), (kind, format!("{} to {}", address(local), address(remote))));
+                known.insert(
+                    inode.to_owned(),
+                    (kind, format!("{} to {}", address(local), address(remote))),
+                );
             }
         }
         Self(known)
     }
 
     fn descriptor(&self, number: &str, link: &str) -> Held {
-        let Some(inode) = link.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']')) else {
-            return Held { kind: format!("descriptor of {}", file(link)), words: format!("{number} of {link}") };
+        let Some(inode) = link.strip_prefix("socket:[").and_then(|rest| rest.strip_suffix(']'))
+        else {
+            return Held {
+                kind: format!("descriptor of {}", file(link)),
+                words: format!("{number} of {link}"),
+            };
         };
         let other = ("socket", String::new());
         let (kind, more) = self.0.get(inode).unwrap_or(&other);
@@ -172,17 +199,31 @@ mod tests {
         let before = Usage::now().unwrap();
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let pair = UnixStream::pair().unwrap();
-        let file = rustix::fs::memfd_create("flux-test-usage", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
+        let file =
+            rustix::fs::memfd_create("flux-test-usage", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
         let after = Usage::now().unwrap();
         // Other tests of this process open and close things meanwhile.
         let new = |kind: &str| after.new_since(&before, kind).join("\n");
         let port = listener.local_addr().unwrap();
-        assert!(new("descriptor of tcp socket, listening").contains(&port.to_string()), "{after:?}");
+        assert!(
+            new("descriptor of tcp socket, listening").contains(&port.to_string()),
+            "{after:?}"
+        );
         for end in [&pair.0, &pair.1] {
             let number = std::os::fd::AsRawFd::as_raw_fd(end);
-            assert!(format!("\n{}", new("descriptor of unix socket")).contains(&format!("\n{number} of ")), "{after:?}");
+            assert!(
+                format!("\n{}", new("descriptor of unix socket"))
+                    .contains(&format!("\n{number} of ")),
+                "{after:?}"
+            );
         }
-        let memory = |usage: &Usage| usage.beyond(&before).iter().filter(|more| more.contains("/memfd:flux-test-usage: ")).count();
+        let memory = |usage: &Usage| {
+            usage
+                .beyond(&before)
+                .iter()
+                .filter(|more| more.contains("/memfd:flux-test-usage: "))
+                .count()
+        };
         assert_eq!(memory(&after), 1);
         drop((listener, pair, file));
         assert_eq!(memory(&Usage::now().unwrap()), 0);
@@ -196,9 +237,17 @@ mod tests {
         assert_eq!(kind("/dev/shm/nccl-AbC1 (deleted)"), kind("/dev/shm/nccl-xYz2"));
         assert_eq!(kind("socket:[123]"), "descriptor of socket");
         assert_ne!(kind("/dev/nvidia0"), kind("/dev/nvidiactl"));
-        let maps = "7f00-7f10 rw-s 00000000 00:01 12 /memfd:flux (deleted)\n7f10-7f20 rw-p 00000000 00:01 13 /lib/x.so\n\
-                    7f20-7f30 rw-s 00000000 00:01 14 /dev/nvidia0\n7f30-7f40 rw-p 00000000 00:00 0\n";
+        let maps = "7f00-7f10 rw-s 00000000 00:01 12 /memfd:flux (deleted)\n7f10-7f20 rw-p \
+                    00000000 00:01 13 /lib/x.so\n\
+                    7f20-7f30 rw-s 00000000 00:01 14 /dev/nvidia0\n7f30-7f40 rw-p 00000000 00:00 \
+                    0\n";
         let held = mappings(maps);
-        assert_eq!(held, [Held { kind: "mapping of /memfd:flux".into(), words: "7f00-7f10 /memfd:flux (deleted)".into() }]);
+        assert_eq!(
+            held,
+            [Held {
+                kind: "mapping of /memfd:flux".into(),
+                words: "7f00-7f10 /memfd:flux (deleted)".into()
+            }]
+        );
     }
 }

@@ -46,7 +46,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "RATIO", value_parser = ratio)]
     pub at_most: Option<f64>,
     /// Seconds after which the process of a shape is ended, and the run has failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 60, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 60,
+        value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS),
+    )]
     pub limit: u64,
     /// Time the one shape that is given in this very process, and write its row to this file
     #[arg(long, value_name = "FILE", conflicts_with_all = ["json", "at_most", "limit"])]
@@ -83,11 +88,19 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
         atomic_file::check(path)?;
     }
     let folder = tempfile::tempdir().context("a folder for the rows cannot be made")?;
-    let rows = cases.iter().map(|case| in_a_process(args, case, tp, folder.path())).collect::<anyhow::Result<Vec<_>>>()?;
+    let rows = cases
+        .iter()
+        .map(|case| in_a_process(args, case, tp, folder.path()))
+        .collect::<anyhow::Result<Vec<_>>>()?;
     let machine = machine::describe(on_gpus, tp, bench_report::Ranks::Threads);
     // On the host a few cores are shared by all ranks' threads, which start when they can.
     let at_most = args.at_most.or(on_gpus.then_some(2.0));
-    let report = FirstCallReport { schema: SCHEMA, origin: bench_report::Origin::of(&machine), at_most, rows };
+    let report = FirstCallReport {
+        schema: SCHEMA,
+        origin: bench_report::Origin::of(&machine),
+        at_most,
+        rows,
+    };
     bench_report::deliver(&table(&report), args.json.as_deref(), &report)?;
     Ok(report.kept())
 }
@@ -96,9 +109,26 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 fn in_a_process(args: &Args, case: &Layer, tp: u32, folder: &Path) -> anyhow::Result<FirstCallRow> {
     let (row, log) = (folder.join("row"), folder.join("log"));
     let mut command = Command::new(std::env::current_exe()?);
-    command.args(["lab", "first-call", "--ops", case.problem.op().name(), "--shapes", &case.name, "--dtype", case.problem.dtype().name()]);
+    command.args([
+        "lab",
+        "first-call",
+        "--ops",
+        case.problem.op().name(),
+        "--shapes",
+        &case.name,
+        "--dtype",
+        case.problem.dtype().name(),
+    ]);
     command
-        .args(["--ms", &case.problem.m().to_string(), "--tp", &tp.to_string(), "--transport", &args.transport.to_string(), "--here"])
+        .args([
+            "--ms",
+            &case.problem.m().to_string(),
+            "--tp",
+            &tp.to_string(),
+            "--transport",
+            &args.transport.to_string(),
+            "--here",
+        ])
         .arg(&row);
     if args.defect.spoil {
         command.arg("--spoil");

@@ -61,10 +61,16 @@ impl FirstCallReport {
 /// The report as text: what was measured where, then a line a row.
 pub(crate) fn table(report: &FirstCallReport) -> String {
     let (tp, dtype) = report.rows.first().map_or((0, ""), |r| (r.head.tp, r.head.dtype.as_str()));
-    let at_most = report.at_most.map_or_else(String::new, |most| format!("; first/warm at most {most}"));
-    let rests = if report.origin.gpus > 0 { "warm: after as long a rest as the first" } else { "no call after a rest" };
+    let at_most =
+        report.at_most.map_or_else(String::new, |most| format!("; first/warm at most {most}"));
+    let rests = if report.origin.gpus > 0 {
+        "warm: after as long a rest as the first"
+    } else {
+        "no call after a rest"
+    };
     let mut text = format!(
-        "{}, TP {tp}, {dtype}\nfirst call after build, a process each; ms, slowest rank{at_most}\n{rests}\n\n\
+        "{}, TP {tp}, {dtype}\nfirst call after build, a process each; ms, slowest \
+         rank{at_most}\n{rests}\n\n\
          {}    first     warm  first/warm   enqueue first     warm\n",
         report.origin.device,
         Head::ABOVE
@@ -72,9 +78,13 @@ pub(crate) fn table(report: &FirstCallReport) -> String {
     for r in &report.rows {
         let (line, of_warm) = (r.head.line(), r.of_warm());
         let [first, warm, enqueue, warm_enqueue] =
-            [r.first_call_ms, r.warm_ms.median, r.first_enqueue_ms, r.warm_enqueue_ms.median].map(ms);
+            [r.first_call_ms, r.warm_ms.median, r.first_enqueue_ms, r.warm_enqueue_ms.median]
+                .map(ms);
         let word = if report.keeps(r) { "" } else { "  TOO SLOW" };
-        let _ = writeln!(text, "{line} {first:>8} {warm:>8} {of_warm:>11.2} {enqueue:>15} {warm_enqueue:>8}{word}");
+        let _ = writeln!(
+            text,
+            "{line} {first:>8} {warm:>8} {of_warm:>11.2} {enqueue:>15} {warm_enqueue:>8}{word}"
+        );
     }
     text
 }

@@ -32,10 +32,18 @@ struct Call {
 }
 
 /// Builds the op and times it.
-pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: Select, defect: Defect) -> anyhow::Result<FirstCallRow> {
+pub(super) fn first_call<T: Element>(
+    model: &str,
+    problem: &Problem,
+    transport: Select,
+    defect: Defect,
+) -> anyhow::Result<FirstCallRow> {
     let origin = Instant::now();
     let body = |world: &World| {
-        let comm = Communicator::connect_blocking(world, machine::options(transport, world.local_rank(), 1))?;
+        let comm = Communicator::connect_blocking(
+            world,
+            machine::options(transport, world.local_rank(), 1),
+        )?;
         let ctx = RankContext::new(comm)?;
         let mut set = ctx.operand_set::<T>(problem)?;
         ctx.fill(&mut set, Operands::new(*problem, 1, 0, Fill::Uniform))?;
@@ -59,9 +67,12 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
     };
     let ranks = ranks::on_threads(World::local(problem.world().get())?, body)?;
 
-    let longest = |of: fn(&Call) -> f64| ranks.iter().map(|calls| of(&calls[0])).fold(0.0, f64::max);
+    let longest =
+        |of: fn(&Call) -> f64| ranks.iter().map(|calls| of(&calls[0])).fold(0.0, f64::max);
     let warm = |of: fn(&Call) -> f64| {
-        let spans = |calls: &Vec<Call>| calls[1 + SETTLING..].iter().map(|c| Span { start: 0.0, end: of(c) }).collect();
+        let spans = |calls: &Vec<Call>| {
+            calls[1 + SETTLING..].iter().map(|c| Span { start: 0.0, end: of(c) }).collect()
+        };
         Times::of_slowest(&ranks.iter().map(spans).collect::<Vec<_>>()).context("no calls")
     };
     Ok(FirstCallRow {
@@ -74,13 +85,19 @@ pub(super) fn first_call<T: Element>(model: &str, problem: &Problem, transport: 
 }
 
 /// One call, ranks lined up.
-fn call<T: Element>(ctx: &RankContext, op: &FusedOp<T>, set: &mut OperandSet<T>, origin: Instant) -> anyhow::Result<Call> {
+fn call<T: Element>(
+    ctx: &RankContext,
+    op: &FusedOp<T>,
+    set: &mut OperandSet<T>,
+    origin: Instant,
+) -> anyhow::Result<Call> {
     ctx.sync(op)?;
     ctx.comm().barrier()?;
     // Ranks are threads: they read one clock. Everybody waits for the last one's word.
     let mine = (origin.elapsed().as_nanos() as u64).to_le_bytes();
     let all = ctx.comm().exchange(&mine)?;
-    let agreed = all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().context("no ranks")?;
+    let agreed =
+        all.iter().map(|ns| bytemuck::pod_read_unaligned::<u64>(ns)).max().context("no ranks")?;
     let start = Duration::from_nanos(agreed) + LEAD;
     ctx.delay(start.saturating_sub(origin.elapsed()))?;
 

@@ -29,7 +29,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "DIR")]
     pub dist: PathBuf,
     /// Seconds after which a step is killed
-    #[arg(long, value_name = "SECONDS", default_value_t = 600, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 600,
+        value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS),
+    )]
     pub limit: u64,
     /// Run only the steps whose names contain this, or one of these if given several times
     #[arg(long, value_name = "TEXT")]
@@ -71,16 +76,23 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
     let out = args.out.as_ref().unwrap_or(&args.dist);
     let logs = out.join("logs");
     let dist = &args.dist;
-    ensure!(dist.join("tests").is_dir(), "{} is no folder that `cargo xtask dist` has built: it has no tests/", dist.display());
+    ensure!(
+        dist.join("tests").is_dir(),
+        "{} is no folder that `cargo xtask dist` has built: it has no tests/",
+        dist.display()
+    );
     std::fs::create_dir_all(&logs).with_context(|| format!("{} cannot be made", logs.display()))?;
     let pytorch = gpus > 1 && has_pytorch(OsStr::new("python3"), LOOK, &logs.join("pytorch.log"));
     let planned = steps::steps(args, out, gpus, pytorch)?;
     let is_of = |only: &String, name: &str| name.contains(only.as_str());
-    if let Some(only) = args.only.iter().find(|only| !planned.iter().any(|(name, _)| is_of(only, name))) {
+    if let Some(only) =
+        args.only.iter().find(|only| !planned.iter().any(|(name, _)| is_of(only, name)))
+    {
         let names: Vec<&str> = planned.iter().map(|(name, _)| name.as_str()).collect();
         anyhow::bail!("--only {only}: no step of this machine is called so: {}", names.join(" "));
     }
-    let wanted = |name: &str| args.only.is_empty() || args.only.iter().any(|only| is_of(only, name));
+    let wanted =
+        |name: &str| args.only.is_empty() || args.only.iter().any(|only| is_of(only, name));
     let mut steps = Vec::new();
     let mut ended_by = signals.take();
     for (name, command) in planned.into_iter().filter(|(name, _)| wanted(name)) {
@@ -88,17 +100,35 @@ fn check(args: &Args, gpus: u32) -> anyhow::Result<bool> {
             break;
         }
         out::note(&format!("gpu-ci: {name}"));
-        let limit = if name.starts_with(steps::FAULTS) { args.limit.max(steps::FAULTS_LIMIT) } else { args.limit };
-        let mut step = Step::run(&name, command, Duration::from_secs(limit), &logs.join(format!("{name}.log")));
+        let limit = if name.starts_with(steps::FAULTS) {
+            args.limit.max(steps::FAULTS_LIMIT)
+        } else {
+            args.limit
+        };
+        let mut step = Step::run(
+            &name,
+            command,
+            Duration::from_secs(limit),
+            &logs.join(format!("{name}.log")),
+        );
         if args.no_skips && step.outcome == Outcome::Skipped {
             (step.outcome, step.status) = (Outcome::Failed, "no test ran".to_owned());
         }
-        out::note(&format!("gpu-ci: {name}: {:?} after {:.1} s {}", step.outcome, step.seconds, step.status));
+        out::note(&format!(
+            "gpu-ci: {name}: {:?} after {:.1} s {}",
+            step.outcome, step.seconds, step.status
+        ));
         steps.push(step);
         ended_by = signals.take();
     }
     let passed = ended_by.is_none() && !steps.is_empty() && !steps.iter().any(has_failed);
-    let summary = Summary { schema: SCHEMA, commit: report::commit().to_owned(), date: report::now(), passed, steps };
+    let summary = Summary {
+        schema: SCHEMA,
+        commit: report::commit().to_owned(),
+        date: report::now(),
+        passed,
+        steps,
+    };
     atomic_file::write_json(&out.join("gpu-ci.json"), &summary)?;
     out::print(&text(&summary));
     match ended_by {
@@ -137,17 +167,21 @@ fn text(summary: &Summary) -> String {
             Outcome::Failed => "FAILED",
             Outcome::TimedOut => "TIMED OUT",
         };
-        let (parts, tests): (Vec<_>, Vec<_>) = step.skipped.iter().partition(|line| step::is_part(line));
+        let (parts, tests): (Vec<_>, Vec<_>) =
+            step.skipped.iter().partition(|line| step::is_part(line));
         let said = |count: usize, what: &str| (count > 0).then(|| format!("{count} {what}"));
         let status = (!step.status.is_empty()).then(|| step.status.clone());
         let notes = [status, said(tests.len(), "skipped"), said(parts.len(), "in part")];
         let notes = notes.into_iter().flatten().collect::<Vec<_>>().join(", ");
-        let _infallible = writeln!(text, "{:<width$}  {word:<9}  {:>7.1} s  {notes}", step.name, step.seconds);
+        let _infallible =
+            writeln!(text, "{:<width$}  {word:<9}  {:>7.1} s  {notes}", step.name, step.seconds);
     }
     for step in summary.steps.iter().filter(|s| has_failed(s)) {
-        let _infallible = writeln!(text, "\n== {}: {}\n{}", step.name, step.command, step.output_tail.join("\n"));
+        let _infallible =
+            writeln!(text, "\n== {}: {}\n{}", step.name, step.command, step.output_tail.join("\n"));
     }
-    let mut skipped: Vec<&str> = summary.steps.iter().flat_map(|s| s.skipped.iter().map(String::as_str)).collect();
+    let mut skipped: Vec<&str> =
+        summary.steps.iter().flat_map(|s| s.skipped.iter().map(String::as_str)).collect();
     let tests = skipped.iter().filter(|line| !step::is_part(line)).count();
     skipped.dedup();
     for why in skipped {
@@ -156,8 +190,12 @@ fn text(summary: &Summary) -> String {
     let of = |is: fn(&Step) -> bool| summary.steps.iter().filter(|step| is(step)).count();
     let (passed, failed) = (of(|step| step.outcome == Outcome::Passed), of(has_failed));
     let skipped = of(|step| step.outcome == Outcome::Skipped);
-    let _infallible =
-        writeln!(text, "\n{passed} steps passed, {skipped} skipped, {failed} failed; {tests} tests skipped, commit {}", summary.commit);
+    let _infallible = writeln!(
+        text,
+        "\n{passed} steps passed, {skipped} skipped, {failed} failed; {tests} tests skipped, \
+         commit {}",
+        summary.commit
+    );
     text
 }
 
@@ -169,7 +207,10 @@ mod tests {
     /// Written by another process: a fork of a test thread would keep the file open, and it could
     /// not run.
     fn script(path: &Path, text: &str) {
-        let write = format!("printf '#!/bin/sh\\n%s\\n' '{text}' > '{0}' && chmod +x '{0}'", path.display());
+        let write = format!(
+            "printf '#!/bin/sh\\n%s\\n' '{text}' > '{0}' && chmod +x '{0}'",
+            path.display()
+        );
         assert!(Command::new("sh").args(["-c", &write]).status().unwrap().success());
     }
 
@@ -179,7 +220,14 @@ mod tests {
         script(&folder.path().join("flux-bench"), "echo $NCCL_NVLS_ENABLE $@");
         script(&folder.path().join("tp_mlp"), "exit 0");
         script(&folder.path().join("tests/gpu_good"), "exit 0");
-        let args = Args { dist: folder.path().to_owned(), limit: 20, only: Vec::new(), no_skips: false, tp: None, out: None };
+        let args = Args {
+            dist: folder.path().to_owned(),
+            limit: 20,
+            only: Vec::new(),
+            no_skips: false,
+            tp: None,
+            out: None,
+        };
         (folder, args)
     }
 
@@ -188,7 +236,12 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let (_, args) = dist();
         let error = check(&Args { dist: folder.path().join("mispelt"), ..args }, 2).unwrap_err();
-        assert!(error.to_string().ends_with("mispelt is no folder that `cargo xtask dist` has built: it has no tests/"), "{error}");
+        assert!(
+            error.to_string().ends_with(
+                "mispelt is no folder that `cargo xtask dist` has built: it has no tests/"
+            ),
+            "{error}"
+        );
         assert_eq!(std::fs::read_dir(folder.path()).unwrap().count(), 0);
     }
 
@@ -200,19 +253,42 @@ mod tests {
         assert!(!check(&args, 2).unwrap());
         let json = std::fs::read_to_string(folder.path().join("gpu-ci.json")).unwrap();
         let summary: Summary = serde_json::from_str(&json).unwrap();
-        let names: Vec<&str> = summary.steps.iter().map(|s| s.name.as_str()).filter(|&name| name != "peers").collect();
+        let names: Vec<&str> =
+            summary.steps.iter().map(|s| s.name.as_str()).filter(|&name| name != "peers").collect();
         let examples = ["tp_mlp-threads", "tp_mlp-processes"];
         let soaks = ["soak-threads", "soak-processes", "soak-random", "soak-shared"];
-        let shared = ["soak-nvlink-shared", "soak-pcie-shared", "soak-nccl-shared", "soak-mixed-processes-shared", "soak-mixed-shared"];
-        let by_name = ["soak-nccl-threads", "soak-nccl-processes", "soak-pcie-threads", "soak-pcie-processes"];
+        let shared = [
+            "soak-nvlink-shared",
+            "soak-pcie-shared",
+            "soak-nccl-shared",
+            "soak-mixed-processes-shared",
+            "soak-mixed-shared",
+        ];
+        let by_name = [
+            "soak-nccl-threads",
+            "soak-nccl-processes",
+            "soak-pcie-threads",
+            "soak-pcie-processes",
+        ];
         let mixed = ["soak-mixed-threads", "soak-mixed-processes"];
         let measures = ["links", "faults", "faults-pcie", "faults-nccl"];
-        let faults = ["faults-shared", "faults-pcie-shared", "faults-nccl-shared", "faults-mixed-shared"];
+        let faults =
+            ["faults-shared", "faults-pcie-shared", "faults-nccl-shared", "faults-mixed-shared"];
         let times = ["bench", "bench-fp16", "bench-processes", "bench-hosts", "first-call", "core"];
         assert_eq!(
             names,
-            [["doctor", "gpu_bad", "gpu_good"].as_slice(), &examples, &soaks, &shared, &by_name, &mixed, &measures, &faults, &times]
-                .concat()
+            [
+                ["doctor", "gpu_bad", "gpu_good"].as_slice(),
+                &examples,
+                &soaks,
+                &shared,
+                &by_name,
+                &mixed,
+                &measures,
+                &faults,
+                &times
+            ]
+            .concat()
         );
         assert_eq!(summary.steps.iter().filter(|s| s.outcome != Outcome::Passed).count(), 1);
         assert!(text(&summary).contains("\nwhy\n"), "{}", text(&summary));
@@ -222,26 +298,40 @@ mod tests {
     #[test]
     fn tests_that_were_skipped_are_counted_in_the_run_that_skips_them() {
         let (folder, args) = dist();
-        let summary = || -> Summary { serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap()).unwrap() };
-        script(&folder.path().join("tests/gpu_good"), r#"echo "gpu_good: no GPU" | tee -a "$FLUX_SKIPPED" >> "$FLUX_SKIPPED""#);
+        let summary = || -> Summary {
+            serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap())
+                .unwrap()
+        };
+        script(
+            &folder.path().join("tests/gpu_good"),
+            r#"echo "gpu_good: no GPU" | tee -a "$FLUX_SKIPPED" >> "$FLUX_SKIPPED""#,
+        );
         for _ in 0..2 {
             assert!(check(&Args { only: vec!["gpu_good".into()], ..args.clone() }, 1).unwrap());
             assert_eq!(summary().steps[0].skipped, ["gpu_good: no GPU", "gpu_good: no GPU"]);
             let text = text(&summary());
             assert!(
-                text.contains("2 skipped\n") && text.contains(" 0 failed; 2 tests skipped, ") && text.matches(": no GPU").count() == 1,
+                text.contains("2 skipped\n")
+                    && text.contains(" 0 failed; 2 tests skipped, ")
+                    && text.matches(": no GPU").count() == 1,
                 "{text}"
             );
         }
         script(&folder.path().join("tests/gpu_good"), "exit 0");
         assert!(check(&Args { only: vec!["gpu_good".into()], ..args }, 1).unwrap());
-        assert!(summary().steps[0].skipped.is_empty() && text(&summary()).contains(" 0 tests skipped, "));
+        assert!(
+            summary().steps[0].skipped.is_empty()
+                && text(&summary()).contains(" 0 tests skipped, ")
+        );
     }
 
     #[test]
     fn a_step_whose_tests_were_all_skipped_is_told_as_skipped_and_fails_where_none_may_be() {
         let (folder, args) = dist();
-        let summary = || -> Summary { serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap()).unwrap() };
+        let summary = || -> Summary {
+            serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap())
+                .unwrap()
+        };
         let result = "echo test result: ok. 2 passed; 0 failed; 0 ignored";
         let result = result.replace(';', "\\;");
         let skip = r#"echo "gpu_none: no GPU" >> "$FLUX_SKIPPED""#;
@@ -249,20 +339,39 @@ mod tests {
         script(&folder.path().join("tests/gpu_some"), &format!("{skip}\n{result}"));
         let part = r#"echo "gpu_part, in part: one GPU" >> "$FLUX_SKIPPED""#;
         script(&folder.path().join("tests/gpu_part"), &format!("{part}\n{part}\n{result}"));
-        let args = Args { only: vec!["gpu_none".into(), "gpu_some".into(), "gpu_part".into()], ..args };
+        let args =
+            Args { only: vec!["gpu_none".into(), "gpu_some".into(), "gpu_part".into()], ..args };
         assert!(check(&args, 1).unwrap());
         let done = summary();
-        let outcomes = |done: &Summary| done.steps.iter().map(|step| step.outcome).collect::<Vec<_>>();
+        let outcomes =
+            |done: &Summary| done.steps.iter().map(|step| step.outcome).collect::<Vec<_>>();
         assert_eq!(outcomes(&done), [Outcome::Skipped, Outcome::Passed, Outcome::Passed]);
-        assert!(done.passed && done.schema == SCHEMA && serde_json::to_string(&done).unwrap().contains(r#""outcome":"skipped""#));
+        assert!(
+            done.passed
+                && done.schema == SCHEMA
+                && serde_json::to_string(&done).unwrap().contains(r#""outcome":"skipped""#)
+        );
         let told = text(&done);
-        assert!(told.contains("2 steps passed, 1 skipped, 0 failed; 3 tests skipped, ") && told.contains("gpu_none  skipped "), "{told}");
-        assert!(told.contains(" s  2 in part\n") && told.contains(" s  1 skipped\n") && !told.contains("=="), "{told}");
+        assert!(
+            told.contains("2 steps passed, 1 skipped, 0 failed; 3 tests skipped, ")
+                && told.contains("gpu_none  skipped "),
+            "{told}"
+        );
+        assert!(
+            told.contains(" s  2 in part\n")
+                && told.contains(" s  1 skipped\n")
+                && !told.contains("=="),
+            "{told}"
+        );
 
         assert!(!check(&Args { no_skips: true, ..args.clone() }, 1).unwrap());
         let done = summary();
         assert_eq!(outcomes(&done), [Outcome::Failed, Outcome::Passed, Outcome::Passed]);
-        assert!(!done.passed && text(&done).contains("no test ran, 2 skipped\n"), "{}", text(&done));
+        assert!(
+            !done.passed && text(&done).contains("no test ran, 2 skipped\n"),
+            "{}",
+            text(&done)
+        );
         let rest = Args { no_skips: true, only: args.only[1..].to_vec(), ..args };
         assert!(check(&rest, 1).unwrap(), "steps of which some tests ran");
     }
@@ -270,9 +379,13 @@ mod tests {
     /// In a process of its own: the signal comes to all of its tests.
     #[test]
     fn a_signal_ends_a_run_after_the_step_that_it_ends() {
-        let words = ["--ignored", "--exact", "lab::gpu_ci::tests::a_run_that_its_second_step_interrupts"];
+        let words =
+            ["--ignored", "--exact", "lab::gpu_ci::tests::a_run_that_its_second_step_interrupts"];
         let done = Command::new(std::env::current_exe().unwrap()).args(words).output().unwrap();
-        assert!(done.status.success() && String::from_utf8_lossy(&done.stdout).contains("1 passed"), "{done:?}");
+        assert!(
+            done.status.success() && String::from_utf8_lossy(&done.stdout).contains("1 passed"),
+            "{done:?}"
+        );
     }
 
     #[test]
@@ -282,10 +395,15 @@ mod tests {
         script(&folder.path().join("tests/gpu_a"), "exit 0");
         script(&folder.path().join("tests/gpu_b"), "kill -INT $PPID; sleep 1000");
         script(&folder.path().join("tests/gpu_c"), "exit 0");
-        let error = check(&Args { only: ["gpu_a", "gpu_b", "gpu_c"].map(Into::into).into(), ..args }, 1).unwrap_err();
+        let error =
+            check(&Args { only: ["gpu_a", "gpu_b", "gpu_c"].map(Into::into).into(), ..args }, 1)
+                .unwrap_err();
         assert_eq!(limited::interrupted_by(&error), Some(rustix::process::Signal::INT));
-        let summary: Summary = serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap()).unwrap();
-        let ended: Vec<_> = summary.steps.iter().map(|step| (step.name.as_str(), step.outcome)).collect();
+        let summary: Summary =
+            serde_json::from_slice(&std::fs::read(folder.path().join("gpu-ci.json")).unwrap())
+                .unwrap();
+        let ended: Vec<_> =
+            summary.steps.iter().map(|step| (step.name.as_str(), step.outcome)).collect();
         assert_eq!(ended, [("gpu_a", Outcome::Passed), ("gpu_b", Outcome::Failed)]);
         assert!(!summary.passed && summary.steps[1].status == "ended by signal 2", "{summary:?}");
     }
@@ -293,17 +411,28 @@ mod tests {
     #[test]
     fn every_step_of_this_program_is_a_command_that_it_takes() {
         let (folder, args) = dist();
-        for (gpus, tp) in [1, 2, 3, 4, 8].into_iter().flat_map(|gpus| [None, Some(2)].map(|tp| (gpus, tp))) {
-            let steps = steps::steps(&Args { tp, ..args.clone() }, folder.path(), gpus, true).unwrap();
-            let ours = steps.iter().filter(|(_, command)| command.get_program() == folder.path().join("flux-bench"));
+        for (gpus, tp) in
+            [1, 2, 3, 4, 8].into_iter().flat_map(|gpus| [None, Some(2)].map(|tp| (gpus, tp)))
+        {
+            let steps =
+                steps::steps(&Args { tp, ..args.clone() }, folder.path(), gpus, true).unwrap();
+            let ours = steps
+                .iter()
+                .filter(|(_, command)| command.get_program() == folder.path().join("flux-bench"));
             for (name, command) in ours {
                 let words = std::iter::once(OsStr::new("flux-bench")).chain(command.get_args());
                 let parsed = crate::cli::Cli::try_parse_from(words);
-                assert!(parsed.is_ok(), "{name} of {gpus} GPUs, --tp {tp:?}: {}", parsed.unwrap_err());
+                assert!(
+                    parsed.is_ok(),
+                    "{name} of {gpus} GPUs, --tp {tp:?}: {}",
+                    parsed.unwrap_err()
+                );
             }
             let benches = steps.iter().filter(|(name, _)| name == "bench" && tp.is_some());
             assert!(
-                benches.clone().all(|(_, bench)| bench.get_args().take(3).eq(["bench", "--tp", "2"]))
+                benches
+                    .clone()
+                    .all(|(_, bench)| bench.get_args().take(3).eq(["bench", "--tp", "2"]))
                     && tp.is_none_or(|_| benches.count() == 1)
             );
         }
@@ -322,12 +451,26 @@ mod tests {
     #[test]
     fn several_filters_choose_the_steps_of_each_and_one_that_matches_nothing_is_refused() {
         let (folder, args) = dist();
-        let error = check(&Args { only: vec!["gpu_good".into(), "no such step".into()], ..args.clone() }, 2).unwrap_err().to_string();
-        assert!(error.contains("no such step") && error.contains(" gpu_good tp_mlp-threads "), "{error}");
+        let error = check(
+            &Args { only: vec!["gpu_good".into(), "no such step".into()], ..args.clone() },
+            2,
+        )
+        .unwrap_err()
+        .to_string();
+        assert!(
+            error.contains("no such step") && error.contains(" gpu_good tp_mlp-threads "),
+            "{error}"
+        );
         assert!(!folder.path().join("gpu-ci.json").exists());
-        assert!(check(&Args { only: vec!["gpu_good".into(), "tp_mlp".into()], ..args }, 2).unwrap());
+        assert!(
+            check(&Args { only: vec!["gpu_good".into(), "tp_mlp".into()], ..args }, 2).unwrap()
+        );
         let json = std::fs::read_to_string(folder.path().join("gpu-ci.json")).unwrap();
         let summary: Summary = serde_json::from_str(&json).unwrap();
-        assert!(summary.steps.iter().map(|step| step.name.as_str()).eq(["gpu_good", "tp_mlp-threads", "tp_mlp-processes"]));
+        assert!(summary.steps.iter().map(|step| step.name.as_str()).eq([
+            "gpu_good",
+            "tp_mlp-threads",
+            "tp_mlp-processes"
+        ]));
     }
 }

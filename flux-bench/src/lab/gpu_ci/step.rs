@@ -53,18 +53,29 @@ impl Step {
         let skips = log.with_extension("skipped");
         let start = Instant::now();
         // Those of an earlier run would count.
-        let ended = File::create(&skips).and_then(|_| limited::run(command.env(FLUX_SKIPPED, &skips), limit, log));
+        let ended = File::create(&skips)
+            .and_then(|_| limited::run(command.env(FLUX_SKIPPED, &skips), limit, log));
         let seconds = start.elapsed().as_secs_f64();
         let skipped = limited::tail(&skips, usize::MAX);
         let whole = skipped.iter().filter(|line| !is_part(line)).count();
         let (outcome, status) = match ended {
-            Ok(Some(status)) if status.success() && ran_nothing(tests_passed(log), whole) => (Outcome::Skipped, String::new()),
+            Ok(Some(status)) if status.success() && ran_nothing(tests_passed(log), whole) => {
+                (Outcome::Skipped, String::new())
+            }
             Ok(Some(status)) if status.success() => (Outcome::Passed, String::new()),
             Ok(Some(status)) => (Outcome::Failed, status.to_string()),
             Ok(None) => (Outcome::TimedOut, format!("killed after {} s", limit.as_secs_f64())),
             Err(error) => (Outcome::Failed, error.to_string()),
         };
-        Self { name: name.to_owned(), command: shown, outcome, status, seconds, skipped, output_tail: limited::tail(log, TAIL) }
+        Self {
+            name: name.to_owned(),
+            command: shown,
+            outcome,
+            status,
+            seconds,
+            skipped,
+            output_tail: limited::tail(log, TAIL),
+        }
     }
 }
 
@@ -108,14 +119,20 @@ mod tests {
     #[test]
     fn success_and_failure_are_told_apart_and_output_is_kept() {
         let (step, _folder) = shell("echo out; echo err >&2", AMPLE);
-        assert_eq!((step.outcome, step.output_tail), (Outcome::Passed, vec!["out".to_owned(), "err".to_owned()]));
+        assert_eq!(
+            (step.outcome, step.output_tail),
+            (Outcome::Passed, vec!["out".to_owned(), "err".to_owned()])
+        );
         let (step, _folder) = shell("exit 3", AMPLE);
         assert_eq!((step.outcome, step.status.as_str()), (Outcome::Failed, "exit status: 3"));
     }
 
     /// What a test binary says at its end.
     fn result(passed: usize) -> String {
-        format!("echo \"test result: ok. {passed} passed; 0 failed; 1 ignored; 0 measured; 0 filtered out; finished in 0.00s\"")
+        format!(
+            "echo \"test result: ok. {passed} passed; 0 failed; 1 ignored; 0 measured; 0 filtered \
+             out; finished in 0.00s\""
+        )
     }
 
     #[test]
@@ -128,10 +145,18 @@ mod tests {
         assert_eq!(outcome(&format!("{skip}; {one}")), Outcome::Skipped);
         assert_eq!(outcome(&format!("{skip}; {two}")), Outcome::Passed, "one of two ran");
         assert_eq!(outcome(&format!("{skip}; {skip}; {two}")), Outcome::Skipped);
-        assert_eq!(outcome(&format!("{part}; {part}; {one}")), Outcome::Passed, "what ran in part ran");
+        assert_eq!(
+            outcome(&format!("{part}; {part}; {one}")),
+            Outcome::Passed,
+            "what ran in part ran"
+        );
         assert_eq!(outcome(&none), Outcome::Skipped, "there was no test");
         assert_eq!(outcome(&format!("{skip}; {one}; exit 1")), Outcome::Failed);
-        assert_eq!(outcome("echo 42 cases passed, 0 failed"), Outcome::Passed, "not a step of tests");
+        assert_eq!(
+            outcome("echo 42 cases passed, 0 failed"),
+            Outcome::Passed,
+            "not a step of tests"
+        );
     }
 
     #[test]
@@ -143,11 +168,25 @@ mod tests {
             tests_passed(&log)
         };
         assert_eq!(
-            passed("ok\ntest result: ok. 7 passed; 0 failed; 0 ignored\ntest result: ok. 11 passed; 0 failed; 0 ignored\n"),
+            passed(
+                "ok\ntest result: ok. 7 passed; 0 failed; 0 ignored\ntest result: ok. 11 passed; 0 \
+                 failed; 0 ignored\n"
+            ),
             Some(18)
         );
-        assert_eq!(passed("test result: test result: okok. 7 passed; 0 failed; 0 ignored. 7 passed; 0 failed; 0 ignored\n"), Some(14));
-        assert_eq!(passed("42 cases passed, 0 failed; the time passed; nothing failed; 3 passed; all failed; "), None);
+        assert_eq!(
+            passed(
+                "test result: test result: okok. 7 passed; 0 failed; 0 ignored. 7 passed; 0 \
+                 failed; 0 ignored\n"
+            ),
+            Some(14)
+        );
+        assert_eq!(
+            passed(
+                "42 cases passed, 0 failed; the time passed; nothing failed; 3 passed; all failed; "
+            ),
+            None
+        );
         assert_eq!(passed(""), None);
         assert_eq!(tests_passed(&folder.path().join("no such log")), None);
     }
@@ -161,7 +200,8 @@ mod tests {
     #[test]
     fn a_program_that_is_missing_fails_with_the_reason() {
         let folder = tempfile::tempdir().unwrap();
-        let step = Step::run("x", Command::new("/no/such/program"), AMPLE, &folder.path().join("log"));
+        let step =
+            Step::run("x", Command::new("/no/such/program"), AMPLE, &folder.path().join("log"));
         assert_eq!(step.outcome, Outcome::Failed);
         assert!(step.status.contains("No such file"), "{}", step.status);
     }

@@ -25,10 +25,16 @@ const LAUNCHED: [(&str, &[&str]); 5] = [
 
 /// Queues for the streams of several ranks on a device: a wait in a shared queue blocks other
 /// ranks.
-const QUEUES: [(&str, &str); 2] = [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_DEVICE_MAX_COPY_CONNECTIONS", "32")];
+const QUEUES: [(&str, &str); 2] =
+    [("CUDA_DEVICE_MAX_CONNECTIONS", "32"), ("CUDA_DEVICE_MAX_COPY_CONNECTIONS", "32")];
 
 /// The steps' names and command lines. `out`: where figures go.
-pub(super) fn steps(args: &Args, out: &Path, gpus: u32, pytorch: bool) -> anyhow::Result<Vec<(String, Command)>> {
+pub(super) fn steps(
+    args: &Args,
+    out: &Path,
+    gpus: u32,
+    pytorch: bool,
+) -> anyhow::Result<Vec<(String, Command)>> {
     let mut list = StepList { args, out, gpus, steps: Vec::new() };
     list.run("doctor", |doctor| doctor.arg("doctor"));
     list.tests()?;
@@ -40,7 +46,9 @@ pub(super) fn steps(args: &Args, out: &Path, gpus: u32, pytorch: bool) -> anyhow
     }
     if gpus > 1 {
         list.by_transport();
-        list.run("links", |links| links.args(["lab", "links", "--json"]).arg(out.join("links.json")));
+        list.run("links", |links| {
+            links.args(["lab", "links", "--json"]).arg(out.join("links.json"))
+        });
     }
     list.faults("", args.tp.unwrap_or(gpus), "1");
     if let Some(per_gpu) = &per_gpu {
@@ -64,7 +72,10 @@ impl StepList<'_> {
 
     fn command(&self, program: &OsStr) -> Command {
         let mut command = Command::new(program);
-        command.env("FLUX_CUBIN_DIR", self.args.dist.join("cubins")).env("NCCL_NVLS_ENABLE", "0").env("RUST_BACKTRACE", "1");
+        command
+            .env("FLUX_CUBIN_DIR", self.args.dist.join("cubins"))
+            .env("NCCL_NVLS_ENABLE", "0")
+            .env("RUST_BACKTRACE", "1");
         command.env("FLUX_PROBE", self.args.dist.join("flux-probe"));
         command
     }
@@ -77,7 +88,12 @@ impl StepList<'_> {
     }
 
     /// A step of this program that takes the number of ranks.
-    fn ranks(&mut self, name: impl Into<String>, words: &[&str], more: impl FnOnce(&mut Command) -> &mut Command) {
+    fn ranks(
+        &mut self,
+        name: impl Into<String>,
+        words: &[&str],
+        more: impl FnOnce(&mut Command) -> &mut Command,
+    ) {
         let tp = self.args.tp;
         self.run(name, |command| {
             // Behind the subcommand: the last word may be an option that waits for its value.
@@ -97,7 +113,8 @@ impl StepList<'_> {
 
     fn tests(&mut self) -> anyhow::Result<()> {
         let tests = self.args.dist.join("tests");
-        let mut paths: Vec<PathBuf> = std::fs::read_dir(&tests)?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
+        let mut paths: Vec<PathBuf> =
+            std::fs::read_dir(&tests)?.map(|e| e.map(|e| e.path())).collect::<Result<_, _>>()?;
         paths.sort();
         for path in paths {
             let mut test = self.command(path.as_os_str());
@@ -106,7 +123,9 @@ impl StepList<'_> {
         }
         let (example, gpus) = (self.args.dist.join("tp_mlp"), self.gpus.to_string());
         self.add("tp_mlp-threads", self.command(example.as_os_str()));
-        self.run("tp_mlp-processes", |launch| launch.args(["launch", "--ranks", &gpus, "--"]).arg(&example));
+        self.run("tp_mlp-processes", |launch| {
+            launch.args(["launch", "--ranks", &gpus, "--"]).arg(&example)
+        });
         let kernel_tests = tests.join("gpu_fused_gemm");
         let sanitizer = std::env::var_os("PATH").and_then(|path| find("compute-sanitizer", &path));
         if let Some(sanitizer) = sanitizer.filter(|_| kernel_tests.exists()) {
@@ -130,19 +149,40 @@ impl StepList<'_> {
     /// turns.
     fn shared(&mut self, per_gpu: &str) {
         let soak = ["lab", "soak", "--quick", "--ranks-per-gpu", per_gpu];
-        let processes = |words: &[&'static str]| [&soak, ["--processes"].as_slice(), words].concat();
+        let processes =
+            |words: &[&'static str]| [&soak, ["--processes"].as_slice(), words].concat();
         self.ranked("soak-shared", &soak);
         for transport in [Select::NvLink, Select::Pcie, Select::Nccl].map(Select::name) {
-            self.ranked(format!("soak-{transport}-shared"), &processes(&["--transport", transport]));
+            self.ranked(
+                format!("soak-{transport}-shared"),
+                &processes(&["--transport", transport]),
+            );
         }
-        self.ranked("soak-mixed-processes-shared", &processes(&["--transport", Select::Mixed.name(), "--nodes", "2"]));
+        self.ranked(
+            "soak-mixed-processes-shared",
+            &processes(&["--transport", Select::Mixed.name(), "--nodes", "2"]),
+        );
         if self.gpus == 2 {
             // Two threads of a node on each GPU.
-            let soak = ["lab", "soak", "--quick", "--transport", Select::Mixed.name(), "--nodes", "2", "--ranks-per-gpu", "2"];
+            let soak = [
+                "lab",
+                "soak",
+                "--quick",
+                "--transport",
+                Select::Mixed.name(),
+                "--nodes",
+                "2",
+                "--ranks-per-gpu",
+                "2",
+            ];
             self.ranks("soak-mixed-shared", &soak, |soak| soak.envs(QUEUES));
         }
         let tests = self.args.dist.join("tests");
-        for (test, words) in LAUNCHED.map(|(name, words)| (tests.join(name), words)).into_iter().filter(|(test, _)| test.exists()) {
+        for (test, words) in LAUNCHED
+            .map(|(name, words)| (tests.join(name), words))
+            .into_iter()
+            .filter(|(test, _)| test.exists())
+        {
             let name = format!("{}-shared", test.file_name().unwrap_or_default().display());
             self.run(name, |launch| {
                 launch.args(["launch", "--ranks", "4", "--sharing-devices", "--"]).arg(test);
@@ -159,7 +199,16 @@ impl StepList<'_> {
             self.ranked(format!("soak-{transport}-processes"), &soak);
         }
         if self.gpus.is_multiple_of(2) {
-            let soak = ["lab", "soak", "--quick", "--transport", Select::Mixed.name(), "--nodes", "2", "--processes"];
+            let soak = [
+                "lab",
+                "soak",
+                "--quick",
+                "--transport",
+                Select::Mixed.name(),
+                "--nodes",
+                "2",
+                "--processes",
+            ];
             self.ranked("soak-mixed-threads", &soak[..7]);
             self.ranked("soak-mixed-processes", &soak);
         }
@@ -173,7 +222,16 @@ impl StepList<'_> {
         let mut faults = |name: &str, transport: Select, words: &[&str]| {
             self.run(format!("{name}{suffix}"), |faults| {
                 faults
-                    .args(["lab", "faults", "--transport", transport.name(), "--ranks", &ranks.to_string(), "--ranks-per-gpu", per_gpu])
+                    .args([
+                        "lab",
+                        "faults",
+                        "--transport",
+                        transport.name(),
+                        "--ranks",
+                        &ranks.to_string(),
+                        "--ranks-per-gpu",
+                        per_gpu,
+                    ])
                     .args(words)
             });
         };
@@ -192,23 +250,57 @@ impl StepList<'_> {
     fn times(&mut self, pytorch: bool) {
         let json = |file: &str| self.out.join(file);
         let [bench, fp16, hosts, core, peers] =
-            ["bench", "bench-fp16", "bench-hosts", "core", "peers"].map(|name| json(&format!("{name}.json")));
-        self.ranks("bench", &["bench", "--ms", "1024,8192", "--samples", "25", "--json"], |command| command.arg(bench));
-        let words = ["bench", "--dtype", "fp16", "--shapes", "llama70b", "--ms", "1024", "--samples", "10", "--json"];
+            ["bench", "bench-fp16", "bench-hosts", "core", "peers"]
+                .map(|name| json(&format!("{name}.json")));
+        self.ranks(
+            "bench",
+            &["bench", "--ms", "1024,8192", "--samples", "25", "--json"],
+            |command| command.arg(bench),
+        );
+        let words = [
+            "bench",
+            "--dtype",
+            "fp16",
+            "--shapes",
+            "llama70b",
+            "--ms",
+            "1024",
+            "--samples",
+            "10",
+            "--json",
+        ];
         self.ranks("bench-fp16", &words, |command| command.arg(fp16));
         let as_processes = ["bench", "--ms", "1024", "--samples", "10", "--processes"];
         self.ranked("bench-processes", &as_processes);
         if self.gpus > 1 {
             let apart = ["--hosts", "2", "--transport", Select::Nccl.name(), "--json"];
-            self.ranks("bench-hosts", &[as_processes.as_slice(), &apart].concat(), |command| command.arg(hosts));
+            self.ranks("bench-hosts", &[as_processes.as_slice(), &apart].concat(), |command| {
+                command.arg(hosts)
+            });
         }
-        self.ranked("first-call", &["lab", "first-call", "--ms", "512,8192", "--shapes", "llama70b"]);
+        self.ranked(
+            "first-call",
+            &["lab", "first-call", "--ms", "512,8192", "--shapes", "llama70b"],
+        );
         // Of a world of 8, whatever there is.
         self.run("core", |command| {
-            command.args(["lab", "core", "--shapes", "llama70b", "--ms", "1024", "--samples", "10", "--json"]).arg(core)
+            command
+                .args([
+                    "lab",
+                    "core",
+                    "--shapes",
+                    "llama70b",
+                    "--ms",
+                    "1024",
+                    "--samples",
+                    "10",
+                    "--json",
+                ])
+                .arg(core)
         });
         if pytorch {
-            let words = ["lab", "peers", "--ms", "512", "--samples", "10", "--limit", "150", "--json"];
+            let words =
+                ["lab", "peers", "--ms", "512", "--samples", "10", "--limit", "150", "--json"];
             self.ranks("peers", &words, |command| command.arg(peers));
         }
     }

@@ -9,13 +9,18 @@ use flux_kernels::harness::{BulkCopy, Links, PingPong};
 /// Bytes of all that one device sends in an all-gather, over its peers.
 const ALL_GATHER: usize = BOX;
 /// CTAs and bytes of a piece: few CTAs with large pieces, and all with the fused kernel's pieces.
-const BULK: [(u32, u32); 6] = [(4, 16 << 10), (8, 16 << 10), (16, 16 << 10), (32, 16 << 10), (128, 16 << 10), (128, 4 << 10)];
+const BULK: [(u32, u32); 6] =
+    [(4, 16 << 10), (8, 16 << 10), (16, 16 << 10), (32, 16 << 10), (128, 16 << 10), (128, 4 << 10)];
 const RING: u32 = 4;
 
 type Report<'a> = &'a mut dyn FnMut(Link);
 
 /// Copies to pinned memory of the host and from it.
-pub(super) fn with_the_host(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
+pub(super) fn with_the_host(
+    rigs: &[Rig],
+    samples: usize,
+    report: Report<'_>,
+) -> anyhow::Result<()> {
     let everyone: Vec<&Rig> = rigs.iter().collect();
     host_staging(&everyone, samples, report)
 }
@@ -30,18 +35,35 @@ pub(super) fn between(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyho
 }
 
 /// Median over `samples` runs after one that warms up, reported as a rate of `bytes`.
-fn rate(movement: &str, bytes: usize, samples: usize, report: Report<'_>, run: &dyn Fn() -> anyhow::Result<f64>) -> anyhow::Result<()> {
+fn rate(
+    movement: &str,
+    bytes: usize,
+    samples: usize,
+    report: Report<'_>,
+    run: &dyn Fn() -> anyhow::Result<f64>,
+) -> anyhow::Result<()> {
     run()?;
     let times = (0..samples).map(|_| run()).collect::<anyhow::Result<Vec<_>>>()?;
     let us = Times::of(&times).context("no samples")?.median;
-    report(Link { movement: movement.to_owned(), bytes: bytes as u64, us, gb_per_s: Some(bytes as f64 / us * 1e-3) });
+    report(Link {
+        movement: movement.to_owned(),
+        bytes: bytes as u64,
+        us,
+        gb_per_s: Some(bytes as f64 / us * 1e-3),
+    });
     Ok(())
 }
 
 fn host_staging(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
     for group in [&rigs[..1], rigs] {
-        let who = if group.len() == 1 { "one GPU".to_owned() } else { format!("{} GPUs at once, each", group.len()) };
-        for (name, to_host) in [("device to pinned host memory", true), ("pinned host memory to device", false)] {
+        let who = if group.len() == 1 {
+            "one GPU".to_owned()
+        } else {
+            format!("{} GPUs at once, each", group.len())
+        };
+        for (name, to_host) in
+            [("device to pinned host memory", true), ("pinned host memory to device", false)]
+        {
             let movement = |_: usize, rig: &Rig, _: usize, stream: &TimedStream| {
                 let (host, device) = (rig.staging.address(), rig.outbox.address());
                 let (to, from) = if to_host { (host, device) } else { (device, host) };
@@ -53,7 +75,8 @@ fn host_staging(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Re
         let both = |_: usize, rig: &Rig, number: usize, stream: &TimedStream| {
             let (host, device) = (rig.staging.address(), rig.outbox.address());
             let half = (BOX / 2) as u64;
-            let (to, from) = if number == 0 { (host, device) } else { (device + half, host + half) };
+            let (to, from) =
+                if number == 0 { (host, device) } else { (device + half, host + half) };
             // SAFETY: the rig's own memory, a half of it for each stream.
             unsafe { copy(stream, to, from, BOX / 2) }
         };
@@ -71,11 +94,14 @@ fn one_pair(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyhow::Result<
     for (name, push) in [("push", true), ("pull", false)] {
         for bytes in [64 << 10, 1 << 20, 4 << 20, 32 << 20, 256 << 20] {
             let movement = |_: usize, rig: &Rig, _: usize, stream: &TimedStream| {
-                let (to, from) = if push { (&there.inbox, &rig.outbox) } else { (&rig.inbox, &there.outbox) };
+                let (to, from) =
+                    if push { (&there.inbox, &rig.outbox) } else { (&rig.inbox, &there.outbox) };
                 // SAFETY: memory of two rigs, which only this stream uses.
                 unsafe { copy(stream, to.address(), from.address(), bytes) }
             };
-            rate(&format!("copy engine {name}, one pair"), bytes, samples, report, &|| once(&[here], 1, &movement))?;
+            rate(&format!("copy engine {name}, one pair"), bytes, samples, report, &|| {
+                once(&[here], 1, &movement)
+            })?;
         }
     }
     Ok(())
@@ -84,7 +110,11 @@ fn one_pair(rigs: &[Rig], samples: usize, report: Report<'_>) -> anyhow::Result<
 fn all_gather(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()> {
     let peers = rigs.len() - 1;
     let piece = (ALL_GATHER / peers) & !0xFFFF;
-    for (name, streams, push) in [("push, one stream", 1, true), ("push, a stream a peer", peers, true), ("pull, one stream", 1, false)] {
+    for (name, streams, push) in [
+        ("push, one stream", 1, true),
+        ("push, a stream a peer", peers, true),
+        ("pull, one stream", 1, false),
+    ] {
         let movement = |me: usize, rig: &Rig, number: usize, stream: &TimedStream| {
             let mine = if streams == 1 { 0..peers } else { number..number + 1 };
             for step in mine {
@@ -102,9 +132,13 @@ fn all_gather(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Resu
             }
             Ok(())
         };
-        rate(&format!("all-gather on {} GPUs by copy engine {name}", rigs.len()), piece * peers, samples, report, &|| {
-            once(rigs, streams, &movement)
-        })?;
+        rate(
+            &format!("all-gather on {} GPUs by copy engine {name}", rigs.len()),
+            piece * peers,
+            samples,
+            report,
+            &|| once(rigs, streams, &movement),
+        )?;
     }
     Ok(())
 }
@@ -114,8 +148,15 @@ fn bulk(rigs: &[&Rig], samples: usize, report: Report<'_>) -> anyhow::Result<()>
         for (ctas, piece) in BULK {
             let movement = |me: usize, rig: &Rig, _: usize, stream: &TimedStream| {
                 let next = rigs[(me + 1) % rigs.len()];
-                let (to, from) = if push { (&next.inbox, &rig.outbox) } else { (&rig.inbox, &next.outbox) };
-                let copy = BulkCopy { dst: to.address(), src: from.address(), bytes: BOX as u64, piece, ring: RING };
+                let (to, from) =
+                    if push { (&next.inbox, &rig.outbox) } else { (&rig.inbox, &next.outbox) };
+                let copy = BulkCopy {
+                    dst: to.address(),
+                    src: from.address(),
+                    bytes: BOX as u64,
+                    piece,
+                    ring: RING,
+                };
                 // SAFETY: each inbox has one writer; sizes are multiples of 16 and the ring fits.
                 unsafe { rig.links.bulk_copy(&copy, ctas, stream.raw())? };
                 Ok(())
@@ -167,6 +208,11 @@ fn flags(one: &Rig, other: &Rig, samples: usize, report: Report<'_>) -> anyhow::
     run()?;
     let times = (0..samples).map(|_| run()).collect::<anyhow::Result<Vec<_>>>()?;
     let us = Times::of(&times).context("no samples")?.median;
-    report(Link { movement: "signal round trip, release to acquire, one pair".to_owned(), bytes: 0, us, gb_per_s: None });
+    report(Link {
+        movement: "signal round trip, release to acquire, one pair".to_owned(),
+        bytes: 0,
+        us,
+        gb_per_s: None,
+    });
     Ok(())
 }

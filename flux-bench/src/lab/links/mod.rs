@@ -22,7 +22,12 @@ pub(crate) struct Args {
     #[arg(long, value_name = "FILE")]
     pub json: Option<PathBuf>,
     /// Runs of each movement
-    #[arg(long, visible_alias = "rounds", default_value_t = 20, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    #[arg(
+        long,
+        visible_alias = "rounds",
+        default_value_t = 20,
+        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
+    )]
     pub samples: u32,
 }
 
@@ -59,7 +64,12 @@ pub(super) fn run(args: &Args) -> anyhow::Result<()> {
     let samples = args.samples as usize;
     let mut report = |link: Link| {
         let rate = link.gb_per_s.map_or_else(String::new, |r| format!("{r:8.1} GB/s"));
-        out::line(&format_args!("{:<64} {:>10}  {:>10.2} us  {rate}", link.movement, size(link.bytes), link.us));
+        out::line(&format_args!(
+            "{:<64} {:>10}  {:>10.2} us  {rate}",
+            link.movement,
+            size(link.bytes),
+            link.us
+        ));
         rows.push(link);
     };
     measures::with_the_host(&rigs, samples, &mut report)?;

@@ -51,7 +51,10 @@ pub(super) fn open_all() -> anyhow::Result<Vec<Rig>> {
 /// Lets each device reach the others, or says which one cannot.
 pub(super) fn reach(rigs: &[Rig]) -> anyhow::Result<Result<(), String>> {
     let devices = || rigs.iter().map(|rig| rig.gpu.device());
-    for (from, to) in devices().flat_map(|f| devices().map(move |t| (f, t))).filter(|(f, t)| f.ordinal() != t.ordinal()) {
+    for (from, to) in devices()
+        .flat_map(|f| devices().map(move |t| (f, t)))
+        .filter(|(f, t)| f.ordinal() != t.ordinal())
+    {
         let (here, there) = (from.ordinal(), to.ordinal());
         if !cuda::can_access_peer(here, there)? {
             return Ok(Err(format!("GPU {here} cannot access memory of GPU {there}")));
@@ -59,7 +62,8 @@ pub(super) fn reach(rigs: &[Rig]) -> anyhow::Result<Result<(), String>> {
         from.bind()?;
         // SAFETY: both contexts are retained; `from`'s is current.
         match unsafe { sys::cuCtxEnablePeerAccess(to.context().cu_ctx(), 0) } {
-            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {}
+            sys::CUresult::CUDA_SUCCESS | sys::CUresult::CUDA_ERROR_PEER_ACCESS_ALREADY_ENABLED => {
+            }
             code => return Ok(Err(format!("GPU {here} may not access GPU {there}: {code:?}"))),
         }
     }
@@ -71,13 +75,15 @@ impl Rig {
         let gpu = Gpu::open(device)?;
         let links = Links::load(&kernels::links(device)?)?;
         let stream = || {
-            let (cuda, start, end) = (device.context().new_stream()?, Event::timed(device)?, Event::timed(device)?);
+            let (cuda, start, end) =
+                (device.context().new_stream()?, Event::timed(device)?, Event::timed(device)?);
             anyhow::Ok(TimedStream { cuda, start, end })
         };
         let streams = (0..streams).map(|_| stream()).collect::<anyhow::Result<_>>()?;
         let (outbox, inbox) = (gpu.alloc(BOX)?, gpu.alloc(BOX)?);
         // Where the transport takes it.
-        let staging = cuda::near(&device.info().pci, || PinnedBlock::new(device, BOX)).context("pinned memory")?;
+        let staging = cuda::near(&device.info().pci, || PinnedBlock::new(device, BOX))
+            .context("pinned memory")?;
         Ok(Self { gpu, links, outbox, inbox, staging, streams })
     }
 }
@@ -108,7 +114,10 @@ pub(super) fn once(
     let mut slowest = 0.0_f64;
     for rig in rigs {
         // One engine may serve the streams of a device one after the other, and their starts too.
-        for (first, last) in rig.streams[..streams].iter().flat_map(|first| rig.streams[..streams].iter().map(move |last| (first, last))) {
+        for (first, last) in rig.streams[..streams]
+            .iter()
+            .flat_map(|first| rig.streams[..streams].iter().map(move |last| (first, last)))
+        {
             slowest = slowest.max(f64::from(first.start.elapsed_ms(&last.end)?) * 1e3);
         }
     }
@@ -119,7 +128,12 @@ pub(super) fn once(
 ///
 /// # Safety
 /// Both ranges are memory of rigs, or pinned, and nothing else uses them meanwhile.
-pub(super) unsafe fn copy(stream: &TimedStream, to: u64, from: u64, bytes: usize) -> anyhow::Result<()> {
+pub(super) unsafe fn copy(
+    stream: &TimedStream,
+    to: u64,
+    from: u64,
+    bytes: usize,
+) -> anyhow::Result<()> {
     // SAFETY: the caller's promise; one address space covers all devices and pinned memory.
     unsafe { result::memcpy_dtod_async(to, from, bytes, stream.cuda.cu_stream())? };
     Ok(())

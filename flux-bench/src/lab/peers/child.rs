@@ -56,7 +56,11 @@ struct ScriptInput<'a> {
 }
 
 /// Runs the script under `python` for at most `limit`.
-pub(super) fn run(python: &OsStr, job: &ScriptJob, limit: Duration) -> anyhow::Result<(Versions, Vec<PeerRow>)> {
+pub(super) fn run(
+    python: &OsStr,
+    job: &ScriptJob,
+    limit: Duration,
+) -> anyhow::Result<(Versions, Vec<PeerRow>)> {
     // Only this user can read or replace what is in it.
     let folder = tempfile::tempdir().context("a folder for the script cannot be made")?;
     let at = |name: &str| folder.path().join(name);
@@ -79,10 +83,18 @@ pub(super) fn run(python: &OsStr, job: &ScriptJob, limit: Duration) -> anyhow::R
         Ok(Some(status)) => bail!("timing the peers failed, {status}:\n{}", said()),
         Ok(None) => {
             let rows = read(&out).map_or(0, |(_, rows)| rows.len());
-            bail!("timing the peers took more than {} s and was ended after {rows} rows: see --limit\n{}", limit.as_secs_f64(), said())
+            bail!(
+                "timing the peers took more than {} s and was ended after {rows} rows: see \
+                 --limit\n{}",
+                limit.as_secs_f64(),
+                said()
+            )
         }
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            bail!("{} was not found: the peers need Python 3 with PyTorch", python.to_string_lossy())
+            bail!(
+                "{} was not found: the peers need Python 3 with PyTorch",
+                python.to_string_lossy()
+            )
         }
         Err(error) => return Err(error).context("Python cannot be run"),
     }
@@ -99,6 +111,8 @@ fn read(out: &Path) -> anyhow::Result<(Versions, Vec<PeerRow>)> {
     let text = fs::read_to_string(out).context("the script wrote nothing")?;
     let mut lines = text.lines();
     let versions = serde_json::from_str(lines.next().context("the script wrote no versions")?)?;
-    let rows = lines.map(|line| serde_json::from_str(line).with_context(|| format!("no row: {line}"))).collect::<anyhow::Result<_>>()?;
+    let rows = lines
+        .map(|line| serde_json::from_str(line).with_context(|| format!("no row: {line}")))
+        .collect::<anyhow::Result<_>>()?;
     Ok((versions, rows))
 }

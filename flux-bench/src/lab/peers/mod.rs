@@ -33,10 +33,20 @@ pub(crate) struct Args {
     #[arg(long, visible_alias = "ranks", value_name = "RANKS")]
     pub tp: Option<u32>,
     /// Rounds
-    #[arg(long, visible_alias = "rounds", default_value_t = 30, value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES))]
+    #[arg(
+        long,
+        visible_alias = "rounds",
+        default_value_t = 30,
+        value_parser = clap::value_parser!(u32).range(1..=limits::SAMPLES),
+    )]
     pub samples: u32,
     /// Seconds after which the peers are ended, and the run has failed
-    #[arg(long, value_name = "SECONDS", default_value_t = 300, value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS))]
+    #[arg(
+        long,
+        value_name = "SECONDS",
+        default_value_t = 300,
+        value_parser = clap::value_parser!(u64).range(1..=limits::SECONDS),
+    )]
     pub limit: u64,
     /// Add a residual and normalise the rows behind each of them, by PyTorch's compiler. Of gemm_rs
     /// and gemm_ar
@@ -60,20 +70,34 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     ensure!(tp <= gpus, "--tp {tp} needs as many GPUs, and this process sees {gpus}");
     let (versions, rows) = child::run(&args.python, &job, Duration::from_secs(args.limit))?;
     let machine = machine::describe(true, tp, Ranks::Threads);
-    let report = PeersReport { schema: PEERS_SCHEMA, origin: Origin::of(&machine), nccl: versions.nccl, torch: versions.torch, rows };
+    let report = PeersReport {
+        schema: PEERS_SCHEMA,
+        origin: Origin::of(&machine),
+        nccl: versions.nccl,
+        torch: versions.torch,
+        rows,
+    };
     deliver(&peers_table(&report), args.json.as_deref(), &report)?;
     Ok(report.verified())
 }
 
 /// What the script is asked for; only problems that flux takes too.
 fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
-    let layers = args.layers.layers(shapes::world(tp)?, true, &[64, 512, 1024, 2048, 4096, 8192])?;
+    let layers =
+        args.layers.layers(shapes::world(tp)?, true, &[64, 512, 1024, 2048, 4096, 8192])?;
     let layers = if args.norm { shapes::with_norm(layers)? } else { layers };
     // PyTorch's symmetric memory has equal parts.
     let [first, last] = [0, tp - 1].map(Rank::new);
-    if let Some(Layer { name, problem }) = layers.iter().find(|layer| layer.problem.w_shape(first) != layer.problem.w_shape(last)) {
-        let (extent, value) = if problem.op().reduces() { ("k", problem.k()) } else { ("n", problem.n()) };
-        anyhow::bail!("{} of {name}: {extent} = {value} has no {tp} equal parts of groups of 8, which the peers need", problem.op());
+    if let Some(Layer { name, problem }) =
+        layers.iter().find(|layer| layer.problem.w_shape(first) != layer.problem.w_shape(last))
+    {
+        let (extent, value) =
+            if problem.op().reduces() { ("k", problem.k()) } else { ("n", problem.n()) };
+        anyhow::bail!(
+            "{} of {name}: {extent} = {value} has no {tp} equal parts of groups of 8, which the \
+             peers need",
+            problem.op()
+        );
     }
     let of_one = layers.chunk_by(|a, b| (&a.name, a.problem.op()) == (&b.name, b.problem.op()));
     let case = |layers: &[Layer]| {
@@ -87,5 +111,11 @@ fn job(args: &Args, tp: u32) -> anyhow::Result<ScriptJob> {
         }
     };
     let cases = of_one.map(case).collect();
-    Ok(ScriptJob { tp, dtype: args.layers.dtype.name(), samples: args.samples, norm: args.norm, cases })
+    Ok(ScriptJob {
+        tp,
+        dtype: args.layers.dtype.name(),
+        samples: args.samples,
+        norm: args.norm,
+        cases,
+    })
 }

@@ -21,7 +21,13 @@ fn small_job() -> ScriptJob {
         dtype: "bf16",
         samples: 3,
         norm: false,
-        cases: vec![ScriptCase { op: "ag_gemm", model: "gpt3".into(), n: 48, k: 16, ms: vec![64, 512] }],
+        cases: vec![ScriptCase {
+            op: "ag_gemm",
+            model: "gpt3".into(),
+            n: 48,
+            k: 16,
+            ms: vec![64, 512],
+        }],
     }
 }
 
@@ -32,7 +38,14 @@ fn small_job() -> ScriptJob {
 fn python(folder: &Path, text: &str) -> OsString {
     let path = folder.join("python3");
     let source = folder.join("source");
-    fs::write(&source, format!("#!/bin/sh\nout=$(printf %s \"$2\" | sed 's/.*\"out\":\"\\([^\"]*\\)\".*/\\1/')\n{text}\n")).unwrap();
+    fs::write(
+        &source,
+        format!(
+            "#!/bin/sh\nout=$(printf %s \"$2\" | sed \
+             's/.*\"out\":\"\\([^\"]*\\)\".*/\\1/')\n{text}\n"
+        ),
+    )
+    .unwrap();
     assert!(
         Command::new("sh")
             .arg("-c")
@@ -64,28 +77,40 @@ fn limit() -> Duration {
 fn the_job_names_every_shape_once() {
     let job = job(&args(), 4).unwrap();
     let shapes: Vec<_> = job.cases.iter().map(|c| (c.op, c.n, c.k, c.ms.as_slice())).collect();
-    assert_eq!(shapes, [("ag_gemm", 49152, 12288, [64, 512].as_slice()), ("gemm_rs", 12288, 49152, &[64, 512])]);
+    assert_eq!(
+        shapes,
+        [("ag_gemm", 49152, 12288, [64, 512].as_slice()), ("gemm_rs", 12288, 49152, &[64, 512])]
+    );
     let asked = |dtype| {
         let mut args = args();
         args.layers.dtype = dtype;
         args
     };
-    let of = |dtype| serde_json::to_value(super::job(&asked(dtype), 4).unwrap()).unwrap()["dtype"].clone();
+    let of = |dtype| {
+        serde_json::to_value(super::job(&asked(dtype), 4).unwrap()).unwrap()["dtype"].clone()
+    };
     assert_eq!([job.dtype.into(), of(DType::F16)], ["bf16", "fp16"]);
     let error = format!("{:#}", super::job(&args(), 5).unwrap_err());
     assert!(error.contains("is not divisible by the world size 5"), "{error}");
     let mut unequal = args();
     unequal.layers.ms = Some("40".parse().unwrap());
     let error = format!("{:#}", super::job(&unequal, 5).unwrap_err());
-    assert_eq!(error, "ag_gemm of gpt3: n = 49152 has no 5 equal parts of groups of 8, which the peers need");
+    assert_eq!(
+        error,
+        "ag_gemm of gpt3: n = 49152 has no 5 equal parts of groups of 8, which the peers need"
+    );
 }
 
 #[test]
 fn rows_of_the_child_become_the_report_with_what_is_missing() {
     let folder = tempfile::tempdir().unwrap();
     let failed = row(512, r#"null, "why": "RuntimeError: no""#);
-    let fused = row(64, r#"{"p10": 1.8, "median": 1.9, "p90": 2.1}, "late": {"gemm": 0, "async_tp": 2}"#);
-    let text = format!("cat > \"$out\" <<'END'\n{VERSIONS}\n{fused}\n{failed}\nEND\nenv > {}/env", folder.path().display());
+    let fused =
+        row(64, r#"{"p10": 1.8, "median": 1.9, "p90": 2.1}, "late": {"gemm": 0, "async_tp": 2}"#);
+    let text = format!(
+        "cat > \"$out\" <<'END'\n{VERSIONS}\n{fused}\n{failed}\nEND\nenv > {}/env",
+        folder.path().display()
+    );
     let (versions, rows) = run(&python(folder.path(), &text), &small_job(), limit()).unwrap();
     assert_eq!((versions.torch.as_str(), versions.nccl.as_str()), ("2.11.0", "2.28.9"));
     assert_eq!(rows[0].async_tp_ms, Some(Times { p10: 1.8, median: 1.9, p90: 2.1 }));
@@ -108,7 +133,10 @@ fn rows_of_the_child_become_the_report_with_what_is_missing() {
     atomic_file::write_json(&path, &report).unwrap();
     assert_eq!(serde_json::from_slice::<PeersReport>(&fs::read(&path).unwrap()).unwrap(), report);
     let text = peers_table(&report);
-    assert!(text.lines().any(|l| l.ends_with("RuntimeError: no")) && text.contains(" 1.900 "), "{text}");
+    assert!(
+        text.lines().any(|l| l.ends_with("RuntimeError: no")) && text.contains(" 1.900 "),
+        "{text}"
+    );
 }
 
 #[test]
@@ -121,7 +149,10 @@ fn a_child_that_hangs_is_ended_at_the_limit() {
     let error = run(&python(folder.path(), &text), &small_job(), limit).unwrap_err().to_string();
     assert_soon(start.elapsed(), Duration::from_secs(15));
     assert!(
-        error.contains(&format!("took more than {} s and was ended after 0 rows", limit.as_secs_f64())) && error.contains("here"),
+        error.contains(&format!(
+            "took more than {} s and was ended after 0 rows",
+            limit.as_secs_f64()
+        )) && error.contains("here"),
         "{error}"
     );
 }
@@ -130,7 +161,10 @@ fn a_child_that_hangs_is_ended_at_the_limit() {
 fn what_is_missing_is_named() {
     let folder = tempfile::tempdir().unwrap();
     let none = run("/no/such/python3".as_ref(), &small_job(), limit()).unwrap_err().to_string();
-    assert!(none.contains("/no/such/python3 was not found: the peers need Python 3 with PyTorch"), "{none}");
+    assert!(
+        none.contains("/no/such/python3 was not found: the peers need Python 3 with PyTorch"),
+        "{none}"
+    );
     let failing = python(folder.path(), "echo PyTorch cannot be imported >&2; exit 3");
     let error = run(&failing, &small_job(), limit()).unwrap_err().to_string();
     assert!(error.contains("exit status: 3:\nPyTorch cannot be imported"), "{error}");
@@ -143,7 +177,8 @@ fn what_is_missing_is_named() {
 #[test]
 fn the_script_says_that_there_is_no_pytorch() {
     let folder = tempfile::tempdir().unwrap();
-    let text = "exec python3 -c 'import runpy, sys; sys.modules[\"torch\"] = None; sys.argv = sys.argv[1:]; runpy.run_path(sys.argv[0], run_name=\"__main__\")' \"$@\"";
+    let text = "exec python3 -c 'import runpy, sys; sys.modules[\"torch\"] = None; sys.argv = \
+                sys.argv[1:]; runpy.run_path(sys.argv[0], run_name=\"__main__\")' \"$@\"";
     let error = run(&python(folder.path(), text), &small_job(), limit()).unwrap_err().to_string();
     assert!(error.contains("exit status: 3:\nPyTorch cannot be imported"), "{error}");
 }
@@ -152,12 +187,14 @@ fn the_script_says_that_there_is_no_pytorch() {
 #[test]
 fn the_script_knows_the_types_that_it_is_asked_for() {
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/async_tp.py");
-    let print = r#"import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])["DTYPES"]))"#;
+    let print =
+        r#"import json, runpy, sys; print(json.dumps(runpy.run_path(sys.argv[1])["DTYPES"]))"#;
     let said = Command::new("python3").args(["-B", "-c", print, script]).output().unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
     let known: BTreeMap<String, (String, f64)> = serde_json::from_slice(&said.stdout).unwrap();
     let types = [(DType::Bf16, "bfloat16"), (DType::F16, "float16")];
-    let expected = types.map(|(dtype, name)| (dtype.name().to_owned(), (name.to_owned(), dtype.unit_roundoff())));
+    let expected = types
+        .map(|(dtype, name)| (dtype.name().to_owned(), (name.to_owned(), dtype.unit_roundoff())));
     assert_eq!(known, BTreeMap::from(expected));
 }
 
@@ -172,19 +209,27 @@ print(json.dumps([[script["schedule"](contenders, 36) for contenders in (2, 3)],
     let script = concat!(env!("CARGO_MANIFEST_DIR"), "/peers/async_tp.py");
     let said = Command::new("python3").args(["-B", "-c", CHECKS, script]).output().unwrap();
     assert!(said.status.success(), "{}", String::from_utf8_lossy(&said.stderr));
-    let (schedules, sets): (Vec<Vec<Vec<[usize; 2]>>>, usize) = serde_json::from_slice(&said.stdout).unwrap();
+    let (schedules, sets): (Vec<Vec<Vec<[usize; 2]>>>, usize) =
+        serde_json::from_slice(&said.stdout).unwrap();
     for (rounds, contenders) in schedules.iter().zip([2, 3]) {
         let calls: Vec<[usize; 2]> = rounds.iter().flatten().copied().collect();
         assert_eq!((rounds.len(), calls.len()), (36, 36 * contenders));
         assert!(calls.windows(2).all(|pair| pair[0][1] != pair[1][1]), "{calls:?}");
         for contender in 0..contenders {
-            assert!(rounds.iter().all(|round| round.iter().filter(|turn| turn[0] == contender).count() == 1));
+            assert!(
+                rounds
+                    .iter()
+                    .all(|round| round.iter().filter(|turn| turn[0] == contender).count() == 1)
+            );
             for set in 0..sets {
                 let taken = calls.iter().filter(|&&turn| turn == [contender, set]).count();
                 assert_eq!(taken, 36 / sets, "{contender} of {contenders} on set {set}");
             }
             for other in (0..contenders).filter(|&other| other != contender) {
-                let after = calls.windows(2).filter(|pair| pair[0][0] == other && pair[1][0] == contender).count();
+                let after = calls
+                    .windows(2)
+                    .filter(|pair| pair[0][0] == other && pair[1][0] == contender)
+                    .count();
                 assert!(after >= 12, "{contender} of {contenders} follows {other} {after} times");
             }
         }

@@ -29,14 +29,24 @@ const SMALL: [(&str, usize, usize, usize); 5] = [
 ];
 
 /// The matrix of `ops` for `world`; with `models` also whole layers of models.
-pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::Result<Vec<SoakCase>> {
+pub(crate) fn matrix(
+    ops: &[OpKind],
+    world: WorldSize,
+    models: bool,
+) -> anyhow::Result<Vec<SoakCase>> {
     let ranks = world.index();
     let mut cases = Vec::new();
-    let mut push = |name: &str, op, m, (n, k), dtype, (epilogue, partials): (EpilogueSpec, Partials)| {
-        let problem = Problem::new(op, m, n, k, dtype, world)?.with_partials(partials);
-        cases.push(SoakCase { name: format!("{name}{epilogue} {problem}"), problem, epilogue, heavy: false });
-        Ok::<_, ProblemError>(())
-    };
+    let mut push =
+        |name: &str, op, m, (n, k), dtype, (epilogue, partials): (EpilogueSpec, Partials)| {
+            let problem = Problem::new(op, m, n, k, dtype, world)?.with_partials(partials);
+            cases.push(SoakCase {
+                name: format!("{name}{epilogue} {problem}"),
+                problem,
+                epilogue,
+                heavy: false,
+            });
+            Ok::<_, ProblemError>(())
+        };
     let plain = (EpilogueSpec::default(), Partials::OpDType);
     for &op in ops {
         // Which of n and k is split over the ranks.
@@ -49,15 +59,34 @@ pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::
                 push(name, op, rows * ranks, extents(split, whole), dtype, plain)?;
             }
             if op.reduces() {
-                push(name, op, rows * ranks, extents(split, whole), DType::F16, (plain.0, Partials::F32))?;
+                push(
+                    name,
+                    op,
+                    rows * ranks,
+                    extents(split, whole),
+                    DType::F16,
+                    (plain.0, Partials::F32),
+                )?;
             }
         }
         // A bias, alone and with each activation, with partial tiles and in the least shape.
-        for (name, rows, split, whole) in SMALL.into_iter().filter(|(name, ..)| ["least", "unaligned"].contains(name)) {
-            for (dtype, epilogue) in [DType::Bf16, DType::F16].into_iter().flat_map(|d| EpilogueSpec::with_bias(op).map(move |f| (d, f))) {
+        for (name, rows, split, whole) in
+            SMALL.into_iter().filter(|(name, ..)| ["least", "unaligned"].contains(name))
+        {
+            for (dtype, epilogue) in [DType::Bf16, DType::F16]
+                .into_iter()
+                .flat_map(|d| EpilogueSpec::with_bias(op).map(move |f| (d, f)))
+            {
                 // Gates and ups are of as many columns each.
                 let split = if epilogue.gates.is_some() { 2 * split } else { split };
-                push(name, op, rows * ranks, extents(split, whole), dtype, (epilogue, Partials::OpDType))?;
+                push(
+                    name,
+                    op,
+                    rows * ranks,
+                    extents(split, whole),
+                    dtype,
+                    (epilogue, Partials::OpDType),
+                )?;
             }
         }
         // The first rank has 8 columns or elements of k more, and with them a tile or a step.
@@ -74,14 +103,34 @@ pub(crate) fn matrix(ops: &[OpKind], world: WorldSize, models: bool) -> anyhow::
     if ops.contains(&OpKind::AllGatherGemm) {
         // Weights that share the gathered rows: partial tiles, and one of less than a tile.
         let columns = [296, 8, 200].map(|columns| columns * world.get());
-        let problem = Problem::new(OpKind::AllGatherGemm, 129 * ranks, 504 * ranks, 200, DType::Bf16, world)?.with_weights(&columns)?;
-        for epilogue in [plain.0, EpilogueSpec { bias: true, activation: Activation::Silu, ..plain.0 }] {
-            cases.push(SoakCase { name: format!("several{epilogue} {problem}"), problem, epilogue, heavy: false });
+        let problem =
+            Problem::new(OpKind::AllGatherGemm, 129 * ranks, 504 * ranks, 200, DType::Bf16, world)?
+                .with_weights(&columns)?;
+        for epilogue in
+            [plain.0, EpilogueSpec { bias: true, activation: Activation::Silu, ..plain.0 }]
+        {
+            cases.push(SoakCase {
+                name: format!("several{epilogue} {problem}"),
+                problem,
+                epilogue,
+                heavy: false,
+            });
         }
     }
     if models {
-        for Layer { name, problem } in shapes::layers(&"gpt3,llama70b".parse()?, ops, &[512, 1024, 2048, 4096, 8192], DType::Bf16, world)? {
-            cases.push(SoakCase { name: format!("{name} {problem}"), problem, epilogue: plain.0, heavy: true });
+        for Layer { name, problem } in shapes::layers(
+            &"gpt3,llama70b".parse()?,
+            ops,
+            &[512, 1024, 2048, 4096, 8192],
+            DType::Bf16,
+            world,
+        )? {
+            cases.push(SoakCase {
+                name: format!("{name} {problem}"),
+                problem,
+                epilogue: plain.0,
+                heavy: true,
+            });
         }
     }
     Ok(cases)
@@ -100,19 +149,28 @@ mod tests {
             assert!(cases.len() >= 20, "{ranks} ranks: {}", cases.len());
             assert!(cases.iter().all(|c| c.problem.world() == world && !c.heavy));
             let [first, last] = [0, ranks - 1].map(Rank::new);
-            let uneven = cases.iter().filter(|c| c.problem.w_shape(first) != c.problem.w_shape(last)).count();
+            let uneven = cases
+                .iter()
+                .filter(|c| c.problem.w_shape(first) != c.problem.w_shape(last))
+                .count();
             assert_eq!(uneven, if ranks > 1 { 3 } else { 0 }, "{ranks} ranks");
             for name in ["least", "unaligned"] {
                 for op in OpKind::ALL {
                     for epilogue in EpilogueSpec::with_bias(op) {
                         let name = format!("{name}{epilogue} {op}");
-                        assert_eq!(cases.iter().filter(|c| c.name.starts_with(&name)).count(), 2, "{name}");
+                        assert_eq!(
+                            cases.iter().filter(|c| c.name.starts_with(&name)).count(),
+                            2,
+                            "{name}"
+                        );
                     }
                 }
             }
         }
         let whole = matrix(&OpKind::ALL, WorldSize::new(8).unwrap(), true).unwrap();
         assert_eq!(whole.iter().filter(|c| c.heavy).count(), 30);
-        assert!(whole.iter().any(|c| c.problem.m() == 8 * 129 && c.problem.n_shard() % 128 != 0 && c.problem.k_shard() % 64 != 0));
+        assert!(whole.iter().any(|c| c.problem.m() == 8 * 129
+            && c.problem.n_shard() % 128 != 0
+            && c.problem.k_shard() % 64 != 0));
     }
 }

@@ -44,7 +44,11 @@ pub(crate) struct Args {
     #[arg(long, default_value = "auto")]
     pub transport: Select,
     /// Calls in a row at each shape
-    #[arg(long, default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=limits::CALLS))]
+    #[arg(
+        long,
+        default_value_t = 64,
+        value_parser = clap::value_parser!(u64).range(1..=limits::CALLS),
+    )]
     pub calls: u64,
     /// Few calls, and no shape of a whole model
     #[arg(long, conflicts_with = "calls")]
@@ -53,7 +57,12 @@ pub(crate) struct Args {
     #[arg(long)]
     pub processes: bool,
     /// Ranks on each GPU: as threads they divide it, as processes they take turns
-    #[arg(long, default_value_t = 1, value_name = "RANKS", value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU))]
+    #[arg(
+        long,
+        default_value_t = 1,
+        value_name = "RANKS",
+        value_parser = clap::value_parser!(u32).range(1..=limits::RANKS_PER_GPU),
+    )]
     pub ranks_per_gpu: u32,
     /// Nodes that the ranks are dealt to, for transports auto, host and mixed
     #[arg(long, value_name = "NODES")]
@@ -62,10 +71,20 @@ pub(crate) struct Args {
     #[arg(long, value_name = "TEXT")]
     pub only: Option<String>,
     /// Random shapes and plans for so long, in place of the matrix
-    #[arg(long, value_name = "MINUTES", value_parser = random::minutes, conflicts_with_all = ["calls", "quick", "only"])]
+    #[arg(
+        long,
+        value_name = "MINUTES",
+        value_parser = random::minutes,
+        conflicts_with_all = ["calls", "quick", "only"],
+    )]
     pub random: Option<f64>,
     /// The one random case of this number
-    #[arg(long, value_name = "NUMBER", requires = "seed", conflicts_with_all = ["calls", "quick", "only", "random"])]
+    #[arg(
+        long,
+        value_name = "NUMBER",
+        requires = "seed",
+        conflicts_with_all = ["calls", "quick", "only", "random"],
+    )]
     pub case: Option<u64>,
     /// Seed of data, delays and random cases; where left out 1, and for random cases the clock's
     #[arg(long)]
@@ -76,7 +95,10 @@ pub(crate) struct Args {
 
 /// What only GPUs have would change nothing on the host.
 fn check(args: &Args, on_gpus: bool) -> anyhow::Result<()> {
-    ensure!(on_gpus || args.ranks_per_gpu == 1, "--ranks-per-gpu is for GPUs, and changes nothing on the host: leave it out");
+    ensure!(
+        on_gpus || args.ranks_per_gpu == 1,
+        "--ranks-per-gpu is for GPUs, and changes nothing on the host: leave it out"
+    );
     Ok(())
 }
 
@@ -84,7 +106,8 @@ fn check(args: &Args, on_gpus: bool) -> anyhow::Result<()> {
 pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
     match World::from_env() {
         Ok(world) => {
-            let checked = launch::agree(args.tp, &world).and_then(|()| check(args, machine::uses_gpus(args.transport)?));
+            let checked = launch::agree(args.tp, &world)
+                .and_then(|()| check(args, machine::uses_gpus(args.transport)?));
             let passed = checked.and_then(|()| soak_rank(args, &world));
             let passed = passed.unwrap_or_else(|error| end::give_up(world.rank(), &error));
             // A launcher would end rank 0 amid its output when another rank fails.
@@ -106,7 +129,10 @@ pub(super) fn run(args: &Args) -> anyhow::Result<bool> {
 
 /// One rank's part; every rank learns whether all ranks passed.
 fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
-    let options = Options { nodes: args.nodes, ..machine::options(args.transport, world.local_rank(), args.ranks_per_gpu) };
+    let options = Options {
+        nodes: args.nodes,
+        ..machine::options(args.transport, world.local_rank(), args.ranks_per_gpu)
+    };
     let comm = Communicator::connect_blocking(world, options)?;
     let ctx = RankContext::new(comm)?;
     let at_once = machine::at_once(world.launch(), args.ranks_per_gpu);
@@ -116,12 +142,22 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
     let comm = ctx.comm();
     let first = comm.rank().get() == 0;
     let cases = matrix(ops_on(comm), comm.world_size(), !args.quick && ctx.gpu().is_some())?;
-    let wanted: Vec<&SoakCase> = cases.iter().filter(|c| args.only.as_deref().is_none_or(|only| c.name.contains(only))).collect();
-    ensure!(!wanted.is_empty(), "no case has {:?} in its name", args.only.as_deref().unwrap_or_default());
+    let wanted: Vec<&SoakCase> = cases
+        .iter()
+        .filter(|c| args.only.as_deref().is_none_or(|only| c.name.contains(only)))
+        .collect();
+    ensure!(
+        !wanted.is_empty(),
+        "no case has {:?} in its name",
+        args.only.as_deref().unwrap_or_default()
+    );
     if first {
         out::line(&format_args!("{}\n{} cases", comm.explain(), wanted.len()));
     }
-    let workers = ctx.gpu().filter(|_| at_once > 1).map(|gpu| machine::ctas(comm, gpu.device().info().sms / at_once));
+    let workers = ctx
+        .gpu()
+        .filter(|_| at_once > 1)
+        .map(|gpu| machine::ctas(comm, gpu.device().info().sms / at_once));
     let mut passed = true;
     for case in wanted {
         let start = Instant::now();
@@ -142,7 +178,11 @@ fn soak_rank(args: &Args, world: &World) -> anyhow::Result<bool> {
         passed &= all.passed();
         if first {
             let word = if all.passed() { "passed" } else { "FAILED" };
-            out::line(&format_args!("{word}  {:<54} {all}, {:.1} s", case.name, start.elapsed().as_secs_f64()));
+            out::line(&format_args!(
+                "{word}  {:<54} {all}, {:.1} s",
+                case.name,
+                start.elapsed().as_secs_f64()
+            ));
         }
     }
     Ok(passed)

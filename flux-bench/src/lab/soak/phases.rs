@@ -79,11 +79,19 @@ pub(super) struct SoakRun {
 }
 
 /// Runs a problem's phases on this rank; collective.
-pub(super) fn soak<T: Element>(ctx: &RankContext, problem: &Problem, run: &SoakRun) -> anyhow::Result<SoakResult> {
+pub(super) fn soak<T: Element>(
+    ctx: &RankContext,
+    problem: &Problem,
+    run: &SoakRun,
+) -> anyhow::Result<SoakResult> {
     let op = FusedOp::<T>::build_with(problem, ctx.comm(), run.execution, run.epilogue)?;
-    let mut sets = [ctx.operand_set_with(op.problem(), run.epilogue)?, ctx.operand_set_with(op.problem(), run.epilogue)?];
+    let mut sets = [
+        ctx.operand_set_with(op.problem(), run.epilogue)?,
+        ctx.operand_set_with(op.problem(), run.epilogue)?,
+    ];
     let mut soaked = SoakResult::default();
-    let rank = RankCase { ctx, op: &op, epilogue: run.epilogue, seed: run.seed, defect: run.defect };
+    let rank =
+        RankCase { ctx, op: &op, epilogue: run.epilogue, seed: run.seed, defect: run.defect };
     rank.apart(&mut sets[0], run.apart, &mut soaked).context("calls apart")?;
     rank.in_a_row(&mut sets, run.in_a_row, &mut soaked).context("calls in a row")?;
     rank.again(&mut sets[0], &mut soaked).context("equal calls")?;
@@ -125,7 +133,12 @@ impl<T: Element> RankCase<'_, T> {
         self.ctx.verify(set, &self.op.plan_of(&problem)?)
     }
 
-    fn apart(&self, set: &mut OperandSet<T>, calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
+    fn apart(
+        &self,
+        set: &mut OperandSet<T>,
+        calls: u64,
+        soaked: &mut SoakResult,
+    ) -> anyhow::Result<()> {
         for call in 0..calls {
             self.ctx.fill(set, self.operands(call, Fill::SmallInts))?;
             set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
@@ -143,7 +156,12 @@ impl<T: Element> RankCase<'_, T> {
         Ok(())
     }
 
-    fn in_a_row(&self, sets: &mut [OperandSet<T>; 2], calls: u64, soaked: &mut SoakResult) -> anyhow::Result<()> {
+    fn in_a_row(
+        &self,
+        sets: &mut [OperandSet<T>; 2],
+        calls: u64,
+        soaked: &mut SoakResult,
+    ) -> anyhow::Result<()> {
         for call in 0..calls {
             let set = &mut sets[(call % 2) as usize];
             self.ctx.fill(set, self.operands(1000 + call, Fill::SmallInts))?;
@@ -166,7 +184,8 @@ impl<T: Element> RankCase<'_, T> {
         let mut rows = vec![1, most.div_ceil(7), most / 2 + 1, most - most / 3, most];
         rows.sort_unstable();
         rows.dedup();
-        let problems = rows.into_iter().map(|m| largest.with_m(m)).collect::<Result<Vec<_>, _>>()?;
+        let problems =
+            rows.into_iter().map(|m| largest.with_m(m)).collect::<Result<Vec<_>, _>>()?;
         let set = |problem| Ok((problem, self.ctx.operand_set_with::<T>(&problem, self.epilogue)?));
         let mut sets = problems.into_iter().map(set).collect::<anyhow::Result<Vec<_>>>()?;
         // To free and to allocate may wait for all kernels of a device that ranks share, and these
@@ -177,7 +196,8 @@ impl<T: Element> RankCase<'_, T> {
         for call in 0..calls {
             // Every order of neighbours.
             let (problem, set) = &mut sets[((call * (1 + call / count)) % count) as usize];
-            let operands = Operands::new(*problem, self.seed, 2000 + call, Fill::SmallInts).with_epilogue(self.epilogue);
+            let operands = Operands::new(*problem, self.seed, 2000 + call, Fill::SmallInts)
+                .with_epilogue(self.epilogue);
             self.ctx.fill(set, operands)?;
             set.results_mut().try_for_each(|y| self.ctx.poison(y))?;
             self.delay(call, 20)?;
@@ -200,7 +220,11 @@ impl<T: Element> RankCase<'_, T> {
             self.ctx.forward(self.op, set)?;
             self.ctx.sync(self.op)?;
             soaked.calls += 1;
-            let now = set.results().map(|y| self.ctx.download(y)).collect::<anyhow::Result<Vec<_>>>()?.concat();
+            let now = set
+                .results()
+                .map(|y| self.ctx.download(y))
+                .collect::<anyhow::Result<Vec<_>>>()?
+                .concat();
             match &bits {
                 None => soaked.add(self.verify(set)?),
                 Some(before) => soaked.differing += u64::from(bytes(before) != bytes(&now)),

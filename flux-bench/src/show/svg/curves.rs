@@ -21,16 +21,37 @@ pub(super) const OWN: usize = 2;
 
 /// The curves, in the order of the legend.
 pub(super) fn of<'a>(report: &Report, peers: Option<&'a PeersReport>) -> Vec<Curve<'a>> {
-    let serial = if report.nccl.is_some() { "serial (NCCL + cuBLASLt)" } else { "serial (collective + GEMM)" };
+    let serial = if report.nccl.is_some() {
+        "serial (NCCL + cuBLASLt)"
+    } else {
+        "serial (collective + GEMM)"
+    };
     let mut curves = vec![
-        Curve { name: "fused op".to_owned(), style: ("#2f81f7", Mark::Circle), of: Of::Own(|r| r.t_op_ms.median) },
-        Curve { name: serial.to_owned(), style: ("#d9730d", Mark::Square), of: Of::Own(|r| r.t_serial_ms.median) },
+        Curve {
+            name: "fused op".to_owned(),
+            style: ("#2f81f7", Mark::Circle),
+            of: Of::Own(|r| r.t_op_ms.median),
+        },
+        Curve {
+            name: serial.to_owned(),
+            style: ("#d9730d", Mark::Square),
+            of: Of::Own(|r| r.t_serial_ms.median),
+        },
     ];
     if let Some(peers) = peers {
         let name = |what| format!("PyTorch {} {what}", short(&peers.torch));
-        let (fused, in_turn) = (|r: &PeerRow| Some(r.async_tp_ms?.median), |r: &PeerRow| Some(r.serial_ms?.median));
-        curves.push(Curve { name: name("async-TP"), style: ("#8957e5", Mark::Triangle), of: Of::Peer(peers, fused) });
-        curves.push(Curve { name: name("serial (NCCL + torch.mm)"), style: ("#2da44e", Mark::Diamond), of: Of::Peer(peers, in_turn) });
+        let (fused, in_turn) =
+            (|r: &PeerRow| Some(r.async_tp_ms?.median), |r: &PeerRow| Some(r.serial_ms?.median));
+        curves.push(Curve {
+            name: name("async-TP"),
+            style: ("#8957e5", Mark::Triangle),
+            of: Of::Peer(peers, fused),
+        });
+        curves.push(Curve {
+            name: name("serial (NCCL + torch.mm)"),
+            style: ("#2da44e", Mark::Diamond),
+            of: Of::Peer(peers, in_turn),
+        });
     }
     curves
 }

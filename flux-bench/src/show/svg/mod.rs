@@ -48,26 +48,42 @@ impl Scale {
 pub fn svg(report: &Report, peers: Option<&PeersReport>) -> String {
     let panels = panels(&report.rows);
     let curves = curves::of(report, peers);
-    let own = || report.rows.iter().flat_map(|r| [r.t_op_ms, r.t_serial_ms].map(|t| t.median / r.t_gemm_ms.median)).chain([1.0]);
+    let own = || {
+        report
+            .rows
+            .iter()
+            .flat_map(|r| [r.t_op_ms, r.t_serial_ms].map(|t| t.median / r.t_gemm_ms.median))
+            .chain([1.0])
+    };
     let (_, highest) = extremes(own());
     let top = if peers.is_some() { highest.max(PEERS_SHOWN) } else { highest };
-    let drawn = || curves.iter().flat_map(|c| report.rows.iter().filter_map(|r| c.ratio(r))).map(|ratio| ratio.min(top));
+    let drawn = || {
+        curves
+            .iter()
+            .flat_map(|c| report.rows.iter().filter_map(|r| c.ratio(r)))
+            .map(|ratio| ratio.min(top))
+    };
     let (step, ticks) = ticks(extremes(own().chain(drawn())));
     let ms = extremes(report.rows.iter().map(|r| f64::from(r.head.m).log2()));
 
     let above = TOP + if peers.is_some() { LEGEND_LINE } else { 0.0 };
-    let (width, height) = (CELL.0 * COLUMNS as f64, above + CELL.1 * panels.len().div_ceil(COLUMNS) as f64);
+    let (width, height) =
+        (CELL.0 * COLUMNS as f64, above + CELL.1 * panels.len().div_ceil(COLUMNS) as f64);
     let head = escape(&format!("{}: time / T_gemm over m", machine(report)));
     let mut out = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" width=\"{width}\" height=\"{height}\" role=\"img\" \
-         font-family=\"system-ui, sans-serif\" font-size=\"12\" fill=\"{GREY}\">\n<title>{head}</title>\n"
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {width} {height}\" \
+         width=\"{width}\" height=\"{height}\" role=\"img\" font-family=\"system-ui, sans-serif\" \
+         font-size=\"12\" fill=\"{GREY}\">\n<title>{head}</title>\n"
     );
     text(&mut out, (AREA.0, 20.0), "start", &head);
     legend(&mut out, &curves);
     for (i, rows) in panels.iter().enumerate() {
         let corner = ((i % COLUMNS) as f64 * CELL.0, above + (i / COLUMNS) as f64 * CELL.1);
         let x = Scale { values: ms, pixels: (corner.0 + AREA.0 + 20.0, corner.0 + AREA.2 - 20.0) };
-        let y = Scale { values: (f64::from(ticks.0) * step, f64::from(ticks.1) * step), pixels: (corner.1 + AREA.3, corner.1 + AREA.1) };
+        let y = Scale {
+            values: (f64::from(ticks.0) * step, f64::from(ticks.1) * step),
+            pixels: (corner.1 + AREA.3, corner.1 + AREA.1),
+        };
         panel(&mut out, corner, (rows, &curves), (&x, &y), (step, ticks));
     }
     out.push_str("</svg>\n");
@@ -95,7 +111,8 @@ fn panels(rows: &[Row]) -> Vec<Vec<&Row>> {
 fn ticks((low, high): (f64, f64)) -> (f64, (i32, i32)) {
     let around = |step: f64| (step, ((low / step).floor() as i32, (high / step).ceil() as i32));
     let steps = (-2..6).flat_map(|power| [1.0, 2.0, 5.0].map(|digit| digit * 10_f64.powi(power)));
-    let mut fitting = steps.map(around).filter(|&(_, (first, last))| f64::from(last - first) <= MAX_STEPS);
+    let mut fitting =
+        steps.map(around).filter(|&(_, (first, last))| f64::from(last - first) <= MAX_STEPS);
     fitting.next().unwrap_or_else(|| around(1e6))
 }
 
@@ -108,21 +125,39 @@ fn panel(
 ) {
     let (left, right) = (corner.0 + AREA.0, corner.0 + AREA.2);
     let head = &rows[0].head;
-    text(out, (left, corner.1 + 20.0), "start", &escape(&format!("{}, {}: n {}, k {}", head.op, head.model, head.n, head.k)));
+    text(
+        out,
+        (left, corner.1 + 20.0),
+        "start",
+        &escape(&format!("{}, {}: n {}, k {}", head.op, head.model, head.n, head.k)),
+    );
     let decimals = if step < 0.1 { 2 } else { 1 };
     for tick in first..=last {
         let value = f64::from(tick) * step;
         line(out, (left, y.at(value)), (right, y.at(value)), "stroke-opacity=\".3\"");
         text(out, (left - 6.0, y.at(value) + 4.0), "end", &format!("{value:.decimals$}"));
     }
-    line(out, (left, y.at(1.0)), (right, y.at(1.0)), "stroke-dasharray=\"5 3\" stroke-width=\"1.5\"");
+    line(
+        out,
+        (left, y.at(1.0)),
+        (right, y.at(1.0)),
+        "stroke-dasharray=\"5 3\" stroke-width=\"1.5\"",
+    );
     for row in rows {
-        text(out, (x.at(f64::from(row.head.m).log2()), corner.1 + AREA.3 + 16.0), "middle", &row.head.m.to_string());
+        text(
+            out,
+            (x.at(f64::from(row.head.m).log2()), corner.1 + AREA.3 + 16.0),
+            "middle",
+            &row.head.m.to_string(),
+        );
     }
     text(out, (left - 6.0, corner.1 + AREA.3 + 16.0), "end", "m");
     // The first of the legend on top of the others.
     for curve in curves.iter().rev() {
-        let ratios = || rows.iter().filter_map(|row| Some((x.at(f64::from(row.head.m).log2()), curve.ratio(row)?)));
+        let ratios = || {
+            rows.iter()
+                .filter_map(|row| Some((x.at(f64::from(row.head.m).log2()), curve.ratio(row)?)))
+        };
         let (_, top) = y.values;
         if ratios().next().is_some() {
             draw::curve(out, curve.style, ratios().map(|(x, ratio)| (x, y.at(ratio.min(top)))));

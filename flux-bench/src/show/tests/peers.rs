@@ -37,11 +37,22 @@ fn peers() -> PeersReport {
 #[test]
 fn the_table_has_a_column_of_the_best_peer() {
     let text = markdown(&both_ops(), Some(&peers()));
-    for end in ["| E % | best peer ms |", "| 20.0 | 1.600 (serial) |", "| 60.0 | 1.300 (async-TP) |", "| 80.0 | - |"] {
+    for end in [
+        "| E % | best peer ms |",
+        "| 20.0 | 1.600 (serial) |",
+        "| 60.0 | 1.300 (async-TP) |",
+        "| 80.0 | - |",
+    ] {
         assert!(text.lines().any(|l| l.ends_with(end)), "{end}: {text}");
     }
-    assert!(text.contains("PyTorch 2.11.0+cu130, NCCL 2.28.9,\n30 rounds on 2026-11-21: `flux-bench peers`.\n"), "{text}");
-    let cells: Vec<_> = text.lines().filter(|l| l.starts_with('|')).map(|l| l.matches('|').count()).collect();
+    assert!(
+        text.contains(
+            "PyTorch 2.11.0+cu130, NCCL 2.28.9,\n30 rounds on 2026-11-21: `flux-bench peers`.\n"
+        ),
+        "{text}"
+    );
+    let cells: Vec<_> =
+        text.lines().filter(|l| l.starts_with('|')).map(|l| l.matches('|').count()).collect();
     assert!(cells.iter().all(|&n| n == cells[0]), "{text}");
 }
 
@@ -70,10 +81,18 @@ fn peers_that_must_not_be_shown_are_refused() {
     atomic_file::write_json(&path, &peers()).unwrap();
     assert_eq!(read_peers(&path, &both_ops()).unwrap(), peers());
     assert!(
-        refused(|p| p.rows[1].verified = false).ends_with("ag_gemm gpt3 m 512: the result was not verified, so its times are not shown")
+        refused(|p| p.rows[1].verified = false).ends_with(
+            "ag_gemm gpt3 m 512: the result was not verified, so its times are not shown"
+        )
     );
-    assert!(refused(|p| p.origin.device = "B".into()).ends_with("was measured on 4 x B, and the ops on 4 x A <GPU>"));
-    assert!(refused(|p| p.rows.truncate(1)).ends_with("none of the shapes that it is to be shown beside"));
+    assert!(
+        refused(|p| p.origin.device = "B".into())
+            .ends_with("was measured on 4 x B, and the ops on 4 x A <GPU>")
+    );
+    assert!(
+        refused(|p| p.rows.truncate(1))
+            .ends_with("none of the shapes that it is to be shown beside")
+    );
     let of_fp16 = refused(|p| p.rows.iter_mut().for_each(|row| row.head.dtype = "fp16".into()));
     assert!(of_fp16.ends_with("none of the shapes that it is to be shown beside"), "{of_fp16}");
     assert!(refused(|p| p.schema = 2).contains("has schema 2"));

@@ -12,12 +12,18 @@ use crate::program::{Await, Forward, RowSource, Schedule, Sink, TileProgram, Tra
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
+pub(super) fn build(
+    problem: &Problem,
+    rank: Rank,
+    schedule: &Schedule,
+    nodes: Nodes,
+) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard_at(problem, rank, schedule.tile);
     let cut = ShardCut::new(problem, schedule);
     let (chunks, slices) = (cut.chunks(), cut.slices());
-    let mut list = Items::new(problem, rank, (schedule, nodes), (world.peers() * chunks * slices, 0));
+    let mut list =
+        Items::new(problem, rank, (schedule, nodes), (world.peers() * chunks * slices, 0));
     awaits(&mut list, &cut, rank, schedule, nodes);
 
     // By step: the owner, its rows, and its place in the gather buffer.
@@ -97,12 +103,21 @@ fn awaits(list: &mut Items, cut: &ShardCut, rank: Rank, schedule: &Schedule, nod
         let slices = || 0..cut.slices();
         let piece = |(place, by), chunk, slice| cut.await_piece(place, by, chunk, slice);
         if group.len() > 1 && schedule.is_chunk_ordered(&group, cut.slices()) {
-            list.awaits.extend(chunks().flat_map(|chunk| pieces.clone().map(move |shard| piece(shard, chunk, 0))));
+            list.awaits.extend(
+                chunks().flat_map(|chunk| pieces.clone().map(move |shard| piece(shard, chunk, 0))),
+            );
         } else if group.len() == 1 {
-            let of = |shard| chunks().flat_map(move |chunk| slices().map(move |slice| piece(shard, chunk, slice)));
+            let of = |shard| {
+                chunks()
+                    .flat_map(move |chunk| slices().map(move |slice| piece(shard, chunk, slice)))
+            };
             list.awaits.extend(pieces.flat_map(of));
         } else {
-            let of = |slice| pieces.clone().flat_map(move |shard| chunks().map(move |chunk| piece(shard, chunk, slice)));
+            let of = |slice| {
+                pieces
+                    .clone()
+                    .flat_map(move |shard| chunks().map(move |chunk| piece(shard, chunk, slice)))
+            };
             list.awaits.extend(slices().flat_map(of));
         }
     }
@@ -120,19 +135,29 @@ fn brought_by(shard: Rank, rank: Rank, nodes: Nodes) -> Rank {
 /// Moves the own shard to every intra-node peer and along the rail, and forwards shards that come
 /// along the rail to every intra-node peer. Groups get first slices first, single shards chunks in
 /// order.
-fn moves(cut: &ShardCut, rank: Rank, schedule: &Schedule, nodes: Nodes) -> (Vec<Transfer>, Vec<Forward>) {
+fn moves(
+    cut: &ShardCut,
+    rank: Rank,
+    schedule: &Schedule,
+    nodes: Nodes,
+) -> (Vec<Transfer>, Vec<Forward>) {
     let world = nodes.world();
-    let direct = || (1..world.get()).filter(|&step| step < nodes.per_node() || step % nodes.per_node() == 0);
+    let direct =
+        || (1..world.get()).filter(|&step| step < nodes.per_node() || step % nodes.per_node() == 0);
     let chunks = || 0..cut.chunks();
     let slices = || 0..cut.slices();
     let mut pieces = Vec::with_capacity(direct().count() * (cut.chunks() * cut.slices()) as usize);
     for group in schedule.groups(world) {
         let steps = || direct().filter(|step| group.contains(step));
         if group.len() == 1 {
-            pieces.extend(steps().flat_map(|step| chunks().flat_map(move |chunk| slices().map(move |slice| (step, chunk, slice)))));
+            pieces.extend(steps().flat_map(|step| {
+                chunks().flat_map(move |chunk| slices().map(move |slice| (step, chunk, slice)))
+            }));
         } else {
             // A mover loads a piece for several readers once.
-            pieces.extend(slices().flat_map(|slice| chunks().flat_map(move |chunk| steps().map(move |step| (step, chunk, slice)))));
+            pieces.extend(slices().flat_map(|slice| {
+                chunks().flat_map(move |chunk| steps().map(move |step| (step, chunk, slice)))
+            }));
         }
     }
     // No rank moves anything to itself.
@@ -140,7 +165,10 @@ fn moves(cut: &ShardCut, rank: Rank, schedule: &Schedule, nodes: Nodes) -> (Vec<
         let place = shard.place_at(dest)?;
         Some(cut.transfer(shard, (dest, step), place, chunk, slice))
     };
-    let transfers = pieces.iter().filter_map(|&piece| transfer(rank, nodes.before(rank, piece.0), piece)).collect();
+    let transfers = pieces
+        .iter()
+        .filter_map(|&piece| transfer(rank, nodes.before(rank, piece.0), piece))
+        .collect();
     // In order of arrival, which is that of the rounds: all ranks send alike.
     pieces.retain(|&(step, ..)| step >= nodes.per_node());
     pieces.sort_by_key(|&(_, chunk, _)| chunk);
@@ -148,7 +176,8 @@ fn moves(cut: &ShardCut, rank: Rank, schedule: &Schedule, nodes: Nodes) -> (Vec<
         let shard = nodes.after(rank, step);
         (1..nodes.per_node()).filter_map(move |local_step| {
             let from = shard.place_at(rank)?;
-            let to = transfer(shard, nodes.before(rank, local_step), (step + local_step, chunk, slice))?;
+            let to =
+                transfer(shard, nodes.before(rank, local_step), (step + local_step, chunk, slice))?;
             let awaits = Await { k_step: 0, ..cut.await_piece(from, shard, chunk, slice) };
             Some(Forward { from, awaits, to })
         })

@@ -12,13 +12,19 @@ use crate::program::{RowSource, Schedule, Sink, TileProgram, Transfer, WorkItem}
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
+pub(super) fn build(
+    problem: &Problem,
+    rank: Rank,
+    schedule: &Schedule,
+    nodes: Nodes,
+) -> TileProgram {
     let world = problem.world();
     let m = problem.m();
     let cut = ShardCut::new(problem, schedule);
     let slices = cut.slices();
     let grid = TileGrid::of_all_rows(problem, rank, schedule.tile);
-    let mut list = Items::new(problem, rank, (schedule, nodes), (world.get() * cut.chunks() * slices, 0));
+    let mut list =
+        Items::new(problem, rank, (schedule, nodes), (world.get() * cut.chunks() * slices, 0));
 
     // By raster group: its first await, and its awaits for each slice.
     let together = rows_awaited_together(schedule, &grid);
@@ -42,7 +48,9 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         };
         awaited.push((list.next_await(), pieces().count() as u32));
         for slice in 0..slices {
-            list.awaits.extend(pieces().map(|(shard, chunk)| cut.await_piece(shard.get(), shard, chunk, slice)));
+            list.awaits.extend(
+                pieces().map(|(shard, chunk)| cut.await_piece(shard.get(), shard, chunk, slice)),
+            );
         }
     }
     for tile in grid.order(schedule.raster_group) {
@@ -90,13 +98,18 @@ pub(super) fn awaits(problem: &Problem, schedule: &Schedule, cut: &ShardCut) -> 
     // Groups that overlap a chunk of `shard`.
     let groups = |shard: Rank, chunk| {
         let (rows, start) = (cut.rows_of(shard, chunk), problem.shard_rows(shard).start);
-        if rows.is_empty() { 0 } else { (start + rows.end - 1) / together - (start + rows.start) / together + 1 }
+        if rows.is_empty() {
+            0
+        } else {
+            (start + rows.end - 1) / together - (start + rows.start) / together + 1
+        }
     };
-    let of_shard = |shard: Rank| match (0..cut.chunks()).map(|chunk| u64::from(groups(shard, chunk))).sum() {
-        // The last group awaits a shard without rows.
-        0 => 1,
-        awaited => awaited,
-    };
+    let of_shard =
+        |shard: Rank| match (0..cut.chunks()).map(|chunk| u64::from(groups(shard, chunk))).sum() {
+            // The last group awaits a shard without rows.
+            0 => 1,
+            awaited => awaited,
+        };
     problem.world().ranks().map(of_shard).sum::<u64>() * u64::from(cut.slices())
 }
 
@@ -107,7 +120,9 @@ fn transfers(cut: &ShardCut, problem: &Problem, rank: Rank) -> Vec<Transfer> {
     let mut list = Vec::with_capacity((world.get() * cut.chunks() * cut.slices()) as usize);
     for slice in 0..cut.slices() {
         for chunk in 0..cut.chunks() {
-            list.extend((0..world.get()).map(|step| cut.transfer(rank, (rank.before(step, world), step), rank.get(), chunk, slice)));
+            list.extend((0..world.get()).map(|step| {
+                cut.transfer(rank, (rank.before(step, world), step), rank.get(), chunk, slice)
+            }));
         }
     }
     list
@@ -124,13 +139,22 @@ mod tests {
     #[test]
     fn row_blocks_of_a_raster_group_await_the_same() {
         let two = WorldSize::new(2).expect("ranks");
-        let problem = Problem::new(OpKind::AllGatherGemm, 258, 512, 512, DType::Bf16, two).expect("a valid problem");
+        let problem = Problem::new(OpKind::AllGatherGemm, 258, 512, 512, DType::Bf16, two)
+            .expect("a valid problem");
         let awaited = |group| {
-            let schedule =
-                Schedule { raster_group: group, k_slices: 2, rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(136, 256, 64)) };
-            let program = TileProgram::build(&problem, Rank::new(1), &schedule).expect("a valid schedule");
-            let mut peers: Vec<Vec<u32>> =
-                program.items.iter().map(|item| program.awaits_of(item).iter().map(|entry| entry.peer).collect()).collect();
+            let schedule = Schedule {
+                raster_group: group,
+                k_slices: 2,
+                rows: RowLayout::Flattened,
+                ..Schedule::of(TileShape::new(136, 256, 64))
+            };
+            let program =
+                TileProgram::build(&problem, Rank::new(1), &schedule).expect("a valid schedule");
+            let mut peers: Vec<Vec<u32>> = program
+                .items
+                .iter()
+                .map(|item| program.awaits_of(item).iter().map(|entry| entry.peer).collect())
+                .collect();
             peers.dedup();
             peers
         };
@@ -140,13 +164,30 @@ mod tests {
 
     proptest! {
         #[test]
-        fn awaits_of_rows_are_counted(world in 2..=8_u32, m in 1..=480_usize, tile_m in 1..=40_u32, chunk in 1..=4_u32, k_slices in 1..=6_u32, group in 1..=5_u32) {
+        fn awaits_of_rows_are_counted(
+            world in 2..=8_u32,
+            m in 1..=480_usize,
+            tile_m in 1..=40_u32,
+            chunk in 1..=4_u32,
+            k_slices in 1..=6_u32,
+            group in 1..=5_u32,
+        ) {
             let world = WorldSize::new(world).expect("a world size");
-            let problem = Problem::new(OpKind::AllGatherGemm, m, 8 * world.index(), 40, DType::Bf16, world).expect("a valid problem");
-            let schedule = Schedule { chunk: Chunk::Tiles(chunk), raster_group: group, k_slices, rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(tile_m, 8, 8)) };
+            let problem =
+                Problem::new(OpKind::AllGatherGemm, m, 8 * world.index(), 40, DType::Bf16, world)
+                    .expect("a valid problem");
+            let schedule = Schedule {
+                chunk: Chunk::Tiles(chunk),
+                raster_group: group,
+                k_slices,
+                rows: RowLayout::Flattened,
+                ..Schedule::of(TileShape::new(tile_m, 8, 8))
+            };
             let counted = awaits(&problem, &schedule, &ShardCut::new(&problem, &schedule));
             for rank in world.ranks() {
-                let program = TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
+                let program = TileProgram::build(&problem, rank, &schedule).expect(
+                    "a valid schedule",
+                );
                 prop_assert_eq!(program.awaits.len() as u64, counted);
             }
         }

@@ -32,11 +32,19 @@ use std::ops::Range;
 fn owner_at(rank: Rank, step: u32, nodes: Nodes) -> Rank {
     // The own local number is the last of each node.
     let (local, distance) = ((step - 1) % nodes.per_node() + 1, (step - 1) / nodes.per_node() + 1);
-    nodes.rank((nodes.node_of(rank) + distance) % nodes.count(), (nodes.local_of(rank) + local) % nodes.per_node())
+    nodes.rank(
+        (nodes.node_of(rank) + distance) % nodes.count(),
+        (nodes.local_of(rank) + local) % nodes.per_node(),
+    )
 }
 
 /// Partial tiles that an own tile adds in its mainloop, of `added` in all.
-fn in_mainloop(problem: &Problem, schedule: &Schedule, k_extent: KExtent, (nodes, added): (Nodes, u32)) -> u32 {
+fn in_mainloop(
+    problem: &Problem,
+    schedule: &Schedule,
+    k_extent: KExtent,
+    (nodes, added): (Nodes, u32),
+) -> u32 {
     if schedule.split_k > 1 || nodes.are_mixed() {
         return 0;
     }
@@ -45,13 +53,23 @@ fn in_mainloop(problem: &Problem, schedule: &Schedule, k_extent: KExtent, (nodes
 
 /// `order` with each own tile as early as `lag` items behind the last partial tile of its chunk.
 /// Own tiles, of step `world`, stay in order, and every step has as many.
-fn own_tiles_early(order: &[(TileExtent, u32)], world: u32, tiles_per_chunk: u32, lag: u32) -> Vec<(TileExtent, u32)> {
-    let (own, peers) = (order.iter().filter(|(_, step)| *step == world), order.iter().filter(|(_, step)| *step != world));
+fn own_tiles_early(
+    order: &[(TileExtent, u32)],
+    world: u32,
+    tiles_per_chunk: u32,
+    lag: u32,
+) -> Vec<(TileExtent, u32)> {
+    let (own, peers) = (
+        order.iter().filter(|(_, step)| *step == world),
+        order.iter().filter(|(_, step)| *step != world),
+    );
     let tiles = order.len() as u32 / world;
     // By chunk: its tiles, and partial tiles that are still to come.
     let of_chunk = |first| tiles_per_chunk.min(tiles - first);
-    let mut missing: Vec<(u32, u32)> =
-        (0..tiles).step_by(tiles_per_chunk as usize).map(|first| (of_chunk(first), (world - 1) * of_chunk(first))).collect();
+    let mut missing: Vec<(u32, u32)> = (0..tiles)
+        .step_by(tiles_per_chunk as usize)
+        .map(|first| (of_chunk(first), (world - 1) * of_chunk(first)))
+        .collect();
     let mut taken = vec![0; world as usize];
     let mut all = Vec::with_capacity(order.len());
     // Own tiles with all partial tiles, and the position from which on they may come.
@@ -87,7 +105,11 @@ fn append_copies(
             let rows = problem.shard_rows(owner);
             let tile = tile.above(rows.len() as u32);
             let late_first = awaits.len() as u32;
-            awaits.push(Await { signal: results + owner.get() * of_shard + index, peer: owner.get(), k_step: 0 });
+            awaits.push(Await {
+                signal: results + owner.get() * of_shard + index,
+                peer: owner.get(),
+                k_step: 0,
+            });
             items.push(WorkItem {
                 a_source: RowSource::Caller,
                 row: rows.start + tile.row,
@@ -125,7 +147,12 @@ fn shards(problem: &Problem, rank: Rank, nodes: Nodes, places: Places) -> Vec<Sh
     (1..=problem.world().get()).map(shard).collect()
 }
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
+pub(super) fn build(
+    problem: &Problem,
+    rank: Rank,
+    schedule: &Schedule,
+    nodes: Nodes,
+) -> TileProgram {
     let world = problem.world();
     let grid = TileGrid::of_shard(problem, schedule.tile);
     let tiles = grid.row_blocks() * grid.col_blocks();
@@ -134,7 +161,8 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let tiles_in = |chunk: u32| tiles_per_chunk.min(tiles - chunk * tiles_per_chunk);
 
     let (places, k_extent) = (Places::new(nodes), KExtent::new(problem, rank, schedule));
-    let in_mainloop = in_mainloop(problem, schedule, KExtent::least(problem, schedule), (nodes, world.peers()));
+    let in_mainloop =
+        in_mainloop(problem, schedule, KExtent::least(problem, schedule), (nodes, world.peers()));
     let (first_step, gap) = accumulation_steps(k_extent.steps(), in_mainloop);
     let all_reduces = problem.op() == OpKind::GemmAllReduce && world.peers() > 0;
     // Signals of finished tiles, by owner, follow those of chunks.
@@ -154,7 +182,9 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
             })
             .collect();
         for chunk in 0..chunks {
-            list.awaits.extend(of_first_chunk.iter().map(|first| Await { signal: first.signal + chunk, ..*first }));
+            list.awaits.extend(
+                of_first_chunk.iter().map(|first| Await { signal: first.signal + chunk, ..*first }),
+            );
         }
     }
     let shards = shards(problem, rank, nodes, places);
@@ -165,7 +195,12 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
         order.extend(schedule.tiles_of_group(grid, group));
     }
     if all_reduces {
-        order = own_tiles_early(&order, world.get(), tiles_per_chunk, schedule.own_lag.max(schedule.stream_k_workers));
+        order = own_tiles_early(
+            &order,
+            world.get(),
+            tiles_per_chunk,
+            schedule.own_lag.max(schedule.stream_k_workers),
+        );
     }
     for (tile, step) in order {
         let Shard { owner, rows, ref added, sent } = shards[step as usize - 1];
@@ -204,9 +239,19 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
                 let raise = results + rank.get() * tiles + index;
                 WorkItem { sink: Sink::Reduce, dest: rank.get(), raise, raise_after: 1, ..item }
             }
-            None => WorkItem { sink: if world.peers() == 0 { Sink::Store } else { Sink::Reduce }, dest: rank.get(), ..item },
+            None => WorkItem {
+                sink: if world.peers() == 0 { Sink::Store } else { Sink::Reduce },
+                dest: rank.get(),
+                ..item
+            },
         };
-        list.tile(item, |_| if in_mainloop > 0 { AwaitRange { first, count: in_mainloop, group: 1 } } else { AwaitRange::default() });
+        list.tile(item, |_| {
+            if in_mainloop > 0 {
+                AwaitRange { first, count: in_mainloop, group: 1 }
+            } else {
+                AwaitRange::default()
+            }
+        });
     }
     let mut items = list.in_order();
     if all_reduces {

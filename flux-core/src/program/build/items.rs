@@ -86,19 +86,27 @@ impl Items {
 
     /// Appends a tile, given as its fix-up item. `rows` gives the awaits of a range of steps.
     pub(super) fn tile(&mut self, tile: WorkItem, rows: impl Fn(&Range<u32>) -> AwaitRange) {
-        let shared = self.stream_k.filter(|stream_k| stream_k.contains(self.tiles)).map(|stream_k| {
-            let (mut positions, parts): (Vec<_>, Vec<_>) = stream_k.parts(self.tiles).unzip();
-            // The fix-up item is the last in the list.
-            positions.rotate_left(1);
-            self.positions.append(&mut positions);
-            parts
-        });
+        let shared =
+            self.stream_k.filter(|stream_k| stream_k.contains(self.tiles)).map(|stream_k| {
+                let (mut positions, parts): (Vec<_>, Vec<_>) = stream_k.parts(self.tiles).unzip();
+                // The fix-up item is the last in the list.
+                positions.rotate_left(1);
+                self.positions.append(&mut positions);
+                parts
+            });
         self.tiles += 1;
         let parts = shared.as_deref().unwrap_or(&self.parts);
         let first_slot = self.used_slots;
         let item = |k: &Range<u32>| {
             let AwaitRange { first: await_first, count: await_count, group: await_group } = rows(k);
-            WorkItem { await_first, await_count, await_group, k_first: k.start, k_steps: k.end - k.start, ..tile }
+            WorkItem {
+                await_first,
+                await_count,
+                await_group,
+                k_first: k.start,
+                k_steps: k.end - k.start,
+                ..tile
+            }
         };
         let partial_items = parts.len() as u32 - 1;
         for (part, k) in (first_slot..).zip(&parts[1..]) {
@@ -121,9 +129,15 @@ impl Items {
         if partial_items > 0 {
             let late = fix_up.late_first as usize..(fix_up.late_first + fix_up.late_count) as usize;
             (fix_up.part, fix_up.parts) = (first_slot, partial_items);
-            (fix_up.late_first, fix_up.late_count) = (self.next_await(), partial_items + fix_up.late_count);
-            let signals = self.other_signals + first_slot..self.other_signals + first_slot + partial_items;
-            self.awaits.extend(signals.map(|signal| Await { signal, peer: self.rank.get(), k_step: 0 }));
+            (fix_up.late_first, fix_up.late_count) =
+                (self.next_await(), partial_items + fix_up.late_count);
+            let signals =
+                self.other_signals + first_slot..self.other_signals + first_slot + partial_items;
+            self.awaits.extend(signals.map(|signal| Await {
+                signal,
+                peer: self.rank.get(),
+                k_step: 0,
+            }));
             self.awaits.extend_from_within(late);
             self.used_slots += partial_items;
         }
@@ -135,7 +149,12 @@ impl Items {
         // Tiles before the shared ones are one item each.
         let first = self.stream_k.map_or(0, |stream_k| stream_k.first()) as usize;
         let items = self.all.get_mut(first..).unwrap_or_default();
-        let mut shared: Vec<_> = self.positions.drain(..).zip(&*items).map(|(position, &item)| (position, item)).collect();
+        let mut shared: Vec<_> = self
+            .positions
+            .drain(..)
+            .zip(&*items)
+            .map(|(position, &item)| (position, item))
+            .collect();
         shared.sort_by_key(|&(position, _)| position);
         for (place, (_, item)) in items.iter_mut().zip(shared) {
             *place = item;

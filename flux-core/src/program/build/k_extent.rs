@@ -39,7 +39,10 @@ impl KExtent {
     /// At most `most` slices of equal width; the last may be narrower.
     pub(super) fn slices(self, most: u32) -> Vec<Range<u32>> {
         let width = self.steps().div_ceil(most);
-        (0..self.steps()).step_by(width as usize).map(|first| first..first.saturating_add(width).min(self.steps())).collect()
+        (0..self.steps())
+            .step_by(width as usize)
+            .map(|first| first..first.saturating_add(width).min(self.steps()))
+            .collect()
     }
 
     /// `count` parts, at most one a step, whose widths differ by at most one step.
@@ -60,7 +63,10 @@ mod tests {
     #[test]
     fn slices_are_as_wide_as_the_first_and_parts_nearly_equal() {
         let k = KExtent { k: 10 * 64 - 24, step: 64 };
-        assert_eq!((k.steps(), k.slices(1).len(), k.slices(4)), (10, 1, vec![0..3, 3..6, 6..9, 9..10]));
+        assert_eq!(
+            (k.steps(), k.slices(1).len(), k.slices(4)),
+            (10, 1, vec![0..3, 3..6, 6..9, 9..10])
+        );
         assert_eq!(k.slices(6).len(), 5, "five of two steps");
         assert_eq!(k.slices(u32::MAX).len(), 10);
         assert_eq!((k.parts(3), k.parts(99).len()), (vec![0..3, 3..6, 6..10], 10));

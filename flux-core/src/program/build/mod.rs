@@ -40,7 +40,11 @@ impl TileProgram {
     /// # Errors
     /// [`ScheduleError`] names the value and the limit: a zero extent, a rank outside the world,
     /// too many tiles.
-    pub fn build(problem: &Problem, rank: Rank, schedule: &Schedule) -> Result<Self, ScheduleError> {
+    pub fn build(
+        problem: &Problem,
+        rank: Rank,
+        schedule: &Schedule,
+    ) -> Result<Self, ScheduleError> {
         Self::build_across(problem, rank, schedule, Nodes::apart(problem.world()))
     }
 
@@ -70,7 +74,12 @@ impl TileProgram {
     /// # Errors
     /// [`ScheduleError`], also if `nodes` are of another world, or mixed with flattened rows or a
     /// GEMM-AllReduce.
-    pub fn build_across(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> Result<Self, ScheduleError> {
+    pub fn build_across(
+        problem: &Problem,
+        rank: Rank,
+        schedule: &Schedule,
+        nodes: Nodes,
+    ) -> Result<Self, ScheduleError> {
         schedule.check()?;
         let world = problem.world();
         if nodes.world() != world {
@@ -95,9 +104,15 @@ impl TileProgram {
         limits(problem, schedule)?;
         Ok(match (problem.op(), rows.is_flattened()) {
             (OpKind::AllGatherGemm, false) => ag_gemm::build(problem, rank, schedule, nodes),
-            (OpKind::AllGatherGemm, true) => ag_gemm_flattened::build(problem, rank, schedule, nodes),
-            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, false) => gemm_rs::build(problem, rank, schedule, nodes),
-            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, true) => sum_flattened::build(problem, rank, schedule, nodes),
+            (OpKind::AllGatherGemm, true) => {
+                ag_gemm_flattened::build(problem, rank, schedule, nodes)
+            }
+            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, false) => {
+                gemm_rs::build(problem, rank, schedule, nodes)
+            }
+            (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, true) => {
+                sum_flattened::build(problem, rank, schedule, nodes)
+            }
         })
     }
 }
@@ -108,12 +123,17 @@ fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
     // All ranks refuse alike: the first has the most columns and steps.
     let (tile, k_steps) = (schedule.tile, problem.k_shard().div_ceil(schedule.tile.k));
     let of_all = TileGrid::of_all_rows(problem, Rank::new(0), tile);
-    let tiles = if flattened { of_all.tiles() } else { u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles() };
+    let tiles = if flattened {
+        of_all.tiles()
+    } else {
+        u64::from(world.get()) * TileGrid::of_shard(problem, tile).tiles()
+    };
     let whole = || sum_flattened::is_whole(schedule, u32::try_from(tiles).unwrap_or(u32::MAX));
     let (reductions, signals) = match problem.op() {
         OpKind::AllGatherGemm => (0, ShardCut::new(problem, schedule).signals(world.get())),
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce if flattened => {
-            let (reductions, copies) = sum_flattened::reductions_and_copies(problem, schedule, of_all);
+            let (reductions, copies) =
+                sum_flattened::reductions_and_copies(problem, schedule, of_all);
             let of_tiles = u64::from(world.get()).saturating_mul(if whole() { 1 } else { tiles });
             // Sums of every rank are announced and copied.
             (reductions + copies, of_tiles.saturating_add(copies))
@@ -132,7 +152,8 @@ fn limits(problem: &Problem, schedule: &Schedule) -> Result<(), ScheduleError> {
     }
     // Other await lists have few entries for each signal, part and partial tile.
     if flattened && problem.op() == OpKind::AllGatherGemm {
-        let awaits = ag_gemm_flattened::awaits(problem, schedule, &ShardCut::new(problem, schedule));
+        let awaits =
+            ag_gemm_flattened::awaits(problem, schedule, &ShardCut::new(problem, schedule));
         if awaits > MAX_ITEMS {
             return Err(ScheduleError::TooManyAwaits { tile, awaits });
         }

@@ -26,7 +26,8 @@ impl ShardCut {
         let row_blocks = TileGrid::of_shard(problem, schedule.tile).row_blocks();
         // An AllGather-GEMM's ranks have all of `k`.
         let k_extent = KExtent::least(problem, schedule);
-        let chunk_rows = schedule.chunk_of(row_blocks).saturating_mul(schedule.tile.m).min(problem.m_shard());
+        let chunk_rows =
+            schedule.chunk_of(row_blocks).saturating_mul(schedule.tile.m).min(problem.m_shard());
         Self { k_extent, slices: k_extent.slices(schedule.k_slices), chunk_rows, problem: *problem }
     }
 
@@ -74,20 +75,44 @@ impl ShardCut {
         if per_slice == 0 {
             return AwaitRange::default();
         }
-        AwaitRange { first: first + slices.start * per_slice, count: slices.len() as u32 * per_slice, group: per_slice }
+        AwaitRange {
+            first: first + slices.start * per_slice,
+            count: slices.len() as u32 * per_slice,
+            group: per_slice,
+        }
     }
 
     /// The await of a piece of the shard in `place`, which `peer` brings.
     pub(super) fn await_piece(&self, place: u32, peer: Rank, chunk: u32, slice: u32) -> Await {
-        Await { signal: self.signal(place, chunk, slice), peer: peer.get(), k_step: self.slices[slice as usize].start }
+        Await {
+            signal: self.signal(place, chunk, slice),
+            peer: peer.get(),
+            k_step: self.slices[slice as usize].start,
+        }
     }
 
     /// The transfer of a piece of `shard` to its `place` at `dest`.
-    pub(super) fn transfer(&self, shard: Rank, (dest, step): (Rank, u32), place: u32, chunk: u32, slice: u32) -> Transfer {
+    pub(super) fn transfer(
+        &self,
+        shard: Rank,
+        (dest, step): (Rank, u32),
+        place: u32,
+        chunk: u32,
+        slice: u32,
+    ) -> Transfer {
         let rows = self.rows_of(shard, chunk);
         let (col, cols) = self.k_extent.columns(&self.slices[slice as usize]);
         let (row, rows) = (rows.start, rows.len() as u32);
-        Transfer { dest: dest.get(), place, row, rows, col, cols, raise: self.signal(place, chunk, slice), step }
+        Transfer {
+            dest: dest.get(),
+            place,
+            row,
+            rows,
+            col,
+            cols,
+            raise: self.signal(place, chunk, slice),
+            step,
+        }
     }
 
     fn signal(&self, place: u32, chunk: u32, slice: u32) -> u32 {

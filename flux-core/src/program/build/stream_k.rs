@@ -76,15 +76,22 @@ impl Schedule {
         if KExtent::new(problem, Rank::new(0), self).steps() != k_extent.steps() {
             return None;
         }
-        let (gathers, flattened) = (problem.op() == OpKind::AllGatherGemm, self.rows.is_flattened() && peers > 0);
+        let (gathers, flattened) =
+            (problem.op() == OpKind::AllGatherGemm, self.rows.is_flattened() && peers > 0);
         let of_shard = TileGrid::of_shard(problem, self.tile).tiles();
         let tiles = self.tiles(problem, rank);
         // Own tiles of a GEMM-ReduceScatter come last and stay whole, except in a world of 1.
         let whole = if gathers || flattened || peers == 0 { 0 } else { of_shard };
         let stream_k = StreamK::of(self, k_extent, tiles, whole)?;
-        let side_by_side = || flattened || self.groups(problem.world()).next().is_some_and(|first| first.len() > 1);
-        let awaits_late_rows = gathers && peers > 0 && (k_extent.slices(self.k_slices).len() > 1 || side_by_side());
-        Some(StreamK { first: if awaits_late_rows { tiles - stream_k.shared } else { 0 }, ..stream_k })
+        let side_by_side = || {
+            flattened || self.groups(problem.world()).next().is_some_and(|first| first.len() > 1)
+        };
+        let awaits_late_rows =
+            gathers && peers > 0 && (k_extent.slices(self.k_slices).len() > 1 || side_by_side());
+        Some(StreamK {
+            first: if awaits_late_rows { tiles - stream_k.shared } else { 0 },
+            ..stream_k
+        })
     }
 }
 
@@ -96,9 +103,19 @@ impl StreamK {
         if shared == 0 || shared + whole > tiles {
             return None;
         }
-        let sizes = (2..=MOST_WORKERS).flat_map(|workers| (1..workers).map(move |tiles| (tiles, workers)));
-        let groupings = sizes.map(|(tiles, workers)| Self { first: 0, shared, groups: shared.div_ceil(tiles), tiles, workers, steps });
-        let possible = groupings.filter(|grouping| grouping.groups * grouping.workers <= u64::from(schedule.stream_k_workers));
+        let sizes =
+            (2..=MOST_WORKERS).flat_map(|workers| (1..workers).map(move |tiles| (tiles, workers)));
+        let groupings = sizes.map(|(tiles, workers)| Self {
+            first: 0,
+            shared,
+            groups: shared.div_ceil(tiles),
+            tiles,
+            workers,
+            steps,
+        });
+        let possible = groupings.filter(|grouping| {
+            grouping.groups * grouping.workers <= u64::from(schedule.stream_k_workers)
+        });
         possible.min_by_key(Self::time).filter(|best| best.time() < steps)
     }
 
@@ -130,7 +147,8 @@ impl StreamK {
 
     /// Steps until all shared tiles are done.
     pub(crate) const fn time(&self) -> u64 {
-        (self.tiles * self.steps).div_ceil(self.workers) + self.workers.div_ceil(self.tiles) * PART_STEPS
+        (self.tiles * self.steps).div_ceil(self.workers)
+            + self.workers.div_ceil(self.tiles) * PART_STEPS
     }
 
     /// Whether this tile of the program, counted from 0, is shared.
@@ -185,7 +203,8 @@ mod tests {
     fn program(op: OpKind, tiles: u32, steps: u32, workers: u32) -> TileProgram {
         let world = WorldSize::new(2).expect("a world size");
         let (tiles, steps) = (16 * tiles as usize, 8 * steps as usize);
-        let (n, k) = if op == OpKind::AllGatherGemm { (tiles * 2, steps) } else { (tiles, steps * 2) };
+        let (n, k) =
+            if op == OpKind::AllGatherGemm { (tiles * 2, steps) } else { (tiles, steps * 2) };
         let problem = Problem::new(op, 32, n, k, DType::Bf16, world).expect("a valid problem");
         let schedule = Schedule { stream_k_workers: workers, ..Schedule::of(TILE) };
         let build = |rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
@@ -196,19 +215,40 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_worker_has_as_much_as_a_wave_more(gather: bool, tiles in 1..=20_u32, steps in 1..=40_u32, workers in 2..=24_u32) {
+        fn no_worker_has_as_much_as_a_wave_more(
+            gather: bool,
+            tiles in 1..=20_u32,
+            steps in 1..=40_u32,
+            workers in 2..=24_u32,
+        ) {
             let op = if gather { OpKind::AllGatherGemm } else { OpKind::GemmReduceScatter };
             let p = program(op, tiles, steps, workers);
             let (whole, rest) = (2 * tiles / workers, 2 * tiles % workers);
             if p.split_k_slots == 0 {
                 prop_assert_eq!(p.items.len() as u32, 2 * tiles);
                 let gains = rest > 0 && 2 * rest <= workers && steps > 18;
-                prop_assert!(!gains || !gather && rest > tiles, "half of a wave is worth sharing, unless own tiles would be shared");
+                prop_assert!(
+                    !gains || !gather && rest > tiles,
+                    "half of a wave is worth sharing, unless own tiles would be shared"
+                );
                 return Ok(());
             }
-            let fix_ups = p.items.iter().position(|item| item.sink != Sink::Partial).unwrap_or(p.items.len());
-            prop_assert!(p.items[fix_ups..].iter().all(|item| item.sink != Sink::Partial), "partial items come first");
-            let most = (0..workers as usize).map(|worker| p.items.iter().skip(worker).step_by(workers as usize).map(|item| item.k_steps).sum::<u32>()).max();
+            let fix_ups =
+                p.items.iter().position(|item| item.sink != Sink::Partial).unwrap_or(p.items.len());
+            prop_assert!(
+                p.items[fix_ups..].iter().all(|item| item.sink != Sink::Partial),
+                "partial items come first"
+            );
+            let most = (0..workers as usize)
+                .map(|worker| {
+                    p.items
+                        .iter()
+                        .skip(worker)
+                        .step_by(workers as usize)
+                        .map(|item| item.k_steps)
+                        .sum::<u32>()
+                })
+                .max();
             prop_assert!(most < Some((whole + 1) * steps), "{:?} steps", most);
         }
     }
@@ -219,12 +259,23 @@ mod tests {
         let items: Vec<_> = p
             .items
             .iter()
-            .map(|item| (item.out_outer * 5 + item.col / TILE.n, item.k_first, item.k_steps, item.sink == Sink::Partial))
+            .map(|item| {
+                (
+                    item.out_outer * 5 + item.col / TILE.n,
+                    item.k_first,
+                    item.k_steps,
+                    item.sink == Sink::Partial,
+                )
+            })
             .collect();
         // Tiles 0 and 2 are of the first group, 1 and 3 of the second.
         let partials = [(0, 20, 10, true), (1, 20, 10, true), (2, 10, 20, true), (3, 10, 20, true)];
         let fix_ups = [(0, 0, 20, false), (1, 0, 20, false), (2, 0, 10, false), (3, 0, 10, false)];
-        assert_eq!((&items[..4], &items[4..8]), (&partials[..], &fix_ups[..]), "the longer ranges first");
+        assert_eq!(
+            (&items[..4], &items[4..8]),
+            (&partials[..], &fix_ups[..]),
+            "the longer ranges first"
+        );
         assert_eq!(items[8..], [4, 5, 6, 7, 8, 9].map(|tile| (tile, 0, 30, false)), "a full wave");
         assert_eq!(p.split_k_slots, 4, "one for each partial item");
     }
@@ -247,8 +298,16 @@ mod tests {
         };
         // Three shards of 4, 3 and 3 tiles.
         assert_eq!(shares(OpKind::AllGatherGemm, 3 * 48 + 8, 480, 12), [false, true, true]);
-        assert_eq!(shares(OpKind::GemmReduceScatter, 32, 720, 4), [true; 3], "30 steps on every rank");
-        assert_eq!(shares(OpKind::GemmReduceScatter, 32, 720 + 8, 4), [false; 3], "31 steps on the first rank");
+        assert_eq!(
+            shares(OpKind::GemmReduceScatter, 32, 720, 4),
+            [true; 3],
+            "30 steps on every rank"
+        );
+        assert_eq!(
+            shares(OpKind::GemmReduceScatter, 32, 720 + 8, 4),
+            [false; 3],
+            "31 steps on the first rank"
+        );
     }
 
     /// The tiles of all shards together are counted; reductions come after them.
@@ -257,14 +316,20 @@ mod tests {
         let world = WorldSize::new(3).expect("a world size");
         for (op, n, k) in [(OpKind::AllGatherGemm, 96, 240), (OpKind::GemmReduceScatter, 32, 720)] {
             let problem = Problem::new(op, 27, n, k, DType::Bf16, world).expect("a valid problem");
-            let schedule = Schedule { stream_k_workers: 3, rows: RowLayout::Flattened, ..Schedule::of(TILE) };
-            let build = |rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
+            let schedule =
+                Schedule { stream_k_workers: 3, rows: RowLayout::Flattened, ..Schedule::of(TILE) };
+            let build =
+                |rank| TileProgram::build(&problem, rank, &schedule).expect("a valid schedule");
             let programs: Vec<_> = world.ranks().map(build).collect();
             check::verify(&programs).expect("programs are right");
             // Of four tiles three workers share one; its fix-up item adds two parts.
             let of = |sink| programs[0].items.iter().filter(move |item| item.sink == sink).count();
             let tiles = if op == OpKind::AllGatherGemm { Sink::Store } else { Sink::Scatter };
-            assert_eq!((of(tiles), of(Sink::Partial), programs[0].split_k_slots), (4, 2, 2), "{op}");
+            assert_eq!(
+                (of(tiles), of(Sink::Partial), programs[0].split_k_slots),
+                (4, 2, 2),
+                "{op}"
+            );
             assert!(schedule.stream_k_tiles(&problem, Rank::new(0)).is_some(), "{op}");
         }
     }

@@ -7,8 +7,9 @@
 //! peers' sums are copied to `y` at the end.
 //!
 //! Invariant: all ranks have the same tiles in the same order, so a number names a tile. A
-//! reduction awaits only tiles, never another reduction. A rank without rows has one for each column
-//! of tiles, of no rows, which awaits the last tile: no call ends before all ranks are in it.
+//! reduction awaits only tiles, never another reduction. A rank without rows has one for each
+//! column of tiles, of no rows, which awaits the last tile: no call ends before all ranks are in
+//! it.
 
 use super::items::{AwaitRange, Items};
 use super::sums::{Cut, Sums};
@@ -16,7 +17,12 @@ use crate::program::{NONE, RowSource, Schedule, Sink, TileProgram, WorkItem};
 use crate::tile::TileGrid;
 use crate::{Nodes, Problem, Rank};
 
-pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: Nodes) -> TileProgram {
+pub(super) fn build(
+    problem: &Problem,
+    rank: Rank,
+    schedule: &Schedule,
+    nodes: Nodes,
+) -> TileProgram {
     let grid = TileGrid::of_all_rows(problem, rank, schedule.tile);
     let tiles = grid.order(schedule.raster_group);
     let count = tiles.len() as u32;
@@ -24,7 +30,12 @@ pub(super) fn build(problem: &Problem, rank: Rank, schedule: &Schedule, nodes: N
     let counted = whole && count > 1;
     let sums = Sums::new(problem, (rank, schedule), grid, &tiles, whole);
     let (reductions, copies) = reductions_and_copies(problem, schedule, grid);
-    let mut list = Items::new(problem, rank, (schedule, nodes), (sums.signals(), (reductions + copies) as u32));
+    let mut list = Items::new(
+        problem,
+        rank,
+        (schedule, nodes),
+        (sums.signals(), (reductions + copies) as u32),
+    );
     for (t, tile) in (0..).zip(&tiles) {
         let item = WorkItem {
             a_source: RowSource::Caller,
@@ -70,7 +81,18 @@ pub(super) fn is_whole(schedule: &Schedule, tiles: u32) -> bool {
 }
 
 /// Most reductions of a rank for `problem`, and most copies.
-pub(super) fn reductions_and_copies(problem: &Problem, schedule: &Schedule, grid: TileGrid) -> (u64, u64) {
+pub(super) fn reductions_and_copies(
+    problem: &Problem,
+    schedule: &Schedule,
+    grid: TileGrid,
+) -> (u64, u64) {
     let of_rank = u64::from(Cut::new(problem, grid, schedule.rows).count());
-    (of_rank, if schedule.rows.has_two_exchanges() { u64::from(problem.world().get()) * of_rank } else { 0 })
+    (
+        of_rank,
+        if schedule.rows.has_two_exchanges() {
+            u64::from(problem.world().get()) * of_rank
+        } else {
+            0
+        },
+    )
 }

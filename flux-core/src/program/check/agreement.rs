@@ -24,14 +24,21 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         ];
         all_hold(|what| Violation::Disagreement { index, what }, &same)?;
     }
-    if programs.len() == world { Ok(()) } else { Err(Violation::Count { programs: programs.len(), world }) }
+    if programs.len() == world {
+        Ok(())
+    } else {
+        Err(Violation::Count { programs: programs.len(), world })
+    }
 }
 
 /// Checks what a program says of the call as a whole.
 pub(super) fn check_rank(p: &TileProgram) -> Result<(), Violation> {
     let (world, index) = (p.problem.world(), p.rank.index());
     let of_rank = |what| Violation::Header { rank: p.rank, what };
-    all_hold(of_rank, &[(index < world.index(), "rank"), (![p.tile.m, p.tile.n, p.tile.k].contains(&0), "tile")])?;
+    all_hold(
+        of_rank,
+        &[(index < world.index(), "rank"), (![p.tile.m, p.tile.n, p.tile.k].contains(&0), "tile")],
+    )?;
     let has_slots = p.problem.op().reduces() && !p.rows.is_flattened();
     let slots = if has_slots { TileGrid::of_shard(&p.problem, p.tile).tiles() } else { 0 };
     let fits = [
@@ -46,6 +53,9 @@ pub(super) fn check_rank(p: &TileProgram) -> Result<(), Violation> {
     all_hold(of_rank, &fits)
 }
 
-fn all_hold(violation: impl Fn(&'static str) -> Violation, rules: &[(bool, &'static str)]) -> Result<(), Violation> {
+fn all_hold(
+    violation: impl Fn(&'static str) -> Violation,
+    rules: &[(bool, &'static str)],
+) -> Result<(), Violation> {
     rules.iter().find(|(holds, _)| !holds).map_or(Ok(()), |&(_, what)| Err(violation(what)))
 }

@@ -25,7 +25,8 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     }
     for (transfer, record) in moves(p) {
         let at = Limits { p, record };
-        let rows = shard_of(p, transfer).map_or(p.problem.m_shard(), |shard| p.problem.shard_rows(shard).len() as u32);
+        let rows = shard_of(p, transfer)
+            .map_or(p.problem.m_shard(), |shard| p.problem.shard_rows(shard).len() as u32);
         at.below("dest", transfer.dest, world.get())?;
         at.below("place", transfer.place, places(p))?;
         at.rows(transfer.row, transfer.rows, rows, rows)?;
@@ -38,8 +39,13 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
 /// The shard whose rows a transfer moves; `None` for a place that it does not fill.
 fn shard_of(p: &TileProgram, transfer: &Transfer) -> Option<Rank> {
     let dest = Rank::new(transfer.dest);
-    let fills =
-        |shard: &Rank| if p.rows.is_flattened() { shard.get() == transfer.place } else { shard.place_at(dest) == Some(transfer.place) };
+    let fills = |shard: &Rank| {
+        if p.rows.is_flattened() {
+            shard.get() == transfer.place
+        } else {
+            shard.place_at(dest) == Some(transfer.place)
+        }
+    };
     p.problem.world().ranks().find(fills)
 }
 
@@ -60,7 +66,11 @@ fn operands(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Viol
         OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (world, 1),
     };
     // Flattened places are one matrix.
-    let outer = if item.a_source == RowSource::Gather && !p.rows.is_flattened() { places(p) } else { x_shards };
+    let outer = if item.a_source == RowSource::Gather && !p.rows.is_flattened() {
+        places(p)
+    } else {
+        x_shards
+    };
     at.below("a_outer", item.a_outer, outer)?;
     at.below("out_outer", item.out_outer, y_shards)?;
     if item.sink == Sink::Copy {
@@ -104,10 +114,13 @@ fn workspace(p: &TileProgram, at: Limits<'_>, item: &WorkItem) -> Result<(), Vio
     if item.counter != NONE {
         at.below("counter", item.counter, p.counters)?;
     }
-    let awaits = [("await_first", item.await_first, item.await_count), ("late_first", item.late_first, item.late_count)];
-    awaits
-        .into_iter()
-        .try_for_each(|(field, first, count)| at.below(field, u64::from(first) + u64::from(count), p.awaits.len() as u64 + 1))?;
+    let awaits = [
+        ("await_first", item.await_first, item.await_count),
+        ("late_first", item.late_first, item.late_count),
+    ];
+    awaits.into_iter().try_for_each(|(field, first, count)| {
+        at.below(field, u64::from(first) + u64::from(count), p.awaits.len() as u64 + 1)
+    })?;
     at.below("await_group", item.await_group, u64::from(item.await_count) + 1)
 }
 
@@ -119,9 +132,24 @@ struct Limits<'p> {
 }
 
 impl Limits<'_> {
-    fn below(self, field: &'static str, value: impl Into<u64>, limit: impl Into<u64>) -> Result<(), Violation> {
+    fn below(
+        self,
+        field: &'static str,
+        value: impl Into<u64>,
+        limit: impl Into<u64>,
+    ) -> Result<(), Violation> {
         let (value, limit) = (value.into(), limit.into());
-        if value < limit { Ok(()) } else { Err(Violation::OutOfBounds { rank: self.p.rank, record: self.record, field, value, limit }) }
+        if value < limit {
+            Ok(())
+        } else {
+            Err(Violation::OutOfBounds {
+                rank: self.p.rank,
+                record: self.record,
+                field,
+                value,
+                limit,
+            })
+        }
     }
 
     /// As [`range`](Self::range), of rows. There are none of a tile or chunk behind the end, which
@@ -135,7 +163,14 @@ impl Limits<'_> {
     }
 
     /// Checks a range of `count` elements from `first` within `extent`; `count` is in `1..=most`.
-    fn range(self, field: &'static str, first: u32, count: u32, extent: u32, most: u32) -> Result<(), Violation> {
+    fn range(
+        self,
+        field: &'static str,
+        first: u32,
+        count: u32,
+        extent: u32,
+        most: u32,
+    ) -> Result<(), Violation> {
         self.below(field, count.wrapping_sub(1), most)?;
         self.below(field, u64::from(first) + u64::from(count), u64::from(extent) + 1)
     }

@@ -13,14 +13,25 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
         }
         if item.counter == NONE {
             if item.raise_after != 1 {
-                return Err(Violation::Miscounted { rank: p.rank, item: index, items: 1, raise_after: item.raise_after });
+                return Err(Violation::Miscounted {
+                    rank: p.rank,
+                    item: index,
+                    items: 1,
+                    raise_after: item.raise_after,
+                });
             }
             continue;
         }
         let (first, last, items) = chunks.entry(item.counter).or_insert((index, index, 0));
         let other = &p.items[*first];
-        if (item.dest, item.raise, item.raise_after) != (other.dest, other.raise, other.raise_after) {
-            return Err(Violation::CounterShared { rank: p.rank, counter: item.counter, first: *first, second: index });
+        if (item.dest, item.raise, item.raise_after) != (other.dest, other.raise, other.raise_after)
+        {
+            return Err(Violation::CounterShared {
+                rank: p.rank,
+                counter: item.counter,
+                first: *first,
+                second: index,
+            });
         }
         (*last, *items) = (index, *items + 1);
     }

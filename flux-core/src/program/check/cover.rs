@@ -7,13 +7,20 @@ use crate::{OpKind, Rank};
 
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let mut items: Vec<Vec<usize>> = vec![Vec::new(); outputs(p).len()];
-    for (index, item) in p.items.iter().enumerate().filter(|(_, item)| item.sink != Sink::Partial && item.rows > 0) {
+    for (index, item) in
+        p.items.iter().enumerate().filter(|(_, item)| item.sink != Sink::Partial && item.rows > 0)
+    {
         items[output_of(p, item)].push(index);
     }
     for (output, items) in outputs(p).into_iter().zip(items) {
         let rects: Vec<Rect> = items.iter().map(|&index| Rect::of_item(&p.items[index])).collect();
         if let Some((first, second)) = overlap(&rects) {
-            return Err(Violation::CoveredTwice { rank: p.rank, output, first: items[first], second: items[second] });
+            return Err(Violation::CoveredTwice {
+                rank: p.rank,
+                output,
+                first: items[first],
+                second: items[second],
+            });
         }
         // Disjoint items inside the output cover it if the areas are equal.
         let rows = match output {
@@ -40,7 +47,10 @@ fn outputs(p: &TileProgram) -> Vec<Output> {
         }
         (true, OpKind::AllGatherGemm) => vec![Output::AllShards],
         (true, OpKind::GemmReduceScatter | OpKind::GemmAllReduce) => {
-            [Output::AllShards, Output::Reduced].into_iter().chain(p.rows.has_two_exchanges().then_some(Output::Copied)).collect()
+            [Output::AllShards, Output::Reduced]
+                .into_iter()
+                .chain(p.rows.has_two_exchanges().then_some(Output::Copied))
+                .collect()
         }
     }
 }

@@ -14,12 +14,22 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     let mut senders: BTreeMap<(usize, u32), Rank> = BTreeMap::new();
     for p in programs {
         // Items have no steps: equal workers are at about the same position.
-        let sends = p.items.iter().enumerate().filter(|(_, item)| item.sink == Sink::Send).map(|(position, item)| (position, item.dest));
+        let sends = p
+            .items
+            .iter()
+            .enumerate()
+            .filter(|(_, item)| item.sink == Sink::Send)
+            .map(|(position, item)| (position, item.dest));
         let transfers = moves(p).map(|(transfer, _)| (transfer.step as usize, transfer.dest));
         for (step, dest) in sends.chain(transfers) {
             match senders.insert((step, dest), p.rank) {
                 Some(first) if first != p.rank => {
-                    return Err(Violation::SameDestination { step, dest: Rank::new(dest), first, second: p.rank });
+                    return Err(Violation::SameDestination {
+                        step,
+                        dest: Rank::new(dest),
+                        first,
+                        second: p.rank,
+                    });
                 }
                 _ => {}
             }

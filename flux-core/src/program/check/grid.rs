@@ -23,10 +23,20 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             OpKind::AllGatherGemm => item.out_outer,
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => item.a_outer,
         };
-        let end = if p.rows.is_flattened() { rows } else { p.problem.shard_rows(Rank::new(shard)).len() as u32 };
+        let end = if p.rows.is_flattened() {
+            rows
+        } else {
+            p.problem.shard_rows(Rank::new(shard)).len() as u32
+        };
         let tile = tile.above(end);
         let off = |what, (first, count), (tile, of_tile)| {
-            Err(Violation::OffGrid { rank: p.rank, item: index, what, found: first..first + count, tile: tile..tile + of_tile })
+            Err(Violation::OffGrid {
+                rank: p.rank,
+                item: index,
+                what,
+                found: first..first + count,
+                tile: tile..tile + of_tile,
+            })
         };
         if item.sink != Sink::ReduceRows && (item.row, item.rows) != (tile.row, tile.rows) {
             return off("rows", (item.row, item.rows), (tile.row, tile.rows));

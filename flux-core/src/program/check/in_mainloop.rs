@@ -16,18 +16,34 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let (rank, all) = (p.rank, p.k_steps());
     for (index, item) in p.items.iter().enumerate() {
         let violation = |what| Err(Violation::Form { rank, record: Record::Item(index), what });
-        let in_mainloop = if matches!(item.sink, Sink::Send | Sink::Reduce) && item.partials > 0 { p.in_mainloop } else { 0 };
+        let in_mainloop = if matches!(item.sink, Sink::Send | Sink::Reduce) && item.partials > 0 {
+            p.in_mainloop
+        } else {
+            0
+        };
         if p.in_mainloop > 0 && p.in_mainloop_steps().1 < gap(&p.problem) {
             return violation("mainloop partial tiles are too few steps apart");
         }
         if in_mainloop > item.partials {
-            return Err(Violation::FewerThanInMainloop { rank, item: index, partials: item.partials, in_mainloop });
+            return Err(Violation::FewerThanInMainloop {
+                rank,
+                item: index,
+                partials: item.partials,
+                in_mainloop,
+            });
         }
         if in_mainloop > 0 && item.k_steps < all {
-            return Err(Violation::InMainloopOfPart { rank, item: index, k_steps: item.k_steps, all });
+            return Err(Violation::InMainloopOfPart {
+                rank,
+                item: index,
+                k_steps: item.k_steps,
+                all,
+            });
         }
         if !awaits(p, item, in_mainloop) {
-            return violation("the mainloop awaits its partial tiles, each before its step, and nothing else");
+            return violation(
+                "the mainloop awaits its partial tiles, each before its step, and nothing else",
+            );
         }
     }
     Ok(())

@@ -45,7 +45,8 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
             next[rank] += 1;
         }
     }
-    let stuck: BTreeMap<usize, u32> = waiting.into_iter().map(|((_, signal), rank)| (rank, signal)).collect();
+    let stuck: BTreeMap<usize, u32> =
+        waiting.into_iter().map(|((_, signal), rank)| (rank, signal)).collect();
     let awaited = |rank: usize| {
         let (p, signal) = (&programs[rank], *stuck.get(&rank)?);
         let entry = awaits(p, &p.items[next[rank]]).find(|entry| entry.signal == signal)?;
@@ -53,9 +54,15 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     };
     let Some(&first) = stuck.keys().next() else { return Ok(()) };
     // The awaited rank is stuck too, so a walk of as many steps as ranks ends on the circle.
-    let on_circle = (0..programs.len()).fold(first, |rank, _| awaited(rank).map_or(rank, |(_, peer)| peer as usize));
+    let on_circle = (0..programs.len())
+        .fold(first, |rank, _| awaited(rank).map_or(rank, |(_, peer)| peer as usize));
     let (signal, peer) = awaited(on_circle).unwrap_or_default();
-    Err(Violation::Deadlock { rank: programs[on_circle].rank, item: next[on_circle], signal, peer: Rank::new(peer) })
+    Err(Violation::Deadlock {
+        rank: programs[on_circle].rank,
+        item: next[on_circle],
+        signal,
+        peer: Rank::new(peer),
+    })
 }
 
 /// All awaits of an item, in order.

@@ -9,10 +9,14 @@ use std::collections::BTreeMap;
 pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
     let rank = p.rank;
     let partial_items = p.items.iter().enumerate().filter(|(_, item)| item.sink == Sink::Partial);
-    let partials: BTreeMap<u32, usize> = partial_items.map(|(index, item)| (item.part, index)).collect();
+    let partials: BTreeMap<u32, usize> =
+        partial_items.map(|(index, item)| (item.part, index)).collect();
     let mut readers: BTreeMap<u32, usize> = BTreeMap::new();
-    for (index, fix_up) in
-        p.items.iter().enumerate().filter(|(_, item)| !matches!(item.sink, Sink::Partial | Sink::ReduceRows | Sink::Copy))
+    for (index, fix_up) in p
+        .items
+        .iter()
+        .enumerate()
+        .filter(|(_, item)| !matches!(item.sink, Sink::Partial | Sink::ReduceRows | Sink::Copy))
     {
         let split = |step| Err(Violation::KNotCovered { rank, item: index, step });
         if fix_up.k_first != 0 {
@@ -35,8 +39,17 @@ pub(super) fn check(p: &TileProgram) -> Result<(), Violation> {
             }
             step += partial.k_steps;
             // The kernel awaits parts by their number.
-            if p.late_awaits_of(fix_up).get(number).is_none_or(|entry| entry.signal != partial.raise) {
-                return Err(Violation::Unguarded { rank, item: index, what: "split-K slot", index: part, peer: rank });
+            if p.late_awaits_of(fix_up)
+                .get(number)
+                .is_none_or(|entry| entry.signal != partial.raise)
+            {
+                return Err(Violation::Unguarded {
+                    rank,
+                    item: index,
+                    what: "split-K slot",
+                    index: part,
+                    peer: rank,
+                });
             }
         }
         if step != p.k_steps() {

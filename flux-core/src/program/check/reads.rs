@@ -26,12 +26,18 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         for item in &p.items {
             match item.sink {
                 Sink::Send => drop(writers.slots.insert((item.dest, item.slot), (p, item))),
-                Sink::Scatter => writers.scattered.entry((p.rank.get(), item.col)).or_default().push(item),
+                Sink::Scatter => {
+                    writers.scattered.entry((p.rank.get(), item.col)).or_default().push(item);
+                }
                 Sink::Store | Sink::Reduce | Sink::Partial | Sink::ReduceRows | Sink::Copy => {}
             }
         }
         for (t, _) in moves(p) {
-            writers.places.entry((t.dest, t.place)).or_default().push((t.raise, Rect::of_transfer(t)));
+            writers
+                .places
+                .entry((t.dest, t.place))
+                .or_default()
+                .push((t.raise, Rect::of_transfer(t)));
         }
     }
     for p in programs {
@@ -54,10 +60,16 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
 }
 
 /// Checks the rows of A, of one place or with flattened rows of several.
-fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
+fn gathered(
+    p: &TileProgram,
+    index: usize,
+    item: &WorkItem,
+    writers: &Writers<'_>,
+) -> Result<(), Violation> {
     let of_rank = |rank: Rank| p.problem.shard_rows(rank);
     let col = item.k_first * p.tile.k;
-    let cols = p.problem.k_local(p.rank).min((item.k_first + item.k_steps).saturating_mul(p.tile.k)) - col;
+    let cols =
+        p.problem.k_local(p.rank).min((item.k_first + item.k_steps).saturating_mul(p.tile.k)) - col;
     // Shards with their places, and the rows of each that are read.
     let shards: Vec<(Rank, u32, Range<u32>)> = if p.rows.is_flattened() {
         let within = |rank: Rank| {
@@ -80,8 +92,13 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
         let parts: Vec<Rect> = announced.filter_map(|(_, rect)| rect.meet(read)).collect();
         // The parts are disjoint, so they are complete if the areas are equal.
         if parts.iter().map(|part| part.area()).sum::<u64>() < read.area() {
-            let cols_of =
-                |row: u32| parts.iter().filter(|part| (part.row..part.row + part.rows).contains(&row)).map(|part| part.cols).sum::<u32>();
+            let cols_of = |row: u32| {
+                parts
+                    .iter()
+                    .filter(|part| (part.row..part.row + part.rows).contains(&row))
+                    .map(|part| part.cols)
+                    .sum::<u32>()
+            };
             let row = rows.clone().find(|&row| cols_of(row) < cols).unwrap_or(read.row);
             return Err(Violation::Unguarded {
                 rank: p.rank,
@@ -96,33 +113,61 @@ fn gathered(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_
 }
 
 /// Checks that a forward awaits the signal of the rows that it reads.
-fn passed_on(p: &TileProgram, index: usize, forward: &Forward, writers: &Writers<'_>) -> Result<(), Violation> {
+fn passed_on(
+    p: &TileProgram,
+    index: usize,
+    forward: &Forward,
+    writers: &Writers<'_>,
+) -> Result<(), Violation> {
     let read = Rect::of_transfer(&forward.to);
     let written = writers.places.get(&(p.rank.get(), forward.from)).map_or(&[][..], Vec::as_slice);
-    let whole = |(signal, rect): &(u32, Rect)| *signal == forward.awaits.signal && (read.rows == 0 || rect.meet(read) == Some(read));
+    let whole = |(signal, rect): &(u32, Rect)| {
+        *signal == forward.awaits.signal && (read.rows == 0 || rect.meet(read) == Some(read))
+    };
     if written.iter().any(whole) {
         return Ok(());
     }
-    Err(Violation::UnguardedForward { rank: p.rank, forward: index, place: forward.from, signal: forward.awaits.signal })
+    Err(Violation::UnguardedForward {
+        rank: p.rank,
+        forward: index,
+        place: forward.from,
+        signal: forward.awaits.signal,
+    })
 }
 
 /// Checks the partial tiles: of each intra-node peer, then for the own shard the sums of other
 /// nodes. Mainloop awaits come first, then those after the multiplication, behind the parts.
-fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
+fn reduced(
+    p: &TileProgram,
+    index: usize,
+    item: &WorkItem,
+    writers: &Writers<'_>,
+) -> Result<(), Violation> {
     let sources = Places::new(p.nodes).sources(p.rank, Rank::new(item.a_outer));
     for (place, peer) in (0..item.partials).zip(sources) {
         let slot = item.partial_slot + place * p.slots_per_source;
-        let sent = writers.slots.get(&(p.rank.get(), slot)).filter(|(source, _)| source.rank == peer);
+        let sent =
+            writers.slots.get(&(p.rank.get(), slot)).filter(|(source, _)| source.rank == peer);
         let entry = match place.checked_sub(p.in_mainloop) {
             None => p.awaits_of(item).get(place as usize),
             Some(number) => p.late_awaits_of(item).get((item.parts + number) as usize),
         };
         match sent {
-            Some((_, sent)) if (Rect::of_item(sent), sent.a_outer) != (Rect::of_item(item), item.a_outer) => {
+            Some((_, sent))
+                if (Rect::of_item(sent), sent.a_outer) != (Rect::of_item(item), item.a_outer) =>
+            {
                 return Err(Violation::WrongPartial { rank: p.rank, item: index, slot, peer });
             }
             Some((_, sent)) if entry.is_some_and(|entry| entry.signal == sent.raise) => {}
-            _ => return Err(Violation::Unguarded { rank: p.rank, item: index, what: "slot", index: slot, peer }),
+            _ => {
+                return Err(Violation::Unguarded {
+                    rank: p.rank,
+                    item: index,
+                    what: "slot",
+                    index: slot,
+                    peer,
+                });
+            }
         }
     }
     Ok(())
@@ -130,15 +175,27 @@ fn reduced(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>
 
 /// Checks the scattered rows of every rank, by the tiles that hold them. Completeness follows from
 /// the cover of each rank's output.
-fn reduced_rows(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writers<'_>) -> Result<(), Violation> {
+fn reduced_rows(
+    p: &TileProgram,
+    index: usize,
+    item: &WorkItem,
+    writers: &Writers<'_>,
+) -> Result<(), Violation> {
     let read = Rect { row: p.reduced_rows(p.rank).start + item.row, ..Rect::of_item(item) };
     for source in p.problem.world().ranks() {
-        let columns = (source.get(), (item.col + 1).saturating_sub(p.tile.n))..(source.get(), item.col + item.cols);
+        let columns = (source.get(), (item.col + 1).saturating_sub(p.tile.n))
+            ..(source.get(), item.col + item.cols);
         let tiles = writers.scattered.range(columns).flat_map(|(_, tiles)| tiles);
         for tile in tiles.filter(|tile| Rect::of_item(tile).meet(read).is_some()) {
             if !awaits(p.late_awaits_of(item), tile.raise) {
                 let row = tile.row.max(read.row) - read.row + item.row;
-                return Err(Violation::Unguarded { rank: p.rank, item: index, what: "scattered row", index: row, peer: source });
+                return Err(Violation::Unguarded {
+                    rank: p.rank,
+                    item: index,
+                    what: "scattered row",
+                    index: row,
+                    peer: source,
+                });
             }
         }
     }
@@ -146,8 +203,21 @@ fn reduced_rows(p: &TileProgram, index: usize, item: &WorkItem, writers: &Writer
 }
 
 /// Checks that a copy awaits the one signal of a peer's tile that has all of its elements.
-fn copied(p: &TileProgram, index: usize, item: &WorkItem, programs: &[TileProgram]) -> Result<(), Violation> {
-    let unguarded = |peer| Err(Violation::Unguarded { rank: p.rank, item: index, what: "result", index: item.row, peer });
+fn copied(
+    p: &TileProgram,
+    index: usize,
+    item: &WorkItem,
+    programs: &[TileProgram],
+) -> Result<(), Violation> {
+    let unguarded = |peer| {
+        Err(Violation::Unguarded {
+            rank: p.rank,
+            item: index,
+            what: "result",
+            index: item.row,
+            peer,
+        })
+    };
     let [entry] = p.late_awaits_of(item) else { return unguarded(p.rank) };
     let owner = &programs[entry.peer as usize];
     let shard = owner.problem.shard_rows(owner.rank);
@@ -155,7 +225,9 @@ fn copied(p: &TileProgram, index: usize, item: &WorkItem, programs: &[TileProgra
         let all = Rect { row: shard.start + tile.row, ..Rect::of_item(tile) };
         item.rows == 0 || all.meet(Rect::of_item(item)) == Some(Rect::of_item(item))
     };
-    let finished = owner.items.iter().find(|tile| matches!(tile.sink, Sink::Reduce | Sink::ReduceRows) && tile.raise == entry.signal);
+    let finished = owner.items.iter().find(|tile| {
+        matches!(tile.sink, Sink::Reduce | Sink::ReduceRows) && tile.raise == entry.signal
+    });
     if owner.rank != p.rank && finished.is_some_and(holds) { Ok(()) } else { unguarded(owner.rank) }
 }
 

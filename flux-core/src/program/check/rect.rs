@@ -50,7 +50,9 @@ pub(super) fn overlap(rects: &[Rect]) -> Option<(usize, usize)> {
     let mut by_col: BTreeMap<u32, usize> = BTreeMap::new();
     for index in starts {
         let rect = rects[index];
-        while let Some(ended) = ends.next_if(|&ended| rects[ended].row + rects[ended].rows <= rect.row) {
+        while let Some(ended) =
+            ends.next_if(|&ended| rects[ended].row + rects[ended].rows <= rect.row)
+        {
             by_col.remove(&rects[ended].col);
         }
         // The nearest open block to the left of this one's end.

@@ -17,14 +17,19 @@ pub(super) fn raises(p: &TileProgram) -> impl Iterator<Item = ((u32, u32), Recor
             item.counter == NONE || *left == 0
         }
     });
-    let items = items.flat_map(|(index, item)| p.signalled_ranks(item).map(move |owner| ((owner.get(), item.raise), Record::Item(index))));
+    let items = items.flat_map(|(index, item)| {
+        p.signalled_ranks(item).map(move |owner| ((owner.get(), item.raise), Record::Item(index)))
+    });
     items.chain(moves(p).map(|(t, record)| ((t.dest, t.raise), record)))
 }
 
 /// All copies of a rank's mover: transfers and forwards.
 pub(super) fn moves(p: &TileProgram) -> impl Iterator<Item = (&Transfer, Record)> {
-    let own = p.transfers.iter().enumerate().map(|(index, transfer)| (transfer, Record::Transfer(index)));
-    own.chain(p.forwards.iter().enumerate().map(|(index, forward)| (&forward.to, Record::Forward(index))))
+    let own =
+        p.transfers.iter().enumerate().map(|(index, transfer)| (transfer, Record::Transfer(index)));
+    own.chain(
+        p.forwards.iter().enumerate().map(|(index, forward)| (&forward.to, Record::Forward(index))),
+    )
 }
 
 pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
@@ -33,7 +38,12 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
         for (key, record) in raises(p) {
             let second = (p.rank, record);
             if let Some(first) = raised.insert(key, second) {
-                return Err(Violation::RaisedTwice { owner: Rank::new(key.0), signal: key.1, first, second });
+                return Err(Violation::RaisedTwice {
+                    owner: Rank::new(key.0),
+                    signal: key.1,
+                    first,
+                    second,
+                });
             }
         }
     }
@@ -45,9 +55,22 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
                 let key = (p.rank.get(), entry.signal);
                 let (signal, named) = (entry.signal, Rank::new(entry.peer));
                 match raised.get(&key) {
-                    None => return Err(Violation::NeverRaised { rank: p.rank, item, signal, peer: named }),
+                    None => {
+                        return Err(Violation::NeverRaised {
+                            rank: p.rank,
+                            item,
+                            signal,
+                            peer: named,
+                        });
+                    }
                     Some(&(raiser, _)) if raiser != named => {
-                        return Err(Violation::WrongPeer { rank: p.rank, item, signal, named, raiser });
+                        return Err(Violation::WrongPeer {
+                            rank: p.rank,
+                            item,
+                            signal,
+                            named,
+                            raiser,
+                        });
                     }
                     Some(_) => awaited.insert(key),
                 };
@@ -65,6 +88,8 @@ pub(super) fn check(programs: &[TileProgram]) -> Result<(), Violation> {
     };
     match raised.into_iter().find(|(key, by)| announces_rows(key, by)) {
         None => Ok(()),
-        Some(((owner, signal), by)) => Err(Violation::NeverAwaited { owner: Rank::new(owner), signal, by }),
+        Some(((owner, signal), by)) => {
+            Err(Violation::NeverAwaited { owner: Rank::new(owner), signal, by })
+        }
     }
 }

@@ -127,7 +127,13 @@ pub enum Violation {
         second: usize,
     },
     /// An item is not a tile of the layout, or a reduction not a column of tiles.
-    #[error("rank {rank}, item {item} has {what} {}..{}, the tile there {}..{}", found.start, found.end, tile.start, tile.end)]
+    #[error(
+        "rank {rank}, item {item} has {what} {}..{}, the tile there {}..{}",
+        found.start,
+        found.end,
+        tile.start,
+        tile.end
+    )]
     OffGrid {
         /// The program's rank.
         rank: Rank,
@@ -141,7 +147,10 @@ pub enum Violation {
         tile: Range<u32>,
     },
     /// An item adds fewer partial tiles than the program adds in the mainloop.
-    #[error("rank {rank}, item {item} adds {partials} partial tiles, where the mainloop adds {in_mainloop}")]
+    #[error(
+        "rank {rank}, item {item} adds {partials} partial tiles, where the mainloop adds \
+         {in_mainloop}"
+    )]
     FewerThanInMainloop {
         /// The program's rank.
         rank: Rank,
@@ -153,7 +162,10 @@ pub enum Violation {
         in_mainloop: u32,
     },
     /// An item with mainloop partial tiles multiplies a part of `k` only.
-    #[error("rank {rank}, item {item} adds partial tiles in its mainloop, but multiplies {k_steps} of {all} steps along k")]
+    #[error(
+        "rank {rank}, item {item} adds partial tiles in its mainloop, but multiplies {k_steps} of \
+         {all} steps along k"
+    )]
     InMainloopOfPart {
         /// The program's rank.
         rank: Rank,
@@ -165,7 +177,10 @@ pub enum Violation {
         all: u32,
     },
     /// Items of one counter raise different signals.
-    #[error("rank {rank}: items {first} and {second} share counter {counter} but not the signal and the count")]
+    #[error(
+        "rank {rank}: items {first} and {second} share counter {counter} but not the signal and \
+         the count"
+    )]
     CounterShared {
         /// The program's rank.
         rank: Rank,
@@ -189,7 +204,13 @@ pub enum Violation {
         raise_after: u32,
     },
     /// A signal would be raised twice in a call.
-    #[error("signal {signal} of rank {owner} is raised by rank {}, {}, and by rank {}, {}", first.0, first.1, second.0, second.1)]
+    #[error(
+        "signal {signal} of rank {owner} is raised by rank {}, {}, and by rank {}, {}",
+        first.0,
+        first.1,
+        second.0,
+        second.1
+    )]
     RaisedTwice {
         /// The pad's rank.
         owner: Rank,
@@ -213,7 +234,10 @@ pub enum Violation {
         peer: Rank,
     },
     /// A wait that times out would name the wrong rank.
-    #[error("rank {rank}, item {item} awaits signal {signal} of rank {named}, but rank {raiser} raises it")]
+    #[error(
+        "rank {rank}, item {item} awaits signal {signal} of rank {named}, but rank {raiser} raises \
+         it"
+    )]
     WrongPeer {
         /// The waiting rank.
         rank: Rank,
@@ -237,7 +261,13 @@ pub enum Violation {
         by: (Rank, Record),
     },
     /// A slot, a split-K slot or an element of a gather place is written twice in a call.
-    #[error("{what} {index} of rank {owner} is written by rank {}, {}, and by rank {}, {}", first.0, first.1, second.0, second.1)]
+    #[error(
+        "{what} {index} of rank {owner} is written by rank {}, {}, and by rank {}, {}",
+        first.0,
+        first.1,
+        second.0,
+        second.1
+    )]
     WrittenTwice {
         /// The memory's rank.
         owner: Rank,
@@ -251,7 +281,10 @@ pub enum Violation {
         second: (Rank, Record),
     },
     /// An item reads data without awaiting its signal.
-    #[error("rank {rank}, item {item} reads {what} {index}, but awaits nothing that says rank {peer} has written it")]
+    #[error(
+        "rank {rank}, item {item} reads {what} {index}, but awaits nothing that says rank {peer} \
+         has written it"
+    )]
     Unguarded {
         /// The reading rank.
         rank: Rank,
@@ -265,7 +298,10 @@ pub enum Violation {
         peer: Rank,
     },
     /// A forward reads rows that its signal does not announce.
-    #[error("rank {rank}, forward {forward} passes on rows of place {place}, which signal {signal} does not announce")]
+    #[error(
+        "rank {rank}, forward {forward} passes on rows of place {place}, which signal {signal} \
+         does not announce"
+    )]
     UnguardedForward {
         /// The mover's rank.
         rank: Rank,
@@ -277,7 +313,10 @@ pub enum Violation {
         signal: u32,
     },
     /// A reduction adds a partial result of another part of the output.
-    #[error("rank {rank}, item {item} adds slot {slot}, where rank {peer} leaves another part of the shard")]
+    #[error(
+        "rank {rank}, item {item} adds slot {slot}, where rank {peer} leaves another part of the \
+         shard"
+    )]
     WrongPartial {
         /// The reading rank.
         rank: Rank,
@@ -331,7 +370,10 @@ pub enum Violation {
         second: usize,
     },
     /// An item adds a part of another tile.
-    #[error("rank {rank}, item {item} adds split-K slot {part}, where item {partial_item} leaves another tile")]
+    #[error(
+        "rank {rank}, item {item} adds split-K slot {part}, where item {partial_item} leaves \
+         another tile"
+    )]
     WrongPart {
         /// The program's rank.
         rank: Rank,
@@ -343,7 +385,10 @@ pub enum Violation {
         partial_item: usize,
     },
     /// Ranks wait for each other in a circle.
-    #[error("deadlock: rank {rank}, item {item} awaits signal {signal} of rank {peer}, which waits in turn")]
+    #[error(
+        "deadlock: rank {rank}, item {item} awaits signal {signal} of rank {peer}, which waits in \
+         turn"
+    )]
     Deadlock {
         /// A rank of the circle.
         rank: Rank,

@@ -46,10 +46,16 @@ impl Route {
         let outgoing = parcels::outgoing(own);
         let mut incoming = Vec::new();
         for (source, program) in (0..).zip(programs) {
-            let parcels = if source == rank.get() { outgoing.clone() } else { parcels::outgoing(program) };
+            let parcels =
+                if source == rank.get() { outgoing.clone() } else { parcels::outgoing(program) };
             for (index, parcel) in (0..).zip(parcels) {
                 let here = parcel.readers.iter().filter(|reader| reader.rank == rank.get());
-                incoming.extend(here.map(|&reader| Incoming { source, index, block: parcel.block, reader }));
+                incoming.extend(here.map(|&reader| Incoming {
+                    source,
+                    index,
+                    block: parcel.block,
+                    reader,
+                }));
             }
         }
         order::sort(own.problem.op(), &mut incoming);

@@ -47,11 +47,26 @@ fn shard(program: &TileProgram) -> Vec<Parcel> {
         let offset = row * row_bytes + before;
         let number = *numbers.entry((t.row, t.rows, t.col, t.cols)).or_insert(parcels.len());
         if number == parcels.len() {
-            let block = Block { offset, rows: u64::from(t.rows), width: u64::from(t.cols) * element, pitch: row_bytes };
-            parcels.push(Parcel { origin: Origin::Shard { row, before }, block, readers: Vec::new() });
+            let block = Block {
+                offset,
+                rows: u64::from(t.rows),
+                width: u64::from(t.cols) * element,
+                pitch: row_bytes,
+            };
+            parcels.push(Parcel {
+                origin: Origin::Shard { row, before },
+                block,
+                readers: Vec::new(),
+            });
         }
         let offset = program.gather_place_offset(t.place) + offset;
-        parcels[number].readers.push(Reader { rank: t.dest, signal: t.raise, offset, pitch: row_bytes, step: t.step });
+        parcels[number].readers.push(Reader {
+            rank: t.dest,
+            signal: t.raise,
+            offset,
+            pitch: row_bytes,
+            step: t.step,
+        });
     }
     parcels
 }
@@ -75,8 +90,14 @@ fn slots(program: &TileProgram) -> Vec<Parcel> {
         let dest = Rank::new(dest);
         let offset = u64::from(first) * slot_bytes;
         let width = u64::from(last - first + 1) * slot_bytes;
-        let block = Block { offset: offset.wrapping_add(shift(program, dest)), rows: 1, width, pitch: width };
-        let reader = Reader { rank: dest.get(), signal, offset, pitch: width, step: step(program, dest) };
+        let block = Block {
+            offset: offset.wrapping_add(shift(program, dest)),
+            rows: 1,
+            width,
+            pitch: width,
+        };
+        let reader =
+            Reader { rank: dest.get(), signal, offset, pitch: width, step: step(program, dest) };
         Parcel { origin: Origin::Outbox, block, readers: vec![reader] }
     };
     chunks.into_iter().map(parcel).collect()
@@ -88,12 +109,19 @@ fn scattered_to_all(program: &TileProgram) -> Vec<Parcel> {
     let (rank, bytes) = (program.rank, program.place_bytes());
     let offset = u64::from(rank.get()) * bytes;
     let peers = program.problem.world().ranks().filter(|&peer| peer != rank);
-    let reader = |to: Rank| Reader { rank: to.get(), signal: rank.get(), offset, pitch: bytes, step: step(program, to) };
+    let reader = |to: Rank| Reader {
+        rank: to.get(),
+        signal: rank.get(),
+        offset,
+        pitch: bytes,
+        step: step(program, to),
+    };
     let block = Block { offset, rows: 1, width: bytes, pitch: bytes };
     vec![Parcel { origin: Origin::Outbox, block, readers: peers.map(reader).collect() }]
 }
 
-const SCATTERED_AT_ONCE: &str = "one signal announces all tiles: where each has its own, kernels give them to each other themselves";
+const SCATTERED_AT_ONCE: &str = "one signal announces all tiles: where each has its own, kernels \
+                                 give them to each other themselves";
 
 /// The rows that flattened tiles scatter to each owner but the own rank.
 fn scattered(program: &TileProgram) -> Vec<Parcel> {
@@ -101,8 +129,14 @@ fn scattered(program: &TileProgram) -> Vec<Parcel> {
     let parcel = |round: &Round| {
         let Round { step, offset, bytes, sent, .. } = *round;
         let offset = u64::from(sent.place) * program.place_bytes() + offset;
-        let block = Block { offset: offset.wrapping_add(shift(program, sent.peer)), rows: 1, width: bytes, pitch: bytes };
-        let reader = Reader { rank: sent.peer.get(), signal: sent.signal, offset, pitch: bytes, step };
+        let block = Block {
+            offset: offset.wrapping_add(shift(program, sent.peer)),
+            rows: 1,
+            width: bytes,
+            pitch: bytes,
+        };
+        let reader =
+            Reader { rank: sent.peer.get(), signal: sent.signal, offset, pitch: bytes, step };
         Parcel { origin: Origin::Outbox, block, readers: vec![reader] }
     };
     rounds.iter().map(parcel).collect()

@@ -11,7 +11,13 @@ use half::bf16;
 /// right op.
 pub fn ranks_that_disagree_are_told_so(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
-        let case = Case::<bf16>::new(OPS[0], unaligned(machine, OPS[0], world), world, Values::Integers, 29);
+        let case = Case::<bf16>::new(
+            OPS[0],
+            unaligned(machine, OPS[0], world),
+            world,
+            Values::Integers,
+            29,
+        );
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let odd = node.rank.get() == 1;
@@ -30,12 +36,21 @@ pub fn ranks_that_disagree_are_told_so(machine: Machine) {
                 .as_bytes(),
             );
             let texts = texts.unwrap();
-            assert!(texts.iter().all(|text| *text == texts[0]), "the ranks were told different things");
+            assert!(
+                texts.iter().all(|text| *text == texts[0]),
+                "the ranks were told different things"
+            );
             let text = String::from_utf8(texts[0].clone()).unwrap();
             assert!(text.contains(&format!("rank 1 `ag_gemm max_m={}", 64 * world)), "{text}");
 
             let op = AnyOp::of(&case, OpOptions::default(), node);
-            case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "after a disagreement");
+            case.assert_equal(
+                &expected,
+                &op,
+                node.rank,
+                &call(&op, &case, node).unwrap(),
+                "after a disagreement",
+            );
         });
     }
 }
@@ -45,25 +60,54 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
     for world in machine.worlds(&[1, 3]) {
         let w = world as usize;
         machine.run(world, defaults, |node| {
-            let refused = |op, shape, options| AnyOp::<bf16>::build(op, shape, options, &node.comm).unwrap_err().to_string();
+            let refused = |op, shape, options| {
+                AnyOp::<bf16>::build(op, shape, options, &node.comm).unwrap_err().to_string()
+            };
             let shape_refused = |op, shape| refused(op, shape, OpOptions::default());
             assert!(shape_refused(OPS[0], [0, 8 * w, 8]).starts_with("m = 0"));
             assert!(shape_refused(OPS[1], [8 * w, 0, 8 * w]).starts_with("n = 0"));
             assert!(shape_refused(OPS[0], [8 * w, 8 * w, 0]).starts_with("k = 0"));
-            assert!(shape_refused(OPS[0], [8 * w, 8 * w, 12]).starts_with("k = 12 is not a multiple of 8"));
-            assert!(shape_refused(OPS[1], [8 * w, 20, 8 * w]).starts_with("n = 20 is not a multiple of 8"));
-            assert!(shape_refused(OPS[1], [1 << 30, 8, 8 * w]).starts_with("m = 1073741824 is above the limit"));
+            assert!(
+                shape_refused(OPS[0], [8 * w, 8 * w, 12])
+                    .starts_with("k = 12 is not a multiple of 8")
+            );
+            assert!(
+                shape_refused(OPS[1], [8 * w, 20, 8 * w])
+                    .starts_with("n = 20 is not a multiple of 8")
+            );
+            assert!(
+                shape_refused(OPS[1], [1 << 30, 8, 8 * w])
+                    .starts_with("m = 1073741824 is above the limit")
+            );
             if w > 1 {
-                assert!(shape_refused(OPS[0], [8 * w, 8 * w + 1, 8]).contains("n = 25 is not a multiple of 8"));
-                let few = "k = 16 is too small for 3 ranks of at least 8 each: pad k with zeros to 24";
+                assert!(
+                    shape_refused(OPS[0], [8 * w, 8 * w + 1, 8])
+                        .contains("n = 25 is not a multiple of 8")
+                );
+                let few =
+                    "k = 16 is too small for 3 ranks of at least 8 each: pad k with zeros to 24";
                 assert_eq!(shape_refused(OPS[1], [8 * w, 8, 16]), few);
             }
             let bad = Plan { chunk: Chunk::Tiles(0), ..Plan::of(machine.tiles()[0]) };
-            assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions::of(bad)).starts_with("chunk = 0"));
+            assert!(
+                refused(OPS[0], [8 * w, 8 * w, 8], OpOptions::of(bad)).starts_with("chunk = 0")
+            );
             let bad = Plan::of(TileShape::new(16, 16, 0));
-            assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions::of(bad)).starts_with("tile.k = 0"));
-            assert!(refused(OPS[0], [8 * w, 8 * w, 8], OpOptions { workers: Some(0), ..OpOptions::default() }).starts_with("workers = 0"));
-            assert!(AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], OpOptions::default(), &node.comm).is_ok());
+            assert!(
+                refused(OPS[0], [8 * w, 8 * w, 8], OpOptions::of(bad)).starts_with("tile.k = 0")
+            );
+            assert!(
+                refused(
+                    OPS[0],
+                    [8 * w, 8 * w, 8],
+                    OpOptions { workers: Some(0), ..OpOptions::default() }
+                )
+                .starts_with("workers = 0")
+            );
+            assert!(
+                AnyOp::<bf16>::build(OPS[0], [8 * w, 8 * w, 8], OpOptions::default(), &node.comm)
+                    .is_ok()
+            );
         });
     }
 }
@@ -72,12 +116,18 @@ pub fn what_cannot_be_built_is_refused_on_every_rank(machine: Machine) {
 pub fn a_rank_that_cannot_build_is_named_to_the_others(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
         machine.run(world, defaults, |node| {
-            let options = OpOptions { workers: (node.rank.get() == 1).then_some(0), ..OpOptions::default() };
+            let options =
+                OpOptions { workers: (node.rank.get() == 1).then_some(0), ..OpOptions::default() };
             let shape = [8 * world as usize, 8 * world as usize, 8];
             match AnyOp::<bf16>::build(OPS[0], shape, options, &node.comm).unwrap_err() {
                 BuildError::Workers { value: 0, .. } => assert_eq!(node.rank.get(), 1),
                 BuildError::Peer { rank, reason } => {
-                    assert!(node.rank.get() != 1 && rank == Rank::new(1) && reason.starts_with("workers = 0"), "{reason}");
+                    assert!(
+                        node.rank.get() != 1
+                            && rank == Rank::new(1)
+                            && reason.starts_with("workers = 0"),
+                        "{reason}"
+                    );
                 }
                 other => panic!("{other}"),
             }
@@ -101,7 +151,8 @@ pub fn the_workspace_is_known_before_it_is_taken(machine: Machine) {
             // All peers' partial tiles: 2 by 4 tiles of 128x128 elements of 2 bytes from each.
             assert_eq!(before.half_bytes, (w as u64 - 1) * 256 * 512 * 2);
             // By the op's own plan, too.
-            let own = GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w).workers(node.workers.unwrap_or(1));
+            let own = GemmReduceScatter::<bf16>::builder(256 * w, 512, 64 * w)
+                .workers(node.workers.unwrap_or(1));
             let before = own.workspace(&node.comm).unwrap();
             assert_eq!(own.build(&node.comm).unwrap().workspace(), before);
             let explained = op.explain();

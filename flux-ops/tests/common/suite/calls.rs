@@ -16,7 +16,9 @@ pub fn ops_share_a_communicator_and_its_workspace(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3]) {
         let shapes = |op| match op {
             OpKind::AllGatherGemm => [40 * world as usize, 24 * world as usize, 64],
-            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => [136 * world as usize, 144, 24 * world as usize],
+            OpKind::GemmReduceScatter | OpKind::GemmAllReduce => {
+                [136 * world as usize, 144, 24 * world as usize]
+            }
         };
         let cases = |op| -> Vec<_> {
             let case = |seed| Case::<bf16>::new(op, shapes(op), world, Values::Integers, seed);
@@ -32,7 +34,13 @@ pub fn ops_share_a_communicator_and_its_workspace(machine: Machine) {
             for round in 0..12 {
                 for (op, cases) in [(&small, &ag), (&large, &rs), (&large, &rs)] {
                     let (expected, case) = &cases[round % cases.len()];
-                    case.assert_equal(expected, op, node.rank, &call(op, case, node).unwrap(), &format!("round {round}"));
+                    case.assert_equal(
+                        expected,
+                        op,
+                        node.rank,
+                        &call(op, case, node).unwrap(),
+                        &format!("round {round}"),
+                    );
                 }
             }
         });
@@ -53,7 +61,13 @@ pub fn many_calls_in_a_row(machine: Machine, calls: usize) {
                 let op = AnyOp::of(&cases[0].1, OpOptions::default(), node);
                 for i in 0..calls {
                     let (expected, case) = &cases[i % cases.len()];
-                    case.assert_equal(expected, &op, node.rank, &call(&op, case, node).unwrap(), &format!("call {i}"));
+                    case.assert_equal(
+                        expected,
+                        &op,
+                        node.rank,
+                        &call(&op, case, node).unwrap(),
+                        &format!("call {i}"),
+                    );
                 }
                 op.status().unwrap();
             });
@@ -65,7 +79,8 @@ pub fn many_calls_in_a_row(machine: Machine, calls: usize) {
 pub fn a_late_rank_is_waited_for(machine: Machine) {
     for world in machine.worlds(&[3, 4]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 17);
+            let case =
+                Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 17);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::default(), node);
@@ -73,7 +88,13 @@ pub fn a_late_rank_is_waited_for(machine: Machine) {
                     if node.rank.get() == late % world {
                         std::thread::sleep(Duration::from_millis(u64::from(7 + 13 * late % 31)));
                     }
-                    case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), &format!("rank {} late", late % world));
+                    case.assert_equal(
+                        &expected,
+                        &op,
+                        node.rank,
+                        &call(&op, &case, node).unwrap(),
+                        &format!("rank {} late", late % world),
+                    );
                 }
             });
         }
@@ -84,25 +105,49 @@ pub fn a_late_rank_is_waited_for(machine: Machine) {
 pub fn row_strides_are_honoured(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 19);
+            let case =
+                Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 19);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
-                let strided = |s: Shape, gap| Layout::strided(s.rows as usize, s.cols as usize, s.cols as usize + gap);
+                let strided = |s: Shape, gap| {
+                    Layout::strided(s.rows as usize, s.cols as usize, s.cols as usize + gap)
+                };
                 let (p, mark) = (&case.problem, bf16::from_f32(-77.0));
                 let spread = |dense: &[bf16], layout: Layout| {
                     let rows = dense.chunks_exact(layout.cols);
-                    rows.flat_map(|row| row.iter().copied().chain((layout.cols..layout.row_stride).map(|_| mark))).collect::<Vec<_>>()
+                    rows.flat_map(|row| {
+                        row.iter().copied().chain((layout.cols..layout.row_stride).map(|_| mark))
+                    })
+                    .collect::<Vec<_>>()
                 };
-                let (lx, lw, ly) = (strided(p.x_shape(node.rank), 8), strided(p.w_shape(node.rank), 24), strided(p.y_shape(node.rank), 16));
+                let (lx, lw, ly) = (
+                    strided(p.x_shape(node.rank), 8),
+                    strided(p.w_shape(node.rank), 24),
+                    strided(p.y_shape(node.rank), 16),
+                );
                 let x = node.upload(&spread(&case.x(node.rank), lx));
                 let w = node.upload(&spread(&case.w(node.rank), lw));
                 let mut y = node.upload(&vec![mark; ly.rows * ly.row_stride]);
                 let op = AnyOp::of(&case, OpOptions::default(), node);
-                op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+                op.forward(
+                    &node.view(&x, lx),
+                    &node.view(&w, lw),
+                    &mut node.view_mut(&mut y, ly),
+                    node.stream(),
+                )
+                .unwrap();
                 let y = node.download(&y);
-                let dense: Vec<_> = y.chunks_exact(ly.row_stride).flat_map(|row| &row[..ly.cols]).copied().collect();
+                let dense: Vec<_> = y
+                    .chunks_exact(ly.row_stride)
+                    .flat_map(|row| &row[..ly.cols])
+                    .copied()
+                    .collect();
                 case.assert_equal(&expected, &op, node.rank, &dense, "strided");
-                assert!(y.chunks_exact(ly.row_stride).all(|row| row[ly.cols..].iter().all(|&e| e == mark)), "written between rows");
+                assert!(
+                    y.chunks_exact(ly.row_stride)
+                        .all(|row| row[ly.cols..].iter().all(|&e| e == mark)),
+                    "written between rows"
+                );
             });
         }
     }
@@ -113,12 +158,14 @@ pub fn row_strides_are_honoured(machine: Machine) {
 pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 31);
+            let case =
+                Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 31);
             // Ranks stay until all have seen their fault: one that leaves is a fault of another
             // kind.
             let together = Meeting::new(world as usize);
             // Builds have the same deadline, and on a device load a kernel.
-            let deadline = scaled(Duration::from_millis(if machine == Machine::Host { 1500 } else { 3000 }));
+            let deadline =
+                scaled(Duration::from_millis(if machine == Machine::Host { 1500 } else { 3000 }));
             machine.run(world, defaults, |node| drop(AnyOp::of(&case, OpOptions::default(), node)));
             machine.run(
                 world,
@@ -131,7 +178,11 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
                         let fault = match call(&op, &case, node) {
                             Err(CallError::Fault(failure)) => {
                                 let text = failure.to_string();
-                                assert!(text.contains(&format!("({} ", case.problem.op())) && text.contains("; rank 1: "), "{text}");
+                                assert!(
+                                    text.contains(&format!("({} ", case.problem.op()))
+                                        && text.contains("; rank 1: "),
+                                    "{text}"
+                                );
                                 failure.fault
                             }
                             // On CUDA the call returns before the device gives up.
@@ -142,10 +193,17 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
                         let why = node.comm.failure().map_or_else(String::new, ToString::to_string);
                         match fault {
                             Fault::Timeout { rank, peer, ref late, .. } => {
-                                assert_eq!((rank, late.as_slice()), (node.rank, [Rank::new(1)].as_slice()), "{why}");
+                                assert_eq!(
+                                    (rank, late.as_slice()),
+                                    (node.rank, [Rank::new(1)].as_slice()),
+                                    "{why}"
+                                );
                                 // What copy engines fetch of one peer stands behind what another
                                 // has not sent.
-                                assert!(peer == Rank::new(1) || matches!(machine, Machine::Staged(_)), "{fault}");
+                                assert!(
+                                    peer == Rank::new(1) || matches!(machine, Machine::Staged(_)),
+                                    "{fault}"
+                                );
                             }
                             other => panic!("{other}; {why}"),
                         }
@@ -160,12 +218,14 @@ pub fn a_rank_that_never_calls_is_named_by_the_others(machine: Machine) {
     }
 }
 
-/// One rank calls two ops in another order: every rank's first call fails, long before the deadline,
-/// though as many signals come as each op awaits.
+/// One rank calls two ops in another order: every rank's first call fails, long before the
+/// deadline, though as many signals come as each op awaits.
 pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
     for world in machine.worlds(&[2, 3, 4]) {
         let (w, k) = (world as usize, if machine == Machine::Host { 24 } else { 64 });
-        let case = |op, [m, n, k]: [usize; 3]| Case::<bf16>::new(op, [m * w, n * w, k * w], world, Values::Integers, 37);
+        let case = |op, [m, n, k]: [usize; 3]| {
+            Case::<bf16>::new(op, [m * w, n * w, k * w], world, Values::Integers, 37)
+        };
         let (ag, rs) = (case(OPS[0], [40, 24, k]), case(OPS[1], [40, 24, k]));
         let [other, other_rs] = [OPS[0], OPS[1]].map(|op| case(op, [48, 24, k]));
         // A GEMM-AllReduce has operands of the same shapes as the GEMM-ReduceScatter. NCCL's
@@ -173,7 +233,10 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
         let ar = case(OPS[2], [40, 24, k]);
         let compares = machine.ops().contains(&OPS[2]) && !matches!(machine, Machine::Messages(_));
         let with_all_reduce = [[&ar, &rs], [&rs, &ar]].into_iter().filter(|_| compares);
-        for cases in [[&ag, &rs], [&ag, &other], [&rs, &ag], [&rs, &other_rs]].into_iter().chain(with_all_reduce) {
+        for cases in [[&ag, &rs], [&ag, &other], [&rs, &ag], [&rs, &other_rs]]
+            .into_iter()
+            .chain(with_all_reduce)
+        {
             let together = Meeting::new(w);
             let deadline = scaled(Duration::from_mins(1));
             machine.run(
@@ -200,7 +263,8 @@ pub fn calls_in_different_orders_fail_on_every_rank(machine: Machine) {
                     let text = fault.to_string();
                     // Who hears first of another's failure says whose it is.
                     assert!(
-                        matches!(fault, Fault::Disagreed { .. } | Fault::Aborted { .. }) && text.contains("other calls"),
+                        matches!(fault, Fault::Disagreed { .. } | Fault::Aborted { .. })
+                            && text.contains("other calls"),
                         "rank {}: {text}",
                         node.rank
                     );

@@ -13,32 +13,51 @@ const WORLDS: [u32; 4] = [1, 2, 3, 4];
 /// first has 16 gates and ups more than the last.
 fn shape(machine: Machine, world: u32) -> [usize; 3] {
     let (w, more) = (world as usize, world as usize / 3 * 16);
-    if machine == Machine::Host { [17 * w, 80 * w + more, 24] } else { [129 * w, 336 * w + more, 200] }
+    if machine == Machine::Host {
+        [17 * w, 80 * w + more, 24]
+    } else {
+        [129 * w, 336 * w + more, 200]
+    }
 }
 
 /// None, and one with split sums. The host's have tiles of whole gates.
 fn plans(machine: Machine) -> [Option<Plan>; 2] {
-    let tile = if machine == Machine::Host { TileShape::new(16, 32, 16) } else { machine.tiles()[0] };
+    let tile =
+        if machine == Machine::Host { TileShape::new(16, 32, 16) } else { machine.tiles()[0] };
     [None, Some(Plan { k: KSplit::SplitK(2), ..Plan::of(tile) })]
 }
 
 fn multiplies<T: Number>(machine: Machine, activations: &[Activation]) {
     for world in machine.worlds(&WORLDS) {
-        let finishes = GateLayout::ALL.into_iter().flat_map(|layout| activations.iter().map(move |&activation| (layout, activation)));
+        let finishes = GateLayout::ALL
+            .into_iter()
+            .flat_map(|layout| activations.iter().map(move |&activation| (layout, activation)));
         let cases: Vec<_> = finishes
             .flat_map(|finish| [Values::Integers, Values::Reals].map(|values| (finish, values)))
             .filter(|((_, activation), values)| *values == Values::Reals || activation.is_exact())
             .map(|((layout, activation), values)| {
-                let case = Case::<T>::new(OpKind::AllGatherGemm, shape(machine, world), world, values, 211);
+                let case = Case::<T>::new(
+                    OpKind::AllGatherGemm,
+                    shape(machine, world),
+                    world,
+                    values,
+                    211,
+                );
                 let case = case.finished(values == Values::Reals, values, activation).gated(layout);
                 (case.expected_on(machine), case, values)
             })
             .collect();
         machine.run(world, defaults, |node| {
-            for ((expected, case, values), plan) in cases.iter().flat_map(|case| plans(machine).map(|plan| (case, plan))) {
+            for ((expected, case, values), plan) in
+                cases.iter().flat_map(|case| plans(machine).map(|plan| (case, plan)))
+            {
                 let op = AnyOp::of(case, OpOptions::of(plan), node);
                 let y = call(&op, case, node).unwrap();
-                let check = if *values == Values::Integers { Case::assert_equal } else { Case::assert_close };
+                let check = if *values == Values::Integers {
+                    Case::assert_equal
+                } else {
+                    Case::assert_close
+                };
                 check(case, expected, &op, node.rank, &y, "a call");
             }
         });
@@ -55,18 +74,35 @@ pub fn gated_rows_are_gathered_and_of_any_number(machine: Machine) {
     for world in machine.worlds(&[2, 3]) {
         let [m, n, k] = shape(machine, world);
         let of_rows = |m| {
-            let case = Case::<bf16>::new(OpKind::AllGatherGemm, [m, n, k], world, Values::Reals, 223);
+            let case =
+                Case::<bf16>::new(OpKind::AllGatherGemm, [m, n, k], world, Values::Reals, 223);
             case.finished(true, Values::Reals, Activation::Silu).gated(GateLayout::Interleaved)
         };
-        let cases: Vec<_> = [m, 1, 7, m - 1].map(of_rows).into_iter().map(|case| (case.expected_on(machine), case)).collect();
-        let gathers = Case::<bf16>::new(OpKind::AllGatherGemm, [m, n, k], world, Values::Reals, 227).gated(GateLayout::Concatenated);
+        let cases: Vec<_> = [m, 1, 7, m - 1]
+            .map(of_rows)
+            .into_iter()
+            .map(|case| (case.expected_on(machine), case))
+            .collect();
+        let gathers =
+            Case::<bf16>::new(OpKind::AllGatherGemm, [m, n, k], world, Values::Reals, 227)
+                .gated(GateLayout::Concatenated);
         machine.run(world, defaults, |node| {
             let op = AnyOp::of(&cases[0].1, OpOptions::default(), node);
             for (expected, case) in &cases {
-                case.assert_close(expected, &op, node.rank, &call(&op, case, node).unwrap(), &format!("m = {}", case.problem.m()));
+                case.assert_close(
+                    expected,
+                    &op,
+                    node.rank,
+                    &call(&op, case, node).unwrap(),
+                    &format!("m = {}", case.problem.m()),
+                );
             }
             let op = AnyOp::of(&gathers, OpOptions::default(), node);
-            assert!(call_gathered(&op, &gathers, node, 8).1 == gathers.all_x(), "other rows: {}", op.explain());
+            assert!(
+                call_gathered(&op, &gathers, node, 8).1 == gathers.all_x(),
+                "other rows: {}",
+                op.explain()
+            );
         });
     }
 }
@@ -75,25 +111,55 @@ pub fn what_cannot_be_gated_is_refused(machine: Machine) {
     for world in machine.worlds(&[1, 2]) {
         let [m, n, k] = shape(machine, world);
         machine.run(world, defaults, |node| {
-            let gated = OpOptions { gates: Some(GateLayout::Concatenated), workers: node.workers, ..OpOptions::default() };
-            let refused = |shape, options| AnyOp::<bf16>::build(OPS[0], shape, options, &node.comm).unwrap_err();
+            let gated = OpOptions {
+                gates: Some(GateLayout::Concatenated),
+                workers: node.workers,
+                ..OpOptions::default()
+            };
+            let refused = |shape, options| {
+                AnyOp::<bf16>::build(OPS[0], shape, options, &node.comm).unwrap_err()
+            };
             let w = world as usize;
             let error = refused([m, n + 8, k], gated);
-            assert!(matches!(error, BuildError::Problem(ProblemError::Alignment { multiple: 16, .. })), "{error}");
-            assert!(error.to_string().ends_with(&format!("pad n with zeros to {}", n + 16)), "{error}");
+            assert!(
+                matches!(error, BuildError::Problem(ProblemError::Alignment { multiple: 16, .. })),
+                "{error}"
+            );
+            assert!(
+                error.to_string().ends_with(&format!("pad n with zeros to {}", n + 16)),
+                "{error}"
+            );
             let error = refused([m, 16 * w - 8, k], gated).to_string();
             assert!(error.ends_with(&format!("pad n with zeros to {}", 16 * w)), "{error}");
             let error = refused([m, n, k], OpOptions { weights: WeightLayout::Kn, ..gated });
-            assert!(matches!(error, BuildError::GatedWeights { weights: WeightLayout::Kn }), "{error}");
-            let error = refused([m, n, k], OpOptions { plan: Some(Plan::of(TileShape::new(128, 24, 64))), ..gated });
+            assert!(
+                matches!(error, BuildError::GatedWeights { weights: WeightLayout::Kn }),
+                "{error}"
+            );
+            let error = refused(
+                [m, n, k],
+                OpOptions { plan: Some(Plan::of(TileShape::new(128, 24, 64))), ..gated },
+            );
             assert!(matches!(error, BuildError::GatedTile { multiple: 16, .. }), "{error}");
             if world > 1 {
-                let layout = if node.rank.get() == 1 { GateLayout::Interleaved } else { GateLayout::Concatenated };
+                let layout = if node.rank.get() == 1 {
+                    GateLayout::Interleaved
+                } else {
+                    GateLayout::Concatenated
+                };
                 let error = refused([m, n, k], OpOptions { gates: Some(layout), ..gated });
-                assert!(matches!(error, BuildError::Disagreement { .. }) && error.to_string().contains("interleaved gates"), "{error}");
+                assert!(
+                    matches!(error, BuildError::Disagreement { .. })
+                        && error.to_string().contains("interleaved gates"),
+                    "{error}"
+                );
             }
             let op = AnyOp::<bf16>::build(OPS[0], [m, n, k], gated, &node.comm).unwrap();
-            assert!(op.explain().contains("no bias, concatenated gates times ups"), "{}", op.explain());
+            assert!(
+                op.explain().contains("no bias, concatenated gates times ups"),
+                "{}",
+                op.explain()
+            );
         });
     }
 }

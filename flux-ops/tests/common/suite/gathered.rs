@@ -20,19 +20,38 @@ fn case<T: Number>(machine: Machine, world: u32, m: usize, seed: usize) -> Case<
 }
 
 /// A call: `y`, and the gathered rows, which must leave the gaps between them alone.
-pub fn call_gathered<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node, gap: usize) -> (Vec<T>, Vec<T>) {
+pub fn call_gathered<T: Number>(
+    op: &AnyOp<T>,
+    case: &Case<T>,
+    node: &Node,
+    gap: usize,
+) -> (Vec<T>, Vec<T>) {
     let AnyOp::Ag(op) = op else { panic!("only an AllGather-GEMM gathers") };
     let (lx, lw, ly) = layouts(case, node.rank);
     let (rows, cols) = (case.problem.m() as usize, lx.cols);
     let full = Layout::strided(rows, cols, cols + gap);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
-    let (mut y, mut x_full) = (node.poisoned::<T>(ly.span()), node.poisoned::<T>(rows * full.row_stride));
+    let (mut y, mut x_full) =
+        (node.poisoned::<T>(ly.span()), node.poisoned::<T>(rows * full.row_stride));
     let (x, w, mut to) = (node.view(&x, lx), node.view(&w, lw), node.view_mut(&mut x_full, full));
-    op.forward_gathered(&x, &w, EpilogueArgs::new(), &mut node.view_mut(&mut y, ly), &mut to, node.stream()).unwrap();
+    op.forward_gathered(
+        &x,
+        &w,
+        EpilogueArgs::new(),
+        &mut node.view_mut(&mut y, ly),
+        &mut to,
+        node.stream(),
+    )
+    .unwrap();
     drop((x, w, to));
     let x_full = node.download(&x_full);
-    let (rows, gaps): (Vec<&[T]>, Vec<&[T]>) = x_full.chunks_exact(full.row_stride).map(|row| row.split_at(cols)).unzip();
-    assert!(gaps.concat().iter().all(|gap| gap.to_f32().is_nan()), "written between rows: {}", op.explain());
+    let (rows, gaps): (Vec<&[T]>, Vec<&[T]>) =
+        x_full.chunks_exact(full.row_stride).map(|row| row.split_at(cols)).unzip();
+    assert!(
+        gaps.concat().iter().all(|gap| gap.to_f32().is_nan()),
+        "written between rows: {}",
+        op.explain()
+    );
     (node.download(&y), rows.concat())
 }
 
@@ -40,13 +59,24 @@ pub fn call_gathered<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node, gap:
 fn plans(machine: Machine) -> Vec<Option<Plan>> {
     let plain = Plan::of(machine.tiles()[0]);
     let flattened = Plan { rows: RowMapping::Flattened, ..plain };
-    let grouped = Plan { rows: RowMapping::PerShard { group: 2 }, k: KSplit::SplitK(2), k_slices: 2, ..plain };
+    let grouped = Plan {
+        rows: RowMapping::PerShard { group: 2 },
+        k: KSplit::SplitK(2),
+        k_slices: 2,
+        ..plain
+    };
     let comm = |comm| Some(Plan { comm, ..plain });
-    let mut plans = vec![None, comm(CommMode::Fused { mover: Mover::CopyEngine }), comm(CommMode::Fused { mover: Mover::Kernel })];
+    let mut plans = vec![
+        None,
+        comm(CommMode::Fused { mover: Mover::CopyEngine }),
+        comm(CommMode::Fused { mover: Mover::Kernel }),
+    ];
     match machine {
         // Across nodes rows are not flattened.
         Machine::TwoNodes { .. } => return plans,
-        Machine::Messages(_) => plans.extend([comm(CommMode::Sequential), comm(CommMode::Overlapped { peers: 1 })]),
+        Machine::Messages(_) => {
+            plans.extend([comm(CommMode::Sequential), comm(CommMode::Overlapped { peers: 1 })]);
+        }
         _ => {}
     }
     plans.extend([Some(flattened), Some(grouped)]);
@@ -56,7 +86,8 @@ fn plans(machine: Machine) -> Vec<Option<Plan>> {
 fn hands_out<T: Number>(machine: Machine) {
     let rows = [MOST, 1, 7, 96, 2, 131, 24, MOST];
     for world in machine.worlds(&[1, 2, 3, 4, 7, 8]) {
-        let cases: Vec<_> = rows.iter().enumerate().map(|(call, &m)| case::<T>(machine, world, m, call)).collect();
+        let cases: Vec<_> =
+            rows.iter().enumerate().map(|(call, &m)| case::<T>(machine, world, m, call)).collect();
         for plan in plans(machine) {
             machine.run(world, defaults, |node| {
                 let options = OpOptions { workers: node.workers, ..OpOptions::of(plan) };
@@ -70,8 +101,20 @@ fn hands_out<T: Number>(machine: Machine) {
                         continue;
                     }
                     let (y, x_full) = call_gathered(&op, case, node, 8 * (turn % 2));
-                    assert!(x_full == case.all_x(), "rank {}: other rows, {}: {}", node.rank, case.problem, op.explain());
-                    assert!(y == alone, "rank {}: another result, {}: {}", node.rank, case.problem, op.explain());
+                    assert!(
+                        x_full == case.all_x(),
+                        "rank {}: other rows, {}: {}",
+                        node.rank,
+                        case.problem,
+                        op.explain()
+                    );
+                    assert!(
+                        y == alone,
+                        "rank {}: another result, {}: {}",
+                        node.rank,
+                        case.problem,
+                        op.explain()
+                    );
                 }
                 op.status().unwrap();
             });
@@ -88,16 +131,23 @@ pub fn gathered_rows_are_those_of_all_ranks(machine: Machine) {
 /// buffer while this rank still copies.
 pub fn gathered_rows_of_calls_in_a_row_do_not_mix(machine: Machine) {
     for world in machine.worlds(&[2, 3, 4, 8]) {
-        let cases: Vec<_> = (0..6).map(|seed| case::<bf16>(machine, world, MOST - 2 * seed, seed)).collect();
+        let cases: Vec<_> =
+            (0..6).map(|seed| case::<bf16>(machine, world, MOST - 2 * seed, seed)).collect();
         machine.run(world, defaults, |node| {
-            let AnyOp::Ag(op) = AnyOp::of(&cases[0], OpOptions::default(), node) else { unreachable!("as asked for") };
+            let AnyOp::Ag(op) = AnyOp::of(&cases[0], OpOptions::default(), node) else {
+                unreachable!("as asked for")
+            };
             let w = node.upload(&cases[0].w(node.rank));
             let mut buffers: Vec<_> = cases
                 .iter()
                 .map(|case| {
                     let (lx, _, ly) = layouts(case, node.rank);
                     let full = Layout::dense(case.problem.m() as usize, lx.cols);
-                    let memory = (node.upload(&case.x(node.rank)), node.poisoned(ly.span()), node.poisoned::<bf16>(full.span()));
+                    let memory = (
+                        node.upload(&case.x(node.rank)),
+                        node.poisoned(ly.span()),
+                        node.poisoned::<bf16>(full.span()),
+                    );
                     (memory, (lx, ly, full))
                 })
                 .collect();
@@ -105,10 +155,16 @@ pub fn gathered_rows_of_calls_in_a_row_do_not_mix(machine: Machine) {
             for ((x, y, x_full), (lx, ly, full)) in &mut buffers {
                 let (x, w) = (node.view(x, *lx), node.view(&w, lw));
                 let (mut y, mut to) = (node.view_mut(y, *ly), node.view_mut(x_full, *full));
-                op.forward_gathered(&x, &w, EpilogueArgs::new(), &mut y, &mut to, node.stream()).unwrap();
+                op.forward_gathered(&x, &w, EpilogueArgs::new(), &mut y, &mut to, node.stream())
+                    .unwrap();
             }
             for (case, ((_, _, x_full), _)) in cases.iter().zip(&buffers) {
-                assert!(node.download(x_full) == case.all_x(), "rank {}: other rows, {}", node.rank, case.problem);
+                assert!(
+                    node.download(x_full) == case.all_x(),
+                    "rank {}: other rows, {}",
+                    node.rank,
+                    case.problem
+                );
             }
             op.status().unwrap();
         });
@@ -124,9 +180,19 @@ pub fn a_call_without_rows_gathers_none(machine: Machine) {
             let (lx, lw, ly) = layouts(&case, node.rank);
             let none = |layout: Layout| Layout { rows: 0, ..layout };
             let (x, w) = (node.poisoned(lx.span()), node.poisoned(lw.span()));
-            let (mut y, mut x_full) = (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(lx.span()));
-            let (x, w, mut to) = (node.view(&x, none(lx)), node.view(&w, lw), node.view_mut(&mut x_full, none(lx)));
-            op.forward_gathered(&x, &w, EpilogueArgs::new(), &mut node.view_mut(&mut y, none(ly)), &mut to, node.stream()).unwrap();
+            let (mut y, mut x_full) =
+                (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(lx.span()));
+            let (x, w, mut to) =
+                (node.view(&x, none(lx)), node.view(&w, lw), node.view_mut(&mut x_full, none(lx)));
+            op.forward_gathered(
+                &x,
+                &w,
+                EpilogueArgs::new(),
+                &mut node.view_mut(&mut y, none(ly)),
+                &mut to,
+                node.stream(),
+            )
+            .unwrap();
             drop((x, w, to));
             assert!(node.download(&x_full).iter().all(|v| v.is_nan()));
             assert!(call_gathered(&built, &case, node, 0).1 == case.all_x());
@@ -155,27 +221,43 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
     // Each large enough for any view.
     let of = || node.poisoned::<bf16>(full.span().max(lw.span()).max(ly.span()) + 8 * full.rows);
     let (x, w, mut y, other) = (of(), of(), of(), of());
-    let (x_view, w_view, here) = (node.view(&x, lx), node.view(&w, lw), node.view(&x, lx).location());
+    let (x_view, w_view, here) =
+        (node.view(&x, lx), node.view(&w, lw), node.view(&x, lx).location());
     let y_address = node.address(&y);
     let mut refused = |address, location, layout: Layout| {
-        let raw = RawTensor { address, dtype: DType::Bf16, location, layout, available: layout.span() };
+        let raw =
+            RawTensor { address, dtype: DType::Bf16, location, layout, available: layout.span() };
         // SAFETY: what is refused accesses nothing; the memory outlives the calls.
         let mut to = unsafe { TensorMut::<bf16>::from_raw(raw) }.unwrap();
         let mut y = node.view_mut(&mut y, ly);
-        op.forward_gathered(&x_view, &w_view, EpilogueArgs::new(), &mut y, &mut to, node.stream()).unwrap_err()
+        op.forward_gathered(&x_view, &w_view, EpilogueArgs::new(), &mut y, &mut to, node.stream())
+            .unwrap_err()
     };
     let free = node.address(&other);
-    for wrong in [Layout::dense(full.rows - 1, full.cols), Layout::dense(full.rows, full.cols + 8)] {
+    for wrong in [Layout::dense(full.rows - 1, full.cols), Layout::dense(full.rows, full.cols + 8)]
+    {
         let error = refused(free, here, wrong);
-        assert!(matches!(error, CallError::Shape { operand: "x_full", found, .. } if found == wrong), "{error}");
+        assert!(
+            matches!(error, CallError::Shape { operand: "x_full", found, .. } if found == wrong),
+            "{error}"
+        );
     }
     let elsewhere = if here == Location::Host { Location::Cuda(0) } else { Location::Host };
     let error = refused(free, elsewhere, full);
-    assert!(matches!(error, CallError::Location { operand: "x_full", found, .. } if found == elsewhere), "{error}");
+    assert!(
+        matches!(error, CallError::Location { operand: "x_full", found, .. } if found == elsewhere),
+        "{error}"
+    );
     for (shares, address) in [("x", node.address(&x)), ("w", node.address(&w)), ("y", y_address)] {
         let error = refused(address, here, full);
         let wanted = if shares == "y" { ("y", "x_full") } else { ("x_full", shares) };
-        assert!(matches!(error, CallError::Overlap { output, operand, .. } if (output, operand) == wanted), "{error}");
+        assert!(
+            matches!(error, CallError::Overlap { output, operand, .. } if (output, operand) == wanted),
+            "{error}"
+        );
     }
-    assert!(node.download(&y).iter().chain(&node.download(&other)).all(|e| e.is_nan()), "a refused call wrote");
+    assert!(
+        node.download(&y).iter().chain(&node.download(&other)).all(|e| e.is_nan()),
+        "a refused call wrote"
+    );
 }

@@ -37,7 +37,11 @@ fn kind(m: usize, i: usize) -> u64 {
 /// A call with `m` rows, with a bias and, of a sum, a residual.
 fn case<T: Number>(machine: Machine, op: OpKind, world: u32, m: usize) -> Case<T> {
     let activation = if op.reduces() { Activation::None } else { Activation::Silu };
-    let case = Case::new(op, shape(machine, op, world, m), world, Values::Reals, 167).finished(true, Values::Reals, activation);
+    let case = Case::new(op, shape(machine, op, world, m), world, Values::Reals, 167).finished(
+        true,
+        Values::Reals,
+        activation,
+    );
     case.with_residual(Values::Reals).with_rows_of(Values::Reals, |i| kind(m, i))
 }
 
@@ -45,7 +49,12 @@ fn case<T: Number>(machine: Machine, op: OpKind, world: u32, m: usize) -> Case<T
 type Bits = BTreeMap<u64, u64>;
 
 /// Enters the bits of a call's rows, which are those of their kind.
-fn enter<T: Number>(bits: &mut Bits, case: &Case<T>, node: &Node, outputs: &[&[T]]) -> Result<(), String> {
+fn enter<T: Number>(
+    bits: &mut Bits,
+    case: &Case<T>,
+    node: &Node,
+    outputs: &[&[T]],
+) -> Result<(), String> {
     let (cols, m) = (case.problem.y_shape(node.rank).cols as usize, case.problem.m() as usize);
     let first = case.output_of(node.rank).next().map_or(0, |at| at / case.problem.n() as usize);
     for row in 0..outputs[0].len() / cols {
@@ -55,7 +64,10 @@ fn enter<T: Number>(bits: &mut Bits, case: &Case<T>, node: &Node, outputs: &[&[T
         }
         let (kind, hash) = (kind(m, first + row), hash.finish());
         if *bits.entry(kind).or_insert(hash) != hash {
-            return Err(format!("row {} of {m} has other bits than a row that is equal to it", first + row));
+            return Err(format!(
+                "row {} of {m} has other bits than a row that is equal to it",
+                first + row
+            ));
         }
     }
     Ok(())
@@ -63,10 +75,13 @@ fn enter<T: Number>(bits: &mut Bits, case: &Case<T>, node: &Node, outputs: &[&[T
 
 /// Enters the bits that other ranks have found, of an op whose rows have all columns on each rank.
 fn enter_others(bits: &mut Bits, op: OpKind, node: &Node) -> Result<(), String> {
-    let mine: Vec<u8> = (0..KINDS).flat_map(|kind| bits.get(&kind).copied().unwrap_or(0).to_le_bytes()).collect();
+    let mine: Vec<u8> =
+        (0..KINDS).flat_map(|kind| bits.get(&kind).copied().unwrap_or(0).to_le_bytes()).collect();
     let all = node.comm.exchange(&mine).unwrap();
     for (rank, other) in all.iter().enumerate().filter(|_| op.reduces()) {
-        for (kind, hash) in (0..).zip(other.as_chunks().0.iter().map(|hash| u64::from_le_bytes(*hash))) {
+        for (kind, hash) in
+            (0..).zip(other.as_chunks().0.iter().map(|hash| u64::from_le_bytes(*hash)))
+        {
             if hash != 0 && *bits.entry(kind).or_insert(hash) != hash {
                 return Err(format!("rows of kind {kind} have other bits on rank {rank}"));
             }
@@ -92,27 +107,39 @@ fn bits_of_calls<T: Number>(machine: Machine, op: OpKind, world: u32) -> Vec<Bit
             ..OpOptions::default()
         };
         let most = rows.iter().copied().max().unwrap();
-        let built = AnyOp::<T>::build(op, shape(machine, op, world, most), options, &node.comm).unwrap();
+        let built =
+            AnyOp::<T>::build(op, shape(machine, op, world, most), options, &node.comm).unwrap();
         let mut bits = Bits::new();
         // The last ones first: a call does not depend on those before it.
         for case in cases.iter().rev().chain(&cases) {
-            let (y, y_norm) =
-                if op.reduces() { call_with_norm(&built, case, node) } else { (call(&built, case, node).unwrap(), Vec::new()) };
+            let (y, y_norm) = if op.reduces() {
+                call_with_norm(&built, case, node)
+            } else {
+                (call(&built, case, node).unwrap(), Vec::new())
+            };
             let outputs = if op.reduces() { vec![&y[..], &y_norm] } else { vec![&y[..]] };
-            enter(&mut bits, case, node, &outputs).unwrap_or_else(|why| panic!("rank {}, {op}: {why}: {}", node.rank, built.explain()));
+            enter(&mut bits, case, node, &outputs).unwrap_or_else(|why| {
+                panic!("rank {}, {op}: {why}: {}", node.rank, built.explain())
+            });
             if case.problem.m() == few.problem.m() {
                 few.assert_close(&expected, &built, node.rank, &y, "batch-invariant");
             }
         }
-        enter_others(&mut bits, op, node).unwrap_or_else(|why| panic!("rank {}, {op}: {why}: {}", node.rank, built.explain()));
+        enter_others(&mut bits, op, node)
+            .unwrap_or_else(|why| panic!("rank {}, {op}: {why}: {}", node.rank, built.explain()));
         assert_eq!(bits.len() as u64, KINDS, "every kind has bits");
         bits
     })
 }
 
 pub fn rows_of_batch_invariant_ops_have_their_own_bits(machine: Machine) {
-    for (world, &op) in machine.worlds(&[1, 2, 3, 4, 8]).into_iter().flat_map(|world| machine.ops().iter().map(move |op| (world, op))) {
-        if machine.nodes(world).are_mixed() && op.reduces() || machine == Machine::Host && world > 4 {
+    for (world, &op) in machine
+        .worlds(&[1, 2, 3, 4, 8])
+        .into_iter()
+        .flat_map(|world| machine.ops().iter().map(move |op| (world, op)))
+    {
+        if machine.nodes(world).are_mixed() && op.reduces() || machine == Machine::Host && world > 4
+        {
             continue;
         }
         bits_of_calls::<bf16>(machine, op, world);
@@ -122,8 +149,14 @@ pub fn rows_of_batch_invariant_ops_have_their_own_bits(machine: Machine) {
 
 /// Two machines whose executors are the same kernels.
 pub fn transports_change_no_bit_of_a_batch_invariant_op(machine: Machine, other: Machine) {
-    for (world, op) in machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-        assert_eq!(bits_of_calls::<bf16>(machine, op, world), bits_of_calls::<bf16>(other, op, world), "{op} of {world} ranks");
+    for (world, op) in
+        machine.worlds(&[2, 3, 4, 8]).into_iter().flat_map(|world| OPS.map(|op| (world, op)))
+    {
+        assert_eq!(
+            bits_of_calls::<bf16>(machine, op, world),
+            bits_of_calls::<bf16>(other, op, world),
+            "{op} of {world} ranks"
+        );
     }
 }
 
@@ -141,7 +174,9 @@ fn plans(node: &Node, case: &Case<bf16>) -> Vec<Plan> {
             }
             _ => plan,
         };
-        if plans.iter().all(|known| known.tile != plan.tile) || plans.iter().all(|known| known.rows != plan.rows) {
+        if plans.iter().all(|known| known.tile != plan.tile)
+            || plans.iter().all(|known| known.rows != plan.rows)
+        {
             plans.push(plan);
         }
     }
@@ -149,20 +184,32 @@ fn plans(node: &Node, case: &Case<bf16>) -> Vec<Plan> {
 }
 
 pub fn tiles_change_no_bit_of_a_batch_invariant_op(machine: Machine) {
-    for (world, op) in machine.worlds(&[2, 4]).into_iter().flat_map(|world| machine.ops().iter().map(move |&op| (world, op))) {
-        let case =
-            Case::<bf16>::new(op, shape(machine, op, world, 100), world, Values::Reals, 173).with_rows_of(Values::Reals, |i| kind(100, i));
+    for (world, op) in machine
+        .worlds(&[2, 4])
+        .into_iter()
+        .flat_map(|world| machine.ops().iter().map(move |&op| (world, op)))
+    {
+        let case = Case::<bf16>::new(op, shape(machine, op, world, 100), world, Values::Reals, 173)
+            .with_rows_of(Values::Reals, |i| kind(100, i));
         machine.run(world, defaults, |node| {
             let plans = plans(node, &case);
             assert!(plans.len() >= if op.reduces() { 9 } else { 10 }, "{plans:?}");
             let mut bits = Bits::new();
             for plan in plans {
-                let options = OpOptions { batch_invariant: true, workers: node.workers, ..OpOptions::of(plan) };
-                let built = AnyOp::<bf16>::build(op, shape(machine, op, world, 100), options, &node.comm).unwrap();
+                let options = OpOptions {
+                    batch_invariant: true,
+                    workers: node.workers,
+                    ..OpOptions::of(plan)
+                };
+                let built =
+                    AnyOp::<bf16>::build(op, shape(machine, op, world, 100), options, &node.comm)
+                        .unwrap();
                 let y = call(&built, &case, node).unwrap();
-                enter(&mut bits, &case, node, &[&y]).unwrap_or_else(|why| panic!("rank {}, {op} by {plan}: {why}", node.rank));
+                enter(&mut bits, &case, node, &[&y])
+                    .unwrap_or_else(|why| panic!("rank {}, {op} by {plan}: {why}", node.rank));
             }
-            enter_others(&mut bits, op, node).unwrap_or_else(|why| panic!("rank {}, {op}: {why}", node.rank));
+            enter_others(&mut bits, op, node)
+                .unwrap_or_else(|why| panic!("rank {}, {op}: {why}", node.rank));
         });
     }
 }
@@ -183,7 +230,11 @@ pub fn the_owner_of_a_row_shows_in_its_bits_by_other_plans(machine: Machine) {
 }
 
 pub fn plans_without_one_order_are_refused(machine: Machine) {
-    for (world, &op) in machine.worlds(&[2, 3]).into_iter().flat_map(|world| machine.ops().iter().map(move |op| (world, op))) {
+    for (world, &op) in machine
+        .worlds(&[2, 3])
+        .into_iter()
+        .flat_map(|world| machine.ops().iter().map(move |op| (world, op)))
+    {
         machine.run(world, defaults, |node| {
             let build = |batch_invariant, plan: Option<Plan>| {
                 let options = OpOptions { batch_invariant, workers: node.workers, ..OpOptions::of(plan) };

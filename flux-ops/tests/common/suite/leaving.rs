@@ -16,14 +16,21 @@ pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
     let deadline = scaled(Duration::from_mins(1));
     for world in machine.worlds(&[2, 3, 4]) {
         for &op in machine.ops() {
-            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 67);
+            let case =
+                Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 67);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.
             machine.run(world, defaults, |node| drop(AnyOp::of(&case, OpOptions::default(), node)));
             let short = |options: &mut Options| options.deadline = deadline;
             machine.run(world, short, |node| {
                 let op = AnyOp::of(&case, OpOptions::default(), node);
-                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "before it leaves");
+                case.assert_equal(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &call(&op, &case, node).unwrap(),
+                    "before it leaves",
+                );
                 if node.rank.get() == 1 {
                     // Its communicator goes with the node.
                     return;
@@ -31,7 +38,12 @@ pub fn a_rank_that_leaves_is_named_at_once(machine: Machine) {
                 let began = Instant::now();
                 let returned = call(&op, &case, node);
                 let (took, fault) = (began.elapsed(), op.status().unwrap_err());
-                let left = |fault: &Fault| assert!(matches!(fault, Fault::PeerLeft { rank, .. } if *rank == Rank::new(1)), "{fault}");
+                let left = |fault: &Fault| {
+                    assert!(
+                        matches!(fault, Fault::PeerLeft { rank, .. } if *rank == Rank::new(1)),
+                        "{fault}"
+                    );
+                };
                 left(&fault);
                 match returned {
                     Err(CallError::Fault(failure)) => left(&failure.fault),

@@ -23,7 +23,9 @@ pub fn plain(machine: Machine) -> Plan {
 
 pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
-        let cases = SHARDED.map(|op| Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 53));
+        let cases = SHARDED.map(|op| {
+            Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 53)
+        });
         let expected = cases.each_ref().map(|case| case.expected_on(machine));
         let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
         machine.run(world, wrap, |node| {
@@ -34,7 +36,13 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
                 if i % 7 == node.rank.index() {
                     std::thread::sleep(Duration::from_millis(20));
                 }
-                case.assert_equal(&expected[i % 2], op, node.rank, &call(op, case, node).unwrap(), "a call");
+                case.assert_equal(
+                    &expected[i % 2],
+                    op,
+                    node.rank,
+                    &call(op, case, node).unwrap(),
+                    "a call",
+                );
             }
         });
     }
@@ -43,7 +51,8 @@ pub fn ops_of_different_sizes_share_the_workspace_and_the_wrap_of_epochs(machine
 pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
         let op = OpKind::AllGatherGemm;
-        let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 57);
+        let case =
+            Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 57);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let op = AnyOp::of(&case, OpOptions::default(), node);
@@ -56,7 +65,13 @@ pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
             let (x, w) = (node.upload(&spread), node.upload(&case.w(node.rank)));
             let mut y = node.poisoned(ly.span());
             for _ in 0..3 {
-                op.forward(&node.view(&x, wide), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+                op.forward(
+                    &node.view(&x, wide),
+                    &node.view(&w, lw),
+                    &mut node.view_mut(&mut y, ly),
+                    node.stream(),
+                )
+                .unwrap();
             }
             case.assert_equal(&expected, &op, node.rank, &node.download(&y), "a call");
         });
@@ -65,7 +80,13 @@ pub fn rows_with_gaps_are_sent_without_them(machine: Machine) {
 
 pub fn what_messages_cannot_carry_is_refused_before_anything_is_sent(machine: Machine) {
     for world in machine.worlds(&[2, 4]) {
-        let case = Case::<bf16>::new(OPS[0], unaligned(machine, OPS[0], world), world, Values::Integers, 59);
+        let case = Case::<bf16>::new(
+            OPS[0],
+            unaligned(machine, OPS[0], world),
+            world,
+            Values::Integers,
+            59,
+        );
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             // A message has all rows for one owner, not a tile of several.
@@ -102,20 +123,44 @@ fn captured(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> CallError {
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned(ly.span());
     stream.begin_capture(CUstreamCaptureMode::CU_STREAM_CAPTURE_MODE_THREAD_LOCAL).unwrap();
-    let refused = op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err();
+    let refused = op
+        .forward(
+            &node.view(&x, lx),
+            &node.view(&w, lw),
+            &mut node.view_mut(&mut y, ly),
+            node.stream(),
+        )
+        .unwrap_err();
     // The end of an empty capture has nothing to keep.
-    drop(stream.end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH));
+    drop(
+        stream
+            .end_capture(CUgraphInstantiate_flags::CUDA_GRAPH_INSTANTIATE_FLAG_AUTO_FREE_ON_LAUNCH),
+    );
     refused
 }
 
 pub fn a_rank_that_never_calls_is_named_and_the_rest_make_a_new_group(machine: Machine) {
-    before_a_new_group(machine, &SHARDED, &[2, 3, 4], unaligned, OpOptions::default(), rank_1_never_calls);
+    before_a_new_group(
+        machine,
+        &SHARDED,
+        &[2, 3, 4],
+        unaligned,
+        OpOptions::default(),
+        rank_1_never_calls,
+    );
 }
 
 /// Ranks make calls and wait for none, and rank 1 makes none: their hosts wait where a stream is
 /// full, and are let go with all that is on it.
 pub fn streams_that_are_full_end_when_a_rank_never_calls(machine: Machine) {
-    before_a_new_group(machine, &SHARDED, &[2, 4], few_rows, OpOptions::default(), rank_1_never_calls_while_streams_are_filled);
+    before_a_new_group(
+        machine,
+        &SHARDED,
+        &[2, 4],
+        few_rows,
+        OpOptions::default(),
+        rank_1_never_calls_while_streams_are_filled,
+    );
 }
 
 /// Has the calls of a group fail, which `fail` sees to, and then a new group make one: the devices
@@ -130,14 +175,21 @@ pub(super) fn before_a_new_group(
 ) {
     for world in machine.worlds(worlds) {
         for &op in ops {
-            let case = Case::<bf16>::new(op, shape(machine, op, world), world, Values::Integers, 61);
+            let case =
+                Case::<bf16>::new(op, shape(machine, op, world), world, Values::Integers, 61);
             let expected = case.expected_on(machine);
             // Kernels are loaded, and NCCL too, before anything is measured.
             machine.run(world, defaults, |node| drop(AnyOp::of(&case, options, node)));
             fail(machine, &case, options);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, options, node);
-                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                case.assert_equal(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &call(&op, &case, node).unwrap(),
+                    "a call",
+                );
             });
         }
     }
@@ -181,27 +233,53 @@ pub(super) fn rank_1_never_calls(machine: Machine, case: &Case<bf16>, options: O
         let returned = call(op, case, node).is_ok();
         (returned, call(op, case, node).err())
     };
-    without_rank_1(machine, case, options, one, Duration::from_secs(2), |node, (returned, again), status| {
-        let fault = status.unwrap_err();
-        assert!(returned, "{fault}");
-        match &fault {
-            Fault::Timeout { rank, late, .. } => {
-                assert_eq!((*rank, late.as_slice()), (node.rank, [Rank::new(1)].as_slice()), "{fault}");
+    without_rank_1(
+        machine,
+        case,
+        options,
+        one,
+        Duration::from_secs(2),
+        |node, (returned, again), status| {
+            let fault = status.unwrap_err();
+            assert!(returned, "{fault}");
+            match &fault {
+                Fault::Timeout { rank, late, .. } => {
+                    assert_eq!(
+                        (*rank, late.as_slice()),
+                        (node.rank, [Rank::new(1)].as_slice()),
+                        "{fault}"
+                    );
+                }
+                other => panic!("{other}"),
             }
-            other => panic!("{other}"),
-        }
-        assert!(matches!(again, Some(CallError::Transport(TransportError::Broken { .. }))), "{again:?}");
-    });
+            assert!(
+                matches!(again, Some(CallError::Transport(TransportError::Broken { .. }))),
+                "{again:?}"
+            );
+        },
+    );
 }
 
-fn rank_1_never_calls_while_streams_are_filled(machine: Machine, case: &Case<bf16>, options: OpOptions) {
+fn rank_1_never_calls_while_streams_are_filled(
+    machine: Machine,
+    case: &Case<bf16>,
+    options: OpOptions,
+) {
     /// More than a stream takes: 1,024 launches, of which a call has several.
     const CALLS: usize = 20_000;
     let fill = |op: &AnyOp<bf16>, node: &Node| {
         let (lx, lw, ly) = layouts(case, node.rank);
         let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
         let mut y = node.poisoned(ly.span());
-        let one = |_| op.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream()).err();
+        let one = |_| {
+            op.forward(
+                &node.view(&x, lx),
+                &node.view(&w, lw),
+                &mut node.view_mut(&mut y, ly),
+                node.stream(),
+            )
+            .err()
+        };
         (0..CALLS).find_map(one)
     };
     without_rank_1(machine, case, options, fill, Duration::from_secs(20), |_, refused, status| {

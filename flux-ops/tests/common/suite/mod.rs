@@ -75,7 +75,9 @@ pub fn equal_shards(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
     let (w, more) = (world as usize, world as usize / 3 * 8);
     match (op, machine) {
         (OpKind::AllGatherGemm, Machine::Host) => [129 * w, 40 * w + more, 72],
-        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, Machine::Host) => [129 * w, 136, 24 * w + more],
+        (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, Machine::Host) => {
+            [129 * w, 136, 24 * w + more]
+        }
         (OpKind::AllGatherGemm, _) => [129 * w, 328 * w + more, 456],
         (OpKind::GemmReduceScatter | OpKind::GemmAllReduce, _) => [129 * w, 584, 392 * w + more],
     }
@@ -90,7 +92,11 @@ pub fn few_rows(machine: Machine, op: OpKind, world: u32) -> [usize; 3] {
 /// Dense layouts of a rank's operands.
 pub fn layouts<T: Number>(case: &Case<T>, rank: flux_core::Rank) -> (Layout, Layout, Layout) {
     let dense = |s: Shape| Layout::dense(s.rows as usize, s.cols as usize);
-    (dense(case.problem.x_shape(rank)), dense(case.problem.w_shape(rank)), dense(case.y_shape(rank)))
+    (
+        dense(case.problem.x_shape(rank)),
+        dense(case.problem.w_shape(rank)),
+        dense(case.y_shape(rank)),
+    )
 }
 
 /// One call on fresh buffers.
@@ -98,11 +104,23 @@ pub fn call<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Result<Vec
     let (lx, lw, ly) = layouts(case, node.rank);
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned(ly.span());
-    let (bias, residual) = (case.bias(node.rank).map(|bias| node.upload(&bias)), case.residual(node.rank).map(|rows| node.upload(&rows)));
+    let (bias, residual) = (
+        case.bias(node.rank).map(|bias| node.upload(&bias)),
+        case.residual(node.rank).map(|rows| node.upload(&rows)),
+    );
     let cols = case.problem.n_local(node.rank) as usize;
-    let (bias, residual) = (bias.as_ref().map(|bias| node.view(bias, (cols,))), residual.as_ref().map(|rows| node.view(rows, ly)));
+    let (bias, residual) = (
+        bias.as_ref().map(|bias| node.view(bias, (cols,))),
+        residual.as_ref().map(|rows| node.view(rows, ly)),
+    );
     let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
     let args = if let Some(residual) = &residual { args.residual(residual) } else { args };
-    op.forward_with(&node.view(&x, lx), &node.view(&w, lw), args, &mut node.view_mut(&mut y, ly), node.stream())?;
+    op.forward_with(
+        &node.view(&x, lx),
+        &node.view(&w, lw),
+        args,
+        &mut node.view_mut(&mut y, ly),
+        node.stream(),
+    )?;
     Ok(node.download(&y))
 }

@@ -5,7 +5,9 @@ use super::{AnyOp, Case, Machine, Number, call, defaults, layouts, unaligned};
 use crate::common::{Memory, Node, OpOptions, Values};
 use flux_core::plan::{CommMode, Plan, RowMapping};
 use flux_core::{DType, OpKind};
-use flux_ops::{BuildError, CallError, EpilogueArgs, Layout, Location, RawTensor, TensorMut, TensorRef};
+use flux_ops::{
+    BuildError, CallError, EpilogueArgs, Layout, Location, RawTensor, TensorMut, TensorRef,
+};
 use half::{bf16, f16};
 
 const EPS: f32 = 1e-5;
@@ -21,23 +23,45 @@ pub fn gain<T: Number>(cols: usize) -> Vec<T> {
 
 /// A call of an op with a norm, and with bias and residual where the case has them: `y` and
 /// `y_norm`, which has rows with gaps.
-pub(super) fn call_with_norm<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> (Vec<T>, Vec<T>) {
+pub(super) fn call_with_norm<T: Number>(
+    op: &AnyOp<T>,
+    case: &Case<T>,
+    node: &Node,
+) -> (Vec<T>, Vec<T>) {
     let (lx, lw, ly) = layouts(case, node.rank);
     let wide = Layout { row_stride: ly.cols + 8, ..ly };
-    let (x, w, gain) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)), node.upload(&gain::<T>(ly.cols)));
-    let (mut y, mut y_norm) = (node.poisoned(ly.span()), node.poisoned::<T>(ly.rows * wide.row_stride));
+    let (x, w, gain) = (
+        node.upload(&case.x(node.rank)),
+        node.upload(&case.w(node.rank)),
+        node.upload(&gain::<T>(ly.cols)),
+    );
+    let (mut y, mut y_norm) =
+        (node.poisoned(ly.span()), node.poisoned::<T>(ly.rows * wide.row_stride));
     let residual = case.residual(node.rank).map(|rows| node.upload(&rows));
     let residual = residual.as_ref().map(|rows| node.view(rows, ly));
     let (gain, mut to) = (node.view(&gain, (ly.cols,)), node.view_mut(&mut y_norm, wide));
     let bias = case.bias(node.rank).map(|bias| node.upload(&bias));
     let bias = bias.as_ref().map(|bias| node.view(bias, (ly.cols,)));
     let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias));
-    let args = if let Some(residual) = &residual { args.residual(residual) } else { args }.norm(&gain, &mut to);
-    op.forward_with(&node.view(&x, lx), &node.view(&w, lw), args, &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+    let args = if let Some(residual) = &residual { args.residual(residual) } else { args }
+        .norm(&gain, &mut to);
+    op.forward_with(
+        &node.view(&x, lx),
+        &node.view(&w, lw),
+        args,
+        &mut node.view_mut(&mut y, ly),
+        node.stream(),
+    )
+    .unwrap();
     drop((gain, to));
     let y_norm = node.download(&y_norm);
-    let (rows, gaps): (Vec<&[T]>, Vec<&[T]>) = y_norm.chunks_exact(wide.row_stride).map(|row| row.split_at(ly.cols)).unzip();
-    assert!(gaps.concat().iter().all(|gap| gap.to_f32().is_nan()), "written between rows: {}", op.explain());
+    let (rows, gaps): (Vec<&[T]>, Vec<&[T]>) =
+        y_norm.chunks_exact(wide.row_stride).map(|row| row.split_at(ly.cols)).unzip();
+    assert!(
+        gaps.concat().iter().all(|gap| gap.to_f32().is_nan()),
+        "written between rows: {}",
+        op.explain()
+    );
     (node.download(&y), rows.concat())
 }
 
@@ -57,31 +81,50 @@ pub fn assert_normalised<T: Number>(y: &[T], y_norm: &[T], cols: usize, op: &Any
             let exact = f64::from(y.to_f32()) * scale * f64::from(gain.to_f32());
             let off = (f64::from(found.to_f32()) - exact).abs();
             let bound = exact.abs() * (u + error * (1.0 + u)) + tiny;
-            assert!(off <= bound, "row {row}, column {col}: {found:?}, must be {exact} +- {bound}: {}", op.explain());
+            assert!(
+                off <= bound,
+                "row {row}, column {col}: {found:?}, must be {exact} +- {bound}: {}",
+                op.explain()
+            );
         }
     }
 }
 
 fn normalises<T: Number>(machine: Machine) {
-    for (world, op) in machine.worlds(&[1, 2, 3, 4]).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
+    for (world, op) in machine
+        .worlds(&[1, 2, 3, 4])
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
         let [m, n, k] = unaligned(machine, op, world);
         // One row: shards without rows.
         for rows in [m, 1] {
-            let case = Case::<T>::new(op, [rows, n, k], world, Values::Integers, 113).with_residual(Values::Integers);
+            let case = Case::<T>::new(op, [rows, n, k], world, Values::Integers, 113)
+                .with_residual(Values::Integers);
             let expected = case.expected_on(machine);
             let plain = Plan::of(machine.tiles()[0]);
             let of_rows = |rows| Some(Plan { rows, ..plain });
-            let plans = [None, Some(plain), of_rows(RowMapping::Flattened), of_rows(RowMapping::FlattenedTwoExchanges)];
+            let plans = [
+                None,
+                Some(plain),
+                of_rows(RowMapping::Flattened),
+                of_rows(RowMapping::FlattenedTwoExchanges),
+            ];
             let results = machine.run(world, defaults, |node| {
                 plans.map(|plan| {
-                    let op = AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) }, node);
+                    let op = AnyOp::of(
+                        &case,
+                        OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) },
+                        node,
+                    );
                     let (y, y_norm) = call_with_norm(&op, &case, node);
                     case.assert_equal(&expected, &op, node.rank, &y, "with a norm");
                     assert_normalised(&y, &y_norm, n, &op);
                     y_norm
                 })
             });
-            let same = op != OpKind::GemmAllReduce || results.iter().all(|y_norm| *y_norm == results[0]);
+            let same =
+                op != OpKind::GemmAllReduce || results.iter().all(|y_norm| *y_norm == results[0]);
             assert!(same, "ranks differ: {}", case.problem);
         }
     }
@@ -94,13 +137,24 @@ pub fn finished_rows_are_normalised(machine: Machine) {
 
 /// Behind the library's collective.
 pub fn sequential_calls_normalise(machine: Machine) {
-    for (world, op) in machine.worlds(&[2, 3, 4]).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
-        let case = Case::<bf16>::new(op, super::equal_shards(machine, op, world), world, Values::Reals, 127);
+    for (world, op) in machine
+        .worlds(&[2, 3, 4])
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
+        let case = Case::<bf16>::new(
+            op,
+            super::equal_shards(machine, op, world),
+            world,
+            Values::Reals,
+            127,
+        );
         let case = case.with_residual(Values::Reals);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let plan = Plan { comm: CommMode::Sequential, ..Plan::of(machine.tiles()[0]) };
-            let op = AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) }, node);
+            let op =
+                AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::of(plan) }, node);
             let (y, y_norm) = call_with_norm(&op, &case, node);
             case.assert_close(&expected, &op, node.rank, &y, "a call");
             assert_normalised(&y, &y_norm, case.problem.n() as usize, &op);
@@ -110,18 +164,33 @@ pub fn sequential_calls_normalise(machine: Machine) {
 
 /// A call without rows takes operands without rows, and writes nothing.
 pub fn a_norm_of_no_rows_is_nothing(machine: Machine) {
-    for (world, op) in machine.worlds(&[1, 2]).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
-        let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 131);
+    for (world, op) in machine
+        .worlds(&[1, 2])
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
+        let case =
+            Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 131);
         machine.run(world, defaults, |node| {
-            let op = AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
+            let op =
+                AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
             let none = |layout: Layout| Layout { rows: 0, ..layout };
             let (lx, lw, ly) = layouts(&case, node.rank);
-            let (x, w, gain) = (node.poisoned(lx.span()), node.poisoned(lw.span()), node.upload(&gain(ly.cols)));
-            let (mut y, mut y_norm) = (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(ly.span()));
-            let (gain, mut to) = (node.view(&gain, (ly.cols,)), node.view_mut(&mut y_norm, none(ly)));
+            let (x, w, gain) =
+                (node.poisoned(lx.span()), node.poisoned(lw.span()), node.upload(&gain(ly.cols)));
+            let (mut y, mut y_norm) =
+                (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(ly.span()));
+            let (gain, mut to) =
+                (node.view(&gain, (ly.cols,)), node.view_mut(&mut y_norm, none(ly)));
             let args = EpilogueArgs::new().norm(&gain, &mut to);
-            op.forward_with(&node.view(&x, none(lx)), &node.view(&w, lw), args, &mut node.view_mut(&mut y, none(ly)), node.stream())
-                .unwrap();
+            op.forward_with(
+                &node.view(&x, none(lx)),
+                &node.view(&w, lw),
+                args,
+                &mut node.view_mut(&mut y, none(ly)),
+                node.stream(),
+            )
+            .unwrap();
             drop((gain, to));
             assert!(node.download(&y_norm).iter().all(|v| v.is_nan()), "{}", op.explain());
             let (y, y_norm) = call_with_norm(&op, &case, node);
@@ -131,21 +200,37 @@ pub fn a_norm_of_no_rows_is_nothing(machine: Machine) {
 }
 
 pub fn ranks_agree_on_the_norm(machine: Machine) {
-    for (world, op) in machine.worlds(&[2, 3]).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
+    for (world, op) in machine
+        .worlds(&[2, 3])
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
         let shape = [8 * world as usize, 8, 8 * world as usize];
         machine.run(world, defaults, |node| {
             let build = |rms_norm| {
-                let options = OpOptions { rms_norm, residual: true, workers: node.workers, ..OpOptions::default() };
+                let options = OpOptions {
+                    rms_norm,
+                    residual: true,
+                    workers: node.workers,
+                    ..OpOptions::default()
+                };
                 AnyOp::<bf16>::build(op, shape, options, &node.comm)
             };
             for odd in [None, Some(1e-6)] {
-                let refused = build(if node.rank.get() == 1 { odd } else { Some(EPS) }).unwrap_err();
+                let refused =
+                    build(if node.rank.get() == 1 { odd } else { Some(EPS) }).unwrap_err();
                 assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
-                assert!(refused.to_string().contains("no bias, with residual, then rms_norm(1e-5)"), "{refused}");
+                assert!(
+                    refused.to_string().contains("no bias, with residual, then rms_norm(1e-5)"),
+                    "{refused}"
+                );
             }
             for bad in [f32::NAN, f32::INFINITY, -1e-5] {
                 let refused = build(Some(bad)).unwrap_err();
-                assert!(matches!(refused, BuildError::Epsilon { .. } | BuildError::Peer { .. }), "{refused}");
+                assert!(
+                    matches!(refused, BuildError::Epsilon { .. } | BuildError::Peer { .. }),
+                    "{refused}"
+                );
             }
             assert!(build(Some(0.0)).is_ok());
         });
@@ -154,17 +239,35 @@ pub fn ranks_agree_on_the_norm(machine: Machine) {
 
 /// One rank makes every bad call, as in `a_refused_call_launches_nothing`.
 pub fn a_norm_that_does_not_fit_is_refused(machine: Machine) {
-    for (world, op) in machine.worlds(&[1, 2]).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
-        let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 137);
+    for (world, op) in machine
+        .worlds(&[1, 2])
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
+        let case =
+            Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 137);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
-            let with = AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
+            let with =
+                AnyOp::of(&case, OpOptions { rms_norm: Some(EPS), ..OpOptions::default() }, node);
             let without = AnyOp::of(&case, OpOptions::default(), node);
             if node.rank.get() == world - 1 {
                 make_every_bad_call(&with, &without, &case, node);
             }
-            case.assert_equal(&expected, &with, node.rank, &call_with_norm(&with, &case, node).0, "after refused calls");
-            case.assert_equal(&expected, &without, node.rank, &call(&without, &case, node).unwrap(), "after refused calls");
+            case.assert_equal(
+                &expected,
+                &with,
+                node.rank,
+                &call_with_norm(&with, &case, node).0,
+                "after refused calls",
+            );
+            case.assert_equal(
+                &expected,
+                &without,
+                node.rank,
+                &call(&without, &case, node).unwrap(),
+                "after refused calls",
+            );
         });
     }
 }
@@ -174,46 +277,103 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     // Each as large as `y`, whose shape every one is given in turn.
     let of = |layout: Layout| node.poisoned::<bf16>(layout.span().max(ly.span()));
     let (x, w, columns) = (of(lx), of(lw), of(Layout::from((ly.cols + 8,))));
-    let (mut y, mut other) = (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(ly.span() + 8 * ly.rows));
+    let (mut y, mut other) =
+        (node.poisoned::<bf16>(ly.span()), node.poisoned::<bf16>(ly.span() + 8 * ly.rows));
     let whole = Layout::from((ly.cols,));
     let (x_view, w_view, gain) = (node.view(&x, lx), node.view(&w, lw), node.view(&columns, whole));
     let refused = |op: &AnyOp<bf16>, args: EpilogueArgs<'_, bf16>, y: &mut Memory<bf16>| {
-        op.forward_with(&x_view, &w_view, args, &mut node.view_mut(y, ly), node.stream()).unwrap_err()
+        op.forward_with(&x_view, &w_view, args, &mut node.view_mut(y, ly), node.stream())
+            .unwrap_err()
     };
 
     let error = refused(with, EpilogueArgs::new(), &mut y);
-    assert!(matches!(error, CallError::NotGiven { operand: "gain", expected } if expected.cols as usize == ly.cols), "{error}");
-    let error = refused(without, EpilogueArgs::new().norm(&gain, &mut node.view_mut(&mut other, ly)), &mut y);
-    assert!(matches!(error, CallError::Unwanted { operand: "gain", .. }) && error.to_string().ends_with("with rms_norm(eps)"), "{error}");
+    assert!(
+        matches!(error, CallError::NotGiven { operand: "gain", expected } if expected.cols as usize == ly.cols),
+        "{error}"
+    );
+    let error = refused(
+        without,
+        EpilogueArgs::new().norm(&gain, &mut node.view_mut(&mut other, ly)),
+        &mut y,
+    );
+    assert!(
+        matches!(error, CallError::Unwanted { operand: "gain", .. })
+            && error.to_string().ends_with("with rms_norm(eps)"),
+        "{error}"
+    );
 
     for wrong in [ly.cols - 8, ly.cols + 8] {
         let gain = node.view(&columns, (wrong,));
-        let error = refused(with, EpilogueArgs::new().norm(&gain, &mut node.view_mut(&mut other, ly)), &mut y);
-        assert!(matches!(error, CallError::Shape { operand: "gain", found, .. } if found.cols == wrong), "{error}");
+        let error = refused(
+            with,
+            EpilogueArgs::new().norm(&gain, &mut node.view_mut(&mut other, ly)),
+            &mut y,
+        );
+        assert!(
+            matches!(error, CallError::Shape { operand: "gain", found, .. } if found.cols == wrong),
+            "{error}"
+        );
         let wrong = Layout::dense(ly.rows, wrong);
-        let error = refused(with, EpilogueArgs::new().norm(&node.view(&columns, whole), &mut node.view_mut(&mut other, wrong)), &mut y);
-        assert!(matches!(error, CallError::Shape { operand: "y_norm", found, .. } if found == wrong), "{error}");
+        let error = refused(
+            with,
+            EpilogueArgs::new()
+                .norm(&node.view(&columns, whole), &mut node.view_mut(&mut other, wrong)),
+            &mut y,
+        );
+        assert!(
+            matches!(error, CallError::Shape { operand: "y_norm", found, .. } if found == wrong),
+            "{error}"
+        );
     }
 
     let here = gain.location();
     let elsewhere = if here == Location::Host { Location::Cuda(0) } else { Location::Host };
-    let raw = |address, location, layout: Layout| RawTensor { address, dtype: DType::Bf16, location, layout, available: layout.span() };
+    let raw = |address, location, layout: Layout| RawTensor {
+        address,
+        dtype: DType::Bf16,
+        location,
+        layout,
+        available: layout.span(),
+    };
     // SAFETY: what is refused accesses neither; the memory outlives the calls.
     let output = |raw| unsafe { TensorMut::<bf16>::from_raw(raw).unwrap() };
-    let error = refused(with, EpilogueArgs::new().norm(&gain, &mut output(raw(node.address(&other), elsewhere, ly))), &mut y);
-    assert!(matches!(error, CallError::Location { operand: "y_norm", found, .. } if found == elsewhere), "{error}");
+    let error = refused(
+        with,
+        EpilogueArgs::new().norm(&gain, &mut output(raw(node.address(&other), elsewhere, ly))),
+        &mut y,
+    );
+    assert!(
+        matches!(error, CallError::Location { operand: "y_norm", found, .. } if found == elsewhere),
+        "{error}"
+    );
 
     // The operands whose memory `y_norm` shares; the views of memory that is borrowed are raw ones.
-    let shared = [("x", node.address(&x)), ("w", node.address(&w)), ("gain", node.address(&columns)), ("y", node.address(&y))];
+    let shared = [
+        ("x", node.address(&x)),
+        ("w", node.address(&w)),
+        ("gain", node.address(&columns)),
+        ("y", node.address(&y)),
+    ];
     for (shares, address) in shared {
-        let error = refused(with, EpilogueArgs::new().norm(&gain, &mut output(raw(address, here, ly))), &mut y);
+        let error = refused(
+            with,
+            EpilogueArgs::new().norm(&gain, &mut output(raw(address, here, ly))),
+            &mut y,
+        );
         let wanted = if shares == "y" { ("y", "y_norm") } else { ("y_norm", shares) };
-        assert!(matches!(error, CallError::Overlap { output, operand, .. } if (output, operand) == wanted), "{error}");
+        assert!(
+            matches!(error, CallError::Overlap { output, operand, .. } if (output, operand) == wanted),
+            "{error}"
+        );
     }
     // `y` on the gain.
     // SAFETY: as above.
     let on_y = unsafe { TensorRef::<bf16>::from_raw(raw(node.address(&y), here, whole)).unwrap() };
-    let error = refused(with, EpilogueArgs::new().norm(&on_y, &mut node.view_mut(&mut other, ly)), &mut y);
+    let error =
+        refused(with, EpilogueArgs::new().norm(&on_y, &mut node.view_mut(&mut other, ly)), &mut y);
     assert!(matches!(error, CallError::Overlap { output: "y", operand: "gain", .. }), "{error}");
-    assert!(node.download(&y).iter().chain(&node.download(&other)).all(|e| e.is_nan()), "a refused call wrote");
+    assert!(
+        node.download(&y).iter().chain(&node.download(&other)).all(|e| e.is_nan()),
+        "a refused call wrote"
+    );
 }

@@ -12,14 +12,21 @@ use half::bf16;
 pub fn a_refused_call_launches_nothing(machine: Machine) {
     for world in machine.worlds(&[1, 2, 3]) {
         for op in OPS {
-            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 23);
+            let case =
+                Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 23);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::default(), node);
                 if node.rank.get() == world - 1 {
                     make_every_bad_call(&op, &case, node);
                 }
-                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "after refused calls");
+                case.assert_equal(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &call(&op, &case, node).unwrap(),
+                    "after refused calls",
+                );
             });
         }
     }
@@ -29,7 +36,9 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
     let (lx, lw, ly) = layouts(case, node.rank);
     // So few that every shard has other rows.
     let fewer = case.problem.world().index();
-    let smaller = |l: Layout| [Layout::dense(l.rows - fewer, l.cols), Layout::strided(l.rows, l.cols - 8, l.cols)];
+    let smaller = |l: Layout| {
+        [Layout::dense(l.rows - fewer, l.cols), Layout::strided(l.rows, l.cols - 8, l.cols)]
+    };
     let (x, w) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)));
     let mut y = node.poisoned::<bf16>(ly.rows * ly.cols);
     let mut refused = |lx, lw, ly| {
@@ -37,11 +46,14 @@ fn make_every_bad_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
         op.forward(&x, &w, &mut node.view_mut(&mut y, ly), node.stream()).unwrap_err()
     };
     let named = |error: CallError, name: &str, found: Layout| match error {
-        CallError::Shape { operand, found: in_error, .. } => assert_eq!((operand, in_error), (name, found)),
+        CallError::Shape { operand, found: in_error, .. } => {
+            assert_eq!((operand, in_error), (name, found));
+        }
         other => panic!("{other}"),
     };
     // The operand with all rows says how many the call has, so with fewer the other one is wrong.
-    let (others, gathers) = (|error| matches!(error, CallError::Shape { .. }), case.problem.op() == OPS[0]);
+    let (others, gathers) =
+        (|error| matches!(error, CallError::Shape { .. }), case.problem.op() == OPS[0]);
     let [fewer, narrower] = smaller(lx);
     let error = refused(fewer, lw, ly);
     if gathers {
@@ -86,13 +98,20 @@ fn make_every_misplaced_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
     let call = |x: RawTensor, w: RawTensor, y: RawTensor, stream| {
         // SAFETY: all lie inside `memory`, which outlives the call, and what is refused does not
         // access them.
-        let (x, w, mut y) =
-            unsafe { (TensorRef::<bf16>::from_raw(x).unwrap(), TensorRef::from_raw(w).unwrap(), TensorMut::from_raw(y).unwrap()) };
+        let (x, w, mut y) = unsafe {
+            (
+                TensorRef::<bf16>::from_raw(x).unwrap(),
+                TensorRef::from_raw(w).unwrap(),
+                TensorMut::from_raw(y).unwrap(),
+            )
+        };
         op.forward(&x, &w, &mut y, stream).unwrap_err()
     };
     let (x, w, y) = (raw(lx, 0), raw(lw, at_w), raw(ly, at_y));
     let named = |error: CallError, name: &str| match error {
-        CallError::Location { operand, found, .. } => assert_eq!((operand, found), (name, elsewhere)),
+        CallError::Location { operand, found, .. } => {
+            assert_eq!((operand, found), (name, elsewhere));
+        }
         other => panic!("{other}"),
     };
     named(call(RawTensor { location: elsewhere, ..x }, w, y, node.stream()), "x");
@@ -105,7 +124,11 @@ fn make_every_misplaced_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) {
         }
     }
     // SAFETY: never used: a host rank refuses it for its kind.
-    let foreign = if here == Location::Host { unsafe { Stream::from_raw(2) } } else { Stream::Host };
+    let device = unsafe { Stream::from_raw(2) };
+    let foreign = if here == Location::Host { device } else { Stream::Host };
     let refused = call(x, w, y, foreign);
-    assert!(matches!(refused, CallError::Transport(TransportError::WrongStream { .. })), "{refused}");
+    assert!(
+        matches!(refused, CallError::Transport(TransportError::WrongStream { .. })),
+        "{refused}"
+    );
 }

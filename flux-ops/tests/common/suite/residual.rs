@@ -4,7 +4,10 @@ use super::{AnyOp, Case, Machine, Number, call, defaults, few_rows, layouts, una
 use crate::common::{Memory, Node, OpOptions, Values};
 use flux_core::plan::{Chunk, KSplit, Plan, RowMapping};
 use flux_core::{DType, OpKind};
-use flux_ops::{Activation, BuildError, CallError, EpilogueArgs, Layout, Location, RawTensor, TensorMut, TensorRef};
+use flux_ops::{
+    Activation, BuildError, CallError, EpilogueArgs, Layout, Location, RawTensor, TensorMut,
+    TensorRef,
+};
 use half::{bf16, f16};
 
 const WORLDS: [u32; 4] = [1, 2, 3, 4];
@@ -38,22 +41,55 @@ fn call_in_place<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Vec<T
     let mut y = node.upload(&case.residual(node.rank).unwrap());
     let bias = case.bias(node.rank).map(|bias| node.upload(&bias));
     let bias = bias.as_ref().map(|bias| node.view(bias, (ly.cols,)));
-    let args = bias.as_ref().map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias)).residual_in_y();
-    op.forward_with(&node.view(&x, lx), &node.view(&w, lw), args, &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+    let args = bias
+        .as_ref()
+        .map_or_else(EpilogueArgs::new, |bias| EpilogueArgs::new().bias(bias))
+        .residual_in_y();
+    op.forward_with(
+        &node.view(&x, lx),
+        &node.view(&w, lw),
+        args,
+        &mut node.view_mut(&mut y, ly),
+        node.stream(),
+    )
+    .unwrap();
     node.download(&y)
 }
 
 fn adds_an_integer_residual_once<T: Number>(machine: Machine, bias: bool) {
-    for (world, op) in machine.worlds(&WORLDS).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
-        for (shape, plans) in [(unaligned(machine, op, world), vec![None]), (few_rows(machine, op, world), plans(machine))] {
-            let case = Case::<T>::new(op, shape, world, Values::Integers, 101).finished(bias, Values::Integers, Activation::None);
+    for (world, op) in machine
+        .worlds(&WORLDS)
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
+        for (shape, plans) in [
+            (unaligned(machine, op, world), vec![None]),
+            (few_rows(machine, op, world), plans(machine)),
+        ] {
+            let case = Case::<T>::new(op, shape, world, Values::Integers, 101).finished(
+                bias,
+                Values::Integers,
+                Activation::None,
+            );
             let case = case.with_residual(Values::Integers);
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 for &plan in &plans {
                     let op = AnyOp::of(&case, OpOptions::of(plan), node);
-                    case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
-                    case.assert_equal(&expected, &op, node.rank, &call_in_place(&op, &case, node), "in place");
+                    case.assert_equal(
+                        &expected,
+                        &op,
+                        node.rank,
+                        &call(&op, &case, node).unwrap(),
+                        "a call",
+                    );
+                    case.assert_equal(
+                        &expected,
+                        &op,
+                        node.rank,
+                        &call_in_place(&op, &case, node),
+                        "in place",
+                    );
                 }
             });
         }
@@ -67,10 +103,16 @@ pub fn an_integer_residual_is_added_exactly_once(machine: Machine) {
 
 /// In place it has the same bits, and of a GEMM-AllReduce so have all ranks.
 pub fn residuals_stay_within_the_derived_bound(machine: Machine) {
-    for (world, op) in machine.worlds(&[1, 3, 4]).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
+    for (world, op) in machine
+        .worlds(&[1, 3, 4])
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
         for bias in [false, true] {
-            let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Reals, 103);
-            let case = case.finished(bias, Values::Reals, Activation::None).with_residual(Values::Reals);
+            let case =
+                Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Reals, 103);
+            let case =
+                case.finished(bias, Values::Reals, Activation::None).with_residual(Values::Reals);
             let expected = case.expected_on(machine);
             let plans = plans(machine);
             let results = machine.run(world, defaults, |node| {
@@ -78,7 +120,11 @@ pub fn residuals_stay_within_the_derived_bound(machine: Machine) {
                     let op = AnyOp::of(&case, OpOptions::of(plan), node);
                     let y = call(&op, &case, node).unwrap();
                     case.assert_close(&expected, &op, node.rank, &y, "a call");
-                    assert!(call_in_place(&op, &case, node) == y, "other bits in place: {}", op.explain());
+                    assert!(
+                        call_in_place(&op, &case, node) == y,
+                        "other bits in place: {}",
+                        op.explain()
+                    );
                     y
                 };
                 plans.iter().map(of_plan).collect::<Vec<_>>()
@@ -91,34 +137,61 @@ pub fn residuals_stay_within_the_derived_bound(machine: Machine) {
 
 /// Rows of the residual with gaps, other ones than those of `y`.
 pub fn strides_of_a_residual_are_honoured(machine: Machine) {
-    for (world, op) in machine.worlds(&[1, 2, 3]).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
-        let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 107).with_residual(Values::Integers);
+    for (world, op) in machine
+        .worlds(&[1, 2, 3])
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
+        let case =
+            Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 107)
+                .with_residual(Values::Integers);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let op = AnyOp::of(&case, OpOptions::default(), node);
             let (lx, lw, ly) = layouts(&case, node.rank);
-            let (wide, rows) = (Layout { row_stride: ly.cols + 16, ..ly }, case.residual(node.rank).unwrap());
+            let (wide, rows) =
+                (Layout { row_stride: ly.cols + 16, ..ly }, case.residual(node.rank).unwrap());
             let gap = [bf16::NAN; 16];
-            let spread: Vec<bf16> = rows.chunks_exact(ly.cols).flat_map(|row| row.iter().chain(&gap)).copied().collect();
-            let (x, w, rows) = (node.upload(&case.x(node.rank)), node.upload(&case.w(node.rank)), node.upload(&spread));
+            let spread: Vec<bf16> = rows
+                .chunks_exact(ly.cols)
+                .flat_map(|row| row.iter().chain(&gap))
+                .copied()
+                .collect();
+            let (x, w, rows) = (
+                node.upload(&case.x(node.rank)),
+                node.upload(&case.w(node.rank)),
+                node.upload(&spread),
+            );
             let mut y = node.poisoned(ly.span());
             let rows = node.view(&rows, wide);
             let args = EpilogueArgs::new().residual(&rows);
-            op.forward_with(&node.view(&x, lx), &node.view(&w, lw), args, &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+            op.forward_with(
+                &node.view(&x, lx),
+                &node.view(&w, lw),
+                args,
+                &mut node.view_mut(&mut y, ly),
+                node.stream(),
+            )
+            .unwrap();
             case.assert_equal(&expected, &op, node.rank, &node.download(&y), "with gaps");
         });
     }
 }
 
 pub fn ranks_agree_on_the_residual(machine: Machine) {
-    for (world, op) in machine.worlds(&[2, 3]).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
+    for (world, op) in machine
+        .worlds(&[2, 3])
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
         let shape = [8 * world as usize, 8, 8 * world as usize];
         machine.run(world, defaults, |node| {
             let options = OpOptions { residual: node.rank.get() == 1, ..OpOptions::default() };
             let refused = AnyOp::<bf16>::build(op, shape, options, &node.comm).unwrap_err();
             assert!(matches!(refused, BuildError::Disagreement { .. }), "{refused}");
             assert!(refused.to_string().contains("no bias, with residual"), "{refused}");
-            let options = OpOptions { residual: true, workers: node.workers, ..OpOptions::default() };
+            let options =
+                OpOptions { residual: true, workers: node.workers, ..OpOptions::default() };
             let op = AnyOp::<bf16>::build(op, shape, options, &node.comm).unwrap();
             assert!(op.explain().contains("no bias, with residual"), "{}", op.explain());
         });
@@ -127,17 +200,37 @@ pub fn ranks_agree_on_the_residual(machine: Machine) {
 
 /// One rank makes every bad call, as in `a_refused_call_launches_nothing`.
 pub fn a_residual_that_does_not_fit_is_refused(machine: Machine) {
-    for (world, op) in machine.worlds(&[1, 2]).into_iter().flat_map(|world| ops(machine).map(move |op| (world, op))) {
-        let plain = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 109);
+    for (world, op) in machine
+        .worlds(&[1, 2])
+        .into_iter()
+        .flat_map(|world| ops(machine).map(move |op| (world, op)))
+    {
+        let plain =
+            Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 109);
         let case = plain.clone().with_residual(Values::Integers);
         let (expected, expected_plain) = (case.expected_on(machine), plain.expected_on(machine));
         machine.run(world, defaults, |node| {
-            let (with, without) = (AnyOp::of(&case, OpOptions::default(), node), AnyOp::of(&plain, OpOptions::default(), node));
+            let (with, without) = (
+                AnyOp::of(&case, OpOptions::default(), node),
+                AnyOp::of(&plain, OpOptions::default(), node),
+            );
             if node.rank.get() == world - 1 {
                 make_every_bad_call(&with, &without, &case, node);
             }
-            case.assert_equal(&expected, &with, node.rank, &call(&with, &case, node).unwrap(), "after refused calls");
-            plain.assert_equal(&expected_plain, &without, node.rank, &call(&without, &plain, node).unwrap(), "after refused calls");
+            case.assert_equal(
+                &expected,
+                &with,
+                node.rank,
+                &call(&with, &case, node).unwrap(),
+                "after refused calls",
+            );
+            plain.assert_equal(
+                &expected_plain,
+                &without,
+                node.rank,
+                &call(&without, &plain, node).unwrap(),
+                "after refused calls",
+            );
         });
     }
 }
@@ -155,35 +248,64 @@ fn make_every_bad_call(with: &AnyOp<bf16>, without: &AnyOp<bf16>, case: &Case<bf
     let error = refused(with, EpilogueArgs::new(), &mut y);
     let (rows_of_y, cols_of_y) = (ly.rows as u32, ly.cols as u32);
     let fits = |rows, cols| (rows, cols) == (rows_of_y, cols_of_y);
-    assert!(matches!(error, CallError::NotGiven { operand: "residual", expected } if fits(expected.rows, expected.cols)), "{error}");
+    assert!(
+        matches!(error, CallError::NotGiven { operand: "residual", expected } if fits(expected.rows, expected.cols)),
+        "{error}"
+    );
     let error = refused(without, EpilogueArgs::new().residual(&node.view(&rows, ly)), &mut y);
-    assert!(matches!(error, CallError::Unwanted { operand: "residual", found } if found == ly), "{error}");
+    assert!(
+        matches!(error, CallError::Unwanted { operand: "residual", found } if found == ly),
+        "{error}"
+    );
     let error = refused(without, EpilogueArgs::new().residual_in_y(), &mut y);
     assert!(matches!(error, CallError::Unwanted { operand: "residual", .. }), "{error}");
 
     let (less, more) = (Layout::dense(ly.rows, ly.cols - 8), Layout::dense(ly.rows, ly.cols + 8));
     for wrong in [less, more, Layout::dense(ly.rows + 1, ly.cols), Layout::dense(1, ly.cols)] {
         let error = refused(with, EpilogueArgs::new().residual(&node.view(&rows, wrong)), &mut y);
-        assert!(matches!(error, CallError::Shape { operand: "residual", found, .. } if found == wrong), "{error}");
+        assert!(
+            matches!(error, CallError::Shape { operand: "residual", found, .. } if found == wrong),
+            "{error}"
+        );
     }
 
     let here = node.view(&rows, ly).location();
     let elsewhere = if here == Location::Host { Location::Cuda(0) } else { Location::Host };
-    let raw = RawTensor { address: node.address(&rows), dtype: DType::Bf16, location: elsewhere, layout: ly, available: ly.span() };
+    let raw = RawTensor {
+        address: node.address(&rows),
+        dtype: DType::Bf16,
+        location: elsewhere,
+        layout: ly,
+        available: ly.span(),
+    };
     // SAFETY: what is refused does not access it.
     let other = |raw| unsafe { TensorRef::<bf16>::from_raw(raw).unwrap() };
     let error = refused(with, EpilogueArgs::new().residual(&other(raw)), &mut y);
-    assert!(matches!(error, CallError::Location { operand: "residual", found, .. } if found == elsewhere), "{error}");
+    assert!(
+        matches!(error, CallError::Location { operand: "residual", found, .. } if found == elsewhere),
+        "{error}"
+    );
 
     // Eight columns off, and the rows of `y` at another stride: elements of one are others of the
     // other.
     let address = node.address(&y);
     let output = RawTensor { address, location: here, ..raw };
     let wide = Layout { row_stride: ly.cols + 8, ..ly };
-    for aliased in [RawTensor { address: address + 16, ..output }, RawTensor { layout: wide, available: wide.span(), ..output }] {
+    for aliased in [
+        RawTensor { address: address + 16, ..output },
+        RawTensor { layout: wide, available: wide.span(), ..output },
+    ] {
         // SAFETY: as above; `y` outlives the call.
         let mut y = unsafe { TensorMut::<bf16>::from_raw(output).unwrap() };
-        let error = with.forward_with(&x, &w, EpilogueArgs::new().residual(&other(aliased)), &mut y, node.stream()).unwrap_err();
+        let error = with
+            .forward_with(
+                &x,
+                &w,
+                EpilogueArgs::new().residual(&other(aliased)),
+                &mut y,
+                node.stream(),
+            )
+            .unwrap_err();
         assert!(matches!(error, CallError::Overlap { operand: "residual", .. }), "{error}");
     }
     assert!(node.download(&y).iter().all(|e| e.is_nan()), "y was written by a refused call");

@@ -27,8 +27,15 @@ fn shape(machine: Machine, op: OpKind, world: u32, m: usize) -> [usize; 3] {
 }
 
 /// Cases of one layer, each with its expected result, by rows.
-fn cases(machine: Machine, op: OpKind, world: u32, rows: &[usize]) -> Vec<(Case<bf16>, super::super::case::Expected<bf16>)> {
-    let case = |&rows: &usize| Case::<bf16>::new(op, shape(machine, op, world, rows), world, Values::Integers, 71);
+fn cases(
+    machine: Machine,
+    op: OpKind,
+    world: u32,
+    rows: &[usize],
+) -> Vec<(Case<bf16>, super::super::case::Expected<bf16>)> {
+    let case = |&rows: &usize| {
+        Case::<bf16>::new(op, shape(machine, op, world, rows), world, Values::Integers, 71)
+    };
     rows.iter().map(case).map(|case| (case.clone(), case.expected_on(machine))).collect()
 }
 
@@ -36,8 +43,14 @@ fn cases(machine: Machine, op: OpKind, world: u32, rows: &[usize]) -> Vec<(Case<
 fn empty_call(op: &AnyOp<bf16>, case: &Case<bf16>, node: &Node) -> Result<(), CallError> {
     let (lx, lw, ly) = layouts(case, node.rank);
     let without = |layout: Layout| Layout::dense(0, layout.cols);
-    let (x, w, mut y) = (node.poisoned::<bf16>(8), node.upload(&case.w(node.rank)), node.poisoned::<bf16>(8));
-    op.forward(&node.view(&x, without(lx)), &node.view(&w, lw), &mut node.view_mut(&mut y, without(ly)), node.stream())?;
+    let (x, w, mut y) =
+        (node.poisoned::<bf16>(8), node.upload(&case.w(node.rank)), node.poisoned::<bf16>(8));
+    op.forward(
+        &node.view(&x, without(lx)),
+        &node.view(&w, lw),
+        &mut node.view_mut(&mut y, without(ly)),
+        node.stream(),
+    )?;
     assert!(node.download(&y).iter().all(|e| e.is_nan()), "a call without rows wrote to y");
     Ok(())
 }
@@ -63,7 +76,13 @@ pub fn rows_change_with_every_call(machine: Machine) {
                     if turn % 5 == 3 {
                         empty_call(op, case, node).unwrap();
                     }
-                    case.assert_equal(expected, op, node.rank, &call(op, case, node).unwrap(), &format!("turn {turn}"));
+                    case.assert_equal(
+                        expected,
+                        op,
+                        node.rank,
+                        &call(op, case, node).unwrap(),
+                        &format!("turn {turn}"),
+                    );
                 }
             }
             ops[0].status().unwrap();
@@ -82,21 +101,38 @@ pub fn evicted_programs_are_made_again(machine: Machine) {
         machine.run(world, defaults, |node| {
             limit_programs(&node.comm, ROOM);
             let options = OpOptions { workers: node.workers, ..plan };
-            let ops = OPS.map(|op| AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm).unwrap());
+            let ops = OPS.map(|op| {
+                AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm)
+                    .unwrap()
+            });
             for turn in 0..60 {
                 for (op, cases) in ops.iter().zip(&layers) {
                     let (case, expected) = &cases[turn % rows.len()];
-                    case.assert_equal(expected, op, node.rank, &call(op, case, node).unwrap(), &format!("turn {turn}"));
+                    case.assert_equal(
+                        expected,
+                        op,
+                        node.rank,
+                        &call(op, case, node).unwrap(),
+                        &format!("turn {turn}"),
+                    );
                 }
             }
             // What never has room is refused when it is built.
             let many = shape(machine, OPS[0], world, 100_000);
             match AnyOp::<bf16>::build(OPS[0], many, options, &node.comm).unwrap_err() {
-                BuildError::ProgramMemory { bytes, limit, .. } => assert!(bytes > limit && limit == ROOM),
+                BuildError::ProgramMemory { bytes, limit, .. } => {
+                    assert!(bytes > limit && limit == ROOM);
+                }
                 other => panic!("{other}"),
             }
             let (case, expected) = &layers[0][0];
-            case.assert_equal(expected, &ops[0], node.rank, &call(&ops[0], case, node).unwrap(), "after a refused build");
+            case.assert_equal(
+                expected,
+                &ops[0],
+                node.rank,
+                &call(&ops[0], case, node).unwrap(),
+                "after a refused build",
+            );
         });
     }
 }
@@ -116,7 +152,9 @@ pub fn prepared_programs_stay(machine: Machine) {
                 "{refused:?}"
             );
             let (case, expected) = &cases[0];
-            case.assert_equal(expected, &op, node.rank, &call(&op, case, node).unwrap(), "a prepared call");
+            case.assert_equal(expected, &op, node.rank, &call(&op, case, node).unwrap(), "a \
+                                                                                          prepared \
+                                                                                          call");
         });
     }
 }
@@ -129,24 +167,35 @@ pub fn calls_with_other_rows_fail_on_every_rank(machine: Machine) {
             let cases = cases(machine, op, world, &[16, 17]);
             // Rows of rank 1's first two calls, where the others make two of 16.
             for calls in [&[17, 16][..], &[0, 16]] {
-                let (together, deadline) = (Meeting::new(world as usize), scaled(Duration::from_mins(1)));
+                let (together, deadline) =
+                    (Meeting::new(world as usize), scaled(Duration::from_mins(1)));
                 machine.run(
                     world,
                     |options: &mut Options| options.deadline = deadline,
                     |node| {
                         let options = OpOptions { workers: node.workers, ..OpOptions::default() };
-                        let built = AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm).unwrap();
+                        let built = AnyOp::<bf16>::build(
+                            op,
+                            shape(machine, op, world, MOST),
+                            options,
+                            &node.comm,
+                        )
+                        .unwrap();
                         together.wait();
                         let begun = Instant::now();
                         let mut fault = None;
                         for &rows in if node.rank.get() == 1 { calls } else { &[16, 16] } {
                             let made = match rows {
                                 0 => empty_call(&built, &cases[0].0, node),
-                                rows => call(&built, &cases[usize::from(rows == 17)].0, node).map(drop),
+                                rows => {
+                                    call(&built, &cases[usize::from(rows == 17)].0, node).map(drop)
+                                }
                             };
                             fault = fault.or(match made {
                                 Err(CallError::Fault(failure)) => Some(failure.fault),
-                                Err(CallError::Transport(TransportError::Broken { fault })) => Some(fault),
+                                Err(CallError::Transport(TransportError::Broken { fault })) => {
+                                    Some(fault)
+                                }
                                 Err(other) => panic!("{other}"),
                                 // On CUDA a call returns before the device gives up.
                                 Ok(()) => built.status().err(),
@@ -156,7 +205,8 @@ pub fn calls_with_other_rows_fail_on_every_rank(machine: Machine) {
                         together.wait();
                         let text = fault.as_ref().map_or_else(String::new, ToString::to_string);
                         assert!(
-                            matches!(fault, Some(Fault::Disagreed { .. } | Fault::Aborted { .. })) && text.contains("other calls"),
+                            matches!(fault, Some(Fault::Disagreed { .. } | Fault::Aborted { .. }))
+                                && text.contains("other calls"),
                             "rank {}, {calls:?}: {text}",
                             node.rank
                         );
@@ -175,25 +225,52 @@ pub fn rows_that_do_not_fit_are_refused(machine: Machine) {
             let cases = cases(machine, op, world, &[16, 32, MOST + 1]);
             machine.run(world, defaults, |node| {
                 let options = OpOptions { workers: node.workers, ..OpOptions::default() };
-                let built = AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm).unwrap();
+                let built =
+                    AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm)
+                        .unwrap();
                 if node.rank.get() == world - 1 {
                     match call(&built, &cases[2].0, node).unwrap_err() {
-                        CallError::TooManyRows { m, max_m } => assert_eq!((m, max_m), (MOST + 1, MOST)),
+                        CallError::TooManyRows { m, max_m } => {
+                            assert_eq!((m, max_m), (MOST + 1, MOST));
+                        }
                         other => panic!("{other}"),
                     }
-                    assert!(matches!(built.prepare(&[MOST + 1]), Err(CallError::TooManyRows { .. })));
+                    assert!(matches!(
+                        built.prepare(&[MOST + 1]),
+                        Err(CallError::TooManyRows { .. })
+                    ));
                     // The operand with a shard's rows is of another m.
-                    let [(lx, lw, ly), (other_x, _, other_y)] = [&cases[0].0, &cases[1].0].map(|case| layouts(case, node.rank));
-                    let (lx, ly, name) = if op == OpKind::AllGatherGemm { (other_x, ly, "x") } else { (lx, other_y, "y") };
-                    let (x, w, mut y) = (node.poisoned::<bf16>(lx.span()), node.poisoned(lw.span()), node.poisoned(ly.span()));
-                    let refused = built.forward(&node.view(&x, lx), &node.view(&w, lw), &mut node.view_mut(&mut y, ly), node.stream());
+                    let [(lx, lw, ly), (other_x, _, other_y)] =
+                        [&cases[0].0, &cases[1].0].map(|case| layouts(case, node.rank));
+                    let (lx, ly, name) = if op == OpKind::AllGatherGemm {
+                        (other_x, ly, "x")
+                    } else {
+                        (lx, other_y, "y")
+                    };
+                    let (x, w, mut y) = (
+                        node.poisoned::<bf16>(lx.span()),
+                        node.poisoned(lw.span()),
+                        node.poisoned(ly.span()),
+                    );
+                    let refused = built.forward(
+                        &node.view(&x, lx),
+                        &node.view(&w, lw),
+                        &mut node.view_mut(&mut y, ly),
+                        node.stream(),
+                    );
                     match refused.unwrap_err() {
                         CallError::Shape { operand, m, .. } => assert_eq!((operand, m), (name, 16)),
                         other => panic!("{other}"),
                     }
                 }
                 let (case, expected) = &cases[1];
-                case.assert_equal(expected, &built, node.rank, &call(&built, case, node).unwrap(), "after refused calls");
+                case.assert_equal(
+                    expected,
+                    &built,
+                    node.rank,
+                    &call(&built, case, node).unwrap(),
+                    "after refused calls",
+                );
             });
         }
     }
@@ -205,7 +282,10 @@ pub fn ops_hold_no_memory_of_their_own(machine: Machine) {
         let cases = OPS.map(|op| cases(machine, op, world, &[MOST, 4]));
         machine.run(world, defaults, |node| {
             let options = OpOptions { workers: node.workers, ..OpOptions::default() };
-            let build = |op| AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm).unwrap();
+            let build = |op| {
+                AnyOp::<bf16>::build(op, shape(machine, op, world, MOST), options, &node.comm)
+                    .unwrap()
+            };
             let use_all = |ops: &[AnyOp<bf16>]| {
                 for (op, cases) in ops.iter().zip(&cases) {
                     for (case, _) in cases {

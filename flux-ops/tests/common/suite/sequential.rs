@@ -22,17 +22,22 @@ pub fn sequential_calls_share_the_workspace_with_others(machine: Machine) {
         let of = |op| {
             let many = equal_shards(machine, op, world);
             let few = [21 * world as usize, many[1], many[2]];
-            let (whole, split) = (sequential(machine), Plan { k: KSplit::SplitK(2), ..sequential(machine) });
+            let (whole, split) =
+                (sequential(machine), Plan { k: KSplit::SplitK(2), ..sequential(machine) });
             let plans = [(few, whole), (many, plain(machine)), (many, whole), (many, split)];
-            plans.map(|(shape, plan)| (Case::<bf16>::new(op, shape, world, Values::Integers, 67), OpOptions::of(plan)))
+            plans.map(|(shape, plan)| {
+                (Case::<bf16>::new(op, shape, world, Values::Integers, 67), OpOptions::of(plan))
+            })
         };
         let cases: Vec<_> = OPS.into_iter().flat_map(of).collect();
         let expected: Vec<_> = cases.iter().map(|(case, _)| case.expected_on(machine)).collect();
         let wrap = |options: &mut Options| options.first_epoch = Epoch::new(u32::MAX - 20);
         machine.run(world, wrap, |node| {
-            let ops: Vec<_> = cases.iter().map(|(case, options)| AnyOp::of(case, *options, node)).collect();
+            let ops: Vec<_> =
+                cases.iter().map(|(case, options)| AnyOp::of(case, *options, node)).collect();
             // Each op behind each one, so in both buffers.
-            let pairs = (0..ops.len()).flat_map(|first| (0..ops.len()).flat_map(move |second| [first, second]));
+            let pairs = (0..ops.len())
+                .flat_map(|first| (0..ops.len()).flat_map(move |second| [first, second]));
             let mut first: Vec<Option<Vec<bf16>>> = vec![None; ops.len()];
             for (i, at) in pairs.enumerate() {
                 if i % 7 == node.rank.index() {
@@ -60,7 +65,13 @@ pub fn sequential_integers_of_two_ranks_are_exact(machine: Machine) {
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
                 assert!(op.plan(case.problem.m()).is_flattened(), "{}", op.explain());
-                case.assert_equal(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                case.assert_equal(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &call(&op, &case, node).unwrap(),
+                    "a call",
+                );
             });
         }
     }
@@ -76,16 +87,26 @@ pub fn sequential_calls_finish_f16(machine: Machine) {
 
 /// Reals, with a bias and a residual, which a sum over ranks has once, and an activation.
 fn finish<T: Number>(machine: Machine) {
-    for (world, op) in machine.worlds(&[2, 3, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-        let activation = if op == OpKind::AllGatherGemm { Activation::Silu } else { Activation::None };
+    for (world, op) in
+        machine.worlds(&[2, 3, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op)))
+    {
+        let activation =
+            if op == OpKind::AllGatherGemm { Activation::Silu } else { Activation::None };
         for (bias, activation) in [(false, Activation::None), (true, activation)] {
-            let case = Case::<T>::new(op, equal_shards(machine, op, world), world, Values::Reals, 73);
+            let case =
+                Case::<T>::new(op, equal_shards(machine, op, world), world, Values::Reals, 73);
             let case = case.finished(bias, Values::Reals, activation);
             let case = if bias { case.with_residual(Values::Reals) } else { case };
             let expected = case.expected_on(machine);
             machine.run(world, defaults, |node| {
                 let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
-                case.assert_close(&expected, &op, node.rank, &call(&op, &case, node).unwrap(), "a call");
+                case.assert_close(
+                    &expected,
+                    &op,
+                    node.rank,
+                    &call(&op, &case, node).unwrap(),
+                    "a call",
+                );
             });
         }
     }
@@ -93,22 +114,37 @@ fn finish<T: Number>(machine: Machine) {
 
 /// Rows of `x`, `w` and `y` with gaps, which keep what is in them.
 pub fn sequential_calls_honour_row_strides(machine: Machine) {
-    for (world, op) in machine.worlds(&[2, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op))) {
-        let case = Case::<bf16>::new(op, equal_shards(machine, op, world), world, Values::Integers, 57);
+    for (world, op) in
+        machine.worlds(&[2, 4]).into_iter().flat_map(|world| OPS.map(|op| (world, op)))
+    {
+        let case =
+            Case::<bf16>::new(op, equal_shards(machine, op, world), world, Values::Integers, 57);
         let expected = case.expected_on(machine);
         machine.run(world, defaults, |node| {
             let op = AnyOp::of(&case, OpOptions::of(sequential(machine)), node);
             let wide = |layout: Layout| Layout { row_stride: layout.cols + 24, ..layout };
             let (lx, lw, ly) = layouts(&case, node.rank);
-            let (x, w) = (with_gaps(&case.x(node.rank), wide(lx), node), with_gaps(&case.w(node.rank), wide(lw), node));
+            let (x, w) = (
+                with_gaps(&case.x(node.rank), wide(lx), node),
+                with_gaps(&case.w(node.rank), wide(lw), node),
+            );
             let mut y = node.poisoned(wide(ly).span());
             for _ in 0..3 {
-                op.forward(&node.view(&x, wide(lx)), &node.view(&w, wide(lw)), &mut node.view_mut(&mut y, wide(ly)), node.stream())
-                    .unwrap();
+                op.forward(
+                    &node.view(&x, wide(lx)),
+                    &node.view(&w, wide(lw)),
+                    &mut node.view_mut(&mut y, wide(ly)),
+                    node.stream(),
+                )
+                .unwrap();
             }
             let found = node.download(&y);
             let rows = found.chunks(wide(ly).row_stride);
-            assert!(rows.clone().all(|row| row.iter().skip(ly.cols).all(|gap| gap.is_nan())), "{}", op.explain());
+            assert!(
+                rows.clone().all(|row| row.iter().skip(ly.cols).all(|gap| gap.is_nan())),
+                "{}",
+                op.explain()
+            );
             let dense: Vec<bf16> = rows.flat_map(|row| &row[..ly.cols]).copied().collect();
             case.assert_equal(&expected, &op, node.rank, &dense, "with gaps");
         });
@@ -126,5 +162,12 @@ fn with_gaps(dense: &[bf16], layout: Layout, node: &Node) -> Memory<bf16> {
 
 /// No kernel of a sequential call waits for a peer, so the guard ends the collective.
 pub fn a_rank_that_never_makes_a_sequential_call_is_named(machine: Machine) {
-    before_a_new_group(machine, &OPS, &[2, 3, 4], equal_shards, OpOptions::of(sequential(machine)), rank_1_never_calls);
+    before_a_new_group(
+        machine,
+        &OPS,
+        &[2, 3, 4],
+        equal_shards,
+        OpOptions::of(sequential(machine)),
+        rank_1_never_calls,
+    );
 }

@@ -17,13 +17,24 @@ fn call_transposed<T: Number>(op: &AnyOp<T>, case: &Case<T>, node: &Node) -> Vec
             wide[k * transposed.row_stride + n] = v;
         }
     }
-    let (x, w, mut y) = (node.upload(&case.x(node.rank)), node.upload(&wide), node.poisoned(ly.span()));
-    op.forward(&node.view(&x, lx), &node.view(&w, transposed), &mut node.view_mut(&mut y, ly), node.stream()).unwrap();
+    let (x, w, mut y) =
+        (node.upload(&case.x(node.rank)), node.upload(&wide), node.poisoned(ly.span()));
+    op.forward(
+        &node.view(&x, lx),
+        &node.view(&w, transposed),
+        &mut node.view_mut(&mut y, ly),
+        node.stream(),
+    )
+    .unwrap();
     node.download(&y)
 }
 
 fn gives_the_same_bits<T: Number>(machine: Machine) {
-    for (world, &op) in machine.worlds(&[1, 2, 3, 4]).into_iter().flat_map(|world| machine.ops().iter().map(move |op| (world, op))) {
+    for (world, &op) in machine
+        .worlds(&[1, 2, 3, 4])
+        .into_iter()
+        .flat_map(|world| machine.ops().iter().map(move |op| (world, op)))
+    {
         for shape in [unaligned(machine, op, world), few_rows(machine, op, world)] {
             let case = Case::<T>::new(op, shape, world, Values::Reals, 163);
             let expected = case.expected_on(machine);
@@ -32,10 +43,12 @@ fn gives_the_same_bits<T: Number>(machine: Machine) {
                 for plan in [None, Some(split)] {
                     let options = OpOptions::of(plan);
                     let straight = AnyOp::of(&case, options, node);
-                    let transposed = AnyOp::of(&case, OpOptions { weights: WeightLayout::Kn, ..options }, node);
+                    let transposed =
+                        AnyOp::of(&case, OpOptions { weights: WeightLayout::Kn, ..options }, node);
                     let y = call_transposed(&transposed, &case, node);
                     case.assert_close(&expected, &transposed, node.rank, &y, "transposed weights");
-                    let same = straight.plan(case.problem.m()).comm == CommMode::Sequential || call(&straight, &case, node).unwrap() == y;
+                    let same = straight.plan(case.problem.m()).comm == CommMode::Sequential
+                        || call(&straight, &case, node).unwrap() == y;
                     assert!(same, "other bits: {}", transposed.explain());
                 }
             });
@@ -50,17 +63,37 @@ pub fn weights_of_k_and_n_give_the_same_bits(machine: Machine) {
 
 /// The layout is agreed on, and weights of the other one are refused before anything is launched.
 pub fn weights_that_do_not_lie_as_built_are_refused(machine: Machine) {
-    for (world, &op) in machine.worlds(&[1, 2]).into_iter().flat_map(|world| machine.ops().iter().map(move |op| (world, op))) {
-        let case = Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 167);
+    for (world, &op) in machine
+        .worlds(&[1, 2])
+        .into_iter()
+        .flat_map(|world| machine.ops().iter().map(move |op| (world, op)))
+    {
+        let case =
+            Case::<bf16>::new(op, unaligned(machine, op, world), world, Values::Integers, 167);
         machine.run(world, defaults, |node| {
             let p = &case.problem;
             let shape = [p.m() as usize, p.n() as usize, p.k() as usize];
             if world > 1 {
-                let weights = if node.rank.get() == 1 { WeightLayout::Kn } else { WeightLayout::Nk };
-                let refused = AnyOp::<bf16>::build(op, shape, OpOptions { weights, ..OpOptions::default() }, &node.comm).unwrap_err();
-                assert!(matches!(refused, BuildError::Disagreement { .. }) && refused.to_string().contains("weights [k, n]"), "{refused}");
+                let weights =
+                    if node.rank.get() == 1 { WeightLayout::Kn } else { WeightLayout::Nk };
+                let refused = AnyOp::<bf16>::build(
+                    op,
+                    shape,
+                    OpOptions { weights, ..OpOptions::default() },
+                    &node.comm,
+                )
+                .unwrap_err();
+                assert!(
+                    matches!(refused, BuildError::Disagreement { .. })
+                        && refused.to_string().contains("weights [k, n]"),
+                    "{refused}"
+                );
             }
-            let built = AnyOp::of(&case, OpOptions { weights: WeightLayout::Kn, ..OpOptions::default() }, node);
+            let built = AnyOp::of(
+                &case,
+                OpOptions { weights: WeightLayout::Kn, ..OpOptions::default() },
+                node,
+            );
             let refused = call(&built, &case, node).unwrap_err();
             assert!(matches!(refused, CallError::Shape { operand: "w", .. }), "{refused}");
             call_transposed(&built, &case, node);

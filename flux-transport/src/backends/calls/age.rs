@@ -19,7 +19,11 @@ impl Refreshed {
     }
 
     /// Before call `epoch` writes a word: has `fill` bring all words to the call before it, if due.
-    pub(crate) fn keep(&mut self, epoch: Epoch, fill: impl FnOnce(u32) -> Result<(), CudaError>) -> Result<(), CudaError> {
+    pub(crate) fn keep(
+        &mut self,
+        epoch: Epoch,
+        fill: impl FnOnce(u32) -> Result<(), CudaError>,
+    ) -> Result<(), CudaError> {
         if epoch.get().wrapping_sub(self.0.get()) >= AHEAD {
             fill(epoch.before(1).get())?;
             self.0 = epoch;
@@ -35,23 +39,39 @@ mod tests {
 
     proptest! {
         #[test]
-        fn no_word_is_ever_taken_for_ahead(first: u32, calls in prop::collection::vec(1u32..1 << 29, 1..40)) {
+        fn no_word_is_ever_taken_for_ahead(
+            first: u32,
+            calls in prop::collection::vec(1u32..1 << 29, 1..40),
+        ) {
             let mut refreshed = Refreshed::new(Epoch::new(first));
             // A word that no call writes.
             let (mut word, mut epoch) = (first.wrapping_sub(1), first);
             for more in calls {
                 epoch = epoch.wrapping_add(more);
-                refreshed.keep(Epoch::new(epoch), |value| { word = value; Ok(()) }).unwrap();
-                prop_assert!(word.wrapping_sub(epoch).cast_signed() < 0, "{word} is taken for {epoch}");
-                prop_assert!(word.wrapping_sub(epoch.wrapping_add(AHEAD)).cast_signed() < 0, "what ends waits is ahead of it");
+                refreshed
+                    .keep(Epoch::new(epoch), |value| {
+                        word = value;
+                        Ok(())
+                    })
+                    .unwrap();
+                prop_assert!(
+                    word.wrapping_sub(epoch).cast_signed() < 0,
+                    "{word} is taken for {epoch}"
+                );
+                prop_assert!(
+                    word.wrapping_sub(epoch.wrapping_add(AHEAD)).cast_signed() < 0,
+                    "what ends waits is ahead of it"
+                );
             }
         }
     }
 
     #[test]
     fn what_could_not_be_filled_is_due_again() {
-        let (mut refreshed, due) = (Refreshed::new(Epoch::FIRST), Epoch::new(Epoch::FIRST.get() + AHEAD));
-        let refused = || Err(CudaError::Call { call: "cuMemsetD32Async", code: 1, name: String::new() });
+        let (mut refreshed, due) =
+            (Refreshed::new(Epoch::FIRST), Epoch::new(Epoch::FIRST.get() + AHEAD));
+        let refused =
+            || Err(CudaError::Call { call: "cuMemsetD32Async", code: 1, name: String::new() });
         refreshed.keep(due.before(1), |_| refused()).unwrap();
         refreshed.keep(due, |_| refused()).unwrap_err();
         refreshed

@@ -16,7 +16,11 @@ const CALLS: usize = 4096;
 fn then(history: u32, op: u32) -> u32 {
     // FNV-1a, continued. Steps are invertible, so different histories stay different; others
     // collide once in 2^32.
-    let step = |history| op.to_le_bytes().iter().fold(history, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193));
+    let step = |history| {
+        op.to_le_bytes()
+            .iter()
+            .fold(history, |hash: u32, &byte| (hash ^ u32::from(byte)).wrapping_mul(0x0100_0193))
+    };
     // 0 is replaced by its own successor, which follows no other history.
     Some(step(history)).filter(|&next| next != 0).unwrap_or_else(|| step(0))
 }
@@ -109,8 +113,19 @@ impl<'w> OpHashes<'w> {
     /// The same of what `peer` has said of one call.
     pub(crate) fn against_one(self, rank: Rank, peer: Rank, theirs: OpHash) -> Option<FaultRecord> {
         let own = self.of(theirs.epoch).filter(|own| own.history != theirs.history)?;
-        let (code, wait, rank, peer, epoch) = (fault::DISAGREED, fault::CALL, rank.get(), peer.get(), own.epoch.get());
-        Some(FaultRecord { state: 1, code, wait, rank, peer, epoch, expected: own.history, seen: theirs.history, ..FaultRecord::default() })
+        let (code, wait, rank, peer, epoch) =
+            (fault::DISAGREED, fault::CALL, rank.get(), peer.get(), own.epoch.get());
+        Some(FaultRecord {
+            state: 1,
+            code,
+            wait,
+            rank,
+            peer,
+            epoch,
+            expected: own.history,
+            seen: theirs.history,
+            ..FaultRecord::default()
+        })
     }
 }
 
@@ -124,14 +139,19 @@ mod tests {
 
     /// What two ranks say, who have said nothing yet of call `first`.
     fn words(first: Epoch) -> [Vec<AtomicU64>; 2] {
-        [0, 1].map(|_| (0..OpHashes::WORDS).map(|_| AtomicU64::new(OpHash::before(first).word())).collect())
+        [0, 1].map(|_| {
+            (0..OpHashes::WORDS).map(|_| AtomicU64::new(OpHash::before(first).word())).collect()
+        })
     }
 
     fn found(words: &[Vec<AtomicU64>; 2]) -> Option<u32> {
         let [a, b] = words.each_ref().map(|words| OpHashes::new(words));
         let records = [a.against(RANKS[0], RANKS[1], b), b.against(RANKS[1], RANKS[0], a)];
         for (record, rank) in records.iter().flatten().zip(RANKS) {
-            assert_eq!((record.state, record.code, record.wait, record.rank), (1, fault::DISAGREED, fault::CALL, rank.get()));
+            assert_eq!(
+                (record.state, record.code, record.wait, record.rank),
+                (1, fault::DISAGREED, fault::CALL, rank.get())
+            );
         }
         let [a, b] = records.map(|record| record.map(|record| record.epoch));
         assert_eq!(a, b, "both find it");
@@ -153,15 +173,22 @@ mod tests {
     #[test]
     fn histories_that_differ_stay_different_over_calls_that_are_the_same() {
         let histories = 1 << 18;
-        let after: BTreeSet<u32> = (0..histories).map(|i: u32| then(i.wrapping_mul(0x9e37_79b1), 7)).collect();
+        let after: BTreeSet<u32> =
+            (0..histories).map(|i: u32| then(i.wrapping_mul(0x9e37_79b1), 7)).collect();
         assert_eq!(after.len(), histories as usize);
     }
 
     #[test]
     fn what_is_said_is_never_0() {
         // Undone from 0, which the last byte of the op's number alone cannot be.
-        let inverse = (0..5).fold(1_u32, |inverse, _| inverse.wrapping_mul(2_u32.wrapping_sub(inverse.wrapping_mul(0x0100_0193))));
-        let before = 7_u32.to_le_bytes().iter().rev().fold(0_u32, |hash, &byte| hash.wrapping_mul(inverse) ^ u32::from(byte));
+        let inverse = (0..5).fold(1_u32, |inverse, _| {
+            inverse.wrapping_mul(2_u32.wrapping_sub(inverse.wrapping_mul(0x0100_0193)))
+        });
+        let before = 7_u32
+            .to_le_bytes()
+            .iter()
+            .rev()
+            .fold(0_u32, |hash, &byte| hash.wrapping_mul(inverse) ^ u32::from(byte));
         assert!(before != 0 && then(before, 7) == then(0, 7) && then(0, 7) != 0);
         assert_ne!(then(before, 8), then(0, 8), "histories meet nowhere else");
     }
@@ -176,7 +203,11 @@ mod tests {
     proptest! {
         #[test]
         fn other_calls_are_found_however_late_and_the_same_never(
-            ops in prop::collection::vec(1u32.., 2..20), at in any::<prop::sample::Index>(), first: u32, same in 0u32..5000, ahead in 0u32..4000
+            ops in prop::collection::vec(1u32.., 2..20),
+            at in any::<prop::sample::Index>(),
+            first: u32,
+            same in 0u32..5000,
+            ahead in 0u32..4000,
         ) {
             let at = at.index(ops.len() - 1);
             let mut other = ops.clone();
@@ -201,17 +232,27 @@ mod tests {
         }
 
         #[test]
-        fn one_call_of_a_peer_is_compared_with_the_own(ops in prop::collection::vec(1u32.., 1..20), first: u32, last: u32) {
+        fn one_call_of_a_peer_is_compared_with_the_own(
+            ops in prop::collection::vec(1u32.., 1..20),
+            first: u32,
+            last: u32,
+        ) {
             let words = words(Epoch::new(first));
             let own = OpHashes::new(&words[0]);
-            let calls: Vec<OpHash> = (0..).zip(&ops).map(|(i, &op)| {
-                own.say(Epoch::new(first.wrapping_add(i)), op);
-                own.last()
-            }).collect();
+            let calls: Vec<OpHash> = (0..)
+                .zip(&ops)
+                .map(|(i, &op)| {
+                    own.say(Epoch::new(first.wrapping_add(i)), op);
+                    own.last()
+                })
+                .collect();
             for said in calls {
                 prop_assert_eq!(own.against_one(RANKS[0], RANKS[1], said), None);
                 let other = OpHash { history: said.history.wrapping_add(last.max(1)), ..said };
-                prop_assert_eq!(own.against_one(RANKS[0], RANKS[1], other).map(|record| record.epoch), Some(said.epoch.get()));
+                prop_assert_eq!(
+                    own.against_one(RANKS[0], RANKS[1], other).map(|record| record.epoch),
+                    Some(said.epoch.get())
+                );
             }
         }
     }

@@ -55,7 +55,9 @@ impl Captures {
     /// Takes note of a call that begins.
     fn note(&mut self, turn: StreamTurn) -> Result<(), TransportError> {
         match self {
-            Self::Refused(transport, why) if turn.is_captured() => Err(TransportError::NotCapturable { transport: *transport, why }),
+            Self::Refused(transport, why) if turn.is_captured() => {
+                Err(TransportError::NotCapturable { transport: *transport, why })
+            }
             Self::Refused(..) => Ok(()),
             Self::Taken(any) => {
                 *any |= turn.is_captured();
@@ -67,7 +69,11 @@ impl Captures {
 
 impl Calls {
     /// Calls on `device`, the first with number `epoch`.
-    pub(crate) fn new(device: &CudaDevice, epoch: Epoch, captures: Captures) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        device: &CudaDevice,
+        epoch: Epoch,
+        captures: Captures,
+    ) -> Result<Self, CudaError> {
         Ok(Self { order: Order::new(device)?, epoch, call: None, captures, device: device.clone() })
     }
 
@@ -98,7 +104,11 @@ impl Calls {
     }
 
     /// Begins a call on `stream`, after the call before; `fork` is then given the stream.
-    pub(crate) fn begin(&mut self, stream: Stream<'_>, fork: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+    pub(crate) fn begin(
+        &mut self,
+        stream: Stream<'_>,
+        fork: impl FnOnce(usize) -> Result<(), CudaError>,
+    ) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         let _current = self.device.enter()?;
         if !self.device.owns_stream(caller)? {
@@ -147,7 +157,9 @@ impl Calls {
         if self.call.as_mut().is_some_and(|call| std::mem::take(&mut call.stores)) {
             Ok(caller)
         } else {
-            Err(TransportError::MoverUnusable { why: "nothing that this call stores waits to be sent" })
+            Err(TransportError::MoverUnusable {
+                why: "nothing that this call stores waits to be sent",
+            })
         }
     }
 
@@ -160,7 +172,11 @@ impl Calls {
 
     /// Takes the call back; `join` orders the caller's stream after side streams, which may read
     /// its rows.
-    pub(crate) fn abandon(&mut self, stream: Stream<'_>, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+    pub(crate) fn abandon(
+        &mut self,
+        stream: Stream<'_>,
+        join: impl FnOnce(usize) -> Result<(), CudaError>,
+    ) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         match self.call.take() {
             Some(call) if call.is_to_be_joined() => {
@@ -172,7 +188,11 @@ impl Calls {
     }
 
     /// Ends the call; `join` orders the caller's stream after its side streams.
-    pub(crate) fn finish(&mut self, stream: Stream<'_>, join: impl FnOnce(usize) -> Result<(), CudaError>) -> Result<(), TransportError> {
+    pub(crate) fn finish(
+        &mut self,
+        stream: Stream<'_>,
+        join: impl FnOnce(usize) -> Result<(), CudaError>,
+    ) -> Result<(), TransportError> {
         let caller = self.raw(stream)?;
         let Some(call) = self.call.take() else { return Ok(()) };
         if !call.turn.is_captured() {
@@ -191,7 +211,10 @@ impl Calls {
     }
 
     fn wrong_stream(&self, stream: Stream<'_>) -> TransportError {
-        TransportError::WrongStream { stream: stream.raw(), device: Device::from(self.device.info().clone()) }
+        TransportError::WrongStream {
+            stream: stream.raw(),
+            device: Device::from(self.device.info().clone()),
+        }
     }
 }
 
@@ -201,10 +224,14 @@ mod tests {
 
     #[test]
     fn a_capture_is_refused_or_never_forgotten() {
-        let (eager, captured) = (StreamTurn::Eager { stream: 1 }, StreamTurn::Captured { capture: 1, stream: 1 });
+        let (eager, captured) =
+            (StreamTurn::Eager { stream: 1 }, StreamTurn::Captured { capture: 1, stream: 1 });
         let mut refused = Captures::Refused(TransportKind::Pcie, "why");
         refused.note(eager).unwrap();
-        assert!(matches!(refused.note(captured), Err(TransportError::NotCapturable { transport: TransportKind::Pcie, why: "why" })));
+        assert!(matches!(
+            refused.note(captured),
+            Err(TransportError::NotCapturable { transport: TransportKind::Pcie, why: "why" })
+        ));
         let mut taken = Captures::Taken(false);
         for (turn, any) in [(eager, false), (captured, true), (eager, true)] {
             taken.note(turn).unwrap();

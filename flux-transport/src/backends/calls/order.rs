@@ -24,8 +24,12 @@ impl StreamTurn {
     fn waits_for(self, last: Self) -> bool {
         match (self, last) {
             (Self::Eager { stream }, Self::Eager { stream: last }) => stream != last,
-            (Self::Captured { capture, stream }, Self::Captured { capture: same, stream: last }) => capture == same && stream != last,
-            (Self::Eager { .. }, Self::Captured { .. }) | (Self::Captured { .. }, Self::Eager { .. }) => false,
+            (
+                Self::Captured { capture, stream },
+                Self::Captured { capture: same, stream: last },
+            ) => capture == same && stream != last,
+            (Self::Eager { .. }, Self::Captured { .. })
+            | (Self::Captured { .. }, Self::Eager { .. }) => false,
         }
     }
 }
@@ -60,7 +64,8 @@ impl Order {
                 return Err(CudaError::Call {
                     call: "cuStreamGetCaptureInfo",
                     code: CAPTURE_INVALIDATED,
-                    name: "the stream's capture was invalidated by an earlier call: end it first".to_owned(),
+                    name: "the stream's capture was invalidated by an earlier call: end it first"
+                        .to_owned(),
                 });
             }
         };
@@ -100,7 +105,9 @@ mod tests {
         let eager = |stream| StreamTurn::Eager { stream };
         let captured = |capture, stream| StreamTurn::Captured { capture, stream };
         assert!(eager(2).waits_for(eager(1)) && !eager(1).waits_for(eager(1)));
-        assert!(captured(9, 2).waits_for(captured(9, 1)) && !captured(9, 1).waits_for(captured(9, 1)));
+        assert!(
+            captured(9, 2).waits_for(captured(9, 1)) && !captured(9, 1).waits_for(captured(9, 1))
+        );
         assert!(!captured(9, 2).waits_for(captured(8, 1)), "events do not cross captures");
         assert!(!captured(9, 2).waits_for(eager(1)) && !eager(2).waits_for(captured(9, 1)));
     }

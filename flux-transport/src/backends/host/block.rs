@@ -27,7 +27,8 @@ impl Block {
         let none = || TransportError::OutOfMemory { what, bytes };
         // Aligned by hand: for large alignments `alloc_zeroed` writes zeros instead of taking fresh
         // pages.
-        let size = bytes.checked_add(LINE).and_then(|size| usize::try_from(size).ok()).ok_or_else(none)?;
+        let size =
+            bytes.checked_add(LINE).and_then(|size| usize::try_from(size).ok()).ok_or_else(none)?;
         let layout = Layout::from_size_align(size, 16).map_err(|_| none())?;
         // SAFETY: the size is at least `LINE`, so not 0.
         let memory = NonNull::new(unsafe { alloc_zeroed(layout) }).ok_or_else(none)?;
@@ -49,5 +50,7 @@ impl Drop for Block {
 
 /// A pointer to memory whose address was exposed.
 pub(super) fn pointer(address: u64) -> *mut u8 {
-    std::ptr::with_exposed_provenance_mut(usize::try_from(address).expect("addresses of this process fit its words"))
+    std::ptr::with_exposed_provenance_mut(
+        usize::try_from(address).expect("addresses of this process fit its words"),
+    )
 }

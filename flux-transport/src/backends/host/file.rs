@@ -37,14 +37,20 @@ unsafe impl Sync for MappedFile {}
 pub(crate) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, TransportError> {
     let refused = |errno: Errno| match errno {
         Errno::NOSPC | Errno::NOMEM | Errno::FBIG => TransportError::OutOfMemory { what, bytes },
-        errno => TransportError::Io { what: "making memory that processes can share", source: errno.into() },
+        errno => TransportError::Io {
+            what: "making memory that processes can share",
+            source: errno.into(),
+        },
     };
     within(rustix::process::getrlimit(Resource::Fsize).current, bytes)?;
-    let file = rustix::fs::memfd_create("flux", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).map_err(refused)?;
+    let file = rustix::fs::memfd_create("flux", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+        .map_err(refused)?;
     // A length that cannot be is refused before any memory is taken.
     rustix::fs::ftruncate(&file, bytes).map_err(refused)?;
     for first in (0..bytes).step_by(PIECE as usize) {
-        let take = || rustix::fs::fallocate(&file, FallocateFlags::empty(), first, PIECE.min(bytes - first));
+        let take = || {
+            rustix::fs::fallocate(&file, FallocateFlags::empty(), first, PIECE.min(bytes - first))
+        };
         rustix::io::retry_on_intr(take).map_err(refused)?;
     }
     rustix::fs::fcntl_add_seals(&file, LENGTH | SealFlags::SEAL).map_err(refused)?;
@@ -54,8 +60,12 @@ pub(crate) fn create(what: &'static str, bytes: u64) -> Result<OwnedFd, Transpor
 /// Refuses a file beyond the process's limit, at which the system would kill the process.
 fn within(limit: Option<u64>, bytes: u64) -> Result<(), TransportError> {
     let Some(limit) = limit.filter(|&limit| bytes > limit) else { return Ok(()) };
-    let why = format!("it has {bytes} bytes, and the process's limit to files is {limit} (ulimit -f)");
-    Err(TransportError::Io { what: "making memory that processes can share", source: std::io::Error::other(why) })
+    let why =
+        format!("it has {bytes} bytes, and the process's limit to files is {limit} (ulimit -f)");
+    Err(TransportError::Io {
+        what: "making memory that processes can share",
+        source: std::io::Error::other(why),
+    })
 }
 
 impl MappedFile {
@@ -64,7 +74,8 @@ impl MappedFile {
     /// # Errors
     /// In words, what is wrong with the descriptor.
     pub(crate) fn map(file: BorrowedFd<'_>, bytes: u64) -> Result<Self, String> {
-        let stat = rustix::fs::fstat(file).map_err(|errno| format!("its descriptor cannot be looked at: {errno}"))?;
+        let stat = rustix::fs::fstat(file)
+            .map_err(|errno| format!("its descriptor cannot be looked at: {errno}"))?;
         if u64::try_from(stat.st_size) != Ok(bytes) {
             return Err(format!("its memory has {} bytes, not {bytes}", stat.st_size));
         }
@@ -72,14 +83,19 @@ impl MappedFile {
         if !rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(LENGTH)) {
             return Err("its descriptor is not of memory with a sealed length".to_owned());
         }
-        let length = usize::try_from(bytes).map_err(|_| format!("{bytes} bytes are more than this process can map"))?;
+        let length = usize::try_from(bytes)
+            .map_err(|_| format!("{bytes} bytes are more than this process can map"))?;
         let (access, flags) = (ProtFlags::READ | ProtFlags::WRITE, MapFlags::SHARED);
         // SAFETY: a new mapping at an address of the kernel's choice touches no memory of this
         // process.
-        let memory = unsafe { rustix::mm::mmap(std::ptr::null_mut(), length, access, flags, file.as_fd(), 0) };
-        let memory = memory.map_err(|errno| format!("{bytes} bytes of its memory cannot be mapped: {errno}"))?;
+        let memory = unsafe {
+            rustix::mm::mmap(std::ptr::null_mut(), length, access, flags, file.as_fd(), 0)
+        };
+        let memory = memory
+            .map_err(|errno| format!("{bytes} bytes of its memory cannot be mapped: {errno}"))?;
         let address = memory.expose_provenance() as u64;
-        let memory = NonNull::new(memory).ok_or_else(|| "its memory was mapped at address 0".to_owned())?;
+        let memory =
+            NonNull::new(memory).ok_or_else(|| "its memory was mapped at address 0".to_owned())?;
         Ok(Self { memory, bytes: length, address })
     }
 
@@ -111,7 +127,11 @@ mod tests {
     fn a_file_beyond_the_limit_is_refused_before_the_system_ends_the_process_for_it() {
         assert!(within(None, u64::MAX).is_ok() && within(Some(4096), 4096).is_ok());
         let error = within(Some(4096), 4097).unwrap_err();
-        assert!(matches!(&error, TransportError::Io { .. }) && error.to_string().contains("4096 (ulimit -f)"), "{error}");
+        assert!(
+            matches!(&error, TransportError::Io { .. })
+                && error.to_string().contains("4096 (ulimit -f)"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -130,7 +150,9 @@ mod tests {
 
     #[test]
     fn a_descriptor_that_another_could_cut_is_refused() {
-        let open = rustix::fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING).unwrap();
+        let open =
+            rustix::fs::memfd_create("open", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)
+                .unwrap();
         rustix::fs::ftruncate(&open, 4096).unwrap();
         assert!(refusal(&open, 4096).contains("sealed"));
         let mut on_disk = tempfile::tempfile().unwrap();
@@ -145,7 +167,8 @@ mod tests {
         for bytes in [4096, PIECE, 2 * PIECE + 4096] {
             let stat = rustix::fs::fstat(create("test", bytes).unwrap()).unwrap();
             assert!(
-                u64::try_from(stat.st_size) == Ok(bytes) && stat.st_blocks.cast_unsigned() * 512 >= bytes,
+                u64::try_from(stat.st_size) == Ok(bytes)
+                    && stat.st_blocks.cast_unsigned() * 512 >= bytes,
                 "{} blocks of {bytes} bytes",
                 stat.st_blocks
             );

@@ -59,7 +59,9 @@ impl Mapping {
         let pads: Vec<_> = regions.iter().map(|region| region.pad()).collect();
         // SAFETY: the mapping holds the blocks as long as `words` lives in it; they have the sizes
         // that `size` asks for, and their words are accessed by the signal protocol only.
-        let words = unsafe { SharedMemory::new(pads.clone(), own.control.address(), own.fault.address(), size) };
+        let words = unsafe {
+            SharedMemory::new(pads.clone(), own.control.address(), own.fault.address(), size)
+        };
         let view = WorkspaceView {
             data: regions.iter().map(|region| region.data()).collect(),
             pads,
@@ -69,7 +71,15 @@ impl Mapping {
             size,
             deadline_ns: crate::backends::view::nanoseconds(wait),
         };
-        Ok(Self { rank, world, words, view: Arc::new(view), _regions: regions, _control: own.control, _fault: own.fault })
+        Ok(Self {
+            rank,
+            world,
+            words,
+            view: Arc::new(view),
+            _regions: regions,
+            _control: own.control,
+            _fault: own.fault,
+        })
     }
 
     /// The number of the call in progress, or of the next one between calls.
@@ -84,7 +94,10 @@ fn numbers(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<(Rank, u64)>, Tra
     let mut epochs = Vec::with_capacity(offers.len());
     for (rank, offer) in world.ranks().zip(offers) {
         let Some(Offer { number, epoch }) = Offer::decode(offer) else {
-            return Err(failed(rank, format!("it offered its memory in {} bytes, not {}", offer.len(), Offer::BYTES)));
+            return Err(failed(
+                rank,
+                format!("it offered its memory in {} bytes, not {}", offer.len(), Offer::BYTES),
+            ));
         };
         numbers.push((rank, number));
         epochs.push(epoch);
@@ -94,12 +107,19 @@ fn numbers(world: WorldSize, offers: &[Vec<u8>]) -> Result<Vec<(Rank, u64)>, Tra
 }
 
 fn find(numbers: &[(Rank, u64)]) -> Result<Vec<Arc<Region>>, TransportError> {
-    let find = |&(rank, number)| Region::find(number).ok_or_else(|| failed(rank, "its memory is gone".to_owned()));
+    let find = |&(rank, number)| {
+        Region::find(number).ok_or_else(|| failed(rank, "its memory is gone".to_owned()))
+    };
     numbers.iter().map(find).collect()
 }
 
 /// The regions of processes, from the descriptors that they gave, by rank.
-fn open(own: &Arc<Region>, size: WorkspaceSize, rank: Rank, files: &[Vec<OwnedFd>]) -> Result<Vec<Arc<Region>>, TransportError> {
+fn open(
+    own: &Arc<Region>,
+    size: WorkspaceSize,
+    rank: Rank,
+    files: &[Vec<OwnedFd>],
+) -> Result<Vec<Arc<Region>>, TransportError> {
     let open = |(peer, files): (Rank, &Vec<OwnedFd>)| match files.as_slice() {
         [] if peer == rank => Ok(Arc::clone(own)),
         [file] => Region::open(file.as_fd(), size).map_err(|why| failed(peer, why)),
@@ -124,7 +144,9 @@ impl Own {
     fn new(size: WorkspaceSize, ranks: Launch) -> Result<Self, TransportError> {
         let (region, file) = match ranks {
             Launch::Threads => (Region::for_threads(size)?, None),
-            Launch::Processes => Region::for_processes(size).map(|(region, file)| (region, Some(file)))?,
+            Launch::Processes => {
+                Region::for_processes(size).map(|(region, file)| (region, Some(file)))?
+            }
         };
         let control = Block::new("control words", control::bytes(size.counters))?;
         let fault = Block::new("fault record", FAULT_BYTES)?;
@@ -135,7 +157,8 @@ impl Own {
         let pads = vec![self.region.pad(); rank.index() + 1];
         // SAFETY: the blocks outlive these words and have the sizes that `size` asks for. Only the
         // own pad is written, which no peer knows yet.
-        let words = unsafe { SharedMemory::new(pads, self.control.address(), self.fault.address(), size) };
+        let words =
+            unsafe { SharedMemory::new(pads, self.control.address(), self.fault.address(), size) };
         signal::initialise(&words, rank, size, next);
     }
 

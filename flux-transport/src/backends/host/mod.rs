@@ -17,7 +17,8 @@ use crate::backends::Transport;
 use crate::backends::nodes::grouped;
 use crate::bootstrap::control::{Collective, ControlError, Launch, together};
 use crate::{
-    Capabilities, ConnectError, Device, Options, RowTransfers, Select, Stream, TransportError, TransportKind, WorkspaceView, World,
+    Capabilities, ConnectError, Device, Options, RowTransfers, Select, Stream, TransportError,
+    TransportKind, WorkspaceView, World,
 };
 use flux_core::Nodes;
 use flux_core::layout::{FaultRecord, WorkspaceSize};
@@ -51,12 +52,23 @@ impl Host {
             return Err(ControlError::OtherHost { rank, peer }.into());
         }
         // Agreed on, and by what all ranks know: refused on all or on none.
-        let nodes = options.nodes.map(|count| grouped(world.size(), Some(count), hosts)).transpose();
+        let nodes =
+            options.nodes.map(|count| grouped(world.size(), Some(count), hosts)).transpose();
         let nodes = nodes.map_err(|why| ConnectError::Unusable { select: Select::Host, why })?;
         // Before memory is taken: no later step would tell the others.
-        let mover = if world.size().get() > 1 { MoverThread::spawn(world.rank()).map(Some) } else { Ok(None) };
+        let mover = if world.size().get() > 1 {
+            MoverThread::spawn(world.rank()).map(Some)
+        } else {
+            Ok(None)
+        };
         let mover = together(world.steps(), deadline, mover.map_err(ConnectError::from))?;
-        let mapping = Mapping::new(world.steps(), options.reserve, options.first_epoch, options.deadline, deadline)?;
+        let mapping = Mapping::new(
+            world.steps(),
+            options.reserve,
+            options.first_epoch,
+            options.deadline,
+            deadline,
+        )?;
         let launch = world.launch();
         let (mapping, pushed) = (RwLock::new(Arc::new(mapping)), AtomicBool::new(false));
         Ok(Self { launch, deadline: options.deadline, mapping, mover, nodes, pushed })
@@ -77,7 +89,12 @@ impl Transport for Host {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: crate::PeerStores::All, mover: crate::Mover::Thread, graphs: false, processes: true }
+        Capabilities {
+            peer_stores: crate::PeerStores::All,
+            mover: crate::Mover::Thread,
+            graphs: false,
+            processes: true,
+        }
     }
 
     fn nodes(&self) -> Option<Nodes> {
@@ -88,13 +105,21 @@ impl Transport for Host {
         let world = self.mapping().world;
         let how = match self.launch {
             Launch::Threads => "threads of this process, their memory is the heap's",
-            Launch::Processes => "processes of this machine, their memory is that of sealed files without names",
+            Launch::Processes => {
+                "processes of this machine, their memory is that of sealed files without names"
+            }
         };
-        let nodes = self.nodes.map_or_else(String::new, |nodes| format!("; programs are those of {nodes}"));
+        let nodes =
+            self.nodes.map_or_else(String::new, |nodes| format!("; programs are those of {nodes}"));
         format!("host: {world} ranks are {how}, and a thread of each rank moves its shard{nodes}")
     }
 
-    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError> {
+    fn reserve(
+        &self,
+        size: WorkspaceSize,
+        steps: Collective<'_>,
+        deadline: Instant,
+    ) -> Result<(), TransportError> {
         let next = self.mapping().epoch();
         let mapping = Mapping::new(steps, size, next, self.deadline, deadline)?;
         *self.mapping.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(mapping);
@@ -121,9 +146,15 @@ impl Transport for Host {
         self.mover.is_some() && !self.pushed.load(Ordering::Relaxed)
     }
 
-    unsafe fn push(&self, _stream: Stream<'_>, push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(
+        &self,
+        _stream: Stream<'_>,
+        push: &RowTransfers<'_>,
+    ) -> Result<(), TransportError> {
         let Some(mover) = &self.mover else {
-            return Err(TransportError::MoverUnusable { why: "a world of one rank has no peers to move to" });
+            return Err(TransportError::MoverUnusable {
+                why: "a world of one rank has no peers to move to",
+            });
         };
         if self.pushed.swap(true, Ordering::Relaxed) {
             return Err(TransportError::MoverUnusable { why: "it has been used in this call" });

@@ -70,7 +70,9 @@ impl Desk {
     }
 
     fn wait_while<'g>(&self, job: MutexGuard<'g, Job>, state: State) -> MutexGuard<'g, Job> {
-        self.changed.wait_while(job, |job| job.state == state).unwrap_or_else(PoisonError::into_inner)
+        self.changed
+            .wait_while(job, |job| job.state == state)
+            .unwrap_or_else(PoisonError::into_inner)
     }
 }
 
@@ -106,7 +108,8 @@ impl MoverThread {
         let mut job = self.desk.lock();
         job.mapping = Some(mapping);
         (job.x, job.row_stride, job.row_bytes) = (push.x, push.row_stride, push.row_bytes);
-        (job.element_bytes, job.place_bytes, job.full_places) = (push.element_bytes, push.place_bytes, push.full_places);
+        (job.element_bytes, job.place_bytes, job.full_places) =
+            (push.element_bytes, push.place_bytes, push.full_places);
         job.transfers.clear();
         job.transfers.extend_from_slice(push.transfers);
         job.forwards.clear();
@@ -163,11 +166,23 @@ fn carry_out(job: &Job, mapping: &Mapping) {
         call.publish(Rank::new(transfer.dest), transfer.raise);
     }
     for Forward { from, awaits, to } in &job.forwards {
-        if call.wait(awaits.signal, Rank::new(awaits.peer), until(Duration::from_nanos(mapping.view.deadline_ns))).is_err() {
+        if call
+            .wait(
+                awaits.signal,
+                Rank::new(awaits.peer),
+                until(Duration::from_nanos(mapping.view.deadline_ns)),
+            )
+            .is_err()
+        {
             return;
         }
         let at = |rank: usize, place: u32| mapping.view.data[rank] + half + job.place(place);
-        copy_rows(job, to, (at(mapping.rank.index(), *from), job.row_bytes), at(to.dest as usize, to.place));
+        copy_rows(
+            job,
+            to,
+            (at(mapping.rank.index(), *from), job.row_bytes),
+            at(to.dest as usize, to.place),
+        );
         call.publish(Rank::new(to.dest), to.raise);
     }
     call.pushed();
@@ -188,9 +203,11 @@ fn until(deadline: Duration) -> impl FnMut(u64) -> ControlFlow<()> {
 /// Copies a transfer's columns of its rows from `from`, with this row stride, to the slot at `to`.
 fn copy_rows(job: &Job, transfer: &Transfer, (from, stride): (u64, u64), to: u64) {
     let (first, rows) = (u64::from(transfer.row), u64::from(transfer.rows));
-    let (col, width) = (u64::from(transfer.col) * job.element_bytes, u64::from(transfer.cols) * job.element_bytes);
+    let (col, width) =
+        (u64::from(transfer.col) * job.element_bytes, u64::from(transfer.cols) * job.element_bytes);
     // whole rows that lie densely are one piece
-    let (pieces, piece_rows) = if width == job.row_bytes && stride == job.row_bytes { (1, rows) } else { (rows, 1) };
+    let (pieces, piece_rows) =
+        if width == job.row_bytes && stride == job.row_bytes { (1, rows) } else { (rows, 1) };
     for piece in 0..pieces {
         let row = first + piece * piece_rows;
         let from = pointer(from + row * stride + col).cast_const();
@@ -217,7 +234,18 @@ mod tests {
     fn a_job_that_panics_ends_and_so_does_its_call() {
         let size = WorkspaceSize { half_bytes: 16, signals: 1, counters: 0 };
         let plane = LocalControl::world_of(WorldSize::new(1).unwrap()).remove(0);
-        let mapping = || Arc::new(Mapping::new(Collective::new(&plane, 0), size, Epoch::FIRST, AMPLE, Instant::now() + AMPLE).unwrap());
+        let mapping = || {
+            Arc::new(
+                Mapping::new(
+                    Collective::new(&plane, 0),
+                    size,
+                    Epoch::FIRST,
+                    AMPLE,
+                    Instant::now() + AMPLE,
+                )
+                .unwrap(),
+            )
+        };
         let mover = Arc::new(MoverThread::spawn(Rank::new(0)).unwrap());
         let x = [7_u8; 16];
         let carry = |mapping: &Arc<Mapping>, dest| {
@@ -245,7 +273,12 @@ mod tests {
             });
             has_ended.recv_timeout(AMPLE).unwrap();
         };
-        let word = |mapping: &Mapping| (mapping.words.abort().load_acquire(), mapping.words.control(Control::Pushed).load_acquire());
+        let word = |mapping: &Mapping| {
+            (
+                mapping.words.abort().load_acquire(),
+                mapping.words.control(Control::Pushed).load_acquire(),
+            )
+        };
         let (panicked, good) = (mapping(), mapping());
         carry(&panicked, 9);
         assert_eq!(word(&panicked), (reason::PANICKED, Epoch::FIRST.before(1).get()));

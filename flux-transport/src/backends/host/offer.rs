@@ -23,7 +23,10 @@ impl Offer {
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (number, epoch) = bytes.split_first_chunk()?;
-        Some(Self { number: u64::from_le_bytes(*number), epoch: Epoch::new(u32::from_le_bytes(*epoch.as_array()?)) })
+        Some(Self {
+            number: u64::from_le_bytes(*number),
+            epoch: Epoch::new(u32::from_le_bytes(*epoch.as_array()?)),
+        })
     }
 }
 
@@ -34,7 +37,11 @@ mod tests {
 
     proptest! {
         #[test]
-        fn an_offer_survives_the_trip_and_no_part_of_it_does(number: u64, epoch: u32, cut in 0..Offer::BYTES) {
+        fn an_offer_survives_the_trip_and_no_part_of_it_does(
+            number: u64,
+            epoch: u32,
+            cut in 0..Offer::BYTES,
+        ) {
             let offer = Offer { number, epoch: Epoch::new(epoch) };
             let bytes = offer.encode();
             prop_assert_eq!(Offer::decode(&bytes), Some(offer));

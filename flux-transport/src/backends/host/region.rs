@@ -42,10 +42,13 @@ impl Region {
     }
 
     /// A region of zeros, and the descriptor that makes it another process's too.
-    pub(super) fn for_processes(size: WorkspaceSize) -> Result<(Arc<Self>, OwnedFd), TransportError> {
+    pub(super) fn for_processes(
+        size: WorkspaceSize,
+    ) -> Result<(Arc<Self>, OwnedFd), TransportError> {
         let file = file::create("workspace", checked_bytes(&size)?.1)?;
         let what = "mapping the workspace";
-        let region = Self::open(file.as_fd(), size).map_err(|why| TransportError::Io { what, source: std::io::Error::other(why) })?;
+        let region = Self::open(file.as_fd(), size)
+            .map_err(|why| TransportError::Io { what, source: std::io::Error::other(why) })?;
         Ok((region, file))
     }
 
@@ -62,7 +65,11 @@ impl Region {
     /// The region of `size` that a descriptor is of; in words, what is wrong with it.
     pub(super) fn open(file: BorrowedFd<'_>, size: WorkspaceSize) -> Result<Arc<Self>, String> {
         let (data_bytes, bytes) = checked_bytes(&size).map_err(|error| error.to_string())?;
-        Ok(Arc::new(Self { memory: Memory::File(MappedFile::map(file, bytes)?), data_bytes, number: 0 }))
+        Ok(Arc::new(Self {
+            memory: Memory::File(MappedFile::map(file, bytes)?),
+            data_bytes,
+            number: 0,
+        }))
     }
 
     pub(super) fn data(&self) -> u64 {

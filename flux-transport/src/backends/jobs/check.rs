@@ -8,7 +8,8 @@ use flux_core::layout::WorkspaceSize;
 
 impl StagedTransfer<'_> {
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
-        let bad = |what, value, limit| Err(TransportError::BadTransfer { index: 0, what, value, limit });
+        let bad =
+            |what, value, limit| Err(TransportError::BadTransfer { index: 0, what, value, limit });
         let needed = self.route.workspace();
         if self.route.world() != world {
             bad("world size of the route", u64::from(self.route.world()), u64::from(world))
@@ -28,13 +29,19 @@ impl MessageRounds<'_> {
         let all = u64::from(world.saturating_sub(1)).saturating_mul(self.place_bytes);
         if all > size.half_bytes {
             let what = "end of all places";
-            return Err(TransportError::BadTransfer { index: 0, what, value: all, limit: size.half_bytes });
+            return Err(TransportError::BadTransfer {
+                index: 0,
+                what,
+                value: all,
+                limit: size.half_bytes,
+            });
         }
         if let Source::Rows(push) = &self.source {
             push.check(world, size)?;
         }
         for (index, round) in self.rounds.iter().enumerate() {
-            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let bad =
+                |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
             let bytes = round.bytes.max(round.sent.bytes).max(round.received.bytes);
             let end = round.offset.saturating_add(bytes);
             if end > self.place_bytes {
@@ -58,9 +65,17 @@ impl MessageRounds<'_> {
 impl LibraryCollective {
     /// Checks that the rows of all `world` ranks lie in a half of the workspace.
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
-        let end = self.shard_bytes().saturating_mul(self.shards(world).into()).saturating_add(self.offset);
+        let end = self
+            .shard_bytes()
+            .saturating_mul(self.shards(world).into())
+            .saturating_add(self.offset);
         if end > size.half_bytes {
-            return Err(TransportError::BadTransfer { index: 0, what: "end of all shards", value: end, limit: size.half_bytes });
+            return Err(TransportError::BadTransfer {
+                index: 0,
+                what: "end of all shards",
+                value: end,
+                limit: size.half_bytes,
+            });
         }
         Ok(())
     }
@@ -70,17 +85,23 @@ impl RowTransfers<'_> {
     /// Checks that every transfer lies in the workspace of `world` ranks.
     pub(crate) fn check(&self, world: u32, size: WorkspaceSize) -> Result<(), TransportError> {
         for (index, forward) in self.forwards.iter().enumerate() {
-            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let bad =
+                |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
             let filled = (u64::from(forward.from) + 1).saturating_mul(self.place_bytes);
             if forward.awaits.signal >= size.signals {
-                return bad("signal that is awaited", u64::from(forward.awaits.signal), u64::from(size.signals));
+                return bad(
+                    "signal that is awaited",
+                    u64::from(forward.awaits.signal),
+                    u64::from(size.signals),
+                );
             } else if filled > size.half_bytes {
                 return bad("end of the place that is passed on", filled, size.half_bytes);
             }
         }
         let passed_on = self.forwards.iter().map(|forward| &forward.to);
         for (index, t) in self.transfers.iter().chain(passed_on).enumerate() {
-            let bad = |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
+            let bad =
+                |what, value, limit| Err(TransportError::BadTransfer { index, what, value, limit });
             let row_end = (u64::from(t.col) + u64::from(t.cols)).saturating_mul(self.element_bytes);
             let end = (u64::from(t.row) + u64::from(t.rows)).checked_mul(self.row_bytes);
             let inside = end.filter(|&end| end <= self.place_bytes);
@@ -111,9 +132,13 @@ mod tests {
     #[test]
     fn a_workspace_that_is_too_small_for_a_route_is_refused() {
         let world = WorldSize::new(2).unwrap();
-        let problem = Problem::new(OpKind::GemmReduceScatter, 64, 96, 64, DType::Bf16, world).unwrap();
+        let problem =
+            Problem::new(OpKind::GemmReduceScatter, 64, 96, 64, DType::Bf16, world).unwrap();
         let schedule = Schedule::of(TileShape::new(16, 24, 16));
-        let programs: Vec<_> = world.ranks().map(|rank| TileProgram::build(&problem, rank, &schedule).unwrap()).collect();
+        let programs: Vec<_> = world
+            .ranks()
+            .map(|rank| TileProgram::build(&problem, rank, &schedule).unwrap())
+            .collect();
         let (route, size) = (Route::new(Rank::new(0), &programs), programs[0].workspace());
         let carry = StagedTransfer { x: 0, row_stride: 0, route: &route, op: 0 };
         assert!(carry.check(2, size).is_ok() && carry.check(3, size).is_err());

@@ -9,9 +9,14 @@ use flux_core::program::{Forward, Round};
 use flux_core::{Nodes, Rank};
 
 /// Why `exchange` cannot be that of `rank`, if so.
-pub(super) fn fault(exchange: &MessageRounds<'_>, rank: Rank, nodes: Nodes) -> Option<&'static str> {
+pub(super) fn fault(
+    exchange: &MessageRounds<'_>,
+    rank: Rank,
+    nodes: Nodes,
+) -> Option<&'static str> {
     let on_rail = |peer: Rank| nodes.on_one_rail(rank, peer) && !nodes.together(rank, peer);
-    if !exchange.rounds.iter().all(|round| on_rail(round.sent.peer) && on_rail(round.received.peer)) {
+    if !exchange.rounds.iter().all(|round| on_rail(round.sent.peer) && on_rail(round.received.peer))
+    {
         return Some("a message would leave its rail: the program is not one of these nodes");
     }
     let Source::Rows(push) = &exchange.source else { return None };
@@ -19,7 +24,8 @@ pub(super) fn fault(exchange: &MessageRounds<'_>, rank: Rank, nodes: Nodes) -> O
     if !push.forwards.iter().all(to_node_peer) {
         return Some("rows would be passed on to another node");
     }
-    (!follow(push.forwards, exchange.rounds)).then_some("what is to be passed on is not what the rounds bring")
+    (!follow(push.forwards, exchange.rounds))
+        .then_some("what is to be passed on is not what the rounds bring")
 }
 
 /// Whether the forwards are of what the rounds bring, in their order.
@@ -36,12 +42,32 @@ mod tests {
 
     fn programs(op: OpKind, nodes: Nodes, group: u32, chunk: u32) -> Vec<TileProgram> {
         let world = nodes.world();
-        let problem = Problem::new(op, 500 * world.index(), 8 * world.index(), 64 * world.index(), DType::Bf16, world).unwrap();
-        let schedule = Schedule { chunk: Chunk::Tiles(chunk), group, ..Schedule::of(TileShape::new(64, 64, 64)) };
-        world.ranks().map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap()).collect()
+        let problem = Problem::new(
+            op,
+            500 * world.index(),
+            8 * world.index(),
+            64 * world.index(),
+            DType::Bf16,
+            world,
+        )
+        .unwrap();
+        let schedule = Schedule {
+            chunk: Chunk::Tiles(chunk),
+            group,
+            ..Schedule::of(TileShape::new(64, 64, 64))
+        };
+        world
+            .ranks()
+            .map(|rank| TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap())
+            .collect()
     }
 
-    fn fault_of(program: &TileProgram, forwards: &[Forward], rounds: &[Round], nodes: Nodes) -> Option<&'static str> {
+    fn fault_of(
+        program: &TileProgram,
+        forwards: &[Forward],
+        rounds: &[Round],
+        nodes: Nodes,
+    ) -> Option<&'static str> {
         let push = RowTransfers {
             x: 0,
             row_stride: 0,
@@ -53,29 +79,62 @@ mod tests {
             transfers: &program.transfers,
             forwards,
         };
-        let source = if program.problem.op() == OpKind::AllGatherGemm { Source::Rows(push) } else { Source::Stored { of_all: false } };
-        fault(&MessageRounds { source, place_bytes: 0, rounds, peers: u32::MAX, op: 1 }, program.rank, nodes)
+        let source = if program.problem.op() == OpKind::AllGatherGemm {
+            Source::Rows(push)
+        } else {
+            Source::Stored { of_all: false }
+        };
+        fault(
+            &MessageRounds { source, place_bytes: 0, rounds, peers: u32::MAX, op: 1 },
+            program.rank,
+            nodes,
+        )
     }
 
     #[test]
     fn every_program_of_the_nodes_passes_and_no_other() {
-        for (count, world, group, chunk) in [(2, 4, 1, 1), (2, 8, 3, 2), (3, 6, 6, 1), (4, 8, 2, 3), (3, 3, 1, 2)] {
+        for (count, world, group, chunk) in
+            [(2, 4, 1, 1), (2, 8, 3, 2), (3, 6, 6, 1), (4, 8, 2, 3), (3, 3, 1, 2)]
+        {
             let nodes = Nodes::new(WorldSize::new(world).unwrap(), count).unwrap();
-            for program in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter].iter().flat_map(|&op| programs(op, nodes, group, chunk)) {
+            for program in [OpKind::AllGatherGemm, OpKind::GemmReduceScatter]
+                .iter()
+                .flat_map(|&op| programs(op, nodes, group, chunk))
+            {
                 let rounds = program.rounds().unwrap();
                 assert_eq!(fault_of(&program, &program.forwards, &rounds, nodes), None, "{nodes}");
                 let other = Nodes::apart(nodes.world());
                 let apart = TileProgram { nodes: other, ..program.clone() };
                 if nodes.are_mixed() && program.problem.op() == OpKind::AllGatherGemm {
-                    let flat = programs(OpKind::AllGatherGemm, other, group, chunk)[program.rank.index()].rounds().unwrap();
-                    assert!(fault_of(&apart, &[], &flat, nodes).unwrap().contains("leave its rail"));
-                    assert_eq!(program.forwards.len(), rounds.len() * (nodes.per_node() as usize - 1));
-                    assert!(fault_of(&program, &program.forwards, &rounds[1..], nodes).unwrap().contains("not what the rounds bring"));
+                    let flat = programs(OpKind::AllGatherGemm, other, group, chunk)
+                        [program.rank.index()]
+                    .rounds()
+                    .unwrap();
+                    assert!(
+                        fault_of(&apart, &[], &flat, nodes).unwrap().contains("leave its rail")
+                    );
+                    assert_eq!(
+                        program.forwards.len(),
+                        rounds.len() * (nodes.per_node() as usize - 1)
+                    );
+                    assert!(
+                        fault_of(&program, &program.forwards, &rounds[1..], nodes)
+                            .unwrap()
+                            .contains("not what the rounds bring")
+                    );
                     let mut rotated = program.forwards.clone();
                     rotated.rotate_left(1);
-                    assert_eq!(fault_of(&program, &rotated, &rounds, nodes).is_some(), rounds.len() > 1, "{nodes}");
+                    assert_eq!(
+                        fault_of(&program, &rotated, &rounds, nodes).is_some(),
+                        rounds.len() > 1,
+                        "{nodes}"
+                    );
                     rotated[0].to.dest = nodes.rail(program.rank).next().unwrap().get();
-                    assert!(fault_of(&program, &rotated, &rounds, nodes).unwrap().contains("another node"));
+                    assert!(
+                        fault_of(&program, &rotated, &rounds, nodes)
+                            .unwrap()
+                            .contains("another node")
+                    );
                 }
             }
         }

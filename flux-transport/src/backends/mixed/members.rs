@@ -27,10 +27,12 @@ impl Members {
         // By what all ranks know: refused on all or on none.
         let nodes = grouped(world.size(), options.nodes, world.hosts()).map_err(unusable)?;
         if nodes.others() == 0 {
-            let why = "all ranks are of one node: take nvlink, or say how many nodes they are to be taken for (Options::nodes, FLUX_NODES)";
+            let why = "all ranks are of one node: take nvlink, or say how many nodes they are to \
+                       be taken for (Options::nodes, FLUX_NODES)";
             return Err(unusable(why.to_owned()));
         }
-        let node_peers = nvlink::PeerDevices::meet_in(world, options, Reach::Peers, nodes).map_err(|error| error.of(Select::Mixed))?;
+        let node_peers = nvlink::PeerDevices::meet_in(world, options, Reach::Peers, nodes)
+            .map_err(|error| error.of(Select::Mixed))?;
         let rail = nccl::Members::meet(world, options, nodes, Select::Mixed)?;
         Ok(Self { nodes, node_peers, rail })
     }

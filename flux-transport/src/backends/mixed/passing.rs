@@ -62,7 +62,12 @@ impl<'a> Passing<'a> {
 
     /// Enqueues copies of the chunk of `round` to node peers, behind what `event` is recorded on.
     /// With the first chunk of a rank goes its op-sequence hash.
-    pub(super) fn arrived(&mut self, round: &Round, rail: &Lane, event: &Event) -> Result<(), TransportError> {
+    pub(super) fn arrived(
+        &mut self,
+        round: &Round,
+        rail: &Lane,
+        event: &Event,
+    ) -> Result<(), TransportError> {
         let (now, later) = self.rest.split_at(of_round(self.rest, round));
         self.rest = later;
         event.record(rail.raw())?;
@@ -75,11 +80,14 @@ impl<'a> Passing<'a> {
         let half = memory.data + epoch.half() as u64 * memory.size.half_stride();
         for Forward { from, awaits, to } in now {
             // From a place, whose rows are dense.
-            let rows = RowTransfers { x: half + push.place(*from), row_stride: push.row_bytes, ..*push };
+            let rows =
+                RowTransfers { x: half + push.place(*from), row_stride: push.row_bytes, ..*push };
             let word = at.outbox.word(awaits.signal);
             // SAFETY: checked as `begin`'s caller promised; the rows are in the own gather buffer,
             // where the stream's next call is the first to overwrite them.
-            unsafe { by_copy_engine(device, lane, &rows, std::iter::once(to), addresses(at, word), epoch) }?;
+            unsafe {
+                by_copy_engine(device, lane, &rows, std::iter::once(to), addresses(at, word), epoch)
+            }?;
         }
         Ok(())
     }
@@ -90,10 +98,12 @@ impl<'a> Passing<'a> {
         let Self { device, lane, at, epoch, .. } = self;
         let nodes = at.outbox.nodes();
         let said = at.outbox.hashes().address(nodes.node_of(far));
-        let node_peers =
-            nodes.world().ranks().filter(|&node_peer| node_peer != at.memory().rank && nodes.together(at.memory().rank, node_peer));
+        let node_peers = nodes.world().ranks().filter(|&node_peer| {
+            node_peer != at.memory().rank && nodes.together(at.memory().rank, node_peer)
+        });
         for node_peer in node_peers {
-            let to = at.node_peers.pads()[node_peer.index()] + calling_offset(far.get(), epoch.half());
+            let to =
+                at.node_peers.pads()[node_peer.index()] + calling_offset(far.get(), epoch.half());
             // SAFETY: a word of the node peer's pad and one of pinned memory, which the next
             // call's messages are the first to overwrite, behind this call.
             unsafe { copy_async(device, to, said, HASH_BYTES, lane.raw()) }?;
@@ -103,7 +113,12 @@ impl<'a> Passing<'a> {
 }
 
 fn addresses(at: &Workspace, word: u64) -> Addresses<'_> {
-    Addresses { data: at.node_peers.data(), pads: at.node_peers.pads(), word, size: at.node_peers.size() }
+    Addresses {
+        data: at.node_peers.data(),
+        pads: at.node_peers.pads(),
+        word,
+        size: at.node_peers.size(),
+    }
 }
 
 /// How many of the next forwards are of what `round` brings.

@@ -9,14 +9,16 @@ use super::passing::Passing;
 use super::workspace::Workspace;
 use crate::backends::Transport;
 use crate::backends::calls::{Calls, Captures};
-use crate::backends::nccl::{Generation, Guard, NO_GRAPHS, Outbox, Watched, deferred, enqueue_rounds, join};
+use crate::backends::nccl::{
+    Generation, Guard, NO_GRAPHS, Outbox, Watched, deferred, enqueue_rounds, join,
+};
 use crate::backends::nvlink::{Lane, Meeting, Wanted, build};
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, Event, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, HeldBytes, MessageRounds, Options, RowTransfers, Select, Source, Stream, TransportError,
-    TransportKind, WorkspaceView, World,
+    Capabilities, ConnectError, Device, HeldBytes, MessageRounds, Options, RowTransfers, Select,
+    Source, Stream, TransportError, TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::program::Round;
@@ -60,7 +62,11 @@ struct Lanes {
 
 impl Lanes {
     fn new(device: &CudaDevice) -> Result<Self, CudaError> {
-        Ok(Self { rail: Lane::new(device)?, node_peers: Lane::new(device)?, arrived: Event::new(device)? })
+        Ok(Self {
+            rail: Lane::new(device)?,
+            node_peers: Lane::new(device)?,
+            arrived: Event::new(device)?,
+        })
     }
 
     fn fork(&self, caller: usize) -> Result<(), CudaError> {
@@ -76,7 +82,11 @@ impl Lanes {
 
 impl Mixed {
     /// Makes a communicator of the ranks that have met. Collective.
-    pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
+    pub(crate) fn connect(
+        world: &World,
+        options: &Options,
+        members: Members,
+    ) -> Result<Self, ConnectError> {
         let began = Instant::now();
         let until = began + options.deadline;
         let (rank, steps, epoch) = (world.rank(), world.steps(), options.first_epoch);
@@ -85,19 +95,32 @@ impl Mixed {
             // Before memory is taken; of this thread's calls none is under way.
             deferred::settle(&device, began + options.deadline / 2);
             let lanes = Lanes::new(&device)?;
-            let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Mixed, NO_GRAPHS))?;
+            let calls =
+                Calls::new(&device, epoch, Captures::Refused(TransportKind::Mixed, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lanes, calls, SideStream::new(&device)?, device))
         };
         let (lanes, calls, aside, device) = together(steps, until, make())?;
         let (link, aside) = join(&device, aside, &members.rail, steps, until)?;
         let wanted = Wanted { size: options.reserve, epoch, captured: false };
-        let shared = build(Meeting { steps, deadline: until }, &device, &lanes.node_peers, &members.node_peers, wanted);
-        let (shared, _) = shared.map_err(|error| members.node_peers.mig().advised(error).of(Select::Mixed))?;
+        let shared = build(
+            Meeting { steps, deadline: until },
+            &device,
+            &lanes.node_peers,
+            &members.node_peers,
+            wanted,
+        );
+        let (shared, _) =
+            shared.map_err(|error| members.node_peers.mig().advised(error).of(Select::Mixed))?;
         // From here on the guard has the communicator: dropped, it is given up.
         let make = || {
             let outbox = outbox(&device, &aside, (rank, members.nodes), options.reserve, epoch)?;
             let watched = Arc::new(Watched::new(&device, rank, link, options.deadline)?);
-            let generation = Generation::new(Workspace::new(shared, outbox, rank), &watched, epoch, options.deadline);
+            let generation = Generation::new(
+                Workspace::new(shared, outbox, rank),
+                &watched,
+                epoch,
+                options.deadline,
+            );
             let guard = Guard::new(&watched)?;
             Ok::<_, ConnectError>((generation, watched, guard))
         };
@@ -109,13 +132,22 @@ impl Mixed {
 
     /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the
     /// rail's stream waits for then, by the guard.
-    fn drained(&self, State { lanes: Lanes { rail, node_peers, .. }, calls, .. }: &State) -> Result<(), TransportError> {
+    fn drained(
+        &self,
+        State { lanes: Lanes { rail, node_peers, .. }, calls, .. }: &State,
+    ) -> Result<(), TransportError> {
         self.watched.drain(|| Ok(calls.are_done()? && rail.is_idle()? && node_peers.is_idle()?))
     }
 }
 
 /// An outbox that is initialised.
-fn outbox(device: &CudaDevice, stream: &SideStream, whose: (Rank, Nodes), size: WorkspaceSize, epoch: Epoch) -> Result<Outbox, CudaError> {
+fn outbox(
+    device: &CudaDevice,
+    stream: &SideStream,
+    whose: (Rank, Nodes),
+    size: WorkspaceSize,
+    epoch: Epoch,
+) -> Result<Outbox, CudaError> {
     let outbox = Outbox::new(device, stream, whose, size, epoch)?;
     stream.synchronize()?;
     Ok(outbox)
@@ -141,9 +173,11 @@ impl Transport for Mixed {
     fn explain(&self) -> String {
         let Members { nodes, rail, .. } = &self.members;
         format!(
-            "mixed: {} ranks in {nodes}; this rank is number {} of node {}, on {}; within a node ranks store into each other's memory and copy engines pass on what \
-             came from other nodes, {} rails between them carry messages by NCCL {}; what each rank wrote or sent was read by its intra-node \
-             peers and its rail; {}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
+            "mixed: {} ranks in {nodes}; this rank is number {} of node {}, on {}; within a node \
+             ranks store into each other's memory and copy engines pass on what came from other \
+             nodes, {} rails between them carry messages by NCCL {}; what each rank wrote or sent \
+             was read by its intra-node peers and its rail; {}; no call can be captured in a \
+             graph; {} bytes of device memory a rank, besides NCCL's own{}",
             nodes.world(),
             nodes.local_of(self.rank),
             nodes.node_of(self.rank),
@@ -156,18 +190,36 @@ impl Transport for Mixed {
         )
     }
 
-    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, until: Instant) -> Result<(), TransportError> {
+    fn reserve(
+        &self,
+        size: WorkspaceSize,
+        steps: Collective<'_>,
+        until: Instant,
+    ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let drained = self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch(&self.device)?));
+        let drained = self
+            .drained(state)
+            .and_then(|()| Ok(state.generation.workspace.read_epoch(&self.device)?));
         let State { lanes, calls, aside, generation } = state;
         // After this step no rank's kernel, copy or message touches any rank's workspace.
         let epoch = together(steps, until, drained)?;
         // The ranks compare their epochs there.
         let wanted = Wanted { size, epoch, captured: false };
-        let (shared, _) = build(Meeting { steps, deadline: until }, &self.device, &lanes.node_peers, &self.members.node_peers, wanted)?;
+        let (shared, _) = build(
+            Meeting { steps, deadline: until },
+            &self.device,
+            &lanes.node_peers,
+            &self.members.node_peers,
+            wanted,
+        )?;
         let made = outbox(&self.device, aside, (self.rank, self.members.nodes), size, epoch);
         let outbox = together(steps, until, made.map_err(TransportError::from))?;
-        *generation = Generation::new(Workspace::new(shared, outbox, self.rank), &self.watched, epoch, self.deadline);
+        *generation = Generation::new(
+            Workspace::new(shared, outbox, self.rank),
+            &self.watched,
+            epoch,
+            self.deadline,
+        );
         calls.go_on_at(epoch);
         deferred::sweep(&self.device);
         // The old memory is gone on every rank before any rank's next call waits for this one:
@@ -192,13 +244,22 @@ impl Transport for Mixed {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream<'_>, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(
+        &self,
+        _stream: Stream<'_>,
+        _push: &RowTransfers<'_>,
+    ) -> Result<(), TransportError> {
         Err(TransportError::MoverUnusable {
-            why: "this transport carries what is pushed as messages too: it is handed over as an exchange",
+            why: "this transport carries what is pushed as messages too: it is handed over as an \
+                  exchange",
         })
     }
 
-    unsafe fn send_rounds(&self, stream: Stream<'_>, exchange: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn send_rounds(
+        &self,
+        stream: Stream<'_>,
+        exchange: &MessageRounds<'_>,
+    ) -> Result<Arc<WorkspaceView>, TransportError> {
         let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
@@ -206,16 +267,27 @@ impl Transport for Mixed {
             return Err(TransportError::MoverUnusable { why });
         }
         let _current = self.device.enter()?;
-        generation.open(calls, (caller, exchange.op), &self.watched, |caller| lanes.fork(caller))?;
+        generation
+            .open(calls, (caller, exchange.op), &self.watched, |caller| lanes.fork(caller))?;
         let epoch = calls.epoch();
         if let Source::Rows(push) = &exchange.source {
             let Lanes { rail, node_peers, arrived } = lanes;
             // SAFETY: checked and forked above; the caller promises the rows.
-            let mut passing = unsafe { Passing::begin(&self.device, node_peers, &generation.workspace, push, epoch) }?;
+            let mut passing = unsafe {
+                Passing::begin(&self.device, node_peers, &generation.workspace, push, epoch)
+            }?;
             // SAFETY: as above.
             let carried = unsafe {
                 let arrived = |round: &Round| passing.arrived(round, rail, arrived);
-                enqueue_rounds(&self.device, rail.raw(), &self.watched, generation.workspace.memory(), exchange, epoch, arrived)
+                enqueue_rounds(
+                    &self.device,
+                    rail.raw(),
+                    &self.watched,
+                    generation.workspace.memory(),
+                    exchange,
+                    epoch,
+                    arrived,
+                )
             };
             carried.inspect_err(|error| self.watched.refused(error))?;
         } else {
@@ -224,21 +296,38 @@ impl Transport for Mixed {
         Ok(generation.view_of(exchange, epoch))
     }
 
-    unsafe fn send_stored_rounds(&self, stream: Stream<'_>, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
+    unsafe fn send_stored_rounds(
+        &self,
+        stream: Stream<'_>,
+        exchange: &MessageRounds<'_>,
+    ) -> Result<(), TransportError> {
         let State { lanes, calls, generation, .. } = &mut *locked(&self.state);
         calls.stored(stream)?;
         let epoch = calls.epoch();
         exchange.check(self.members.nodes.world().get(), generation.workspace.size())?;
         let memory = generation.workspace.memory();
         // SAFETY: checked, and forked by `exchange`.
-        let carried = unsafe { enqueue_rounds(&self.device, lanes.rail.raw(), &self.watched, memory, exchange, epoch, |_| Ok(())) };
+        let carried = unsafe {
+            enqueue_rounds(
+                &self.device,
+                lanes.rail.raw(),
+                &self.watched,
+                memory,
+                exchange,
+                epoch,
+                |_| Ok(()),
+            )
+        };
         carried.inspect_err(|error| self.watched.refused(error))
     }
 
     fn sequence_hash(&self) -> Option<u32> {
         let State { generation, .. } = &*locked(&self.state);
         // Without intra-node peers the hosts compare.
-        self.members.nodes.are_mixed().then(|| generation.workspace.outbox.hashes().last().history())
+        self.members
+            .nodes
+            .are_mixed()
+            .then(|| generation.workspace.outbox.hashes().last().history())
     }
 
     fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {

@@ -66,7 +66,9 @@ impl Outgoing for Workspace {
     fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let mut view = self.node_peers.view(fault, deadline_ns);
         let half_bytes = half * self.size().half_stride();
-        for peer in self.nodes().world().ranks().filter(|&peer| !self.nodes().together(self.rank, peer)) {
+        for peer in
+            self.nodes().world().ranks().filter(|&peer| !self.nodes().together(self.rank, peer))
+        {
             view.data[peer.index()] = self.outbox.data_of(peer, storing, half_bytes);
             view.pads[peer.index()] = self.outbox.pad_of(peer);
         }

@@ -47,7 +47,11 @@ impl Places {
     fn of(job: &LibraryCollective, rank: u32, half: u64) -> Self {
         let all = half + job.offset;
         let packed = job.rows > 1 && job.row_stride != job.row_bytes;
-        let before = if job.kind == CollectiveKind::AllReduce { 0 } else { u64::from(rank) * job.shard_bytes() };
+        let before = if job.kind == CollectiveKind::AllReduce {
+            0
+        } else {
+            u64::from(rank) * job.shard_bytes()
+        };
         Self { all, own: all + before, packed }
     }
 }
@@ -68,21 +72,36 @@ impl Streams<'_> {
     /// # Safety
     /// The job was checked against the workspace. The caller's stream is ordered after the call
     /// before. Nothing else uses the shard until the stream is past what is enqueued here.
-    pub(super) unsafe fn enqueue(&self, job: &LibraryCollective, epoch: Epoch) -> Result<(), TransportError> {
+    pub(super) unsafe fn enqueue(
+        &self,
+        job: &LibraryCollective,
+        epoch: Epoch,
+    ) -> Result<(), TransportError> {
         let &Self { device, caller, lane, watched, at } = self;
         let hashes = at.outbox.hashes();
         let Places { all, own, packed } = Places::of(job, at.rank.get(), at.half(epoch));
         let pitches = (host_size(job.row_stride), host_size(job.row_bytes));
         let _current = device.enter()?;
         // The lane is behind the collective of the call before, which has read the word.
-        self.lane_writes(WordOp::WriteLong { address: at.control + control::CALL, value: hashes.last().word() })?;
+        self.lane_writes(WordOp::WriteLong {
+            address: at.control + control::CALL,
+            value: hashes.last().word(),
+        })?;
         lane.join(caller)?;
         lane.fork(caller)?;
         self.note(epoch, Step::Collective)?;
         let gathers = job.kind == CollectiveKind::AllGather;
         if gathers && packed {
             // SAFETY: the caller's rows, and their place in the workspace.
-            unsafe { copy_rows_async(device, (own, pitches.1), (job.shard, pitches.0), (host_size(job.rows), pitches.1), caller) }?;
+            unsafe {
+                copy_rows_async(
+                    device,
+                    (own, pitches.1),
+                    (job.shard, pitches.0),
+                    (host_size(job.rows), pitches.1),
+                    caller,
+                )
+            }?;
         }
         let shard = if packed { own } else { job.shard };
         watched.link.group(Use::Sequential, caller, |group| {
@@ -90,9 +109,15 @@ impl Streams<'_> {
             // outlive the stream's work.
             unsafe {
                 match job.kind {
-                    CollectiveKind::AllGather => group.all_gather(shard, all, host_size(job.shard_bytes())),
-                    CollectiveKind::ReduceScatter => group.reduce_scatter(all, shard, job.shard_elements(), job.dtype),
-                    CollectiveKind::AllReduce => group.all_reduce(all, shard, job.shard_elements(), job.dtype),
+                    CollectiveKind::AllGather => {
+                        group.all_gather(shard, all, host_size(job.shard_bytes()))
+                    }
+                    CollectiveKind::ReduceScatter => {
+                        group.reduce_scatter(all, shard, job.shard_elements(), job.dtype)
+                    }
+                    CollectiveKind::AllReduce => {
+                        group.all_reduce(all, shard, job.shard_elements(), job.dtype)
+                    }
                 }?;
                 hashes.nodes_of_others().try_for_each(|node| {
                     group.send(at.control + control::POISON, CALL_BYTES, node)?;
@@ -102,7 +127,15 @@ impl Streams<'_> {
         })?;
         if !gathers && packed {
             // SAFETY: as above.
-            unsafe { copy_rows_async(device, (job.shard, pitches.0), (own, pitches.1), (host_size(job.rows), pitches.1), caller) }?;
+            unsafe {
+                copy_rows_async(
+                    device,
+                    (job.shard, pitches.0),
+                    (own, pitches.1),
+                    (host_size(job.rows), pitches.1),
+                    caller,
+                )
+            }?;
         }
         lane.fork(caller)?;
         Ok(self.note(epoch, Step::Ended)?)
@@ -134,6 +167,9 @@ mod tests {
         assert!(!places(LibraryCollective { rows: 1, ..gaps }).packed, "one row has no gaps");
         assert_eq!(gaps.shard_elements(), 3 * 256);
         let in_place = LibraryCollective { kind: CollectiveKind::AllReduce, ..gaps };
-        assert_eq!(places(in_place), Places { all: (1 << 30) + 4096, own: (1 << 30) + 4096, packed: true });
+        assert_eq!(
+            places(in_place),
+            Places { all: (1 << 30) + 4096, own: (1 << 30) + 4096, packed: true }
+        );
     }
 }

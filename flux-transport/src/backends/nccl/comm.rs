@@ -93,7 +93,10 @@ pub struct Comm {
 
 impl std::fmt::Debug for Comm {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Comm").field("rank", &self.rank).field("world", &self.world).finish_non_exhaustive()
+        f.debug_struct("Comm")
+            .field("rank", &self.rank)
+            .field("world", &self.world)
+            .finish_non_exhaustive()
     }
 }
 
@@ -104,7 +107,13 @@ impl Comm {
     /// # Errors
     /// No NCCL, NCCL's refusal, or [`NcclError::Deadline`] when the others have not come. The
     /// attempt then goes on in a thread that is left behind: NCCL offers no way to end it.
-    pub fn join(device: &CudaDevice, id: UniqueId, rank: u32, world: u32, deadline: Duration) -> Result<Self, NcclError> {
+    pub fn join(
+        device: &CudaDevice,
+        id: UniqueId,
+        rank: u32,
+        world: u32,
+        deadline: Duration,
+    ) -> Result<Self, NcclError> {
         let library = library()?;
         // Without a place for a result: one that nobody takes is given back to be aborted, whenever
         // the deadline passes.
@@ -115,7 +124,14 @@ impl Comm {
                 let mut comm = 0;
                 // SAFETY: `comm` is a place for the result; the id is passed by value; NCCL checks
                 // rank and world.
-                let code = unsafe { (library.nccl_comm_init_rank)(&raw mut comm, world.cast_signed(), id, rank.cast_signed()) };
+                let code = unsafe {
+                    (library.nccl_comm_init_rank)(
+                        &raw mut comm,
+                        world.cast_signed(),
+                        id,
+                        rank.cast_signed(),
+                    )
+                };
                 library.check("ncclCommInitRank", code).map(|()| comm)
             });
             if let Err(mpsc::SendError(Ok(late))) = send.send(joined) {
@@ -130,9 +146,20 @@ impl Comm {
             .spawn(join)
             .map_err(|error| NcclError::Thread { reason: error.to_string() })?;
         match receive.recv_timeout(deadline) {
-            Ok(comm) => Ok(Self { library, device: device.clone(), raw: comm?, rank, world, not_sync: PhantomData }),
-            Err(mpsc::RecvTimeoutError::Timeout) => Err(NcclError::Deadline { rank, world, waited: deadline }),
-            Err(mpsc::RecvTimeoutError::Disconnected) => Err(NcclError::Thread { reason: "the thread ended without a result".to_owned() }),
+            Ok(comm) => Ok(Self {
+                library,
+                device: device.clone(),
+                raw: comm?,
+                rank,
+                world,
+                not_sync: PhantomData,
+            }),
+            Err(mpsc::RecvTimeoutError::Timeout) => {
+                Err(NcclError::Deadline { rank, world, waited: deadline })
+            }
+            Err(mpsc::RecvTimeoutError::Disconnected) => {
+                Err(NcclError::Thread { reason: "the thread ended without a result".to_owned() })
+            }
         }
     }
 
@@ -152,10 +179,26 @@ impl Comm {
     /// # Safety
     /// Device addresses of this rank's device with that much memory, until the stream is past the
     /// call; `stream` is a `CUstream` of its context.
-    pub unsafe fn all_gather(&self, from: u64, to: u64, elements: usize, of: ElementType, stream: usize) -> Result<(), NcclError> {
+    pub unsafe fn all_gather(
+        &self,
+        from: u64,
+        to: u64,
+        elements: usize,
+        of: ElementType,
+        stream: usize,
+    ) -> Result<(), NcclError> {
         let _current = self.device.enter()?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (self.library.nccl_all_gather)(source(from), target(to), elements, of.code(), self.raw, stream) };
+        let code = unsafe {
+            (self.library.nccl_all_gather)(
+                source(from),
+                target(to),
+                elements,
+                of.code(),
+                self.raw,
+                stream,
+            )
+        };
         self.library.check("ncclAllGather", code)
     }
 
@@ -164,11 +207,19 @@ impl Comm {
     ///
     /// # Safety
     /// As [`Comm::all_gather`].
-    pub unsafe fn reduce_scatter(&self, from: u64, to: u64, elements: usize, of: ElementType, stream: usize) -> Result<(), NcclError> {
+    pub unsafe fn reduce_scatter(
+        &self,
+        from: u64,
+        to: u64,
+        elements: usize,
+        of: ElementType,
+        stream: usize,
+    ) -> Result<(), NcclError> {
         let _current = self.device.enter()?;
         let entry = self.library.nccl_reduce_scatter;
         // SAFETY: the caller's promise.
-        let code = unsafe { entry(source(from), target(to), elements, of.code(), SUM, self.raw, stream) };
+        let code =
+            unsafe { entry(source(from), target(to), elements, of.code(), SUM, self.raw, stream) };
         self.library.check("ncclReduceScatter", code)
     }
 
@@ -176,10 +227,27 @@ impl Comm {
     ///
     /// # Safety
     /// As [`Comm::all_gather`].
-    pub unsafe fn all_reduce(&self, from: u64, to: u64, elements: usize, of: ElementType, stream: usize) -> Result<(), NcclError> {
+    pub unsafe fn all_reduce(
+        &self,
+        from: u64,
+        to: u64,
+        elements: usize,
+        of: ElementType,
+        stream: usize,
+    ) -> Result<(), NcclError> {
         let _current = self.device.enter()?;
         // SAFETY: the caller's promise.
-        let code = unsafe { (self.library.nccl_all_reduce)(source(from), target(to), elements, of.code(), SUM, self.raw, stream) };
+        let code = unsafe {
+            (self.library.nccl_all_reduce)(
+                source(from),
+                target(to),
+                elements,
+                of.code(),
+                SUM,
+                self.raw,
+                stream,
+            )
+        };
         self.library.check("ncclAllReduce", code)
     }
 

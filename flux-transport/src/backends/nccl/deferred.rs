@@ -39,7 +39,11 @@ impl GivingUp {
 
     /// Has a thread of its own do `what`, which takes as long as peers take, and is under way until
     /// that has returned.
-    pub(super) fn apart(self, name: &str, what: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    pub(super) fn apart(
+        self,
+        name: &str,
+        what: impl FnOnce() + Send + 'static,
+    ) -> io::Result<JoinHandle<()>> {
         let noted = move || {
             let _under_way = self;
             what();
@@ -50,7 +54,8 @@ impl GivingUp {
 
 impl Drop for GivingUp {
     fn drop(&mut self) {
-        tracing::debug!(device = self.ordinal, after = ?self.since.elapsed(), "a communicator of NCCL is gone");
+        tracing::debug!(device = self.ordinal, after = ?self.since.elapsed(), "a communicator of \
+                                                                               NCCL is gone");
     }
 }
 
@@ -61,7 +66,8 @@ pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
     if left.is_none() {
         tracing::info!(
             device = device.ordinal(),
-            "NCCL still ends a communicator: its streams and memory are freed when a communicator of the device next connects or grows"
+            "NCCL still ends a communicator: its streams and memory are freed when a communicator \
+             of the device next connects or grows"
         );
     }
     // What is dropped may wait for the device.
@@ -72,9 +78,13 @@ pub(crate) fn leave(device: &CudaDevice, things: impl Any + Send) {
 /// Waits until NCCL has given up what it is giving up on `device`, at the longest `until`, then
 /// frees what was left there. By whoever has no call under way.
 pub(crate) fn settle(device: &CudaDevice, until: Instant) {
-    let Ok(settled) = done_by(until, || Ok::<_, Infallible>(!ground().is_giving_up(device.ordinal())));
+    let Ok(settled) =
+        done_by(until, || Ok::<_, Infallible>(!ground().is_giving_up(device.ordinal())));
     if !settled {
-        tracing::info!(device = device.ordinal(), "NCCL still ends a communicator: what it frees may hold up the calls of the next");
+        tracing::info!(
+            device = device.ordinal(),
+            "NCCL still ends a communicator: what it frees may hold up the calls of the next"
+        );
     }
     sweep(device);
 }
@@ -103,7 +113,10 @@ fn wait_at_exit() {
         // SAFETY: the function lives as long as the process: nothing unloads it before its end,
         // unless it unloads all that calls it.
         if unsafe { libc::atexit(wait) } != 0 {
-            tracing::warn!("the end of the process does not wait for communicators of NCCL that are being ended then");
+            tracing::warn!(
+                "the end of the process does not wait for communicators of NCCL that are being \
+                 ended then"
+            );
         }
         std::process::id()
     });
@@ -112,7 +125,9 @@ fn wait_at_exit() {
 /// Waits until no communicator is being ended on any device, at the longest `until`, and says
 /// whether.
 fn all_have_ended(until: Instant) -> bool {
-    let Ok(ended) = done_by(until, || Ok::<_, Infallible>(!ground().giving_up.iter().any(|(_, mark)| is_under_way(mark))));
+    let Ok(ended) = done_by(until, || {
+        Ok::<_, Infallible>(!ground().giving_up.iter().any(|(_, mark)| is_under_way(mark)))
+    });
     ended
 }
 
@@ -139,7 +154,10 @@ struct Left {
 
 impl fmt::Debug for Ground {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Ground").field("giving_up", &self.giving_up).field("left", &self.left.len()).finish()
+        f.debug_struct("Ground")
+            .field("giving_up", &self.giving_up)
+            .field("left", &self.left.len())
+            .finish()
     }
 }
 
@@ -161,7 +179,8 @@ impl Ground {
 
     /// Takes `things`, or gives them back where nothing is being given up on their device.
     fn leave(&mut self, ordinal: u32, things: Things) -> Option<Things> {
-        let of_device = self.giving_up.iter().filter(|(of, mark)| *of == ordinal && is_under_way(mark));
+        let of_device =
+            self.giving_up.iter().filter(|(of, mark)| *of == ordinal && is_under_way(mark));
         let until: Vec<_> = of_device.map(|(_, mark)| Weak::clone(mark)).collect();
         if until.is_empty() {
             return Some(things);
@@ -172,7 +191,8 @@ impl Ground {
 
     /// What may be freed of a device.
     fn sweep(&mut self, ordinal: u32) -> Vec<Things> {
-        let past = |left: &mut Left| left.ordinal == ordinal && !left.until.iter().any(is_under_way);
+        let past =
+            |left: &mut Left| left.ordinal == ordinal && !left.until.iter().any(is_under_way);
         self.left.extract_if(.., past).map(|left| left.things).collect()
     }
 }
@@ -203,7 +223,10 @@ mod tests {
         assert!(ground.sweep(0).is_empty() && is_under_way(&look));
         drop(first);
         let freed = ground.sweep(0);
-        assert!(freed.len() == 1 && ground.left.is_empty(), "what is given up later has no part in them");
+        assert!(
+            freed.len() == 1 && ground.left.is_empty(),
+            "what is given up later has no part in them"
+        );
         drop(freed);
         assert!(!is_under_way(&look));
         assert!(ground.is_giving_up(0) && !ground.is_giving_up(1));
@@ -221,7 +244,10 @@ mod tests {
         let (thing, look) = things();
         assert!(ground.leave(1, thing).is_none());
         drop(other);
-        assert!(ground.sweep(0).is_empty() && is_under_way(&look), "those of device 1 are for who is idle there");
+        assert!(
+            ground.sweep(0).is_empty() && is_under_way(&look),
+            "those of device 1 are for who is idle there"
+        );
         assert_eq!(ground.sweep(1).len(), 1);
     }
 
@@ -246,7 +272,10 @@ mod tests {
     #[test]
     fn the_end_of_the_process_waits_for_what_is_being_ended_but_not_for_ever() {
         let (peer, until_it_leaves) = std::sync::mpsc::channel::<()>();
-        let thread = ground().begin(0).apart("test", move || assert!(until_it_leaves.recv().is_err())).unwrap();
+        let thread = ground()
+            .begin(0)
+            .apart("test", move || assert!(until_it_leaves.recv().is_err()))
+            .unwrap();
         assert!(!all_have_ended(Instant::now() + Duration::from_millis(20)));
         drop(peer);
         assert!(all_have_ended(Instant::now() + AMPLE));

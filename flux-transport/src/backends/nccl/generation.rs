@@ -37,7 +37,8 @@ impl<W: Outgoing> Generation<W> {
     /// Takes `workspace` for calls from `epoch` on, whose waits `watched` ends.
     pub(crate) fn new(workspace: W, watched: &Watched, epoch: Epoch, deadline: Duration) -> Self {
         watched.await_flags(workspace.outbox(), epoch);
-        let plain = workspace.view(Storing::default(), 0, watched.fault.address(), nanoseconds(deadline));
+        let plain =
+            workspace.view(Storing::default(), 0, watched.fault.address(), nanoseconds(deadline));
         Self { workspace, views: Views::new(plain), refreshed: Refreshed::new(epoch) }
     }
 
@@ -66,13 +67,19 @@ impl<W: Outgoing> Generation<W> {
     }
 
     /// The workspace as the executor of call `epoch` uses it, beside which `exchange` is carried.
-    pub(crate) fn view_of(&mut self, exchange: &MessageRounds<'_>, epoch: Epoch) -> Arc<WorkspaceView> {
+    pub(crate) fn view_of(
+        &mut self,
+        exchange: &MessageRounds<'_>,
+        epoch: Epoch,
+    ) -> Arc<WorkspaceView> {
         let Self { workspace, views, .. } = self;
         let (fault, deadline_ns) = (views.plain.fault, views.plain.deadline_ns);
         let storing = match exchange.source {
             Source::Rows(_) => Storing::default(),
             Source::Stored { of_all } => Storing { place_bytes: exchange.place_bytes, of_all },
         };
-        views.storing(storing, epoch, |storing, half| workspace.view(storing, half, fault, deadline_ns))
+        views.storing(storing, epoch, |storing, half| {
+            workspace.view(storing, half, fault, deadline_ns)
+        })
     }
 }

@@ -70,8 +70,13 @@ impl Watched {
         // Whatever ended the calls without a record has set the abort word.
         until_recorded(|| self.fault.record().is_some() || self.stop.load(Ordering::Acquire));
         self.release();
-        if let Some(Err(SendError(given_up))) = self.link.give_up().map(|given_up| aborter.send(given_up)) {
-            tracing::error!(rank = self.rank.get(), "the thread that gives up a communicator of NCCL is gone");
+        if let Some(Err(SendError(given_up))) =
+            self.link.give_up().map(|given_up| aborter.send(given_up))
+        {
+            tracing::error!(
+                rank = self.rank.get(),
+                "the thread that gives up a communicator of NCCL is gone"
+            );
             given_up.end(|| self.link.messages());
         }
         drop(aborter);
@@ -82,7 +87,11 @@ impl Watched {
             self.release();
             if !logged && began.elapsed() > self.deadline && !self.position().has_ended() {
                 logged = true;
-                tracing::error!(rank = self.rank.get(), "after a failed call, and though all waits were ended: {}", self.position());
+                tracing::error!(
+                    rank = self.rank.get(),
+                    "after a failed call, and though all waits were ended: {}",
+                    self.position()
+                );
             }
             std::thread::park_timeout(AGAIN);
         }
@@ -117,7 +126,10 @@ impl Guard {
         let aborter = aborter(watched).map_err(io)?;
         let for_thread = Arc::clone(watched);
         let name = format!("flux-nccl-{}", watched.rank);
-        let thread = std::thread::Builder::new().name(name).spawn(move || for_thread.run(aborter)).map_err(io)?;
+        let thread = std::thread::Builder::new()
+            .name(name)
+            .spawn(move || for_thread.run(aborter))
+            .map_err(io)?;
         Ok(Self { watched: Arc::clone(watched), thread: Some(thread) })
     }
 

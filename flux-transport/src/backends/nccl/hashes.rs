@@ -14,7 +14,8 @@ use std::time::Duration;
 
 /// Bytes that a rank sends of itself, from its poison on.
 pub(super) const CALL_BYTES: usize = 16;
-const _: () = assert!(control::CALL + 8 == control::POISON + CALL_BYTES as u64, "one range has both");
+const _: () =
+    assert!(control::CALL + 8 == control::POISON + CALL_BYTES as u64, "one range has both");
 
 /// Bytes of a call's hash and number.
 pub(crate) const HASH_BYTES: usize = size_of::<u64>();
@@ -46,7 +47,11 @@ impl CallHashes {
     }
 
     /// For calls from `epoch` on.
-    pub(super) fn new(device: &CudaDevice, (rank, nodes): (Rank, Nodes), epoch: Epoch) -> Result<Self, CudaError> {
+    pub(super) fn new(
+        device: &CudaDevice,
+        (rank, nodes): (Rank, Nodes),
+        epoch: Epoch,
+    ) -> Result<Self, CudaError> {
         let before = OpHash::before(epoch).word();
         let block = |bytes: usize| PinnedBlock::new(device, bytes);
         let count = nodes.count() as usize;
@@ -140,7 +145,9 @@ impl CallHashes {
         self.others().find_map(|(peer, node)| {
             let (poison, gathered) = self.gathered_of(node);
             let disagrees = against(peer, self.word(node)).or_else(|| against(peer, gathered));
-            let poisoned = || (poison.load(Ordering::Acquire) != 0).then(|| poisoned(peer, self.last().epoch()));
+            let poisoned = || {
+                (poison.load(Ordering::Acquire) != 0).then(|| poisoned(peer, self.last().epoch()))
+            };
             disagrees.or_else(poisoned)
         })
     }
@@ -149,14 +156,19 @@ impl CallHashes {
     /// has.
     pub(super) fn silent_in(&self, epoch: Epoch) -> Option<(Rank, Epoch)> {
         let last = |node| OpHash::of_word(self.gathered_of(node).1.load(Ordering::Acquire));
-        self.others().map(|(peer, node)| (peer, last(node))).find(|(_, said)| said.precedes(epoch)).map(|(peer, said)| (peer, said.epoch()))
+        self.others()
+            .map(|(peer, node)| (peer, last(node)))
+            .find(|(_, said)| said.precedes(epoch))
+            .map(|(peer, said)| (peer, said.epoch()))
     }
 
     /// The other ranks of the rail, each with its node.
     fn others(&self) -> impl Iterator<Item = (Rank, u32)> {
         let Self { rank, nodes, .. } = *self;
         let local = nodes.local_of(rank);
-        (0..nodes.count()).filter(move |&node| node != nodes.node_of(rank)).map(move |node| (nodes.rank(node, local), node))
+        (0..nodes.count())
+            .filter(move |&node| node != nodes.node_of(rank))
+            .map(move |node| (nodes.rank(node, local), node))
     }
 
     fn word(&self, node: u32) -> &AtomicU64 {
@@ -180,7 +192,17 @@ impl CallHashes {
 fn poisoned(peer: Rank, epoch: Epoch) -> FaultRecord {
     let (rank, epoch) = (peer.get(), epoch.get());
     let (code, abort) = (fault::ABORTED, fault::TIMED_OUT);
-    FaultRecord { state: 1, code, wait: fault::CALL, rank, peer: rank, epoch, expected: epoch, abort, ..FaultRecord::default() }
+    FaultRecord {
+        state: 1,
+        code,
+        wait: fault::CALL,
+        rank,
+        peer: rank,
+        epoch,
+        expected: epoch,
+        abort,
+        ..FaultRecord::default()
+    }
 }
 
 #[cfg(test)]

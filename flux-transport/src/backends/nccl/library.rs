@@ -16,7 +16,10 @@ use std::sync::OnceLock;
 #[non_exhaustive]
 pub enum NcclUnavailable {
     /// No candidate can be loaded.
-    #[error("no NCCL library can be loaded: {reason}; install NCCL or PyTorch, or set FLUX_NCCL_LIB to libnccl.so.2")]
+    #[error(
+        "no NCCL library can be loaded: {reason}; install NCCL or PyTorch, or set FLUX_NCCL_LIB to \
+         libnccl.so.2"
+    )]
     Library {
         /// What the loader said of those that are there; where none is, the names and paths that
         /// were looked at.
@@ -60,7 +63,10 @@ pub enum NcclError {
         waited: std::time::Duration,
     },
     /// The communicator was complete, and a message that was to prove it did not come in time.
-    #[error("rank {rank} waited {waited:?} for a message from each of the {world} ranks of its NCCL communicator, all of which had joined")]
+    #[error(
+        "rank {rank} waited {waited:?} for a message from each of the {world} ranks of its NCCL \
+         communicator, all of which had joined"
+    )]
     #[non_exhaustive]
     Silent {
         /// The rank that waited.
@@ -126,7 +132,12 @@ impl Config {
     /// `blocking`, with a number of channels of this range. Over a network a message has
     /// `of_a_net_peer` of them; before 2.28 as many as NCCL likes. A communicator that is split
     /// from it shares its resources, among them the flag that aborts it.
-    pub(super) fn new(blocking: bool, channels: RangeInclusive<u32>, of_a_net_peer: u32, version: u32) -> Self {
+    pub(super) fn new(
+        blocking: bool,
+        channels: RangeInclusive<u32>,
+        of_a_net_peer: u32,
+        version: u32,
+    ) -> Self {
         // NCCL's value for what is left to it.
         let undefined = c_int::MIN;
         let says_all = version >= super::sharing::SAYS_NET_CHANNELS;
@@ -154,7 +165,9 @@ impl Config {
     }
 }
 
-const _: () = assert!(size_of::<Config>() == 80 && std::mem::offset_of!(Config, traffic_class) == FIRST_CONFIG - 4);
+const _: () = assert!(
+    size_of::<Config>() == 80 && std::mem::offset_of!(Config, traffic_class) == FIRST_CONFIG - 4
+);
 
 macro_rules! table {
     ($($name:ident = $symbol:literal ($($type:ty),* $(,)?) -> $result:ty;)*) => {
@@ -211,7 +224,8 @@ impl Library {
         }
         // SAFETY: returns a static string for every code; a null communicator asks for the
         // process's last error.
-        let (what, why) = unsafe { ((self.nccl_get_error_string)(code), (self.nccl_get_last_error)(0)) };
+        let (what, why) =
+            unsafe { ((self.nccl_get_error_string)(code), (self.nccl_get_last_error)(0)) };
         let text = [what, why].into_iter().filter(|p| !p.is_null()).map(|p| {
             // SAFETY: not null, and a terminated string that NCCL keeps.
             unsafe { CStr::from_ptr(p) }.to_string_lossy().trim().to_owned()
@@ -240,7 +254,8 @@ fn load() -> Result<Library, NcclUnavailable> {
 
 fn open(candidates: Vec<PathBuf>) -> Result<Library, NcclUnavailable> {
     // NCCL's initialisers are made to run in any process at any time.
-    let (path, library) = loading::first(candidates).map_err(|none| NcclUnavailable::Library { reason: none.to_string() })?;
+    let (path, library) = loading::first(candidates)
+        .map_err(|none| NcclUnavailable::Library { reason: none.to_string() })?;
     Library::bind(path, library)
 }
 
@@ -272,7 +287,11 @@ pub(super) fn words(version: u32) -> String {
 /// The library's version, where it is new enough for communicators that carry messages; otherwise
 /// why not.
 pub fn supported(version: u32) -> Result<u32, String> {
-    if version >= OLDEST { Ok(version) } else { Err(format!("NCCL {} was found, {} or newer is needed", words(version), words(OLDEST))) }
+    if version >= OLDEST {
+        Ok(version)
+    } else {
+        Err(format!("NCCL {} was found, {} or newer is needed", words(version), words(OLDEST)))
+    }
 }
 
 #[cfg(test)]
@@ -282,7 +301,10 @@ mod tests {
     #[test]
     fn a_library_that_is_too_old_is_refused_with_what_was_found_and_what_is_needed() {
         assert_eq!((supported(21_800), supported(22_803)), (Ok(21_800), Ok(22_803)));
-        assert_eq!(supported(21_701).unwrap_err(), "NCCL 2.17.1 was found, 2.18.0 or newer is needed");
+        assert_eq!(
+            supported(21_701).unwrap_err(),
+            "NCCL 2.17.1 was found, 2.18.0 or newer is needed"
+        );
     }
 
     #[test]
@@ -297,8 +319,13 @@ mod tests {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "not a library").unwrap();
         let candidates = vec![file.path().into(), "/nowhere/libnccl.so.2".into()];
-        let Err(NcclUnavailable::Library { reason }) = open(candidates) else { panic!("a library of no code") };
-        assert!(reason.contains(&file.path().display().to_string()) && !reason.contains("nowhere"), "{reason}");
+        let Err(NcclUnavailable::Library { reason }) = open(candidates) else {
+            panic!("a library of no code")
+        };
+        assert!(
+            reason.contains(&file.path().display().to_string()) && !reason.contains("nowhere"),
+            "{reason}"
+        );
     }
 
     #[test]

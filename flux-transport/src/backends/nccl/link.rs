@@ -28,7 +28,12 @@ impl Link {
     }
 
     /// Puts one group on `stream`; returns when it is there.
-    pub(super) fn group(&self, by: Use, stream: usize, fill: impl FnOnce(&Group<'_>) -> Result<(), NcclError>) -> Result<(), NcclError> {
+    pub(super) fn group(
+        &self,
+        by: Use,
+        stream: usize,
+        fill: impl FnOnce(&Group<'_>) -> Result<(), NcclError>,
+    ) -> Result<(), NcclError> {
         let messages = locked(&self.messages);
         if locked(&self.family).is_none() {
             return Err(NcclError::GivenUp);

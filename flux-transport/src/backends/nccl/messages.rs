@@ -75,22 +75,33 @@ impl fmt::Debug for Messages {
 }
 
 /// Joins the communicator of `members`, and splits that of the messages from it.
-pub(super) fn join(device: &CudaDevice, members: &Members, until: Instant) -> Result<(Family, Messages), NcclError> {
+pub(super) fn join(
+    device: &CudaDevice,
+    members: &Members,
+    until: Instant,
+) -> Result<(Family, Messages), NcclError> {
     let began = Instant::now();
     let library = library()?;
     let ((place, count), sharing, version) = (members.place(), members.sharing, version()?);
     let (overlapped, own_choice) = (sharing.asked..=sharing.asked, 1..=most(version));
     // A communicator that is split from the family has no more channels than that.
-    let all = if members.have_collectives() { sharing.asked..=most(version) } else { overlapped.clone() };
+    let all =
+        if members.have_collectives() { sharing.asked..=most(version) } else { overlapped.clone() };
     let (mut raw, mut first) = (0, Config::new(false, all, sharing.lanes, version));
     let current = device.enter()?;
     let init = library.nccl_comm_init_rank_config;
     // SAFETY: `raw` is a place for the result, the configuration is of the size that it says and is
     // read before the call returns.
-    let code = unsafe { init(&raw mut raw, count.cast_signed(), members.id, place.cast_signed(), &raw mut first) };
+    let code = unsafe {
+        init(&raw mut raw, count.cast_signed(), members.id, place.cast_signed(), &raw mut first)
+    };
     library.accepted("ncclCommInitRankConfig", code)?;
     let family = Family(Communicator { library, device: device.clone(), raw });
-    let split = |channels| match family.split(place, Config::new(true, channels, sharing.lanes, version), until) {
+    let split = |channels| match family.split(
+        place,
+        Config::new(true, channels, sharing.lanes, version),
+        until,
+    ) {
         Ok(Some(communicator)) => Ok(communicator),
         Ok(None) => Err(members.incomplete(began.elapsed())),
         Err(error) => Err(error),
@@ -119,7 +130,11 @@ pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Resul
     // Of the messages' own it waits for nothing but their streams, which are past them.
     let finalised = messages.all().try_for_each(Communicator::finalize).and_then(|()| {
         family.0.finalize()?;
-        if family.ready_by(until)? { Ok(()) } else { Err(NcclError::Slow { what: "ncclCommFinalize" }) }
+        if family.ready_by(until)? {
+            Ok(())
+        } else {
+            Err(NcclError::Slow { what: "ncclCommFinalize" })
+        }
     });
     if let Err(error) = finalised {
         abort(family, || Some(messages));
@@ -133,8 +148,11 @@ pub(super) fn leave(family: Family, messages: Messages, until: Instant) -> Resul
             }
         }
     };
-    let thread = note.apart("flux-nccl-destroy", destroy).map_err(|error| NcclError::Thread { reason: error.to_string() })?;
-    let Ok(_) = done_by(until.min(Instant::now() + TOGETHER), || Ok::<_, Infallible>(thread.is_finished()));
+    let thread = note
+        .apart("flux-nccl-destroy", destroy)
+        .map_err(|error| NcclError::Thread { reason: error.to_string() })?;
+    let Ok(_) =
+        done_by(until.min(Instant::now() + TOGETHER), || Ok::<_, Infallible>(thread.is_finished()));
     Ok(())
 }
 
@@ -145,7 +163,8 @@ pub(super) fn abort(family: Family, messages: impl FnOnce() -> Option<Messages> 
         Ok(_current) => given_up.end(messages),
         Err(error) => tracing::error!(%error, "no context to give up an NCCL communicator in"),
     };
-    if let Err(error) = std::thread::Builder::new().name("flux-nccl-abort".to_owned()).spawn(abort) {
+    if let Err(error) = std::thread::Builder::new().name("flux-nccl-abort".to_owned()).spawn(abort)
+    {
         tracing::error!(%error, "no thread to give up an NCCL communicator on");
     }
 }
@@ -176,7 +195,12 @@ impl Family {
 
     /// Splits a communicator of the same ranks from it, if that is done by then, in which this rank
     /// has the number `place`. The device's context is current.
-    fn split(&self, place: u32, mut config: Config, until: Instant) -> Result<Option<Communicator>, NcclError> {
+    fn split(
+        &self,
+        place: u32,
+        mut config: Config,
+        until: Instant,
+    ) -> Result<Option<Communicator>, NcclError> {
         let Communicator { library, device, raw } = &self.0;
         if !self.ready_by(until)? {
             return Ok(None);
@@ -185,7 +209,9 @@ impl Family {
         let split = Box::into_raw(Box::new(0_usize));
         // SAFETY: the family is ready; `split` is a place for the result until NCCL has written it;
         // the configuration is of the size that it says and is read before the call returns.
-        let code = unsafe { (library.nccl_comm_split)(*raw, 0, place.cast_signed(), split, &raw mut config) };
+        let code = unsafe {
+            (library.nccl_comm_split)(*raw, 0, place.cast_signed(), split, &raw mut config)
+        };
         library.accepted("ncclCommSplit", code)?;
         if !self.ready_by(until)? {
             return Ok(None);
@@ -208,20 +234,23 @@ impl Communicator {
     fn finalize(&self) -> Result<(), NcclError> {
         let _current = self.device.enter()?;
         // SAFETY: the communicator lives as long as `self`, and is used for nothing more.
-        self.library.accepted("ncclCommFinalize", unsafe { (self.library.nccl_comm_finalize)(self.raw) })
+        self.library
+            .accepted("ncclCommFinalize", unsafe { (self.library.nccl_comm_finalize)(self.raw) })
     }
 
     /// Ends it, once it was finalised.
     fn destroy(self) -> Result<(), NcclError> {
         let _current = self.device.enter()?;
         // SAFETY: destroyed once: `self` is no more.
-        self.library.accepted("ncclCommDestroy", unsafe { (self.library.nccl_comm_destroy)(self.raw) })
+        self.library
+            .accepted("ncclCommDestroy", unsafe { (self.library.nccl_comm_destroy)(self.raw) })
     }
 
     /// Ends it and what is on its streams. The device's context is current.
     fn abort(self) {
         // SAFETY: the only use of the communicator from now on: `self` is no more.
-        if let Err(error) = self.library.accepted("ncclCommAbort", unsafe { (self.library.nccl_comm_abort)(self.raw) }) {
+        let code = unsafe { (self.library.nccl_comm_abort)(self.raw) };
+        if let Err(error) = self.library.accepted("ncclCommAbort", code) {
             tracing::debug!(%error, "while giving up an NCCL communicator");
         }
     }
@@ -291,7 +320,9 @@ impl Group<'_> {
     pub(super) unsafe fn send(&self, from: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
         let Communicator { library, raw, .. } = self.of;
         // SAFETY: the caller's promise.
-        let code = unsafe { (library.nccl_send)(source(from), bytes, BYTES, peer.cast_signed(), *raw, self.stream) };
+        let code = unsafe {
+            (library.nccl_send)(source(from), bytes, BYTES, peer.cast_signed(), *raw, self.stream)
+        };
         library.accepted("ncclSend", code)
     }
 
@@ -302,7 +333,9 @@ impl Group<'_> {
     pub(super) unsafe fn receive(&self, to: u64, bytes: usize, peer: u32) -> Result<(), NcclError> {
         let Communicator { library, raw, .. } = self.of;
         // SAFETY: the caller's promise.
-        let code = unsafe { (library.nccl_recv)(target(to), bytes, BYTES, peer.cast_signed(), *raw, self.stream) };
+        let code = unsafe {
+            (library.nccl_recv)(target(to), bytes, BYTES, peer.cast_signed(), *raw, self.stream)
+        };
         library.accepted("ncclRecv", code)
     }
 
@@ -310,10 +343,17 @@ impl Group<'_> {
     ///
     /// # Safety
     /// As [`receive`](Self::receive), of both ranges; `from` may be this rank's part of the other.
-    pub(super) unsafe fn all_gather(&self, from: u64, to: u64, bytes: usize) -> Result<(), NcclError> {
+    pub(super) unsafe fn all_gather(
+        &self,
+        from: u64,
+        to: u64,
+        bytes: usize,
+    ) -> Result<(), NcclError> {
         let Communicator { library, raw, .. } = self.of;
         // SAFETY: the caller's promise.
-        let code = unsafe { (library.nccl_all_gather)(source(from), target(to), bytes, BYTES, *raw, self.stream) };
+        let code = unsafe {
+            (library.nccl_all_gather)(source(from), target(to), bytes, BYTES, *raw, self.stream)
+        };
         library.accepted("ncclAllGather", code)
     }
 
@@ -321,11 +361,18 @@ impl Group<'_> {
     ///
     /// # Safety
     /// As [`receive`](Self::receive), of both ranges; `to` may be this rank's part of the other.
-    pub(super) unsafe fn reduce_scatter(&self, from: u64, to: u64, elements: usize, of: DType) -> Result<(), NcclError> {
+    pub(super) unsafe fn reduce_scatter(
+        &self,
+        from: u64,
+        to: u64,
+        elements: usize,
+        of: DType,
+    ) -> Result<(), NcclError> {
         let Communicator { library, raw, .. } = self.of;
         let (code_of, entry) = (ElementType::from(of).code(), library.nccl_reduce_scatter);
         // SAFETY: the caller's promise.
-        let code = unsafe { entry(source(from), target(to), elements, code_of, SUM, *raw, self.stream) };
+        let code =
+            unsafe { entry(source(from), target(to), elements, code_of, SUM, *raw, self.stream) };
         library.accepted("ncclReduceScatter", code)
     }
 
@@ -333,11 +380,18 @@ impl Group<'_> {
     ///
     /// # Safety
     /// As [`receive`](Self::receive), of both ranges, which may be one.
-    pub(super) unsafe fn all_reduce(&self, from: u64, to: u64, elements: usize, of: DType) -> Result<(), NcclError> {
+    pub(super) unsafe fn all_reduce(
+        &self,
+        from: u64,
+        to: u64,
+        elements: usize,
+        of: DType,
+    ) -> Result<(), NcclError> {
         let Communicator { library, raw, .. } = self.of;
         let (code_of, entry) = (ElementType::from(of).code(), library.nccl_all_reduce);
         // SAFETY: the caller's promise.
-        let code = unsafe { entry(source(from), target(to), elements, code_of, SUM, *raw, self.stream) };
+        let code =
+            unsafe { entry(source(from), target(to), elements, code_of, SUM, *raw, self.stream) };
         library.accepted("ncclAllReduce", code)
     }
 

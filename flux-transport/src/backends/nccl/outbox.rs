@@ -51,14 +51,20 @@ impl Outbox {
             nodes,
             signals,
             stored: block(stored_bytes(nodes, size))?,
-            flags: Arc::new(Flags::new(device, host_size(u64::from(nodes.count()) * pad_bytes(signals)), before)?),
+            flags: Arc::new(Flags::new(
+                device,
+                host_size(u64::from(nodes.count()) * pad_bytes(signals)),
+                before,
+            )?),
             hashes: Arc::new(CallHashes::new(device, (rank, nodes), epoch)?),
             words: block(4 + 4 * u64::from(signals))?,
             device: device.clone(),
         };
         let _current = device.enter()?;
         // SAFETY: the block is this generation's, which lives until the device is drained.
-        unsafe { fill_words(device, this.words.address(), before, this.words.bytes() / 4, stream.raw()) }?;
+        unsafe {
+            fill_words(device, this.words.address(), before, this.words.bytes() / 4, stream.raw())
+        }?;
         Ok(this)
     }
 
@@ -68,7 +74,9 @@ impl Outbox {
         let _current = self.device.enter()?;
         // By the stream, not by the host: a call before may still await what it finds there.
         // SAFETY: the flags are this generation's, which lives until the device is drained.
-        unsafe { fill_words(&self.device, self.flags.address(), before, self.flags.bytes() / 4, stream) }
+        unsafe {
+            fill_words(&self.device, self.flags.address(), before, self.flags.bytes() / 4, stream)
+        }
     }
 
     /// What it holds in all.
@@ -149,14 +157,16 @@ struct RailPlaces {
 
 impl RailPlaces {
     fn stored(self, peer: Rank, place_bytes: u64) -> u64 {
-        let (node, own) = (Rank::new(self.nodes.node_of(peer)), Rank::new(self.nodes.node_of(self.rank)));
+        let (node, own) =
+            (Rank::new(self.nodes.node_of(peer)), Rank::new(self.nodes.node_of(self.rank)));
         self.first + u64::from(node.place_at(own).unwrap_or(0)) * place_bytes
     }
 
     /// The executor adds the half and the place that this rank has at the peer.
     fn data_of(self, peer: Rank, Storing { place_bytes, of_all }: Storing, half_bytes: u64) -> u64 {
         let relay = self.nodes.rank(self.nodes.node_of(peer), self.nodes.local_of(self.rank));
-        let destination = || Places::new(self.nodes).destination(self.rank, relay).map_or(0, |(_, place)| place);
+        let destination =
+            || Places::new(self.nodes).destination(self.rank, relay).map_or(0, |(_, place)| place);
         let place = if of_all { self.rank.get() } else { destination() };
         self.stored(peer, place_bytes).wrapping_sub(half_bytes + u64::from(place) * place_bytes)
     }
@@ -184,8 +194,17 @@ mod tests {
         for (count, world) in [(2, 4), (3, 6), (4, 4), (2, 8)] {
             let (world, half_bytes) = (WorldSize::new(world).unwrap(), 1 << 22);
             let nodes = Nodes::new(world, count).unwrap();
-            let problem = Problem::new(OpKind::GemmReduceScatter, 300 * world.index(), 520, 8 * world.index(), DType::Bf16, world).unwrap();
-            let schedule = Schedule { chunk: Chunk::Tiles(4), ..Schedule::of(TileShape::new(128, 128, 64)) };
+            let problem = Problem::new(
+                OpKind::GemmReduceScatter,
+                300 * world.index(),
+                520,
+                8 * world.index(),
+                DType::Bf16,
+                world,
+            )
+            .unwrap();
+            let schedule =
+                Schedule { chunk: Chunk::Tiles(4), ..Schedule::of(TileShape::new(128, 128, 64)) };
             for rank in world.ranks() {
                 let program = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap();
                 let (slot, place) = (slot_bytes(&problem, program.tile), program.place_bytes());
@@ -196,11 +215,17 @@ mod tests {
                     let first = places.stored(round.sent.peer, place) + round.offset;
                     sent.extend((0..round.bytes / slot).map(|tile| first + tile * slot));
                 }
-                let crossing = program.items.iter().filter(|item| item.sink == Sink::Send && !nodes.together(rank, Rank::new(item.dest)));
+                let crossing = program.items.iter().filter(|item| {
+                    item.sink == Sink::Send && !nodes.together(rank, Rank::new(item.dest))
+                });
                 // As the kernel adds it up.
                 let store = |item: &WorkItem| {
                     places
-                        .data_of(Rank::new(item.dest), Storing { place_bytes: place, of_all: false }, half_bytes)
+                        .data_of(
+                            Rank::new(item.dest),
+                            Storing { place_bytes: place, of_all: false },
+                            half_bytes,
+                        )
                         .wrapping_add(half_bytes + u64::from(item.slot) * slot)
                 };
                 let mut stored: Vec<u64> = crossing.map(store).collect();
@@ -208,7 +233,10 @@ mod tests {
                 stored.sort_unstable();
                 assert_eq!(stored, sent, "{nodes}, rank {rank}");
                 let end = (1 << 40) + stored_bytes(nodes, size);
-                assert!(stored.windows(2).all(|pair| pair[0] + slot <= pair[1]) && stored.iter().all(|at| at + slot <= end));
+                assert!(
+                    stored.windows(2).all(|pair| pair[0] + slot <= pair[1])
+                        && stored.iter().all(|at| at + slot <= end)
+                );
             }
         }
     }
@@ -221,24 +249,37 @@ mod tests {
         for (world, op) in [2, 3, 8].into_iter().flat_map(|world| ops.map(|op| (world, op))) {
             let (world, half_bytes) = (WorldSize::new(world).unwrap(), 1 << 22);
             let nodes = Nodes::apart(world);
-            let problem = Problem::new(op, 30 * world.index(), 520, 8 * world.index(), DType::Bf16, world).unwrap();
-            let schedule = Schedule { rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(64, 64, 64)) };
+            let problem =
+                Problem::new(op, 30 * world.index(), 520, 8 * world.index(), DType::Bf16, world)
+                    .unwrap();
+            let schedule =
+                Schedule { rows: RowLayout::Flattened, ..Schedule::of(TileShape::new(64, 64, 64)) };
             for rank in world.ranks() {
                 let program = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap();
-                let (place, places) = (program.place_bytes(), RailPlaces { first: 1 << 40, rank, nodes });
+                let (place, places) =
+                    (program.place_bytes(), RailPlaces { first: 1 << 40, rank, nodes });
                 let storing = Storing { place_bytes: place, of_all: true };
                 let mut sent = Vec::new();
                 for round in program.rounds().unwrap() {
                     assert_eq!((round.offset, round.bytes), (0, place));
                     // As the kernel adds it up.
-                    let stored =
-                        places.data_of(round.sent.peer, storing, half_bytes).wrapping_add(half_bytes + u64::from(rank.get()) * place);
-                    assert_eq!(stored, places.stored(round.sent.peer, place), "rank {rank} for {}", round.sent.peer);
+                    let stored = places
+                        .data_of(round.sent.peer, storing, half_bytes)
+                        .wrapping_add(half_bytes + u64::from(rank.get()) * place);
+                    assert_eq!(
+                        stored,
+                        places.stored(round.sent.peer, place),
+                        "rank {rank} for {}",
+                        round.sent.peer
+                    );
                     sent.push(stored);
                 }
                 sent.sort_unstable();
                 let end = (1 << 40) + stored_bytes(nodes, program.workspace());
-                assert!(sent.windows(2).all(|pair| pair[0] + place <= pair[1]) && sent.iter().all(|at| at + place <= end));
+                assert!(
+                    sent.windows(2).all(|pair| pair[0] + place <= pair[1])
+                        && sent.iter().all(|at| at + place <= end)
+                );
                 assert_eq!(sent.len(), world.index() - 1);
             }
         }
@@ -247,13 +288,19 @@ mod tests {
     #[test]
     fn the_places_of_the_rail_are_their_part_of_a_half() {
         let nodes = |world, count| Nodes::new(WorldSize::new(world).unwrap(), count).unwrap();
-        let size = |places: u64| WorkspaceSize { half_bytes: places * 1000, signals: 0, counters: 0 };
+        let size =
+            |places: u64| WorkspaceSize { half_bytes: places * 1000, signals: 0, counters: 0 };
         assert_eq!(stored_bytes(nodes(8, 8), size(7)), 7000, "all peers");
         assert_eq!(stored_bytes(nodes(8, 2), size(7)), 1000);
         assert_eq!(stored_bytes(nodes(6, 3), size(5)), 2000);
-        assert_eq!((stored_bytes(nodes(4, 1), size(3)), stored_bytes(nodes(1, 1), size(0))), (0, 0));
+        assert_eq!(
+            (stored_bytes(nodes(4, 1), size(3)), stored_bytes(nodes(1, 1), size(0))),
+            (0, 0)
+        );
         let odd = WorkspaceSize { half_bytes: 3001, ..size(0) };
         assert!(stored_bytes(nodes(4, 2), odd) >= 1000);
-        assert!(stored_bytes(nodes(16, 8), WorkspaceSize { half_bytes: u64::MAX, ..odd }) < u64::MAX);
+        assert!(
+            stored_bytes(nodes(16, 8), WorkspaceSize { half_bytes: u64::MAX, ..odd }) < u64::MAX
+        );
     }
 }

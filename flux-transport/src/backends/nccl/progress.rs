@@ -40,7 +40,9 @@ impl Position {
     const COLLECTIVE: u32 = Self::ENDED - 1;
 
     pub(super) fn new(epoch: Epoch, step: Step) -> Self {
-        let of_round = |position: usize, round: usize| u32::try_from(position + 2 * round).unwrap_or(u32::MAX).min(Self::COLLECTIVE - 1);
+        let of_round = |position: usize, round: usize| {
+            u32::try_from(position + 2 * round).unwrap_or(u32::MAX).min(Self::COLLECTIVE - 1)
+        };
         let step = match step {
             Step::Begun => 0,
             Step::Flag(round) => of_round(1, round),
@@ -79,11 +81,19 @@ impl fmt::Display for Position {
         match step {
             Self::ENDED => write!(f, "the side stream is past all of call {call}"),
             0 => write!(f, "the side stream has begun call {call} and is past nothing of it"),
-            Self::COLLECTIVE => write!(f, "the stream has come to the collective of call {call} and is not past it"),
-            _ if step % 2 == 1 => {
-                write!(f, "the side stream is past the kernel's flag of round {round} of call {call}, not past its messages")
+            Self::COLLECTIVE => {
+                write!(f, "the stream has come to the collective of call {call} and is not past it")
             }
-            _ => write!(f, "the side stream is past round {round} of call {call}, not past the next"),
+            _ if step % 2 == 1 => {
+                write!(
+                    f,
+                    "the side stream is past the kernel's flag of round {round} of call {call}, \
+                     not past its messages"
+                )
+            }
+            _ => {
+                write!(f, "the side stream is past round {round} of call {call}, not past the next")
+            }
         }
     }
 }
@@ -163,24 +173,50 @@ mod tests {
         assert!(standing.too_long(at(Step::Messages(0)), start + 107 * SECOND));
         assert!(!standing.too_long(at(Step::Collective), start + 108 * SECOND));
         assert!(!standing.too_long(at(Step::Collective), start + 109 * SECOND));
-        assert!(standing.too_long(at(Step::Collective), start + 110 * SECOND), "no kernel waits beside it, and names who is late in time");
+        assert!(
+            standing.too_long(at(Step::Collective), start + 110 * SECOND),
+            "no kernel waits beside it, and names who is late in time"
+        );
     }
 
     #[test]
     fn a_position_says_what_is_missing() {
         let text = |step| Position::new(Epoch::new(0x1_0031), step).to_string();
-        assert_eq!(text(Step::Begun), "the side stream has begun call 49 and is past nothing of it");
-        assert_eq!(text(Step::Flag(0)), "the side stream is past the kernel's flag of round 0 of call 49, not past its messages");
-        assert_eq!(text(Step::Messages(2)), "the side stream is past round 2 of call 49, not past the next");
-        assert_eq!(text(Step::Collective), "the stream has come to the collective of call 49 and is not past it");
+        assert_eq!(
+            text(Step::Begun),
+            "the side stream has begun call 49 and is past nothing of it"
+        );
+        assert_eq!(
+            text(Step::Flag(0)),
+            "the side stream is past the kernel's flag of round 0 of call 49, not past its messages"
+        );
+        assert_eq!(
+            text(Step::Messages(2)),
+            "the side stream is past round 2 of call 49, not past the next"
+        );
+        assert_eq!(
+            text(Step::Collective),
+            "the stream has come to the collective of call 49 and is not past it"
+        );
         assert_eq!(text(Step::Ended), "the side stream is past all of call 49");
     }
 
     proptest! {
         #[test]
-        fn positions_of_a_call_differ_and_name_it(epoch: u32, behind in 0..0x1_0000_u32, round in 0..5000_usize) {
+        fn positions_of_a_call_differ_and_name_it(
+            epoch: u32,
+            behind in 0..0x1_0000_u32,
+            round in 0..5000_usize,
+        ) {
             let (epoch, last) = (Epoch::new(epoch), Epoch::new(epoch.wrapping_add(behind)));
-            let steps = [Step::Begun, Step::Flag(round), Step::Messages(round), Step::Flag(round + 1), Step::Collective, Step::Ended];
+            let steps = [
+                Step::Begun,
+                Step::Flag(round),
+                Step::Messages(round),
+                Step::Flag(round + 1),
+                Step::Collective,
+                Step::Ended,
+            ];
             let positions = steps.map(|step| Position::new(epoch, step));
             prop_assert!(positions.windows(2).all(|pair| pair[0].word() < pair[1].word()));
             for (position, step) in positions.into_iter().zip(steps) {

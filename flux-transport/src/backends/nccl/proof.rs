@@ -12,8 +12,8 @@ use super::members::Members;
 use super::messages::Use;
 use crate::backends::nccl::NcclError;
 use crate::cuda::{
-    CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async, copy_rows_async, done_by,
-    write_value_async,
+    CudaDevice, CudaError, DeviceBlock, PinnedBlock, Rows, SideStream, copy_async, copy_out_async,
+    copy_rows_async, done_by, write_value_async,
 };
 use crate::{ConnectError, TransportError};
 use std::convert::Infallible;
@@ -44,8 +44,10 @@ pub(super) fn prove(
     until: Instant,
 ) -> Result<(), ConnectError> {
     let buffers = Buffers::new(device, members.place().1)?;
-    let mut uses = members.have_collectives().then_some(Use::Sequential).into_iter().chain([Use::Overlapped]);
-    let proven = uses.try_for_each(|by| exchange(device, (link, by, stream), members, &buffers, until));
+    let mut uses =
+        members.have_collectives().then_some(Use::Sequential).into_iter().chain([Use::Overlapped]);
+    let proven =
+        uses.try_for_each(|by| exchange(device, (link, by, stream), members, &buffers, until));
     if proven.is_err() {
         link.abort();
         // What is left is freed when nothing uses it, which this ends.
@@ -82,15 +84,29 @@ fn exchange(
     unsafe {
         let (word, pitch) = (size_of::<u32>(), 4 * size_of::<u32>());
         copy_async(device, received.at(own), sent.at(own), word, stream.raw())?;
-        copy_rows_async(device, (received.at(own), pitch), (sent.at(own), word), (2, word), stream.raw())
+        copy_rows_async(
+            device,
+            (received.at(own), pitch),
+            (sent.at(own), word),
+            (2, word),
+            stream.raw(),
+        )
     }?;
     // What each peer has sent to this rank, then what was gathered of it.
-    let of_gather = || peers().filter(|_| gather.is_some()).map(|peer| (peer, peer, gathered.at(peer)));
+    let of_gather =
+        || peers().filter(|_| gather.is_some()).map(|peer| (peer, peer, gathered.at(peer)));
     let to_see = || peers().map(|peer| (peer, own, received.at(peer))).chain(of_gather());
     for (at, (_, _, from)) in to_see().enumerate() {
         let rows = |address| Rows { address, pitch: WORD };
         // SAFETY: a message's first word, and a place for it, in the buffers.
-        unsafe { copy_out_async(device, (rows(place(seen, at).expose_provenance() as u64), rows(from)), (1, WORD), stream.raw()) }?;
+        unsafe {
+            copy_out_async(
+                device,
+                (rows(place(seen, at).expose_provenance() as u64), rows(from)),
+                (1, WORD),
+                stream.raw(),
+            )
+        }?;
     }
     while !stream.is_idle()? {
         if Instant::now() >= until {
@@ -115,7 +131,12 @@ type Operations = (Vec<(u64, u64, u32)>, Option<(u64, u64)>);
 /// Puts the operations on `stream`. NCCL connects for them: it waits for the peers, and so is left
 /// to a thread of its own. False where they have not come by then: whoever gives the link up ends
 /// that.
-fn connected(link: &Arc<Link>, (by, stream): (Use, usize), (messages, gather): Operations, until: Instant) -> Result<bool, ConnectError> {
+fn connected(
+    link: &Arc<Link>,
+    (by, stream): (Use, usize),
+    (messages, gather): Operations,
+    until: Instant,
+) -> Result<bool, ConnectError> {
     let link = Arc::clone(link);
     let connect = move || {
         link.group(by, stream, |group| {
@@ -133,12 +154,17 @@ fn connected(link: &Arc<Link>, (by, stream): (Use, usize), (messages, gather): O
         })
     };
     let started = std::thread::Builder::new().name("flux-nccl-connect".to_owned()).spawn(connect);
-    let thread = started.map_err(|source| ConnectError::Io { what: "starting a thread to connect NCCL on", source })?;
+    let thread = started.map_err(|source| ConnectError::Io {
+        what: "starting a thread to connect NCCL on",
+        source,
+    })?;
     let Ok(done) = done_by(until, || Ok::<_, Infallible>(thread.is_finished()));
     if !done {
         return Ok(false);
     }
-    let connected = thread.join().unwrap_or_else(|_| Err(NcclError::Thread { reason: "the thread has panicked".to_owned() }));
+    let connected = thread.join().unwrap_or_else(|_| {
+        Err(NcclError::Thread { reason: "the thread has panicked".to_owned() })
+    });
     connected.map(|()| true).map_err(|error| ConnectError::Transport(error.into()))
 }
 
@@ -190,8 +216,10 @@ mod tests {
     #[test]
     fn no_two_pairs_share_a_word_nor_do_the_communicators_of_one() {
         let pairs = || (0..16).flat_map(|from| (0..16).map(move |to| (from, to)));
-        let words: BTreeSet<u32> =
-            [Use::Overlapped, Use::Sequential].into_iter().flat_map(|by| pairs().map(move |(from, to)| word(by, from, to))).collect();
+        let words: BTreeSet<u32> = [Use::Overlapped, Use::Sequential]
+            .into_iter()
+            .flat_map(|by| pairs().map(move |(from, to)| word(by, from, to)))
+            .collect();
         assert_eq!(words.len(), 512);
     }
 }

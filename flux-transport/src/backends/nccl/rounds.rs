@@ -17,7 +17,8 @@ use super::outbox::Outbox;
 use super::progress::{Position, Step};
 use super::watched::Watched;
 use crate::cuda::{
-    CudaDevice, CudaError, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size, wait_value_async, words_async,
+    CudaDevice, CudaError, Rows, WordOp, copy_async, copy_out_async, copy_rows_async, host_size,
+    wait_value_async, words_async,
 };
 use crate::{MessageRounds, RowTransfers, Source, TransportError};
 use flux_core::layout::{WorkspaceSize, calling_offset, control, signal_offset};
@@ -29,7 +30,8 @@ use flux_core::{Nodes, Rank};
 const WORD: usize = 4;
 
 /// Why a call whose data messages carry cannot be captured.
-pub(crate) const NO_GRAPHS: &str = "what carries its messages cannot be replayed; make the call outside the capture";
+pub(crate) const NO_GRAPHS: &str =
+    "what carries its messages cannot be replayed; make the call outside the capture";
 
 /// The memory of a rank, for what messages bring and take.
 #[derive(Clone, Copy, Debug)]
@@ -72,7 +74,10 @@ pub(crate) unsafe fn enqueue_rounds(
     let Memory { pad, control, rank, outbox, .. } = at;
     let nodes = outbox.nodes();
     let _current = device.enter()?;
-    let position = |step| WordOp::Write { address: watched.progress.address(), value: Position::new(epoch, step).word() };
+    let position = |step| WordOp::Write {
+        address: watched.progress.address(),
+        value: Position::new(epoch, step).word(),
+    };
     let note = |step| {
         // SAFETY: a word of pinned memory that outlives the stream's work.
         unsafe { words_async(device, [position(step)], stream) }
@@ -83,16 +88,26 @@ pub(crate) unsafe fn enqueue_rounds(
     // is copied there too. Ranks of other nodes whose sums come by a relay were compared by that
     // relay: here their hashes are taken to agree.
     let of_relayed = nodes.world().ranks().filter(|&far| stored && is_relayed(nodes, rank, far));
-    let of_relayed = of_relayed.map(|far| WordOp::WriteLong { address: calling(far), value: outbox.hashes().last().word() });
+    let of_relayed = of_relayed.map(|far| WordOp::WriteLong {
+        address: calling(far),
+        value: outbox.hashes().last().word(),
+    });
     // SAFETY: words of pinned memory that outlives the stream's work, and of the own pad.
-    unsafe { words_async(device, std::iter::once(position(Step::Begun)).chain(of_relayed), stream) }?;
+    unsafe {
+        words_async(device, std::iter::once(position(Step::Begun)).chain(of_relayed), stream)
+    }?;
     if !stored {
         let row = |address| Rows { address, pitch: WORD as u64 };
         // Before the call's kernel can close it, which waits for words that this stream brings.
         // SAFETY: the number of the call in the control block, and a word of pinned memory that
         // outlives the stream's work.
         unsafe {
-            copy_out_async(device, (row(outbox.hashes().number_on_host()), row(control + control::EPOCH)), (1, WORD as u64), stream)
+            copy_out_async(
+                device,
+                (row(outbox.hashes().number_on_host()), row(control + control::EPOCH)),
+                (1, WORD as u64),
+                stream,
+            )
         }?;
     }
     // SAFETY: the caller promised the rows.
@@ -111,7 +126,11 @@ pub(crate) unsafe fn enqueue_rounds(
         watched.link.group(Use::Overlapped, stream, |messages| {
             group.iter().zip(&firsts).try_for_each(|(round, &is_first)| {
                 let Ends { chunk, to, place, from } = Ends::of(&at, exchange, round, rows, epoch);
-                let word = if stored { outbox.flag(round.sent.peer, round.sent.signal, epoch) } else { outbox.hashes().number() };
+                let word = if stored {
+                    outbox.flag(round.sent.peer, round.sent.signal, epoch)
+                } else {
+                    outbox.hashes().number()
+                };
                 // SAFETY: chunks and words are in the workspace, or the caller's rows.
                 unsafe {
                     if is_first {
@@ -132,7 +151,8 @@ pub(crate) unsafe fn enqueue_rounds(
         })?;
         number += group.len();
         for words in words_of(group) {
-            let (from, to) = (outbox.word(words.signal), pad + signal_offset(words.signal, epoch.half()));
+            let (from, to) =
+                (outbox.word(words.signal), pad + signal_offset(words.signal, epoch.half()));
             let pitch = signal_offset(words.apart, 0) - signal_offset(0, 0);
             // SAFETY: all words are in the workspace.
             unsafe {
@@ -146,10 +166,20 @@ pub(crate) unsafe fn enqueue_rounds(
         }
         // After the words, which the kernel waits for first: it looks at these when it closes the
         // call.
-        for (round, _) in group.iter().zip(&firsts).filter(|&(_, &is_first)| is_first && nodes.are_mixed()) {
+        for (round, _) in
+            group.iter().zip(&firsts).filter(|&(_, &is_first)| is_first && nodes.are_mixed())
+        {
             let far = round.received.peer;
             // SAFETY: words of the own pad and of pinned memory that outlives the stream's work.
-            unsafe { copy_async(device, calling(far), outbox.hashes().address(nodes.node_of(far)), HASH_BYTES, stream) }?;
+            unsafe {
+                copy_async(
+                    device,
+                    calling(far),
+                    outbox.hashes().address(nodes.node_of(far)),
+                    HASH_BYTES,
+                    stream,
+                )
+            }?;
         }
         group.iter().try_for_each(&mut arrived)?;
         // Once, after the words: the kernel waits for them, and they would wait for each write
@@ -172,8 +202,15 @@ fn is_relayed(nodes: Nodes, rank: Rank, far: Rank) -> bool {
 ///
 /// # Safety
 /// As [`enqueue_rounds`], of the rows.
-unsafe fn rows_of(device: &CudaDevice, stream: usize, at: &Memory<'_>, exchange: &MessageRounds<'_>) -> Result<Option<u64>, CudaError> {
-    let Source::Rows(RowTransfers { x, row_stride, row_bytes, rows, .. }) = exchange.source else { return Ok(None) };
+unsafe fn rows_of(
+    device: &CudaDevice,
+    stream: usize,
+    at: &Memory<'_>,
+    exchange: &MessageRounds<'_>,
+) -> Result<Option<u64>, CudaError> {
+    let Source::Rows(RowTransfers { x, row_stride, row_bytes, rows, .. }) = exchange.source else {
+        return Ok(None);
+    };
     if row_stride == row_bytes || row_bytes == 0 {
         return Ok(Some(x));
     }
@@ -181,7 +218,9 @@ unsafe fn rows_of(device: &CudaDevice, stream: usize, at: &Memory<'_>, exchange:
     let (to, count) = (at.outbox.stored(at.rank, 0), host_size(rows));
     let pitches = (host_size(row_bytes), host_size(row_stride));
     // SAFETY: the caller's promise.
-    unsafe { copy_rows_async(device, (to, pitches.0), (x, pitches.1), (count, pitches.0), stream) }?;
+    unsafe {
+        copy_rows_async(device, (to, pitches.0), (x, pitches.1), (count, pitches.0), stream)
+    }?;
     Ok(Some(to))
 }
 
@@ -196,7 +235,13 @@ struct Ends {
 
 impl Ends {
     /// In call `epoch`, of the caller's rows or of what was stored.
-    fn of(at: &Memory<'_>, exchange: &MessageRounds<'_>, round: &Round, rows: Option<u64>, epoch: Epoch) -> Self {
+    fn of(
+        at: &Memory<'_>,
+        exchange: &MessageRounds<'_>,
+        round: &Round,
+        rows: Option<u64>,
+        epoch: Epoch,
+    ) -> Self {
         let &Round { offset, sent, received, .. } = round;
         let (nodes, place_bytes) = (at.outbox.nodes(), exchange.place_bytes);
         let place = match &exchange.source {
@@ -276,8 +321,13 @@ mod tests {
             for round in group {
                 let said = seen.is_first(round.step).then_some(Message::Said(number));
                 let messages = |bytes| said.into_iter().chain([Message::Chunk(number, bytes)]);
-                sent.entry((rank.get(), round.sent.peer.get())).or_default().extend(messages(round.sent.bytes));
-                received.entry((round.received.peer.get(), rank.get())).or_default().extend(messages(round.received.bytes));
+                sent.entry((rank.get(), round.sent.peer.get()))
+                    .or_default()
+                    .extend(messages(round.sent.bytes));
+                received
+                    .entry((round.received.peer.get(), rank.get()))
+                    .or_default()
+                    .extend(messages(round.received.bytes));
             }
         }
     }
@@ -287,16 +337,31 @@ mod tests {
     }
 
     /// What all ranks send and receive in a call of so many rows.
-    fn messages(op: OpKind, nodes: Nodes, rows: usize, (chunk, group, flattened): (u32, u32, bool), peers: u32) -> (Ways, Ways) {
+    fn messages(
+        op: OpKind,
+        nodes: Nodes,
+        rows: usize,
+        (chunk, group, flattened): (u32, u32, bool),
+        peers: u32,
+    ) -> (Ways, Ways) {
         let world = nodes.world();
-        let problem = Problem::new(op, rows, 16 * world.index(), 16 * world.index(), DType::Bf16, world).unwrap();
+        let problem =
+            Problem::new(op, rows, 16 * world.index(), 16 * world.index(), DType::Bf16, world)
+                .unwrap();
         let flattened = flattened && !nodes.are_mixed();
-        let chunk = if flattened && op == OpKind::GemmReduceScatter { Chunk::Shard } else { Chunk::Tiles(chunk) };
+        let chunk = if flattened && op == OpKind::GemmReduceScatter {
+            Chunk::Shard
+        } else {
+            Chunk::Tiles(chunk)
+        };
         let rows = if flattened { RowLayout::Flattened } else { RowLayout::PerShard };
         let schedule = Schedule { chunk, group, rows, ..Schedule::of(TileShape::new(2, 16, 16)) };
         let (mut sent, mut received) = (Ways::new(), Ways::new());
         for rank in world.ranks() {
-            let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes).unwrap().rounds().unwrap();
+            let rounds = TileProgram::build_across(&problem, rank, &schedule, nodes)
+                .unwrap()
+                .rounds()
+                .unwrap();
             // As ops have them.
             let rows = op == OpKind::AllGatherGemm && !nodes.are_mixed();
             let rounds = if rows { in_batches_of(&rounds, peers) } else { rounds };
@@ -307,7 +372,16 @@ mod tests {
 
     fn group(signals: &[u32]) -> Vec<Round> {
         let end = |&signal: &u32| End { peer: Rank::new(0), place: 0, signal, bytes: 8 };
-        signals.iter().map(|signal| Round { step: 1, offset: 0, bytes: 8, sent: end(signal), received: end(signal) }).collect()
+        signals
+            .iter()
+            .map(|signal| Round {
+                step: 1,
+                offset: 0,
+                bytes: 8,
+                sent: end(signal),
+                received: end(signal),
+            })
+            .collect()
     }
 
     #[test]

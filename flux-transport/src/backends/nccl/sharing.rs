@@ -28,9 +28,16 @@ pub(super) const SAYS_NET_CHANNELS: u32 = 22_800;
 const MORE_CHANNELS: u32 = 22_600;
 
 /// What would have NCCL make more channels.
-const MORE: [&str; 5] = ["NCCL_MIN_CTAS", "NCCL_MAX_CTAS", "NCCL_MIN_NCHANNELS", "NCCL_MIN_NRINGS", "NCCL_MIN_P2P_NCHANNELS"];
+const MORE: [&str; 5] = [
+    "NCCL_MIN_CTAS",
+    "NCCL_MAX_CTAS",
+    "NCCL_MIN_NCHANNELS",
+    "NCCL_MIN_NRINGS",
+    "NCCL_MIN_P2P_NCHANNELS",
+];
 /// What would have it send smaller chunks, and of how many of them the bytes are.
-const SMALLER: [(&str, u64); 3] = [("NCCL_P2P_NVL_CHUNKSIZE", 1), ("NCCL_P2P_PCI_CHUNKSIZE", 1), ("NCCL_BUFFSIZE", 8)];
+const SMALLER: [(&str, u64); 3] =
+    [("NCCL_P2P_NVL_CHUNKSIZE", 1), ("NCCL_P2P_PCI_CHUNKSIZE", 1), ("NCCL_BUFFSIZE", 8)];
 /// What has it use more channels for a message over a network.
 const NET: &str = "NCCL_NCHANNELS_PER_NET_PEER";
 
@@ -59,32 +66,53 @@ pub(crate) struct Sharing {
 impl Sharing {
     /// Of `ranks` ranks of a communicator that want `lanes` for a message, with NCCL's `version`
     /// and what its variables are.
-    pub(super) fn new(lanes: u32, ranks: u32, hosts: u32, version: u32, variable: impl Fn(&str) -> Option<u64>) -> Self {
+    pub(super) fn new(
+        lanes: u32,
+        ranks: u32,
+        hosts: u32,
+        version: u32,
+        variable: impl Fn(&str) -> Option<u64>,
+    ) -> Self {
         let most = most(version);
-        let set = |name: &str| variable(name).and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
+        let set =
+            |name: &str| variable(name).and_then(|value| u32::try_from(value).ok()).unwrap_or(0);
         let shares = ranks.max(1).next_power_of_two();
         let asked = lanes.saturating_mul(shares).min(most);
-        let all = MORE.iter().map(|name| set(name)).fold(asked, u32::max).min(most).next_power_of_two();
+        let all =
+            MORE.iter().map(|name| set(name)).fold(asked, u32::max).min(most).next_power_of_two();
         let each = (all / shares).max(1);
         let each = match hosts {
             0 | 1 => each,
             _ if version < SAYS_NET_CHANNELS => all,
             _ => each.max(lanes).max(set(NET).min(most)).next_power_of_two().min(all),
         };
-        let chunk = SMALLER.iter().filter_map(|&(name, of)| variable(name).map(|bytes| bytes / of)).fold(CHUNK_BYTES, u64::min);
+        let chunk = SMALLER
+            .iter()
+            .filter_map(|&(name, of)| variable(name).map(|bytes| bytes / of))
+            .fold(CHUNK_BYTES, u64::min);
         Self { lanes, asked, all, each, part_bytes: (PART_CHUNKS * chunk).max(1) }
     }
 
     /// As the ops see it, of so many hosts.
     pub(super) const fn channels(&self, hosts: u32) -> Channels {
-        Channels { all: self.all, each: self.each, part_bytes: self.part_bytes, least_bytes: MESSAGE_BYTES, network: hosts > 1 }
+        Channels {
+            all: self.all,
+            each: self.each,
+            part_bytes: self.part_bytes,
+            least_bytes: MESSAGE_BYTES,
+            network: hosts > 1,
+        }
     }
 }
 
 impl fmt::Display for Sharing {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let Self { all, each, .. } = self;
-        write!(f, "NCCL takes {each} multiprocessors for a message beside the kernel, {all} at most for all that go at once")
+        write!(
+            f,
+            "NCCL takes {each} multiprocessors for a message beside the kernel, {all} at most for \
+             all that go at once"
+        )
     }
 }
 
@@ -134,7 +162,9 @@ mod tests {
 
     #[test]
     fn what_nccl_is_told_by_its_variables_is_counted() {
-        let with = |name: &'static str, value| Sharing::new(4, 4, 1, 22_803, move |asked| (asked == name).then_some(value));
+        let with = |name: &'static str, value| {
+            Sharing::new(4, 4, 1, 22_803, move |asked| (asked == name).then_some(value))
+        };
         for name in MORE {
             let sharing = with(name, 24);
             assert_eq!((sharing.asked, sharing.all, sharing.each), (16, 32, 8), "{name}");
@@ -142,12 +172,18 @@ mod tests {
         assert_eq!(with("NCCL_MIN_CTAS", 2), sharing(4, 4), "fewer are no bound");
         assert_eq!(with("NCCL_P2P_NVL_CHUNKSIZE", 1 << 16).part_bytes, 2 << 20);
         assert_eq!(with("NCCL_BUFFSIZE", 1 << 19).part_bytes, 2 << 20);
-        assert_eq!(with("NCCL_P2P_PCI_CHUNKSIZE", 1 << 20), sharing(4, 4), "larger ones are no bound");
+        assert_eq!(
+            with("NCCL_P2P_PCI_CHUNKSIZE", 1 << 20),
+            sharing(4, 4),
+            "larger ones are no bound"
+        );
     }
 
     #[test]
     fn over_a_network_a_message_has_what_the_communicator_says_or_nobody_knows() {
-        let over = |version, net| Sharing::new(4, 2, 2, version, move |name| if name == NET { net } else { None }).each;
+        let over = |version, net| {
+            Sharing::new(4, 2, 2, version, move |name| if name == NET { net } else { None }).each
+        };
         assert_eq!((over(22_803, None), over(22_803, Some(8)), over(22_605, None)), (4, 8, 8));
     }
 }

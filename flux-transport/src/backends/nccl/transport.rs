@@ -21,8 +21,8 @@ use crate::bootstrap::control::{Collective, agree, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, SideStream};
 use crate::{
-    Capabilities, ConnectError, Device, HeldBytes, LibraryCollective, MessageRounds, Options, RowTransfers, Source, Stream, TransportError,
-    TransportKind, WorkspaceView, World,
+    Capabilities, ConnectError, Device, HeldBytes, LibraryCollective, MessageRounds, Options,
+    RowTransfers, Source, Stream, TransportError, TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
@@ -57,16 +57,22 @@ struct State {
 
 impl NcclTransport {
     /// Makes a communicator of the ranks that have met. Collective.
-    pub(crate) fn connect(world: &World, options: &Options, members: Members) -> Result<Self, ConnectError> {
+    pub(crate) fn connect(
+        world: &World,
+        options: &Options,
+        members: Members,
+    ) -> Result<Self, ConnectError> {
         let began = Instant::now();
         let until = began + options.deadline;
-        let (rank, size, steps, epoch) = (world.rank(), world.size(), world.steps(), options.first_epoch);
+        let (rank, size, steps, epoch) =
+            (world.rank(), world.size(), world.steps(), options.first_epoch);
         let make = || {
             let device = CudaDevice::open(members.info.ordinal)?;
             // Before memory is taken; of this thread's calls none is under way.
             deferred::settle(&device, began + options.deadline / 2);
             let lane = Lane::new(&device)?;
-            let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Nccl, NO_GRAPHS))?;
+            let calls =
+                Calls::new(&device, epoch, Captures::Refused(TransportKind::Nccl, NO_GRAPHS))?;
             Ok::<_, ConnectError>((lane, calls, SideStream::new(&device)?, device))
         };
         let (lane, calls, aside, device) = together(steps, until, make())?;
@@ -82,7 +88,17 @@ impl NcclTransport {
         let (generation, watched, guard) = together(steps, until, make())?;
         let place = Device::from(device.info().clone());
         let state = ManuallyDrop::new(Mutex::new(State { lane, calls, aside, generation }));
-        Ok(Self { guard, state, watched, members, rank, world: size, deadline: options.deadline, device, place })
+        Ok(Self {
+            guard,
+            state,
+            watched,
+            members,
+            rank,
+            world: size,
+            deadline: options.deadline,
+            device,
+            place,
+        })
     }
 
     /// Waits for this rank's calls. Kernels' waits end by the communicator's deadline; what the
@@ -107,7 +123,9 @@ impl Transport for NcclTransport {
 
     fn explain(&self) -> String {
         format!(
-            "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what each other sent; {}; no call can be captured in a graph; {} bytes of device memory a rank, besides NCCL's own{}",
+            "nccl: {} ranks, messages by NCCL {}; this rank on {}; every rank has received what \
+             each other sent; {}; no call can be captured in a graph; {} bytes of device memory a \
+             rank, besides NCCL's own{}",
             self.world,
             self.members.version(),
             self.device(),
@@ -117,15 +135,22 @@ impl Transport for NcclTransport {
         )
     }
 
-    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, until: Instant) -> Result<(), TransportError> {
+    fn reserve(
+        &self,
+        size: WorkspaceSize,
+        steps: Collective<'_>,
+        until: Instant,
+    ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
-        let drained = self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch()?));
+        let drained =
+            self.drained(state).and_then(|()| Ok(state.generation.workspace.read_epoch()?));
         let State { calls, aside, generation, .. } = state;
         let answers = agree(steps, &drained.as_ref().map(|epoch| epoch.get().to_le_bytes()), until);
         let epoch = drained?;
         let epochs = epochs(&answers?);
         let made = Workspace::new(&self.device, aside, (self.rank, self.world), size, epoch);
-        let grown = together(steps, until, made.and_then(|made| same_epoch(&epochs?).map(|()| made)))?;
+        let grown =
+            together(steps, until, made.and_then(|made| same_epoch(&epochs?).map(|()| made)))?;
         *generation = Generation::new(grown, &self.watched, epoch, self.deadline);
         calls.go_on_at(epoch);
         deferred::sweep(&self.device);
@@ -151,11 +176,22 @@ impl Transport for NcclTransport {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream<'_>, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
-        Err(TransportError::MoverUnusable { why: "this transport carries what is pushed as messages: it is handed over as an exchange" })
+    unsafe fn push(
+        &self,
+        _stream: Stream<'_>,
+        _push: &RowTransfers<'_>,
+    ) -> Result<(), TransportError> {
+        Err(TransportError::MoverUnusable {
+            why: "this transport carries what is pushed as messages: it is handed over as an \
+                  exchange",
+        })
     }
 
-    unsafe fn send_rounds(&self, stream: Stream<'_>, exchange: &MessageRounds<'_>) -> Result<Arc<WorkspaceView>, TransportError> {
+    unsafe fn send_rounds(
+        &self,
+        stream: Stream<'_>,
+        exchange: &MessageRounds<'_>,
+    ) -> Result<Arc<WorkspaceView>, TransportError> {
         let State { lane, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
@@ -169,29 +205,49 @@ impl Transport for NcclTransport {
             calls.stores();
         } else {
             // SAFETY: checked and forked above; the caller promises the rows.
-            let carried = unsafe { enqueue_rounds(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) };
+            let carried = unsafe {
+                enqueue_rounds(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| {
+                    Ok(())
+                })
+            };
             carried.inspect_err(|error| self.watched.refused(error))?;
         }
         Ok(generation.view_of(exchange, epoch))
     }
 
-    unsafe fn send_stored_rounds(&self, stream: Stream<'_>, exchange: &MessageRounds<'_>) -> Result<(), TransportError> {
+    unsafe fn send_stored_rounds(
+        &self,
+        stream: Stream<'_>,
+        exchange: &MessageRounds<'_>,
+    ) -> Result<(), TransportError> {
         let State { lane, calls, generation, .. } = &mut *locked(&self.state);
         calls.stored(stream)?;
         exchange.check(self.world.get(), generation.workspace.size())?;
         let (at, epoch) = (generation.workspace.memory(), calls.epoch());
         // SAFETY: checked above, and forked by `exchange`.
-        let sent = unsafe { enqueue_rounds(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(())) };
+        let sent = unsafe {
+            enqueue_rounds(&self.device, lane.raw(), &self.watched, at, exchange, epoch, |_| Ok(()))
+        };
         sent.inspect_err(|error| self.watched.refused(error))
     }
 
-    unsafe fn collective(&self, stream: Stream<'_>, collective: &LibraryCollective) -> Result<(), TransportError> {
+    unsafe fn collective(
+        &self,
+        stream: Stream<'_>,
+        collective: &LibraryCollective,
+    ) -> Result<(), TransportError> {
         let State { lane, calls, generation, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         collective.check(self.world.get(), generation.workspace.size())?;
         let _current = self.device.enter()?;
         generation.open(calls, (caller, collective.op), &self.watched, |_| Ok(()))?;
-        let streams = Streams { device: &self.device, caller, lane, watched: &self.watched, at: generation.workspace.memory() };
+        let streams = Streams {
+            device: &self.device,
+            caller,
+            lane,
+            watched: &self.watched,
+            at: generation.workspace.memory(),
+        };
         // SAFETY: checked above; the caller promises the shard.
         let enqueued = unsafe { streams.enqueue(collective, calls.epoch()) };
         enqueued.inspect_err(|error| self.watched.refused(error))?;
@@ -230,9 +286,11 @@ impl Transport for NcclTransport {
 /// What ranks say the number of the next call is.
 fn epochs(answers: &[Vec<u8>]) -> Result<Vec<Epoch>, TransportError> {
     let one = |(rank, answer): (u32, &Vec<u8>)| {
-        let number = <[u8; 4]>::try_from(answer.as_slice()).map(|bytes| Epoch::new(u32::from_le_bytes(bytes)));
+        let number = <[u8; 4]>::try_from(answer.as_slice())
+            .map(|bytes| Epoch::new(u32::from_le_bytes(bytes)));
         number.map_err(|_| {
-            let reason = format!("it told the number of the next call in {} bytes, not 4", answer.len());
+            let reason =
+                format!("it told the number of the next call in {} bytes, not 4", answer.len());
             TransportError::PeerFailed { rank: Rank::new(rank), reason }
         })
     };
@@ -258,7 +316,10 @@ mod tests {
         let said = |last: &[u8]| epochs(&[vec![7, 0, 0, 0], last.to_vec()]);
         assert_eq!(said(&[0, 1, 0, 0]).ok(), Some(vec![Epoch::new(7), Epoch::new(256)]));
         for garbage in [&[][..], &[1, 2, 3], &[1, 2, 3, 4, 5]] {
-            assert!(matches!(said(garbage), Err(TransportError::PeerFailed { rank, .. }) if rank.get() == 1), "{garbage:?}");
+            assert!(
+                matches!(said(garbage), Err(TransportError::PeerFailed { rank, .. }) if rank.get() == 1),
+                "{garbage:?}"
+            );
         }
     }
 }

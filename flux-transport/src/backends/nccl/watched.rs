@@ -48,7 +48,17 @@ fn stuck(rank: Rank, epoch: Epoch, silent: Option<(Rank, Epoch)>) -> FaultRecord
         None => (fault::PUSHED, (rank, epoch.before(1))),
     };
     let (rank, peer, expected, seen) = (rank.get(), peer.get(), epoch.get(), seen.get());
-    FaultRecord { state: 1, code: fault::TIMEOUT, wait, rank, peer, epoch: expected, expected, seen, ..FaultRecord::default() }
+    FaultRecord {
+        state: 1,
+        code: fault::TIMEOUT,
+        wait,
+        rank,
+        peer,
+        epoch: expected,
+        expected,
+        seen,
+        ..FaultRecord::default()
+    }
 }
 
 /// What came first while a fault was waited for.
@@ -79,7 +89,12 @@ struct Awaited {
 }
 
 impl Watched {
-    pub(crate) fn new(device: &CudaDevice, rank: Rank, link: Arc<Link>, deadline: Duration) -> Result<Self, CudaError> {
+    pub(crate) fn new(
+        device: &CudaDevice,
+        rank: Rank,
+        link: Arc<Link>,
+        deadline: Duration,
+    ) -> Result<Self, CudaError> {
         Ok(Self {
             link,
             fault: FaultBlock::new(device)?,
@@ -100,7 +115,11 @@ impl Watched {
 
     /// What calls from now on wait for: flags of `at`, raised with `epoch` and later ones.
     pub(crate) fn await_flags(&self, at: &Outbox, epoch: Epoch) {
-        *self.awaited() = Awaited { flags: Some(Arc::clone(at.flags())), hashes: Some(Arc::clone(at.hashes())), epoch };
+        *self.awaited() = Awaited {
+            flags: Some(Arc::clone(at.flags())),
+            hashes: Some(Arc::clone(at.hashes())),
+            epoch,
+        };
     }
 
     /// This rank's record, or what stands for an error of NCCL, a side stream that stands still, or
@@ -113,7 +132,10 @@ impl Watched {
     /// What the peers' op-sequence hashes show, if nothing else was found before.
     fn seen_by_hashes(&self) -> Option<FaultRecord> {
         let record = self.awaited().hashes.as_ref()?.fault()?;
-        self.fail(record, if record.code == fault::DISAGREED { reason::IN_ANOTHER_OP } else { record.abort });
+        self.fail(
+            record,
+            if record.code == fault::DISAGREED { reason::IN_ANOTHER_OP } else { record.abort },
+        );
         self.failed.get().copied()
     }
 
@@ -152,7 +174,15 @@ impl Watched {
         }
         tracing::error!(rank = self.rank.get(), %error, "messages of NCCL have failed");
         let (rank, epoch) = (self.rank.get(), self.awaited().epoch.get());
-        let record = FaultRecord { state: 1, code: fault::ABORTED, rank, peer: rank, epoch, abort: reason::NCCL, ..FaultRecord::default() };
+        let record = FaultRecord {
+            state: 1,
+            code: fault::ABORTED,
+            rank,
+            peer: rank,
+            epoch,
+            abort: reason::NCCL,
+            ..FaultRecord::default()
+        };
         self.fail(record, reason::NCCL);
         true
     }
@@ -178,7 +208,8 @@ impl Watched {
         };
         // All peers are asked at once then; else this rank may not have come to one of whom nothing
         // has come.
-        let silent = hashes.filter(|_| position.is_collective()).and_then(|hashes| hashes.silent_in(epoch));
+        let silent =
+            hashes.filter(|_| position.is_collective()).and_then(|hashes| hashes.silent_in(epoch));
         self.fail(stuck(self.rank, epoch, silent), reason::NCCL);
         true
     }
@@ -207,10 +238,14 @@ impl Watched {
     /// for some deadlines though nothing has failed, the caller's stream does not come to the next
     /// call, or a kernel does not end. Failed calls are waited for as on the other transports. A
     /// device whose failed calls do not end is given up: a rebuild would wait for it in the driver.
-    pub(crate) fn drain(&self, done: impl FnMut() -> Result<bool, CudaError>) -> Result<(), TransportError> {
+    pub(crate) fn drain(
+        &self,
+        done: impl FnMut() -> Result<bool, CudaError>,
+    ) -> Result<(), TransportError> {
         let mut steps = HostSteps::new(self.deadline);
-        let drained =
-            Limits::default().wait(done, || (self.has_failed().then_some(failing(self.deadline)), steps.allowed(self.position())))?;
+        let drained = Limits::default().wait(done, || {
+            (self.has_failed().then_some(failing(self.deadline)), steps.allowed(self.position()))
+        })?;
         if drained {
             return Ok(());
         }
@@ -244,10 +279,13 @@ mod tests {
     #[test]
     fn who_has_sent_nothing_is_named_where_no_kernel_waits_for_it() {
         let [rank, peer] = [2, 0].map(Rank::new);
-        let said = |silent| Fault::from_record(&stuck(rank, Epoch::new(8), silent), Vec::new()).to_string();
+        let said = |silent| {
+            Fault::from_record(&stuck(rank, Epoch::new(8), silent), Vec::new()).to_string()
+        };
         let named = said(Some((peer, Epoch::new(7))));
         assert!(
-            named.starts_with("rank 2: rank 0 did not say which call it is in in call 8") && named.contains("expected 8, saw 7"),
+            named.starts_with("rank 2: rank 0 did not say which call it is in in call 8")
+                && named.contains("expected 8, saw 7"),
             "{named}"
         );
         let unknown = said(None);

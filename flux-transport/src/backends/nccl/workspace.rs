@@ -59,7 +59,13 @@ impl Workspace {
         Ok(this)
     }
 
-    fn fill(&self, at: u64, value: u32, words: usize, stream: &SideStream) -> Result<(), CudaError> {
+    fn fill(
+        &self,
+        at: u64,
+        value: u32,
+        words: usize,
+        stream: &SideStream,
+    ) -> Result<(), CudaError> {
         let _current = self.device.enter()?;
         // SAFETY: the callers' ranges lie in blocks of this generation, which lives past the
         // synchronisation of the stream.
@@ -80,7 +86,14 @@ impl Workspace {
 
     /// The own memory, for what messages bring and take.
     pub(super) fn memory(&self) -> Memory<'_> {
-        Memory { data: self.data(), pad: self.pad(), control: self.control(), size: self.size, rank: self.rank, outbox: &self.outbox }
+        Memory {
+            data: self.data(),
+            pad: self.pad(),
+            control: self.control(),
+            size: self.size,
+            rank: self.rank,
+            outbox: &self.outbox,
+        }
     }
 
     fn data(&self) -> u64 {
@@ -111,8 +124,15 @@ impl Outgoing for Workspace {
 
     fn view(&self, storing: Storing, half: u64, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let half_bytes = half * self.size.half_stride();
-        let data = |peer: Rank| if peer == self.rank { self.data() } else { self.outbox.data_of(peer, storing, half_bytes) };
-        let pad = |peer: Rank| if peer == self.rank { self.pad() } else { self.outbox.pad_of(peer) };
+        let data = |peer: Rank| {
+            if peer == self.rank {
+                self.data()
+            } else {
+                self.outbox.data_of(peer, storing, half_bytes)
+            }
+        };
+        let pad =
+            |peer: Rank| if peer == self.rank { self.pad() } else { self.outbox.pad_of(peer) };
         WorkspaceView {
             data: self.world.ranks().map(data).collect(),
             pads: self.world.ranks().map(pad).collect(),

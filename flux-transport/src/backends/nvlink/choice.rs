@@ -23,7 +23,12 @@ pub(super) fn distinct(rank: u32, ranks: &[Introduction]) -> Result<(), NvLinkEr
         peer != rank && other.identity.uuid == uuid && !shared
     };
     match (0..).zip(ranks).find(same) {
-        Some((peer, other)) => Err(NvLinkError::SameDevice { rank, peer, uuid, visible: [own.visible.clone(), other.visible.clone()] }),
+        Some((peer, other)) => Err(NvLinkError::SameDevice {
+            rank,
+            peer,
+            uuid,
+            visible: [own.visible.clone(), other.visible.clone()],
+        }),
         None => Ok(()),
     }
 }
@@ -48,7 +53,9 @@ mod tests {
         let device = |entry: &str| match entry.parse() {
             Ok(number) => Some(uuid(number)).filter(|_| number < 8),
             // A UUID may be cut where it is unique.
-            Err(_) => (0..8).map(uuid).find(|uuid| entry.len() > 4 && uuid.to_string().starts_with(entry)),
+            Err(_) => {
+                (0..8).map(uuid).find(|uuid| entry.len() > 4 && uuid.to_string().starts_with(entry))
+            }
         };
         list.split(',').map_while(device).collect()
     }
@@ -100,7 +107,9 @@ mod tests {
             let ranks = ranks(&lists).unwrap();
             for rank in 0..2 {
                 let error = distinct(rank, &ranks).unwrap_err();
-                let NvLinkError::SameDevice { rank: one, peer, uuid, .. } = &error else { panic!("{lists:?}: {error}") };
+                let NvLinkError::SameDevice { rank: one, peer, uuid, .. } = &error else {
+                    panic!("{lists:?}: {error}")
+                };
                 assert_eq!((*one, *peer, *uuid), (rank, 1 - rank, ranks[0].identity.uuid));
                 // What each was shown is where the mistake is.
                 let shown = [one, peer].map(|&rank| lists[rank as usize].unwrap_or_default());
@@ -115,7 +124,11 @@ mod tests {
     fn a_rank_without_a_device_is_no_rank_on_another() {
         assert!(ranks(&[Some("0,1"), Some("0,1"), Some("0,1")]).is_none());
         assert!(ranks(&[Some("")]).is_none());
-        assert_eq!(ordinal(Some(5), Launch::Processes, 0, 1), 5, "what is asked for is never replaced");
+        assert_eq!(
+            ordinal(Some(5), Launch::Processes, 0, 1),
+            5,
+            "what is asked for is never replaced"
+        );
         assert_eq!(ordinal(None, Launch::Threads, 1, 1), 1, "threads see the same devices");
     }
 

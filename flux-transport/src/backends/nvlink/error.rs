@@ -23,7 +23,8 @@ pub enum NvLinkError {
     #[error("rank {peer} sent a message that is not one of this version's")]
     Message { peer: u32 },
     #[error(
-        "memory is shared within one host only, and rank {rank} and rank {peer} are on different hosts{}",
+        "memory is shared within one host only, and rank {rank} and rank {peer} are on different \
+         hosts{}",
         hints::one_machine([&boots[0], &boots[1]])
     )]
     OtherHost {
@@ -33,7 +34,10 @@ pub enum NvLinkError {
         /// The boot of the kernel that each runs on; empty where that is not known.
         boots: [String; 2],
     },
-    #[error("ranks {rank} and {peer} are both on device {uuid}: {}", hints::own_device([&visible[0], &visible[1]]))]
+    #[error(
+        "ranks {rank} and {peer} are both on device {uuid}: {}",
+        hints::own_device([&visible[0], &visible[1]])
+    )]
     SameDevice {
         rank: u32,
         peer: u32,
@@ -41,13 +45,29 @@ pub enum NvLinkError {
         /// The `CUDA_VISIBLE_DEVICES` of each; empty where it is not set.
         visible: [String; 2],
     },
-    #[error("rank {rank} on device {uuid} cannot access memory of rank {peer} on device {peer_uuid}: no peer access between them")]
+    #[error(
+        "rank {rank} on device {uuid} cannot access memory of rank {peer} on device {peer_uuid}: \
+         no peer access between them"
+    )]
     NoPeerAccess { rank: u32, uuid: DeviceUuid, peer: u32, peer_uuid: DeviceUuid },
     /// The driver grants peer access, but what a peer wrote is not there.
-    #[error("rank {rank} reads {seen:#010x} where rank {peer} wrote {expected:#010x}: peer access from {peer} to {rank} does not work")]
+    #[error(
+        "rank {rank} reads {seen:#010x} where rank {peer} wrote {expected:#010x}: peer access from \
+         {peer} to {rank} does not work"
+    )]
     NotProven { rank: u32, peer: u32, expected: u32, seen: u32 },
-    #[error("rank {rank} has a workspace of {size:?} at epoch {epoch}, rank {peer} one of {peer_size:?} at epoch {peer_epoch}")]
-    Disagreement { rank: u32, size: WorkspaceSize, epoch: u32, peer: u32, peer_size: WorkspaceSize, peer_epoch: u32 },
+    #[error(
+        "rank {rank} has a workspace of {size:?} at epoch {epoch}, rank {peer} one of \
+         {peer_size:?} at epoch {peer_epoch}"
+    )]
+    Disagreement {
+        rank: u32,
+        size: WorkspaceSize,
+        epoch: u32,
+        peer: u32,
+        peer_size: WorkspaceSize,
+        peer_epoch: u32,
+    },
     /// The memory of a rank of this process is gone.
     #[error("rank {peer} of this process has withdrawn its memory")]
     Withdrawn { peer: u32 },
@@ -80,7 +100,10 @@ impl NvLinkError {
             | Self::NotProven { .. }
             | Self::Advised { .. }
             | Self::Cuda(
-                CudaError::Unavailable(_) | CudaError::NoSuchDevice { .. } | CudaError::Unsupported { .. } | CudaError::GivenUp { .. },
+                CudaError::Unavailable(_)
+                | CudaError::NoSuchDevice { .. }
+                | CudaError::Unsupported { .. }
+                | CudaError::GivenUp { .. },
             ) => ConnectError::Unusable { select, why },
             other => TransportError::from(other).into(),
         }
@@ -103,7 +126,9 @@ impl From<NvLinkError> for TransportError {
             NvLinkError::Control(error) => Self::Control(error),
             NvLinkError::Io { what, source } => Self::Io { what, source },
             NvLinkError::Peer { peer, reason } => Self::PeerFailed { rank: peer, reason },
-            NvLinkError::Disagreement { .. } => Self::Disagreement { what: "workspace", values: reason },
+            NvLinkError::Disagreement { .. } => {
+                Self::Disagreement { what: "workspace", values: reason }
+            }
             NvLinkError::Message { peer }
             | NvLinkError::OtherHost { peer, .. }
             | NvLinkError::SameDevice { peer, .. }

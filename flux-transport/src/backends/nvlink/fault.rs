@@ -26,7 +26,8 @@ impl FaultBlock {
         let record = self.block.host().cast::<FaultRecord>();
         // SAFETY: the block is `FAULT_BYTES` long, page-aligned and lives as long as `self`; the
         // device stores its first word, `state`, with release order after the rest.
-        let state = unsafe { AtomicU32::from_ptr(&raw mut (*record).state) }.load(Ordering::Acquire);
+        let state =
+            unsafe { AtomicU32::from_ptr(&raw mut (*record).state) }.load(Ordering::Acquire);
         // SAFETY: as above; the record is plain words, complete and never written again once
         // `state` is not zero.
         (state != 0).then(|| unsafe { record.read_volatile() })

@@ -23,7 +23,14 @@ pub fn offer(bytes: &[u8]) -> bool {
 #[cfg(test)]
 pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     let (process, uuid) = (std::array::from_fn(|at| at as u8), crate::cuda::DeviceUuid([1; 16]));
-    let identity = super::offer::DeviceIdentity { process, uuid, ordinal: 3, posix_handles: true, shared_device: false, instance: true };
+    let identity = super::offer::DeviceIdentity {
+        process,
+        uuid,
+        ordinal: 3,
+        posix_handles: true,
+        shared_device: false,
+        instance: true,
+    };
     let introduction = Introduction { identity, visible: "3,1,0,2".to_owned() };
     let size = flux_core::layout::WorkspaceSize { half_bytes: 1 << 21, signals: 4, counters: 2 };
     // Room for both halves and the signals.

@@ -15,7 +15,11 @@ pub(crate) struct Lane {
 
 impl Lane {
     pub(crate) fn new(device: &CudaDevice) -> Result<Self, CudaError> {
-        Ok(Self { stream: SideStream::new(device)?, forked: Event::new(device)?, joined: Event::new(device)? })
+        Ok(Self {
+            stream: SideStream::new(device)?,
+            forked: Event::new(device)?,
+            joined: Event::new(device)?,
+        })
     }
 
     pub(crate) fn raw(&self) -> usize {

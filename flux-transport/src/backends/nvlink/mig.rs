@@ -19,9 +19,20 @@ pub(crate) struct Mig {
 }
 
 impl Mig {
-    pub(super) fn among(ranks: &[DeviceIdentity], nodes: Nodes, rank: u32, own: &DeviceInfo) -> Self {
-        let here = |&(peer, _): &(u32, &DeviceIdentity)| nodes.together(Rank::new(rank), Rank::new(peer));
-        let instances = (0..).zip(ranks).filter(here).filter(|(_, identity)| identity.instance).map(|(peer, _)| peer).collect();
+    pub(super) fn among(
+        ranks: &[DeviceIdentity],
+        nodes: Nodes,
+        rank: u32,
+        own: &DeviceInfo,
+    ) -> Self {
+        let here =
+            |&(peer, _): &(u32, &DeviceIdentity)| nodes.together(Rank::new(rank), Rank::new(peer));
+        let instances = (0..)
+            .zip(ranks)
+            .filter(here)
+            .filter(|(_, identity)| identity.instance)
+            .map(|(peer, _)| peer)
+            .collect();
         Self { instances, own: (nodes.per_node() > 1).then(|| own.clone()) }
     }
 
@@ -30,10 +41,20 @@ impl Mig {
         self.advised_by(error, |own| topology::instances(std::slice::from_ref(own)))
     }
 
-    fn advised_by(&self, error: NvLinkError, ask: impl FnOnce(&DeviceInfo) -> Option<String>) -> NvLinkError {
+    fn advised_by(
+        &self,
+        error: NvLinkError,
+        ask: impl FnOnce(&DeviceInfo) -> Option<String>,
+    ) -> NvLinkError {
         let Some(own) = self.own.as_ref().filter(|_| concerns(&error)) else { return error };
-        let named = |ranks: &[u32]| ranks.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ");
-        let advice = if self.instances.is_empty() { ask(own) } else { Some(hints::instances(&named(&self.instances))) };
+        let named = |ranks: &[u32]| {
+            ranks.iter().map(|rank| format!("rank {rank}")).collect::<Vec<_>>().join(", ")
+        };
+        let advice = if self.instances.is_empty() {
+            ask(own)
+        } else {
+            Some(hints::instances(&named(&self.instances)))
+        };
         with(error, advice)
     }
 }
@@ -83,11 +104,21 @@ mod tests {
         let first = vec![true; instances.len()];
         let ranks: Vec<_> = first.iter().chain(instances).map(identity).collect();
         let world = WorldSize::new(ranks.len() as u32).unwrap();
-        Mig::among(&ranks, Nodes::new(world, 2).unwrap(), instances.len() as u32, &DeviceInfo::some())
+        Mig::among(
+            &ranks,
+            Nodes::new(world, 2).unwrap(),
+            instances.len() as u32,
+            &DeviceInfo::some(),
+        )
     }
 
     fn refused() -> NvLinkError {
-        CudaError::Call { call: "cuMemImportFromShareableHandle", code: 1, name: "CUDA_ERROR_INVALID_VALUE".to_owned() }.into()
+        CudaError::Call {
+            call: "cuMemImportFromShareableHandle",
+            code: 1,
+            name: "CUDA_ERROR_INVALID_VALUE".to_owned(),
+        }
+        .into()
     }
 
     #[test]
@@ -95,7 +126,9 @@ mod tests {
         let error = node(&[true, false, true]).advised_by(refused(), |_| panic!("asked"));
         let words = error.to_string();
         assert_eq!(words, format!("{}; {}", refused(), hints::instances("rank 3, rank 5")));
-        let ConnectError::Unusable { select: Select::Pcie, why } = error.of(Select::Pcie) else { panic!("{words}") };
+        let ConnectError::Unusable { select: Select::Pcie, why } = error.of(Select::Pcie) else {
+            panic!("{words}")
+        };
         assert_eq!(why, words);
     }
 
@@ -104,7 +137,10 @@ mod tests {
         let mig = node(&[false, false]);
         let said = |own: &DeviceInfo| Some(hints::instances(&own.pci));
         let peer = || NvLinkError::Peer { peer: Rank::new(5), reason: "cuMemMap".to_owned() };
-        assert_eq!(mig.advised_by(peer(), said).to_string(), format!("{}; {}", peer(), hints::instances("0000:17:00.0")));
+        assert_eq!(
+            mig.advised_by(peer(), said).to_string(),
+            format!("{}; {}", peer(), hints::instances("0000:17:00.0"))
+        );
         assert_eq!(mig.advised_by(peer(), |_| None).to_string(), peer().to_string());
     }
 
@@ -114,7 +150,10 @@ mod tests {
         let lost = NvLinkError::Control(ControlError::PeerLost { rank: Rank::new(5) });
         assert!(matches!(node(&[true, true]).advised_by(lost, never), NvLinkError::Control(_)));
         let withdrawn = NvLinkError::Withdrawn { peer: 5 };
-        assert!(matches!(node(&[true, true]).advised_by(withdrawn, never), NvLinkError::Withdrawn { .. }));
+        assert!(matches!(
+            node(&[true, true]).advised_by(withdrawn, never),
+            NvLinkError::Withdrawn { .. }
+        ));
         // A rank without node peers reaches all that it has to.
         assert!(matches!(node(&[true]).advised_by(refused(), never), NvLinkError::Cuda(_)));
     }

@@ -47,7 +47,8 @@ pub(crate) unsafe fn by_copy_engine<'a>(
             // SAFETY: the push was checked against the workspace; the caller promised the source.
             unsafe { copy_async(device, copy.to, copy.from, rows * width, lane.raw()) }?;
         } else {
-            let (to, from) = ((copy.to, host_size(copy.to_pitch)), (copy.from, host_size(copy.from_pitch)));
+            let (to, from) =
+                ((copy.to, host_size(copy.to_pitch)), (copy.from, host_size(copy.from_pitch)));
             // SAFETY: as above.
             unsafe { copy_rows_async(device, to, from, (rows, width), lane.raw()) }?;
         }

@@ -54,7 +54,10 @@ impl Introduction {
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let (identity, visible) = bytes.split_at_checked(DeviceIdentity::BYTES)?;
-        let visible = std::str::from_utf8(visible).ok().filter(|text| hints::shown(text) == **text)?.to_owned();
+        let visible = std::str::from_utf8(visible)
+            .ok()
+            .filter(|text| hints::shown(text) == **text)?
+            .to_owned();
         Some(Self { identity: DeviceIdentity::decode(identity)?, visible })
     }
 }
@@ -63,17 +66,28 @@ impl DeviceIdentity {
     const BYTES: usize = MAGIC.len() + 2 + 16 + 16 + 4 + 1;
 
     pub(super) fn encode(&self) -> Vec<u8> {
-        let flags = u8::from(self.posix_handles) | u8::from(self.shared_device) << 1 | u8::from(self.instance) << 2;
-        [&MAGIC[..], b"id", &self.process, &self.uuid.0, &self.ordinal.to_le_bytes(), &[flags]].concat()
+        let flags = u8::from(self.posix_handles)
+            | u8::from(self.shared_device) << 1
+            | u8::from(self.instance) << 2;
+        [&MAGIC[..], b"id", &self.process, &self.uuid.0, &self.ordinal.to_le_bytes(), &[flags]]
+            .concat()
     }
 
     pub(super) fn decode(bytes: &[u8]) -> Option<Self> {
         let mut reader = Reader::new(bytes, *b"id")?;
-        let (process, uuid, ordinal) = (reader.array()?, DeviceUuid(reader.array()?), reader.u32()?);
+        let (process, uuid, ordinal) =
+            (reader.array()?, DeviceUuid(reader.array()?), reader.u32()?);
         let [flags] = reader.array()?;
         reader.end()?;
         let [posix_handles, shared_device, instance] = [1, 2, 4].map(|flag| flags & flag != 0);
-        (flags < 8).then_some(Self { process, uuid, ordinal, posix_handles, shared_device, instance })
+        (flags < 8).then_some(Self {
+            process,
+            uuid,
+            ordinal,
+            posix_handles,
+            shared_device,
+            instance,
+        })
     }
 }
 

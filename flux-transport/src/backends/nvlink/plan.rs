@@ -1,7 +1,7 @@
 //! Turns transfers into copies.
 //!
-//! Invariant: a push that passed [`RowTransfers::check`] gives copies inside the peers' gather buffers
-//! and pads only.
+//! Invariant: a push that passed [`RowTransfers::check`] gives copies inside the peers' gather
+//! buffers and pads only.
 
 use crate::RowTransfers;
 use flux_core::layout::signal_offset;
@@ -77,16 +77,35 @@ mod tests {
 
     #[test]
     fn a_copy_has_the_addresses_of_the_layout() {
-        let whole = Transfer { dest: 2, place: 1, row: 4, rows: 8, col: 0, cols: 32, raise: 3, step: 1 };
+        let whole =
+            Transfer { dest: 2, place: 1, row: 4, rows: 8, col: 0, cols: 32, raise: 3, step: 1 };
         let list = [whole, Transfer { col: 16, cols: 8, ..whole }];
         let half = SIZE.half_stride();
-        let copies: Vec<Copy> = copies(&push(&list), list.iter(), (Epoch::FIRST, half), &[0, 0, 1 << 30, 0], &[0, 0, 1 << 20, 0]).collect();
+        let copies: Vec<Copy> = copies(
+            &push(&list),
+            list.iter(),
+            (Epoch::FIRST, half),
+            &[0, 0, 1 << 30, 0],
+            &[0, 0, 1 << 20, 0],
+        )
+        .collect();
         let to = (1 << 30) + half + 1024 + 4 * 64;
         let signal = (1 << 20) + (16 + 2 * 3 + 1) * 128;
-        let rows = Copy { to, from: 0x1000 + 4 * 96, rows: 8, width: 64, from_pitch: 96, to_pitch: 64, signal };
+        let rows = Copy {
+            to,
+            from: 0x1000 + 4 * 96,
+            rows: 8,
+            width: 64,
+            from_pitch: 96,
+            to_pitch: 64,
+            signal,
+        };
         assert_eq!(copies, [rows, Copy { to: to + 32, from: rows.from + 32, width: 16, ..rows }]);
         assert!(!copies[0].dense() && !copies[1].dense());
-        assert!(Copy { from_pitch: 64, ..rows }.dense() && !Copy { from_pitch: 64, width: 16, ..rows }.dense());
+        assert!(
+            Copy { from_pitch: 64, ..rows }.dense()
+                && !Copy { from_pitch: 64, width: 16, ..rows }.dense()
+        );
     }
 
     proptest! {

@@ -30,17 +30,30 @@ pub(super) fn nonce(sender: &DeviceIdentity, from: u32, to: u32) -> u32 {
 }
 
 /// Writes this rank's words and waits until the copies are done.
-pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, identities: &[DeviceIdentity]) -> Result<(), CudaError> {
+pub(super) fn send(
+    device: &CudaDevice,
+    lane: &Lane,
+    at: &Workspace,
+    rank: u32,
+    identities: &[DeviceIdentity],
+) -> Result<(), CudaError> {
     let staging = DeviceBlock::new(device, 4 * MAX_WORLD)?;
     let _current = device.enter()?;
     // Memory of other nodes has no address.
-    for (to, pad) in at.pads().iter().enumerate().filter(|&(to, &pad)| to != rank as usize && pad != 0) {
+    for (to, pad) in
+        at.pads().iter().enumerate().filter(|&(to, &pad)| to != rank as usize && pad != 0)
+    {
         let from = staging.address() + 4 * to as u64;
         // By the lane, so that other work of the device is not waited for. SAFETY: a word of the
         // staging block, which outlives the synchronisation below, and this rank's word in the
         // peer's pad.
         unsafe {
-            write_value_async(device, from, nonce(&identities[rank as usize], rank, index(to)), lane.raw())?;
+            write_value_async(
+                device,
+                from,
+                nonce(&identities[rank as usize], rank, index(to)),
+                lane.raw(),
+            )?;
             copy_async(device, pad + broken_offset(rank), from, 4, lane.raw())?;
         }
     }
@@ -48,10 +61,19 @@ pub(super) fn send(device: &CudaDevice, lane: &Lane, at: &Workspace, rank: u32, 
 }
 
 /// Reads this rank's pad and returns the words that are not what their writers sent.
-pub(super) fn check(device: &CudaDevice, at: &Workspace, rank: u32, identities: &[DeviceIdentity]) -> Result<Vec<Missing>, CudaError> {
+pub(super) fn check(
+    device: &CudaDevice,
+    at: &Workspace,
+    rank: u32,
+    identities: &[DeviceIdentity],
+) -> Result<Vec<Missing>, CudaError> {
     let vetoed = vetoed();
     let mut missing = Vec::new();
-    for (peer, identity) in identities.iter().enumerate().filter(|&(peer, _)| peer != rank as usize && at.pads()[peer] != 0) {
+    for (peer, identity) in identities
+        .iter()
+        .enumerate()
+        .filter(|&(peer, _)| peer != rank as usize && at.pads()[peer] != 0)
+    {
         let peer = index(peer);
         let mut word = [0; 4];
         // SAFETY: the peer's word in this rank's own pad.
@@ -87,7 +109,8 @@ mod tests {
                 shared_device: false,
                 instance: false,
             };
-            let words: BTreeSet<u32> = (0..16).flat_map(|from| (0..16).map(move |to| nonce(&sender, from, to))).collect();
+            let words: BTreeSet<u32> =
+                (0..16).flat_map(|from| (0..16).map(move |to| nonce(&sender, from, to))).collect();
             assert_eq!(words.len(), 256);
             assert!(!words.contains(&INITIAL));
         }

@@ -30,10 +30,19 @@ static MEMORIES: Registry<Shared> = Registry::new();
 impl Shared {
     /// Allocates at least `bytes` bytes on `device`, mapped for these ordinals of this process.
     /// Uninitialised.
-    pub(super) fn new(device: &CudaDevice, bytes: u64, handles: Handles, ordinals: &[u32]) -> Result<Arc<Self>, CudaError> {
+    pub(super) fn new(
+        device: &CudaDevice,
+        bytes: u64,
+        handles: Handles,
+        ordinals: &[u32],
+    ) -> Result<Arc<Self>, CudaError> {
         let granularity = Allocation::granularity(device, handles)?;
         let Some(bytes) = crate::cuda::round_up(bytes, granularity) else {
-            return Err(CudaError::Call { call: "cuMemCreate", code: 2, name: format!("{bytes} bytes are more than there can be") });
+            return Err(CudaError::Call {
+                call: "cuMemCreate",
+                code: 2,
+                name: format!("{bytes} bytes are more than there can be"),
+            });
         };
         let allocation = Allocation::new(device, bytes, handles)?;
         let mapping = allocation.map(ordinals)?;
@@ -76,7 +85,11 @@ impl Peer {
     }
 
     /// The memory of a rank of another process, mapped for `device`.
-    pub(super) fn import(device: &CudaDevice, fd: BorrowedFd<'_>, bytes: u64) -> Result<Self, CudaError> {
+    pub(super) fn import(
+        device: &CudaDevice,
+        fd: BorrowedFd<'_>,
+        bytes: u64,
+    ) -> Result<Self, CudaError> {
         // The mapping keeps the pages; the handle is not needed beyond it.
         Allocation::import(device, fd, bytes)?.map(&[device.ordinal()]).map(Self::Imported)
     }

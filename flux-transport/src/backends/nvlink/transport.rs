@@ -17,7 +17,10 @@ use crate::backends::view::nanoseconds;
 use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, Handles, write_value_async};
-use crate::{Capabilities, Device, Mover, Options, PeerStores, RowTransfers, Stream, TransportError, TransportKind, WorkspaceView, World};
+use crate::{
+    Capabilities, Device, Mover, Options, PeerStores, RowTransfers, Stream, TransportError,
+    TransportKind, WorkspaceView, World,
+};
 use flux_core::layout::{FaultRecord, WorkspaceSize, control};
 use flux_core::signal::Epoch;
 use std::sync::{Arc, Mutex};
@@ -49,14 +52,19 @@ struct State {
 
 impl NvLink {
     /// Shares memory with the ranks that this one has met. Collective.
-    pub(crate) fn connect(world: &World, options: &Options, members: PeerDevices) -> Result<Self, NvLinkError> {
+    pub(crate) fn connect(
+        world: &World,
+        options: &Options,
+        members: PeerDevices,
+    ) -> Result<Self, NvLinkError> {
         let mig = members.mig();
         Self::share(world, options, members).map_err(|error| mig.advised(error))
     }
 
     fn share(world: &World, options: &Options, members: PeerDevices) -> Result<Self, NvLinkError> {
         let meeting = Meeting::of(world, options);
-        let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))?;
+        let device =
+            meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))?;
         let epoch = options.first_epoch;
         let make = || {
             let calls = Calls::new(&device, epoch, Captures::Taken(false))?;
@@ -89,7 +97,12 @@ impl Transport for NvLink {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: PeerStores::All, mover: Mover::CopyEngine, graphs: true, processes: true }
+        Capabilities {
+            peer_stores: PeerStores::All,
+            mover: Mover::CopyEngine,
+            graphs: true,
+            processes: true,
+        }
     }
 
     fn explain(&self) -> String {
@@ -100,14 +113,20 @@ impl Transport for NvLink {
             Handles::PosixFd => "the others import descriptors of memory",
         };
         format!(
-            "nvlink: {world} ranks, {local} in this process ({how}); this rank on {}; what each rank wrote was read by every other; \
-             copy engines push on one side stream where an op asks for them and no call was captured; {} bytes of device memory a rank",
+            "nvlink: {world} ranks, {local} in this process ({how}); this rank on {}; what each \
+             rank wrote was read by every other; copy engines push on one side stream where an op \
+             asks for them and no call was captured; {} bytes of device memory a rank",
             self.device(),
             state.current.size().total_bytes(),
         )
     }
 
-    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError> {
+    fn reserve(
+        &self,
+        size: WorkspaceSize,
+        steps: Collective<'_>,
+        deadline: Instant,
+    ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
         let meeting = Meeting { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
@@ -150,13 +169,20 @@ impl Transport for NvLink {
         self.members.world() > 1 && !state.calls.any_captured() && state.calls.is_uncarried()
     }
 
-    unsafe fn push(&self, stream: Stream<'_>, push: &RowTransfers<'_>) -> Result<(), TransportError> {
+    unsafe fn push(
+        &self,
+        stream: Stream<'_>,
+        push: &RowTransfers<'_>,
+    ) -> Result<(), TransportError> {
         let State { lane, calls, current: at, .. } = &mut *locked(&self.state);
         let caller = calls.uncarried(stream)?;
         let why = if self.members.world() == 1 {
             Some("a world of one rank has no peers to move to")
         } else if calls.any_captured() {
-            Some("a call was captured on this communicator, so the host no longer knows which half is next: the kernel must move")
+            Some(
+                "a call was captured on this communicator, so the host no longer knows which half \
+                 is next: the kernel must move",
+            )
         } else if !push.forwards.is_empty() {
             Some("all ranks reach each other, so nothing is passed on")
         } else {
@@ -173,13 +199,22 @@ impl Transport for NvLink {
         lane.fork(caller)?;
         calls.carried();
         let epoch = calls.epoch();
-        let addresses = Addresses { data: at.data(), pads: at.pads(), word: at.control() + control::EPOCH, size: at.size() };
+        let addresses = Addresses {
+            data: at.data(),
+            pads: at.pads(),
+            word: at.control() + control::EPOCH,
+            size: at.size(),
+        };
         // SAFETY: checked and forked above; the caller promises the rows; nothing was captured, so
         // the host's count is the device's epoch.
-        unsafe { by_copy_engine(&self.device, lane, push, push.transfers.iter(), addresses, epoch) }?;
+        unsafe {
+            by_copy_engine(&self.device, lane, push, push.transfers.iter(), addresses, epoch)
+        }?;
         // Not a copy: within one device that may be a kernel, and the fused kernel may hold every
         // SM. SAFETY: the word is in the control block.
-        Ok(unsafe { write_value_async(&self.device, at.control() + control::PUSHED, epoch.get(), lane.raw()) }?)
+        Ok(unsafe {
+            write_value_async(&self.device, at.control() + control::PUSHED, epoch.get(), lane.raw())
+        }?)
     }
 
     fn abandon(&self, stream: Stream<'_>) -> Result<(), TransportError> {

@@ -44,7 +44,11 @@ impl Draft {
         epoch: Epoch,
         (handles, ordinals): (Handles, &[u32]),
     ) -> Result<Self, CudaError> {
-        let too_large = || CudaError::Call { call: "cuMemCreate", code: 1, name: format!("no workspace can be as large as {size:?}") };
+        let too_large = || CudaError::Call {
+            call: "cuMemCreate",
+            code: 1,
+            name: format!("no workspace can be as large as {size:?}"),
+        };
         let (_, bytes) = checked_bytes(&size).map_err(|_| too_large())?;
         let shared = Shared::new(device, bytes, handles, ordinals)?;
         let control_bytes = control::bytes(size.counters);
@@ -66,11 +70,23 @@ impl Draft {
     }
 
     fn clear_pad(&self, device: &CudaDevice, lane: &Lane) -> Result<(), CudaError> {
-        clear_pad(device, lane, self.shared.address() + self.size.data_bytes(), &self.size, self.epoch)
+        clear_pad(
+            device,
+            lane,
+            self.shared.address() + self.size.data_bytes(),
+            &self.size,
+            self.epoch,
+        )
     }
 
     pub(super) fn offer(&self, captured: bool) -> Offer {
-        Offer { key: self.shared.key(), bytes: self.shared.bytes(), size: self.size, epoch: self.epoch.get(), captured }
+        Offer {
+            key: self.shared.key(),
+            bytes: self.shared.bytes(),
+            size: self.size,
+            epoch: self.epoch.get(),
+            captured,
+        }
     }
 
     /// A descriptor of the memory for one other process.
@@ -85,7 +101,8 @@ impl Draft {
 
     /// Takes the memory of all ranks that share it, in rank order, each as large as this rank's.
     pub(super) fn complete(self, memory: Vec<Option<Peer>>) -> Workspace {
-        let address = |peer: &Option<Peer>, offset| peer.as_ref().map_or(0, |peer| peer.address() + offset);
+        let address =
+            |peer: &Option<Peer>, offset| peer.as_ref().map_or(0, |peer| peer.address() + offset);
         let data = memory.iter().map(|peer| address(peer, 0)).collect();
         let pads = memory.iter().map(|peer| address(peer, self.size.data_bytes())).collect();
         Workspace { size: self.size, data, pads, control: self.control, memory }
@@ -93,7 +110,13 @@ impl Draft {
 }
 
 /// Sets every word of a pad to its value before the first call, `epoch`, and waits for that.
-pub(super) fn clear_pad(device: &CudaDevice, lane: &Lane, pad: u64, size: &WorkspaceSize, epoch: Epoch) -> Result<(), CudaError> {
+pub(super) fn clear_pad(
+    device: &CudaDevice,
+    lane: &Lane,
+    pad: u64,
+    size: &WorkspaceSize,
+    epoch: Epoch,
+) -> Result<(), CudaError> {
     let _current = device.enter()?;
     let signals = host_size((pad_bytes(size.signals) - BROKEN_BYTES) / 4);
     // SAFETY: the pad lies behind the data region of an allocation made for both (`checked_bytes`).

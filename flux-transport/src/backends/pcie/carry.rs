@@ -9,7 +9,9 @@ use super::layout::POISONED;
 use super::workspace::Workspace;
 use crate::StagedTransfer;
 use crate::backends::nvlink::Lane;
-use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
+use crate::cuda::{
+    CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async,
+};
 use flux_core::layout::{control, signal_offset};
 use flux_core::program::route::{Block, Incoming, Origin, Parcel};
 use flux_core::signal::Epoch;
@@ -38,7 +40,8 @@ impl Streams<'_> {
     /// stay until they are joined; the watch knows of the call; the device's context is current.
     pub(super) unsafe fn carry(&self, carry: &StagedTransfer<'_>) -> Result<(), CudaError> {
         // What a kernel stores comes only when that has raised a flag.
-        if carry.route.outgoing().iter().any(|parcel| matches!(parcel.origin, Origin::Shard { .. })) {
+        if carry.route.outgoing().iter().any(|parcel| matches!(parcel.origin, Origin::Shard { .. }))
+        {
             // SAFETY: this function's promise.
             unsafe { self.tell_of_poison() }?;
         }
@@ -66,13 +69,17 @@ impl Streams<'_> {
 
     fn on_host(&self, source: u32, block: &Block) -> Rows {
         let region = self.at.host_region(source);
-        Rows { address: region.host() + region.layout.half(self.half()) + block.offset, pitch: block.pitch }
+        Rows {
+            address: region.host() + region.layout.half(self.half()) + block.offset,
+            pitch: block.pitch,
+        }
     }
 
     /// Leaves in the own region whether a kernel before has given up.
     unsafe fn tell_of_poison(&self) -> Result<(), CudaError> {
         let row = |address| Rows { address, pitch: 4 };
-        let (to, from) = (self.at.host_region(self.rank).host() + POISONED, self.at.control() + control::POISON);
+        let (to, from) =
+            (self.at.host_region(self.rank).host() + POISONED, self.at.control() + control::POISON);
         // SAFETY: the caller's promise; the context is current.
         unsafe { copy_out_async(self.device, (row(to), row(from)), (1, 4), self.out.raw()) }
     }
@@ -80,25 +87,41 @@ impl Streams<'_> {
     unsafe fn send(&self, carry: &StagedTransfer<'_>, parcel: &Parcel) -> Result<(), CudaError> {
         let (block, stream, value) = (&parcel.block, self.out.raw(), self.epoch.get());
         let from = match parcel.origin {
-            Origin::Shard { row, before } => Rows { address: carry.x + row * carry.row_stride + before, pitch: carry.row_stride },
+            Origin::Shard { row, before } => {
+                Rows { address: carry.x + row * carry.row_stride + before, pitch: carry.row_stride }
+            }
             Origin::Outbox => {
                 let signals = parcel.readers.iter();
                 let raised = signals.map(|r| WordOp::Await {
-                    address: self.at.words().local_pad(r.rank) + signal_offset(r.signal, self.epoch.half()),
+                    address: self.at.words().local_pad(r.rank)
+                        + signal_offset(r.signal, self.epoch.half()),
                     value,
                 });
                 // SAFETY: the words are in the generation's pinned block.
                 unsafe { words_async(self.device, raised, stream) }?;
-                Rows { address: self.at.outbox() + self.region_half() + block.offset, pitch: block.pitch }
+                Rows {
+                    address: self.at.outbox() + self.region_half() + block.offset,
+                    pitch: block.pitch,
+                }
             }
         };
         if !empty(block) {
             // SAFETY: the route was checked against the workspace; the caller promised the shard.
-            unsafe { copy_out_async(self.device, (self.on_host(self.rank, block), from), (block.rows, block.width), stream) }?;
+            unsafe {
+                copy_out_async(
+                    self.device,
+                    (self.on_host(self.rank, block), from),
+                    (block.rows, block.width),
+                    stream,
+                )
+            }?;
         }
         let layout = self.at.host_region(self.rank).layout;
         let region = self.at.region(self.rank);
-        let flags = parcel.readers.iter().map(|r| WordOp::Write { address: region + layout.flag(r.rank, r.signal), value });
+        let flags = parcel
+            .readers
+            .iter()
+            .map(|r| WordOp::Write { address: region + layout.flag(r.rank, r.signal), value });
         // SAFETY: the words are in the own region.
         unsafe { words_async(self.device, flags, stream) }
     }
@@ -106,13 +129,24 @@ impl Streams<'_> {
     unsafe fn receive(&self, incoming: &Incoming) -> Result<(), CudaError> {
         let Incoming { source, ref block, reader, .. } = *incoming;
         let (stream, value) = (self.back.raw(), self.epoch.get());
-        let flag = self.at.region(source) + self.at.host_region(source).layout.flag(self.rank, reader.signal);
+        let flag = self.at.region(source)
+            + self.at.host_region(source).layout.flag(self.rank, reader.signal);
         // SAFETY: the word is in the source's region.
         unsafe { words_async(self.device, [WordOp::Await { address: flag, value }], stream) }?;
         if !empty(block) {
-            let to = Rows { address: self.at.data() + self.region_half() + reader.offset, pitch: reader.pitch };
+            let to = Rows {
+                address: self.at.data() + self.region_half() + reader.offset,
+                pitch: reader.pitch,
+            };
             // SAFETY: the route was checked against the workspace.
-            unsafe { copy_in_async(self.device, (to, self.on_host(source, block)), (block.rows, block.width), stream) }?;
+            unsafe {
+                copy_in_async(
+                    self.device,
+                    (to, self.on_host(source, block)),
+                    (block.rows, block.width),
+                    stream,
+                )
+            }?;
         }
         let signal = self.at.pad() + signal_offset(reader.signal, self.epoch.half());
         // SAFETY: the word is on the own pad.

@@ -21,7 +21,8 @@ impl Offer {
         let Self { key, size: WorkspaceSize { half_bytes, signals, counters }, epoch } = *self;
         let mut bytes = [0; Self::BYTES];
         bytes[..16].copy_from_slice(&[key, half_bytes].map(u64::to_le_bytes).concat());
-        bytes[16..].copy_from_slice(&[signals, counters, epoch.get()].map(u32::to_le_bytes).concat());
+        bytes[16..]
+            .copy_from_slice(&[signals, counters, epoch.get()].map(u32::to_le_bytes).concat());
         bytes
     }
 
@@ -31,8 +32,13 @@ impl Offer {
         let (signals, rest) = rest.split_first_chunk()?;
         let (counters, epoch) = rest.split_first_chunk()?;
         let [key, half_bytes] = [key, half_bytes].map(|bytes| u64::from_le_bytes(*bytes));
-        let [signals, counters, epoch] = [signals, counters, epoch.as_array()?].map(|bytes| u32::from_le_bytes(*bytes));
-        Some(Self { key, size: WorkspaceSize { half_bytes, signals, counters }, epoch: Epoch::new(epoch) })
+        let [signals, counters, epoch] =
+            [signals, counters, epoch.as_array()?].map(|bytes| u32::from_le_bytes(*bytes));
+        Some(Self {
+            key,
+            size: WorkspaceSize { half_bytes, signals, counters },
+            epoch: Epoch::new(epoch),
+        })
     }
 }
 

@@ -6,14 +6,22 @@
 use super::layout::PROOF;
 use super::workspace::Workspace;
 use crate::backends::nvlink::Lane;
-use crate::cuda::{CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async};
+use crate::cuda::{
+    CudaDevice, CudaError, Rows, WordOp, copy_in_async, copy_out_async, words_async,
+};
 use flux_core::layout::broken_offset;
 use flux_core::signal::Epoch;
 use std::sync::atomic::Ordering;
 
 /// Copies a word of the own pad to the own region, raises a flag behind it, waits for the flag and
 /// copies the word back.
-pub(super) fn prove(device: &CudaDevice, (out, back): (&Lane, &Lane), at: &Workspace, rank: u32, epoch: Epoch) -> Result<(), CudaError> {
+pub(super) fn prove(
+    device: &CudaDevice,
+    (out, back): (&Lane, &Lane),
+    at: &Workspace,
+    rank: u32,
+    epoch: Epoch,
+) -> Result<(), CudaError> {
     let initial = epoch.before(1).get();
     let region = at.host_region(rank);
     let flag = at.words().finished_address();
@@ -40,5 +48,9 @@ pub(super) fn prove(device: &CudaDevice, (out, back): (&Lane, &Lane), at: &Works
         return Ok(());
     }
     let what = "copies to memory of the host that processes share: what was copied is not there";
-    Err(CudaError::Unsupported { ordinal: device.ordinal(), device: device.info().name.clone(), what })
+    Err(CudaError::Unsupported {
+        ordinal: device.ordinal(),
+        device: device.info().name.clone(),
+        what,
+    })
 }

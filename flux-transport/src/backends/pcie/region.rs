@@ -27,17 +27,26 @@ static REGIONS: Registry<PinnedRegion> = Registry::new();
 impl PinnedRegion {
     /// Takes memory for the region of a rank on `device`, all words at `initial`, and its
     /// descriptor for other processes.
-    pub(super) fn create(device: &CudaDevice, layout: Layout, initial: u32) -> Result<(Arc<Self>, OwnedFd), TransportError> {
+    pub(super) fn create(
+        device: &CudaDevice,
+        layout: Layout,
+        initial: u32,
+    ) -> Result<(Arc<Self>, OwnedFd), TransportError> {
         let what = "pinned memory of the host";
         let bytes = layout.bytes().ok_or(TransportError::OutOfMemory { what, bytes: u64::MAX })?;
         let file = near(&device.info().pci, || file::create(what, bytes))?;
         let key = REGIONS.next_key();
-        let failed = |why| TransportError::Io { what: "mapping memory of the host", source: std::io::Error::other(why) };
+        let failed = |why| TransportError::Io {
+            what: "mapping memory of the host",
+            source: std::io::Error::other(why),
+        };
         let map = MappedFile::map(file.as_fd(), bytes).map_err(failed)?;
         let region = Arc::new(Self::pin(device, key, layout, map)?);
         // What ranks say on the pad about themselves begins as 0, as the first two words of all.
         let said = layout.pad()..layout.pad() + BROKEN_BYTES;
-        for offset in (POISONED + 4..layout.words_bytes()).step_by(4).filter(|offset| !said.contains(offset)) {
+        for offset in
+            (POISONED + 4..layout.words_bytes()).step_by(4).filter(|offset| !said.contains(offset))
+        {
             region.word(offset).store(initial, Ordering::Relaxed);
         }
         REGIONS.insert(key, &region);
@@ -53,13 +62,23 @@ impl PinnedRegion {
     ///
     /// # Errors
     /// In words.
-    pub(super) fn open(device: &CudaDevice, file: BorrowedFd<'_>, layout: Layout) -> Result<Arc<Self>, String> {
-        let bytes = layout.bytes().ok_or_else(|| "its memory is larger than there can be".to_owned())?;
+    pub(super) fn open(
+        device: &CudaDevice,
+        file: BorrowedFd<'_>,
+        layout: Layout,
+    ) -> Result<Arc<Self>, String> {
+        let bytes =
+            layout.bytes().ok_or_else(|| "its memory is larger than there can be".to_owned())?;
         let map = MappedFile::map(file, bytes)?;
         Ok(Arc::new(Self::pin(device, 0, layout, map).map_err(|error| error.to_string())?))
     }
 
-    fn pin(device: &CudaDevice, key: u64, layout: Layout, map: MappedFile) -> Result<Self, CudaError> {
+    fn pin(
+        device: &CudaDevice,
+        key: u64,
+        layout: Layout,
+        map: MappedFile,
+    ) -> Result<Self, CudaError> {
         let (host, bytes) = (map.address(), layout.bytes().map_or(0, host_size));
         // SAFETY: a file's mapping begins and ends on borders of pages and lives as long as it.
         Ok(Self { key, pinned: unsafe { Registration::new(device, map, host, bytes) }?, layout })
@@ -81,7 +100,8 @@ impl PinnedRegion {
 
     /// What the owner's host says of its calls.
     pub(super) fn op_hashes(&self) -> OpHashes<'_> {
-        let first = std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + OP_HASHES));
+        let first =
+            std::ptr::with_exposed_provenance::<AtomicU64>(host_size(self.host() + OP_HASHES));
         // SAFETY: in bounds by the layout, aligned to a line, mapped as long as `self`; these bytes
         // are accessed by these words only.
         OpHashes::new(unsafe { std::slice::from_raw_parts(first, OpHashes::WORDS) })

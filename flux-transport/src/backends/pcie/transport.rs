@@ -17,8 +17,8 @@ use crate::bootstrap::control::{Collective, together};
 use crate::cuda::locked;
 use crate::cuda::{CudaDevice, CudaError, words_async};
 use crate::{
-    Capabilities, ConnectError, Device, HeldBytes, Mover, Options, PeerStores, RowTransfers, Select, StagedTransfer, Stream,
-    TransportError, TransportKind, WorkspaceView, World,
+    Capabilities, ConnectError, Device, HeldBytes, Mover, Options, PeerStores, RowTransfers,
+    Select, StagedTransfer, Stream, TransportError, TransportKind, WorkspaceView, World,
 };
 use flux_core::layout::{FaultRecord, WorkspaceSize};
 use flux_core::signal::Epoch;
@@ -53,28 +53,52 @@ struct State {
 }
 
 /// Why a call cannot be captured.
-const NO_GRAPHS: &str = "the half of host memory that its copies use would be frozen in the graph: capture with the nvlink transport";
+const NO_GRAPHS: &str = "the half of host memory that its copies use would be frozen in the graph: \
+                         capture with the nvlink transport";
 
 impl Pcie {
     /// Connects ranks that have met. Collective.
-    pub(crate) fn connect(world: &World, options: &Options, members: PeerDevices) -> Result<Self, ConnectError> {
+    pub(crate) fn connect(
+        world: &World,
+        options: &Options,
+        members: PeerDevices,
+    ) -> Result<Self, ConnectError> {
         let meeting = Meeting::of(world, options);
         let unusable = |error: NvLinkError| error.of(Select::Pcie);
-        let device = meeting.succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from)).map_err(unusable)?;
+        let device = meeting
+            .succeed(CudaDevice::open(members.info.ordinal).map_err(NvLinkError::from))
+            .map_err(unusable)?;
         let epoch = options.first_epoch;
         let make = || {
             let (out, back) = (Lane::new(&device)?, Lane::new(&device)?);
-            let calls = Calls::new(&device, epoch, Captures::Refused(TransportKind::Pcie, NO_GRAPHS))?;
+            let calls =
+                Calls::new(&device, epoch, Captures::Refused(TransportKind::Pcie, NO_GRAPHS))?;
             Ok::<_, CudaError>((out, back, calls, FaultBlock::new(&device)?))
         };
-        let (out, back, calls, fault) = meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
+        let (out, back, calls, fault) =
+            meeting.succeed(make().map_err(NvLinkError::from)).map_err(unusable)?;
         let workspace = Workspace::new(meeting, &device, &out, &members, (options.reserve, epoch))?;
-        meeting.succeed(prove(&device, (&out, &back), &workspace, members.rank, epoch).map_err(NvLinkError::from)).map_err(unusable)?;
+        meeting
+            .succeed(
+                prove(&device, (&out, &back), &workspace, members.rank, epoch)
+                    .map_err(NvLinkError::from),
+            )
+            .map_err(unusable)?;
         let deadline_ns = nanoseconds(options.deadline);
         let [view, scattering] = views(&workspace, fault.address(), deadline_ns);
-        let watch = Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
+        let watch =
+            Watch::start(members.rank, fault, Arc::clone(workspace.words()), epoch.before(1).get());
         let watch = meeting.succeed(watch).map_err(unusable)?;
-        let state = State { out, back, calls, current: workspace, refreshed: Refreshed::new(epoch), view, scattering, scatters: false };
+        let state = State {
+            out,
+            back,
+            calls,
+            current: workspace,
+            refreshed: Refreshed::new(epoch),
+            view,
+            scattering,
+            scatters: false,
+        };
         let place = Device::from(device.info().clone());
         let drain = Drain::new(device.clone(), options.deadline);
         Ok(Self { watch, state: Mutex::new(state), members, deadline_ns, drain, device, place })
@@ -100,15 +124,22 @@ impl Transport for Pcie {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities { peer_stores: PeerStores::Rows, mover: Mover::CopyEngine, graphs: false, processes: true }
+        Capabilities {
+            peer_stores: PeerStores::Rows,
+            mover: Mover::CopyEngine,
+            graphs: false,
+            processes: true,
+        }
     }
 
     fn explain(&self) -> String {
         let state = locked(&self.state);
         let size = state.current.size();
         format!(
-            "pcie: {} ranks; this rank on {}; what a rank sends is copied to pinned memory of the host and from there by each reader, by copy engines on two \
-             side streams, or stored and loaded by kernels where it is few rows of partial sums; {} bytes of device memory and {} of pinned memory a rank",
+            "pcie: {} ranks; this rank on {}; what a rank sends is copied to pinned memory of the \
+             host and from there by each reader, by copy engines on two side streams, or stored \
+             and loaded by kernels where it is few rows of partial sums; {} bytes of device memory \
+             and {} of pinned memory a rank",
             self.members.world(),
             self.device(),
             size.total_bytes() + size.data_bytes(),
@@ -116,14 +147,21 @@ impl Transport for Pcie {
         )
     }
 
-    fn reserve(&self, size: WorkspaceSize, steps: Collective<'_>, deadline: Instant) -> Result<(), TransportError> {
+    fn reserve(
+        &self,
+        size: WorkspaceSize,
+        steps: Collective<'_>,
+        deadline: Instant,
+    ) -> Result<(), TransportError> {
         let state = &mut *locked(&self.state);
         let meeting = Meeting { steps, deadline };
         let drained = self.drained().and_then(|()| Ok(state.current.read_epoch(&self.device)?));
         // After this step no rank's kernel or copy touches any rank's workspace.
         let epoch = together(steps, deadline, drained)?;
-        let grown = Workspace::new(meeting, &self.device, &state.out, &self.members, (size, epoch))?;
-        [state.view, state.scattering] = views(&grown, self.watch.fault().address(), self.deadline_ns);
+        let grown =
+            Workspace::new(meeting, &self.device, &state.out, &self.members, (size, epoch))?;
+        [state.view, state.scattering] =
+            views(&grown, self.watch.fault().address(), self.deadline_ns);
         self.watch.replace(Arc::clone(grown.words()));
         (state.current, state.refreshed) = (grown, Refreshed::new(epoch));
         state.calls.go_on_at(epoch);
@@ -139,7 +177,8 @@ impl Transport for Pcie {
     fn held(&self) -> HeldBytes {
         let state = locked(&self.state);
         let size = state.current.size();
-        let pinned = state.current.host_region(self.members.rank).layout.bytes().unwrap_or(u64::MAX);
+        let pinned =
+            state.current.host_region(self.members.rank).layout.bytes().unwrap_or(u64::MAX);
         HeldBytes { device: size.total_bytes() + size.data_bytes(), pinned, host: 0 }
     }
 
@@ -158,11 +197,21 @@ impl Transport for Pcie {
         Some(locked(&self.state).calls.epoch())
     }
 
-    unsafe fn push(&self, _stream: Stream<'_>, _push: &RowTransfers<'_>) -> Result<(), TransportError> {
-        Err(TransportError::MoverUnusable { why: "peers' gather buffers cannot be reached: a call is carried as a whole" })
+    unsafe fn push(
+        &self,
+        _stream: Stream<'_>,
+        _push: &RowTransfers<'_>,
+    ) -> Result<(), TransportError> {
+        Err(TransportError::MoverUnusable {
+            why: "peers' gather buffers cannot be reached: a call is carried as a whole",
+        })
     }
 
-    unsafe fn stage(&self, stream: Stream<'_>, carry: &StagedTransfer<'_>) -> Result<(), TransportError> {
+    unsafe fn stage(
+        &self,
+        stream: Stream<'_>,
+        carry: &StagedTransfer<'_>,
+    ) -> Result<(), TransportError> {
         let State { out, back, calls, current, .. } = &mut *locked(&self.state);
         calls.uncarried(stream)?;
         let (rank, epoch) = (self.members.rank, calls.epoch());

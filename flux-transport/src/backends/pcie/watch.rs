@@ -38,7 +38,12 @@ struct Clean(AtomicU32);
 impl Clean {
     /// Looks at the peers if a call has ended since the last look, or none is under way. During a
     /// call, an own wait may still fail, and knows better who is late.
-    fn look(&self, finished: u32, begun: u32, of_a_peer: impl FnOnce() -> Option<FaultRecord>) -> Option<FaultRecord> {
+    fn look(
+        &self,
+        finished: u32,
+        begun: u32,
+        of_a_peer: impl FnOnce() -> Option<FaultRecord>,
+    ) -> Option<FaultRecord> {
         if finished == self.0.load(Ordering::Acquire) && finished != begun {
             return None;
         }
@@ -104,10 +109,23 @@ impl Shared {
 
 impl Watch {
     /// Starts the thread of rank `rank`, whose streams are done with call `begun`.
-    pub(super) fn start(rank: u32, fault: FaultBlock, words: Arc<Words>, begun: u32) -> Result<Self, NvLinkError> {
+    pub(super) fn start(
+        rank: u32,
+        fault: FaultBlock,
+        words: Arc<Words>,
+        begun: u32,
+    ) -> Result<Self, NvLinkError> {
         let (begun, clean) = (AtomicU32::new(begun), Clean(AtomicU32::new(begun)));
         let (reason, stop) = (AtomicU32::new(0), AtomicBool::new(false));
-        let shared = Arc::new(Shared { fault, words: Mutex::new(words), begun, clean, disagreed: OnceLock::new(), reason, stop });
+        let shared = Arc::new(Shared {
+            fault,
+            words: Mutex::new(words),
+            begun,
+            clean,
+            disagreed: OnceLock::new(),
+            reason,
+            stop,
+        });
         let watched = Arc::clone(&shared);
         let watch = move || {
             while !watched.stop.load(Ordering::Acquire) {
@@ -115,7 +133,10 @@ impl Watch {
             }
         };
         let thread = std::thread::Builder::new().name(format!("flux-watch-{rank}")).spawn(watch);
-        let thread = thread.map_err(|source| NvLinkError::Io { what: "starting a thread that ends waits", source })?;
+        let thread = thread.map_err(|source| NvLinkError::Io {
+            what: "starting a thread that ends waits",
+            source,
+        })?;
         Ok(Self { shared, thread: Some(thread) })
     }
 
@@ -135,13 +156,18 @@ impl Watch {
     /// that gave up before their end.
     pub(super) fn record(&self) -> Option<FaultRecord> {
         let words = self.shared.words();
-        self.shared.disagreement(&words).or_else(|| self.shared.fault.record()).or_else(|| self.fault_of_a_peer(&words))
+        self.shared
+            .disagreement(&words)
+            .or_else(|| self.shared.fault.record())
+            .or_else(|| self.fault_of_a_peer(&words))
     }
 
     fn fault_of_a_peer(&self, words: &Words) -> Option<FaultRecord> {
         // Before the peers' words: what a call ended with was let go of after its rank had said so.
         let finished = words.finished();
-        self.shared.clean.look(finished, self.shared.begun.load(Ordering::Acquire), || words.fault_of_a_peer())
+        self.shared
+            .clean
+            .look(finished, self.shared.begun.load(Ordering::Acquire), || words.fault_of_a_peer())
     }
 
     /// Takes a new generation's words, where no call is under way.
@@ -178,10 +204,15 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_call_that_ended_with_what_a_peer_let_go_of_is_not_taken_for_whole_though_the_next_is_under_way() {
-        let (record, clean) = (FaultRecord { state: 1, ..FaultRecord::default() }, Clean(AtomicU32::new(6)));
+    fn a_call_that_ended_with_what_a_peer_let_go_of_is_not_taken_for_whole_though_the_next_is_under_way()
+     {
+        let (record, clean) =
+            (FaultRecord { state: 1, ..FaultRecord::default() }, Clean(AtomicU32::new(6)));
         let broken = || Some(record);
-        assert_eq!(clean.look(6, 7, || unreachable!("none has ended: a wait of call 7 may yet fail")), None);
+        assert_eq!(
+            clean.look(6, 7, || unreachable!("none has ended: a wait of call 7 may yet fail")),
+            None
+        );
         assert_eq!(clean.look(7, 8, || None), None);
         assert_eq!(clean.look(7, 8, || unreachable!("call 7 was whole")), None);
         assert_eq!(clean.look(8, 9, broken), Some(record));

@@ -53,7 +53,13 @@ impl Words {
 
     /// Takes all ranks' regions and a block of [`local_bytes`](Self::local_bytes), all words at
     /// `initial`.
-    pub(super) fn new(rank: u32, signals: u32, regions: Vec<Arc<PinnedRegion>>, local: PinnedBlock, initial: u32) -> Self {
+    pub(super) fn new(
+        rank: u32,
+        signals: u32,
+        regions: Vec<Arc<PinnedRegion>>,
+        local: PinnedBlock,
+        initial: u32,
+    ) -> Self {
         let words = Self { rank, signals, regions, local };
         for offset in (0..Self::local_bytes(words.regions.len(), signals)).step_by(4) {
             words.local_word(offset).store(initial, Ordering::Relaxed);
@@ -96,7 +102,10 @@ impl Words {
     }
 
     fn peers(&self) -> impl Iterator<Item = (u32, &PinnedRegion)> {
-        (0..).zip(&self.regions).filter(|&(peer, _)| peer != self.rank).map(|(peer, region)| (peer, &**region))
+        (0..)
+            .zip(&self.regions)
+            .filter(|&(peer, _)| peer != self.rank)
+            .map(|(peer, region)| (peer, &**region))
     }
 
     /// Says that this rank has given up, for a reason that is not 0. The first stays.
@@ -111,7 +120,10 @@ impl Words {
         let value = ending(last);
         for (peer, _) in self.peers() {
             for (signal, half) in (0..self.signals).flat_map(|signal| [(signal, 0), (signal, 1)]) {
-                self.local_word(u64::from(peer) * pad_bytes(self.signals) + signal_offset(signal, half)).store(value, Ordering::Release);
+                self.local_word(
+                    u64::from(peer) * pad_bytes(self.signals) + signal_offset(signal, half),
+                )
+                .store(value, Ordering::Release);
             }
         }
         for (_, region) in self.peers() {
@@ -129,15 +141,26 @@ impl Words {
     /// A peer whose calls are not of the ops that this rank's are of.
     pub(super) fn disagreement(&self) -> Option<FaultRecord> {
         let (rank, own) = (Rank::new(self.rank), self.regions[self.rank as usize].op_hashes());
-        self.peers().find_map(|(peer, region)| own.against(rank, Rank::new(peer), region.op_hashes()))
+        self.peers()
+            .find_map(|(peer, region)| own.against(rank, Rank::new(peer), region.op_hashes()))
     }
 
     /// A peer that gave up before calls ended without an own fault: it may have sent anything.
     pub(super) fn fault_of_a_peer(&self) -> Option<FaultRecord> {
         let said = |region: &PinnedRegion, word| region.word(word).load(Ordering::SeqCst);
-        let broken = |(peer, region): (u32, &PinnedRegion)| match reason_of(said(region, BROKEN), said(region, POISONED)) {
+        let broken = |(peer, region): (u32, &PinnedRegion)| match reason_of(
+            said(region, BROKEN),
+            said(region, POISONED),
+        ) {
             0 => None,
-            abort => Some(FaultRecord { state: 1, code: fault::ABORTED, rank: peer, peer, abort, ..FaultRecord::default() }),
+            abort => Some(FaultRecord {
+                state: 1,
+                code: fault::ABORTED,
+                rank: peer,
+                peer,
+                abort,
+                ..FaultRecord::default()
+            }),
         };
         self.peers().find_map(broken)
     }
@@ -150,7 +173,8 @@ mod tests {
 
     #[test]
     fn a_rank_whose_host_says_nothing_has_given_up_where_its_kernel_has() {
-        let reasons = [(0, 0), (0, 1), (reason::PANICKED, 0), (reason::PANICKED, 1)].map(|(broken, poisoned)| reason_of(broken, poisoned));
+        let reasons = [(0, 0), (0, 1), (reason::PANICKED, 0), (reason::PANICKED, 1)]
+            .map(|(broken, poisoned)| reason_of(broken, poisoned));
         assert_eq!(reasons, [0, reason::TIMED_OUT, reason::PANICKED, reason::PANICKED]);
     }
 
@@ -160,7 +184,11 @@ mod tests {
             for awaited in [last, last.wrapping_sub(calls)] {
                 prop_assert!(reached(ending(last), awaited));
             }
-            prop_assert!(reached(last, last) && !reached(last, last.wrapping_add(ahead)), "also where the numbers wrap");
+            prop_assert!(reached(last, last) && !reached(last, last.wrapping_add(ahead)), "also \
+                                                                                           where \
+                                                                                           the \
+                                                                                           numbers \
+                                                                                           wrap");
         }
     }
 }

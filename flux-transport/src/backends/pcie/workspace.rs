@@ -13,7 +13,9 @@ use crate::backends::nvlink::{Lane, Meeting, NvLinkError, PeerDevices};
 use crate::backends::view::checked_bytes;
 use crate::bootstrap::control::{agree, together};
 use crate::cuda::keep;
-use crate::cuda::{CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, read};
+use crate::cuda::{
+    CudaDevice, CudaError, DeviceBlock, PinnedBlock, WordOp, fill_words, host_size, read,
+};
 use crate::{TransportError, WorkspaceView};
 use flux_core::Rank;
 use flux_core::layout::{BROKEN_BYTES, WorkspaceSize, control, pad_bytes};
@@ -46,7 +48,13 @@ struct Own {
 }
 
 impl Own {
-    fn new(device: &CudaDevice, lane: &Lane, world: u32, size: &WorkspaceSize, epoch: Epoch) -> Result<Self, TransportError> {
+    fn new(
+        device: &CudaDevice,
+        lane: &Lane,
+        world: u32,
+        size: &WorkspaceSize,
+        epoch: Epoch,
+    ) -> Result<Self, TransportError> {
         let (bytes, _) = checked_bytes(size)?;
         let initial = epoch.before(1).get();
         // an empty workspace still has addresses
@@ -67,7 +75,8 @@ impl Own {
             unsafe { fill_words(device, address, value, host_size(count), lane.raw()) }?;
         }
         lane.synchronize()?;
-        let local = PinnedBlock::new(device, host_size(Words::local_bytes(world as usize, size.signals)))?;
+        let local =
+            PinnedBlock::new(device, host_size(Words::local_bytes(world as usize, size.signals)))?;
         let (region, file) = PinnedRegion::create(device, Layout::new(world, size), initial)?;
         Ok(Self { data, outbox, pad, control, local, region, file })
     }
@@ -84,10 +93,17 @@ fn keys(size: &WorkspaceSize, offers: &[Vec<u8>]) -> Result<Vec<u64>, TransportE
     for (rank, offer) in (0..).map(Rank::new).zip(offers) {
         let failed = |reason| TransportError::PeerFailed { rank, reason };
         let Some(theirs) = Offer::decode(offer) else {
-            return Err(failed(format!("it offered its memory in {} bytes, not {}", offer.len(), Offer::BYTES)));
+            return Err(failed(format!(
+                "it offered its memory in {} bytes, not {}",
+                offer.len(),
+                Offer::BYTES
+            )));
         };
         if theirs.size != *size {
-            return Err(failed(format!("it has a workspace of {:?}, not of {size:?}", theirs.size)));
+            return Err(failed(format!(
+                "it has a workspace of {:?}, not of {size:?}",
+                theirs.size
+            )));
         }
         keys.push(theirs.key);
         epochs.push(theirs.epoch);
@@ -122,13 +138,16 @@ impl Workspace {
         let own = own?;
         let keys = keys(&size, &answers?);
         let alone = (0..world).all(|peer| members.is_local(peer));
-        let files = if alone { Vec::new() } else { steps.exchange_fds(&[own.file.as_fd()], deadline)? };
+        let files =
+            if alone { Vec::new() } else { steps.exchange_fds(&[own.file.as_fd()], deadline)? };
         let regions = keys.and_then(|keys| map(device, members, &own.region, &keys, &files));
         // Nobody goes on, and perhaps leaves with its memory, before all have found all of it.
         let regions = together(steps, deadline, regions)?;
-        let addresses = regions.iter().map(|region| region.address(device)).collect::<Result<_, _>>();
+        let addresses =
+            regions.iter().map(|region| region.address(device)).collect::<Result<_, _>>();
         let addresses = meeting.succeed(addresses.map_err(NvLinkError::from))?;
-        let words = Arc::new(Words::new(rank, size.signals, regions, own.local, epoch.before(1).get()));
+        let words =
+            Arc::new(Words::new(rank, size.signals, regions, own.local, epoch.before(1).get()));
         let Own { data, outbox, pad, control, .. } = own;
         Ok(Self { size, rank, data, outbox, pad, control, words, regions: addresses })
     }
@@ -173,10 +192,16 @@ impl Workspace {
     }
 
     /// Brings all awaited words to call `before`, on the caller's stream, before the next call.
-    pub(super) fn refresh(&self, device: &CudaDevice, before: u32, stream: usize) -> Result<(), CudaError> {
+    pub(super) fn refresh(
+        &self,
+        device: &CudaDevice,
+        before: u32,
+        stream: usize,
+    ) -> Result<(), CudaError> {
         let layout = self.host_region(self.rank).layout;
         let flags = layout.flags(0)..layout.flags(self.regions.len() as u32);
-        let flags = (self.region(self.rank) + flags.start, host_size((flags.end - flags.start) / 4));
+        let flags =
+            (self.region(self.rank) + flags.start, host_size((flags.end - flags.start) / 4));
         for (address, words) in [self.words.local_words(), flags] {
             // By the stream: an earlier call may still await a word. SAFETY: the words are this
             // generation's, which lives until the device is drained.
@@ -189,7 +214,13 @@ impl Workspace {
     pub(super) fn view_of_regions(&self, fault: u64, deadline_ns: u64) -> WorkspaceView {
         let layout = self.host_region(self.rank).layout;
         let own = self.regions[self.rank as usize] + layout.half(0);
-        let data = |rank: u32| if rank == self.rank { self.data() } else { self.regions[rank as usize] + layout.half(0) };
+        let data = |rank: u32| {
+            if rank == self.rank {
+                self.data()
+            } else {
+                self.regions[rank as usize] + layout.half(0)
+            }
+        };
         let ranks = || 0..self.regions.len() as u32;
         WorkspaceView {
             data: ranks().map(data).collect(),
@@ -205,7 +236,9 @@ impl Workspace {
         let own = |rank| rank == self.rank;
         WorkspaceView {
             data: ranks().map(|rank| if own(rank) { self.data() } else { self.outbox() }).collect(),
-            pads: ranks().map(|rank| if own(rank) { self.pad() } else { self.words.local_pad(rank) }).collect(),
+            pads: ranks()
+                .map(|rank| if own(rank) { self.pad() } else { self.words.local_pad(rank) })
+                .collect(),
             scattered: None,
             control: self.control.address(),
             fault,
@@ -241,7 +274,10 @@ fn map(
         }
         match files.get(peer as usize).map(Vec::as_slice) {
             Some([file]) => PinnedRegion::open(device, file.as_fd(), own.layout).map_err(failed),
-            other => Err(failed(format!("it gave {} descriptors of memory, not 1", other.map_or(0, <[_]>::len)))),
+            other => Err(failed(format!(
+                "it gave {} descriptors of memory, not 1",
+                other.map_or(0, <[_]>::len)
+            ))),
         }
     };
     (0..).zip(keys).map(one).collect()

@@ -76,8 +76,15 @@ pub(crate) fn agree_at<T: AsRef<[u8]>, E: Display>(
                 answer.remove(0);
                 Ok(answer)
             }
-            Some(&REFUSAL) => Err(Disagreed::Refused { rank, reason: String::from_utf8_lossy(&answer[1..]).into_owned() }),
-            _ => Err(ControlError::Protocol { rank, detail: "it sent an answer of an unknown kind".to_owned() }.into()),
+            Some(&REFUSAL) => Err(Disagreed::Refused {
+                rank,
+                reason: String::from_utf8_lossy(&answer[1..]).into_owned(),
+            }),
+            _ => Err(ControlError::Protocol {
+                rank,
+                detail: "it sent an answer of an unknown kind".to_owned(),
+            }
+            .into()),
         })
         .collect()
 }
@@ -88,12 +95,22 @@ impl Collective<'_> {
     ///
     /// # Errors
     /// As [`exchange_at`](Self::exchange_at); on all ranks if one may not open so many descriptors.
-    pub(crate) fn exchange_fds(self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, Disagreed> {
+    pub(crate) fn exchange_fds(
+        self,
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<OwnedFd>>, Disagreed> {
         let control = self.control();
         let own = At { step: Step::Memory, communicator: self.communicator() };
-        let given = control.exchange_with_fds(&own.encode(), fds, deadline).map_err(|error| own.late(error))?;
+        let given = control
+            .exchange_with_fds(&own.encode(), fds, deadline)
+            .map_err(|error| own.late(error))?;
         let cut = given.iter().any(|given| given.cut);
-        let payloads = control.world().ranks().zip(given).map(|(rank, given)| own.payload(rank, given.payload).map(|_| given.fds));
+        let payloads = control
+            .world()
+            .ranks()
+            .zip(given)
+            .map(|(rank, given)| own.payload(rank, given.payload).map(|_| given.fds));
         let fds = payloads.collect::<Result<_, _>>()?;
         let taken = if cut { Err(Errno::MFILE) } else { Ok([]) };
         agree(self, &taken, deadline)?;
@@ -102,7 +119,11 @@ impl Collective<'_> {
 }
 
 /// Returns this rank's value if every rank has one. Otherwise its own failure, or a peer's.
-pub(crate) fn together<T, E: Display + From<Disagreed>>(steps: Collective<'_>, deadline: Instant, own: Result<T, E>) -> Result<T, E> {
+pub(crate) fn together<T, E: Display + From<Disagreed>>(
+    steps: Collective<'_>,
+    deadline: Instant,
+    own: Result<T, E>,
+) -> Result<T, E> {
     let answers = agree(steps, &own.as_ref().map(|_| []), deadline);
     let value = own?;
     answers?;
@@ -122,7 +143,12 @@ mod tests {
         assert_eq!(shortened("short".to_owned()), "short");
         for letter in ["a", "\u{e4}", "\u{20ac}"] {
             let cut = shortened(letter.repeat(MAX_REASON + 1));
-            assert!(cut.len() <= MAX_REASON + 10 && cut.ends_with(" ... (cut)") && cut.starts_with(letter), "{letter}");
+            assert!(
+                cut.len() <= MAX_REASON + 10
+                    && cut.ends_with(" ... (cut)")
+                    && cut.starts_with(letter),
+                "{letter}"
+            );
         }
     }
 
@@ -135,18 +161,27 @@ mod tests {
                 scope.spawn(move || {
                     let steps = Collective::new(end, 0);
                     let offer = [7, u8::try_from(end.rank().get()).unwrap()];
-                    assert_eq!(agree(steps, &Ok::<_, String>(offer), deadline).unwrap(), [[7, 0], [7, 1], [7, 2]]);
+                    assert_eq!(
+                        agree(steps, &Ok::<_, String>(offer), deadline).unwrap(),
+                        [[7, 0], [7, 1], [7, 2]]
+                    );
                     let own = if end.rank().get() == 1 { Err("no room") } else { Ok(offer) };
                     match agree(steps, &own, deadline).unwrap_err() {
-                        Disagreed::Refused { rank, reason } => assert_eq!((rank.get(), reason.as_str()), (1, "no room")),
+                        Disagreed::Refused { rank, reason } => {
+                            assert_eq!((rank.get(), reason.as_str()), (1, "no room"));
+                        }
                         Disagreed::Control(error) => panic!("{error}"),
                     }
                     assert_eq!(together(steps, deadline, Ok::<_, TransportError>(5)).unwrap(), 5);
-                    let own = if end.rank().get() == 1 { Err(TransportError::NotDrained) } else { Ok(5) };
+                    let own =
+                        if end.rank().get() == 1 { Err(TransportError::NotDrained) } else { Ok(5) };
                     match (end.rank().get(), together(steps, deadline, own).unwrap_err()) {
                         (1, TransportError::NotDrained) => {}
                         (_, TransportError::PeerFailed { rank, reason }) => {
-                            assert_eq!((rank.get(), reason), (1, TransportError::NotDrained.to_string()));
+                            assert_eq!(
+                                (rank.get(), reason),
+                                (1, TransportError::NotDrained.to_string())
+                            );
                         }
                         (rank, other) => panic!("rank {rank}: {other}"),
                     }

@@ -23,7 +23,8 @@ pub enum ControlError {
     PeerLeft { rank: Rank },
     /// What needs one host was to be done in a world of several.
     #[error(
-        "rank {rank} and rank {peer} are on different hosts: descriptors are passed between the ranks of one host only, so the transports host, nvlink and pcie are for one host"
+        "rank {rank} and rank {peer} are on different hosts: descriptors are passed between the \
+         ranks of one host only, so the transports host, nvlink and pcie are for one host"
     )]
     OtherHost {
         rank: Rank,
@@ -84,6 +85,9 @@ mod tests {
             ControlError::Timeout { step: "barrier", missing }.to_string()
         };
         assert_eq!(text(&[1]), "barrier: the deadline passed while waiting for rank 1");
-        assert_eq!(text(&[1, 2, 5]), "barrier: the deadline passed while waiting for ranks 1, 2 and 5");
+        assert_eq!(
+            text(&[1, 2, 5]),
+            "barrier: the deadline passed while waiting for ranks 1, 2 and 5"
+        );
     }
 }

@@ -38,7 +38,9 @@ const RECORD: usize = size_of::<FaultRecord>();
 
 pub(crate) fn record_to_bytes(record: &FaultRecord) -> [u8; RECORD] {
     let mut bytes = [0; RECORD];
-    for (to, word) in bytes.as_chunks_mut().0.iter_mut().zip(bytemuck::cast::<_, [u32; RECORD / 4]>(*record)) {
+    for (to, word) in
+        bytes.as_chunks_mut().0.iter_mut().zip(bytemuck::cast::<_, [u32; RECORD / 4]>(*record))
+    {
         *to = word.to_le_bytes();
     }
     bytes

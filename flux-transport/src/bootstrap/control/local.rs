@@ -38,10 +38,16 @@ impl LocalControl {
     }
 
     fn step(&self, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
-        self.steps.take(self.rank, content.step(), deadline, |step| self.meet(step, content, deadline))
+        self.steps
+            .take(self.rank, content.step(), deadline, |step| self.meet(step, content, deadline))
     }
 
-    fn meet(&self, step: u64, content: Content, deadline: Instant) -> Result<Vec<Content>, ControlError> {
+    fn meet(
+        &self,
+        step: u64,
+        content: Content,
+        deadline: Instant,
+    ) -> Result<Vec<Content>, ControlError> {
         let slot = usize::from(step % 2 == 1);
         let doing = content.step();
         let mut state = locked(&self.shared.state);
@@ -49,8 +55,10 @@ impl LocalControl {
         self.shared.changed.notify_all();
         loop {
             let posts = &state.slots[slot].posts;
-            let came = |rank: Rank| posts[rank.index()].as_ref().is_some_and(|post| post.step == step);
-            let missing: Vec<Rank> = self.shared.world.ranks().filter(|&rank| !came(rank)).collect();
+            let came =
+                |rank: Rank| posts[rank.index()].as_ref().is_some_and(|post| post.step == step);
+            let missing: Vec<Rank> =
+                self.shared.world.ranks().filter(|&rank| !came(rank)).collect();
             if missing.is_empty() {
                 break;
             }
@@ -66,7 +74,12 @@ impl LocalControl {
                 return Err(ControlError::Timeout { step: doing, missing });
             }
             self.steps.awaits(missing);
-            state = self.shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0;
+            state = self
+                .shared
+                .changed
+                .wait_timeout(state, left)
+                .unwrap_or_else(PoisonError::into_inner)
+                .0;
         }
         let PostSlot { posts, taken } = &mut state.slots[slot];
         let all: Vec<Content> = posts.iter().flatten().map(|post| post.content.clone()).collect();
@@ -131,12 +144,25 @@ impl ControlPlane for LocalControl {
 
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
         let all = self.step(Content::Bytes(payload.into()), deadline)?;
-        Ok(all.iter().map(|content| if let Content::Bytes(bytes) = content { bytes.to_vec() } else { Vec::new() }).collect())
+        Ok(all
+            .iter()
+            .map(
+                |content| {
+                    if let Content::Bytes(bytes) = content { bytes.to_vec() } else { Vec::new() }
+                },
+            )
+            .collect())
     }
 
-    fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError> {
+    fn exchange_with_fds(
+        &self,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Given>, ControlError> {
         let io = |source| ControlError::Io { step: "exchange of descriptors", source };
-        let own: Vec<OwnedFd> = fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<Result<_, _>>().map_err(io)?;
+        let own: Vec<OwnedFd> =
+            fds.iter().map(BorrowedFd::try_clone_to_owned).collect::<Result<_, _>>().map_err(io)?;
         let all = self.step(Content::Descriptors(payload.into(), own.into()), deadline)?;
         let duplicate = |(rank, content): (Rank, &Content)| {
             let Content::Descriptors(bytes, fds) = content else {
@@ -161,7 +187,12 @@ impl ControlPlane for LocalControl {
         let watchers = &mut state.watchers[self.rank.index()];
         watchers.retain(|watcher| watcher.strong_count() > 0);
         watchers.push(Weak::clone(&watcher));
-        let lost: Vec<Rank> = self.shared.world.ranks().filter(|rank| state.presence[rank.index()] == Presence::Lost).collect();
+        let lost: Vec<Rank> = self
+            .shared
+            .world
+            .ranks()
+            .filter(|rank| state.presence[rank.index()] == Presence::Lost)
+            .collect();
         drop(state);
         if let Some(watcher) = watcher.upgrade() {
             for rank in lost {
@@ -206,14 +237,21 @@ impl ControlPlane for LocalControl {
         let answer = |(presence, answerers): (Presence, Vec<Arc<Answerer>>)| match presence {
             Presence::Left => Answer::Left,
             Presence::Lost => Answer::Lost,
-            Presence::Here => answerers.iter().find_map(|answerer| answerer(communicator)).map_or(Answer::Silent, Answer::Reply),
+            Presence::Here => answerers
+                .iter()
+                .find_map(|answerer| answerer(communicator))
+                .map_or(Answer::Silent, Answer::Reply),
         };
         asked.into_iter().map(answer).collect()
     }
 
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
-        let NewEnd { rank, shared, members } = regroup::meet(&self.shared, self.rank, without, deadline)?;
-        Ok(Regrouped { control: Arc::new(Self::of(rank, shared)), members: ranks_of(members).collect() })
+        let NewEnd { rank, shared, members } =
+            regroup::meet(&self.shared, self.rank, without, deadline)?;
+        Ok(Regrouped {
+            control: Arc::new(Self::of(rank, shared)),
+            members: ranks_of(members).collect(),
+        })
     }
 
     fn left_out_by(&self) -> Option<Rank> {

@@ -88,10 +88,19 @@ pub trait ControlPlane: Send + Sync + Debug {
 
     /// As [`exchange`](Self::exchange), and passes duplicates of `fds` to every peer on this rank's
     /// [host](Self::hosts). Returns those of each peer; none at the own index and from other hosts.
-    fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError>;
+    fn exchange_with_fds(
+        &self,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Given>, ControlError>;
 
     /// As [`exchange_with_fds`](Self::exchange_with_fds), of descriptors alone.
-    fn exchange_fds(&self, fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
+    fn exchange_fds(
+        &self,
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<OwnedFd>>, ControlError> {
         Ok(self.exchange_with_fds(&[], fds, deadline)?.into_iter().map(|given| given.fds).collect())
     }
 

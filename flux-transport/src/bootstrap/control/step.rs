@@ -31,7 +31,15 @@ pub enum Step {
 }
 
 impl Step {
-    const ALL: [Self; 7] = [Self::Exchange, Self::Barrier, Self::Connect, Self::Reserve, Self::Memory, Self::Build, Self::Ready];
+    const ALL: [Self; 7] = [
+        Self::Exchange,
+        Self::Barrier,
+        Self::Connect,
+        Self::Reserve,
+        Self::Memory,
+        Self::Build,
+        Self::Ready,
+    ];
 
     /// In words.
     pub const fn name(self) -> &'static str {
@@ -75,7 +83,12 @@ impl<'a> Collective<'a> {
     /// # Errors
     /// The control plane's, and [`ControlError::Protocol`] with the first rank at another step or
     /// communicator.
-    pub fn exchange_at(self, step: Step, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
+    pub fn exchange_at(
+        self,
+        step: Step,
+        payload: &[u8],
+        deadline: Instant,
+    ) -> Result<Vec<Vec<u8>>, ControlError> {
         let Self { control, communicator } = self;
         let own = At { step, communicator };
         let message = [&own.encode()[..], payload].concat();
@@ -85,8 +98,8 @@ impl<'a> Collective<'a> {
 }
 
 /// What ranks that are at different steps have not kept to.
-const ONE_ORDER: &str =
-    "; every rank takes the steps of all communicators of a world, which are numbered from 0 as they were connected, in one order";
+const ONE_ORDER: &str = "; every rank takes the steps of all communicators of a world, which are \
+                         numbered from 0 as they were connected, in one order";
 
 #[derive(Clone, Copy, Debug)]
 pub(super) struct At {
@@ -113,14 +126,20 @@ impl At {
         if said.starts_with(&self.encode()) {
             return Ok(said.split_off(Self::BYTES));
         }
-        let theirs = Self::decode(&said).map_or_else(|| "a step that is not known".to_owned(), |at| at.to_string());
-        Err(ControlError::Protocol { rank, detail: format!("it is at: {theirs}, this rank is at: {self}{ONE_ORDER}") })
+        let theirs = Self::decode(&said)
+            .map_or_else(|| "a step that is not known".to_owned(), |at| at.to_string());
+        Err(ControlError::Protocol {
+            rank,
+            detail: format!("it is at: {theirs}, this rank is at: {self}{ONE_ORDER}"),
+        })
     }
 
     /// Names this step where ranks did not come to it in time.
     pub(super) fn late(self, error: ControlError) -> ControlError {
         match error {
-            ControlError::Timeout { missing, .. } => ControlError::Timeout { step: self.step.name(), missing },
+            ControlError::Timeout { missing, .. } => {
+                ControlError::Timeout { step: self.step.name(), missing }
+            }
             other => other,
         }
     }
@@ -143,11 +162,23 @@ mod tests {
         Instant::now() + AMPLE
     }
 
-    fn refused<T: fmt::Debug>(at: u32, theirs: (Step, u32), own: (Step, u32), said: Result<T, ControlError>) {
+    fn refused<T: fmt::Debug>(
+        at: u32,
+        theirs: (Step, u32),
+        own: (Step, u32),
+        said: Result<T, ControlError>,
+    ) {
         match said.unwrap_err() {
             ControlError::Protocol { rank, detail } => {
-                let [theirs, own] = [theirs, own].map(|(step, number)| format!("{} (communicator {number})", step.name()));
-                assert_eq!((rank, detail), (Rank::new(at), format!("it is at: {theirs}, this rank is at: {own}{ONE_ORDER}")));
+                let [theirs, own] = [theirs, own]
+                    .map(|(step, number)| format!("{} (communicator {number})", step.name()));
+                assert_eq!(
+                    (rank, detail),
+                    (
+                        Rank::new(at),
+                        format!("it is at: {theirs}, this rank is at: {own}{ONE_ORDER}")
+                    )
+                );
             }
             error => panic!("{error}"),
         }
@@ -160,24 +191,39 @@ mod tests {
             for end in &ends {
                 scope.spawn(move || {
                     let (odd, seven) = (end.rank().get() == 2, Collective::new(end, 7));
-                    for (most, other) in Step::ALL.into_iter().zip(Step::ALL.into_iter().cycle().skip(1)) {
-                        let (own, theirs, at) = if odd { (other, most, 0) } else { (most, other, 2) };
+                    for (most, other) in
+                        Step::ALL.into_iter().zip(Step::ALL.into_iter().cycle().skip(1))
+                    {
+                        let (own, theirs, at) =
+                            if odd { (other, most, 0) } else { (most, other, 2) };
                         refused(at, (theirs, 7), (own, 7), seven.exchange_at(own, b"hi", soon()));
                         assert_eq!(seven.exchange_at(most, b"hi", soon()).unwrap(), [b"hi"; 3]);
                         // The same step of another communicator is no less another.
                         let ((own, at), theirs) = if odd { ((256, 0), 7) } else { ((7, 2), 256) };
-                        refused(at, (most, theirs), (most, own), Collective::new(end, own).exchange_at(most, b"hi", soon()));
+                        refused(
+                            at,
+                            (most, theirs),
+                            (most, own),
+                            Collective::new(end, own).exchange_at(most, b"hi", soon()),
+                        );
                         assert_eq!(seven.exchange_at(most, b"", soon()).unwrap(), [b""; 3]);
                         let memory = |number| (Step::Memory, number);
-                        let said = Collective::new(end, own).exchange_fds(&[], soon()).map_err(|error| match error {
-                            Disagreed::Control(error) => error,
-                            refused @ Disagreed::Refused { .. } => panic!("{refused:?}"),
-                        });
+                        let said =
+                            Collective::new(end, own).exchange_fds(&[], soon()).map_err(|error| {
+                                match error {
+                                    Disagreed::Control(error) => error,
+                                    refused @ Disagreed::Refused { .. } => panic!("{refused:?}"),
+                                }
+                            });
                         refused(at, memory(theirs), memory(own), said);
                         assert!(seven.exchange_fds(&[], soon()).unwrap().iter().all(Vec::is_empty));
                     }
                     for garbled in [&b"\xffhi, all"[..], b"\x05", b""] {
-                        let said = if odd { end.exchange(garbled, soon()) } else { seven.exchange_at(Step::Build, b"", soon()) };
+                        let said = if odd {
+                            end.exchange(garbled, soon())
+                        } else {
+                            seven.exchange_at(Step::Build, b"", soon())
+                        };
                         assert_eq!(said.is_err(), !odd, "{said:?}");
                     }
                 });
@@ -188,7 +234,11 @@ mod tests {
     #[test]
     fn a_timeout_says_which_step_it_was() {
         let ends = LocalControl::world_of(WorldSize::new(2).unwrap());
-        let late = Collective::new(&ends[0], 0).exchange_at(Step::Build, b"", Instant::now()).unwrap_err();
-        assert_eq!(late.to_string(), "building an op: the deadline passed while waiting for rank 1");
+        let late =
+            Collective::new(&ends[0], 0).exchange_at(Step::Build, b"", Instant::now()).unwrap_err();
+        assert_eq!(
+            late.to_string(),
+            "building an op: the deadline passed while waiting for rank 1"
+        );
     }
 }

@@ -44,11 +44,15 @@ impl Steps {
     ) -> Result<T, ControlError> {
         let left = deadline.saturating_duration_since(Instant::now());
         let busy = |state: &mut State| state.taken && state.failed.is_none();
-        let (mut state, _) = self.ended.wait_timeout_while(locked(&self.state), left, busy).unwrap_or_else(PoisonError::into_inner);
+        let (mut state, _) = self
+            .ended
+            .wait_timeout_while(locked(&self.state), left, busy)
+            .unwrap_or_else(PoisonError::into_inner);
         if let Some(first) = &state.failed {
             let detail = format!(
-                "an earlier step of this rank failed, so it is out of step with its peers, in all communicators of the world: rebuild them on every rank, or make a new \
-                 world ({first})"
+                "an earlier step of this rank failed, so it is out of step with its peers, in all \
+                 communicators of the world: rebuild them on every rank, or make a new world \
+                 ({first})"
             );
             return Err(ControlError::Protocol { rank, detail });
         }
@@ -59,7 +63,9 @@ impl Steps {
                 0 => mask_of([rank]),
                 awaited => awaited,
             };
-            return Err(self.fail(ControlError::Timeout { step, missing: ranks_of(awaited).collect() }));
+            return Err(
+                self.fail(ControlError::Timeout { step, missing: ranks_of(awaited).collect() })
+            );
         }
         let number = state.number;
         (state.number, state.taken) = (number + 1, true);
@@ -104,7 +110,8 @@ mod tests {
     }
 
     #[test]
-    fn a_step_waits_for_another_threads_no_longer_than_its_own_deadline_and_names_whom_that_waits_for() {
+    fn a_step_waits_for_another_threads_no_longer_than_its_own_deadline_and_names_whom_that_waits_for()
+     {
         let steps = Steps::default();
         let (taken, is_taken) = channel();
         let (let_go, is_let_go) = channel();
@@ -120,14 +127,22 @@ mod tests {
             });
             is_taken.recv_timeout(60 * SECOND).unwrap();
             match steps.take(OWN, "barrier", after(SECOND / 20), |_| Ok(())).unwrap_err() {
-                ControlError::Timeout { step: "barrier", missing } => assert_eq!(missing, [Rank::new(3)]),
+                ControlError::Timeout { step: "barrier", missing } => {
+                    assert_eq!(missing, [Rank::new(3)]);
+                }
                 other => panic!("{other}"),
             }
             // Its peers take that step next, so nobody here takes another, whatever becomes of the
             // one in progress.
-            let refused = || steps.take(OWN, "exchange", after(60 * SECOND), |_| Ok(())).unwrap_err().to_string();
+            let refused = || {
+                steps.take(OWN, "exchange", after(60 * SECOND), |_| Ok(())).unwrap_err().to_string()
+            };
             let text = refused();
-            assert!(text.starts_with("rank 0: ") && text.ends_with("(barrier: the deadline passed while waiting for rank 3)"), "{text}");
+            assert!(
+                text.starts_with("rank 0: ")
+                    && text.ends_with("(barrier: the deadline passed while waiting for rank 3)"),
+                "{text}"
+            );
             let_go.send(()).unwrap();
             assert_eq!(long.join().unwrap().unwrap(), 0);
             assert_eq!(refused(), text);

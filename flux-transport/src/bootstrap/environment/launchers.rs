@@ -50,21 +50,35 @@ pub(super) const LAUNCHERS: [LauncherFamily; 3] = [
         name: "mpich",
         says: ["PMI_RANK", "PMI_SIZE"],
         // srun sets the first two for MPI's sake, and says the rest in its own way.
-        is_there: |vars| vars.any(&MPICH[2..]) || (vars.any(&MPICH[..2]) && !(SLURM_FAMILY.is_there)(vars)),
+        is_there: |vars| {
+            vars.any(&MPICH[2..]) || (vars.any(&MPICH[..2]) && !(SLURM_FAMILY.is_there)(vars))
+        },
         read: mpich,
     },
 ];
 
 /// Asked last and never contradicted: launchers inside a Slurm job inherit its variables.
-pub(super) const SLURM_FAMILY: LauncherFamily =
-    LauncherFamily { name: "slurm", says: ["SLURM_PROCID", "SLURM_NTASKS"], is_there: slurm_step, read: slurm };
+pub(super) const SLURM_FAMILY: LauncherFamily = LauncherFamily {
+    name: "slurm",
+    says: ["SLURM_PROCID", "SLURM_NTASKS"],
+    is_there: slurm_step,
+    read: slurm,
+};
 
-const TORCHRUN: [&str; 6] = ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
-const OPEN_MPI: [&str; 4] = ["OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_LOCAL_RANK", "OMPI_COMM_WORLD_LOCAL_SIZE"];
+const TORCHRUN: [&str; 6] =
+    ["RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"];
+const OPEN_MPI: [&str; 4] = [
+    "OMPI_COMM_WORLD_RANK",
+    "OMPI_COMM_WORLD_SIZE",
+    "OMPI_COMM_WORLD_LOCAL_RANK",
+    "OMPI_COMM_WORLD_LOCAL_SIZE",
+];
 const MPICH: [&str; 4] = ["PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"];
-const SLURM: [&str; 5] = ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"];
+const SLURM: [&str; 5] =
+    ["SLURM_PROCID", "SLURM_NTASKS", "SLURM_LOCALID", "SLURM_JOB_ID", "SLURM_STEP_ID"];
 /// Of any of these Open MPI sets one, by version.
-const OPEN_MPI_JOBS: [&str; 3] = ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"];
+const OPEN_MPI_JOBS: [&str; 3] =
+    ["PMIX_NAMESPACE", "OMPI_MCA_ess_base_jobid", "OMPI_MCA_orte_ess_jobid"];
 const MASTER: [&str; 2] = ["MASTER_ADDR", "MASTER_PORT"];
 
 fn torchrun(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
@@ -74,8 +88,18 @@ fn torchrun(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     let local_rank = vars.below("LOCAL_RANK", local, "LOCAL_WORLD_SIZE")?;
     let rank = vars.below("RANK", world.get(), "WORLD_SIZE")?;
     // The restart count separates a restarted group from the one before.
-    let launch = ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"].map(|name| vars.value(name)).into();
-    Ok(Placement { rank, world, local_rank, one_host: local == world.get(), rank_zero: Some(vars.text("MASTER_ADDR")?), launch })
+    let launch =
+        ["MASTER_ADDR", "MASTER_PORT", "TORCHELASTIC_RUN_ID", "TORCHELASTIC_RESTART_COUNT"]
+            .map(|name| vars.value(name))
+            .into();
+    Ok(Placement {
+        rank,
+        world,
+        local_rank,
+        one_host: local == world.get(),
+        rank_zero: Some(vars.text("MASTER_ADDR")?),
+        launch,
+    })
 }
 
 fn open_mpi(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
@@ -98,14 +122,24 @@ fn mpich(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
 }
 
 /// mpirun does not say where rank 0 is; PyTorch users set `MASTER_ADDR` and `MASTER_PORT`.
-fn mpi(vars: &Variables<'_>, [rank, size, local_rank, local_size]: [&'static str; 4]) -> Result<Placement, BootstrapError> {
+fn mpi(
+    vars: &Variables<'_>,
+    [rank, size, local_rank, local_size]: [&'static str; 4],
+) -> Result<Placement, BootstrapError> {
     let world = vars.world(size)?;
     let local = vars.part_of(local_size, world, size)?;
     let local_rank = vars.below(local_rank, local, local_size)?;
     let rank = vars.below(rank, world.get(), size)?;
     let master = MASTER.iter().all(|name| vars.is_set(name));
     let rank_zero = if master { Some(vars.text("MASTER_ADDR")?) } else { None };
-    Ok(Placement { rank, world, local_rank, one_host: local == world.get(), rank_zero, launch: MASTER.map(|name| vars.value(name)).into() })
+    Ok(Placement {
+        rank,
+        world,
+        local_rank,
+        one_host: local == world.get(),
+        rank_zero,
+        launch: MASTER.map(|name| vars.value(name)).into(),
+    })
 }
 
 /// Whether srun started this process. A batch script has a rank but no step; an interactive shell
@@ -124,8 +158,9 @@ fn slurm(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     let rank = vars.below("SLURM_PROCID", world.get(), "SLURM_NTASKS")?;
     let local_rank = vars.below("SLURM_LOCALID", world.get(), "SLURM_NTASKS")?;
     // The step's, which may be on fewer nodes than its job.
-    let [nodes, list] = [["SLURM_STEP_NUM_NODES", "SLURM_NNODES"], ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"]]
-        .map(|[step, job]| if vars.is_set(job) && !vars.is_set(step) { job } else { step });
+    let [nodes, list] =
+        [["SLURM_STEP_NUM_NODES", "SLURM_NNODES"], ["SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST"]]
+            .map(|[step, job]| if vars.is_set(job) && !vars.is_set(step) { job } else { step });
     vars.all(&[&SLURM[..], &[nodes]].concat())?;
     let one_host = vars.number(nodes)? == 1;
     let rank_zero = if one_host {
@@ -133,8 +168,13 @@ fn slurm(vars: &Variables<'_>) -> Result<Placement, BootstrapError> {
     } else {
         vars.all(&[&SLURM[..], &[nodes, list]].concat())?;
         // Tasks are dealt to the nodes from the first one on, block by block or one by one.
-        Some(nodelist::first(&vars.text(list)?).ok_or_else(|| vars.wrong(list, "a list of nodes"))?)
+        Some(
+            nodelist::first(&vars.text(list)?)
+                .ok_or_else(|| vars.wrong(list, "a list of nodes"))?,
+        )
     };
-    let launch = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"].map(|name| vars.value(name)).into();
+    let launch = ["SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_RESTART_COUNT"]
+        .map(|name| vars.value(name))
+        .into();
     Ok(Placement { rank, world, local_rank, one_host, rank_zero, launch })
 }

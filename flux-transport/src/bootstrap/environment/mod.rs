@@ -21,7 +21,9 @@ use self::place::digest;
 pub(crate) use self::place::{runtime_directory, variable_of};
 use self::variables::Variables;
 use super::error::BootstrapError;
-use super::names::{FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE};
+use super::names::{
+    FLUX_HOST_ID, FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_WORLD_SIZE,
+};
 use super::secret::Secret;
 
 const OWN: [&str; 4] = [FLUX_RANK, FLUX_WORLD_SIZE, FLUX_LOCAL_RANK, FLUX_RENDEZVOUS];
@@ -84,17 +86,27 @@ impl Environment {
                 return Self::own(vars);
             }
             let named = LAUNCHERS.iter().chain([&SLURM_FAMILY]).find(|family| name == family.name);
-            let family = named.ok_or_else(|| vars.wrong(FLUX_LAUNCHER, "one of flux, torchrun, openmpi, mpich, slurm and none"))?;
+            let family = named.ok_or_else(|| {
+                vars.wrong(FLUX_LAUNCHER, "one of flux, torchrun, openmpi, mpich, slurm and none")
+            })?;
             return Self::placed(vars, family, (family.read)(&vars)?);
         }
         if vars.any(&OWN[..3]) {
             return Self::own(vars);
         }
         let there = LAUNCHERS.iter().filter(|family| (family.is_there)(&vars));
-        let placements = there.map(|family| Ok((family, (family.read)(&vars)?))).collect::<Result<Vec<_>, BootstrapError>>()?;
+        let placements = there
+            .map(|family| Ok((family, (family.read)(&vars)?)))
+            .collect::<Result<Vec<_>, BootstrapError>>()?;
         if let Some((first, others)) = placements.split_first() {
-            if let Some(other) = others.iter().find(|other| (other.1.rank, other.1.world) != (first.1.rank, first.1.world)) {
-                return Err(BootstrapError::Disagreement { first: said(first), second: said(other) });
+            if let Some(other) = others
+                .iter()
+                .find(|other| (other.1.rank, other.1.world) != (first.1.rank, first.1.world))
+            {
+                return Err(BootstrapError::Disagreement {
+                    first: said(first),
+                    second: said(other),
+                });
             }
             return Self::placed(vars, first.0, first.1.clone());
         }
@@ -114,7 +126,11 @@ impl Environment {
     }
 
     /// What another launcher says, and where to meet.
-    fn placed(vars: Variables<'_>, family: &LauncherFamily, placement: Placement) -> Result<Self, BootstrapError> {
+    fn placed(
+        vars: Variables<'_>,
+        family: &LauncherFamily,
+        placement: Placement,
+    ) -> Result<Self, BootstrapError> {
         let Placement { rank, world, local_rank, one_host, rank_zero, launch } = placement;
         let names: Vec<&[u8]> = launch.iter().map(|value| value.as_encoded_bytes()).collect();
         let nonce = digest(&[&[family.name.as_bytes()], &names[..]].concat());
@@ -130,15 +146,35 @@ impl Environment {
         Ok(Self { rank: Rank::new(rank), world, local_rank, place })
     }
 
-    fn place_from(vars: Variables<'_>, one_host: bool, launch: &[&[u8]]) -> Result<Place, BootstrapError> {
+    fn place_from(
+        vars: Variables<'_>,
+        one_host: bool,
+        launch: &[&[u8]],
+    ) -> Result<Place, BootstrapError> {
         let value = vars.value(FLUX_RENDEZVOUS);
-        let wanted = if one_host { "an absolute path or tcp://HOST:PORT" } else { "tcp://HOST:PORT, which ranks on several hosts need" };
+        let wanted = if one_host {
+            "an absolute path or tcp://HOST:PORT"
+        } else {
+            "tcp://HOST:PORT, which ranks on several hosts need"
+        };
         if let Some(address) = value.to_str().and_then(|text| text.strip_prefix("tcp://")) {
-            let address = Address::parse(address).ok_or_else(|| vars.wrong(FLUX_RENDEZVOUS, wanted))?;
-            if vars.get("MASTER_PORT").and_then(|port| port.to_str()?.parse().ok()).is_some_and(|port| address.ports() == [port]) {
-                return Err(vars.wrong(FLUX_RENDEZVOUS, "another port than MASTER_PORT, where torchrun's own store listens"));
+            let address =
+                Address::parse(address).ok_or_else(|| vars.wrong(FLUX_RENDEZVOUS, wanted))?;
+            if vars
+                .get("MASTER_PORT")
+                .and_then(|port| port.to_str()?.parse().ok())
+                .is_some_and(|port| address.ports() == [port])
+            {
+                return Err(vars.wrong(
+                    FLUX_RENDEZVOUS,
+                    "another port than MASTER_PORT, where torchrun's own store listens",
+                ));
             }
-            return Self::network(vars, address, digest(&[&[value.as_encoded_bytes()], launch].concat()));
+            return Self::network(
+                vars,
+                address,
+                digest(&[&[value.as_encoded_bytes()], launch].concat()),
+            );
         }
         let directory = PathBuf::from(value);
         if !one_host || !directory.is_absolute() {
@@ -147,7 +183,11 @@ impl Environment {
         Ok(Place::Host(HostPlace::at(directory, launch)))
     }
 
-    fn network(vars: Variables<'_>, address: Address, launch: u128) -> Result<Place, BootstrapError> {
+    fn network(
+        vars: Variables<'_>,
+        address: Address,
+        launch: u128,
+    ) -> Result<Place, BootstrapError> {
         let secret = Secret::from_variables(vars.lookup)?.ok_or(BootstrapError::NoSecret)?;
         let (directory, host_id) = (runtime_directory(vars.lookup), vars.get(FLUX_HOST_ID));
         Ok(Place::Network(NetworkPlace { address, secret, launch, directory, host_id }))
@@ -156,7 +196,12 @@ impl Environment {
 
 fn said((family, placement): &(&LauncherFamily, Placement)) -> String {
     let [rank, world] = family.says;
-    format!("{} says that this is rank {} of {} ({rank}, {world})", family.name, placement.rank, placement.world.get())
+    format!(
+        "{} says that this is rank {} of {} ({rank}, {world})",
+        family.name,
+        placement.rank,
+        placement.world.get()
+    )
 }
 
 #[cfg(test)]

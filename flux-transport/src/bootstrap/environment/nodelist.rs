@@ -10,7 +10,8 @@ pub(super) fn first(list: &str) -> Option<String> {
                 let (numbers, tail) = rest[1..].split_once(']')?;
                 let end = numbers.find(['-', ',']).unwrap_or(numbers.len());
                 let number = &numbers[..end];
-                (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit())).then_some(())?;
+                (!number.is_empty() && number.bytes().all(|byte| byte.is_ascii_digit()))
+                    .then_some(())?;
                 name.push_str(number);
                 rest = tail;
             }

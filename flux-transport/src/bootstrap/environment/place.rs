@@ -36,7 +36,11 @@ impl HostPlace {
 
     /// In a directory of the user's own and of this launch.
     pub(crate) fn below(directory: &Path, nonce: u128) -> Self {
-        Self { directory: directory.join(format!("{}{nonce:032x}", Self::prefix())), made_by_leader: true, nonce }
+        Self {
+            directory: directory.join(format!("{}{nonce:032x}", Self::prefix())),
+            made_by_leader: true,
+            nonce,
+        }
     }
 
     /// How the names of such directories begin.
@@ -46,7 +50,8 @@ impl HostPlace {
 
     /// Whether `name` is one that [`below`](Self::below) gives.
     pub(crate) fn is_name(name: &str) -> bool {
-        name.strip_prefix(&Self::prefix()).is_some_and(|nonce| nonce.len() == 32 && u128::from_str_radix(nonce, 16).is_ok())
+        name.strip_prefix(&Self::prefix())
+            .is_some_and(|nonce| nonce.len() == 32 && u128::from_str_radix(nonce, 16).is_ok())
     }
 }
 
@@ -77,7 +82,13 @@ impl NetworkPlace {
             problem: "is not of the form HOST:PORT".to_owned(),
         })?;
         let lookup = |name: &str| std::env::var_os(name);
-        Ok(Self { address, secret, launch, directory: runtime_directory(&lookup), host_id: lookup(FLUX_HOST_ID) })
+        Ok(Self {
+            address,
+            secret,
+            launch,
+            directory: runtime_directory(&lookup),
+            host_id: lookup(FLUX_HOST_ID),
+        })
     }
 }
 
@@ -149,14 +160,26 @@ pub(crate) fn runtime_directory(lookup: &dyn Fn(&str) -> Option<OsString>) -> Pa
 }
 
 /// The directory with the variable that names it.
-fn named_runtime_directory(lookup: &dyn Fn(&str) -> Option<OsString>) -> Option<(&'static str, PathBuf)> {
-    let said = |name| Some((name, lookup(name).map(PathBuf::from).filter(|path| path.is_absolute())?));
+fn named_runtime_directory(
+    lookup: &dyn Fn(&str) -> Option<OsString>,
+) -> Option<(&'static str, PathBuf)> {
+    let said =
+        |name| Some((name, lookup(name).map(PathBuf::from).filter(|path| path.is_absolute())?));
     said("XDG_RUNTIME_DIR").filter(|(_, path)| path.is_dir()).or_else(|| said("TMPDIR"))
 }
 
 /// The variable by which a rendezvous directory has its place; `None` where the caller chose it. A
 /// launcher makes the directory that it names in `FLUX_RENDEZVOUS` in a run-time directory, too.
-pub(crate) fn variable_of(directory: &Path, lookup: &dyn Fn(&str) -> Option<OsString>) -> Option<&'static str> {
-    let within = named_runtime_directory(lookup).filter(|(_, path)| directory.starts_with(path)).map(|(name, _)| name);
-    within.or_else(|| lookup(FLUX_RENDEZVOUS).filter(|value| directory == Path::new(value)).map(|_| FLUX_RENDEZVOUS))
+pub(crate) fn variable_of(
+    directory: &Path,
+    lookup: &dyn Fn(&str) -> Option<OsString>,
+) -> Option<&'static str> {
+    let within = named_runtime_directory(lookup)
+        .filter(|(_, path)| directory.starts_with(path))
+        .map(|(name, _)| name);
+    within.or_else(|| {
+        lookup(FLUX_RENDEZVOUS)
+            .filter(|value| directory == Path::new(value))
+            .map(|_| FLUX_RENDEZVOUS)
+    })
 }

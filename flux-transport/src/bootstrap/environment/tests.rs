@@ -3,10 +3,17 @@
 use super::*;
 
 fn parse(vars: &[(&str, &str)]) -> Result<Environment, BootstrapError> {
-    Environment::parse(&|name| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value)))
+    Environment::parse(&|name| {
+        vars.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
+    })
 }
 
-const OWN_SET: [(&str, &str); 4] = [("FLUX_RANK", "1"), ("FLUX_WORLD_SIZE", "4"), ("FLUX_LOCAL_RANK", "1"), ("FLUX_RENDEZVOUS", "/run/x")];
+const OWN_SET: [(&str, &str); 4] = [
+    ("FLUX_RANK", "1"),
+    ("FLUX_WORLD_SIZE", "4"),
+    ("FLUX_LOCAL_RANK", "1"),
+    ("FLUX_RENDEZVOUS", "/run/x"),
+];
 const TORCH_SET: [(&str, &str); 6] = [
     ("RANK", "3"),
     ("WORLD_SIZE", "8"),
@@ -23,7 +30,8 @@ const OPEN_MPI_SET: [(&str, &str); 5] = [
     ("OMPI_COMM_WORLD_LOCAL_SIZE", "8"),
     ("PMIX_NAMESPACE", "prterun-node1-77@1"),
 ];
-const MPICH_SET: [(&str, &str); 4] = [("PMI_RANK", "3"), ("PMI_SIZE", "8"), ("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "8")];
+const MPICH_SET: [(&str, &str); 4] =
+    [("PMI_RANK", "3"), ("PMI_SIZE", "8"), ("MPI_LOCALRANKID", "3"), ("MPI_LOCALNRANKS", "8")];
 const SLURM_SET: [(&str, &str); 6] = [
     ("SLURM_PROCID", "3"),
     ("SLURM_NTASKS", "8"),
@@ -38,7 +46,11 @@ fn host_place(env: &Environment) -> HostPlace {
     place.clone()
 }
 
-fn with(set: &[(&'static str, &'static str)], name: &str, value: &'static str) -> Vec<(&'static str, &'static str)> {
+fn with(
+    set: &[(&'static str, &'static str)],
+    name: &str,
+    value: &'static str,
+) -> Vec<(&'static str, &'static str)> {
     set.iter().map(|&(key, old)| (key, if key == name { value } else { old })).collect()
 }
 
@@ -58,20 +70,30 @@ fn torchrun_names_a_directory_of_user_and_run() {
     let place = host_place(&env);
     assert!(place.made_by_leader);
     let uid = rustix::process::getuid().as_raw();
-    assert!(place.directory.file_name().unwrap().to_str().unwrap().starts_with(&format!("flux-{uid}-")));
+    assert!(
+        place.directory.file_name().unwrap().to_str().unwrap().starts_with(&format!("flux-{uid}-"))
+    );
     let other_port = parse(&with(&TORCH_SET, "MASTER_PORT", "29501")).unwrap();
     assert_ne!(place.directory, host_place(&other_port).directory);
-    let other_run: Vec<_> = TORCH_SET.iter().copied().chain([("TORCHELASTIC_RUN_ID", "b")]).collect();
+    let other_run: Vec<_> =
+        TORCH_SET.iter().copied().chain([("TORCHELASTIC_RUN_ID", "b")]).collect();
     assert_ne!(place.nonce, host_place(&parse(&other_run).unwrap()).nonce);
-    let same_run_other_rank = parse(&with(&with(&TORCH_SET, "RANK", "4"), "LOCAL_RANK", "4")).unwrap();
+    let same_run_other_rank =
+        parse(&with(&with(&TORCH_SET, "RANK", "4"), "LOCAL_RANK", "4")).unwrap();
     assert_eq!(env.place, same_run_other_rank.place);
 }
 
 #[test]
 fn no_variable_is_no_launcher() {
     assert!(matches!(parse(&[]), Err(BootstrapError::NoLauncher)));
-    assert!(matches!(parse(&[("MASTER_ADDR", "a"), ("MASTER_PORT", "1")]), Err(BootstrapError::NoLauncher)));
-    assert!(matches!(parse(&[("FLUX_RENDEZVOUS", "/run/x"), ("FLUX_LAUNCHER", "")]), Err(BootstrapError::NoLauncher)));
+    assert!(matches!(
+        parse(&[("MASTER_ADDR", "a"), ("MASTER_PORT", "1")]),
+        Err(BootstrapError::NoLauncher)
+    ));
+    assert!(matches!(
+        parse(&[("FLUX_RENDEZVOUS", "/run/x"), ("FLUX_LAUNCHER", "")]),
+        Err(BootstrapError::NoLauncher)
+    ));
 }
 
 #[test]
@@ -80,24 +102,40 @@ fn what_a_job_has_set_does_not_count_where_the_launcher_is_none() {
     let text = parse(half).unwrap_err().to_string();
     assert!(text.starts_with("half a launcher: ") && text.contains("FLUX_LAUNCHER=none"), "{text}");
     for set in [half, whole, &OWN_SET, &SLURM_SET, &[("WORLD_SIZE", "32")]] {
-        assert!(matches!(parse(&[set, &[("FLUX_LAUNCHER", "none")]].concat()), Err(BootstrapError::NoLauncher)), "{set:?}");
+        assert!(
+            matches!(
+                parse(&[set, &[("FLUX_LAUNCHER", "none")]].concat()),
+                Err(BootstrapError::NoLauncher)
+            ),
+            "{set:?}"
+        );
     }
 }
 
 #[test]
 fn a_job_that_is_too_large_is_told_how_to_make_groups() {
     let text = parse(&with(&TORCH_SET, "WORLD_SIZE", "32")).unwrap_err().to_string();
-    let parts = ["WORLD_SIZE = \"32\" is not a world size from 1 to 16", "World::builder", "docs/transports.md", "FLUX_LAUNCHER=none"];
+    let parts = [
+        "WORLD_SIZE = \"32\" is not a world size from 1 to 16",
+        "World::builder",
+        "docs/transports.md",
+        "FLUX_LAUNCHER=none",
+    ];
     assert!(parts.iter().all(|part| text.contains(part)), "{text}");
 }
 
 #[test]
 fn the_variable_that_places_a_rendezvous_directory_is_known() {
     let of = |vars: &[(&str, &str)], directory: &str| {
-        variable_of(directory.as_ref(), &|name| vars.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value)))
+        variable_of(directory.as_ref(), &|name| {
+            vars.iter().find(|(key, _)| *key == name).map(|(_, value)| OsString::from(value))
+        })
     };
     assert_eq!(of(&[("TMPDIR", "/a/b")], "/a/b/flux-0-1"), Some("TMPDIR"));
-    assert_eq!(of(&[("TMPDIR", "/a/b"), ("XDG_RUNTIME_DIR", "/")], "/flux-0-1"), Some("XDG_RUNTIME_DIR"));
+    assert_eq!(
+        of(&[("TMPDIR", "/a/b"), ("XDG_RUNTIME_DIR", "/")], "/flux-0-1"),
+        Some("XDG_RUNTIME_DIR")
+    );
     // As `flux-bench launch` sets it.
     assert_eq!(of(&[("TMPDIR", "/a/b"), ("FLUX_RENDEZVOUS", "/a/b/c")], "/a/b/c"), Some("TMPDIR"));
     assert_eq!(of(&[("TMPDIR", "/a/b"), ("FLUX_RENDEZVOUS", "/c")], "/c"), Some("FLUX_RENDEZVOUS"));
@@ -117,13 +155,15 @@ fn every_launcher_seats_the_rank_on_one_host() {
         let empty: Vec<_> = set.iter().copied().chain([("FLUX_RENDEZVOUS", "")]).collect();
         assert_eq!(parse(&empty).unwrap(), env, "as if it were not set");
     }
-    let jobs = ["7", "8"].map(|job| host_place(&parse(&with(&SLURM_SET, "SLURM_JOB_ID", job)).unwrap()).directory);
+    let jobs = ["7", "8"]
+        .map(|job| host_place(&parse(&with(&SLURM_SET, "SLURM_JOB_ID", job)).unwrap()).directory);
     assert_ne!(jobs[0], jobs[1]);
 }
 
 #[test]
 fn a_batch_script_and_an_interactive_shell_of_slurm_are_no_launch() {
-    let batch: Vec<_> = SLURM_SET.iter().filter(|(name, _)| *name != "SLURM_STEP_ID").copied().collect();
+    let batch: Vec<_> =
+        SLURM_SET.iter().filter(|(name, _)| *name != "SLURM_STEP_ID").copied().collect();
     let shell = with(&SLURM_SET, "SLURM_STEP_ID", "4294967290");
     for set in [batch, shell] {
         assert!(matches!(parse(&set), Err(BootstrapError::NoLauncher)), "{set:?}");
@@ -155,12 +195,22 @@ fn two_launchers_that_disagree_are_both_named_unless_one_is_chosen() {
         let error = parse(&set).unwrap_err();
         assert!(matches!(error, BootstrapError::Disagreement { .. }), "{error}");
         let text = error.to_string();
-        assert!(["torchrun", "openmpi", "rank 3 of 8", name, "FLUX_LAUNCHER"].iter().all(|part| text.contains(part)), "{text}");
+        assert!(
+            ["torchrun", "openmpi", "rank 3 of 8", name, "FLUX_LAUNCHER"]
+                .iter()
+                .all(|part| text.contains(part)),
+            "{text}"
+        );
         let chosen = |name| parse(&[&set[..], &[("FLUX_LAUNCHER", name)]].concat());
         assert_eq!(chosen("torchrun").unwrap(), parse(&TORCH_SET).unwrap());
         assert!(chosen("openmpi").map_or(true, |env| env != parse(&TORCH_SET).unwrap()));
-        assert!(matches!(chosen("slurm"), Err(BootstrapError::HalfSet { missing, .. }) if missing.len() == 5));
-        assert!(matches!(chosen("pigeon"), Err(BootstrapError::Variable { variable: "FLUX_LAUNCHER", .. })));
+        assert!(
+            matches!(chosen("slurm"), Err(BootstrapError::HalfSet { missing, .. }) if missing.len() == 5)
+        );
+        assert!(matches!(
+            chosen("pigeon"),
+            Err(BootstrapError::Variable { variable: "FLUX_LAUNCHER", .. })
+        ));
     }
 }
 
@@ -168,12 +218,27 @@ fn two_launchers_that_disagree_are_both_named_unless_one_is_chosen() {
 fn each_missing_variable_of_a_family_is_named() {
     for set in [&OWN_SET[..], &TORCH_SET, &OPEN_MPI_SET[..4], &MPICH_SET, &SLURM_SET[..4]] {
         for left_out in 0..set.len() {
-            let vars: Vec<_> = set.iter().enumerate().filter(|(i, _)| *i != left_out).map(|(_, var)| *var).collect();
+            let vars: Vec<_> = set
+                .iter()
+                .enumerate()
+                .filter(|(i, _)| *i != left_out)
+                .map(|(_, var)| *var)
+                .collect();
             // Without its mark, a step is none.
             let mark = [("SLURM_STEP_ID", "0")];
-            let vars = if set[0].0.starts_with("SLURM") && set[left_out].0 != "SLURM_PROCID" { [&vars[..], &mark].concat() } else { vars };
-            let vars = if set[left_out].0 == "SLURM_PROCID" { [&vars[..], &mark, &[("FLUX_LAUNCHER", "slurm")]].concat() } else { vars };
-            let Err(BootstrapError::HalfSet { missing, set: there }) = parse(&vars) else { panic!("{vars:?}") };
+            let vars = if set[0].0.starts_with("SLURM") && set[left_out].0 != "SLURM_PROCID" {
+                [&vars[..], &mark].concat()
+            } else {
+                vars
+            };
+            let vars = if set[left_out].0 == "SLURM_PROCID" {
+                [&vars[..], &mark, &[("FLUX_LAUNCHER", "slurm")]].concat()
+            } else {
+                vars
+            };
+            let Err(BootstrapError::HalfSet { missing, set: there }) = parse(&vars) else {
+                panic!("{vars:?}")
+            };
             assert_eq!(missing, [set[left_out].0]);
             assert!(!there.is_empty());
         }
@@ -184,7 +249,10 @@ fn each_missing_variable_of_a_family_is_named() {
 fn contradictions_name_the_variable() {
     let wrong = |vars: Vec<(&str, &str)>, name: &str| {
         let error = parse(&vars).unwrap_err();
-        assert!(matches!(&error, BootstrapError::Variable { variable, .. } if *variable == name), "{error}");
+        assert!(
+            matches!(&error, BootstrapError::Variable { variable, .. } if *variable == name),
+            "{error}"
+        );
         assert!(error.to_string().contains(name));
     };
     for (set, name, value) in [
@@ -222,7 +290,9 @@ fn contradictions_name_the_variable() {
 const SECRET: (&str, &str) = ("FLUX_SECRET", "0123456789abcdef");
 
 fn network_place(vars: &[(&str, &str)]) -> NetworkPlace {
-    let Place::Network(place) = parse(&[vars, &[SECRET]].concat()).unwrap().place else { panic!("on one host: {vars:?}") };
+    let Place::Network(place) = parse(&[vars, &[SECRET]].concat()).unwrap().place else {
+        panic!("on one host: {vars:?}")
+    };
     place
 }
 
@@ -232,8 +302,16 @@ fn several_hosts_need_a_secret_and_are_told_how_to_set_it() {
     let error = parse(&several).unwrap_err();
     assert!(matches!(error, BootstrapError::NoSecret));
     let text = error.to_string();
-    assert!(["FLUX_SECRET_FILE", "0600", "/dev/urandom", "FLUX_SECRET,"].iter().all(|part| text.contains(part)), "{text}");
-    assert!(matches!(parse(&[&several[..], &[("FLUX_SECRET", "short")]].concat()), Err(BootstrapError::Secret { .. })));
+    assert!(
+        ["FLUX_SECRET_FILE", "0600", "/dev/urandom", "FLUX_SECRET,"]
+            .iter()
+            .all(|part| text.contains(part)),
+        "{text}"
+    );
+    assert!(matches!(
+        parse(&[&several[..], &[("FLUX_SECRET", "short")]].concat()),
+        Err(BootstrapError::Secret { .. })
+    ));
 }
 
 #[test]
@@ -246,7 +324,11 @@ fn torchruns_ranks_on_several_hosts_meet_at_ports_of_their_own() {
     assert_ne!(place.launch, restarted.launch);
     // Whatever MASTER_PORT is, it is never among them.
     for &port in place.address.ports() {
-        let place = network_place(&with(&several, "MASTER_PORT", Box::leak(port.to_string().into_boxed_str())));
+        let place = network_place(&with(
+            &several,
+            "MASTER_PORT",
+            Box::leak(port.to_string().into_boxed_str()),
+        ));
         assert!(!place.address.ports().contains(&port) && place.address.ports().len() >= 7);
     }
 }
@@ -256,8 +338,13 @@ fn slurms_ranks_on_several_hosts_meet_at_the_first_node() {
     let several = with(&SLURM_SET, "SLURM_STEP_NUM_NODES", "2");
     let list = ("SLURM_STEP_NODELIST", "gpu[03-04]");
     assert_eq!(network_place(&[&several[..], &[list]].concat()).address.host(), "gpu03");
-    let without = |name: &str| several.iter().copied().filter(|(set, _)| *set != name).chain([SECRET]).collect::<Vec<_>>();
-    for (vars, name) in [(without("SLURM_STEP_NUM_NODES"), "SLURM_STEP_NUM_NODES"), (without(""), "SLURM_STEP_NODELIST")] {
+    let without = |name: &str| {
+        several.iter().copied().filter(|(set, _)| *set != name).chain([SECRET]).collect::<Vec<_>>()
+    };
+    for (vars, name) in [
+        (without("SLURM_STEP_NUM_NODES"), "SLURM_STEP_NUM_NODES"),
+        (without(""), "SLURM_STEP_NODELIST"),
+    ] {
         let error = parse(&vars).unwrap_err();
         assert!(
             matches!(&error, BootstrapError::HalfSet { missing, set } if missing[..] == [name] && set.contains(&"SLURM_PROCID")),
@@ -265,18 +352,30 @@ fn slurms_ranks_on_several_hosts_meet_at_the_first_node() {
         );
     }
     let broken = [&several[..], &[SECRET, ("SLURM_STEP_NODELIST", "gpu[")]].concat();
-    assert!(matches!(parse(&broken), Err(BootstrapError::Variable { variable: "SLURM_STEP_NODELIST", .. })));
+    assert!(matches!(
+        parse(&broken),
+        Err(BootstrapError::Variable { variable: "SLURM_STEP_NODELIST", .. })
+    ));
 }
 
 #[test]
 fn mpis_ranks_on_several_hosts_are_told_where_to_meet() {
-    for (set, local) in [(&OPEN_MPI_SET[..], "OMPI_COMM_WORLD_LOCAL_SIZE"), (&MPICH_SET, "MPI_LOCALNRANKS")] {
+    for (set, local) in
+        [(&OPEN_MPI_SET[..], "OMPI_COMM_WORLD_LOCAL_SIZE"), (&MPICH_SET, "MPI_LOCALNRANKS")]
+    {
         let several = with(set, local, "4");
         let error = parse(&[&several[..], &[SECRET]].concat()).unwrap_err();
-        assert!(matches!(error, BootstrapError::NoAddress { .. }) && error.to_string().contains("FLUX_RENDEZVOUS=tcp://"), "{error}");
-        let said = network_place(&[&several[..], &[("FLUX_RENDEZVOUS", "tcp://node1:29600")]].concat());
+        assert!(
+            matches!(error, BootstrapError::NoAddress { .. })
+                && error.to_string().contains("FLUX_RENDEZVOUS=tcp://"),
+            "{error}"
+        );
+        let said =
+            network_place(&[&several[..], &[("FLUX_RENDEZVOUS", "tcp://node1:29600")]].concat());
         assert_eq!((said.address.host(), said.address.ports()), ("node1", &[29600][..]));
-        let master = network_place(&[&several[..], &[("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")]].concat());
+        let master = network_place(
+            &[&several[..], &[("MASTER_ADDR", "node1"), ("MASTER_PORT", "29500")]].concat(),
+        );
         assert_eq!(master.address.host(), "node1");
     }
 }

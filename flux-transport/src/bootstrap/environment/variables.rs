@@ -31,35 +31,64 @@ impl Variables<'_> {
 
     /// Half of a family is worse than none: it would be filled up with guesses.
     pub(super) fn all(&self, names: &[&'static str]) -> Result<(), BootstrapError> {
-        let (set, missing): (Vec<_>, Vec<_>) = names.iter().copied().partition(|name| self.is_set(name));
+        let (set, missing): (Vec<_>, Vec<_>) =
+            names.iter().copied().partition(|name| self.is_set(name));
         if missing.is_empty() { Ok(()) } else { Err(BootstrapError::HalfSet { set, missing }) }
     }
 
     pub(super) fn text(&self, name: &'static str) -> Result<String, BootstrapError> {
         let value = self.value(name);
-        value.to_str().map(str::to_owned).filter(|text| !text.is_empty()).ok_or_else(|| self.wrong(name, "a text"))
+        value
+            .to_str()
+            .map(str::to_owned)
+            .filter(|text| !text.is_empty())
+            .ok_or_else(|| self.wrong(name, "a text"))
     }
 
     pub(super) fn number(&self, name: &'static str) -> Result<u32, BootstrapError> {
         let value = self.value(name);
-        value.to_str().and_then(|text| text.parse().ok()).ok_or_else(|| self.wrong(name, "a number"))
+        value
+            .to_str()
+            .and_then(|text| text.parse().ok())
+            .ok_or_else(|| self.wrong(name, "a number"))
     }
 
     pub(super) fn world(&self, name: &'static str) -> Result<WorldSize, BootstrapError> {
-        let remedy = "a tensor-parallel group inside a larger job is made with World::builder (docs/transports.md), and \
-                      FLUX_LAUNCHER=none lets a command of one process ignore the job";
-        WorldSize::new(self.number(name)?).ok_or_else(|| self.wrong(name, &format!("a world size from 1 to {MAX_WORLD}: {remedy}")))
+        let remedy = "a tensor-parallel group inside a larger job is made with World::builder \
+                      (docs/transports.md), and FLUX_LAUNCHER=none lets a command of one process \
+                      ignore the job";
+        WorldSize::new(self.number(name)?).ok_or_else(|| {
+            self.wrong(name, &format!("a world size from 1 to {MAX_WORLD}: {remedy}"))
+        })
     }
 
-    pub(super) fn below(&self, name: &'static str, limit: u32, of: &str) -> Result<u32, BootstrapError> {
+    pub(super) fn below(
+        &self,
+        name: &'static str,
+        limit: u32,
+        of: &str,
+    ) -> Result<u32, BootstrapError> {
         let value = self.number(name)?;
-        if value < limit { Ok(value) } else { Err(self.wrong(name, &format!("below {of} = {limit}"))) }
+        if value < limit {
+            Ok(value)
+        } else {
+            Err(self.wrong(name, &format!("below {of} = {limit}")))
+        }
     }
 
     /// A number of ranks on this host, which is no more than that of all.
-    pub(super) fn part_of(&self, name: &'static str, world: WorldSize, of: &str) -> Result<u32, BootstrapError> {
+    pub(super) fn part_of(
+        &self,
+        name: &'static str,
+        world: WorldSize,
+        of: &str,
+    ) -> Result<u32, BootstrapError> {
         let value = self.number(name)?;
-        if value <= world.get() { Ok(value) } else { Err(self.wrong(name, &format!("at most {of} = {}", world.get()))) }
+        if value <= world.get() {
+            Ok(value)
+        } else {
+            Err(self.wrong(name, &format!("at most {of} = {}", world.get())))
+        }
     }
 
     pub(super) fn wrong(&self, variable: &'static str, wanted: &str) -> BootstrapError {

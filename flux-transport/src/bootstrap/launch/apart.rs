@@ -18,12 +18,20 @@ use crate::bootstrap::names::{FLUX_HOST_ID, FLUX_RENDEZVOUS, FLUX_SECRET_FILE};
 use crate::bootstrap::random::random;
 
 /// Keeps NCCL from everything that ranks of one machine share. It compares hosts by `NCCL_HOSTID`.
-const NCCL: [(&str, &str); 4] =
-    [("NCCL_P2P_DISABLE", "1"), ("NCCL_SHM_DISABLE", "1"), ("NCCL_NET", "Socket"), ("NCCL_SOCKET_IFNAME", "lo")];
+const NCCL: [(&str, &str); 4] = [
+    ("NCCL_P2P_DISABLE", "1"),
+    ("NCCL_SHM_DISABLE", "1"),
+    ("NCCL_NET", "Socket"),
+    ("NCCL_SOCKET_IFNAME", "lo"),
+];
 
 /// Variables by which NCCL takes a rank for the only one of its host, reached by loopback sockets.
 pub fn one_host_each(rank: Rank) -> [(&'static str, OsString); 3] {
-    [("NCCL_HOSTID", format!("flux-rank-{rank}").into()), ("NCCL_NET", "Socket".into()), ("NCCL_SOCKET_IFNAME", "lo".into())]
+    [
+        ("NCCL_HOSTID", format!("flux-rank-{rank}").into()),
+        ("NCCL_NET", "Socket".into()),
+        ("NCCL_SOCKET_IFNAME", "lo".into()),
+    ]
 }
 
 #[derive(Debug)]
@@ -39,14 +47,24 @@ pub(super) struct Apart {
 impl Apart {
     /// Finds a port and makes a secret in the private `directory`.
     pub(super) fn make(hosts: u32, ranks: WorldSize, directory: &Path) -> io::Result<Self> {
-        let port = rustix::net::socket_with(AddressFamily::INET, SocketType::STREAM, SocketFlags::CLOEXEC, None)?;
+        let port = rustix::net::socket_with(
+            AddressFamily::INET,
+            SocketType::STREAM,
+            SocketFlags::CLOEXEC,
+            None,
+        )?;
         sockopt::set_socket_reuseaddr(&port, true)?;
         rustix::net::bind(&port, &SocketAddr::from((Ipv4Addr::LOCALHOST, 0)))?;
         let address = SocketAddr::try_from(rustix::net::getsockname(&port)?)?;
         // 16 random bytes as 32 characters of text.
         let text = format!("{:032x}", u128::from_le_bytes(random()?));
         let secret = directory.join("secret");
-        OpenOptions::new().write(true).create_new(true).mode(0o600).open(&secret)?.write_all(text.as_bytes())?;
+        OpenOptions::new()
+            .write(true)
+            .create_new(true)
+            .mode(0o600)
+            .open(&secret)?
+            .write_all(text.as_bytes())?;
         Ok(Self { hosts, ranks, address, secret, _port: port })
     }
 
@@ -83,8 +101,15 @@ mod tests {
                 let apart = Apart::make(hosts, world, &within).unwrap();
                 let of: Vec<u32> = world.ranks().map(|rank| apart.host(rank)).collect();
                 assert!(of.is_sorted(), "{of:?}");
-                let counts: Vec<u32> = (0..hosts).map(|host| of.iter().filter(|&&of| of == host).count() as u32).collect();
-                assert!(counts.iter().all(|&count| count == ranks / hosts || count == ranks.div_ceil(hosts)), "{of:?}");
+                let counts: Vec<u32> = (0..hosts)
+                    .map(|host| of.iter().filter(|&&of| of == host).count() as u32)
+                    .collect();
+                assert!(
+                    counts
+                        .iter()
+                        .all(|&count| count == ranks / hosts || count == ranks.div_ceil(hosts)),
+                    "{of:?}"
+                );
             }
         }
     }

@@ -30,7 +30,10 @@ pub(super) struct Directory {
 impl Directory {
     pub(super) fn make(within: &Path) -> Result<Self, LaunchError> {
         sweep(within);
-        let failed = |errno: Errno| LaunchError::Directory { within: within.to_owned(), source: errno.into() };
+        let failed = |errno: Errno| LaunchError::Directory {
+            within: within.to_owned(),
+            source: errno.into(),
+        };
         let number = u64::from_ne_bytes(random().map_err(failed)?);
         let path = within.join(format!("{PREFIX}{number:016x}"));
         rustix::fs::mkdir(&path, Mode::RWXU).map_err(failed)?;
@@ -63,12 +66,19 @@ fn sweep(within: &Path) {
     for entry in std::fs::read_dir(within).into_iter().flatten().flatten() {
         let name = entry.file_name();
         let number = name.to_str().and_then(|name| name.strip_prefix(PREFIX));
-        if number.is_some_and(|number| number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit())) {
+        if number.is_some_and(|number| {
+            number.len() == 16 && number.bytes().all(|byte| byte.is_ascii_hexdigit())
+        }) {
             let path = entry.path();
             match remove_dead(&path) {
-                Ok(true) => tracing::info!(path = %path.display(), "removed what a killed launcher left"),
+                Ok(true) => {
+                    tracing::info!(path = %path.display(), "removed what a killed launcher left");
+                }
                 Ok(false) => {}
-                Err(error) => tracing::debug!(path = %path.display(), %error, "cannot tell whether a launcher is dead"),
+                Err(error) => {
+                    tracing::debug!(path = %path.display(), %error, "cannot tell whether a \
+                                                                     launcher is dead");
+                }
             }
         }
     }
@@ -80,7 +90,8 @@ fn remove_dead(path: &Path) -> io::Result<bool> {
     let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
     let directory = rustix::fs::open(path, flags, Mode::empty())?;
     let stat = rustix::fs::fstat(&directory)?;
-    let changed = SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_mtime.try_into().unwrap_or(0));
+    let changed =
+        SystemTime::UNIX_EPOCH + Duration::from_secs(stat.st_mtime.try_into().unwrap_or(0));
     let settled = SystemTime::now().duration_since(changed).is_ok_and(|age| age >= SETTLED);
     if stat.st_uid != rustix::process::geteuid().as_raw() || !settled {
         return Ok(false);

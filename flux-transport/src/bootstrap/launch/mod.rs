@@ -27,7 +27,9 @@ use self::apart::Apart;
 use self::directory::Directory;
 pub use self::signals::{Signals, hear_of_children};
 use crate::bootstrap::environment::runtime_directory;
-use crate::bootstrap::names::{FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE};
+use crate::bootstrap::names::{
+    FLUX_LAUNCHER, FLUX_LOCAL_RANK, FLUX_RANK, FLUX_RENDEZVOUS, FLUX_SECRET, FLUX_WORLD_SIZE,
+};
 
 /// How often the ranks and the signals are looked at: ends are seen this late at most.
 const LOOK: Duration = Duration::from_millis(10);
@@ -82,7 +84,9 @@ pub enum Others {
 #[allow(missing_docs, reason = "fields are named after what they hold")]
 pub enum LaunchError {
     /// There are not as many ranks as hosts.
-    #[error("{ranks} ranks cannot be kept apart as those of {hosts} hosts: give 1 to {ranks} hosts")]
+    #[error(
+        "{ranks} ranks cannot be kept apart as those of {hosts} hosts: give 1 to {ranks} hosts"
+    )]
     Hosts {
         /// The hosts that were asked for.
         hosts: u32,
@@ -171,15 +175,26 @@ impl Launcher {
         if let Some(hosts) = self.hosts.filter(|hosts| !(1..=self.ranks.get()).contains(hosts)) {
             return Err(LaunchError::Hosts { hosts, ranks: self.ranks });
         }
-        let signals = Signals::catch().map_err(|source| LaunchError::Io { step: "catching signals", source })?;
+        let signals = Signals::catch()
+            .map_err(|source| LaunchError::Io { step: "catching signals", source })?;
         let directory = Directory::make(&runtime_directory(&|name| std::env::var_os(name)))?;
         let apart = |hosts| Apart::make(hosts, self.ranks, &directory.path);
-        let apart = self.hosts.map(apart).transpose().map_err(|source| LaunchError::Io { step: "keeping the ranks apart", source })?;
-        let mut group =
-            ProcessGroup { ranks: Vec::new(), grace: self.grace, on_failure: self.on_failure, stopping: None, first_failure: None };
+        let apart = self
+            .hosts
+            .map(apart)
+            .transpose()
+            .map_err(|source| LaunchError::Io { step: "keeping the ranks apart", source })?;
+        let mut group = ProcessGroup {
+            ranks: Vec::new(),
+            grace: self.grace,
+            on_failure: self.on_failure,
+            stopping: None,
+            first_failure: None,
+        };
         for rank in self.ranks.ranks() {
             let start = |source| LaunchError::Start { program: self.program.clone(), rank, source };
-            let child = self.command(rank, &directory.path, apart.as_ref()).spawn().map_err(start)?;
+            let child =
+                self.command(rank, &directory.path, apart.as_ref()).spawn().map_err(start)?;
             let pid = Pid::from_child(&child);
             group.ranks.push(Running { child, pid, rank });
         }
@@ -187,7 +202,9 @@ impl Launcher {
             if let Some(signal) = signals.take() {
                 group.stop(signal);
             }
-            group.reap().map_err(|source| LaunchError::Io { step: "waiting for the ranks", source })?;
+            group
+                .reap()
+                .map_err(|source| LaunchError::Io { step: "waiting for the ranks", source })?;
             std::thread::sleep(LOOK);
         }
         Ok(group.first_failure.unwrap_or_default())
@@ -218,7 +235,11 @@ impl Launcher {
             // Sent when the thread that started the rank ends: `run` stays on one thread.
             rustix::process::set_parent_process_death_signal(Some(Signal::KILL))?;
             // The launcher may have died before the line above.
-            if rustix::process::getppid() == Some(launcher) { Ok(()) } else { Err(rustix::io::Errno::SRCH.into()) }
+            if rustix::process::getppid() == Some(launcher) {
+                Ok(())
+            } else {
+                Err(rustix::io::Errno::SRCH.into())
+            }
         };
         // SAFETY: between fork and exec the closure makes two async-signal-safe system calls; it
         // allocates nothing, takes no lock and touches only a copied process id and its returned
@@ -303,7 +324,8 @@ impl Drop for ProcessGroup {
         self.signal_all(Signal::KILL);
         for running in &mut self.ranks {
             if let Err(error) = running.child.wait() {
-                tracing::warn!(rank = %running.rank, %error, "cannot wait for a rank that was killed");
+                tracing::warn!(rank = %running.rank, %error, "cannot wait for a rank that was \
+                                                              killed");
             }
         }
     }

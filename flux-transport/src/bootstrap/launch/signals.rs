@@ -12,7 +12,12 @@ use signal_hook::SigId;
 use signal_hook::consts::{SIGCHLD, SIGHUP, SIGINT, SIGQUIT, SIGTERM};
 
 /// What ends a program from outside.
-const ENDING: [(Signal, i32); 4] = [(Signal::INT, SIGINT), (Signal::TERM, SIGTERM), (Signal::QUIT, SIGQUIT), (Signal::HUP, SIGHUP)];
+const ENDING: [(Signal, i32); 4] = [
+    (Signal::INT, SIGINT),
+    (Signal::TERM, SIGTERM),
+    (Signal::QUIT, SIGQUIT),
+    (Signal::HUP, SIGHUP),
+];
 
 /// Notes SIGINT, SIGTERM, SIGQUIT and SIGHUP for as long as this lives. For programs that clean up
 /// before they end. An ignored SIGHUP stays ignored.
@@ -37,7 +42,10 @@ impl Catching {
     fn first() -> io::Result<Self> {
         let idle = Arc::new(AtomicBool::new(true));
         // A program under `nohup` outlives its terminal, and its ranks ignore the signal too.
-        let caught: Vec<_> = ENDING.into_iter().filter(|&(signal, number)| signal != Signal::HUP || !ignored(number)).collect();
+        let caught: Vec<_> = ENDING
+            .into_iter()
+            .filter(|&(signal, number)| signal != Signal::HUP || !ignored(number))
+            .collect();
         for &(_, number) in &caught {
             signal_hook::flag::register_conditional_default(number, Arc::clone(&idle))?;
         }
@@ -48,7 +56,9 @@ impl Catching {
 /// Whether this process ignores the signal, as the kernel says it; not where it does not say.
 fn ignored(number: i32) -> bool {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-    let mask = status.lines().find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
+    let mask = status
+        .lines()
+        .find_map(|line| u64::from_str_radix(line.strip_prefix("SigIgn:")?.trim(), 16).ok());
     mask.is_some_and(|mask| mask >> (number - 1) & 1 == 1)
 }
 
@@ -89,7 +99,10 @@ impl Signals {
 
     /// A signal that came since last asked.
     pub fn take(&self) -> Option<Signal> {
-        self.noted.iter().find(|(_, flag, _)| flag.swap(false, Ordering::SeqCst)).map(|(signal, ..)| *signal)
+        self.noted
+            .iter()
+            .find(|(_, flag, _)| flag.swap(false, Ordering::SeqCst))
+            .map(|(signal, ..)| *signal)
     }
 }
 

@@ -88,7 +88,10 @@ fn a_length_beyond_the_limit_takes_no_memory_and_stays_refused() {
         say(&peer, &length.to_le_bytes());
         say(&peer, b"12345678");
         for _ in 0..2 {
-            assert!(matches!(link.await_message(&mut [0; 8], ample()), Ok(Received::Oversized)), "{length}");
+            assert!(
+                matches!(link.await_message(&mut [0; 8], ample()), Ok(Received::Oversized)),
+                "{length}"
+            );
         }
     }
 }
@@ -136,7 +139,10 @@ fn a_message_that_was_cut_by_an_error_ends_the_connection_too() {
     let (link, peer) = link_and_peer();
     // What is sent first is taken, and the room for the rest cannot be waited for: a poll of more
     // descriptors than a process may have is refused.
-    let limit = rustix::process::Rlimit { current: Some(0), ..rustix::process::getrlimit(rustix::process::Resource::Nofile) };
+    let limit = rustix::process::Rlimit {
+        current: Some(0),
+        ..rustix::process::getrlimit(rustix::process::Resource::Nofile)
+    };
     rustix::process::setrlimit(rustix::process::Resource::Nofile, limit).unwrap();
     let block = vec![0; 64 << 20];
     assert_eq!(link.send(&[&block], &[], ample()), Err(Errno::INVAL));

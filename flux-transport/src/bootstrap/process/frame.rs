@@ -109,7 +109,10 @@ impl Header {
 /// Says what is wrong with it.
 pub(crate) fn decode(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
     let Some((header, body)) = bytes.split_first_chunk::<HEADER_BYTES>() else {
-        return Err(format!("a frame of {} bytes is shorter than its header of {HEADER_BYTES}", bytes.len()));
+        return Err(format!(
+            "a frame of {} bytes is shorter than its header of {HEADER_BYTES}",
+            bytes.len()
+        ));
     };
     let [m0, m1, m2, m3, kind, descriptors, z0, z1, l0, l1, l2, l3, sequence @ ..] = *header;
     if [m0, m1, m2, m3] != MAGIC || [z0, z1] != [0, 0] {
@@ -120,7 +123,10 @@ pub(crate) fn decode(bytes: &[u8]) -> Result<(Header, &[u8]), String> {
     };
     let length = u32::from_le_bytes([l0, l1, l2, l3]);
     if body.len() > MAX_BODY || body.len() != length as usize {
-        return Err(format!("a frame that says {length} bytes with a body of {}, limit {MAX_BODY}", body.len()));
+        return Err(format!(
+            "a frame that says {length} bytes with a body of {}, limit {MAX_BODY}",
+            body.len()
+        ));
     }
     Ok((Header { kind, descriptors, sequence: u64::from_le_bytes(sequence) }, body))
 }

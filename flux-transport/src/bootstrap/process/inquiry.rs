@@ -21,7 +21,8 @@ impl Shared {
     pub(crate) fn answer(&self, asker: Rank, question: &[u8]) {
         let Some((number, communicator)) = question.split_first_chunk::<4>() else { return };
         let Ok(communicator) = communicator.try_into().map(u32::from_le_bytes) else { return };
-        let answerers: Vec<_> = self.inbox().questions.answerers.iter().filter_map(Weak::upgrade).collect();
+        let answerers: Vec<_> =
+            self.inbox().questions.answerers.iter().filter_map(Weak::upgrade).collect();
         if let Some(words) = answerers.iter().find_map(|answerer| answerer(communicator)) {
             self.say(asker, Kind::Reply, &[&number[..], &words].concat(), Instant::now() + AT_ONCE);
         }
@@ -31,7 +32,11 @@ impl Shared {
     pub(crate) fn note_answer(&self, rank: Rank, answer: &[u8]) {
         let Some((number, words)) = answer.split_first_chunk::<4>() else { return };
         let mut inbox = self.inbox();
-        if let Some(question) = inbox.questions.question(u32::from_le_bytes(*number)).filter(|question| !question.answered_by(rank)) {
+        if let Some(question) = inbox
+            .questions
+            .question(u32::from_le_bytes(*number))
+            .filter(|question| !question.answered_by(rank))
+        {
             question.answers.push((rank, words.to_vec()));
             self.changed.notify_all();
         }
@@ -39,16 +44,22 @@ impl Shared {
 
     /// Asks every peer, and waits for the answers of those that can be.
     pub(crate) fn ask(&self, communicator: u32, deadline: Instant) -> Vec<Answer> {
-        let answerers: Vec<_> = self.inbox().questions.answerers.iter().filter_map(Weak::upgrade).collect();
-        let own = answerers.iter().find_map(|answerer| answerer(communicator)).map_or(Answer::Silent, Answer::Reply);
+        let answerers: Vec<_> =
+            self.inbox().questions.answerers.iter().filter_map(Weak::upgrade).collect();
+        let own = answerers
+            .iter()
+            .find_map(|answerer| answerer(communicator))
+            .map_or(Answer::Silent, Answer::Reply);
         let number = self.inbox().questions.open();
         self.part(Kind::Ask, &[number.to_le_bytes(), communicator.to_le_bytes()].concat());
         let (mut inbox, mut looked) = (self.inbox(), false);
         loop {
             let Inbox { peers, questions, .. } = &mut *inbox;
-            let outstanding = questions
-                .question(number)
-                .is_some_and(|question| self.peers().any(|(rank, _)| peers[rank.index()].end.is_none() && !question.answered_by(rank)));
+            let outstanding = questions.question(number).is_some_and(|question| {
+                self.peers().any(|(rank, _)| {
+                    peers[rank.index()].end.is_none() && !question.answered_by(rank)
+                })
+            });
             if !outstanding {
                 break;
             }

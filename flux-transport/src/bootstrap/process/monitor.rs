@@ -49,10 +49,16 @@ impl Shared {
         let mut open: Vec<(Rank, &Link)> = self.peers().collect();
         let mut buffer = vec![0; MAX_FRAME];
         loop {
-            let mut watched: Vec<_> = open.iter().map(|&(_, link)| socket::readable(link)).collect();
+            let mut watched: Vec<_> =
+                open.iter().map(|&(_, link)| socket::readable(link)).collect();
             watched.push(socket::readable(&self.stop));
             if let Err(errno) = socket::wait(&mut watched, None) {
-                open.drain(..).for_each(|(rank, _)| self.end(rank, PeerEnd::Broke(format!("its connection cannot be watched: {errno}"))));
+                open.drain(..).for_each(|(rank, _)| {
+                    self.end(
+                        rank,
+                        PeerEnd::Broke(format!("its connection cannot be watched: {errno}")),
+                    );
+                });
                 return;
             }
             let mut ready: Vec<bool> = watched.iter().map(|fd| !fd.revents().is_empty()).collect();
@@ -95,16 +101,27 @@ impl Shared {
                 Ok(Received::Nothing) => return None,
                 Ok(Received::End) => return Some(PeerEnd::Lost),
                 Ok(Received::Oversized) => {
-                    return Some(PeerEnd::Broke("a message that is too long or has more descriptors than a frame may".to_owned()));
+                    return Some(PeerEnd::Broke(
+                        "a message that is too long or has more descriptors than a frame may"
+                            .to_owned(),
+                    ));
                 }
-                Err(errno) => return Some(PeerEnd::Broke(format!("its connection cannot be read: {errno}"))),
+                Err(errno) => {
+                    return Some(PeerEnd::Broke(format!("its connection cannot be read: {errno}")));
+                }
             }
         }
     }
 
     /// Takes one frame. `cut`: this process could not take all descriptors, which the step, or the
     /// wait for a new group, reports; it is not the peer's fault.
-    pub(crate) fn take(&self, rank: Rank, bytes: &[u8], descriptors: Vec<OwnedFd>, cut: bool) -> Option<PeerEnd> {
+    pub(crate) fn take(
+        &self,
+        rank: Rank,
+        bytes: &[u8],
+        descriptors: Vec<OwnedFd>,
+        cut: bool,
+    ) -> Option<PeerEnd> {
         let (header, body) = match frame::decode(bytes) {
             Ok(frame) => frame,
             Err(detail) => return Some(PeerEnd::Broke(detail)),
@@ -113,7 +130,10 @@ impl Shared {
         let brings = matches!(header.kind, Kind::Descriptors | Kind::Welcome);
         let cut = cut && brings;
         if (said != came && !cut) || (came > 0 && !brings) {
-            return Some(PeerEnd::Broke(format!("a frame ({}) that says {said} descriptors with {came}", header.kind.name())));
+            return Some(PeerEnd::Broke(format!(
+                "a frame ({}) that says {said} descriptors with {came}",
+                header.kind.name()
+            )));
         }
         match header.kind {
             Kind::Goodbye => return Some(PeerEnd::Left),
@@ -122,18 +142,31 @@ impl Shared {
                     let [communicator, reason] = [communicator, reason].map(u32::from_le_bytes);
                     self.tell(Notice::Aborted { by: rank, communicator, reason });
                 }
-                _ => return Some(PeerEnd::Broke("an abort without a communicator or a reason".to_owned())),
+                _ => {
+                    return Some(PeerEnd::Broke(
+                        "an abort without a communicator or a reason".to_owned(),
+                    ));
+                }
             },
             Kind::Depart => match body.as_chunks() {
                 (&[communicator, last], []) => {
                     let [communicator, last] = [communicator, last].map(u32::from_le_bytes);
                     self.tell(Notice::Departed { by: rank, communicator, last: Epoch::new(last) });
                 }
-                _ => return Some(PeerEnd::Broke("a departure without a communicator or a last call".to_owned())),
+                _ => {
+                    return Some(PeerEnd::Broke(
+                        "a departure without a communicator or a last call".to_owned(),
+                    ));
+                }
             },
             Kind::GaveUp => match GaveUp::decode(body) {
                 Some(what) => self.tell(Notice::GaveUp { by: rank, what }),
-                None => return Some(PeerEnd::Broke("a frame that says in too many or too few bytes what was given up".to_owned())),
+                None => {
+                    return Some(PeerEnd::Broke(
+                        "a frame that says in too many or too few bytes what was given up"
+                            .to_owned(),
+                    ));
+                }
             },
             Kind::Ask => self.answer(rank, body),
             Kind::Reply => self.note_answer(rank, body),
@@ -144,9 +177,17 @@ impl Shared {
                 let mut inbox = self.inbox();
                 let frames = &mut inbox.peers[rank.index()].frames;
                 if frames.len() == AHEAD {
-                    return Some(PeerEnd::Broke(format!("it runs ahead: {AHEAD} steps that this rank has not taken, and one more")));
+                    return Some(PeerEnd::Broke(format!(
+                        "it runs ahead: {AHEAD} steps that this rank has not taken, and one more"
+                    )));
                 }
-                frames.push_back(Arrived { kind: header.kind, sequence: header.sequence, body: body.to_vec(), descriptors, cut });
+                frames.push_back(Arrived {
+                    kind: header.kind,
+                    sequence: header.sequence,
+                    body: body.to_vec(),
+                    descriptors,
+                    cut,
+                });
                 self.changed.notify_all();
             }
         }

@@ -19,8 +19,8 @@ use super::frame::{Header, Kind, MAX_BODY};
 use super::regroup::NewGroup;
 use super::shared::{Arrived, PeerEnd, Shared};
 use crate::bootstrap::control::{
-    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING, Regrouped, Steps, Watcher, mask_of,
-    ranks_of,
+    Answer, Answerer, ControlError, ControlPlane, GaveUp, Given, Hosts, Launch, Notice, REGROUPING,
+    Regrouped, Steps, Watcher, mask_of, ranks_of,
 };
 use crate::bootstrap::error::BootstrapError;
 use crate::bootstrap::mesh::Mesh;
@@ -47,8 +47,18 @@ impl ProcessControl {
         let monitor = std::thread::Builder::new()
             .name("flux-control".to_owned())
             .spawn(move || theirs.monitor())
-            .map_err(|source| BootstrapError::Io { step: "starting the monitor's thread", source })?;
-        Ok(Self { world, hosts, shared, steps: Steps::default(), said_goodbye: AtomicBool::new(false), monitor: Some(monitor) })
+            .map_err(|source| BootstrapError::Io {
+                step: "starting the monitor's thread",
+                source,
+            })?;
+        Ok(Self {
+            world,
+            hosts,
+            shared,
+            steps: Steps::default(),
+            said_goodbye: AtomicBool::new(false),
+            monitor: Some(monitor),
+        })
     }
 
     fn own_fault(&self, detail: String) -> ControlError {
@@ -56,14 +66,27 @@ impl ProcessControl {
     }
 
     /// One step: the peers' frames by rank, none for this rank.
-    fn step(&self, kind: Kind, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Option<Arrived>>, ControlError> {
+    fn step(
+        &self,
+        kind: Kind,
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Option<Arrived>>, ControlError> {
         // Refused before anything is sent: the ranks are still in step.
         if body.len() > MAX_BODY {
-            return Err(self.own_fault(format!("a payload of {} bytes is too long for an exchange, the limit is {MAX_BODY}", body.len())));
+            return Err(self.own_fault(format!(
+                "a payload of {} bytes is too long for an exchange, the limit is {MAX_BODY}",
+                body.len()
+            )));
         }
-        let descriptors = u8::try_from(fds.len()).ok().filter(|&count| usize::from(count) <= MAX_DESCRIPTORS);
+        let descriptors =
+            u8::try_from(fds.len()).ok().filter(|&count| usize::from(count) <= MAX_DESCRIPTORS);
         let Some(descriptors) = descriptors else {
-            return Err(self.own_fault(format!("{} descriptors are too many for an exchange, the limit is {MAX_DESCRIPTORS}", fds.len())));
+            return Err(self.own_fault(format!(
+                "{} descriptors are too many for an exchange, the limit is {MAX_DESCRIPTORS}",
+                fds.len()
+            )));
         };
         if self.said_goodbye.load(Ordering::Relaxed) {
             return Err(self.own_fault("it has said goodbye and takes no further steps".to_owned()));
@@ -75,21 +98,37 @@ impl ProcessControl {
         })
     }
 
-    fn send_all(&self, header: Header, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), ControlError> {
+    fn send_all(
+        &self,
+        header: Header,
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<(), ControlError> {
         let bytes = header.encode(body.len());
         // Descriptors stay on their host.
         let without = Header { descriptors: 0, ..header }.encode(body.len());
         // The next rank first: not all ranks write to rank 0 at once.
-        let (before, after): (Vec<_>, Vec<_>) = self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
+        let (before, after): (Vec<_>, Vec<_>) =
+            self.shared.peers().partition(|&(rank, _)| rank < self.shared.rank);
         for (rank, link) in after.into_iter().chain(before) {
-            let (bytes, fds) = if self.hosts.together(self.shared.rank, rank) { (&bytes, fds) } else { (&without, &[][..]) };
+            let (bytes, fds) = if self.hosts.together(self.shared.rank, rank) {
+                (&bytes, fds)
+            } else {
+                (&without, &[][..])
+            };
             self.steps.awaits([rank]);
             match link.send(&[bytes, body], fds, deadline) {
                 Ok(()) => {}
                 Err(Errno::TIMEDOUT) => return Err(timeout(header.kind, [rank])),
                 // It ended without this step; how, the monitor reads now.
                 Err(Errno::PIPE | Errno::CONNRESET) => return Err(self.how_ended(rank, deadline)),
-                Err(errno) => return Err(ControlError::Io { step: header.kind.name(), source: errno.into() }),
+                Err(errno) => {
+                    return Err(ControlError::Io {
+                        step: header.kind.name(),
+                        source: errno.into(),
+                    });
+                }
             }
         }
         Ok(())
@@ -109,7 +148,11 @@ impl ProcessControl {
     }
 
     /// Takes one frame of every peer.
-    fn collect(&self, header: Header, deadline: Instant) -> Result<Vec<Option<Arrived>>, ControlError> {
+    fn collect(
+        &self,
+        header: Header,
+        deadline: Instant,
+    ) -> Result<Vec<Option<Arrived>>, ControlError> {
         let mut frames: Vec<Option<Arrived>> = self.world.ranks().map(|_| None).collect();
         let (mut inbox, mut looked) = (self.shared.inbox(), false);
         loop {
@@ -122,9 +165,12 @@ impl ProcessControl {
                 let peer = &mut inbox.peers[rank.index()];
                 if let Some(frame) = peer.frames.pop_front() {
                     if (frame.kind, frame.sequence) != (header.kind, header.sequence) {
-                        let [theirs, ours] = [(frame.kind, frame.sequence), (header.kind, header.sequence)]
-                            .map(|(kind, sequence)| format!("step {sequence} ({})", kind.name()));
-                        let detail = format!("it is at {theirs}, rank {} is at {ours}", self.shared.rank);
+                        let [theirs, ours] =
+                            [(frame.kind, frame.sequence), (header.kind, header.sequence)].map(
+                                |(kind, sequence)| format!("step {sequence} ({})", kind.name()),
+                            );
+                        let detail =
+                            format!("it is at {theirs}, rank {} is at {ours}", self.shared.rank);
                         return Err(ControlError::Protocol { rank, detail });
                     }
                     *place = Some(frame);
@@ -177,14 +223,24 @@ impl ControlPlane for ProcessControl {
 
     fn exchange(&self, payload: &[u8], deadline: Instant) -> Result<Vec<Vec<u8>>, ControlError> {
         let frames = self.step(Kind::Exchange, payload, &[], deadline)?;
-        Ok(frames.into_iter().map(|frame| frame.map_or_else(|| payload.to_vec(), |frame| frame.body)).collect())
+        Ok(frames
+            .into_iter()
+            .map(|frame| frame.map_or_else(|| payload.to_vec(), |frame| frame.body))
+            .collect())
     }
 
-    fn exchange_with_fds(&self, payload: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<Vec<Given>, ControlError> {
+    fn exchange_with_fds(
+        &self,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<Vec<Given>, ControlError> {
         let frames = self.step(Kind::Descriptors, payload, fds, deadline)?;
         let given = |frame: Option<Arrived>| match frame {
             None => Given { payload: payload.to_vec(), fds: Vec::new(), cut: false },
-            Some(Arrived { body, descriptors, cut, .. }) => Given { payload: body, fds: descriptors, cut },
+            Some(Arrived { body, descriptors, cut, .. }) => {
+                Given { payload: body, fds: descriptors, cut }
+            }
         };
         Ok(frames.into_iter().map(given).collect())
     }
@@ -196,8 +252,13 @@ impl ControlPlane for ProcessControl {
     fn watch(&self, watcher: Weak<Watcher>) {
         let mut inbox = self.shared.inbox();
         inbox.watchers.push(Weak::clone(&watcher));
-        let lost: Vec<Rank> =
-            self.world.ranks().filter(|rank| inbox.peers[rank.index()].end.as_ref().is_some_and(|end| *end != PeerEnd::Left)).collect();
+        let lost: Vec<Rank> = self
+            .world
+            .ranks()
+            .filter(|rank| {
+                inbox.peers[rank.index()].end.as_ref().is_some_and(|end| *end != PeerEnd::Left)
+            })
+            .collect();
         drop(inbox);
         if let Some(watcher) = watcher.upgrade() {
             for rank in lost {
@@ -237,12 +298,20 @@ impl ControlPlane for ProcessControl {
     }
 
     fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<Regrouped, ControlError> {
-        if let Some(peer) = self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer)) {
+        if let Some(peer) =
+            self.world.ranks().find(|&peer| !self.hosts.together(self.shared.rank, peer))
+        {
             return Err(ControlError::OtherHost { rank: self.shared.rank, peer });
         }
         let NewGroup { mesh, members } = self.shared.regroup(without, deadline)?;
-        let io = |error: BootstrapError| ControlError::Io { step: REGROUPING, source: std::io::Error::other(error) };
-        Ok(Regrouped { control: Arc::new(Self::start(mesh).map_err(io)?), members: ranks_of(members).collect() })
+        let io = |error: BootstrapError| ControlError::Io {
+            step: REGROUPING,
+            source: std::io::Error::other(error),
+        };
+        Ok(Regrouped {
+            control: Arc::new(Self::start(mesh).map_err(io)?),
+            members: ranks_of(members).collect(),
+        })
     }
 
     fn left_out_by(&self) -> Option<Rank> {

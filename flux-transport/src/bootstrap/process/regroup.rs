@@ -12,7 +12,8 @@
 //!
 //! No two groups of living ranks go on side by side:
 //!
-//! - Only its leader makes a group, and a rank is in one at a time. Two groups that go on would have
+//! - Only its leader makes a group, and a rank is in one at a time. Two groups that go on would
+//!   have
 //!   leaders that left out each other.
 //! - A leader tells whom it leaves out, and then looks for the same ([`Shared::leave_out`]), before
 //!   it deals. So of two leaders at least one finds that it was left out.
@@ -60,7 +61,10 @@ impl Shared {
             Kind::LeftOut => *given_up_by = given_up_by.or(Some(by)),
             _ if *waits && verdict.is_none() => {
                 // Of what is none no group comes; who waits for it is told by the deadline.
-                let outcome = body.try_into().ok().and_then(|body| Outcome::new(kind, u32::from_le_bytes(body), sockets));
+                let outcome = body
+                    .try_into()
+                    .ok()
+                    .and_then(|body| Outcome::new(kind, u32::from_le_bytes(body), sockets));
                 *verdict = outcome.map(|outcome| GroupVerdict { by, outcome });
             }
             // The sockets close here, so the abandoned group learns of it at once.
@@ -70,7 +74,11 @@ impl Shared {
     }
 
     /// Meets the ranks that are neither gone nor in `without`.
-    pub(crate) fn regroup(&self, without: &[Rank], deadline: Instant) -> Result<NewGroup, ControlError> {
+    pub(crate) fn regroup(
+        &self,
+        without: &[Rank],
+        deadline: Instant,
+    ) -> Result<NewGroup, ControlError> {
         let without = mask_of(without.iter().copied()) & !mask_of([self.rank]);
         // Who has stopped waiting by now does not wait.
         self.settle();
@@ -98,14 +106,19 @@ impl Shared {
 
     /// The ranks (bits) that are not gone, this one among them.
     fn here(&self, inbox: &Inbox) -> u32 {
-        mask_of(self.peers().map(|(rank, _)| rank).filter(|rank| inbox.peers[rank.index()].end.is_none())) | mask_of([self.rank])
+        mask_of(
+            self.peers()
+                .map(|(rank, _)| rank)
+                .filter(|rank| inbox.peers[rank.index()].end.is_none()),
+        ) | mask_of([self.rank])
     }
 
     /// Waits until there is a group.
     fn gather(&self, without: u32, deadline: Instant) -> Result<NewGroup, ControlError> {
         let own = mask_of([self.rank]);
         // Ranks that wait for a leader's verdict must hear it before their own deadline.
-        let leaders_deadline = deadline.checked_sub(deadline.saturating_duration_since(Instant::now()).min(HANDING * 20) / 10);
+        let leaders_deadline = deadline
+            .checked_sub(deadline.saturating_duration_since(Instant::now()).min(HANDING * 20) / 10);
         let (mut told, mut looked) = (0, false);
         let mut inbox = self.inbox();
         loop {
@@ -157,7 +170,11 @@ impl Shared {
             }
         }
         // All may have come by the last look, when the deadline is over.
-        if self.settled(deadline.max(Instant::now() + HANDING)) { Ok(()) } else { Err(io(Errno::TIMEDOUT)) }
+        if self.settled(deadline.max(Instant::now() + HANDING)) {
+            Ok(())
+        } else {
+            Err(io(Errno::TIMEDOUT))
+        }
     }
 
     /// Connects every two members, and gives each its row of sockets.
@@ -166,14 +183,25 @@ impl Shared {
         let unable = |errno: Errno| {
             // They all wait for this rank, and would take it for late.
             for rank in ranks_of(members).filter(|&rank| rank != self.rank) {
-                self.say(rank, Kind::Unable, &errno.raw_os_error().to_le_bytes(), Instant::now() + HANDING);
+                self.say(
+                    rank,
+                    Kind::Unable,
+                    &errno.raw_os_error().to_le_bytes(),
+                    Instant::now() + HANDING,
+                );
             }
             errno
         };
         let mut rows = socket_rows(world.index()).map_err(|errno| io(unable(errno)))?;
         for (rank, row) in ranks_of(members).zip(&rows).filter(|&(rank, _)| rank != self.rank) {
             let row: Vec<_> = row.iter().map(AsFd::as_fd).collect();
-            match self.send(rank, Kind::Welcome, &members.to_le_bytes(), &row, Instant::now() + HANDING) {
+            match self.send(
+                rank,
+                Kind::Welcome,
+                &members.to_le_bytes(),
+                &row,
+                Instant::now() + HANDING,
+            ) {
                 // A member that dies now is lost to the others when they first need it.
                 Ok(()) | Err(Errno::PIPE | Errno::CONNRESET) => {}
                 // Those who have their rows lose this rank, whose own closes here.
@@ -192,15 +220,21 @@ impl Shared {
             Outcome::TooMany => return Err(io(Errno::MFILE)),
             Outcome::Unable(source) => return Err(ControlError::Leader { rank: by, source }),
         };
-        let own = ranks_of(mask).position(|rank| rank == self.rank).and_then(|place| u32::try_from(place).ok());
+        let own = ranks_of(mask)
+            .position(|rank| rank == self.rank)
+            .and_then(|place| u32::try_from(place).ok());
         match (own, size(mask)) {
             (Some(own), Some(world))
-                if sockets.len() == world.peers() as usize && sockets.iter().all(|socket| socket::is_ours(socket.as_fd())) =>
+                if sockets.len() == world.peers() as usize
+                    && sockets.iter().all(|socket| socket::is_ours(socket.as_fd())) =>
             {
                 Ok(NewGroup { mesh: Mesh::new(Rank::new(own), world, sockets), members: mask })
             }
             _ => {
-                let detail = format!("it made a group of the ranks {mask:#x} and gave {} sockets", sockets.len());
+                let detail = format!(
+                    "it made a group of the ranks {mask:#x} and gave {} sockets",
+                    sockets.len()
+                );
                 Err(ControlError::Protocol { rank: by, detail })
             }
         }

@@ -85,10 +85,17 @@ impl<'a> Response<'a> {
     }
 
     /// The body and the listener's own proof, where the caller's is right.
-    pub(crate) fn check(&self, secret: &Secret, challenge: &Challenge) -> Option<(&'a [u8], [u8; PROOF_BYTES])> {
+    pub(crate) fn check(
+        &self,
+        secret: &Secret,
+        challenge: &Challenge,
+    ) -> Option<(&'a [u8], [u8; PROOF_BYTES])> {
         // Compared in constant time.
-        mac(secret, Role::Caller, challenge, self.nonce, self.body).verify_slice(self.proof).ok()?;
-        let proof = mac(secret, Role::Listener, challenge, self.nonce, self.body).finalize().into_bytes();
+        mac(secret, Role::Caller, challenge, self.nonce, self.body)
+            .verify_slice(self.proof)
+            .ok()?;
+        let proof =
+            mac(secret, Role::Listener, challenge, self.nonce, self.body).finalize().into_bytes();
         Some((self.body, proof.into()))
     }
 }
@@ -128,10 +135,17 @@ pub(crate) fn greet(link: &Link, launch: u128, deadline: Instant) -> Result<Chal
 
 /// Answers a challenge: proves this end, with `body`, to the listener, and the listener to this
 /// end.
-pub(crate) fn prove(link: &Link, secret: &Secret, challenge: &Challenge, body: &[u8], deadline: Instant) -> Result<(), Miss> {
+pub(crate) fn prove(
+    link: &Link,
+    secret: &Secret,
+    challenge: &Challenge,
+    body: &[u8],
+    deadline: Instant,
+) -> Result<(), Miss> {
     debug_assert!(body.len() <= MAX_BODY, "bodies are of fixed layouts");
     let nonce = random().map_err(Miss::System)?;
-    let proof: [u8; PROOF_BYTES] = mac(secret, Role::Caller, challenge, &nonce, body).finalize().into_bytes().into();
+    let proof: [u8; PROOF_BYTES] =
+        mac(secret, Role::Caller, challenge, &nonce, body).finalize().into_bytes().into();
     match link.send(&[&nonce, &proof, body], &[], deadline) {
         Ok(()) => {}
         Err(Errno::TIMEDOUT | Errno::PIPE) => return Err(Miss::Nobody),
@@ -140,21 +154,28 @@ pub(crate) fn prove(link: &Link, secret: &Secret, challenge: &Challenge, body: &
     let mut buffer = [0; PROOF_BYTES];
     match link.await_message(&mut buffer, deadline).map_err(Miss::System)? {
         Received::Message(message) if buffer[..message.length] == DENIAL => Err(Miss::Denied),
-        Received::Message(message) => {
-            mac(secret, Role::Listener, challenge, &nonce, body).verify_slice(&buffer[..message.length]).map_err(|_| Miss::Stranger)
-        }
+        Received::Message(message) => mac(secret, Role::Listener, challenge, &nonce, body)
+            .verify_slice(&buffer[..message.length])
+            .map_err(|_| Miss::Stranger),
         Received::Nothing | Received::End => Err(Miss::Nobody),
         Received::Oversized => Err(Miss::Stranger),
     }
 }
 
-fn mac(secret: &Secret, role: Role, challenge: &Challenge, nonce: &[u8; NONCE_BYTES], body: &[u8]) -> Hmac<Sha256> {
+fn mac(
+    secret: &Secret,
+    role: Role,
+    challenge: &Challenge,
+    nonce: &[u8; NONCE_BYTES],
+    body: &[u8],
+) -> Hmac<Sha256> {
     // Of fixed length, as all that comes before the body.
     let role = match role {
         Role::Listener => b"flux listener",
         Role::Caller => b"flux caller  ",
     };
-    let mac = Hmac::<Sha256>::new_from_slice(secret.bytes()).expect("HMAC takes keys of any length");
+    let mac =
+        Hmac::<Sha256>::new_from_slice(secret.bytes()).expect("HMAC takes keys of any length");
     mac.chain_update(role).chain_update(challenge.bytes()).chain_update(nonce).chain_update(body)
 }
 
@@ -171,7 +192,8 @@ mod tests {
     /// A right answer to the challenge.
     fn answer(secret: &Secret, challenge: &Challenge, body: &[u8]) -> Vec<u8> {
         let nonce = random().unwrap();
-        let proof: [u8; 32] = mac(secret, Role::Caller, challenge, &nonce, body).finalize().into_bytes().into();
+        let proof: [u8; 32] =
+            mac(secret, Role::Caller, challenge, &nonce, body).finalize().into_bytes().into();
         [&nonce[..], &proof, body].concat()
     }
 
@@ -207,7 +229,8 @@ mod tests {
 
     #[test]
     fn a_challenge_names_its_launch_and_never_comes_twice() {
-        let challenges = [Challenge::new(u128::MAX - 5).unwrap(), Challenge::new(u128::MAX - 5).unwrap()];
+        let challenges =
+            [Challenge::new(u128::MAX - 5).unwrap(), Challenge::new(u128::MAX - 5).unwrap()];
         assert_ne!(challenges[0], challenges[1]);
         assert_eq!(Challenge::decode(challenges[0].bytes()).unwrap().launch(), u128::MAX - 5);
     }

@@ -39,10 +39,14 @@ pub(crate) fn open_private(path: &Path) -> Result<Option<OwnedFd>, BootstrapErro
         Err(Errno::NOTDIR | Errno::LOOP) => return Err(problem("is not a directory".to_owned())),
         Err(errno) => return Err(problem(format!("cannot be opened: {errno}"))),
     };
-    let stat = rustix::fs::fstat(&directory).map_err(BootstrapError::io("looking at the rendezvous directory"))?;
+    let stat = rustix::fs::fstat(&directory)
+        .map_err(BootstrapError::io("looking at the rendezvous directory"))?;
     let (uid, mode) = (rustix::process::geteuid().as_raw(), stat.st_mode & 0o7777);
     if stat.st_uid != uid {
-        return Err(problem(format!("belongs to user {}, this process runs as {uid}", stat.st_uid)));
+        return Err(problem(format!(
+            "belongs to user {}, this process runs as {uid}",
+            stat.st_uid
+        )));
     }
     if mode & 0o077 != 0 {
         return Err(problem(format!("has mode {mode:04o}: others may enter it, use 0700")));
@@ -60,11 +64,16 @@ pub(crate) struct NamedSocket {
 
 impl NamedSocket {
     /// Takes the name; `None` where another live process has it.
-    pub(crate) fn bind(place: &HostPlace, deadline: Instant) -> Result<Option<Self>, BootstrapError> {
+    pub(crate) fn bind(
+        place: &HostPlace,
+        deadline: Instant,
+    ) -> Result<Option<Self>, BootstrapError> {
         let path = socket_path(place)?;
         let step = "taking the rendezvous socket's name";
-        let not_there =
-            || BootstrapError::Directory { path: place.directory.clone(), problem: "does not exist; its launcher makes it".to_owned() };
+        let not_there = || BootstrapError::Directory {
+            path: place.directory.clone(),
+            problem: "does not exist; its launcher makes it".to_owned(),
+        };
         if place.made_by_leader {
             sweep(&place.directory);
         }
@@ -74,7 +83,10 @@ impl NamedSocket {
                     Ok(()) | Err(Errno::EXIST) => {}
                     Err(errno) => {
                         let problem = format!("cannot be made: {errno}");
-                        return Err(BootstrapError::Directory { path: place.directory.clone(), problem });
+                        return Err(BootstrapError::Directory {
+                            path: place.directory.clone(),
+                            problem,
+                        });
                     }
                 }
             }
@@ -124,8 +136,16 @@ impl Drop for NamedSocket {
 /// Removes what killed leaders of this user left beside `own`. Names are often random, so no later
 /// launch reuses them.
 fn sweep(own: &Path) {
-    let beside = own.parent().and_then(|parent| std::fs::read_dir(parent).ok()).into_iter().flatten().flatten();
-    for left in beside.filter(|entry| entry.file_name().to_str().is_some_and(HostPlace::is_name)).map(|entry| entry.path()) {
+    let beside = own
+        .parent()
+        .and_then(|parent| std::fs::read_dir(parent).ok())
+        .into_iter()
+        .flatten()
+        .flatten();
+    for left in beside
+        .filter(|entry| entry.file_name().to_str().is_some_and(HostPlace::is_name))
+        .map(|entry| entry.path())
+    {
         if left != own
             && let Ok(Some(directory)) = open_private(&left)
             && lock(&directory, Instant::now()) == Ok(true)
@@ -149,7 +169,9 @@ fn lock(directory: &OwnedFd, deadline: Instant) -> Result<bool, Errno> {
     loop {
         match rustix::fs::flock(directory, FlockOperation::NonBlockingLockExclusive) {
             Ok(()) => return Ok(true),
-            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => std::thread::sleep(Duration::from_millis(2)),
+            Err(Errno::WOULDBLOCK) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(2));
+            }
             Err(Errno::WOULDBLOCK) => return Ok(false),
             Err(Errno::INTR) => {}
             Err(errno) => return Err(errno),
@@ -160,7 +182,9 @@ fn lock(directory: &OwnedFd, deadline: Instant) -> Result<bool, Errno> {
 /// Removes a socket that nobody listens on; `false` where somebody does.
 fn remove_stale(path: &Path) -> Result<bool, Errno> {
     match rustix::fs::lstat(path) {
-        Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Socket => return Err(Errno::NOTSOCK),
+        Ok(stat) if FileType::from_raw_mode(stat.st_mode) != FileType::Socket => {
+            return Err(Errno::NOTSOCK);
+        }
         Ok(_) => {}
         Err(Errno::NOENT) => return Ok(true),
         Err(errno) => return Err(errno),
@@ -190,7 +214,8 @@ mod tests {
         let make = |path: &Path| rustix::fs::mkdir(path, Mode::RWXU).unwrap();
         // One with a name that nobody listens at, one killed before it had that, one of something
         // else.
-        let (killed, earlier, other) = (place(1).directory, place(2).directory, parent.path().join("flux-other"));
+        let (killed, earlier, other) =
+            (place(1).directory, place(2).directory, parent.path().join("flux-other"));
         for path in [&killed, &earlier, &other] {
             make(path);
         }

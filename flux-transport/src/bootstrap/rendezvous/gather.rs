@@ -48,8 +48,13 @@ struct Gathering<L> {
 }
 
 /// Waits for all ranks of the group: the leader's connections to the others, in rank order.
-pub(crate) fn gather<L: AsFd>(group: RankGroup, listener: Listener<L>, deadline: Instant) -> Result<Vec<Member>, BootstrapError> {
-    let mut gathering = Gathering { group, listener, members: Vec::new(), verdict: None, informed: 0 };
+pub(crate) fn gather<L: AsFd>(
+    group: RankGroup,
+    listener: Listener<L>,
+    deadline: Instant,
+) -> Result<Vec<Member>, BootstrapError> {
+    let mut gathering =
+        Gathering { group, listener, members: Vec::new(), verdict: None, informed: 0 };
     let mut end = deadline;
     loop {
         gathering.sweep();
@@ -63,7 +68,10 @@ pub(crate) fn gather<L: AsFd>(group: RankGroup, listener: Listener<L>, deadline:
         if let Some(refusal) = gathering.verdict {
             end = end.min(Instant::now() + LINGER);
             // Time is up for the missing, so nobody waits to tell them.
-            if matches!(refusal, Refusal::Missing { .. }) || gathering.informed == mask(&gathering.group.ranks) || Instant::now() >= end {
+            if matches!(refusal, Refusal::Missing { .. })
+                || gathering.informed == mask(&gathering.group.ranks)
+                || Instant::now() >= end
+            {
                 return Err(refusal.into_error(gathering.leader(), gathering.group.world));
             }
         }
@@ -94,7 +102,10 @@ impl<L: AsFd> Gathering<L> {
 
     /// Ranks (bits) that are not here.
     fn missing(&self) -> u64 {
-        let here = self.members.iter().fold(1 << self.group.own.rank, |here, member| here | 1 << member.rank.get());
+        let here = self
+            .members
+            .iter()
+            .fold(1 << self.group.own.rank, |here, member| here | 1 << member.rank.get());
         mask(&self.group.ranks) & !here
     }
 
@@ -148,7 +159,8 @@ impl<L: AsFd> Gathering<L> {
 
     fn judge(&mut self, caller: Caller) {
         let Caller { link, said } = caller;
-        let Some((hello, said)) = Hello::decode(&said).filter(|(hello, said)| hello.protocol != PROTOCOL || said.len() == self.group.more)
+        let Some((hello, said)) = Hello::decode(&said)
+            .filter(|(hello, said)| hello.protocol != PROTOCOL || said.len() == self.group.more)
         else {
             tracing::warn!("dropped a connection to the rendezvous that did not say hello");
             return;
@@ -162,7 +174,12 @@ impl<L: AsFd> Gathering<L> {
         }
         let own = self.group.own;
         let refusal = if protocol != PROTOCOL || version != own.version {
-            Refusal::Version { rank, protocols: [protocol, PROTOCOL], version, expected: own.version }
+            Refusal::Version {
+                rank,
+                protocols: [protocol, PROTOCOL],
+                version,
+                expected: own.version,
+            }
         } else if nonce != own.nonce {
             // Not of this launch: its own affair.
             answer(&link, Reply::Refused(Refusal::OtherLaunch));

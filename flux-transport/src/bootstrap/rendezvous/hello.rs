@@ -42,7 +42,10 @@ impl std::fmt::Display for Version {
         let end = self.0.iter().position(|&byte| byte == 0).unwrap_or(VERSION_BYTES);
         // What a foreign process sent goes into messages for people: printable characters only.
         for &byte in &self.0[..end] {
-            f.write_fmt(format_args!("{}", if byte.is_ascii_graphic() { char::from(byte) } else { '?' }))?;
+            f.write_fmt(format_args!(
+                "{}",
+                if byte.is_ascii_graphic() { char::from(byte) } else { '?' }
+            ))?;
         }
         Ok(())
     }
@@ -61,7 +64,14 @@ pub(crate) struct Hello {
 impl Hello {
     pub(crate) fn of(rank: Rank, world: WorldSize, nonce: u128) -> Self {
         let version = Version::new(env!("CARGO_PKG_VERSION"));
-        Self { protocol: PROTOCOL, rank: rank.get(), world: world.get(), pid: std::process::id(), nonce, version }
+        Self {
+            protocol: PROTOCOL,
+            rank: rank.get(),
+            world: world.get(),
+            pid: std::process::id(),
+            nonce,
+            version,
+        }
     }
 
     pub(crate) fn encode(&self) -> [u8; HELLO_BYTES] {
@@ -149,16 +159,25 @@ impl Refusal {
     /// As the error of `rank`, in a world of `world`.
     pub(crate) fn into_error(self, rank: Rank, world: WorldSize) -> BootstrapError {
         match self {
-            Self::DuplicateRank { rank, first, second } => BootstrapError::DuplicateRank { rank: Rank::new(rank), first, second },
-            Self::World { rank, world, expected } => BootstrapError::WorldMismatch { rank: Rank::new(rank), world, expected },
-            Self::Version { rank, protocols: [theirs, ours], version, expected } => BootstrapError::VersionMismatch {
-                rank: Rank::new(rank),
-                version: format!("{version} (protocol {theirs})"),
-                expected: format!("{expected} (protocol {ours})"),
-            },
-            Self::Missing { ranks, denied } => {
-                BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(ranks, world), denied, sought: None }
+            Self::DuplicateRank { rank, first, second } => {
+                BootstrapError::DuplicateRank { rank: Rank::new(rank), first, second }
             }
+            Self::World { rank, world, expected } => {
+                BootstrapError::WorldMismatch { rank: Rank::new(rank), world, expected }
+            }
+            Self::Version { rank, protocols: [theirs, ours], version, expected } => {
+                BootstrapError::VersionMismatch {
+                    rank: Rank::new(rank),
+                    version: format!("{version} (protocol {theirs})"),
+                    expected: format!("{expected} (protocol {ours})"),
+                }
+            }
+            Self::Missing { ranks, denied } => BootstrapError::Timeout {
+                step: WAITING_FOR_RANKS,
+                missing: ranks_in(ranks, world),
+                denied,
+                sought: None,
+            },
             Self::OtherLaunch => BootstrapError::OtherLaunch { rank },
             Self::Leader { rank, errno } => {
                 let source = std::io::Error::from_raw_os_error(errno.cast_signed());
@@ -174,12 +193,21 @@ impl Reply {
         let (kind, numbers, mask, versions) = match *self {
             Self::Waiting { missing } => (0, [0; 3], missing, [none; 2]),
             Self::Welcome { sockets } => (1, [sockets, 0, 0], 0, [none; 2]),
-            Self::Refused(Refusal::DuplicateRank { rank, first, second }) => (2, [rank, first, second], 0, [none; 2]),
-            Self::Refused(Refusal::World { rank, world, expected }) => (3, [rank, world, expected], 0, [none; 2]),
-            Self::Refused(Refusal::Version { rank, protocols: [theirs, ours], version, expected }) => {
-                (4, [rank, theirs, ours], 0, [version, expected])
+            Self::Refused(Refusal::DuplicateRank { rank, first, second }) => {
+                (2, [rank, first, second], 0, [none; 2])
             }
-            Self::Refused(Refusal::Missing { ranks, denied }) => (5, [denied, 0, 0], ranks, [none; 2]),
+            Self::Refused(Refusal::World { rank, world, expected }) => {
+                (3, [rank, world, expected], 0, [none; 2])
+            }
+            Self::Refused(Refusal::Version {
+                rank,
+                protocols: [theirs, ours],
+                version,
+                expected,
+            }) => (4, [rank, theirs, ours], 0, [version, expected]),
+            Self::Refused(Refusal::Missing { ranks, denied }) => {
+                (5, [denied, 0, 0], ranks, [none; 2])
+            }
             Self::Refused(Refusal::OtherLaunch) => (6, [0; 3], 0, [none; 2]),
             Self::Refused(Refusal::Leader { rank, errno }) => (7, [rank, errno, 0], 0, [none; 2]),
         };
@@ -207,7 +235,8 @@ impl Reply {
             2 => Self::Refused(Refusal::DuplicateRank { rank: a, first: b, second: c }),
             3 => Self::Refused(Refusal::World { rank: a, world: b, expected: c }),
             4 => {
-                let (version, expected) = (Version(array_at(bytes, 32)?), Version(array_at(bytes, 64)?));
+                let (version, expected) =
+                    (Version(array_at(bytes, 32)?), Version(array_at(bytes, 64)?));
                 Self::Refused(Refusal::Version { rank: a, protocols: [b, c], version, expected })
             }
             5 => Self::Refused(Refusal::Missing { ranks: mask, denied: a }),
@@ -238,14 +267,24 @@ mod tests {
 
     fn reply() -> impl Strategy<Value = Reply> {
         let refusal = prop_oneof![
-            any::<[u32; 3]>().prop_map(|[rank, first, second]| Refusal::DuplicateRank { rank, first, second }),
-            any::<[u32; 3]>().prop_map(|[rank, world, expected]| Refusal::World { rank, world, expected }),
-            (any::<u32>(), any::<[u32; 2]>(), version(), version()).prop_map(|(rank, protocols, version, expected)| Refusal::Version {
+            any::<[u32; 3]>().prop_map(|[rank, first, second]| Refusal::DuplicateRank {
                 rank,
-                protocols,
-                version,
+                first,
+                second
+            }),
+            any::<[u32; 3]>().prop_map(|[rank, world, expected]| Refusal::World {
+                rank,
+                world,
                 expected
             }),
+            (any::<u32>(), any::<[u32; 2]>(), version(), version()).prop_map(
+                |(rank, protocols, version, expected)| Refusal::Version {
+                    rank,
+                    protocols,
+                    version,
+                    expected
+                }
+            ),
             any::<(u64, u32)>().prop_map(|(ranks, denied)| Refusal::Missing { ranks, denied }),
             Just(Refusal::OtherLaunch),
             any::<[u32; 2]>().prop_map(|[rank, errno]| Refusal::Leader { rank, errno }),

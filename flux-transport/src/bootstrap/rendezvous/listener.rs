@@ -82,17 +82,24 @@ impl<L: AsFd> Listener<L> {
 
     /// What to wait for before [`admit`](Self::admit).
     pub(crate) fn watched(&self) -> impl Iterator<Item = PollFd<'_>> {
-        self.strangers.iter().map(|stranger| socket::readable(&stranger.link)).chain([socket::readable(&self.socket)])
+        self.strangers
+            .iter()
+            .map(|stranger| socket::readable(&stranger.link))
+            .chain([socket::readable(&self.socket)])
     }
 
     /// Accepts and identifies callers. `ready`: which of [`watched`](Self::watched) are readable.
     ///
     /// # Errors
     /// The listener's.
-    pub(crate) fn admit(&mut self, ready: &mut impl Iterator<Item = bool>) -> Result<Vec<Caller>, Errno> {
+    pub(crate) fn admit(
+        &mut self,
+        ready: &mut impl Iterator<Item = bool>,
+    ) -> Result<Vec<Caller>, Errno> {
         let mut callers = Vec::new();
         // Those who spoke first, so that strangers that push in below cost them nothing.
-        let (spoke, silent) = self.strangers.drain(..).partition::<VecDeque<_>, _>(|_| ready.next() == Some(true));
+        let (spoke, silent) =
+            self.strangers.drain(..).partition::<VecDeque<_>, _>(|_| ready.next() == Some(true));
         self.strangers = silent;
         for stranger in spoke {
             self.hear(stranger, &mut callers);
@@ -165,7 +172,9 @@ impl<L: AsFd> Listener<L> {
         }
         let Stranger { link, challenge, .. } = stranger;
         let said = match (&self.key, challenge) {
-            (Some(key), Some(challenge)) => proven(key, &link, &challenge, &buffer[..message.length]),
+            (Some(key), Some(challenge)) => {
+                proven(key, &link, &challenge, &buffer[..message.length])
+            }
             _ => Some(buffer[..message.length].to_vec()),
         };
         match said {
@@ -177,7 +186,9 @@ impl<L: AsFd> Listener<L> {
 
 /// What a caller says, if it proves that it holds the secret; then it has the proof of this end.
 fn proven(key: &LaunchKey, link: &Link, challenge: &Challenge, bytes: &[u8]) -> Option<Vec<u8>> {
-    let Some((body, proof)) = Response::decode(bytes).and_then(|answer| answer.check(&key.secret, challenge)) else {
+    let Some((body, proof)) =
+        Response::decode(bytes).and_then(|answer| answer.check(&key.secret, challenge))
+    else {
         tracing::warn!("dropped a connection to the rendezvous that does not know the secret");
         auth::deny(link, Instant::now());
         return None;

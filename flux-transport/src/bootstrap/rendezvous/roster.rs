@@ -36,7 +36,8 @@ impl Whereabouts {
 
     pub(crate) fn decode(bytes: &[u8; WHEREABOUTS_BYTES]) -> Self {
         let host = HostId(std::array::from_fn(|at| bytes[at]));
-        let ip = Ipv6Addr::from(std::array::from_fn::<u8, 16, _>(|at| bytes[16 + at])).to_canonical();
+        let ip =
+            Ipv6Addr::from(std::array::from_fn::<u8, 16, _>(|at| bytes[16 + at])).to_canonical();
         Self { host, address: SocketAddr::new(ip, u16::from_le_bytes([bytes[32], bytes[33]])) }
     }
 }
@@ -52,7 +53,12 @@ impl Roster {
     pub(crate) fn encode(&self) -> Vec<u8> {
         let count = self.ranks.len() as u32;
         let ranks = self.ranks.iter().flat_map(Whereabouts::encode);
-        MAGIC.into_iter().chain(self.meeting.to_le_bytes()).chain(count.to_le_bytes()).chain(ranks).collect()
+        MAGIC
+            .into_iter()
+            .chain(self.meeting.to_le_bytes())
+            .chain(count.to_le_bytes())
+            .chain(ranks)
+            .collect()
     }
 
     /// `None` for what is no roster of this world.
@@ -60,10 +66,16 @@ impl Roster {
         let (meeting, bytes) = bytes.strip_prefix(&MAGIC)?.split_first_chunk()?;
         let (count, bytes) = bytes.split_first_chunk()?;
         let (ranks, rest) = bytes.as_chunks::<WHEREABOUTS_BYTES>();
-        if u32::from_le_bytes(*count) != world.get() || ranks.len() != world.index() || !rest.is_empty() {
+        if u32::from_le_bytes(*count) != world.get()
+            || ranks.len() != world.index()
+            || !rest.is_empty()
+        {
             return None;
         }
-        Some(Self { meeting: u128::from_le_bytes(*meeting), ranks: ranks.iter().map(Whereabouts::decode).collect() })
+        Some(Self {
+            meeting: u128::from_le_bytes(*meeting),
+            ranks: ranks.iter().map(Whereabouts::decode).collect(),
+        })
     }
 }
 

@@ -44,7 +44,12 @@ impl UnixRendezvous {
         if self.rank == self.leader()
             && let Some(listener) = NamedSocket::bind(&self.place, deadline)?
         {
-            let group = RankGroup { own: self.hello(), world: self.world, ranks: self.group.clone(), more: 0 };
+            let group = RankGroup {
+                own: self.hello(),
+                world: self.world,
+                ranks: self.group.clone(),
+                more: 0,
+            };
             return self.deal(&gather::gather(group, Listener::unix(listener), deadline)?);
         }
         // A second leader knocks like any other, so that the first tells everybody.
@@ -95,21 +100,47 @@ impl UnixRendezvous {
                 match socket::connect(&path) {
                     Ok(socket) => {
                         met = true;
-                        if let Some(sockets) = self.listen_to_leader(socket, deadline, &mut missing)? {
+                        if let Some(sockets) =
+                            self.listen_to_leader(socket, deadline, &mut missing)?
+                        {
                             return Ok(sockets);
                         }
                     }
                     // No name yet, a stale one, a full queue, or the end of what was there.
-                    Err(Errno::NOENT | Errno::CONNREFUSED | Errno::WOULDBLOCK | Errno::CONNRESET | Errno::PIPE) => {}
-                    Err(errno) => return Err(BootstrapError::io("connecting to the first rank of this host")(errno)),
+                    Err(
+                        Errno::NOENT
+                        | Errno::CONNREFUSED
+                        | Errno::WOULDBLOCK
+                        | Errno::CONNRESET
+                        | Errno::PIPE,
+                    ) => {}
+                    Err(errno) => {
+                        return Err(BootstrapError::io(
+                            "connecting to the first rank of this host",
+                        )(errno));
+                    }
                 }
             } else if !self.place.made_by_leader {
                 let problem = "does not exist; its launcher makes it".to_owned();
-                return Err(BootstrapError::Directory { path: self.place.directory.clone(), problem });
+                return Err(BootstrapError::Directory {
+                    path: self.place.directory.clone(),
+                    problem,
+                });
             }
             if Instant::now() >= deadline {
-                let sought = (!met).then(|| format!("rank {} was looked for in {}", self.leader(), self.place.directory.display()));
-                return Err(BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(missing, self.world), denied: 0, sought });
+                let sought = (!met).then(|| {
+                    format!(
+                        "rank {} was looked for in {}",
+                        self.leader(),
+                        self.place.directory.display()
+                    )
+                });
+                return Err(BootstrapError::Timeout {
+                    step: WAITING_FOR_RANKS,
+                    missing: ranks_in(missing, self.world),
+                    denied: 0,
+                    sought,
+                });
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(50));
@@ -117,7 +148,12 @@ impl UnixRendezvous {
     }
 
     /// Says hello and waits for the verdict; `None` if the connection ended without one.
-    fn listen_to_leader(&self, socket: OwnedFd, deadline: Instant, missing: &mut u64) -> Result<Option<Vec<OwnedFd>>, BootstrapError> {
+    fn listen_to_leader(
+        &self,
+        socket: OwnedFd,
+        deadline: Instant,
+        missing: &mut u64,
+    ) -> Result<Option<Vec<OwnedFd>>, BootstrapError> {
         if !same_user(socket.as_fd()).map_err(BootstrapError::io("asking for the leader's user"))? {
             return Err(BootstrapError::Protocol(format!(
                 "the process that listens in rank {}'s place runs as another user",
@@ -128,12 +164,17 @@ impl UnixRendezvous {
         match link.send(&[&self.hello().encode()], &[], deadline) {
             Ok(()) => {}
             Err(Errno::PIPE | Errno::CONNRESET | Errno::TIMEDOUT) => return Ok(None),
-            Err(errno) => return Err(BootstrapError::io("saying hello to the first rank of this host")(errno)),
+            Err(errno) => {
+                return Err(BootstrapError::io("saying hello to the first rank of this host")(
+                    errno,
+                ));
+            }
         }
         let mut buffer = [0; REPLY_BYTES];
         loop {
-            let received =
-                link.await_message(&mut buffer, deadline).map_err(BootstrapError::io("listening to the first rank of this host"))?;
+            let received = link
+                .await_message(&mut buffer, deadline)
+                .map_err(BootstrapError::io("listening to the first rank of this host"))?;
             let message = match received {
                 Received::Message(message) => message,
                 Received::Nothing => {
@@ -142,25 +183,38 @@ impl UnixRendezvous {
                     return Ok(None);
                 }
                 Received::End => return Ok(None),
-                Received::Oversized => return Err(BootstrapError::Protocol("an answer of the leader is too long".to_owned())),
+                Received::Oversized => {
+                    return Err(BootstrapError::Protocol(
+                        "an answer of the leader is too long".to_owned(),
+                    ));
+                }
             };
             if message.cut {
-                return Err(BootstrapError::io("taking connections from the first rank of this host")(Errno::MFILE));
+                return Err(BootstrapError::io(
+                    "taking connections from the first rank of this host",
+                )(Errno::MFILE));
             }
             let none = message.descriptors.is_empty();
             match Reply::decode(&buffer[..message.length]) {
                 Some(Reply::Waiting { missing: now }) if none => *missing = now,
-                Some(Reply::Refused(refusal)) if none => return Err(refusal.into_error(self.rank, self.world)),
+                Some(Reply::Refused(refusal)) if none => {
+                    return Err(refusal.into_error(self.rank, self.world));
+                }
                 Some(Reply::Welcome { sockets })
                     if sockets as usize == self.group.len() - 1
                         && message.descriptors.len() == sockets as usize
-                        && message.descriptors.iter().all(|socket| socket::is_ours(socket.as_fd())) =>
+                        && message
+                            .descriptors
+                            .iter()
+                            .all(|socket| socket::is_ours(socket.as_fd())) =>
                 {
                     return Ok(Some(message.descriptors));
                 }
                 reply => {
                     let count = message.descriptors.len();
-                    return Err(BootstrapError::Protocol(format!("the leader answered {reply:?} with {count} descriptors")));
+                    return Err(BootstrapError::Protocol(format!(
+                        "the leader answered {reply:?} with {count} descriptors"
+                    )));
                 }
             }
         }

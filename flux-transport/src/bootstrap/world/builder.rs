@@ -31,8 +31,8 @@ impl World {
     /// # Ok::<(), Box<dyn std::error::Error>>(())
     /// ```
     ///
-    /// A group inside a larger job: the process says its place in its group, and each group meets in
-    /// a place of its own (`docs/transports.md`). Here a job of four ranks in two groups.
+    /// A group inside a larger job: the process says its place in its group, and each group meets
+    /// in a place of its own (`docs/transports.md`). Here a job of four ranks in two groups.
     ///
     /// ```
     /// use flux_transport::{Communicator, Rank, Select, World, WorldSize};

@@ -12,8 +12,9 @@ use crate::bootstrap::BootstrapError;
 pub enum WorldError {
     /// No launcher has set its variables.
     #[error(
-        "no launcher's variables are set, or FLUX_LAUNCHER is none: start the program with `flux-bench launch`, torchrun, srun or mpirun, make ranks as threads (World::local), or say who this \
-         process is (World::builder)"
+        "no launcher's variables are set, or FLUX_LAUNCHER is none: start the program with \
+         `flux-bench launch`, torchrun, srun or mpirun, make ranks as threads (World::local), or \
+         say who this process is (World::builder)"
     )]
     NoLauncher,
     /// No communicator has that many ranks.

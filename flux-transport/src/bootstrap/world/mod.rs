@@ -9,7 +9,9 @@ mod error;
 pub use builder::Builder;
 pub use error::WorldError;
 
-use crate::bootstrap::control::{Collective, ControlPlane, Hosts, Launch, LocalControl, local_planes};
+use crate::bootstrap::control::{
+    Collective, ControlPlane, Hosts, Launch, LocalControl, local_planes,
+};
 use crate::bootstrap::deadlines::{START, start_by};
 use crate::bootstrap::environment::Environment;
 use crate::bootstrap::join::join;
@@ -94,9 +96,18 @@ impl World {
         Self::with(self.local_rank(), control, self.membership.environment.clone())
     }
 
-    fn with(local_rank: u32, control: Arc<dyn ControlPlane>, environment: Option<Environment>) -> Self {
+    fn with(
+        local_rank: u32,
+        control: Arc<dyn ControlPlane>,
+        environment: Option<Environment>,
+    ) -> Self {
         Self {
-            membership: Arc::new(Membership { control, local_rank, environment, communicators: AtomicU32::new(0) }),
+            membership: Arc::new(Membership {
+                control,
+                local_rank,
+                environment,
+                communicators: AtomicU32::new(0),
+            }),
             communicator: 0,
             line: 0,
         }
@@ -123,7 +134,12 @@ impl World {
     pub(crate) fn not_met(&self) {
         // If another thread has taken a number meanwhile, connecting reports the mismatch.
         let taken = self.communicator.wrapping_add(1);
-        let _ = self.membership.communicators.compare_exchange(taken, self.communicator, Ordering::Relaxed, Ordering::Relaxed);
+        let _ = self.membership.communicators.compare_exchange(
+            taken,
+            self.communicator,
+            Ordering::Relaxed,
+            Ordering::Relaxed,
+        );
     }
 
     /// Which of the world's communicators this handle is of.
@@ -175,7 +191,11 @@ impl World {
 
     /// Another handle to the same rank.
     pub(crate) fn share(&self) -> Self {
-        Self { membership: Arc::clone(&self.membership), communicator: self.communicator, line: self.line }
+        Self {
+            membership: Arc::clone(&self.membership),
+            communicator: self.communicator,
+            line: self.line,
+        }
     }
 }
 

@@ -51,12 +51,14 @@ impl Facts {
             RankGpu::Absent(why) => format!("absent {}", line(why)),
             RankGpu::Broken(why) => format!("broken {}", line(why)),
         };
-        format!("{HEADER}\n{gpu}\n{p2p_disabled} {veto}\n{}\n{}", line(boot), line(visible)).into_bytes()
+        format!("{HEADER}\n{gpu}\n{p2p_disabled} {veto}\n{}\n{}", line(boot), line(visible))
+            .into_bytes()
     }
 
     pub(crate) fn decode(message: &[u8]) -> Option<Self> {
         let mut lines = std::str::from_utf8(message).ok()?.split('\n');
-        let (header, gpu, flags, boot, visible) = (lines.next()?, lines.next()?, lines.next()?, lines.next()?, lines.next()?);
+        let (header, gpu, flags, boot, visible) =
+            (lines.next()?, lines.next()?, lines.next()?, lines.next()?, lines.next()?);
         let gpu = match gpu.split_once(' ')? {
             ("found", uuid) => RankGpu::Found(uuid.parse().ok()?),
             ("absent", why) => RankGpu::Absent(why.to_owned()),
@@ -65,19 +67,30 @@ impl Facts {
         };
         let (p2p_disabled, veto) = flags.split_once(' ')?;
         let (p2p_disabled, veto) = (p2p_disabled.parse().ok()?, veto.parse().ok()?);
-        let facts = Self { gpu, p2p_disabled, veto, boot: boot.to_owned(), visible: visible.to_owned() };
+        let facts =
+            Self { gpu, p2p_disabled, veto, boot: boot.to_owned(), visible: visible.to_owned() };
         (header == HEADER && lines.next().is_none() && facts.encode() == message).then_some(facts)
     }
 }
 
 fn gpu(world: &World, options: &Options) -> RankGpu {
-    let found = || cuda::device_info(ordinal(options.device, world.launch(), world.local_rank(), cuda::device_count()?));
+    let found = || {
+        cuda::device_info(ordinal(
+            options.device,
+            world.launch(),
+            world.local_rank(),
+            cuda::device_count()?,
+        ))
+    };
     match cuda::available() {
         Err(why) => without(&why, &topology::nvidia_gpus(Path::new("/")), topology::unseen),
         Ok(()) => match found() {
             Ok(info) => RankGpu::Found(info.uuid),
             Err(CudaError::Unavailable(why)) => without(&why, &[], topology::unseen),
-            Err(error) => RankGpu::Broken(format!("{error}{}", clause(error.is_too_few().then(topology::unseen).flatten()))),
+            Err(error) => RankGpu::Broken(format!(
+                "{error}{}",
+                clause(error.is_too_few().then(topology::unseen).flatten())
+            )),
         },
     }
 }
@@ -90,7 +103,11 @@ fn clause(advice: Option<impl Display>) -> String {
 /// Judges an unusable driver. Without GPUs on the bus, or none shown, the rank computes on the
 /// host; a driver that does not start beside GPUs is broken.
 fn without(why: &Unavailable, on_bus: &[String], unseen: fn() -> Option<String>) -> RankGpu {
-    let bus = if on_bus.is_empty() { String::new() } else { format!("; the PCI bus has {}", on_bus.join(", ")) };
+    let bus = if on_bus.is_empty() {
+        String::new()
+    } else {
+        format!("; the PCI bus has {}", on_bus.join(", "))
+    };
     if why.is_fault() && !on_bus.is_empty() {
         return RankGpu::Broken(format!("{why}{}", clause(why.advice())));
     }
@@ -106,19 +123,34 @@ mod tests {
     #[test]
     fn a_driver_that_does_not_start_is_broken_only_where_there_are_gpus() {
         let bus = ["0000:17:00.0".to_owned()];
-        let init = Unavailable::Init { call: "cuInit", code: 802, name: "CUDA_ERROR_SYSTEM_NOT_READY".into() };
-        let library = Unavailable::Library { tried: "libcuda.so.1".into(), reason: "not found".into() };
-        let without = |why: &Unavailable, on_bus: &[String]| without(why, on_bus, || Some("advice".to_owned()));
-        assert!(matches!(without(&init, &bus), RankGpu::Broken(why) if why.contains("802") && why.contains("nvidia-fabricmanager")));
+        let init = Unavailable::Init {
+            call: "cuInit",
+            code: 802,
+            name: "CUDA_ERROR_SYSTEM_NOT_READY".into(),
+        };
+        let library =
+            Unavailable::Library { tried: "libcuda.so.1".into(), reason: "not found".into() };
+        let without = |why: &Unavailable, on_bus: &[String]| {
+            without(why, on_bus, || Some("advice".to_owned()))
+        };
+        assert!(
+            matches!(without(&init, &bus), RankGpu::Broken(why) if why.contains("802") && why.contains("nvidia-fabricmanager"))
+        );
         assert!(
             matches!(without(&Unavailable::Symbol { symbol: "cu_new" }, &bus), RankGpu::Broken(why) if why.contains("update the driver"))
         );
         assert!(matches!(without(&init, &[]), RankGpu::Absent(_)));
         for (why, hidden) in [(library, false), (Unavailable::NoDevice, true)] {
-            assert!(matches!(without(&why, &[]), RankGpu::Absent(words) if !words.contains("advice")));
+            assert!(
+                matches!(without(&why, &[]), RankGpu::Absent(words) if !words.contains("advice"))
+            );
             // Only a driver that is there may hide GPUs.
-            assert!(matches!(without(&why, &bus), RankGpu::Absent(words) if words.contains("advice") == hidden));
-            assert!(matches!(without(&why, &bus), RankGpu::Absent(words) if words.contains(&bus[0])));
+            assert!(
+                matches!(without(&why, &bus), RankGpu::Absent(words) if words.contains("advice") == hidden)
+            );
+            assert!(
+                matches!(without(&why, &bus), RankGpu::Absent(words) if words.contains(&bus[0]))
+            );
         }
     }
 

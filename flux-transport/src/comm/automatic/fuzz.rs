@@ -19,10 +19,21 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     use crate::cuda::DeviceUuid;
     use crate::topology::probe::Verdict;
 
-    let facts = |gpu, p2p_disabled, veto| Facts { gpu, p2p_disabled, veto, boot: String::new(), visible: String::new() };
+    let facts = |gpu, p2p_disabled, veto| Facts {
+        gpu,
+        p2p_disabled,
+        veto,
+        boot: String::new(),
+        visible: String::new(),
+    };
     let boot = "c08cae48-2a2e-4a78-b003-910f476ae94c".to_owned();
-    let found = Facts { boot, visible: "0,1".to_owned(), ..facts(RankGpu::Found(DeviceUuid([1; 16])), true, false) };
-    let absent = facts(RankGpu::Absent("the NVIDIA driver is not on this machine".to_owned()), false, false);
+    let found = Facts {
+        boot,
+        visible: "0,1".to_owned(),
+        ..facts(RankGpu::Found(DeviceUuid([1; 16])), true, false)
+    };
+    let absent =
+        facts(RankGpu::Absent("the NVIDIA driver is not on this machine".to_owned()), false, false);
     let broken = facts(RankGpu::Broken("device 3 does not exist".to_owned()), false, true);
     vec![
         ("facts", "found", found.encode()),

@@ -1,9 +1,9 @@
 //! The transport that `auto` takes: the first of nvlink, mixed, pcie, nccl that all ranks can use;
 //! host where no rank has a GPU.
 //!
-//! Invariant: each decision is a pure function of what all ranks were told. GPUs are never left idle
-//! in silence: if none of their transports works, connecting fails. Once peer access is proven,
-//! nvlink or mixed is chosen, and a later failure is an error.
+//! Invariant: each decision is a pure function of what all ranks were told. GPUs are never left
+//! idle in silence: if none of their transports works, connecting fails. Once peer access is
+//! proven, nvlink or mixed is chosen, and a later failure is an error.
 //!
 //! The facts of all ranks give the candidates (`verdict.rs`). Then the first rank of each node has
 //! peer access proven there and tells its verdict (`peers.rs`).
@@ -55,12 +55,19 @@ impl Rejected {
 
     fn chosen(&self, why: &str) -> String {
         let chosen = format!("chosen by auto: {why}");
-        [chosen].into_iter().chain(self.0.iter().map(|why| format!("not {why}"))).collect::<Vec<_>>().join("; ")
+        [chosen]
+            .into_iter()
+            .chain(self.0.iter().map(|why| format!("not {why}")))
+            .collect::<Vec<_>>()
+            .join("; ")
     }
 }
 
 /// The first transport that all ranks can use, and why.
-pub(super) fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Transport>, String), ConnectError> {
+pub(super) fn automatic(
+    world: &World,
+    options: &Options,
+) -> Result<(Box<dyn Transport>, String), ConnectError> {
     let facts = exchange(world, options)?;
     let candidates = match judge(&facts, world.size(), world.hosts(), options) {
         Basis::Gpus(candidates) => candidates,
@@ -68,9 +75,16 @@ pub(super) fn automatic(world: &World, options: &Options) -> Result<(Box<dyn Tra
             static SAID: Once = Once::new();
             // The ranks know the same: one of them says it.
             if world.rank() == Rank::new(0) {
-                SAID.call_once(|| tracing::warn!("no rank has a GPU, so all compute on the host's processors: {why}"));
+                SAID.call_once(|| {
+                    tracing::warn!(
+                        "no rank has a GPU, so all compute on the host's processors: {why}"
+                    );
+                });
             }
-            return Ok((host(world, options)?, format!("chosen by auto, as no rank has a GPU: {why}")));
+            return Ok((
+                host(world, options)?,
+                format!("chosen by auto, as no rank has a GPU: {why}"),
+            ));
         }
         Basis::Uneven(why) => return Err(none(&why)),
     };
@@ -109,8 +123,10 @@ fn take<T>(
             },
         }
     }
-    let others =
-        [(Select::Pcie, pcie, "all ranks are on one host, with a GPU each"), (Select::Nccl, nccl, "every rank has a GPU of its own")];
+    let others = [
+        (Select::Pcie, pcie, "all ranks are on one host, with a GPU each"),
+        (Select::Nccl, nccl, "every rank has a GPU of its own"),
+    ];
     for (select, candidate, why) in others {
         match candidate.map(|()| connect(select)) {
             Ok(Ok(transport)) => return Ok((transport, rejected.chosen(why))),
@@ -123,7 +139,8 @@ fn take<T>(
 
 fn none(why: &str) -> ConnectError {
     let why = format!(
-        "there are GPUs, and no transport works on all ranks: {why}; the host transport, which computes on processors, has to be asked for by name (FLUX_TRANSPORT=host)"
+        "there are GPUs, and no transport works on all ranks: {why}; the host transport, which \
+         computes on processors, has to be asked for by name (FLUX_TRANSPORT=host)"
     );
     ConnectError::Unusable { select: Select::Auto, why }
 }
@@ -133,7 +150,10 @@ fn exchange(world: &World, options: &Options) -> Result<Vec<Facts>, ConnectError
     let mine = Ok::<_, &str>(Facts::here(world, options).encode());
     let answers = agree(world.steps(), &mine, Instant::now() + options.deadline)?;
     let decode = |(rank, answer): (u32, &Vec<u8>)| {
-        let unknown = || ControlError::Protocol { rank: Rank::new(rank), detail: "its facts are not of this version".to_owned() };
+        let unknown = || ControlError::Protocol {
+            rank: Rank::new(rank),
+            detail: "its facts are not of this version".to_owned(),
+        };
         Facts::decode(answer).ok_or_else(unknown)
     };
     Ok((0..).zip(&answers).map(decode).collect::<Result<_, _>>()?)
@@ -149,13 +169,20 @@ mod tests {
     fn taken(verdict: Verdict, broken: &[Select]) -> Result<(Select, String), ConnectError> {
         let no = || Err("no".to_owned());
         let nodes = Nodes::new(WorldSize::new(4).unwrap(), 2).unwrap();
-        let candidates = Candidates { nvlink: Err("two hosts".to_owned()), mixed: Ok(nodes), pcie: no(), nccl: Ok(()) };
+        let candidates = Candidates {
+            nvlink: Err("two hosts".to_owned()),
+            mixed: Ok(nodes),
+            pcie: no(),
+            nccl: Ok(()),
+        };
         let proven = |asked| {
             assert_eq!(asked, nodes);
             Ok((verdict, "the proof".to_owned()))
         };
         let connect = |select| match select {
-            select if broken.contains(&select) => Err(ConnectError::Unusable { select, why: "it breaks".to_owned() }),
+            select if broken.contains(&select) => {
+                Err(ConnectError::Unusable { select, why: "it breaks".to_owned() })
+            }
             select => Ok(select),
         };
         take(candidates, proven, connect)
@@ -168,7 +195,10 @@ mod tests {
             assert_eq!(taken(verdict, &[]).unwrap(), (Select::Mixed, words));
         }
         let (select, words) = taken(Verdict::Fails, &[]).unwrap();
-        assert!(select == Select::Nccl && words.contains("; not mixed: the proof; not pcie: no"), "{words}");
+        assert!(
+            select == Select::Nccl && words.contains("; not mixed: the proof; not pcie: no"),
+            "{words}"
+        );
     }
 
     #[test]
@@ -179,7 +209,10 @@ mod tests {
         assert!(select == Select::Nccl && words.contains("; not mixed: it breaks"), "{words}");
         let error = taken(Verdict::Fails, &[Select::Nccl]).unwrap_err().to_string();
         assert!(
-            error.contains("no transport works on all ranks: nvlink: two hosts; mixed: the proof; pcie: no; nccl: it breaks"),
+            error.contains(
+                "no transport works on all ranks: nvlink: two hosts; mixed: the proof; pcie: no; \
+                 nccl: it breaks"
+            ),
             "{error}"
         );
     }
@@ -188,13 +221,30 @@ mod tests {
     fn every_rejection_is_told_and_ranks_that_cannot_talk_go_no_further() {
         let mut rejected = Rejected::default();
         rejected.add(Select::NvLink, "no links");
-        rejected.failed(Select::Pcie, ConnectError::Unusable { select: Select::Pcie, why: "no memory".to_owned() }).unwrap();
-        rejected.failed(Select::Nccl, ConnectError::PeerFailed { rank: Rank::new(1), reason: "no library".to_owned() }).unwrap();
+        rejected
+            .failed(
+                Select::Pcie,
+                ConnectError::Unusable { select: Select::Pcie, why: "no memory".to_owned() },
+            )
+            .unwrap();
+        rejected
+            .failed(
+                Select::Nccl,
+                ConnectError::PeerFailed { rank: Rank::new(1), reason: "no library".to_owned() },
+            )
+            .unwrap();
         let told = rejected.chosen("why");
-        assert_eq!(told, "chosen by auto: why; not nvlink: no links; not pcie: no memory; not nccl: rank 1 cannot connect: no library");
+        assert_eq!(
+            told,
+            "chosen by auto: why; not nvlink: no links; not pcie: no memory; not nccl: rank 1 \
+             cannot connect: no library"
+        );
         let lost = ConnectError::Control(ControlError::PeerLost { rank: Rank::new(1) });
         assert!(matches!(rejected.failed(Select::Nccl, lost), Err(ConnectError::Control(_))));
         let error = none("nvlink: no links").to_string();
-        assert!(error.contains("nvlink: no links") && error.contains("FLUX_TRANSPORT=host"), "{error}");
+        assert!(
+            error.contains("nvlink: no links") && error.contains("FLUX_TRANSPORT=host"),
+            "{error}"
+        );
     }
 }

@@ -16,14 +16,28 @@ use std::time::{Duration, Instant};
 const SLACK: Duration = Duration::from_secs(5);
 
 /// Whether the devices of each node reach each other. All nodes ask at once. Collective.
-pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: Nodes) -> Result<(Verdict, String), ConnectError> {
+pub(super) fn proven(
+    world: &World,
+    options: &Options,
+    facts: &[Facts],
+    nodes: Nodes,
+) -> Result<(Verdict, String), ConnectError> {
     let until = Instant::now() + options.deadline + probe::LIMIT + SLACK;
     let rank = world.rank();
     let own = if nodes.local_of(rank) == 0 {
-        let node_peers: Vec<&Facts> =
-            world.size().ranks().zip(facts).filter(|&(node_peer, _)| nodes.together(rank, node_peer)).map(|(_, facts)| facts).collect();
-        let devices: Vec<DeviceUuid> =
-            node_peers.iter().filter_map(|facts| if let RankGpu::Found(uuid) = facts.gpu { Some(uuid) } else { None }).collect();
+        let node_peers: Vec<&Facts> = world
+            .size()
+            .ranks()
+            .zip(facts)
+            .filter(|&(node_peer, _)| nodes.together(rank, node_peer))
+            .map(|(_, facts)| facts)
+            .collect();
+        let devices: Vec<DeviceUuid> = node_peers
+            .iter()
+            .filter_map(
+                |facts| if let RankGpu::Found(uuid) = facts.gpu { Some(uuid) } else { None },
+            )
+            .collect();
         let proof = probe::prove(&devices, node_peers.iter().any(|facts| facts.veto), probe::LIMIT);
         encode(proof.verdict, &proof.words())
     } else {
@@ -32,7 +46,10 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
     let answers = agree(world.steps(), &Ok::<_, &str>(own), until)?;
     let firsts = (0..nodes.count()).map(|node| nodes.rank(node, 0));
     let said = firsts.map(|rank| {
-        let unknown = || ControlError::Protocol { rank, detail: "its verdict is not of this version".to_owned() };
+        let unknown = || ControlError::Protocol {
+            rank,
+            detail: "its verdict is not of this version".to_owned(),
+        };
         answers.get(rank.index()).and_then(|answer| decode(answer)).ok_or_else(unknown)
     });
     Ok(unanimous(&said.collect::<Result<Vec<_>, _>>()?, nodes, world.hosts()))
@@ -41,22 +58,32 @@ pub(super) fn proven(world: &World, options: &Options, facts: &[Facts], nodes: N
 /// Combines the nodes' verdicts; the words are those of the deciding nodes.
 fn unanimous(said: &[(Verdict, String)], nodes: Nodes, hosts: &Hosts) -> (Verdict, String) {
     let any = |wanted| said.iter().any(|&(verdict, _)| verdict == wanted);
-    let verdict = [Verdict::Fails, Verdict::Unknown].into_iter().find(|&verdict| any(verdict)).unwrap_or(Verdict::Works);
+    let verdict = [Verdict::Fails, Verdict::Unknown]
+        .into_iter()
+        .find(|&verdict| any(verdict))
+        .unwrap_or(Verdict::Works);
     if let [(_, words)] = said {
         return (verdict, words.clone());
     }
     let deciding = (0..).zip(said).filter(|(_, (said, _))| *said == verdict);
-    let words: Vec<String> = deciding.map(|(node, (_, words))| format!("{}: {words}", name(node, nodes, hosts))).collect();
+    let words: Vec<String> = deciding
+        .map(|(node, (_, words))| format!("{}: {words}", name(node, nodes, hosts)))
+        .collect();
     (verdict, words.join("; "))
 }
 
 /// A node as a person knows it: by its ranks, and as a host where every node is one.
 fn name(node: u32, nodes: Nodes, hosts: &Hosts) -> String {
     let what = if nodes.count() == hosts.count() { "host" } else { "node" };
-    format!("{what} {node} (ranks {} to {})", nodes.rank(node, 0), nodes.rank(node, nodes.per_node() - 1))
+    format!(
+        "{what} {node} (ranks {} to {})",
+        nodes.rank(node, 0),
+        nodes.rank(node, nodes.per_node() - 1)
+    )
 }
 
-const VERDICTS: [(u8, Verdict); 3] = [(b'w', Verdict::Works), (b'f', Verdict::Fails), (b'u', Verdict::Unknown)];
+const VERDICTS: [(u8, Verdict); 3] =
+    [(b'w', Verdict::Works), (b'f', Verdict::Fails), (b'u', Verdict::Unknown)];
 
 pub(super) fn encode(verdict: Verdict, words: &str) -> Vec<u8> {
     let tag = VERDICTS.iter().find(|(_, known)| *known == verdict).map_or(b'f', |(tag, _)| *tag);
@@ -91,7 +118,9 @@ mod tests {
     /// What the ranks hear whose devices no machine has. Those of `shared` have one and the same.
     fn told(nodes: Nodes, shared: &[u32]) -> Vec<(Verdict, String)> {
         let on = |rank: u32| Facts {
-            gpu: RankGpu::Found(DeviceUuid([if shared.contains(&rank) { 0 } else { rank as u8 }; 16])),
+            gpu: RankGpu::Found(DeviceUuid(
+                [if shared.contains(&rank) { 0 } else { rank as u8 }; 16],
+            )),
             p2p_disabled: false,
             veto: false,
             boot: String::new(),
@@ -101,7 +130,10 @@ mod tests {
         let worlds = World::local(nodes.world().get()).unwrap();
         let options = Options { deadline: AMPLE, ..Options::default() };
         std::thread::scope(|scope| {
-            let ranks: Vec<_> = worlds.iter().map(|world| scope.spawn(|| proven(world, &options, &facts, nodes).unwrap())).collect();
+            let ranks: Vec<_> = worlds
+                .iter()
+                .map(|world| scope.spawn(|| proven(world, &options, &facts, nodes).unwrap()))
+                .collect();
             ranks.into_iter().map(|rank| rank.join().unwrap()).collect()
         })
     }
@@ -120,7 +152,11 @@ mod tests {
         let told = told(nodes(6, 3), &[4, 5]);
         let (verdict, words) = &told[0];
         assert_eq!(*verdict, Verdict::Unknown, "{words}");
-        assert!(words.contains("node 0 (ranks 0 to 1): not proven") && words.contains("node 1 (ranks 2 to 3): "), "{words}");
+        assert!(
+            words.contains("node 0 (ranks 0 to 1): not proven")
+                && words.contains("node 1 (ranks 2 to 3): "),
+            "{words}"
+        );
         assert!(!words.contains("node 2"), "{words}");
         assert!(told.iter().all(|verdict| *verdict == told[0]), "{told:?}");
     }
@@ -128,14 +164,26 @@ mod tests {
     #[test]
     fn words_name_the_hosts_that_decide() {
         let said = |verdict| (verdict, format!("{verdict:?}"));
-        let (works, fails, unknown) = (said(Verdict::Works), said(Verdict::Fails), said(Verdict::Unknown));
+        let (works, fails, unknown) =
+            (said(Verdict::Works), said(Verdict::Fails), said(Verdict::Unknown));
         let hosts = Hosts::group(&[0, 0, 1, 1, 2, 2]);
-        let judged = |said: [&(Verdict, String); 3]| unanimous(&said.map(Clone::clone), nodes(6, 3), &hosts);
-        assert_eq!(judged([&works, &fails, &unknown]), (Verdict::Fails, "host 1 (ranks 2 to 3): Fails".to_owned()));
-        assert_eq!(judged([&works, &works, &unknown]), (Verdict::Unknown, "host 2 (ranks 4 to 5): Unknown".to_owned()));
+        let judged =
+            |said: [&(Verdict, String); 3]| unanimous(&said.map(Clone::clone), nodes(6, 3), &hosts);
+        assert_eq!(
+            judged([&works, &fails, &unknown]),
+            (Verdict::Fails, "host 1 (ranks 2 to 3): Fails".to_owned())
+        );
+        assert_eq!(
+            judged([&works, &works, &unknown]),
+            (Verdict::Unknown, "host 2 (ranks 4 to 5): Unknown".to_owned())
+        );
         let (verdict, words) = judged([&works, &works, &works]);
         assert_eq!(verdict, Verdict::Works);
-        assert_eq!(words, "host 0 (ranks 0 to 1): Works; host 1 (ranks 2 to 3): Works; host 2 (ranks 4 to 5): Works");
+        assert_eq!(
+            words,
+            "host 0 (ranks 0 to 1): Works; host 1 (ranks 2 to 3): Works; host 2 (ranks 4 to 5): \
+             Works"
+        );
         // One node is all ranks, and needs no name.
         let one = Hosts::one(WorldSize::new(6).unwrap());
         assert_eq!(unanimous(std::slice::from_ref(&fails), nodes(6, 1), &one), fails);

@@ -35,12 +35,17 @@ pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &
         RankGpu::Absent(why) => Some(format!("rank {rank} has no GPU: {why}")),
         RankGpu::Broken(why) => Some(format!("rank {rank} cannot use its GPU: {why}")),
     };
-    let lacking: Vec<String> = facts.iter().enumerate().filter_map(|(rank, facts)| lacking(rank, facts)).collect();
+    let lacking: Vec<String> =
+        facts.iter().enumerate().filter_map(|(rank, facts)| lacking(rank, facts)).collect();
     if let Some(first) = lacking.first() {
         if facts.iter().all(|facts| matches!(facts.gpu, RankGpu::Absent(_))) {
             return Basis::Host(first.clone());
         }
-        let others = if lacking.len() > 1 { format!("; and {} ranks more", lacking.len() - 1) } else { String::new() };
+        let others = if lacking.len() > 1 {
+            format!("; and {} ranks more", lacking.len() - 1)
+        } else {
+            String::new()
+        };
         return Basis::Uneven(first.clone() + &others);
     }
     let one_node = match options.nodes {
@@ -48,10 +53,9 @@ pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &
         Some(count) => Err(format!("{count} nodes are asked for (Options::nodes, FLUX_NODES)")),
     };
     let alone = double(facts).map_or(Ok(()), Err);
-    let allowed = facts
-        .iter()
-        .position(|facts| facts.p2p_disabled)
-        .map_or(Ok(()), |rank| Err(format!("NCCL_P2P_DISABLE=1 on rank {rank} forbids peer access")));
+    let allowed = facts.iter().position(|facts| facts.p2p_disabled).map_or(Ok(()), |rank| {
+        Err(format!("NCCL_P2P_DISABLE=1 on rank {rank} forbids peer access"))
+    });
     let (may_share, alone) = match alone {
         Err(_) if options.shared_device => (Ok(()), Err(SHARED.to_owned())),
         alone => (alone.clone(), alone),
@@ -66,7 +70,8 @@ pub(super) fn judge(facts: &[Facts], world: WorldSize, hosts: &Hosts, options: &
 }
 
 /// What is said of the transports that are not tried for ranks that agreed to share devices.
-const SHARED: &str = "ranks share devices (Options::shared_device), for which auto takes nvlink alone: ask for another transport by name";
+const SHARED: &str = "ranks share devices (Options::shared_device), for which auto takes nvlink \
+                      alone: ask for another transport by name";
 
 /// The nodes of ranks of which some share one and others do not.
 fn mixed_nodes(world: WorldSize, hosts: &Hosts, options: &Options) -> Result<Nodes, String> {
@@ -89,7 +94,10 @@ fn apart(facts: &[Facts], hosts: &Hosts) -> Option<String> {
 fn double(facts: &[Facts]) -> Option<String> {
     for (rank, one) in facts.iter().enumerate() {
         let same = |other: &Facts| other.gpu == one.gpu;
-        let (RankGpu::Found(uuid), Some(peer)) = (&one.gpu, facts[..rank].iter().position(same)) else { continue };
+        let (RankGpu::Found(uuid), Some(peer)) = (&one.gpu, facts[..rank].iter().position(same))
+        else {
+            continue;
+        };
         let need = hints::own_device([&facts[peer].visible, &one.visible]);
         return Some(format!("ranks {peer} and {rank} are both on device {uuid}: {need}"));
     }

@@ -21,7 +21,11 @@ fn rebuild_with_one_that_stops(drops_the_old: bool) -> Vec<(Communicator, Connec
     let worlds = World::local(4).unwrap();
     let (left, failed) = (Barrier::new(4), Barrier::new(3));
     let rank = |world: World| {
-        let comm = Communicator::connect_blocking(&world, Options { deadline: deadline(), ..Select::Host.into() }).unwrap();
+        let comm = Communicator::connect_blocking(
+            &world,
+            Options { deadline: deadline(), ..Select::Host.into() },
+        )
+        .unwrap();
         match world.rank().get() {
             1 => {
                 drop((comm, world));
@@ -60,7 +64,10 @@ fn names_rank_3(error: &ConnectError) -> bool {
             false
         }
         other => {
-            assert_eq!(other.to_string(), "connecting: the deadline passed while waiting for rank 3");
+            assert_eq!(
+                other.to_string(),
+                "connecting: the deadline passed while waiting for rank 3"
+            );
             true
         }
     }
@@ -80,7 +87,9 @@ fn who_stops_in_a_new_group_is_named_by_its_old_number_and_given_up() {
         for (comm, _) in &survivors {
             // Who had not found it finds it now.
             let again = || comm.rebuild_blocking(Rebuild::Survivors);
-            scope.spawn(move || assert_eq!(again().or_else(|_| again()).unwrap().world_size().get(), 2));
+            scope.spawn(move || {
+                assert_eq!(again().or_else(|_| again()).unwrap().world_size().get(), 2);
+            });
         }
     });
 }
@@ -96,7 +105,13 @@ fn who_is_late_in_a_new_group_and_answers_is_named_and_not_given_up() {
 /// communicator.
 fn pair(zero: impl FnOnce(Communicator) + Send, one: impl FnOnce(Communicator, World) + Send) {
     let [first, second] = <[World; 2]>::try_from(World::local(2).unwrap()).unwrap();
-    let connect = |world: &World| Communicator::connect_blocking(world, Options { deadline: deadline(), ..Select::Host.into() }).unwrap();
+    let connect = |world: &World| {
+        Communicator::connect_blocking(
+            world,
+            Options { deadline: deadline(), ..Select::Host.into() },
+        )
+        .unwrap()
+    };
     std::thread::scope(|scope| {
         scope.spawn(|| one(connect(&second), second));
         zero(connect(&first));
@@ -105,7 +120,9 @@ fn pair(zero: impl FnOnce(Communicator) + Send, one: impl FnOnce(Communicator, W
 
 #[test]
 fn who_answers_is_waited_for_as_long_as_its_calls_may_take_to_end() {
-    let rebuilds = |comm: Communicator| assert_eq!(comm.rebuild_blocking(Rebuild::Survivors).unwrap().world_size().get(), 2);
+    let rebuilds = |comm: Communicator| {
+        assert_eq!(comm.rebuild_blocking(Rebuild::Survivors).unwrap().world_size().get(), 2);
+    };
     let ends_its_calls = |comm: Communicator, _world| {
         std::thread::sleep(5 * deadline() / 2);
         rebuilds(comm);
@@ -154,7 +171,8 @@ fn who_does_not_answer_is_given_up_after_one_deadline() {
 
 /// Two ranks that take themselves for those of two hosts.
 fn on_two_hosts() -> Vec<World> {
-    let directory = tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
+    let directory =
+        tempfile::Builder::new().permissions(PermissionsExt::from_mode(0o700)).tempdir().unwrap();
     let free = TcpListener::bind((Ipv4Addr::LOCALHOST, 0)).unwrap().local_addr().unwrap();
     let rank = |rank: u32| {
         let set: [(&str, OsString); 7] = [
@@ -166,8 +184,12 @@ fn on_two_hosts() -> Vec<World> {
             ("FLUX_HOST_ID", rank.to_string().into()),
             ("XDG_RUNTIME_DIR", directory.path().into()),
         ];
-        let variable = |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
-        World::new(0, join(&Environment::parse(&variable).unwrap(), Instant::now() + AMPLE).unwrap())
+        let variable =
+            |name: &str| set.iter().find(|(key, _)| *key == name).map(|(_, value)| value.clone());
+        World::new(
+            0,
+            join(&Environment::parse(&variable).unwrap(), Instant::now() + AMPLE).unwrap(),
+        )
     };
     std::thread::scope(|scope| {
         let rank = &rank;
@@ -179,11 +201,26 @@ fn on_two_hosts() -> Vec<World> {
 #[test]
 fn survivors_on_several_hosts_are_refused_before_anything_is_broken() {
     let worlds = on_two_hosts();
-    let connected = |world| Communicator::new(world, &Select::Host.into(), Box::new(MockTransport::default()), String::new());
+    let connected = |world| {
+        Communicator::new(
+            world,
+            &Select::Host.into(),
+            Box::new(MockTransport::default()),
+            String::new(),
+        )
+    };
     let comms: Vec<Communicator> = worlds.iter().map(connected).collect();
     let refused = comms[0].rebuild_blocking(Rebuild::Survivors).unwrap_err();
-    assert!(matches!(refused, ConnectError::AcrossHosts { hosts: 2 }) && refused.to_string().contains("Rebuild::Whole"), "{refused}");
+    assert!(
+        matches!(refused, ConnectError::AcrossHosts { hosts: 2 })
+            && refused.to_string().contains("Rebuild::Whole"),
+        "{refused}"
+    );
     // What it had said before its part of a step would have come.
-    std::thread::scope(|scope| comms.iter().for_each(|comm| drop(scope.spawn(|| comm.barrier().unwrap()))));
+    std::thread::scope(|scope| {
+        for comm in &comms {
+            scope.spawn(|| comm.barrier().unwrap());
+        }
+    });
     assert!(comms.iter().all(|comm| comm.status() == Ok(())));
 }

@@ -28,14 +28,22 @@ impl CacheKey {
         // The kernel's part of the driver, where it shows; the library's always.
         let module = std::fs::read_to_string("/proc/driver/nvidia/version").unwrap_or_default();
         let library = cuda::driver_version().ok()?;
-        Some(Self::of(devices, boot.trim(), &format!("{library} {}", module.lines().next().unwrap_or_default())))
+        Some(Self::of(
+            devices,
+            boot.trim(),
+            &format!("{library} {}", module.lines().next().unwrap_or_default()),
+        ))
     }
 
     pub(super) fn of(devices: &[DeviceUuid], boot: &str, driver: &str) -> Self {
         let mut devices: Vec<String> = devices.iter().map(ToString::to_string).collect();
         devices.sort();
         // The empty line ends it: no key is how another begins.
-        Self(format!("flux {}\nboot {boot}\ndriver {driver}\n{}\n\n", env!("CARGO_PKG_VERSION"), devices.join("\n")))
+        Self(format!(
+            "flux {}\nboot {boot}\ndriver {driver}\n{}\n\n",
+            env!("CARGO_PKG_VERSION"),
+            devices.join("\n")
+        ))
     }
 
     /// The file's place in the folder of the cache.
@@ -55,7 +63,11 @@ fn hex(bytes: &[u8]) -> String {
 /// The folder of the cache: `FLUX_CACHE_DIR`, else `flux` of the user's cache folder.
 pub(super) fn folder(env: impl Fn(&str) -> Option<OsString>) -> Option<PathBuf> {
     let folder = |name: &str| env(name).filter(|value| !value.is_empty()).map(PathBuf::from);
-    let user = || folder("XDG_CACHE_HOME").or_else(|| Some(folder("HOME")?.join(".cache"))).map(|cache| cache.join("flux"));
+    let user = || {
+        folder("XDG_CACHE_HOME")
+            .or_else(|| Some(folder("HOME")?.join(".cache")))
+            .map(|cache| cache.join("flux"))
+    };
     folder("FLUX_CACHE_DIR").or_else(user)
 }
 
@@ -80,12 +92,21 @@ pub(super) fn read(folder: &Path, key: &CacheKey) -> Option<(Report, PathBuf)> {
 
 /// The text of a plain file that this user, and nobody else, can write.
 fn own(path: &Path) -> io::Result<String> {
-    let fd = rustix::fs::open(path, OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK, Mode::empty())?;
+    let fd = rustix::fs::open(
+        path,
+        OFlags::RDONLY | OFlags::NOFOLLOW | OFlags::CLOEXEC | OFlags::NONBLOCK,
+        Mode::empty(),
+    )?;
     let file = File::from(fd);
     let meta = file.metadata()?;
-    let own = meta.is_file() && meta.uid() == rustix::process::geteuid().as_raw() && meta.mode() & OTHERS_WRITE == 0;
+    let own = meta.is_file()
+        && meta.uid() == rustix::process::geteuid().as_raw()
+        && meta.mode() & OTHERS_WRITE == 0;
     if !own || meta.len() > LIMIT {
-        return Err(io::Error::new(io::ErrorKind::PermissionDenied, "it is not a file that only this user can write"));
+        return Err(io::Error::new(
+            io::ErrorKind::PermissionDenied,
+            "it is not a file that only this user can write",
+        ));
     }
     let mut text = String::new();
     file.take(LIMIT).read_to_string(&mut text)?;
@@ -95,8 +116,11 @@ fn own(path: &Path) -> io::Result<String> {
 /// Keeps a verdict. A folder that cannot be written costs time only.
 pub(super) fn write(folder: &Path, key: &CacheKey, report: &Report) {
     let path = key.file(folder);
-    if let Err(error) = place(&path, &(key.0.clone() + &ChildReport::Report(report.clone()).encode())) {
-        tracing::warn!(path = %path.display(), %error, "the verdict is not kept, the next process proves again");
+    if let Err(error) =
+        place(&path, &(key.0.clone() + &ChildReport::Report(report.clone()).encode()))
+    {
+        tracing::warn!(path = %path.display(), %error, "the verdict is not kept, the next process \
+                                                        proves again");
     }
 }
 
@@ -130,7 +154,10 @@ mod tests {
     #[test]
     fn a_verdict_is_of_its_devices_driver_boot_and_in_any_order() {
         let (folder, path) = kept();
-        assert!(read(folder.path(), &CacheKey::of(&[uuid(1), uuid(0)], "boot", "driver")).is_some(), "whatever rank has which");
+        assert!(
+            read(folder.path(), &CacheKey::of(&[uuid(1), uuid(0)], "boot", "driver")).is_some(),
+            "whatever rank has which"
+        );
         let others = [
             CacheKey::of(&[uuid(0), uuid(2)], "boot", "driver"),
             CacheKey::of(&[uuid(0)], "boot", "driver"),
@@ -185,10 +212,18 @@ mod tests {
     #[test]
     fn the_folder_is_that_of_the_kernels_cache() {
         let env = |pairs: &'static [(&str, &str)]| {
-            move |key: &str| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| OsString::from(value))
+            move |key: &str| {
+                pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| OsString::from(value))
+            }
         };
-        assert_eq!(folder(env(&[("FLUX_CACHE_DIR", "/a"), ("XDG_CACHE_HOME", "/b")])), Some("/a".into()));
-        assert_eq!(folder(env(&[("FLUX_CACHE_DIR", ""), ("XDG_CACHE_HOME", "/b")])), Some("/b/flux".into()));
+        assert_eq!(
+            folder(env(&[("FLUX_CACHE_DIR", "/a"), ("XDG_CACHE_HOME", "/b")])),
+            Some("/a".into())
+        );
+        assert_eq!(
+            folder(env(&[("FLUX_CACHE_DIR", ""), ("XDG_CACHE_HOME", "/b")])),
+            Some("/b/flux".into())
+        );
         assert_eq!(folder(env(&[("HOME", "/c")])), Some("/c/.cache/flux".into()));
         assert_eq!(folder(env(&[])), None);
     }

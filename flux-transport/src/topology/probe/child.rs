@@ -33,11 +33,18 @@ pub(super) enum Silence {
     Lost(io::Error),
     #[error("it had not answered after {0:?} and was killed: a driver call that does not return")]
     Late(Duration),
-    #[error("it ended without an answer ({}){words}", .status.map_or_else(|| "this process is not told how".to_owned(), |status| status.to_string()))]
+    #[error(
+        "it ended without an answer ({}){words}",
+        .status.map_or_else(|| "this process is not told how".to_owned(), |status| status.to_string())
+    )]
     Ended { status: Option<ExitStatus>, words: String },
 }
 
-pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<ChildReport, Silence> {
+pub(super) fn run(
+    program: &Path,
+    request: &Request,
+    limit: Duration,
+) -> Result<ChildReport, Silence> {
     let (child, out, err) = start(program, request).map_err(Silence::NotStarted)?;
     let status = match limited::wait(child, limit, GRACE) {
         Ok(Some(status)) => Some(status),
@@ -48,14 +55,20 @@ pub(super) fn run(program: &Path, request: &Request, limit: Duration) -> Result<
     };
     let well = status.is_none_or(|status| status.success());
     let answer = if well { ChildReport::decode(&said(&out).map_err(Silence::Lost)?) } else { None };
-    answer.ok_or_else(|| Silence::Ended { status, words: said(&err).map_or_else(|_| String::new(), |text| last_words(&text)) })
+    answer.ok_or_else(|| Silence::Ended {
+        status,
+        words: said(&err).map_or_else(|_| String::new(), |text| last_words(&text)),
+    })
 }
 
 /// The program, and what it says on stdout and on stderr.
 fn start(program: &Path, request: &Request) -> io::Result<(Child, File, File)> {
     let (out, err) = (room()?, room()?);
     let mut command = Command::new(program);
-    command.env(REQUEST, request.encode()).env("CUDA_VISIBLE_DEVICES", request.visible()).process_group(0);
+    command
+        .env(REQUEST, request.encode())
+        .env("CUDA_VISIBLE_DEVICES", request.visible())
+        .process_group(0);
     // It would make each stream wait for the other device's before that has work.
     command.env_remove("CUDA_LAUNCH_BLOCKING");
     command.stdin(Stdio::null()).stdout(out.try_clone()?).stderr(err.try_clone()?);
@@ -64,7 +77,8 @@ fn start(program: &Path, request: &Request) -> io::Result<(Child, File, File)> {
 
 /// A file without a name that cannot grow: what is written beyond its end fails.
 fn room() -> io::Result<File> {
-    let fd = rustix::fs::memfd_create("flux-probe", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    let fd =
+        rustix::fs::memfd_create("flux-probe", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
     rustix::fs::ftruncate(&fd, ROOM)?;
     rustix::fs::fcntl_add_seals(&fd, SealFlags::GROW | SealFlags::SHRINK)?;
     Ok(File::from(fd))
@@ -80,7 +94,9 @@ fn said(file: &File) -> io::Result<String> {
 
 fn last_words(text: &str) -> String {
     let line = text.lines().rev().find(|line| !line.trim().is_empty());
-    line.map_or_else(String::new, |line| format!(": {}", line.chars().take(WORDS).collect::<String>()))
+    line.map_or_else(String::new, |line| {
+        format!(": {}", line.chars().take(WORDS).collect::<String>())
+    })
 }
 
 #[cfg(test)]
@@ -113,7 +129,11 @@ mod tests {
 
     fn ask(script: &str, limit: Duration) -> Result<ChildReport, Silence> {
         let folder = tempfile::tempdir().unwrap();
-        run(&program(folder.path(), script), &Request { devices: vec![uuid(0), uuid(1)], veto: false }, limit)
+        run(
+            &program(folder.path(), script),
+            &Request { devices: vec![uuid(0), uuid(1)], veto: false },
+            limit,
+        )
     }
 
     #[test]
@@ -143,12 +163,18 @@ mod tests {
         let folder = tempfile::tempdir().unwrap();
         let pid = folder.path().join("pid");
         let start = Instant::now();
-        let silence =
-            ask(&format!("sleep 1000 & echo $! > '{}'; sleep 1000", pid.display()), scaled(Duration::from_millis(300))).unwrap_err();
+        let silence = ask(
+            &format!("sleep 1000 & echo $! > '{}'; sleep 1000", pid.display()),
+            scaled(Duration::from_millis(300)),
+        )
+        .unwrap_err();
         assert!(matches!(silence, Silence::Late(_)), "{silence}");
         assert_soon(start.elapsed(), Duration::from_secs(10));
         let pid = std::fs::read_to_string(pid).unwrap();
-        assert!(gone_within(&[pid.trim().parse().unwrap()], Duration::from_secs(5)), "{pid} still runs");
+        assert!(
+            gone_within(&[pid.trim().parse().unwrap()], Duration::from_secs(5)),
+            "{pid} still runs"
+        );
     }
 
     #[test]
@@ -156,7 +182,12 @@ mod tests {
         let crash = ask("echo why >&2; kill -SEGV $$", AMPLE).unwrap_err().to_string();
         assert!(crash.contains("signal: 11") && crash.ends_with(": why"), "{crash}");
         let whole = ChildReport::Report(report(2, &[])).encode();
-        for script in ["true", "echo works", "exit 3", &format!("printf '{}'; exit 1", whole.replace('\n', "\\n"))] {
+        for script in [
+            "true",
+            "echo works",
+            "exit 3",
+            &format!("printf '{}'; exit 1", whole.replace('\n', "\\n")),
+        ] {
             assert!(matches!(ask(script, AMPLE), Err(Silence::Ended { .. })), "{script}");
         }
     }
@@ -167,31 +198,49 @@ mod tests {
 
     #[test]
     fn a_process_that_is_not_told_how_its_children_end_judges_by_what_they_say() {
-        let (request, answer) = (Request { devices: vec![uuid(0), uuid(1)], veto: false }, ChildReport::Report(report(2, &[])));
+        let (request, answer) = (
+            Request { devices: vec![uuid(0), uuid(1)], veto: false },
+            ChildReport::Report(report(2, &[])),
+        );
         let Some(folder) = std::env::var_os(UNTOLD).map(PathBuf::from) else {
             let folder = tempfile::tempdir().unwrap();
             let whole = format!("printf '{}'", answer.encode().replace('\n', "\\n"));
-            for (name, script) in
-                [("answers", &*whole), ("crashes", "kill -SEGV $$"), ("hangs", "sleep 1000 & echo $! > \"$0-pid\"; sleep 1000")]
-            {
+            for (name, script) in [
+                ("answers", &*whole),
+                ("crashes", "kill -SEGV $$"),
+                ("hangs", "sleep 1000 & echo $! > \"$0-pid\"; sleep 1000"),
+            ] {
                 let within = folder.path().join(name);
                 std::fs::create_dir(&within).unwrap();
                 program(&within, script);
             }
             let mut untold = Command::new("env");
-            untold.arg("--ignore-signal=CHLD").arg(std::env::current_exe().unwrap()).args(["--exact", NAME, "--nocapture"]);
-            assert!(untold.env(UNTOLD, folder.path()).status().unwrap().success(), "its words are above");
+            untold.arg("--ignore-signal=CHLD").arg(std::env::current_exe().unwrap()).args([
+                "--exact",
+                NAME,
+                "--nocapture",
+            ]);
+            assert!(
+                untold.env(UNTOLD, folder.path()).status().unwrap().success(),
+                "its words are above"
+            );
             return;
         };
         let ask = |name: &str, limit| run(&folder.join(name).join("probe"), &request, limit);
-        assert!(limited::is_untold(&Command::new("true").status().unwrap_err()), "SIGCHLD is not ignored");
+        assert!(
+            limited::is_untold(&Command::new("true").status().unwrap_err()),
+            "SIGCHLD is not ignored"
+        );
         assert_eq!(ask("answers", AMPLE).unwrap(), answer);
         assert!(matches!(ask("crashes", AMPLE), Err(Silence::Ended { status: None, .. })));
         let start = Instant::now();
         assert!(matches!(ask("hangs", scaled(Duration::from_millis(300))), Err(Silence::Late(_))));
         assert_soon(start.elapsed(), Duration::from_secs(10));
         let pid = std::fs::read_to_string(folder.join("hangs/probe-pid")).unwrap();
-        assert!(gone_within(&[pid.trim().parse().unwrap()], Duration::from_secs(5)), "{pid} still runs");
+        assert!(
+            gone_within(&[pid.trim().parse().unwrap()], Duration::from_secs(5)),
+            "{pid} still runs"
+        );
         assert!(matches!(ask("missing", AMPLE), Err(Silence::NotStarted(_))));
     }
 
@@ -205,6 +254,9 @@ mod tests {
     #[test]
     fn a_program_that_is_missing_does_not_start() {
         let request = Request { devices: vec![uuid(0), uuid(1)], veto: false };
-        assert!(matches!(run(Path::new("/no/such/program"), &request, AMPLE), Err(Silence::NotStarted(_))));
+        assert!(matches!(
+            run(Path::new("/no/such/program"), &request, AMPLE),
+            Err(Silence::NotStarted(_))
+        ));
     }
 }

@@ -15,14 +15,25 @@ const ENOUGH: usize = 3;
 
 /// Asks, and says how the machine connects the devices.
 pub(super) fn ask(request: &Request) -> ChildReport {
-    let found = infos(request).and_then(|infos| Ok((directions(&infos, request.veto).map_err(|error| error.to_string())?, infos)));
+    let found = infos(request).and_then(|infos| {
+        Ok((directions(&infos, request.veto).map_err(|error| error.to_string())?, infos))
+    });
     match found {
         Ok((found, infos)) => {
             let (directions, mut notes) = found;
             let topology = topology::look(&infos);
             notes.extend(topology.notes());
-            let advice = if directions.iter().all(|d| d.fault.is_none()) { Vec::new() } else { topology.advice() };
-            ChildReport::Report(Report { devices: request.devices.clone(), directions, notes, advice })
+            let advice = if directions.iter().all(|d| d.fault.is_none()) {
+                Vec::new()
+            } else {
+                topology.advice()
+            };
+            ChildReport::Report(Report {
+                devices: request.devices.clone(),
+                directions,
+                notes,
+                advice,
+            })
         }
         Err(why) => ChildReport::Cannot(why),
     }
@@ -34,12 +45,17 @@ fn infos(request: &Request) -> Result<Vec<DeviceInfo>, String> {
     let all = all().map_err(|error| error.to_string())?;
     let one = |uuid: &DeviceUuid| {
         let found = all.iter().find(|info| info.uuid == *uuid).cloned();
-        found.ok_or_else(|| format!("the process that asks sees {} devices, and not {uuid}", all.len()))
+        found.ok_or_else(|| {
+            format!("the process that asks sees {} devices, and not {uuid}", all.len())
+        })
     };
     request.devices.iter().map(one).collect()
 }
 
-fn directions(infos: &[DeviceInfo], veto: bool) -> Result<(Vec<Direction>, Vec<String>), CudaError> {
+fn directions(
+    infos: &[DeviceInfo],
+    veto: bool,
+) -> Result<(Vec<Direction>, Vec<String>), CudaError> {
     let mut directions = Vec::new();
     for (from, to) in pairs(infos.len()) {
         let granted = cuda::can_access_peer(infos[from].ordinal, infos[to].ordinal)?;
@@ -50,7 +66,10 @@ fn directions(infos: &[DeviceInfo], veto: bool) -> Result<(Vec<Direction>, Vec<S
     let mut sides = BTreeMap::new();
     let mut failed = 0;
     for (a, b) in pairs(infos.len()).filter(|(a, b)| a < b) {
-        if directions.iter().any(|d| d.fault.is_some() && [(a, b), (b, a)].contains(&(d.from, d.to))) {
+        if directions
+            .iter()
+            .any(|d| d.fault.is_some() && [(a, b), (b, a)].contains(&(d.from, d.to)))
+        {
             continue;
         }
         // Only what the driver grants costs contexts.
@@ -62,7 +81,8 @@ fn directions(infos: &[DeviceInfo], veto: bool) -> Result<(Vec<Direction>, Vec<S
         let both = |why: String| (Some(why.clone()), Some(why));
         let (there, back) = if failed < ENOUGH {
             // What the driver granted, it refuses: that is a fault of the pair, not of the asking.
-            pair(&sides[&a], &sides[&b], (a, b), veto, &mut notes).unwrap_or_else(|error| both(error.to_string()))
+            pair(&sides[&a], &sides[&b], (a, b), veto, &mut notes)
+                .unwrap_or_else(|error| both(error.to_string()))
         } else {
             both(format!("not asked, as {ENOUGH} pairs had failed"))
         };
@@ -97,11 +117,15 @@ fn pair(
         Ok(took) => {
             let us = took.as_secs_f64() * 1e6 / f64::from(ROUNDS);
             let [one, other] = [one, other].map(|side| side.device.info().pci.to_lowercase());
-            notes.push(format!("GPUs {one} and {other}: a word there and back in {us:.1} us, by streams"));
+            notes.push(format!(
+                "GPUs {one} and {other}: a word there and back in {us:.1} us, by streams"
+            ));
             Ok((None, None))
         }
         Err(Lost { first, round }) => {
-            let why = format!("while both wrote at once, write {round} of {ROUNDS} was not seen in {PATIENCE:?}");
+            let why = format!(
+                "while both wrote at once, write {round} of {ROUNDS} was not seen in {PATIENCE:?}"
+            );
             Ok(if first { (Some(why), None) } else { (None, Some(why)) })
         }
     }
@@ -118,7 +142,8 @@ mod tests {
 
     #[test]
     fn no_two_directions_have_one_pattern() {
-        let all: std::collections::BTreeSet<u32> = pairs(16).map(|(from, to)| nonce(from, to)).collect();
+        let all: std::collections::BTreeSet<u32> =
+            pairs(16).map(|(from, to)| nonce(from, to)).collect();
         assert_eq!((all.len(), all.contains(&0)), (16 * 15, false));
     }
 }

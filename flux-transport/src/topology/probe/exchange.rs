@@ -4,13 +4,13 @@
 //!   pattern.
 //! - Ping-pong: each writes the round's number to the other and awaits it in its own memory.
 //!
-//! Invariant: only the owner's reading proves a direction; every wait ends. Stream memory operations
-//! and copy engines cross the same links, bridges and translations as a kernel's stores, and need no
-//! kernel. A driver call that does not return is why a probe is a process of its own.
+//! Invariant: only the owner's reading proves a direction; every wait ends. Stream memory
+//! operations and copy engines cross the same links, bridges and translations as a kernel's stores,
+//! and need no kernel. A driver call that does not return is why a probe is a process of its own.
 
 use crate::cuda::{
-    Allocation, CudaDevice, CudaError, DeviceBlock, DeviceInfo, Handles, Mapping, SideStream, WordOp, copy_async, fill_words, read,
-    round_up, words_async,
+    Allocation, CudaDevice, CudaError, DeviceBlock, DeviceInfo, Handles, Mapping, SideStream,
+    WordOp, copy_async, fill_words, read, round_up, words_async,
 };
 use std::time::{Duration, Instant};
 
@@ -40,9 +40,17 @@ impl Side {
         let device = CudaDevice::open(info.ordinal)?;
         let (lane, rescue) = (SideStream::new(&device)?, SideStream::new(&device)?);
         let outbox = DeviceBlock::new(&device, BYTES)?;
-        let unsupported = CudaError::Unsupported { ordinal: info.ordinal, device: info.name.clone(), what: "virtual memory management" };
+        let unsupported = CudaError::Unsupported {
+            ordinal: info.ordinal,
+            device: info.name.clone(),
+            what: "virtual memory management",
+        };
         let granularity = Allocation::granularity(&device, Handles::None)?;
-        let memory = Allocation::new(&device, round_up(ROOM, granularity).ok_or(unsupported)?, Handles::None)?;
+        let memory = Allocation::new(
+            &device,
+            round_up(ROOM, granularity).ok_or(unsupported)?,
+            Handles::None,
+        )?;
         Ok(Self { device, lane, rescue, outbox, memory })
     }
 
@@ -85,7 +93,13 @@ fn idle(sides: [&Side; 2]) -> Result<bool, CudaError> {
 
 /// Writes a pattern and a flag into `to`'s memory at `at`; returns the fault if its owner does not
 /// find them.
-pub(super) fn store(from: &Side, to: &Side, at: &Mapping, nonce: u32, veto: bool) -> Result<Option<String>, CudaError> {
+pub(super) fn store(
+    from: &Side,
+    to: &Side,
+    at: &Mapping,
+    nonce: u32,
+    veto: bool,
+) -> Result<Option<String>, CudaError> {
     to.clear(at)?;
     {
         let _current = from.device.enter()?;
@@ -118,11 +132,14 @@ fn judge(came: bool, bytes: &[u8], nonce: u32) -> Option<String> {
     let wrong: Vec<(usize, u32)> = words.enumerate().filter(|&(_, word)| word != nonce).collect();
     match (wrong.first(), came) {
         (Some(&(at, seen)), _) => Some(format!(
-            "its owner reads {seen:#010x} where {nonce:#010x} was written, in {} of {} words, the first at {at}",
+            "its owner reads {seen:#010x} where {nonce:#010x} was written, in {} of {} words, the \
+             first at {at}",
             wrong.len(),
             bytes.len() / 4
         )),
-        (None, false) => Some(format!("data came, and the flag behind it was not seen in {PATIENCE:?}")),
+        (None, false) => {
+            Some(format!("data came, and the flag behind it was not seen in {PATIENCE:?}"))
+        }
         (None, true) => None,
     }
 }
@@ -134,15 +151,22 @@ pub(super) struct Lost {
 }
 
 /// Both sides write and await at once, round by round.
-pub(super) fn ping_pong((a, at_a): (&Side, &Mapping), (b, at_b): (&Side, &Mapping)) -> Result<Result<Duration, Lost>, CudaError> {
+pub(super) fn ping_pong(
+    (a, at_a): (&Side, &Mapping),
+    (b, at_b): (&Side, &Mapping),
+) -> Result<Result<Duration, Lost>, CudaError> {
     a.clear(at_a)?;
     b.clear(at_b)?;
     let (ball_a, ball_b) = (at_a.address() + BALL, at_b.address() + BALL);
     let began = Instant::now();
     for done in (0..ROUNDS).step_by(AT_ONCE as usize) {
         let rounds = done + 1..=done + AT_ONCE;
-        let serve = |value| [WordOp::Write { address: ball_b, value }, WordOp::Await { address: ball_a, value }];
-        let answer = |value| [WordOp::Await { address: ball_b, value }, WordOp::Write { address: ball_a, value }];
+        let serve = |value| {
+            [WordOp::Write { address: ball_b, value }, WordOp::Await { address: ball_a, value }]
+        };
+        let answer = |value| {
+            [WordOp::Await { address: ball_b, value }, WordOp::Write { address: ball_a, value }]
+        };
         a.words(rounds.clone().flat_map(serve), false)?;
         b.words(rounds.flat_map(answer), false)?;
         if !idle([a, b])? {
@@ -159,7 +183,11 @@ pub(super) fn ping_pong((a, at_a): (&Side, &Mapping), (b, at_b): (&Side, &Mappin
 
 /// Whose write is missing, after the first side saw `at_a` and the second `at_b`.
 fn lost(at_a: u32, at_b: u32) -> Lost {
-    if at_b > at_a { Lost { first: false, round: at_b } } else { Lost { first: true, round: at_a + 1 } }
+    if at_b > at_a {
+        Lost { first: false, round: at_b }
+    } else {
+        Lost { first: true, round: at_a + 1 }
+    }
 }
 
 #[cfg(test)]
@@ -175,7 +203,12 @@ mod tests {
         torn[12..16].fill(0);
         for came in [true, false] {
             let fault = judge(came, &torn, 7).unwrap();
-            assert!(fault.contains("reads 0x00000000 where 0x00000007 was written, in 1 of 8 words, the first at 3"), "{fault}");
+            assert!(
+                fault.contains(
+                    "reads 0x00000000 where 0x00000007 was written, in 1 of 8 words, the first at 3"
+                ),
+                "{fault}"
+            );
         }
     }
 

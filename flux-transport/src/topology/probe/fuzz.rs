@@ -30,7 +30,13 @@ pub(crate) fn seeds() -> Vec<crate::fuzz::Seed> {
     let request = Request { devices: vec![uuid(1), uuid(2)], veto: false };
     vec![
         ("answer", "report", format!("a banner\n{report}").into_bytes()),
-        ("answer", "cannot", ChildReport::Cannot("the NVIDIA driver shows no device".to_owned()).encode().into_bytes()),
+        (
+            "answer",
+            "cannot",
+            ChildReport::Cannot("the NVIDIA driver shows no device".to_owned())
+                .encode()
+                .into_bytes(),
+        ),
         ("answer", "request", request.encode().into_bytes()),
     ]
 }

@@ -6,7 +6,8 @@
 //! Asked in this order:
 //!
 //! - The cache on disk.
-//! - A child process: `FLUX_PROBE`, this program if it calls [`serve`], or `flux-probe` beside it or
+//! - A child process: `FLUX_PROBE`, this program if it calls [`serve`], or `flux-probe` beside it
+//!   or
 //!   on the path.
 //! - A thread of this process, which notices a hang and does not survive a crash.
 
@@ -77,10 +78,18 @@ pub fn serve() {
         rustix::process::kill_process(rustix::process::getpid(), rustix::process::Signal::KILL)
     });
     let request = text.to_str().and_then(Request::decode);
-    let unknown = || ChildReport::Cannot(format!("{REQUEST} is not a request of flux {}", env!("CARGO_PKG_VERSION")));
+    let unknown = || {
+        ChildReport::Cannot(format!(
+            "{REQUEST} is not a request of flux {}",
+            env!("CARGO_PKG_VERSION")
+        ))
+    };
     let answer = request.map_or_else(unknown, |request| devices::ask(&request));
     let written = std::io::Write::write_all(&mut std::io::stdout(), answer.encode().as_bytes());
-    #[allow(clippy::exit, reason = "a probe has nothing else to do, and what the driver left running ends with it")]
+    #[allow(
+        clippy::exit,
+        reason = "a probe has nothing else to do, and what the driver left running ends with it"
+    )]
     std::process::exit(i32::from(written.is_err()))
 }
 
@@ -112,9 +121,14 @@ mod tests {
 
     #[test]
     fn a_switch_is_on_at_one_alone() {
-        for (value, on) in
-            [(None, false), (Some(""), false), (Some("0"), false), (Some("1"), true), (Some(" 1"), true), (Some("yes"), false)]
-        {
+        for (value, on) in [
+            (None, false),
+            (Some(""), false),
+            (Some("0"), false),
+            (Some("1"), true),
+            (Some(" 1"), true),
+            (Some("yes"), false),
+        ] {
             assert_eq!(is_one(value.map(OsStr::new)), on, "{value:?}");
         }
     }

@@ -13,7 +13,11 @@ const NAME: &str = "flux-probe";
 
 /// The program to start: what `FLUX_PROBE` names, else this one (`own`) if it `serves`, else
 /// `flux-probe` beside it, else on the path.
-pub(super) fn find(env: impl Fn(&str) -> Option<OsString>, own: Option<&Path>, serves: bool) -> Option<PathBuf> {
+pub(super) fn find(
+    env: impl Fn(&str) -> Option<OsString>,
+    own: Option<&Path>,
+    serves: bool,
+) -> Option<PathBuf> {
     if let Some(named) = env(PROGRAM) {
         return Some(PathBuf::from(named)).filter(|path| !path.as_os_str().is_empty());
     }
@@ -36,7 +40,12 @@ mod tests {
     use super::*;
 
     fn env(pairs: &[(&str, &Path)]) -> impl Fn(&str) -> Option<OsString> {
-        move |key| pairs.iter().find(|(name, _)| *name == key).map(|(_, value)| value.as_os_str().to_owned())
+        move |key| {
+            pairs
+                .iter()
+                .find(|(name, _)| *name == key)
+                .map(|(_, value)| value.as_os_str().to_owned())
+        }
     }
 
     #[test]
@@ -47,8 +56,15 @@ mod tests {
             std::fs::write(folder.path().join(NAME), "").unwrap();
         }
         let path = ("PATH", there.path());
-        assert_eq!(find(env(&[(PROGRAM, Path::new("/x")), path]), Some(&own), true), Some("/x".into()));
-        assert_eq!(find(env(&[(PROGRAM, Path::new("")), path]), Some(&own), true), None, "empty is none");
+        assert_eq!(
+            find(env(&[(PROGRAM, Path::new("/x")), path]), Some(&own), true),
+            Some("/x".into())
+        );
+        assert_eq!(
+            find(env(&[(PROGRAM, Path::new("")), path]), Some(&own), true),
+            None,
+            "empty is none"
+        );
         assert_eq!(find(env(&[path]), Some(&own), true), Some(own.clone()));
         assert_eq!(find(env(&[path]), Some(&own), false), Some(here.path().join(NAME)));
         assert_eq!(find(env(&[path]), None, true), Some(there.path().join(NAME)));

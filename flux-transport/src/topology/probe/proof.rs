@@ -43,11 +43,23 @@ impl Proof {
         let Some(report) = &self.report else { return self.how.clone() };
         let faults: Vec<String> = report.faults().collect();
         let found = match faults.len() {
-            0 => format!("peer access works in both directions of every pair of {} GPUs", report.devices.len()),
+            0 => format!(
+                "peer access works in both directions of every pair of {} GPUs",
+                report.devices.len()
+            ),
             n if n <= SHOWN => format!("peer access does not work {}", faults.join("; ")),
-            n => format!("peer access does not work {}; nor in {} more directions", faults[..SHOWN].join("; "), n - SHOWN),
+            n => format!(
+                "peer access does not work {}; nor in {} more directions",
+                faults[..SHOWN].join("; "),
+                n - SHOWN
+            ),
         };
-        [format!("{found} ({})", self.how)].iter().chain(&report.advice).map(String::as_str).collect::<Vec<_>>().join("; ")
+        [format!("{found} ({})", self.how)]
+            .iter()
+            .chain(&report.advice)
+            .map(String::as_str)
+            .collect::<Vec<_>>()
+            .join("; ")
     }
 }
 
@@ -60,7 +72,10 @@ mod tests {
     fn words_name_faults_and_what_to_do() {
         let proof = Proof::of(report(3, &[(0, 1), (1, 2), (2, 0)]), "somehow".to_owned());
         let words = proof.words();
-        assert!(words.contains(&uuid(1).to_string()) && words.contains("nor in 1 more directions"), "{words}");
+        assert!(
+            words.contains(&uuid(1).to_string()) && words.contains("nor in 1 more directions"),
+            "{words}"
+        );
         assert!(words.contains("(somehow)") && words.ends_with("some advice"), "{words}");
     }
 }

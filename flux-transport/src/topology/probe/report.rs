@@ -54,7 +54,8 @@ impl Report {
 
 /// All ordered pairs of `count` devices, in the order of a report.
 pub(super) fn pairs(count: usize) -> impl Iterator<Item = (usize, usize)> {
-    (0..count).flat_map(move |from| (0..count).filter(move |&to| to != from).map(move |to| (from, to)))
+    (0..count)
+        .flat_map(move |from| (0..count).filter(move |&to| to != from).map(move |to| (from, to)))
 }
 
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -97,30 +98,47 @@ impl ChildReport {
         let tidy = |text: &String| line(text) == *text;
         match self {
             Self::Cannot(why) => tidy(why),
-            Self::Report(Report { directions, notes, advice, .. }) => {
-                directions.iter().filter_map(|direction| direction.fault.as_ref()).chain(notes).chain(advice).all(tidy)
-            }
+            Self::Report(Report { directions, notes, advice, .. }) => directions
+                .iter()
+                .filter_map(|direction| direction.fault.as_ref())
+                .chain(notes)
+                .chain(advice)
+                .all(tidy),
         }
     }
 
     fn read(text: &str) -> Option<Self> {
         let mut whole = text.split_inclusive('\n').filter_map(|line| line.strip_suffix('\n'));
         if let Some(other) = whole.find(|line| line.starts_with(FAMILY) && *line != HEADER) {
-            return Some(Self::Cannot(format!("the probe is of another version: `{other}` in place of `{HEADER}`")));
+            return Some(Self::Cannot(format!(
+                "the probe is of another version: `{other}` in place of `{HEADER}`"
+            )));
         }
-        let mut lines = text.strip_suffix('\n')?.split('\n').skip_while(|&line| line != HEADER).skip(1).peekable();
+        let mut lines = text
+            .strip_suffix('\n')?
+            .split('\n')
+            .skip_while(|&line| line != HEADER)
+            .skip(1)
+            .peekable();
         if let Some(why) = lines.peek().and_then(|line| line.strip_prefix("cannot ")) {
             let rest: Vec<&str> = lines.skip(1).collect();
             return (rest == [END]).then(|| Self::Cannot(why.to_owned()));
         }
-        let mut report = Report { devices: Vec::new(), directions: Vec::new(), notes: Vec::new(), advice: Vec::new() };
+        let mut report = Report {
+            devices: Vec::new(),
+            directions: Vec::new(),
+            notes: Vec::new(),
+            advice: Vec::new(),
+        };
         let mut ended = false;
         for line in lines {
             let (word, rest) = line.split_once(' ').unwrap_or((line, ""));
             match word {
                 _ if ended => return None,
                 "device" if report.directions.is_empty() => report.devices.push(rest.parse().ok()?),
-                "works" | "fails" if report.notes.is_empty() && report.advice.is_empty() => report.directions.push(direction(word, rest)?),
+                "works" | "fails" if report.notes.is_empty() && report.advice.is_empty() => {
+                    report.directions.push(direction(word, rest)?);
+                }
                 "note" if report.advice.is_empty() => report.notes.push(rest.to_owned()),
                 "advice" => report.advice.push(rest.to_owned()),
                 END => ended = true,
@@ -160,7 +178,8 @@ pub(super) mod tests {
     /// A report of `count` devices in which these directions fail.
     pub(crate) fn report(count: u8, failing: &[(usize, usize)]) -> Report {
         let direction = |(from, to)| {
-            let fault = failing.contains(&(from, to)).then(|| "what was written is not there".to_owned());
+            let fault =
+                failing.contains(&(from, to)).then(|| "what was written is not there".to_owned());
             Direction { from, to, fault }
         };
         let directions = pairs(count.into()).map(direction).collect();
@@ -177,14 +196,20 @@ pub(super) mod tests {
         let report = report(3, &[(2, 0)]);
         assert!(!report.works());
         let faults: Vec<String> = report.faults().collect();
-        assert_eq!(faults, [format!("from {} to {}: what was written is not there", uuid(2), uuid(0))]);
+        assert_eq!(
+            faults,
+            [format!("from {} to {}: what was written is not there", uuid(2), uuid(0))]
+        );
         assert!(self::report(3, &[]).works() && self::report(1, &[]).works());
     }
 
     #[test]
     fn what_libraries_print_before_the_answer_is_passed_over_and_after_it_is_not() {
         let answer = ChildReport::Report(report(2, &[(0, 1)]));
-        assert_eq!(ChildReport::decode(&format!("a banner\n{}", answer.encode())), Some(answer.clone()));
+        assert_eq!(
+            ChildReport::decode(&format!("a banner\n{}", answer.encode())),
+            Some(answer.clone())
+        );
         assert_eq!(ChildReport::decode(&format!("{}more\n", answer.encode())), None);
         let other = answer.encode().replacen(env!("CARGO_PKG_VERSION"), "0.0.0", 1);
         assert!(

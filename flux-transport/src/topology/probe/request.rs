@@ -18,7 +18,12 @@ pub(super) struct Request {
 impl Request {
     pub(super) fn encode(&self) -> String {
         let Self { veto, .. } = self;
-        format!("{} {} {}", env!("CARGO_PKG_VERSION"), if *veto { "veto" } else { "prove" }, self.visible())
+        format!(
+            "{} {} {}",
+            env!("CARGO_PKG_VERSION"),
+            if *veto { "veto" } else { "prove" },
+            self.visible()
+        )
     }
 
     pub(super) fn decode(text: &str) -> Option<Self> {

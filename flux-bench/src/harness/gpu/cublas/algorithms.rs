@@ -71,10 +71,18 @@ impl Capabilities {
             (config::CTA_SWIZZLING, (0..=self.most_swizzling).collect()),
             (config::CUSTOM_OPTION, (0..=self.most_option.min(MOST_OPTIONS - 1)).collect()),
         ];
-        choices.into_iter().filter(|(_, values)| !values.is_empty()).fold(vec![Vec::new()], |settings, (attribute, values)| {
-            let with = |setting: &Vec<_>, value| setting.iter().copied().chain([(attribute, value)]).collect();
-            settings.iter().flat_map(|setting| values.iter().map(move |&value| with(setting, value))).collect()
-        })
+        choices.into_iter().filter(|(_, values)| !values.is_empty()).fold(
+            vec![Vec::new()],
+            |settings, (attribute, values)| {
+                let with = |setting: &Vec<_>, value| {
+                    setting.iter().copied().chain([(attribute, value)]).collect()
+                };
+                settings
+                    .iter()
+                    .flat_map(|setting| values.iter().map(move |&value| with(setting, value)))
+                    .collect()
+            },
+        )
     }
 }
 
@@ -86,13 +94,36 @@ impl Gemm {
         let mut found: c_int = 0;
         // SAFETY: the handle exists; there is room for `MOST_IDS` results.
         check("cublasLtMatmulAlgoGetIds", unsafe {
-            (lt.algo_ids)(self.handle, compute, scale, element, element, element, element, MOST_IDS, ids.as_mut_ptr(), &raw mut found)
+            (lt.algo_ids)(
+                self.handle,
+                compute,
+                scale,
+                element,
+                element,
+                element,
+                element,
+                MOST_IDS,
+                ids.as_mut_ptr(),
+                &raw mut found,
+            )
         })?;
         let mut accepted = Vec::new();
         for &id in ids.iter().take(found.unsigned_abs() as usize) {
             let mut algo: Algo = [0; 8];
             // SAFETY: the handle exists; a place for the result.
-            let made = unsafe { (lt.algo_init)(self.handle, compute, scale, element, element, element, element, id, &raw mut algo) };
+            let made = unsafe {
+                (lt.algo_init)(
+                    self.handle,
+                    compute,
+                    scale,
+                    element,
+                    element,
+                    element,
+                    element,
+                    id,
+                    &raw mut algo,
+                )
+            };
             // Some ids are of other types or devices.
             if made != 0 {
                 continue;
@@ -119,7 +150,13 @@ impl Gemm {
         let mut written = 0;
         // SAFETY: the algorithm was initialised; there is room for `most` values of 32 bits.
         let status = unsafe {
-            (self.library.algo_capability)(algo, attribute, values.as_mut_ptr().cast::<c_void>(), most * size_of::<u32>(), &raw mut written)
+            (self.library.algo_capability)(
+                algo,
+                attribute,
+                values.as_mut_ptr().cast::<c_void>(),
+                most * size_of::<u32>(),
+                &raw mut written,
+            )
         };
         values.truncate(if status == 0 { written / size_of::<u32>() } else { 0 });
         values
@@ -130,7 +167,12 @@ impl Gemm {
         for (attribute, value) in setting {
             // SAFETY: the algorithm was initialised; the attribute has 32 bits.
             let set = unsafe {
-                (self.library.algo_configure)(&raw mut algo, *attribute, std::ptr::from_ref(value).cast::<c_void>(), size_of::<u32>())
+                (self.library.algo_configure)(
+                    &raw mut algo,
+                    *attribute,
+                    std::ptr::from_ref(value).cast::<c_void>(),
+                    size_of::<u32>(),
+                )
             };
             if set != 0 {
                 return None;
@@ -139,7 +181,18 @@ impl Gemm {
         let mut candidate = Candidate::default();
         let (w, x, y) = (self.w_layout, self.x_layout, self.y_layout);
         // SAFETY: all descriptors exist; a place for the result.
-        let checked = unsafe { (self.library.algo_check)(self.handle, self.desc, w, x, y, y, &raw const algo, &raw mut candidate) };
+        let checked = unsafe {
+            (self.library.algo_check)(
+                self.handle,
+                self.desc,
+                w,
+                x,
+                y,
+                y,
+                &raw const algo,
+                &raw mut candidate,
+            )
+        };
         (checked == 0).then_some(Candidate { algo, ..candidate })
     }
 }
@@ -150,12 +203,23 @@ mod tests {
 
     #[test]
     fn settings_are_all_combinations_of_what_an_algorithm_can_be_set_to() {
-        let some = Capabilities { tiles: vec![20, 24], stages: vec![], most_swizzling: 1, most_option: 100 };
+        let some = Capabilities {
+            tiles: vec![20, 24],
+            stages: vec![],
+            most_swizzling: 1,
+            most_option: 100,
+        };
         let settings = some.settings();
         assert_eq!(settings.len(), 2 * 2 * MOST_OPTIONS as usize);
-        assert_eq!(settings[0], [(config::TILE_ID, 20), (config::CTA_SWIZZLING, 0), (config::CUSTOM_OPTION, 0)]);
+        assert_eq!(
+            settings[0],
+            [(config::TILE_ID, 20), (config::CTA_SWIZZLING, 0), (config::CUSTOM_OPTION, 0)]
+        );
         let distinct: std::collections::BTreeSet<_> = settings.iter().collect();
         assert_eq!(distinct.len(), settings.len());
-        assert_eq!(Capabilities::default().settings(), [[(config::CTA_SWIZZLING, 0), (config::CUSTOM_OPTION, 0)]]);
+        assert_eq!(
+            Capabilities::default().settings(),
+            [[(config::CTA_SWIZZLING, 0), (config::CUSTOM_OPTION, 0)]]
+        );
     }
 }

@@ -49,7 +49,11 @@ impl Gemm {
     ///
     /// # Errors
     /// No cuBLASLt, no algorithm for the shape, or a refusal.
-    pub fn new(device: &CudaDevice, (m, n, k): (u32, u32, u32), dtype: DType) -> Result<Self, CublasError> {
+    pub fn new(
+        device: &CudaDevice,
+        (m, n, k): (u32, u32, u32),
+        dtype: DType,
+    ) -> Result<Self, CublasError> {
         let library = library()?;
         let _current = device.enter()?;
         let workspace = DeviceBlock::new(device, WORKSPACE)?;
@@ -77,11 +81,18 @@ impl Gemm {
         // SAFETY: a place for the result.
         check("cublasLtCreate", unsafe { (lt.create)(&raw mut self.handle) })?;
         // SAFETY: a place for the result.
-        check("cublasLtMatmulDescCreate", unsafe { (lt.desc_create)(&raw mut self.desc, compute, scale) })?;
+        check("cublasLtMatmulDescCreate", unsafe {
+            (lt.desc_create)(&raw mut self.desc, compute, scale)
+        })?;
         let transpose = OP_T;
         // SAFETY: the attribute is an int, and the descriptor exists.
         check("cublasLtMatmulDescSetAttribute", unsafe {
-            (lt.desc_set)(self.desc, DESC_TRANSA, (&raw const transpose).cast::<c_void>(), size_of::<c_int>())
+            (lt.desc_set)(
+                self.desc,
+                DESC_TRANSA,
+                (&raw const transpose).cast::<c_void>(),
+                size_of::<c_int>(),
+            )
         })?;
         self.lay_out((m, n, k))
     }
@@ -91,9 +102,13 @@ impl Gemm {
         self.forget_layouts();
         let (lt, element) = (self.library, self.types.element);
         let (m, n, k) = (u64::from(m), u64::from(n), u64::from(k));
-        for (layout, rows, cols) in [(&mut self.w_layout, k, n), (&mut self.x_layout, k, m), (&mut self.y_layout, n, m)] {
+        for (layout, rows, cols) in
+            [(&mut self.w_layout, k, n), (&mut self.x_layout, k, m), (&mut self.y_layout, n, m)]
+        {
             // SAFETY: a place for the result.
-            check("cublasLtMatrixLayoutCreate", unsafe { (lt.layout_create)(layout, element, rows, cols, rows.cast_signed()) })?;
+            check("cublasLtMatrixLayoutCreate", unsafe {
+                (lt.layout_create)(layout, element, rows, cols, rows.cast_signed())
+            })?;
         }
         Ok(())
     }
@@ -102,7 +117,8 @@ impl Gemm {
         for layout in [&mut self.y_layout, &mut self.x_layout, &mut self.w_layout] {
             let made = std::mem::take(layout);
             if made != 0 {
-                // SAFETY: made by this object, destroyed once; a launch has read it when it returns.
+                // SAFETY: made by this object, destroyed once; a launch has read it when it
+                // returns.
                 unsafe { (self.library.layout_destroy)(made) };
             }
         }
@@ -125,11 +141,19 @@ impl Gemm {
         let mut candidates = vec![Candidate::default(); most.unsigned_abs() as usize];
         let mut preference = 0;
         // SAFETY: a place for the result.
-        check("cublasLtMatmulPreferenceCreate", unsafe { (lt.preference_create)(&raw mut preference) })?;
+        check("cublasLtMatmulPreferenceCreate", unsafe {
+            (lt.preference_create)(&raw mut preference)
+        })?;
         let limit = WORKSPACE;
         // SAFETY: the attribute is a size_t, and the preference exists.
-        let set =
-            unsafe { (lt.preference_set)(preference, PREF_MAX_WORKSPACE_BYTES, (&raw const limit).cast::<c_void>(), size_of::<usize>()) };
+        let set = unsafe {
+            (lt.preference_set)(
+                preference,
+                PREF_MAX_WORKSPACE_BYTES,
+                (&raw const limit).cast::<c_void>(),
+                size_of::<usize>(),
+            )
+        };
         let mut found: c_int = 0;
         // SAFETY: all descriptors exist; there is room for `most` results.
         let asked = unsafe {

@@ -12,7 +12,10 @@ use std::sync::OnceLock;
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[non_exhaustive]
 pub enum CublasError {
-    #[error("no cuBLASLt library can be loaded: {reason}; install CUDA's libraries or PyTorch, or set FLUX_CUBLASLT_LIB")]
+    #[error(
+        "no cuBLASLt library can be loaded: {reason}; install CUDA's libraries or PyTorch, or set \
+         FLUX_CUBLASLT_LIB"
+    )]
     Library {
         /// What the loader reported, or the names and paths that were tried.
         reason: String,
@@ -106,7 +109,10 @@ pub(super) fn check(call: &'static str, status: c_int) -> Result<(), CublasError
 /// The library of this process, loaded at the first call.
 pub(super) fn library() -> Result<&'static Library, CublasError> {
     static LIBRARY: OnceLock<Result<Library, CublasError>> = OnceLock::new();
-    LIBRARY.get_or_init(|| open(candidates(|key| std::env::var_os(key)))).as_ref().map_err(Clone::clone)
+    LIBRARY
+        .get_or_init(|| open(candidates(|key| std::env::var_os(key))))
+        .as_ref()
+        .map_err(Clone::clone)
 }
 
 /// Names of the library, the newest first: wheels have only one with a major version.
@@ -116,13 +122,27 @@ const NAMES: [&str; 3] = ["libcublasLt.so.13", "libcublasLt.so", "libcublasLt.so
 fn candidates(env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
     let folder = |key: &str| env(key).filter(|v| !v.is_empty()).map(PathBuf::from);
     if let Some(named) = folder("FLUX_CUBLASLT_LIB") {
-        return if named.is_dir() { NAMES.map(|name| named.join(name)).to_vec() } else { vec![named] };
+        return if named.is_dir() {
+            NAMES.map(|name| named.join(name)).to_vec()
+        } else {
+            vec![named]
+        };
     }
-    let toolkits = [folder("CUDA_HOME"), folder("CUDA_PATH"), Some(PathBuf::from("/usr/local/cuda"))].into_iter().flatten();
+    let toolkits =
+        [folder("CUDA_HOME"), folder("CUDA_PATH"), Some(PathBuf::from("/usr/local/cuda"))]
+            .into_iter()
+            .flatten();
     let mut folders: Vec<PathBuf> = toolkits.map(|toolkit| toolkit.join("lib64")).collect();
     let wheels = loading::site_packages(&env).into_iter();
-    folders.extend(wheels.flat_map(|site| ["nvidia/cu13/lib", "nvidia/cublas/lib"].map(|lib| site.join(lib))).filter(|lib| lib.is_dir()));
-    let mut found: Vec<PathBuf> = folder("FLUX_CUDA_LIB_DIR").into_iter().flat_map(|own| NAMES.map(|name| own.join(name))).collect();
+    folders.extend(
+        wheels
+            .flat_map(|site| ["nvidia/cu13/lib", "nvidia/cublas/lib"].map(|lib| site.join(lib)))
+            .filter(|lib| lib.is_dir()),
+    );
+    let mut found: Vec<PathBuf> = folder("FLUX_CUDA_LIB_DIR")
+        .into_iter()
+        .flat_map(|own| NAMES.map(|name| own.join(name)))
+        .collect();
     for name in NAMES {
         // Without a slash the loader searches: LD_LIBRARY_PATH, its cache, what is loaded already.
         found.push(PathBuf::from(name));
@@ -133,7 +153,8 @@ fn candidates(env: impl Fn(&str) -> Option<OsString>) -> Vec<PathBuf> {
 
 fn open(candidates: Vec<PathBuf>) -> Result<Library, CublasError> {
     // cuBLASLt's initialisers are made to run in any process at any time.
-    let (path, library) = loading::first(candidates).map_err(|none| CublasError::Library { reason: none.to_string() })?;
+    let (path, library) = loading::first(candidates)
+        .map_err(|none| CublasError::Library { reason: none.to_string() })?;
     Library::bind(path, library)
 }
 
@@ -153,7 +174,11 @@ mod tests {
             _ => None,
         });
         let of = |name: &str| [PathBuf::from(name), toolkit.join(name), wheel.join(name)];
-        let expected: Vec<PathBuf> = NAMES.map(|name| own.join(name)).into_iter().chain(NAMES.iter().flat_map(|name| of(name))).collect();
+        let expected: Vec<PathBuf> = NAMES
+            .map(|name| own.join(name))
+            .into_iter()
+            .chain(NAMES.iter().flat_map(|name| of(name)))
+            .collect();
         assert_eq!(found, expected);
         let named = candidates(|key| (key == "FLUX_CUBLASLT_LIB").then(|| venv.path().into()));
         assert_eq!(named, NAMES.map(|name| venv.path().join(name)));
@@ -162,14 +187,19 @@ mod tests {
     #[test]
     fn a_missing_library_is_an_error_that_names_what_was_tried() {
         let error = open(vec!["/nowhere/libcublasLt.so".into()]).unwrap_err().to_string();
-        assert!(error.contains("/nowhere/libcublasLt.so") && error.contains("FLUX_CUBLASLT_LIB"), "{error}");
+        assert!(
+            error.contains("/nowhere/libcublasLt.so") && error.contains("FLUX_CUBLASLT_LIB"),
+            "{error}"
+        );
     }
 
     #[test]
     fn a_file_that_is_no_library_is_the_error_though_others_are_missing() {
         let file = tempfile::NamedTempFile::new().unwrap();
         std::fs::write(file.path(), "not a library").unwrap();
-        let error = open(vec![file.path().into(), "/nowhere/libcublasLt.so".into()]).unwrap_err().to_string();
+        let error = open(vec![file.path().into(), "/nowhere/libcublasLt.so".into()])
+            .unwrap_err()
+            .to_string();
         // The loader's own words, which name the file, and not those of the call alone.
         assert!(error.contains(&format!("{}: file too short", file.path().display())), "{error}");
         assert!(!error.contains("nowhere") && !error.contains("dlopen"), "{error}");

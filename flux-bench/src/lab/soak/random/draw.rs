@@ -66,7 +66,13 @@ pub(super) struct RandomCase {
 
 impl RandomCase {
     /// Case `number` of `seed`.
-    pub(super) fn new(seed: u64, number: u64, world: WorldSize, processor: Processor, legal: Legal) -> Result<Self, ProblemError> {
+    pub(super) fn new(
+        seed: u64,
+        number: u64,
+        world: WorldSize,
+        processor: Processor,
+        legal: Legal,
+    ) -> Result<Self, ProblemError> {
         let mut draw = Draw::new(data::seed(seed, 1, number));
         let (most_rows, most) = match processor {
             Processor::Host => (24, 12),
@@ -80,7 +86,10 @@ impl RandomCase {
         let m = draw.extent(most_rows, 128) as usize * ranks - less;
         // Equal parts of what is split in half of the cases, else 8 more on the first ranks.
         let more = if draw.below(2) > 0 { draw.below(world.get()) as usize } else { 0 };
-        let (split, whole) = (8 * (draw.extent(most, 16) as usize * ranks + more), 8 * draw.extent(most, 16) as usize);
+        let (split, whole) = (
+            8 * (draw.extent(most, 16) as usize * ranks + more),
+            8 * draw.extent(most, 16) as usize,
+        );
         let (n, k) = match op {
             OpKind::AllGatherGemm => (split, whole),
             OpKind::GemmReduceScatter | OpKind::GemmAllReduce => (whole, split),
@@ -89,20 +98,31 @@ impl RandomCase {
         // In one of four cases the op chooses.
         let plan = (draw.below(4) > 0).then(|| plan(&mut draw, &problem, processor, legal));
         let calls = 4 + u64::from(draw.below(13));
-        let epilogues: Vec<EpilogueSpec> = std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op)).collect();
-        let epilogue = EpilogueSpec { bias: draw.below(2) > 0, ..draw.of(&epilogues) }.for_columns_of(&problem, plan.as_ref());
+        let epilogues: Vec<EpilogueSpec> =
+            std::iter::once(EpilogueSpec::default()).chain(EpilogueSpec::with_bias(op)).collect();
+        let epilogue = EpilogueSpec { bias: draw.below(2) > 0, ..draw.of(&epilogues) }
+            .for_columns_of(&problem, plan.as_ref());
         // Across nodes a sum has no such order.
         let has_order = legal != Legal::Mixed || op == OpKind::AllGatherGemm;
         let batch_invariant = draw.below(2) > 0 && plan.is_none() && has_order;
         // A library's sum has no fp32 partial sums.
         let sums_itself = plan.is_none_or(|plan| plan.comm != CommMode::Sequential);
-        let partials = if draw.below(3) == 0 && sums_itself { Partials::F32 } else { Partials::OpDType };
+        let partials =
+            if draw.below(3) == 0 && sums_itself { Partials::F32 } else { Partials::OpDType };
         let problem = epilogue.problem(problem)?.with_partials(partials);
         // Several weights in one of three cases that can have them.
         let one = op.reduces() || epilogue.gates.is_some() || draw.below(3) > 0;
         let columns = if one { vec![problem.n()] } else { columns(&mut draw, &problem) };
         let problem = problem.with_weights(&columns)?;
-        Ok(Self { number, problem, epilogue, plan, batch_invariant, calls, seed: data::seed(seed, 2, number) })
+        Ok(Self {
+            number,
+            problem,
+            epilogue,
+            plan,
+            batch_invariant,
+            calls,
+            seed: data::seed(seed, 2, number),
+        })
     }
 
     /// The plan with `rank`'s own number of workers.
@@ -145,13 +165,20 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
     };
     // On the host every tile can do both.
     let (can_flatten, can_send) = match processor {
-        Processor::Gpu { generation, .. } if scatters => (generation.scatters(tile), generation.sends_partials(tile)),
+        Processor::Gpu { generation, .. } if scatters => {
+            (generation.scatters(tile), generation.sends_partials(tile))
+        }
         _ => (true, true),
     };
     let one_exchange = problem.op() == OpKind::GemmAllReduce && legal != Legal::All;
-    let flattened = legal != Legal::Mixed && (one_exchange || can_flatten && (draw.below(2) > 0 || !can_send));
+    let flattened =
+        legal != Legal::Mixed && (one_exchange || can_flatten && (draw.below(2) > 0 || !can_send));
     // Where only one of both will do, a tile that can do both.
-    let tile = if if flattened { can_flatten } else { can_send } { tile } else { TileShape::new(128, 128, 64) };
+    let tile = if if flattened { can_flatten } else { can_send } {
+        tile
+    } else {
+        TileShape::new(128, 128, 64)
+    };
     let rows = match flattened {
         true if draw.below(2) > 0 => RowMapping::FlattenedTwoExchanges,
         true => RowMapping::Flattened,
@@ -160,10 +187,18 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
     let chunk = match draw.below(6) {
         0 => Chunk::Shard,
         // One signal for all, as messages are of whole shards.
-        _ if matches!(legal, Legal::Messages | Legal::Mixed) && flattened && scatters => Chunk::Shard,
+        _ if matches!(legal, Legal::Messages | Legal::Mixed) && flattened && scatters => {
+            Chunk::Shard
+        }
         tiles => Chunk::Tiles(tiles),
     };
-    let k = draw.of(&[KSplit::Whole, KSplit::Whole, KSplit::StreamK, KSplit::SplitK(2), KSplit::SplitK(3)]);
+    let k = draw.of(&[
+        KSplit::Whole,
+        KSplit::Whole,
+        KSplit::StreamK,
+        KSplit::SplitK(2),
+        KSplit::SplitK(3),
+    ]);
     let k_slices = draw.of(&[1, 1, 2, 3, 6]);
     let shared = matches!(processor, Processor::Gpu { alone: false, .. });
     let fused = |mover| CommMode::Fused { mover };
@@ -172,7 +207,9 @@ fn plan(draw: &mut Draw, problem: &Problem, processor: Processor, legal: Legal) 
     let comm = match legal {
         Legal::All | Legal::Staged => fused(mover),
         // The one kernel of sequential calls has flattened rows.
-        Legal::Messages if flattened => draw.of(&[CommMode::Overlapped { peers }, CommMode::Sequential]),
+        Legal::Messages if flattened => {
+            draw.of(&[CommMode::Overlapped { peers }, CommMode::Sequential])
+        }
         Legal::Messages | Legal::Mixed => CommMode::Overlapped { peers },
     };
     Plan { tile, rows, k, chunk, k_slices, comm }

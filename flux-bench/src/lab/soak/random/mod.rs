@@ -89,7 +89,10 @@ pub(super) fn soak_rank(args: &Args, ctx: &RankContext, at_once: u32) -> anyhow:
         if args.case.is_some() || agree(ctx, u64::from(start.elapsed() >= limit))? == 1 {
             if first {
                 let cases = number + 1 - args.case.unwrap_or(0);
-                out::line(&format_args!("passed  {cases} random cases of seed {seed}: {sum}, {:.1} s", start.elapsed().as_secs_f64()));
+                out::line(&format_args!(
+                    "passed  {cases} random cases of seed {seed}: {sum}, {:.1} s",
+                    start.elapsed().as_secs_f64()
+                ));
             }
             break;
         }
@@ -110,7 +113,9 @@ fn of_the_clock() -> u64 {
 /// The command that repeats a case, alone or after the cases before it.
 fn again(args: &Args, ctx: &RankContext, at_once: u32, (seed, case): (u64, u64)) -> String {
     let (ranks, transport) = (ctx.comm().world_size(), ctx.comm().transport());
-    let mut command = format!("flux-bench lab soak --seed {seed} --case {case} --tp {ranks} --transport {transport}");
+    let mut command = format!(
+        "flux-bench lab soak --seed {seed} --case {case} --tp {ranks} --transport {transport}"
+    );
     if let Some(nodes) = args.nodes {
         let _infallible = write!(command, " --nodes {nodes}");
     }

@@ -17,7 +17,9 @@ const PROCESSORS: [Processor; 3] = [
 ];
 
 fn cases(world: u32, processor: Processor, legal: Legal) -> impl Iterator<Item = RandomCase> {
-    (0..400).map(move |number| RandomCase::new(7, number, WorldSize::new(world).unwrap(), processor, legal).unwrap())
+    (0..400).map(move |number| {
+        RandomCase::new(7, number, WorldSize::new(world).unwrap(), processor, legal).unwrap()
+    })
 }
 
 #[test]
@@ -40,14 +42,18 @@ fn program(case: &RandomCase, nodes: Nodes, links: Links) -> Option<TileProgram>
     let plan = case.plan?.canonical(&case.problem, &target);
     let schedule = plan.schedule(&case.problem, &target);
     let program = TileProgram::build_across(&case.problem, Rank::new(0), &schedule, nodes).unwrap();
-    assert!(Variant::of(&program, KernelTarget::of_generation(GENERATION)).is_ok(), "{case}: no kernel for {plan}");
+    assert!(
+        Variant::of(&program, KernelTarget::of_generation(GENERATION)).is_ok(),
+        "{case}: no kernel for {plan}"
+    );
     Some(program)
 }
 
 #[test]
 fn there_is_a_kernel_for_every_plan_over_peer_memory_and_through_the_host() {
     for world in [1, 2, 4, 8] {
-        for (legal, links) in [(Legal::All, Links::PeerMemory), (Legal::Staged, Links::HostStaged)] {
+        for (legal, links) in [(Legal::All, Links::PeerMemory), (Legal::Staged, Links::HostStaged)]
+        {
             for case in cases(world, PROCESSORS[1], legal) {
                 program(&case, Nodes::apart(case.problem.world()), links);
             }
@@ -62,7 +68,9 @@ fn messages_can_carry_every_plan_for_them() {
         let nodes = Nodes::new(WorldSize::new(world).unwrap(), nodes).unwrap();
         let legal = if nodes.are_mixed() { Legal::Mixed } else { Legal::Messages };
         for case in cases(world, PROCESSORS[1], legal) {
-            let Some(program) = program(&case, nodes, Links::Messages(Channels::FREE)) else { continue };
+            let Some(program) = program(&case, nodes, Links::Messages(Channels::FREE)) else {
+                continue;
+            };
             let sequential = case.plan.is_some_and(|plan| plan.comm == CommMode::Sequential);
             let by_library = case.problem.op() == OpKind::GemmAllReduce && sequential;
             assert!(by_library || program.rounds().is_some(), "{case}");
@@ -78,40 +86,72 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
     let has = |what: fn(&RandomCase) -> bool| of_gpu().any(|case| what(&case));
     assert!(has(|c| c.problem.m_shard() == 1) && has(|c| c.problem.m_shard() > 1024));
     assert!(
-        has(|c| c.problem.m_shard() % 128 == 1) && has(|c| c.problem.m_shard() % 128 == 127) && has(|c| c.problem.m_shard() % 128 == 0)
+        has(|c| c.problem.m_shard() % 128 == 1)
+            && has(|c| c.problem.m_shard() % 128 == 127)
+            && has(|c| c.problem.m_shard() % 128 == 0)
     );
-    assert!(has(|c| c.problem.k_shard() == 8) && has(|c| c.problem.k_shard() > 2048) && has(|c| c.problem.k_shard() % 64 != 0));
+    assert!(
+        has(|c| c.problem.k_shard() == 8)
+            && has(|c| c.problem.k_shard() > 2048)
+            && has(|c| c.problem.k_shard() % 64 != 0)
+    );
     assert!(has(|c| c.problem.n_shard() == 8) && has(|c| c.problem.n_shard() > 2048));
     for op in OpKind::ALL {
         let [first, last] = [0, 3].map(Rank::new);
         let equal = |c: &RandomCase| c.problem.w_shape(first) == c.problem.w_shape(last);
-        assert!([true, false].into_iter().all(|wanted| of_gpu().any(|c| c.problem.op() == op && equal(&c) == wanted)), "{op}");
-    }
-    let has_plan = |what: fn(&Plan) -> bool| of_gpu().any(|case| case.plan.as_ref().is_some_and(what));
-    assert!(
-        has(|c| c.plan.is_none()) && has_plan(|p| p.rows == RowMapping::PerShard { group: 5 }) && has_plan(|p| p.chunk == Chunk::Shard)
-    );
-    assert!(has(|c| c.problem.op() == OpKind::GemmAllReduce && c.plan.is_some_and(|plan| plan.rows == RowMapping::FlattenedTwoExchanges)));
-    let messages = cases(4, PROCESSORS[1], Legal::Messages);
-    assert!(messages.into_iter().any(|case| case.plan.is_some_and(|plan| plan.comm == CommMode::Sequential)));
-    assert!(has(|c| c.epilogue.bias && c.problem.op().reduces()) && has(|c| c.epilogue == EpilogueSpec::default()));
-    for op in [OpKind::GemmReduceScatter, OpKind::GemmAllReduce] {
         assert!(
-            [false, true].into_iter().all(|bias| of_gpu().any(|c| c.problem.op() == op && c.epilogue.residual && c.epilogue.bias == bias))
+            [true, false]
+                .into_iter()
+                .all(|wanted| of_gpu().any(|c| c.problem.op() == op && equal(&c) == wanted)),
+            "{op}"
         );
+    }
+    let has_plan =
+        |what: fn(&Plan) -> bool| of_gpu().any(|case| case.plan.as_ref().is_some_and(what));
+    assert!(
+        has(|c| c.plan.is_none())
+            && has_plan(|p| p.rows == RowMapping::PerShard { group: 5 })
+            && has_plan(|p| p.chunk == Chunk::Shard)
+    );
+    assert!(has(|c| c.problem.op() == OpKind::GemmAllReduce
+        && c.plan.is_some_and(|plan| plan.rows == RowMapping::FlattenedTwoExchanges)));
+    let messages = cases(4, PROCESSORS[1], Legal::Messages);
+    assert!(
+        messages
+            .into_iter()
+            .any(|case| case.plan.is_some_and(|plan| plan.comm == CommMode::Sequential))
+    );
+    assert!(
+        has(|c| c.epilogue.bias && c.problem.op().reduces())
+            && has(|c| c.epilogue == EpilogueSpec::default())
+    );
+    for op in [OpKind::GemmReduceScatter, OpKind::GemmAllReduce] {
+        assert!([false, true].into_iter().all(|bias| {
+            of_gpu().any(|c| c.problem.op() == op && c.epilogue.residual && c.epilogue.bias == bias)
+        }));
         assert!(of_gpu().any(|c| c.problem.op() == op && c.epilogue.norm));
     }
     for activation in Activation::ALL {
         for bias in [false, true] {
-            assert!(of_gpu().any(|c| c.epilogue == EpilogueSpec { bias, activation, ..EpilogueSpec::default() }), "{activation} {bias}");
+            assert!(
+                of_gpu()
+                    .any(|c| c.epilogue
+                        == EpilogueSpec { bias, activation, ..EpilogueSpec::default() }),
+                "{activation} {bias}"
+            );
         }
     }
-    for gated in EpilogueSpec::with_bias(OpKind::AllGatherGemm).filter(|epilogue| epilogue.gates.is_some()) {
+    for gated in
+        EpilogueSpec::with_bias(OpKind::AllGatherGemm).filter(|epilogue| epilogue.gates.is_some())
+    {
         assert!(of_gpu().any(|c| c.epilogue == gated), "{gated}");
     }
     for weights in 1..=MAX_WEIGHTS {
         for bias in [false, true] {
-            assert!(of_gpu().any(|c| c.problem.weight_count() == weights && c.epilogue.bias == bias), "{weights} weights, {bias}");
+            assert!(
+                of_gpu().any(|c| c.problem.weight_count() == weights && c.epilogue.bias == bias),
+                "{weights} weights, {bias}"
+            );
         }
     }
     assert!(has(|c| c.batch_invariant) && has(|c| c.plan.is_none() && !c.batch_invariant));
@@ -119,14 +159,18 @@ fn cases_go_from_the_least_to_thousands_with_and_without_tails() {
         for dtype in [DType::Bf16, DType::F16] {
             assert!(of_gpu().any(|c| c.problem.op() == op && c.problem.dtype() == dtype));
         }
-        assert_eq!(of_gpu().any(|c| c.problem.op() == op && c.problem.partials() == Partials::F32), op.reduces());
+        assert_eq!(
+            of_gpu().any(|c| c.problem.op() == op && c.problem.partials() == Partials::F32),
+            op.reduces()
+        );
     }
 }
 
 #[test]
 fn a_case_is_a_function_of_seed_and_number_and_ranks_differ_only_in_their_own_choices() {
     let world = WorldSize::new(4).unwrap();
-    let case = |seed, number| RandomCase::new(seed, number, world, Processor::Host, Legal::All).unwrap();
+    let case =
+        |seed, number| RandomCase::new(seed, number, world, Processor::Host, Legal::All).unwrap();
     assert_eq!(case(1, 5).to_string(), case(1, 5).to_string());
     assert_ne!(case(1, 5).to_string(), case(2, 5).to_string());
     let differ = (0..20).any(|number| {

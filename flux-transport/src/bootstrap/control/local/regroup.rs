@@ -12,7 +12,12 @@ use std::sync::PoisonError;
 use std::time::Instant;
 
 /// Waits for the other members, and takes this rank's end of the new world.
-pub(super) fn meet(shared: &Shared, rank: Rank, without: &[Rank], deadline: Instant) -> Result<NewEnd, ControlError> {
+pub(super) fn meet(
+    shared: &Shared,
+    rank: Rank,
+    without: &[Rank],
+    deadline: Instant,
+) -> Result<NewEnd, ControlError> {
     let mut state = locked(&shared.state);
     state.regroup.begin(rank);
     shared.changed.notify_all();
@@ -34,10 +39,19 @@ pub(super) fn meet(shared: &Shared, rank: Rank, without: &[Rank], deadline: Inst
                 let missing = members & !state.regroup.came[rank.index()];
                 break match missing {
                     0 => came_and_went(Rank::new(members.trailing_zeros())),
-                    _ => ControlError::Timeout { step: REGROUPING, missing: ranks_of(missing).collect() },
+                    _ => ControlError::Timeout {
+                        step: REGROUPING,
+                        missing: ranks_of(missing).collect(),
+                    },
                 };
             }
-            _ => state = shared.changed.wait_timeout(state, left).unwrap_or_else(PoisonError::into_inner).0,
+            _ => {
+                state = shared
+                    .changed
+                    .wait_timeout(state, left)
+                    .unwrap_or_else(PoisonError::into_inner)
+                    .0;
+            }
         }
     };
     state.regroup.waiting &= !mask_of([rank]);

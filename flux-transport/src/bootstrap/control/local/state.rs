@@ -101,7 +101,12 @@ pub(super) struct NewEnd {
 
 impl Regroup {
     pub(super) fn new(world: WorldSize) -> Self {
-        Self { waiting: 0, came: vec![0; world.index()], ends: Vec::new(), given_up_by: vec![None; world.index()] }
+        Self {
+            waiting: 0,
+            came: vec![0; world.index()],
+            ends: Vec::new(),
+            given_up_by: vec![None; world.index()],
+        }
     }
 
     pub(super) fn begin(&mut self, rank: Rank) {
@@ -134,6 +139,12 @@ impl Regroup {
 impl State {
     /// The ranks (bits) that are here.
     pub(super) fn here(&self) -> u32 {
-        mask_of((0..).map(Rank::new).zip(&self.presence).filter(|(_, presence)| **presence == Presence::Here).map(|(rank, _)| rank))
+        mask_of(
+            (0..)
+                .map(Rank::new)
+                .zip(&self.presence)
+                .filter(|(_, presence)| **presence == Presence::Here)
+                .map(|(rank, _)| rank),
+        )
     }
 }

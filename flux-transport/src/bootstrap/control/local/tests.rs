@@ -29,8 +29,10 @@ fn many_steps_in_a_row_stay_in_step() {
                 if (step + end.rank().get()) % 7 == 0 {
                     std::thread::yield_now();
                 }
-                let all = end.exchange(&(step * 100 + end.rank().get()).to_le_bytes(), soon()).unwrap();
-                let expected: Vec<_> = (0..world).map(|rank| (step * 100 + rank).to_le_bytes().to_vec()).collect();
+                let all =
+                    end.exchange(&(step * 100 + end.rank().get()).to_le_bytes(), soon()).unwrap();
+                let expected: Vec<_> =
+                    (0..world).map(|rank| (step * 100 + rank).to_le_bytes().to_vec()).collect();
                 assert_eq!(all, expected);
                 if step % 3 == 0 {
                     end.barrier(soon()).unwrap();
@@ -50,7 +52,8 @@ fn descriptors_reach_every_peer_and_lead_to_the_same_file() {
         let own = &files[end.rank().index()];
         let all = end.exchange_fds(&[own.as_fd(), own.as_fd()], soon()).unwrap();
         let counts: Vec<usize> = all.iter().map(Vec::len).collect();
-        let expected: Vec<usize> = (0..3).map(|rank| if rank == end.rank().index() { 0 } else { 2 }).collect();
+        let expected: Vec<usize> =
+            (0..3).map(|rank| if rank == end.rank().index() { 0 } else { 2 }).collect();
         assert_eq!(counts, expected);
         end.barrier(soon()).unwrap();
         if end.rank().get() == 0 {
@@ -72,9 +75,13 @@ fn descriptors_reach_every_peer_and_lead_to_the_same_file() {
 fn a_late_rank_is_named_and_the_end_refuses_further_steps() {
     let ends = ends(3);
     std::thread::scope(|scope| {
-        scope.spawn(|| ends[2].barrier(Instant::now() + scaled(Duration::from_millis(50))).unwrap_err());
+        scope.spawn(|| {
+            ends[2].barrier(Instant::now() + scaled(Duration::from_millis(50))).unwrap_err()
+        });
         match ends[0].barrier(Instant::now() + scaled(Duration::from_millis(50))).unwrap_err() {
-            ControlError::Timeout { step: "barrier", missing } => assert!(missing.contains(&Rank::new(1))),
+            ControlError::Timeout { step: "barrier", missing } => {
+                assert!(missing.contains(&Rank::new(1)));
+            }
             other => panic!("{other}"),
         }
     });
@@ -89,19 +96,30 @@ fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_ran
         while locked(&ends[0].shared.state).slots[0].posts[0].is_none() {
             std::thread::yield_now();
         }
-        let short = ends[0].exchange(&[], Instant::now() + scaled(Duration::from_millis(50))).unwrap_err();
+        let short =
+            ends[0].exchange(&[], Instant::now() + scaled(Duration::from_millis(50))).unwrap_err();
         assert!(!long.is_finished());
         ends[1].barrier(soon()).unwrap();
         long.join().unwrap().unwrap();
-        assert!(matches!(&short, ControlError::Timeout { step: "exchange", missing } if *missing == [Rank::new(1)]), "{short}");
+        assert!(
+            matches!(&short, ControlError::Timeout { step: "exchange", missing } if *missing == [Rank::new(1)]),
+            "{short}"
+        );
     });
 }
 
 #[test]
 fn different_steps_are_an_error_on_every_rank() {
     each(&ends(2), |end| {
-        let error = if end.rank().get() == 0 { end.barrier(soon()).unwrap_err() } else { end.exchange(&[], soon()).unwrap_err() };
-        assert!(matches!(error, ControlError::Protocol { rank, .. } if rank != end.rank()), "{error}");
+        let error = if end.rank().get() == 0 {
+            end.barrier(soon()).unwrap_err()
+        } else {
+            end.exchange(&[], soon()).unwrap_err()
+        };
+        assert!(
+            matches!(error, ControlError::Protocol { rank, .. } if rank != end.rank()),
+            "{error}"
+        );
     });
 }
 
@@ -120,10 +138,15 @@ fn a_dropped_end_is_a_loss_at_once_and_a_goodbye_is_none() {
     two.goodbye();
     drop(two);
     let by = Rank::new(2);
-    let said = [Notice::Aborted { by, communicator: 3, reason: 9 }, Notice::Departed { by, communicator: 4, last: Epoch::new(5) }];
+    let said = [
+        Notice::Aborted { by, communicator: 3, reason: 9 },
+        Notice::Departed { by, communicator: 4, last: Epoch::new(5) },
+    ];
     assert_eq!(*heard.lock().unwrap(), said);
     let start = Instant::now();
-    assert!(matches!(ends[0].barrier(soon()), Err(ControlError::PeerLeft { rank }) if rank.get() == 2));
+    assert!(
+        matches!(ends[0].barrier(soon()), Err(ControlError::PeerLeft { rank }) if rank.get() == 2)
+    );
     ends.pop();
     assert_eq!(heard.lock().unwrap().last(), Some(&Notice::Lost(Rank::new(1))));
     assert_soon(start.elapsed(), Duration::from_secs(1));

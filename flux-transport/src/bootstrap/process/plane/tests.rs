@@ -33,7 +33,13 @@ fn send(socket: &OwnedFd, bytes: &[u8], fds: &[BorrowedFd<'_>]) {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(200))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     assert!(fds.is_empty() || control.push(SendAncillaryMessage::ScmRights(fds)));
-    rustix::net::sendmsg(socket, &[std::io::IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL).unwrap();
+    rustix::net::sendmsg(
+        socket,
+        &[std::io::IoSlice::new(bytes)],
+        &mut control,
+        SendFlags::NOSIGNAL,
+    )
+    .unwrap();
 }
 
 /// What happens to a peer that sends these messages, each with so many descriptors.
@@ -41,7 +47,8 @@ fn broken_by(messages: &[(Vec<u8>, usize)]) -> String {
     let (plane, peer) = plane_and_peer();
     let (sender, heard) = mpsc::channel();
     let sender = Mutex::new(sender);
-    let watcher: Arc<Watcher> = Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap());
+    let watcher: Arc<Watcher> =
+        Arc::new(move |notice| sender.lock().unwrap().send(notice).unwrap());
     plane.watch(Arc::downgrade(&watcher));
     let (read, write) = rustix::pipe::pipe().unwrap();
     for (bytes, descriptors) in messages {
@@ -90,7 +97,11 @@ fn a_peer_that_breaks_the_protocol_is_cut_off_and_named() {
         (frame(Kind::Goodbye, 1, 0, b""), 1, "goodbye) that says 1 descriptors with 1"),
         (frame(Kind::Abort, 0, 0, b""), 0, "abort without a communicator or a reason"),
         (frame(Kind::Abort, 0, 0, &[1; 4]), 0, "abort without a communicator or a reason"),
-        (frame(Kind::Abort, 0, 0, &[1, 0, 0, 0, 0, 0, 0, 0]), 0, "abort without a communicator or a reason"),
+        (
+            frame(Kind::Abort, 0, 0, &[1, 0, 0, 0, 0, 0, 0, 0]),
+            0,
+            "abort without a communicator or a reason",
+        ),
         (frame(Kind::Abort, 0, 0, &[1; 9]), 0, "abort without a communicator or a reason"),
         (frame(Kind::Depart, 0, 0, &[1; 4]), 0, "departure without a communicator or a last call"),
         (frame(Kind::Depart, 0, 0, &[1; 9]), 0, "departure without a communicator or a last call"),
@@ -114,7 +125,10 @@ fn a_frame_of_another_step_is_no_frame_of_this_one() {
     let (plane, peer) = plane_and_peer();
     send(&peer, &frame(Kind::Exchange, 0, 7, b"x"), &[]);
     let error = plane.exchange(b"y", ample()).unwrap_err();
-    assert_eq!(error.to_string(), "rank 1: it is at step 7 (exchange), rank 0 is at step 0 (exchange)");
+    assert_eq!(
+        error.to_string(),
+        "rank 1: it is at step 7 (exchange), rank 0 is at step 0 (exchange)"
+    );
 }
 
 #[test]
@@ -124,11 +138,15 @@ fn a_step_behind_another_threads_ends_by_its_own_deadline_and_names_the_late_ran
         let long = scope.spawn(|| plane.barrier(ample()));
         // It has sent its frame.
         socket::wait(&mut [socket::readable(&peer)], Some(ample())).unwrap();
-        let short = plane.exchange(b"", Instant::now() + scaled(Duration::from_millis(50))).unwrap_err();
+        let short =
+            plane.exchange(b"", Instant::now() + scaled(Duration::from_millis(50))).unwrap_err();
         assert!(!long.is_finished());
         send(&peer, &frame(Kind::Barrier, 0, 0, b""), &[]);
         long.join().unwrap().unwrap();
-        assert!(matches!(&short, ControlError::Timeout { step: "exchange", missing } if *missing == [Rank::new(1)]), "{short}");
+        assert!(
+            matches!(&short, ControlError::Timeout { step: "exchange", missing } if *missing == [Rank::new(1)]),
+            "{short}"
+        );
     });
 }
 
@@ -140,11 +158,16 @@ fn a_peer_that_reads_nothing_costs_no_more_than_the_deadline() {
     let error = loop {
         send(&peer, &frame(Kind::Exchange, 0, step, b""), &[]);
         step += 1;
-        if let Err(error) = plane.exchange(&body, Instant::now() + scaled(Duration::from_millis(200))) {
+        if let Err(error) =
+            plane.exchange(&body, Instant::now() + scaled(Duration::from_millis(200)))
+        {
             break error;
         }
     };
-    assert!(matches!(&error, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{error}");
+    assert!(
+        matches!(&error, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]),
+        "{error}"
+    );
     // Leaving does not wait for it either.
     let began = Instant::now();
     plane.goodbye();
@@ -186,7 +209,10 @@ fn what_came_in_time_counts_though_it_is_read_after_the_deadline() {
     send(&peer, &frame(Kind::Goodbye, 0, 0, b""), &[]);
     drop(peer);
     let error = plane.exchange(b"y", soon()).unwrap_err();
-    assert!(matches!(error, ControlError::PeerLeft { rank } if rank == Rank::new(1)), "it could not be sent to, and has left: {error}");
+    assert!(
+        matches!(error, ControlError::PeerLeft { rank } if rank == Rank::new(1)),
+        "it could not be sent to, and has left: {error}"
+    );
 }
 
 #[test]
@@ -195,7 +221,10 @@ fn a_last_look_ends_though_what_came_is_not_read() {
     send(&peer, &frame(Kind::Exchange, 0, 0, b"x"), &[]);
     let began = Instant::now();
     let error = plane.exchange(b"y", began + scaled(Duration::from_millis(50))).unwrap_err();
-    assert!(matches!(&error, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]), "{error}");
+    assert!(
+        matches!(&error, ControlError::Timeout { missing, .. } if *missing == [Rank::new(1)]),
+        "{error}"
+    );
     assert!(began.elapsed() >= scaled(Duration::from_millis(150)), "{:?}", began.elapsed());
     assert_soon(began.elapsed(), Duration::from_millis(600));
 }

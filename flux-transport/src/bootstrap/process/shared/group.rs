@@ -44,7 +44,9 @@ impl Outcome {
         match kind {
             Kind::Welcome if sockets.cut => Some(Self::TooMany),
             Kind::Welcome => Some(Self::Group { members: number, sockets: sockets.came }),
-            Kind::Unable => Some(Self::Unable(std::io::Error::from_raw_os_error(number.cast_signed()))),
+            Kind::Unable => {
+                Some(Self::Unable(std::io::Error::from_raw_os_error(number.cast_signed())))
+            }
             _ => None,
         }
     }

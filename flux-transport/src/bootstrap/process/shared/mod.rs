@@ -106,7 +106,10 @@ impl Shared {
     }
 
     pub(crate) fn peers(&self) -> impl Iterator<Item = (Rank, &Link)> {
-        (0..).map(Rank::new).zip(&self.links).filter_map(|(rank, link)| Some((rank, link.as_ref()?)))
+        (0..)
+            .map(Rank::new)
+            .zip(&self.links)
+            .filter_map(|(rank, link)| Some((rank, link.as_ref()?)))
     }
 
     /// Sends one message; a peer that does not take it until the deadline does without.
@@ -117,7 +120,14 @@ impl Shared {
     }
 
     /// Sends one message that is needed.
-    pub(crate) fn send(&self, rank: Rank, kind: Kind, body: &[u8], fds: &[BorrowedFd<'_>], deadline: Instant) -> Result<(), Errno> {
+    pub(crate) fn send(
+        &self,
+        rank: Rank,
+        kind: Kind,
+        body: &[u8],
+        fds: &[BorrowedFd<'_>],
+        deadline: Instant,
+    ) -> Result<(), Errno> {
         let descriptors = u8::try_from(fds.len()).unwrap_or(u8::MAX);
         let bytes = Header { kind, descriptors, sequence: 0 }.encode(body.len());
         let link = self.links.get(rank.index()).and_then(Option::as_ref).ok_or(Errno::PIPE)?;
@@ -134,10 +144,17 @@ impl Shared {
 
     /// Waits for a change until the deadline; then once more until all that had come is handled, or
     /// [`SETTLE`] is over; then returns `None`.
-    pub(crate) fn wait<'s>(&'s self, inbox: MutexGuard<'s, Inbox>, deadline: Instant, looked: &mut bool) -> Option<MutexGuard<'s, Inbox>> {
+    pub(crate) fn wait<'s>(
+        &'s self,
+        inbox: MutexGuard<'s, Inbox>,
+        deadline: Instant,
+        looked: &mut bool,
+    ) -> Option<MutexGuard<'s, Inbox>> {
         let left = deadline.saturating_duration_since(Instant::now());
         if !left.is_zero() {
-            return Some(self.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0);
+            return Some(
+                self.changed.wait_timeout(inbox, left).unwrap_or_else(PoisonError::into_inner).0,
+            );
         }
         drop(inbox);
         if std::mem::replace(looked, true) {
@@ -164,13 +181,15 @@ impl Shared {
                 return settled;
             }
             let look = left.min(Duration::from_millis(1));
-            inbox = self.changed.wait_timeout(inbox, look).unwrap_or_else(PoisonError::into_inner).0;
+            inbox =
+                self.changed.wait_timeout(inbox, look).unwrap_or_else(PoisonError::into_inner).0;
         }
     }
 
     /// Whether a peer's message lies unread, as far as can be told. Allocates nothing.
     fn anything_to_read(&self, open: impl Fn(Rank) -> bool) -> bool {
-        let mut polled: [PollFd<'_>; MAX_POLLED] = std::array::from_fn(|_| PollFd::new(&self.stop, PollFlags::empty()));
+        let mut polled: [PollFd<'_>; MAX_POLLED] =
+            std::array::from_fn(|_| PollFd::new(&self.stop, PollFlags::empty()));
         let mut count = 0;
         for (_, link) in self.peers().filter(|&(rank, _)| open(rank)).take(MAX_POLLED) {
             polled[count] = socket::readable(link);

@@ -58,9 +58,15 @@ impl TcpRendezvous {
     }
 
     /// Sockets to the ranks of this host.
-    fn neighbours(&self, group: Vec<Rank>, meeting: u128, deadline: Instant) -> Result<Vec<OwnedFd>, BootstrapError> {
+    fn neighbours(
+        &self,
+        group: Vec<Rank>,
+        meeting: u128,
+        deadline: Instant,
+    ) -> Result<Vec<OwnedFd>, BootstrapError> {
         // Ranks that were set apart may see the same directory; each host id has its own below it.
-        let place = HostPlace::below(&self.place.directory, meeting ^ u128::from_le_bytes(self.host().0));
+        let place =
+            HostPlace::below(&self.place.directory, meeting ^ u128::from_le_bytes(self.host().0));
         UnixRendezvous { rank: self.rank, world: self.world, group, place }.sockets(deadline)
     }
 }

@@ -19,8 +19,13 @@ const PATIENCE: Duration = Duration::from_secs(5);
 /// # Errors
 /// [`BootstrapError::Address`] for a wildcard address, and where there are only link-local IPv6
 /// addresses.
-pub(super) fn addresses(address: &Address, deadline: Instant) -> Result<Result<Vec<IpAddr>, String>, BootstrapError> {
-    addresses_by(address, deadline, |name| Ok((name, 0).to_socket_addrs()?.map(|found| found.ip()).collect()))
+pub(super) fn addresses(
+    address: &Address,
+    deadline: Instant,
+) -> Result<Result<Vec<IpAddr>, String>, BootstrapError> {
+    addresses_by(address, deadline, |name| {
+        Ok((name, 0).to_socket_addrs()?.map(|found| found.ip()).collect())
+    })
 }
 
 fn addresses_by(
@@ -35,14 +40,19 @@ fn addresses_by(
             Err(why) => return Ok(Err(why)),
         },
     };
-    let problem = |problem: String| BootstrapError::Address { address: address.to_string(), problem };
+    let problem =
+        |problem: String| BootstrapError::Address { address: address.to_string(), problem };
     if let Some(all) = found.iter().find(|found| found.to_canonical().is_unspecified()) {
-        return Err(problem(format!("{all} stands for all addresses of a host: give one of rank 0's host")));
+        return Err(problem(format!(
+            "{all} stands for all addresses of a host: give one of rank 0's host"
+        )));
     }
     // A link-local address needs an interface, which differs from host to host.
     let (of_a_link, found): (Vec<_>, Vec<_>) = found.into_iter().partition(is_of_a_link);
     match of_a_link.first() {
-        Some(only) if found.is_empty() => Err(problem(format!("{only} is good on one link only: give another address of rank 0's host"))),
+        Some(only) if found.is_empty() => Err(problem(format!(
+            "{only} is good on one link only: give another address of rank 0's host"
+        ))),
         _ => Ok(Ok(without_loopback(address.host(), found))),
     }
 }
@@ -61,7 +71,10 @@ fn look_up(
             // Nobody listens any more where the answer comes too late.
             let _ = sender.send(resolve(&name));
         })
-        .map_err(|source| BootstrapError::Io { step: "starting a thread to look up rank 0's address", source })?;
+        .map_err(|source| BootstrapError::Io {
+            step: "starting a thread to look up rank 0's address",
+            source,
+        })?;
     let wait = deadline.saturating_duration_since(Instant::now()).min(PATIENCE);
     match answer.recv_timeout(wait) {
         Ok(Ok(mut addresses)) => {
@@ -69,7 +82,9 @@ fn look_up(
             Ok(Ok(addresses))
         }
         Ok(Err(error)) => Ok(Err(format!("its name is not known: {error}"))),
-        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => Ok(Err("the system's resolver does not answer".to_owned())),
+        Err(RecvTimeoutError::Timeout | RecvTimeoutError::Disconnected) => {
+            Ok(Err("the system's resolver does not answer".to_owned()))
+        }
     }
 }
 
@@ -115,9 +130,14 @@ mod tests {
     #[test]
     fn an_address_is_itself_and_a_name_is_looked_up() {
         for address in ["127.0.0.1", "10.1.2.3", "::1"] {
-            assert_eq!(addresses(&at(address), soon()).unwrap().unwrap(), [address.parse::<IpAddr>().unwrap()]);
+            assert_eq!(
+                addresses(&at(address), soon()).unwrap().unwrap(),
+                [address.parse::<IpAddr>().unwrap()]
+            );
         }
-        assert!(addresses(&at("localhost"), soon()).unwrap().unwrap().iter().all(IpAddr::is_loopback));
+        assert!(
+            addresses(&at("localhost"), soon()).unwrap().unwrap().iter().all(IpAddr::is_loopback)
+        );
         let unknown = addresses(&at("no-such-host.invalid"), soon()).unwrap().unwrap_err();
         assert!(unknown.starts_with("its name is not known: "), "{unknown}");
     }
@@ -125,11 +145,15 @@ mod tests {
     #[test]
     fn a_hosts_own_name_is_its_addresses_without_those_of_the_loopback_device() {
         let found = |host: &str, resolved: &[&str]| {
-            let resolved: Vec<IpAddr> = resolved.iter().map(|address| address.parse().unwrap()).collect();
+            let resolved: Vec<IpAddr> =
+                resolved.iter().map(|address| address.parse().unwrap()).collect();
             let found = addresses_by(&at(host), soon(), |_| Ok(resolved)).unwrap().unwrap();
             found.iter().map(IpAddr::to_string).collect::<Vec<_>>()
         };
-        assert_eq!(found("nodex", &["127.0.1.1", "10.0.0.1", "::1", "fd00::1", "::ffff:127.0.0.1"]), ["10.0.0.1", "fd00::1"]);
+        assert_eq!(
+            found("nodex", &["127.0.1.1", "10.0.0.1", "::1", "fd00::1", "::ffff:127.0.0.1"]),
+            ["10.0.0.1", "fd00::1"]
+        );
         // What is said of them is the caller's affair.
         assert_eq!(found("nodex", &["127.0.1.1"]), ["127.0.1.1"]);
         assert_eq!(found("localhost", &["::1", "127.0.0.1"]), ["::1", "127.0.0.1"]);
@@ -139,9 +163,16 @@ mod tests {
     #[test]
     fn what_stands_for_all_addresses_is_refused_under_any_name() {
         for said in ["0.0.0.0", "::", "::ffff:0.0.0.0"] {
-            for (host, resolved) in [(said, Vec::new()), ("nodex", vec!["10.0.0.1".parse().unwrap(), said.parse().unwrap()])] {
+            for (host, resolved) in [
+                (said, Vec::new()),
+                ("nodex", vec!["10.0.0.1".parse().unwrap(), said.parse().unwrap()]),
+            ] {
                 let error = addresses_by(&at(host), soon(), |_| Ok(resolved)).unwrap_err();
-                assert!(matches!(&error, BootstrapError::Address { .. }) && error.to_string().contains("all addresses"), "{host}: {error}");
+                assert!(
+                    matches!(&error, BootstrapError::Address { .. })
+                        && error.to_string().contains("all addresses"),
+                    "{host}: {error}"
+                );
             }
         }
     }
@@ -150,10 +181,16 @@ mod tests {
     fn addresses_of_a_link_are_passed_over_and_refused_where_there_are_no_others() {
         let of_a_link: IpAddr = "fe80::1".parse().unwrap();
         let found = |host: &str, others: &[&str]| {
-            let resolved = [of_a_link].into_iter().chain(others.iter().map(|other| other.parse().unwrap())).collect();
+            let resolved = [of_a_link]
+                .into_iter()
+                .chain(others.iter().map(|other| other.parse().unwrap()))
+                .collect();
             addresses_by(&at(host), soon(), |_| Ok(resolved))
         };
-        assert_eq!(found("nodex", &["10.0.0.1"]).unwrap().unwrap(), ["10.0.0.1".parse::<IpAddr>().unwrap()]);
+        assert_eq!(
+            found("nodex", &["10.0.0.1"]).unwrap().unwrap(),
+            ["10.0.0.1".parse::<IpAddr>().unwrap()]
+        );
         for host in ["nodex", "fe80::1"] {
             let error = found(host, &[]).unwrap_err().to_string();
             assert!(error.contains("fe80::1 is good on one link only"), "{error}");

@@ -53,7 +53,10 @@ impl TcpRendezvous {
                 note(&mut last, || why);
                 Vec::new()
             });
-            let places = address.ports().iter().flat_map(|&port| found.iter().map(move |&ip| SocketAddr::new(ip, port)));
+            let places = address
+                .ports()
+                .iter()
+                .flat_map(|&port| found.iter().map(move |&ip| SocketAddr::new(ip, port)));
             let (mut denied, mut other_launch) = (None, false);
             for place in places {
                 match self.introduce(place, deadline.min(Instant::now() + PATIENCE)) {
@@ -61,17 +64,25 @@ impl TcpRendezvous {
                         // This is rank 0: who held its place before has gone.
                         (held, denied, other_launch) = (Held::default(), None, false);
                         last = None;
-                        if let Some(met) = self.await_roster(link, listener, deadline, &mut missing)? {
+                        if let Some(met) =
+                            self.await_roster(link, listener, deadline, &mut missing)?
+                        {
                             return Ok(met);
                         }
                     }
                     Err(Miss::Denied) => denied = denied.or(Some(place)),
-                    Err(Miss::System(errno)) => return Err(BootstrapError::io("connecting to rank 0")(errno)),
+                    Err(Miss::System(errno)) => {
+                        return Err(BootstrapError::io("connecting to rank 0")(errno));
+                    }
                     // Of ports that follow from the launch, another launch may have some by chance.
                     Err(Miss::OtherLaunch) => other_launch = address.ports().len() == 1,
                     Err(Miss::Unreached(errno)) => note(&mut last, || format!("{place}: {errno}")),
                     Err(Miss::Nobody | Miss::Stranger) => {
-                        note(&mut last, || format!("{place}: what is there does not answer as a rank of this launch"));
+                        note(&mut last, || {
+                            format!(
+                                "{place}: what is there does not answer as a rank of this launch"
+                            )
+                        });
                     }
                 }
             }
@@ -90,8 +101,14 @@ impl TcpRendezvous {
                 return Err(BootstrapError::OtherLaunch { rank: self.rank });
             }
             if late {
-                let sought = last.map(|last| format!("rank 0 was looked for at {address} ({last})"));
-                return Err(BootstrapError::Timeout { step: WAITING_FOR_RANKS, missing: ranks_in(missing, self.world), denied: 0, sought });
+                let sought =
+                    last.map(|last| format!("rank 0 was looked for at {address} ({last})"));
+                return Err(BootstrapError::Timeout {
+                    step: WAITING_FOR_RANKS,
+                    missing: ranks_in(missing, self.world),
+                    denied: 0,
+                    sought,
+                });
             }
             std::thread::sleep(pause);
             pause = (pause * 2).min(Duration::from_millis(100));
@@ -110,16 +127,29 @@ impl TcpRendezvous {
         let challenge = auth::greet(&link, self.place.launch, until)?;
         let listener = tcp::listen(SocketAddr::new(own, 0)).map_err(Miss::System)?;
         let address = tcp::local(listener.as_fd()).map_err(Miss::System)?;
-        let body = [&self.hello(self.place.launch).encode()[..], &Whereabouts { host: self.host(), address }.encode()].concat();
+        let body = [
+            &self.hello(self.place.launch).encode()[..],
+            &Whereabouts { host: self.host(), address }.encode(),
+        ]
+        .concat();
         auth::prove(&link, &self.place.secret, &challenge, &body, until)?;
         Ok((link, listener))
     }
 
     /// Waits for rank 0's roster; `None` if the connection ended without a verdict.
-    fn await_roster(&self, link: Link, listener: OwnedFd, deadline: Instant, missing: &mut u64) -> Result<Option<Met>, BootstrapError> {
+    fn await_roster(
+        &self,
+        link: Link,
+        listener: OwnedFd,
+        deadline: Instant,
+        missing: &mut u64,
+    ) -> Result<Option<Met>, BootstrapError> {
         let mut buffer = [0; MAX_ROSTER];
         loop {
-            let message = match link.await_message(&mut buffer, deadline).map_err(BootstrapError::io("listening to rank 0"))? {
+            let message = match link
+                .await_message(&mut buffer, deadline)
+                .map_err(BootstrapError::io("listening to rank 0"))?
+            {
                 Received::Message(message) => &buffer[..message.length],
                 Received::Nothing => {
                     // Tells all ranks now who is missing, if rank 0 still lives.
@@ -127,15 +157,27 @@ impl TcpRendezvous {
                     return Ok(None);
                 }
                 Received::End => return Ok(None),
-                Received::Oversized => return Err(BootstrapError::Protocol("an answer of rank 0 is too long".to_owned())),
+                Received::Oversized => {
+                    return Err(BootstrapError::Protocol(
+                        "an answer of rank 0 is too long".to_owned(),
+                    ));
+                }
             };
             if let Some(roster) = Roster::decode(message, self.world) {
-                return Ok(Some(Met { roster, links: vec![(Rank::new(0), link)], listener: Some(listener) }));
+                return Ok(Some(Met {
+                    roster,
+                    links: vec![(Rank::new(0), link)],
+                    listener: Some(listener),
+                }));
             }
             match Reply::decode(message) {
                 Some(Reply::Waiting { missing: now }) => *missing = now,
-                Some(Reply::Refused(refusal)) => return Err(refusal.into_error(self.rank, self.world)),
-                reply => return Err(BootstrapError::Protocol(format!("rank 0 answered {reply:?}"))),
+                Some(Reply::Refused(refusal)) => {
+                    return Err(refusal.into_error(self.rank, self.world));
+                }
+                reply => {
+                    return Err(BootstrapError::Protocol(format!("rank 0 answered {reply:?}")));
+                }
             }
         }
     }

@@ -15,7 +15,12 @@ fn without(broken: bool) -> Facts {
 /// As `nodes` nodes, where it is said.
 fn judged_in(nodes: Option<u32>, facts: &[Facts], hosts: &[u8], shared: bool) -> Basis {
     let world = WorldSize::new(facts.len() as u32).unwrap();
-    judge(facts, world, &Hosts::group(hosts), &Options { shared_device: shared, nodes, ..Options::default() })
+    judge(
+        facts,
+        world,
+        &Hosts::group(hosts),
+        &Options { shared_device: shared, nodes, ..Options::default() },
+    )
 }
 
 fn candidates_in(nodes: Option<u32>, facts: &[Facts], hosts: &[u8], shared: bool) -> Candidates {
@@ -31,7 +36,9 @@ fn candidates(facts: &[Facts], hosts: &[u8], shared: bool) -> Candidates {
 
 /// A device for each rank of these hosts.
 fn each(hosts: &[u8]) -> Vec<Facts> {
-    (0..hosts.len()).map(|rank| Facts { boot: format!("host {}", hosts[rank]), ..on(rank as u8) }).collect()
+    (0..hosts.len())
+        .map(|rank| Facts { boot: format!("host {}", hosts[rank]), ..on(rank as u8) })
+        .collect()
 }
 
 fn nodes(world: u32, count: u32) -> Nodes {
@@ -71,14 +78,21 @@ fn a_shared_device_is_named_with_what_the_ranks_see() {
     assert!(why.contains("ranks 0 and 2") && why.contains("not set and `3,1`"), "{why}");
     assert!(found.pcie.is_err() && found.nccl.is_err());
     let found = candidates(&facts, &[0; 3], true);
-    assert!(found.nvlink.is_ok() && found.pcie.is_err() && found.nccl.is_err(), "ranks that agreed to share a device do so on nvlink");
+    assert!(
+        found.nvlink.is_ok() && found.pcie.is_err() && found.nccl.is_err(),
+        "ranks that agreed to share a device do so on nvlink"
+    );
 }
 
 #[test]
 fn only_where_nobody_has_a_gpu_is_there_the_host() {
     let judged = |facts: &[Facts]| judged_in(None, facts, &[0; 2], false);
-    assert!(matches!(judged(&[without(false), without(false)]), Basis::Host(why) if why.contains("no driver")));
-    for facts in [[on(0), without(false)], [without(true), without(false)], [without(true), on(1)]] {
+    assert!(
+        matches!(judged(&[without(false), without(false)]), Basis::Host(why) if why.contains("no \
+                                                                                              driver"))
+    );
+    for facts in [[on(0), without(false)], [without(true), without(false)], [without(true), on(1)]]
+    {
         let Basis::Uneven(why) = judged(&facts) else { panic!("{facts:?}") };
         assert!(why.contains("no driver"), "{why}");
     }
@@ -86,9 +100,15 @@ fn only_where_nobody_has_a_gpu_is_there_the_host() {
 
 #[test]
 fn as_many_ranks_on_each_of_several_hosts_take_peer_memory_and_messages() {
-    for (hosts, count) in [(&[0, 0, 1, 1][..], 2), (&[0, 0, 0, 0, 1, 1, 1, 1], 2), (&[0, 0, 1, 1, 2, 2], 3)] {
+    for (hosts, count) in
+        [(&[0, 0, 1, 1][..], 2), (&[0, 0, 0, 0, 1, 1, 1, 1], 2), (&[0, 0, 1, 1, 2, 2], 3)]
+    {
         let found = candidates(&each(hosts), hosts, false);
-        assert_eq!((found.mixed, found.nccl), (Ok(nodes(hosts.len() as u32, count)), Ok(())), "{hosts:?}");
+        assert_eq!(
+            (found.mixed, found.nccl),
+            (Ok(nodes(hosts.len() as u32, count)), Ok(())),
+            "{hosts:?}"
+        );
         assert!(found.nvlink.is_err() && found.pcie.is_err());
     }
 }
@@ -118,11 +138,16 @@ fn one_rank_keeps_all_hosts_from_peer_memory() {
     assert_eq!(found.nccl, Ok(()));
     let mut facts = each(&hosts);
     facts[3].gpu = facts[2].gpu.clone();
-    for (shared, word) in
-        [(false, "ranks 2 and 3 are both on device"), (true, "auto takes nvlink alone: ask for another transport by name")]
-    {
+    for (shared, word) in [
+        (false, "ranks 2 and 3 are both on device"),
+        (true, "auto takes nvlink alone: ask for another transport by name"),
+    ] {
         let found = candidates(&facts, &hosts, shared);
-        assert!([found.mixed.unwrap_err(), found.nccl.unwrap_err()].iter().all(|why| why.contains(word)));
+        assert!(
+            [found.mixed.unwrap_err(), found.nccl.unwrap_err()]
+                .iter()
+                .all(|why| why.contains(word))
+        );
     }
 }
 
@@ -131,16 +156,25 @@ fn nodes_that_are_asked_for_are_taken_as_such() {
     let found = |count, hosts: &[u8]| candidates_in(Some(count), &each(hosts), hosts, false);
     let on_one = found(2, &[0; 4]);
     assert_eq!((on_one.mixed, on_one.nccl), (Ok(nodes(4, 2)), Ok(())));
-    assert!(on_one.nvlink.unwrap_err().starts_with("2 nodes are asked for") && on_one.pcie.is_err());
+    assert!(
+        on_one.nvlink.unwrap_err().starts_with("2 nodes are asked for") && on_one.pcie.is_err()
+    );
     let one = found(1, &[0; 4]);
     assert_eq!((one.nvlink, one.pcie), (Ok(nodes(4, 1)), Ok(())));
     // Hosts with four ranks and with two are three nodes of two, and a node for each rank is
     // nccl's.
     assert_eq!(found(3, &[0, 0, 0, 0, 1, 1]).mixed, Ok(nodes(6, 3)));
-    for (count, word) in [(4, "every node has one rank"), (3, "cannot be dealt evenly to 3 nodes"), (1, "on different hosts")] {
+    for (count, word) in [
+        (4, "every node has one rank"),
+        (3, "cannot be dealt evenly to 3 nodes"),
+        (1, "on different hosts"),
+    ] {
         let found = found(count, &[0, 0, 1, 1]);
         let why = found.mixed.unwrap_err();
-        assert!(why.contains(word) && found.nvlink.is_err() && found.nccl.is_ok(), "{count}: {why}");
+        assert!(
+            why.contains(word) && found.nvlink.is_err() && found.nccl.is_ok(),
+            "{count}: {why}"
+        );
     }
 }
 
@@ -149,7 +183,9 @@ fn shape(ground: &Basis) -> (u8, [bool; 3]) {
     match ground {
         Basis::Host(_) => (0, [false; 3]),
         Basis::Uneven(_) => (1, [false; 3]),
-        Basis::Gpus(Candidates { nvlink, pcie, nccl, .. }) => (2, [nvlink.is_ok(), pcie.is_ok(), nccl.is_ok()]),
+        Basis::Gpus(Candidates { nvlink, pcie, nccl, .. }) => {
+            (2, [nvlink.is_ok(), pcie.is_ok(), nccl.is_ok()])
+        }
     }
 }
 
